@@ -1,0 +1,75 @@
+"""What a person sees while waiting: one bar with rate and time left on a terminal, plain lines elsewhere."""
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+err = Console(stderr=True, highlight=False, soft_wrap=True)
+out = Console(highlight=False, soft_wrap=True)
+
+
+def duration(seconds: float) -> str:
+    """`95` → `1m35s`; rounds to what a person needs when planning around it."""
+    seconds = round(max(seconds, 0))
+    if seconds < 60:
+        return f"{seconds}s"
+    if seconds < 3600:
+        return f"{seconds // 60}m{seconds % 60:02d}s"
+    return f"{seconds // 3600}h{seconds % 3600 // 60:02d}m"
+
+
+class Tracker:
+    """A piece of long work with a known or unknown total, in any unit (`MB`, `steps`, `cells`).
+
+    On a terminal: a live bar. Elsewhere (log files, Slurm): a line at most every `every_seconds`.
+    """
+
+    def __init__(self, label: str, total: float | None, unit: str, every_seconds: float = 10.0) -> None:
+        self.label, self.total, self.unit = label, total, unit
+        self.every_seconds = every_seconds
+        self.done = 0.0
+        self.credited = 0.0
+        self.started = self.last_line = time.monotonic()
+        self.bar: Progress | None = None
+        if err.is_terminal:
+            columns = ("{task.description}", BarColumn(bar_width=24), TextColumn("{task.fields[note]}"))
+            self.bar = Progress(*columns, TimeRemainingColumn(), console=err, transient=True)
+            self.bar.start()
+            self.task: TaskID = self.bar.add_task(label, total=total, note="")
+
+    def advance(self, amount: float, note: str = "", *, already_done: bool = False) -> None:
+        """Count `amount` units as finished. `already_done` work (of an earlier call) does not count towards the rate."""
+        self.done += amount
+        if already_done:
+            self.credited += amount
+        text = self.describe(note)
+        if self.bar is not None:
+            self.bar.update(self.task, completed=self.done, note=text)
+        elif time.monotonic() - self.last_line >= self.every_seconds:
+            self.last_line = time.monotonic()
+            print(f"{self.label}: {text}", file=sys.stderr, flush=True)
+
+    def describe(self, note: str = "") -> str:
+        elapsed = max(time.monotonic() - self.started, 1e-9)
+        rate = (self.done - self.credited) / elapsed
+        share = f"{self.done:,.6g}" + (f"/{self.total:,.6g}" if self.total else "") + f" {self.unit}"
+        left = f" · {duration((self.total - self.done) / rate)} left" if self.total and rate > 0 else ""
+        return f"{share} · {rate:,.3g} {self.unit}/s{left}" + (f" · {note}" if note else "")
+
+    def close(self) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+
+
+@contextmanager
+def track(label: str, total: float | None, unit: str) -> Iterator[Tracker]:
+    """`with track("prepare", 204.1, "MB") as progress: progress.advance(1.5)`."""
+    tracker = Tracker(label, total, unit)
+    try:
+        yield tracker
+    finally:
+        tracker.close()

@@ -1,0 +1,15 @@
+"""What a user did or gave that cannot work. The command line prints it as one line and exits with code 2."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class InputError(ValueError):
+    """Names the culprit (a file and line, a key, a value) and the remedy, in one line."""
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """A hint for a mistyped name: `"; did you mean 'x'?"`, or the list of what is known when nothing is near."""
+    known = sorted(known)
+    close = get_close_matches(word, known, n=1, cutoff=0.6)
+    return f"; did you mean '{close[0]}'?" if close else f"; known: {', '.join(known)}"

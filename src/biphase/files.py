@@ -1,0 +1,70 @@
+"""Files that appear whole or not at all, and the hashes that name what is in them."""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from biphase.errors import InputError
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write and rename: a reader sees the old file or the whole new one, also after a power cut."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with open(part, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """Raises `InputError` naming the file when it is missing or not JSON."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"{path} does not exist") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not valid JSON ({error}); delete it and rerun what makes it") from None
+
+
+@contextmanager
+def whole_folder(path: Path) -> Iterator[Path]:
+    """A folder to fill that takes its name only when the block ends without an error.
+
+    An existing folder at `path` is replaced. What a killed process left behind is cleared by the next call.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir()
+    try:
+        yield part
+        if path.exists():
+            shutil.rmtree(path)
+        os.replace(part, path)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def content_hash(value: Any) -> str:
+    """SHA-256 of the canonical JSON of `value`, in hexadecimal."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def file_hash(path: Path) -> str:
+    """SHA-256 of the bytes of a file, in hexadecimal."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
