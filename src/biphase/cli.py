@@ -1,0 +1,236 @@
+"""The command line: verbs, their options and dispatch. Heavy imports happen inside the verb that needs them."""
+
+import errno
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from biphase import __version__
+from biphase.console import err, out
+from biphase.errors import InputError, StoppedError
+from biphase.memory import keep_heap
+
+app = typer.Typer(
+    name="biphase",
+    help="From text, or a decoder, and a compute budget to the best text encoder that the budget can buy.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+)
+tokenizer_app = typer.Typer(no_args_is_help=True, help="Train a tokenizer, or take an existing one.")
+app.add_typer(tokenizer_app, name="tokenizer")
+
+Sources = Annotated[
+    list[str],
+    typer.Argument(
+        help="Files (.txt, .jsonl, .jsonl.gz, .jsonl.zst, .parquet), folders, globs, or hub data sets "
+        "(HuggingFaceFW/fineweb-edu:sample-10BT)."
+    ),
+]
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to single keys.")]
+Out = Annotated[Path, typer.Option("--out", help="The folder to write.")]
+TextField = Annotated[str, typer.Option(help="The JSON field or parquet column with the text.")]
+TxtDocuments = Annotated[str, typer.Option(help="What a document is in .txt files: file, paragraphs or lines.")]
+Runs = Annotated[Path, typer.Option("--runs", help="Where run folders are.")]
+
+
+def show_version(wanted: bool) -> None:
+    if wanted:
+        out.print(f"biphase {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print it.")] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def demo(
+    folder: Annotated[Path, typer.Argument(help="Where to work; finished parts are kept.")] = Path("biphase-demo"),
+) -> None:
+    """The whole path on bundled text and tasks, in minutes on a laptop: does pretraining CLM → MLM pay?
+
+    Example: `biphase demo`
+    """
+    from biphase.demo import run_demo
+
+    run_demo(folder)
+
+
+@tokenizer_app.command("train")
+def tokenizer_train(
+    sources: Sources,
+    out_folder: Out,
+    vocab_size: Annotated[int, typer.Option(help="Tokens, special ones included.")] = 32_768,
+    limit_mb: Annotated[float | None, typer.Option(help="Train on at most this many MB of text.")] = 1000.0,
+    text_field: TextField = "text",
+    txt_documents: TxtDocuments = "file",
+) -> None:
+    """Train a byte-level BPE tokenizer on text.
+
+    Example: `biphase tokenizer train corpus/*.jsonl.zst --vocab-size 32768 --out tokenizer`
+    """
+    from biphase.corpus.text import find_sources, sample_texts
+    from biphase.corpus.tokenizer import save_tokenizer, train_tokenizer
+
+    texts = sample_texts(find_sources(sources), text_field, txt_documents, limit_mb)  # type: ignore[arg-type]
+    tokenizer = train_tokenizer(texts, vocab_size)
+    save_tokenizer(tokenizer, out_folder)
+    out.print(f"{out_folder}: {len(tokenizer):,} tokens")
+
+
+@tokenizer_app.command("from")
+def tokenizer_from(
+    source: Annotated[str, typer.Argument(help="A hub id, a folder, or a Llama 3 tokenizer.model file.")],
+    out_folder: Out,
+) -> None:
+    """Take an existing tokenizer and make sure that it has mask, end-of-text and padding tokens.
+
+    Example: `biphase tokenizer from EuroBERT/EuroBERT-210m --out tokenizer`
+    """
+    from biphase.corpus.tokenizer import load_tokenizer, save_tokenizer
+
+    tokenizer = load_tokenizer(source)
+    save_tokenizer(tokenizer, out_folder)
+    special = ", ".join(f"{role} {getattr(tokenizer, role + '_token')}" for role in ("mask", "eos", "pad"))
+    out.print(f"{out_folder}: {len(tokenizer):,} tokens, {special}")
+
+
+@app.command()
+def prepare(
+    sources: Sources,
+    tokenizer: Annotated[str, typer.Option(help="A tokenizer folder, hub id or Llama 3 tokenizer.model.")],
+    out_folder: Out,
+    validation: Annotated[list[str] | None, typer.Option(help="Sources whose documents are for validation.")] = None,
+    validation_fraction: Annotated[float | None, typer.Option(help="Or this share of all documents.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes; one for each file and core unless given.")] = None,
+    text_field: TextField = "text",
+    id_field: Annotated[str, typer.Option(help="The JSON field or parquet column with the document's name.")] = "id",
+    txt_documents: TxtDocuments = "file",
+    seed: Annotated[int, typer.Option(help="Of the validation split.")] = 0,
+) -> None:
+    """Tokenize text into memory-mapped shards. Killed? The same command goes on where it stopped.
+
+    Example: `biphase prepare corpus/ --tokenizer tokenizer --out shards`
+    """
+    from biphase.corpus.shards import prepare as prepare_shards
+
+    manifest = prepare_shards(
+        sources,
+        tokenizer,
+        out_folder,
+        validation_fraction=validation_fraction,
+        validation_sources=validation or (),
+        workers=workers,
+        seed=seed,
+        text_field=text_field,
+        id_field=id_field,
+        txt_documents=txt_documents,  # type: ignore[arg-type]
+    )
+    for name, split in manifest.splits.items():
+        left_out = f", {split.empty_texts:,} empty texts left out" if split.empty_texts else ""
+        out.print(f"{out_folder} {name}: {split.documents:,} documents, {split.tokens:,} tokens{left_out}")
+
+
+@app.command()
+def pretrain(
+    recipe: Annotated[Path, typer.Argument(help="A YAML file; recipes/ has examples.")],
+    overrides: Overrides = None,
+    runs: Runs = Path("runs"),
+) -> None:
+    """Pretrain, continue or adapt as a recipe says. The same command resumes; torchrun spreads it over devices.
+
+    Example: `biphase pretrain recipes/tiny.yaml data.shards=shards schedule.peak_lr=1e-3`
+
+    Several processes: `torchrun --nproc-per-node 8 -m biphase pretrain recipes/210m.yaml compute.parallel=fsdp`
+    """
+    from biphase.config import Recipe, load_config
+    from biphase.pretraining.loop import train
+
+    run = train(load_config(Recipe, recipe, overrides or ()), runs)
+    out.print(str(run.path))
+
+
+@app.command()
+def export(
+    run: Annotated[str, typer.Argument(metavar="RUN[@STEP]", help="A run folder; its last step unless given.")],
+    folder: Annotated[Path, typer.Argument(help="The folder to write.")],
+) -> None:
+    """Write a checkpoint as a folder that transformers and sentence-transformers load, with a model card.
+
+    Example: `biphase export runs/tiny-1a2b3c4d encoder`
+    """
+    from biphase.encoder.export import export_checkpoint
+
+    out.print(export_checkpoint(run, folder))
+
+
+@app.command()
+def finetune(
+    model: Annotated[str, typer.Argument(help="RUN[@STEP], a model folder, or a hub id.")],
+    task: Annotated[str, typer.Argument(help="A task name; `biphase finetune --help` names them.")],
+    overrides: Overrides = None,
+    out_folder: Annotated[Path, typer.Option("--out", help="Where finished cells are kept.")] = Path("scores"),
+    data_dir: Annotated[Path | None, typer.Option(help="The task's data as published, in place of the hub.")] = None,
+) -> None:
+    """Fine-tune one model on one task with one rate and seed, and score it on validation and test.
+
+    Example: `biphase finetune runs/tiny-1a2b3c4d snli learning_rate=1e-4 seed=3`
+    """
+    from biphase.finetuning.fit import finetune_verb
+
+    finetune_verb(model, task, overrides or [], out_folder, data_dir)
+
+
+@app.command()
+def inspect(
+    path: Annotated[Path, typer.Argument(help="Shards, a run, a checkpoint or a model folder.")],
+    verify: Annotated[bool, typer.Option("--verify", help="Read every byte and compare hashes.")] = False,
+) -> None:
+    """Say what is in a folder, and check that it is whole.
+
+    Example: `biphase inspect shards --verify`
+    """
+    from biphase.inspection import describe_path
+
+    out.print(describe_path(path, verify=verify), markup=False)
+
+
+def main() -> Any:
+    """The `biphase` command. Exit code 2 and one line for what the user can mend; 143 after a saved stop."""
+    keep_heap()
+    quiet_libraries()
+    try:
+        return app()
+    except InputError as error:
+        complain(str(error))
+    except StoppedError as error:
+        err.print(f"biphase: {error}", markup=False)
+        sys.exit(143)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
+            raise
+        complain(f"{error.strerror}: {error.filename or 'while writing'}; what was finished is kept, rerun to go on")
+
+
+def complain(line: str) -> None:
+    err.print(f"biphase: {' '.join(line.split())}", markup=False)
+    sys.exit(2)
+
+
+def quiet_libraries() -> None:
+    """Progress bars and notices of transformers and datasets would tear our own apart."""
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+
+
+if __name__ == "__main__":
+    main()

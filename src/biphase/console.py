@@ -42,7 +42,7 @@ class Tracker:
             self.task: TaskID = self.bar.add_task(label, total=total, note="")
 
     def advance(self, amount: float, note: str = "", *, already_done: bool = False) -> None:
-        """Count `amount` units as finished. `already_done` work (of an earlier call) does not count towards the rate."""
+        """Count `amount` units as finished; `already_done` ones (of an earlier call) do not count towards the rate."""
         self.done += amount
         if already_done:
             self.credited += amount
@@ -52,6 +52,10 @@ class Tracker:
         elif time.monotonic() - self.last_line >= self.every_seconds:
             self.last_line = time.monotonic()
             print(f"{self.label}: {text}", file=sys.stderr, flush=True)
+
+    def say(self, line: str) -> None:
+        """A line that stays, above the bar."""
+        (self.bar.console if self.bar is not None else err).print(line, markup=False)
 
     def describe(self, note: str = "") -> str:
         elapsed = max(time.monotonic() - self.started, 1e-9)

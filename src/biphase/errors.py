@@ -8,6 +8,10 @@ class InputError(ValueError):
     """Names the culprit (a file and line, a key, a value) and the remedy, in one line."""
 
 
+class StoppedError(Exception):
+    """The work was asked to stop (SIGTERM or Ctrl-C) and has saved its state; the same command goes on."""
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """A hint for a mistyped name: `"; did you mean 'x'?"`, or the list of what is known when nothing is near."""
     known = sorted(known)

@@ -1,0 +1,3 @@
+from biphase.cli import main
+
+main()

@@ -1,0 +1,213 @@
+"""Shards → packed batches: which token is in which batch is a pure function of (shards, settings, step).
+
+A *sample* is a stretch of 12..2048 tokens of one document. The samples of an epoch stand in a seeded order, and batch k
+is the samples whose first token falls into [k·B, (k+1)·B) of that order laid end to end. A part of a batch (a rank, a
+microbatch) is a part of that interval. So batch k of any rank of any world size is computed without reading what
+precedes it, every objective sees the same samples in the same order, and resuming needs a step number only.
+
+Letters: T tokens of a batch, S samples of a batch.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Protocol
+
+import numpy as np
+
+from biphase.corpus.shards import ShardSet
+from biphase.errors import InputError
+
+BLOCK_SAMPLES = 4096
+"""Samples per stored prefix sum of an epoch's order: 100 million samples need 200 kB."""
+
+
+@dataclass(frozen=True)
+class PackedBatch:
+    """Samples laid end to end: no padding, no batch axis.
+
+    `bounds_S1` holds the S + 1 offsets of the samples in `tokens_T`; attention stays between two neighbours.
+    `sample_ids_S` and `epochs_S` name the samples, so that masks and error messages can.
+    """
+
+    tokens_T: np.ndarray
+    positions_T: np.ndarray
+    bounds_S1: np.ndarray
+    sample_ids_S: np.ndarray
+    epochs_S: np.ndarray
+
+    def __post_init__(self) -> None:
+        assert len(self.tokens_T) == len(self.positions_T) == self.bounds_S1[-1]
+        assert len(self.bounds_S1) - 1 == len(self.sample_ids_S) == len(self.epochs_S)
+
+    @property
+    def lengths_S(self) -> np.ndarray:
+        return np.diff(self.bounds_S1)
+
+
+class Samples(Protocol):
+    """A table of samples, none of which is stored: `spans` computes where each lies in the token stream."""
+
+    num_samples: int
+    num_tokens: int
+    left_out_documents: int
+    left_out_tokens: int
+
+    def spans(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """First token and end (exclusive) of each sample, as offsets into the token stream of the shards."""
+
+
+class DocumentSamples:
+    """Documents cut into samples of at most `max_tokens`.
+
+    A last piece that would be shorter than `min_tokens` takes tokens from the piece before it. Only documents that are
+    shorter than `min_tokens` as a whole are left out; `left_out_documents` and `left_out_tokens` count them.
+    """
+
+    def __init__(self, document_ends: np.ndarray, min_tokens: int, max_tokens: int) -> None:
+        self.min_tokens, self.max_tokens = min_tokens, max_tokens
+        self.ends = document_ends
+        lengths = np.diff(document_ends, prepend=0)
+        kept = lengths >= min_tokens
+        pieces = np.where(kept, -(-lengths // max_tokens), 0)
+        self.piece_ends = np.cumsum(pieces)
+        self.num_samples = int(self.piece_ends[-1]) if len(pieces) else 0
+        self.num_tokens = int(lengths[kept].sum())
+        self.left_out_documents = int((~kept).sum())
+        self.left_out_tokens = int(lengths[~kept].sum())
+
+    def spans(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        documents = np.searchsorted(self.piece_ends, ids, side="right")
+        ends = self.ends[documents]
+        starts = np.where(documents > 0, self.ends[documents - 1], 0)
+        lengths = ends - starts
+        num_pieces = -(-lengths // self.max_tokens)
+        pieces = ids - (self.piece_ends[documents] - num_pieces)
+        first = np.minimum(pieces * self.max_tokens, np.where(pieces > 0, lengths - self.min_tokens, 0))
+        last = np.minimum((pieces + 1) * self.max_tokens, lengths - self.min_tokens)
+        last = np.where(pieces + 1 == num_pieces, lengths, last)
+        return starts + first, starts + last
+
+
+class StreamSamples:
+    """The paper's original packer, seeded: the token stream cut at random, across documents.
+
+    Each 2 · (max/2) tokens are cut once, at r ~ U{min..max - min}, into r and max - r tokens, so the mean is max / 2
+    (1,024 of 2,048). Documents inside a sample see each other. Tokens after the last whole pair are left out.
+    """
+
+    def __init__(self, num_stream_tokens: int, min_tokens: int, max_tokens: int, seed: int) -> None:
+        self.min_tokens, self.max_tokens, self.seed = min_tokens, max_tokens, seed
+        self.num_samples = 2 * (num_stream_tokens // max_tokens)
+        self.num_tokens = self.num_samples // 2 * max_tokens
+        self.left_out_documents = 0
+        self.left_out_tokens = num_stream_tokens - self.num_tokens
+
+    def spans(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        pairs = ids // 2
+        choices = self.max_tokens - 2 * self.min_tokens + 1
+        cuts = self.min_tokens + (uniform(self.seed, pairs) * choices).astype(np.int64)
+        is_second = ids % 2 == 1
+        starts = pairs * self.max_tokens
+        return starts + np.where(is_second, cuts, 0), starts + np.where(is_second, self.max_tokens, cuts)
+
+
+class Batches:
+    """The batches of a training run: `batch(step, part, num_parts)`, computed from nothing but its arguments."""
+
+    def __init__(self, shards: ShardSet, samples: Samples, batch_tokens: int, seed: int, *, origin: int = 0) -> None:
+        """Batch 0 begins `origin` tokens into the order."""
+        if samples.num_samples == 0:
+            raise InputError(f"split '{shards.split}' holds no document that is long enough for a sample")
+        self.shards, self.samples = shards, samples
+        self.batch_tokens, self.seed, self.origin = batch_tokens, seed, origin
+        self._block_starts = lru_cache(maxsize=4)(self._sum_blocks)
+
+    def batch(self, step: int, part: int = 0, num_parts: int = 1) -> PackedBatch:
+        """Part `part` of the `num_parts` parts of batch `step` (from 0). All parts together are the batch, in order."""
+        assert 0 <= part < num_parts and step >= 0
+        first = self.origin + step * self.batch_tokens
+        ids_S, epochs_S = self.samples_between(
+            first + part * self.batch_tokens // num_parts, first + (part + 1) * self.batch_tokens // num_parts
+        )
+        starts_S, stops_S = self.samples.spans(ids_S)
+        bounds_S1 = np.concatenate([[0], np.cumsum(stops_S - starts_S)])
+        pieces = [self.shards.read(start, stop) for start, stop in zip(starts_S, stops_S, strict=True)]
+        return PackedBatch(
+            tokens_T=np.concatenate(pieces).astype(np.int64) if pieces else np.zeros(0, np.int64),
+            positions_T=np.arange(bounds_S1[-1]) - np.repeat(bounds_S1[:-1], stops_S - starts_S),
+            bounds_S1=bounds_S1,
+            sample_ids_S=ids_S,
+            epochs_S=epochs_S,
+        )
+
+    def samples_between(self, first: int, end: int) -> tuple[np.ndarray, np.ndarray]:
+        """Ids and epochs of the samples that begin in [first, end) of all epochs laid end to end."""
+        ids, epochs = [], []
+        for epoch in range(first // self.samples.num_tokens, (end - 1) // self.samples.num_tokens + 1):
+            origin = epoch * self.samples.num_tokens
+            found = self._in_epoch(epoch, max(first - origin, 0), min(end - origin, self.samples.num_tokens))
+            ids.append(found)
+            epochs.append(np.full(len(found), epoch))
+        return np.concatenate(ids), np.concatenate(epochs)
+
+    def _in_epoch(self, epoch: int, first: int, end: int) -> np.ndarray:
+        starts = self._block_starts(epoch)
+        from_block = int(np.searchsorted(starts, first, side="right")) - 1
+        to_block = int(np.searchsorted(starts, end, side="left"))
+        places = np.arange(from_block * BLOCK_SAMPLES, min(to_block * BLOCK_SAMPLES, self.samples.num_samples))
+        ids = permute(places, self.samples.num_samples, self.seed, epoch)
+        begins, stops = self.samples.spans(ids)
+        lengths = stops - begins
+        offsets = starts[from_block] + np.cumsum(lengths) - lengths
+        return ids[(offsets >= first) & (offsets < end)]
+
+    def _sum_blocks(self, epoch: int) -> np.ndarray:
+        """Where each block of an epoch's order begins, in tokens. Reads document lengths, never tokens."""
+        totals = []
+        for begin in range(0, self.samples.num_samples, 256 * BLOCK_SAMPLES):
+            places = np.arange(begin, min(begin + 256 * BLOCK_SAMPLES, self.samples.num_samples))
+            begins, stops = self.samples.spans(permute(places, self.samples.num_samples, self.seed, epoch))
+            totals.append(np.add.reduceat(stops - begins, np.arange(0, len(places), BLOCK_SAMPLES)))
+        return np.concatenate([[0], np.cumsum(np.concatenate(totals))[:-1]])
+
+
+def permute(places: np.ndarray, n: int, seed: int, epoch: int) -> np.ndarray:
+    """Which of n things stands at each place: a permutation of 0..n-1, computed for the asked places alone.
+
+    A four-round Feistel network on the smallest even number of bits that holds n; results past n walk on through the
+    same network until they fall inside (Black and Rogaway 2002, "Ciphers with arbitrary finite domains").
+    """
+    half = max(1, (int(n - 1).bit_length() + 1) // 2)
+    low = np.uint64((1 << half) - 1)
+    keys = mix(np.arange(4, dtype=np.uint64) + mix(np.uint64(seed % 2**64)) + np.uint64(epoch * 4 + 1))
+
+    def network(values: np.ndarray) -> np.ndarray:
+        left, right = values >> np.uint64(half), values & low
+        for key in keys:
+            left, right = right, left ^ (mix(right ^ key) & low)
+        return (left << np.uint64(half)) | right
+
+    values = network(places.astype(np.uint64))
+    outside = values >= n
+    while outside.any():
+        values[outside] = network(values[outside])
+        outside = values >= n
+    return values.astype(np.int64)
+
+
+def uniform(seed: int, *words: np.ndarray | int) -> np.ndarray:
+    """A number in [0, 1) that depends on the seed and the words alone; words broadcast."""
+    with np.errstate(over="ignore"):
+        state = mix(np.uint64(seed % 2**64))
+        for word in words:
+            state = mix(state ^ mix(np.asarray(word).astype(np.uint64)))
+    return (state >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def mix(word: Any) -> Any:
+    """SplitMix64's output function (Steele, Lea and Flood 2014): every input bit moves every output bit."""
+    with np.errstate(over="ignore"):
+        word = np.asarray(word, dtype=np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+        word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return word ^ (word >> np.uint64(31))

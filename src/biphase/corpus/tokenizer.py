@@ -1,0 +1,333 @@
+"""Text ↔ token ids: a tokenizer is trained here, or taken from the hub, a folder or a file, and made fit for biphase.
+
+What comes out is a transformers tokenizer that saves and loads anywhere and has a mask, an end-of-text and a padding
+token. Encoding adds no special token; `corpus.shards` ends each document with the end-of-text token itself.
+"""
+
+import base64
+import binascii
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from biphase import console
+from biphase.errors import InputError
+from biphase.files import content_hash, whole_folder
+
+if TYPE_CHECKING:  # slow to import, and workers that only tokenize do without
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+MASK, EOS, PAD = "<|mask|>", "<|end_of_text|>", "<|pad|>"
+TRAINED_SPECIALS = [EOS, MASK, PAD]
+MIN_VOCAB_SIZE = 256 + len(TRAINED_SPECIALS)
+
+TRAINED_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{M}\p{N}]?[\p{L}\p{M}]+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""Llama 3's pattern, with marks counted as parts of words: the vowel signs of Devanagari, Tamil, Thai or pointed
+Arabic would otherwise cut every word. Its other choices suit English and code: contractions in any case, numbers in
+groups of at most three digits, indentation apart from the word after it, punctuation together with its line end."""
+
+LLAMA3_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+LLAMA3_RANKS, LLAMA3_VOCAB_SIZE = 128_000, 128_256
+LLAMA3_NAMED_SLOTS = {
+    0: "<|begin_of_text|>",
+    1: EOS,
+    2: MASK,
+    6: "<|start_header_id|>",
+    7: "<|end_header_id|>",
+    9: "<|eot_id|>",
+}
+
+ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+KNOWN_NAMES = {
+    "eos_token": (EOS, "<|endoftext|>", "</s>", "<eos>", "[SEP]"),
+    "mask_token": (MASK, "<mask>", "[MASK]"),
+    "pad_token": (PAD, "<pad>", "[PAD]", "<|finetune_right_pad_id|>"),
+}
+NEW_NAMES = {"eos_token": EOS, "mask_token": MASK, "pad_token": PAD}
+RESERVED_SLOT = re.compile(r"<\|?(?:reserved[\w ]*|unused|extra_|dummy_|SPECIAL_)_?\d+\|?>|\[unused\d+\]")
+PICKLES = {".pkl", ".pickle", ".pt", ".pth", ".bin", ".ckpt", ".npy", ".npz"}
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int) -> "PreTrainedTokenizerFast":
+    """Byte-level BPE of at most `vocab_size` tokens: end-of-text, mask and pad (ids 0 to 2), 256 bytes, then merges.
+
+    The same texts give the same tokenizer. Any text survives encoding and decoding unchanged: nothing is normalized.
+    Raises `InputError` when `vocab_size` has no room for the 256 bytes and the special tokens, or there is no text.
+    """
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+    if vocab_size < MIN_VOCAB_SIZE:
+        raise InputError(
+            f"vocab_size {vocab_size} is too small: 256 bytes and {len(TRAINED_SPECIALS)} special tokens "
+            f"need {MIN_VOCAB_SIZE}"
+        )
+    backend = _byte_level(Tokenizer(models.BPE()), TRAINED_SPLIT)
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=TRAINED_SPECIALS,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator(texts, trainer)
+    reached = backend.get_vocab_size()
+    if reached == MIN_VOCAB_SIZE < vocab_size:
+        raise InputError(
+            "there is no text, or too little of it, to train a tokenizer on: no pair of bytes was seen twice"
+        )
+    if reached < vocab_size:
+        console.err.print(
+            f"tokenizer: the texts give {reached:,} tokens of the {vocab_size:,} asked for; more text gives more"
+        )
+    return _wrap(backend, {"eos_token": EOS, "mask_token": MASK, "pad_token": PAD})
+
+
+def _byte_level(backend: "Tokenizer", split: str) -> "Tokenizer":
+    from tokenizers import Regex, decoders, pre_tokenizers
+
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(split), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def _wrap(backend: "Tokenizer", roles: dict[str, str]) -> "PreTrainedTokenizerFast":
+    from transformers import PreTrainedTokenizerFast
+
+    return PreTrainedTokenizerFast(tokenizer_object=backend, clean_up_tokenization_spaces=False, **roles)
+
+
+def load_tokenizer(source: str | Path) -> "PreTrainedTokenizerFast":
+    """A tokenizer from a hub id, a folder, a `tokenizer.json`, or a Llama 3 `tokenizer.model` (tiktoken ranks).
+
+    A missing end-of-text, mask or pad token is taken from a token of a well-known name, else from an unused reserved
+    slot, which is renamed, else added as a new token (the vocabulary grows); what was done is printed. The Llama 3 file
+    gives the layout of the paper: 128,256 tokens, end-of-text = pad = 128001, mask in slot 128002.
+
+    Code of the repository's own is never run and pickles are refused. Raises `InputError` for what cannot be loaded.
+    """
+    path = Path(source).expanduser()
+    if path.suffix in PICKLES:
+        raise InputError(f"{path}: pickles and weights are not read; give a tokenizer.json, a folder or a hub id")
+    if path.is_file():
+        return _load_file(path)
+    if not path.is_dir() and (path.is_absolute() or str(source).startswith((".", "~")) or str(source).count("/") > 1):
+        raise InputError(f"tokenizer {source} does not exist")
+    if path.is_dir() and not (path / "tokenizer.json").exists() and _is_tiktoken(path / "tokenizer.model"):
+        return _load_llama3(path / "tokenizer.model")
+    return _complete(_load_pretrained(path if path.is_dir() else str(source)), str(source))
+
+
+def _load_file(path: Path) -> "PreTrainedTokenizerFast":
+    if _is_tiktoken(path):
+        return _load_llama3(path)
+    if path.suffix != ".json":
+        raise InputError(
+            f"{path} is neither a tokenizer.json nor a Llama 3 tokenizer.model (base64 and a rank per line)"
+        )
+    if (path.parent / "tokenizer_config.json").exists() and path.name == "tokenizer.json":
+        return load_tokenizer(path.parent)
+    from tokenizers import Tokenizer
+
+    try:
+        state = json.loads(path.read_text(encoding="utf-8"))
+        backend = Tokenizer.from_str(json.dumps(state))
+    except Exception as error:  # `tokenizers` raises bare Exception for whatever it cannot parse
+        raise InputError(f"{path} is not a tokenizer.json ({_first_line(error)})") from None
+    return _complete(_wrap(backend, {}), str(path))
+
+
+def _load_pretrained(source: str | Path) -> "PreTrainedTokenizerFast":
+    """`tokenizer.json` as it stands where there is one; otherwise the conversion that transformers knows."""
+    from huggingface_hub.errors import HTTPError
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+    from transformers.utils import cached_file
+
+    try:
+        has_json = cached_file(source, "tokenizer.json", _raise_exceptions_for_missing_entries=False) is not None
+        loader: Any = PreTrainedTokenizerFast if has_json else AutoTokenizer
+        tokenizer = loader.from_pretrained(source, trust_remote_code=False)
+    except (OSError, HTTPError, ValueError, ImportError, KeyError, TypeError) as error:
+        raise InputError(f"tokenizer {source} cannot be loaded ({_first_line(error)})") from None
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        raise InputError(
+            f"tokenizer {source} is a {type(tokenizer).__name__}, which has no fast version (tokenizer.json)"
+        )
+    return tokenizer
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def _complete(tokenizer: "PreTrainedTokenizerFast", name: str) -> "PreTrainedTokenizerFast":
+    """The tokenizer with end-of-text, mask and pad; its ids for text are unchanged."""
+    from tokenizers import Tokenizer
+
+    tokenizer.backend_tokenizer.no_padding()
+    tokenizer.backend_tokenizer.no_truncation()
+    roles = {role: str(getattr(tokenizer, role)) for role in ROLES if getattr(tokenizer, role, None)}
+    missing = [role for role in NEW_NAMES if role not in roles]
+    if not missing:
+        return tokenizer
+    state = json.loads(tokenizer.backend_tokenizer.to_str())
+    done = [_fill(state, roles, role) for role in missing]
+    console.err.print(f"tokenizer {name}: {'; '.join(done)}")
+    complete = _wrap(Tokenizer.from_str(json.dumps(state)), roles)
+    ids = _ids_by_name(state)
+    assert all(complete.convert_tokens_to_ids(token) == ids[token] for token in roles.values())
+    return complete
+
+
+def _fill(state: dict[str, Any], roles: dict[str, str], role: str) -> str:
+    """Give `role` a token, in `state` (a tokenizer.json) and in `roles`; says what was done."""
+    ids = _ids_by_name(state)
+    short = role.removesuffix("_token")
+    for name in KNOWN_NAMES[role]:
+        if name in ids:
+            roles[role] = name
+            return f"{short} is its token {name} ({ids[name]})"
+    name = roles[role] = NEW_NAMES[role]
+    slot = min(
+        (known for known in ids if RESERVED_SLOT.fullmatch(known) and known not in roles.values()),
+        key=ids.__getitem__,
+        default=None,
+    )
+    number = max(ids.values()) + 1 if slot is None else ids[slot]
+    if slot is not None:
+        _forget(state, slot)
+    vocab = state["model"]["vocab"]
+    if slot in (vocab if isinstance(vocab, dict) else ()):
+        vocab[name] = vocab.pop(slot)
+    token = {"id": number, "content": name, "single_word": False, "lstrip": False, "rstrip": False}
+    state["added_tokens"].append(token | {"normalized": False, "special": True})
+    state["added_tokens"].sort(key=lambda added: added["id"])
+    if slot is None:
+        return f"{short} is the new token {name} ({number}), the vocabulary grows to {number + 1}"
+    return f"{short} takes the reserved slot {slot} ({number}) as {name}"
+
+
+def _forget(state: dict[str, Any], name: str) -> None:
+    state["added_tokens"] = [added for added in state["added_tokens"] if added["content"] != name]
+
+
+def _ids_by_name(state: dict[str, Any]) -> dict[str, int]:
+    vocab = state["model"]["vocab"]
+    ids = dict(vocab) if isinstance(vocab, dict) else {piece: number for number, (piece, _) in enumerate(vocab)}
+    return ids | {added["content"]: added["id"] for added in state["added_tokens"]}
+
+
+def _is_tiktoken(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    with open(path, "rb") as file:
+        return re.fullmatch(rb"[A-Za-z0-9+/]+=* \d+\r?\n?", file.readline(1000)) is not None
+
+
+def _load_llama3(path: Path) -> "PreTrainedTokenizerFast":
+    """Ranks → a BPE with the same ids as Llama 3's own tokenizer.
+
+    tiktoken joins the neighbours whose union has the lowest rank, without a list of merges. Here every way to cut a
+    token into two tokens is a merge, in the order of the union's rank; a whole word that is a token is taken as it is.
+    """
+    from tokenizers import AddedToken, Tokenizer, models
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    ranks = _read_ranks(path)
+    if len(ranks) != LLAMA3_RANKS:
+        raise InputError(
+            f"{path} holds {len(ranks):,} ranks; of tiktoken files only Llama 3's ({LLAMA3_RANKS:,}) is known"
+        )
+    letters = bytes_to_unicode()
+    spelled = {token: "".join(letters[byte] for byte in token) for token in ranks}
+    merges: list[tuple[str, str]] = []
+    for token in ranks:  # in the order of rank
+        cuts = [(token[:at], token[at:]) for at in range(1, len(token)) if token[:at] in ranks and token[at:] in ranks]
+        cuts.sort(key=lambda cut: (ranks[cut[0]], ranks[cut[1]]))
+        merges += [(spelled[left], spelled[right]) for left, right in cuts]
+    vocab = {spelled[token]: rank for token, rank in ranks.items()}
+    backend = _byte_level(Tokenizer(models.BPE(vocab, merges, ignore_merges=True)), LLAMA3_SPLIT)
+    backend.add_special_tokens([AddedToken(name, normalized=False, special=True) for name in _llama3_slots()])
+    assert backend.get_vocab_size() == LLAMA3_VOCAB_SIZE
+    return _wrap(backend, {"bos_token": "<|begin_of_text|>", "eos_token": EOS, "pad_token": EOS, "mask_token": MASK})
+
+
+def _read_ranks(path: Path) -> dict[bytes, int]:
+    ranks: dict[bytes, int] = {}
+    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+        try:
+            token, rank = line.split()
+            ranks[base64.b64decode(token, validate=True)] = int(rank)
+        except (ValueError, binascii.Error):
+            raise InputError(f"{path}:{number}: not a base64 token and its rank; the file is damaged") from None
+        if int(rank) != number - 1:
+            raise InputError(f"{path}:{number}: rank {int(rank)} where {number - 1} is due; the file is damaged")
+    return ranks
+
+
+def _llama3_slots() -> list[str]:
+    """Names of 128000..128255. Slot 128002 is `<|reserved_special_token_0|>` in the original; the mask takes it."""
+    numbers = iter(range(1, 256))
+    return [LLAMA3_NAMED_SLOTS.get(slot) or f"<|reserved_special_token_{next(numbers)}|>" for slot in range(256)]
+
+
+def save_tokenizer(tokenizer: "PreTrainedTokenizerFast", folder: Path) -> None:
+    """Write a folder that `load_tokenizer` and `AutoTokenizer` load. It appears whole or not at all."""
+    with whole_folder(folder) as part:
+        tokenizer.save_pretrained(part)
+
+
+def tokenizer_hash(tokenizer: "PreTrainedTokenizerFast") -> str:
+    """SHA-256 of what decides the ids of a text: splitting, vocabulary, merges, added tokens, the special roles."""
+    state = json.loads(tokenizer.backend_tokenizer.to_str())
+    parts = {key: state[key] for key in ("normalizer", "pre_tokenizer", "model", "added_tokens")}
+    return content_hash(parts | {"eos": tokenizer.eos_token_id, "mask": tokenizer.mask_token_id})
+
+
+def vocabulary_size(tokenizer: "PreTrainedTokenizerFast") -> int:
+    """Rows that an embedding needs: the highest id and one."""
+    return max(tokenizer.get_vocab().values()) + 1
+
+
+def special_ids(tokenizer: "PreTrainedTokenizerFast") -> list[int]:
+    """Ids, ascending, of all special tokens, the unused reserved ones too. No objective masks them."""
+    added = tokenizer.backend_tokenizer.get_added_tokens_decoder()
+    return sorted({number for number, token in added.items() if token.special} | set(tokenizer.all_special_ids))
+
+
+def token_byte_lengths(tokenizer: "PreTrainedTokenizerFast") -> np.ndarray:
+    """Bytes of UTF-8 text that each id stands for, uint16 [V]; 0 for special tokens and for ids without a token.
+
+    Exact for byte-level BPE: over the ids of a text they sum up to `len(text.encode())`. For sentencepiece with byte
+    fallback, up to a space that it puts before the text; for tokenizers that normalize (BERT's), an estimate.
+    """
+    state = json.loads(tokenizer.backend_tokenizer.to_str())
+    is_byte_level = '"ByteLevel"' in json.dumps([state["decoder"], state["pre_tokenizer"]])
+    measure = len if is_byte_level else _sentencepiece_bytes
+    lengths_V = np.zeros(vocabulary_size(tokenizer), dtype=np.uint16)
+    ids = _ids_by_name(state)
+    added = {token["id"] for token in state["added_tokens"]}
+    for name, number in ids.items():
+        lengths_V[number] = len(name.encode()) if number in added else measure(name)
+    lengths_V[special_ids(tokenizer)] = 0
+    return lengths_V
+
+
+def _sentencepiece_bytes(piece: str) -> int:
+    if re.fullmatch(r"<0x[0-9A-F]{2}>", piece):
+        return 1
+    return len(piece.removeprefix("##").replace("▁", " ").encode())

@@ -1,0 +1,87 @@
+"""The machine under a run: device, arithmetic type, measured or stated peak, versions."""
+
+import platform
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from biphase import __version__
+from biphase.errors import InputError
+
+STATED_PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "MI250": 191.5e12, "L40S": 362e12, "A10": 125e12}
+"""Dense bf16 FLOP/s by the vendors' data sheets (MI250X: one of its two dies), by a part of the device's name."""
+
+BF16_UNITS = {"amx_bf16", "avx512_bf16", "bf16"}
+"""CPU flags (x86, x86, Arm) without which bf16 products are far slower than fp32 ones."""
+
+
+def choose_device(wanted: str, local_rank: int = 0) -> torch.device:
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise InputError("compute.device is cuda, but PyTorch sees no CUDA device; use compute.device=cpu")
+    if wanted == "cuda" or (wanted == "auto" and torch.cuda.is_available()):
+        device = torch.device("cuda", local_rank)
+        torch.cuda.set_device(device)
+        return device
+    return torch.device("cpu")
+
+
+def choose_dtype(precision: str, device: torch.device) -> torch.dtype:
+    """The type of the arithmetic: bf16 where the device has units for it, else fp32."""
+    if precision != "auto":
+        return {"bf16": torch.bfloat16, "fp32": torch.float32}[precision]
+    if device.type == "cuda":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
+    cpuinfo = Path("/proc/cpuinfo")
+    flags = set(cpuinfo.read_text().split()) if cpuinfo.exists() else set()
+    return torch.bfloat16 if flags & BF16_UNITS else torch.float32
+
+
+def has_cpp_compiler() -> bool:
+    """Whether torch.compile can work on this CPU."""
+    return any(shutil.which(name) for name in ("g++", "clang++", "c++"))
+
+
+def peak_flops(device: torch.device, dtype: torch.dtype) -> float:
+    """FLOP/s that the share of peak refers to: stated for known GPUs, else measured on a square product."""
+    if device.type == "cuda" and dtype == torch.bfloat16:
+        name = torch.cuda.get_device_name(device)
+        stated = next((peak for key, peak in STATED_PEAKS.items() if key in name), None)
+        if stated is not None:
+            return stated
+    size = 8192 if device.type == "cuda" else 1536
+    left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+    return 2.0 * size**3 / min(timed_product(left, right) for _ in range(4))
+
+
+def timed_product(left: torch.Tensor, right: torch.Tensor) -> float:
+    synchronize(left.device)
+    started = time.perf_counter()
+    left @ right
+    synchronize(left.device)
+    return time.perf_counter() - started
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def describe_machine(device: torch.device) -> dict[str, Any]:
+    """What a result depends on besides its configuration: versions, processor, threads."""
+    import transformers
+
+    cpuinfo = Path("/proc/cpuinfo")
+    models = [line for line in cpuinfo.read_text().splitlines() if "model name" in line] if cpuinfo.exists() else []
+    return {
+        "biphase": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "platform": platform.platform(),
+        "processor": models[0].partition(":")[2].strip() if models else platform.processor(),
+        "threads": torch.get_num_threads(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+    }

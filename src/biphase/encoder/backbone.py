@@ -1,0 +1,319 @@
+"""The network: transformers' own classes, called on flat packed tokens.
+
+A preset is a `EuroBertConfig`; any decoder or encoder that transformers has a causal or masked language model for can
+take its place. Here a model is made or loaded, checked, wrapped to compute losses at targets only, and counted.
+
+Letters: T tokens, N targets, D width, V vocabulary.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    EuroBertConfig,
+    EuroBertForMaskedLM,
+    PretrainedConfig,
+    PreTrainedModel,
+)
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING
+
+from biphase.encoder.attention import ATTENTION, Layout, lay_out
+from biphase.encoder.head import language_model_loss
+from biphase.errors import InputError, nearest
+
+
+def sizes(layers: int, width: int, ffn: int, heads: int, kv_heads: int) -> dict[str, int]:
+    return {
+        "num_hidden_layers": layers,
+        "hidden_size": width,
+        "intermediate_size": ffn,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+    }
+
+
+PRESETS: dict[str, dict[str, int]] = {
+    # The paper's three (Table 1), named by their parameters without the language model head ...
+    "1b": sizes(28, 1728, 5120, 18, 6),
+    "610m": sizes(26, 1152, 4096, 18, 6),
+    "210m": sizes(12, 768, 3072, 12, 12),
+    # ... and smaller ones, named by the parameters of their blocks.
+    "36m": sizes(10, 512, 1536, 8, 8),
+    "11m": sizes(6, 384, 1024, 6, 6),
+    "3m": sizes(4, 256, 640, 4, 4),
+    "1m": sizes(4, 128, 384, 4, 4),
+}
+
+NO_DROPOUT = (
+    "attention_dropout",
+    "attn_pdrop",
+    "resid_pdrop",
+    "embd_pdrop",
+    "hidden_dropout",
+    "hidden_dropout_prob",
+    "attention_probs_dropout_prob",
+)
+"""Names under which families keep their dropout rates; pretraining uses none (Table 1)."""
+
+
+@dataclass(frozen=True)
+class TokenIds:
+    """The ids that a network's configuration carries."""
+
+    vocab_size: int
+    mask: int
+    eos: int
+    pad: int
+    bos: int | None
+
+
+def make_model(preset: str, architecture: dict[str, Any], tokens: TokenIds, max_len: int, seed: int) -> PreTrainedModel:
+    """A network of a preset's shape with random weights: normal with standard deviation 0.02, norms 1."""
+    if preset not in PRESETS:
+        raise InputError(f"unknown preset '{preset}'{nearest(preset, PRESETS)}")
+    known = EuroBertConfig().to_dict()
+    for key in architecture:
+        if key not in known:
+            raise InputError(f"init.architecture: unknown key '{key}'{nearest(key, known)}")
+    config = EuroBertConfig(
+        **{
+            "vocab_size": tokens.vocab_size,
+            "max_position_embeddings": max_len,
+            "rms_norm_eps": 1e-5,
+            "initializer_range": 0.02,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
+            "tie_word_embeddings": False,
+            "mask_token_id": tokens.mask,
+            "eos_token_id": tokens.eos,
+            "pad_token_id": tokens.pad,
+            "bos_token_id": tokens.bos,
+            **PRESETS[preset],
+            **architecture,
+        }
+    )
+    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads or config.num_attention_heads
+    if config.hidden_size % heads or heads % kv_heads:
+        raise InputError(
+            f"init.architecture: {heads} attention heads and {kv_heads} key-value heads do not divide evenly into "
+            f"hidden_size {config.hidden_size}"
+        )
+    torch.manual_seed(seed)
+    config._attn_implementation = ATTENTION
+    model = EuroBertForMaskedLM(config)
+    train_padding_row(model)
+    return model
+
+
+def load_model(source: str | Path, revision: str | None = None, *, vocab_size: int | None = None) -> PreTrainedModel:
+    """A language model from a folder or the hub, in fp32, attending through `biphase`, without dropout.
+
+    Never runs a repository's own code and never unpickles weights. With `vocab_size`, the embeddings are resized to
+    hold that many tokens (new rows are drawn from the distribution of the old ones).
+    """
+    config = load_model_config(source, revision)
+    kind = language_model_class(config)
+    if kind is None:
+        raise InputError(
+            f"{source} is a '{config.model_type}' model, for which transformers has no language model head"
+        )
+    model = load_weights(kind, source, revision, config)
+    if model.get_output_embeddings() is None:
+        raise InputError(f"{source}: {type(model).__name__} has no output embeddings")
+    embedding: Any = model.get_input_embeddings()
+    old_size = embedding.weight.shape[0]
+    if vocab_size is not None and vocab_size > old_size:
+        model.resize_token_embeddings(vocab_size, mean_resizing=True)
+    train_padding_row(model)
+    return model
+
+
+def load_model_config(source: str | Path, revision: str | None = None) -> PretrainedConfig:
+    if str(source).startswith((".", "/")) and not Path(source).is_dir():
+        raise InputError(f"{source} is not a folder")
+    try:
+        config = AutoConfig.from_pretrained(str(source), revision=revision, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot read a model configuration from {source}: {first_line(error)}") from None
+    return config.get_text_config()
+
+
+def load_weights(
+    kind: Any, source: str | Path, revision: str | None, config: PretrainedConfig, **options: Any
+) -> PreTrainedModel:
+    """`kind.from_pretrained` in fp32 from safetensors, every weight accounted for."""
+    for key in NO_DROPOUT:
+        if hasattr(config, key):
+            setattr(config, key, 0.0)
+    config.use_cache = False
+    try:
+        model, report = kind.from_pretrained(
+            str(source),
+            revision=revision,
+            config=config,
+            dtype=torch.float32,
+            attn_implementation=ATTENTION,
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+            **options,
+        )
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot load weights from {source}: {first_line(error)}") from None
+    missing = sorted(report["missing_keys"])
+    if missing and not options.get("allow_new_head"):
+        raise InputError(f"{source} lacks {len(missing)} weights of {type(model).__name__}, such as '{missing[0]}'")
+    return model
+
+
+def first_line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def language_model_class(config: PretrainedConfig) -> Any:
+    """The Auto class that holds this configuration's language model, causal first; None when there is none."""
+    if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return AutoModelForCausalLM
+    if type(config) in MODEL_FOR_MASKED_LM_MAPPING:
+        return AutoModelForMaskedLM
+    return None
+
+
+def load_backbone(source: str | Path, revision: str | None = None) -> PreTrainedModel:
+    """The network without a language model head, for fine-tuning."""
+    return load_weights(AutoModel, source, revision, load_model_config(source, revision))
+
+
+def train_padding_row(model: PreTrainedModel) -> None:
+    """Let the padding row of the embedding learn: where pad = eos (Llama 3), eos would stay a zero vector for ever."""
+    embedding = model.get_input_embeddings()
+    if not isinstance(embedding, nn.Embedding) or embedding.padding_idx is None:
+        return
+    padding_idx = embedding.padding_idx
+    embedding.padding_idx = None
+    with torch.no_grad():
+        if not embedding.weight[padding_idx].any():
+            embedding.weight[padding_idx].normal_(std=getattr(model.config, "initializer_range", 0.02))
+
+
+class PackedModel(nn.Module):
+    """A transformers language model whose forward pass is a packed batch's loss, for DDP and FSDP to wrap."""
+
+    def __init__(self, network: PreTrainedModel) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(
+        self,
+        inputs_T: Tensor,
+        positions_T: Tensor,
+        layout: Layout,
+        target_positions_N: Tensor | None = None,
+        targets_N: Tensor | None = None,
+    ) -> Any:
+        """Sum of the losses in nats, loss of each target [N], whether each target is the top prediction [N].
+
+        Without targets: the last hidden states [T, D].
+        """
+        hidden_TD = packed_hidden(self.network.base_model, inputs_T, positions_T, layout)
+        if target_positions_N is None or targets_N is None:
+            return hidden_TD
+        hidden_ND = hidden_TD.index_select(0, target_positions_N)
+        head = self.network.get_output_embeddings()
+        softcap = getattr(self.network.config, "final_logit_softcapping", None)
+        return language_model_loss(hidden_ND, head.weight, head.bias, targets_N, softcap)
+
+
+def packed_hidden(backbone: nn.Module, inputs_T: Tensor, positions_T: Tensor, layout: Layout) -> Tensor:
+    """Last hidden states [T, D] of a transformers base model."""
+    output = backbone(input_ids=inputs_T[None], position_ids=positions_T[None], layout=layout, use_cache=False)
+    return output.last_hidden_state[0]
+
+
+def check_causality(backbone: nn.Module, causal: bool, vocab_size: int, device: torch.device | str = "cpu") -> None:
+    """`probe_causality` of a transformers base model."""
+    was_training = backbone.training
+    backbone.eval()
+    probe_causality(partial(packed_hidden, backbone), causal, vocab_size, device, type(backbone).__name__)
+    backbone.train(was_training)
+
+
+@torch.no_grad()
+def probe_causality(
+    hidden_of: Callable[[Tensor, Tensor, Layout], Tensor],
+    causal: bool,
+    vocab_size: int,
+    device: torch.device | str,
+    name: str,
+) -> None:
+    """Prove that the network looks where the objective says: change a later token, watch an earlier output.
+
+    Also proves that two samples of one packed batch do not see each other. `hidden_of` maps (tokens, positions, layout)
+    to hidden states [T, D]. Raises `AssertionError` when violated: no number that follows could be trusted.
+    """
+    layout = lay_out(np.array([0, 8, 16]), causal=causal, device=device)
+    tokens_T = torch.arange(16, device=device) * 7 % vocab_size
+    positions_T = torch.arange(16, device=device) % 8
+    changed_T = tokens_T.clone()
+    changed_T[6] = (changed_T[6] + 1) % vocab_size
+    moved_TD = hidden_of(changed_T, positions_T, layout) - hidden_of(tokens_T, positions_T, layout)
+    moved_T = moved_TD.abs().amax(-1) > 0
+    assert not moved_T[8:].any(), f"{name}: samples of a packed batch see each other"
+    assert moved_T[6:8].all(), f"{name}: a changed token does not reach the tokens after it"
+    if causal:
+        assert not moved_T[:6].any(), f"{name}: a causal objective sees later tokens"
+    else:
+        assert moved_T[:6].any(), f"{name}: a bidirectional objective does not see later tokens"
+
+
+@torch.no_grad()
+def check_head(model: PreTrainedModel, device: torch.device | str = "cpu") -> None:
+    """Prove that our loss scores hidden states as the model's own head does (scaled or shifted logits would differ)."""
+    size = model.config.vocab_size
+    tokens_T = torch.arange(8, device=device) * 5 % size
+    targets_T = tokens_T.roll(-1)
+    positions_T = torch.arange(8, device=device)
+    layout = lay_out(np.array([0, 8]), causal=True, device=device)
+    ours = PackedModel(model).eval()(tokens_T, positions_T, layout, positions_T, targets_T)[1]
+    output = model(input_ids=tokens_T[None], position_ids=positions_T[None], layout=layout, use_cache=False)
+    theirs = nn.functional.cross_entropy(output.logits[0].float(), targets_T, reduction="none")
+    if not torch.allclose(ours, theirs, rtol=1e-3, atol=1e-3):
+        raise InputError(f"{type(model).__name__} transforms its logits in a way that packed training does not support")
+
+
+@dataclass(frozen=True)
+class FlopCount:
+    """Floating-point operations of training (forward and backward: 3 · 2 · multiply-adds), without recomputation."""
+
+    per_token: float
+    """6 × the weights of the blocks."""
+    per_token_and_key: float
+    """12 · layers · width, for each key a query meets: the attended length of its sample, half of it when causal."""
+    per_target: float
+    """6 · D · V: the head, where there is a target."""
+
+    def batch(self, lengths_S: np.ndarray, num_targets: int, causal: bool) -> float:
+        pairs = float((lengths_S.astype(np.float64) ** 2).sum()) / (2 if causal else 1)
+        return self.per_token * lengths_S.sum() + self.per_token_and_key * pairs + self.per_target * num_targets
+
+
+def count_flops(model: PreTrainedModel) -> FlopCount:
+    config = model.config
+    heads = config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    embeddings = {id(p) for m in (model.get_input_embeddings(), model.get_output_embeddings()) for p in m.parameters()}
+    blocks = sum(p.numel() for p in model.parameters() if id(p) not in embeddings and p.ndim == 2)
+    return FlopCount(
+        per_token=6.0 * blocks,
+        per_token_and_key=12.0 * config.num_hidden_layers * heads * head_dim,
+        per_target=6.0 * config.hidden_size * model.get_output_embeddings().weight.shape[0],
+    )

@@ -1,0 +1,91 @@
+"""A cell's configuration and its result as they stand in `score.json`. No torch: reports read thousands of them."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from biphase import console
+from biphase.config import Count, PositiveCount, Share, Strict
+from biphase.files import read_json
+
+EVALUATED_SPLITS = ("validation", "test")
+
+
+class FinetuneConfig(Strict):
+    """What a cell does, apart from which encoder and which task. Defaults are the paper's."""
+
+    learning_rate: Annotated[float, Field(gt=0)] = 5e-5
+    seed: Count = 0
+    """Of the order of examples, the head's weights and dropout."""
+    batch_size: PositiveCount = 32
+    max_steps: PositiveCount = 1000
+    epochs: PositiveCount = 1
+    """Training ends after `max_steps` or after this many epochs, whichever comes first."""
+    warmup_ratio: Share = 0.1
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-5
+    weight_decay: float = 0.1
+    """On matrices (embeddings included); not on norms and biases."""
+    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    max_length: Annotated[int, Field(ge=2)] = 2028
+    """In tokens, end-of-text included; a network made for fewer positions sets a lower limit."""
+    head_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    """Of the token classifier; the sequence classifier has none."""
+    weights: Literal["pretrained", "random"] = "pretrained"
+    """`random`: the same network with fresh weights (drawn with `seed`), the control that pretraining must beat."""
+    max_train_examples: PositiveCount | None = None
+    """Train on a fixed random subset, the same for every seed."""
+    data_dir: str | None = None
+    """A folder with the task's data in its own published format, in place of the bundled files or the hub."""
+    revision: str | None = None
+    """With a model from the hub: a commit, tag or branch."""
+    precision: Literal["auto", "bf16", "fp32"] = "auto"
+    """Of the arithmetic; weights and moments are fp32. `auto`: bf16 where the device has units for it."""
+    microbatch_tokens: PositiveCount = 65_536
+    """A batch of more tokens than this is computed in parts, which changes memory, not the gradient."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+
+
+class Score(Strict):
+    """The result of a cell, as its `score.json`."""
+
+    cell: str
+    model: str
+    model_hash: str
+    task: str
+    data_hash: str
+    metric: str
+    """The one that chooses a rate: a key of `metrics[split]`."""
+    config: FinetuneConfig
+    metrics: dict[str, dict[str, float]]
+    """By split, validation and test, then by name; empty when training diverged."""
+    num_examples: dict[str, int]
+    num_truncated: dict[str, int]
+    num_steps: int
+    diverged: bool
+    diverged_at_step: int | None
+    """The first step (from 0) whose loss or gradient was not finite."""
+    train_losses: tuple[float, ...]
+    seconds: dict[str, float]
+    """For `train` and `evaluate`."""
+    tokens_per_second: dict[str, float]
+    peak_memory_bytes: int
+    """Of the process on a CPU, of the cell on a GPU."""
+    machine: dict[str, Any]
+    folder: Path | None = Field(default=None, exclude=True)
+    """Where score.json and the per-example predictions (validation.jsonl, test.jsonl) are; None when not kept."""
+
+    def headline(self) -> str:
+        name = f"{self.task} · {self.model} · lr {self.config.learning_rate:g} · seed {self.config.seed}"
+        if self.diverged:
+            return f"{name}: diverged at step {self.diverged_at_step}"
+        values = " · ".join(f"{split} {self.metrics[split][self.metric]:.2%}" for split in EVALUATED_SPLITS)
+        spent = console.duration(sum(self.seconds.values()))
+        speed = f"{self.tokens_per_second['train']:,.0f} tokens/s"
+        return f"{name}: {self.metric} {values} ({self.num_steps} steps, {spent}, {speed})"
+
+
+def read_score(folder: Path) -> Score:
+    """The score of a finished cell."""
+    return Score.model_validate(read_json(folder / "score.json") | {"folder": folder})

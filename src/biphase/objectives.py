@@ -1,0 +1,94 @@
+"""Packed batch → inputs, target positions, targets and the causal flag. The one place where CLM and MLM differ.
+
+Masks are drawn from (seed, epoch, sample, position in the sample): the same for any world size, microbatch size and
+number of workers, and the same for every run with that seed. Targets are listed, not padded with -100, so the head
+computes logits for them alone.
+
+Letters: T tokens, N targets, V vocabulary.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from biphase.config import Phase
+from biphase.corpus.packing import PackedBatch, uniform
+
+CHOOSE, REPLACE, RANDOM_TOKEN = range(3)
+"""Which of the independent random numbers of a token is meant."""
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What an objective must know of a tokenizer."""
+
+    size: int
+    mask_id: int
+    special_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Example:
+    """What the network is given and asked: the hidden state at `target_positions_N[i]` must predict `targets_N[i]`."""
+
+    inputs_T: np.ndarray
+    target_positions_N: np.ndarray
+    targets_N: np.ndarray
+    causal: bool
+
+
+def is_causal(phase: Phase) -> bool:
+    return phase.objective == "clm"
+
+
+def make_example(phase: Phase, batch: PackedBatch, vocabulary: Vocabulary, seed: int) -> Example:
+    """The example of a phase's objective for a batch.
+
+    clm: every position but a sample's last predicts the token after it.
+    mlm: each non-special token is chosen with `mask_probability`, and is predicted in place.
+    mntp: the same choice, but the position before the chosen token predicts it, as in a decoder (LLM2Vec); the first
+    token of a sample is never chosen.
+    """
+    if phase.objective == "clm":
+        is_last_T = np.zeros(len(batch.tokens_T) + 1, dtype=bool)
+        is_last_T[batch.bounds_S1[1:] - 1] = True
+        positions_N = np.flatnonzero(~is_last_T[:-1])
+        return Example(batch.tokens_T, positions_N, batch.tokens_T[positions_N + 1], causal=True)
+    chosen_T = choose_tokens(phase, batch, vocabulary, seed)
+    positions_N = np.flatnonzero(chosen_T)
+    targets_N = batch.tokens_T[positions_N]
+    inputs_T = hide_tokens(phase, batch, chosen_T, vocabulary, seed)
+    shift = 1 if phase.objective == "mntp" else 0
+    return Example(inputs_T, positions_N - shift, targets_N, causal=False)
+
+
+def choose_tokens(phase: Phase, batch: PackedBatch, vocabulary: Vocabulary, seed: int) -> np.ndarray:
+    """Boolean [T]: the tokens to predict, each non-special token independently with `mask_probability`."""
+    may_T = ~np.isin(batch.tokens_T, vocabulary.special_ids)
+    if phase.objective == "mntp":
+        may_T &= batch.positions_T > 0
+    return may_T & (random_per_token(batch, seed, CHOOSE) < phase.mask_probability)
+
+
+def hide_tokens(
+    phase: Phase, batch: PackedBatch, chosen_T: np.ndarray, vocabulary: Vocabulary, seed: int
+) -> np.ndarray:
+    """The input tokens: chosen ones become the mask token, a random ordinary token, or stay, by the phase's shares."""
+    inputs_T = batch.tokens_T.copy()
+    if phase.mask_token_share == 1:
+        inputs_T[chosen_T] = vocabulary.mask_id
+        return inputs_T
+    draw_T = random_per_token(batch, seed, REPLACE)
+    masked_T = chosen_T & (draw_T < phase.mask_token_share)
+    takes_random_T = (draw_T >= phase.mask_token_share) & (draw_T < phase.mask_token_share + phase.random_token_share)
+    ordinary = np.setdiff1d(np.arange(vocabulary.size), vocabulary.special_ids)
+    randoms_T = ordinary[(random_per_token(batch, seed, RANDOM_TOKEN) * len(ordinary)).astype(np.int64)]
+    inputs_T[masked_T] = vocabulary.mask_id
+    return np.where(chosen_T & takes_random_T, randoms_T, inputs_T)
+
+
+def random_per_token(batch: PackedBatch, seed: int, stream: int) -> np.ndarray:
+    """A number in [0, 1) for each token, from (seed, stream, epoch, sample, position)."""
+    epochs_T = np.repeat(batch.epochs_S, batch.lengths_S)
+    samples_T = np.repeat(batch.sample_ids_S, batch.lengths_S)
+    return uniform(seed, stream, epochs_T, samples_T, batch.positions_T)

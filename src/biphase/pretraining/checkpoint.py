@@ -1,0 +1,161 @@
+"""A step on disk: model folder, optimizer moments, and a manifest that is written last. Whole or absent.
+
+The model part is a transformers folder (safetensors), the moments a safetensors file: nothing is ever unpickled. Both
+hold whole tensors, gathered from however many processes trained, so a run resumes at any world size.
+"""
+
+import shutil
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from biphase.distributed import World
+from biphase.encoder.backbone import PackedModel
+from biphase.errors import InputError
+from biphase.files import content_hash, file_hash, read_json, whole_folder, write_json
+from biphase.run import Run, open_run
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a checkpoint is and where it comes from."""
+
+    step: int
+    """Updates since random weights (or since the foreign model), over all parents."""
+    run_step: int
+    """Updates in this run."""
+    tokens_seen: int
+    data_position: int
+    """Tokens of the data order that are behind: where the next batch begins."""
+    data_fingerprint: str
+    tokenizer_hash: str
+    objective: str
+    is_decayed: bool
+    """Whether the learning rate has begun to fall: a branch from here does not join at full rate."""
+    parent: str | None
+    """Content hash of the checkpoint or model that the run started from."""
+    carried: list[str]
+    """What was taken over from it: weights, optimizer, data position."""
+    files: dict[str, str] = field(default_factory=dict)
+    """SHA-256 of each file."""
+
+    @property
+    def content(self) -> str:
+        """Names the weights: two checkpoints with one content hash hold the same model."""
+        return content_hash({name: digest for name, digest in self.files.items() if name.startswith("model/")})
+
+
+def save_checkpoint(
+    run: Run,
+    manifest: Manifest,
+    model: PackedModel,
+    optimizers: list[torch.optim.Optimizer],
+    tokenizer: Any,
+    world: World,
+) -> None:
+    """Write `steps/STEP`. Every process must call it; the first one writes."""
+    weights = {name: whole(tensor) for name, tensor in model.network.state_dict().items()}
+    moments = optimizer_tensors(model, optimizers)
+    if world.is_main:
+        with whole_folder(run.steps / str(manifest.step)) as folder:
+            model.network.save_pretrained(folder / "model", state_dict=weights)
+            tokenizer.save_pretrained(folder / "model")
+            save_file(moments, folder / "optimizer.safetensors")
+            files = sorted(path for path in folder.rglob("*") if path.is_file())
+            digests = {str(path.relative_to(folder)): file_hash(path) for path in files}
+            write_json(folder / "manifest.json", asdict(manifest) | {"files": digests})
+    world.barrier()
+
+
+def optimizer_tensors(model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> dict[str, Tensor]:
+    """The state of every parameter as `NAME/KEY` → whole tensor on the CPU."""
+    tensors = {}
+    for name, parameter in model.named_parameters():
+        for optimizer in optimizers:
+            for key, value in optimizer.state.get(parameter, {}).items():
+                tensors[f"{name}/{key}"] = whole(value)
+    return tensors
+
+
+def whole(tensor: Tensor) -> Tensor:
+    gathered = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return gathered.detach().cpu().contiguous()
+
+
+def load_optimizer(folder: Path, model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
+    """Put the moments of a checkpoint into optimizers that have not stepped yet, sharded as their parameters are."""
+    try:
+        tensors = load_file(folder / "optimizer.safetensors")
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"{folder / 'optimizer.safetensors'} cannot be read: {error}") from None
+    states: dict[str, dict[str, Tensor]] = {}
+    for key, tensor in tensors.items():
+        name, _, part = key.rpartition("/")
+        states.setdefault(name, {})[part] = tensor
+    for name, parameter in model.named_parameters():
+        owner = next(o for o in optimizers if any(p is parameter for g in o.param_groups for p in g["params"]))
+        if name not in states:
+            raise InputError(f"{folder} holds no optimizer state for '{name}'; use init.carry_optimizer=false")
+        for part, tensor in states[name].items():
+            owner.state[parameter][part] = placed_like(tensor, parameter)
+
+
+def placed_like(tensor: Tensor, parameter: Tensor) -> Tensor:
+    if tensor.ndim == 0:
+        return tensor.to(parameter.device)
+    if isinstance(parameter, DTensor):
+        return distribute_tensor(tensor.to(parameter.device), parameter.device_mesh, parameter.placements)
+    return tensor.to(parameter.device)
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a checkpoint whose files are all there and unchanged."""
+    manifest = Manifest(**read_json(folder / "manifest.json"))
+    for name, digest in manifest.files.items():
+        if not (folder / name).exists():
+            raise InputError(f"checkpoint {folder} is damaged: {name} is missing; delete the folder and rerun")
+        if file_hash(folder / name) != digest:
+            raise InputError(f"checkpoint {folder} is damaged: {name} has changed or is cut short; delete and rerun")
+    return manifest
+
+
+def whole_steps(run: Run) -> list[int]:
+    """Steps with a checkpoint, ascending. What a killed process left half-written does not count."""
+    if not run.steps.is_dir():
+        return []
+    return sorted(int(p.name) for p in run.steps.iterdir() if p.name.isdigit() and (p / "manifest.json").exists())
+
+
+def find_checkpoint(reference: str) -> Path:
+    """The folder behind `RUN` (its last step) or `RUN@STEP`."""
+    path, _, wanted = reference.partition("@")
+    run = open_run(Path(path))
+    steps = whole_steps(run)
+    if not steps:
+        raise InputError(f"{path} has no whole checkpoint yet")
+    if not wanted:
+        return run.steps / str(steps[-1])
+    if not wanted.isdigit() or int(wanted) not in steps:
+        raise InputError(f"{path} has no checkpoint '@{wanted}'; it has {', '.join(f'@{step}' for step in steps)}")
+    return run.steps / wanted
+
+
+def find_model(reference: str) -> str:
+    """A model for transformers to load: the model folder of `RUN[@STEP]`, else the reference itself."""
+    path = Path(reference.partition("@")[0])
+    if (path / "config.yaml").exists():
+        return str(find_checkpoint(reference) / "model")
+    return reference
+
+
+def drop_old(run: Run, candidates: list[int], keep_last: int) -> None:
+    """Delete all but the last `keep_last` of the candidate steps (0: delete none)."""
+    if keep_last:
+        for step in candidates[:-keep_last]:
+            shutil.rmtree(run.steps / str(step), ignore_errors=True)

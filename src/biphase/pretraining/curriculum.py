@@ -1,0 +1,140 @@
+"""What a run starts from, and which objective each of its steps has.
+
+Fresh, resumed, branched and adapted runs differ here and nowhere else: each is a network, a place in the data order
+and, where it is carried, an optimizer's state.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformers import PreTrainedModel
+
+from biphase.config import Data, Phase, Recipe
+from biphase.corpus.shards import ShardSet, check_tokenizer
+from biphase.corpus.tokenizer import load_tokenizer, tokenizer_hash
+from biphase.encoder.backbone import TokenIds, check_head, load_model, load_model_config, make_model
+from biphase.errors import InputError
+from biphase.files import content_hash, file_hash
+from biphase.objectives import Vocabulary
+from biphase.pretraining.checkpoint import Manifest, find_checkpoint, read_manifest
+from biphase.run import Run, read_config
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a run begins, or goes on."""
+
+    run_step: int = 0
+    """Updates of this run that are already done."""
+    step: int = 0
+    tokens_seen: int = 0
+    data_position: int = 0
+    parent: str | None = None
+    carried: tuple[str, ...] = ()
+    model_folder: str | None = None
+    """A transformers folder or hub id, None for random weights."""
+    optimizer_folder: Path | None = None
+
+
+def phase_at(curriculum: Sequence[Phase], run_step: int) -> Phase:
+    """The phase of update `run_step` (from 0)."""
+    return next(phase for phase, end in zip(curriculum, phase_ends(curriculum), strict=True) if run_step < end)
+
+
+def phase_ends(curriculum: Sequence[Phase]) -> list[int]:
+    """Updates done when each phase ends."""
+    return [sum(phase.steps for phase in curriculum[: i + 1]) for i in range(len(curriculum))]
+
+
+def find_start(recipe: Recipe, shards: ShardSet) -> Start:
+    """The beginning that `init` names. Loads no weights."""
+    init = recipe.init
+    if init.preset is not None:
+        return Start()
+    if init.model is not None:
+        check_foreign_tokenizer(init.model, shards)
+        return Start(parent=model_fingerprint(init.model, init.revision), carried=("weights",), model_folder=init.model)
+    assert init.checkpoint is not None
+    folder = find_checkpoint(init.checkpoint)
+    manifest = read_manifest(folder)
+    check_tokenizer(shards, manifest.tokenizer_hash)
+    goes_on = same_order(manifest, recipe.data, folder, shards)
+    return Start(
+        step=manifest.step,
+        tokens_seen=manifest.tokens_seen,
+        data_position=manifest.data_position if goes_on else 0,
+        parent=manifest.content,
+        carried=("weights", *["optimizer"] * init.carry_optimizer, *["data position"] * goes_on),
+        model_folder=str(folder / "model"),
+        optimizer_folder=folder if init.carry_optimizer else None,
+    )
+
+
+def same_order(manifest: Manifest, data: Data, folder: Path, shards: ShardSet) -> bool:
+    """Whether the parent walked through the same samples in the same order, so that its place in it means something."""
+    theirs = Data.model_validate(read_config(Run(folder.parent.parent))["data"])
+    return manifest.data_fingerprint == shards.fingerprint and theirs.model_copy(update={"shards": data.shards}) == data
+
+
+def resume_start(run: Run, step: int) -> Start:
+    """Where an interrupted run goes on."""
+    folder = run.steps / str(step)
+    manifest = read_manifest(folder)
+    return Start(
+        run_step=manifest.run_step,
+        step=manifest.step,
+        tokens_seen=manifest.tokens_seen,
+        data_position=manifest.data_position,
+        parent=manifest.parent,
+        carried=tuple(manifest.carried),
+        model_folder=str(folder / "model"),
+        optimizer_folder=folder,
+    )
+
+
+def load_network(recipe: Recipe, start: Start, shards: ShardSet) -> PreTrainedModel:
+    """The network at `start`, in fp32 on the CPU, its head checked against ours."""
+    manifest = shards.manifest
+    if start.model_folder is None:
+        tokens = TokenIds(manifest.vocab_size, manifest.mask_id, manifest.eos_id, manifest.pad_id, manifest.bos_id)
+        assert recipe.init.preset is not None
+        return make_model(
+            recipe.init.preset, recipe.init.architecture, tokens, recipe.data.max_sample_tokens, recipe.seed
+        )
+    revision = recipe.init.revision if start.model_folder == recipe.init.model else None
+    network = load_model(start.model_folder, revision, vocab_size=manifest.vocab_size)
+    limit = getattr(network.config, "max_position_embeddings", None) or recipe.data.max_sample_tokens
+    if limit < recipe.data.max_sample_tokens:
+        raise InputError(
+            f"{start.model_folder} takes {limit} positions; set data.max_sample_tokens={limit} or lower "
+            f"(it is {recipe.data.max_sample_tokens})"
+        )
+    check_head(network)
+    return network
+
+
+def vocabulary_of(shards: ShardSet) -> Vocabulary:
+    return Vocabulary(shards.manifest.vocab_size, shards.manifest.mask_id, shards.manifest.special_ids)
+
+
+def check_foreign_tokenizer(model: str, shards: ShardSet) -> None:
+    """A model folder with a tokenizer must have been given the shards' tokenizer; one without is taken at its word."""
+    if Path(model).is_dir() and not any(
+        (Path(model) / name).exists() for name in ("tokenizer.json", "tokenizer.model")
+    ):
+        vocab_size = load_model_config(model).vocab_size
+        if shards.manifest.vocab_size > vocab_size + len(shards.manifest.special_ids):
+            raise InputError(
+                f"{model} knows {vocab_size} tokens and the shards have {shards.manifest.vocab_size}: another tokenizer"
+            )
+        return
+    check_tokenizer(shards, tokenizer_hash(load_tokenizer(model)))
+
+
+def model_fingerprint(model: str, revision: str | None) -> str:
+    """Names foreign weights: the files of a folder by content, a hub repository by its id and revision."""
+    if not Path(model).is_dir():
+        return content_hash({"model": model, "revision": revision})
+    files = sorted(Path(model).glob("*.safetensors")) + sorted(Path(model).glob("config.json"))
+    return content_hash({path.name: file_hash(path) for path in files})

@@ -1,0 +1,246 @@
+"""The training loop, readable top to bottom. It does not know which objective it runs.
+
+    recipe → processes, data, run folder, network → for each step: microbatches, one global token mean, one update
+
+Writes metrics.jsonl and checkpoints into the run folder; calling it again goes on where the last whole checkpoint is.
+"""
+
+import math
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from biphase.config import Phase, Recipe
+from biphase.console import track
+from biphase.corpus.shards import ShardSet
+from biphase.device import choose_dtype, describe_machine, peak_flops
+from biphase.distributed import World, join_world
+from biphase.encoder.backbone import FlopCount, PackedModel, count_flops, probe_causality
+from biphase.errors import InputError, StoppedError
+from biphase.objectives import is_causal
+from biphase.pretraining.checkpoint import Manifest, drop_old, load_optimizer, save_checkpoint, whole_steps
+from biphase.pretraining.curriculum import Start, find_start, load_network, phase_at, phase_ends, resume_start
+from biphase.pretraining.feed import Microbatch, open_source, prefetch
+from biphase.pretraining.optimizer import make_optimizers, set_rate
+from biphase.pretraining.parallel import autocast, gradient_sync, parallelize, unwrap
+from biphase.pretraining.records import Journal, StepResult, describe_start, open_tensorboard
+from biphase.pretraining.schedule import decay_start, learning_rate
+from biphase.pretraining.validation import make_validator
+from biphase.run import Run, claim_run, run_path
+
+
+@dataclass(frozen=True)
+class Job:
+    """What stays the same while a run trains."""
+
+    recipe: Recipe
+    run: Run
+    world: World
+    dtype: torch.dtype
+    shards: ShardSet
+    origin: Start
+    """Where the run began, however often it was resumed since."""
+
+    @property
+    def kept_steps(self) -> set[int]:
+        """Steps whose checkpoints stay: the ends of phases, and the last one before the decay."""
+        return {*phase_ends(self.recipe.curriculum), decay_start(self.recipe.schedule, self.recipe.num_steps)} - {0}
+
+
+def train(recipe: Recipe, root: Path = Path("runs")) -> Run:
+    """Train as the recipe says and return the run; a finished run is returned at once.
+
+    Raises:
+        InputError: for what the user can mend, a diverging loss included.
+        StoppedError: after SIGTERM or SIGINT, once the state is saved.
+    """
+    with join_world(recipe.compute.device) as world:
+        shards = ShardSet.open(Path(recipe.data.shards), "train")
+        origin = find_start(recipe, shards)
+        run = Run(run_path(root, recipe.name, recipe.identity(shards.fingerprint, origin.parent)))
+        if run.is_done:
+            world.tell(f"{run.path} is already done")
+            return run
+        environment = describe_machine(world.device) | {"processes": world.size}
+        claim = claim_run(run, recipe.model_dump(mode="json"), environment) if world.is_main else nullcontext()
+        with claim:
+            world.barrier()
+            dtype = choose_dtype(recipe.compute.precision, world.device)
+            train_job(Job(recipe, run, world, dtype, shards, origin))
+        return run
+
+
+def train_job(job: Job) -> None:
+    recipe, world = job.recipe, job.world
+    # 1. Where to go on.
+    start = latest_start(job)
+    # 2. Data: what each step is made of, and what it is measured on.
+    source = open_source(recipe, job.shards, world, job.dtype, job.origin.data_position)
+    validate = make_validator(recipe, world, job.dtype, source.vocabulary)
+    # 3. Network and optimizer.
+    network = load_network(recipe, start, job.shards)
+    flops, peak = count_flops(network), peak_flops(world.device, job.dtype) * world.size
+    steps = range(start.run_step, recipe.num_steps)
+    seconds = len(steps) * recipe.batch_tokens * flops.per_token / (0.4 * peak)
+    model = parallelize(PackedModel(network), recipe.compute, job.dtype, world, seconds_expected=seconds)
+    optimizers = make_optimizers(recipe.optimizer, model, sharded=world.size > 1 and recipe.compute.parallel == "fsdp")
+    if start.optimizer_folder is not None:
+        load_optimizer(start.optimizer_folder, unwrap(model), optimizers)
+    world.tell(describe_start(job.run, recipe, network, source))
+    # 4. Steps.
+    tokens_seen = start.tokens_seen
+    proved: Phase | None = None
+    board = open_tensorboard(job.run.path, recipe.tensorboard and world.is_main)
+    with stop_signals() as stop_asked, track("pretrain", recipe.num_steps, "steps") as progress:
+        progress.advance(start.run_step, already_done=True)
+        journal = Journal(job.run, board, progress, is_main=world.is_main, peak=peak)
+        for run_step, microbatches in prefetch(recipe, source, steps):
+            phase = phase_at(recipe.curriculum, run_step)
+            if proved is not phase:
+                prove_causality(model, phase, job)
+                proved = phase
+            set_rate(optimizers, learning_rate(recipe.schedule, run_step, recipe.num_steps))
+            result = update(model, optimizers, microbatches, flops, run_step, job)
+            tokens_seen += result.tokens
+            done = run_step + 1
+            journal.record_step(done, phase, optimizers[0].param_groups[0]["lr"], result, tokens_seen)
+            if validate is not None and is_due(done, recipe.validation.every_steps, job):
+                journal.record_validation(done, phase, validate(model, phase))
+            stopping = world.any(stop_asked())
+            if stopping or is_due(done, recipe.checkpoints.every_steps, job):
+                save(job, model, optimizers, done, phase, tokens_seen)
+            if stopping and done < recipe.num_steps:
+                raise StoppedError(f"stopped at step {done} of {recipe.num_steps}; run the same command to go on")
+    # 5. Done.
+    if world.is_main:
+        job.run.mark_done({"step": job.origin.step + recipe.num_steps, "tokens_seen": tokens_seen})
+    world.barrier()
+
+
+def latest_start(job: Job) -> Start:
+    """The run's last whole checkpoint, else its origin; what was logged after that is forgotten."""
+    saved = whole_steps(job.run)
+    start = resume_start(job.run, saved[-1]) if saved else job.origin
+    if saved:
+        job.world.tell(f"resuming {job.run.path} at step {start.run_step}")
+    if job.world.is_main:
+        job.run.forget_after(start.run_step)
+    return start
+
+
+def update(
+    model: nn.Module,
+    optimizers: list[torch.optim.Optimizer],
+    microbatches: list[Microbatch],
+    flops: FlopCount,
+    run_step: int,
+    job: Job,
+) -> StepResult:
+    """One update from all microbatches of all processes: the mean over targets is taken once, over the whole batch."""
+    started, world = time.perf_counter(), job.world
+    tokens, targets, work = world.sum(
+        sum(len(m.inputs_T) for m in microbatches),
+        sum(len(m.targets_N) for m in microbatches),
+        sum(flops.batch(m.lengths_S, len(m.targets_N), m.layout.causal) for m in microbatches),
+    )
+    sums = []
+    for i, microbatch in enumerate(microbatches):
+        with gradient_sync(model, now=i == len(microbatches) - 1):
+            with autocast(world.device, job.dtype):
+                loss_sum, _, _ = model(*microbatch.arguments())
+            # DDP and FSDP average gradients over processes; the factor makes a sum of that.
+            (loss_sum * (world.size / max(targets, 1.0))).backward()
+        sums.append(loss_sum.detach())
+    norm = nn.utils.clip_grad_norm_(model.parameters(), job.recipe.optimizer.max_grad_norm)
+    grad_norm = float(getattr(norm, "full_tensor", lambda: norm)())
+    local_sums = torch.stack(sums).tolist()
+    loss = world.sum(sum(local_sums))[0] / max(targets, 1.0)
+    if not (math.isfinite(loss) and math.isfinite(grad_norm)):
+        raise InputError(explain_divergence(job.run, run_step, loss, grad_norm, local_sums, microbatches))
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    return StepResult(loss, grad_norm, int(tokens), int(targets), work, time.perf_counter() - started)
+
+
+def explain_divergence(
+    run: Run, run_step: int, loss: float, norm: float, sums: list[float], microbatches: list[Microbatch]
+) -> str:
+    suspects = [m for m, value in zip(microbatches, sums, strict=True) if not math.isfinite(value)] or microbatches
+    ids = [int(i) for m in suspects for i in m.sample_ids_S]
+    named = ", ".join(map(str, ids[:8])) + (f" and {len(ids) - 8} more" if len(ids) > 8 else "")
+    steps = whole_steps(run)
+    kept = f"the last checkpoint is @{steps[-1]}" if steps else "no checkpoint was written yet"
+    return (
+        f"{run.path.name}: loss {loss} and gradient norm {norm} at step {run_step + 1}, samples {named}; {kept}; lower "
+        "schedule.peak_lr or look at these samples"
+    )
+
+
+def save(
+    job: Job, model: nn.Module, optimizers: list[torch.optim.Optimizer], done: int, phase: Phase, tokens_seen: int
+) -> None:
+    """Write a checkpoint, and drop the passing ones that are too old."""
+    origin, recipe = job.origin, job.recipe
+    manifest = Manifest(
+        step=origin.step + done,
+        run_step=done,
+        tokens_seen=tokens_seen,
+        data_position=origin.data_position + done * recipe.batch_tokens,
+        data_fingerprint=job.shards.fingerprint,
+        tokenizer_hash=job.shards.manifest.tokenizer_hash,
+        objective=phase.objective,
+        is_decayed=done > decay_start(recipe.schedule, recipe.num_steps),
+        parent=origin.parent,
+        carried=list(origin.carried),
+    )
+    packed: Any = unwrap(model)
+    mark_direction(packed.network, is_causal(phase))
+    save_checkpoint(job.run, manifest, packed, optimizers, job.shards.tokenizer(), job.world)
+    if job.world.is_main:
+        passing = [step for step in whole_steps(job.run) if step - origin.step not in job.kept_steps]
+        drop_old(job.run, passing, recipe.checkpoints.keep_last)
+
+
+def prove_causality(model: nn.Module, phase: Phase, job: Job) -> None:
+    network: Any = unwrap(model)
+    model.eval()
+    probe_causality(
+        model, is_causal(phase), job.shards.manifest.vocab_size, job.world.device, type(network.network).__name__
+    )
+    model.train()
+
+
+def mark_direction(network: Any, causal: bool) -> None:
+    """Say in a decoder's configuration which way it looks, so that transformers reloads it so."""
+    if network.config.model_type != "eurobert":
+        network.config.is_causal = causal
+
+
+def is_due(done: int, every: int, job: Job) -> bool:
+    return done in job.kept_steps or (every > 0 and done % every == 0)
+
+
+@contextmanager
+def stop_signals() -> Iterator[Callable[[], bool]]:
+    """SIGTERM and SIGINT end the run after the current step; a second one ends it at once."""
+    asked: list[int] = []
+
+    def note(signum: int, _: Any) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(signum)
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield lambda: bool(asked)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

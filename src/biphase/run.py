@@ -1,0 +1,99 @@
+"""A run folder: claimed by one process at a time, configuration and environment written first, done mark last.
+
+    runs/NAME-HASH8/  config.yaml  environment.json  metrics.jsonl  done.json
+                      steps/STEP/{model/, optimizer.safetensors, manifest.json}
+"""
+
+import fcntl
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from biphase.errors import InputError
+from biphase.files import read_json, write_json, write_text
+
+
+@dataclass(frozen=True)
+class Run:
+    path: Path
+
+    @property
+    def steps(self) -> Path:
+        return self.path / "steps"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def is_done(self) -> bool:
+        return (self.path / "done.json").exists()
+
+    def log(self, record: dict[str, Any]) -> None:
+        """Append one line to metrics.jsonl."""
+        with open(self.metrics, "a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+
+    def forget_after(self, step: int) -> None:
+        """Drop what was logged past the step from which the run goes on: it will be logged again."""
+        if self.metrics.exists():
+            kept = [line for line in self.metrics.read_text().splitlines() if is_whole(line, step)]
+            write_text(self.metrics, "".join(line + "\n" for line in kept))
+
+    def mark_done(self, summary: dict[str, Any]) -> None:
+        write_json(self.path / "done.json", summary)
+
+
+def is_whole(line: str, step: int) -> bool:
+    """A line that a killed process cut short does not count."""
+    try:
+        return json.loads(line)["step"] <= step
+    except json.JSONDecodeError:
+        return False
+
+
+def run_path(root: Path, name: str, identity: str) -> Path:
+    return root / f"{name}-{identity[:8]}"
+
+
+@contextmanager
+def claim_run(run: Run, config: dict[str, Any], environment: dict[str, Any]) -> Iterator[None]:
+    """Hold the folder while training into it. Raises `InputError` when another process holds it."""
+    path = run.path
+    path.mkdir(parents=True, exist_ok=True)
+    with open(path / ".lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(f"{path} is in use by another process; wait for it, or stop it first") from None
+        write_text(path / "config.yaml", yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
+        write_json(path / "environment.json", environment)
+        yield
+
+
+def open_run(path: Path) -> Run:
+    """An existing run, to read. Raises `InputError` when `path` is none."""
+    if not (path / "config.yaml").exists():
+        raise InputError(f"{path} is not a run folder (it has no config.yaml)")
+    return Run(path)
+
+
+def read_metrics(run: Run, kind: str) -> list[dict[str, Any]]:
+    """The records of one kind (`train`, `validation`) of metrics.jsonl, in order."""
+    if not run.metrics.exists():
+        return []
+    lines = run.metrics.read_text(encoding="utf-8").splitlines()
+    return [record for line in lines if line and (record := json.loads(line)).get("kind") == kind]
+
+
+def read_config(run: Run) -> dict[str, Any]:
+    return yaml.safe_load((run.path / "config.yaml").read_text(encoding="utf-8"))
+
+
+def read_done(run: Run) -> dict[str, Any] | None:
+    return read_json(run.path / "done.json") if run.is_done else None

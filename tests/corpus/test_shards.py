@@ -1,0 +1,391 @@
+import errno
+import json
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from multiprocessing import active_children
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+import biphase.corpus.shards as shards_module
+from biphase.corpus.shards import ShardSet, WorkerDiedError, check_tokenizer, describe, prepare
+from biphase.corpus.tokenizer import load_tokenizer, save_tokenizer, token_byte_lengths, tokenizer_hash, train_tokenizer
+from biphase.errors import InputError
+
+WORDS = ["the", "quick", "brown", "fox", "jumps", "größer", "日本語", "12345", "<|mask|>", "<|end_of_text|>", "x[0]"]
+
+
+def texts_of(file: int, number: int = 40) -> list[str]:
+    rng = np.random.default_rng(file)
+    return [f"{file}.{i} {' '.join(rng.choice(WORDS, size=rng.integers(1, 60)))}\n" for i in range(number)]
+
+
+def write_jsonl(path: Path, texts: list[str], prefix: str = "") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows = [{"id": f"{prefix or path.stem}-{number}", "text": text} for number, text in enumerate(texts)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture(scope="module")
+def tokenizer_folder(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("tokenizer") / "t"
+    save_tokenizer(train_tokenizer(texts_of(0, 200), 300), folder)
+    return folder
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    for file in range(3):
+        write_jsonl(tmp_path / "corpus" / f"{file}.jsonl", texts_of(file))
+    return tmp_path / "corpus"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory, tokenizer_folder: Path) -> Path:
+    """A finished set of three shards, not to be changed."""
+    folder = tmp_path_factory.mktemp("made")
+    for file in range(3):
+        write_jsonl(folder / "corpus" / f"{file}.jsonl", texts_of(file))
+    prepare([folder / "corpus"], tokenizer_folder, folder / "set", validation_fraction=0.2, workers=1)
+    return folder / "set"
+
+
+def decoded(folder: Path, split: str = "train") -> list[str]:
+    shards = ShardSet.open(folder, split)
+    tokenizer = shards.tokenizer()
+    documents = [shards.document(index) for index in range(shards.num_documents)]
+    assert all(ids[-1] == tokenizer.eos_token_id and tokenizer.eos_token_id not in ids[:-1] for ids in documents)
+    return [tokenizer.decode(ids[:-1]) for ids in documents]
+
+
+def stamps(folder: Path) -> dict[str, int]:
+    return {str(path): path.stat().st_mtime_ns for path in sorted((folder / "shards").rglob("*")) if path.is_file()}
+
+
+def test_shards_decode_to_the_texts_in_order(made: Path) -> None:
+    everything = [text for file in range(3) for text in texts_of(file)]
+    train, validation = decoded(made), decoded(made, "validation")
+    assert len(train) + len(validation) == len(everything)
+    assert 10 <= len(validation) <= 40
+    assert train == [text for text in everything if text in set(train)]
+    assert validation == [text for text in everything if text in set(validation)]
+    assert not set(train) & set(validation)
+
+
+def test_manifest_counts_what_is_there(made: Path) -> None:
+    shards = ShardSet.open(made)
+    texts = decoded(made)
+    total = shards.manifest.splits["train"]
+    assert total.documents == shards.num_documents == len(texts)
+    assert total.tokens == shards.num_tokens == len(shards.read(0, shards.num_tokens))
+    assert total.text_bytes == sum(len(text.encode()) for text in texts)
+    assert shards.token_bytes()[shards.read(0, shards.num_tokens)].sum() == total.text_bytes
+    assert shards.manifest.special_ids == (0, 1, 2)
+    assert not np.isin(shards.read(0, shards.num_tokens), [1, 2]).any(), "spelled-out special tokens stay text"
+    manifest = shards.manifest
+    assert (manifest.eos_id, manifest.mask_id, manifest.pad_id, manifest.bos_id) == (0, 1, 2, None)
+    assert shards.manifest.tokenizer_hash == tokenizer_hash(shards.tokenizer())
+    assert shards.dtype == np.uint16 and shards.manifest.vocab_size == 300
+
+
+def test_any_stretch_of_the_stream_can_be_read(made: Path) -> None:
+    shards = ShardSet.open(made)
+    stream = np.concatenate([shards.document(index) for index in range(shards.num_documents)])
+    bounds = [0, *shards._starts, shards.num_tokens]
+    for start in bounds:
+        for stop in (start, start + 1, start + 700, shards.num_tokens):
+            if start <= stop <= shards.num_tokens:
+                np.testing.assert_array_equal(shards.read(start, stop), stream[start:stop])
+    assert shards.document_ends.dtype == np.int64
+    np.testing.assert_array_equal(np.flatnonzero(stream == 0) + 1, shards.document_ends)
+    again = pickle.loads(pickle.dumps(shards))
+    np.testing.assert_array_equal(again.read(5, 500), stream[5:500])
+
+
+def test_content_does_not_depend_on_workers_or_place(made: Path, tokenizer_folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(made.parent / "corpus", tmp_path / "elsewhere")
+    manifest = prepare([tmp_path / "elsewhere"], tokenizer_folder, tmp_path / "out", validation_fraction=0.2, workers=2)
+    assert manifest.fingerprint == ShardSet.open(made).fingerprint
+    other = prepare(
+        [tmp_path / "elsewhere"], tokenizer_folder, tmp_path / "seed1", validation_fraction=0.2, seed=1, workers=1
+    )
+    assert other.fingerprint != manifest.fingerprint
+
+
+def test_a_finished_set_is_left_alone(made: Path, tokenizer_folder: Path, capsys) -> None:
+    before = stamps(made)
+    prepare([made.parent / "corpus"], tokenizer_folder, made, validation_fraction=0.2)
+    assert stamps(made) == before
+    assert "nothing to do" in capsys.readouterr().err
+    with pytest.raises(InputError, match=r"finished shard set of other options.*manifest.json"):
+        prepare([made.parent / "corpus"], tokenizer_folder, made, validation_fraction=0.2, seed=3)
+    with pytest.raises(InputError, match="other sources_hash"):
+        prepare([made.parent / "corpus" / "0.jsonl"], tokenizer_folder, made, validation_fraction=0.2)
+
+
+def test_a_set_grows_without_tokenizing_again(corpus: Path, tokenizer_folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    prepare([corpus], tokenizer_folder, out)
+    before = stamps(out)
+    write_jsonl(corpus / "3.jsonl", texts_of(3))
+    (out / "manifest.json").unlink()
+    manifest = prepare([corpus], tokenizer_folder, out)
+    assert len(manifest.shards) == 4
+    assert before.items() <= stamps(out).items()
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+import biphase.corpus.shards as shards
+
+write_json, written = shards.write_json, []
+def kill_at_the_second(path, value):
+    written.append(path)
+    if len(written) == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    write_json(path, value)
+shards.write_json = kill_at_the_second
+shards.prepare([sys.argv[1]], sys.argv[2], Path(sys.argv[3]), workers=1, validation_fraction=0)
+"""
+
+
+def test_kill_between_data_and_record_is_ignored_and_resumed(
+    corpus: Path, tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(corpus), str(tokenizer_folder), str(out)], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    left = sorted(path.name.split("-")[0] for path in (out / "shards").iterdir())
+    assert left == [".1.jsonl", "0.jsonl"], "one whole shard, one that never got its name"
+    with pytest.raises(InputError, match="not finished"):
+        ShardSet.open(out)
+    before = stamps(out)
+    prepare([corpus], tokenizer_folder, out, workers=1, validation_fraction=0)
+    after = stamps(out)
+    assert {path: stamp for path, stamp in before.items() if "/0.jsonl" in path}.items() <= after.items()
+    assert not [path for path in after if "/." in path]
+    assert decoded(out) == [text for file in range(3) for text in texts_of(file)]
+
+
+def test_a_killed_worker_names_its_file_and_the_rest_is_kept(
+    corpus: Path, tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    for name in ("big0", "big1"):
+        write_jsonl(corpus / f"{name}.jsonl", texts_of(9, 2000) * 5)
+    failures: list[Exception] = []
+
+    def run() -> None:
+        try:
+            prepare([corpus], tokenizer_folder, out, workers=2, validation_fraction=0)
+        except InputError as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    deadline = time.monotonic() + 60
+    while not list(out.glob("shards/.big*.part/*")) and time.monotonic() < deadline:
+        time.sleep(0.005)
+    os.kill(active_children()[0].pid or 0, signal.SIGKILL)
+    thread.join(60)
+    assert len(failures) == 1 and isinstance(failures[0], WorkerDiedError)
+    assert ".jsonl was killed (exit code -9" in str(failures[0]) and "\n" not in str(failures[0])
+    assert not active_children()
+    manifest = prepare([corpus], tokenizer_folder, out, workers=2, validation_fraction=0)
+    assert manifest.splits["train"].documents == 3 * 40 + 2 * 10_000
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_bad_line_stops_with_its_place_and_keeps_what_is_finished(
+    corpus: Path, tokenizer_folder: Path, tmp_path: Path, workers: int
+) -> None:
+    (corpus / "1.jsonl").write_text('{"text": "a"}\n{"text": \n')
+    with pytest.raises(InputError, match=r"1.jsonl:2: broken JSON"):
+        prepare([corpus], tokenizer_folder, tmp_path / "out", workers=workers)
+    assert not (tmp_path / "out" / "manifest.json").exists()
+    assert not list((tmp_path / "out" / "shards").glob("*1.jsonl*"))
+    write_jsonl(corpus / "1.jsonl", texts_of(1))
+    prepare([corpus], tokenizer_folder, tmp_path / "out", workers=1, validation_fraction=0)
+    assert decoded(tmp_path / "out") == [text for file in range(3) for text in texts_of(file)]
+
+
+def test_no_space_left(corpus: Path, tokenizer_folder: Path, tmp_path: Path, monkeypatch) -> None:
+    out = tmp_path / "out"
+    write = shards_module._SplitWriter.write
+    calls = []
+
+    def fail_at_the_second(self, *arguments) -> None:
+        calls.append(1)
+        if len(calls) == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(self, *arguments)
+
+    monkeypatch.setattr(shards_module._SplitWriter, "write", fail_at_the_second)
+    with pytest.raises(InputError, match=r"no space left for .*out: finished files are kept"):
+        prepare([corpus], tokenizer_folder, out, workers=1, validation_fraction=0)
+    before = stamps(out)
+    assert len(list((out / "shards").iterdir())) == 1
+    prepare([corpus], tokenizer_folder, out, workers=1, validation_fraction=0)
+    assert before.items() <= stamps(out).items()
+    assert decoded(out) == [text for file in range(3) for text in texts_of(file)]
+
+
+def test_two_at_once_on_one_set(corpus: Path, tokenizer_folder: Path, tmp_path: Path) -> None:
+    with shards_module._claimed(tmp_path / "out"), pytest.raises(InputError, match="another process is preparing"):
+        prepare([corpus], tokenizer_folder, tmp_path / "out")
+
+
+def test_damage_is_found(made: Path, tmp_path: Path) -> None:
+    shutil.copytree(made, tmp_path / "set")
+    ShardSet.open(tmp_path / "set").verify()
+    for kind in ("tokens", "ends"):
+        path = sorted((tmp_path / "set" / "shards").glob(f"1*/train.{kind}"))[0]
+        whole = path.read_bytes()
+        path.write_bytes(whole[:100] + bytes([whole[100] ^ 1]) + whole[101:])
+        with pytest.raises(InputError, match=f"train.{kind} is damaged") as caught:
+            ShardSet.open(tmp_path / "set").verify()
+        assert str(path) in str(caught.value)
+        ShardSet.open(tmp_path / "set", "validation").verify()
+        path.write_bytes(whole[:-2])
+        with pytest.raises(InputError, match=rf"train.{kind} has .* bytes, not .*: delete .* biphase prepare again"):
+            ShardSet.open(tmp_path / "set")
+        path.unlink()
+        with pytest.raises(InputError, match=f"train.{kind} is missing"):
+            ShardSet.open(tmp_path / "set")
+        path.write_bytes(whole)
+    np.save(tmp_path / "set" / "token_bytes.npy", np.zeros(300, np.uint16))
+    with pytest.raises(InputError, match=r"token_bytes.npy is damaged"):
+        ShardSet.open(tmp_path / "set").verify()
+
+
+def test_bad_manifests_and_names(made: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="is no shard set"):
+        ShardSet.open(tmp_path)
+    with pytest.raises(InputError, match=r"'val'; did you mean|'val'; known: train, validation"):
+        ShardSet.open(made, "val")
+    stored = json.loads((made / "manifest.json").read_text())
+    for change, message in [
+        ({"format_version": 9}, "format version 9"),
+        ({"vocab_size": "many"}, r"damaged.*vocab_size"),
+        ({"extra": 1}, r"damaged.*extra"),
+    ]:
+        (tmp_path / "manifest.json").write_text(json.dumps(stored | change))
+        with pytest.raises(InputError, match=message):
+            ShardSet.open(tmp_path)
+    (tmp_path / "manifest.json").write_text("{")
+    with pytest.raises(InputError, match="not valid JSON"):
+        ShardSet.open(tmp_path)
+
+
+def test_wrong_tokenizer(made: Path) -> None:
+    shards = ShardSet.open(made)
+    check_tokenizer(shards, tokenizer_hash(shards.tokenizer()))
+    with pytest.raises(InputError, match=rf"{shards.manifest.tokenizer_hash[:16]}, not with ffffffffffffffff: prepare"):
+        check_tokenizer(shards, "f" * 64)
+
+
+def test_vocabulary_above_16_bits_takes_32(corpus: Path, tmp_path: Path) -> None:
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    for num_ids, dtype in ((65_536, "uint16"), (65_537, "uint32")):
+        fillers = {f"filler{number}": number for number in range(num_ids - 256)}
+        letter_ids = {letter: num_ids - 256 + number for number, letter in enumerate(letters)}
+        backend = Tokenizer(models.BPE(fillers | letter_ids, []))
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        backend.decoder = decoders.ByteLevel()
+        state = json.loads(backend.to_str())
+        plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+        for number, name in enumerate(("<|mask|>", "<|end_of_text|>", "<|pad|>")):
+            state["model"]["vocab"][name] = state["model"]["vocab"].pop(f"filler{number}")
+            state["added_tokens"].append({"id": number, "content": name} | plain)
+        (tmp_path / "tokenizer.json").write_text(json.dumps(state))
+        out = tmp_path / dtype
+        manifest = prepare([corpus], tmp_path / "tokenizer.json", out, workers=1, validation_fraction=0)
+        assert (manifest.vocab_size, manifest.dtype) == (num_ids, dtype)
+        assert ShardSet.open(out).dtype == np.dtype(dtype)
+        assert decoded(out) == [text for file in range(3) for text in texts_of(file)]
+
+
+def test_validation_by_sources(corpus: Path, tokenizer_folder: Path, tmp_path: Path) -> None:
+    train, held_out = [corpus / "0.jsonl", corpus / "1.jsonl"], [corpus / "2.jsonl"]
+    prepare(train, tokenizer_folder, tmp_path / "out", validation_sources=held_out, workers=1)
+    assert decoded(tmp_path / "out") == texts_of(0) + texts_of(1)
+    assert decoded(tmp_path / "out", "validation") == texts_of(2)
+    with pytest.raises(InputError, match="both for training and for validation"):
+        prepare([corpus], tokenizer_folder, tmp_path / "other", validation_sources=held_out)
+    with pytest.raises(InputError, match="choose one"):
+        prepare(train, tokenizer_folder, tmp_path / "o", validation_sources=held_out, validation_fraction=0.1)
+
+
+def test_validation_is_drawn_by_document_id(tokenizer_folder: Path, tmp_path: Path) -> None:
+    """The draw stays when documents move between files, and its share is the fraction within four deviations."""
+    texts = [f"document {number}" for number in range(3000)]
+    one = write_jsonl(tmp_path / "one.jsonl", texts, prefix="d")
+    rows = one.read_text().splitlines(keepends=True)
+    (tmp_path / "two").mkdir()
+    (tmp_path / "two" / "a.jsonl").write_text("".join(rows[2000:]))
+    (tmp_path / "two" / "b.jsonl").write_text("".join(rows[:2000]))
+    prepare([one], tokenizer_folder, tmp_path / "o1", validation_fraction=0.1, workers=1)
+    prepare([tmp_path / "two"], tokenizer_folder, tmp_path / "o2", validation_fraction=0.1, workers=1)
+    held_out = decoded(tmp_path / "o1", "validation")
+    assert sorted(held_out) == sorted(decoded(tmp_path / "o2", "validation"))
+    assert abs(len(held_out) - 300) < 4 * (3000 * 0.1 * 0.9) ** 0.5
+
+
+def test_empty_texts_are_counted(tokenizer_folder: Path, tmp_path: Path, capsys) -> None:
+    write_jsonl(tmp_path / "d.jsonl", ["a", "", " \n", "b"])
+    manifest = prepare([tmp_path / "d.jsonl"], tokenizer_folder, tmp_path / "out", validation_fraction=0, workers=1)
+    assert (manifest.splits["train"].documents, manifest.splits["train"].empty_texts) == (2, 2)
+    write_jsonl(tmp_path / "e.jsonl", ["", " "])
+    with pytest.raises(InputError, match="no document is left for training"):
+        prepare([tmp_path / "e.jsonl"], tokenizer_folder, tmp_path / "none", workers=1)
+    (tmp_path / "f.txt").write_text("one document only")
+    prepare([tmp_path / "f.txt"], tokenizer_folder, tmp_path / "txt", workers=1)
+    assert "no document fell into validation" in capsys.readouterr().err
+
+
+def test_long_documents_are_encoded_in_pieces_with_the_same_ids(
+    tokenizer_folder: Path, tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.setattr(shards_module, "PIECE_CHARS", 50)
+    monkeypatch.setattr(shards_module, "BATCH_BYTES", 300)
+    rng = np.random.default_rng(0)
+    joints = ["\n", "\n\n", " \n", "\n ", " ", ".\n", "\r\n", "\n\t", "\n\n\n"]
+    texts = ["".join(rng.choice(WORDS) + rng.choice(joints) for _ in range(400)) for _ in range(5)]
+    write_jsonl(tmp_path / "d.jsonl", texts)
+    prepare([tmp_path / "d.jsonl"], tokenizer_folder, tmp_path / "out", validation_fraction=0, workers=1)
+    shards = ShardSet.open(tmp_path / "out")
+    backend = load_tokenizer(tokenizer_folder).backend_tokenizer
+    backend.encode_special_tokens = True
+    for index, text in enumerate(texts):
+        assert shards.document(index)[:-1].tolist() == backend.encode(text, add_special_tokens=False).ids
+    assert len(list(shards_module._cut(texts[0], True))) > 20
+    assert "".join(piece for piece, _ in shards_module._cut(texts[0], True)) == texts[0]
+
+
+def test_many_small_files_share_shards(tokenizer_folder: Path, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(shards_module, "MAX_SHARDS", 4)
+    for number in range(10):
+        (tmp_path / f"{number}.txt").write_text(f"text {number}")
+    manifest = prepare([f"{tmp_path}/*.txt"], tokenizer_folder, tmp_path / "out", validation_fraction=0, workers=1)
+    assert [len(shard.sources) for shard in manifest.shards] == [3, 3, 3, 1]
+    assert decoded(tmp_path / "out") == [f"text {number}" for number in range(10)]
+
+
+def test_describe(made: Path) -> None:
+    text = describe(made)
+    shards = ShardSet.open(made)
+    lengths = np.diff(shards.document_ends, prepend=0)
+    assert f"train: {shards.num_documents:,} documents · {shards.num_tokens:,} tokens" in text
+    assert f"mean {lengths.mean():,.0f}, median {np.median(lengths):,.0f}, 0.0% longer than 2,048" in text
+    assert shards.fingerprint[:16] in text and "uint16" in text and "train 0: " in text
+    assert len(token_byte_lengths(shards.tokenizer())) == shards.manifest.vocab_size

@@ -1,0 +1,188 @@
+import gzip
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+
+from biphase.corpus.text import Document, find_sources, read_documents, sample_texts
+from biphase.errors import InputError
+
+DOCUMENTS = [Document("a", "First.\nTwo lines."), Document("b", "Zweiter: äöü, 日本語, 🙂"), Document("c", "third")]
+
+
+def jsonl(documents: Iterable[Document]) -> bytes:
+    return "".join(json.dumps({"id": d.id, "text": d.text, "n": 1}) + "\n" for d in documents).encode()
+
+
+def read(path: Path | str, **options: str) -> list[Document]:
+    return [d for source in find_sources([path]) for d in read_documents(source, **options)]  # type: ignore[arg-type]
+
+
+def fails(path: Path | str, *parts: str, **options: str) -> str:
+    """The one line that `read` fails with; it holds all `parts`."""
+    with pytest.raises(InputError) as caught:
+        read(path, **options)
+    message = str(caught.value)
+    assert "\n" not in message
+    for part in parts:
+        assert part in message
+    return message
+
+
+@pytest.mark.parametrize(
+    ("name", "pack"),
+    [
+        ("d.jsonl", lambda data: data),
+        ("d.jsonl.gz", gzip.compress),
+        ("d.jsonl.zst", zstandard.compress),
+        ("two_frames.jsonl.zst", lambda data: zstandard.compress(data[:20]) + zstandard.compress(data[20:])),
+        ("bom.jsonl", lambda data: b"\xef\xbb\xbf" + data + b"\n\n"),
+    ],
+)
+def test_jsonl_in_any_packing(tmp_path: Path, name: str, pack) -> None:
+    (tmp_path / name).write_bytes(pack(jsonl(DOCUMENTS)))
+    assert read(tmp_path / name) == DOCUMENTS
+
+
+def test_parquet(tmp_path: Path) -> None:
+    columns = {"id": [d.id for d in DOCUMENTS], "text": [d.text for d in DOCUMENTS], "other": [1, 2, 3]}
+    pq.write_table(pa.table(columns), tmp_path / "d.parquet", row_group_size=2)
+    assert read(tmp_path / "d.parquet") == DOCUMENTS
+    reader = read_documents(find_sources([tmp_path / "d.parquet"])[0])
+    assert len(list(reader)) == 3
+    assert reader.bytes_read == (tmp_path / "d.parquet").stat().st_size
+
+
+def test_txt_as_file_paragraphs_or_lines(tmp_path: Path) -> None:
+    path = tmp_path / "d.txt"
+    path.write_bytes(b"one\r\n two\n\n  \n\nthree\n")
+    assert read(path) == [Document("d.txt", "one\r\n two\n\n  \n\nthree\n")]
+    assert read(path, txt_documents="paragraphs") == [Document("d.txt:1", "one\r\n two"), Document("d.txt:6", "three")]
+    lines = [("1", "one"), ("2", " two"), ("3", ""), ("4", "  "), ("5", ""), ("6", "three")]
+    assert read(path, txt_documents="lines") == [Document(f"d.txt:{number}", text) for number, text in lines]
+    fails(path, "paragraphs", "did you mean", txt_documents="paragraph")
+
+
+def test_other_fields_and_rows_without_id(tmp_path: Path) -> None:
+    path = tmp_path / "d.jsonl"
+    path.write_text('{"body": "x", "key": 7}\n\n{"body": ""}\n')
+    assert read(path, text_field="body", id_field="key") == [Document("7", "x"), Document("d.jsonl:3", "")]
+
+
+def test_folders_are_recursive_and_sorted_and_say_what_stays_out(tmp_path: Path, capsys) -> None:
+    for name in ("b.txt", "a/z.txt", "a/b.jsonl", "notes.md", ".hidden/x.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(jsonl(DOCUMENTS[:1]))
+    names = [source.path.relative_to(tmp_path).as_posix() for source in find_sources([tmp_path]) if source.path]
+    assert names == ["a/b.jsonl", "a/z.txt", "b.txt"]
+    assert "1 files are no text source" in capsys.readouterr().err
+    globbed = find_sources([f"{tmp_path}/**/*.txt"])
+    assert [source.name for source in globbed] == [f"{tmp_path}/a/z.txt", f"{tmp_path}/b.txt"]
+
+
+def test_a_fingerprint_changes_with_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "d.txt"
+    path.write_text("one")
+    before = find_sources([path])[0]
+    assert before == find_sources([path])[0]
+    assert before.num_bytes == 3
+    path.write_text("three")
+    assert find_sources([path])[0].fingerprint != before.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "parts"),
+    [
+        ("d.jsonl", b'{"text": "a"}\n{"text": "b"\n', [":2:", "broken JSON"]),
+        ("d.jsonl", b'{"text": "a"}\n["b"]\n', [":2:", "list"]),
+        ("d.jsonl", b'{"text": "a"}\n{"txt": "b", "url": "u"}\n', [":2:", "'text'", "txt, url", "--text-field"]),
+        ("d.jsonl", b'{"text": "a"}\n\n{"text": null}\n', [":3:", "null"]),
+        ("d.jsonl", b'{"text": 5}\n', [":1:", "number"]),
+        ("d.jsonl", b'{"text": "a"}\n{"text": "\xff"}\n', [":2:", "not UTF-8", "0xff", "position 10"]),
+        ("d.jsonl", b'{"text": "a"}\n{"text": "\\ud800"}\n', [":2:", "surrogate"]),
+        ("d.txt", b"good\nb\xe4d\n", [":2:", "not UTF-8", "0xe4", "position 1"]),
+        ("d.txt", b"", ["is empty"]),
+        ("d.jsonl", b"\n\n", ["holds no documents"]),
+        ("d.jsonl.gz", b"not gzip at all", ["damaged"]),
+        ("d.jsonl.gz", gzip.compress(jsonl(DOCUMENTS) * 100)[:-20], ["cut short"]),
+        ("d.jsonl.zst", zstandard.compress(jsonl(DOCUMENTS) * 100)[:-5], ["cut short"]),
+        ("d.parquet", b"PAR1 and nothing else", ["damaged"]),
+        ("d.docx", b"x", ["unknown ending", ".jsonl"]),
+    ],
+)
+def test_bad_files_are_named_with_line_and_remedy(tmp_path: Path, name: str, content: bytes, parts: list[str]) -> None:
+    (tmp_path / name).write_bytes(content)
+    fails(tmp_path / name, str(tmp_path / name), *parts)
+
+
+def test_bad_parquet_columns(tmp_path: Path) -> None:
+    path = tmp_path / "d.parquet"
+    pq.write_table(pa.table({"content": ["a", None]}), path)
+    fails(path, "'text'", "content")
+    fails(path, "row 2", "null", text_field="content")
+
+
+def test_bad_names(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "train.jsonl").write_bytes(jsonl(DOCUMENTS))
+    (tmp_path / "empty").mkdir()
+    fails(tmp_path / "trian.jsonl", "does not exist", "did you mean 'train.jsonl'")
+    fails(tmp_path / "nowhere" / "d.txt", "there is no folder")
+    fails(f"{tmp_path}/*.parquet", "matches no file")
+    fails(tmp_path / "empty", "no file that can be read")
+    monkeypatch.chdir(tmp_path)
+    fails("data/missing.jsonl", "does not exist")  # looks like owner/name, but the ending says file
+    fails("empty/missing", "does not exist")  # the folder is here, so no owner on the hub is meant
+    fails("hub:one-word", "hub:owner/name")
+    with pytest.raises(InputError, match="given twice"):
+        find_sources(["train.jsonl", tmp_path])
+    with pytest.raises(InputError, match="no source"):
+        find_sources([])
+
+
+class FakeHub:
+    """Stands for huggingface_hub.HfApi: any revision is at this commit."""
+
+    def dataset_info(self, dataset: str, revision: str | None) -> "FakeHub":
+        if dataset == "no/network":
+            raise ConnectionError("Name or service not known\nmore")
+        self.sha = "0123abcd"
+        return self
+
+
+def test_hub_data_sets_are_pinned_and_split_into_their_files(tmp_path: Path, monkeypatch) -> None:
+    import datasets
+    import huggingface_hub
+
+    for index in range(3):
+        (tmp_path / f"{index}.jsonl").write_bytes(jsonl([Document(f"{index}", f"text {index}")]))
+    asked = {}
+
+    def load_dataset(path: str, **options):
+        asked.update(options, path=path)
+        return load_local("json", data_files=f"{tmp_path}/*.jsonl", split=options["split"], streaming=True)
+
+    load_local = datasets.load_dataset
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    monkeypatch.setattr(huggingface_hub, "HfApi", FakeHub)
+    sources = find_sources(["HuggingFaceFW/fineweb-edu/sample-10BT"])
+    assert asked["path"] == "HuggingFaceFW/fineweb-edu"
+    assert (asked["name"], asked["split"], asked["revision"]) == ("sample-10BT", "train", "0123abcd")
+    assert asked["streaming"]
+    assert sources[0].name == "hub:HuggingFaceFW/fineweb-edu/sample-10BT:train@0123abcd#1/3"
+    assert [d.text for source in sources for d in read_documents(source)] == ["text 0", "text 1", "text 2"]
+    assert all(source.num_bytes is None for source in sources)
+    fails("hub:a/b/c:validation@main", "cannot be read from the hub", "validation")
+    fails("no/network", "cannot be read from the hub", "Name or service not known")
+
+
+def test_sample_texts_takes_from_every_source(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / f"{name}.jsonl").write_bytes(jsonl(Document(f"{i}", name * 100) for i in range(50)))
+    sources = find_sources([tmp_path])
+    texts = list(sample_texts(sources, limit_mb=0.001))
+    assert texts == ["a" * 100] * 5 + ["b" * 100] * 5
+    assert len(list(sample_texts(sources))) == 100
