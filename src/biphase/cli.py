@@ -167,7 +167,7 @@ def export(
 
     Example: `biphase export runs/tiny-1a2b3c4d encoder`
     """
-    from biphase.encoder.export import export_checkpoint
+    from biphase.pretraining.export import export_checkpoint
 
     out.print(export_checkpoint(run, folder))
 
@@ -184,9 +184,13 @@ def finetune(
 
     Example: `biphase finetune runs/tiny-1a2b3c4d snli learning_rate=1e-4 seed=3`
     """
-    from biphase.finetuning.fit import finetune_verb
+    from biphase.config import parse_config
+    from biphase.finetuning.fit import fit_cell
+    from biphase.finetuning.score import FinetuneConfig
+    from biphase.pretraining.checkpoint import find_model
 
-    finetune_verb(model, task, overrides or [], out_folder, data_dir)
+    given = {} if data_dir is None else {"data_dir": str(data_dir)}
+    fit_cell(find_model(model), task, parse_config(FinetuneConfig, given, overrides or (), origin=task), out_folder)
 
 
 @app.command()

@@ -12,6 +12,11 @@ err = Console(stderr=True, highlight=False, soft_wrap=True)
 out = Console(highlight=False, soft_wrap=True)
 
 
+def silence() -> None:
+    """No bars and lines from this process: another one reports on its work."""
+    err.quiet = out.quiet = True
+
+
 def duration(seconds: float) -> str:
     """`95` → `1m35s`; rounds to what a person needs when planning around it."""
     seconds = round(max(seconds, 0))
@@ -35,7 +40,7 @@ class Tracker:
         self.credited = 0.0
         self.started = self.last_line = time.monotonic()
         self.bar: Progress | None = None
-        if err.is_terminal:
+        if err.is_terminal and not err.quiet:
             columns = ("{task.description}", BarColumn(bar_width=24), TextColumn("{task.fields[note]}"))
             self.bar = Progress(*columns, TimeRemainingColumn(), console=err, transient=True)
             self.bar.start()
@@ -49,7 +54,7 @@ class Tracker:
         text = self.describe(note)
         if self.bar is not None:
             self.bar.update(self.task, completed=self.done, note=text)
-        elif time.monotonic() - self.last_line >= self.every_seconds:
+        elif not err.quiet and time.monotonic() - self.last_line >= self.every_seconds:
             self.last_line = time.monotonic()
             print(f"{self.label}: {text}", file=sys.stderr, flush=True)
 

@@ -1,7 +1,7 @@
 """A run folder: claimed by one process at a time, configuration and environment written first, done mark last.
 
-    runs/NAME-HASH8/  config.yaml  environment.json  metrics.jsonl  done.json
-                      steps/STEP/{model/, optimizer.safetensors, manifest.json}
+runs/NAME-HASH8/  config.yaml  environment.json  metrics.jsonl  done.json
+                  steps/STEP/{model/, optimizer.safetensors, manifest.json}
 """
 
 import fcntl

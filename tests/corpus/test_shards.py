@@ -128,7 +128,7 @@ def test_a_finished_set_is_left_alone(made: Path, tokenizer_folder: Path, capsys
     assert "nothing to do" in capsys.readouterr().err
     with pytest.raises(InputError, match=r"finished shard set of other options.*manifest.json"):
         prepare([made.parent / "corpus"], tokenizer_folder, made, validation_fraction=0.2, seed=3)
-    with pytest.raises(InputError, match="other sources_hash"):
+    with pytest.raises(InputError, match="set of other sources:"):
         prepare([made.parent / "corpus" / "0.jsonl"], tokenizer_folder, made, validation_fraction=0.2)
 
 
@@ -322,6 +322,8 @@ def test_validation_by_sources(corpus: Path, tokenizer_folder: Path, tmp_path: P
     assert decoded(tmp_path / "out", "validation") == texts_of(2)
     with pytest.raises(InputError, match="both for training and for validation"):
         prepare([corpus], tokenizer_folder, tmp_path / "other", validation_sources=held_out)
+    with pytest.raises(InputError, match="txt_documents 'page' is unknown"):
+        prepare(train, tokenizer_folder, tmp_path / "o", txt_documents="page")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="choose one"):
         prepare(train, tokenizer_folder, tmp_path / "o", validation_sources=held_out, validation_fraction=0.1)
 

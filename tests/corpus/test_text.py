@@ -168,14 +168,14 @@ def test_hub_data_sets_are_pinned_and_split_into_their_files(tmp_path: Path, mon
     load_local = datasets.load_dataset
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     monkeypatch.setattr(huggingface_hub, "HfApi", FakeHub)
-    sources = find_sources(["HuggingFaceFW/fineweb-edu/sample-10BT"])
+    sources = find_sources(["HuggingFaceFW/fineweb-edu:sample-10BT"])
     assert asked["path"] == "HuggingFaceFW/fineweb-edu"
     assert (asked["name"], asked["split"], asked["revision"]) == ("sample-10BT", "train", "0123abcd")
     assert asked["streaming"]
-    assert sources[0].name == "hub:HuggingFaceFW/fineweb-edu/sample-10BT:train@0123abcd#1/3"
+    assert sources[0].name == "hub:HuggingFaceFW/fineweb-edu:sample-10BT:train@0123abcd#1/3"
     assert [d.text for source in sources for d in read_documents(source)] == ["text 0", "text 1", "text 2"]
     assert all(source.num_bytes is None for source in sources)
-    fails("hub:a/b/c:validation@main", "cannot be read from the hub", "validation")
+    fails("hub:a/b::validation@main", "cannot be read from the hub", "validation")
     fails("no/network", "cannot be read from the hub", "Name or service not known")
 
 

@@ -34,7 +34,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from biphase import console
-from biphase.corpus.text import Document, Source, TxtDocuments, find_sources, read_documents
+from biphase.corpus.text import Document, Source, TxtDocuments, check_txt_documents, find_sources, read_documents
 from biphase.corpus.tokenizer import (
     load_tokenizer,
     save_tokenizer,
@@ -165,16 +165,11 @@ def prepare(
     Raises `InputError` (one line: file, line, remedy) for bad input, no space left, a killed worker
     (`WorkerDiedError`), or an `out` that holds a set made from something else. What is finished stays.
     """
-    if validation_sources and validation_fraction:
-        raise InputError("validation_fraction and validation_sources are both given: choose one")
-    if validation_fraction is None:
-        validation_fraction = 0.0 if validation_sources else DEFAULT_VALIDATION_FRACTION
-    if not 0 <= validation_fraction < 1:
-        raise InputError(f"validation_fraction {validation_fraction} is not in [0, 1)")
     if workers is not None and workers < 1:
         raise InputError(f"workers {workers} is less than 1")
+    check_txt_documents(txt_documents)
     options = Options(
-        validation_fraction=validation_fraction,
+        validation_fraction=_fraction(validation_fraction, validation_sources),
         seed=seed,
         text_field=text_field,
         id_field=id_field,
@@ -196,6 +191,16 @@ def prepare(
 def num_cores() -> int:
     """Cores that this process may use (fewer than the machine has under taskset, Slurm or a container's cpuset)."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _fraction(given: float | None, validation_sources: Sequence[str | Path]) -> float:
+    if given and validation_sources:
+        raise InputError("validation_fraction and validation_sources are both given: choose one")
+    if given is None:
+        return 0.0 if validation_sources else DEFAULT_VALIDATION_FRACTION
+    if not 0 <= given < 1:
+        raise InputError(f"validation_fraction {given} is not in [0, 1)")
+    return given
 
 
 Found = list[tuple[SplitName | None, list[Source]]]
@@ -232,10 +237,13 @@ def _facts(tokenizer: "PreTrainedTokenizerFast", found: Found, options: Options)
 
 def _same_set(out: Path, facts: dict[str, Any]) -> Manifest:
     manifest = read_manifest(out)
-    differing = [name for name, value in facts.items() if getattr(manifest, name) != value]
+    differing = [
+        name for name in ("sources_hash", "tokenizer_hash", "options") if getattr(manifest, name) != facts[name]
+    ]
     if differing:
+        what = ", ".join(name.removesuffix("_hash") for name in differing)
         raise InputError(
-            f"{out} holds a finished shard set of other {', '.join(differing)}: choose another folder, or delete "
+            f"{out} holds a finished shard set of other {what}: choose another folder, or delete "
             f"{out / 'manifest.json'} to make it anew (files that are still the same are not tokenized again)"
         )
     console.err.print(f"{out} is complete, nothing to do")

@@ -23,7 +23,7 @@ KINDS: dict[str, Kind] = {".txt": "text", ".jsonl": "jsonl", ".parquet": "parque
 CODECS = {".gz": "gzip", ".zst": "zstd"}
 READABLE = ".txt, .jsonl (both also as .gz or .zst) and .parquet"
 HUB_ADDRESS = re.compile(
-    r"(?:hub:)?(?P<dataset>[\w.-]+/[\w.-]+)(?:/(?P<config>[\w.-]+))?(?::(?P<split>[\w.]+))?(?:@(?P<revision>[\w./-]+))?"
+    r"(?:hub:)?(?P<dataset>[\w.-]+/[\w.-]+)(?::(?P<config>[\w.-]*))?(?::(?P<split>[\w.]+))?(?:@(?P<revision>[\w./-]+))?"
 )
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -61,8 +61,8 @@ class Source:
 def find_sources(sources: Sequence[str | Path]) -> list[Source]:
     """Files, folders (recursive, sorted), globs and hub data sets → sources, in the order given.
 
-    A hub data set is `hub:owner/name[/config][:split][@revision]`, for example
-    `hub:HuggingFaceFW/fineweb-edu/sample-10BT`; the prefix may be left out where no local path is meant. It is pinned
+    A hub data set is `hub:owner/name[:config[:split]][@revision]`, for example
+    `hub:HuggingFaceFW/fineweb-edu:sample-10BT`; the prefix may be left out where no local path is meant. It is pinned
     to the commit found now, and each of its data files becomes a source. The split is `train` unless given.
 
     Raises `InputError` for what does not exist, matches nothing, is empty, has an unknown ending, or is given twice.
@@ -146,17 +146,17 @@ def _file(path: Path) -> Source:
 def _hub(given: str) -> list[Source]:
     match = HUB_ADDRESS.fullmatch(given)
     if match is None:
-        raise InputError(f"{given} is no hub address; write hub:owner/name[/config][:split][@revision]")
+        raise InputError(f"{given} is no hub address; write hub:owner/name[:config[:split]][@revision]")
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HTTPError
 
     try:
         commit = HfApi().dataset_info(match["dataset"], revision=match["revision"]).sha
-        whole = HubPart(match["dataset"], match["config"], match["split"] or "train", str(commit), 0, 1)
+        whole = HubPart(match["dataset"], match["config"] or None, match["split"] or "train", str(commit), 0, 1)
         count = max(_stream(whole).num_shards, 1)
     except (OSError, HTTPError, ValueError) as error:
         raise InputError(f"{given} cannot be read from the hub, nor is it a local path: {_first_line(error)}") from None
-    address = f"hub:{whole.dataset}/{whole.config or ''}:{whole.split}@{commit}"
+    address = f"hub:{whole.dataset}:{whole.config or ''}:{whole.split}@{commit}"
     return [
         Source(
             name=f"{address}#{index + 1}/{count}",
@@ -359,9 +359,13 @@ def read_documents(
     Raises `InputError` naming file and line: broken JSON, a missing field (the fields that are there are listed), a
     text that is no string, bytes that are not UTF-8, half a surrogate pair, damaged compression, no document at all.
     """
-    if txt_documents not in get_args(TxtDocuments):
-        raise InputError(f"txt documents '{txt_documents}'{nearest(txt_documents, get_args(TxtDocuments))}")
+    check_txt_documents(txt_documents)
     return DocumentReader(source, text_field, id_field, txt_documents)
+
+
+def check_txt_documents(name: str) -> None:
+    if name not in get_args(TxtDocuments):
+        raise InputError(f"txt_documents '{name}' is unknown{nearest(name, get_args(TxtDocuments))}")
 
 
 def sample_texts(

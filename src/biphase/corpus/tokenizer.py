@@ -6,6 +6,7 @@ token. Encoding adds no special token; `corpus.shards` ends each document with t
 
 import base64
 import binascii
+import hashlib
 import json
 import re
 from collections.abc import Iterable
@@ -292,10 +293,18 @@ def save_tokenizer(tokenizer: "PreTrainedTokenizerFast", folder: Path) -> None:
 
 
 def tokenizer_hash(tokenizer: "PreTrainedTokenizerFast") -> str:
-    """SHA-256 of what decides the ids of a text: splitting, vocabulary, merges, added tokens, the special roles."""
-    state = json.loads(tokenizer.backend_tokenizer.to_str())
-    parts = {key: state[key] for key in ("normalizer", "pre_tokenizer", "model", "added_tokens")}
-    return content_hash(parts | {"eos": tokenizer.eos_token_id, "mask": tokenizer.mask_token_id})
+    """SHA-256 of what decides the ids of a text: splitting, vocabulary, merges, added tokens, end-of-text and mask."""
+    from tokenizers import Tokenizer
+
+    backend = tokenizer.backend_tokenizer
+    bare = Tokenizer(backend.model)
+    if backend.normalizer is not None:
+        bare.normalizer = backend.normalizer
+    if backend.pre_tokenizer is not None:
+        bare.pre_tokenizer = backend.pre_tokenizer
+    digest = hashlib.sha256(bare.to_str().encode()).hexdigest()
+    added = [[number, repr(token)] for number, token in sorted(backend.get_added_tokens_decoder().items())]
+    return content_hash([digest, added, tokenizer.eos_token_id, tokenizer.mask_token_id])
 
 
 def vocabulary_size(tokenizer: "PreTrainedTokenizerFast") -> int:
@@ -315,12 +324,12 @@ def token_byte_lengths(tokenizer: "PreTrainedTokenizerFast") -> np.ndarray:
     Exact for byte-level BPE: over the ids of a text they sum up to `len(text.encode())`. For sentencepiece with byte
     fallback, up to a space that it puts before the text; for tokenizers that normalize (BERT's), an estimate.
     """
-    state = json.loads(tokenizer.backend_tokenizer.to_str())
-    is_byte_level = '"ByteLevel"' in json.dumps([state["decoder"], state["pre_tokenizer"]])
+    backend = tokenizer.backend_tokenizer
+    is_byte_level = "ByteLevel(" in f"{backend.decoder} {backend.pre_tokenizer}"
     measure = len if is_byte_level else _sentencepiece_bytes
-    lengths_V = np.zeros(vocabulary_size(tokenizer), dtype=np.uint16)
-    ids = _ids_by_name(state)
-    added = {token["id"] for token in state["added_tokens"]}
+    ids = tokenizer.get_vocab()
+    added = backend.get_added_tokens_decoder()
+    lengths_V = np.zeros(max(ids.values()) + 1, dtype=np.uint16)
     for name, number in ids.items():
         lengths_V[number] = len(name.encode()) if number in added else measure(name)
     lengths_V[special_ids(tokenizer)] = 0

@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
@@ -85,28 +87,30 @@ def make_model(preset: str, architecture: dict[str, Any], tokens: TokenIds, max_
     for key in architecture:
         if key not in known:
             raise InputError(f"init.architecture: unknown key '{key}'{nearest(key, known)}")
-    config = EuroBertConfig(
-        **{
-            "vocab_size": tokens.vocab_size,
-            "max_position_embeddings": max_len,
-            "rms_norm_eps": 1e-5,
-            "initializer_range": 0.02,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
-            "tie_word_embeddings": False,
-            "mask_token_id": tokens.mask,
-            "eos_token_id": tokens.eos,
-            "pad_token_id": tokens.pad,
-            "bos_token_id": tokens.bos,
-            **PRESETS[preset],
-            **architecture,
-        }
-    )
-    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads or config.num_attention_heads
-    if config.hidden_size % heads or heads % kv_heads:
+    settings = {
+        "vocab_size": tokens.vocab_size,
+        "max_position_embeddings": max_len,
+        "rms_norm_eps": 1e-5,
+        "initializer_range": 0.02,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
+        "tie_word_embeddings": False,
+        "mask_token_id": tokens.mask,
+        "eos_token_id": tokens.eos,
+        "pad_token_id": tokens.pad,
+        "bos_token_id": tokens.bos,
+        **PRESETS[preset],
+        **architecture,
+    }
+    width, heads, kv_heads = (settings[key] for key in ("hidden_size", "num_attention_heads", "num_key_value_heads"))
+    if width % heads or heads % kv_heads:
         raise InputError(
             f"init.architecture: {heads} attention heads and {kv_heads} key-value heads do not divide evenly into "
-            f"hidden_size {config.hidden_size}"
+            f"hidden_size {width}"
         )
+    try:
+        config = EuroBertConfig(**settings)
+    except StrictDataclassError as error:
+        raise InputError(f"init.architecture: {' '.join(str(error).split())}") from None
     torch.manual_seed(seed)
     config._attn_implementation = ATTENTION
     model = EuroBertForMaskedLM(config)
@@ -142,7 +146,7 @@ def load_model_config(source: str | Path, revision: str | None = None) -> Pretra
         raise InputError(f"{source} is not a folder")
     try:
         config = AutoConfig.from_pretrained(str(source), revision=revision, trust_remote_code=False)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, StrictDataclassError) as error:
         raise InputError(f"cannot read a model configuration from {source}: {first_line(error)}") from None
     return config.get_text_config()
 
@@ -167,7 +171,7 @@ def load_weights(
             output_loading_info=True,
             **options,
         )
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise InputError(f"cannot load weights from {source}: {first_line(error)}") from None
     missing = sorted(report["missing_keys"])
     if missing and not options.get("allow_new_head"):
@@ -228,6 +232,8 @@ class PackedModel(nn.Module):
         if target_positions_N is None or targets_N is None:
             return hidden_TD
         hidden_ND = hidden_TD.index_select(0, target_positions_N)
+        if torch.is_autocast_enabled(hidden_ND.device.type):  # the last norm leaves fp32
+            hidden_ND = hidden_ND.to(torch.get_autocast_dtype(hidden_ND.device.type))
         head = self.network.get_output_embeddings()
         softcap = getattr(self.network.config, "final_logit_softcapping", None)
         return language_model_loss(hidden_ND, head.weight, head.bias, targets_N, softcap)

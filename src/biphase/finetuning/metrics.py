@@ -6,8 +6,6 @@ Letters: U units that carry a label (samples or words), S samples, L labels.
 from collections.abc import Sequence
 
 import numpy as np
-from seqeval.metrics.v1 import precision_recall_fscore_support
-from seqeval.scheme import IOB2
 
 
 def accuracy(gold_U: np.ndarray, predicted_U: np.ndarray) -> float:
@@ -21,6 +19,9 @@ def entity_scores(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[st
     seqeval's strict mode for IOB2: an I- tag that continues no entity of its type starts none. A score without a
     denominator (no entity at all) is 0.
     """
+    from seqeval.metrics.v1 import precision_recall_fscore_support  # brings scikit-learn: 2 s that others need not wait
+    from seqeval.scheme import IOB2
+
     precision, recall, f1, _ = precision_recall_fscore_support(
         [list(tags) for tags in gold],
         [list(tags) for tags in predicted],

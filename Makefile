@@ -1,0 +1,48 @@
+# The two commands of a new user are `make demo` and `make test`. Both make .venv on their own.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+# For a PyTorch without CUDA: make demo TORCH='torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu'
+TORCH ?= torch==2.13.0
+
+.PHONY: demo test lint check format bench clean
+
+demo: $(VENV)/installed
+	$(BIN)/biphase demo
+
+test: $(VENV)/developer
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/developer
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+check: lint
+	$(BIN)/python -m pytest -m "not slow"
+
+format: $(VENV)/developer
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(VENV)/developer
+	$(BIN)/python benchmarks/tokenization.py
+	$(BIN)/python benchmarks/pretraining.py
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache biphase-demo
+
+# PyTorch by exact version first: a range would fetch gigabytes of CUDA libraries where a CPU build would do.
+$(VENV)/torch:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH)
+	touch $@
+
+$(VENV)/installed: $(VENV)/torch pyproject.toml
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	touch $@
+
+$(VENV)/developer: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	touch $@

@@ -1,0 +1,84 @@
+"""What a folder holds, for people: shards, a run, a checkpoint or a model."""
+
+import json
+from pathlib import Path
+
+from biphase.corpus.shards import SPLITS, ShardSet
+from biphase.corpus.shards import describe as describe_shards
+from biphase.errors import InputError
+from biphase.files import read_json
+from biphase.run import Run, read_config, read_done, read_metrics
+
+
+def describe_path(path: Path, *, verify: bool = False) -> str:
+    """Lines about a folder; with `verify`, every hash is compared first.
+
+    Raises:
+        InputError: no such folder, not one of ours, or damaged (the message names the file).
+    """
+    if not path.is_dir():
+        raise InputError(f"{path} is not a folder")
+    if (path / "config.yaml").exists():
+        return describe_run(Run(path), verify=verify)
+    if (path / "manifest.json").exists() and (path / "model").is_dir():
+        return describe_checkpoint(path)
+    if (path / "manifest.json").exists():
+        if verify:
+            for split in SPLITS:
+                ShardSet.open(path, split).verify()
+        return describe_shards(path) + ("\nverified: every hash agrees" if verify else "")
+    if (path / "config.json").exists():
+        return describe_model(path)
+    raise InputError(f"{path} holds no shards (manifest.json), run (config.yaml) or model (config.json)")
+
+
+def describe_run(run: Run, *, verify: bool) -> str:
+    from biphase.pretraining.checkpoint import whole_steps
+
+    config, done = read_config(run), read_done(run)
+    train, steps = read_metrics(run, "train"), whole_steps(run)
+    total = sum(phase["steps"] for phase in config["curriculum"])
+    at = train[-1]["step"] if train else 0
+    lines = [
+        f"run {run.path}: {'done' if done else f'step {at} of {total}'}",
+        "curriculum: " + " → ".join(f"{phase['objective']} {phase['steps']}" for phase in config["curriculum"]),
+        "checkpoints: " + (", ".join(f"@{step}" for step in steps) or "none"),
+    ]
+    if train:
+        last = train[-1]
+        lines.append(f"last loss {last['loss']:.3f} ({last['objective']}), {last['tokens_seen']:,} tokens seen")
+    lines += [
+        f"validation at {row['step']}: {row['objective']} loss {row['loss']:.3f}, accuracy {row['accuracy']:.1%}, "
+        f"{row['bits_per_byte']:.3f} bits per byte"
+        for row in read_metrics(run, "validation")[-3:]
+    ]
+    if verify:
+        for step in steps:
+            describe_checkpoint(run.steps / str(step))
+        lines.append(f"verified: {len(steps)} checkpoints are whole")
+    return "\n".join(lines)
+
+
+def describe_checkpoint(folder: Path) -> str:
+    """Reads and compares every file: a checkpoint that is described is whole."""
+    from biphase.pretraining.checkpoint import read_manifest
+
+    manifest = read_manifest(folder)
+    state = "in decay" if manifest.is_decayed else "undecayed"
+    parent = f"{manifest.parent[:16]} (carried: {', '.join(manifest.carried)})" if manifest.parent else "none"
+    return "\n".join(
+        [
+            f"checkpoint {folder}: whole, step {manifest.step}, {state}",
+            f"objective {manifest.objective}, {manifest.tokens_seen:,} tokens seen",
+            f"content {manifest.content[:16]}, data {manifest.data_fingerprint[:16]}, "
+            f"tokenizer {manifest.tokenizer_hash[:16]}",
+            f"parent: {parent}",
+        ]
+    )
+
+
+def describe_model(folder: Path) -> str:
+    config = read_json(folder / "config.json")
+    shown = ("architectures", "model_type", "is_causal", "hidden_size", "num_hidden_layers", "vocab_size")
+    facts = ", ".join(f"{key} {json.dumps(config[key])}" for key in shown if key in config)
+    return f"model {folder}: {facts}"

@@ -1,0 +1,135 @@
+"""What a run was, for people: the curves of its losses and the model card of its export."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+from transformers import PreTrainedModel
+
+from biphase.pretraining.checkpoint import Manifest
+from biphase.run import Run, read_config, read_metrics
+
+PREDICTS = {
+    "clm": "the next token, from the tokens before it",
+    "mlm": "masked tokens in place, from both sides",
+    "mntp": "masked tokens, from the position before each and both sides",
+}
+COLORS = {"clm": "#0072B2", "mlm": "#D55E00", "mntp": "#009E73"}
+"""Of Okabe and Ito's palette, which colour-blind readers tell apart."""
+
+CARD = """\
+---
+library_name: transformers
+tags: [biphase, text-encoder, {model_type}]
+---
+
+# {name}
+
+A {direction} `{kind_of_network}` of {millions:.1f}M parameters. It predicts {predicts}.
+
+```python
+from transformers import AutoTokenizer, {auto_class}
+
+tokenizer = AutoTokenizer.from_pretrained("{name}")
+model = {auto_class}.from_pretrained("{name}")
+```
+
+`AutoModel` gives the network without the language model head. Training samples were text followed by the end-of-text
+token `{eos}`, without a token in front.
+
+## How it was trained
+
+{curriculum}
+
+{tokens_seen:,} tokens seen in {step:,} updates; data `{data}` (content hash), tokenizer `{tokenizer}`.
+
+![Losses over the steps](curves.png)
+
+| step | objective | validation loss (nats) | accuracy | bits per byte |
+|---:|---|---:|---:|---:|
+{validation}
+
+<details><summary>Recipe</summary>
+
+```yaml
+{recipe}```
+
+</details>
+
+Made with biphase {version}.
+"""
+
+
+def write_card(run: Run, manifest: Manifest, name: str, auto_class: str, network: PreTrainedModel) -> str:
+    """The model card as Markdown."""
+    from biphase import __version__
+
+    config = read_config(run)
+    config["data"]["shards"] = Path(config["data"]["shards"]).name
+    phases = " → ".join(f"{phase['steps']:,} steps of {phase['objective'].upper()}" for phase in config["curriculum"])
+    rows = [
+        f"| {row['step']} | {row['objective']} | {row['loss']:.3f} | {row['accuracy']:.1%} | {row['bits_per_byte']:.3f} |"
+        for row in read_metrics(run, "validation")
+        if row["step"] <= manifest.run_step
+    ]
+    return CARD.format(
+        name=name,
+        model_type=network.config.model_type,
+        direction="causal" if manifest.objective == "clm" else "bidirectional",
+        kind_of_network=type(network).__name__,
+        millions=sum(parameter.numel() for parameter in network.parameters()) / 1e6,
+        predicts=PREDICTS[manifest.objective],
+        auto_class=auto_class,
+        eos=eos_name(network, run, manifest),
+        curriculum=f"{phases}, batches of {config['batch_tokens']:,} tokens, peak rate {config['schedule']['peak_lr']}.",
+        tokens_seen=manifest.tokens_seen,
+        step=manifest.step,
+        data=manifest.data_fingerprint[:16],
+        tokenizer=manifest.tokenizer_hash[:16],
+        validation="\n".join(rows) or "| | no validation text | | | |",
+        recipe=yaml.safe_dump(config, sort_keys=False, allow_unicode=True),
+        version=__version__,
+    )
+
+
+def eos_name(network: PreTrainedModel, run: Run, manifest: Manifest) -> str:
+    from transformers import AutoTokenizer
+
+    folder = run.steps / str(manifest.step) / "model"
+    return str(AutoTokenizer.from_pretrained(folder, trust_remote_code=False).eos_token)
+
+
+def draw_curves(run: Run, path: Path) -> None:
+    """The curves of `plot_losses` as a PNG."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    plot_losses(run, figure.add_subplot())
+    figure.savefig(path, dpi=150)
+
+
+def plot_losses(run: Run, axes: Any) -> None:
+    """Training and validation loss over the steps, a colour for each objective, on matplotlib axes."""
+    train, validation = read_metrics(run, "train"), read_metrics(run, "validation")
+    for objective in dict.fromkeys(row["objective"] for row in train):
+        rows = [row for row in train if row["objective"] == objective]
+        axes.plot(
+            [row["step"] for row in rows],
+            [row["loss"] for row in rows],
+            color=COLORS[objective],
+            alpha=0.5,
+            linewidth=1,
+            label=f"{objective.upper()}, training",
+        )
+        held_out = [row for row in validation if row["objective"] == objective]
+        axes.plot(
+            [row["step"] for row in held_out],
+            [row["loss"] for row in held_out],
+            "o-",
+            color=COLORS[objective],
+            label=f"{objective.upper()}, validation",
+        )
+    axes.set(xlabel="step", ylabel="loss (nats per target)")
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)

@@ -1,0 +1,109 @@
+"""A checkpoint → a folder that transformers loads: weights, configuration that says which way to look, tokenizer, card.
+
+EuroBERT has no causal class, but a EuroBERT is a Llama without its causal mask: weight for weight the same network. So
+a run that ended with CLM is written as Llama, and one that ended with MLM as EuroBERT. An adapted decoder keeps its own
+class; `is_causal` in its configuration tells transformers to look both ways.
+"""
+
+from pathlib import Path
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoTokenizer,
+    EuroBertConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+)
+
+from biphase.encoder.attention import lay_out
+from biphase.encoder.backbone import load_model, packed_hidden
+from biphase.errors import InputError
+from biphase.files import whole_folder, write_text
+from biphase.pretraining.card import draw_curves, write_card
+from biphase.pretraining.checkpoint import find_checkpoint, read_manifest
+from biphase.run import Run
+
+SHARED_WITH_LLAMA = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "hidden_act",
+    "max_position_embeddings",
+    "initializer_range",
+    "rms_norm_eps",
+    "rope_parameters",
+    "tie_word_embeddings",
+    "attention_bias",
+    "mlp_bias",
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+    "mask_token_id",
+)
+
+
+def export_checkpoint(reference: str, folder: Path) -> str:
+    """Write the checkpoint `RUN[@STEP]` as a model folder; returns a line that says how to load it.
+
+    Before the folder takes its name it is loaded back with transformers alone, must give the same logits as the packed
+    network, and must be causal or bidirectional as the last objective was.
+
+    Raises:
+        InputError: no such checkpoint, a damaged one, or a folder that holds something else.
+    """
+    if folder.exists() and any(folder.iterdir()):
+        raise InputError(f"{folder} is not empty; choose another folder, or delete it first")
+    source = find_checkpoint(reference)
+    manifest = read_manifest(source)
+    run = Run(source.parent.parent)
+    network = load_model(source / "model")
+    causal = manifest.objective == "clm"
+    exported = as_llama(network) if causal and isinstance(network.config, EuroBertConfig) else network
+    if not isinstance(exported.config, EuroBertConfig):
+        exported.config.is_causal = causal
+    kind = AutoModelForMaskedLM if isinstance(exported.config, EuroBertConfig) else AutoModelForCausalLM
+    with whole_folder(folder) as part:
+        exported.save_pretrained(part)
+        AutoTokenizer.from_pretrained(source / "model", trust_remote_code=False).save_pretrained(part)
+        check_export(part, kind, network, causal)
+        draw_curves(run, part / "curves.png")
+        write_text(part / "README.md", write_card(run, manifest, folder.name, kind.__name__, exported))
+    return f"{folder}: {type(exported).__name__}, {direction(causal)}; load it with {kind.__name__} or AutoModel"
+
+
+def direction(causal: bool) -> str:
+    return "causal" if causal else "bidirectional"
+
+
+def as_llama(network: PreTrainedModel) -> PreTrainedModel:
+    """The same weights under the causal class."""
+    config = LlamaConfig(**{key: getattr(network.config, key) for key in SHARED_WITH_LLAMA})
+    llama = LlamaForCausalLM(config)
+    llama.load_state_dict(network.state_dict(), strict=True)
+    return llama
+
+
+@torch.no_grad()
+def check_export(folder: Path, kind: type, network: PreTrainedModel, causal: bool) -> None:
+    """Load the folder as a user would, and compare with the packed network on two sequences that differ at the end."""
+    reloaded = kind.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False).eval()  # type: ignore[attr-defined]
+    network.eval()
+    vocab_size = network.config.vocab_size
+    tokens_T = torch.arange(2, 14) * 7 % vocab_size
+    changed_T = torch.cat([tokens_T[:-1], (tokens_T[-1:] + 1) % vocab_size])
+    layout = lay_out(torch.tensor([0, 12]).numpy(), causal=causal)
+    hidden_TD = packed_hidden(network.base_model, tokens_T, torch.arange(12), layout)
+    head = network.get_output_embeddings()
+    softcap = getattr(network.config, "final_logit_softcapping", None)
+    ours_TV = head(hidden_TD)
+    ours_TV = softcap * torch.tanh(ours_TV / softcap) if softcap else ours_TV
+    theirs_TV = reloaded(input_ids=tokens_T[None]).logits[0]
+    assert torch.allclose(ours_TV, theirs_TV, rtol=1e-3, atol=1e-3), "the exported model computes something else"
+    moved = bool((reloaded(input_ids=changed_T[None]).logits[0, :-1] != theirs_TV[:-1]).any())
+    assert moved != causal, f"the exported model is not {direction(causal)}"

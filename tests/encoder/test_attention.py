@@ -1,0 +1,177 @@
+"""Who sees whom, proved by gradients; the fast path against the slow twin and an exact answer in fp64."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import biphase.encoder.attention as attention
+from biphase.encoder.attention import Backend, attend, bucket_attention, lay_out, make_buckets, packed_attention
+from biphase.errors import InputError
+
+LENGTHS = [17, 1, 40, 33, 2, 1, 64, 7, 61]
+"""Odd lengths, samples of one token, and lengths that share a bucket as well as ones that do not."""
+
+
+def bounds_of(lengths: list[int]) -> np.ndarray:
+    return np.concatenate([[0], np.cumsum(lengths)])
+
+
+def random_qkv(tokens: int, heads: int, kv_heads: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(tokens + heads)
+    shapes = [(tokens, heads, 16), (tokens, kv_heads, 16), (tokens, kv_heads, 16)]
+    return [torch.randn(shape, generator=generator).to(dtype).requires_grad_() for shape in shapes]
+
+
+def each_sample_alone(q: Tensor, k: Tensor, v: Tensor, lengths: list[int], causal: bool, window: int) -> Tensor:
+    """The textbook: one sample, one query and one head at a time decide what is seen; the type is that of the inputs."""
+    repeats = q.shape[1] // k.shape[1]
+    outs, first = [], 0
+    for length in lengths:
+        part = slice(first, first + length)
+        first += length
+        q_HLK, k_HLK, v_HLK = (
+            x[part].transpose(0, 1) for x in (q, k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1))
+        )
+        sees = torch.tensor(
+            [
+                [(j <= i or not causal) and (not window or abs(i - j) < window) for j in range(length)]
+                for i in range(length)
+            ]
+        )
+        scores = (q_HLK @ k_HLK.transpose(1, 2)) / q.shape[-1] ** 0.5
+        outs.append((scores.masked_fill(~sees, float("-inf")).softmax(-1) @ v_HLK).transpose(0, 1))
+    return torch.cat(outs)
+
+
+def run_with_gradients(function: Any, inputs: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    """The output and the gradients of q, k, v, in fp64."""
+    leaves = [x.detach().to(dtype).requires_grad_() for x in inputs]
+    out = function(*leaves)
+    generator = torch.Generator().manual_seed(0)
+    grads = torch.autograd.grad(out, leaves, torch.randn(out.shape, generator=generator).to(dtype))
+    return [x.detach().double() for x in (out, *grads)]
+
+
+@pytest.mark.parametrize("backend", ["buckets", "reference"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (4, 2), (3, 1)])
+@pytest.mark.parametrize("window", [0, 1, 5])
+@pytest.mark.parametrize("causal", [True, False])
+def test_three_way(
+    causal: bool, window: int, heads: int, kv_heads: int, dtype: torch.dtype, backend: Backend
+) -> None:
+    """Forward and gradient are as near to the exact answer (fp64) as the textbook in the same type is."""
+    bounds_S1 = bounds_of(LENGTHS)
+    inputs = random_qkv(int(bounds_S1[-1]), heads, kv_heads, dtype)
+    layout = lay_out(bounds_S1, causal=causal, backend=backend)
+
+    def textbook(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return each_sample_alone(q, k, v, LENGTHS, causal, window)
+
+    exact = run_with_gradients(textbook, inputs, torch.float64)
+    plain = run_with_gradients(textbook, inputs, dtype)
+    ours = run_with_gradients(lambda q, k, v: attend(q, k, v, layout, 16**-0.5, window), inputs, dtype)
+    for name, x, p, e in zip(("out", "q", "k", "v"), ours, plain, exact, strict=True):
+        allowed = 2 * (p - e).abs().max() + 4 * torch.finfo(dtype).eps * e.abs().max()
+        assert (x - e).abs().max() <= allowed, name
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_packed_is_alone(causal: bool) -> None:
+    """A sample's output does not depend on its neighbours, whichever bucket they put it in."""
+    bounds_S1 = bounds_of(LENGTHS)
+    q, k, v = random_qkv(int(bounds_S1[-1]), 4, 2)
+    packed = attend(q, k, v, lay_out(bounds_S1, causal=causal), 0.25)
+    for first, end in zip(bounds_S1[:-1], bounds_S1[1:], strict=True):
+        alone = lay_out(np.array([0, end - first]), causal=causal)
+        torch.testing.assert_close(
+            packed[first:end], attend(q[first:end], k[first:end], v[first:end], alone, 0.25), rtol=1e-5, atol=1e-6
+        )
+
+
+def test_no_tokens_at_all() -> None:
+    """A process may get an empty part of a small validation set, and must still take part in every layer."""
+    for backend in ("buckets", "reference"):
+        layout = lay_out(np.array([0]), causal=False, backend=backend)
+        assert attend(*random_qkv(0, 4, 2), layout, 0.25).shape == (0, 4, 16)
+
+
+def test_buckets_hold_every_sample_once_and_waste_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths_S = np.random.default_rng(0).integers(1, 2049, 300)
+    lengths_S[:40] = np.arange(1, 41)
+    buckets = make_buckets(lengths_S)
+    assert sorted(np.concatenate(buckets)) == list(range(300))
+    for members in buckets:
+        longest = lengths_S[members].max()
+        assert longest <= attention.SHORT_SAMPLE or longest <= lengths_S[members].min() * attention.BUCKET_WASTE
+        assert len(members) == 1 or len(members) * longest**2 <= attention.BUCKET_SCORES
+    assert len(make_buckets(lengths_S // 10 + 1)) < 20
+    monkeypatch.setattr(attention, "BUCKET_SCORES", 1)
+    assert all(len(members) == 1 for members in make_buckets(lengths_S))
+
+
+def test_small_buckets_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    bounds_S1 = bounds_of(LENGTHS)
+    q, k, v = random_qkv(int(bounds_S1[-1]), 4, 2)
+    once = attend(q, k, v, lay_out(bounds_S1, causal=True), 0.25)
+    assert len(lay_out(bounds_S1, causal=True).buckets_B2) == 4
+    monkeypatch.setattr(attention, "BUCKET_SCORES", 3000)
+    monkeypatch.setattr(attention, "SHORT_SAMPLE", 0)
+    many = lay_out(bounds_S1, causal=True)
+    assert len(many.buckets_B2) == 8
+    torch.testing.assert_close(attend(q, k, v, many, 0.25), once, rtol=1e-5, atol=1e-6)
+
+
+def test_operator_is_what_torch_compile_believes() -> None:
+    layout = lay_out(bounds_of([3, 1, 5]), causal=True)
+    q, k, v = random_qkv(9, 4, 2)
+    arguments = (layout.slots_P, layout.slot_of_T, layout.buckets_B2, layout.lengths_S, True, 0, 0.25)
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor")
+    torch.library.opcheck(bucket_attention, (q, k, v, *arguments), test_utils=checks)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [({"dropout": 0.1}, "dropout"), ({"softcap": 50.0}, "softcap"), ({"s_aux": torch.zeros(4)}, "attention sinks")],
+)
+def test_what_is_not_supported_is_refused(options: dict[str, Any], named: str) -> None:
+    q, k, v = (x.transpose(0, 1)[None] for x in random_qkv(4, 4, 4))
+    module = torch.nn.Identity()
+    layout = lay_out(np.array([0, 4]), causal=True)
+    with pytest.raises(InputError, match=named):
+        packed_attention(module, q, k, v, None, layout=layout, **options)
+    with pytest.raises(InputError, match="packed batches only"):
+        packed_attention(module, q, k, v, None)
+
+
+def test_rotated_queries_follow_the_type_of_the_values() -> None:
+    """Under autocast, rotary embeddings return fp32."""
+    q, k, v = (x.transpose(0, 1)[None] for x in random_qkv(4, 4, 4))
+    layout = lay_out(np.array([0, 4]), causal=True)
+    out, _ = packed_attention(torch.nn.Identity(), q, k, v.bfloat16(), None, layout=layout)
+    assert out.dtype == torch.bfloat16
+    assert out.shape == (1, 4, 4, 16)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("window", [0, 5])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (6, 2)])
+@pytest.mark.parametrize("causal", [True, False])
+def test_varlen_on_cuda(causal: bool, heads: int, kv_heads: int, window: int) -> None:
+    bounds_S1 = bounds_of(LENGTHS)
+    inputs = [x.detach().cuda() for x in random_qkv(int(bounds_S1[-1]), heads, kv_heads, torch.bfloat16)]
+
+    def run(backend: Backend, dtype: torch.dtype) -> list[Tensor]:
+        layout = lay_out(bounds_S1, causal=causal, device="cuda", backend=backend)
+        leaves = [x.to(dtype).requires_grad_() for x in inputs]
+        out = attend(*leaves, layout, 0.25, window)
+        return [out, *torch.autograd.grad(out, leaves, torch.ones_like(out))]
+
+    exact, plain = run("reference", torch.float32), run("buckets", torch.bfloat16)
+    for x, p, e in zip(run("varlen", torch.bfloat16), plain, exact, strict=True):
+        allowed = 2 * (p.float() - e).abs().max() + 2**-6 * e.abs().max()
+        assert (x.float() - e).abs().max() <= allowed

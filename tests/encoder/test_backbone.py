@@ -1,0 +1,335 @@
+"""Whole networks of seven families on packed tokens: who influences whom, against transformers' own arithmetic."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma3TextConfig,
+    GPT2Config,
+    GPTNeoXConfig,
+    GraniteConfig,
+    LlamaConfig,
+    MistralConfig,
+    Olmo2Config,
+    PreTrainedModel,
+    Qwen3Config,
+)
+
+import biphase.encoder.backbone as backbone
+from biphase.encoder.attention import ATTENTION, Backend, Layout, lay_out
+from biphase.encoder.backbone import (
+    PRESETS,
+    PackedModel,
+    TokenIds,
+    check_causality,
+    check_head,
+    count_flops,
+    load_backbone,
+    load_model,
+    make_model,
+    packed_hidden,
+    probe_causality,
+)
+from biphase.errors import InputError
+
+V = 96
+TINY = {
+    "vocab_size": V,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+}
+NO_GROUPS = {key: value for key, value in TINY.items() if key != "num_key_value_heads"}
+TOKENS = TokenIds(vocab_size=V, mask=1, eos=2, pad=2, bos=None)
+SMALL = {key: TINY[key] for key in list(TINY)[1:6]}
+
+FAMILIES: dict[str, Callable[[], Any]] = {
+    "llama": lambda: LlamaConfig(**TINY),
+    "qwen3": lambda: Qwen3Config(**TINY, head_dim=8),
+    "gemma3": lambda: Gemma3TextConfig(
+        **TINY, head_dim=8, sliding_window=3, layer_types=["sliding_attention", "full_attention"]
+    ),
+    "olmo2": lambda: Olmo2Config(**TINY),
+    "gpt_neox": lambda: GPTNeoXConfig(**NO_GROUPS),
+    "gpt2": lambda: GPT2Config(vocab_size=V, n_embd=32, n_layer=2, n_head=4, n_positions=64),
+    "mistral_window": lambda: MistralConfig(**TINY, sliding_window=3),
+}
+REACH = {"mistral_window": 4}
+"""How far two layers carry: twice the window less one."""
+
+LENGTHS = [7, 1, 6]
+BOUNDS = np.array([0, 7, 8, 14])
+POSITIONS = torch.tensor([0, 1, 2, 3, 4, 5, 6, 0, 0, 1, 2, 3, 4, 5])
+
+
+def make_family(family: str) -> PreTrainedModel:
+    """A tiny network with larger random weights than usual, so that each influence is far above rounding."""
+    torch.manual_seed(0)
+    if family == "eurobert":
+        model = make_model("1m", SMALL | {"initializer_range": 0.2}, TOKENS, 64, seed=0)
+    else:
+        config = FAMILIES[family]()
+        config.initializer_range, config.use_cache = 0.2, False
+        for key in backbone.NO_DROPOUT:
+            if hasattr(config, key):
+                setattr(config, key, 0.0)
+        model = AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION)
+    return model.train()
+
+
+def influence(model: PreTrainedModel, layout: Layout) -> Tensor:
+    """[T, T]: how strongly the output at t moves with the input embedding at s."""
+    embedding: Any = model.get_input_embeddings()
+    tokens_T = torch.arange(5, 5 + len(POSITIONS)) * 5 % V
+    inputs_TD = embedding(tokens_T).detach().requires_grad_()
+    output = model.base_model(
+        inputs_embeds=inputs_TD[None], position_ids=POSITIONS[None], layout=layout, use_cache=False
+    ).last_hidden_state[0]
+    direction_D = torch.randn(output.shape[1], generator=torch.Generator().manual_seed(3))
+    rows = [
+        torch.autograd.grad(output[t] @ direction_D, inputs_TD, retain_graph=True)[0].norm(dim=-1)
+        for t in range(len(output))
+    ]
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("backend", ["buckets", "reference"])
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("family", ["eurobert", *FAMILIES])
+def test_gradient_influence(family: str, causal: bool, backend: Backend) -> None:
+    """Exactly zero across samples and, when causal, from the right; never zero where the objective may look."""
+    places = np.arange(14)
+    sample_T = np.searchsorted(BOUNDS, places, side="right")
+    distance_TT = places[:, None] - places
+    may_TT = (sample_T[:, None] == sample_T) & (np.abs(distance_TT) <= REACH.get(family, 14))
+    if causal:
+        may_TT &= distance_TT >= 0
+    influence_TT = influence(make_family(family), lay_out(BOUNDS, causal=causal, backend=backend))
+    assert (influence_TT > 0).tolist() == may_TT.tolist()
+    assert influence_TT[torch.from_numpy(may_TT)].min() > 1e-6
+
+
+@pytest.mark.parametrize("family", ["eurobert", *FAMILIES])
+def test_packed_is_alone_and_is_transformers(family: str) -> None:
+    """Each sample of a packed batch comes out as alone, and as transformers' own attention computes it.
+
+    Of the families' own, EuroBERT's is bidirectional and the others' are causal.
+    """
+    model = make_family(family).eval()
+    tokens_T = torch.arange(14) * 11 % V
+    theirs = make_family(family).eval()
+    theirs.load_state_dict(model.state_dict())
+    theirs.set_attn_implementation("eager")
+    with torch.no_grad():
+        for causal in (True, False):
+            packed_TD = packed_hidden(model.base_model, tokens_T, POSITIONS, lay_out(BOUNDS, causal=causal))
+            for first, end in zip(BOUNDS[:-1], BOUNDS[1:], strict=True):
+                alone = lay_out(np.array([0, end - first]), causal=causal)
+                part = slice(first, end)
+                alone_TD = packed_hidden(model.base_model, tokens_T[part], POSITIONS[part], alone)
+                torch.testing.assert_close(packed_TD[part], alone_TD, rtol=1e-4, atol=1e-5)
+                if causal == (family != "eurobert"):
+                    reference = theirs.base_model(input_ids=tokens_T[part][None], use_cache=False).last_hidden_state
+                    torch.testing.assert_close(packed_TD[part], reference[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["eurobert", *FAMILIES])
+def test_probe_and_head_of_each_family(family: str) -> None:
+    model = make_family(family)
+    check_head(model)
+    model.train()
+    for causal in (True, False):
+        check_causality(model.base_model, causal, V)
+    assert model.base_model.training
+
+
+def test_probe_catches_each_leak() -> None:
+    base = make_family("llama").base_model
+
+    def probe(causal: bool, change: Callable[[Layout], Layout]) -> None:
+        def hidden_of(tokens_T: Tensor, positions_T: Tensor, layout: Layout) -> Tensor:
+            with torch.no_grad():
+                return packed_hidden(base, tokens_T, positions_T, change(layout))
+
+        probe_causality(hidden_of, causal, V, "cpu", "Llama")
+
+    def flipped(layout: Layout) -> Layout:
+        return lay_out(layout.bounds_S1.numpy(), causal=not layout.causal)
+
+    def without_bounds(layout: Layout) -> Layout:
+        return lay_out(layout.bounds_S1.numpy()[[0, -1]], causal=layout.causal)
+
+    def blind(layout: Layout) -> Layout:
+        return lay_out(np.arange(17), causal=layout.causal)
+
+    probe(True, lambda layout: layout)
+    with pytest.raises(AssertionError, match="sees later tokens"):
+        probe(True, flipped)
+    with pytest.raises(AssertionError, match="does not see later tokens"):
+        probe(False, flipped)
+    with pytest.raises(AssertionError, match="see each other"):
+        probe(True, without_bounds)
+    with pytest.raises(AssertionError, match="does not reach"):
+        probe(True, blind)
+
+
+@pytest.mark.parametrize(
+    ("preset", "without_head", "with_head"),
+    [("210m", 211.8e6, 310.3e6), ("610m", 607.9e6, 755.6e6), ("1b", 1187.9e6, 1409.5e6)],
+)
+def test_parameters_of_the_paper(
+    preset: str, without_head: float, with_head: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backbone, "train_padding_row", lambda model: None)  # it looks at values; here are none
+    with torch.device("meta"):
+        model = make_model(preset, {}, TokenIds(128_256, 128_002, 128_001, 128_001, 128_000), 2048, seed=0)
+    total = sum(parameter.numel() for parameter in model.parameters())
+    assert round(total / 1e6, 1) * 1e6 == with_head
+    assert round((total - model.get_output_embeddings().weight.numel()) / 1e6, 1) * 1e6 == without_head
+    assert all(len(parameter.shape) != 1 or "norm" in name for name, parameter in model.named_parameters()), "no biases"
+    assert not any("bias" in name for name, _ in model.named_parameters())
+    config = model.config
+    assert (config.rms_norm_eps, config.rope_parameters["rope_theta"], config.hidden_act) == (1e-5, 10_000.0, "silu")
+    assert not config.tie_word_embeddings
+
+
+def test_initial_weights() -> None:
+    model = make_model("1m", {}, TokenIds(2048, 1, 2, 2, None), 64, seed=5)
+    for name, parameter in model.named_parameters():
+        if "norm" in name:
+            assert (parameter == 1).all()
+        else:
+            assert parameter.std().item() == pytest.approx(0.02, rel=0.03), name
+            assert abs(parameter.mean().item()) < 0.001, name
+    again = make_model("1m", {}, TokenIds(2048, 1, 2, 2, None), 64, seed=5)
+    other = make_model("1m", {}, TokenIds(2048, 1, 2, 2, None), 64, seed=6)
+    name, weight = next(iter(model.named_parameters()))
+    assert torch.equal(weight, dict(again.named_parameters())[name])
+    assert not torch.equal(weight, dict(other.named_parameters())[name])
+
+
+def test_end_of_text_learns_where_it_is_the_padding_token() -> None:
+    """In transformers, the embedding row of the padding token starts at zero and never gets a gradient."""
+    model = PackedModel(make_family("eurobert"))
+    tokens_T = torch.tensor([5, 6, 7, TOKENS.eos])
+    loss, _, _ = model(
+        tokens_T, torch.arange(4), lay_out(np.array([0, 4]), causal=False), torch.tensor([1]), torch.tensor([6])
+    )
+    loss.backward()
+    embedding: Any = model.network.get_input_embeddings()
+    assert embedding.weight[TOKENS.eos].any()
+    assert embedding.weight.grad[TOKENS.eos].any()
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_loss_is_that_of_all_logits(causal: bool) -> None:
+    network = make_family("gpt_neox")
+    model = PackedModel(network)
+    tokens_T, layout = torch.arange(14) * 11 % V, lay_out(BOUNDS, causal=causal)
+    at_N = torch.tensor([0, 3, 7, 13])
+    loss, losses_N, _ = model(tokens_T, POSITIONS, layout, at_N, tokens_T[at_N])
+    logits = network(input_ids=tokens_T[None], position_ids=POSITIONS[None], layout=layout).logits[0]
+    expected = torch.nn.functional.cross_entropy(logits[at_N], tokens_T[at_N], reduction="none")
+    torch.testing.assert_close(losses_N, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(loss, losses_N.sum())
+
+
+class Products(TorchDispatchMode):
+    """The types that matrix products are formed in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.types: set[torch.dtype] = set()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "mm" in str(function):
+            self.types |= {x.dtype for x in args if isinstance(x, Tensor) and x.ndim == 2 and V in x.shape}
+        return function(*args, **(kwargs or {}))
+
+
+def test_head_computes_in_the_type_of_autocast() -> None:
+    """The last norm leaves fp32 hidden states; the products over the vocabulary must not be in fp32, forward or back."""
+    model = PackedModel(make_family("eurobert"))
+    tokens_T, layout = torch.arange(14) * 11 % V, lay_out(BOUNDS, causal=False)
+    with Products() as products:
+        with torch.autocast("cpu", torch.bfloat16):
+            loss, _, _ = model(tokens_T, POSITIONS, layout, torch.arange(14), tokens_T)
+        loss.backward()
+    assert products.types == {torch.bfloat16}
+    exact, _, _ = model(tokens_T, POSITIONS, layout, torch.arange(14), tokens_T)
+    assert loss.item() == pytest.approx(exact.item(), rel=0.02)
+
+
+def test_a_head_that_transforms_its_logits_is_refused() -> None:
+    config = GraniteConfig(**TINY, logits_scaling=8.0)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION)
+    with pytest.raises(InputError, match="GraniteForCausalLM transforms its logits"):
+        check_head(model)
+
+
+def test_flops_are_six_per_weight_and_token() -> None:
+    flops = count_flops(make_family("eurobert"))
+    width, ffn, layers, kv = 32, 48, 2, 2 * 8
+    blocks = layers * (2 * width * width + 2 * width * kv + 3 * width * ffn)
+    assert flops.per_token == 6 * blocks
+    assert flops.per_target == 6 * width * V
+    lengths = np.array([10, 20])
+    pairs = 12 * layers * width * (10**2 + 20**2)
+    assert flops.batch(lengths, 5, causal=False) == 6 * blocks * 30 + pairs + 5 * 6 * width * V
+    assert flops.batch(lengths, 0, causal=True) == 6 * blocks * 30 + pairs / 2
+
+
+def test_load_model(tmp_path: Path) -> None:
+    saved = make_family("llama")
+    saved.config.attention_dropout = 0.1
+    saved.save_pretrained(tmp_path / "llama")
+    loaded = load_model(tmp_path / "llama", vocab_size=V + 1)
+    assert loaded.config.attention_dropout == 0
+    assert loaded.config._attn_implementation == ATTENTION
+    assert loaded.get_input_embeddings().weight.shape == loaded.get_output_embeddings().weight.shape == (V + 1, 32)
+    assert torch.equal(loaded.get_input_embeddings().weight[1:V], saved.get_input_embeddings().weight[1:])
+    assert loaded.get_input_embeddings().weight[0].any(), "the padding row learns too"
+    assert all(parameter.dtype == torch.float32 for parameter in loaded.parameters())
+    assert load_backbone(tmp_path / "llama").config._attn_implementation == ATTENTION
+
+
+def test_load_model_names_what_is_wrong(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="is not a folder"):
+        load_model(tmp_path / "nothing")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match="cannot read a model configuration"):
+        load_model(tmp_path / "empty")
+    model = make_family("llama")
+    model.save_pretrained(tmp_path / "cut")
+    weights = tmp_path / "cut" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(InputError, match="cannot load weights"):
+        load_model(tmp_path / "cut")
+    state = model.state_dict()
+    del state["model.layers.1.mlp.up_proj.weight"]
+    model.save_pretrained(tmp_path / "lacking", state_dict=state)
+    with pytest.raises(InputError, match=r"lacks 1 weights of LlamaForCausalLM, such as 'model.layers.1.mlp.up_proj"):
+        load_model(tmp_path / "lacking")
+
+
+def test_make_model_names_what_is_wrong() -> None:
+    with pytest.raises(InputError, match="unknown preset '210n'; did you mean '210m'"):
+        make_model("210n", {}, TOKENS, 64, 0)
+    with pytest.raises(InputError, match="unknown key 'num_layers'; did you mean 'num_hidden_layers'"):
+        make_model("1m", {"num_layers": 3}, TOKENS, 64, 0)
+    with pytest.raises(InputError, match="5 attention heads and 4 key-value heads"):
+        make_model("1m", {"num_attention_heads": 5}, TOKENS, 64, 0)
+    with pytest.raises(InputError, match="init.architecture: .*hidden_act"):
+        make_model("1m", {"hidden_act": 3}, TOKENS, 64, 0)
+    assert set(PRESETS) >= {"210m", "610m", "1b"}
