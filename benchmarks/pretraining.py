@@ -181,7 +181,11 @@ def run_biphase(job: Job) -> dict[str, Any]:
         )
         return flops
 
-    with replaced(Journal, "record_step", stamped), replaced(FlopCount, "batch", weighed), tempfile.TemporaryDirectory() as runs:
+    with (
+        replaced(Journal, "record_step", stamped),
+        replaced(FlopCount, "batch", weighed),
+        tempfile.TemporaryDirectory() as runs,
+    ):
         loop.train(recipe, Path(runs))
     return summarize_steps(job, ledger, counts[0], peak, device) | {
         "batch_tokens": recipe.batch_tokens,
@@ -399,7 +403,10 @@ SCOPES = (
     ("rotary", re.compile(r"scope: rotary")),
 )
 KINDS = (
-    ("GEMM of the blocks", re.compile(r"aten::(mm|addmm|matmul|linear|_to_mkldnn|mkldnn)|mkl|gemm|cutlass|nvjet", re.I)),
+    (
+        "GEMM of the blocks",
+        re.compile(r"aten::(mm|addmm|matmul|linear|_to_mkldnn|mkldnn)|mkl|gemm|cutlass|nvjet", re.I),
+    ),
     ("compiled elementwise and norm", re.compile(r"cpp_fused|triton_|graph_\d|CompiledFunction|Torch-Compiled", re.I)),
     ("embedding", re.compile(r"embedding|index_select|index_add|index_put|aten::index", re.I)),
     ("gradient accumulation", re.compile(r"AccumulateGrad|aten::add_$")),
@@ -474,7 +481,10 @@ def run_apart(job: Job, threads: int) -> dict[str, Any]:
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
         if done.returncode:
             lines = done.stderr.strip().splitlines()
-            return {"error": lines[-1] if lines else f"ended by signal {-done.returncode}", "returncode": done.returncode}
+            return {
+                "error": lines[-1] if lines else f"ended by signal {-done.returncode}",
+                "returncode": done.returncode,
+            }
         return json.loads(answer.read()) | {"process_seconds": time.perf_counter() - begun}
 
 
@@ -492,7 +502,7 @@ def find_text(given: list[str]) -> tuple[list[str], str]:
 
 def prepare_shards(sources: list[str], vocab_size: int, folder: Path) -> Path:
     """A tokenizer of `vocab_size` trained on the sources, and their shards; made once."""
-    from biphase.corpus.shards import prepare
+    from biphase.corpus.prepare import prepare
     from biphase.corpus.text import find_sources, sample_texts
     from biphase.corpus.tokenizer import save_tokenizer, train_tokenizer
     from biphase.files import content_hash
@@ -551,7 +561,9 @@ def summarize_rounds(rounds: list[dict[str, Any]]) -> dict[str, Any]:
 def measure_memory(job: Job, options: argparse.Namespace) -> dict[str, Any]:
     """Peak memory of two steps with a large vocabulary, each side as shipped, on as many samples."""
     samples = max(1, options.memory_tokens // job.context)
-    base = replace(job, kind="memory", model_vocab=128_256, batch_samples=samples, accumulate=1, warmup_steps=1, steps=1)
+    base = replace(
+        job, kind="memory", model_vocab=128_256, batch_samples=samples, accumulate=1, warmup_steps=1, steps=1
+    )
     found: dict[str, Any] = {"vocabulary": base.model_vocab, "samples": samples, "context": base.context}
     for arm in ("biphase-eager", "trainer"):
         result = run_apart(replace(base, arm=arm, memory_limit_gib=options.memory_limit), options.threads)
@@ -595,7 +607,9 @@ def say(line: str) -> None:
 
 def print_table(results: list[dict[str, Any]], memory: dict[str, Any] | None) -> None:
     for result in results:
-        print(f"\n{result['preset']}, vocabulary {result['vocabulary']:,}, context {result['context']}, {result['packing']}")
+        print(
+            f"\n{result['preset']}, vocabulary {result['vocabulary']:,}, context {result['context']}, {result['packing']}"
+        )
         print(f"  {'arm':<28} {'tokens/s':>9} {'min–max':>15} {'useful/peak':>11} {'padding':>8} {'GiB':>6}")
         for arm, found in result["arms"].items():
             if "error" in found:
@@ -609,13 +623,17 @@ def print_table(results: list[dict[str, Any]], memory: dict[str, Any] | None) ->
         for name, ratio in result["ratios"].items():
             print(f"  {name}: {ratio['median']:.2f}× ({ratio['min']:.2f}–{ratio['max']:.2f})")
         for arm, found in result.get("breakdown", {}).items():
-            shares = ", ".join(f"{name} {share:.0%}" for name, share in found.get("shares", {}).items() if share >= 0.005)
+            shares = ", ".join(
+                f"{name} {share:.0%}" for name, share in found.get("shares", {}).items() if share >= 0.005
+            )
             print(f"  where the time of {arm} goes: {shares or found.get('error')}")
     if memory:
         print(f"\npeak memory with a vocabulary of {memory['vocabulary']:,}:")
         for arm in ("biphase-eager", "trainer"):
             found = memory[arm]
-            told = f"{found['peak_memory_gib']:.2f} GiB, {found['tokens']} tokens" if "tokens" in found else found["error"]
+            told = (
+                f"{found['peak_memory_gib']:.2f} GiB, {found['tokens']} tokens" if "tokens" in found else found["error"]
+            )
             print(f"  {arm:<28} {told}")
 
 
@@ -629,13 +647,19 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--model-vocab", type=int, help="rows of the head (CPU: the tokenizer's; CUDA: 128256)")
     parser.add_argument("--context", type=int, help="most tokens of a sample (CPU: 512; CUDA: 2048)")
     parser.add_argument("--packing", nargs="+", choices=("documents", "stream"), default=["documents"])
-    parser.add_argument("--arms", nargs="+", choices=ARMS, help=f"CPU: {' '.join(CPU_ARMS)}; CUDA: {' '.join(CUDA_ARMS)}")
+    parser.add_argument(
+        "--arms", nargs="+", choices=ARMS, help=f"CPU: {' '.join(CPU_ARMS)}; CUDA: {' '.join(CUDA_ARMS)}"
+    )
     parser.add_argument("--batch-samples", type=int, help="samples of a forward pass of the Trainer (CPU: 16; CUDA: 8)")
-    parser.add_argument("--microbatch-tokens", type=int, default=0, help="of biphase (as many real ones as the Trainer)")
+    parser.add_argument(
+        "--microbatch-tokens", type=int, default=0, help="of biphase (as many real ones as the Trainer)"
+    )
     parser.add_argument("--accumulate", type=int, help="forward passes per update (CPU: 1; CUDA: 8)")
     parser.add_argument("--threads", type=int, default=num_cores())
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--warmup-steps", type=int, help="dropped: compilation, the allocator's growth (CPU: 2; CUDA: 5)")
+    parser.add_argument(
+        "--warmup-steps", type=int, help="dropped: compilation, the allocator's growth (CPU: 2; CUDA: 5)"
+    )
     parser.add_argument("--steps", type=int, help="measured ones (CPU: 4; CUDA: 20)")
     parser.add_argument("--memory-tokens", type=int, default=4096, help="of the memory measurement; 0: leave it out")
     parser.add_argument("--memory-limit", type=float, default=16.0, help="GiB after which one of its processes ends")
@@ -669,7 +693,9 @@ def with_defaults(options: argparse.Namespace) -> argparse.Namespace:
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
     options.work = options.work or cache / "biphase-benchmarks"
     if options.out is None:
-        machine = re.sub(r"[^a-z0-9]+", "-", str(describe(options)["device" if on_cuda else "processor"]).lower()).strip("-")
+        machine = re.sub(
+            r"[^a-z0-9]+", "-", str(describe(options)["device" if on_cuda else "processor"]).lower()
+        ).strip("-")
         name = f"{date.today().isoformat()}-pretraining-{machine or platform.machine()}-{options.threads}-threads.json"
         options.out = HERE / "results" / name
     return options

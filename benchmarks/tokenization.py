@@ -51,7 +51,7 @@ def run_prepare(sources: list[str], tokenizer: str, out: Path) -> dict[str, floa
     """Seconds for the whole of `prepare`: workers started, files read, shards and manifest written."""
     import transformers  # noqa: F401  its import is the command line's cost, not the tokenization's
 
-    from biphase.corpus.shards import prepare
+    from biphase.corpus.prepare import prepare
 
     wall, cpu = time.perf_counter(), _cpu_seconds()
     manifest = prepare(sources, tokenizer, out, validation_fraction=0.01)
@@ -85,7 +85,7 @@ def summarize(runs: list[dict[str, float]]) -> dict[str, float]:
 def machine() -> dict[str, object]:
     from importlib.metadata import version
 
-    from biphase.corpus.shards import num_cores
+    from biphase.corpus.prepare import num_cores
 
     names = ("tokenizers", "transformers", "numpy", "pyarrow")
     model = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), "")  # noqa: SIM115

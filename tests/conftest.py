@@ -46,7 +46,7 @@ def make_documents() -> list[str]:
 
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
-    from biphase.corpus.shards import prepare
+    from biphase.corpus.prepare import prepare
     from biphase.corpus.tokenizer import save_tokenizer, train_tokenizer
 
     folder = tmp_path_factory.mktemp("corpus")

@@ -120,7 +120,7 @@ def prepare(
 
     Example: `biphase prepare corpus/ --tokenizer tokenizer --out shards`
     """
-    from biphase.corpus.shards import prepare as prepare_shards
+    from biphase.corpus.prepare import prepare as prepare_shards
 
     manifest = prepare_shards(
         sources,

@@ -19,7 +19,7 @@ from scipy import stats
 
 from biphase.config import Recipe, load_config
 from biphase.console import duration, err, out, silence, track
-from biphase.corpus.shards import num_cores, prepare
+from biphase.corpus.prepare import num_cores, prepare
 from biphase.corpus.text import find_sources, sample_texts
 from biphase.corpus.tokenizer import save_tokenizer, train_tokenizer
 from biphase.finetuning.score import FinetuneConfig, Score

@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-import biphase.corpus.shards as shards_module
-from biphase.corpus.shards import ShardSet, WorkerDiedError, check_tokenizer, describe, prepare
+import biphase.corpus.prepare as prepare_module
+from biphase.corpus.prepare import WorkerDiedError, prepare
+from biphase.corpus.shards import ShardSet, check_tokenizer, describe
 from biphase.corpus.tokenizer import load_tokenizer, save_tokenizer, token_byte_lengths, tokenizer_hash, train_tokenizer
 from biphase.errors import InputError
 
@@ -146,16 +147,16 @@ def test_a_set_grows_without_tokenizing_again(corpus: Path, tokenizer_folder: Pa
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-import biphase.corpus.shards as shards
+import biphase.corpus.prepare as making
 
-write_json, written = shards.write_json, []
+write_json, written = making.write_json, []
 def kill_at_the_second(path, value):
     written.append(path)
     if len(written) == 2:
         os.kill(os.getpid(), signal.SIGKILL)
     write_json(path, value)
-shards.write_json = kill_at_the_second
-shards.prepare([sys.argv[1]], sys.argv[2], Path(sys.argv[3]), workers=1, validation_fraction=0)
+making.write_json = kill_at_the_second
+making.prepare([sys.argv[1]], sys.argv[2], Path(sys.argv[3]), workers=1, validation_fraction=0)
 """
 
 
@@ -221,7 +222,7 @@ def test_a_bad_line_stops_with_its_place_and_keeps_what_is_finished(
 
 def test_no_space_left(corpus: Path, tokenizer_folder: Path, tmp_path: Path, monkeypatch) -> None:
     out = tmp_path / "out"
-    write = shards_module._SplitWriter.write
+    write = prepare_module._SplitWriter.write
     calls = []
 
     def fail_at_the_second(self, *arguments) -> None:
@@ -230,7 +231,7 @@ def test_no_space_left(corpus: Path, tokenizer_folder: Path, tmp_path: Path, mon
             raise OSError(errno.ENOSPC, "No space left on device")
         write(self, *arguments)
 
-    monkeypatch.setattr(shards_module._SplitWriter, "write", fail_at_the_second)
+    monkeypatch.setattr(prepare_module._SplitWriter, "write", fail_at_the_second)
     with pytest.raises(InputError, match=r"no space left for .*out: finished files are kept"):
         prepare([corpus], tokenizer_folder, out, workers=1, validation_fraction=0)
     before = stamps(out)
@@ -241,7 +242,7 @@ def test_no_space_left(corpus: Path, tokenizer_folder: Path, tmp_path: Path, mon
 
 
 def test_two_at_once_on_one_set(corpus: Path, tokenizer_folder: Path, tmp_path: Path) -> None:
-    with shards_module._claimed(tmp_path / "out"), pytest.raises(InputError, match="another process is preparing"):
+    with prepare_module._claimed(tmp_path / "out"), pytest.raises(InputError, match="another process is preparing"):
         prepare([corpus], tokenizer_folder, tmp_path / "out")
 
 
@@ -358,8 +359,8 @@ def test_empty_texts_are_counted(tokenizer_folder: Path, tmp_path: Path, capsys)
 def test_long_documents_are_encoded_in_pieces_with_the_same_ids(
     tokenizer_folder: Path, tmp_path: Path, monkeypatch
 ) -> None:
-    monkeypatch.setattr(shards_module, "PIECE_CHARS", 50)
-    monkeypatch.setattr(shards_module, "BATCH_BYTES", 300)
+    monkeypatch.setattr(prepare_module, "PIECE_CHARS", 50)
+    monkeypatch.setattr(prepare_module, "BATCH_BYTES", 300)
     rng = np.random.default_rng(0)
     joints = ["\n", "\n\n", " \n", "\n ", " ", ".\n", "\r\n", "\n\t", "\n\n\n"]
     texts = ["".join(rng.choice(WORDS) + rng.choice(joints) for _ in range(400)) for _ in range(5)]
@@ -370,12 +371,12 @@ def test_long_documents_are_encoded_in_pieces_with_the_same_ids(
     backend.encode_special_tokens = True
     for index, text in enumerate(texts):
         assert shards.document(index)[:-1].tolist() == backend.encode(text, add_special_tokens=False).ids
-    assert len(list(shards_module._cut(texts[0], True))) > 20
-    assert "".join(piece for piece, _ in shards_module._cut(texts[0], True)) == texts[0]
+    assert len(list(prepare_module._cut(texts[0], True))) > 20
+    assert "".join(piece for piece, _ in prepare_module._cut(texts[0], True)) == texts[0]
 
 
 def test_many_small_files_share_shards(tokenizer_folder: Path, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(shards_module, "MAX_SHARDS", 4)
+    monkeypatch.setattr(prepare_module, "MAX_SHARDS", 4)
     for number in range(10):
         (tmp_path / f"{number}.txt").write_text(f"text {number}")
     manifest = prepare([f"{tmp_path}/*.txt"], tokenizer_folder, tmp_path / "out", validation_fraction=0, workers=1)

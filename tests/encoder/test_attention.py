@@ -60,9 +60,7 @@ def run_with_gradients(function: Any, inputs: list[Tensor], dtype: torch.dtype) 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (4, 2), (3, 1)])
 @pytest.mark.parametrize("window", [0, 1, 5])
 @pytest.mark.parametrize("causal", [True, False])
-def test_three_way(
-    causal: bool, window: int, heads: int, kv_heads: int, dtype: torch.dtype, backend: Backend
-) -> None:
+def test_three_way(causal: bool, window: int, heads: int, kv_heads: int, dtype: torch.dtype, backend: Backend) -> None:
     """Forward and gradient are as near to the exact answer (fp64) as the textbook in the same type is."""
     bounds_S1 = bounds_of(LENGTHS)
     inputs = random_qkv(int(bounds_S1[-1]), heads, kv_heads, dtype)

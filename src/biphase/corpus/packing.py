@@ -143,7 +143,7 @@ class Batches:
     def samples_between(self, first: int, end: int) -> tuple[np.ndarray, np.ndarray]:
         """Ids and epochs of the samples that begin in [first, end) of all epochs laid end to end."""
         ids, epochs = [], []
-        for epoch in range(first // self.samples.num_tokens, (end - 1) // self.samples.num_tokens + 1):
+        for epoch in range(first // self.samples.num_tokens, max(first, end - 1) // self.samples.num_tokens + 1):
             origin = epoch * self.samples.num_tokens
             found = self._in_epoch(epoch, max(first - origin, 0), min(end - origin, self.samples.num_tokens))
             ids.append(found)

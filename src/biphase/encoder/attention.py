@@ -81,6 +81,11 @@ def lay_out(
     )
 
 
+def choose_backend(device: torch.device, dtype: torch.dtype) -> Backend:
+    """The fastest backend for a device and the type of the arithmetic."""
+    return "varlen" if device.type == "cuda" and dtype != torch.float32 else "buckets"
+
+
 def make_buckets(lengths_S: np.ndarray) -> list[np.ndarray]:
     """Sample numbers grouped by about equal length, longest first."""
     order = np.argsort(-lengths_S, kind="stable")

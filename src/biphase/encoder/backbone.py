@@ -29,7 +29,7 @@ from transformers import (
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING
 
-from biphase.encoder.attention import ATTENTION, Layout, lay_out
+from biphase.encoder.attention import ATTENTION, Backend, Layout, lay_out
 from biphase.encoder.head import language_model_loss
 from biphase.errors import InputError, nearest
 
@@ -260,13 +260,14 @@ def probe_causality(
     vocab_size: int,
     device: torch.device | str,
     name: str,
+    backend: Backend = "buckets",
 ) -> None:
     """Prove that the network looks where the objective says: change a later token, watch an earlier output.
 
     Also proves that two samples of one packed batch do not see each other. `hidden_of` maps (tokens, positions, layout)
     to hidden states [T, D]. Raises `AssertionError` when violated: no number that follows could be trusted.
     """
-    layout = lay_out(np.array([0, 8, 16]), causal=causal, device=device)
+    layout = lay_out(np.array([0, 8, 16]), causal=causal, device=device, backend=backend)
     tokens_T = torch.arange(16, device=device) * 7 % vocab_size
     positions_T = torch.arange(16, device=device) % 8
     changed_T = tokens_T.clone()

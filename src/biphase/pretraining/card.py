@@ -67,10 +67,10 @@ def write_card(run: Run, manifest: Manifest, name: str, auto_class: str, network
     config = read_config(run)
     config["data"]["shards"] = Path(config["data"]["shards"]).name
     phases = " → ".join(f"{phase['steps']:,} steps of {phase['objective'].upper()}" for phase in config["curriculum"])
+    validation = [row for row in read_metrics(run, "validation") if row["step"] <= manifest.run_step]
     rows = [
-        f"| {row['step']} | {row['objective']} | {row['loss']:.3f} | {row['accuracy']:.1%} | {row['bits_per_byte']:.3f} |"
-        for row in read_metrics(run, "validation")
-        if row["step"] <= manifest.run_step
+        f"| {r['step']} | {r['objective']} | {r['loss']:.3f} | {r['accuracy']:.1%} | {r['bits_per_byte']:.3f} |"
+        for r in validation
     ]
     return CARD.format(
         name=name,
@@ -81,7 +81,7 @@ def write_card(run: Run, manifest: Manifest, name: str, auto_class: str, network
         predicts=PREDICTS[manifest.objective],
         auto_class=auto_class,
         eos=eos_name(network, run, manifest),
-        curriculum=f"{phases}, batches of {config['batch_tokens']:,} tokens, peak rate {config['schedule']['peak_lr']}.",
+        curriculum=f"{phases}, {config['batch_tokens']:,} tokens a step, peak rate {config['schedule']['peak_lr']}.",
         tokens_seen=manifest.tokens_seen,
         step=manifest.step,
         data=manifest.data_fingerprint[:16],

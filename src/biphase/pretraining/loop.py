@@ -22,6 +22,7 @@ from biphase.console import track
 from biphase.corpus.shards import ShardSet
 from biphase.device import choose_dtype, describe_machine, peak_flops
 from biphase.distributed import World, join_world
+from biphase.encoder.attention import choose_backend
 from biphase.encoder.backbone import FlopCount, PackedModel, count_flops, probe_causality
 from biphase.errors import InputError, StoppedError
 from biphase.objectives import is_causal
@@ -210,11 +211,12 @@ def save(
 
 
 def prove_causality(model: nn.Module, phase: Phase, job: Job) -> None:
-    network: Any = unwrap(model)
+    """The probe on the path that trains: the same attention backend, the same type of the arithmetic."""
+    network, device = unwrap(model), job.world.device
+    name, vocab_size = type(network.network).__name__, job.shards.manifest.vocab_size
     model.eval()
-    probe_causality(
-        model, is_causal(phase), job.shards.manifest.vocab_size, job.world.device, type(network.network).__name__
-    )
+    with autocast(device, job.dtype):
+        probe_causality(model, is_causal(phase), vocab_size, device, name, choose_backend(device, job.dtype))
     model.train()
 
 
