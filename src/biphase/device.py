@@ -20,7 +20,7 @@ BF16_UNITS = {"amx_bf16", "avx512_bf16", "bf16"}
 
 def choose_device(wanted: str, local_rank: int = 0) -> torch.device:
     if wanted == "cuda" and not torch.cuda.is_available():
-        raise InputError("compute.device is cuda, but PyTorch sees no CUDA device; use compute.device=cpu")
+        raise InputError("device is cuda, but PyTorch sees no CUDA device; use cpu")
     if wanted == "cuda" or (wanted == "auto" and torch.cuda.is_available()):
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)

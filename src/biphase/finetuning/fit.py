@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 from biphase import console
 from biphase.corpus.tokenizer import load_tokenizer, tokenizer_hash, vocabulary_size
 from biphase.device import choose_device, choose_dtype, describe_machine
-from biphase.encoder.attention import Backend
+from biphase.encoder.attention import Backend, choose_backend
 from biphase.encoder.backbone import check_causality, load_backbone, train_padding_row
 from biphase.errors import InputError
 from biphase.files import content_hash, file_hash, whole_folder, write_json
@@ -211,7 +211,7 @@ class Compute:
 
     @property
     def backend(self) -> Backend:
-        return "varlen" if self.device.type == "cuda" and self.dtype != torch.float32 else "buckets"
+        return choose_backend(self.device, self.dtype)
 
     def autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
