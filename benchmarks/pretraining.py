@@ -12,7 +12,6 @@ Letters: B samples of a batch, L its longest sample, T real tokens, N targets, V
 import argparse
 import json
 import os
-import platform
 import re
 import resource
 import statistics
@@ -32,7 +31,7 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 DEVELOPER_TEXT = HERE.parent.parent / "shared" / "data" / "corpus" / "train-00.jsonl.zst"
-BUNDLED_TEXT = HERE.parent / "src" / "biphase" / "bundled" / "corpus"
+BUNDLED_TEXT = HERE.parent / "src" / "biphase" / "bundled" / "corpus" / "train.jsonl.zst"
 
 ARMS = {
     "trainer": "HF Trainer, padded, as shipped",
@@ -68,6 +67,8 @@ class Job:
     warmup_steps: int
     steps: int
     device: str
+    seed: int = 0
+    """Of the order of the samples: each round has its own."""
     memory_limit_gib: float = 0.0
     """Of private memory, after which the process ends with an error; 0: none."""
 
@@ -78,9 +79,9 @@ class Job:
 
 @dataclass
 class Ledger:
-    """What each forward pass held and when each step ended, in order."""
+    """What each forward pass held and when each step ended (by the clock, by the processor's time), in order."""
 
-    ends: list[float]
+    ends: list[tuple[float, float]]
     passes: list[dict[str, float]]
 
 
@@ -96,7 +97,12 @@ def recipe_of(job: Job) -> Any:
     tree: dict[str, Any] = {
         "name": "bench",
         "init": {"preset": job.preset, "architecture": {"vocab_size": job.model_vocab}},
-        "data": {"shards": job.shards, "max_sample_tokens": job.context, "packing": job.packing},
+        "data": {
+            "shards": job.shards,
+            "max_sample_tokens": job.context,
+            "packing": job.packing,
+            "order_seed": job.seed,
+        },
         "curriculum": [{"objective": "mlm", "steps": job.num_steps, "mask_probability": 0.4}],
         "schedule": {"warmup_steps": 0, "decay_steps": 0},
         "validation": {"every_steps": 0},
@@ -123,23 +129,32 @@ def measured_peak(job: Job) -> tuple[Any, Any, float]:
     return device, dtype, peak_flops(device, dtype)
 
 
-def summarize_steps(job: Job, ledger: Ledger, flops: Any, peak: float, device: Any) -> dict[str, Any]:
-    """Rates of the steps after the warm-up. A step's time runs from the end of the one before it: data is included."""
+def note_step(ledger: Ledger, device: Any) -> None:
+    from biphase.device import synchronize
+
+    synchronize(device)
+    ledger.ends.append((time.perf_counter(), time.process_time()))
+
+
+def summarize_steps(job: Job, ledger: Ledger, peak: float, device: Any) -> dict[str, Any]:
+    """The steps after the warm-up. A step's time runs from the end of the one before it: data is included."""
     per_step = len(ledger.passes) // len(ledger.ends)
-    steps = []
-    for i in range(max(job.warmup_steps, 1), len(ledger.ends)):
+    steps: list[dict[str, float]] = []
+    for i in range(job.warmup_steps, len(ledger.ends)):
         passes = ledger.passes[i * per_step : (i + 1) * per_step]
+        (began, cpu_began), (ended, cpu_ended) = ledger.ends[i - 1], ledger.ends[i]
         total = {key: sum(each[key] for each in passes) for key in passes[0]}
-        steps.append(total | {"seconds": ledger.ends[i] - ledger.ends[i - 1]})
-    rates = [step["tokens"] / step["seconds"] for step in steps]
-    seconds = sum(step["seconds"] for step in steps)
+        steps.append(total | {"seconds": ended - began, "cpu_seconds": cpu_ended - cpu_began})
+    whole = {key: sum(step[key] for step in steps) for key in steps[0]}
     return {
-        "tokens_per_second": statistics.median(rates),
-        "tokens_per_second_mean": sum(step["tokens"] for step in steps) / seconds,
-        "useful_share_of_peak": statistics.median(step["flops"] / step["seconds"] for step in steps) / peak,
-        "executed_share_of_peak": statistics.median(step["executed_flops"] / step["seconds"] for step in steps) / peak,
+        "tokens_per_second": whole["tokens"] / whole["seconds"],
+        "tokens_per_cpu_second": whole["tokens"] / whole["cpu_seconds"],
+        "useful_flops_per_second": whole["flops"] / whole["seconds"],
+        "executed_flops_per_second": whole["executed_flops"] / whole["seconds"],
+        "useful_flops_per_token": whole["flops"] / whole["tokens"],
+        "executed_flops_per_token": whole["executed_flops"] / whole["tokens"],
         "peak_flops": peak,
-        "padding_share": 1 - sum(step["tokens"] for step in steps) / sum(step["slots"] for step in steps),
+        "padding_share": 1 - whole["tokens"] / whole["slots"],
         "peak_memory_gib": peak_memory(device),
         "passes_per_step": per_step,
         "steps": steps,
@@ -167,27 +182,22 @@ def run_biphase(job: Job) -> dict[str, Any]:
     device, dtype, peak = measured_peak(job)
     ledger, recipe = Ledger([], []), recipe_of(job)
     record_step, count_batch = Journal.record_step, FlopCount.batch
-    counts: list[FlopCount] = []
 
     def stamped(self: Any, *arguments: Any) -> None:
-        ledger.ends.append(time.perf_counter())
+        note_step(ledger, device)
         record_step(self, *arguments)
 
     def weighed(self: Any, lengths_S: Any, num_targets: int, causal: bool) -> float:
         flops, tokens = count_batch(self, lengths_S, num_targets, causal), int(lengths_S.sum())
-        counts.append(self)
         ledger.passes.append(
             {"tokens": tokens, "slots": tokens, "targets": num_targets, "flops": flops, "executed_flops": flops}
         )
         return flops
 
-    with (
-        replaced(Journal, "record_step", stamped),
-        replaced(FlopCount, "batch", weighed),
-        tempfile.TemporaryDirectory() as runs,
-    ):
+    clock, scale = replaced(Journal, "record_step", stamped), replaced(FlopCount, "batch", weighed)
+    with clock, scale, tempfile.TemporaryDirectory() as runs:
         loop.train(recipe, Path(runs))
-    return summarize_steps(job, ledger, counts[0], peak, device) | {
+    return summarize_steps(job, ledger, peak, device) | {
         "batch_tokens": recipe.batch_tokens,
         "microbatch_tokens": recipe.compute.microbatch_tokens,
         "dtype": str(dtype),
@@ -220,6 +230,8 @@ class SampleList:
     def __getitem__(self, index: int) -> dict[str, list[int]]:
         import numpy as np
 
+        if index >= len(self):  # ends iteration, by which Trainer learns the lengths
+            raise IndexError(index)
         start, stop = self.samples.spans(np.array([index]))
         ids = self.shards.read(int(start[0]), int(stop[0])).astype(np.int64).tolist()
         return {"input_ids": ids, "special_tokens_mask": [int(token in self.special_ids) for token in ids]}
@@ -263,9 +275,7 @@ def run_trainer(job: Job) -> dict[str, Any]:
 
     class Clock(TrainerCallback):
         def on_step_end(self, *_: Any, **__: Any) -> None:
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-            ledger.ends.append(time.perf_counter())
+            note_step(ledger, device)
 
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
@@ -284,6 +294,7 @@ def run_trainer(job: Job) -> dict[str, Any]:
             use_cpu=device.type == "cpu",
             torch_compile="compile" in job.arm,
             train_sampling_strategy="group_by_length" if "sorted" in job.arm else "random",
+            seed=job.seed,
             remove_unused_columns=False,
             save_strategy="no",
             report_to="none",
@@ -293,7 +304,7 @@ def run_trainer(job: Job) -> dict[str, Any]:
         trainer = Trainer(model, arguments, train_dataset=data, data_collator=weighed, callbacks=[Clock()])
         trainer.train()
     ledger.passes = ledger.passes[: job.num_steps * job.accumulate]  # the loader reads one batch ahead
-    return summarize_steps(job, ledger, flops, peak, device) | {
+    return summarize_steps(job, ledger, peak, device) | {
         "per_device_train_batch_size": job.batch_samples,
         "gradient_accumulation_steps": job.accumulate,
         "dtype": str(dtype),
@@ -344,17 +355,15 @@ def run_breakdown(job: Job) -> dict[str, Any]:
 
 def open_update(job: Job) -> tuple[Callable[..., Any], Callable[[int], Any], Any]:
     """The loop's own `update` and batches, without its records and checkpoints; scopes named for `sort_events`."""
-    import torch
-
     from biphase.corpus.shards import ShardSet
-    from biphase.device import choose_device, choose_dtype
+    from biphase.device import choose_device, choose_dtype, synchronize
     from biphase.distributed import World
     from biphase.encoder.backbone import PackedModel, count_flops
     from biphase.pretraining import loop
     from biphase.pretraining.curriculum import Start, load_network
     from biphase.pretraining.feed import open_source
     from biphase.pretraining.optimizer import make_optimizers
-    from biphase.pretraining.parallel import parallelize
+    from biphase.pretraining.parallel import parallelize, should_compile
     from biphase.run import Run
 
     recipe, shards = recipe_of(job), ShardSet.open(job.shards)
@@ -362,9 +371,10 @@ def open_update(job: Job) -> tuple[Callable[..., Any], Callable[[int], Any], Any
     world, dtype = World(0, 1, device), choose_dtype("auto", device)
     source = open_source(recipe, shards, world, dtype, 0)
     network = load_network(recipe, Start(), shards)
-    for module in network.modules():
-        if "Norm" in type(module).__name__ or "Rotary" in type(module).__name__:
-            name_scope(module, "norm" if "Norm" in type(module).__name__ else "rotary")
+    if not should_compile(recipe.compute, device, 0.0):
+        for module in network.modules():
+            if "Norm" in type(module).__name__:
+                name_scope(module, "norm")
     flops = count_flops(network)
     model = parallelize(PackedModel(network), recipe.compute, dtype, world, seconds_expected=0.0)
     model.train()
@@ -373,8 +383,7 @@ def open_update(job: Job) -> tuple[Callable[..., Any], Callable[[int], Any], Any
 
     def update(microbatches: Any, step: int) -> None:
         loop.update(model, optimizers, microbatches, flops, step, mine)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        synchronize(device)
 
     return update, lambda step: source.microbatches(recipe.curriculum[0], step), device
 
@@ -400,14 +409,13 @@ SCOPES = (
     ("attention", re.compile(r"bucket_attention|varlen|flash_attn")),
     ("optimizer", re.compile(r"Optimizer\.step|zero_grad|_fused_adam|_foreach_norm|linalg_vector_norm|_foreach_mul_")),
     ("norm", re.compile(r"scope: norm")),
-    ("rotary", re.compile(r"scope: rotary")),
 )
 KINDS = (
     (
         "GEMM of the blocks",
         re.compile(r"aten::(mm|addmm|matmul|linear|_to_mkldnn|mkldnn)|mkl|gemm|cutlass|nvjet", re.I),
     ),
-    ("compiled elementwise and norm", re.compile(r"cpp_fused|triton_|graph_\d|CompiledFunction|Torch-Compiled", re.I)),
+    ("compiled elementwise and norm", re.compile(r"cpp_fused|triton_|graph_\d|CompiledF|Torch-Compiled", re.I)),
     ("embedding", re.compile(r"embedding|index_select|index_add|index_put|aten::index", re.I)),
     ("gradient accumulation", re.compile(r"AccumulateGrad|aten::add_$")),
     ("elementwise", re.compile(r"^aten::|elementwise|reduce_kernel|vectorized", re.I)),
@@ -497,7 +505,7 @@ def find_text(given: list[str]) -> tuple[list[str], str]:
         return given, "given on the command line"
     if DEVELOPER_TEXT.exists():
         return [str(DEVELOPER_TEXT)], "the developers' corpus (train-00), not part of the repository"
-    return sorted(str(path) for path in BUNDLED_TEXT.glob("*.jsonl.zst")), "the text bundled with biphase"
+    return [str(BUNDLED_TEXT)], "the text bundled with biphase"
 
 
 def prepare_shards(sources: list[str], vocab_size: int, folder: Path) -> Path:
@@ -521,41 +529,58 @@ def measure_speed(jobs: dict[str, Job], options: argparse.Namespace) -> dict[str
     for number in range(options.rounds):
         rounds.append({})
         for arm, job in jobs.items():
-            found = rounds[-1][arm] = run_apart(job, options.threads)
+            found = rounds[-1][arm] = run_apart(replace(job, seed=number), options.threads)
             rate = f"{found['tokens_per_second']:,.0f} tokens/s" if "error" not in found else found["error"]
             say(f"  round {number + 1}/{options.rounds} {arm}: {rate}")
     return summarize_rounds(rounds)
 
 
 def summarize_rounds(rounds: list[dict[str, Any]]) -> dict[str, Any]:
+    """Medians over the rounds. The peak is the highest that any process measured: another load can only lower it."""
+    peak = max((found["peak_flops"] for each in rounds for found in each.values() if "error" not in found), default=0.0)
     arms: dict[str, Any] = {}
-    keys = ("tokens_per_second", "useful_share_of_peak", "executed_share_of_peak", "padding_share", "peak_memory_gib")
     for arm in rounds[0]:
         whole = [each[arm] for each in rounds if "error" not in each[arm]]
         if not whole:
             arms[arm] = {"what": ARMS[arm], "error": rounds[0][arm]["error"]}
             continue
-        spread = [found["tokens_per_second"] for found in whole]
-        executed = [
-            sum(step["executed_flops"] for step in found["steps"]) / sum(step["tokens"] for step in found["steps"])
-            for found in whole
-        ]
-        arms[arm] = {"what": ARMS[arm]} | {key: statistics.median(found[key] for found in whole) for key in keys}
-        arms[arm] |= {
-            "tokens_per_second_range": [min(spread), max(spread)],
-            "executed_flops_per_token": statistics.median(executed),
+        medians = {
+            key: statistics.median(found[key] for found in whole)
+            for key, value in whole[0].items()
+            if isinstance(value, float)
         }
-    ratios = {}
-    for ours in (arm for arm in arms if arm.startswith("biphase")):
-        for theirs in (arm for arm in arms if arm.startswith("trainer")):
-            each = [
-                found[ours]["tokens_per_second"] / found[theirs]["tokens_per_second"]
-                for found in rounds
-                if "error" not in found[ours] and "error" not in found[theirs]
-            ]
-            if each:
-                ratios[f"{ours} / {theirs}"] = {"median": statistics.median(each), "min": min(each), "max": max(each)}
-    return {"arms": arms, "ratios": ratios, "rounds": rounds}
+        rates = [found["tokens_per_second"] for found in whole]
+        arms[arm] = {"what": ARMS[arm], "rounds": len(whole), "tokens_per_second_range": [min(rates), max(rates)]}
+        arms[arm] |= medians | {
+            "useful_share_of_peak": medians["useful_flops_per_second"] / peak,
+            "executed_share_of_peak": medians["executed_flops_per_second"] / peak,
+        }
+    ratios = {
+        f"{ours} / {theirs}": compared
+        for ours in arms
+        for theirs in arms
+        if ours.startswith("biphase") and theirs.startswith("trainer")
+        for compared in [compare([(each[ours], each[theirs]) for each in rounds])]
+        if compared
+    }
+    return {"peak_flops": peak, "arms": arms, "ratios": ratios, "rounds": rounds}
+
+
+def compare(pairs: list[tuple[dict[str, Any], dict[str, Any]]]) -> dict[str, float]:
+    """Ours over theirs within each round; `by_arithmetic`: what equal FLOP/s on both sides would give."""
+    whole = [(ours, theirs) for ours, theirs in pairs if "error" not in ours and "error" not in theirs]
+    if not whole:
+        return {}
+    ratios = [ours["tokens_per_second"] / theirs["tokens_per_second"] for ours, theirs in whole]
+    by_cpu = [ours["tokens_per_cpu_second"] / theirs["tokens_per_cpu_second"] for ours, theirs in whole]
+    work = [theirs["executed_flops_per_token"] / ours["executed_flops_per_token"] for ours, theirs in whole]
+    return {
+        "median": statistics.median(ratios),
+        "min": min(ratios),
+        "max": max(ratios),
+        "median_by_cpu_seconds": statistics.median(by_cpu),
+        "by_arithmetic": statistics.median(work),
+    }
 
 
 def measure_memory(job: Job, options: argparse.Namespace) -> dict[str, Any]:
@@ -565,8 +590,9 @@ def measure_memory(job: Job, options: argparse.Namespace) -> dict[str, Any]:
         job, kind="memory", model_vocab=128_256, batch_samples=samples, accumulate=1, warmup_steps=1, steps=1
     )
     found: dict[str, Any] = {"vocabulary": base.model_vocab, "samples": samples, "context": base.context}
+    limit = 0.0 if job.device == "cuda" else options.memory_limit
     for arm in ("biphase-eager", "trainer"):
-        result = run_apart(replace(base, arm=arm, memory_limit_gib=options.memory_limit), options.threads)
+        result = run_apart(replace(base, arm=arm, memory_limit_gib=limit), options.threads)
         kept = ("peak_memory_gib", "tokens_per_second", "error")
         found[arm] = {key: result[key] for key in kept if key in result}
         if "steps" in result:
@@ -586,7 +612,7 @@ def describe(options: argparse.Namespace) -> dict[str, Any]:
         "threads": options.threads,
         "cores": num_cores(),
         "memory_gib": round(memory, 1),
-        "load_before": os.getloadavg(),
+        "load_before": os.getloadavg()[0],
         "accelerate": version("accelerate"),
         "commit": git_commit(),
     }
@@ -607,9 +633,8 @@ def say(line: str) -> None:
 
 def print_table(results: list[dict[str, Any]], memory: dict[str, Any] | None) -> None:
     for result in results:
-        print(
-            f"\n{result['preset']}, vocabulary {result['vocabulary']:,}, context {result['context']}, {result['packing']}"
-        )
+        setting = f"vocabulary {result['vocabulary']:,}, context {result['context']}, {result['packing']}"
+        print(f"\n{result['preset']}, {setting}")
         print(f"  {'arm':<28} {'tokens/s':>9} {'min–max':>15} {'useful/peak':>11} {'padding':>8} {'GiB':>6}")
         for arm, found in result["arms"].items():
             if "error" in found:
@@ -618,10 +643,12 @@ def print_table(results: list[dict[str, Any]], memory: dict[str, Any] | None) ->
             low, high = found["tokens_per_second_range"]
             print(
                 f"  {arm:<28} {found['tokens_per_second']:>9,.0f} {f'{low:,.0f}–{high:,.0f}':>15} "
-                f"{found['useful_share_of_peak']:>11.1%} {found['padding_share']:>8.1%} {found['peak_memory_gib']:>6.2f}"
+                f"{found['useful_share_of_peak']:>11.1%} {found['padding_share']:>8.1%} "
+                f"{found['peak_memory_gib']:>6.2f}"
             )
         for name, ratio in result["ratios"].items():
-            print(f"  {name}: {ratio['median']:.2f}× ({ratio['min']:.2f}–{ratio['max']:.2f})")
+            spread = f"({ratio['min']:.2f}–{ratio['max']:.2f})"
+            print(f"  {name}: {ratio['median']:.2f}× {spread}; at equal FLOP/s: {ratio['by_arithmetic']:.2f}×")
         for arm, found in result.get("breakdown", {}).items():
             shares = ", ".join(
                 f"{name} {share:.0%}" for name, share in found.get("shares", {}).items() if share >= 0.005
@@ -658,7 +685,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=num_cores())
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument(
-        "--warmup-steps", type=int, help="dropped: compilation, the allocator's growth (CPU: 2; CUDA: 5)"
+        "--warmup-steps", type=int, help="dropped: compilation, the allocator's growth (CPU: 2; CUDA: 8)"
     )
     parser.add_argument("--steps", type=int, help="measured ones (CPU: 4; CUDA: 20)")
     parser.add_argument("--memory-tokens", type=int, default=4096, help="of the memory measurement; 0: leave it out")
@@ -684,7 +711,7 @@ def with_defaults(options: argparse.Namespace) -> argparse.Namespace:
         "arms": (CPU_ARMS, CUDA_ARMS),
         "batch_samples": (16, 8),
         "accumulate": (1, 8),
-        "warmup_steps": (2, 5),
+        "warmup_steps": (2, 8),
         "steps": (4, 20),
     }
     for name, (cpu, cuda) in defaults.items():
@@ -696,7 +723,7 @@ def with_defaults(options: argparse.Namespace) -> argparse.Namespace:
         machine = re.sub(
             r"[^a-z0-9]+", "-", str(describe(options)["device" if on_cuda else "processor"]).lower()
         ).strip("-")
-        name = f"{date.today().isoformat()}-pretraining-{machine or platform.machine()}-{options.threads}-threads.json"
+        name = f"{date.today().isoformat()}-pretraining-{machine}-{options.threads}-threads.json"
         options.out = HERE / "results" / name
     return options
 
@@ -712,8 +739,6 @@ def main() -> None:
     started = time.perf_counter()
     machine = describe(options)
     sources, origin = find_text(options.text)
-    if not sources:
-        sys.exit(f"no text: give --text, or put .jsonl.zst files into {BUNDLED_TEXT}")
     say(f"text: {', '.join(sources)} ({origin})")
     results = []
     for vocab_size in options.vocab:
@@ -727,7 +752,7 @@ def main() -> None:
     document = {
         "what": "pretraining, real tokens per second (padding not counted), biphase and Hugging Face Trainer",
         "date": date.today().isoformat(),
-        "machine": machine | {"load_after": os.getloadavg()},
+        "machine": machine | {"load_after": os.getloadavg()[0]},
         "text": {"sources": sources, "origin": origin},
         "options": {key: str(value) if isinstance(value, Path) else value for key, value in vars(options).items()},
         "minutes": (time.perf_counter() - started) / 60,
@@ -753,7 +778,8 @@ def measure_setting(
         "packing": packing,
         "objective": "mlm, 40 % of the tokens, always the mask token",
     }
-    result |= measure_speed({arm: replace(job, arm=arm) for arm in options.arms}, options)
+    jobs = {arm: replace(job, arm=arm, warmup_steps=job.warmup_steps + ("compile" in arm)) for arm in options.arms}
+    result |= measure_speed(jobs, options)
     if not options.no_breakdown:
         result["breakdown"] = {
             arm: run_apart(replace(job, kind="breakdown", arm=arm, steps=min(job.steps, 3)), options.threads)

@@ -33,24 +33,24 @@ class Corpus:
     shards: Path
 
 
-def make_documents() -> list[str]:
+@pytest.fixture(scope="session")
+def documents() -> list[str]:
     """The text as documents of one to seven paragraphs: some longer than a sample, some too short for one."""
     paragraphs = PROSE.read_text(encoding="utf-8").split("\n\n")
-    documents, sizes = [], (1, 3, 1, 7, 2)
+    made, sizes = [], (1, 3, 1, 7, 2)
     while paragraphs:
-        size = sizes[len(documents) % len(sizes)]
-        documents.append("\n\n".join(paragraphs[:size]))
+        size = sizes[len(made) % len(sizes)]
+        made.append("\n\n".join(paragraphs[:size]))
         paragraphs = paragraphs[size:]
-    return documents
+    return made
 
 
 @pytest.fixture(scope="session")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+def corpus(tmp_path_factory: pytest.TempPathFactory, documents: list[str]) -> Corpus:
     from biphase.corpus.prepare import prepare
     from biphase.corpus.tokenizer import save_tokenizer, train_tokenizer
 
     folder = tmp_path_factory.mktemp("corpus")
-    documents = make_documents()
     save_tokenizer(train_tokenizer(documents, 384), folder / "tokenizer")
     for name, part in (("train", documents[6:]), ("validation", documents[:6])):
         rows = [{"id": f"{name}-{number}", "text": text} for number, text in enumerate(part)]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from biphase.errors import InputError, nearest
 from biphase.files import content_hash
@@ -129,6 +129,12 @@ class Compute(Strict):
     activation_checkpointing: bool = False
     device: Literal["auto", "cpu", "cuda"] = "auto"
 
+    @field_validator("compile", mode="before")
+    @classmethod
+    def read_on_and_off(cls, value: Any) -> Any:
+        """YAML reads a bare on or off as a boolean."""
+        return ("on" if value else "off") if isinstance(value, bool) else value
+
 
 class Recipe(Strict):
     """One pretraining run: init + curriculum + schedule + data + seed."""
@@ -195,6 +201,8 @@ def load_config(kind: type[Model], path: Path, overrides: Sequence[str] = ()) ->
         tree = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InputError(f"{path} does not exist") from None
+    except IsADirectoryError:
+        raise InputError(f"{path} is a folder; give a YAML file") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise InputError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(tree, dict):

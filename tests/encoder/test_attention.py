@@ -1,5 +1,6 @@
 """Who sees whom, proved by gradients; the fast path against the slow twin and an exact answer in fp64."""
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ def random_qkv(tokens: int, heads: int, kv_heads: int, dtype: torch.dtype = torc
 
 
 def each_sample_alone(q: Tensor, k: Tensor, v: Tensor, lengths: list[int], causal: bool, window: int) -> Tensor:
-    """The textbook: one sample, one query and one head at a time decide what is seen; the type is that of the inputs."""
+    """The textbook, one sample at a time, in the type of the inputs."""
     repeats = q.shape[1] // k.shape[1]
     outs, first = [], 0
     for length in lengths:
@@ -83,7 +84,7 @@ def test_packed_is_alone(causal: bool) -> None:
     bounds_S1 = bounds_of(LENGTHS)
     q, k, v = random_qkv(int(bounds_S1[-1]), 4, 2)
     packed = attend(q, k, v, lay_out(bounds_S1, causal=causal), 0.25)
-    for first, end in zip(bounds_S1[:-1], bounds_S1[1:], strict=True):
+    for first, end in itertools.pairwise(bounds_S1):
         alone = lay_out(np.array([0, end - first]), causal=causal)
         torch.testing.assert_close(
             packed[first:end], attend(q[first:end], k[first:end], v[first:end], alone, 0.25), rtol=1e-5, atol=1e-6
@@ -115,18 +116,18 @@ def test_small_buckets_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     bounds_S1 = bounds_of(LENGTHS)
     q, k, v = random_qkv(int(bounds_S1[-1]), 4, 2)
     once = attend(q, k, v, lay_out(bounds_S1, causal=True), 0.25)
-    assert len(lay_out(bounds_S1, causal=True).buckets_B2) == 4
+    assert len(lay_out(bounds_S1, causal=True).sizes_2B) == 2 * 4
     monkeypatch.setattr(attention, "BUCKET_SCORES", 3000)
     monkeypatch.setattr(attention, "SHORT_SAMPLE", 0)
     many = lay_out(bounds_S1, causal=True)
-    assert len(many.buckets_B2) == 8
+    assert len(many.sizes_2B) == 2 * 8
     torch.testing.assert_close(attend(q, k, v, many, 0.25), once, rtol=1e-5, atol=1e-6)
 
 
 def test_operator_is_what_torch_compile_believes() -> None:
     layout = lay_out(bounds_of([3, 1, 5]), causal=True)
     q, k, v = random_qkv(9, 4, 2)
-    arguments = (layout.slots_P, layout.slot_of_T, layout.buckets_B2, layout.lengths_S, True, 0, 0.25)
+    arguments = (layout.sizes_2B, layout.plan_PTS, True, 0, 0.25)
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
     torch.library.opcheck(bucket_attention, (q, k, v, *arguments), test_utils=checks)
 

@@ -1,5 +1,6 @@
 """Whole networks of seven families on packed tokens: who influences whom, against transformers' own arithmetic."""
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -134,7 +135,7 @@ def test_packed_is_alone_and_is_transformers(family: str) -> None:
     with torch.no_grad():
         for causal in (True, False):
             packed_TD = packed_hidden(model.base_model, tokens_T, POSITIONS, lay_out(BOUNDS, causal=causal))
-            for first, end in zip(BOUNDS[:-1], BOUNDS[1:], strict=True):
+            for first, end in itertools.pairwise(BOUNDS):
                 alone = lay_out(np.array([0, end - first]), causal=causal)
                 part = slice(first, end)
                 alone_TD = packed_hidden(model.base_model, tokens_T[part], POSITIONS[part], alone)
@@ -259,7 +260,7 @@ class Products(TorchDispatchMode):
 
 
 def test_head_computes_in_the_type_of_autocast() -> None:
-    """The last norm leaves fp32 hidden states; the products over the vocabulary must not be in fp32, forward or back."""
+    """The last norm leaves fp32; the products over the vocabulary must not be in fp32, forward or backward."""
     model = PackedModel(make_family("eurobert"))
     tokens_T, layout = torch.arange(14) * 11 % V, lay_out(BOUNDS, causal=False)
     with Products() as products:
@@ -328,8 +329,8 @@ def test_make_model_names_what_is_wrong() -> None:
         make_model("210n", {}, TOKENS, 64, 0)
     with pytest.raises(InputError, match="unknown key 'num_layers'; did you mean 'num_hidden_layers'"):
         make_model("1m", {"num_layers": 3}, TOKENS, 64, 0)
-    with pytest.raises(InputError, match="5 attention heads and 4 key-value heads"):
+    with pytest.raises(InputError, match=r"5 attention heads and 4 key-value heads"):
         make_model("1m", {"num_attention_heads": 5}, TOKENS, 64, 0)
-    with pytest.raises(InputError, match="init.architecture: .*hidden_act"):
+    with pytest.raises(InputError, match=r"init.architecture: .*hidden_act"):
         make_model("1m", {"hidden_act": 3}, TOKENS, 64, 0)
     assert set(PRESETS) >= {"210m", "610m", "1b"}

@@ -4,10 +4,10 @@ import errno
 import json
 import math
 import os
+import resource
 import shutil
 import signal
-from collections.abc import Callable, Iterator
-from itertools import pairwise
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from biphase.corpus.tokenizer import load_tokenizer, save_tokenizer
 from biphase.distributed import World
 from biphase.encoder.backbone import PackedModel, load_backbone, packed_hidden
 from biphase.errors import InputError, StoppedError
-from biphase.files import content_hash, file_hash, read_json
+from biphase.files import file_hash, read_json
 from biphase.pretraining.checkpoint import read_manifest, whole_steps
 from biphase.pretraining.feed import open_source
 from biphase.pretraining.loop import train
@@ -41,7 +41,13 @@ STORIES = Path(__file__).parents[2].parent / "shared/data/decoder_stories260K"
 
 def shorter(*overrides: str) -> list[str]:
     """Six steps, CLM then MLM, without validation text in between."""
-    return ["curriculum.0.steps=3", "curriculum.1.steps=3", "schedule.decay_steps=2", "validation.every_steps=0", *overrides]
+    return [
+        "curriculum.0.steps=3",
+        "curriculum.1.steps=3",
+        "schedule.decay_steps=2",
+        "validation.every_steps=0",
+        *overrides,
+    ]
 
 
 def only(objective: str, steps: int, *overrides: str) -> list[str]:
@@ -104,7 +110,7 @@ def finished(tiny_recipe: MakeRecipe, tmp_path_factory: pytest.TempPathFactory) 
 
 
 def test_golden_losses(finished: Run, corpus: Any, update_golden: bool) -> None:
-    """The same losses as on the day they were written, within rounding."""
+    """The same losses as when they were written, within rounding."""
     found = {
         "data_fingerprint": ShardSet.open(corpus.shards).fingerprint,
         "loss": losses(finished),
@@ -119,11 +125,11 @@ def test_golden_losses(finished: Run, corpus: Any, update_golden: bool) -> None:
         "The shards that the tests prepare have changed, so the losses cannot be compared. If tests/conftest.py, the "
         f"tokenizer's training or the shard format was changed on purpose, write them anew: {again}"
     )
-    for step, (ours, theirs) in enumerate(zip(found["loss"], golden["loss"], strict=True), start=1):
+    for step, ours, theirs in zip(range(1, 21), found["loss"], golden["loss"], strict=True):
         assert ours == pytest.approx(theirs, rel=1e-4), (
-            f"The loss of step {step} is {ours}, and was {theirs} when tests/golden/pretraining.json was written. Wrong "
-            "at step 1: initial weights, data order, masks or the loss. Right at step 1 only: gradients, optimizer or "
-            f"rate. Wrong from step 11: the switch to MLM. If the change of numbers is meant, say why and run: {again}"
+            f"The loss of step {step} is {ours}, and was {theirs} when tests/golden/pretraining.json was written. "
+            "Wrong at step 1: initial weights, data order, masks or the loss. Right at step 1 only: gradients, "
+            f"optimizer or rate. Wrong from step 11: the switch to MLM. If the change of numbers is meant, say why and run: {again}"
         )
     assert found["validation_loss"] == pytest.approx(golden["validation_loss"], rel=1e-4)
 
@@ -143,7 +149,9 @@ def test_metrics_tell_each_step_once(finished: Run, tiny_recipe: MakeRecipe) -> 
     assert rows[-1]["tokens_seen"] == sum(row["tokens"] for row in rows)
     assert all(abs(row["tokens"] - 512) < 64 for row in rows)
     assert all(row["targets"] < row["tokens"] for row in rows[:10])
-    assert sum(row["targets"] for row in rows[10:]) == pytest.approx(0.4 * sum(row["tokens"] for row in rows[10:]), rel=0.1)
+    assert sum(row["targets"] for row in rows[10:]) == pytest.approx(
+        0.4 * sum(row["tokens"] for row in rows[10:]), rel=0.1
+    )
     assert [row["step"] for row in read_metrics(finished, "validation")] == [10, 15, 20]
     for row in read_metrics(finished, "validation"):
         assert 0 <= row["accuracy"] <= 1
@@ -165,7 +173,9 @@ def test_run_folder_is_an_interface(finished: Run, tiny_recipe: MakeRecipe, corp
     assert not list(finished.path.rglob("*.part"))
 
 
-def test_a_finished_run_returns_at_once(finished: Run, tiny_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_finished_run_returns_at_once(
+    finished: Run, tiny_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(loop, "train_job", lambda job: pytest.fail("trained again"))
     before = file_hash(finished.metrics)
     assert train(tiny_recipe(), finished.path.parent) == finished
@@ -184,14 +194,13 @@ def test_causality_is_proved_at_each_switch(
         original(model, causal, *rest)
 
     monkeypatch.setattr(loop, "probe_causality", probe)
-    phases = ", ".join(f"{{objective: {name}, steps: 1}}" for name in ("clm", "mlm", "mntp", "clm"))
+    phases = ", ".join(f"{{objective: {name}, steps: 2}}" for name in ("clm", "mlm", "mntp", "clm"))
     train(tiny_recipe(*only("clm", 1, f"curriculum=[{phases}]")), tmp_path / "right")
     assert proved == [True, False, False, True]
-    monkeypatch.setattr("biphase.pretraining.feed.make_example", lambda *args: pytest.fail("went on"))
-    monkeypatch.setattr(loop, "is_causal", lambda phase: phase.objective != "clm")
     monkeypatch.setattr("biphase.encoder.backbone.lay_out", always_causal)
-    with pytest.raises(BaseException, match="does not see later tokens|went on"):
-        train(tiny_recipe(*only("clm", 1)), tmp_path / "wrong")
+    monkeypatch.setattr(loop, "update", lambda *args: pytest.fail("trained before the proof"))
+    with pytest.raises(AssertionError, match="does not see later tokens"):
+        train(tiny_recipe(*only("mlm", 1)), tmp_path / "wrong")
 
 
 def always_causal(bounds_S1: np.ndarray, **options: Any) -> Any:
@@ -248,15 +257,26 @@ def test_bf16_is_near_fp32(tiny_recipe: MakeRecipe, finished: Run, tmp_path: Pat
     assert {tensor.dtype for tensor in tensors.values()} == {torch.float32}, "master weights and moments are fp32"
 
 
-@pytest.mark.parametrize(
-    "change", ["compute.activation_checkpointing=true", pytest.param("compute.compile=on", marks=pytest.mark.slow)]
-)
-def test_ways_to_compute_change_no_number(change: str, tiny_recipe: MakeRecipe, finished: Run, tmp_path: Path) -> None:
-    run = train(tiny_recipe(*shorter(change)), tmp_path)
-    assert losses(run)[:4] == pytest.approx(losses(finished)[:3] + losses(run)[3:4], rel=1e-5)
-    plain = train(tiny_recipe(*shorter()), tmp_path / "plain")
-    assert losses(run) == pytest.approx(losses(plain), rel=1e-5)
+FEW = ["curriculum.0.steps=2", "curriculum.1.steps=1", "schedule={warmup_steps: 0, decay_steps: 0}"]
+
+
+def test_activation_checkpointing_changes_no_number(tiny_recipe: MakeRecipe, tmp_path: Path) -> None:
+    run = train(tiny_recipe(*FEW, "compute.activation_checkpointing=true"), tmp_path / "checkpointing")
+    plain = train(tiny_recipe(*FEW), tmp_path / "plain")
+    assert losses(run) == pytest.approx(losses(plain), rel=1e-6)
     assert run.path.name == plain.path.name, "how to compute is no part of a run's identity"
+
+
+@pytest.mark.slow
+def test_compiling_changes_no_number(tiny_recipe: MakeRecipe, tmp_path: Path) -> None:
+    """Four graphs: with and without gradients, causal and not. More would be batches that do not fit one graph."""
+    from torch._dynamo.utils import counters
+
+    counters.clear()
+    run = train(tiny_recipe(*FEW, "compute.compile=on"), tmp_path / "compiled")
+    assert counters["stats"]["unique_graphs"] == 4
+    assert not counters["graph_break"]
+    assert losses(run) == pytest.approx(losses(train(tiny_recipe(*FEW), tmp_path / "plain")), rel=1e-5)
 
 
 @pytest.mark.parametrize("change", ["data.packing=stream", "optimizer.name=muon", "curriculum.1.objective=mntp"])
@@ -316,18 +336,43 @@ def test_a_damaged_checkpoint_is_named(name: str, tiny_recipe: MakeRecipe, tmp_p
     assert train(recipe, tmp_path).is_done
 
 
-def test_no_space_left_keeps_the_previous_checkpoint(
-    finished: Run, tiny_recipe: MakeRecipe, tmp_path: Path
-) -> None:
-    recipe = tiny_recipe()
-    run = Run(train_until(5, recipe, tmp_path))
-
+def no_space(patch: pytest.MonkeyPatch) -> None:
     def full(*args: Any, **options: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
+    patch.setattr(checkpoint, "save_file", full)
+
+
+def no_large_file(patch: pytest.MonkeyPatch) -> None:
+    """A real failure inside safetensors, as a full disk is: no file may grow beyond 64 kB."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    original = checkpoint.save_checkpoint
+
+    def save(*args: Any) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, limits[1]))
+        try:
+            original(*args)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+    patch.setattr(loop, "save_checkpoint", save)
+
+
+@pytest.mark.parametrize(
+    ("limit", "error", "message"),
+    [
+        (no_space, OSError, "No space left"),
+        (no_large_file, InputError, "cannot write .*/steps/10: .*too large.* earlier checkpoints are kept"),
+    ],
+)
+def test_no_space_left_keeps_the_previous_checkpoint(
+    limit: Any, error: Any, message: str, finished: Run, tiny_recipe: MakeRecipe, tmp_path: Path
+) -> None:
+    recipe = tiny_recipe()
+    run = Run(train_until(5, recipe, tmp_path))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checkpoint, "save_file", full)
-        with pytest.raises(OSError, match="No space left"):
+        limit(patch)
+        with pytest.raises(error, match=message):
             train(recipe, tmp_path)
     assert whole_steps(run) == [5]
     assert not list(run.path.rglob(".*.part"))
@@ -396,19 +441,15 @@ def test_branch_to_another_order_begins_it_anew(finished: Run, tiny_recipe: Make
     assert manifest.data_position == 512
 
 
-def test_branch_to_another_optimizer_says_what_to_do(
-    finished: Run, tiny_recipe: MakeRecipe, tmp_path: Path
-) -> None:
+def test_branch_to_another_optimizer_says_what_to_do(finished: Run, tiny_recipe: MakeRecipe, tmp_path: Path) -> None:
     muon = train(tiny_recipe(*shorter("optimizer.name=muon")), tmp_path)
     for parent, name in ((finished, "muon"), (muon, "adamw")):
         recipe = tiny_recipe(f"init={{checkpoint: {parent.path}}}", *only("mlm", 1), f"optimizer.name={name}")
-        with pytest.raises(InputError, match="use init.carry_optimizer=false"):
+        with pytest.raises(InputError, match=r"use init.carry_optimizer=false"):
             train(recipe, tmp_path)
 
 
-def test_branch_names_what_is_wrong(
-    finished: Run, tiny_recipe: MakeRecipe, corpus: Any, tmp_path: Path
-) -> None:
+def test_branch_names_what_is_wrong(finished: Run, tiny_recipe: MakeRecipe, corpus: Any, tmp_path: Path) -> None:
     def branch(reference: Path | str, *overrides: str) -> None:
         train(tiny_recipe(f"init={{checkpoint: {reference}}}", *only("mlm", 1), *overrides), tmp_path / "runs")
 
@@ -417,12 +458,12 @@ def test_branch_names_what_is_wrong(
     with pytest.raises(InputError, match="is not a run folder"):
         branch(tmp_path)
     other = other_shards(corpus, tmp_path)
-    with pytest.raises(InputError, match="was made with tokenizer .*prepare the text again"):
+    with pytest.raises(InputError, match=r"was made with tokenizer .*prepare the text again"):
         branch(finished.path, f"data.shards={other}")
     damaged = shutil.copytree(finished.path, tmp_path / "damaged")
     weights = damaged / "steps" / "20" / "model" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
-    with pytest.raises(InputError, match="is damaged: model/model.safetensors"):
+    with pytest.raises(InputError, match=r"is damaged: model/model.safetensors"):
         branch(damaged)
     assert not (tmp_path / "runs").exists()
 
@@ -432,7 +473,8 @@ def other_shards(corpus: Any, folder: Path) -> Path:
     from biphase.corpus.prepare import prepare
     from biphase.corpus.tokenizer import train_tokenizer
 
-    texts = [json.loads(line)["text"] for line in open(corpus.shards.parent / "train.jsonl", encoding="utf-8")]
+    lines = (corpus.shards.parent / "train.jsonl").read_text(encoding="utf-8").splitlines()
+    texts = [json.loads(line)["text"] for line in lines]
     save_tokenizer(train_tokenizer(texts, 300), folder / "other_tokenizer")
     prepare([corpus.shards.parent / "train.jsonl"], folder / "other_tokenizer", folder / "other_shards", workers=1)
     return folder / "other_shards"
@@ -467,7 +509,9 @@ def looks_back(model: Any) -> bool:
     changed = tokens.clone()
     changed[0, 9] = 5
     with torch.no_grad():
-        outputs = [model(input_ids=x, attention_mask=torch.ones_like(x)).last_hidden_state[0, 0] for x in (tokens, changed)]
+        outputs = [
+            model(input_ids=x, attention_mask=torch.ones_like(x)).last_hidden_state[0, 0] for x in (tokens, changed)
+        ]
     return bool((outputs[0] - outputs[1]).abs().max() > 1e-6)
 
 
@@ -489,7 +533,9 @@ def test_a_decoder_becomes_an_encoder(decoder: Path, tiny_recipe: MakeRecipe, tm
     tokens_T = torch.arange(40, 70)
     with torch.no_grad():
         packed_TD = packed_hidden(ours, tokens_T, torch.arange(30), lay_out(np.array([0, 30]), causal=False))
-        torch.testing.assert_close(packed_TD, theirs(input_ids=tokens_T[None]).last_hidden_state[0], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            packed_TD, theirs(input_ids=tokens_T[None]).last_hidden_state[0], rtol=1e-4, atol=1e-5
+        )
 
 
 def test_adaptation_resumes_bit_exactly(decoder: Path, tiny_recipe: MakeRecipe, tmp_path: Path) -> None:
@@ -503,7 +549,7 @@ def test_a_foreign_model_must_fit(decoder: Path, tiny_recipe: MakeRecipe, corpus
     def adapt(model: Path, *overrides: str) -> None:
         train(tiny_recipe(f"init={{model: {model}}}", *only("mlm", 1), *overrides), tmp_path / "runs")
 
-    with pytest.raises(InputError, match="takes 128 positions; set data.max_sample_tokens=128"):
+    with pytest.raises(InputError, match=r"takes 128 positions; set data.max_sample_tokens=128"):
         adapt(decoder, "data.max_sample_tokens=200")
     with_other = shutil.copytree(decoder, tmp_path / "with_other")
     other_shards(corpus, tmp_path)
@@ -519,13 +565,13 @@ def test_a_foreign_model_must_fit(decoder: Path, tiny_recipe: MakeRecipe, corpus
         adapt(small)
 
 
-STORY = """Once upon a time, there was a little girl named Lily. She loved to play outside in the park with her friends. \
-One day, she saw a big red ball. She wanted to play with it, but it was too high. Her mom said, "Lily, let's find a \
-way to get the ball." Lily was happy. They found a long stick and the ball fell down. Lily and her mom played all day."""
+STORY = """Once upon a time, there was a little girl named Lily. She loved to play outside in the park with her \
+friends. One day, she saw a big red ball. She wanted to play with it, but it was too high. Her mom said, "Lily, let's \
+find a way to get the ball." Lily was happy. They found a long stick and the ball fell down. Lily and her mom played."""
 
 
 @pytest.fixture(scope="module")
-def stories(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def stories(tmp_path_factory: pytest.TempPathFactory, documents: list[str]) -> Path:
     """Shards in the vocabulary of the real decoder: llama2.c's pieces and scores as a BPE with byte fallback."""
     from tokenizers import Tokenizer, decoders, models, normalizers
     from transformers import PreTrainedTokenizerFast
@@ -543,6 +589,101 @@ def stories(tmp_path_factory: pytest.TempPathFactory) -> Path:
     roles = {"unk_token": "<unk>", "bos_token": pieces[1], "eos_token": pieces[2]}
     PreTrainedTokenizerFast(tokenizer_object=backend, **roles).save_pretrained(folder / "plain")
     save_tokenizer(load_tokenizer(folder / "plain"), folder / "tokenizer")
-    from tests_data import make_documents  # placeholder
+    for name, texts in (("train", documents), ("validation", [STORY])):
+        lines = (json.dumps({"id": f"{name}-{number}", "text": text}) for number, text in enumerate(texts))
+        (folder / f"{name}.jsonl").write_text("\n".join(lines))
+    prepare(
+        [folder / "train.jsonl"],
+        folder / "tokenizer",
+        folder / "shards",
+        validation_sources=[folder / "validation.jsonl"],
+        workers=1,
+    )
+    return folder / "shards"
 
-    return folder
+
+@pytest.mark.skipif(not STORIES.exists(), reason="../shared/data/decoder_stories260K is not here")
+def test_a_real_decoder_becomes_an_encoder(stories: Path, tiny_recipe: MakeRecipe, tmp_path: Path) -> None:
+    recipe = tiny_recipe(
+        f"init={{model: {STORIES / 'hf'}}}",
+        f"data.shards={stories}",
+        "curriculum=[{objective: clm, steps: 1}, {objective: mlm, steps: 30, mask_probability: 0.2}]",
+        "schedule={peak_lr: 3e-3, warmup_steps: 5, decay_steps: 10}",
+        "validation.every_steps=0",
+    )
+    run = train(recipe, tmp_path)
+    found, validation = losses(run), read_metrics(run, "validation")
+    assert found[0] < 4.8, "a pretrained decoder predicts another book better than chance (6.2)"
+    assert validation[0]["loss"] < 1.8, "and a story like those that it was trained on much better"
+    assert np.mean(found[-5:]) < np.mean(found[1:4]) - 0.5
+    folder = run.steps / "31" / "model"
+    assert read_json(folder / "config.json")["is_causal"] is False
+    assert looks_back(AutoModel.from_pretrained(folder).eval())
+    assert not looks_back(AutoModel.from_pretrained(run.steps / "1" / "model").eval())
+    assert AutoModelForCausalLM.from_pretrained(folder).lm_head.weight.shape[0] == 514  # 512, mask and pad
+
+
+# How a run fails
+
+
+def test_a_loss_that_is_not_finite_names_step_and_samples(
+    tiny_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fourth microbatch of the run, which is the second of step 2, comes out as NaN."""
+    original, calls = PackedModel.forward, []
+
+    def forward(self: PackedModel, *args: Any) -> Any:
+        out = original(self, *args)
+        if len(args) < 5:
+            return out
+        calls.append(1)
+        return (out[0] * math.nan, *out[1:]) if len(calls) == 4 else out
+
+    monkeypatch.setattr(PackedModel, "forward", forward)
+    recipe = tiny_recipe(*only("clm", 3, "checkpoints.every_steps=1"))
+    with pytest.raises(InputError) as caught:
+        train(recipe, tmp_path)
+    shards = ShardSet.open(recipe.data.shards, "train")
+    source = open_source(recipe, shards, World(0, 1, torch.device("cpu")), torch.float32, 0)
+    ids = source.microbatches(recipe.curriculum[0], 1)[1].sample_ids_S
+    line = str(caught.value)
+    assert "loss nan" in line
+    assert f"at step 2, samples {', '.join(map(str, ids[:8]))}" in line
+    assert "the last checkpoint is @1; lower schedule.peak_lr" in line
+    (path,) = tmp_path.iterdir()
+    assert whole_steps(Run(path)) == [1]
+    assert all(tensor.isfinite().all() for tensor in weights_at(Run(path), 1).values())
+    assert [row["step"] for row in read_metrics(Run(path), "train")] == [1]
+    assert not Run(path).is_done
+
+
+def test_a_rate_that_is_too_high_stops_the_run(tiny_recipe: MakeRecipe, tmp_path: Path) -> None:
+    with pytest.raises(
+        InputError, match=r"at step 2, samples .* no checkpoint was written yet; lower schedule.peak_lr"
+    ):
+        train(tiny_recipe(*only("clm", 5, "schedule.peak_lr=1e38")), tmp_path)
+
+
+def test_batches_too_small_for_the_microbatches(tiny_recipe: MakeRecipe, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="leaves less than one sample of 64 tokens each; raise one of the two"):
+        train(tiny_recipe(*only("clm", 1, "batch_tokens=100", "compute.microbatch_tokens=64")), tmp_path)
+
+
+def test_without_validation_text(tiny_recipe: MakeRecipe, corpus: Any, tmp_path: Path, capsys: Any) -> None:
+    from biphase.corpus.prepare import prepare
+
+    source = corpus.shards.parent / "train.jsonl"
+    prepare([source], corpus.tokenizer, tmp_path / "shards", validation_fraction=0.0, workers=1)
+    run = train(tiny_recipe(*only("clm", 1, f"data.shards={tmp_path / 'shards'}")), tmp_path / "runs")
+    assert read_metrics(run, "validation") == []
+    assert "training without validation" in capsys.readouterr().err
+
+
+def test_tensorboard(tiny_recipe: MakeRecipe, tmp_path: Path) -> None:
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    run = train(tiny_recipe(*only("clm", 2, "tensorboard=true")), tmp_path)
+    events = reader.EventAccumulator(str(run.path / "tensorboard"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("train/loss")] == [1, 2]
+    assert [event.value for event in events.Scalars("train/loss")] == pytest.approx(losses(run), rel=1e-6)
+    assert events.Scalars("validation/accuracy")

@@ -5,8 +5,8 @@ it as the keyword `layout` and hands it to the function registered here under th
 the same thing: `varlen` (PyTorch's variable-length flash kernel; CUDA, 16 bits), `buckets` (samples of about one length
 batched together; any device and type) and `reference` (the slow twin: one [T, T] mask).
 
-Letters: T packed tokens, S samples, H query heads, G key-value heads, K head width, N samples of a bucket, L its
-length, P padded tokens of all buckets.
+Letters: T packed tokens, S samples, H query heads, G key-value heads, K head width, B buckets, N samples of a bucket,
+L its length, P padded tokens of all buckets.
 """
 
 import inspect
@@ -41,14 +41,12 @@ class Layout:
     max_len: int
     bounds_S1: Tensor
     """int32, on the device of the tokens."""
-    slots_P: Tensor
-    """For `buckets`: the token in each slot of the padded buckets (0 where there is none)."""
-    slot_of_T: Tensor
-    """For `buckets`: the slot of each token."""
-    buckets_B2: Tensor
-    """For `buckets`, on the CPU: samples and length of each bucket."""
-    lengths_S: Tensor
-    """For `buckets`: sample lengths in bucket order."""
+    sizes_2B: Tensor
+    """For `buckets`, on the CPU: samples and length of each bucket, one pair after the other."""
+    plan_PTS: Tensor
+    """For `buckets`, end to end: the token in each slot of the padded buckets (0 where there is none), the slot of each
+    token, and the sample lengths in bucket order. One flat tensor: each size of its own is one that torch.compile may
+    take for 1, or for equal to another, and compile again when it is not."""
 
 
 def lay_out(
@@ -65,19 +63,18 @@ def lay_out(
         inside_NL = offsets_L < lengths_S[members, None]
         slots.append(np.where(inside_NL, bounds_S1[members, None] + offsets_L, -1).ravel())
         sizes.append((len(members), longest))
-    slots_P = np.concatenate(slots) if slots else np.zeros(0, np.int64)
+    empty = np.zeros(0, np.int64)
+    slots_P = np.concatenate([empty, *slots])
     slot_of_T = np.empty(bounds_S1[-1] if buckets else 0, np.int64)
     slot_of_T[slots_P[slots_P >= 0]] = np.flatnonzero(slots_P >= 0)
-    in_order = np.concatenate(buckets) if buckets else np.zeros(0, np.int64)
+    plan_PTS = np.concatenate([np.maximum(slots_P, 0), slot_of_T, lengths_S[np.concatenate([empty, *buckets])]])
     return Layout(
         causal=causal,
         backend=backend,
         max_len=int(lengths_S.max()) if len(lengths_S) else 0,
         bounds_S1=torch.from_numpy(bounds_S1.astype(np.int32)).to(device),
-        slots_P=torch.from_numpy(np.maximum(slots_P, 0)).to(device),
-        slot_of_T=torch.from_numpy(slot_of_T).to(device),
-        buckets_B2=torch.from_numpy(np.array(sizes, dtype=np.int64).reshape(-1, 2)),
-        lengths_S=torch.from_numpy(lengths_S[in_order].astype(np.int64)).to(device),
+        sizes_2B=torch.from_numpy(np.array(sizes, dtype=np.int64).ravel()),
+        plan_PTS=torch.from_numpy(plan_PTS).to(device),
     )
 
 
@@ -139,24 +136,13 @@ AttentionInterface.register(ATTENTION, packed_attention)
 
 def attend(q_THK: Tensor, k_TGK: Tensor, v_TGK: Tensor, layout: Layout, scale: float, window: int = 0) -> Tensor:
     """Softmax attention inside each sample, [T, H, K]. `window` 0 means no limit on the distance."""
-    if layout.max_len == 0:  # a process's part of a small validation set may hold no sample
+    if len(q_THK) == 0:  # a process's part of a small validation set may hold no sample
         return q_THK
     if layout.backend == "varlen":
         return varlen_attention(q_THK, k_TGK, v_TGK, layout, scale, window)
     if layout.backend == "reference":
         return reference_attention(q_THK, k_TGK, v_TGK, layout, scale, window)
-    return bucket_attention(
-        q_THK,
-        k_TGK,
-        v_TGK,
-        layout.slots_P,
-        layout.slot_of_T,
-        layout.buckets_B2,
-        layout.lengths_S,
-        layout.causal,
-        window,
-        scale,
-    )
+    return bucket_attention(q_THK, k_TGK, v_TGK, layout.sizes_2B, layout.plan_PTS, layout.causal, window, scale)
 
 
 def reference_attention(
@@ -213,16 +199,15 @@ def bucket_attention(
     q_THK: Tensor,
     k_TGK: Tensor,
     v_TGK: Tensor,
-    slots_P: Tensor,
-    slot_of_T: Tensor,
-    buckets_B2: Tensor,
-    lengths_S: Tensor,
+    sizes_2B: Tensor,
+    plan_PTS: Tensor,
     causal: bool,
     window: int,
     scale: float,
 ) -> Tensor:
+    slots_P, slot_of_T, lengths_S = open_plan(sizes_2B, plan_PTS)
     outs = []
-    for q, k, v, hidden in bucket_views(q_THK, k_TGK, v_TGK, slots_P, buckets_B2, lengths_S, causal, window):
+    for q, k, v, hidden in bucket_views(q_THK, k_TGK, v_TGK, sizes_2B, slots_P, lengths_S, causal, window):
         weights = bucket_weights(q, k, hidden, scale)
         outs.append(join_heads(weights @ v, q_THK.shape[1]))
     return torch.cat(outs).index_select(0, slot_of_T)
@@ -234,19 +219,18 @@ def bucket_attention_backward(
     q_THK: Tensor,
     k_TGK: Tensor,
     v_TGK: Tensor,
-    slots_P: Tensor,
-    slot_of_T: Tensor,
-    buckets_B2: Tensor,
-    lengths_S: Tensor,
+    sizes_2B: Tensor,
+    plan_PTS: Tensor,
     causal: bool,
     window: int,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    slots_P, slot_of_T, lengths_S = open_plan(sizes_2B, plan_PTS)
     grad_PHK = grad_THK.new_zeros(len(slots_P), *grad_THK.shape[1:]).index_copy_(0, slot_of_T, grad_THK)
     num_heads, num_kv_heads = q_THK.shape[1], k_TGK.shape[1]
     grads_q, grads_k, grads_v = [], [], []
     first = 0
-    for q, k, v, hidden in bucket_views(q_THK, k_TGK, v_TGK, slots_P, buckets_B2, lengths_S, causal, window):
+    for q, k, v, hidden in bucket_views(q_THK, k_TGK, v_TGK, sizes_2B, slots_P, lengths_S, causal, window):
         num, length = q.shape[0], k.shape[2]
         grad = split_heads(grad_PHK[first : first + num * length], num, num_kv_heads)
         first += num * length
@@ -261,12 +245,19 @@ def bucket_attention_backward(
     return gather[0], gather[1], gather[2]
 
 
+def open_plan(sizes_2B: Tensor, plan_PTS: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The three lists of `Layout.plan_PTS`: slots [P], slot of each token [T], lengths [S]."""
+    num_samples, num_slots = int(sizes_2B[::2].sum()), int((sizes_2B[::2] * sizes_2B[1::2]).sum())
+    parts = plan_PTS.split([num_slots, len(plan_PTS) - num_slots - num_samples, num_samples])
+    return parts[0], parts[1], parts[2]
+
+
 def bucket_views(
     q_THK: Tensor,
     k_TGK: Tensor,
     v_TGK: Tensor,
+    sizes_2B: Tensor,
     slots_P: Tensor,
-    buckets_B2: Tensor,
     lengths_S: Tensor,
     causal: bool,
     window: int,
@@ -275,7 +266,7 @@ def bucket_views(
     q_PHK, k_PGK, v_PGK = (tensor.index_select(0, slots_P) for tensor in (q_THK, k_TGK, v_TGK))
     num_kv_heads = k_TGK.shape[1]
     first_slot = first_sample = 0
-    for num, length in buckets_B2.tolist():
+    for num, length in sizes_2B.view(-1, 2).tolist():
         slots = slice(first_slot, first_slot + num * length)
         q, k, v = (split_heads(tensor[slots], num, num_kv_heads) for tensor in (q_PHK, k_PGK, v_PGK))
         lengths_N = lengths_S[first_sample : first_sample + num]
@@ -330,13 +321,13 @@ def _(grad_THK: Tensor, q_THK: Tensor, k_TGK: Tensor, v_TGK: Tensor, *_: Any) ->
 
 
 def _keep_inputs(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[:7])
-    ctx.settings = inputs[7:]
+    ctx.save_for_backward(*inputs[:5])
+    ctx.settings = inputs[5:]
 
 
 def _bucket_gradients(ctx: Any, grad_THK: Tensor) -> tuple[Any, ...]:
     grads = bucket_attention_backward(grad_THK.contiguous(), *ctx.saved_tensors, *ctx.settings)
-    return (*grads, *[None] * 7)
+    return (*grads, *[None] * 5)
 
 
 bucket_attention.register_autograd(_bucket_gradients, setup_context=_keep_inputs)

@@ -19,7 +19,11 @@ from biphase.distributed import World
 from biphase.encoder.backbone import PackedModel
 from biphase.errors import InputError
 from biphase.files import content_hash, file_hash, read_json, whole_folder, write_json
+from biphase.pretraining.muon import Muon
 from biphase.run import Run, open_run
+
+STATE_KEYS = {torch.optim.AdamW: {"step", "exp_avg", "exp_avg_sq"}, Muon: {"momentum_buffer"}}
+"""What each optimizer keeps for a parameter."""
 
 
 @dataclass(frozen=True)
@@ -63,13 +67,17 @@ def save_checkpoint(
     weights = {name: whole(tensor) for name, tensor in model.network.state_dict().items()}
     moments = optimizer_tensors(model, optimizers)
     if world.is_main:
-        with whole_folder(run.steps / str(manifest.step)) as folder:
-            model.network.save_pretrained(folder / "model", state_dict=weights)
-            tokenizer.save_pretrained(folder / "model")
-            save_file(moments, folder / "optimizer.safetensors")
-            files = sorted(path for path in folder.rglob("*") if path.is_file())
-            digests = {str(path.relative_to(folder)): file_hash(path) for path in files}
-            write_json(folder / "manifest.json", asdict(manifest) | {"files": digests})
+        target = run.steps / str(manifest.step)
+        try:
+            with whole_folder(target) as folder:
+                model.network.save_pretrained(folder / "model", state_dict=weights)
+                tokenizer.save_pretrained(folder / "model")
+                save_file(moments, folder / "optimizer.safetensors")
+                files = sorted(path for path in folder.rglob("*") if path.is_file())
+                digests = {str(path.relative_to(folder)): file_hash(path) for path in files}
+                write_json(folder / "manifest.json", asdict(manifest) | {"files": digests})
+        except SafetensorError as error:  # how safetensors reports a full disk
+            raise InputError(f"cannot write {target}: {error}; earlier checkpoints are kept, rerun to go on") from None
     world.barrier()
 
 
@@ -100,8 +108,9 @@ def load_optimizer(folder: Path, model: nn.Module, optimizers: list[torch.optim.
         states.setdefault(name, {})[part] = tensor
     for name, parameter in model.named_parameters():
         owner = next(o for o in optimizers if any(p is parameter for g in o.param_groups for p in g["params"]))
-        if name not in states:
-            raise InputError(f"{folder} holds no optimizer state for '{name}'; use init.carry_optimizer=false")
+        if set(states.get(name, ())) != STATE_KEYS[type(owner)]:
+            kind = type(owner).__name__
+            raise InputError(f"{folder} holds no {kind} state for '{name}'; use init.carry_optimizer=false")
         for part, tensor in states[name].items():
             owner.state[parameter][part] = placed_like(tensor, parameter)
 
@@ -158,4 +167,5 @@ def drop_old(run: Run, candidates: list[int], keep_last: int) -> None:
     """Delete all but the last `keep_last` of the candidate steps (0: delete none)."""
     if keep_last:
         for step in candidates[:-keep_last]:
+            (run.steps / str(step) / "manifest.json").unlink(missing_ok=True)  # first: half a checkpoint is none
             shutil.rmtree(run.steps / str(step), ignore_errors=True)

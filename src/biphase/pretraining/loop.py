@@ -91,7 +91,8 @@ def train_job(job: Job) -> None:
     steps = range(start.run_step, recipe.num_steps)
     seconds = len(steps) * recipe.batch_tokens * flops.per_token / (0.4 * peak)
     model = parallelize(PackedModel(network), recipe.compute, job.dtype, world, seconds_expected=seconds)
-    optimizers = make_optimizers(recipe.optimizer, model, sharded=world.size > 1 and recipe.compute.parallel == "fsdp")
+    sharded = world.size > 1 and recipe.compute.parallel == "fsdp"
+    optimizers = make_optimizers(recipe.optimizer, model, dtype=job.dtype, sharded=sharded)
     if start.optimizer_folder is not None:
         load_optimizer(start.optimizer_folder, unwrap(model), optimizers)
     world.tell(describe_start(job.run, recipe, network, source))

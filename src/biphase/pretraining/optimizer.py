@@ -5,12 +5,16 @@ from torch import nn
 
 from biphase.config import Optimizer
 from biphase.errors import InputError
+from biphase.pretraining.muon import Muon
+from biphase.pretraining.parallel import transformer_blocks
 
 
-def make_optimizers(settings: Optimizer, model: nn.Module, *, sharded: bool = False) -> list[torch.optim.Optimizer]:
+def make_optimizers(
+    settings: Optimizer, model: nn.Module, *, dtype: torch.dtype = torch.float32, sharded: bool = False
+) -> list[torch.optim.Optimizer]:
     """The optimizers of all trainable parameters, each parameter in exactly one.
 
-    Every group carries `lr_scale`: its rate as a multiple of the schedule's.
+    `dtype` is the type of the arithmetic. Every group carries `lr_scale`: its rate as a multiple of the schedule's.
     """
     everything = [parameter for parameter in model.parameters() if parameter.requires_grad]
     matrices = block_matrices(model) if settings.name == "muon" else []
@@ -28,18 +32,14 @@ def make_optimizers(settings: Optimizer, model: nn.Module, *, sharded: bool = Fa
         return [adamw]
     if sharded:
         raise InputError("optimizer.name muon needs whole matrices; use compute.parallel=ddp or optimizer.name=adamw")
-    muon = torch.optim.Muon(
-        [{"params": matrices, "lr_scale": settings.muon_lr_scale}],
-        weight_decay=settings.weight_decay,
-        adjust_lr_fn="match_rms_adamw",
-    )
-    return [adamw, muon]
+    groups = [{"params": matrices, "lr_scale": settings.muon_lr_scale}]
+    return [adamw, Muon(groups, weight_decay=settings.weight_decay, dtype=dtype)]
 
 
 def block_matrices(model: nn.Module) -> list[nn.Parameter]:
-    """Matrices that are neither embeddings nor output layers."""
-    outside = {id(p) for name, p in model.named_parameters() if any(part in name for part in ("embed", "lm_head"))}
-    return [p for p in model.parameters() if p.ndim == 2 and p.requires_grad and id(p) not in outside]
+    """The matrices of the repeated layers: no embedding and no output layer is among them."""
+    parameters = [parameter for block in transformer_blocks(model) for parameter in block.parameters()]
+    return [parameter for parameter in parameters if parameter.ndim == 2 and parameter.requires_grad]
 
 
 def set_rate(optimizers: list[torch.optim.Optimizer], rate: float) -> None:

@@ -1,0 +1,180 @@
+"""Checkpoints are whole or absent, and references to them are understood or refused."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedTokenizerFast
+
+import biphase.pretraining.checkpoint as checkpoint
+from biphase.config import Optimizer
+from biphase.corpus.tokenizer import load_tokenizer
+from biphase.distributed import World
+from biphase.encoder.attention import lay_out
+from biphase.encoder.backbone import PackedModel, TokenIds, make_model
+from biphase.errors import InputError
+from biphase.files import read_json, write_json
+from biphase.pretraining.checkpoint import (
+    Manifest,
+    drop_old,
+    find_checkpoint,
+    find_model,
+    load_optimizer,
+    read_manifest,
+    save_checkpoint,
+    whole_steps,
+)
+from biphase.pretraining.optimizer import make_optimizers
+from biphase.run import Run
+
+ALONE = World(0, 1, torch.device("cpu"))
+MANIFEST = Manifest(
+    step=3,
+    run_step=3,
+    tokens_seen=99,
+    data_position=96,
+    data_fingerprint="d",
+    tokenizer_hash="t",
+    objective="mlm",
+    is_decayed=False,
+    parent=None,
+    carried=[],
+)
+
+
+def tiny() -> PackedModel:
+    small = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 4}
+    return PackedModel(make_model("1m", small | {"num_key_value_heads": 4}, TokenIds(384, 1, 0, 2, None), 64, seed=0))
+
+
+def stepped(name: str = "adamw") -> tuple[PackedModel, list[torch.optim.Optimizer]]:
+    """A model after one update, and its optimizers."""
+    model = tiny()
+    optimizers = make_optimizers(Optimizer(name=name), model)  # type: ignore[arg-type]
+    tokens = torch.arange(8)
+    loss, _, _ = model(tokens, tokens, lay_out(np.array([0, 8]), causal=True), tokens, tokens)
+    loss.backward()
+    for optimizer in optimizers:
+        optimizer.step()
+    return model, optimizers
+
+
+@pytest.fixture(scope="module")
+def tokenizer(corpus: Any) -> PreTrainedTokenizerFast:
+    return load_tokenizer(corpus.tokenizer)
+
+
+@pytest.fixture
+def run(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> Run:
+    """A run with whole checkpoints 3 and 12."""
+    made = Run(tmp_path / "tiny-12345678")
+    made.path.mkdir()
+    (made.path / "config.yaml").write_text("name: tiny\n")
+    model, optimizers = stepped()
+    for step in (3, 12):
+        save_checkpoint(made, replace(MANIFEST, step=step), model, optimizers, tokenizer, ALONE)
+    return made
+
+
+def test_manifest_round_trip(run: Run) -> None:
+    manifest = read_manifest(run.steps / "3")
+    assert replace(manifest, files={}) == MANIFEST
+    files = {str(path.relative_to(run.steps / "3")) for path in (run.steps / "3").rglob("*") if path.is_file()}
+    assert set(manifest.files) == files - {"manifest.json"}
+    assert {"model/model.safetensors", "model/config.json", "model/tokenizer.json", "optimizer.safetensors"} <= files
+
+
+def test_content_names_the_model_alone(run: Run) -> None:
+    manifest = read_manifest(run.steps / "3")
+    assert manifest.content == read_manifest(run.steps / "12").content
+    moments = manifest.files | {"optimizer.safetensors": "other"}
+    weights = manifest.files | {"model/model.safetensors": "other"}
+    assert replace(manifest, files=moments).content == manifest.content
+    assert replace(manifest, files=weights).content != manifest.content
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_optimizer_round_trip(name: str, tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    model, optimizers = stepped(name)
+    save_checkpoint(Run(tmp_path), MANIFEST, model, optimizers, tokenizer, ALONE)
+    fresh = tiny()
+    loaded = make_optimizers(Optimizer(name=name), fresh)  # type: ignore[arg-type]
+    load_optimizer(tmp_path / "steps" / "3", fresh, loaded)
+    by_name = dict(fresh.named_parameters())
+    for parameter_name, parameter in model.named_parameters():
+        for before, after in zip(optimizers, loaded, strict=True):
+            state = before.state.get(parameter, {})
+            assert after.state.get(by_name[parameter_name], {}).keys() == state.keys()
+            for key, value in state.items():
+                assert torch.equal(after.state[by_name[parameter_name]][key], value)
+
+
+def test_unreadable_moments(run: Run) -> None:
+    file = run.steps / "3" / "optimizer.safetensors"
+    file.write_bytes(file.read_bytes()[:200])
+    model = tiny()
+    with pytest.raises(InputError, match=r"optimizer.safetensors cannot be read"):
+        load_optimizer(run.steps / "3", model, make_optimizers(Optimizer(), model))
+
+
+def test_a_step_is_whole_or_absent(
+    run: Run, tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever fails on the way, up to the manifest itself, leaves no step behind."""
+    model, optimizers = stepped()
+    for name in ("save_file", "file_hash", "write_json"):
+        with monkeypatch.context() as patch:
+            patch.setattr(checkpoint, name, lambda *args: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                save_checkpoint(run, replace(MANIFEST, step=20), model, optimizers, tokenizer, ALONE)
+        assert sorted(path.name for path in run.steps.iterdir()) == ["12", "3"]
+
+
+def test_whole_steps_are_ordered_as_numbers(run: Run, tmp_path: Path) -> None:
+    for name in (".20.part", "20", "notes"):
+        (run.steps / name).mkdir()
+    assert whole_steps(run) == [3, 12]
+    assert whole_steps(Run(tmp_path / "none")) == []
+
+
+def test_references(run: Run, tmp_path: Path) -> None:
+    assert find_checkpoint(str(run.path)) == run.steps / "12"
+    assert find_checkpoint(f"{run.path}@3") == run.steps / "3"
+    assert find_model(f"{run.path}@3") == str(run.steps / "3" / "model")
+    assert find_model("EuroBERT/EuroBERT-210m") == "EuroBERT/EuroBERT-210m"
+    for wanted in ("@4", "@x"):
+        with pytest.raises(InputError, match=f"has no checkpoint '{wanted}'; it has @3, @12"):
+            find_checkpoint(f"{run.path}{wanted}")
+    with pytest.raises(InputError, match="is not a run folder"):
+        find_checkpoint(str(tmp_path / "nothing"))
+    empty = Run(tmp_path / "empty")
+    empty.path.mkdir()
+    (empty.path / "config.yaml").write_text("name: tiny\n")
+    with pytest.raises(InputError, match="has no whole checkpoint yet"):
+        find_checkpoint(str(empty.path))
+
+
+def test_damage_is_named(run: Run) -> None:
+    folder = run.steps / "3"
+    tree = read_json(folder / "manifest.json")
+    write_json(folder / "manifest.json", tree | {"files": tree["files"] | {"model/more.safetensors": "0"}})
+    with pytest.raises(InputError, match=r"is damaged: model/more.safetensors is missing"):
+        read_manifest(folder)
+    (folder / "manifest.json").write_text('{"step": 3,')
+    with pytest.raises(InputError, match=r"manifest.json is not valid JSON"):
+        read_manifest(folder)
+
+
+def test_dropping_begins_with_the_manifest(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed while deleting: what is left of a dropped step must not look whole."""
+    drop_old(run, [3, 12], 0)
+    assert whole_steps(run) == [3, 12]
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint.shutil, "rmtree", lambda *args, **options: None)
+        drop_old(run, [3, 12], 1)
+    assert whole_steps(run) == [12]
+    drop_old(run, [3, 12], 1)
+    assert [path.name for path in run.steps.iterdir()] == ["12"]

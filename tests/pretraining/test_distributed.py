@@ -1,0 +1,145 @@
+"""Two processes compute what one does: DDP and FSDP2 over gloo, and a run that changes its number of processes.
+
+This file is also the script that the two processes run: `test_distributed.py JOBS.json`.
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from biphase.config import Recipe
+from biphase.distributed import join_world
+from biphase.pretraining.checkpoint import read_manifest
+from biphase.pretraining.loop import train
+from biphase.run import Run, read_metrics
+
+pytestmark = pytest.mark.slow
+
+Jobs = dict[str, Run]
+
+
+def free_port() -> int:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return int(server.getsockname()[1])
+
+
+def start(rank: int, port: int, jobs: Path) -> subprocess.Popen[str]:
+    """One process with the environment that torchrun would give it."""
+    variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    environment = os.environ | {key: str(value) for key, value in variables.items()} | {"OMP_NUM_THREADS": "1"}
+    command = [sys.executable, __file__, str(jobs)]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+@pytest.fixture(scope="module")
+def trained(tiny_recipe: Callable[..., Recipe], tmp_path_factory: pytest.TempPathFactory) -> Jobs:
+    """The same run by one process, by two with DDP and with FSDP2; and by two that are stopped at step 5."""
+    folder = tmp_path_factory.mktemp("distributed")
+    recipes = {
+        # Four microbatches a process, and a small validation set of which one process gets an empty part.
+        "ddp": tiny_recipe("compute.microbatch_tokens=64", "validation.tokens=50"),
+        "fsdp": tiny_recipe("compute.microbatch_tokens=64", "validation.tokens=50", "compute.parallel=fsdp"),
+        "stopped": tiny_recipe("compute.parallel=fsdp", "validation.tokens=50"),
+    }
+    jobs = [{"root": str(folder / name), "recipe": recipe.model_dump(mode="json")} for name, recipe in recipes.items()]
+    (folder / "jobs.json").write_text(json.dumps(jobs))
+    port = free_port()
+    processes = [start(rank, port, folder / "jobs.json") for rank in range(2)]
+    try:
+        outputs = [process.communicate(timeout=300)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0, 0], "\n".join(outputs)
+    alone = train(recipes["ddp"], folder / "alone")
+    return {"alone": alone} | {name: Run(next((folder / name).iterdir())) for name in recipes}
+
+
+def losses(run: Run, kind: str = "train") -> list[float]:
+    return [row["loss"] for row in read_metrics(run, kind)]
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_two_processes_compute_what_one_does(parallel: str, trained: Jobs) -> None:
+    alone, two = trained["alone"], trained[parallel]
+    assert two.path.name == alone.path.name
+    assert losses(two) == pytest.approx(losses(alone), rel=1e-5)
+    assert losses(two, "validation") == pytest.approx(losses(alone, "validation"), rel=1e-5)
+    for key in ("tokens", "targets", "lr", "tokens_seen"):
+        rows = [read_metrics(run, "train") for run in (alone, two)]
+        assert [row[key] for row in rows[0]] == [row[key] for row in rows[1]]
+    norms = [[row["grad_norm"] for row in read_metrics(run, "train")] for run in (alone, two)]
+    assert norms[1] == pytest.approx(norms[0], rel=1e-3)
+    assert json.loads((two.path / "environment.json").read_text())["processes"] == 2
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_checkpoints_of_two_processes_are_whole(parallel: str, trained: Jobs) -> None:
+    folders = [trained[name].steps / "20" for name in ("alone", parallel)]
+    assert read_manifest(folders[0]).files.keys() == read_manifest(folders[1]).files.keys()
+    for name in ("model/model.safetensors", "optimizer.safetensors"):
+        expected, found = (load_file(folder / name) for folder in folders)
+        assert {key: value.shape for key, value in found.items()} == {k: v.shape for k, v in expected.items()}
+        for key, value in expected.items():
+            assert (found[key] - value).abs().max() <= 2e-3 * value.abs().max(), key
+
+
+def test_one_process_resumes_what_two_began(trained: Jobs, tiny_recipe: Callable[..., Recipe]) -> None:
+    """A signal to one of the two stopped both, after the same step."""
+    run = trained["stopped"]
+    assert not run.is_done
+    assert len(losses(run)) == 5
+    assert train(tiny_recipe("validation.tokens=50"), run.path.parent) == run
+    assert losses(run) == pytest.approx(losses(trained["alone"]), rel=1e-5)
+
+
+def test_one_process_is_a_world() -> None:
+    with join_world("cpu") as world:
+        assert (world.rank, world.size, world.is_main) == (0, 1, True)
+        assert world.sum(1, 2.5) == [1.0, 2.5]
+        assert world.any(True)
+        assert not world.any(False)
+
+
+def train_as_told(jobs: list[dict[str, Any]]) -> None:
+    """What each of the two processes does."""
+    import torch
+
+    import biphase.pretraining.loop as loop
+    from biphase.errors import StoppedError
+
+    torch.set_num_threads(1)
+    loop.peak_flops = lambda device, dtype: 1e12
+    update, done = loop.update, []
+
+    def update_and_stop(*args: Any) -> Any:
+        done.append(1)
+        if len(done) == 5 and os.environ["RANK"] == "1":
+            os.kill(os.getpid(), signal.SIGTERM)
+        return update(*args)
+
+    for job in jobs:
+        recipe = Recipe.model_validate(job["recipe"])
+        if not job["root"].endswith("stopped"):
+            train(recipe, Path(job["root"]))
+            continue
+        loop.update = update_and_stop
+        try:
+            train(recipe, Path(job["root"]))
+        except StoppedError:
+            continue
+        raise AssertionError("was not stopped")
+
+
+if __name__ == "__main__":
+    train_as_told(json.loads(Path(sys.argv[1]).read_text()))

@@ -1,0 +1,65 @@
+"""Which parameter gets which update."""
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, GPT2Config
+
+from biphase.config import Optimizer
+from biphase.encoder.attention import ATTENTION
+from biphase.encoder.backbone import PackedModel, TokenIds, make_model
+from biphase.errors import InputError
+from biphase.pretraining.optimizer import block_matrices, make_optimizers, set_rate
+
+
+def tiny() -> PackedModel:
+    return PackedModel(make_model("1m", {"num_hidden_layers": 2}, TokenIds(300, 1, 0, 2, None), 64, seed=0))
+
+
+def all_ids(optimizers: list[torch.optim.Optimizer]) -> list[int]:
+    return [id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
+
+
+def test_adamw_has_the_papers_settings_for_every_parameter() -> None:
+    model = tiny()
+    (adamw,) = make_optimizers(Optimizer(), model)
+    (group,) = adamw.param_groups
+    assert isinstance(adamw, torch.optim.AdamW)
+    assert (group["betas"], group["eps"], group["weight_decay"]) == ((0.9, 0.95), 1e-5, 0.1)
+    assert sorted(all_ids([adamw])) == sorted(map(id, model.parameters()))
+
+
+def test_adamw_known_answer() -> None:
+    """One update by hand (Loshchilov and Hutter 2019): decay first, then m̂ / (√v̂ + eps)."""
+    weight = torch.nn.Parameter(torch.tensor([2.0]))
+    module = torch.nn.Module()
+    module.weight = weight
+    optimizers = make_optimizers(Optimizer(), module)
+    set_rate(optimizers, 0.1)
+    weight.grad = torch.tensor([3e-5])
+    optimizers[0].step()
+    assert weight.item() == pytest.approx(2.0 * (1 - 0.1 * 0.1) - 0.1 * 3e-5 / (3e-5 + 1e-5), rel=1e-6)
+
+
+def test_muon_takes_the_matrices_inside_the_blocks() -> None:
+    model = tiny()
+    optimizers = make_optimizers(Optimizer(name="muon", muon_lr_scale=2.0), model)
+    assert sorted(all_ids(optimizers)) == sorted(map(id, model.parameters()))
+    in_muon = {name for name, p in model.named_parameters() if id(p) in all_ids(optimizers[1:])}
+    projections = {f"self_attn.{x}_proj" for x in "qkvo"} | {f"mlp.{x}_proj" for x in ("gate", "up", "down")}
+    assert in_muon == {f"network.model.layers.{i}.{part}.weight" for i in (0, 1) for part in projections}
+    set_rate(optimizers, 0.5)
+    assert [optimizer.param_groups[0]["lr"] for optimizer in optimizers] == [0.5, 1.0]
+
+
+def test_embeddings_are_not_matrices_inside_the_blocks() -> None:
+    """GPT-2 calls its token and position embeddings wte and wpe."""
+    config = GPT2Config(vocab_size=96, n_embd=32, n_layer=2, n_head=4, n_positions=64)
+    model = PackedModel(AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION))
+    names = {id(p): name for name, p in model.named_parameters()}
+    assert {names[id(p)].split(".")[2] for p in block_matrices(model)} == {"h"}
+    assert len(block_matrices(model)) == 2 * 4
+
+
+def test_muon_refuses_shards() -> None:
+    with pytest.raises(InputError, match=r"muon needs whole matrices; use compute.parallel=ddp"):
+        make_optimizers(Optimizer(name="muon"), tiny(), sharded=True)

@@ -1,0 +1,196 @@
+"""A recipe: what it accepts, how it says no, and what is part of a run's identity."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from biphase.config import Recipe, load_config, parse_config
+from biphase.errors import InputError
+
+TREE: dict[str, Any] = {
+    "name": "r",
+    "init": {"preset": "1m"},
+    "data": {"shards": "shards", "max_sample_tokens": 512},
+    "curriculum": [{"objective": "clm", "steps": 4}, {"objective": "mlm", "steps": 6}],
+    "schedule": {"warmup_steps": 2, "decay_steps": 3},
+    "batch_tokens": 4096,
+    "compute": {"microbatch_tokens": 2048},
+}
+
+
+def parse(*overrides: str) -> Recipe:
+    return parse_config(Recipe, TREE, overrides, origin="r.yaml")
+
+
+def refusal(*overrides: str) -> str:
+    """The one line that a recipe is refused with."""
+    with pytest.raises(InputError) as caught:
+        parse(*overrides)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_defaults_are_the_papers() -> None:
+    recipe = parse_config(
+        Recipe,
+        {
+            "name": "r",
+            "init": {"preset": "610m"},
+            "data": {"shards": "s"},
+            "curriculum": [{"objective": "mlm", "steps": 42000}],
+        },
+        origin="r.yaml",
+    )
+    assert recipe.batch_tokens == 2304 * 1024
+    assert (recipe.data.min_sample_tokens, recipe.data.max_sample_tokens) == (12, 2048)
+    assert (recipe.schedule.peak_lr, recipe.schedule.warmup_steps, recipe.schedule.decay_steps) == (5e-4, 2000, 2000)
+    optimizer = recipe.optimizer
+    assert (optimizer.name, optimizer.betas, optimizer.eps) == ("adamw", (0.9, 0.95), 1e-5)
+    assert (optimizer.weight_decay, optimizer.max_grad_norm) == (0.1, 1.0)
+    (phase,) = recipe.curriculum
+    assert (phase.mask_probability, phase.mask_token_share, phase.random_token_share) == (0.4, 1.0, 0.0)
+
+
+def test_overrides() -> None:
+    recipe = parse("curriculum.1.steps=7", "schedule={peak_lr: 1e-3, warmup_steps: 0, decay_steps: 0}", "name=other")
+    assert [phase.steps for phase in recipe.curriculum] == [4, 7]
+    assert recipe.num_steps == 11
+    assert (recipe.schedule.peak_lr, recipe.name) == (1e-3, "other")
+    assert TREE["curriculum"][1]["steps"] == 6, "the tree that was given is left as it is"
+    assert parse("optimizer.betas=[0.8, 0.9]").optimizer.betas == (0.8, 0.9)
+    assert parse("init={model: x/y, revision: abc}").init.revision == "abc"
+
+
+@pytest.mark.parametrize(("text", "value"), [("on", "on"), ("off", "off"), ("auto", "auto"), ("'on'", "on")])
+def test_yaml_reads_on_and_off_as_booleans(text: str, value: str) -> None:
+    assert parse(f"compute.compile={text}").compute.compile == value
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("schedule.peak_rl=1", "r.yaml: unknown key 'schedule.peak_rl'; did you mean 'peak_lr'?"),
+        ("sede=1", "unknown key 'sede'; did you mean 'seed'?"),
+        ("curriculum.0.objektive=clm", "unknown key 'curriculum.0.objektive'; did you mean 'objective'?"),
+        (
+            "compute.xyz=1",
+            "unknown key 'compute.xyz'; known: activation_checkpointing, compile, device, microbatch_tokens",
+        ),
+        ("curriculum.0.objective=mml", "'curriculum.0.objective' is 'mml': input should be 'clm', 'mlm' or 'mntp'"),
+        ("curriculum.0.steps=0", "'curriculum.0.steps' is 0: input should be greater than or equal to 1"),
+        ("curriculum.0.mask_probability=1.0", "'curriculum.0.mask_probability' is 1.0"),
+        (
+            "curriculum.0={objective: mlm, steps: 4, mask_token_share: 0.8, random_token_share: 0.3}",
+            "must not exceed 1",
+        ),
+        ("curriculum=[]", "'curriculum' is []"),
+        ("name=a b", "'name' is 'a b'"),
+        ("data.shards=", "'data.shards' is None"),
+        ("data.max_sample_tokens=20", "data: max_sample_tokens must be at least twice min_sample_tokens"),
+        ("schedule.decay_steps=9", "2 warm-up + 9 decay steps do not fit into the 10 steps of the curriculum"),
+        ("batch_tokens=500", "batch_tokens is 500, less than one sample of 512 tokens"),
+        ("compute.microbatch_tokens=100", "compute.microbatch_tokens is 100, less than one sample of 512 tokens"),
+        ("init={}", "init: give exactly one of preset, checkpoint and model (given: none)"),
+        ("init.model=x", "init: give exactly one of preset, checkpoint and model (given: preset, model)"),
+        ("seed", "'seed' is not of the form key=value"),
+        ("=3", "'=3' is not of the form key=value"),
+        ("seed=[", "the value in 'seed=[' is not valid YAML"),
+        ("curriculum.5.steps=1", "'5' is not one of the 2 positions of a list"),
+        ("curriculum.x.steps=1", "'x' is not one of the 2 positions of a list"),
+        ("seed.x=1", "'seed' is {'x': 1}: input should be a valid integer"),
+        ("batch_tokens.x=1", "'x' lies inside a single value"),
+    ],
+)
+def test_refusals(override: str, expected: str) -> None:
+    assert expected in refusal(override)
+
+
+def test_every_mistake_is_named_at_once() -> None:
+    line = refusal("sede=1", "batch_tokens=many")
+    assert "unknown key 'sede'" in line
+    assert "'batch_tokens' is 'many'" in line
+
+
+def test_files(tmp_path: Path) -> None:
+    path = tmp_path / "r.yaml"
+    with pytest.raises(InputError, match=r"r.yaml does not exist"):
+        load_config(Recipe, path)
+    path.write_text(yaml.safe_dump(TREE))
+    assert load_config(Recipe, path, ["seed=3"]).seed == 3
+    for text, expected in (("a: [", "is not valid YAML"), ("- a", "must be a mapping"), ("", "must be a mapping")):
+        path.write_text(text)
+        with pytest.raises(InputError, match=expected) as caught:
+            load_config(Recipe, path)
+        assert "\n" not in str(caught.value)
+    path.write_bytes(b"name: \xff")
+    with pytest.raises(InputError, match="is not valid YAML"):
+        load_config(Recipe, path)
+    with pytest.raises(InputError, match="is a folder"):
+        load_config(Recipe, tmp_path)
+
+
+def test_a_recipe_is_frozen() -> None:
+    with pytest.raises(ValidationError):
+        parse().seed = 1  # type: ignore[misc]
+
+
+def test_the_saved_tree_is_the_recipe() -> None:
+    recipe = parse("optimizer.name=muon", "curriculum.1.mask_probability=0.3")
+    assert Recipe.model_validate(yaml.safe_load(yaml.safe_dump(recipe.model_dump(mode="json")))) == recipe
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "init.preset=3m",
+        "init.architecture={num_hidden_layers: 2}",
+        "data.packing=stream",
+        "data.max_sample_tokens=256",
+        "data.order_seed=1",
+        "curriculum.0.steps=5",
+        "curriculum.1.mask_probability=0.3",
+        "curriculum.1.objective=mntp",
+        "schedule.peak_lr=1e-3",
+        "batch_tokens=8192",
+        "optimizer.weight_decay=0",
+        "seed=1",
+        "compute.precision=bf16",
+    ],
+)
+def test_what_decides_the_weights_is_identity(change: str) -> None:
+    assert parse(change).identity("data", None) != parse().identity("data", None)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "name=other",
+        "data.shards=elsewhere",
+        "validation.every_steps=3",
+        "checkpoints.every_steps=3",
+        "tensorboard=true",
+        "compute.microbatch_tokens=4096",
+        "compute.compile=on",
+        "compute.parallel=fsdp",
+        "compute.activation_checkpointing=true",
+    ],
+)
+def test_what_does_not_is_not(change: str) -> None:
+    assert parse(change).identity("data", None) == parse().identity("data", None)
+
+
+def test_data_and_parent_are_identity_by_content() -> None:
+    recipe = parse("init={checkpoint: runs/a@3}")
+    assert recipe.identity("data", "p") == parse("init={checkpoint: moved/a@3}").identity("data", "p")
+    assert recipe.identity("data", "p") != recipe.identity("data", "q")
+    assert recipe.identity("data", "p") != recipe.identity("other", "p")
+
+
+def test_published_recipes_are_valid() -> None:
+    recipes = sorted((Path(__file__).parents[1] / "recipes").glob("*.yaml"))
+    assert recipes
+    for path in recipes:
+        load_config(Recipe, path)

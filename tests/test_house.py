@@ -1,0 +1,125 @@
+"""How the house is built: the order of the folders is the path of the data, and the corpus needs no torch."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src" / "biphase"
+
+ORDER = [
+    # What everything stands on ...
+    ("errors",),
+    ("files", "memory", "console"),
+    ("config", "run", "device"),
+    ("distributed",),
+    # ... and the path of the data.
+    ("corpus",),
+    ("objectives",),
+    ("encoder",),
+    ("pretraining",),
+    ("finetuning",),
+    ("inspection", "demo"),
+    ("cli",),
+    ("__main__",),
+]
+RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
+
+MODULES = sorted(path for path in SOURCE.rglob("*.py"))
+
+
+def name_of(path: Path) -> str:
+    """`corpus/shards.py` → `corpus.shards`, `corpus/__init__.py` → `corpus`."""
+    parts = path.relative_to(SOURCE).with_suffix("").parts
+    return ".".join(part for part in parts if part != "__init__")
+
+
+def imports(path: Path) -> Iterator[tuple[str, bool]]:
+    """Modules of ours that a file imports, without `biphase.`, and whether at the time of its own import."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    late = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or is_type_checking(node)
+        for inner in ast.walk(node)
+    }
+    known = {name_of(module) for module in MODULES}
+    for node in ast.walk(tree):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            module = node.module or ""
+            names = [f"{module}.{a.name}" if f"{module}.{a.name}"[8:] in known else module for a in node.names]
+        for name in names:
+            if name.startswith("biphase."):
+                yield name.removeprefix("biphase."), id(node) not in late
+
+
+def is_type_checking(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_imports_go_with_the_path_of_the_data(path: Path) -> None:
+    """A later folder may import an earlier one, never the reverse, not even inside a function."""
+    if not name_of(path):
+        return
+    own = name_of(path).partition(".")[0]
+    assert own in RANK, f"{own} has no place in the order of DESIGN.md; give it one in ORDER"
+    for name, _ in imports(path):
+        folder = name.partition(".")[0]
+        assert RANK[folder] <= RANK[own], f"{name_of(path)} imports {name}, which comes later"
+
+
+def test_no_import_cycles() -> None:
+    graph = {name_of(path): {name for name, _ in imports(path)} for path in MODULES}
+    done: set[str] = set()
+
+    def visit(name: str, trail: tuple[str, ...]) -> None:
+        assert name not in trail, f"import cycle: {' → '.join([*trail[trail.index(name) :], name])}"
+        if name not in done:
+            for other in graph.get(name, ()):
+                visit(other, (*trail, name))
+            done.add(name)
+
+    for name in graph:
+        visit(name, ())
+
+
+def test_corpus_and_objectives_do_without_torch() -> None:
+    """Neither by name, nor by what they import; so tokenizing workers start fast."""
+    light = [path for path in MODULES if name_of(path).startswith("corpus") or name_of(path) == "objectives"]
+    for path in light:
+        words = {
+            alias.name.partition(".")[0] for node in ast.walk(ast.parse(path.read_text())) for alias in names_in(node)
+        }
+        assert "torch" not in words, f"{name_of(path)} imports torch"
+    lines = [f"import biphase.{name_of(path)}" for path in light] + ["import biphase.cli, sys"]
+    code = "; ".join([*lines, "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"])
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def names_in(node: ast.AST) -> list[ast.alias]:
+    if isinstance(node, ast.Import):
+        return node.names
+    return [ast.alias(node.module or "")] if isinstance(node, ast.ImportFrom) else []
+
+
+def test_one_module_talks_to_other_processes() -> None:
+    for path in MODULES:
+        imported = {alias.name for node in ast.walk(ast.parse(path.read_text())) for alias in names_in(node)}
+        names_groups = imported & {"torch.distributed", "torch.distributed.device_mesh"}
+        assert not names_groups or name_of(path) == "distributed", f"{name_of(path)} imports {names_groups}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_modules_say_what_they_are(path: Path) -> None:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    if tree.body and name_of(path) != "__main__":
+        assert ast.get_docstring(tree), f"{name_of(path)} has no docstring"
+    assert not {"utils", "helpers", "common", "base"} & set(name_of(path).split("."))
