@@ -371,7 +371,7 @@ def open_update(job: Job) -> tuple[Callable[..., Any], Callable[[int], Any], Any
     world, dtype = World(0, 1, device), choose_dtype("auto", device)
     source = open_source(recipe, shards, world, dtype, 0)
     network = load_network(recipe, Start(), shards)
-    if not should_compile(recipe.compute, device, 0.0):
+    if not should_compile(recipe.compute, device, dtype, 0.0):
         for module in network.modules():
             if "Norm" in type(module).__name__:
                 name_scope(module, "norm")
@@ -464,7 +464,7 @@ def work(job: Job) -> dict[str, Any]:
     if job.memory_limit_gib:
         limit = int(job.memory_limit_gib * GIB)
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-    from biphase.memory import keep_heap
+    from biphase.startup import keep_heap
 
     is_ours = job.arm.startswith("biphase")
     if is_ours or "heap" in job.arm:

@@ -41,8 +41,7 @@ def run_main(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., tuple[int, str, str]]:
     """Calls the command in this process: exit code, stdout, stderr."""
-    monkeypatch.setattr(cli, "keep_heap", lambda: None)
-    monkeypatch.setattr(cli, "quiet_libraries", lambda: None)
+    monkeypatch.setattr(cli, "prepare_process", lambda: None)
 
     def call(*arguments: object) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["biphase", *map(str, arguments)])

@@ -13,7 +13,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "biphase"
 ORDER = [
     # What everything stands on ...
     ("errors",),
-    ("files", "memory", "console"),
+    ("files", "startup", "console"),
     ("config", "run", "device"),
     ("distributed",),
     # ... and the path of the data.

@@ -1,7 +1,6 @@
 """The command line: verbs, their options and dispatch. Heavy imports happen inside the verb that needs them."""
 
 import errno
-import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,7 +10,7 @@ import typer
 from biphase import __version__
 from biphase.console import err, out
 from biphase.errors import InputError, StoppedError
-from biphase.memory import keep_heap
+from biphase.startup import prepare_process
 
 app = typer.Typer(
     name="biphase",
@@ -209,8 +208,7 @@ def inspect(
 
 def main() -> Any:
     """The `biphase` command. Exit code 2 and one line for what the user can mend; 143 after a saved stop."""
-    keep_heap()
-    quiet_libraries()
+    prepare_process()
     try:
         return app()
     except InputError as error:
@@ -227,13 +225,6 @@ def main() -> Any:
 def complain(line: str) -> None:
     err.print(f"biphase: {' '.join(line.split())}", markup=False)
     sys.exit(2)
-
-
-def quiet_libraries() -> None:
-    """Progress bars and notices of transformers and datasets would tear our own apart."""
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
 
 
 if __name__ == "__main__":

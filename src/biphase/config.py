@@ -123,7 +123,7 @@ class Compute(Strict):
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     """Of the arithmetic; master weights are always fp32. `auto`: bf16 where the device has units for it, else fp32."""
     compile: Literal["auto", "on", "off"] = "auto"
-    """torch.compile of the blocks. `auto`: on CUDA, and on a CPU with a C++ compiler when the run is long enough."""
+    """torch.compile of the blocks. `auto`: on CUDA, and in long bf16 runs on a CPU with a C++ compiler."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
     """Under torchrun: whole weights on each process, or weights, gradients and moments sharded (FSDP2)."""
     activation_checkpointing: bool = False

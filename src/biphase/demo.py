@@ -30,8 +30,8 @@ VOCAB_SIZE = 4096
 SEEDS = (0, 1, 2)
 ARMS = ("pretrained", "random")
 TASKS = {
-    "snli": FinetuneConfig(learning_rate=1e-3, eps=1e-8, batch_size=16, max_train_examples=4000),
-    "uner_en_ewt": FinetuneConfig(learning_rate=2e-3, eps=1e-8, batch_size=16, max_train_examples=2000, epochs=2),
+    "genre": FinetuneConfig(learning_rate=1e-3, eps=1e-8, batch_size=8, max_train_examples=1600),
+    "uner_en_ewt": FinetuneConfig(learning_rate=1e-3, eps=1e-8, batch_size=8, max_train_examples=2000, epochs=2),
 }
 """Short cells: small batches and high rates, which a small network needs and stands."""
 
@@ -116,9 +116,9 @@ def fit_all(encoder: Path, scores: Path) -> list[Score]:
 
 
 def prepare_worker() -> None:
-    from biphase.memory import keep_heap
+    from biphase.startup import prepare_process
 
-    keep_heap()
+    prepare_process()
     silence()
 
 

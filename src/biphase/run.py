@@ -6,6 +6,7 @@ runs/NAME-HASH8/  config.yaml  environment.json  metrics.jsonl  done.json
 
 import fcntl
 import json
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -49,8 +50,8 @@ class Run:
         write_json(self.path / "done.json", summary)
 
 
-def is_whole(line: str, step: int) -> bool:
-    """A line that a killed process cut short does not count."""
+def is_whole(line: str, step: float = math.inf) -> bool:
+    """Whether a line is a record of a step up to this one; what a killed process cut short is none."""
     try:
         return json.loads(line)["step"] <= step
     except json.JSONDecodeError:
@@ -88,7 +89,7 @@ def read_metrics(run: Run, kind: str) -> list[dict[str, Any]]:
     if not run.metrics.exists():
         return []
     lines = run.metrics.read_text(encoding="utf-8").splitlines()
-    return [record for line in lines if line and (record := json.loads(line)).get("kind") == kind]
+    return [record for line in lines if is_whole(line) and (record := json.loads(line)).get("kind") == kind]
 
 
 def read_config(run: Run) -> dict[str, Any]:

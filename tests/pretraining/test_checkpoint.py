@@ -145,6 +145,12 @@ def test_references(run: Run, tmp_path: Path) -> None:
     assert find_checkpoint(f"{run.path}@3") == run.steps / "3"
     assert find_model(f"{run.path}@3") == str(run.steps / "3" / "model")
     assert find_model("EuroBERT/EuroBERT-210m") == "EuroBERT/EuroBERT-210m"
+    (tmp_path / "a@b").mkdir()
+    moved = run.path.rename(tmp_path / "a@b" / run.path.name)
+    assert find_checkpoint(f"{moved}@3") == moved / "steps" / "3"
+    assert find_checkpoint(str(moved)) == moved / "steps" / "12"
+    assert find_model(str(moved)) == str(moved / "steps" / "12" / "model")
+    run = Run(moved)
     for wanted in ("@4", "@x"):
         with pytest.raises(InputError, match=f"has no checkpoint '{wanted}'; it has @3, @12"):
             find_checkpoint(f"{run.path}{wanted}")

@@ -3,6 +3,7 @@
 This file is also the script that the two processes run: `test_distributed.py JOBS.json`.
 """
 
+import faulthandler
 import json
 import os
 import signal
@@ -33,9 +34,9 @@ def free_port() -> int:
         return int(server.getsockname()[1])
 
 
-def start(rank: int, port: int, jobs: Path) -> subprocess.Popen[str]:
+def start(rank: int, jobs: Path) -> subprocess.Popen[str]:
     """One process with the environment that torchrun would give it."""
-    variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1"}
     environment = os.environ | {key: str(value) for key, value in variables.items()} | {"OMP_NUM_THREADS": "1"}
     command = [sys.executable, __file__, str(jobs)]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -51,12 +52,15 @@ def trained(tiny_recipe: Callable[..., Recipe], tmp_path_factory: pytest.TempPat
         "fsdp": tiny_recipe("compute.microbatch_tokens=64", "validation.tokens=50", "compute.parallel=fsdp"),
         "stopped": tiny_recipe("compute.parallel=fsdp", "validation.tokens=50"),
     }
-    jobs = [{"root": str(folder / name), "recipe": recipe.model_dump(mode="json")} for name, recipe in recipes.items()]
+    # A port for each: the faster process must not meet the slower one's store of the job before.
+    jobs = [
+        {"root": str(folder / name), "recipe": recipe.model_dump(mode="json"), "port": free_port()}
+        for name, recipe in recipes.items()
+    ]
     (folder / "jobs.json").write_text(json.dumps(jobs))
-    port = free_port()
-    processes = [start(rank, port, folder / "jobs.json") for rank in range(2)]
+    processes = [start(rank, folder / "jobs.json") for rank in range(2)]
     try:
-        outputs = [process.communicate(timeout=300)[0] for process in processes]
+        outputs = [process.communicate(timeout=400)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()
@@ -119,6 +123,7 @@ def train_as_told(jobs: list[dict[str, Any]]) -> None:
     from biphase.errors import StoppedError
 
     torch.set_num_threads(1)
+    faulthandler.dump_traceback_later(300, exit=True)
     loop.peak_flops = lambda device, dtype: 1e12
     update, done = loop.update, []
 
@@ -130,6 +135,7 @@ def train_as_told(jobs: list[dict[str, Any]]) -> None:
 
     for job in jobs:
         recipe = Recipe.model_validate(job["recipe"])
+        os.environ["MASTER_PORT"] = str(job["port"])
         if not job["root"].endswith("stopped"):
             train(recipe, Path(job["root"]))
             continue

@@ -129,7 +129,8 @@ def test_golden_losses(finished: Run, corpus: Any, update_golden: bool) -> None:
         assert ours == pytest.approx(theirs, rel=1e-4), (
             f"The loss of step {step} is {ours}, and was {theirs} when tests/golden/pretraining.json was written. "
             "Wrong at step 1: initial weights, data order, masks or the loss. Right at step 1 only: gradients, "
-            f"optimizer or rate. Wrong from step 11: the switch to MLM. If the change of numbers is meant, say why and run: {again}"
+            "optimizer or rate. Wrong from step 11: the switch to MLM. If the change of numbers is meant, say why and "
+            f"run: {again}"
         )
     assert found["validation_loss"] == pytest.approx(golden["validation_loss"], rel=1e-4)
 
@@ -221,6 +222,18 @@ def test_every_objective_sees_the_same_samples(tiny_recipe: MakeRecipe) -> None:
 
 
 # One global token mean
+
+
+def test_a_part_without_a_sample_asks_nothing(tiny_recipe: MakeRecipe) -> None:
+    recipe = tiny_recipe()
+    shards = ShardSet.open(recipe.data.shards, "train")
+    source = open_source(recipe, shards, World(0, 1, torch.device("cpu")), torch.float32, 0)
+    for phase in recipe.curriculum:
+        parts = [source.microbatch(phase, 0, part, 40) for part in range(40)]
+        assert any(len(part.inputs_T) == 1 for part in parts)
+        assert all(len(part.inputs_T) > 0 and len(part.sample_ids_S) > 0 for part in parts)
+        targets = torch.cat([part.targets_N for part in parts])
+        assert torch.equal(targets, source.microbatch(phase, 0, 0, 1).targets_N)
 
 
 def test_unequal_microbatches_leave_the_gradient_unchanged(tiny_recipe: MakeRecipe, tmp_path: Path) -> None:

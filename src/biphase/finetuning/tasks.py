@@ -82,6 +82,19 @@ TASKS: dict[str, Task] = {
     task.name: task
     for task in (
         Task(
+            name="genre",
+            family="sequence_classification",
+            template="{text}",
+            label="label",
+            labels=("encyclopedia", "novel", "government", "abstract", "article"),
+            metric="accuracy",
+            bundled=True,
+            files=(JSONL,),
+            licence="CC BY-SA 4.0",
+            citation="biphase, from the sources that bundled/tasks/LICENSES.md names",
+            note="Which kind of text a sentence is from. Made for the demo; no published benchmark.",
+        ),
+        Task(
             name="snli",
             family="sequence_classification",
             template="Premise: {premise}\nHypothesis: {hypothesis}",

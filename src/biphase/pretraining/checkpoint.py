@@ -141,9 +141,15 @@ def whole_steps(run: Run) -> list[int]:
     return sorted(int(p.name) for p in run.steps.iterdir() if p.name.isdigit() and (p / "manifest.json").exists())
 
 
+def split_reference(reference: str) -> tuple[str, str]:
+    """`RUN@STEP` → (RUN, STEP), `RUN` → (RUN, ""); folders above the run may have an @ in their names."""
+    path, at, step = reference.rpartition("@")
+    return (path, step) if at and "/" not in step else (reference, "")
+
+
 def find_checkpoint(reference: str) -> Path:
     """The folder behind `RUN` (its last step) or `RUN@STEP`."""
-    path, _, wanted = reference.partition("@")
+    path, wanted = split_reference(reference)
     run = open_run(Path(path))
     steps = whole_steps(run)
     if not steps:
@@ -157,7 +163,7 @@ def find_checkpoint(reference: str) -> Path:
 
 def find_model(reference: str) -> str:
     """A model for transformers to load: the model folder of `RUN[@STEP]`, else the reference itself."""
-    path = Path(reference.partition("@")[0])
+    path = Path(split_reference(reference)[0])
     if (path / "config.yaml").exists():
         return str(find_checkpoint(reference) / "model")
     return reference

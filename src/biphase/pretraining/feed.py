@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from biphase.config import Phase, Recipe
-from biphase.corpus.packing import Batches, DocumentSamples, Samples, StreamSamples
+from biphase.corpus.packing import Batches, DocumentSamples, PackedBatch, Samples, StreamSamples
 from biphase.corpus.shards import ShardSet
 from biphase.distributed import World
 from biphase.encoder.attention import Layout, choose_backend, lay_out
@@ -57,6 +57,8 @@ class Source:
     def microbatch(self, phase: Phase, step: int, part: int, num_parts: int) -> Microbatch:
         device = self.world.device
         batch = self.batches.batch(step, part, num_parts)
+        if len(batch.sample_ids_S) == 0:
+            batch = self.nothing()
         example = make_example(phase, batch, self.vocabulary, self.seed)
         backend = choose_backend(device, self.dtype)
         return Microbatch(
@@ -68,6 +70,12 @@ class Source:
             sample_ids_S=batch.sample_ids_S,
             lengths_S=batch.lengths_S,
         )
+
+    def nothing(self) -> PackedBatch:
+        """One special token, which no objective asks for: a part of a small validation set may hold no sample, but its
+        process must take part in every layer, and transformers cannot compute on no token."""
+        zero = np.zeros(1, np.int64)
+        return PackedBatch(np.array([self.vocabulary.mask_id]), zero, np.array([0, 1]), zero, zero)
 
 
 def open_source(recipe: Recipe, shards: ShardSet, world: World, dtype: torch.dtype, origin: int) -> Source:
