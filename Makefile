@@ -26,8 +26,12 @@ format: $(VENV)/developer
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+# Text to tokenize in `make bench`; the bundled text is so small that starting up dominates.
+TEXT ?= src/biphase/bundled/corpus
+
 bench: $(VENV)/developer
-	$(BIN)/python benchmarks/tokenization.py
+	$(BIN)/biphase tokenizer train $(TEXT) --limit-mb 50 --out $(VENV)/bench-tokenizer
+	$(BIN)/python benchmarks/tokenization.py $(TEXT) --tokenizer $(VENV)/bench-tokenizer
 	$(BIN)/python benchmarks/pretraining.py
 
 clean:
