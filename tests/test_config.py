@@ -142,6 +142,10 @@ def test_the_saved_tree_is_the_recipe() -> None:
     assert Recipe.model_validate(yaml.safe_load(yaml.safe_dump(recipe.model_dump(mode="json")))) == recipe
 
 
+def identity(recipe: Recipe, data: str = "data", parent: str | None = None) -> str:
+    return recipe.identity(data, parent, recipe.compute.precision)
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -161,7 +165,7 @@ def test_the_saved_tree_is_the_recipe() -> None:
     ],
 )
 def test_what_decides_the_weights_is_identity(change: str) -> None:
-    assert parse(change).identity("data", None) != parse().identity("data", None)
+    assert identity(parse(change)) != identity(parse())
 
 
 @pytest.mark.parametrize(
@@ -179,14 +183,14 @@ def test_what_decides_the_weights_is_identity(change: str) -> None:
     ],
 )
 def test_what_does_not_is_not(change: str) -> None:
-    assert parse(change).identity("data", None) == parse().identity("data", None)
+    assert identity(parse(change)) == identity(parse())
 
 
 def test_data_and_parent_are_identity_by_content() -> None:
     recipe = parse("init={checkpoint: runs/a@3}")
-    assert recipe.identity("data", "p") == parse("init={checkpoint: moved/a@3}").identity("data", "p")
-    assert recipe.identity("data", "p") != recipe.identity("data", "q")
-    assert recipe.identity("data", "p") != recipe.identity("other", "p")
+    assert identity(recipe, parent="p") == identity(parse("init={checkpoint: moved/a@3}"), parent="p")
+    assert identity(recipe, parent="p") != identity(recipe, parent="q")
+    assert identity(recipe, parent="p") != identity(recipe, data="other", parent="p")
 
 
 def test_published_recipes_are_valid() -> None:

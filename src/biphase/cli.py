@@ -37,6 +37,10 @@ TxtDocuments = Annotated[str, typer.Option(help="What a document is in .txt file
 Runs = Annotated[Path, typer.Option("--runs", help="Where run folders are.")]
 
 
+USER_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EEXIST, errno.ENOTDIR)
+"""Of the system: a full disk, a folder that cannot be written, a file where a folder should be."""
+
+
 def show_version(wanted: bool) -> None:
     if wanted:
         out.print(f"biphase {__version__}")
@@ -174,7 +178,7 @@ def export(
 @app.command()
 def finetune(
     model: Annotated[str, typer.Argument(help="RUN[@STEP], a model folder, or a hub id.")],
-    task: Annotated[str, typer.Argument(help="A task name; `biphase finetune --help` names them.")],
+    task: Annotated[str, typer.Argument(help="genre, snli, sst2, uner_en_ewt or wnut17.")],
     overrides: Overrides = None,
     out_folder: Annotated[Path, typer.Option("--out", help="Where finished cells are kept.")] = Path("scores"),
     data_dir: Annotated[Path | None, typer.Option(help="The task's data as published, in place of the hub.")] = None,
@@ -217,7 +221,7 @@ def main() -> Any:
         err.print(f"biphase: {error}", markup=False)
         sys.exit(143)
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
+        if error.errno not in USER_ERRORS:
             raise
         complain(f"{error.strerror}: {error.filename or 'while writing'}; what was finished is kept, rerun to go on")
 

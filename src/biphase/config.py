@@ -28,7 +28,7 @@ class Init(Strict):
 
     preset: str | None = None
     """A size of `biphase.encoder.backbone.PRESETS`, from random weights."""
-    architecture: dict[str, int | float] = {}
+    architecture: dict[str, bool | int | float | str] = {}
     """Changes to the preset under transformers' names, such as `num_hidden_layers: 6`."""
     checkpoint: str | None = None
     """A run of ours, `runs/NAME-HASH` (its last step) or `runs/NAME-HASH@STEP`: steps and data order go on."""
@@ -174,17 +174,18 @@ class Recipe(Strict):
                 raise ValueError(f"{key} is {tokens}, less than one sample of {self.data.max_sample_tokens} tokens")
         return self
 
-    def identity(self, data_fingerprint: str, parent: str | None) -> str:
+    def identity(self, data_fingerprint: str, parent: str | None, precision: str) -> str:
         """A hash of everything that decides the weights. Paths are replaced by what they hold.
 
         Args:
             data_fingerprint: content hash of the shard set.
             parent: content hash of the checkpoint or model behind `init`, None for a preset.
+            precision: what `compute.precision` means on the device at hand, such as `torch.bfloat16`.
         """
         tree = self.model_dump(mode="json", exclude={"name", "validation", "checkpoints", "tensorboard", "compute"})
         tree["data"]["shards"] = data_fingerprint
         tree["init"]["checkpoint"] = tree["init"]["model"] = tree["init"]["revision"] = parent
-        tree["precision"] = self.compute.precision
+        tree["precision"] = precision
         return content_hash(tree)
 
 

@@ -72,7 +72,7 @@ def run_demo(folder: Path) -> None:
     say("3/5", "pretrain: next token (CLM), then masked tokens (MLM)")
     run = pretrain(folder)
     say("4/5", "export it for transformers")
-    encoder = folder / "encoder"
+    encoder = folder / f"encoder-{run.path.name.rpartition('-')[2]}"
     if not encoder.exists():
         from biphase.pretraining.export import export_checkpoint
 

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from biphase.console import err
+from biphase.console import err, silence
 from biphase.device import choose_device
 
 
@@ -58,6 +58,8 @@ def join_world(device: str) -> Iterator[World]:
         yield World(0, 1, chosen)
         return
     dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
+    if dist.get_rank() > 0:
+        silence()
     try:
         yield World(dist.get_rank(), size, chosen)
     finally:

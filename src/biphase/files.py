@@ -45,6 +45,7 @@ def whole_folder(path: Path) -> Iterator[Path]:
 
     An existing folder at `path` is replaced. What a killed process left behind is cleared by the next call.
     """
+    path = path.resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.part")
     shutil.rmtree(part, ignore_errors=True)

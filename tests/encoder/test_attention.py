@@ -38,7 +38,7 @@ def each_sample_alone(q: Tensor, k: Tensor, v: Tensor, lengths: list[int], causa
         )
         sees = torch.tensor(
             [
-                [(j <= i or not causal) and (not window or abs(i - j) < window) for j in range(length)]
+                [(j <= i or not causal) and (not window or abs(i - j) < window + (not causal)) for j in range(length)]
                 for i in range(length)
             ]
         )

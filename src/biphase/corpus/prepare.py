@@ -216,7 +216,8 @@ def _finish(out: Path, units: list[_Unit], facts: dict[str, Any]) -> Manifest:
     write_json(out / "manifest.json", manifest.model_dump(mode="json"))
     kept = {unit.folder.name for unit in units}
     for folder in (out / "shards").iterdir():
-        if folder.name not in kept:
+        is_ours = (folder / "shard.json").exists() or folder.name.endswith(".part")
+        if folder.name not in kept and is_ours:
             shutil.rmtree(folder)  # of an unfinished call with other sources or options
     return manifest
 

@@ -287,7 +287,13 @@ def _llama3_slots() -> list[str]:
 
 
 def save_tokenizer(tokenizer: "PreTrainedTokenizerFast", folder: Path) -> None:
-    """Write a folder that `load_tokenizer` and `AutoTokenizer` load. It appears whole or not at all."""
+    """Write a folder that `load_tokenizer` and `AutoTokenizer` load. It appears whole or not at all.
+
+    Raises `InputError` rather than replace a folder that holds anything but a tokenizer.
+    """
+    taken = folder.exists() and not (folder.is_dir() and not any(folder.iterdir()))
+    if taken and not (folder / "tokenizer.json").exists():
+        raise InputError(f"{folder} holds something else than a tokenizer; choose another folder")
     with whole_folder(folder) as part:
         tokenizer.save_pretrained(part)
 

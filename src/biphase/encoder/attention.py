@@ -115,8 +115,8 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """The function that transformers calls in every layer; q is [1, H, T, K], k and v are [1, G, T, K].
 
-    Returns [1, T, H, K]. A sliding window of w keeps positions at a distance below w, to the left and, without the
-    causal flag, to the right.
+    Returns [1, T, H, K]. A sliding window of w keeps positions at a distance below w to the left when causal, and up
+    to w to both sides when not, as transformers does.
     """
     if layout is None:
         raise InputError("this model attends over packed batches only: call it through biphase, or export it first")
@@ -160,7 +160,12 @@ def reference_attention(
 def visible(distance: Tensor, causal: bool, window: int) -> Tensor:
     """Whether a query may see a key that lies `distance` positions before it (negative: after it)."""
     sees = distance >= 0 if causal else torch.ones_like(distance, dtype=torch.bool)
-    return sees & (distance.abs() < window) if window else sees
+    return sees & (distance.abs() <= reach(causal, window)) if window else sees
+
+
+def reach(causal: bool, window: int) -> int:
+    """The farthest distance inside a window, as transformers counts: the token itself is one of a causal window's."""
+    return window - 1 if causal else window
 
 
 def varlen_attention(q_THK: Tensor, k_TGK: Tensor, v_TGK: Tensor, layout: Layout, scale: float, window: int) -> Tensor:
@@ -172,7 +177,7 @@ def varlen_attention(q_THK: Tensor, k_TGK: Tensor, v_TGK: Tensor, layout: Layout
         else:
             repeats = q_THK.shape[1] // k_TGK.shape[1]
             k_TGK, v_TGK = k_TGK.repeat_interleave(repeats, 1), v_TGK.repeat_interleave(repeats, 1)
-    side = window - 1 if window else -1
+    side = reach(layout.causal, window) if window else -1
     out_THK: Any = varlen.varlen_attn(
         q_THK.contiguous(),
         k_TGK.contiguous(),

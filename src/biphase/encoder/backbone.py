@@ -56,17 +56,6 @@ PRESETS: dict[str, dict[str, int]] = {
     "1m": sizes(4, 128, 384, 4, 4),
 }
 
-NO_DROPOUT = (
-    "attention_dropout",
-    "attn_pdrop",
-    "resid_pdrop",
-    "embd_pdrop",
-    "hidden_dropout",
-    "hidden_dropout_prob",
-    "attention_probs_dropout_prob",
-)
-"""Names under which families keep their dropout rates; pretraining uses none (Table 1)."""
-
 
 @dataclass(frozen=True)
 class TokenIds:
@@ -87,6 +76,8 @@ def make_model(preset: str, architecture: dict[str, Any], tokens: TokenIds, max_
     for key in architecture:
         if key not in known:
             raise InputError(f"init.architecture: unknown key '{key}'{nearest(key, known)}")
+        if key == "vocab_size" or key.endswith("token_id"):
+            raise InputError(f"init.architecture: '{key}' follows from the tokenizer of the shards; leave it out")
     settings = {
         "vocab_size": tokens.vocab_size,
         "max_position_embeddings": max_len,
@@ -118,11 +109,13 @@ def make_model(preset: str, architecture: dict[str, Any], tokens: TokenIds, max_
     return model
 
 
-def load_model(source: str | Path, revision: str | None = None, *, vocab_size: int | None = None) -> PreTrainedModel:
+def load_model(
+    source: str | Path, revision: str | None = None, *, vocab_size: int | None = None, seed: int = 0
+) -> PreTrainedModel:
     """A language model from a folder or the hub, in fp32, attending through `biphase`, without dropout.
 
     Never runs a repository's own code and never unpickles weights. With `vocab_size`, the embeddings are resized to
-    hold that many tokens (new rows are drawn from the distribution of the old ones).
+    hold that many tokens (new rows are drawn with `seed` from the distribution of the old ones).
     """
     config = load_model_config(source, revision)
     kind = language_model_class(config)
@@ -135,9 +128,11 @@ def load_model(source: str | Path, revision: str | None = None, *, vocab_size: i
         raise InputError(f"{source}: {type(model).__name__} has no output embeddings")
     embedding: Any = model.get_input_embeddings()
     old_size = embedding.weight.shape[0]
-    if vocab_size is not None and vocab_size > old_size:
-        model.resize_token_embeddings(vocab_size, mean_resizing=True)
-    train_padding_row(model)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        if vocab_size is not None and vocab_size > old_size:
+            model.resize_token_embeddings(vocab_size, mean_resizing=True)
+        train_padding_row(model)
     return model
 
 
@@ -151,13 +146,11 @@ def load_model_config(source: str | Path, revision: str | None = None) -> Pretra
     return config.get_text_config()
 
 
-def load_weights(
-    kind: Any, source: str | Path, revision: str | None, config: PretrainedConfig, **options: Any
-) -> PreTrainedModel:
+def load_weights(kind: Any, source: str | Path, revision: str | None, config: PretrainedConfig) -> PreTrainedModel:
     """`kind.from_pretrained` in fp32 from safetensors, every weight accounted for."""
-    for key in NO_DROPOUT:
-        if hasattr(config, key):
-            setattr(config, key, 0.0)
+    for key, value in config.to_dict().items():
+        if ("dropout" in key or key.endswith("_pdrop")) and isinstance(value, float):
+            setattr(config, key, 0.0)  # pretraining uses none (Table 1)
     config.use_cache = False
     try:
         model, report = kind.from_pretrained(
@@ -169,12 +162,11 @@ def load_weights(
             use_safetensors=True,
             trust_remote_code=False,
             output_loading_info=True,
-            **options,
         )
     except (OSError, ValueError, SafetensorError) as error:
         raise InputError(f"cannot load weights from {source}: {first_line(error)}") from None
     missing = sorted(report["missing_keys"])
-    if missing and not options.get("allow_new_head"):
+    if missing:
         raise InputError(f"{source} lacks {len(missing)} weights of {type(model).__name__}, such as '{missing[0]}'")
     return model
 

@@ -49,7 +49,7 @@ class ChunkedLoss(torch.autograd.Function):
         weight = weight_VD.to(hidden_ND.dtype)
         wanted = any(ctx.needs_input_grad)
         grad_hidden_ND = torch.empty_like(hidden_ND) if wanted else None
-        grad_weight_VD = torch.zeros_like(weight_VD) if wanted else None
+        grad_weight_VD = torch.zeros_like(weight_VD, dtype=torch.float32) if wanted else None
         grad_bias_V = torch.zeros_like(bias_V) if wanted and bias_V is not None else None
         losses_N = torch.empty(len(targets_N), dtype=torch.float32, device=hidden_ND.device)
         hits_N = torch.empty(len(targets_N), dtype=torch.bool, device=hidden_ND.device)
@@ -81,6 +81,8 @@ class ChunkedLoss(torch.autograd.Function):
                 grad_weight_VD += grad_logits.T @ hidden
             if grad_bias_V is not None:
                 grad_bias_V += grad_logits.sum(0)
+        if grad_weight_VD is not None:
+            grad_weight_VD = grad_weight_VD.to(weight_VD.dtype)
         ctx.save_for_backward(grad_hidden_ND, grad_weight_VD, grad_bias_V)
         ctx.mark_non_differentiable(losses_N, hits_N)
         return losses_N.sum(), losses_N, hits_N

@@ -1,5 +1,6 @@
 """What a run was, for people: the curves of its losses and the model card of its export."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,9 @@ def write_card(run: Run, manifest: Manifest, name: str, auto_class: str, network
 
     config = read_config(run)
     config["data"]["shards"] = Path(config["data"]["shards"]).name
-    phases = " → ".join(f"{phase['steps']:,} steps of {phase['objective'].upper()}" for phase in config["curriculum"])
+    phases = describe_phases(config["curriculum"], manifest.run_step)
+    if manifest.parent:
+        phases = f"From parent `{manifest.parent[:16]}` (taken over: {', '.join(manifest.carried)}): {phases}"
     validation = [row for row in read_metrics(run, "validation") if row["step"] <= manifest.run_step]
     rows = [
         f"| {r['step']} | {r['objective']} | {r['loss']:.3f} | {r['accuracy']:.1%} | {r['bits_per_byte']:.3f} |"
@@ -92,6 +95,16 @@ def write_card(run: Run, manifest: Manifest, name: str, auto_class: str, network
     )
 
 
+def describe_phases(curriculum: list[dict[str, Any]], num_steps: int) -> str:
+    """The first `num_steps` of a curriculum in words."""
+    parts = []
+    for phase in curriculum:
+        steps = min(phase["steps"], num_steps)
+        num_steps -= steps
+        parts += [f"{steps:,} steps of {phase['objective'].upper()}"] * (steps > 0)
+    return " → ".join(parts)
+
+
 def eos_name(network: PreTrainedModel, run: Run, manifest: Manifest) -> str:
     from transformers import AutoTokenizer
 
@@ -99,18 +112,20 @@ def eos_name(network: PreTrainedModel, run: Run, manifest: Manifest) -> str:
     return str(AutoTokenizer.from_pretrained(folder, trust_remote_code=False).eos_token)
 
 
-def draw_curves(run: Run, path: Path) -> None:
+def draw_curves(run: Run, last_step: int, path: Path) -> None:
     """The curves of `plot_losses` as a PNG."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4), layout="constrained")
-    plot_losses(run, figure.add_subplot())
+    plot_losses(run, figure.add_subplot(), last_step)
     figure.savefig(path, dpi=150)
 
 
-def plot_losses(run: Run, axes: Any) -> None:
+def plot_losses(run: Run, axes: Any, last_step: float = math.inf) -> None:
     """Training and validation loss over the steps, a colour for each objective, on matplotlib axes."""
-    train, validation = read_metrics(run, "train"), read_metrics(run, "validation")
+    train, validation = (
+        [row for row in read_metrics(run, kind) if row["step"] <= last_step] for kind in ("train", "validation")
+    )
     for objective in dict.fromkeys(row["objective"] for row in train):
         rows = [row for row in train if row["objective"] == objective]
         axes.plot(

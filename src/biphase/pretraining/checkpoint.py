@@ -33,7 +33,7 @@ class Manifest:
     step: int
     """Updates since random weights (or since the foreign model), over all parents."""
     run_step: int
-    """Updates in this run."""
+    """Updates in this run, as its metrics.jsonl counts them."""
     tokens_seen: int
     data_position: int
     """Tokens of the data order that are behind: where the next batch begins."""
@@ -64,8 +64,8 @@ def save_checkpoint(
     world: World,
 ) -> None:
     """Write `steps/STEP`. Every process must call it; the first one writes."""
-    weights = {name: whole(tensor) for name, tensor in model.network.state_dict().items()}
-    moments = optimizer_tensors(model, optimizers)
+    weights = {name: whole(tensor, world.is_main) for name, tensor in model.network.state_dict().items()}
+    moments = optimizer_tensors(model, optimizers, world.is_main)
     if world.is_main:
         target = run.steps / str(manifest.step)
         try:
@@ -81,19 +81,22 @@ def save_checkpoint(
     world.barrier()
 
 
-def optimizer_tensors(model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> dict[str, Tensor]:
+def optimizer_tensors(
+    model: nn.Module, optimizers: list[torch.optim.Optimizer], keep: bool = True
+) -> dict[str, Tensor]:
     """The state of every parameter as `NAME/KEY` → whole tensor on the CPU."""
     tensors = {}
     for name, parameter in model.named_parameters():
         for optimizer in optimizers:
             for key, value in optimizer.state.get(parameter, {}).items():
-                tensors[f"{name}/{key}"] = whole(value)
+                tensors[f"{name}/{key}"] = whole(value, keep)
     return tensors
 
 
-def whole(tensor: Tensor) -> Tensor:
+def whole(tensor: Tensor, keep: bool) -> Tensor:
+    """The gathered tensor, on the CPU of the process that keeps it. A collective."""
     gathered = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-    return gathered.detach().cpu().contiguous()
+    return gathered.detach().cpu().contiguous() if keep else gathered.detach()
 
 
 def load_optimizer(folder: Path, model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:

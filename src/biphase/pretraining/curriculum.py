@@ -103,7 +103,9 @@ def load_network(recipe: Recipe, start: Start, shards: ShardSet) -> PreTrainedMo
             recipe.init.preset, recipe.init.architecture, tokens, recipe.data.max_sample_tokens, recipe.seed
         )
     revision = recipe.init.revision if start.model_folder == recipe.init.model else None
-    network = load_model(start.model_folder, revision, vocab_size=manifest.vocab_size)
+    network = load_model(start.model_folder, revision, vocab_size=manifest.vocab_size, seed=recipe.seed)
+    for role in ("mask", "eos", "pad"):
+        setattr(network.config, f"{role}_token_id", getattr(manifest, f"{role}_id"))
     limit = getattr(network.config, "max_position_embeddings", None) or recipe.data.max_sample_tokens
     if limit < recipe.data.max_sample_tokens:
         raise InputError(

@@ -33,6 +33,7 @@ SHARED_WITH_LLAMA = (
     "num_hidden_layers",
     "num_attention_heads",
     "num_key_value_heads",
+    "head_dim",
     "hidden_act",
     "max_position_embeddings",
     "initializer_range",
@@ -57,8 +58,8 @@ def export_checkpoint(reference: str, folder: Path) -> str:
     Raises:
         InputError: no such checkpoint, a damaged one, or a folder that holds something else.
     """
-    if folder.exists() and any(folder.iterdir()):
-        raise InputError(f"{folder} is not empty; choose another folder, or delete it first")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InputError(f"{folder} is not an empty folder; choose another, or delete it first")
     source = find_checkpoint(reference)
     manifest = read_manifest(source)
     run = Run(source.parent.parent)
@@ -72,7 +73,7 @@ def export_checkpoint(reference: str, folder: Path) -> str:
         exported.save_pretrained(part)
         AutoTokenizer.from_pretrained(source / "model", trust_remote_code=False).save_pretrained(part)
         check_export(part, kind, network, causal)
-        draw_curves(run, part / "curves.png")
+        draw_curves(run, manifest.run_step, part / "curves.png")
         write_text(part / "README.md", write_card(run, manifest, folder.name, kind.__name__, exported))
     return f"{folder}: {type(exported).__name__}, {direction(causal)}; load it with {kind.__name__} or AutoModel"
 
@@ -83,7 +84,9 @@ def direction(causal: bool) -> str:
 
 def as_llama(network: PreTrainedModel) -> PreTrainedModel:
     """The same weights under the causal class."""
-    config = LlamaConfig(**{key: getattr(network.config, key) for key in SHARED_WITH_LLAMA})
+    config = LlamaConfig(
+        **{key: getattr(network.config, key) for key in SHARED_WITH_LLAMA if hasattr(network.config, key)}
+    )
     llama = LlamaForCausalLM(config)
     llama.load_state_dict(network.state_dict(), strict=True)
     return llama

@@ -9,7 +9,7 @@ import math
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,17 +65,28 @@ def train(recipe: Recipe, root: Path = Path("runs")) -> Run:
     with join_world(recipe.compute.device) as world:
         shards = ShardSet.open(Path(recipe.data.shards), "train")
         origin = find_start(recipe, shards)
-        run = Run(run_path(root, recipe.name, recipe.identity(shards.fingerprint, origin.parent)))
+        dtype = choose_dtype(recipe.compute.precision, world.device)
+        run = Run(run_path(root, recipe.name, recipe.identity(shards.fingerprint, origin.parent, str(dtype))))
         if run.is_done:
             world.tell(f"{run.path} is already done")
             return run
-        environment = describe_machine(world.device) | {"processes": world.size}
-        claim = claim_run(run, recipe.model_dump(mode="json"), environment) if world.is_main else nullcontext()
-        with claim:
-            world.barrier()
-            dtype = choose_dtype(recipe.compute.precision, world.device)
+        with ExitStack() as held:
+            hold_run(held, run, recipe, world)
             train_job(Job(recipe, run, world, dtype, shards, origin))
         return run
+
+
+def hold_run(held: ExitStack, run: Run, recipe: Recipe, world: World) -> None:
+    """Claim the run folder for all processes; every one of them raises `InputError` when it is taken."""
+    taken: InputError | None = None
+    if world.is_main:
+        environment = describe_machine(world.device) | {"processes": world.size}
+        try:
+            held.enter_context(claim_run(run, recipe.model_dump(mode="json"), environment))
+        except InputError as error:
+            taken = error
+    if world.any(taken is not None):
+        raise taken or InputError(f"{run.path} is in use by another process")
 
 
 def train_job(job: Job) -> None:
@@ -89,17 +100,17 @@ def train_job(job: Job) -> None:
     network = load_network(recipe, start, job.shards)
     flops, peak = count_flops(network), peak_flops(world.device, job.dtype) * world.size
     steps = range(start.run_step, recipe.num_steps)
-    seconds = len(steps) * recipe.batch_tokens * flops.per_token / (0.4 * peak)
-    model = parallelize(PackedModel(network), recipe.compute, job.dtype, world, seconds_expected=seconds)
+    work = recipe.num_steps * recipe.batch_tokens * flops.per_token
+    model = parallelize(PackedModel(network), recipe.compute, job.dtype, world, work=work)
     sharded = world.size > 1 and recipe.compute.parallel == "fsdp"
     optimizers = make_optimizers(recipe.optimizer, model, dtype=job.dtype, sharded=sharded)
     if start.optimizer_folder is not None:
         load_optimizer(start.optimizer_folder, unwrap(model), optimizers)
-    world.tell(describe_start(job.run, recipe, network, source))
+    world.tell(describe_start(job.run, recipe, network, source, job.origin.carried))
     # 4. Steps.
-    tokens_seen = start.tokens_seen
+    tokens_seen, since = start.tokens_seen, time.perf_counter()
     proved: Phase | None = None
-    board = open_tensorboard(job.run.path, recipe.tensorboard and world.is_main)
+    board = open_tensorboard(job.run.path, recipe.tensorboard and world.is_main, start.run_step)
     with stop_signals() as stop_asked, track("pretrain", recipe.num_steps, "steps") as progress:
         progress.advance(start.run_step, already_done=True)
         journal = Journal(job.run, board, progress, is_main=world.is_main, peak=peak)
@@ -112,12 +123,15 @@ def train_job(job: Job) -> None:
             result = update(model, optimizers, microbatches, flops, run_step, job)
             tokens_seen += result.tokens
             done = run_step + 1
-            journal.record_step(done, phase, optimizers[0].param_groups[0]["lr"], result, tokens_seen)
+            seconds, since = time.perf_counter() - since, time.perf_counter()
+            journal.record_step(done, phase, optimizers[0].param_groups[0]["lr"], result, tokens_seen, seconds)
             if validate is not None and is_due(done, recipe.validation.every_steps, job):
                 journal.record_validation(done, phase, validate(model, phase))
+                since = time.perf_counter()
             stopping = world.any(stop_asked())
             if stopping or is_due(done, recipe.checkpoints.every_steps, job):
                 save(job, model, optimizers, done, phase, tokens_seen)
+                since = time.perf_counter()
             if stopping and done < recipe.num_steps:
                 raise StoppedError(f"stopped at step {done} of {recipe.num_steps}; run the same command to go on")
     # 5. Done.
@@ -146,7 +160,7 @@ def update(
     job: Job,
 ) -> StepResult:
     """One update from all microbatches of all processes: the mean over targets is taken once, over the whole batch."""
-    started, world = time.perf_counter(), job.world
+    world = job.world
     tokens, targets, work = world.sum(
         sum(len(m.inputs_T) for m in microbatches),
         sum(len(m.targets_N) for m in microbatches),
@@ -169,7 +183,7 @@ def update(
     for optimizer in optimizers:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-    return StepResult(loss, grad_norm, int(tokens), int(targets), work, time.perf_counter() - started)
+    return StepResult(loss, grad_norm, int(tokens), int(targets), work)
 
 
 def explain_divergence(

@@ -14,19 +14,20 @@ from biphase.device import has_cpp_compiler
 from biphase.distributed import World
 from biphase.errors import InputError
 
-COMPILE_PAYS_AFTER_SECONDS = 600.0
+COMPILE_PAYS_AFTER_FLOPS = 1e15
 """On a CPU, compiling takes up to a minute and saves time in bf16; in fp32 the products are all that counts."""
 
 
-def parallelize(
-    model: nn.Module, compute: Compute, dtype: torch.dtype, world: World, *, seconds_expected: float
-) -> nn.Module:
-    """`model` (a PackedModel) on its device, wrapped as `compute` says; parameters stay fp32."""
+def parallelize(model: nn.Module, compute: Compute, dtype: torch.dtype, world: World, *, work: float) -> nn.Module:
+    """`model` (a PackedModel) on its device, wrapped as `compute` says; parameters stay fp32.
+
+    `work` is the number of FLOPs of the whole run, resumed or not, so that the choice to compile never changes midway.
+    """
     model.to(world.device)
     blocks = transformer_blocks(model)
     if compute.activation_checkpointing:
         model.network.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator, union-attr]
-    if should_compile(compute, world.device, dtype, seconds_expected):
+    if should_compile(compute, world.device, dtype, work):
         for block in blocks:
             block.compile(dynamic=True)
     if world.size == 1:
@@ -43,14 +44,14 @@ def parallelize(
     return model
 
 
-def should_compile(compute: Compute, device: torch.device, dtype: torch.dtype, seconds_expected: float) -> bool:
+def should_compile(compute: Compute, device: torch.device, dtype: torch.dtype, work: float) -> bool:
     if compute.compile == "on" and device.type == "cpu" and not has_cpp_compiler():
         raise InputError("compute.compile is on, but there is no C++ compiler; install g++ or use compute.compile=off")
     if compute.compile != "auto":
         return compute.compile == "on"
     if device.type == "cuda":
         return True
-    return dtype == torch.bfloat16 and has_cpp_compiler() and seconds_expected > COMPILE_PAYS_AFTER_SECONDS
+    return dtype == torch.bfloat16 and has_cpp_compiler() and work > COMPILE_PAYS_AFTER_FLOPS
 
 
 def transformer_blocks(model: nn.Module) -> list[nn.Module]:

@@ -1,6 +1,6 @@
 """What a run tells: records for metrics.jsonl and TensorBoard, and the lines that a person reads."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,6 @@ class StepResult:
     tokens: int
     targets: int
     flops: float
-    seconds: float
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,9 @@ class Journal:
     peak: float
     """FLOP/s of all devices, to which the share of peak refers."""
 
-    def record_step(self, done: int, phase: Phase, lr: float, result: StepResult, tokens_seen: int) -> None:
+    def record_step(
+        self, done: int, phase: Phase, lr: float, result: StepResult, tokens_seen: int, seconds: float
+    ) -> None:
         record = {
             "kind": "train",
             "step": done,
@@ -48,8 +49,8 @@ class Journal:
             "tokens": result.tokens,
             "targets": result.targets,
             "tokens_seen": tokens_seen,
-            "tokens_per_second": round(result.tokens / result.seconds, 1),
-            "share_of_peak": round(result.flops / result.seconds / self.peak, 4),
+            "tokens_per_second": round(result.tokens / seconds, 1),
+            "share_of_peak": round(result.flops / seconds / self.peak, 4),
         }
         self.write(record)
         if self.is_main:
@@ -73,27 +74,31 @@ class Journal:
             self.board(record)
 
 
-def describe_start(run: Run, recipe: Recipe, network: Any, source: Source) -> str:
+def describe_start(run: Run, recipe: Recipe, network: Any, source: Source, carried: Sequence[str]) -> str:
     samples = source.batches.samples
     millions = sum(parameter.numel() for parameter in network.parameters()) / 1e6
     epochs = recipe.num_steps * recipe.batch_tokens / samples.num_tokens
     phases = " → ".join(f"{phase.objective} {phase.steps}" for phase in recipe.curriculum)
     left_out = f", {samples.left_out_tokens:,} tokens left out" if samples.left_out_tokens else ""
+    taken = f"; taken over: {', '.join(carried)}" if carried else ""
     return (
         f"{run.path}: {type(network).__name__} of {millions:.1f}M parameters, {phases} steps of "
-        f"{recipe.batch_tokens:,} tokens, {epochs:.2g} epochs of {samples.num_samples:,} samples{left_out}"
+        f"{recipe.batch_tokens:,} tokens, {epochs:.2g} epochs of {samples.num_samples:,} samples{left_out}{taken}"
     )
 
 
-def open_tensorboard(folder: Path, wanted: bool) -> Board:
-    """A function that writes a record's numbers as TensorBoard scalars, or one that does nothing."""
+def open_tensorboard(folder: Path, wanted: bool, after_step: int) -> Board:
+    """A function that writes a record's numbers as TensorBoard scalars, or one that does nothing.
+
+    What an earlier process wrote after `after_step` is purged: it will be written again.
+    """
     if not wanted:
         return lambda record: None
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        raise InputError("tensorboard: true needs TensorBoard; pip install 'biphase[tracking]'") from None
-    writer = SummaryWriter(str(folder / "tensorboard"))
+        raise InputError("tensorboard: true needs TensorBoard; pip install tensorboard") from None
+    writer = SummaryWriter(str(folder / "tensorboard"), purge_step=after_step + 1)
 
     def write(record: dict[str, Any]) -> None:
         for key, value in record.items():

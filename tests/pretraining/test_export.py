@@ -1,0 +1,114 @@
+"""What is exported loads with transformers alone, computes the same, and looks the way it should."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+)
+
+from biphase.config import Recipe
+from biphase.corpus.shards import read_manifest
+from biphase.encoder.attention import lay_out
+from biphase.encoder.backbone import load_model, packed_hidden
+from biphase.errors import InputError
+from biphase.inspection import describe_path
+from biphase.pretraining.checkpoint import find_checkpoint
+from biphase.pretraining.export import export_checkpoint
+from biphase.pretraining.loop import train
+
+TOKENS_T = torch.arange(3, 43)
+NO_ENDS = ("schedule.warmup_steps=0", "schedule.decay_steps=0")
+MLM = ("curriculum=[{objective: mlm, steps: 2}]", *NO_ENDS)
+
+
+def trained(recipe: Recipe, runs: Path) -> str:
+    return str(train(recipe, runs).path)
+
+
+def hidden_by_us(reference: str, causal: bool) -> torch.Tensor:
+    network = load_model(find_checkpoint(reference) / "model").eval()
+    layout = lay_out(torch.tensor([0, len(TOKENS_T)]).numpy(), causal=causal)
+    with torch.no_grad():
+        return packed_hidden(network.base_model, TOKENS_T, torch.arange(len(TOKENS_T)), layout)
+
+
+def hidden_reloaded(folder: Path, tokens_T: torch.Tensor = TOKENS_T) -> torch.Tensor:
+    with torch.no_grad():
+        return AutoModel.from_pretrained(folder).eval()(input_ids=tokens_T[None]).last_hidden_state[0]
+
+
+def looks_ahead(folder: Path) -> bool:
+    changed_T = torch.cat([TOKENS_T[:-1], TOKENS_T[-1:] + 1])
+    return bool((hidden_reloaded(folder, changed_T)[:-1] != hidden_reloaded(folder)[:-1]).any())
+
+
+@pytest.mark.parametrize(
+    ("objective", "kind", "name"),
+    [
+        ("mlm", AutoModelForMaskedLM, "EuroBertForMaskedLM"),
+        ("clm", AutoModelForCausalLM, "LlamaForCausalLM"),
+    ],
+)
+def test_a_preset_reloads_as_the_last_objective_left_it(
+    tiny_recipe: Callable[..., Recipe], tmp_path: Path, objective: str, kind: type, name: str
+) -> None:
+    recipe = tiny_recipe(f"curriculum=[{{objective: {objective}, steps: 2}}]", *NO_ENDS)
+    run = trained(recipe, tmp_path / "runs")
+    export_checkpoint(run, tmp_path / "model")
+    model = kind.from_pretrained(tmp_path / "model")  # type: ignore[attr-defined]
+    assert type(model).__name__ == name
+    causal = objective == "clm"
+    torch.testing.assert_close(hidden_reloaded(tmp_path / "model"), hidden_by_us(run, causal), rtol=1e-4, atol=1e-5)
+    assert looks_ahead(tmp_path / "model") != causal
+    assert AutoTokenizer.from_pretrained(tmp_path / "model").mask_token is not None
+    card = (tmp_path / "model" / "README.md").read_text()
+    assert f"2 steps of {objective.upper()}" in card
+    assert (tmp_path / "model" / "curves.png").stat().st_size > 0
+    assert name in describe_path(tmp_path / "model")
+    assert "done" in describe_path(Path(run), verify=True)
+    with pytest.raises(InputError, match="not an empty folder"):
+        export_checkpoint(run, tmp_path / "model")
+
+
+@pytest.mark.parametrize("family", ["llama-tied", "mistral-window"])
+def test_an_adapted_decoder_becomes_bidirectional(
+    tiny_recipe: Callable[..., Recipe], tmp_path: Path, family: str
+) -> None:
+    """Tied embeddings, a vocabulary that grows by the special tokens, a window shorter than the text."""
+    recipe = tiny_recipe(*MLM)
+    sizes = {
+        "vocab_size": read_manifest(Path(recipe.data.shards)).vocab_size - 2,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 512,
+    }
+    torch.manual_seed(0)
+    decoder = (
+        LlamaForCausalLM(LlamaConfig(**sizes, tie_word_embeddings=True))
+        if family == "llama-tied"
+        else MistralForCausalLM(MistralConfig(**sizes, sliding_window=8))
+    )
+    decoder.save_pretrained(tmp_path / "decoder")
+    adapted = tiny_recipe(*MLM, f"init={{model: {tmp_path / 'decoder'}}}")
+    run = trained(adapted, tmp_path / "runs")
+    export_checkpoint(run, tmp_path / "model")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    assert model.config.is_causal is False
+    assert model.config.pad_token_id is not None
+    torch.testing.assert_close(
+        hidden_reloaded(tmp_path / "model"), hidden_by_us(run, causal=False), rtol=1e-4, atol=1e-5
+    )
+    assert looks_ahead(tmp_path / "model")
