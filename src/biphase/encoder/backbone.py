@@ -76,8 +76,10 @@ def make_model(preset: str, architecture: dict[str, Any], tokens: TokenIds, max_
     for key in architecture:
         if key not in known:
             raise InputError(f"init.architecture: unknown key '{key}'{nearest(key, known)}")
-        if key == "vocab_size" or key.endswith("token_id"):
+        if key.endswith("token_id"):
             raise InputError(f"init.architecture: '{key}' follows from the tokenizer of the shards; leave it out")
+    if architecture.get("vocab_size", tokens.vocab_size) < tokens.vocab_size:
+        raise InputError(f"init.architecture: vocab_size is below the {tokens.vocab_size:,} tokens of the shards")
     settings = {
         "vocab_size": tokens.vocab_size,
         "max_position_embeddings": max_len,
