@@ -152,7 +152,7 @@ class Recipe(Strict):
     checkpoints: Checkpoints = Checkpoints()
     compute: Compute = Compute()
     tensorboard: bool = False
-    """Write TensorBoard event files beside metrics.jsonl (needs `pip install biphase[tracking]`)."""
+    """Write TensorBoard event files beside metrics.jsonl (needs `pip install tensorboard`)."""
 
     @property
     def num_steps(self) -> int:
