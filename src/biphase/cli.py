@@ -166,7 +166,7 @@ def export(
     run: Annotated[str, typer.Argument(metavar="RUN[@STEP]", help="A run folder; its last step unless given.")],
     folder: Annotated[Path, typer.Argument(help="The folder to write.")],
 ) -> None:
-    """Write a checkpoint as a folder that transformers and sentence-transformers load, with a model card.
+    """Write a checkpoint as a folder that transformers loads, with a model card.
 
     Example: `biphase export runs/tiny-1a2b3c4d encoder`
     """
