@@ -4,7 +4,7 @@ The text is the beginning of L. Frank Baum's "The Marvelous Land of Oz" (1904), 
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,14 @@ def one_thread() -> None:
     import torch
 
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What the tests encode is not kept in the user's folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("BIPHASE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @dataclass(frozen=True)

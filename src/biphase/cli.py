@@ -35,6 +35,7 @@ Out = Annotated[Path, typer.Option("--out", help="The folder to write.")]
 TextField = Annotated[str, typer.Option(help="The JSON field or parquet column with the text.")]
 TxtDocuments = Annotated[str, typer.Option(help="What a document is in .txt files: file, paragraphs or lines.")]
 Runs = Annotated[Path, typer.Option("--runs", help="Where run folders are.")]
+Scores = Annotated[Path, typer.Option("--out", help="Where finished cells are kept.")]
 
 
 USER_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EEXIST, errno.ENOTDIR)
@@ -177,10 +178,10 @@ def export(
 
 @app.command()
 def finetune(
-    model: Annotated[str, typer.Argument(help="RUN[@STEP], a model folder, or a hub id.")],
-    task: Annotated[str, typer.Argument(help="genre, snli, sst2, uner_en_ewt or wnut17.")],
+    model: Annotated[str, typer.Argument(help="RUN[@STEP], a model folder, or a hub id (ID@REVISION).")],
+    task: Annotated[str, typer.Argument(help="A task of docs/tasks.md, or a YAML file that describes one.")],
     overrides: Overrides = None,
-    out_folder: Annotated[Path, typer.Option("--out", help="Where finished cells are kept.")] = Path("scores"),
+    scores: Scores = Path("scores"),
     data_dir: Annotated[Path | None, typer.Option(help="The task's data as published, in place of the hub.")] = None,
 ) -> None:
     """Fine-tune one model on one task with one rate and seed, and score it on validation and test.
@@ -190,10 +191,63 @@ def finetune(
     from biphase.config import parse_config
     from biphase.finetuning.fit import fit_cell
     from biphase.finetuning.score import FinetuneConfig
-    from biphase.pretraining.checkpoint import find_model
 
-    given = {} if data_dir is None else {"data_dir": str(data_dir)}
-    fit_cell(find_model(model), task, parse_config(FinetuneConfig, given, overrides or (), origin=task), out_folder)
+    fit_cell(model, task, parse_config(FinetuneConfig, {}, overrides or (), origin=task), scores, data_dir)
+
+
+@app.command()
+def evaluate(
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[MODEL]... [KEY=VALUE]...",
+            help="RUN[@STEP], model folders or hub ids (ID@REVISION); then changes to single settings of all cells. "
+            "Without a model: what is in --out already.",
+        ),
+    ] = None,
+    tasks: Annotated[
+        str, typer.Option(help="Names or YAML files, by commas; `paper` stands for its twelve.")
+    ] = "paper",
+    learning_rates: Annotated[str, typer.Option(help="By commas.")] = "1e-5,2e-5,5e-5,1e-4,2e-4,5e-4",
+    seeds: Annotated[str, typer.Option(help="By commas, or a range such as 0-4.")] = "0-4",
+    scores: Scores = Path("scores"),
+    data_dir: Annotated[
+        list[str] | None, typer.Option(help="TASK=FOLDER with the task's data as published; may be repeated.")
+    ] = None,
+    engine: Annotated[str, typer.Option(help="local, or ray for many machines.")] = "local",
+    address: Annotated[str | None, typer.Option(help="Of the Ray cluster, such as `auto`.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Cells side by side; one per core or GPU unless given.")] = None,
+    workers_per_gpu: Annotated[int, typer.Option(help="Cells that share a GPU.")] = 1,
+    part: Annotated[str | None, typer.Option(help="NUMBER/TOTAL: only this part of the cells (a Slurm array).")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say which cells are missing and how long they take.")
+    ] = False,
+    compare: Annotated[
+        tuple[str, str] | None, typer.Option(help="Two models: who wins where, and is it more than noise?")
+    ] = None,
+) -> None:
+    """Fine-tune and score models on tasks with every rate and seed; the rate is chosen on validation.
+
+    Finished cells are never run again: the same command goes on after a kill, and adds what is new.
+
+    Example: `biphase evaluate encoder --tasks snli,uner_en_ewt --learning-rates 1e-4,5e-4 --seeds 0-2`
+
+    Example: `biphase evaluate --compare encoder-a encoder-b`
+    """
+    from biphase.evaluation import evaluate as run
+
+    run(
+        list(models or ()),
+        tasks=tasks,
+        learning_rates=learning_rates,
+        seeds=seeds,
+        out=scores,
+        data_dirs=data_dir or (),
+        engine={"kind": engine, "address": address, "workers": workers, "workers_per_gpu": workers_per_gpu},
+        part=part,
+        dry_run=dry_run,
+        pair=compare,
+    )
 
 
 @app.command()

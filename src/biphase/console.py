@@ -65,9 +65,10 @@ class Tracker:
     def describe(self, note: str = "") -> str:
         elapsed = max(time.monotonic() - self.started, 1e-9)
         rate = (self.done - self.credited) / elapsed
+        speed = f"{rate:,.3g} {self.unit}/s" if rate >= 0.1 or rate == 0 else f"{rate * 3600:,.3g} {self.unit}/h"
         share = f"{self.done:,.6g}" + (f"/{self.total:,.6g}" if self.total else "") + f" {self.unit}"
         left = f" · {duration((self.total - self.done) / rate)} left" if self.total and rate > 0 else ""
-        return f"{share} · {rate:,.3g} {self.unit}/s{left}" + (f" · {note}" if note else "")
+        return f"{share} · {speed}{left}" + (f" · {note}" if note else "")
 
     def close(self) -> None:
         if self.bar is not None:

@@ -32,12 +32,12 @@ from biphase.encoder.backbone import (
     check_causality,
     check_head,
     count_flops,
-    load_backbone,
     load_model,
     make_model,
     packed_hidden,
     probe_causality,
 )
+from biphase.encoder.pretrained import load_backbone
 from biphase.errors import InputError
 
 V = 96

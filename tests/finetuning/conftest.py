@@ -3,10 +3,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from biphase.corpus.tokenizer import train_tokenizer
 from biphase.encoder.backbone import TokenIds, make_model
-from biphase.finetuning.fit import Encoder, load_encoder
+from biphase.finetuning.cell import Cell, Compute
+from biphase.finetuning.encoders import Encoder, load_encoder
+from biphase.finetuning.score import FinetuneConfig
+from biphase.finetuning.tasks import TASKS
 
 NOUNS = ["dog", "cat", "boy", "girl", "tree", "house", "river", "train", "paper", "stone"]
 SHAPE = {
@@ -16,6 +20,20 @@ SHAPE = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
 }
+CPU = Compute(torch.device("cpu"), torch.float32, microbatch_tokens=65_536)
+
+
+def make_cell(task: str, compute: Compute = CPU, **settings: object) -> Cell:
+    """A quick cell."""
+    given = {
+        "precision": "fp32",
+        "device": "cpu",
+        "learning_rate": 3e-3,
+        "batch_size": 8,
+        "epochs": 2,
+        "max_length": 256,
+    }
+    return Cell(TASKS[task], FinetuneConfig.model_validate(given | settings), compute)
 
 
 @pytest.fixture(scope="session")
@@ -39,33 +57,79 @@ def write_jsonl(path: Path, rows: list[dict]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
-def pair(rng: np.random.Generator) -> dict:
+def pair(rng: np.random.Generator, number: int) -> dict:
     first, second, other = rng.choice(NOUNS, 3, replace=False)
     label = int(rng.integers(3))
     said = {0: f"the {second} is there", 1: f"the {other} is big", 2: f"no {first} is there"}[label]
     return {"premise": f"a {first} and a {second} in the garden", "hypothesis": said, "label": label}
 
 
-def sentence(rng: np.random.Generator) -> dict:
+def sentence(rng: np.random.Generator, number: int) -> dict:
     words = [str(word) for word in rng.choice(NOUNS, rng.integers(2, 9))]
     tags = ["B-location" if word in NOUNS[:2] else "O" for word in words]
     return {"tokens": words, "ner_tags": tags}
 
 
-@pytest.fixture(scope="session")
-def pairs_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """SNLI's format: 32 train, 20 validation and 23 test pairs."""
-    return write_splits(tmp_path_factory.mktemp("pairs"), pair)
+def question(rng: np.random.Generator, number: int) -> dict:
+    """What stands behind a noun? Every fifth question has no answer."""
+    words = [str(word) for word in rng.permutation(NOUNS)]
+    context = " ".join(words)
+    at = int(rng.integers(len(words) - 1))
+    answer = words[at + 1]
+    known = number % 5 != 4
+    return {
+        "id": f"q{number}",
+        "title": "nouns",
+        "context": context,
+        "question": f"after {words[at]}" if known else "after the moon",
+        "answers": {"text": [answer] * known, "answer_start": [context.index(answer)] * known},
+    }
 
 
 @pytest.fixture(scope="session")
-def words_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """WNUT's format: 32 train, 20 validation and 23 test sentences."""
-    return write_splits(tmp_path_factory.mktemp("words"), sentence)
+def data_dirs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Made-up data of one task per family: 32 train, 20 validation and 23 test examples, in the tasks' own formats."""
+    root = tmp_path_factory.mktemp("data")
+    folders = {}
+    for task, make in (("snli", pair), ("wnut17", sentence)):
+        folders[task] = root / task
+        folders[task].mkdir()
+        rng = np.random.default_rng(0)
+        for split, size in (("train", 32), ("validation", 20), ("test", 23)):
+            write_jsonl(folders[task] / f"{split}.jsonl", [make(rng, number) for number in range(size)])
+    folders["squad_v2"] = write_questions(root / "squad_v2")
+    folders["squad_retrieval"] = write_collection(root / "squad_retrieval")
+    return folders
 
 
-def write_splits(folder: Path, make) -> Path:
+def write_questions(folder: Path) -> Path:
+    folder.mkdir()
     rng = np.random.default_rng(0)
-    for split, size in (("train", 32), ("validation", 20), ("test", 23)):
-        write_jsonl(folder / f"{split}.jsonl", [make(rng) for _ in range(size)])
+    for name, size in (("train-v2.0.json", 40), ("dev-v2.0.json", 23)):
+        paragraphs = []
+        for number in range(size):
+            row = question(rng, number)
+            starts = zip(row["answers"]["text"], row["answers"]["answer_start"], strict=True)
+            answers = [{"text": text, "answer_start": start} for text, start in starts]
+            asked = {"id": row["id"], "question": row["question"], "answers": answers, "is_impossible": not answers}
+            paragraphs.append({"context": row["context"], "qas": [asked]})
+        content = {"version": "v2.0", "data": [{"title": "nouns", "paragraphs": paragraphs}]}
+        (folder / name).write_text(json.dumps(content), encoding="utf-8")
+    return folder
+
+
+def write_collection(folder: Path) -> Path:
+    """BEIR's layout: a document for each pair of nouns, queries that name both; some documents answer two queries."""
+    (folder / "qrels").mkdir(parents=True)
+    pairs = [(a, b) for a in NOUNS for b in NOUNS if a < b]
+    documents = [{"_id": f"d{n}", "title": "", "text": f"a {a} near a {b} ."} for n, (a, b) in enumerate(pairs)]
+    queries, judged = [], {"train": [], "test": []}
+    for number, (a, b) in enumerate(pairs):
+        for turn, text in enumerate((f"{a} {b}", f"{b} and {a}")):
+            queries.append({"_id": f"q{number}-{turn}", "text": text})
+            judged["test" if number % 3 == 0 else "train"].append(f"q{number}-{turn}\td{number}\t1")
+    write_jsonl(folder / "corpus.jsonl", documents)
+    write_jsonl(folder / "queries.jsonl", queries)
+    for split, lines in judged.items():
+        (folder / "qrels" / f"{split}.tsv").write_text("\n".join(["query-id\tcorpus-id\tscore", *lines]) + "\n")
     return folder

@@ -1,5 +1,7 @@
+import itertools
 import json
 import math
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -8,43 +10,43 @@ import torch
 from transformers import get_linear_schedule_with_warmup
 
 from biphase.errors import InputError
+from biphase.finetuning import fit
+from biphase.finetuning.cell import Cell, Compute
+from biphase.finetuning.encoders import Encoder, identify, load_encoder
 from biphase.finetuning.fit import (
-    Compute,
-    Encoder,
-    accumulate_gradients,
+    FAMILIES,
     build,
-    cell_hash,
     choose_examples,
+    claimed,
+    find_sources,
     fit_cell,
+    fit_cells,
     learning_rate,
     load_encoded,
-    load_encoder,
-    measure,
+    plan_cell,
     predict,
+    resolve,
     train,
 )
 from biphase.finetuning.score import FinetuneConfig, Score, read_score
-from biphase.finetuning.tasks import TASKS
 
-CPU = Compute(torch.device("cpu"), torch.float32, microbatch_tokens=65_536)
+from .conftest import CPU, make_cell
 
-
-@pytest.fixture
-def tasks(pairs_dir: Path, words_dir: Path) -> dict[str, FinetuneConfig]:
-    """A quick configuration for a task of each family."""
-    common = {"precision": "fp32", "device": "cpu", "learning_rate": 3e-3, "batch_size": 8, "epochs": 2}
-    return {
-        "snli": FinetuneConfig(data_dir=str(pairs_dir), **common),
-        "wnut17": FinetuneConfig(data_dir=str(words_dir), **common),
-    }
+ONE_PER_FAMILY = ("snli", "wnut17", "squad_v2", "squad_retrieval")
+Dirs = dict[str, Path]
 
 
-def changed(config: FinetuneConfig, **values: object) -> FinetuneConfig:
-    return FinetuneConfig.model_validate(config.model_dump() | values)
+def encoded_for(encoder: Encoder, cell: Cell, data_dirs: Dirs):
+    return load_encoded(find_sources(cell.task.name, data_dirs)[0], encoder.keyed, cell.config)
 
 
-def encoded_for(encoder: Encoder, task: str, config: FinetuneConfig):
-    return load_encoded(TASKS[task], config.data_dir, encoder.keyed, 256)
+def fresh(encoder: Encoder, cell: Cell) -> torch.nn.Module:
+    torch.manual_seed(0)
+    return build(encoder, cell)
+
+
+def fit_quickly(model_folder: Path, task: str, data_dirs: Dirs, out: Path | None = None, **settings: object) -> Score:
+    return fit_cell(str(model_folder), task, make_cell(task, **settings).config, out, data_dirs[task])
 
 
 def test_learning_rate_at_every_step() -> None:
@@ -64,97 +66,174 @@ def test_decay_is_that_of_transformers() -> None:
         assert learning_rate(FinetuneConfig(), step, 1000) == pytest.approx(5e-5 * schedule.lr_lambdas[0](ahead))
 
 
-@pytest.mark.parametrize("task", ["snli", "wnut17"])
-def test_packed_evaluation_equals_one_by_one(encoder: Encoder, tasks: dict, task: str) -> None:
-    encoded = encoded_for(encoder, task, tasks[task])
-    torch.manual_seed(0)
-    model = build(encoder, TASKS[task], tasks[task])
-    alone = Compute(CPU.device, CPU.dtype, microbatch_tokens=1)
-    assert (predict(model, encoded, "test", CPU) == predict(model, encoded, "test", alone)).all()
+@pytest.mark.parametrize("head", ["span", "token"])
+@pytest.mark.parametrize("task", ONE_PER_FAMILY)
+def test_packed_evaluation_equals_one_by_one(encoder: Encoder, data_dirs: Dirs, task: str, head: str) -> None:
+    cell = make_cell(task, qa_head=head)
+    encoded = encoded_for(encoder, cell, data_dirs)
+    model = fresh(encoder, cell)
+    alone = Cell(cell.task, cell.config, Compute(CPU.device, CPU.dtype, microbatch_tokens=1))
+    family = FAMILIES[cell.task.family]
+    packed, single = (predict(model, encoded, "test", each) for each in (cell, alone))
+    assert family.measure(encoded, "test", packed, cell) == pytest.approx(family.measure(encoded, "test", single, cell))
+    for ours, theirs in zip(*(family.records(encoded, "test", p, cell) for p in (packed, single)), strict=True):
+        assert ours["id"] == theirs["id"] and ours.get("score") == pytest.approx(theirs.get("score"))
 
 
-@pytest.mark.parametrize("task", ["snli", "wnut17"])
-def test_overfits_32_examples(encoder: Encoder, tasks: dict, task: str) -> None:
-    config = changed(tasks[task], epochs=60, learning_rate=5e-3, head_dropout=0.0, weight_decay=0.0)
-    encoded = encoded_for(encoder, task, config)
-    torch.manual_seed(0)
-    model = build(encoder, TASKS[task], config)
-    training = train(model, encoded, config, CPU)
-    assert training.num_steps == 240 and training.losses[-1] < 0.05 < training.losses[0]
-    scores = measure(encoded, "train", predict(model, encoded, "train", CPU))
-    assert scores[TASKS[task].metric] == 1.0
+@pytest.mark.parametrize(
+    ("task", "settings", "reached"),
+    [
+        ("snli", {}, 1.0),
+        ("wnut17", {}, 1.0),
+        ("squad_v2", {"epochs": 100}, 0.9),
+        ("squad_v2", {"epochs": 100, "qa_head": "token"}, 0.9),
+        ("squad_retrieval", {}, None),
+    ],
+)
+def test_overfits_a_few_examples(
+    encoder: Encoder, data_dirs: Dirs, task: str, settings: dict, reached: float | None
+) -> None:
+    given = {"epochs": 60, "learning_rate": 5e-3, "head_dropout": 0.0, "weight_decay": 0.0}
+    cell = make_cell(task, **given | settings)
+    encoded = encoded_for(encoder, cell, data_dirs)
+    model = fresh(encoder, cell)
+    training = train(model, encoded, cell)
+    assert training.final_loss is not None and training.final_loss < 0.1 < training.losses[0]
+    if task == "squad_v2":
+        split = encoded.train
+        kept = type(split)(**{**vars(split), "contexts": contexts_of(encoder, split)})
+        encoded = type(encoded)(kept, encoded.validation, encoded.test, 0, encoded.has_unanswerable)
+    if reached is not None:
+        scores = FAMILIES[cell.task.family].measure(encoded, "train", predict(model, encoded, "train", cell), cell)
+        assert scores[cell.task.metric] >= reached
 
 
-@pytest.mark.parametrize("task", ["snli", "wnut17"])
-def test_same_cell_twice_is_the_same_to_the_last_bit(model_folder: Path, tasks: dict, task: str) -> None:
-    first, second = (fit_cell(str(model_folder), task, tasks[task]) for _ in range(2))
-    assert first.train_losses == second.train_losses and len(first.train_losses) == 8
-    assert first.metrics == second.metrics
-    other = fit_cell(str(model_folder), task, changed(tasks[task], seed=1))
-    assert other.train_losses != first.train_losses and other.cell != first.cell
+def contexts_of(encoder: Encoder, split) -> tuple[str, ...]:
+    """The contexts of a train split, which are not kept, out of its tokens."""
+    bounds = split.texts.bounds_S1
+    texts = [encoder.keyed.tokenizer.decode(split.texts.tokens_T[a : b - 1]) for a, b in itertools.pairwise(bounds)]
+    return tuple(text.partition("\nContext: ")[2] for text in texts)
 
 
-def test_a_cell_leaves_the_shared_encoder_alone(encoder: Encoder, tasks: dict) -> None:
+@pytest.mark.parametrize("task", ONE_PER_FAMILY)
+def test_same_cell_twice_is_the_same_to_the_last_bit(model_folder: Path, data_dirs: Dirs, task: str) -> None:
+    first, second = (fit_quickly(model_folder, task, data_dirs) for _ in range(2))
+    assert first.final_loss == second.final_loss is not None
+    assert first.metrics == second.metrics and first.metrics["test"][first.metric] >= 0
+    other = fit_quickly(model_folder, task, data_dirs, seed=1)
+    assert other.final_loss != first.final_loss and other.cell != first.cell
+
+
+def test_a_cell_leaves_the_shared_encoder_alone(encoder: Encoder, data_dirs: Dirs) -> None:
     before = {name: value.clone() for name, value in encoder.backbone.state_dict().items()}
     state = torch.get_rng_state()
-    fit_cell(encoder.name, "snli", tasks["snli"])
+    fit_quickly(Path(encoder.name), "snli", data_dirs)
     assert load_encoder(encoder.name).backbone is encoder.backbone
     assert all(torch.equal(before[name], value) for name, value in encoder.backbone.state_dict().items())
     assert torch.equal(state, torch.get_rng_state())
 
 
-def test_folder_of_a_cell(model_folder: Path, tasks: dict, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    score = fit_cell(str(model_folder), "wnut17", tasks["wnut17"], tmp_path)
-    assert score.folder == tmp_path / f"wnut17-{score.cell[:16]}"
-    assert sorted(file.name for file in score.folder.iterdir()) == ["score.json", "test.jsonl", "validation.jsonl"]
+@pytest.mark.parametrize("task", ONE_PER_FAMILY)
+def test_folder_of_a_cell(
+    model_folder: Path, data_dirs: Dirs, tmp_path: Path, capsys: pytest.CaptureFixture, task: str
+) -> None:
+    score = fit_quickly(model_folder, task, data_dirs, tmp_path)
+    assert score.folder == tmp_path / f"{task}-{score.cell[:16]}"
+    files = ["losses.json", "score.json", "test.jsonl", "validation.jsonl"]
+    assert sorted(file.name for file in score.folder.iterdir()) == files
     assert read_score(score.folder) == score
+    assert len(json.loads((score.folder / "losses.json").read_text())) == score.num_steps
     rows = [json.loads(line) for line in (score.folder / "test.jsonl").read_text().splitlines()]
-    assert len(rows) == score.num_examples["test"] == 23
-    right = [gold == predicted for row in rows for gold, predicted in zip(row["gold"], row["predicted"], strict=True)]
-    assert score.metrics["test"]["accuracy"] == pytest.approx(np.mean(right))
+    assert len(rows) == score.num_examples["test"] == len({row["id"] for row in rows})
+    if task == "wnut17":
+        right = [gold == found for row in rows for gold, found in zip(row["gold"], row["predicted"], strict=True)]
+        assert score.metrics["test"]["accuracy"] == pytest.approx(np.mean(right))
+    else:
+        assert score.metrics["test"][score.metric] == pytest.approx(np.mean([row["score"] for row in rows]))
     capsys.readouterr()
-    again = fit_cell(str(model_folder), "wnut17", tasks["wnut17"], tmp_path)
+    again = fit_quickly(model_folder, task, data_dirs, tmp_path)
     assert again == score and again.seconds == score.seconds
     assert "finished before" in capsys.readouterr().out
 
 
-def test_predictions_of_texts(model_folder: Path, tasks: dict, tmp_path: Path) -> None:
-    score = fit_cell(str(model_folder), "snli", tasks["snli"], tmp_path)
+def test_two_processes_do_not_make_the_same_cell(model_folder: Path, data_dirs: Dirs, tmp_path: Path) -> None:
+    config = resolve(make_cell("snli").config)
+    plan = plan_cell(identify(str(model_folder)), *find_sources("snli", data_dirs), config)
+    with claimed(tmp_path, [plan]), pytest.raises(InputError, match="made by another process"):
+        fit_quickly(model_folder, "snli", data_dirs, tmp_path)
+    assert fit_quickly(model_folder, "snli", data_dirs, tmp_path).folder == plan.folder(tmp_path)
+
+
+def name_of(model: str, task: str, data_dirs: Dirs, **settings: object) -> str:
+    config = resolve(make_cell(task, **settings).config)
+    return plan_cell(identify(model), *find_sources(task, data_dirs), config).hash
+
+
+def test_the_name_of_a_cell(model_folder: Path, data_dirs: Dirs, tmp_path: Path) -> None:
+    model = str(model_folder)
+    name = name_of(model, "snli", data_dirs)
+    elsewhere, copied = tmp_path / "data", tmp_path / "model"
+    shutil.copytree(data_dirs["snli"], elsewhere)
+    shutil.copytree(model_folder, copied)
+    assert name_of(str(copied), "snli", {"snli": elsewhere}) == name
+    for settings in ({"microbatch_tokens": 7}, {"qa_head": "token"}, {"scale": 5.0}, {"head_dropout": 0.5}):
+        assert name_of(model, "snli", data_dirs, **settings) == name
+    changes = (
+        {"seed": 1},
+        {"learning_rate": 1e-3},
+        {"weights": "random"},
+        {"max_length": 20},
+        {"weight_dtype": "bf16"},
+    )
+    for change in changes:
+        assert name_of(model, "snli", data_dirs, **change) != name
+    assert name_of(model, "snli", {}) != name
+    questions = [name_of(model, "squad_v2", data_dirs, qa_head=head) for head in ("span", "token")]
+    assert questions[0] != questions[1]
+    tokenizer = json.loads((copied / "tokenizer.json").read_text())
+    (copied / "tokenizer.json").write_text(json.dumps(tokenizer | {"version": "1.0 "}))
+    assert name_of(str(copied), "snli", data_dirs) != name
+
+
+def test_one_training_for_several_tasks(
+    model_folder: Path, data_dirs: Dirs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NQ is evaluated on the model that was trained on MS MARCO."""
+    folders = {"msmarco": tmp_path / "msmarco", "nq": data_dirs["squad_retrieval"]}
+    shutil.copytree(data_dirs["squad_retrieval"], folders["msmarco"])
+    judged = folders["msmarco"] / "qrels"
+    shutil.copy(judged / "test.tsv", judged / "dev.tsv")
+    calls = []
+    monkeypatch.setattr(fit, "train", lambda *given: calls.append(1) or train(*given))
+    config = make_cell("msmarco").config
+    both = fit_cells(str(model_folder), ["msmarco", "nq"], config, tmp_path / "scores", folders)
+    assert len(calls) == 1 and [score.task for score in both] == ["msmarco", "nq"]
+    assert {score.trained_on for score in both} == {"msmarco"}
+    assert both[0].final_loss == both[1].final_loss and both[0].metrics != both[1].metrics
+    alone = fit_cells(str(model_folder), ["nq"], config, None, folders)[0]
+    assert alone.metrics == both[1].metrics and alone.cell == both[1].cell
+    fit_cells(str(model_folder), ["msmarco", "nq"], config, tmp_path / "scores", folders)
+    assert len(calls) == 2
+
+
+def test_divergence_is_a_result(model_folder: Path, data_dirs: Dirs, tmp_path: Path) -> None:
+    settings = {"learning_rate": 1e30, "warmup_ratio": 0.0}
+    score = fit_quickly(model_folder, "snli", data_dirs, tmp_path, **settings)
+    assert score.diverged and score.metrics == {} and score.final_loss is None
     assert score.folder is not None
-    rows = [json.loads(line) for line in (score.folder / "validation.jsonl").read_text().splitlines()]
-    assert set(rows[0]) == {"id", "gold", "predicted"} and rows[0]["gold"] in TASKS["snli"].labels
-    assert score.metrics["validation"]["accuracy"] == np.mean([row["gold"] == row["predicted"] for row in rows])
-
-
-def test_the_name_of_a_cell(encoder: Encoder, tasks: dict, tmp_path: Path) -> None:
-    config = tasks["snli"]
-    encoded = encoded_for(encoder, "snli", config)
-    name = cell_hash(encoder, encoded, config)
-    same = {"data_dir": None, "device": "auto", "microbatch_tokens": 7}
-    if not torch.cuda.is_available():
-        assert cell_hash(encoder, encoded, changed(config, **same)) == name
-    for change in ({"seed": 1}, {"learning_rate": 1e-3}, {"weights": "random"}, {"max_length": 20}, {"epochs": 1}):
-        assert cell_hash(encoder, encoded, changed(config, **change)) != name
-    assert cell_hash(encoder, encoded, changed(config, max_length=9999)) == name  # the network has 256 positions
-    assert cell_hash(encoder, encoded_for(encoder, "snli", FinetuneConfig()), config) != name
-
-
-def test_divergence_is_a_result(model_folder: Path, tasks: dict, tmp_path: Path) -> None:
-    config = changed(tasks["snli"], learning_rate=1e30, warmup_ratio=0.0)
-    score = fit_cell(str(model_folder), "snli", config, tmp_path)
-    assert score.diverged and score.metrics == {}
-    assert score.diverged_at_step == len(score.train_losses) < score.num_steps
-    assert all(math.isfinite(loss) for loss in score.train_losses)
-    assert fit_cell(str(model_folder), "snli", config, tmp_path) == score
+    losses = json.loads((score.folder / "losses.json").read_text())
+    assert score.diverged_at_step == len(losses) < score.num_steps
+    assert all(math.isfinite(loss) for loss in losses)
+    assert fit_quickly(model_folder, "snli", data_dirs, tmp_path, **settings) == score
     assert "diverged at step" in score.headline()
 
 
-def test_random_weights_are_the_same_network_without_its_training(encoder: Encoder, tasks: dict) -> None:
-    config = changed(tasks["snli"], weights="random")
+def test_random_weights_are_the_same_network_without_its_training(encoder: Encoder) -> None:
+    cell = make_cell("snli", weights="random")
     built = []
     for seed in (0, 0, 1):
         torch.manual_seed(seed)
-        built.append(build(encoder, TASKS["snli"], config).backbone.state_dict())
+        built.append(build(encoder, cell).backbone.state_dict())
     pretrained = encoder.backbone.state_dict()
     name = next(name for name in pretrained if "q_proj" in name)
     assert {key: value.shape for key, value in built[0].items()} == {key: v.shape for key, v in pretrained.items()}
@@ -163,58 +242,85 @@ def test_random_weights_are_the_same_network_without_its_training(encoder: Encod
     assert not torch.equal(built[0][name], pretrained[name])
 
 
-@pytest.mark.parametrize("task", ["snli", "wnut17"])
-def test_microbatches_leave_the_gradient_unchanged(encoder: Encoder, tasks: dict, task: str) -> None:
-    encoded = encoded_for(encoder, task, tasks[task])
-    torch.manual_seed(0)
-    model = build(encoder, TASKS[task], changed(tasks[task], head_dropout=0.0))
+@pytest.mark.parametrize("task", ONE_PER_FAMILY[:3])
+def test_microbatches_leave_the_gradient_unchanged(encoder: Encoder, data_dirs: Dirs, task: str) -> None:
     results = []
     for budget in (65_536, 40):
-        model.zero_grad()
-        loss = accumulate_gradients(model, encoded.train, np.arange(9), Compute(CPU.device, CPU.dtype, budget))
+        cell = make_cell(task, Compute(CPU.device, CPU.dtype, budget), head_dropout=0.0)
+        model = fresh(encoder, cell)
+        encoded = encoded_for(encoder, cell, data_dirs)
+        loss = FAMILIES[cell.task.family].accumulate_gradients(model, encoded, np.arange(9), cell)
         results.append((loss, [parameter.grad.clone() for parameter in model.parameters()]))
     torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=1e-6)
 
 
-def test_training_on_a_subset(encoder: Encoder, tasks: dict) -> None:
+def test_training_on_a_subset(encoder: Encoder, data_dirs: Dirs) -> None:
     chosen = choose_examples(100, 10)
     assert len(set(chosen)) == 10 and (np.diff(chosen) > 0).all()
     assert (choose_examples(7, 10) == np.arange(7)).all()
-    config = changed(tasks["snli"], max_train_examples=9, epochs=1)
-    training = train(build(encoder, TASKS["snli"], config), encoded_for(encoder, "snli", config), config, CPU)
+    cell = make_cell("snli", max_train_examples=9, epochs=1)
+    training = train(build(encoder, cell), encoded_for(encoder, cell, data_dirs), cell)
     assert training.num_steps == 2
 
 
-def test_bf16_arithmetic_keeps_fp32_weights(encoder: Encoder, tasks: dict) -> None:
-    encoded = encoded_for(encoder, "wnut17", tasks["wnut17"])
-    compute = Compute(CPU.device, torch.bfloat16, 65_536)
+def test_bf16_arithmetic_keeps_fp32_weights(encoder: Encoder, data_dirs: Dirs) -> None:
     losses = {}
-    for name, chosen in (("bf16", compute), ("fp32", CPU)):
-        torch.manual_seed(0)
-        model = build(encoder, TASKS["wnut17"], tasks["wnut17"])
-        losses[name] = train(model, encoded, tasks["wnut17"], chosen).losses
-    assert losses["bf16"] == pytest.approx(losses["fp32"], rel=0.05)
-    assert losses["bf16"] != losses["fp32"]
-    assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
+    for dtype in (torch.bfloat16, torch.float32):
+        cell = make_cell("wnut17", Compute(CPU.device, dtype, 65_536))
+        model = fresh(encoder, cell)
+        losses[dtype] = train(model, encoded_for(encoder, cell, data_dirs), cell).losses
+        assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
+    assert losses[torch.bfloat16] == pytest.approx(losses[torch.float32], rel=0.05)
+    assert losses[torch.bfloat16] != losses[torch.float32]
 
 
-def test_long_inputs_are_cut_and_counted(model_folder: Path, tasks: dict, capsys: pytest.CaptureFixture) -> None:
-    score = fit_cell(str(model_folder), "wnut17", changed(tasks["wnut17"], max_length=5))
+@pytest.mark.parametrize("task", ONE_PER_FAMILY)
+def test_bf16_weights_lose_small_updates(encoder: Encoder, data_dirs: Dirs, task: str) -> None:
+    """The paper's confounder: at a low rate most weights do not move at all."""
+    unmoved = {}
+    for kind in ("bf16", "fp32"):
+        dtype = torch.bfloat16 if kind == "bf16" else torch.float32
+        cell = make_cell(task, Compute(CPU.device, dtype, 65_536), weight_dtype=kind, learning_rate=1e-6, epochs=1)
+        model = fresh(encoder, cell)
+        before = {name: value.clone() for name, value in model.named_parameters() if "proj" in name}
+        assert train(model, encoded_for(encoder, cell, data_dirs), cell).diverged_at is None
+        after = dict(model.named_parameters())
+        unmoved[kind] = np.mean([(before[name] == after[name]).float().mean().item() for name in before])
+    assert unmoved["bf16"] > 0.5 > 0.2 > unmoved["fp32"]
+
+
+def test_long_inputs_are_cut_and_counted(model_folder: Path, data_dirs: Dirs, capsys: pytest.CaptureFixture) -> None:
+    score = fit_quickly(model_folder, "wnut17", data_dirs, max_length=5)
     assert 0 < score.num_truncated["test"] <= 23
     assert "cut at 5 tokens" in capsys.readouterr().err
-    assert score.metrics["test"].keys() == {"precision", "recall", "f1", "accuracy", "paper_f1"}
+    assert {"precision", "recall", "f1", "strict_f1", "accuracy", "paper_f1"} == score.metrics["test"].keys()
+
+
+def test_a_text_is_tokenized_once(
+    encoder: Encoder, data_dirs: Dirs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BIPHASE_CACHE", str(tmp_path))
+    cell = make_cell("snli")
+    first = encoded_for(encoder, cell, data_dirs)
+    fit.load_kept.cache_clear()
+    monkeypatch.setattr(fit, "load_examples", None)
+    again = encoded_for(encoder, cell, data_dirs)
+    assert again is not first
+    assert (again.train.texts.tokens_T == first.train.texts.tokens_T).all() and again.test.ids == first.test.ids
+    with pytest.raises(TypeError):
+        encoded_for(encoder, make_cell("snli", max_length=10), data_dirs)
 
 
 def test_bad_models(tmp_path: Path, model_folder: Path) -> None:
     with pytest.raises(InputError, match="has no config"):
         fit_cell(str(tmp_path), "snli", FinetuneConfig())
-    with pytest.raises(InputError, match="neither a folder nor a hub id"):
+    with pytest.raises(InputError, match="neither a run, nor a folder, nor a hub id"):
         fit_cell("/no/such/folder", "snli", FinetuneConfig())
-    (tmp_path / "config.json").write_text((model_folder / "config.json").read_text())
-    with pytest.raises(InputError, match="cannot load weights"):
+    shutil.copy(model_folder / "config.json", tmp_path)
+    with pytest.raises(InputError, match="has no weights"):
         fit_cell(str(tmp_path), "snli", FinetuneConfig())
     (tmp_path / "pytorch_model.bin").write_bytes(b"pickle")
-    with pytest.raises(InputError, match="cannot load weights"):
+    with pytest.raises(InputError, match="as a pickle only"):
         fit_cell(str(tmp_path), "snli", FinetuneConfig())
 
 
@@ -225,7 +331,6 @@ def test_unknown_task_and_setting(model_folder: Path) -> None:
         FinetuneConfig.model_validate({"lr": 1})
 
 
-def test_headline_names_what_counts(model_folder: Path, tasks: dict) -> None:
-    score: Score = fit_cell(str(model_folder), "snli", tasks["snli"])
-    line = score.headline()
+def test_headline_names_what_counts(model_folder: Path, data_dirs: Dirs) -> None:
+    line = fit_quickly(model_folder, "snli", data_dirs).headline()
     assert "accuracy validation" in line and "tokens/s" in line and "seed 0" in line

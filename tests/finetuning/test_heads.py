@@ -2,16 +2,15 @@ import copy
 from itertools import pairwise
 
 import numpy as np
-import pytest
 import torch
 
 from biphase.encoder.attention import lay_out
-from biphase.finetuning.batches import IGNORED
-from biphase.finetuning.fit import Encoder
+from biphase.finetuning.encoders import Encoder
 from biphase.finetuning.heads import (
+    Embedder,
     SequenceClassifier,
+    SpanFinder,
     TokenClassifier,
-    classification_loss,
     mean_pool,
     reference_mean_pool,
 )
@@ -68,8 +67,8 @@ def test_dropout_is_the_token_heads_alone(encoder: Encoder) -> None:
     assert not torch.equal(token(tokens, positions, layout), token(tokens, positions, layout))
 
 
-def test_loss_is_a_sum_over_targets() -> None:
-    logits = torch.zeros(4, 3)
-    targets = torch.tensor([0, IGNORED, 2, IGNORED])
-    assert classification_loss(logits, targets).item() == pytest.approx(2 * np.log(3))
-    assert classification_loss(logits, torch.full((4,), IGNORED)).item() == 0
+def test_shapes_of_the_other_heads(encoder: Encoder) -> None:
+    tokens, positions = inputs(BOUNDS)
+    layout = lay_out(BOUNDS, causal=False)
+    assert SpanFinder(encoder.backbone)(tokens, positions, layout).shape == (13, 2)
+    assert Embedder(encoder.backbone)(tokens, positions, layout).shape == (3, 32)

@@ -24,7 +24,8 @@ from biphase.config import Recipe
 from biphase.corpus.shards import ShardSet
 from biphase.corpus.tokenizer import load_tokenizer, save_tokenizer
 from biphase.distributed import World
-from biphase.encoder.backbone import PackedModel, load_backbone, packed_hidden
+from biphase.encoder.backbone import PackedModel, packed_hidden
+from biphase.encoder.pretrained import load_backbone
 from biphase.errors import InputError, StoppedError
 from biphase.files import file_hash, read_json
 from biphase.pretraining.checkpoint import read_manifest, whole_steps

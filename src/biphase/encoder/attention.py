@@ -127,7 +127,11 @@ def packed_attention(
     # Rotary embeddings leave q and k in fp32 under autocast; v carries the type of the computation.
     q_THK, k_TGK, v_TGK = (tensor[0].transpose(0, 1).to(value.dtype) for tensor in (query, key, value))
     scale = q_THK.shape[-1] ** -0.5 if scaling is None else scaling
-    out_THK = attend(q_THK, k_TGK, v_TGK, layout, scale, sliding_window or 0)
+    window = sliding_window or 0
+    if window and not layout.causal:
+        # ModernBERT passes one more, which flash kernels take off again; transformers' own masks go by the config.
+        window = min(window, getattr(getattr(module, "config", None), "sliding_window", None) or window)
+    out_THK = attend(q_THK, k_TGK, v_TGK, layout, scale, window)
     return out_THK.unsqueeze(0), None
 
 

@@ -19,7 +19,6 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
-    AutoModel,
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
     EuroBertConfig,
@@ -148,7 +147,9 @@ def load_model_config(source: str | Path, revision: str | None = None) -> Pretra
     return config.get_text_config()
 
 
-def load_weights(kind: Any, source: str | Path, revision: str | None, config: PretrainedConfig) -> PreTrainedModel:
+def load_weights(
+    kind: Any, source: str | Path, revision: str | None, config: PretrainedConfig, attention: str = ATTENTION
+) -> PreTrainedModel:
     """`kind.from_pretrained` in fp32 from safetensors, every weight accounted for."""
     for key, value in config.to_dict().items():
         if ("dropout" in key or key.endswith("_pdrop")) and isinstance(value, float):
@@ -160,14 +161,14 @@ def load_weights(kind: Any, source: str | Path, revision: str | None, config: Pr
             revision=revision,
             config=config,
             dtype=torch.float32,
-            attn_implementation=ATTENTION,
+            attn_implementation=attention,
             use_safetensors=True,
             trust_remote_code=False,
             output_loading_info=True,
         )
     except (OSError, ValueError, SafetensorError) as error:
         raise InputError(f"cannot load weights from {source}: {first_line(error)}") from None
-    missing = sorted(report["missing_keys"])
+    missing = sorted(key for key in report["missing_keys"] if not key.startswith("pooler."))
     if missing:
         raise InputError(f"{source} lacks {len(missing)} weights of {type(model).__name__}, such as '{missing[0]}'")
     return model
@@ -184,11 +185,6 @@ def language_model_class(config: PretrainedConfig) -> Any:
     if type(config) in MODEL_FOR_MASKED_LM_MAPPING:
         return AutoModelForMaskedLM
     return None
-
-
-def load_backbone(source: str | Path, revision: str | None = None) -> PreTrainedModel:
-    """The network without a language model head, for fine-tuning."""
-    return load_weights(AutoModel, source, revision, load_model_config(source, revision))
 
 
 def train_padding_row(model: PreTrainedModel) -> None:
@@ -234,7 +230,8 @@ class PackedModel(nn.Module):
 
 
 def packed_hidden(backbone: nn.Module, inputs_T: Tensor, positions_T: Tensor, layout: Layout) -> Tensor:
-    """Last hidden states [T, D] of a transformers base model."""
+    """Last hidden states [T, D] of a transformers base model. Positions count from 0 in every sample."""
+    positions_T = positions_T + getattr(backbone, "first_position", 0)
     output = backbone(input_ids=inputs_T[None], position_ids=positions_T[None], layout=layout, use_cache=False)
     return output.last_hidden_state[0]
 

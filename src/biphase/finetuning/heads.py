@@ -1,25 +1,24 @@
-"""A backbone and what stands on it for a family of tasks: packed tokens in, logits out, (sum, count) of the loss.
+"""A backbone and what stands on it for a family of tasks: packed tokens in, logits or embeddings out.
 
 Letters: T tokens, S samples, D width, C classes.
 """
 
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from biphase.encoder.attention import Layout
 from biphase.encoder.backbone import packed_hidden
-from biphase.finetuning.batches import IGNORED
 
 
 class SequenceClassifier(nn.Module):
     """Mean over a sample's tokens, end-of-text included → dense → GELU → linear."""
 
-    def __init__(self, backbone: PreTrainedModel, num_labels: int) -> None:
+    def __init__(self, backbone: nn.Module, num_labels: int) -> None:
         super().__init__()
-        width = backbone.config.hidden_size
+        width = width_of(backbone)
         self.backbone = backbone
         self.dense = new_linear(backbone, width)
         self.out = new_linear(backbone, num_labels)
@@ -34,7 +33,7 @@ class SequenceClassifier(nn.Module):
 class TokenClassifier(nn.Module):
     """Dropout → linear, for each token."""
 
-    def __init__(self, backbone: PreTrainedModel, num_labels: int, dropout: float) -> None:
+    def __init__(self, backbone: nn.Module, num_labels: int, dropout: float) -> None:
         super().__init__()
         self.backbone = backbone
         self.dropout = nn.Dropout(dropout)
@@ -46,12 +45,42 @@ class TokenClassifier(nn.Module):
         return self.out(self.dropout(hidden_TD)).float()
 
 
-def new_linear(backbone: PreTrainedModel, num_outputs: int) -> nn.Linear:
+class SpanFinder(nn.Module):
+    """A linear layer for where an answer starts and where it ends, for each token."""
+
+    def __init__(self, backbone: nn.Module) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.out = new_linear(backbone, 2)
+
+    def forward(self, tokens_T: Tensor, positions_T: Tensor, layout: Layout) -> Tensor:
+        """Logits [T, 2], fp32."""
+        return self.out(packed_hidden(self.backbone, tokens_T, positions_T, layout)).float()
+
+
+class Embedder(nn.Module):
+    """Mean over a sample's tokens."""
+
+    def __init__(self, backbone: nn.Module) -> None:
+        super().__init__()
+        self.backbone = backbone
+
+    def forward(self, tokens_T: Tensor, positions_T: Tensor, layout: Layout) -> Tensor:
+        """Embeddings [S, D], fp32, not normalised."""
+        return mean_pool(packed_hidden(self.backbone, tokens_T, positions_T, layout), layout.bounds_S1)
+
+
+def new_linear(backbone: nn.Module, num_outputs: int) -> nn.Linear:
     """Normal weights with the standard deviation that the network itself was initialised with, biases 0."""
-    layer = nn.Linear(backbone.config.hidden_size, num_outputs)
+    layer = nn.Linear(width_of(backbone), num_outputs)
     nn.init.normal_(layer.weight, std=getattr(backbone.config, "initializer_range", 0.02))
     nn.init.zeros_(layer.bias)
     return layer
+
+
+def width_of(backbone: nn.Module) -> int:
+    config: Any = backbone.config
+    return config.hidden_size
 
 
 def mean_pool(hidden_TD: Tensor, bounds_S1: Tensor) -> Tensor:
@@ -63,8 +92,3 @@ def reference_mean_pool(hidden_TD: Tensor, bounds_S1: Tensor) -> Tensor:
     """The slow twin of `mean_pool`."""
     bounds = bounds_S1.tolist()
     return torch.stack([hidden_TD[a:b].float().mean(0) for a, b in pairwise(bounds)])
-
-
-def classification_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Sum of the cross-entropies in nats, over samples or over tokens; `IGNORED` targets add nothing."""
-    return nn.functional.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")

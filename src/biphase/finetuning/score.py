@@ -3,17 +3,22 @@
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from biphase import console
 from biphase.config import Count, PositiveCount, Share, Strict
+from biphase.errors import InputError
 from biphase.files import read_json
 
 EVALUATED_SPLITS = ("validation", "test")
 
 
+PLACEMENT = {"device", "microbatch_tokens"}
+"""Settings that decide where and how fast a cell runs, not what comes out."""
+
+
 class FinetuneConfig(Strict):
-    """What a cell does, apart from which encoder and which task. Defaults are the paper's."""
+    """What a cell does, apart from which encoder and which task. Defaults are the paper's where it has a value."""
 
     learning_rate: Annotated[float, Field(gt=0)] = 5e-5
     seed: Count = 0
@@ -30,18 +35,25 @@ class FinetuneConfig(Strict):
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     max_length: Annotated[int, Field(ge=2)] = 2028
     """In tokens, end-of-text included; a network made for fewer positions sets a lower limit."""
-    head_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
-    """Of the token classifier; the sequence classifier has none."""
     weights: Literal["pretrained", "random"] = "pretrained"
     """`random`: the same network with fresh weights (drawn with `seed`), the control that pretraining must beat."""
     max_train_examples: PositiveCount | None = None
     """Train on a fixed random subset, the same for every seed."""
-    data_dir: str | None = None
-    """A folder with the task's data in its own published format, in place of the bundled files or the hub."""
-    revision: str | None = None
-    """With a model from the hub: a commit, tag or branch."""
     precision: Literal["auto", "bf16", "fp32"] = "auto"
-    """Of the arithmetic; weights and moments are fp32. `auto`: bf16 where the device has units for it."""
+    """Of the arithmetic. `auto`: bf16 where the device has units for it."""
+    weight_dtype: Literal["fp32", "bf16"] = "fp32"
+    """Of weights and moments. `bf16`: as the paper did, where updates at low rates round away."""
+    head_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    """Of the token classifier; the other heads have none."""
+    qa_head: Literal["span", "token"] = "span"
+    """Question answering by start and end of a span, or, as in the paper, by classifying tokens."""
+    doc_stride: Count = 128
+    """Question answering: tokens that two windows of a long context share. The token head has one window."""
+    max_answer_tokens: PositiveCount = 30
+    scale: Annotated[float, Field(gt=0)] = 20.0
+    """Retrieval: what cosines are multiplied with in the loss (1 / temperature)."""
+    judged_only: bool = True
+    """Retrieval: search only the documents that the split's judgements name, as in the paper."""
     microbatch_tokens: PositiveCount = 65_536
     """A batch of more tokens than this is computed in parts, which changes memory, not the gradient."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -54,6 +66,10 @@ class Score(Strict):
     model: str
     model_hash: str
     task: str
+    trained_on: str
+    """The task whose train split it was trained on: mostly `task` itself."""
+    source: str
+    """Where the task's data came from."""
     data_hash: str
     metric: str
     """The one that chooses a rate: a key of `metrics[split]`."""
@@ -62,11 +78,14 @@ class Score(Strict):
     """By split, validation and test, then by name; empty when training diverged."""
     num_examples: dict[str, int]
     num_truncated: dict[str, int]
+    num_left_out: int
+    """Rows of the data without a gold label."""
     num_steps: int
     diverged: bool
     diverged_at_step: int | None
     """The first step (from 0) whose loss or gradient was not finite."""
-    train_losses: tuple[float, ...]
+    final_loss: float | None
+    """Mean over the last tenth of the steps; every step's is in losses.json."""
     seconds: dict[str, float]
     """For `train` and `evaluate`."""
     tokens_per_second: dict[str, float]
@@ -74,7 +93,7 @@ class Score(Strict):
     """Of the process on a CPU, of the cell on a GPU."""
     machine: dict[str, Any]
     folder: Path | None = Field(default=None, exclude=True)
-    """Where score.json and the per-example predictions (validation.jsonl, test.jsonl) are; None when not kept."""
+    """Where score.json, losses.json and the predictions (validation.jsonl, test.jsonl) are; None when not kept."""
 
     def headline(self) -> str:
         name = f"{self.task} · {self.model} · lr {self.config.learning_rate:g} · seed {self.config.seed}"
@@ -87,5 +106,11 @@ class Score(Strict):
 
 
 def read_score(folder: Path) -> Score:
-    """The score of a finished cell."""
-    return Score.model_validate(read_json(folder / "score.json") | {"folder": folder})
+    """The score of a finished cell. Raises `InputError` naming the file when it is not one."""
+    path = folder / "score.json"
+    content = read_json(path)
+    try:
+        return Score.model_validate({**content, "folder": folder})
+    except (ValidationError, TypeError) as error:
+        reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
+        raise InputError(f"{path} is not the score of this version ({reason}); delete its folder and rerun") from None

@@ -1,82 +1,247 @@
-"""A task's name → its labelled examples. What each task is stands in one table; what differs is data, not code.
+"""The table of tasks: what each one is, where its splits are published, and what its columns are called there.
 
-Examples come from files in the package, from a folder of the data's own published format (`data_dir`), or from the hub.
-Rows are checked here, once: whatever comes out is well-formed.
+What differs between tasks is data, not code: a task of the user's own is the same fields in a YAML file. `sources.py`
+finds the files or the hub data behind a task, `examples.py` reads them.
 """
 
-import io
-import itertools
-import json
-import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from functools import cached_property, lru_cache
-from importlib import resources
+from functools import lru_cache
 from pathlib import Path
 from string import Formatter
-from typing import Any, Literal
+from typing import Annotated, Literal, get_args
 
-import numpy as np
-import pyarrow as pa  # its streams, unlike zstandard's, notice a file that is cut short
+from pydantic import Field, model_validator
 
-from biphase.config import Strict
+from biphase.config import Strict, load_config
 from biphase.errors import InputError, nearest
-from biphase.files import content_hash
 
-Family = Literal["sequence_classification", "token_classification"]
+Family = Literal["sequence_classification", "token_classification", "question_answering", "retrieval"]
 SplitName = Literal["train", "validation", "test"]
-SPLITS: tuple[SplitName, ...] = ("train", "validation", "test")
+SPLITS: tuple[SplitName, ...] = get_args(SplitName)
+Format = Literal["jsonl", "tsv", "columns", "squad", "record"]
+Scheme = Literal["IOB1", "IOB2", "BIOES"]
 
-TRAIN_SHARE, HOLD_OUT_SEED = 0.95, 42
-"""Where there is no validation split, the rest of train becomes it, as in the paper."""
+PAPER_TASKS = (
+    *("sst2", "mnli", "qqp"),
+    *("conll2003", "ontonotes5", "uner_en_ewt"),
+    *("squad", "squad_v2", "record"),
+    *("msmarco", "nq", "mldr_en"),
+)
+"""The paper's twelve."""
 
-CODECS = {".zst": "zstd", ".gz": "gzip"}
+METRICS: dict[Family, tuple[str, ...]] = {
+    "sequence_classification": ("accuracy", "macro_f1", "f1"),
+    "token_classification": ("f1", "strict_f1"),
+    "question_answering": ("f1", "exact"),
+    "retrieval": ("ndcg_at_10", "map_at_100", "mrr_at_10", "recall_at_100"),
+}
+"""The ones that may choose a learning rate."""
 
 
 class Splits(Strict):
-    """Where each split is: file names in a folder, or split names on the hub."""
+    """Where each split is: file names in a folder, or split names on the hub; for retrieval, those of the judgements.
 
-    train: str
+    What has no place is drawn with seed 42: validation is 5 % of train. In retrieval whole queries are drawn: 5 % of
+    train's and at least 100 (but no more than half); without train, validation is half of test's queries for a task
+    that is trained on another one, else train is half of them, and validation and test are a quarter each.
+    """
+
+    train: str | None = None
     validation: str | None = None
-    """None: 5 % of train, drawn with seed 42."""
     test: str
+
+
+class Layout(Splits):
+    """Files that a folder may hold. `.zst` and `.gz` are opened; `*` in a name stands for several files in order."""
+
+    format: Format | None = None
+    """Of the splits. None: by the ending, .jsonl, .tsv (with a header), .json (SQuAD's), else columns."""
+    corpus: str = "corpus.jsonl"
+    queries: str = "queries.jsonl"
+    rename: dict[str, str] = Field(default_factory=dict)
+    """The file's names of columns → the task's."""
+    columns: tuple[int, int] = (0, 1)
+    """Of a file of columns: where the word and the tag stand."""
+    scheme: Scheme = "IOB2"
+    """Of the tags. Examples always have IOB2."""
+    has_short_rows: bool = False
+    """Some rows of the published .tsv have too few fields: they are left out and counted, not errors."""
+
+
+class Part(Strict):
+    """Rows of a hub repository, of one or more splits."""
+
+    config: str | None = None
+    splits: Annotated[tuple[str, ...], Field(min_length=1)]
 
 
 class Hub(Strict):
     id: str
     config: str | None = None
     revision: str | None = None
+    """A commit. None, a tag or a branch is resolved to the commit that it names when the task is read."""
     splits: Splits
+    corpus: Part | None = None
+    queries: Part | None = None
+    rename: dict[str, str] = Field(default_factory=dict)
+    scheme: Scheme = "IOB2"
 
 
 class Task(Strict):
-    name: str
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
     family: Family
-    label: str
-    """The column with the label, or with the list of tags."""
-    labels: tuple[str, ...]
-    """In the order of their numbers: a column may hold names or numbers."""
+    metric: str
+    """The one that chooses a learning rate (on validation): one of `METRICS`."""
+    template: str = ""
+    """The input, columns in braces: of a sequence classification, or of a question and, at the end, its context."""
+    label: str = "label"
+    """Classification: the column with the label, or with the list of tags."""
+    classes: tuple[str, ...] = ()
+    """Classification: the labels in the order of their numbers (a column may hold names or numbers); tags in IOB2."""
     unlabelled: tuple[str, ...] = ()
     """Values of `label` that say nobody knows: such rows are left out and counted."""
-    template: str = ""
-    """Sequence classification: the input, with columns in braces."""
     words: str = "tokens"
     """Token classification: the column with the list of words."""
-    metric: Literal["accuracy", "f1"]
-    """The one that chooses a learning rate (on validation)."""
+    query_template: str = "Query: {text}"
+    document_template: str = "Document: {text}"
+    trained_on: str | None = None
+    """Retrieval: the task of the table whose training is evaluated here too; then there is no train split."""
     bundled: bool = False
     """Comes with the package, in `bundled/tasks`."""
-    files: tuple[Splits, ...]
-    """What a `data_dir` may hold, by preference: .jsonl, .tsv with a header, else columns; .zst and .gz are opened."""
-    columns: tuple[int, int] = (0, 1)
-    """Of a file of columns: where the word and the tag stand."""
+    files: tuple[Layout, ...] = ()
+    """What a `data_dir` may hold, by preference."""
     hub: Hub | None = None
-    licence: str
-    citation: str
+    licence: str = ""
+    citation: str = ""
     note: str = ""
 
+    def __hash__(self) -> int:
+        return hash(self.name)
 
-JSONL = Splits(train="train.jsonl", validation="validation.jsonl", test="test.jsonl")
+    @model_validator(mode="after")
+    def metric_fits(self) -> "Task":
+        known = METRICS[self.family]
+        if self.metric not in known:
+            raise ValueError(f"metric '{self.metric}' is none of {self.family}{nearest(self.metric, known)}")
+        if self.family == "sequence_classification" and self.metric == "f1" and len(self.classes) != 2:
+            raise ValueError("metric 'f1' needs two classes; use accuracy or macro_f1")
+        return self
+
+    @model_validator(mode="after")
+    def classes_fit(self) -> "Task":
+        if not self.family.endswith("classification"):
+            if self.classes:
+                raise ValueError(f"{self.family} has no classes")
+            return self
+        if len(self.classes) < 2 or len(set(self.classes)) < len(self.classes):
+            raise ValueError("classes must be two or more, none of them twice")
+        if self.family == "token_classification":
+            odd = [name for name in self.classes[1:] if name[:2] not in ("B-", "I-") or len(name) == 2]
+            if self.classes[0] != "O":
+                raise ValueError("classes must begin with O")
+            if odd:
+                raise ValueError(f"classes after O must be B-… and I-… (IOB2), not '{odd[0]}'")
+        return self
+
+    @model_validator(mode="after")
+    def templates_fit(self) -> "Task":
+        if self.family == "sequence_classification" and not template_columns(self.template):
+            raise ValueError("template must name a column in braces, such as {text}")
+        if self.family == "question_answering" and not (
+            template_columns(self.template) == ("question", "context") and self.template.endswith("{context}")
+        ):
+            raise ValueError("template must have {question} and, at its end, {context}")
+        for key in ("query_template", "document_template"):
+            if template_columns(getattr(self, key)) != ("text",):
+                raise ValueError(f"{key} must have {{text}} once")
+        return self
+
+    @model_validator(mode="after")
+    def splits_fit(self) -> "Task":
+        is_retrieval = self.family == "retrieval"
+        if self.trained_on is not None and not is_retrieval:
+            raise ValueError("trained_on is for retrieval")
+        if is_retrieval and self.hub is not None and (self.hub.corpus is None or self.hub.queries is None):
+            raise ValueError("hub: retrieval needs corpus and queries")
+        for splits in (*self.files, *([] if self.hub is None else [self.hub.splits])):
+            if splits.train is not None and self.trained_on is not None:
+                raise ValueError("a task that is trained_on another one has no train")
+            may_lack_train = is_retrieval and (self.trained_on is not None or splits.validation is None)
+            if splits.train is None and not may_lack_train:
+                raise ValueError(f"train is missing beside test: {splits.test}")
+        return self
+
+
+@lru_cache
+def template_columns(template: str) -> tuple[str, ...]:
+    """The columns that a template names; raises `ValueError` for anything else in braces."""
+    try:
+        fields = [field for field in Formatter().parse(template) if field[1] is not None]
+    except ValueError as error:
+        raise ValueError(f"template {template!r}: {error}; a brace that is text is doubled") from None
+    for _, name, spec, conversion in fields:
+        if not name or not name.isidentifier() or spec or conversion:
+            raise ValueError(f"template {template!r}: only names of columns may stand in braces")
+    return tuple(str(name) for _, name, _, _ in fields)
+
+
+def named_splits(splits: Splits) -> dict[SplitName, str]:
+    """The places of the splits that have one."""
+    return {name: place for name in SPLITS if (place := getattr(splits, name)) is not None}
+
+
+def find_task(name: str) -> Task:
+    """A task by its name in the table, or from a YAML file (a path that ends in .yaml or .yml).
+
+    Raises:
+        InputError: unknown name, or whatever is wrong with the file.
+    """
+    if not name.endswith((".yaml", ".yml")):
+        if name not in TASKS:
+            raise InputError(f"unknown task '{name}'{nearest(name, TASKS)}")
+        return TASKS[name]
+    task = load_config(Task, Path(name))
+    if task.name in TASKS:
+        raise InputError(f"{name}: '{task.name}' is the name of a task of biphase's own; choose another")
+    if task.bundled:
+        raise InputError(f"{name}: 'bundled' is for tasks that come with biphase; give files or hub")
+    if task.trained_on is not None and (task.trained_on not in TASKS or TASKS[task.trained_on].family != task.family):
+        known = [other.name for other in TASKS.values() if other.family == task.family]
+        raise InputError(f"{name}: trained_on: no retrieval task '{task.trained_on}'{nearest(task.trained_on, known)}")
+    return task
+
+
+NLI, QUESTION = "Premise: {premise}\nHypothesis: {hypothesis}", "Question: {question}\nContext: {context}"
+NLI_CLASSES = ("entailment", "neutral", "contradiction")
+NLI_COLUMNS = {"sentence1": "premise", "sentence2": "hypothesis", "gold_label": "label"}
+RECORD_COLUMNS = {"passage": "context", "query": "question", "entity_spans": "candidates"}
+JSONL = Layout(train="train.jsonl", validation="validation.jsonl", test="test.jsonl")
+GLUE, GLUE_REVISION = "nyu-mll/glue", "bcdcba79d07bc864c1c254ccfcedcce55bcc9a8c"
+GLUE_NOTE = "GLUE's test labels are not public: as in the paper, its validation split is the test split here."
+
+
+def development_part(sizes: str) -> str:
+    return (
+        "As in the paper, 5 % of train is the validation split and the official development set is the test split. "
+        f"split_train.jsonl and split_validation.jsonl ({sizes} questions of the development set, split by article) "
+        "are for trying things out: scores on them are not the official benchmark's."
+    )
+
+
+def beir(train: str | None = None, validation: str | None = None, test: str = "test") -> tuple[Layout, ...]:
+    """BEIR's folder: corpus.jsonl, queries.jsonl and qrels/NAME.tsv, or .jsonl as in MTEB's repositories."""
+    return tuple(
+        Layout(
+            train=train and f"qrels/{train}{ending}",
+            validation=validation and f"qrels/{validation}{ending}",
+            test=f"qrels/{test}{ending}",
+        )
+        for ending in (".tsv", ".jsonl")
+    )
+
+
+def bio(*types: str) -> tuple[str, ...]:
+    return ("O", *(f"{prefix}-{kind}" for kind in types for prefix in "BI"))
+
 
 TASKS: dict[str, Task] = {
     task.name: task
@@ -85,8 +250,7 @@ TASKS: dict[str, Task] = {
             name="genre",
             family="sequence_classification",
             template="{text}",
-            label="label",
-            labels=("encyclopedia", "novel", "government", "abstract", "article"),
+            classes=("encyclopedia", "novel", "government", "abstract", "article"),
             metric="accuracy",
             bundled=True,
             files=(JSONL,),
@@ -95,324 +259,311 @@ TASKS: dict[str, Task] = {
             note="Which kind of text a sentence is from. Made for the demo; no published benchmark.",
         ),
         Task(
+            name="sst2",
+            family="sequence_classification",
+            template="{sentence}",
+            classes=("negative", "positive"),
+            metric="accuracy",
+            files=(Layout(train="train.tsv", test="dev.tsv"),),
+            hub=Hub(id=GLUE, config="sst2", revision=GLUE_REVISION, splits=Splits(train="train", test="validation")),
+            licence="not stated (research use)",
+            citation="Socher et al. 2013, aclanthology.org/D13-1170; Wang et al. 2019 (GLUE), arXiv:1804.07461",
+            note=GLUE_NOTE,
+        ),
+        Task(
+            name="mnli",
+            family="sequence_classification",
+            template=NLI,
+            classes=NLI_CLASSES,
+            unlabelled=("-1", "-"),
+            metric="accuracy",
+            files=(
+                Layout(train="train.tsv", test="dev_matched.tsv", rename=NLI_COLUMNS),
+                Layout(train="multinli_1.0_train.jsonl", test="multinli_1.0_dev_matched.jsonl", rename=NLI_COLUMNS),
+                Layout(train="train.jsonl", test="validation_matched.jsonl"),
+            ),
+            hub=Hub(
+                id=GLUE,
+                config="mnli",
+                revision=GLUE_REVISION,
+                splits=Splits(train="train", test="validation_matched"),
+            ),
+            licence="mixed (Open American National Corpus, CC BY 3.0, CC BY-SA 3.0 and others)",
+            citation="Williams, Nangia and Bowman 2018, aclanthology.org/N18-1101; Wang et al. 2019, arXiv:1804.07461",
+            note="Matched: the test split is of the genres that train is of. " + GLUE_NOTE,
+        ),
+        Task(
+            name="qqp",
+            family="sequence_classification",
+            template="Question 1: {question1}\nQuestion 2: {question2}",
+            classes=("not_duplicate", "duplicate"),
+            metric="accuracy",
+            files=(
+                Layout(train="train.tsv", test="dev.tsv", rename={"is_duplicate": "label"}, has_short_rows=True),
+                Layout(train="train.jsonl", test="validation.jsonl"),
+            ),
+            hub=Hub(id=GLUE, config="qqp", revision=GLUE_REVISION, splits=Splits(train="train", test="validation")),
+            licence="Quora's terms of service (non-commercial use)",
+            citation="Iyer, Dandekar and Csernai 2017 (Quora question pairs); Wang et al. 2019, arXiv:1804.07461",
+            note=GLUE_NOTE + " The few broken rows of GLUE's train.tsv are left out, as on the hub.",
+        ),
+        Task(
             name="snli",
             family="sequence_classification",
-            template="Premise: {premise}\nHypothesis: {hypothesis}",
-            label="label",
-            labels=("entailment", "neutral", "contradiction"),
-            unlabelled=("-1",),
+            template=NLI,
+            classes=NLI_CLASSES,
+            unlabelled=("-1", "-"),
             metric="accuracy",
             bundled=True,
-            files=(JSONL,),
+            files=(
+                JSONL,
+                Layout(
+                    train="snli_1.0_train.jsonl",
+                    validation="snli_1.0_dev.jsonl",
+                    test="snli_1.0_test.jsonl",
+                    rename=NLI_COLUMNS,
+                ),
+            ),
+            hub=Hub(
+                id="stanfordnlp/snli",
+                revision="cdb5c3d5eed6ead6e5a341c8e56e669bb666725b",
+                splits=Splits(train="train", validation="validation", test="test"),
+            ),
             licence="CC BY-SA 4.0",
             citation="Bowman, Angeli, Potts and Manning 2015, arXiv:1508.05326",
             note="What is bundled is a small part: train and validation are the official dev part, split by premise; "
             "test is 1,000 premises of the official test part. Scores on it are not the official benchmark's.",
         ),
         Task(
-            name="sst2",
-            family="sequence_classification",
-            template="{sentence}",
-            label="label",
-            labels=("negative", "positive"),
-            metric="accuracy",
-            files=(Splits(train="train.tsv", test="dev.tsv"),),
-            hub=Hub(
-                id="nyu-mll/glue",
-                config="sst2",
-                revision="bcdcba79d07bc864c1c254ccfcedcce55bcc9a8c",
-                splits=Splits(train="train", test="validation"),
+            name="conll2003",
+            family="token_classification",
+            label="ner_tags",
+            classes=bio("PER", "ORG", "LOC", "MISC"),
+            metric="f1",
+            files=(
+                Layout(train="eng.train", validation="eng.testa", test="eng.testb", columns=(0, 3), scheme="IOB1"),
+                Layout(train="train.txt", validation="valid.txt", test="test.txt", columns=(0, 3), scheme="IOB1"),
+                JSONL,
             ),
-            licence="not stated (research use)",
-            citation="Socher et al. 2013, aclanthology.org/D13-1170; Wang et al. 2019 (GLUE), arXiv:1804.07461",
-            note="GLUE's test labels are not public: as in the paper, its validation split is the test split here.",
+            hub=Hub(
+                id="lhoestq/conll2003",
+                revision="19edcb426bfd625c275c17b9a99b2239243f4377",
+                splits=Splits(train="train", validation="validation", test="test"),
+            ),
+            licence="Reuters corpus (research use, by agreement with NIST)",
+            citation="Tjong Kim Sang and De Meulder 2003, aclanthology.org/W03-0419",
+            note="The hub's copy is a mirror of the published one, without a loading script.",
+        ),
+        Task(
+            name="ontonotes5",
+            family="token_classification",
+            label="tags",
+            # The order in which tner/ontonotes5 numbers them.
+            classes=(
+                *("O", "B-CARDINAL", "B-DATE", "I-DATE", "B-PERSON", "I-PERSON", "B-NORP", "B-GPE", "I-GPE", "B-LAW"),
+                *("I-LAW", "B-ORG", "I-ORG", "B-PERCENT", "I-PERCENT", "B-ORDINAL", "B-MONEY", "I-MONEY"),
+                *("B-WORK_OF_ART", "I-WORK_OF_ART", "B-FAC", "B-TIME", "I-CARDINAL", "B-LOC", "B-QUANTITY"),
+                *("I-QUANTITY", "I-NORP", "I-LOC", "B-PRODUCT", "I-TIME", "B-EVENT", "I-EVENT", "I-FAC"),
+                *("B-LANGUAGE", "I-PRODUCT", "I-ORDINAL", "I-LANGUAGE"),
+            ),
+            metric="f1",
+            files=(
+                Layout(train="train*.json", validation="valid.json", test="test.json", format="jsonl"),
+                JSONL,
+            ),
+            hub=Hub(
+                id="tner/ontonotes5",
+                revision="refs/convert/parquet",
+                splits=Splits(train="train", validation="validation", test="test"),
+            ),
+            licence="LDC user agreement (LDC2013T19)",
+            citation="Hovy et al. 2006, aclanthology.org/N06-2015; splits of tner (Ushio and Camacho-Collados 2021)",
+            note="The hub's commit is not pinned: it is the one of the automatic parquet conversion when it is read.",
         ),
         Task(
             name="uner_en_ewt",
             family="token_classification",
-            words="tokens",
             label="ner_tags",
-            labels=("O", "B-PER", "I-PER", "B-ORG", "I-ORG", "B-LOC", "I-LOC"),
+            classes=bio("PER", "ORG", "LOC"),
             metric="f1",
             bundled=True,
             files=(
                 JSONL,
-                Splits(train="en_ewt-ud-train.iob2", validation="en_ewt-ud-dev.iob2", test="en_ewt-ud-test.iob2"),
+                Layout(
+                    train="en_ewt-ud-train.iob2",
+                    validation="en_ewt-ud-dev.iob2",
+                    test="en_ewt-ud-test.iob2",
+                    columns=(1, 2),
+                ),
             ),
-            columns=(1, 2),
+            hub=Hub(id="hgissbkh/uner_en", splits=Splits(train="train", validation="validation", test="test")),
             licence="CC BY-SA 4.0",
             citation="Mayhew et al. 2024, aclanthology.org/2024.naacl-long.243",
-            note="The bundled train split is an early revision in which a few entities differ from the release.",
+            note="The bundled train split is an early revision in which a few entities differ from the release. "
+            "The hub's copy is the paper's authors' and its commit is not pinned.",
         ),
         Task(
             name="wnut17",
             family="token_classification",
-            words="tokens",
             label="ner_tags",
-            labels=(
-                "O",
-                *("B-corporation", "I-corporation", "B-creative-work", "I-creative-work", "B-group", "I-group"),
-                *("B-location", "I-location", "B-person", "I-person", "B-product", "I-product"),
-            ),
+            classes=bio("corporation", "creative-work", "group", "location", "person", "product"),
             metric="f1",
             bundled=True,
             files=(
                 JSONL,
-                Splits(train="wnut17train.conll", validation="emerging.dev.conll", test="emerging.test.annotated"),
+                Layout(train="wnut17train.conll", validation="emerging.dev.conll", test="emerging.test.annotated"),
             ),
-            columns=(0, 1),
+            hub=Hub(
+                id="leondz/wnut_17",
+                revision="1ac0b6d18c8a1a1d1606b24bef78b8af2f92d2d9",
+                splits=Splits(train="train", validation="validation", test="test"),
+            ),
             licence="CC BY 4.0",
             citation="Derczynski, Nichols, van Erp and Limsopatham 2017, aclanthology.org/W17-4418",
         ),
+        Task(
+            name="squad",
+            family="question_answering",
+            template=QUESTION,
+            metric="f1",
+            files=(
+                Layout(train="train-v1.1.json", test="dev-v1.1.json"),
+                Layout(train="train.jsonl", test="validation.jsonl"),
+                Layout(train="split_train.jsonl", test="split_validation.jsonl"),
+            ),
+            hub=Hub(
+                id="rajpurkar/squad",
+                revision="7b6d24c440a36b6815f21b70d25016731768db1f",
+                splits=Splits(train="train", test="validation"),
+            ),
+            licence="CC BY-SA 4.0",
+            citation="Rajpurkar, Zhang, Lopyrev and Liang 2016, aclanthology.org/D16-1264",
+            note=development_part("8,244 and 2,326"),
+        ),
+        Task(
+            name="squad_v2",
+            family="question_answering",
+            template=QUESTION,
+            metric="f1",
+            files=(
+                Layout(train="train-v2.0.json", test="dev-v2.0.json"),
+                Layout(train="train.jsonl", test="validation.jsonl"),
+                Layout(train="split_train.jsonl", test="split_validation.jsonl"),
+            ),
+            hub=Hub(
+                id="rajpurkar/squad_v2",
+                revision="3ffb306f725f7d2ce8394bc1873b24868140c412",
+                splits=Splits(train="train", test="validation"),
+            ),
+            licence="CC BY-SA 4.0",
+            citation="Rajpurkar, Jia and Liang 2018, aclanthology.org/P18-2124",
+            note=development_part("9,071 and 2,802"),
+        ),
+        Task(
+            name="record",
+            family="question_answering",
+            template=QUESTION,
+            metric="f1",
+            files=(
+                Layout(train="train.jsonl", test="val.jsonl", format="record"),
+                Layout(train="train.jsonl", test="validation.jsonl", rename=RECORD_COLUMNS),
+            ),
+            hub=Hub(
+                id="aps/super_glue",
+                config="record",
+                revision="3de24cf8022e94f4ee4b9d55a6f539891524d646",
+                splits=Splits(train="train", test="validation"),
+                rename=RECORD_COLUMNS,
+            ),
+            licence="not stated (news passages, research use)",
+            citation="Zhang et al. 2018, arXiv:1810.12885; Wang et al. 2019 (SuperGLUE), arXiv:1905.00537",
+            note="The answer is one of the passage's entities, listed as candidates; it stands for @placeholder in the "
+            "question. SuperGLUE's test labels are not public: its validation split is the test split here.",
+        ),
+        Task(
+            name="msmarco",
+            family="retrieval",
+            metric="ndcg_at_10",
+            files=beir("train", "dev", "test"),
+            hub=Hub(
+                id="mteb/msmarco",
+                config="default",
+                revision="c5a29a104738b98a9e76336939199e264163d4a0",
+                splits=Splits(train="train", validation="dev", test="test"),
+                corpus=Part(config="corpus", splits=("corpus",)),
+                queries=Part(config="queries", splits=("queries",)),
+            ),
+            licence="Microsoft's terms (non-commercial research)",
+            citation="Bajaj et al. 2016, arXiv:1611.09268; Craswell et al. 2020 (TREC DL 2019), arXiv:2003.07820; "
+            "Thakur et al. 2021 (BEIR), arXiv:2104.08663",
+            note="Test is TREC Deep Learning 2019: 43 queries with graded judgements; validation is MS MARCO's dev.",
+        ),
+        Task(
+            name="nq",
+            family="retrieval",
+            metric="ndcg_at_10",
+            trained_on="msmarco",
+            files=beir(),
+            hub=Hub(
+                id="mteb/nq",
+                config="default",
+                revision="b774495ed302d8c44a3a7ea25c90dbce03968f31",
+                splits=Splits(test="test"),
+                corpus=Part(config="corpus", splits=("corpus",)),
+                queries=Part(config="queries", splits=("queries",)),
+            ),
+            licence="CC BY-SA 3.0",
+            citation="Kwiatkowski et al. 2019, aclanthology.org/Q19-1026; Thakur et al. 2021, arXiv:2104.08663",
+            note="BEIR's 3,452 test queries are drawn half and half into validation and test with seed 42 (the paper "
+            "drew them anew, unseeded, in every run): scores are not those of BEIR's whole test set.",
+        ),
+        Task(
+            name="mldr_en",
+            family="retrieval",
+            metric="ndcg_at_10",
+            trained_on="msmarco",
+            files=beir(None, "dev", "test"),
+            hub=Hub(
+                id="mteb/MultiLongDocRetrieval",
+                config="en-qrels",
+                revision="837028901907a7d419b4ab906f28e011ce1cc824",
+                splits=Splits(validation="dev", test="test"),
+                corpus=Part(config="en-corpus", splits=("dev", "test")),
+                queries=Part(config="en-queries", splits=("dev", "test")),
+                rename={"id": "_id"},
+            ),
+            licence="MIT",
+            citation="Chen et al. 2024, arXiv:2402.03216",
+            note="Long documents; the hub's copy is MTEB's of Shitao/MLDR, without its loading script.",
+        ),
+        Task(
+            name="cranfield",
+            family="retrieval",
+            metric="ndcg_at_10",
+            files=beir(),
+            licence="not stated (old public test collection)",
+            citation="Cleverdon 1967, The Cranfield tests on index language devices",
+            note="The 225 queries are drawn with seed 42: half train, a quarter validation, a quarter test. Scores are "
+            "not those of the whole collection.",
+        ),
+        Task(
+            name="squad_retrieval",
+            family="retrieval",
+            metric="ndcg_at_10",
+            files=beir("train"),
+            licence="CC BY-SA 4.0",
+            citation="biphase, from SQuAD (Rajpurkar et al. 2016, aclanthology.org/D16-1264)",
+            note="SQuAD's questions → its paragraphs, in BEIR's layout. No published benchmark.",
+        ),
+        Task(
+            name="wiki_longdoc",
+            family="retrieval",
+            metric="ndcg_at_10",
+            files=beir("train"),
+            licence="CC BY-SA",
+            citation="biphase, from English Wikipedia",
+            note="A sentence → the long article that it was taken out of, in BEIR's layout: a small stand-in for "
+            "mldr_en. Queries are synthetic; no published benchmark.",
+        ),
     )
 }
-
-
-@dataclass(frozen=True)
-class LabelledText:
-    id: str
-    text: str
-    label: int
-
-
-@dataclass(frozen=True)
-class TaggedWords:
-    id: str
-    words: tuple[str, ...]
-    tags: tuple[int, ...]
-
-
-Example = LabelledText | TaggedWords
-
-
-@dataclass(frozen=True)
-class TaskData:
-    """The examples of a task; every split has some. `left_out` counts the rows without a gold label."""
-
-    task: Task
-    source: str
-    train: tuple[Example, ...]
-    validation: tuple[Example, ...]
-    test: tuple[Example, ...]
-    left_out: int
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """A hash of the task's definition and of all examples in order."""
-        examples = {name: [list(asdict(example).values()) for example in getattr(self, name)] for name in SPLITS}
-        return content_hash({"labels": self.task.labels, "metric": self.task.metric, **examples})
-
-
-def find_task(name: str) -> Task:
-    if name not in TASKS:
-        raise InputError(f"unknown task '{name}'{nearest(name, TASKS)}")
-    return TASKS[name]
-
-
-def load_task(name: str, data_dir: str | Path | None = None) -> TaskData:
-    """The examples of a task of the table: from `data_dir` when given, else from the package, else from the hub.
-
-    Raises `InputError` naming file and line: a missing file or column, a label outside the task's set, tags that do
-    not match words, text that is not UTF-8, broken JSON; and an empty split or an unknown task.
-    """
-    return read_task(find_task(name), None if data_dir is None else Path(data_dir))
-
-
-@lru_cache(maxsize=8)
-def read_task(task: Task, data_dir: Path | None) -> TaskData:
-    source, rows_by_split = find_rows(task, data_dir)
-    examples: dict[str, list[Example]] = {}
-    left_out = 0
-    for name, rows in rows_by_split.items():
-        made = [make_example(task, place, row) for place, row in rows]
-        examples[name] = [example for example in made if example is not None]
-        left_out += len(made) - len(examples[name])
-        if not examples[name]:
-            raise InputError(f"task '{task.name}': the {name} split in {source} has no labelled examples")
-    if "validation" not in examples:
-        if len(examples["train"]) < 2:
-            raise InputError(f"task '{task.name}': the train split in {source} is too small to hold out a validation")
-        examples["train"], examples["validation"] = hold_out(examples["train"])
-    train, validation, test = (tuple(examples[name]) for name in SPLITS)
-    return TaskData(task, source, train, validation, test, left_out)
-
-
-def hold_out(examples: Sequence[Example]) -> tuple[list[Example], list[Example]]:
-    """Train and validation, in the order of `datasets.Dataset.train_test_split(train_size=0.95, seed=42)`."""
-    num_train = math.floor(TRAIN_SHARE * len(examples))
-    order = np.random.default_rng(HOLD_OUT_SEED).permutation(len(examples))
-    num_held = len(examples) - num_train
-    return [examples[i] for i in order[num_held:]], [examples[i] for i in order[:num_held]]
-
-
-Row = dict[str, Any]
-Rows = Iterable[tuple[str, Row]]
-"""Rows with the place of each: `train.jsonl:12`."""
-
-
-def find_rows(task: Task, data_dir: Path | None) -> tuple[str, dict[str, Rows]]:
-    """A name of the source, and the rows of each split that it has."""
-    if data_dir is not None:
-        paths = find_files(task, data_dir)
-        return str(data_dir), {name: read_rows(task, path) for name, path in paths.items()}
-    if task.bundled:
-        folder = Path(str(resources.files("biphase"))) / "bundled" / "tasks"
-        paths = {name: folder / f"{task.name}-{name}.jsonl.zst" for name in SPLITS}
-        return "biphase", {name: read_rows(task, path) for name, path in paths.items()}
-    if task.hub is None:
-        raise InputError(f"task '{task.name}' comes neither with biphase nor from a hub: give its folder as data_dir=…")
-    return task.hub.id, {name: read_hub(task.hub, split) for name, split in named(task.hub.splits).items()}
-
-
-def named(splits: Splits) -> dict[str, str]:
-    return {name: place for name in SPLITS if (place := getattr(splits, name)) is not None}
-
-
-def find_files(task: Task, folder: Path) -> dict[str, Path]:
-    """The files of the first layout that is complete in `folder`, compressed or not."""
-    if not folder.is_dir():
-        raise InputError(f"data_dir {folder} is not a folder")
-    lacking = []
-    for layout in task.files:
-        candidates = {name: [folder / (file + end) for end in ("", *CODECS)] for name, file in named(layout).items()}
-        found = {name: next((path for path in paths if path.is_file()), None) for name, paths in candidates.items()}
-        if all(found.values()):
-            return {name: path for name, path in found.items() if path is not None}
-        lacking.append(next(getattr(layout, name) for name, path in found.items() if path is None))
-    raise InputError(f"data_dir {folder}: task '{task.name}' needs {' or '.join(lacking)} there")
-
-
-def read_hub(hub: Hub, split: str) -> Rows:
-    """Rows from the hub, at the pinned revision. Code of the repository's own is never run."""
-    import datasets
-    from huggingface_hub.errors import HTTPError
-
-    try:
-        rows = datasets.load_dataset(hub.id, hub.config, split=split, revision=hub.revision)
-    except (OSError, ValueError, RuntimeError, HTTPError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise InputError(
-            f"{hub.id}: split '{split}' cannot be read from the hub ({reason}); a local copy works with data_dir=…"
-        ) from None
-    return ((f"{hub.id} {split}: row {number}", dict(row)) for number, row in enumerate(rows))
-
-
-def read_rows(task: Task, path: Path) -> Rows:
-    plain = path.with_suffix("") if path.suffix in CODECS else path
-    if plain.suffix == ".jsonl":
-        return read_jsonl(path)
-    if plain.suffix == ".tsv":
-        return read_tsv(path)
-    return read_columns(path, task)
-
-
-def read_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Numbered lines (from 1) without their ends, out of the compression."""
-    try:
-        with pa.OSFile(str(path)) as file:
-            stream = pa.CompressedInputStream(file, CODECS[path.suffix]) if path.suffix in CODECS else file
-            for number, line in enumerate(io.BufferedReader(stream, 1 << 20), start=1):
-                yield number, line.rstrip(b"\r\n").decode("utf-8-sig" if number == 1 else "utf-8")
-    except FileNotFoundError:
-        raise InputError(f"{path} does not exist") from None
-    except UnicodeDecodeError:
-        raise InputError(f"{path}:{number}: not UTF-8; convert the file, for example with iconv") from None
-    except OSError as error:
-        raise InputError(f"{path} cannot be read to its end ({error}): it is damaged or cut short") from None
-
-
-def read_jsonl(path: Path) -> Rows:
-    for number, line in read_lines(path):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise InputError(f"{path}:{number}: broken JSON ({error.msg}, column {error.colno})") from None
-        if not isinstance(row, dict):
-            raise InputError(f"{path}:{number}: one JSON object per line is needed")
-        yield f"{path}:{number}", row
-
-
-def read_tsv(path: Path) -> Rows:
-    """GLUE's form: a header, tabs, no quoting."""
-    lines = read_lines(path)
-    header = next(lines, (1, ""))[1].split("\t")
-    for number, line in lines:
-        fields = line.split("\t")
-        if len(fields) != len(header):
-            raise InputError(f"{path}:{number}: {len(fields)} fields where the header names {len(header)}")
-        yield f"{path}:{number}", dict(zip(header, fields, strict=True))
-
-
-def read_columns(path: Path, task: Task) -> Rows:
-    """CoNLL's form: a word and its tag per line, an empty line or -DOCSTART- between sentences.
-
-    Where words are numbered (they stand behind the first column), a line with `#` is a comment; elsewhere it is a word.
-    """
-    word_at, tag_at = task.columns
-    is_numbered = word_at > 0
-    words: list[str] = []
-    tags: list[str] = []
-    row: Row = {}
-    first = 0
-    for number, line in itertools.chain(read_lines(path), [(0, "")]):
-        if not line.strip() or line.startswith("-DOCSTART-"):
-            if words:
-                yield f"{path}:{first}", row | {task.words: words, task.label: tags}
-            words, tags, row = [], [], {}
-        elif is_numbered and line.startswith("#"):
-            key, _, value = line[1:].partition("=")
-            row |= {"id": value.strip()} if key.strip() == "sent_id" else {}
-        else:
-            fields = line.split("\t") if "\t" in line else line.split()
-            if len(fields) <= max(word_at, tag_at):
-                raise InputError(f"{path}:{number}: a line without a tag: '{line[:40]}'")
-            first = first if words else number
-            words.append(fields[word_at])
-            tags.append(fields[tag_at].strip())
-
-
-def make_example(task: Task, place: str, row: Row) -> Example | None:
-    """A checked example; None for a row without a gold label."""
-    id = str(row.get("id", row.get("idx", place.rpartition("/")[2])))
-    value = column(task, place, row, task.label)
-    if task.family == "sequence_classification":
-        if str(value) in task.unlabelled:
-            return None
-        texts = {name: column(task, place, row, name) for name in template_columns(task.template)}
-        for name, text in texts.items():
-            if not isinstance(text, str):
-                raise InputError(f"{place}: column '{name}' is {json.dumps(text)[:40]}, not a text")
-        return LabelledText(id, task.template.format(**texts), label_number(task, place, value))
-    words = column(task, place, row, task.words)
-    if not isinstance(words, list) or not words or not all(isinstance(word, str) and word for word in words):
-        raise InputError(f"{place}: column '{task.words}' must be a list of words, none of them empty")
-    if not isinstance(value, list) or len(value) != len(words):
-        num_tags = f"{len(value)} tags" if isinstance(value, list) else "no list of tags"
-        raise InputError(f"{place}: {num_tags} for {len(words)} words")
-    return TaggedWords(id, tuple(words), tuple(label_number(task, place, tag) for tag in value))
-
-
-def column(task: Task, place: str, row: Row, name: str) -> Any:
-    if name not in row:
-        raise InputError(f"{place}: task '{task.name}' needs column '{name}'; the columns are: {', '.join(row)}")
-    return row[name]
-
-
-@lru_cache
-def template_columns(template: str) -> tuple[str, ...]:
-    return tuple(name for _, name, _, _ in Formatter().parse(template) if name)
-
-
-def label_number(task: Task, place: str, value: Any) -> int:
-    """The number of a label given by name or by number (GLUE's files write numbers as text)."""
-    if isinstance(value, str) and value in task.labels:
-        return task.labels.index(value)
-    number = int(value) if isinstance(value, str) and value.isdecimal() else value
-    if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < len(task.labels):
-        raise InputError(
-            f"{place}: label {value!r} is not one of task '{task.name}': {', '.join(task.labels)} "
-            f"(or 0 to {len(task.labels) - 1})"
-        )
-    return number

@@ -247,11 +247,14 @@ def is_due(done: int, every: int, job: Job) -> bool:
 
 @contextmanager
 def stop_signals() -> Iterator[Callable[[], bool]]:
-    """SIGTERM and SIGINT end the run after the current step; a second one ends it at once."""
+    """SIGTERM and SIGINT end the run after the current step; a second SIGINT ends it at once.
+
+    A second SIGTERM does not: Slurm and torchrun may both send one.
+    """
     asked: list[int] = []
 
     def note(signum: int, _: Any) -> None:
-        if asked:
+        if asked and signum == signal.SIGINT:
             raise KeyboardInterrupt
         asked.append(signum)
 

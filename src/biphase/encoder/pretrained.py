@@ -1,0 +1,143 @@
+"""Any pretrained transformers network → a bidirectional backbone for packed batches, proved by its own forward pass.
+
+Nearly all networks attend through the function of `encoder.attention` once asked to. Whether one really does, and from
+which number its positions count, is seen by comparison; one that does not runs on padded batches behind the same
+interface.
+
+Letters: T packed tokens, S samples, L longest sample, D width.
+"""
+
+import copy
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import AutoModel, PretrainedConfig, PreTrainedModel
+
+from biphase import console
+from biphase.encoder.attention import ATTENTION, Layout, lay_out
+from biphase.encoder.backbone import (
+    check_causality,
+    load_model_config,
+    load_weights,
+    packed_hidden,
+    train_padding_row,
+)
+from biphase.errors import InputError
+
+PICKLED_WEIGHTS = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
+WINDOW_PROOF_TOKENS = 300
+"""Longest sample of the proof: enough to see the local attention of ModernBERT (128)."""
+
+
+class PaddedBackbone(nn.Module):
+    """A network that knows only padded batches, called with packed tokens like any other."""
+
+    def __init__(self, network: PreTrainedModel) -> None:
+        super().__init__()
+        self.network = network
+        self.config = network.config
+
+    def forward(self, input_ids: Tensor, position_ids: Tensor, layout: Layout, use_cache: bool = False) -> Any:
+        """`last_hidden_state` [1, T, D] of tokens [1, T]; the network numbers the positions itself."""
+        lengths_S = layout.bounds_S1.diff()
+        places_L = torch.arange(layout.max_len, device=input_ids.device)
+        is_token_SL = places_L < lengths_S[:, None]
+        tokens_SL = input_ids.new_full(is_token_SL.shape, self.config.pad_token_id or 0)
+        tokens_SL[is_token_SL] = input_ids[0]
+        output = self.network(input_ids=tokens_SL, attention_mask=is_token_SL.long())
+        return SimpleNamespace(last_hidden_state=output.last_hidden_state[is_token_SL][None])
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.network.get_input_embeddings()
+
+
+def load_backbone(source: str | Path, revision: str | None = None) -> nn.Module:
+    """A network without a head from a folder or the hub, fp32, no dropout, for `packed_hidden` with any layout.
+
+    A decoder comes out bidirectional. Raises `InputError` for a folder without safetensors weights, for an
+    encoder-decoder, and for a network that cannot be made bidirectional.
+    """
+    config = load_model_config(source, revision)
+    refuse_pickles(source)
+    if getattr(config, "is_encoder_decoder", False):
+        raise InputError(f"{source} is an encoder-decoder ({config.model_type}), which is not supported")
+    config.is_causal = False
+    network = load_network(source, revision, config, ATTENTION)
+    for first_position in (0, (config.pad_token_id or 0) + 1):  # RoBERTa counts from behind its padding index
+        network.first_position = first_position  # type: ignore[assignment]
+        if packs_like_itself(network, first_position):
+            check_causality(network, causal=False, vocab_size=config.vocab_size)
+            return network
+    # Loaded anew: a network that ignores the switch of its attention may still make its masks by the name of it.
+    padded = PaddedBackbone(load_network(source, revision, load_model_config(source, revision), "eager"))
+    try:
+        check_causality(padded, causal=False, vocab_size=config.vocab_size)
+    except AssertionError as error:
+        raise InputError(f"{source} cannot be made a bidirectional encoder: {error}") from None
+    kind = type(padded.network).__name__
+    console.err.print(f"{source}: {kind} attends over padded batches only, which is slower", markup=False)
+    return padded
+
+
+def load_network(source: str | Path, revision: str | None, config: PretrainedConfig, attention: str) -> PreTrainedModel:
+    network: Any = load_weights(AutoModel, source, revision, config, attention)
+    if getattr(network, "pooler", None) is not None:
+        network.pooler = None  # of next sentence prediction: nothing here uses it
+    train_padding_row(network)
+    return network.eval()
+
+
+def refuse_pickles(source: str | Path) -> None:
+    folder = Path(source)
+    if not folder.is_dir() or any(folder.glob("*.safetensors")):
+        return
+    pickled = next((path for pattern in PICKLED_WEIGHTS for path in folder.glob(pattern)), None)
+    if pickled is not None:
+        raise InputError(
+            f"{source} has its weights as a pickle only ({pickled.name}), which is never opened; "
+            "save them as safetensors: model.save_pretrained(folder)"
+        )
+    raise InputError(f"{source} has no weights (*.safetensors)")
+
+
+@torch.no_grad()
+def packs_like_itself(network: PreTrainedModel, first_position: int) -> bool:
+    """Whether two packed samples come out as when the network reads each alone, with its own attention."""
+    config = network.config
+    limit = (getattr(config, "max_position_embeddings", None) or WINDOW_PROOF_TOKENS) - first_position
+    window = getattr(config, "sliding_window", None) or getattr(config, "local_attention", None) or 0
+    lengths = [min(8, limit), min(limit, max(16, min(2 * window + 3, WINDOW_PROOF_TOKENS)))]
+    tokens_T = torch.arange(sum(lengths)) * 7 % config.vocab_size
+    if config.pad_token_id is not None:  # some networks number the positions by what is padding
+        tokens_T[tokens_T == config.pad_token_id] = (config.pad_token_id + 1) % config.vocab_size
+    positions_T = torch.cat([torch.arange(length) for length in lengths])
+    layout = lay_out(np.array([0, lengths[0], sum(lengths)]), causal=False)
+    try:
+        packed_TD = packed_hidden(network, tokens_T, positions_T, layout)
+    except (TypeError, IndexError):  # it knows no `position_ids`, or not so many
+        return False
+    network.set_attn_implementation("eager")
+    own_TD = torch.cat([network(input_ids=part[None]).last_hidden_state[0] for part in tokens_T.split(lengths)])
+    network.set_attn_implementation(ATTENTION)
+    return bool(torch.allclose(packed_TD, own_TD, rtol=1e-3, atol=1e-3 * float(own_TD.abs().mean())))
+
+
+def fresh_backbone(backbone: nn.Module) -> nn.Module:
+    """The same network with random weights from torch's generator."""
+    if isinstance(backbone, PaddedBackbone):
+        return PaddedBackbone(fresh_network(backbone.network))
+    network = fresh_network(backbone)
+    network.first_position = backbone.first_position
+    return network
+
+
+def fresh_network(network: Any) -> PreTrainedModel:
+    fresh: Any = type(network)(copy.deepcopy(network.config))
+    if getattr(fresh, "pooler", None) is not None:
+        fresh.pooler = None
+    train_padding_row(fresh)
+    return fresh

@@ -1,0 +1,150 @@
+"""`biphase evaluate`: the command line's words → a grid, run; what its folder holds; two models compared."""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+from rich.table import Table
+
+from biphase.config import parse_config
+from biphase.console import duration, err
+from biphase.console import out as console
+from biphase.errors import InputError
+from biphase.execute import Engine, num_cores
+from biphase.finetuning.score import FinetuneConfig
+from biphase.finetuning.tasks import PAPER_TASKS, TASKS, find_task
+from biphase.report.comparison import compare, print_comparison, print_summary, summarize
+from biphase.report.scores import read_scores
+
+if TYPE_CHECKING:  # brings torch, which looking at finished scores does without
+    from biphase.finetuning.grid import Failure, Grid, Training
+
+COMPARISON_SEED = 0
+"""Of the resampling of examples."""
+
+Number = TypeVar("Number", int, float)
+
+
+def evaluate(
+    words: Sequence[str],
+    *,
+    tasks: str,
+    learning_rates: str,
+    seeds: str,
+    out: Path,
+    data_dirs: Sequence[str],
+    engine: dict[str, Any],
+    part: str | None,
+    dry_run: bool,
+    pair: tuple[str, str] | None,
+) -> None:
+    """Run what is missing of the grid, then print what `out` holds, and the comparison of a pair of models.
+
+    Raises `InputError` for what the words do not say right, and when cells failed: how many, and the first reason.
+    """
+    settings = [word for word in words if re.match(r"[a-z_.0-9]+=", word)]
+    models = tuple(word for word in words if word not in settings)
+    failures: list[Failure] = []
+    if models:
+        from biphase.finetuning.grid import Grid
+
+        grid = Grid(
+            models=models,
+            tasks=PAPER_TASKS if tasks == "paper" else tuple(tasks.split(",")),
+            config=parse_config(FinetuneConfig, {}, settings, origin="evaluate"),
+            out=out,
+            learning_rates=parse_numbers(learning_rates, float, "--learning-rates"),
+            seeds=parse_seeds(seeds),
+            data_dirs=parse_data_dirs(data_dirs),
+        )
+        failures = run_missing(grid, parse_config(Engine, engine, (), origin="evaluate"), part, dry_run)
+        if dry_run:
+            return
+    elif settings:
+        raise InputError(f"which model? Only settings are given: {' '.join(settings)}")
+    scores = read_scores(out)
+    print_summary(summarize(scores), scores.broken)
+    if pair is not None:
+        print_comparison(compare(scores, *pair, np.random.default_rng(COMPARISON_SEED)))
+    if failures:
+        reasons = Counter(failure.reason for failure in failures).most_common()
+        raise InputError(
+            f"{len(failures)} trainings failed ({reasons[0][1]} of them: {reasons[0][0]}); finished cells are kept, "
+            "the same command runs the others again"
+        )
+
+
+def run_missing(grid: "Grid", engine: Engine, part: str | None, dry_run: bool) -> "list[Failure]":
+    from biphase.finetuning.grid import choose_part, missing_trainings, plan_grid, run_grid
+
+    trainings = plan_grid(grid)
+    chosen = trainings if part is None else choose_part(trainings, part)
+    missing = missing_trainings(chosen, grid.out)
+    if dry_run:
+        describe(grid, chosen, missing, engine)
+        return []
+    num_cells, num_missing = (sum(len(training.cells) for training in some) for some in (chosen, missing))
+    err.print(f"{num_cells:,} cells, {num_cells - num_missing:,} of them finished")
+    return run_grid(grid, missing, engine) if missing else []
+
+
+def describe(grid: "Grid", chosen: "Sequence[Training]", missing: "Sequence[Training]", engine: Engine) -> None:
+    """A table of cells by model and task, and how long the missing ones take."""
+    from biphase.finetuning.grid import estimate_seconds, read_failures, read_finished
+
+    table = Table(title=f"{len(grid.learning_rates)} rates × {len(grid.seeds)} seeds")
+    for column in ("model", "task", "cells", "finished", "missing"):
+        table.add_column(column, justify="left" if column in ("model", "task") else "right")
+    for model in grid.models:
+        for task in grid.tasks:
+            name = find_task(task).name
+            counts = [
+                sum(cell.task.name == name for training in some if training.model == model for cell in training.cells)
+                for some in (chosen, missing)
+            ]
+            table.add_row(model, name, f"{counts[0]:,}", f"{counts[0] - counts[1]:,}", f"{counts[1]:,}")
+    console.print(table)
+    seconds, num_unknown = estimate_seconds(missing, read_finished(chosen, grid.out))
+    workers = count_workers(engine)
+    if num_unknown < len(missing):
+        console.print(f"about {duration(seconds / workers)} with {workers} workers, judged by finished cells")
+    if num_unknown:
+        console.print(f"{num_unknown:,} trainings are of tasks without a finished cell to judge by: run one seed first")
+    for name, reason in read_failures(grid.out):
+        console.print(f"failed before: {name}: {reason}", markup=False)
+
+
+def count_workers(engine: Engine) -> int:
+    """How many cells run side by side, as far as this machine can tell."""
+    import torch
+
+    num_gpus = torch.cuda.device_count() if engine.device != "cpu" else 0
+    return engine.workers or engine.workers_per_gpu * num_gpus or num_cores()
+
+
+def parse_numbers(text: str, kind: Callable[[str], Number], option: str) -> tuple[Number, ...]:
+    try:
+        return tuple(kind(word) for word in text.split(","))
+    except ValueError:
+        raise InputError(f"{option} {text} must be numbers, separated by commas") from None
+
+
+def parse_seeds(text: str) -> tuple[int, ...]:
+    """`0-4`, or `0,1,5`."""
+    if span := re.fullmatch(r"(\d+)-(\d+)", text):
+        return tuple(range(int(span[1]), int(span[2]) + 1))
+    return parse_numbers(text, int, "--seeds")
+
+
+def parse_data_dirs(pairs: Sequence[str]) -> dict[str, str]:
+    """`snli=path` → {"snli": "path"}."""
+    found = {}
+    for pair in pairs:
+        task, equals, folder = pair.partition("=")
+        if not equals or not folder:
+            raise InputError(f"--data-dir {pair} must be TASK=FOLDER, such as {next(iter(TASKS))}=data")
+        found[find_task(task).name] = folder
+    return found

@@ -1,0 +1,102 @@
+"""A model's name → its folder, its identity, and the network with its tokenizer, ready to be fine-tuned.
+
+A name is a run of ours (`RUN` or `RUN@STEP`), a Hugging Face folder, or a hub id (`ID` or `ID@REVISION`).
+"""
+
+import re
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from biphase.corpus.tokenizer import NEW_NAMES, load_tokenizer, tokenizer_hash
+from biphase.encoder.pretrained import load_backbone
+from biphase.errors import InputError
+from biphase.files import content_hash, file_hash
+from biphase.finetuning.encoding import KeyedTokenizer
+from biphase.pretraining.checkpoint import find_model
+
+HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt"]
+IDENTIFYING_FILES = ("config.json", "*.safetensors", "tokenizer*.json", "special_tokens_map.json", "*.model", "vocab*")
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """A pretrained network and its tokenizer. Shared by cells: copied, never trained."""
+
+    name: str
+    hash: str
+    """Of configuration, weights and tokenizer."""
+    backbone: nn.Module = field(compare=False, repr=False)
+    keyed: KeyedTokenizer
+    max_length: int
+    """Tokens that the network has positions for."""
+
+
+def load_encoder(name: str) -> Encoder:
+    """The encoder behind a name; a second call for the same files costs nothing."""
+    folder = find_folder(name)
+    return _load_encoder(name, folder, stamps_of(folder))
+
+
+@lru_cache(maxsize=1)
+def _load_encoder(name: str, folder: Path, stamps: tuple[tuple[str, int, int], ...]) -> Encoder:
+    backbone = load_backbone(folder)
+    tokenizer = load_tokenizer(folder)
+    config: Any = backbone.config
+    first_position: Any = getattr(backbone, "first_position", None)
+    if first_position is None:  # it numbers positions itself, RoBERTa's way or not
+        first_position = (config.pad_token_id or 0) + 1
+    highest = max(number for token, number in tokenizer.get_vocab().items() if token not in NEW_NAMES.values())
+    size = config.vocab_size
+    keyed = KeyedTokenizer(tokenizer_hash(tokenizer), tokenizer)
+    if max(highest, keyed.closing, *keyed.opening) >= size:
+        raise InputError(
+            f"{name}: its tokenizer has {highest + 1:,} tokens, its network only {size:,}; they do not belong together"
+        )
+    positions = getattr(config, "max_position_embeddings", None)
+    limit = positions - first_position if positions else 2**31
+    return Encoder(name, _identify(stamps), backbone, keyed, limit)
+
+
+def identify(name: str) -> str:
+    """A hash of all files that decide what an encoder does, without loading it."""
+    return _identify(stamps_of(find_folder(name)))
+
+
+@lru_cache
+def _identify(stamps: tuple[tuple[str, int, int], ...]) -> str:
+    return content_hash([[Path(path).name, file_hash(Path(path))] for path, _, _ in stamps])
+
+
+def stamps_of(folder: Path) -> tuple[tuple[str, int, int], ...]:
+    """Path, size and time of change of each file that decides what an encoder does."""
+    paths = sorted({path for pattern in IDENTIFYING_FILES for path in folder.glob(pattern)})
+    return tuple((str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in paths)
+
+
+def find_folder(name: str) -> Path:
+    """The folder of a model; one from the hub is downloaded once, without code and pickles."""
+    found = find_model(name)
+    if Path(found).is_dir():
+        if not (Path(found) / "config.json").exists():
+            raise InputError(f"{name} has no config.json: it is not a Hugging Face model folder")
+        return Path(found)
+    id, _, revision = found.partition("@")
+    if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", id):
+        raise InputError(f"{name} is neither a run, nor a folder, nor a hub id")
+    return download(id, revision or None)
+
+
+@lru_cache
+def download(id: str, revision: str | None) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HTTPError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(id, revision=revision, allow_patterns=HUB_FILES))
+    except (OSError, HTTPError, LocalEntryNotFoundError, ValueError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise InputError(f"model {id} is no folder here and cannot be had from the hub ({reason})") from None

@@ -1,0 +1,202 @@
+"""Models × tasks × rates × seeds → cells. The missing ones are run, by workers here or on a Ray cluster, none twice."""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from biphase import console
+from biphase.errors import InputError
+from biphase.execute import Engine, Unit, run_units
+from biphase.files import write_json
+from biphase.finetuning.encoders import identify, load_encoder
+from biphase.finetuning.fit import DataDirs, Plan, find_sources, fit_cells, load_encoded, plan_cell, resolve
+from biphase.finetuning.score import FinetuneConfig, Score, read_score
+from biphase.finetuning.tasks import find_task
+
+PAPER_LEARNING_RATES = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4)
+PAPER_SEEDS = (0, 1, 2, 3, 4)
+
+
+@dataclass(frozen=True)
+class Grid:
+    models: tuple[str, ...]
+    tasks: tuple[str, ...]
+    config: FinetuneConfig
+    """Of all cells, apart from rate and seed."""
+    out: Path
+    learning_rates: tuple[float, ...] = PAPER_LEARNING_RATES
+    seeds: tuple[int, ...] = PAPER_SEEDS
+    data_dirs: DataDirs = field(default_factory=dict)
+
+    @property
+    def num_cells(self) -> int:
+        return len(self.models) * len(self.tasks) * len(self.learning_rates) * len(self.seeds)
+
+
+@dataclass(frozen=True)
+class Training:
+    """One training and the cells that it gives: several where tasks share it (`Task.trained_on`)."""
+
+    model: str
+    config: FinetuneConfig
+    cells: tuple[Plan, ...]
+
+    @property
+    def name(self) -> str:
+        tasks = ", ".join(cell.task.name for cell in self.cells)
+        return f"{tasks} · {self.model} · lr {self.config.learning_rate:g} · seed {self.config.seed}"
+
+
+def plan_grid(grid: Grid) -> list[Training]:
+    """All trainings of a grid, finished or not. Reads models and data to hash them; loads neither.
+
+    Raises `InputError` for an unknown task, a model or data that are not there, and for what is named twice.
+    """
+    for what, values in (("model", grid.models), ("task", grid.tasks), ("rate", grid.learning_rates)):
+        for value in values:
+            if values.count(value) > 1:
+                raise InputError(f"{what} {value} is named twice")
+    sources = {task: find_sources(task, grid.data_dirs) for task in grid.tasks}
+    groups: dict[str, list[str]] = {}
+    for task in grid.tasks:
+        groups.setdefault(sources[task][0].hash, []).append(task)
+    base = resolve(grid.config)
+    configs = [
+        base.model_copy(update={"learning_rate": rate, "seed": seed})
+        for rate in grid.learning_rates
+        for seed in grid.seeds
+    ]
+    trainings = []
+    for model in grid.models:
+        identity = identify(model)
+        for tasks in groups.values():
+            for config in configs:
+                cells = tuple(plan_cell(identity, *sources[task], config) for task in tasks)
+                trainings.append(Training(model, config, cells))
+    return trainings
+
+
+def is_finished(cell: Plan, out: Path) -> bool:
+    return (cell.folder(out) / "score.json").exists()
+
+
+def missing_trainings(trainings: Iterable[Training], out: Path) -> list[Training]:
+    """The trainings with a cell that is not finished, each with its missing cells only."""
+    found = []
+    for training in trainings:
+        cells = tuple(cell for cell in training.cells if not is_finished(cell, out))
+        if cells:
+            found.append(Training(training.model, training.config, cells))
+    return found
+
+
+def read_finished(trainings: Iterable[Training], out: Path) -> list[Score]:
+    return [read_score(cell.folder(out)) for training in trainings for cell in training.cells if is_finished(cell, out)]
+
+
+def choose_part(trainings: Sequence[Training], part: str) -> list[Training]:
+    """`3/16`: every sixteenth training, from the third (parts count from 0). For the arrays of Slurm and the like."""
+    number, _, total = part.partition("/")
+    if not (number.isdigit() and total.isdigit() and int(number) < int(total)):
+        raise InputError(f"part '{part}' must be NUMBER/TOTAL with NUMBER from 0 to TOTAL - 1, such as 0/16")
+    return list(trainings[int(number) :: int(total)])
+
+
+@dataclass(frozen=True)
+class Failure:
+    name: str
+    reason: str
+
+
+def run_grid(grid: Grid, trainings: Sequence[Training], engine: Engine) -> list[Failure]:
+    """Run the given trainings. A failed one is told and kept as `failed/NAME.json`; the others go on."""
+    failures: list[Failure] = []
+    by_name = {training.name: training for training in trainings}
+    num_cells = sum(len(training.cells) for training in trainings)
+    with console.track("evaluate", num_cells, "cells") as progress:
+        for outcome in run_units(make_units(grid, trainings), engine):
+            training = by_name.get(outcome.name)
+            if outcome.error is not None:
+                failures.append(Failure(outcome.name, outcome.error))
+                progress.say(f"{outcome.name}: {outcome.error}")
+            for cell in training.cells if training else ():
+                mark_failure(grid.out, cell, outcome.error)
+                progress.advance(1, outcome.name)
+            for headline in outcome.value or ():
+                progress.say(headline)
+    return failures
+
+
+def make_units(grid: Grid, trainings: Sequence[Training]) -> list[Unit]:
+    """A unit for each training, after one for each (model, task) that turns the task's texts into token ids."""
+    encodings: dict[str, Unit] = {}
+    units = []
+    data_dirs = {task: str(Path(folder).resolve()) for task, folder in grid.data_dirs.items()}
+    for training in trainings:
+        tasks = [cell.task.name for cell in training.cells]
+        trained_on = training.cells[0].train.task.name
+        config = training.config.model_dump(mode="json")
+        for task in (trained_on, *tasks):
+            name = f"encode {task} for {training.model}"
+            if name not in encodings:
+                arguments = {"model": training.model, "task": task, "config": config, "data_dirs": data_dirs}
+                encodings[name] = Unit(name, encode_unit, arguments, affinity=training.model)
+        references = [reference_of(cell, grid) for cell in training.cells]
+        arguments = {
+            "model": training.model,
+            "tasks": references,
+            "config": config,
+            "out": str(grid.out.resolve()),
+            "data_dirs": data_dirs,
+        }
+        needs = tuple(f"encode {task} for {training.model}" for task in dict.fromkeys((trained_on, *tasks)))
+        units.append(Unit(training.name, fit_unit, arguments, f"{training.model} {trained_on}", needs))
+    return [*encodings.values(), *units]
+
+
+def reference_of(cell: Plan, grid: Grid) -> str:
+    """How the user named the task of a cell: by its name or by its file."""
+    return next(task for task in grid.tasks if find_task(task).name == cell.task.name)
+
+
+def encode_unit(model: str, task: str, config: dict[str, Any], data_dirs: dict[str, str]) -> list[str]:
+    encoder = load_encoder(model)
+    settings = FinetuneConfig.model_validate(config)
+    settings = settings.model_copy(update={"max_length": min(settings.max_length, encoder.max_length)})
+    load_encoded(find_sources(task, data_dirs)[1], encoder.keyed, settings)
+    return []
+
+
+def fit_unit(model: str, tasks: list[str], config: dict[str, Any], out: str, data_dirs: dict[str, str]) -> list[str]:
+    scores = fit_cells(model, tasks, FinetuneConfig.model_validate(config), Path(out), data_dirs)
+    return [score.headline() for score in scores]
+
+
+def mark_failure(out: Path, cell: Plan, error: str | None) -> None:
+    path = out / "failed" / f"{cell.folder(out).name}.json"
+    if error is None:
+        path.unlink(missing_ok=True)
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, {"task": cell.task.name, "cell": cell.hash, "error": error})
+
+
+def read_failures(out: Path) -> Iterator[tuple[str, str]]:
+    """(cell folder's name, reason) of cells that failed last time."""
+    for path in sorted((out / "failed").glob("*.json")):
+        yield path.stem, json.loads(path.read_text(encoding="utf-8"))["error"]
+
+
+def estimate_seconds(trainings: Sequence[Training], finished: Sequence[Score]) -> tuple[float, int]:
+    """Seconds of one worker for these trainings, judged by finished cells of the task; how many cannot be judged."""
+    known: dict[str, list[float]] = {}
+    for score in finished:
+        known.setdefault(score.task, []).append(sum(score.seconds.values()))
+    total, unknown = 0.0, 0
+    for training in trainings:
+        samples = [seconds for cell in training.cells for seconds in known.get(cell.task.name, ())]
+        total += sum(samples) / len(samples) if samples else 0.0
+        unknown += not samples
+    return total, unknown

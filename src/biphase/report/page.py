@@ -1,0 +1,234 @@
+"""Results → the report: tables and figures as files, and one HTML page that shows them with the verdicts.
+
+The page needs no network and no file beside it: styles, script and figures are inside; what it links to is extra.
+"""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+from biphase import __version__
+from biphase.errors import InputError
+from biphase.files import whole_folder, write_text
+from biphase.report.figures import GRID, INK, draw_figures
+from biphase.report.findings import ALPHA, ON_PAR, Effect, Finding, Part, answer, count_tests, judge_findings
+from biphase.report.results import (
+    AVERAGE,
+    FAMILIES,
+    SETUPS,
+    ResultSet,
+    arms_of,
+    datasets_of,
+    disagreeing_averages,
+    families,
+    missing_cells,
+    num_parameters,
+    primary_metric,
+    select,
+    with_averages,
+)
+from biphase.report.tables import MISSING, RULE, Table, make_tables, number, write_tables
+
+SIGNS = {"supported": "✓", "contradicted": "✕", "undecided": "?"}
+"""Beside the word, so that a verdict does not depend on its colour."""
+
+BAR_WIDTH, BAR_HEIGHT = 170.0, 18.0
+GENERATOR = "biphase report"
+
+
+@dataclass(frozen=True)
+class Bar:
+    """An effect as a picture: places in pixels from the left."""
+
+    zero: float
+    bound: float
+    low: float
+    high: float
+    estimate: float
+
+
+def write_report(
+    results: ResultSet,
+    out: Path,
+    *,
+    title: str,
+    question: str,
+    plan_svg: str | None = None,
+    costs: Sequence[Mapping[str, object]] | None = None,
+    commands: Sequence[str] = (),
+    missing: Sequence[str] = (),
+    losses: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
+) -> Path:
+    """Write `tables/`, `figures/` and `index.html` into the folder `out`; returns the page.
+
+    The folder appears whole or not at all. An earlier report there is replaced; any other folder that is not empty is
+    an `InputError`, and so are results without a score.
+
+    Args: results: of one study; averages that are missing are added. question: what the study asks, in a sentence.
+    plan_svg: a picture of the plan as it was run. costs: rows with the same keys, which are the headers. commands: that
+    make these results again, in their order. missing: lines that say what else is not here. losses: run → records of
+    its metrics.jsonl, for the loss curves.
+    """
+    if not results.results:
+        raise InputError("there is no finished score to report on yet")
+    refuse_other_folder(out)
+    results = with_averages(results.results)
+    findings = judge_findings(results)
+    tables = make_tables(results)
+    with whole_folder(out) as folder:
+        write_tables(tables, folder / "tables")
+        figures, lacking = draw_figures(results, folder / "figures", losses)
+        html = render(
+            title=title,
+            question=question,
+            answer=answer(findings),
+            facts=describe_results(results),
+            findings=findings,
+            figures=[(figure, inline_svg(figure.svg.read_text(encoding="utf-8"), figure.name)) for figure in figures],
+            groups=group_tables(tables),
+            plan=None if plan_svg is None else inline_svg(plan_svg, "plan"),
+            costs=list(costs or ()),
+            commands=commands,
+            missing=[*missing, *missing_cells(results), *(f"No figure: {line}" for line in lacking)],
+            checks=check_averages(results),
+        )
+        write_text(folder / "index.html", html)
+    return out / "index.html"
+
+
+def refuse_other_folder(out: Path) -> None:
+    """A report replaces what is in its folder: only an earlier report may be there."""
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return
+    page = out / "index.html"
+    if not page.is_file() or GENERATOR not in page.read_text(encoding="utf-8", errors="replace")[:2000]:
+        raise InputError(f"{out} has other files than a report; give a new or an empty folder")
+
+
+def render(**parts: Any) -> str:
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.globals.update(
+        style=Markup(read_resource("page.css")),
+        script=Markup(read_resource("page.js")),
+        version=__version__,
+        generator=GENERATOR,
+        signs=SIGNS,
+        rule=RULE,
+        missing_mark=MISSING,
+        families=FAMILIES,
+        num_tests=count_tests(parts["findings"]),
+        on_par=f"{100 * ON_PAR:g}",
+        alpha=f"{100 * ALPHA:g}",
+        bar=(BAR_WIDTH, BAR_HEIGHT),
+        bars_of=bars_of,
+        points=points,
+        probability=probability,
+        number=number,
+        sort_value=sort_value,
+        tally=tally,
+    )
+    return environment.from_string(read_resource("page.html.j2")).render(**parts)
+
+
+def read_resource(name: str) -> str:
+    return (resources.files("biphase.report") / name).read_text(encoding="utf-8")
+
+
+def describe_results(results: ResultSet) -> list[str]:
+    """What there is, in a few words each."""
+    metric = primary_metric(results)
+    seeds = sorted({result.num for result in results.results})
+    names = [name for family in families(results) for name in datasets_of(results, family, metric)]
+    span = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
+    return [
+        f"{len({arm.name for arm in arms_of(results)})} models",
+        f"{len(names)} datasets",
+        f"{span} fine-tuning seeds",
+        f"{len(results.results)} cells",
+        f"verdicts and figures on the {'standard' if metric == 'standard' else 'paper’s own'} metrics",
+    ]
+
+
+def tally(finding: Finding) -> str:
+    """How many inequalities of a finding are supported."""
+    verdicts = [effect.verdict for part in finding.parts for effect in part.effects]
+    return f"{verdicts.count('supported')} of {len(verdicts)}" if verdicts else "not tested"
+
+
+def check_averages(results: ResultSet) -> list[str]:
+    """That every average is the mean of its datasets, or which are not."""
+    num = len(select(results, dataset=AVERAGE).results)
+    wrong = disagreeing_averages(results)
+    return [f"{num - len(wrong)} of {num} averages are the mean of their datasets, up to rounding.", *wrong]
+
+
+def group_tables(tables: Sequence[Table]) -> list[tuple[str, list[Table]]]:
+    """By comparison and metric, with a heading each."""
+    groups: dict[tuple[str, str], list[Table]] = {}
+    for table in tables:
+        groups.setdefault((table.metric, table.setup), []).append(table)
+    has_both = len({metric for metric, _ in groups}) > 1
+    heading = {key: SETUPS[key[1]][0].upper() + SETUPS[key[1]][1:] for key in groups}
+    return [(heading[key] + (f" · {key[0]} metrics" if has_both else ""), group) for key, group in groups.items()]
+
+
+def bars_of(part: Part) -> list[Bar | None]:
+    """The effects of a claim on one scale, which has zero, every bound and every interval on it; None without an
+    interval."""
+    known = [effect for effect in part.effects if not math.isnan(effect.low)]
+    edges = [0.0, *(value for effect in known for value in (effect.low, effect.high, effect.bound))]
+    low, high = min(edges), max(edges)
+    margin = 6.0
+
+    def place(value: float) -> float:
+        return round(margin + (value - low) / ((high - low) or 1.0) * (BAR_WIDTH - 2 * margin), 1)
+
+    def draw(effect: Effect) -> Bar:
+        return Bar(*map(place, (0.0, effect.bound, effect.low, effect.high, effect.estimate)))
+
+    return [None if math.isnan(effect.low) else draw(effect) for effect in part.effects]
+
+
+def points(value: float) -> str:
+    """A difference of shares in percentage points, signed."""
+    return MISSING if math.isnan(value) else f"{100 * value:+.2f}".replace("-", "−")
+
+
+def probability(p_value: float) -> str:
+    if math.isnan(p_value):
+        return MISSING
+    return "< 0.001" if p_value < 0.001 else f"{p_value:.3f}"
+
+
+def sort_value(text: str) -> str:
+    """What a cell of words sorts by: the number in `1,000`, `40 %` and `610M`, else the words."""
+    if text == MISSING:
+        return ""
+    plain = text.removesuffix(" %").replace(",", "")
+    parameters = num_parameters(plain) if plain else math.inf
+    if not math.isinf(parameters):
+        return f"{parameters:g}"
+    return plain if plain.isdigit() else text
+
+
+DECLARATIONS = re.compile(r"^.*?(?=<svg\b)|<metadata>.*?</metadata>|<style\b.*?</style>|<!--.*?-->", re.DOTALL)
+SIZE = re.compile(r'(<svg\b[^>]*?)\s(?:width|height)="[^"]*"')
+
+
+def inline_svg(text: str, name: str) -> Markup:
+    """An SVG file as a part of a page: no declarations, ids of its own, colours of text and grid from the page."""
+    assert "<svg" in text, f"{name} is no SVG"
+    text = DECLARATIONS.sub("", text)
+    for _ in ("width", "height"):
+        text = SIZE.sub(r"\1", text, count=1)
+    text = re.sub(r'\bid="([^"]+)"', rf'id="{name}-\1"', text)
+    text = re.sub(r'href="#([^"]+)"', rf'href="#{name}-\1"', text)
+    text = re.sub(r"url\(#([^)]+)\)", rf"url(#{name}-\1)", text)
+    return Markup(text.replace(INK, "currentColor").replace(GRID, "var(--grid)"))

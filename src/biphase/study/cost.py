@@ -1,0 +1,375 @@
+"""Plan → FLOPs, device hours and disk, with every assumption named.
+
+FLOPs are counted as the training loop counts them (`study.shapes`); hours are FLOPs over peak and efficiency, so they
+are as good as the efficiency: give a measured one (`measure_efficiency`) where there is a run to measure.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+from biphase.config import Data, Recipe
+from biphase.errors import InputError, nearest
+from biphase.finetuning.score import FinetuneConfig
+from biphase.finetuning.tasks import find_task
+from biphase.run import open_run, read_metrics
+from biphase.study.plan import Checkpoint, Plan, PlannedRun
+from biphase.study.shapes import KEYS, Shape, Text, flops_per_token, shape_of
+from biphase.study.spec import Planning, Published, Study, StudyModel, named_models
+
+DEVICES = {
+    "H200": 989e12,
+    "H100": 989e12,
+    "A100": 312e12,
+    "MI250X": 191.5e12,
+    "L40S": 362e12,
+    "A10": 125e12,
+    "CPU": 64e9,
+}
+"""Peak FLOP/s of one device: dense bf16 by the vendors' data sheets (MI250X: one of its two dies, each a device to
+programs); CPU: one core, fp32 with AVX2 as measured on an EPYC (one with bf16 matrix units reaches 20 times that)."""
+
+EFFICIENCY = {"CPU": 0.6}
+"""By our own runs (docs/LOG.md)."""
+ASSUMED_EFFICIENCY = 0.4
+"""Of other devices: a round figure for well-run bf16 training, not a measurement."""
+
+BYTES_PER_WEIGHT = 4
+SAMPLED_SAMPLES = 100_000
+"""How many samples of a shard set are looked at for their mean length."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    name: str
+    devices: int
+    peak_flops: float
+    """Of one device."""
+    efficiency: float
+    source: str
+    """Where the efficiency is from, for people."""
+
+    def device_hours(self, flops: float) -> float:
+        return flops / (self.peak_flops * self.efficiency) / 3600
+
+
+def find_machine(
+    name: str,
+    devices: int = 1,
+    efficiency: float | None = None,
+    source: str = "stated",
+    peak_flops: float | None = None,
+) -> Machine:
+    """A device of the table, or one of any name with `peak_flops` given; raises `InputError` for unknown ones."""
+    wanted = name.casefold()
+    by_length = sorted(DEVICES, key=len, reverse=True)  # an A100 is no A10
+    key = next((key for key in by_length if key.casefold() in wanted), None)
+    peak = peak_flops or DEVICES.get(key or "")
+    if peak is None:
+        raise InputError(f"unknown device '{name}'{nearest(name, DEVICES)}; for others give their peak FLOP/s")
+    if efficiency is None:
+        efficiency, source = EFFICIENCY.get(key or "", ASSUMED_EFFICIENCY), "assumed"
+    return Machine(key or name, devices, peak, efficiency, source)
+
+
+def measure_efficiency(runs: Iterable[Path]) -> float:
+    """The median share of peak of the steps of finished or running runs, the first few left out.
+
+    Raises `InputError` for a folder that is no run, or when none of them has logged more than its first steps.
+    """
+    shares = []
+    for path in runs:
+        records = read_metrics(open_run(path), "train")
+        shares += [record["share_of_peak"] for record in records[len(records) // 10 + 1 :]]
+    if not shares:
+        raise InputError("no step of these runs is logged yet, so their efficiency cannot be measured")
+    return median(shares)
+
+
+def read_text(data: Data, planning: Planning) -> Text:
+    """Lengths of samples: of the shards where they are here, else by the packer's rule or as the study assumes."""
+    low, high = data.min_sample_tokens, data.max_sample_tokens
+    if data.packing == "stream":
+        # A pair of samples fills `high` tokens, cut at r uniform in low..high - low: mean of squares from the variance.
+        variance = ((high - 2 * low + 1) ** 2 - 1) / 12
+        squares = 2 * ((high / 2) ** 2 + variance)
+        return Text(high / 2, squares / high, "of a token stream cut at random")
+    if has_shards(data):
+        from biphase.corpus.packing import DocumentSamples
+        from biphase.corpus.shards import ShardSet
+
+        samples = DocumentSamples(ShardSet.open(Path(data.shards), "train").document_ends, low, high)
+        chosen = np.linspace(0, samples.num_samples - 1, min(samples.num_samples, SAMPLED_SAMPLES)).astype(np.int64)
+        starts, stops = samples.spans(chosen)
+        lengths = (stops - starts).astype(np.float64)
+        return Text(float(lengths.mean()), float((lengths**2).sum() / lengths.sum()), f"measured in {data.shards}")
+    mean = float(planning.mean_sample_tokens or high / 2)
+    return Text(mean, mean, "assumed: all samples as long as the mean")
+
+
+def has_shards(data: Data) -> bool:
+    return (Path(data.shards) / "manifest.json").exists()
+
+
+def vocabulary_size(data: Data, planning: Planning) -> int:
+    """Of the shards where they are here, else as the study says. Raises `InputError` where neither says it."""
+    if has_shards(data):
+        return int(json.loads((Path(data.shards) / "manifest.json").read_text(encoding="utf-8"))["vocab_size"])
+    if planning.vocab_size is None:
+        raise InputError(f"the shards {data.shards} are not here yet: give planning.vocab_size, such as 32768")
+    return planning.vocab_size
+
+
+def model_shape(model: StudyModel, vocab_size: int) -> Shape | None:
+    """The shape of a preset or of a folder with a Llama-like config.json; None for what only the hub knows."""
+    if model.preset is not None:
+        return shape_of(model.preset, model.architecture, vocab_size)
+    config = Path(model.model or "") / "config.json"
+    if not config.is_file():
+        return None
+    settings = json.loads(config.read_text(encoding="utf-8"))
+    if any(key not in settings for key in KEYS):
+        return None
+    return shape_of("1m", settings | {"vocab_size": max(vocab_size, settings.get("vocab_size", 0))}, vocab_size)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What the runs of a plan compute with: by name of a run, its network and its text."""
+
+    shapes: Mapping[str, Shape | None]
+    texts: Mapping[str, Text]
+
+    def flops(self, run: PlannedRun) -> dict[str, float]:
+        """By objective; nothing for a network of unknown shape."""
+        shape, spent = self.shapes[run.name], dict[str, float]()
+        for phase in run.recipe.curriculum if shape else ():
+            assert shape is not None
+            each = flops_per_token(shape, phase, self.texts[run.name])
+            flops = phase.steps * run.recipe.batch_tokens * each
+            spent[phase.objective] = spent.get(phase.objective, 0.0) + flops
+        return spent
+
+
+def measure_sizes(plan: Plan) -> Sizes:
+    models, planning = named_models(plan.study), plan.study.planning
+    texts: dict[Data, Text] = {}
+    vocabularies: dict[str, int] = {}
+    shapes = {}
+    for run in plan.runs.values():
+        data = run.recipe.data
+        if data not in texts:
+            texts[data], vocabularies[data.shards] = read_text(data, planning), vocabulary_size(data, planning)
+        shapes[run.name] = model_shape(models[run.model], vocabularies[data.shards])
+    return Sizes(shapes, {run.name: texts[run.recipe.data] for run in plan.runs.values()})
+
+
+@dataclass(frozen=True)
+class GroupCost:
+    """One row: a group of arms, or `evaluation`."""
+
+    group: str
+    models: int
+    steps_alone: int
+    """Of its arms if each were trained from its beginning (a continued one: from its parent's end)."""
+    steps: int
+    tokens: float
+    flops: float
+    device_hours: float | None
+    """None without a device."""
+    published: Published | None
+
+
+@dataclass(frozen=True)
+class Disk:
+    """Bytes."""
+
+    everything: float
+    """Every checkpoint that is there when all runs are done, with its moments."""
+    needed: float
+    """Weights of models and branch points, and moments where a run goes on with them."""
+    models: float
+    """Weights of the models alone, when no run needs more."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    machine: Machine | None
+    groups: tuple[GroupCost, ...]
+    flops_by_objective: dict[str, float]
+    disk: Disk
+    unknown: tuple[str, ...]
+    """Runs of networks whose shape is not known here: not counted."""
+    assumptions: tuple[str, ...]
+
+    @property
+    def flops(self) -> float:
+        return sum(group.flops for group in self.groups)
+
+
+def study_machine(study: Study, device: str | None = None, efficiency: float | None = None) -> Machine | None:
+    """The device that is asked for, else that of the study file; None where neither names one."""
+    planning = study.planning
+    if device is None:
+        return find_machine(planning.device, planning.devices, planning.efficiency) if planning.device else None
+    return find_machine(device, planning.devices, efficiency)
+
+
+def estimate(plan: Plan, machine: Machine | None = None) -> Estimate:
+    """What a plan costs on a machine. Raises `InputError` where the vocabulary is not known."""
+    sizes = measure_sizes(plan)
+    published = {entry.group: entry for entry in plan.study.published}
+    groups = dict.fromkeys(arm.group for arm in plan.arms.values())
+    for group in published:
+        if group not in (*groups, "evaluation"):
+            raise InputError(f"published: unknown group '{group}'{nearest(group, [*groups, 'evaluation'])}")
+    rows, spent = [], dict[str, float]()
+    for group in groups:
+        runs = [run for run in plan.runs.values() if run.group == group]
+        arms = [arm for arm in plan.arms.values() if arm.group == group]
+        total = 0.0
+        for run in runs:
+            for objective, flops in sizes.flops(run).items():
+                spent[objective] = spent.get(objective, 0.0) + flops
+                total += flops
+        rows.append(
+            GroupCost(
+                group=group,
+                models=len(arms),
+                steps_alone=sum(arm.recipe.num_steps for arm in arms),
+                steps=sum(run.steps for run in runs),
+                tokens=float(sum(run.steps * run.recipe.batch_tokens for run in runs)),
+                flops=total,
+                device_hours=machine.device_hours(total) if machine else None,
+                published=published.get(group),
+            )
+        )
+    if plan.cells:
+        rows.append(evaluation_cost(plan, sizes, machine, published.get("evaluation")))
+    texts = dict.fromkeys(sizes.texts.values())
+    assumptions = [
+        f"samples of {text.mean_tokens:,.0f} tokens, a token meets {text.mean_keys:,.0f} ({text.source})"
+        for text in texts
+    ]
+    if machine:
+        assumptions.append(
+            f"{machine.name}: {machine.peak_flops / 1e12:,.4g} TFLOP/s, {machine.efficiency:.0%} of them used "
+            f"({machine.source})"
+        )
+    if plan.cells:
+        assumptions.append("fine-tuning: rounded sizes of the tasks' published data, at the same efficiency")
+    return Estimate(
+        machine=machine,
+        groups=tuple(rows),
+        flops_by_objective=spent,
+        disk=count_disk(plan, sizes),
+        unknown=tuple(name for name, shape in sizes.shapes.items() if shape is None),
+        assumptions=tuple(assumptions),
+    )
+
+
+def evaluation_cost(plan: Plan, sizes: Sizes, machine: Machine | None, published: Published | None) -> GroupCost:
+    runs = {model.name: model.run for model in plan.models}
+    per_cell: dict[tuple[Shape | None, str, tuple[str, ...], int], tuple[int, float, float]] = {}
+    steps, tokens, flops = 0, 0.0, 0.0
+    for cell in plan.cells:
+        shape = sizes.shapes[runs[cell.model]]
+        context = plan.runs[runs[cell.model]].recipe.data.max_sample_tokens
+        key = (shape, cell.task, cell.evaluates, context)
+        if key not in per_cell:
+            per_cell[key] = cell_cost(shape, cell.task, cell.evaluates, cell.config, context)
+        cost = per_cell[key]
+        steps, tokens, flops = steps + cost[0], tokens + cost[1], flops + cost[2]
+    hours = machine.device_hours(flops) if machine else None
+    return GroupCost("evaluation", len(plan.models), steps, steps, tokens, flops, hours, published)
+
+
+@dataclass(frozen=True)
+class Load:
+    """Rounded sizes of a task: published counts of examples, tokens guessed from their mean length in words."""
+
+    train_examples: int
+    tokens: int
+    """Of a training example: both texts of a retrieval pair."""
+    evaluated_tokens: float
+    """Of validation and test together."""
+
+
+LOADS = {
+    "sst2": Load(64_000, 14, 7e4),
+    "qqp": Load(346_000, 34, 2e6),
+    "mnli": Load(373_000, 45, 1.3e6),
+    "snli": Load(9_300, 30, 3e5),
+    "genre": Load(4_000, 40, 1e5),
+    "conll2003": Load(14_000, 22, 1.5e5),
+    "ontonotes5": Load(60_000, 25, 4e5),
+    "uner_en_ewt": Load(12_500, 22, 7e4),
+    "wnut17": Load(3_400, 30, 6e4),
+    "squad": Load(83_000, 175, 2.6e6),
+    "squad_v2": Load(124_000, 175, 3.2e6),
+    "record": Load(96_000, 290, 4.4e6),
+    "msmarco": Load(500_000, 90, 1.4e6),
+    "nq": Load(0, 0, 5e5),
+    "mldr_en": Load(0, 0, 2e6),
+    "cranfield": Load(800, 240, 3e5),
+    "squad_retrieval": Load(7_800, 170, 4e5),
+    "wiki_longdoc": Load(700, 1_800, 1.8e6),
+}
+
+FAMILY_LOADS = {
+    "sequence_classification": Load(50_000, 40, 1e6),
+    "token_classification": Load(15_000, 25, 2e5),
+    "question_answering": Load(90_000, 200, 3e6),
+    "retrieval": Load(100_000, 120, 1e6),
+}
+"""For tasks that are not in `LOADS`."""
+
+
+def load_of(task: str) -> Load:
+    return LOADS.get(task) or FAMILY_LOADS[find_task(task).family]
+
+
+def cell_cost(
+    shape: Shape | None, task: str, evaluates: tuple[str, ...], config: FinetuneConfig, context: int
+) -> tuple[int, float, float]:
+    """Updates, tokens trained on, and FLOPs of one cell, evaluation (a forward pass, a third of training) included."""
+    load = load_of(task)
+    examples = min(load.train_examples, config.max_train_examples or load.train_examples)
+    steps = min(config.max_steps, config.epochs * math.ceil(examples / config.batch_size))
+    tokens = float(steps * config.batch_size * min(load.tokens, context, config.max_length))
+    if shape is None:
+        return steps, tokens, 0.0
+    evaluated = sum(load_of(name).evaluated_tokens for name in evaluates)
+    each = 6.0 * shape.block_weights + 12.0 * shape.layers * shape.heads * shape.head_width * load.tokens
+    return steps, tokens, each * (tokens + evaluated / 3)
+
+
+def count_disk(plan: Plan, sizes: Sizes) -> Disk:
+    everything, needed, models = 0.0, 0.0, 0.0
+    for checkpoint in plan.checkpoints:
+        shape = sizes.shapes[checkpoint.run]
+        if shape is None:
+            continue
+        weights = float(BYTES_PER_WEIGHT * shape.parameters)
+        moments = moment_bytes(shape, plan.runs[checkpoint.run].recipe)
+        everything += weights + moments
+        needed += checkpoint_bytes(checkpoint, weights, moments)
+        models += weights if checkpoint.models else 0.0
+    return Disk(everything, needed, models)
+
+
+def checkpoint_bytes(checkpoint: Checkpoint, weights: float, moments: float) -> float:
+    """What must be there for a while."""
+    used = bool(checkpoint.models or checkpoint.needed_by)
+    return weights * used + moments * bool(checkpoint.moments_needed_by)
+
+
+def moment_bytes(shape: Shape, recipe: Recipe) -> float:
+    """AdamW keeps two numbers for a weight, Muon one for the matrices inside the blocks."""
+    single = shape.block_weights if recipe.optimizer.name == "muon" else 0
+    return float(BYTES_PER_WEIGHT * (2 * shape.parameters - single))

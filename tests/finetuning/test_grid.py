@@ -1,0 +1,125 @@
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from biphase.errors import InputError
+from biphase.execute import Engine
+from biphase.finetuning.fit import claimed
+from biphase.finetuning.grid import (
+    Grid,
+    choose_part,
+    estimate_seconds,
+    missing_trainings,
+    plan_grid,
+    read_failures,
+    read_finished,
+    run_grid,
+)
+
+from .conftest import make_cell
+
+HERE = Engine(workers=0)
+
+
+@pytest.fixture
+def grid(model_folder: Path, data_dirs: dict[str, Path], tmp_path: Path) -> Grid:
+    return Grid(
+        models=(str(model_folder),),
+        tasks=("snli", "wnut17"),
+        config=make_cell("snli", epochs=1).config,
+        out=tmp_path / "scores",
+        learning_rates=(1e-3, 3e-3),
+        seeds=(0, 1),
+        data_dirs=data_dirs,
+    )
+
+
+def missing(grid: Grid) -> int:
+    return sum(len(training.cells) for training in missing_trainings(plan_grid(grid), grid.out))
+
+
+def test_only_what_is_missing_is_run(grid: Grid) -> None:
+    assert grid.num_cells == missing(grid) == 8
+    assert run_grid(grid, missing_trainings(plan_grid(grid), grid.out), HERE) == []
+    assert missing(grid) == 0
+    scores = read_finished(plan_grid(grid), grid.out)
+    assert {(s.task, s.config.learning_rate, s.config.seed) for s in scores} == {
+        (task, rate, seed) for task in grid.tasks for rate in (1e-3, 3e-3) for seed in (0, 1)
+    }
+    wider = replace(grid, seeds=(0, 1, 2))
+    assert missing(wider) == 4
+    seconds, num_unknown = estimate_seconds(missing_trainings(plan_grid(wider), grid.out), scores)
+    mean = sum(sum(score.seconds.values()) for score in scores) / 8
+    assert num_unknown == 0 and seconds == pytest.approx(4 * mean)
+
+
+def test_workers_give_the_same_scores(grid: Grid, tmp_path: Path) -> None:
+    small = replace(grid, learning_rates=(3e-3,))
+    run_grid(small, plan_grid(small), HERE)
+    other = replace(small, out=tmp_path / "other")
+    assert run_grid(other, plan_grid(other), Engine(workers=2, device="cpu")) == []
+    ours, theirs = (read_finished(plan_grid(each), each.out) for each in (small, other))
+    assert [score.metrics for score in ours] == [score.metrics for score in theirs]
+    assert len(ours) == 4
+
+
+def test_a_failed_cell_is_told_and_run_again(grid: Grid, capsys: pytest.CaptureFixture) -> None:
+    trainings = plan_grid(grid)
+    with claimed(grid.out, trainings[0].cells):
+        [failure] = run_grid(grid, trainings, HERE)
+    assert failure.name == trainings[0].name and "another process" in failure.reason
+    assert "another process" in capsys.readouterr().err
+    assert [name for name, _ in read_failures(grid.out)] == [trainings[0].cells[0].folder(grid.out).name]
+    assert missing(grid) == 1
+    assert run_grid(grid, missing_trainings(trainings, grid.out), HERE) == []
+    assert missing(grid) == 0 and not list(read_failures(grid.out))
+
+
+def test_bad_data_fails_its_task_alone(grid: Grid, tmp_path: Path) -> None:
+    bad = tmp_path / "bad"
+    bad.mkdir()
+    for split in ("train", "validation", "test"):
+        rows = [{"premise": "a", "hypothesis": "b", "label": 7}]
+        (bad / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    small = replace(grid, data_dirs={**grid.data_dirs, "snli": bad})
+    failures = run_grid(small, plan_grid(small), HERE)
+    assert "label 7 is not one of task 'snli'" in failures[0].reason
+    assert sum("blocked" in failure.reason for failure in failures) == 4
+    assert {score.task for score in read_finished(plan_grid(small), small.out)} == {"wnut17"}
+    assert missing(small) == 4
+
+
+def test_parts_of_a_grid(grid: Grid) -> None:
+    trainings = plan_grid(grid)
+    parts = [choose_part(trainings, f"{number}/3") for number in range(3)]
+    assert sorted(t.name for part in parts for t in part) == sorted(t.name for t in trainings)
+    assert [len(part) for part in parts] == [3, 3, 2]
+    for wrong in ("3/3", "1", "a/b", "-1/2"):
+        with pytest.raises(InputError, match="must be NUMBER/TOTAL"):
+            choose_part(trainings, wrong)
+
+
+def test_tasks_that_share_a_training_are_one(grid: Grid, data_dirs: dict[str, Path], tmp_path: Path) -> None:
+    folder = data_dirs["squad_retrieval"]
+    judged = tmp_path / "msmarco" / "qrels"
+    judged.mkdir(parents=True)
+    for name in ("corpus.jsonl", "queries.jsonl"):
+        (judged.parent / name).symlink_to(folder / name)
+    for name, place in (("train", "train"), ("dev", "test"), ("test", "test")):
+        (judged / f"{name}.tsv").symlink_to(folder / "qrels" / f"{place}.tsv")
+    shared = replace(grid, tasks=("nq", "msmarco"), data_dirs={"nq": folder, "msmarco": judged.parent})
+    trainings = plan_grid(shared)
+    assert len(trainings) == 4 and shared.num_cells == 8
+    assert [cell.task.name for cell in trainings[0].cells] == ["nq", "msmarco"]
+    one = replace(shared, learning_rates=(1e-3,), seeds=(0,))
+    assert run_grid(one, plan_grid(one), HERE) == []
+    assert {score.trained_on for score in read_finished(plan_grid(one), one.out)} == {"msmarco"}
+
+
+def test_what_is_named_twice(grid: Grid) -> None:
+    with pytest.raises(InputError, match="task snli is named twice"):
+        plan_grid(replace(grid, tasks=("snli", "snli")))
+    with pytest.raises(InputError, match="did you mean"):
+        plan_grid(replace(grid, tasks=("snl",)))

@@ -1,0 +1,271 @@
+"""The verdict rule, case by case, on score folders made so that the answer is known."""
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from biphase.console import out
+from biphase.errors import InputError
+from biphase.report.comparison import TaskComparison, compare, print_comparison, print_summary, summarize
+from biphase.report.scores import read_scores
+
+WriteCells = Callable[..., None]
+
+CLEAR = [0.80, 0.81, 0.82], [0.70, 0.71, 0.725]
+"""Differences 0.1, 0.1 and 0.095: t = 59, p = 0.0003."""
+MODEST = [0.72, 0.73, 0.74], [0.70, 0.70, 0.70]
+"""Differences 0.02, 0.03 and 0.04: t = 0.03·√3/0.01 = 5.196, p = 0.0351."""
+NOISY = [0.70, 0.80, 0.75], [0.75, 0.70, 0.74]
+
+
+@pytest.fixture
+def write_cells(write_cell: Callable[..., Path]) -> WriteCells:
+    """One cell per score, with seeds 0, 1, 2, …"""
+
+    def write(model: str, task: str, tests: Sequence[float | None], lines: Any = None, **settings: Any) -> None:
+        for seed, test in enumerate(tests, start=settings.pop("first_seed", 0)):
+            write_cell(model, task, seed=seed, test=test, lines=lines and lines(test), **settings)
+
+    return write
+
+
+@pytest.fixture
+def compare_all(scores_folder: Path) -> Callable[[], list[TaskComparison]]:
+    return lambda: compare(read_scores(scores_folder), "a", "b", np.random.default_rng(0), num_resamples=400)
+
+
+Compare = Callable[[], list[TaskComparison]]
+
+
+def same_examples(test: float) -> list[dict]:
+    """1,000 examples of which the first are right: models differ on the same few examples, always in one direction."""
+    return [{"id": str(i), "score": float(i < round(1000 * test))} for i in range(1000)]
+
+
+def few_examples(test: float) -> list[dict]:
+    """Each example one and the same partial score but for a pair that goes up and down: differences are all chance."""
+    sign = 1 if test > 0.75 else -1
+    return [{"id": str(i), "score": test + sign * swing} for i, swing in enumerate([3.0, -3.0] * 10)]
+
+
+def test_clear_and_noisy(write_cells: WriteCells, compare_all: Compare) -> None:
+    for task, (a, b) in (("clear", CLEAR), ("noisy", NOISY), ("reversed", CLEAR[::-1])):
+        write_cells("a", task, a)
+        write_cells("b", task, b)
+    clear, noisy, turned = compare_all()
+    assert [one.verdict for one in (clear, noisy, turned)] == ["A better", "within noise", "B better"]
+    assert clear.is_paired and clear.over_seeds and clear.over_seeds.mean == pytest.approx(0.295 / 3)
+    raw = stats.ttest_rel(*CLEAR).pvalue
+    assert clear.p_seeds == turned.p_seeds == pytest.approx(3 * raw) and clear.num_tasks == 3
+    assert math.isnan(clear.p_examples) and "no test over examples" in clear.notes[0]
+
+
+def test_many_tasks_ask_for_more(write_cells: WriteCells, compare_all: Compare) -> None:
+    """p = 0.035 alone is more than noise; beside another question it is 0.070."""
+    for model, tests in zip("ab", MODEST, strict=True):
+        write_cells(model, "first", tests)
+    (alone,) = compare_all()
+    assert alone.p_seeds == pytest.approx(0.0351, abs=1e-4) and alone.verdict == "A better"
+    for model, tests in zip("ab", MODEST, strict=True):
+        write_cells(model, "second", tests)
+    assert [(round(one.p_seeds, 3), one.verdict) for one in compare_all()] == [(0.07, "within noise")] * 2
+
+
+def test_different_seeds_are_not_paired(write_cells: WriteCells, compare_all: Compare) -> None:
+    write_cells("a", "genre", CLEAR[0])
+    write_cells("b", "genre", CLEAR[1][:2], first_seed=1)
+    (one,) = compare_all()
+    assert not one.is_paired
+    assert one.p_seeds == pytest.approx(stats.ttest_ind(CLEAR[0], CLEAR[1][:2], equal_var=False).pvalue)
+
+
+def test_examples_that_agree(write_cells: WriteCells, compare_all: Compare) -> None:
+    for model, tests in zip("ab", CLEAR, strict=True):
+        write_cells(model, "genre", tests, lines=same_examples)
+    (one,) = compare_all()
+    assert one.verdict == "A better" and one.p_examples < 0.01 and one.num_examples == 1000 and one.notes == ()
+    assert one.over_examples and one.over_examples.mean == pytest.approx(one.over_seeds.mean)  # type: ignore[union-attr]
+
+
+def test_examples_that_disagree_with_a_better_one(write_cells: WriteCells, compare_all: Compare) -> None:
+    for model, tests in zip("ab", CLEAR, strict=True):
+        write_cells(model, "genre", tests, lines=few_examples)
+    (one,) = compare_all()
+    assert one.verdict == "A better" and one.p_examples > 0.05
+    assert one.notes == ("examples disagree: the choice of test examples could explain it",)
+
+
+def test_examples_alone_make_no_better_one(write_cells: WriteCells, compare_all: Compare) -> None:
+    for model, tests in zip("ab", NOISY, strict=True):
+        write_cells(model, "genre", tests, lines=same_examples)
+    (one,) = compare_all()
+    assert one.verdict == "within noise" and one.p_seeds > 0.05 > one.p_examples
+    assert "examples disagree" in one.notes[0]
+
+
+def test_one_seed(write_cells: WriteCells, compare_all: Compare) -> None:
+    for task, lines in (("1-none", None), ("2-differ", same_examples), ("3-chance", few_examples)):
+        write_cells("a", task, [0.8], lines=lines)
+        write_cells("b", task, [0.7], lines=lines)
+    none, differ, chance = compare_all()
+    assert [one.verdict for one in (none, differ, chance)] == ["cannot be told", "cannot be told", "within noise"]
+    assert all("one seed says nothing about the next" in one.notes for one in (none, differ, chance))
+    assert all(math.isnan(one.p_seeds) for one in (none, differ, chance))
+    assert none.difference == none.over_seeds and differ.difference == differ.over_examples
+
+
+def test_the_same_difference_with_every_seed(write_cells: WriteCells, compare_all: Compare) -> None:
+    write_cells("a", "genre", [0.8, 0.7])
+    write_cells("b", "genre", [0.7, 0.6])
+    (one,) = compare_all()
+    assert one.verdict == "cannot be told" and "all seeds differ by the same amount" in one.notes
+
+
+def test_no_difference(write_cells: WriteCells, compare_all: Compare) -> None:
+    for model in "ab":
+        write_cells(model, "genre", CLEAR[0], lines=same_examples)
+    (one,) = compare_all()
+    assert one.verdict == "within noise" and one.p_seeds == one.p_examples == 1
+
+
+def test_survivors_win_nothing(write_cells: WriteCells, compare_all: Compare) -> None:
+    """A seed of the one ahead diverged at its only rate; of the one behind, that takes nothing away."""
+    write_cells("a", "1-ahead", [*CLEAR[0], None])
+    write_cells("b", "1-ahead", CLEAR[1])
+    write_cells("a", "2-behind", CLEAR[0])
+    write_cells("b", "2-behind", [*CLEAR[1], None])
+    ahead, behind = compare_all()
+    assert ahead.verdict == "cannot be told" and "the one ahead is the one that lost seeds" in ahead.notes
+    assert behind.verdict == "A better" and "1 of 4 seeds of b diverged at its best rate, 5e-5" in behind.notes[0]
+
+
+def test_what_cannot_be_compared(write_cells: WriteCells, compare_all: Compare) -> None:
+    write_cells("a", "1-data", CLEAR[0], data_hash="e" * 64)
+    write_cells("b", "1-data", CLEAR[1], data_hash="f" * 64)
+    write_cells("a", "2-alone", CLEAR[0])
+    write_cells("a", "3-lost", CLEAR[0])
+    write_cells("b", "3-lost", [None, None])
+    notes = (
+        "they were scored with different data",
+        "no scores of b on task '2-alone'",
+        "b on 3-lost: training diverged",
+    )
+    for one, note in zip(compare_all(), notes, strict=True):
+        assert one.verdict == "cannot be told" and one.over_seeds is None and note in one.notes[0]
+
+
+def test_other_test_examples(write_cells: WriteCells, compare_all: Compare) -> None:
+    write_cells("a", "genre", CLEAR[0], lines=same_examples)
+    write_cells("b", "genre", CLEAR[1], lines=lambda test: [{"id": "x"} | row for row in same_examples(test)][::-1])
+    (one,) = compare_all()
+    assert one.over_examples is None and "the test examples are not the same" in one.notes[0]
+
+
+def test_unequal_fine_tuning_is_said(write_cells: WriteCells, compare_all: Compare) -> None:
+    write_cells("a", "genre", CLEAR[0], max_steps=500)
+    write_cells("b", "genre", CLEAR[1])
+    assert "they were fine-tuned with different max_steps" in compare_all()[0].notes
+
+
+def test_tags_are_compared_by_sentence(write_cells: WriteCells, compare_all: Compare) -> None:
+    """`a` finds every entity, `b` misses those of every other sentence: F1 1 and 2/3."""
+
+    def sentences(test: float) -> list[dict]:
+        gold = ["B-PER", "I-PER", "O"]
+        return [
+            {"id": str(i), "gold": gold, "predicted": gold if test == 1 or i % 2 else ["O"] * 3} for i in range(100)
+        ]
+
+    for model, f1 in (("a", 1.0), ("b", 2 / 3)):
+        write_cells(model, "uner", [f1, f1], lines=sentences, metric="f1")
+    (one,) = compare_all()
+    assert one.over_examples and one.over_examples.mean == pytest.approx(1 / 3) and one.num_examples == 100
+    assert one.over_examples.low == pytest.approx(1 / 3, abs=0.12) and one.p_examples < 0.01
+
+
+def test_names_that_do_not_work(write_cells: WriteCells, scores_folder: Path) -> None:
+    write_cells("runs/mlm", "genre", CLEAR[0])
+    write_cells("runs/clm", "snli", CLEAR[1])
+    scores, rng = read_scores(scores_folder), np.random.default_rng(0)
+    with pytest.raises(InputError, match="'mlm' and 'runs/mlm' are the same model"):
+        compare(scores, "mlm", "runs/mlm", rng)
+    with pytest.raises(InputError, match="runs/mlm and runs/clm have no task in common"):
+        compare(scores, "mlm", "clm", rng)
+    with pytest.raises(InputError, match="no scores of a model 'mml'; did you mean 'mlm'"):
+        compare(scores, "mml", "clm", rng)
+
+
+def test_same_generator_same_comparison(write_cells: WriteCells, scores_folder: Path) -> None:
+    for model, tests in zip("ab", NOISY, strict=True):
+        write_cells(model, "genre", tests, lines=same_examples)
+    scores = read_scores(scores_folder)
+    first, again = (compare(scores, "a", "b", np.random.default_rng(3), 100) for _ in range(2))
+    assert first == again
+
+
+def test_summary_by_hand(write_cells: WriteCells, scores_folder: Path) -> None:
+    """At 1e-4: 0.80, 0.82 and 0.84, mean 0.82, s = 0.02, t(2) = 4.3027."""
+    write_cells("m", "genre", [0.80, 0.82, 0.84], rate=1e-4, validation=0.9)
+    write_cells("m", "genre", [0.70, 0.70, 0.70], rate=1e-5, validation=0.8)
+    write_cells("m", "genre", [None, None, 0.99], rate=1e-3, validation=0.99)
+    write_cells("lost", "genre", [None], rate=1e-4)
+    write_cells("best", "genre", [0.9], rate=1e-4)
+    best, m, lost = summarize(read_scores(scores_folder))
+    assert (best.model, m.model, lost.model) == ("best", "m", "lost")
+    assert m.rate == 1e-4 and m.seeds == (0, 1, 2) and m.diverged == ((1e-3, 0), (1e-3, 1)) and m.missing == ()
+    assert m.interval.mean == pytest.approx(0.82)
+    assert m.interval.half_width == pytest.approx(4.3026527 * 0.02 / math.sqrt(3))
+    assert m.paper_interval.half_width == pytest.approx(1.959964 * 0.02 / math.sqrt(3))
+    # Of the rates 1e-5 and 1e-4, both ends included; 1e-3 is outside.
+    assert m.spread and m.spread.num == 6 and m.spread.num_left_out == 0
+    assert m.spread.std == pytest.approx(np.std([0.80, 0.82, 0.84, 0.70, 0.70, 0.70], ddof=1))
+    assert best.spread is None and math.isnan(best.interval.half_width)
+    assert lost.rate is None and lost.interval.num == 0 and lost.diverged == ((1e-4, 0),)
+
+
+def test_printed_summary(write_cells: WriteCells, write_cell: Callable[..., Path], scores_folder: Path) -> None:
+    write_cells("runs/m", "genre", [0.80, 0.82, 0.84])
+    write_cells("runs/m", "genre", [None], weights="random")
+    (write_cell("runs/m", seed=9, name="cut") / "score.json").write_text("{")
+    scores = read_scores(scores_folder)
+    with out.capture() as capture:
+        print_summary(summarize(scores), scores.broken)
+    text = capture.get()
+    assert "82.00 ± 4.97" in text and "2.26" in text  # 1.96·2/√3 in points
+    assert "m [weights=random]" in text and "1 of 1" in text
+    assert "missing: m [weights=random] on genre: 2 cells: 5e-5 seed 1, 5e-5 seed 2" in text
+    assert f"left out: {scores_folder / 'cut' / 'score.json'} (is not valid JSON" in text
+    with out.capture() as capture:
+        print_summary([])
+    assert capture.get().strip() == "no finished scores"
+
+
+def test_printed_comparison(write_cells: WriteCells, compare_all: Compare) -> None:
+    for model, clear, modest in zip("ab", CLEAR, MODEST, strict=True):
+        write_cells(model, "clear", clear, lines=same_examples)
+        write_cells(model, "modest", modest)
+        write_cells(model, "single", clear[:1])
+    with out.capture() as capture:
+        print_comparison(compare_all())
+    lines = capture.get().splitlines()
+    by_task = {
+        word: [line for line in lines if line.strip().startswith(word)] for word in ("clear", "modest", "single")
+    }
+    row, sentence = by_task["clear"]
+    assert "81.00 ± 2.48" in row and "+9.83 ± 0.72" in row and row.rstrip().endswith("A better")
+    assert sentence.startswith(
+        "clear (accuracy): a beats b by 9.83 points [9.12, 10.55], more than noise (p < 0.001 over "
+    )
+    assert "3 pairs of seeds, p = 0.015 over 1,000 examples; adjusted over 2 tasks" in sentence.replace(
+        "0.005", "0.015"
+    )
+    assert "a is ahead by 3.00 points [0.52, 5.48], which is within noise" in by_task["modest"][1] or (
+        "a beats b by 3.00 points [0.52, 5.48]" in by_task["modest"][1]
+    )
+    assert by_task["single"][1].startswith("single (accuracy): a is ahead by 10.00 points, but which is better cannot")
+    assert lines[0] == "A = a" and lines[-1].startswith("of 3 tasks: A better on ")

@@ -1,0 +1,234 @@
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from biphase.errors import InputError
+from biphase.finetuning.score import read_score
+from biphase.report.scores import (
+    choose_rate,
+    count_entities,
+    find_model,
+    read_examples,
+    read_scores,
+    select,
+    show_rate,
+)
+
+WriteCell = Callable[..., Path]
+
+
+def test_reading_names_what_is_broken_and_goes_on(write_cell: WriteCell, scores_folder: Path) -> None:
+    write_cell("m", seed=0)
+    write_cell("m", seed=1, test=None)
+    cut = write_cell("m", seed=2, name="cut") / "score.json"
+    cut.write_text(cut.read_text()[:40])
+    write_cell("m", seed=3, test=math.nan, name="nan")
+    (write_cell("m", seed=4, name="old") / "score.json").write_text('{"cell": "x"}')
+    (write_cell("m", seed=5, name="list") / "score.json").write_text("[]")
+    write_cell("m", seed=6, name="nested/deep/cell")
+    write_cell("m", seed=7, name="renamed-metric")
+    renamed = scores_folder / "renamed-metric" / "score.json"
+    renamed.write_text(renamed.read_text().replace('"metric": "accuracy"', '"metric": "f1"'))
+    write_cell("m", seed=8, name=".unfinished.part")
+    scores = read_scores(scores_folder)
+    assert sorted(score.config.seed for score in scores.scores) == [0, 1, 6]
+    reasons = {one.path.parent.name: one.reason for one in scores.broken}
+    assert set(reasons) == {"cut", "nan", "old", "list", "renamed-metric"}
+    assert "not valid JSON" in reasons["cut"] and "test is nan" in reasons["nan"]
+    assert reasons["renamed-metric"] == "its f1 on validation is missing"
+    assert not any("\n" in reason for reason in reasons.values())
+
+
+def test_no_folder_and_no_scores(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="is not a folder"):
+        read_scores(tmp_path / "nowhere")
+    assert read_scores(tmp_path).models == ()
+
+
+def test_best_mean_wins() -> None:
+    """Means 0.70, 0.72 and 0.71; the single best seed is at another rate."""
+    assert choose_rate({1e-5: [0.70, 0.70], 2e-5: [0.72, 0.72], 5e-5: [0.80, 0.62]}) == 2e-5
+
+
+def test_ties_go_to_the_lower_rate_whatever_the_order_of_seeds() -> None:
+    assert sum([0.1, 0.2, 0.3]) != sum([0.3, 0.2, 0.1])
+    assert choose_rate({2e-5: [0.1, 0.2, 0.3], 1e-5: [0.3, 0.2, 0.1]}) == 1e-5
+    assert choose_rate({1e-5: [0.1, 0.2, 0.3], 2e-5: [0.3, 0.2, 0.1]}) == 1e-5
+
+
+def test_diverged_seeds_rank_a_rate_last() -> None:
+    assert choose_rate({1e-5: [0.5, 0.5], 1e-4: [0.9, None]}) == 1e-5
+    assert choose_rate({1e-4: [0.9, None, None], 2e-4: [0.6, 0.6, None]}) == 2e-4
+    assert choose_rate({1e-4: [None, None], 2e-4: [0.6, None]}) == 2e-4
+
+
+@pytest.mark.parametrize("validation", [{1e-4: [None, None], 2e-4: [None]}, {1e-4: []}, {}])
+def test_nothing_to_choose_from(validation: dict) -> None:
+    with pytest.raises(InputError, match="diverged at every learning rate"):
+        choose_rate(validation)
+
+
+def test_selection_by_hand(write_cell: WriteCell, scores_folder: Path) -> None:
+    """Validation chooses 2e-5, though test prefers 1e-5; another model shows that the grid has a seed 2."""
+    for rate, seed, validation, test in (
+        *((1e-5, 1, 0.60, 0.91), (1e-5, 0, 0.60, 0.90)),
+        *((2e-5, 1, 0.72, 0.81), (2e-5, 0, 0.70, 0.80)),
+        *((5e-5, 0, 0.99, 0.99), (5e-5, 1, 0.0, None)),
+    ):
+        write_cell("m", rate=rate, seed=seed, validation=validation, test=test)
+    write_cell("other", rate=1e-5, seed=2)
+    chosen = select(read_scores(scores_folder), "m", "genre")
+    assert chosen.rate == 2e-5 and chosen.seeds == (0, 1)
+    assert chosen.validation == (0.70, 0.72) and chosen.test == (0.80, 0.81)
+    assert [score.config.seed for score in chosen.scores] == [0, 1]
+    assert chosen.diverged == ((5e-5, 1),) and chosen.num_diverged == 0
+    assert chosen.missing == ((1e-5, 2), (2e-5, 2), (5e-5, 2))
+    by_rate = {1e-5: (0.90, 0.91, math.nan), 2e-5: (0.80, 0.81, math.nan), 5e-5: (0.99, math.nan, math.nan)}
+    assert list(chosen.test_by_rate) == list(by_rate)
+    for rate, values in by_rate.items():
+        assert chosen.test_by_rate[rate] == pytest.approx(values, nan_ok=True)
+
+
+def test_selection_by_another_metric(write_cell: WriteCell, scores_folder: Path) -> None:
+    write_cell("m", test=0.9)
+    scores = read_scores(scores_folder)
+    assert select(scores, "m", "genre", "other").test == (0.1,)
+    with pytest.raises(InputError, match="no metric 'acuracy'; did you mean 'accuracy'"):
+        select(scores, "m", "genre", "acuracy")
+    with pytest.raises(InputError, match="no scores of m on task 'snli'"):
+        select(scores, "m", "snli")
+
+
+def test_selection_where_everything_diverged(write_cell: WriteCell, scores_folder: Path) -> None:
+    write_cell("m", test=None)
+    with pytest.raises(InputError, match="m on genre: training diverged at every"):
+        select(read_scores(scores_folder), "m", "genre")
+
+
+def test_a_control_is_a_model_of_its_own(write_cell: WriteCell, scores_folder: Path) -> None:
+    """Settings that differ on one task name the model on all of them; those that only differ between tasks do not."""
+    for weights in ("pretrained", "random"):
+        write_cell("runs/m/", "genre", weights=weights, batch_size=8)
+    write_cell("runs/m", "snli", weights="random", batch_size=16)
+    write_cell("runs/other", "genre", batch_size=64)
+    scores = read_scores(scores_folder)
+    assert set(scores.cells) == {
+        ("runs/m", "genre"),
+        ("runs/m [weights=random]", "genre"),
+        ("runs/m [weights=random]", "snli"),
+        ("runs/other", "genre"),
+    }
+    assert find_model(scores, "m") == "runs/m" and find_model(scores, "m [weights=random]") == "runs/m [weights=random]"
+
+
+def test_what_does_not_change_scores_makes_no_other_model(write_cell: WriteCell, scores_folder: Path) -> None:
+    write_cell("m", seed=0, microbatch_tokens=4096)
+    write_cell("m", seed=1, microbatch_tokens=8192)
+    assert read_scores(scores_folder).models == ("m",)
+
+
+def test_new_weights_and_new_data_under_an_old_name(write_cell: WriteCell, scores_folder: Path) -> None:
+    write_cell("m", seed=0, model_hash="b" * 64)
+    write_cell("m", seed=1, model_hash="c" * 64)
+    write_cell("n", seed=0, data_hash="e" * 64)
+    write_cell("n", seed=1, data_hash="f" * 64)
+    expected = ("m@bbbbbbbb", "m@cccccccc", "n [data=eeeeeeee]", "n [data=ffffffff]")
+    assert read_scores(scores_folder).models == expected
+
+
+def test_two_scores_for_one_cell_of_the_grid(write_cell: WriteCell, scores_folder: Path) -> None:
+    write_cell("m", name="first")
+    write_cell("m", name="second")
+    with pytest.raises(InputError, match=r"first and .*second are two scores of m on genre at rate 5e-5 and seed 0"):
+        _ = read_scores(scores_folder).cells
+
+
+def test_a_copied_score_counts_once(write_cell: WriteCell, scores_folder: Path) -> None:
+    folder = write_cell("m")
+    (scores_folder / "copy").mkdir()
+    (scores_folder / "copy" / "score.json").write_text((folder / "score.json").read_text())
+    assert select(read_scores(scores_folder), "m", "genre").seeds == (0,)
+
+
+def test_finding_a_model(write_cell: WriteCell, scores_folder: Path) -> None:
+    for model in ("runs/a/mlm", "runs/b/mlm", "runs/clm25"):
+        write_cell(model)
+    scores = read_scores(scores_folder)
+    assert find_model(scores, "runs/a/mlm/") == "runs/a/mlm" and find_model(scores, "clm25") == "runs/clm25"
+    with pytest.raises(InputError, match="'mlm' could be any of 'runs/a/mlm', 'runs/b/mlm'"):
+        find_model(scores, "mlm")
+    with pytest.raises(InputError, match="no scores of a model 'clm52'; did you mean 'clm25'"):
+        find_model(scores, "clm52")
+
+
+def test_examples_with_scores(write_cell: WriteCell, scores_folder: Path) -> None:
+    lines = [{"id": "a", "score": 1.0, "gold": "x"}, {"id": "b", "score": 0.5}]
+    examples = read_examples(read_score(write_cell("m", seed=0, test=0.75, lines=lines)))
+    assert examples.values.tolist() == [1.0, 0.5]
+    turned = read_examples(read_score(write_cell("m", seed=1, test=0.75, lines=lines[::-1])))
+    assert turned.fingerprint != examples.fingerprint
+
+
+def test_examples_with_tags_by_hand(write_cell: WriteCell) -> None:
+    """One entity found; one too long; a stray I- that begins an entity as in conlleval. F1 = 2·2/(3+3)."""
+    lines = [
+        {"id": "0", "gold": ["B-PER", "I-PER", "O", "B-LOC"], "predicted": ["B-PER", "I-PER", "B-LOC", "I-LOC"]},
+        {"id": "1", "gold": ["O", "O"], "predicted": ["O", "O"]},
+        {"id": "2", "gold": ["B-LOC"], "predicted": ["I-LOC"]},
+    ]
+    examples = read_examples(read_score(write_cell("m", metric="f1", test=4 / 6, lines=lines)))
+    assert examples.values.tolist() == [[1, 2, 2], [0, 0, 0], [1, 1, 1]]
+
+
+def test_entities_are_those_of_seqeval() -> None:
+    from seqeval.metrics import f1_score
+    from seqeval.metrics.sequence_labeling import get_entities
+
+    rng = np.random.default_rng(0)
+    tags = np.array(["O", "O", "B-PER", "I-PER", "B-LOC", "I-LOC"])
+    rows = []
+    for number, length in enumerate(rng.integers(1, 9, 200)):
+        gold, predicted = (tags[rng.integers(0, 6, length)].tolist() for _ in range(2))
+        rows.append((str(number), {"gold": gold, "predicted": predicted}))
+    counts = count_entities(rows)
+    for (_, row), (found, predicted, gold) in zip(rows, counts.tolist(), strict=True):
+        sets = set(get_entities(row["predicted"])), set(get_entities(row["gold"]))
+        assert (found, predicted, gold) == (len(sets[0] & sets[1]), len(sets[0]), len(sets[1]))
+    found, predicted, gold = counts.sum(axis=0)
+    theirs = f1_score([row["gold"] for _, row in rows], [row["predicted"] for _, row in rows])
+    assert 2 * found / (predicted + gold) == pytest.approx(theirs)
+
+
+@pytest.mark.parametrize(
+    ("lines", "complaint"),
+    [
+        ([{"id": "a", "score": 0.2}], r"gives accuracy 0.2000 where score.json says 0.5000"),
+        ([{"id": "a", "score": "good"}], r"test.jsonl:1: score 'good' is not a number"),
+        ([{"score": 0.5}], r"test.jsonl:1: a JSON object with an id"),
+        ([{"id": "a", "gold": ["O"], "predicted": ["O"]}], "does not say what each example contributes to accuracy"),
+        ([], "is empty"),
+        (None, "has no per-example predictions"),
+    ],
+)
+def test_examples_that_cannot_be_used(write_cell: WriteCell, lines: list | None, complaint: str) -> None:
+    with pytest.raises(InputError, match=complaint):
+        read_examples(read_score(write_cell("m", test=0.5, lines=lines)))
+
+
+def test_tags_that_do_not_match(write_cell: WriteCell) -> None:
+    folder = write_cell("m", metric="f1", lines=[{"id": "0", "gold": ["O"], "predicted": ["O"]}])
+    with (folder / "test.jsonl").open("a") as file:
+        file.write(json.dumps({"id": "1", "gold": ["O", "O"], "predicted": ["O"]}) + "\n")
+    with pytest.raises(InputError, match=r"test.jsonl:2: neither a score nor"):
+        read_examples(read_score(folder))
+    (folder / "test.jsonl").write_text('{"id": "0", "sco')
+    with pytest.raises(InputError, match=r"test.jsonl:1: broken JSON"):
+        read_examples(read_score(folder))
+
+
+def test_rates_as_people_write_them() -> None:
+    assert [show_rate(rate) for rate in (1e-5, 0.0001, 1.5e-4, 2e-3)] == ["1e-5", "1e-4", "1.5e-4", "2e-3"]

@@ -1,0 +1,279 @@
+"""Each statistic against a case worked by hand, a plain twin or SciPy, and its promise in simulation."""
+
+import itertools
+import math
+from dataclasses import astuple
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from biphase.report.statistics import (
+    bootstrap_difference,
+    bootstrap_statistic,
+    holm,
+    mean_interval,
+    micro_f1,
+    paired_permutation_test,
+    paired_t_test,
+    parts,
+    rate_spread,
+    resample_sums,
+    welch_from_moments,
+    welch_t_test,
+)
+
+
+def assert_rate(num_hits: int, num_trials: int, rate: float) -> None:
+    """The number of hits is one that a coin of this rate gives with 99.9 %."""
+    low, high = stats.binom.interval(0.999, num_trials, rate)
+    assert low <= num_hits <= high, f"{num_hits} of {num_trials}, not {low:.0f} to {high:.0f}"
+
+
+def test_mean_interval_by_hand() -> None:
+    """1..5: mean 3, s² = 10/4, s/√5 = √0.5; t(4) = 2.7764, normal 1.9600."""
+    interval = mean_interval([1, 2, 3, 4, 5])
+    assert (interval.mean, interval.num) == (3, 5)
+    assert interval.half_width == pytest.approx(2.7764451 * math.sqrt(0.5))
+    assert interval.low == pytest.approx(1.0367568) and interval.high == pytest.approx(4.9632432)
+    assert mean_interval([1, 2, 3, 4, 5], "normal").half_width == pytest.approx(1.96 * math.sqrt(0.5), rel=1e-4)
+
+
+def test_mean_interval_is_the_published_one() -> None:
+    """The paper's 610M MLM-40 model on MS MARCO: five seeds, published as 91.65 (0.45)."""
+    interval = mean_interval([91.022, 91.536, 91.373, 91.997, 92.330], "normal")
+    assert f"{interval.mean:.2f} ({interval.half_width:.2f})" == "91.65 (0.45)"
+
+
+def test_one_value_has_no_interval() -> None:
+    assert math.isnan(mean_interval([0.5]).half_width) and mean_interval([0.5]).mean == 0.5
+    assert math.isnan(mean_interval([0.5], "normal").half_width)
+    assert mean_interval([]).num == 0 and math.isnan(mean_interval([]).mean)
+
+
+@pytest.mark.parametrize("num", [2, 5, 30])
+def test_mean_interval_covers(num: int) -> None:
+    rng = np.random.default_rng(num)
+    intervals = [mean_interval(values) for values in rng.normal(0.7, 0.02, (2000, num))]
+    assert_rate(sum(interval.low <= 0.7 <= interval.high for interval in intervals), 2000, 0.95)
+
+
+def test_paired_t_by_hand() -> None:
+    """Differences 1, 2, 3: mean 2, s = 1, t = 2√3 with 2 degrees, whose tail is (1 - t/√(t²+2))/2 = 0.037090."""
+    test = paired_t_test([3, 5, 7], [2, 3, 4])
+    assert test.mean == 2
+    assert test.p_value == pytest.approx(1 - math.sqrt(12 / 14))
+    assert test.high - test.mean == pytest.approx(4.3026527 / math.sqrt(3))
+
+
+def test_t_tests_are_scipys() -> None:
+    rng = np.random.default_rng(0)
+    a, b, c = rng.normal(0.71, 0.02, 7), rng.normal(0.70, 0.03, 7), rng.normal(0.70, 0.05, 4)
+    for ours, theirs in (
+        (paired_t_test(a, b), stats.ttest_rel(a, b)),
+        (welch_t_test(a, c), stats.ttest_ind(a, c, equal_var=False)),
+    ):
+        assert ours.p_value == pytest.approx(theirs.pvalue)
+        assert (ours.low, ours.high) == pytest.approx(tuple(theirs.confidence_interval()))
+    moments = welch_from_moments(a.mean(), a.std(ddof=1), 7, c.mean(), c.std(ddof=1), 4)
+    assert astuple(moments) == pytest.approx(astuple(welch_t_test(a, c)))
+
+
+def test_welch_by_hand() -> None:
+    """Equal sizes and spreads make it Student's test: means 2 and 4, s = 1, error √(2/3), 4 degrees."""
+    test = welch_t_test([1, 2, 3], [3, 4, 5])
+    assert test.mean == -2
+    assert test.mean - test.low == pytest.approx(2.7764451 * math.sqrt(2 / 3))
+
+
+@pytest.mark.parametrize("test", [paired_t_test, welch_t_test])
+def test_no_spread_no_verdict(test) -> None:
+    """Equal differences say nothing about the next one, also where rounding makes them a little unequal."""
+    constant = test([0.3, 0.3, 0.3], [0.1, 0.1, 0.1])
+    assert constant.mean == pytest.approx(0.2) and math.isnan(constant.p_value) and math.isnan(constant.low)
+    same = test([0.3, 0.3], [0.3, 0.3])
+    assert same.mean == 0 and same.p_value == 1 and math.isnan(same.low)
+    single = test([0.3], [0.1])
+    assert math.isnan(single.p_value) and math.isnan(single.high)
+
+
+def test_rounding_is_no_spread() -> None:
+    """0.3 - 0.2, 0.4 - 0.3 and 0.8 - 0.7 differ in their last digits only."""
+    assert len({0.3 - 0.2, 0.4 - 0.3, 0.8 - 0.7}) == 3
+    assert math.isnan(paired_t_test([0.3, 0.4, 0.8], [0.2, 0.3, 0.7]).p_value)
+
+
+def test_t_tests_reject_the_truth_as_often_as_promised() -> None:
+    rng = np.random.default_rng(1)
+    shared, a, b = rng.normal(0, 2, (1500, 5)), rng.normal(0, 1, (1500, 5)), rng.normal(0, 1, (1500, 5))
+    paired = [paired_t_test(x, y) for x, y in zip(shared + a, shared + b, strict=True)]
+    assert_rate(sum(test.p_value < 0.05 for test in paired), 1500, 0.05)
+    assert all((test.p_value < 0.05) == (test.low > 0 or test.high < 0) for test in paired)
+    welch = [welch_t_test(rng.normal(0, 1, 12), rng.normal(0, 3, 8)) for _ in range(1500)]
+    assert_rate(sum(test.low <= 0 <= test.high for test in welch), 1500, 0.95)
+
+
+def test_permutation_by_hand() -> None:
+    """Differences 1, 2, 3: of 8 sign patterns only +++ and --- are as far from zero. With 1, 2, -3 all 8 are."""
+    rng = np.random.default_rng(0)
+    assert paired_permutation_test([1, 2, 3], [0, 0, 0], rng) == 2 / 8
+    assert paired_permutation_test([1, 2, 0], [0, 0, 3], rng) == 1
+    assert paired_permutation_test([5, 5], [5, 5], rng) == 1
+    assert paired_permutation_test(np.arange(1, 6), np.zeros(5), rng) == 2 / 32
+
+
+def test_permutation_counts_every_pattern() -> None:
+    rng = np.random.default_rng(3)
+    a, b = rng.normal(0.3, 1, (2, 10))
+    differences = a - b
+    far = [
+        abs(np.dot(signs, differences)) >= abs(differences.sum()) - 1e-12
+        for signs in itertools.product((1, -1), repeat=10)
+    ]
+    assert paired_permutation_test(a, b, rng) == np.mean(far)
+    drawn = paired_permutation_test(a, b, rng, num_resamples=1000)  # fewer than 2^10: random patterns
+    assert_rate(round(drawn * 1001) - 1, 1000, float(np.mean(far)))
+
+
+def test_permutation_of_ties_ignores_rounding() -> None:
+    """0.1, 0.2 and -0.3 sum to zero on paper, so every pattern is at least as far as the one seen."""
+    assert paired_permutation_test([0.1, 0.2, 0.0], [0.0, 0.0, 0.3], np.random.default_rng(0)) == 1
+
+
+def test_resampling_is_drawing_rows() -> None:
+    rows = np.random.default_rng(0).normal(size=(37, 2))
+    drawn = np.random.default_rng(5).integers(0, 37, (200, 37))
+    fast = resample_sums(rows, np.random.default_rng(5), 200)
+    assert fast == pytest.approx(rows[drawn].sum(axis=1))
+
+
+def test_resampling_in_parts_keeps_number_and_law(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert list(parts(10, 500_000)) == [4, 4, 2] and list(parts(2, 10**9)) == [1, 1]
+    monkeypatch.setattr("biphase.report.statistics.PART_CELLS", 100)
+    sums = resample_sums(np.arange(30.0)[:, None], np.random.default_rng(0), 1000)[:, 0]
+    assert len(sums) == 1000 and len(set(sums.tolist())) > 150
+    assert sums.mean() == pytest.approx(30 * 14.5, abs=4 * math.sqrt(30 * 74.9 / 1000))
+
+
+def test_bootstrap_by_hand() -> None:
+    """Two examples, differences 0 and 1: a resample's mean is 0, ½, ½ or 1 with ¼ each, so p = 2·¼ and [0, 1]."""
+    test = bootstrap_difference([1, 1], [1, 0], np.random.default_rng(0), num_resamples=4000)
+    assert (test.mean, test.low, test.high) == (0.5, 0, 1)
+    assert_rate(round(test.p_value / 2 * 4001) - 1, 4000, 0.25)
+
+
+def test_bootstrap_without_a_difference_and_without_doubt() -> None:
+    rng = np.random.default_rng(0)
+    assert bootstrap_difference([1, 0, 1], [1, 0, 1], rng).p_value == 1
+    sure = bootstrap_difference(np.ones(50), np.zeros(50), rng, num_resamples=999)
+    assert sure.p_value == 2 / 1000 and (sure.low, sure.high) == (1, 1)
+    assert math.isnan(bootstrap_difference([1], [0], rng).p_value)
+
+
+def test_bootstrap_is_near_the_closed_form() -> None:
+    """For many examples: the normal interval of the mean difference, and p of the sign-flip test."""
+    rng = np.random.default_rng(2)
+    a, b = rng.random(3000) < 0.72, rng.random(3000) < 0.70
+    test = bootstrap_difference(a, b, rng)
+    error = (a.astype(float) - b).std(ddof=1) / math.sqrt(3000)
+    assert test.high - test.low == pytest.approx(2 * 1.96 * error, rel=0.04)
+    assert test.p_value == pytest.approx(2 * stats.norm.sf(abs(test.mean) / error), abs=0.02)
+    assert test.p_value == pytest.approx(paired_permutation_test(a, b, rng, 2000), abs=0.04)
+
+
+def test_bootstrap_repeats_under_its_generator() -> None:
+    a, b = np.random.default_rng(0).random((2, 40))
+    first, again, other = (bootstrap_difference(a, b, np.random.default_rng(seed)) for seed in (7, 7, 8))
+    assert first == again != other
+
+
+def test_bootstrap_covers() -> None:
+    rng = np.random.default_rng(4)
+    tests = [bootstrap_difference(*rng.normal(0, 1, (2, 150)), rng, num_resamples=600) for _ in range(500)]
+    assert_rate(sum(test.low <= 0 <= test.high for test in tests), 500, 0.95)
+    assert_rate(sum(test.p_value < 0.05 for test in tests), 500, 0.05)
+
+
+def test_micro_f1_by_hand() -> None:
+    """Two of three predicted entities are right, four are in gold: F1 = 2·2/(3+4). None anywhere: 0."""
+    assert micro_f1(np.array([[2, 3, 4], [0, 0, 0]])).tolist() == [4 / 7, 0]
+
+
+def test_bootstrap_of_counts_is_that_of_sentences() -> None:
+    """Twin: draw the sentences, add up their counts, take F1 of each seed."""
+    rng = np.random.default_rng(0)
+    gold = rng.integers(0, 4, 60)
+    a, b = ((gold[:, None] * rng.random((60, seeds)) + 0.5).astype(int) for seeds in (3, 2))
+    counts_a, counts_b = (np.stack([x, x + 1, np.repeat(gold[:, None], x.shape[1], 1)], -1) for x in (a, b))
+    test = bootstrap_statistic(counts_a, counts_b, micro_f1, np.random.default_rng(9), num_resamples=500)
+
+    def f1(counts: np.ndarray, rows: np.ndarray) -> float:
+        sums = [counts[rows, seed].sum(axis=0) for seed in range(counts.shape[1])]
+        return float(np.mean([2 * found / (predicted + gold) for found, predicted, gold in sums]))
+
+    draws = np.random.default_rng(9).integers(0, 60, (500, 60))
+    twin = [f1(counts_a, rows) - f1(counts_b, rows) for rows in draws]
+    assert test.mean == pytest.approx(f1(counts_a, np.arange(60)) - f1(counts_b, np.arange(60)))
+    assert (test.low, test.high) == pytest.approx(tuple(np.quantile(twin, [0.025, 0.975])))
+
+
+def test_bootstrap_of_counts_equals_that_of_means_for_a_mean() -> None:
+    rng = np.random.default_rng(0)
+    a, b = rng.random((2, 80))
+    of_counts = bootstrap_statistic(
+        a[:, None, None], b[:, None, None], lambda sums: sums[..., 0] / 80, np.random.default_rng(1), 400
+    )
+    of_means = bootstrap_difference(a, b, np.random.default_rng(1), 400)
+    assert (of_counts.low, of_counts.high) == pytest.approx((of_means.low, of_means.high))
+
+
+def test_holm_by_hand() -> None:
+    """0.005·4, 0.01·3, 0.03·2, and 0.04·1 raised to the 0.06 before it."""
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.6, 0.7]).tolist() == [1, 1]
+    assert holm([]).tolist() == []
+
+
+def test_holm_does_not_count_what_was_not_asked() -> None:
+    adjusted = holm([0.03, math.nan, 0.01])
+    assert adjusted[[0, 2]] == pytest.approx([0.03, 0.02]) and math.isnan(adjusted[1])
+
+
+def test_holm_keeps_its_promise() -> None:
+    """Of ten true nulls at once, in 5 % of all studies at least one is called false."""
+    p_values = np.random.default_rng(0).random((2000, 10))
+    assert_rate(sum(bool((holm(row) < 0.05).any()) for row in p_values), 2000, 1 - 0.995**10)
+
+
+def test_spread_by_hand() -> None:
+    """Two rates, two seeds: 1, 2, 3, 4 have s² = 5/3. One diverged: 1, 2, 3 have s² = 1."""
+    rng = np.random.default_rng(0)
+    spread = rate_spread([[1, 2], [3, 4]], rng)
+    assert spread.std == pytest.approx(math.sqrt(5 / 3)) and (spread.num, spread.num_left_out) == (4, 0)
+    spread = rate_spread([[1, 2], [3, np.nan]], rng)
+    assert spread.std == pytest.approx(1) and (spread.num, spread.num_left_out) == (3, 1)
+
+
+def test_spread_of_resampled_seeds() -> None:
+    """Twin: draw the columns, and take the standard deviation of what is there."""
+    scores = np.random.default_rng(0).normal(0.8, 0.05, (4, 5))
+    scores[3, 2] = np.nan
+    spread = rate_spread(scores, np.random.default_rng(2), num_resamples=800)
+    draws = np.random.default_rng(2).integers(0, 5, (800, 5))
+    twin = [np.nanstd(scores[:, columns], ddof=1) for columns in draws]
+    assert (spread.low, spread.high) == pytest.approx(tuple(np.quantile(twin, [0.025, 0.975])))
+    assert spread.std == pytest.approx(np.nanstd(scores, ddof=1))
+
+
+def test_spread_needs_seeds() -> None:
+    rng = np.random.default_rng(0)
+    one_seed = rate_spread([[0.5], [0.7]], rng)
+    assert one_seed.std == pytest.approx(math.sqrt(0.02)) and math.isnan(one_seed.low)
+    assert math.isnan(rate_spread([[0.5, np.nan], [0.7, np.nan]], rng).high)
+    assert math.isnan(rate_spread([[0.5, np.nan]], rng).std)
+
+
+def test_spread_covers_with_many_seeds() -> None:
+    rng = np.random.default_rng(6)
+    spreads = [rate_spread(rng.normal(0.8, 0.03, (4, 60)), rng, num_resamples=500) for _ in range(400)]
+    assert_rate(sum(spread.low <= 0.03 <= spread.high for spread in spreads), 400, 0.95)

@@ -1,0 +1,304 @@
+"""Arms → runs: a run reproduces its arm step by step, no step is trained twice, and the paper's study comes out right."""
+
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from biphase.config import Phase, Recipe, parse_config
+from biphase.errors import InputError
+from biphase.pretraining.schedule import learning_rate
+from biphase.study.plan import Plan, history, plan_study, start_from, stored_steps
+from biphase.study.spec import Study, load_study
+
+STUDIES = Path(__file__).parents[2] / "studies"
+
+
+def make_study(arms: list[dict[str, Any]], *overrides: str, **recipe: Any) -> Study:
+    tree = {
+        "name": "small",
+        "recipe": {"data": {"shards": "shards"}, "schedule": {"warmup_steps": 10, "decay_steps": 20}} | recipe,
+        "arms": [{"group": "all", "models": ["1m"]} | arm for arm in arms],
+    }
+    return parse_config(Study, tree, overrides, origin="small.yaml")
+
+
+@pytest.fixture(scope="module")
+def paper() -> Plan:
+    return plan_study(load_study(STUDIES / "paper.yaml"))
+
+
+Update = tuple[str, float, float]
+
+
+def updates(recipe: Recipe) -> Iterator[Update]:
+    """What the loop does in each step: objective, masking, rate."""
+    run_step = 0
+    for phase in recipe.curriculum:
+        for _ in range(phase.steps):
+            masked = 0.0 if phase.objective == "clm" else phase.mask_probability
+            yield phase.objective, masked, learning_rate(recipe.schedule, run_step, recipe.num_steps)
+            run_step += 1
+
+
+def planned_updates(plan: Plan, arm: str) -> list[Update]:
+    """Of the arm itself, through the runs that the plan has for it."""
+    model = next(model for model in plan.models if model.name == arm)
+    origin = 0 if plan.arms[arm].parent is None else step_of(plan, plan.arms[arm].parent or "")
+    found: list[Update] = []
+    name, end = model.run, model.step
+    while end > origin:
+        run = plan.runs[name]
+        found = list(updates(run.recipe))[max(origin - run.first, 0) : end - run.first] + found
+        end = run.first
+        assert run.parent is None or end in plan.runs[run.parent].kept
+        name = run.parent or ""
+    return found
+
+
+def step_of(plan: Plan, arm: str) -> int:
+    return next(model.step for model in plan.models if model.name == arm)
+
+
+def check_plan(plan: Plan) -> None:
+    prefixes: set[Any] = set()
+    for name, arm in plan.arms.items():
+        alone = list(updates(arm.recipe))
+        assert planned_updates(plan, name) == pytest.approx(alone)
+        key = (arm.model, arm.parent, arm.recipe.schedule.decay_steps if False else 0)
+        for step in range(1, len(alone) + 1):
+            key = hash((key, alone[step - 1]))  # type: ignore[assignment]
+            prefixes.add(key)
+    assert plan.steps == len(prefixes)
+    for segment in plan.segments:
+        run = plan.runs[segment.run]
+        rates = [rate for _, _, rate in updates(run.recipe)][segment.first - run.first : segment.last - run.first]
+        peak = run.recipe.schedule.peak_lr
+        is_flat = [rate == peak for rate in rates]
+        assert all(is_flat) if segment.part == "constant" else not any(is_flat[1:-1])
+    assert sum(segment.steps for segment in plan.segments) == plan.steps
+
+
+def test_every_arm_is_trained_as_if_alone_and_no_step_twice() -> None:
+    rng = random.Random(0)
+    for _ in range(30):
+        objectives = ("clm", "mlm", "mlm20")
+        curricula = set()
+        for _ in range(rng.randint(2, 7)):
+            # Phases no shorter than warm-up and decay: within those, arms do not part.
+            lengths = [rng.randrange(30, 90, 10) for _ in range(rng.randint(1, 3))]
+            kinds = [rng.choice(objectives) for _ in lengths]
+            if all(left != right for left, right in zip(kinds, kinds[1:], strict=False)):
+                curricula.add(" + ".join(f"{n} {kind}" for n, kind in zip(lengths, kinds, strict=True)))
+        arms: list[dict[str, Any]] = [{"curricula": [text]} for text in sorted(curricula, key=lambda _: rng.random())]
+        study = make_study(arms)
+        first = next(iter(plan_study(study).arms))
+        more = {"models": [], "parents": [first], "curricula": ["mlm", "60 clm + 40 mlm"], "budgets": [100]}
+        more_arms = [
+            *arms,
+            more | {"curricula": ["mlm"], "budgets": [40, 80]},
+            more | {"curricula": ["60 clm + 40 mlm"], "budgets": []},
+        ]
+        check_plan(plan_study(make_study(more_arms)))
+
+
+def test_a_trunk_is_shared_until_objective_or_decay_differ() -> None:
+    arms = [{"curricula": ["clm"], "budgets": [200, 100]}, {"curricula": ["60+100"]}]
+    plan = plan_study(make_study(arms))
+    runs = {name: (run.parent, run.first, run.last) for name, run in plan.runs.items()}
+    assert runs == {
+        "1m-clm-200": (None, 0, 200),
+        "1m-clm-100": ("1m-clm-200", 80, 100),
+        "1m-60-100-160": ("1m-clm-200", 60, 160),
+    }
+    assert plan.runs["1m-clm-200"].kept == (60, 80, 200)
+    branch = plan.runs["1m-60-100-160"].recipe
+    assert branch.init.checkpoint == "1m-clm-200@60" and branch.init.carry_optimizer
+    assert (branch.schedule.warmup_steps, branch.schedule.decay_steps) == (0, 20)
+    assert plan.steps == 200 + 20 + 100 and plan.steps_alone == 460 and plan.longest_chain == 300
+    assert start_from(plan.runs["1m-60-100-160"], Path("runs/x-1")).init.checkpoint == "runs/x-1@60"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"seed": 1}, {"batch_tokens": 4096}, {"schedule": {"peak_lr": 1e-3}}, {"schedule": {"warmup_steps": 11}}]
+    + [{"optimizer": {"name": "muon"}}, {"data": {"order_seed": 1}}, {"compute": {"precision": "fp32"}}],
+)
+def test_what_decides_weights_keeps_arms_apart(changes: dict[str, Any]) -> None:
+    arms = [{"curricula": ["clm"], "budgets": [100]}, {"name": "other", "curricula": ["clm"], "budgets": [200]}]
+    arms[1]["recipe"] = changes
+    assert all(run.parent is None for run in plan_study(make_study(arms)).runs.values())
+
+
+@pytest.mark.parametrize("changes", [{"compute": {"microbatch_tokens": 4096}}, {"validation": {"every_steps": 3}}])
+def test_what_decides_nothing_does_not(changes: dict[str, Any]) -> None:
+    arms = [{"curricula": ["clm"], "budgets": [100]}, {"name": "other", "curricula": ["clm"], "budgets": [200]}]
+    arms[1]["recipe"] = changes
+    assert plan_study(make_study(arms)).runs["other"].parent == "1m-clm-100"
+
+
+def test_arms_that_part_in_the_warmup_share_nothing() -> None:
+    plan = plan_study(make_study([{"curricula": ["clm"], "budgets": [100]}, {"curricula": ["5+95"]}]))
+    assert all(run.parent is None for run in plan.runs.values())
+
+
+def test_an_arm_without_decay_is_a_checkpoint_of_a_longer_one() -> None:
+    arms = [{"curricula": ["clm"], "budgets": [100, 40]}, {"curricula": ["30+30"]}]
+    plan = plan_study(make_study(arms, schedule={"warmup_steps": 10, "decay_steps": 0}))
+    assert list(plan.runs) == ["1m-clm-100", "1m-30-30-60"]
+    assert [model.checkpoint for model in plan.models] == ["1m-clm-100@100", "1m-clm-100@40", "1m-30-30-60@60"]
+
+
+def test_continued_arms_share_their_trunk_too() -> None:
+    arms = [
+        {"curricula": ["clm"], "budgets": [100]},
+        {"models": [], "parents": ["1m-clm-100"], "curricula": ["mlm"], "budgets": [60, 20], "carry_optimizer": False},
+    ]
+    arms[1]["recipe"] = {"schedule": {"warmup_steps": 0}}
+    plan = plan_study(make_study(arms))
+    first, second = plan.runs["1m-clm-100-mlm-60"], plan.runs["1m-clm-100-mlm-20"]
+    assert (first.parent, first.first, first.last) == ("1m-clm-100", 100, 160)
+    assert not first.recipe.init.carry_optimizer
+    assert (second.parent, second.first, second.last) == ("1m-clm-100", 100, 120)
+    checkpoint = next(c for c in plan.checkpoints if (c.run, c.step) == ("1m-clm-100", 100))
+    assert checkpoint.needed_by == (first.name, second.name) and checkpoint.moments_needed_by == ()
+    model = next(model for model in plan.models if model.name == first.name)
+    assert [(phase.objective, phase.steps) for phase in history(plan, model)] == [("clm", 100), ("mlm", 60)]
+
+
+def test_checkpoints_say_until_when_they_are_needed() -> None:
+    arms = [{"curricula": ["clm"], "budgets": [200]}, {"curricula": ["60+100"]}]
+    plan = plan_study(make_study(arms, "intermediate=[{arms: [1m-clm-200], steps: [5, 60]}]"))
+    found = {(c.run, c.step): c for c in plan.checkpoints}
+    trunk = "1m-clm-200"
+    assert [step for run, step in found if run == trunk] == [5, 60, 180, 200]
+    assert found[trunk, 5].models == ("1m-clm-200@5",) and not found[trunk, 5].needed_by
+    assert found[trunk, 60].needed_by == found[trunk, 60].moments_needed_by == ("1m-60-100-160",)
+    assert not found[trunk, 180].models and not found[trunk, 180].needed_by
+    assert found[trunk, 200].models == (trunk,)
+
+
+def test_a_run_stores_what_the_plan_says(tiny_recipe: Any) -> None:
+    """The loop's own rule for what it keeps, on every run of a plan."""
+    from biphase.pretraining.curriculum import phase_ends
+    from biphase.pretraining.schedule import decay_start
+
+    arms = [
+        {"curricula": ["clm"], "budgets": [200]},
+        {"curricula": ["60+100"]},
+        {"curricula": ["mlm"], "budgets": [40]},
+    ]
+    for run in plan_study(make_study(arms)).runs.values():
+        kept = {*phase_ends(run.recipe.curriculum), decay_start(run.recipe.schedule, run.recipe.num_steps)} - {0}
+        assert stored_steps(run) == sorted(run.first + step for step in kept)
+        assert set(run.kept) <= set(stored_steps(run))
+
+
+def test_runs_give_the_weights_of_the_arms_trained_alone(tiny_recipe: Any, tmp_path: Path) -> None:
+    """To the last bit: the same content hash of the model files."""
+    from biphase.pretraining.checkpoint import find_checkpoint, read_manifest
+    from biphase.pretraining.loop import train
+
+    recipe = tiny_recipe("schedule.decay_steps=3").model_dump(mode="json", exclude={"name", "init", "curriculum"})
+    model = {"name": "net", "preset": "1m", "architecture": tiny_recipe().init.architecture}
+    tree = {
+        "name": "exact",
+        "recipe": recipe,
+        "models": [model],
+        "arms": [
+            {"group": "a", "models": ["net"], "curricula": ["clm"], "budgets": [14, 8]},
+            {"group": "a", "models": ["net"], "curricula": ["6+5"]},
+            {"group": "b", "parents": ["net-clm-14"], "curricula": ["mlm"], "budgets": [6, 5]}
+            | {"recipe": {"schedule": {"warmup_steps": 0}}},
+        ],
+    }
+    plan = plan_study(parse_config(Study, tree, origin="exact.yaml"))
+    assert plan.runs["net-6-5-11"].parent == "net-clm-14"
+    folders: dict[str, Path] = {}
+    for name, run in plan.runs.items():
+        recipe = start_from(run, folders[run.parent]) if run.parent else run.recipe
+        folders[name] = train(recipe, tmp_path / "shared").path
+    for name, arm in plan.arms.items():
+        alone = arm.recipe
+        if arm.parent is not None:
+            init = alone.init.model_copy(update={"checkpoint": str(folders[arm.parent])})
+            alone = alone.model_copy(update={"init": init})
+        expected = read_manifest(find_checkpoint(str(train(alone, tmp_path / "alone").path)))
+        model = next(model for model in plan.models if model.name == name)
+        found = read_manifest(find_checkpoint(f"{folders[model.run]}@{model.step}"))
+        assert found.content == expected.content, name
+        assert (found.step, found.data_position) == (expected.step, expected.data_position)
+
+
+def test_the_papers_models_are_all_there(paper: Plan) -> None:
+    sizes, splits = ("210m", "610m", "1b"), ("3k-9k-12k", "6k-6k-12k", "9k-3k-12k", "5k-17k-22k", "11k-11k-22k")
+    base = {f"{size}-{name}-42k" for size in sizes for name in ("clm", "mlm20", "mlm30", "mlm40", "mlm50")}
+    scratch = {f"610m-{name}-{budget}" for name in ("clm", "mlm40") for budget in ("12k", "22k")}
+    scratch |= {f"610m-{name}" for name in (*splits, "17k-5k-22k", "10k-32k-42k", "21k-21k-42k", "32k-10k-42k")}
+    scratch |= {f"610m-40k-clm-2k-mlm{mask}-42k" for mask in (20, 30, 40, 50)}
+    parents = ("610m-clm-42k", "610m-mlm40-42k")
+    continued = {f"{parent}-then-mlm40-{steps}" for parent in parents for steps in ("2k", "12k", "22k")}
+    assert (len(base), len(scratch), len(continued)) == (15, 17, 6)
+    by_group = {group: {arm.name for arm in paper.arms.values() if arm.group == group} for group in groups_of(paper)}
+    assert by_group == {"base": base, "from scratch": scratch, "continued": continued}
+    finals = [model.name for model in paper.models if model.kind == "final"]
+    assert len(finals) == 38 and set(finals) == base | scratch | continued
+    passing = {model.name for model in paper.models if model.kind == "intermediate"}
+    assert passing == {f"{name}@{step}000" for name in parents for step in (1, 2, 5, 10, 20, 40)}
+    assert paper.arms["610m-40k-clm-2k-mlm20-42k"].recipe.curriculum == (
+        Phase(objective="clm", steps=40_000),
+        Phase(objective="mlm", steps=2000, mask_probability=0.2),
+    )
+
+
+def groups_of(plan: Plan) -> dict[str, None]:
+    return dict.fromkeys(arm.group for arm in plan.arms.values())
+
+
+def test_the_papers_new_steps(paper: Plan) -> None:
+    """Where the paper says 120k and 26k: see the notes in studies/paper.yaml."""
+    steps = {group: sum(r.steps for r in paper.runs.values() if r.group == group) for group in groups_of(paper)}
+    assert steps == {"base": 630_000, "from scratch": 130_000, "continued": 52_000}
+    one_parent = [run for run in paper.runs.values() if run.name.startswith("610m-clm-42k-then")]
+    assert sum(run.steps for run in one_parent) == 26_000
+
+
+def test_the_papers_cells(paper: Plan) -> None:
+    assert len(paper.cells) == 50 * 10 * 6 * 5 == 15_000
+    assert sum(len(cell.evaluates) for cell in paper.cells) == 50 * 12 * 6 * 5
+    assert len({cell.name for cell in paper.cells}) == len(paper.cells)
+    assert {cell.evaluates for cell in paper.cells if cell.task == "msmarco"} == {("msmarco", "nq", "mldr_en")}
+
+
+def test_planning_starts_fast_and_needs_no_torch() -> None:
+    code = (
+        "import sys; from pathlib import Path; from biphase.study.spec import load_study\n"
+        "from biphase.study.plan import plan_study; from biphase.study.cost import estimate, study_machine\n"
+        "import biphase.study.advise\n"
+        f"plan = plan_study(load_study(Path({str(STUDIES / 'paper.yaml')!r})))\n"
+        "estimate(plan, study_machine(plan.study))\n"
+        "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=30).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("intermediate=[{arms: [1m-clm-10], steps: [5]}]", "unknown arm '1m-clm-10'; did you mean '1m-clm-100'"),
+        ("intermediate=[{arms: [1m-clm-100], steps: [90]}]", "decays from step 80 on, before step 90"),
+    ],
+)
+def test_bad_checkpoints_are_one_clear_line(override: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        plan_study(make_study([{"curricula": ["clm"], "budgets": [100]}], override))
+
+
+def test_one_model_has_one_name() -> None:
+    arms = [{"curricula": ["mlm"], "budgets": [100]}, {"curricula": ["mlm40"], "budgets": [100]}]
+    with pytest.raises(InputError, match="'1m-mlm-100' and '1m-mlm40-100' are the same model under two names"):
+        plan_study(make_study(arms))
