@@ -22,6 +22,10 @@ app = typer.Typer(
 )
 tokenizer_app = typer.Typer(no_args_is_help=True, help="Train a tokenizer, or take an existing one.")
 app.add_typer(tokenizer_app, name="tokenizer")
+study_app = typer.Typer(no_args_is_help=True, help="A controlled study: one file → plan, runs, report.")
+app.add_typer(study_app, name="study")
+report_app = typer.Typer(no_args_is_help=True, help="Reports on published scores.")
+app.add_typer(report_app, name="report")
 
 Sources = Annotated[
     list[str],
@@ -36,6 +40,8 @@ TextField = Annotated[str, typer.Option(help="The JSON field or parquet column w
 TxtDocuments = Annotated[str, typer.Option(help="What a document is in .txt files: file, paragraphs or lines.")]
 Runs = Annotated[Path, typer.Option("--runs", help="Where run folders are.")]
 Scores = Annotated[Path, typer.Option("--out", help="Where finished cells are kept.")]
+StudyFile = Annotated[Path, typer.Argument(metavar="STUDY", help="A YAML file; studies/ has examples.")]
+StudyFolder = Annotated[Path | None, typer.Option("--out", help="The study's folder; study-NAME unless given.")]
 
 
 USER_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EEXIST, errno.ENOTDIR)
@@ -248,6 +254,107 @@ def evaluate(
         dry_run=dry_run,
         pair=compare,
     )
+
+
+@study_app.command("plan")
+def study_plan(
+    study: StudyFile,
+    overrides: Overrides = None,
+    device: Annotated[str | None, typer.Option(help="Count hours of this device, such as H100 or CPU.")] = None,
+    efficiency: Annotated[float | None, typer.Option(help="Useful FLOP/s as a share of the device's peak.")] = None,
+    format: Annotated[str, typer.Option(help="text, json, dot or mermaid.")] = "text",
+    picture: Annotated[Path | None, typer.Option(help="Draw the tree of runs into this .svg, .pdf or .png.")] = None,
+) -> None:
+    """What a study trains and evaluates, what sharing saves, and what it costs. Trains nothing.
+
+    Example: `biphase study plan studies/paper.yaml --device MI250X`
+    """
+    from biphase.study.commands import show_plan
+
+    show_plan(study, overrides or (), device, efficiency, format, picture)
+
+
+@study_app.command("run")
+def study_run(
+    study: StudyFile,
+    overrides: Overrides = None,
+    folder: StudyFolder = None,
+    engine: Annotated[str, typer.Option(help="local, or ray for many machines.")] = "local",
+    address: Annotated[str | None, typer.Option(help="Of the Ray cluster, such as `auto`.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Units side by side; one per core or GPU unless given.")] = None,
+    workers_per_gpu: Annotated[int, typer.Option(help="Units that share a GPU.")] = 1,
+    processes: Annotated[int, typer.Option(help="Devices of each training run, by torchrun.")] = 1,
+    unit: Annotated[str | None, typer.Option(help="Only this unit, such as 'train 1m-clm-400'.")] = None,
+) -> None:
+    """Train and evaluate whatever is missing. Killed? The same command goes on; several of them share the work.
+
+    Example: `biphase study run studies/mini.yaml`
+    """
+    from biphase.study.commands import run
+
+    chosen = {"kind": engine, "address": address, "workers": workers, "workers_per_gpu": workers_per_gpu}
+    run(study, overrides or (), folder, chosen, processes, unit)
+
+
+@study_app.command("status")
+def study_status(study: StudyFile, overrides: Overrides = None, folder: StudyFolder = None) -> None:
+    """What is done, running and failed, and how long the rest takes.
+
+    Example: `biphase study status studies/mini.yaml`
+    """
+    from biphase.study.commands import show_status
+
+    show_status(study, overrides or (), folder)
+
+
+@study_app.command("report")
+def study_report(
+    study: StudyFile,
+    overrides: Overrides = None,
+    folder: StudyFolder = None,
+    report: Annotated[
+        Path | None, typer.Option(help="The folder to write; report/ in the study's unless given.")
+    ] = None,
+) -> None:
+    """Tables, figures, verdicts and one HTML page from what is finished so far.
+
+    Example: `biphase study report studies/mini.yaml`
+    """
+    from biphase.study.commands import write_report
+
+    out.print(str(write_report(study, overrides or (), folder, report)))
+
+
+@study_app.command("advise")
+def study_advise(
+    text: Annotated[Path | None, typer.Option(help="Your text: a file or a folder.")] = None,
+    hours: Annotated[float | None, typer.Option(help="How long the devices may work.")] = None,
+    device: Annotated[str, typer.Option(help="Such as H100 or CPU.")] = "CPU",
+    devices: Annotated[int, typer.Option(help="How many.")] = 1,
+    efficiency: Annotated[float | None, typer.Option(help="Useful FLOP/s as a share of the device's peak.")] = None,
+    flops: Annotated[float | None, typer.Option(help="A budget in FLOPs in place of hours and device.")] = None,
+    recipe: Annotated[Path | None, typer.Option(help="Write the recipe to this file.")] = None,
+) -> None:
+    """Model size, curriculum, batch and steps for a budget, each with its reason, as a recipe ready to run.
+
+    Example: `biphase study advise --text corpus/ --hours 8 --device H100 --recipe recipe.yaml`
+    """
+    from biphase.study.commands import show_advice
+
+    show_advice(text, hours, device, devices, efficiency, flops, recipe)
+
+
+@report_app.command("paper")
+def report_paper(
+    folder: Annotated[Path, typer.Option("--out", help="The folder to write.")] = Path("paper-report"),
+) -> None:
+    """The paper's 800 published scores: its tables, its figures, and its findings judged by our code.
+
+    Example: `biphase report paper`
+    """
+    from biphase.report.paper import report_paper as write
+
+    out.print(str(write(folder)))
 
 
 @app.command()

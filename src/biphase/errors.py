@@ -8,6 +8,10 @@ class InputError(ValueError):
     """Names the culprit (a file and line, a key, a value) and the remedy, in one line."""
 
 
+class BusyError(InputError):
+    """Another process is at this very work: wait for it, or leave it to it."""
+
+
 class StoppedError(Exception):
     """The work was asked to stop (SIGTERM or Ctrl-C) and has saved its state; the same command goes on."""
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from biphase.errors import InputError
+from biphase.errors import BusyError, InputError
 from biphase.files import read_json, write_json, write_text
 
 
@@ -64,14 +64,14 @@ def run_path(root: Path, name: str, identity: str) -> Path:
 
 @contextmanager
 def claim_run(run: Run, config: dict[str, Any], environment: dict[str, Any]) -> Iterator[None]:
-    """Hold the folder while training into it. Raises `InputError` when another process holds it."""
+    """Hold the folder while training into it. Raises `BusyError` when another process holds it."""
     path = run.path
     path.mkdir(parents=True, exist_ok=True)
     with open(path / ".lock", "w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise InputError(f"{path} is in use by another process; wait for it, or stop it first") from None
+            raise BusyError(f"{path} is in use by another process; wait for it, or stop it first") from None
         write_text(path / "config.yaml", yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
         write_json(path / "environment.json", environment)
         yield

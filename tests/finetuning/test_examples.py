@@ -13,14 +13,16 @@ from biphase.finetuning.examples import (
     LabelledText,
     Question,
     TaggedWords,
+    TaskData,
     find_answer,
     hold_out,
+    limit_evaluation,
     load_examples,
     load_task,
     to_iob2,
 )
 from biphase.finetuning.sources import find_source
-from biphase.finetuning.tasks import SPLITS, TASKS
+from biphase.finetuning.tasks import SPLITS, TASKS, find_task
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="developers' data is not here")
@@ -546,3 +548,18 @@ def test_bad_collections(tmp_path: Path) -> None:
     (folder / "corpus.jsonl").write_text(lines({"_id": "d1", "body": "a"}))
     with pytest.raises(InputError, match=r"corpus\.jsonl:1: task 'squad_retrieval' needs column 'text'"):
         load_task("squad_retrieval", folder)
+
+
+def test_a_part_of_the_evaluation(tmp_path: Path) -> None:
+    data = load_task("genre")
+    part = limit_evaluation(data, 10)
+    assert isinstance(part, TaskData) and isinstance(data, TaskData)
+    assert part.train == data.train and len(part.validation) == len(part.test) == 10
+    places = [data.test.index(example) for example in part.test]
+    assert places == sorted(places) and part == limit_evaluation(data, 10)
+    assert limit_evaluation(data, 10**9) == data
+    judged = {"validation": {f"q{n}": {"d": 1} for n in range(30)}, "test": {"q": {"d": 1}}}
+    collection = Collection(find_task("nq"), "", {"d": ""}, {}, (), judged, 0)  # type: ignore[arg-type]
+    few = limit_evaluation(collection, 7)
+    assert isinstance(few, Collection)
+    assert len(few.relevance["validation"]) == 7 and few.relevance["test"] == judged["test"]

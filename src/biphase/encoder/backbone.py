@@ -105,6 +105,7 @@ def make_model(preset: str, architecture: dict[str, Any], tokens: TokenIds, max_
         raise InputError(f"init.architecture: {' '.join(str(error).split())}") from None
     torch.manual_seed(seed)
     config._attn_implementation = ATTENTION
+    config.use_cache = False  # as in every network that is loaded, so that branches and fresh runs save the same
     model = EuroBertForMaskedLM(config)
     train_padding_row(model)
     return model

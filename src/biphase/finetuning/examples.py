@@ -7,7 +7,7 @@ numbers, tags in IOB2, answers as exact spans of their context, documents withou
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -100,6 +100,9 @@ def load_task(name: str, data_dir: str | Path | None = None) -> TaskData | Colle
     return load_examples(find_source(find_task(name), None if data_dir is None else Path(data_dir)))
 
 
+Held = TypeVar("Held")
+
+
 def load_examples(source: Source, judged_only: bool = True) -> TaskData | Collection:
     """Read and check everything.
 
@@ -113,6 +116,24 @@ def load_examples(source: Source, judged_only: bool = True) -> TaskData | Collec
             an unknown document; a split without examples, or one too small to draw another from.
     """
     return load_collection(source, judged_only) if source.task.family == "retrieval" else load_splits(source)
+
+
+def limit_evaluation(data: TaskData | Collection, num_examples: int) -> TaskData | Collection:
+    """With at most so many examples (queries) in validation and in test, drawn with seed 42, in their order."""
+    if isinstance(data, TaskData):
+        return replace(data, validation=draw(data.validation, num_examples), test=draw(data.test, num_examples))
+    relevance = {
+        split: {query: judged[query] for query in draw(tuple(judged), num_examples)}
+        for split, judged in data.relevance.items()
+    }
+    return replace(data, relevance=relevance)
+
+
+def draw(items: Sequence[Held], wanted: int) -> tuple[Held, ...]:
+    if wanted >= len(items):
+        return tuple(items)
+    chosen = np.sort(np.random.default_rng(DRAW_SEED).permutation(len(items))[:wanted])
+    return tuple(items[place] for place in chosen)
 
 
 def load_splits(source: Source) -> TaskData:
@@ -143,9 +164,6 @@ def check_ids(source: Source, split: SplitName, examples: Iterable[Example]) -> 
         if id in seen:
             raise InputError(f"{source.name}: the {split} split has two questions with the id '{id}'")
         seen.add(id)
-
-
-Held = TypeVar("Held")
 
 
 def hold_out(examples: Sequence[Held]) -> tuple[list[Held], list[Held]]:

@@ -26,14 +26,14 @@ from torch import Tensor, nn
 from biphase import console
 from biphase.device import choose_device, choose_dtype, describe_machine
 from biphase.encoder.pretrained import fresh_backbone
-from biphase.errors import InputError
+from biphase.errors import BusyError
 from biphase.files import content_hash, whole_folder, write_json
 from biphase.finetuning import questions, retrieval, sequences, words
 from biphase.finetuning.batches import training_order
 from biphase.finetuning.cell import Cell, Compute
 from biphase.finetuning.encoders import Encoder, identify, load_encoder
 from biphase.finetuning.encoding import KeyedTokenizer, cache_folder, load_record, save_record
-from biphase.finetuning.examples import load_examples
+from biphase.finetuning.examples import limit_evaluation, load_examples
 from biphase.finetuning.score import EVALUATED_SPLITS, PLACEMENT, FinetuneConfig, Score, read_score
 from biphase.finetuning.sources import Source, find_source
 from biphase.finetuning.tasks import SPLITS, Task, find_task
@@ -125,17 +125,20 @@ def fit_cells(
     config: FinetuneConfig,
     out: Path | None = None,
     data_dirs: DataDirs | None = None,
+    label: str | None = None,
 ) -> list[Score]:
     """As `fit_cell`, for several tasks with the same training (`Task.trained_on`): it happens once.
 
-    Raises `InputError` when another process is at work on one of the cells.
+    `label` is what the scores call the model, in place of `model`.
+
+    Raises `BusyError` when another process is at work on one of the cells.
     """
     config = resolve(config)
     identity = identify(model)
     plans = [plan_cell(identity, *find_sources(task, data_dirs or {}), config) for task in tasks]
     assert len({plan.train.hash for plan in plans}) == 1, "these tasks do not share a training"
     if out is None:
-        return [finished.score for finished in run_cells(model, plans, config)]
+        return [finished.score for finished in run_cells(model, plans, config, label)]
     scores: dict[str, Score] = {}
     missing = []
     for plan in plans:
@@ -146,7 +149,7 @@ def fit_cells(
             missing.append(plan)
     if missing:
         with claimed(out, missing):
-            for plan, finished in zip(missing, run_cells(model, missing, config), strict=True):
+            for plan, finished in zip(missing, run_cells(model, missing, config, label), strict=True):
                 scores[plan.task.name] = write_cell(plan.folder(out), finished)
     return [scores[plan.task.name] for plan in plans]
 
@@ -163,7 +166,7 @@ def claimed(out: Path, plans: Sequence[Plan]) -> Iterator[None]:
             try:
                 fcntl.flock(files[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise InputError(f"{plan.folder(out)} is being made by another process") from None
+                raise BusyError(f"{plan.folder(out)} is being made by another process") from None
         yield
     finally:
         for file in files:
@@ -182,7 +185,9 @@ class Finished:
     losses: list[float]
 
 
-def run_cells(model: str, plans: Sequence[Plan], config: FinetuneConfig) -> Iterator[Finished]:
+def run_cells(
+    model: str, plans: Sequence[Plan], config: FinetuneConfig, label: str | None = None
+) -> Iterator[Finished]:
     """Train once, then evaluate each task."""
     encoder = load_encoder(model)
     config = config.model_copy(update={"max_length": min(config.max_length, encoder.max_length)})
@@ -210,7 +215,7 @@ def run_cells(model: str, plans: Sequence[Plan], config: FinetuneConfig) -> Iter
         seconds = {"train": training.seconds, "evaluate": time.perf_counter() - started}
         score = Score(
             cell=plan.hash,
-            model=encoder.name,
+            model=label or encoder.name,
             model_hash=encoder.hash,
             task=plan.task.name,
             trained_on=trained_on.name,
@@ -252,7 +257,7 @@ def load_encoded(source: Source, keyed: KeyedTokenizer, config: FinetuneConfig) 
     """The examples of a source as token ids: made once for each tokenizer and kept on disk, mapped into memory."""
     task = source.task
     family = FAMILIES[task.family]
-    settings = {name: getattr(config, name) for name in ("max_length", *family.ENCODING_SETTINGS)}
+    settings = {name: getattr(config, name) for name in ("max_length", "max_eval_examples", *family.ENCODING_SETTINGS)}
     specials = [keyed.hash, keyed.opening, keyed.closing]
     key = content_hash([ENCODING, source.hash, specials, settings])
     folder = cache_folder() / "encoded" / f"{task.name}-{key[:24]}"
@@ -260,6 +265,8 @@ def load_encoded(source: Source, keyed: KeyedTokenizer, config: FinetuneConfig) 
         with alone(folder):
             if not folder.exists():
                 data = load_examples(source, judged_only=config.judged_only)
+                if config.max_eval_examples is not None:
+                    data = limit_evaluation(data, config.max_eval_examples)
                 encoded = family.encode_task(data, keyed, config)
                 tell_losses(task, encoded, config)
                 save_record(folder, encoded)

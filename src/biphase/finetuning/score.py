@@ -39,6 +39,8 @@ class FinetuneConfig(Strict):
     """`random`: the same network with fresh weights (drawn with `seed`), the control that pretraining must beat."""
     max_train_examples: PositiveCount | None = None
     """Train on a fixed random subset, the same for every seed."""
+    max_eval_examples: PositiveCount | None = None
+    """Evaluate on a fixed random subset of validation and of test, of so many examples (or queries) each."""
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     """Of the arithmetic. `auto`: bf16 where the device has units for it."""
     weight_dtype: Literal["fp32", "bf16"] = "fp32"

@@ -176,5 +176,9 @@ def drop_old(run: Run, candidates: list[int], keep_last: int) -> None:
     """Delete all but the last `keep_last` of the candidate steps (0: delete none)."""
     if keep_last:
         for step in candidates[:-keep_last]:
-            (run.steps / str(step) / "manifest.json").unlink(missing_ok=True)  # first: half a checkpoint is none
-            shutil.rmtree(run.steps / str(step), ignore_errors=True)
+            drop_step(run, step)
+
+
+def drop_step(run: Run, step: int) -> None:
+    (run.steps / str(step) / "manifest.json").unlink(missing_ok=True)  # first: half a checkpoint is none
+    shutil.rmtree(run.steps / str(step), ignore_errors=True)

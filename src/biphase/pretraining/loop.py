@@ -24,7 +24,7 @@ from biphase.device import choose_dtype, describe_machine, peak_flops
 from biphase.distributed import World, join_world
 from biphase.encoder.attention import choose_backend
 from biphase.encoder.backbone import FlopCount, PackedModel, count_flops, probe_causality
-from biphase.errors import InputError, StoppedError
+from biphase.errors import BusyError, InputError, StoppedError
 from biphase.objectives import is_causal
 from biphase.pretraining.checkpoint import Manifest, drop_old, load_optimizer, save_checkpoint, whole_steps
 from biphase.pretraining.curriculum import Start, find_start, load_network, phase_at, phase_ends, resume_start
@@ -86,7 +86,7 @@ def hold_run(held: ExitStack, run: Run, recipe: Recipe, world: World) -> None:
         except InputError as error:
             taken = error
     if world.any(taken is not None):
-        raise taken or InputError(f"{run.path} is in use by another process")
+        raise taken or BusyError(f"{run.path} is in use by another process")
 
 
 def train_job(job: Job) -> None:

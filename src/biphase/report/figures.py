@@ -32,9 +32,9 @@ from biphase.report.results import (
     objective_pairs,
     primary_metric,
     reference_mask,
+    scores_by_rate,
     short_steps,
     sizes_of,
-    stability_rates,
 )
 from biphase.report.statistics import rate_spread
 
@@ -433,10 +433,9 @@ def spread_scores(results: ResultSet, arm: Arm, family: str) -> np.ndarray | Non
     metric = primary_metric(results)
     parts = []
     for dataset in datasets_of(results, family, metric):
-        result = find(results, arm, family, dataset, metric)
-        if result is None or result.by_rate is None:
+        scores_RS = scores_by_rate(find(results, arm, family, dataset, metric))
+        if scores_RS is None or np.isnan(scores_RS).all():
             return None
-        scores_RS = np.array([result.by_rate[rate] for rate in stability_rates(sorted(result.by_rate))])
         parts.append(scores_RS - np.nanmean(scores_RS))
     return np.concatenate(parts) if parts and len({part.shape[1] for part in parts}) == 1 else None
 

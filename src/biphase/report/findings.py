@@ -1,5 +1,4 @@
-"""Results → verdicts on the paper's eight findings, F1 to F8: each claim as tests, each test with its effect and
-interval.
+"""Results → verdicts on the paper's eight findings: each claim as tests, each test with its effect and interval.
 
 A claim is a list of inequalities: a weighted sum of mean scores lies above a bound. Each is tested two-sided, all that
 are tested in a report are corrected together (Holm), and only then is anything called supported or contradicted. Scores
@@ -7,6 +6,7 @@ of a family are averages over its datasets; arms with MLM are those at the study
 claim is about the ratio.
 """
 
+import bisect
 import inspect
 import itertools
 import math
@@ -31,6 +31,7 @@ from biphase.report.results import (
     find,
     objective_pairs,
     primary_metric,
+    scores_by_rate,
     select,
     short_steps,
     sizes_of,
@@ -147,19 +148,16 @@ def answer(findings: Sequence[Finding]) -> str:
     ahead, behind, open_ = (
         sum(effect.verdict == verdict for effect in effects) for verdict in ("supported", "contradicted", "undecided")
     )
-    if effects:
-        rest = (
-            f"; the other {open_} {'is' if open_ == 1 else 'are'} within the noise of fine-tuning seeds"
-            if open_
-            else ""
-        )
+    noise = f"cannot be told from the noise of fine-tuning seeds, corrected for all {num_tests} tests of this report"
+    if not effects:
+        first = "Whether CLM then MLM beats MLM alone at the same budget is not known: no finished scores compare them."
+    elif ahead == behind == 0:
+        first = f"The differences between CLM then MLM (25–50 % CLM) and MLM alone at the same budget {noise}."
+    else:
+        rest = f"; the other {open_} {noise}" if open_ else f", corrected for all {num_tests} tests of this report"
         first = (
             f"At the same budget, CLM then MLM (25–50 % CLM) is ahead of MLM alone in {ahead} of {len(effects)} "
-            f"comparisons and behind in {behind or 'none'}{rest}, corrected for all {num_tests} tests of this report."
-        )
-    else:
-        first = (
-            "Whether CLM then MLM beats MLM alone at the same budget cannot be told: no finished scores compare them."
+            f"comparisons and behind in {behind or 'none'}{rest}."
         )
     groups = []
     for verdict in ("supported", "contradicted", "undecided"):
@@ -222,7 +220,7 @@ def seeds_needed(effect: Effect, num_tests: int) -> str:
     With a probability of 80 %, at the level that Holm's correction asks of the first of `num_tests`.
     """
     seen = effect.contrast
-    if not seen.error > 0:
+    if math.isnan(effect.p_value) or not seen.error > 0:
         return "scores that differ between seeds, of two seeds or more" if seen.num > 1 else "two seeds or more"
     distance = abs(seen.estimate - effect.bound)
     level = ALPHA / (num_tests * effect.num_asked)
@@ -232,10 +230,11 @@ def seeds_needed(effect: Effect, num_tests: int) -> str:
         error = seen.error * math.sqrt(seen.num / num)
         return bool(distance / error >= stats.t.isf(level / 2, degrees) + stats.t.ppf(POWER, degrees))
 
-    for num in range(seen.num + 1, MOST_SEEDS + 1):
-        if is_enough(num):
-            return f"about {num} seeds instead of {seen.num}, if difference and spread stay as they are"
-    return f"not even {MOST_SEEDS:,} seeds: for this spread it is too close to {100 * effect.bound:g}"
+    numbers = range(seen.num + 1, MOST_SEEDS + 1)
+    at = bisect.bisect_left(numbers, True, key=is_enough)
+    if at == len(numbers):
+        return f"not even {MOST_SEEDS:,} seeds: for this spread it is too close to {100 * effect.bound:g}"
+    return f"about {numbers[at]} seeds instead of {seen.num}, if difference and spread stay as they are"
 
 
 Test = tuple[str, Terms | None, float]
@@ -368,7 +367,8 @@ def clm_first_pays(results: ResultSet) -> list[Part]:
         if arm.objective != "clm+mlm" or not alone:
             continue
         there, terms = gap_over_families(results, arm, alone[0])
-        label = f"{short_steps(arm.clm_steps)} CLM of {short_steps(arm.pretrain_steps)} − MLM alone, mean over {there}"
+        split = f"{short_steps(arm.clm_steps)} CLM of {short_steps(arm.pretrain_steps)}"
+        label = f"{arm.size}, {split} − MLM alone, mean over {there}"
         if FEW_CLM[0] <= arm.clm_share <= FEW_CLM[1]:
             few.append((label, terms, 0.0))
         elif MUCH_CLM[0] <= arm.clm_share <= MUCH_CLM[1]:
@@ -548,9 +548,20 @@ def strongest(rivals: Sequence[tuple[str, Contrast]]) -> Effect:
         return p_value if seen.estimate < ON_PAR or math.isnan(p_value) else 1.0
 
     effect = make_effect(*min(rivals, key=evidence), 0.0)
-    contrary = [excess(seen) for _, seen in rivals]
+    contrary_N = np.array([excess(seen) for _, seen in rivals])
+    is_tested_N = ~np.isnan(contrary_N)
     num = len(rivals)
-    return replace(effect, p_value=min(effect.p_value * num, 1.0), num_asked=num, p_contrary=float(np.max(contrary)))
+    return replace(
+        effect,
+        p_value=min(effect.p_value * num, 1.0),
+        num_asked=num,
+        # What cannot be tested cannot be shown: it counts as 1, unless nothing can be tested.
+        p_contrary=float(np.where(is_tested_N, contrary_N, 1.0).max()) if is_tested_N.any() else math.nan,
+    )
+
+
+def rates_of(result: Result | None) -> set[float]:
+    return set(result.by_rate) if result is not None and result.by_rate is not None else set()
 
 
 def spread_gap(results: ResultSet, wide: Arm, narrow: Arm) -> tuple[Contrast | None, list[float]]:
@@ -560,10 +571,11 @@ def spread_gap(results: ResultSet, wide: Arm, narrow: Arm) -> tuple[Contrast | N
     for family in families(results):
         for dataset in datasets_of(results, family, metric):
             ours, theirs = (find(results, arm, family, dataset, metric) for arm in (wide, narrow))
-            if ours is None or theirs is None or ours.by_rate is None or theirs.by_rate is None:
+            rates = stability_rates(sorted(rates_of(ours) & rates_of(theirs)))
+            tables = [scores_by_rate(ours, rates), scores_by_rate(theirs, rates)]
+            if tables[0] is None or tables[1] is None or tables[0].shape != tables[1].shape:
                 continue
-            rates = stability_rates(sorted(ours.by_rate.keys() & theirs.by_rate.keys()))
-            scores_ARS = np.array([[by_rate[rate] for rate in rates] for by_rate in (ours.by_rate, theirs.by_rate)])
+            scores_ARS = np.stack([tables[0], tables[1]])
             is_whole_R = ~np.isnan(scores_ARS).any(axis=(0, 2))
             if is_whole_R.sum() > 1:
                 pairs.append(scores_ARS[:, is_whole_R])

@@ -5,30 +5,21 @@ for (const table of document.querySelectorAll("table.sortable")) {
   const original = [...body.rows];
   const headers = [...table.tHead.rows[0].cells];
 
-  const compare = (a, b) => {
-    if (a === "" || b === "") return (a === "") - (b === "");
-    const isNumber = !isNaN(a) && !isNaN(b);
-    return isNumber ? a - b : a.localeCompare(b);
+  const compare = (a, b, sign) => {
+    const [x, y] = [a.dataset.sort, b.dataset.sort];
+    if (x === "" || y === "") return (x === "") - (y === "");
+    return sign * (isNaN(x) || isNaN(y) ? x.localeCompare(y) : x - y);
   };
 
   headers.forEach((header, column) => {
+    // Numbers are wanted from the top, words from the beginning of the alphabet.
+    const cycle = header.classList.contains("stub") ? ["none", "ascending", "descending"] : ["none", "descending", "ascending"];
     header.querySelector("button").addEventListener("click", () => {
-      const next = { none: "descending", descending: "ascending", ascending: "none" };
-      const first = header.classList.contains("stub") ? { none: "ascending", ascending: "descending", descending: "none" } : next;
-      const order = first[header.getAttribute("aria-sort")];
-      for (const other of headers) other.setAttribute("aria-sort", "none");
-      header.setAttribute("aria-sort", order);
+      const order = cycle[(cycle.indexOf(header.getAttribute("aria-sort")) + 1) % 3];
+      for (const other of headers) other.setAttribute("aria-sort", other === header ? order : "none");
       table.classList.toggle("is-sorted", order !== "none");
-      const value = (row) => row.cells[column].dataset.sort;
-      const sign = order === "ascending" ? 1 : -1;
-      const rows = [...original];
-      if (order !== "none") {
-        rows.sort((a, b) => {
-          const isEmpty = value(a) === "" || value(b) === "";
-          return compare(value(a), value(b)) * (isEmpty ? 1 : sign);
-        });
-      }
-      body.append(...rows);
+      const sign = { none: 0, ascending: 1, descending: -1 }[order];
+      body.append(...[...original].sort((a, b) => sign && compare(a.cells[column], b.cells[column], sign)));
     });
   });
 }

@@ -71,10 +71,16 @@ def write_report(
     The folder appears whole or not at all. An earlier report there is replaced; any other folder that is not empty is
     an `InputError`, and so are results without a score.
 
-    Args: results: of one study; averages that are missing are added. question: what the study asks, in a sentence.
-    plan_svg: a picture of the plan as it was run. costs: rows with the same keys, which are the headers. commands: that
-    make these results again, in their order. missing: lines that say what else is not here. losses: run → records of
-    its metrics.jsonl, for the loss curves.
+    Args:
+        results: of one study; averages that are missing are added.
+        out: the folder.
+        title: of the page.
+        question: what the study asks, in a sentence or two.
+        plan_svg: a picture of the plan as it was run, drawn by us: it is not escaped.
+        costs: rows with the same keys, which are the headers.
+        commands: that make these results again, in their order.
+        missing: lines that say what else is not here.
+        losses: run → records of its metrics.jsonl, for the loss curves.
     """
     if not results.results:
         raise InputError("there is no finished score to report on yet")
@@ -208,14 +214,14 @@ def probability(p_value: float) -> str:
 
 
 def sort_value(text: str) -> str:
-    """What a cell of words sorts by: the number in `1,000`, `40 %` and `610M`, else the words."""
+    """What a cell sorts by: the number in `1,000`, `40 %` and `610M`, nothing where there is none, else the words."""
     if text == MISSING:
         return ""
     plain = text.removesuffix(" %").replace(",", "")
-    parameters = num_parameters(plain) if plain else math.inf
+    parameters = num_parameters(plain)
     if not math.isinf(parameters):
         return f"{parameters:g}"
-    return plain if plain.isdigit() else text
+    return plain if re.fullmatch(r"-?[0-9]+(\.[0-9]+)?", plain) else text
 
 
 DECLARATIONS = re.compile(r"^.*?(?=<svg\b)|<metadata>.*?</metadata>|<style\b.*?</style>|<!--.*?-->", re.DOTALL)

@@ -336,6 +336,18 @@ def family_score(results: ResultSet, arm: Arm, family: str) -> Result | None:
     return find(results, arm, family, AVERAGE, primary_metric(results))
 
 
+def scores_by_rate(result: Result | None, rates: Sequence[float] | None = None) -> np.ndarray | None:
+    """[rates, seeds] test scores at the rates given, by default those of `stability_rates`.
+
+    None where they are not known, or not for the same number of seeds at every rate.
+    """
+    if result is None or result.by_rate is None:
+        return None
+    rates = stability_rates(sorted(result.by_rate)) if rates is None else rates
+    rows = [result.by_rate[rate] for rate in rates]
+    return np.array(rows, dtype=np.float64) if len({len(row) for row in rows}) == 1 else None
+
+
 def stability_rates(rates: Sequence[float]) -> list[float]:
     low, high = STABILITY_RATES
     inside = [rate for rate in rates if low * (1 - 1e-9) <= rate <= high * (1 + 1e-9)]

@@ -7,7 +7,8 @@ own, and is called that.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fractions import Fraction
 from pathlib import Path
 
 import yaml
@@ -17,7 +18,7 @@ from rich.table import Table
 
 from biphase.config import Checkpoints, Compute, Data, Init, Optimizer, Phase, Recipe, Schedule, Validation
 from biphase.corpus.shards import ShardSet
-from biphase.corpus.text import Source, find_sources, read_documents
+from biphase.corpus.text import find_sources, read_documents
 from biphase.errors import InputError
 from biphase.study.cost import Machine
 from biphase.study.describe import number
@@ -48,7 +49,11 @@ EXPONENT = 0.3526596
 TOKENS_DECAY, PARAMETERS_DECAY = 15.387756, 5.309743
 """The fitted constants of `LAW`, its appendix A."""
 
-SAMPLED_BYTES = 64e6
+WITHIN_NOISE = 0.01
+"""Predicted losses this close, as a share, count as equal: then the smaller network is better, being cheaper to use."""
+
+SAMPLED_SOURCES, SAMPLED_BYTES = 8, 16e6
+"""Sources that are looked into for how much text there is, and bytes of text that are read in each."""
 
 
 @dataclass(frozen=True)
@@ -118,19 +123,20 @@ def measure_text(path: Path) -> Amount:
         shards = ShardSet.open(path, "train")
         return Amount(tokens=float(shards.num_tokens), vocab_size=shards.manifest.vocab_size)
     sources = find_sources([path])
-    return Amount(text_bytes=sum(text_bytes(source, SAMPLED_BYTES / len(sources)) for source in sources))
-
-
-def text_bytes(source: Source, limit: float) -> float:
-    """UTF-8 bytes of a source's documents, scaled up from the first `limit` of them."""
-    if source.num_bytes is None:
-        raise InputError(f"{source.name}: the size of a hub data set is not known here; give its tokens")
-    reader, read = read_documents(source), 0.0
-    for document in reader:
-        read += len(document.text.encode())
-        if read >= limit:
-            return read * source.num_bytes / max(reader.bytes_read, 1)
-    return read
+    hub = next((source.name for source in sources if source.num_bytes is None), None)
+    if hub is not None:
+        raise InputError(f"{hub}: the size of a hub data set is not known here; give its tokens")
+    text, read = 0.0, 0
+    for source in sources[:: -(-len(sources) // SAMPLED_SOURCES)]:
+        reader, begun = read_documents(source), text
+        for document in reader:
+            text += len(document.text.encode())
+            if text - begun >= SAMPLED_BYTES:
+                break
+        else:
+            reader.bytes_read = source.num_bytes or 0
+        read += reader.bytes_read
+    return Amount(text_bytes=text * sum(source.num_bytes or 0 for source in sources) / read)
 
 
 def advise(
@@ -148,18 +154,18 @@ def advise(
         InputError: no budget or two, hours without a machine, or a budget too small to train anything.
     """
     budget = budget_flops(flops, hours, machine)
-    candidates = [candidate(preset, text, budget) for preset in PRESETS]
+    curriculum, why = choose_curriculum(evidence)
+    candidates = [candidate(preset, text, budget, curriculum) for preset in PRESETS]
     possible = [item for item in candidates if item.tokens >= LEAST_TOKENS]
     if not possible:
+        tokens = candidates[-1].tokens
         raise InputError(
-            f"{budget:.3g} FLOPs buy {candidates[-1].tokens:,.0f} tokens with the smallest preset, too few to learn "
-            f"from; give at least {budget * LEAST_TOKENS / max(candidates[-1].tokens, 1):.2g}"
+            f"{budget:.3g} FLOPs and the text given are {tokens:,.0f} tokens for the smallest preset, too few to learn "
+            f"from; {LEAST_TOKENS:,} are the least, which cost {candidates[-1].flops / tokens * LEAST_TOKENS:.2g} FLOPs"
         )
-    chosen = min(possible, key=lambda item: item.loss)
-    steps, batch = choose_steps(chosen.tokens, USUAL_CONTEXTS.get(chosen.preset, 2048))
-    curriculum, why = choose_curriculum(evidence)
-    mask = 0.4 if is_at_least(chosen.preset, SMALLEST_FOR_40_PERCENT) else 0.3
-    recipe = write_recipe(chosen, steps, batch, curriculum, mask, shards, machine)
+    lowest = min(item.loss for item in possible)
+    chosen = next(item for item in reversed(possible) if item.loss <= lowest * (1 + WITHIN_NOISE))
+    recipe = write_recipe(chosen, curriculum, shards, machine)
     spent = recipe_flops(recipe, shape_of(chosen.preset, {}, chosen.vocab_size))
     return Advice(
         recipe=recipe,
@@ -170,8 +176,8 @@ def advise(
             choose_size(chosen, possible),
             choose_data(chosen, text),
             Choice("curriculum", curriculum, *why),
-            choose_mask(mask, chosen.preset, curriculum),
-            *choose_rest(recipe, chosen),
+            choose_mask(chosen.preset, curriculum),
+            *choose_rest(recipe, chosen, text),
         ),
         candidates=tuple(candidates),
         chosen=chosen,
@@ -193,15 +199,35 @@ def budget_flops(flops: float | None, hours: float | None, machine: Machine | No
     return flops
 
 
-def candidate(preset: str, text: Amount | None, budget: float) -> Candidate:
+def candidate(preset: str, text: Amount | None, budget: float, curriculum: str) -> Candidate:
     vocab_size = (text.vocab_size if text else None) or USUAL_VOCABULARIES.get(preset, 128_256)
     unique = unique_tokens(text, vocab_size)
     shape = shape_of(preset, {}, vocab_size)
-    each = mean_flops(shape, USUAL_CONTEXTS.get(preset, 2048))
+    each = sum(
+        phase.steps / 10_000 * flops_per_token(shape, phase, sample_text(context_of(preset)))
+        for phase in fill_curriculum(curriculum, preset, 10_000)
+    )
     tokens = min(budget / each, MOST_EPOCHS * unique)
     parameters = shape.parameters_without_head
     loss = predict_loss(parameters, tokens, unique)
     return Candidate(preset, parameters, vocab_size, tokens, tokens / unique, loss, tokens * each)
+
+
+def context_of(preset: str) -> int:
+    return USUAL_CONTEXTS.get(preset, 2048)
+
+
+def mask_of(preset: str) -> float:
+    names = list(PRESETS)
+    return 0.4 if names.index(preset) <= names.index(SMALLEST_FOR_40_PERCENT) else 0.3
+
+
+def fill_curriculum(curriculum: str, preset: str, steps: int) -> tuple[Phase, ...]:
+    """The phases of a curriculum, one that is given in steps too, scaled to a number of steps."""
+    portions = read_curriculum(curriculum, {}, mask_of(preset))
+    total = sum(portion.steps or 0 for portion in portions)
+    shares = [replace(part, steps=None, share=part.share or Fraction(part.steps or 0, total)) for part in portions]
+    return fill(tuple(shares), steps, f"curriculum '{curriculum}'")
 
 
 def unique_tokens(text: Amount | None, vocab_size: int) -> float:
@@ -217,13 +243,6 @@ def unique_tokens(text: Amount | None, vocab_size: int) -> float:
 
 def sample_text(context: int) -> Text:
     return Text(context / 2, context / 2, "assumed")
-
-
-def mean_flops(shape: Shape, context: int) -> float:
-    """Of a token under the default curriculum."""
-    causal, masked = Phase(objective="clm", steps=1), Phase(objective="mlm", steps=3)
-    text = sample_text(context)
-    return (flops_per_token(shape, causal, text) + 3 * flops_per_token(shape, masked, text)) / 4
 
 
 def recipe_flops(recipe: Recipe, shape: Shape) -> float:
@@ -247,7 +266,7 @@ def choose_steps(tokens: float, context: int) -> tuple[int, int]:
     """Steps and tokens of a batch: a power of the tokens of training, through what worked at two budgets."""
     exponent = math.log(LARGE[1] / SMALL[1]) / math.log(LARGE[0] / SMALL[0])
     wanted = SMALL[1] * (tokens / SMALL[0]) ** exponent
-    batch = LARGE[1] if wanted >= LARGE[1] else 2 ** round(math.log2(wanted))
+    batch = LARGE[1] if wanted >= 0.99 * LARGE[1] else 2 ** round(math.log2(wanted))
     batch = max(batch, 2048, 4 * context)
     return max(round(tokens / batch), 1), batch
 
@@ -269,19 +288,17 @@ def choose_curriculum(evidence: Sequence[Evidence]) -> tuple[str, tuple[str, str
             f"{default.mean:.4g} ± {default.half_width:.2g}, no clear difference, so F6 decides"
         )
         return DEFAULT_CURRICULUM, (reason, f"your study, {PAPER}")
-    others = "nothing else clearly" if default is None else f"{DEFAULT_CURRICULUM} by {best.mean - default.mean:.2g}"
-    reason = f"best of {len(evidence)} in your study ({best.mean:.4g} ± {best.half_width:.2g}); it beats {others}"
+    beaten = "" if default is None else f", {best.mean - default.mean:.2g} above {DEFAULT_CURRICULUM}"
+    reason = f"best of {len(evidence)} in your study ({best.mean:.4g} ± {best.half_width:.2g}{beaten})"
     return best.curriculum, (reason, "your study")
 
 
-def write_recipe(
-    chosen: Candidate, steps: int, batch: int, curriculum: str, mask: float, shards: str, machine: Machine | None
-) -> Recipe:
-    context = USUAL_CONTEXTS.get(chosen.preset, 2048)
+def write_recipe(chosen: Candidate, curriculum: str, shards: str, machine: Machine | None) -> Recipe:
+    context = context_of(chosen.preset)
+    steps, batch = choose_steps(chosen.tokens, context)
     is_small = chosen.preset not in PAPER_SIZES
     width = PRESETS[chosen.preset][1]
     rate = float(f"{min(5e-4 * max(1.0, 768 / width), 2e-3) * (3 if is_small else 1):.1g}")
-    phases = fill(read_curriculum(curriculum, {}, mask), steps, f"curriculum '{curriculum}'")
     warmup = min(2000, math.ceil(0.05 * steps))
     decay = min(steps - warmup, max(min(2000, round(0.2 * steps)), round(0.05 * steps)))
     on_cpu = machine is not None and machine.name == "CPU"
@@ -289,7 +306,7 @@ def write_recipe(
         name=f"{chosen.preset}-{curriculum_label(curriculum)}-{write_steps(steps)}",
         init=Init(preset=chosen.preset),
         data=Data(shards=shards, max_sample_tokens=context),
-        curriculum=phases,
+        curriculum=fill_curriculum(curriculum, chosen.preset, steps),
         schedule=Schedule(peak_lr=rate, warmup_steps=warmup, decay_steps=decay),
         batch_tokens=batch,
         optimizer=Optimizer(name="muon", eps=1e-8) if is_small else Optimizer(),
@@ -299,17 +316,16 @@ def write_recipe(
     )
 
 
-def is_at_least(preset: str, other: str) -> bool:
-    names = list(PRESETS)
-    return names.index(preset) <= names.index(other)
-
-
 def choose_size(chosen: Candidate, possible: Sequence[Candidate]) -> Choice:
-    others = [f"{item.preset} {item.loss:.3f}" for item in possible if item.preset != chosen.preset]
+    value = f"{chosen.preset}, {chosen.parameters / 1e6:,.3g}M parameters without head"
+    others = ", ".join(f"{item.preset} {item.loss:.3f}" for item in possible if item.preset != chosen.preset)
+    if not others:
+        return Choice("size", value, "the only one that the budget can train", "arithmetic")
+    is_lowest = chosen.loss == min(item.loss for item in possible)
     reason = (
-        f"lowest loss by the law ({chosen.loss:.3f}; " + ", ".join(others) + ")" if others else "the only one that fits"
+        "lowest loss by the law" if is_lowest else f"smallest within {WITHIN_NOISE:.0%} of the lowest loss by the law"
     )
-    return Choice("size", f"{chosen.preset}, {chosen.parameters / 1e6:,.3g}M parameters without head", reason, LAW)
+    return Choice("size", value, f"{reason} ({chosen.loss:.3f}; {others})", LAW)
 
 
 def choose_data(chosen: Candidate, text: Amount | None) -> Choice:
@@ -327,8 +343,8 @@ def choose_data(chosen: Candidate, text: Amount | None) -> Choice:
     return Choice("tokens", value, f"up to {FRESH_EPOCHS} times, repeated text is nearly as good as new text", LAW)
 
 
-def choose_mask(mask: float, preset: str, curriculum: str) -> Choice:
-    value = f"{mask:.0%}"
+def choose_mask(preset: str, curriculum: str) -> Choice:
+    value = f"{mask_of(preset):.0%}"
     if preset not in PAPER_SIZES:
         reason = "below 210M nothing is published; 30 % is best on average at 210M, and the margins are small"
         return Choice("masking", value, reason, f"{PAPER} (F3), extrapolated")
@@ -338,36 +354,36 @@ def choose_mask(mask: float, preset: str, curriculum: str) -> Choice:
     return Choice("masking", value, reason, PAPER)
 
 
-def choose_rest(recipe: Recipe, chosen: Candidate) -> list[Choice]:
+def choose_rest(recipe: Recipe, chosen: Candidate, text: Amount | None) -> list[Choice]:
     is_small = chosen.preset not in PAPER_SIZES
     schedule, context = recipe.schedule, recipe.data.max_sample_tokens
-    rate_source = (
-        f"{PAPER}: searched at its sizes; the batch differs" if not is_small else f"{OURS}, through {MEASURED}"
-    )
-    batch_reason = "a power of the tokens of training through two settings that worked: 1.2M → 2,048 and 99B → 2.36M"
-    return [
-        Choice("batch", f"{recipe.batch_tokens:,} tokens, {recipe.num_steps:,} steps", batch_reason, OURS),
+    ends = f"{schedule.warmup_steps:,} steps up, {schedule.decay_steps:,} down"
+    batch = f"{recipe.batch_tokens:,} tokens, {recipe.num_steps:,} steps"
+    size = f"{chosen.vocab_size:,} tokens"
+    choices = [
+        Choice("batch", batch, "a power of the tokens of training through 1.2M → 2,048 and 99B → 2.36M", OURS),
         Choice(
-            "schedule",
-            f"{schedule.warmup_steps:,} up, {schedule.decay_steps:,} down, rate {schedule.peak_lr:g}",
-            "the paper's 2,000 and 2,000 where there is room, else 5 % and 20 % of the steps; the rate rises as the "
-            "width falls below 768",
-            rate_source,
+            "schedule", ends, "2,000 and 2,000 where there is room, else 5 % and 20 % of the steps", f"{PAPER}; {OURS}"
         ),
-        Choice(
-            "optimizer",
-            recipe.optimizer.name,
-            "gets further on few tokens than AdamW in our runs" if is_small else "the paper's settings",
-            MEASURED if is_small else PAPER,
-        ),
-        Choice(
-            "vocabulary",
-            f"{chosen.vocab_size:,}",
-            "of the shards, or so that embeddings do not outweigh the blocks by far",
-            PAPER if chosen.vocab_size == 128_256 else OURS,
-        ),
-        Choice("context", f"{context:,} tokens", "the paper's" if not is_small else "short for a small model", OURS),
     ]
+    if is_small:
+        rate_reason = "rises as the width falls below 768; three times AdamW's, as in our demo"
+        choices += [
+            Choice("rate", f"{schedule.peak_lr:g}", rate_reason, f"{OURS}, through {MEASURED}"),
+            Choice("optimizer", "Muon", "gets further on few tokens than AdamW in our runs", MEASURED),
+            Choice("context", f"{context:,} tokens", "short for a small network", OURS),
+        ]
+    else:
+        choices += [
+            Choice("rate", f"{schedule.peak_lr:g}", "searched at these sizes, with batches of 2.36M tokens", PAPER),
+            Choice("optimizer", "AdamW", "the paper's settings", PAPER),
+            Choice("context", f"{context:,} tokens", "the paper's", PAPER),
+        ]
+    if text is not None and text.vocab_size is not None:
+        return [*choices, Choice("vocabulary", size, "of the shards", "given")]
+    if is_small:
+        return [*choices, Choice("vocabulary", size, "so that embeddings do not outweigh the blocks by far", OURS)]
+    return [*choices, Choice("vocabulary", size, "the paper's, of Llama 3", PAPER)]
 
 
 def list_caveats(

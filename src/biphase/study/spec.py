@@ -223,6 +223,7 @@ class Draft:
 def named_models(study: Study) -> dict[str, StudyModel]:
     """The presets, and over them the models of the study."""
     models = {name: StudyModel(name=name, preset=name) for name in PRESETS}
+    refuse_doubles("models", [model.name for model in study.models])
     for model in study.models:
         if model.preset is not None and model.preset not in PRESETS:
             raise InputError(f"model '{model.name}': unknown preset '{model.preset}'{nearest(model.preset, PRESETS)}")
@@ -230,7 +231,14 @@ def named_models(study: Study) -> dict[str, StudyModel]:
     return models
 
 
+def refuse_doubles(what: str, names: Sequence[str]) -> None:
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise InputError(f"{what}: '{twice}' is named twice; give one of the two another name")
+
+
 def draft_arms(study: Study) -> Iterator[Draft]:
+    refuse_doubles("curricula", [curriculum.name for curriculum in study.curricula])
     models, tables = named_models(study), {curriculum.name: curriculum for curriculum in study.curricula}
     for group in study.arms:
         for name in group.models:

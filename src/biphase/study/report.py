@@ -1,0 +1,167 @@
+"""A study's folder, finished or not → the report on it: what each model is in the paper's terms, and what it scored."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from biphase.config import Phase
+from biphase.console import duration
+from biphase.errors import InputError
+from biphase.files import read_json
+from biphase.finetuning.tasks import find_task
+from biphase.report.page import write_report
+from biphase.report.results import Arm, Result, ResultSet, measured, place_arms
+from biphase.report.scores import ScoreSet, select
+from biphase.run import open_run, read_metrics
+from biphase.study.cost import Sizes, measure_sizes
+from biphase.study.picture import draw_plan
+from biphase.study.plan import Model, Plan, history
+from biphase.study.run import Workplace, current_scores, is_trained, status, trained_folder
+
+FAMILIES = {
+    "sequence_classification": "SC",
+    "token_classification": "TC",
+    "question_answering": "QA",
+    "retrieval": "IR",
+}
+PAPER_METRICS = {"SC": "accuracy", "TC": "paper_f1", "QA": "paper_f1", "IR": "paper_ndcg_at_10"}
+
+
+def report_study(plan: Plan, place: Workplace, out: Path, study_file: str) -> Path:
+    """Write tables, figures, verdicts and the page of what is finished into the folder `out`; returns the page."""
+    scores = {model.name: current_scores(plan, place, model) for model in plan.models}
+    results = ResultSet(tuple(collect_results(plan, scores)))
+    with TemporaryDirectory() as folder:
+        picture = Path(folder) / "plan.svg"
+        draw_plan(plan, picture)
+        svg = picture.read_text(encoding="utf-8")
+    return write_report(
+        results,
+        out,
+        title=plan.study.title or f"The study {plan.study.name}",
+        question=plan.study.question,
+        plan_svg=svg,
+        costs=list_costs(plan, place, scores),
+        commands=(f"biphase study run {study_file}", f"biphase study report {study_file}"),
+        missing=list(list_missing(plan, place, scores)),
+        losses={
+            name: read_metrics(open_run(trained_folder(place, name)), "train")
+            + read_metrics(open_run(trained_folder(place, name)), "validation")
+            for name, run in plan.runs.items()
+            if is_trained(place, run)
+        },
+    )
+
+
+def collect_results(plan: Plan, scores: dict[str, ScoreSet]) -> Iterator[Result]:
+    """Every model on every task, by the standard metric and by the paper's, in each of its comparisons."""
+    sizes = measure_sizes(plan)
+    arms = place_arms(describe_model(plan, model, sizes) for model in plan.models)
+    for arm in arms:
+        found = scores[arm.name]
+        for task in found.tasks:
+            name = next(model for model in found.models if (model, task) in found.cells)
+            family = FAMILIES[find_task(task).family]
+            own = next(iter(found.cells[name, task].values())).metric
+            for kind, metric in (("standard", own), ("paper", PAPER_METRICS[family])):
+                try:
+                    chosen = select(found, name, task, metric)
+                except InputError:
+                    continue  # diverged everywhere: told as missing
+                yield measured(arm, family, task, kind, chosen.test, chosen.test_by_rate)  # type: ignore[arg-type]
+
+
+def describe_model(plan: Plan, model: Model, sizes: Sizes) -> Arm:
+    """A model as the paper would describe it."""
+    arm = plan.arms[model.arm]
+    phases = history(plan, model)
+    parent = None if arm.parent is None else next(other for other in plan.models if other.name == arm.parent)
+    before = () if parent is None else history(plan, parent)
+    num_before = sum(phase.steps for phase in before)
+    pretraining = before or phases
+    clm, mlm = (sum(p.steps for p in pretraining if (p.objective == "clm") == is_clm) for is_clm in (True, False))
+    later = sum(phase.steps for phase in phases) - num_before if parent is not None else 0
+    masks = [phase.mask_probability for phase in phases if phase.objective != "clm"]
+    is_intermediate = model.kind == "intermediate"
+    return Arm(
+        name=model.name,
+        setup="efficiency" if is_intermediate else "objective" if is_of_the_paper(pretraining, parent) else "other",
+        size=arm.model,
+        objective="clm" if not mlm else "mlm" if not clm else "clm+mlm",
+        mask_percent=round(100 * masks[-1]) if masks else None,
+        pretrain_steps=clm + mlm,
+        clm_steps=clm,
+        mlm_steps=mlm,
+        cpt_steps=later,
+        parent=model.arm if is_intermediate else arm.parent,
+        flops=sum_flops(plan, model, sizes),
+    )
+
+
+def is_of_the_paper(pretraining: tuple[Phase, ...], parent: Model | None) -> bool:
+    """CLM, MLM, or CLM and then MLM; what continues a model is judged as a continuation."""
+    kinds = [phase.objective for phase in pretraining]
+    return parent is not None or kinds in (["clm"], ["mlm"], ["clm", "mlm"])
+
+
+def sum_flops(plan: Plan, model: Model, sizes: Sizes) -> float | None:
+    """Of all training from the beginning to this step, its parents' included; None for a network of unknown shape."""
+    total, name, end = 0.0, model.run, model.step
+    while True:
+        run = plan.runs[name]
+        spent = sizes.flops(run)
+        if not spent:
+            return None
+        total += sum(spent.values()) * (end - run.first) / run.steps
+        if run.parent is None:
+            return total
+        name, end = run.parent, run.first
+
+
+def list_costs(plan: Plan, place: Workplace, scores: dict[str, ScoreSet]) -> list[dict[str, object]]:
+    """What was spent, as measured."""
+    trained = [name for name, run in plan.runs.items() if is_trained(place, run)]
+    rows: list[dict[str, object]] = []
+    if trained:
+        seconds = sum(read_json(place.record(name))["seconds"] for name in trained)
+        steps = sum(plan.runs[name].steps for name in trained)
+        tokens = sum(plan.runs[name].steps * plan.runs[name].recipe.batch_tokens for name in trained)
+        rows.append(cost_row("pretraining", len(trained), steps, tokens, seconds))
+    by_task: dict[str, list[float]] = {}
+    steps_by_task: dict[str, int] = {}
+    for found in scores.values():
+        for score in found.scores:
+            by_task.setdefault(score.task, []).append(sum(score.seconds.values()))
+            steps_by_task[score.task] = steps_by_task.get(score.task, 0) + score.num_steps
+    for task, values in by_task.items():
+        rows.append(
+            cost_row(f"fine-tuning and evaluation: {task}", len(values), steps_by_task[task], None, sum(values))
+        )
+    return rows
+
+
+def cost_row(stage: str, units: int, steps: int, tokens: int | None, seconds: float) -> dict[str, object]:
+    return {
+        "stage": stage,
+        "units": units,
+        "steps": steps,
+        "tokens": "" if tokens is None else f"{tokens:,}",
+        "worker time": duration(seconds),
+    }
+
+
+def list_missing(plan: Plan, place: Workplace, scores: dict[str, ScoreSet]) -> Iterator[str]:
+    lines, failures = status(plan, place)
+    for line in lines:
+        if line.done < line.total:
+            what = "runs" if line.name == "train" else f"cells of {line.name}"
+            yield f"{line.total - line.done} of {line.total} {what} are not finished."
+    for failure in failures:
+        yield f"Failed: {failure.unit}: {failure.reason}"
+    for found in scores.values():
+        for broken in found.broken:
+            yield f"Left out, because it is damaged: {broken.path}: {broken.reason}"
+        diverged = [score for score in found.scores if score.diverged]
+        if diverged:
+            points = ", ".join(f"{s.task} at {s.config.learning_rate:g} seed {s.config.seed}" for s in diverged)
+            yield f"{diverged[0].model}: training diverged on {points}."

@@ -1,0 +1,196 @@
+"""Figures are drawn where there are scores, say what they lack, show intervals, and are the same every time."""
+
+import itertools
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.colors import to_rgb
+from matplotlib.container import BarContainer, ErrorbarContainer
+from matplotlib.figure import Figure
+
+from biphase.report import figures
+from biphase.report.figures import CURVE_POINTS, DRAWINGS, LOOKS, SERIES, draw_figures, plot_losses, thin
+from biphase.report.results import (
+    AVERAGE,
+    ResultSet,
+    arms_of,
+    difference,
+    families,
+    measured,
+    read_reference,
+    select,
+    with_averages,
+)
+
+LOSSES = {
+    "clm-100": [{"kind": "train", "step": step, "objective": "clm", "loss": 9 - step / 20} for step in range(1, 101)],
+    "clm-50-mlm-100": [
+        *({"kind": "train", "step": s, "objective": "clm" if s <= 50 else "mlm", "loss": 9.0} for s in range(1, 101)),
+        {"kind": "validation", "step": 100, "objective": "mlm", "loss": 8.5, "accuracy": 0.1},
+    ],
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_fonts() -> Iterator[None]:
+    """Fonts that are not subset: half of the time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(figures.STYLE, "pdf.fonttype", 3)
+        yield
+
+
+@pytest.fixture(scope="module")
+def study() -> ResultSet:
+    """The published means of two families as a study with scores by seed and rate, and with MLM after CLM too."""
+    results = []
+    for published in read_reference().results:
+        if published.family not in ("SC", "QA") or published.dataset == AVERAGE:
+            continue
+        rng = np.random.default_rng(len(results))
+        noise = 0.001 if published.arm.objective == "clm" else 0.003
+        scores = {rate: tuple(published.mean + noise * rng.standard_normal(5)) for rate in (1e-5, 5e-5, 1e-4)}
+        place = (published.family, published.dataset, published.metric)
+        results.append(measured(published.arm, *place, scores[5e-5], scores))
+        if published.arm.setup == "objective" and published.arm.size == "610M" and published.arm.objective == "mlm":
+            after = replace(published.arm, name=f"610m-clm-40k-mlm{published.arm.mask_percent}-42k", setup="adapted")
+            after = replace(after, objective="clm+mlm", clm_steps=40_000, mlm_steps=2_000)
+            results.append(measured(after, *place, [0.01 + score for score in scores[5e-5]]))
+    return with_averages(results)
+
+
+@pytest.fixture(scope="module")
+def drawn(study: ResultSet, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[figures.Figure], list[str]]:
+    return draw_figures(study, tmp_path_factory.mktemp("figures"), LOSSES)
+
+
+def draw(plot: Callable[..., Any], *arguments: Any) -> Any:
+    axes = Figure().add_subplot()
+    assert plot(*arguments, axes) is axes
+    return axes
+
+
+def test_all_are_drawn(drawn: tuple[list[figures.Figure], list[str]]) -> None:
+    made, missing = drawn
+    assert missing == []
+    assert [figure.name for figure in made] == [*(drawing.name for drawing in DRAWINGS), "losses"]
+    for figure in made:
+        assert figure.svg.read_text().count("<svg") == 1
+        assert figure.pdf.read_bytes().startswith(b"%PDF")
+        assert "NaN" not in figure.svg.read_text() and figure.caption.endswith(".")
+
+
+def test_text_stays_text_and_axes_have_units(drawn: tuple[list[figures.Figure], list[str]]) -> None:
+    by_name = {figure.name: figure.svg.read_text() for figure in drawn[0]}
+    words = {name: re.findall(r"<text[^>]*>([^<]+)</text>", text) for name, text in by_name.items()}
+    assert {"accuracy (%)", "F1 of token positions (%)", "parameters without the head", "MLM 40 %", "1B"} <= set(
+        words["objective-by-size"]
+    )
+    assert {"pretraining steps, no decay", "1k", "40k"} <= set(words["score-by-steps"])
+    assert {"ahead of MLM alone (points)", "25 % CLM, then MLM", "12k", "42k"} <= set(words["splits"])
+    assert {"spread (points)"} <= set(words["rate-spread"])
+    assert {"training FLOPs (×10²⁰)", "2", "5"} <= set(words["score-by-flops"])
+    assert {"loss (nats per target)", "CLM", "MLM", "clm-50-mlm-100"} <= set(words["losses"])
+    assert {"40k CLM, then 2k MLM", "MLM", "masked tokens (%)"} <= set(words["masking-after-clm"])
+
+
+def test_the_same_every_time(tmp_path: Path) -> None:
+    part = select(read_reference(), "QA", setup="ratio")
+    first, second = (draw_figures(part, tmp_path / name)[0] for name in ("first", "second"))
+    assert [figure.name for figure in first] == ["splits", "score-by-flops"]
+    for one, other in zip(first, second, strict=True):
+        assert one.svg.read_bytes() == other.svg.read_bytes()
+        assert one.pdf.read_bytes() == other.pdf.read_bytes()
+
+
+def test_what_is_missing_is_said(tmp_path: Path) -> None:
+    results = select(read_reference(), "SC", setup="objective", objective="clm", size="1B").results
+    uncounted = [replace(result, arm=replace(result.arm, flops=None)) for result in results]
+    made, missing = draw_figures(ResultSet(tuple(uncounted)), tmp_path)
+    assert made == [] and list(tmp_path.iterdir()) == []
+    assert len(missing) == len(DRAWINGS) + 1
+    assert "Spread over fine-tuning rates: needs test scores at every fine-tuning rate and seed" in missing
+    assert missing[-1] == "Loss curves: needs the metrics.jsonl of the runs"
+
+
+def test_points_are_the_scores_with_their_intervals() -> None:
+    """CLM at 210M, 610M, 1B on SC: 82.80 ± 0.02, 83.58 ± 0.17, 82.68 ± 0.30."""
+    axes = draw(figures.plot_objective_by_size, read_reference(), "SC")
+    clm = next(c for c in axes.containers if isinstance(c, ErrorbarContainer) and c.get_label() == "CLM")
+    line, _, (reach,) = clm
+    assert line.get_ydata() == pytest.approx([82.80, 83.58, 82.68])
+    low_high = np.array([segment[:, 1] for segment in reach.get_segments()])
+    assert low_high == pytest.approx(np.array([[82.78, 82.82], [83.41, 83.75], [82.38, 82.98]]))
+
+
+def test_bars_are_differences_from_zero() -> None:
+    """On QA with 42k steps, 25 % CLM is at 67.77 ± 0.53 against 62.77 ± 1.86."""
+    reference = read_reference()
+    axes = draw(figures.plot_splits, reference, "QA")
+    bars = next(c for c in axes.containers if isinstance(c, BarContainer) and c.get_label() == "25 % CLM, then MLM")
+    assert [bar.get_height() for bar in bars] == pytest.approx([43.77 - 41.51, 54.43 - 51.44, 67.77 - 62.77])
+    assert {bar.get_y() for bar in bars} == {0}
+    ours, theirs = (
+        select(reference, "QA", AVERAGE, setup="ratio", pretrain_steps=42_000, clm_steps=steps).results[0]
+        for steps in (10_000, 0)
+    )
+    reach = bars.errorbar[2][0].get_segments()[2][:, 1]
+    gap = difference(ours, theirs).against()
+    assert reach == pytest.approx([100 * gap.low, 100 * gap.high])
+
+
+def test_one_seed_is_drawn_without_interval() -> None:
+    results = [
+        measured(r.arm, r.family, r.dataset, r.metric, (r.mean,))
+        for r in select(read_reference(), "SC", setup="ratio").results
+    ]
+    axes = draw(figures.plot_splits, ResultSet(tuple(results)), "SC")
+    bars = next(c for c in axes.containers if isinstance(c, BarContainer))
+    assert [len({end for _, end in segment}) for segment in bars.errorbar[2][0].get_segments()] == [1, 1, 1]
+
+
+def test_every_panel_is_drawn_with_a_cell_missing(study: ResultSet) -> None:
+    """Any arm may be unfinished in a partial study."""
+    for arm in arms_of(study)[::8]:
+        part = ResultSet(tuple(r for r in study.results if r.arm != arm or r.family != "SC"))
+        for drawing in DRAWINGS[:1] + DRAWINGS[4:8]:
+            if drawing.can_draw(part):
+                draw(drawing.plot, part, "SC")
+
+
+def test_series_differ_without_colour() -> None:
+    for looks in (LOOKS.values(), SERIES):
+        for key in ("marker", "line", "hatch", "color"):
+            values = [getattr(look, key) for look in looks]
+            assert len(set(values)) == len(values), key
+
+
+def test_colours_differ_from_each_other() -> None:
+    for looks in (LOOKS.values(), SERIES):
+        for one, other in itertools.combinations(looks, 2):
+            assert np.abs(np.subtract(to_rgb(one.color), to_rgb(other.color))).max() > 0.2
+
+
+def test_losses_have_axes_for_each_objective() -> None:
+    axes = draw(plot_losses, LOSSES, "mlm")
+    train, validation = axes.lines
+    assert (train.get_xdata()[0], train.get_xdata()[-1]) == (51, 100)
+    assert validation.get_xydata().tolist() == [[100, 8.5]]
+    assert train.get_label() == "clm-50-mlm-100"
+
+
+def test_long_curves_are_thinned_by_means() -> None:
+    steps_N, losses_N = thin([(float(step), float(step % 2)) for step in range(2 * CURVE_POINTS)])
+    assert len(steps_N) == CURVE_POINTS
+    assert steps_N[:2].tolist() == [0.5, 2.5] and set(losses_N) == {0.5}
+    assert len(thin([])[0]) == 0
+
+
+def test_families_without_scores_have_no_panel(drawn: tuple[list[figures.Figure], list[str]], study: ResultSet) -> None:
+    assert families(study) == ["SC", "QA"]
+    text = drawn[0][0].svg.read_text()
+    assert "SC · sequence classification" in text and "IR · retrieval" not in text

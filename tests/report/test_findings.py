@@ -1,0 +1,315 @@
+"""Verdicts with known answers: a made-up study in which all eight findings hold, and changes that break one each."""
+
+import math
+import zlib
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from biphase.report.findings import (
+    ALPHA,
+    FINDINGS,
+    Effect,
+    Finding,
+    answer,
+    count_tests,
+    jackknife,
+    judge_findings,
+    slope,
+    spread_gap,
+    together,
+)
+from biphase.report.results import AVERAGE, Arm, Result, ResultSet, difference, measured, read_reference, select
+from biphase.report.statistics import holm, rate_spread
+
+Change = Callable[[Arm, str], float]
+RATES = (1e-5, 5e-5, 1e-4)
+
+
+def arm(setup: str, size: str, clm: int, mlm: int, mask: int = 40, cpt: int = 0) -> Arm:
+    objective = "clm+mlm" if clm and mlm else "clm" if clm else "mlm"
+    name = f"{size}-{clm}-{mlm}-{mask}-{cpt}"
+    return Arm(name, setup, size, objective, mask if mlm or cpt else None, clm + mlm, clm, mlm, cpt)  # type: ignore[arg-type]
+
+
+def score_of(arm: Arm, family: str) -> float:
+    """In this world all findings hold, by two points or more each."""
+    is_clm, is_masked_less = arm.objective == "clm", arm.mask_percent == 20
+    if arm.setup == "objective":
+        if is_clm:
+            return {"SC": 0.55, "TC": 0.70, "QA": 0.40, "IR": 0.50 if arm.size == "1m" else 0.55}[family]
+        small = {"SC": 0.0, "TC": 0.02, "QA": 0.02, "IR": -0.02}
+        gain = small[family] if arm.size == "1m" else -0.02
+        return {"SC": 0.58, "TC": 0.70, "QA": 0.52, "IR": 0.57}[family] + is_masked_less * gain
+    if arm.setup == "efficiency":
+        ahead = 0.03 if arm.pretrain_steps < 500 or family == "TC" else -0.03
+        return 0.4 + arm.pretrain_steps / 10_000 + is_clm * ahead
+    if arm.setup == "ratio":
+        return 0.5 + {0.25: 0.03, 0.5: 0.03}.get(arm.clm_share, 0.0)
+    if arm.setup == "adapted":
+        return 0.6 + 0.001 * is_masked_less
+    return 0.6 + 0.03 * (is_clm and arm.cpt_steps > 0 and family in ("SC", "TC"))
+
+
+ARMS = [
+    *(arm("objective", size, 1000, 0) for size in ("1m", "2m")),
+    *(arm("objective", size, 0, 1000, mask) for size in ("1m", "2m") for mask in (20, 40)),
+    *(arm("efficiency", "1m", clm * steps, (1 - clm) * steps) for steps in (100, 200, 800) for clm in (0, 1)),
+    *(arm("ratio", "1m", clm, 400 - clm) for clm in (0, 100, 200, 300, 400)),
+    *(arm("adapted", "1m", 800, 200, mask) for mask in (20, 40)),
+    *(arm("cpt", "1m", clm, 1000 - clm, cpt=steps) for clm in (0, 1000) for steps in (0, 50, 100)),
+]
+
+
+def world(
+    noise: float = 0.0005, num: int = 5, change: Change = lambda arm, family: 0.0, steady: str = "clm"
+) -> ResultSet:
+    """A dataset for each family; noise of its own for each score, the same in every call."""
+    results = []
+    for each in ARMS:
+        for family in ("SC", "TC", "QA", "IR"):
+            rng = np.random.default_rng(zlib.crc32(f"{each} {family}".encode()))
+            spread = 0.005 if each.objective == steady else 0.02
+            by_rate = {
+                rate: score_of(each, family) + change(each, family) - spread * at + noise * rng.standard_normal(num)
+                for at, rate in enumerate(RATES)
+            }
+            scores = {rate: tuple(values.tolist()) for rate, values in by_rate.items()}
+            results.append(measured(each, family, f"{family}-data", "standard", scores[RATES[0]], scores))  # type: ignore[arg-type]
+    return ResultSet(tuple(results))
+
+
+def verdicts(findings: tuple[Finding, ...]) -> dict[str, str]:
+    return {finding.key: finding.verdict for finding in findings}
+
+
+def effects_of(findings: tuple[Finding, ...]) -> list[Effect]:
+    return [effect for finding in findings for part in finding.parts for effect in part.effects]
+
+
+@pytest.fixture(scope="module")
+def judged() -> tuple[Finding, ...]:
+    return judge_findings(world())
+
+
+def test_supported(judged: tuple[Finding, ...]) -> None:
+    assert verdicts(judged) == dict.fromkeys(FINDINGS, "supported")
+    assert all(part.effects and not part.untested for finding in judged for part in finding.parts)
+    assert not any(finding.needs for finding in judged)
+
+
+AGAINST: dict[str, Change] = {
+    "F1": lambda arm, family: -0.1 * (arm.setup == "objective" and arm.objective == "mlm" and family == "SC"),
+    "F2": lambda arm, family: -0.1 * (arm.setup == "objective" and arm.objective == "clm" and family == "TC"),
+    "F3": lambda arm, family: -0.1 * (arm.setup == "objective" and arm.mask_percent == 20),
+    "F4": lambda arm, family: -0.2 * (arm.setup == "efficiency" and arm.objective == "clm"),
+    "F6": lambda arm, family: -0.1 * (arm.setup == "ratio" and arm.objective == "clm+mlm"),
+    "F7": lambda arm, family: 0.1 * (arm.setup == "adapted" and arm.mask_percent == 20),
+    "F8": lambda arm, family: -0.1 * (arm.setup == "cpt" and arm.objective == "clm"),
+}
+
+
+@pytest.mark.parametrize("key", AGAINST)
+def test_contradicted(key: str) -> None:
+    findings = judge_findings(world(change=AGAINST[key]))
+    assert verdicts(findings) == {**dict.fromkeys(FINDINGS, "supported"), key: "contradicted"}
+
+
+def test_steadier_mlm_contradicts_f5() -> None:
+    assert verdicts(judge_findings(world(steady="mlm")))["F5"] == "contradicted"
+
+
+def test_undecided_by_noise() -> None:
+    """The same means within noise of 20 points: nothing can be told, and everything says what would decide it."""
+    findings = judge_findings(world(noise=0.2))
+    assert verdicts(findings) == dict.fromkeys(FINDINGS, "undecided")
+    assert all(effect.needs for effect in effects_of(findings))
+
+
+def test_no_verdict_from_a_point_estimate() -> None:
+    findings = judge_findings(world(num=1))
+    assert verdicts(findings) == dict.fromkeys(FINDINGS, "undecided")
+    assert count_tests(findings) == 0
+    assert {effect.needs for effect in effects_of(findings)} == {"two seeds or more"}
+
+
+def test_scores_without_spread_decide_nothing() -> None:
+    """Two seeds with the same score do not prove that a third would have it too."""
+    exact = [replace(r, samples=(r.mean,) * 2, num=2, by_rate=None) for r in world(noise=0.0).results]
+    findings = judge_findings(ResultSet(tuple(exact)))
+    assert verdicts(findings) == dict.fromkeys(FINDINGS, "undecided")
+    assert all(effect.needs.startswith("scores that differ") for effect in effects_of(findings))
+
+
+def test_nothing_to_test() -> None:
+    """A study of one arm: every finding names what it lacks."""
+    lonely = ResultSet(select(world(), setup="cpt").results[:4])
+    for finding in judge_findings(lonely):
+        assert finding.verdict == "undecided"
+        assert finding.needs and all(line.startswith("scores that are not there: ") for line in finding.needs)
+
+
+def test_missing_family_leaves_its_claim_open() -> None:
+    """Without QA, F1 cannot be supported, however clear SC is."""
+    part = tuple(result for result in world().results if result.family != "QA")
+    (finding, *_) = judge_findings(ResultSet(part))
+    assert finding.verdict == "undecided"
+    assert [effect.verdict for effect in finding.parts[0].effects] == ["supported"] * 2
+    assert finding.parts[0].untested == ("QA, 1m: MLM − CLM (no scores)", "QA, 2m: MLM − CLM (no scores)")
+    assert finding.parts[1].effects == ()
+
+
+def test_everything_is_corrected_together(judged: tuple[Finding, ...]) -> None:
+    effects = effects_of(judged)
+    asked = [p for effect in effects for p in (effect.p_value, effect.p_contrary)]
+    shown = [p for effect in effects for p in (effect.adjusted, effect.adjusted_contrary)]
+    np.testing.assert_allclose(shown, holm(asked))
+    assert count_tests(judged) == sum(not math.isnan(p) for p in asked)
+    smallest = min(effects, key=lambda effect: effect.p_value)
+    assert smallest.adjusted == pytest.approx(smallest.p_value * count_tests(judged))
+
+
+@pytest.mark.parametrize(
+    ("parts", "verdict"),
+    [
+        (["supported", "supported"], "supported"),
+        (["supported", "undecided"], "undecided"),
+        (["supported", "undecided", "contradicted"], "contradicted"),
+        ([], "undecided"),
+    ],
+)
+def test_together(parts: list[str], verdict: str) -> None:
+    assert together(parts) == verdict
+
+
+def test_on_par_is_a_point() -> None:
+    """F2: CLM half a point below MLM on TC is on par; two points below is not."""
+
+    def f2(loss: float) -> str:
+        results = world(change=lambda arm, family: loss / 0.1 * AGAINST["F2"](arm, family))
+        return judge_findings(results)[1].parts[0].verdict
+
+    assert (f2(0.005), f2(0.01), f2(0.02)) == ("supported", "undecided", "contradicted")
+
+
+def test_published_verdicts() -> None:
+    """What 800 means and half-widths allow to say; F5 and F7 are about scores that are not published."""
+    findings = judge_findings(read_reference())
+    assert verdicts(findings) == {**dict.fromkeys(FINDINGS, "undecided"), "F1": "supported", "F4": "supported"}
+    assert {effect.contrast.test for effect in effects_of(findings)} == {"Welch"}
+    assert [finding.key for finding in findings if not any(part.effects for part in finding.parts)] == ["F5", "F7"]
+    first = findings[0].parts[0].effects[1]
+    assert (first.label, round(100 * first.estimate, 2)) == ("SC, 610M: MLM − CLM", 3.42)
+    text = answer(findings)
+    assert "in 3 of 6 comparisons and behind in none; the other 3 cannot be told from the noise" in text
+    assert text.count(". ") == 1 and "F4 (CLM is more data-efficient early)" in text
+
+
+@pytest.mark.parametrize(
+    ("results", "beginning"),
+    [
+        (
+            world(),
+            "At the same budget, CLM then MLM (25–50 % CLM) is ahead of MLM alone in 2 of 2 comparisons and behind",
+        ),
+        (world(change=AGAINST["F6"]), "At the same budget, CLM then MLM (25–50 % CLM) is ahead of MLM alone in 0 of 2"),
+        (world(num=1), "The differences between CLM then MLM (25–50 % CLM) and MLM alone at the same budget cannot be"),
+        (select(world(), setup="objective"), "Whether CLM then MLM beats MLM alone at the same budget is not known"),
+    ],
+)
+def test_answer(results: ResultSet, beginning: str) -> None:
+    text = answer(judge_findings(results))
+    assert text.startswith(beginning)
+    assert text.count(". ") == 1 and text.endswith(".")
+
+
+def test_seeds_needed_have_the_power_they_promise() -> None:
+    """By the non-central t: about 80 % with as many seeds as named, less than that with one seed fewer."""
+    findings = judge_findings(read_reference())
+    closing = findings[1].parts[1].effects[0]
+    named = int(closing.needs.split()[1])
+    level = ALPHA / count_tests(findings)
+
+    def power(num: int) -> float:
+        degrees = closing.contrast.degrees * (num - 1) / 4
+        shift = closing.estimate / (closing.contrast.error * math.sqrt(5 / num))
+        return float(stats.nct.sf(stats.t.isf(level / 2, degrees), degrees, shift))
+
+    assert 0.77 < power(named) < 0.85
+    assert power(named - 1) < power(named)
+
+
+def test_slope_is_that_of_least_squares() -> None:
+    """0.50, 0.56, 0.54 at 20, 30, 50 %: the line rises by 0.03/1400·… from 20 to 50."""
+    arms = [arm("objective", "1m", 0, 100, mask) for mask in (20, 30, 50)]
+    scores = (0.50, 0.56, 0.54)
+    cells = [
+        measured(each, "SC", AVERAGE, "standard", (score, score)) for each, score in zip(arms, scores, strict=True)
+    ]
+    terms = slope(ResultSet(tuple(cells)), "1m", "SC")
+    assert terms is not None
+    line = stats.linregress((20, 30, 50), scores)
+    assert sum(weight * result.mean for weight, result in terms) == pytest.approx(30 * line.slope)
+    assert slope(ResultSet(tuple(cells[:1])), "1m", "SC") is None
+
+
+def test_spread_is_that_of_the_statistics() -> None:
+    results = world()
+    clm, mlm = (each for each in ARMS if each.setup == "objective" and each.size == "1m" and each.mask_percent != 20)
+    seen, rates = spread_gap(results, mlm, clm)
+
+    def mean_spread(each: Arm) -> float:
+        tables = [list((r.by_rate or {}).values()) for r in results.results if r.arm == each]
+        return float(np.mean([rate_spread(table, np.random.default_rng(0), 1).std for table in tables]))
+
+    assert seen is not None and rates == list(RATES)
+    assert seen.estimate == pytest.approx(mean_spread(mlm) - mean_spread(clm))
+
+
+def test_a_diverged_rate_is_left_out_for_both() -> None:
+    def spoil(result: Result) -> Result:
+        if result.arm.objective == "clm" and result.by_rate:
+            return replace(result, by_rate={**result.by_rate, 1e-4: (math.nan, *result.by_rate[1e-4][1:])})
+        return result
+
+    results = ResultSet(tuple(map(spoil, world().results)))
+    part = judge_findings(results)[4].parts[0]
+    assert [effect.label for effect in part.effects] == [
+        "1m: spread of MLM − of CLM, rates 1e-05, 5e-05",
+        "2m: spread of MLM − of CLM, rates 1e-05, 5e-05",
+    ]
+
+
+def test_a_seed_missing_at_a_rate_leaves_f5_open() -> None:
+    """Partial studies: not an error, and no test on fewer seeds for one arm than for the other."""
+
+    def spoil(result: Result) -> Result:
+        if result.arm.objective == "clm" and result.by_rate:
+            return replace(result, by_rate={**result.by_rate, 5e-5: result.by_rate[5e-5][:2]})
+        return result
+
+    part = judge_findings(ResultSet(tuple(map(spoil, world().results))))[4].parts[0]
+    assert (part.verdict, part.effects, len(part.untested)) == ("undecided", (), 2)
+
+
+def test_jackknife_of_a_mean_is_its_standard_error() -> None:
+    values = np.array([0.5, 0.7, 0.65, 0.52])
+    seen = jackknife(lambda seeds: float(values[seeds].mean()), 4, size=1.0)
+    assert seen.estimate == pytest.approx(values.mean())
+    assert seen.error == pytest.approx(values.std(ddof=1) / 2)
+    assert seen.degrees == 3
+
+
+def test_standard_metrics_come_first() -> None:
+    """Verdicts are on the standard metric where there is one, whatever the paper's metric says."""
+    paper = [replace(result, metric="paper") for result in world(change=AGAINST["F1"]).results]  # type: ignore[arg-type]
+    assert verdicts(judge_findings(ResultSet((*paper, *world().results))))["F1"] == "supported"
+    assert verdicts(judge_findings(ResultSet(tuple(paper))))["F1"] == "contradicted"
+
+
+def test_difference_of_a_world_is_paired() -> None:
+    a, b = world().results[:2]
+    assert difference(a, b).test == "paired t"

@@ -1,0 +1,267 @@
+"""The page is complete in itself, escapes what it is given, shows everything, and sorts (in Chromium, if there)."""
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from biphase.errors import InputError
+from biphase.report import figures
+from biphase.report.figures import DRAWINGS
+from biphase.report.findings import FINDINGS, judge_findings
+from biphase.report.page import inline_svg, points, probability, sort_value, write_report
+from biphase.report.paper import report_paper
+from biphase.report.results import ResultSet, read_reference, select
+
+VOID = {"meta", "link", "br", "hr", "img", "input", "path", "use", "line", "circle", "rect"}
+
+
+@dataclass
+class Page(HTMLParser):
+    """What a browser would see: tags with their attributes, words outside of styles and scripts, and tags left open."""
+
+    tags: list[tuple[str, dict[str, str]]] = field(default_factory=list)
+    words: list[str] = field(default_factory=list)
+    open_tags: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, {key: value or "" for key, value in attrs}))
+        if tag not in VOID:
+            self.open_tags.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, {key: value or "" for key, value in attrs}))
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in VOID:
+            assert self.open_tags.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if not {"style", "script"} & set(self.open_tags[-1:]):
+            self.words.append(data)
+
+    def all(self, tag: str, **attributes: str) -> list[dict[str, str]]:
+        return [
+            found
+            for name, found in self.tags
+            if name == tag and all(found.get(key.rstrip("_")) == value for key, value in attributes.items())
+        ]
+
+
+def parse(path: Path) -> Page:
+    page = Page()
+    page.feed(path.read_text(encoding="utf-8"))
+    page.close()
+    assert page.open_tags == []
+    return page
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_fonts() -> Iterator[None]:
+    """Fonts that are not subset: half of the time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(figures.STYLE, "pdf.fonttype", 3)
+        yield
+
+
+@pytest.fixture(scope="module")
+def paper_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return report_paper(tmp_path_factory.mktemp("report") / "paper")
+
+
+@pytest.fixture(scope="module")
+def paper(paper_file: Path) -> Page:
+    return parse(paper_file)
+
+
+@pytest.fixture(scope="module")
+def part() -> ResultSet:
+    """Little to draw: one comparison on one family, without its CLM."""
+    results = select(read_reference(), "SC", setup="efficiency", pretrain_steps=1000).results
+    return ResultSet(results)
+
+
+def test_nothing_is_loaded(paper: Page, paper_file: Path) -> None:
+    """No address anywhere that a browser would fetch; and a policy that forbids it."""
+    for tag, attributes in paper.tags:
+        for key in ("src", "srcset", "data", "action", "poster", "background"):
+            assert key not in attributes, f"<{tag} {key}>"
+        for key in ("href", "xlink:href"):
+            address = attributes.get(key, "#")
+            assert re.fullmatch(r"#[\w.-]+|#|(figures|tables)/[\w.-]+", address), f"<{tag} {key}={address}>"
+    assert not paper.all("link") and not paper.all("iframe") and not paper.all("img")
+    text = paper_file.read_text()
+    assert "@import" not in text and not re.search(r"url\((?!#)", text)
+    (policy,) = (meta["content"] for meta in paper.all("meta") if "http-equiv" in meta)
+    assert policy.startswith("default-src 'none'")
+
+
+def test_links_lead_somewhere(paper: Page, paper_file: Path) -> None:
+    ids = [attributes["id"] for _, attributes in paper.tags if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    for _, attributes in paper.tags:
+        address = attributes.get("href") or attributes.get("xlink:href") or ""
+        if address.startswith("#"):
+            assert address[1:] in ids, address
+        elif address:
+            assert (paper_file.parent / address).is_file(), address
+
+
+def test_every_published_cell_is_on_the_page(paper: Page) -> None:
+    cells = [attributes for attributes in paper.all("td") if attributes.get("class", "").startswith("num")]
+    scores = [cell["data-sort"] for cell in cells if "data-sort" in cell]
+    assert sorted(scores) == sorted(f"{100 * result.mean:.2f}" for result in read_reference().results)
+    widths = sorted(word for word in paper.words if word.startswith("(± "))
+    assert widths == sorted(f"(± {100 * result.half_width:.2f})" for result in read_reference().results)
+
+
+def test_findings_and_figures_are_there(paper: Page) -> None:
+    for key in FINDINGS:
+        assert paper.all("article", id=key)
+    text = " ".join(paper.words)
+    for finding in judge_findings(read_reference()):
+        assert finding.claim in text and finding.rule in text
+        for piece in finding.parts:
+            assert piece.claim in text
+            for effect in piece.effects:
+                assert effect.label in text and points(effect.estimate) in text
+    missing = {"rate-spread", "masking-after-clm"}
+    for drawing in DRAWINGS:
+        assert bool(paper.all("figure", id=f"figure-{drawing.name}")) == (drawing.name not in missing)
+    assert "No figure: Spread over fine-tuning rates" in text
+    assert "200 of 200 averages are the mean of their datasets" in text
+    assert "F5 cannot be tested" in text
+
+
+def test_tables_can_be_sorted_by_keyboard(paper: Page) -> None:
+    tables = paper.all("table", class_="scores sortable")
+    assert len(tables) == 16
+    headers = [header for header in paper.all("th") if "aria-sort" in header]
+    assert headers and {(header["aria-sort"], header["scope"]) for header in headers} == {("none", "col")}
+    assert len(paper.all("button", type="button")) == len(headers)
+    assert len(paper.all("script")) == 1
+
+
+def test_what_is_given_is_escaped_and_shown(part: ResultSet, tmp_path: Path) -> None:
+    hostile = "<script>alert('x')</script> & \"quotes\""
+    file = write_report(
+        part,
+        tmp_path / "report",
+        title=hostile,
+        question=hostile,
+        plan_svg='<?xml version="1.0"?><svg width="9pt" viewBox="0 0 9 9"><g id="tree"><use href="#tree"/></g></svg>',
+        costs=[{"arm": hostile, "GPU hours": "1,200.5"}],
+        commands=[f"echo {hostile}"],
+        missing=[hostile],
+    )
+    page = parse(file)
+    assert len(page.all("script")) == 1
+    assert "".join(page.words).count("alert('x')") == 6  # as title (twice), question, cost, command, and missing line
+    assert page.all("g", id="plan-tree") and page.all("use", href="#plan-tree")
+    assert page.all("td", **{"data-sort": "1200.5"})
+    assert page.all("section", id="costs") and page.all("section", id="reproduce") and page.all("section", id="plan")
+
+
+def test_an_earlier_report_is_replaced_and_nothing_else(part: ResultSet, tmp_path: Path) -> None:
+    out = tmp_path / "report"
+    page = write_report(part, out, title="one", question="")
+    (out / "tables" / "old.csv").write_text("old")
+    assert write_report(part, out, title="two", question="") == page
+    assert not (out / "tables" / "old.csv").exists() and "<h1>two</h1>" in page.read_text()
+    other = tmp_path / "work"
+    other.mkdir()
+    (other / "index.html").write_text("<html>my own page</html>")
+    for folder in (other, other / "index.html"):
+        with pytest.raises(InputError, match="has other files than a report"):
+            write_report(part, folder, title="three", question="")
+    assert (other / "index.html").read_text() == "<html>my own page</html>"
+
+
+def test_no_scores_no_report(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no finished score"):
+        write_report(ResultSet(()), tmp_path / "report", title="", question="")
+    assert not (tmp_path / "report").exists()
+
+
+def test_inline_svg() -> None:
+    """Names of its own, colours of the page, no size, no declarations, no styles for the rest of the page."""
+    text = (
+        '<?xml version="1.0"?>\n<!DOCTYPE svg>\n<svg xmlns:xlink="x" width="10pt" height="20pt" viewBox="0 0 1 1">'
+        '<metadata>m</metadata><defs><style type="text/css">*{color:red}</style></defs><clipPath id="p1"/>'
+        '<g clip-path="url(#p1)" style="stroke: #1a1a1a; fill: #dcdcdc"><use xlink:href="#p1" width="3"/></g></svg>'
+    )
+    assert inline_svg(text, "tree") == (
+        '<svg xmlns:xlink="x" viewBox="0 0 1 1"><defs></defs><clipPath id="tree-p1"/>'
+        '<g clip-path="url(#tree-p1)" style="stroke: currentColor; fill: var(--grid)">'
+        '<use xlink:href="#tree-p1" width="3"/></g></svg>'
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("1,000", "1000"), ("40 %", "40"), ("610M", "6.1e+08"), ("1b", "1e+09"), ("–", ""), ("CLM → MLM", "CLM → MLM")],
+)
+def test_sort_values(text: str, value: str) -> None:
+    assert sort_value(text) == value
+
+
+def test_numbers_as_words() -> None:
+    assert (points(0.0123), points(-0.2), points(float("nan"))) == ("+1.23", "−20.00", "–")
+    assert (probability(0.00099), probability(0.0496), probability(float("nan"))) == ("< 0.001", "0.050", "–")
+
+
+PROBE = """
+<script>
+let errors = 0;
+addEventListener("error", () => { errors += 1; });
+addEventListener("load", () => {
+  const table = document.querySelector("table.sortable");
+  const column = 3;
+  const shown = () => [...table.tBodies[0].rows].map((row) => row.cells[column].dataset.sort).join(" ");
+  const button = table.tHead.rows[0].cells[column].querySelector("button");
+  const states = [shown()];
+  for (let click = 0; click < 3; click++) {
+    button.click();
+    states.push(table.tHead.rows[0].cells[column].getAttribute("aria-sort") + " " + shown());
+  }
+  const seen = (picture) => picture.getBoundingClientRect().height > 100;
+  const pictures = [...document.querySelectorAll("figure svg")].filter(seen);
+  const root = document.documentElement;
+  const result = [errors, pictures.length, root.scrollWidth - root.clientWidth, ...states].join("|");
+  document.body.replaceChildren(Object.assign(document.createElement("pre"), { id: "result", textContent: result }));
+});
+</script>
+"""
+
+
+@pytest.mark.parametrize("width", [1280, 500])
+def test_in_chromium(paper_file: Path, tmp_path: Path, width: int) -> None:
+    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+    browser = next(filter(None, map(shutil.which, names)), None)
+    if browser is None:
+        pytest.skip("no Chromium on the path")
+    copy = tmp_path / "index.html"
+    copy.write_text(paper_file.read_text().replace("</title>", f"</title>{PROBE}", 1))
+    command = [browser, "--headless", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
+    command += ["--no-sandbox"] if os.geteuid() == 0 else []
+    command += [f"--window-size={width},900", "--virtual-time-budget=5000", "--dump-dom", copy.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    found = re.search(r'<pre id="result">([^<]*)</pre>', done.stdout)
+    assert found, done.stdout[-500:]
+    errors, pictures, overflow, *states = found[1].split("|")
+    assert (errors, pictures, overflow) == ("0", str(len(DRAWINGS) - 2), "0")
+    assert "CONSOLE" not in done.stderr
+    plain = states[0].split()
+    assert len(plain) == 15
+    assert states[1].split() == ["descending", *sorted(plain, key=float, reverse=True)]
+    assert states[2].split() == ["ascending", *sorted(plain, key=float)]
+    assert states[3].split() == ["none", *plain]

@@ -1,0 +1,146 @@
+"""Every published cell is in the tables as it was printed; marks, gaps and foreign characters."""
+
+import csv
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from biphase.report.results import Arm, Result, ResultSet, measured, read_reference, with_averages
+from biphase.report.tables import CSV_COLUMNS, Table, make_tables, to_csv, to_latex, to_markdown, write_tables
+
+CLM = Arm("clm", "objective", "1m", "clm", None, 1000, 1000, 0)
+MLM = Arm("mlm", "objective", "1m", "mlm", 40, 1000, 0, 1000)
+
+
+@pytest.fixture(scope="module")
+def published() -> list[Table]:
+    return make_tables(read_reference())
+
+
+def test_published_tables_are_2_to_17(published: list[Table]) -> None:
+    assert [int(table.name.split("-")[1]) for table in published] == list(range(2, 18))
+    assert [(table.name, len(table.rows)) for table in published[::5]] == [
+        ("table-02-objective-sc-paper", 15),
+        ("table-07-efficiency-tc-paper", 12),
+        ("table-12-ratio-qa-paper", 15),
+        ("table-17-cpt-ir-paper", 8),
+    ]
+    assert published[0].columns == ("SST-2", "QQP", "MNLI", "Average")
+
+
+def test_every_published_cell_is_there_unchanged(published: list[Table]) -> None:
+    printed = [(100 * result.mean, 100 * result.half_width) for result in read_reference().results]
+    wanted = sorted((f"{mean:.2f}", f"{half_width:.2f}") for mean, half_width in printed)
+    assert len(wanted) == 800
+    markdown = r"(\d+\.\d\d)(?:\*\*)? \(± (\d+\.\d\d)\)"
+    assert sorted(pair for table in published for pair in re.findall(markdown, to_markdown(table))) == wanted
+    latex = r"(\d+\.\d\d)\}?(?:\$\^\{=\}\$)? \{\\scriptsize\(\$\\pm\$\\,(\d+\.\d\d)\)\}"
+    assert sorted(pair for table in published for pair in re.findall(latex, to_latex(table))) == wanted
+    rows = [row for table in published for row in csv.DictReader(to_csv(table).splitlines())]
+    assert sorted((row["mean"], row["half_width"]) for row in rows) == wanted
+
+
+def test_cells_stand_where_they_belong(published: list[Table]) -> None:
+    """CLM 10,000 of 42,000 steps on SQuAD: 79.20 ± 0.22, the best of its budget."""
+    row = next(line for line in to_markdown(published[10]).splitlines() if line.startswith("| 610M | 42,000 | 10,000"))
+    assert row == (
+        "| 610M | 42,000 | 10,000 | 32,000 | **79.20** (± 0.22) | **72.33** (± 0.81) | **51.79** (± 1.50) | "
+        "**67.77** (± 0.53) |"
+    )
+    line = r"610M & 42,000 & 10,000 & 32,000 & \textbf{79.20} {\scriptsize($\pm$\,0.22)} & "
+    assert line in to_latex(published[10])
+    rows = csv.DictReader(to_csv(published[10]).splitlines())
+    assert {"arm": "610m-clm-10k-mlm40-42k", "dataset": "SQuAD", "mean": "79.20", "mark": "best"}.items() <= next(
+        row for row in rows if row["arm"] == "610m-clm-10k-mlm40-42k"
+    ).items()
+
+
+@pytest.mark.parametrize(
+    ("other", "marks"),
+    [
+        ((0.50, 0.51, 0.52), ["best", ""]),  # always 0.1 below, so beyond noise
+        ((0.75, 0.51, 0.48), ["best", "tied"]),
+        ((0.50,), ["best", "tied"]),  # nothing is known about its noise
+    ],
+)
+def test_marks(other: tuple[float, ...], marks: list[str]) -> None:
+    scores = [measured(CLM, "SC", "a", "standard", (0.60, 0.611, 0.62)), measured(MLM, "SC", "a", "standard", other)]
+    (table,) = make_tables(ResultSet(tuple(scores)))
+    assert table.columns == ("a",)
+    assert [row.cells[0].mark for row in table.rows] == marks
+
+
+def test_marks_by_means_and_half_widths() -> None:
+    """0.60 ± 0.02 against 0.57 ± 0.02, five seeds: the difference has an interval of 0.03 ± 2.306 · 0.0144."""
+
+    def table_of(mean: float) -> Table:
+        cells = [Result(arm, "SC", "a", "paper", value, 0.02, (), None, 5) for arm, value in ((CLM, 0.60), (MLM, mean))]
+        return make_tables(ResultSet(tuple(cells)))[0]
+
+    assert [row.cells[0].mark for row in table_of(0.57).rows] == ["best", "tied"]
+    assert [row.cells[0].mark for row in table_of(0.56).rows] == ["best", ""]
+
+
+def test_blocks_compete_alone(published: list[Table]) -> None:
+    for table in published:
+        for block in {row.block for row in table.rows}:
+            for column in range(len(table.columns)):
+                cells = [row.cells[column] for row in table.rows if row.block == block]
+                best = [cell for cell in cells if cell.mark == "best"]
+                assert len(best) == 1
+                assert all(cell.result.mean <= best[0].result.mean for cell in cells)  # type: ignore[union-attr]
+
+
+def test_gaps_are_shown_and_listed() -> None:
+    cells = [measured(CLM, "SC", name, "standard", (0.5, 0.6)) for name in ("a", "b")]
+    cells += [measured(MLM, "SC", "a", "standard", (0.5, 0.6)), measured(MLM, "QA", "c", "standard", (0.5, 0.6))]
+    tables = make_tables(with_averages(cells))
+    assert [table.name for table in tables] == ["table-02-objective-sc-standard", "table-04-objective-qa-standard"]
+    assert tables[0].missing == ["mlm: b", "mlm: Average"]
+    text = to_markdown(tables[0])
+    assert "Missing: mlm: b; mlm: Average." in text
+    assert "| 1m | MLM | 40 % | 55.00 (± 63.53) = | – | – |" in text
+    assert "-- & --" in to_latex(tables[0])
+    assert len(to_csv(tables[0]).splitlines()) == 1 + 4
+
+
+def test_metrics_have_tables_of_their_own() -> None:
+    cells = [measured(CLM, "TC", "a", metric, (0.5, 0.6)) for metric in ("standard", "paper")]  # type: ignore[arg-type]
+    tables = make_tables(ResultSet(tuple(cells)))
+    assert [table.name for table in tables] == ["table-03-objective-tc-standard", "table-03-objective-tc-paper"]
+    assert "F1 of entities" in tables[0].title and "macro-F1" in tables[1].title
+
+
+def test_one_seed_has_no_half_width() -> None:
+    (table,) = make_tables(ResultSet((measured(CLM, "SC", "a", "standard", (0.5,)),)))
+    assert "50.00 (± –)" in to_markdown(table)
+    assert r"50.00 {\scriptsize($\pm$\,--)}" in to_latex(table)
+    (row,) = csv.DictReader(to_csv(table).splitlines())
+    assert (row["half_width"], row["num_seeds"]) == ("", "1")
+
+
+def test_names_cannot_break_a_table() -> None:
+    arm = replace(CLM, name="a|b, 50 % \\ {x}", setup="other")
+    (table,) = make_tables(ResultSet((measured(arm, "SC", "a_b&c", "standard", (0.5, 0.6)),)))
+    assert r"a\|b, 50 % \ {x}" in to_markdown(table)
+    assert r"a\_b\&c" in to_latex(table) and r"50 \% \textbackslash{} \{x\}" in to_latex(table)
+    (row,) = csv.DictReader(to_csv(table).splitlines())
+    assert row["arm"] == "a|b, 50 % \\ {x}"
+    assert tuple(row) == CSV_COLUMNS
+
+
+def test_latex_is_balanced(published: list[Table]) -> None:
+    for table in published:
+        text = to_latex(table)
+        assert text.count("{") == text.count("}") and text.count("$") % 2 == 0
+        columns = len(table.stub) + len(table.columns)
+        body = text.split(r"\midrule", 1)[1].split(r"\bottomrule")[0]
+        assert {line.count(" & ") for line in body.splitlines() if line.endswith(r"\\")} == {columns - 1}
+
+
+def test_files(tmp_path: Path, published: list[Table]) -> None:
+    paths = write_tables(published[:2], tmp_path / "tables")
+    assert sorted(path.name for path in (tmp_path / "tables").iterdir()) == sorted(path.name for path in paths)
+    assert {path.suffix for path in paths} == {".md", ".tex", ".csv"} and len(paths) == 6

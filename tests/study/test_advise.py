@@ -1,0 +1,163 @@
+"""Budget → recipe: it loads, it costs what was given, each choice has a source, evidence decides where it is clear."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from biphase.config import Recipe, load_config
+from biphase.errors import InputError
+from biphase.study.advise import (
+    MOST_EPOCHS,
+    Amount,
+    Evidence,
+    advise,
+    choose_curriculum,
+    choose_steps,
+    describe_advice,
+    measure_text,
+    predict_loss,
+    recipe_yaml,
+)
+from biphase.study.cost import find_machine
+from biphase.study.shapes import PRESETS
+
+H100 = find_machine("H100", efficiency=0.4)
+
+BUDGETS: list[dict[str, Any]] = [
+    {"hours": 0.2, "machine": find_machine("CPU", 2), "text": Amount(text_bytes=2e8)},
+    {"hours": 1, "machine": H100, "text": Amount(text_bytes=2e8)},
+    {"flops": 1e20, "text": Amount(tokens=1e10, vocab_size=50_000)},
+    {"flops": 1e21},
+    {"hours": 24, "machine": find_machine("MI250X", 192)},
+]
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_a_recipe_loads_and_stays_within_its_budget(budget: dict[str, Any], tmp_path: Path) -> None:
+    advice = advise(**budget)
+    (tmp_path / "recipe.yaml").write_text(recipe_yaml(advice))
+    assert load_config(Recipe, tmp_path / "recipe.yaml") == advice.recipe
+    limit = budget.get("flops") or budget["hours"] * 3600 * (
+        budget["machine"].devices * budget["machine"].peak_flops * budget["machine"].efficiency
+    )
+    assert advice.flops <= 1.02 * limit
+    assert advice.flops >= 0.98 * limit or advice.chosen.epochs == MOST_EPOCHS
+    trained = advice.recipe.num_steps * advice.recipe.batch_tokens
+    assert trained == pytest.approx(advice.chosen.tokens, rel=0.01)
+    assert [phase.objective for phase in advice.recipe.curriculum] == ["clm", "mlm"]
+    assert advice.recipe.curriculum[0].steps == round(advice.recipe.num_steps / 4)
+    assert all(choice.reason and choice.source for choice in advice.choices)
+
+
+def test_more_budget_buys_a_larger_network() -> None:
+    sizes = list(reversed(PRESETS))
+    chosen = [sizes.index(advise(flops=flops).chosen.preset) for flops in (1e14, 1e16, 1e18, 1e20, 1e22)]
+    assert chosen == sorted(chosen) and chosen[0] == 0 and chosen[-1] == len(sizes) - 1
+
+
+def test_little_text_limits_what_is_spent() -> None:
+    advice = advise(Amount(tokens=1e6), flops=1e18)
+    assert advice.chosen.epochs == MOST_EPOCHS and advice.flops < 1e17
+    assert advice.chosen.preset in ("1m", "3m", "11m"), "parameters that this text cannot fill"
+    assert any("more text helps" in caveat for caveat in advice.caveats)
+    assert "the text, not the budget" in next(c.reason for c in advice.choices if c.what == "tokens")
+
+
+def test_the_law_is_chinchillas_without_repeats() -> None:
+    """With unique text, 20 tokens for a parameter are best at a fixed budget (up to what 6ND leaves out)."""
+    budget = 6e18
+    sizes = [10 ** (7 + i / 50) for i in range(150)]
+    best = min(sizes, key=lambda size: predict_loss(size, budget / 6 / size, math.inf))
+    assert 15 < budget / 6 / best**2 < 25
+    # Repeats are worth less than new tokens, four times nearly as much, and never harm.
+    new, four, forty = (predict_loss(1e8, 4e9, unique) for unique in (4e9, 1e9, 1e8))
+    assert new < four < forty and four - new < 0.05
+    assert predict_loss(1e8, 4e10, 1e8) <= forty
+
+
+def test_batches_go_through_the_two_settings_that_worked() -> None:
+    assert choose_steps(1.2e6, 256) == (586, 2048)
+    assert choose_steps(99.1e9, 2048) == (42_004, 2_359_296)
+    steps, batch = choose_steps(3e9, 2048)
+    assert batch & (batch - 1) == 0 and 2048 < batch < 2_359_296 and steps * batch == pytest.approx(3e9, rel=1e-3)
+
+
+def test_the_users_own_study_decides_where_it_is_clear() -> None:
+    clear = [Evidence("25/75", 60.0, 0.5), Evidence("50/50", 63.0, 0.5), Evidence("mlm", 59.0, 0.5)]
+    assert choose_curriculum(clear)[0] == "50/50"
+    unclear = [Evidence("25/75", 60.0, 1.5), Evidence("mlm", 61.0, 1.5)]
+    curriculum, (reason, source) = choose_curriculum(unclear)
+    assert curriculum == "25/75" and "no clear difference" in reason and "your study" in source
+    for best, shares in (("mlm", [1.0]), ("1k+3k", [0.25, 0.75])):
+        recipe = advise(flops=1e16, evidence=[Evidence(best, 60.0, 0.5)]).recipe
+        assert [phase.steps / recipe.num_steps for phase in recipe.curriculum] == pytest.approx(shares, abs=1e-3)
+
+
+def test_what_is_said_of_the_paper_is_in_its_scores() -> None:
+    reference = Path(__file__).parents[3] / "shared" / "reference" / "paper_scores.csv"
+    if not reference.exists():
+        pytest.skip("the published scores are not here")
+    means = mean_by_curriculum(reference)
+    reason = choose_curriculum(())[1][0]
+    for name, share in (("25/75", 0.25), ("50/50", 0.5), ("75/25", 0.75), ("MLM", 0.0), ("CLM", 1.0)):
+        assert f"{means[share]:.1f} for {name}" in reason
+
+
+def mean_by_curriculum(path: Path) -> dict[float, float]:
+    """Mean over families and budgets of the averages of the ratio experiment, by the nearest quarter of CLM."""
+    import csv
+
+    scores: dict[float, list[float]] = {}
+    with open(path, encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            if row["setup"] == "ratio" and row["dataset"] == "Average":
+                share = round(4 * int(row["clm_steps"]) / int(row["pretrain_steps"])) / 4
+                scores.setdefault(share, []).append(float(row["mean"]))
+    return {share: sum(values) / len(values) for share, values in scores.items()}
+
+
+def test_text_is_measured_where_it_lies(corpus: Any, tmp_path: Path) -> None:
+    measured = measure_text(corpus.shards)
+    assert measured.vocab_size == 384 and measured.tokens and measured.tokens > 1000
+    texts = ["One small document.", "Zwei Wörter."]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    assert measure_text(tmp_path).text_bytes == sum(len(text.encode()) for text in texts)
+    with pytest.raises(InputError, match="does not exist"):
+        measure_text(tmp_path / "b.jsonl")
+
+
+def test_long_sources_are_judged_by_their_beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    line = json.dumps({"text": "word " * 200}) + "\n"
+    for name in ("a", "b", "c"):
+        (tmp_path / f"{name}.jsonl").write_text(line * 10_000)
+    monkeypatch.setattr("biphase.study.advise.SAMPLED_SOURCES", 2)
+    monkeypatch.setattr("biphase.study.advise.SAMPLED_BYTES", 5e6)
+    assert measure_text(tmp_path).text_bytes == pytest.approx(3e7, rel=0.2)
+
+
+def test_the_description_names_choices_sizes_and_caveats() -> None:
+    console = Console(width=140, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(describe_advice(advise(Amount(text_bytes=2e8), hours=1, machine=H100)))
+    text = console.export_text()
+    for fact in ("curriculum", "F6", "← chosen", "hours on 1 × H100 at 40% of peak", "extrapolation"):
+        assert fact in text, fact
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "give a budget"),
+        ({"flops": 1e18, "hours": 1, "machine": H100}, "either in FLOPs or in hours"),
+        ({"hours": 1}, "hours need a device"),
+        ({"flops": 0.0}, "buys nothing"),
+        ({"flops": math.nan}, "buys nothing"),
+        ({"flops": 1e10}, "too few to learn from; 100,000 are the least"),
+    ],
+)
+def test_bad_budgets_are_one_clear_line(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        advise(**arguments)

@@ -1,0 +1,234 @@
+"""Shapes and FLOPs equal the real networks'; hours, disk and published figures follow from them."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import EuroBertConfig, EuroBertForMaskedLM
+
+from biphase.config import Data, Phase, parse_config
+from biphase.encoder.backbone import PRESETS as BACKBONES
+from biphase.encoder.backbone import TokenIds, count_flops, make_model
+from biphase.errors import InputError
+from biphase.finetuning.tasks import TASKS
+from biphase.study.cost import (
+    DEVICES,
+    FAMILY_LOADS,
+    LOADS,
+    cell_cost,
+    estimate,
+    find_machine,
+    measure_efficiency,
+    measure_sizes,
+    moment_bytes,
+    read_text,
+    study_machine,
+)
+from biphase.study.plan import Plan, plan_study
+from biphase.study.shapes import KEYS, PRESETS, Text, flops_per_token, shape_of
+from biphase.study.spec import Planning, Study, finetune_config, load_study
+
+STUDIES = Path(__file__).parents[2] / "studies"
+
+
+@pytest.fixture(scope="module")
+def paper() -> Plan:
+    return plan_study(load_study(STUDIES / "paper.yaml"))
+
+
+def test_presets_are_those_of_the_encoder() -> None:
+    assert {name: dict(zip(KEYS, sizes, strict=True)) for name, sizes in PRESETS.items()} == BACKBONES
+
+
+@pytest.mark.parametrize(
+    ("preset", "without_head", "with_head"),
+    [("210m", 211.8, 310.3), ("610m", 607.9, 755.6), ("1b", 1187.9, 1409.5)],
+)
+def test_the_papers_parameter_counts(preset: str, without_head: float, with_head: float) -> None:
+    """Table 1."""
+    shape = shape_of(preset, {}, 128_256)
+    assert round(shape.parameters_without_head / 1e6, 1) == without_head
+    assert round(shape.parameters / 1e6, 1) == with_head
+
+
+CHANGES: list[dict[str, Any]] = [
+    {},
+    {"num_hidden_layers": 3, "num_key_value_heads": 2},
+    {"tie_word_embeddings": True},
+    {"head_dim": 48},
+]
+
+
+@pytest.mark.parametrize("preset", ["1m", "11m", "610m"])
+@pytest.mark.parametrize("changes", CHANGES)
+def test_parameters_equal_those_of_the_network(preset: str, changes: dict[str, Any]) -> None:
+    settings = {"tie_word_embeddings": False, "pad_token_id": 0, **BACKBONES[preset], **changes}
+    with torch.device("meta"):
+        network = EuroBertForMaskedLM(EuroBertConfig(vocab_size=1000, **settings))
+    shape = shape_of(preset, changes, 1000)
+    assert sum(parameter.numel() for parameter in network.parameters()) == shape.parameters
+    assert sum(parameter.numel() for parameter in network.model.parameters()) == shape.parameters_without_head
+
+
+@pytest.mark.parametrize("objective", ["clm", "mlm"])
+def test_flops_equal_those_that_the_loop_counts(objective: Any) -> None:
+    architecture = {"num_hidden_layers": 2, "num_key_value_heads": 2}
+    network = make_model("1m", architecture, TokenIds(500, 4, 1, 2, None), 64, seed=0)
+    lengths_S = np.array([7, 64, 30, 12])
+    phase = Phase(objective=objective, steps=1, mask_probability=0.25)
+    tokens = int(lengths_S.sum())
+    targets = tokens - len(lengths_S) if objective == "clm" else tokens // 4
+    expected = count_flops(network).batch(lengths_S, targets, causal=objective == "clm")
+    text = Text(float(lengths_S.mean()), float((lengths_S**2).sum() / tokens), "")
+    found = flops_per_token(shape_of("1m", architecture, 500), phase, text) * tokens
+    assert found == pytest.approx(expected, rel=0.25 / tokens)  # the share of masked tokens is no whole number
+
+
+def test_the_stream_packers_lengths_are_those_of_its_samples() -> None:
+    from biphase.corpus.packing import StreamSamples
+
+    samples = StreamSamples(20_000_000, 12, 2048, seed=1)
+    starts, ends = samples.spans(np.arange(samples.num_samples))
+    lengths = (ends - starts).astype(np.float64)
+    text = read_text(Data(shards="nowhere", packing="stream"), Planning())
+    assert text.mean_tokens == 1024 == lengths.mean()
+    assert text.mean_keys == pytest.approx((lengths**2).sum() / lengths.sum(), rel=0.01)
+
+
+def test_lengths_and_vocabulary_are_read_from_shards_that_are_here(corpus: Any) -> None:
+    from biphase.corpus.packing import DocumentSamples
+    from biphase.corpus.shards import ShardSet
+    from biphase.study.cost import vocabulary_size
+
+    data = Data(shards=str(corpus.shards), max_sample_tokens=64)
+    text = read_text(data, Planning(mean_sample_tokens=3))
+    samples = DocumentSamples(ShardSet.open(corpus.shards).document_ends, 12, 64)
+    assert text.mean_tokens == pytest.approx(samples.num_tokens / samples.num_samples)
+    assert text.mean_tokens < text.mean_keys <= 64
+    assert vocabulary_size(data, Planning(vocab_size=7)) == 384
+    elsewhere = Data(shards="nowhere", max_sample_tokens=64)
+    assert read_text(elsewhere, Planning()).mean_keys == 32 and vocabulary_size(elsewhere, Planning(vocab_size=7)) == 7
+    with pytest.raises(InputError, match=r"shards nowhere are not here yet: give planning\.vocab_size"):
+        vocabulary_size(elsewhere, Planning())
+
+
+def test_stated_peaks_are_those_of_the_device_module() -> None:
+    from biphase.device import STATED_PEAKS
+
+    assert {name: DEVICES["MI250X" if name == "MI250" else name] for name in STATED_PEAKS} == STATED_PEAKS
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [("h100", "H100"), ("NVIDIA A100-SXM4-80GB", "A100"), ("NVIDIA A10", "A10"), ("AMD Instinct MI250X", "MI250X")],
+)
+def test_devices_are_found_by_the_names_that_they_have(name: str, found: str) -> None:
+    assert find_machine(name).name == found
+
+
+def test_a_device_of_any_name_needs_a_peak() -> None:
+    with pytest.raises(InputError, match="unknown device 'H10O'; did you mean 'H100'"):
+        find_machine("H10O")
+    machine = find_machine("B300", 4, peak_flops=2e15, efficiency=0.5)
+    assert machine.device_hours(3.6e18) == 1.0 and machine.source == "stated"
+    assert find_machine("cpu").source == "assumed"
+
+
+def test_efficiency_is_measured_from_runs(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("name: x\n")
+    with pytest.raises(InputError, match="cannot be measured"):
+        measure_efficiency([tmp_path])
+    shares = [0.01, 0.5, 0.3, 0.4]
+    lines = [f'{{"kind": "train", "step": {i}, "share_of_peak": {share}}}\n' for i, share in enumerate(shares)]
+    (tmp_path / "metrics.jsonl").write_text("".join(lines))
+    assert measure_efficiency([tmp_path]) == 0.4
+
+
+def test_the_papers_cost(paper: Plan) -> None:
+    machine = study_machine(paper.study, "MI250X", 0.105)
+    assert machine is not None
+    cost = estimate(paper, machine)
+    rows = {row.group: row for row in cost.groups}
+    assert [row.models for row in cost.groups] == [15, 17, 6, 50]
+    assert {name: row.published and row.published.gpu_hours for name, row in rows.items()} == {
+        "base": 81_000,
+        "from scratch": 16_000,
+        "continued": 4_000,
+        "evaluation": 9_000,
+    }
+    assert rows["from scratch"].published and rows["from scratch"].published.steps == 120_000
+    # 5.9e21 by hand: for each size, tokens × (blocks, attention over 1,357 keys, head), CLM once and MLM four times.
+    by_hand = 0.0
+    for preset in ("210m", "610m", "1b"):
+        shape = shape_of(preset, {}, 128_256)
+        for keys, targets in ((1357.4 / 2, 1 - 1 / 1024), *((1357.4, mask) for mask in (0.2, 0.3, 0.4, 0.5))):
+            attention = 12 * shape.layers * shape.heads * shape.head_width * keys
+            each = 6 * shape.block_weights + attention + 6 * shape.width * 128_256 * targets
+            by_hand += 42_000 * 2_359_296 * each
+    assert rows["base"].flops == pytest.approx(by_hand, rel=1e-3)
+    assert rows["base"].device_hours == pytest.approx(81_000, rel=0.01)
+    assert sum(cost.flops_by_objective.values()) == pytest.approx(sum(rows[g].flops for g in list(rows)[:3]))
+
+
+def test_disk_counts_weights_and_moments(paper: Plan) -> None:
+    disk = estimate(paper).disk
+    bytes_of = {name: 4.0 * shape_of(name, {}, 128_256).parameters for name in ("210m", "610m", "1b")}
+    assert disk.models == pytest.approx(5 * bytes_of["210m"] + 40 * bytes_of["610m"] + 5 * bytes_of["1b"])
+    # 17 branch points, whose moments go on: 12 on the CLM trunk, 3 on the MLM trunk, one in each continuation. Of them,
+    # 7 on the CLM trunk and those in the continuations are no models.
+    branch_points = {(run.parent, run.first) for run in paper.runs.values() if run.parent}
+    no_models = sum(1 for checkpoint in paper.checkpoints if checkpoint.needed_by and not checkpoint.models)
+    assert (len(branch_points), no_models) == (17, 9)
+    assert disk.needed == pytest.approx(disk.models + (9 + 2 * 17) * bytes_of["610m"])
+    assert disk.everything > disk.needed
+
+
+def test_muon_keeps_one_moment_for_the_blocks(paper: Plan) -> None:
+    shape = shape_of("1m", {}, 1000)
+    recipe = next(iter(paper.runs.values())).recipe
+    muon = recipe.model_copy(update={"optimizer": recipe.optimizer.model_copy(update={"name": "muon"})})
+    assert moment_bytes(shape, recipe) - moment_bytes(shape, muon) == 4 * shape.block_weights
+
+
+def test_networks_of_unknown_shape_are_named_and_not_counted(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(
+        '{"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, '
+        '"num_key_value_heads": 2, "vocab_size": 900}'
+    )
+    tree = {
+        "name": "adapt",
+        "recipe": {"data": {"shards": "nowhere"}, "schedule": {"warmup_steps": 0, "decay_steps": 0}},
+        "models": [{"name": "hub", "model": "org/net"}, {"name": "here", "model": str(tmp_path)}],
+        "arms": [{"group": "a", "models": ["hub", "here"], "curricula": ["mntp20"], "budgets": [10]}],
+        "planning": {"vocab_size": 905},
+    }
+    plan = plan_study(parse_config(Study, tree, origin="adapt.yaml"))
+    assert estimate(plan).unknown == ("hub-mntp20-10",)
+    shape = measure_sizes(plan).shapes["here-mntp20-10"]
+    assert shape is not None and (shape.layers, shape.vocab_size, shape.head_width) == (2, 905, 16)
+
+
+def test_published_groups_must_be_groups(paper: Plan) -> None:
+    study = load_study(STUDIES / "paper.yaml", ["published=[{group: bas, steps: 3}]"])
+    with pytest.raises(InputError, match="published: unknown group 'bas'; did you mean 'base'"):
+        estimate(plan_study(study))
+
+
+def test_every_task_has_a_load(paper: Plan) -> None:
+    assert set(LOADS) <= set(TASKS)
+    assert {task.family for task in TASKS.values()} == set(FAMILY_LOADS)
+
+
+def test_a_cell_costs_its_steps_and_its_evaluation(paper: Plan) -> None:
+    evaluation = paper.study.evaluation
+    assert evaluation is not None
+    shape = shape_of("1m", {}, 8192)
+    config = finetune_config(evaluation, "sst2", 1e-4, 0)
+    steps, tokens, flops = cell_cost(shape, "sst2", ("sst2",), config, 2048)
+    assert (steps, tokens) == (1000, 1000 * 32 * 14)
+    each = 6 * shape.block_weights + 12 * 4 * 128 * 14
+    assert flops == pytest.approx(each * (tokens + 7e4 / 3))
+    short = config.model_copy(update={"max_train_examples": 100, "epochs": 2})
+    assert cell_cost(shape, "sst2", ("sst2",), short, 8)[:2] == (8, 8 * 32 * 8)

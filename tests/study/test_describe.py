@@ -1,0 +1,96 @@
+"""What people and programs read of a plan: complete, well-formed, the same every time."""
+
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from biphase.errors import InputError
+from biphase.study.cost import estimate, study_machine
+from biphase.study.describe import describe_plan, label, plan_dot, plan_json, plan_mermaid, size, stretches
+from biphase.study.picture import draw_plan, order_lanes
+from biphase.study.plan import Plan, plan_study
+from biphase.study.spec import load_study
+
+STUDIES = Path(__file__).parents[2] / "studies"
+
+
+@pytest.fixture(scope="module", params=["paper", "mini"])
+def plan(request: pytest.FixtureRequest) -> Plan:
+    return plan_study(load_study(STUDIES / f"{request.param}.yaml"))
+
+
+def test_the_text_has_every_run_and_the_sums() -> None:
+    plan = plan_study(load_study(STUDIES / "paper.yaml"))
+    console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(describe_plan(plan, estimate(plan, study_machine(plan.study))))
+    text = console.export_text()
+    assert all(f"{run.name}: " in text for run in plan.runs.values())
+    for fact in (
+        "38 final models and 12 intermediate checkpoints",
+        "812,000 steps; each arm alone would need 1,166,000, so sharing saves 30%",
+        "15,000 fine-tunings: 50 models × 10 trainings (12 tasks) × 6 rates × 5 seeds → 18,000 scores",
+        "130,000 steps, published 120,000 (+10,000)",
+        "52,000 steps, published 26,000 (+26,000)",
+        "610m-3k-9k-12k: 3k → 12k, mlm40 9k",
+        "MI250X hours",
+        "81,000",
+    ):
+        assert fact in text, fact
+
+
+def test_json_is_complete(plan: Plan) -> None:
+    tree = json.loads(json.dumps(plan_json(plan, estimate(plan, study_machine(plan.study)))))
+    assert [run["name"] for run in tree["runs"]] == list(plan.runs)
+    assert [cell["name"] for cell in tree["cells"]] == [cell.name for cell in plan.cells]
+    assert len(tree["models"]) == len(plan.models) and len(tree["segments"]) == len(plan.segments)
+    for model in tree["models"]:
+        assert sum(phase["steps"] for phase in model["history"]) == int(model["checkpoint"].rpartition("@")[2])
+    assert tree["cost"]["flops"] > 0 and tree["cost"]["machine"]["name"]
+    assert "cost" not in plan_json(plan)
+
+
+def test_dot_and_mermaid_have_an_edge_for_each_stretch(plan: Plan) -> None:
+    num_edges = len(list(stretches(plan)))
+    dot, mermaid = plan_dot(plan), plan_mermaid(plan)
+    assert dot.count(" -> ") == mermaid.count(" --> ") == num_edges
+    for text, pattern in ((dot, r"^  (n\d+) \["), (mermaid, r"^  (n\d+)[\[(]\"")):
+        nodes = re.findall(pattern, text, re.MULTILINE)
+        used = set(re.findall(r"\bn\d+\b", text))
+        assert len(nodes) == len(set(nodes)) and used == set(nodes)
+        assert all(f'"{model.name}"' in text for model in plan.models)
+
+
+def test_lanes_stand_under_their_parents(plan: Plan) -> None:
+    lanes = {name: lane for lane, name in enumerate(order_lanes(plan))}
+    assert set(lanes) == set(plan.runs)
+    for run in plan.runs.values():
+        if run.parent is not None:
+            between = [plan.runs[name] for name, lane in lanes.items() if lanes[run.parent] < lane < lanes[run.name]]
+            # Nothing that the connecting line would cross.
+            assert all(other.first >= run.first for other in between)
+
+
+def test_the_picture_is_the_same_every_time(plan: Plan, tmp_path: Path) -> None:
+    for name in ("a.svg", "b.svg"):
+        draw_plan(plan, tmp_path / name)
+    first = (tmp_path / "a.svg").read_bytes()
+    assert first == (tmp_path / "b.svg").read_bytes()
+    assert ElementTree.fromstring(first).tag.endswith("svg")
+    with pytest.raises(InputError, match=r"a picture ends in \.svg, \.png, \.pdf"):
+        draw_plan(plan, tmp_path / "a.gif")
+
+
+def test_labels_and_sizes() -> None:
+    plan = plan_study(load_study(STUDIES / "mini.yaml"))
+    assert {label(stretch.phase) for stretch in stretches(plan)} == {"clm", "mlm40", "mlm20"}
+    assert [size(value) for value in (7, 1234, 5.5e6, 1.5e12, 3e16)] == [
+        "7 B",
+        "1.23 kB",
+        "5.5 MB",
+        "1.5 TB",
+        "3e+04 TB",
+    ]
