@@ -384,7 +384,7 @@ def run_biphase(way: Way, grid: Grid, threads: int, folder: Path) -> tuple[int, 
     from biphase.execute import Engine
     from biphase.report.scores import read_scores
 
-    changed = ("max_steps", "batch_size", "precision", "max_length")
+    changed = ("max_steps", "epochs", "batch_size", "precision", "max_length")
     command = [sys.executable, "-m", "biphase", "evaluate", grid.model]
     command += [f"{key}={grid.config[key]}" for key in changed]
     command += ["--tasks", ",".join(grid.tasks), "--out", str(folder / "scores")]
@@ -659,7 +659,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--model", type=Path, help="a model folder (a fresh network of --preset, random weights)")
     parser.add_argument("--preset", default="3m")
     parser.add_argument("--vocab", type=int, default=8192, help="tokens of the fresh network")
-    parser.add_argument("--tasks", nargs="+", default=["snli", "uner_en_ewt"], help="bundled ones")
+    parser.add_argument("--tasks", nargs="*", default=["snli", "uner_en_ewt"], help="bundled ones")
     parser.add_argument(
         "--retrieval", type=Path, metavar="FOLDER", help="BEIR's layout with qrels/train and qrels/test"
     )
@@ -688,9 +688,13 @@ def make_grids(options: argparse.Namespace, folder: Path) -> Iterator[Grid]:
 
     model = str((options.model or make_encoder(options.preset, options.vocab, folder)).resolve())
     encoder = load_encoder(model)
-    config = resolve(
-        FinetuneConfig(max_steps=options.steps, batch_size=options.batch_size, precision=options.precision)
-    )
+    given = {
+        "max_steps": options.steps,
+        "epochs": options.steps,  # so that the steps decide, as they do for Trainer
+        "batch_size": options.batch_size,
+        "precision": options.precision,
+    }
+    config = resolve(FinetuneConfig.model_validate(given))
     settings = config.model_dump(mode="json") | {"max_length": min(config.max_length, encoder.max_length)}
     most = dict.fromkeys(SPLITS, options.evaluated_examples)
 
@@ -698,7 +702,10 @@ def make_grids(options: argparse.Namespace, folder: Path) -> Iterator[Grid]:
         return Grid(name, model, tasks, options.learning_rates, options.seeds, settings)
 
     sizes = {"train": options.train_examples} | most
-    yield grid("classification", {task: write_splits(task, sizes, folder / "data" / task) for task in options.tasks})
+    if options.tasks:
+        yield grid(
+            "classification", {task: write_splits(task, sizes, folder / "data" / task) for task in options.tasks}
+        )
     if options.retrieval is not None:
         tokenizer: Any = encoder.keyed.tokenizer
         closing = "" if encoder.keyed.opening else tokenizer.eos_token

@@ -85,7 +85,7 @@ def summarize(runs: list[dict[str, float]]) -> dict[str, float]:
 def machine() -> dict[str, object]:
     from importlib.metadata import version
 
-    from biphase.corpus.prepare import num_cores
+    from biphase.execute import num_cores
 
     names = ("tokenizers", "transformers", "numpy", "pyarrow")
     model = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), "")  # noqa: SIM115

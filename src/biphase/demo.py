@@ -4,26 +4,26 @@ Each stage writes into the demo's folder and is skipped when its output is there
 started again.
 """
 
-import os
 import time
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from importlib import resources
-from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.table import Table
-from scipy import stats
 
 from biphase.config import Recipe, load_config
-from biphase.console import duration, err, out, silence, track
-from biphase.corpus.prepare import num_cores, prepare
+from biphase.console import duration, err, out, track
+from biphase.corpus.prepare import prepare
 from biphase.corpus.text import find_sources, sample_texts
 from biphase.corpus.tokenizer import save_tokenizer, train_tokenizer
-from biphase.finetuning.score import FinetuneConfig, Score
+from biphase.errors import InputError
+from biphase.execute import Engine, Unit, run_units
+from biphase.finetuning.score import FinetuneConfig, Score, read_score
 from biphase.finetuning.tasks import find_task
+from biphase.report.statistics import Difference, Interval, mean_interval, paired_t_test
 from biphase.run import Run
 
 VOCAB_SIZE = 4096
@@ -45,13 +45,8 @@ class Result:
     scores: tuple[float, ...]
 
     @property
-    def mean(self) -> float:
-        return float(np.mean(self.scores))
-
-    @property
-    def half_width(self) -> float:
-        """Of the 95 % interval by Student's t."""
-        return half_width(self.scores)
+    def interval(self) -> Interval:
+        return mean_interval(self.scores)
 
 
 def run_demo(folder: Path) -> None:
@@ -97,35 +92,43 @@ def pretrain(folder: Path) -> Run:
 
 
 def fit_all(encoder: Path, scores: Path) -> list[Score]:
-    """Every (task, arm, seed), one process and one thread per core: small networks gain nothing from more threads."""
-    cells = [
-        (task, config.model_copy(update={"weights": arm, "seed": seed}))
+    """Every (task, arm, seed), one process and one thread per core: small networks gain nothing from more threads.
+
+    Raises `InputError` when one failed.
+    """
+    units = [
+        Unit(
+            f"{task} · {arm} · seed {seed}",
+            fit_one,
+            {
+                "encoder": str(encoder),
+                "task": task,
+                "config": config.model_copy(update={"weights": arm, "seed": seed}).model_dump(mode="json"),
+                "scores": str(scores),
+            },
+            affinity=task,
+        )
         for task, config in TASKS.items()
         for seed in SEEDS
         for arm in ARMS
     ]
-    os.environ["OMP_NUM_THREADS"] = "1"
-    with (
-        ProcessPoolExecutor(num_cores(), get_context("spawn"), initializer=prepare_worker) as workers,
-        track("fine-tune", len(cells), "cells") as progress,
-    ):
-        pending = [workers.submit(fit_one, str(encoder), task, config, scores) for task, config in cells]
-        for finished in as_completed(pending):
-            progress.advance(1, finished.result().headline())
-        return [future.result() for future in pending]
+    found = []
+    with track("fine-tune", len(units), "cells") as progress:
+        for outcome in run_units(units, Engine()):
+            if outcome.error is not None:
+                raise InputError(f"{outcome.name}: {outcome.error}")
+            score = read_score(Path(outcome.value))
+            if score.diverged:
+                raise InputError(f"{score.headline()}; please report it, with the kind of machine")
+            progress.advance(1, score.headline())
+            found.append(score)
+    return sorted(found, key=lambda score: score.config.seed)
 
 
-def prepare_worker() -> None:
-    from biphase.startup import prepare_process
-
-    prepare_process()
-    silence()
-
-
-def fit_one(encoder: str, task: str, config: FinetuneConfig, scores: Path) -> Score:
+def fit_one(encoder: str, task: str, config: dict[str, Any], scores: str) -> str:
     from biphase.finetuning.fit import fit_cell
 
-    return fit_cell(encoder, task, config, scores)
+    return str(fit_cell(encoder, task, FinetuneConfig.model_validate(config), Path(scores)).folder)
 
 
 def collect_results(scores: Sequence[Score]) -> list[Result]:
@@ -136,23 +139,16 @@ def collect_results(scores: Sequence[Score]) -> list[Result]:
     return [Result(task, arm, values(task, arm)) for task in TASKS for arm in ARMS]
 
 
-def half_width(values: Sequence[float]) -> float:
-    """Half of the 95 % interval of a mean, by Student's t."""
-    spread = np.std(values, ddof=1) / np.sqrt(len(values))
-    return float(stats.t.ppf(0.975, len(values) - 1) * spread)
-
-
-def gain(results: Sequence[Result], task: str) -> tuple[float, float]:
-    """Pretrained minus random, paired by seed: mean and half-width of its 95 % interval."""
+def gain(results: Sequence[Result], task: str) -> Difference:
+    """Pretrained minus random, paired by seed."""
     by_arm = {result.arm: result.scores for result in results if result.task == task}
-    differences = [a - b for a, b in zip(by_arm["pretrained"], by_arm["random"], strict=True)]
-    return float(np.mean(differences)), half_width(differences)
+    return paired_t_test(by_arm["pretrained"], by_arm["random"])
 
 
 def verdict(results: Sequence[Result]) -> str:
     """What the intervals allow to say, and no more."""
     gains = {task: gain(results, task) for task in TASKS}
-    clear = [task for task, (mean, width) in gains.items() if mean - width > 0]
+    clear = [task for task, difference in gains.items() if difference.low > 0]
     if len(clear) == len(gains):
         return "Pretraining pays on every task: each gain's 95 % interval lies above zero."
     if clear:
@@ -168,13 +164,13 @@ def print_table(results: Sequence[Result]) -> None:
         random, pretrained = (
             next(r for r in results if (r.task, r.arm) == (task, arm)) for arm in ("random", "pretrained")
         )
-        mean, width = gain(results, task)
+        difference = gain(results, task)
         table.add_row(
             task,
             find_task(task).metric,
-            f"{random.mean:.1f} ± {random.half_width:.1f}",
-            f"{pretrained.mean:.1f} ± {pretrained.half_width:.1f}",
-            f"{mean:+.1f} ± {width:.1f}",
+            f"{random.interval.mean:.1f} ± {random.interval.half_width:.1f}",
+            f"{pretrained.interval.mean:.1f} ± {pretrained.interval.half_width:.1f}",
+            f"{difference.mean:+.1f} ± {difference.high - difference.mean:.1f}",
         )
     out.print(table)
 
@@ -193,7 +189,7 @@ def draw(run: Run, results: Sequence[Result], path: Path) -> None:
     for i, arm in enumerate(("random", "pretrained")):
         chosen = [result for result in results if result.arm == arm]
         places = np.arange(len(chosen)) + 0.36 * (i - 0.5)
-        means, widths = [r.mean for r in chosen], [r.half_width for r in chosen]
+        means, widths = [r.interval.mean for r in chosen], [r.interval.half_width for r in chosen]
         scores.bar(places, means, 0.34, color=colors[arm], label=arm, yerr=widths, capsize=4, zorder=2)
         for place, result in zip(places, chosen, strict=True):
             scores.plot([place] * len(result.scores), result.scores, "k.", markersize=4, zorder=3)

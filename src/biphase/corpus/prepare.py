@@ -47,6 +47,7 @@ from biphase.corpus.tokenizer import (
     vocabulary_size,
 )
 from biphase.errors import InputError
+from biphase.execute import num_cores
 from biphase.files import content_hash, read_json, whole_folder, write_json
 
 if TYPE_CHECKING:
@@ -122,11 +123,6 @@ def prepare(
         units = [unit for split, group in found for unit in _units(out, group, split, options, facts)]
         _tokenize_missing(units, out / "tokenizer" / "tokenizer.json", workers or min(len(units), num_cores()))
         return _finish(out, units, facts)
-
-
-def num_cores() -> int:
-    """Cores that this process may use (fewer than the machine has under taskset, Slurm or a container's cpuset)."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _fraction(given: float | None, validation_sources: Sequence[str | Path]) -> float:

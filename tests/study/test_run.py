@@ -1,0 +1,213 @@
+"""A study of two tiny arms and their continuation, from the file to the report."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from biphase.config import parse_config
+from biphase.errors import BusyError, InputError
+from biphase.execute import Engine
+from biphase.run import Run, claim_run
+from biphase.study import run as study_run
+from biphase.study.plan import Plan, plan_study
+from biphase.study.report import collect_results, report_study
+from biphase.study.run import (
+    Workplace,
+    claim_workplace,
+    current_scores,
+    done_units,
+    is_trained,
+    make_units,
+    run_study,
+    status,
+    train_name,
+    trained_folder,
+)
+from biphase.study.spec import Study
+
+HERE = Engine(workers=0)
+NOUNS = ["dog", "cat", "boy", "girl", "tree", "house", "river", "train"]
+
+
+@pytest.fixture(scope="module")
+def words_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("words")
+    rows = [{"tokens": [a, "near", b], "ner_tags": ["B-location", "O", "O"]} for a in NOUNS for b in NOUNS[:3]]
+    for split in ("train", "validation", "test"):
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def plan(tiny_recipe: Any, words_dir: Path) -> Plan:
+    recipe = tiny_recipe().model_dump(mode="json")
+    architecture = recipe["init"]["architecture"]
+    for key in ("name", "init", "curriculum"):
+        del recipe[key]
+    tree = {
+        "name": "tiny",
+        "question": "Does anything work?",
+        "recipe": recipe,
+        "models": [{"name": "tiny", "preset": "1m", "architecture": architecture}],
+        "arms": [
+            {"group": "from scratch", "models": ["tiny"], "curricula": ["clm", "50/50", "mlm40"], "budgets": [12]},
+            {
+                "group": "continued",
+                "name": "{parent}-then-{curriculum}-{budget}",
+                "parents": ["tiny-clm-12", "tiny-mlm40-12"],
+                "curricula": ["mlm40"],
+                "budgets": [6],
+                "recipe": {"schedule": {"warmup_steps": 0}},
+            },
+        ],
+        "evaluation": {
+            "tasks": ["wnut17"],
+            "learning_rates": [1e-3, 3e-3],
+            "seeds": 2,
+            "finetune": {"batch_size": 8, "device": "cpu"},
+            "data_dirs": {"wnut17": str(words_dir)},
+        },
+    }
+    return plan_study(parse_config(Study, tree, origin="test"))
+
+
+@pytest.fixture(scope="module")
+def finished(plan: Plan, tmp_path_factory: pytest.TempPathFactory) -> Workplace:
+    place = claim_workplace(tmp_path_factory.mktemp("study"), plan.study)
+    assert run_study(plan, place, HERE) == []
+    return place
+
+
+def test_every_unit_is_done_once(plan: Plan, finished: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {unit.name for unit in make_units(plan, finished)}
+    assert len(names) == len(plan.runs) + len(plan.cells) == 5 + 5 * 4
+    assert done_units(plan, finished) == names
+    monkeypatch.setattr(study_run, "run_units", lambda units, engine: iter([]) if not list(units) else pytest.fail())
+    assert run_study(plan, finished, HERE) == []
+
+
+def test_branches_start_from_the_trunk(plan: Plan, finished: Workplace) -> None:
+    branch = plan.runs["tiny-50-50-12"]
+    assert (branch.parent, branch.first) == ("tiny-clm-12", 6)
+    config = (trained_folder(finished, branch.name) / "config.yaml").read_text()
+    assert f"{trained_folder(finished, 'tiny-clm-12')}@6" in config
+
+
+def test_checkpoints_that_nobody_needs_are_dropped(plan: Plan, finished: Workplace) -> None:
+    steps = {int(path.name) for path in Run(trained_folder(finished, "tiny-clm-12")).steps.iterdir()}
+    assert steps == {12}  # step 6, from which a branch went, and step 7, before the decay, are gone
+
+
+def test_status_of_a_finished_study(plan: Plan, finished: Workplace) -> None:
+    lines, failures = status(plan, finished)
+    assert [(line.name, line.done, line.total) for line in lines] == [("train", 5, 5), ("wnut17", 20, 20)]
+    assert not failures and all(line.seconds_left == 0 for line in lines)
+
+
+def test_results_in_the_papers_terms(plan: Plan, finished: Workplace) -> None:
+    scores = {model.name: current_scores(plan, finished, model) for model in plan.models}
+    results = list(collect_results(plan, scores))
+    arms = {(result.arm.name, result.arm.setup): result.arm for result in results}
+    both = arms["tiny-50-50-12", "ratio"]
+    assert (both.objective, both.clm_steps, both.mlm_steps, both.mask_percent) == ("clm+mlm", 6, 6, 40)
+    continued = arms["tiny-clm-12-then-mlm40-6", "cpt"]
+    assert (continued.pretrain_steps, continued.cpt_steps, continued.parent) == (12, 6, "tiny-clm-12")
+    assert continued.flops is not None and continued.flops > (arms["tiny-clm-12", "objective"].flops or 0)
+    assert all(len(result.samples) == 2 and len(result.by_rate or {}) == 2 for result in results)
+    assert {(result.family, result.metric) for result in results} == {("TC", "standard"), ("TC", "paper")}
+
+
+def test_report(plan: Plan, finished: Workplace, tmp_path: Path) -> None:
+    page = report_study(plan, finished, tmp_path / "report", "study.yaml")
+    text = page.read_text(encoding="utf-8")
+    assert "Does anything work?" in text and "biphase study run study.yaml" in text
+    assert list((tmp_path / "report" / "tables").iterdir()) and list((tmp_path / "report" / "figures").iterdir())
+
+
+def copy_of(place: Workplace, folder: Path) -> Workplace:
+    shutil.copytree(place.path, folder)
+    return Workplace(folder)
+
+
+def test_damaged_scores_are_named_and_made_again(plan: Plan, finished: Workplace, tmp_path: Path) -> None:
+    place = copy_of(finished, tmp_path / "copy")
+    path = next(place.scores("tiny-clm-12").glob("wnut17-*/score.json"))
+    path.write_text(path.read_text()[:100])
+    model = next(model for model in plan.models if model.name == "tiny-clm-12")
+    assert current_scores(plan, place, model).broken[0].path == path
+    assert len(done_units(plan, place)) == 24
+    shutil.rmtree(path.parent)
+    assert run_study(plan, place, HERE) == []
+    assert len(done_units(plan, place)) == 25
+
+
+def test_scores_of_other_weights_do_not_count(plan: Plan, finished: Workplace, tmp_path: Path) -> None:
+    place = copy_of(finished, tmp_path / "copy")
+    model = next(model for model in plan.models if model.name == "tiny-mlm40-12")
+    config = trained_folder(place, "tiny-mlm40-12") / "steps" / "12" / "model" / "config.json"
+    config.write_text(config.read_text() + " ")
+    assert len(current_scores(plan, place, model).scores) == 0
+
+
+def test_a_failure_blocks_only_what_needs_it(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    place = claim_workplace(tmp_path / "study", plan.study)
+    real = study_run.train_here
+
+    def fail_one(recipe: Any, place: Workplace) -> Path:
+        if recipe.name == "tiny-mlm40-12":
+            raise InputError("the loss is not finite at step 3")
+        return real(recipe, place)
+
+    monkeypatch.setattr(study_run, "train_here", fail_one)
+    failures = run_study(plan, place, HERE)
+    blocked = [failure for failure in failures if failure.reason.startswith("blocked")]
+    assert len(failures) == 1 + 1 + 8 and len(blocked) == 9
+    assert is_trained(place, plan.runs["tiny-50-50-12"]) and not is_trained(place, plan.runs["tiny-mlm40-12"])
+    lines, told = status(plan, place)
+    assert (lines[0].done, lines[0].failed) == (3, 2) and len(told) == 10
+    monkeypatch.setattr(study_run, "train_here", real)
+    assert run_study(plan, place, HERE) == []
+    assert not status(plan, place)[1]
+
+
+def test_what_another_process_is_at_is_left_to_it(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other process holds the first run's folder and finishes it while this one waits."""
+    place = claim_workplace(tmp_path / "study", plan.study)
+    unit = next(unit for unit in make_units(plan, place) if unit.name == train_name("tiny-clm-12"))
+    unit.function(**unit.arguments)
+    folder = trained_folder(place, "tiny-clm-12")
+    record = place.record("tiny-clm-12")
+    hidden = record.rename(record.with_suffix(".hidden"))
+    waits = []
+    monkeypatch.setattr(study_run.time, "sleep", lambda seconds: waits.append(hidden.rename(record)))
+
+    def held(*_: Any) -> Path:
+        with claim_run(Run(folder), {}, {}):
+            raise BusyError("held")
+
+    real = study_run.train_here
+    monkeypatch.setattr(study_run, "train_here", lambda r, p: held() if not waits and r.name == "tiny-clm-12" else real(r, p))
+    assert run_study(plan, place, HERE) == []
+    assert len(waits) == 1 and len(done_units(plan, place)) == 25
+
+
+def test_one_unit(plan: Plan, tmp_path: Path) -> None:
+    place = claim_workplace(tmp_path / "study", plan.study)
+    with pytest.raises(InputError, match="no unit 'train tiny'"):
+        run_study(plan, place, HERE, only="train tiny")
+    with pytest.raises(InputError, match="needs 'train tiny-clm-12', which is not done yet"):
+        run_study(plan, place, HERE, only="train tiny-50-50-12")
+    assert run_study(plan, place, HERE, only="train tiny-clm-12") == []
+    assert done_units(plan, place) == {"train tiny-clm-12"}
+
+
+def test_the_folder_of_another_study(plan: Plan, finished: Workplace) -> None:
+    with pytest.raises(InputError, match="is the folder of the study 'tiny', not of 'other'"):
+        claim_workplace(finished.path, plan.study.model_copy(update={"name": "other"}))

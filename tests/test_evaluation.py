@@ -1,0 +1,106 @@
+"""`biphase evaluate` from the command line's words to its table."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import biphase.cli as cli
+from biphase.corpus.tokenizer import train_tokenizer
+from biphase.encoder.backbone import TokenIds, make_model
+from biphase.errors import InputError
+from biphase.evaluation import parse_data_dirs, parse_seeds
+
+NOUNS = ["dog", "cat", "boy", "girl", "tree", "house"]
+SHAPE = {"num_hidden_layers": 1, "hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two tiny encoders, `a` and `b`."""
+    folder = tmp_path_factory.mktemp("models")
+    tokenizer = train_tokenizer([f"the {a} sees a {b} ." for a in NOUNS for b in NOUNS], 290)
+    ids = TokenIds(len(tokenizer), tokenizer.mask_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, None)
+    for seed, name in enumerate("ab"):
+        shape = SHAPE | {"num_key_value_heads": 2}
+        make_model("1m", shape, ids, max_len=64, seed=seed).save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("words")
+    rows = [{"tokens": [a, b], "ner_tags": ["B-location", "O"]} for a in NOUNS for b in NOUNS]
+    for split in ("train", "validation", "test"):
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def call(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: Path, tmp_path: Path
+) -> Callable[..., tuple[int, str, str]]:
+    monkeypatch.setattr(cli, "prepare_process", lambda: None)
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        grid = ["--tasks", "wnut17", "--learning-rates", "1e-3,3e-3", "--seeds", "0-1", "--workers", "0"]
+        common = [*grid, "--data-dir", f"wnut17={words}", "--out", str(tmp_path / "scores")]
+        monkeypatch.setattr(sys, "argv", ["biphase", "evaluate", *map(str, arguments), *common])
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+        captured = capsys.readouterr()
+        return int(caught.value.code or 0), captured.out, captured.err
+
+    return run
+
+
+def test_a_grid_its_summary_and_a_comparison(call: Any, models: Path) -> None:
+    code, out, err = call(models / "a", models / "b", "batch_size=8", "device=cpu", "--dry-run")
+    assert code == 0 and "without a finished cell" in out and "4" in out
+    code, out, err = call(models / "a", models / "b", "batch_size=8", "device=cpu")
+    assert code == 0 and "8 cells, 0 of them finished" in err
+    assert "wnut17" in out and "±" in out
+    code, out, err = call(models / "a", models / "b", "batch_size=8", "device=cpu", "--compare", "a", "b")
+    assert code == 0 and "8 cells, 8 of them finished" in err
+    assert "wnut17 (f1)" in out
+    code, out, err = call(models / "a", models / "b", "batch_size=8", "device=cpu", "--dry-run")
+    assert "judged by finished cells" not in out.splitlines()[0] and code == 0
+
+
+def test_failed_cells_are_exit_code_two(call: Any, models: Path, tmp_path: Path) -> None:
+    bad = tmp_path / "bad"
+    bad.mkdir()
+    for split in ("train", "validation", "test"):
+        (bad / f"{split}.jsonl").write_text('{"tokens": ["a"], "ner_tags": ["O", "O"]}\n')
+    code, _, err = call(models / "a", "device=cpu", "--data-dir", f"snli={bad}", "--tasks", "wnut17")
+    assert code == 0
+    code, _, err = call(models / "a", "device=cpu", "seed=3")
+    assert code == 2 and "seed" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["batch_size=8"], "which model?"),
+        (["MODEL", "batchsize=8"], "did you mean 'batch_size'?"),
+        (["MODEL", "--part", "9/3"], "must be NUMBER/TOTAL"),
+        (["/no/such/model"], "neither a run, nor a folder, nor a hub id"),
+        (["MODEL", "--data-dir", "wnut17"], "must be TASK=FOLDER"),
+        (["MODEL", "--data-dir", "wnut=x"], "did you mean 'wnut17'?"),
+        (["MODEL", "--engine", "slurm"], "'kind' is 'slurm'"),
+    ],
+)
+def test_bad_words(call: Any, models: Path, arguments: list[str], said: str) -> None:
+    code, _, err = call(*[str(models / "a") if word == "MODEL" else word for word in arguments])
+    assert code == 2 and said in err and err.count("\n") == 1
+
+
+def test_words_of_the_options() -> None:
+    assert parse_seeds("0-4") == (0, 1, 2, 3, 4) and parse_seeds("7") == (7,) and parse_seeds("1,3") == (1, 3)
+    with pytest.raises(InputError, match="--seeds 0-x must be numbers"):
+        parse_seeds("0-x")
+    assert parse_data_dirs(["snli=a=b"]) == {"snli": "a=b"}
