@@ -46,9 +46,9 @@ def call(
 ) -> Callable[..., tuple[int, str, str]]:
     monkeypatch.setattr(cli, "prepare_process", lambda: None)
 
-    def run(*arguments: object) -> tuple[int, str, str]:
+    def run(*arguments: object, data: Path = words) -> tuple[int, str, str]:
         grid = ["--tasks", "wnut17", "--learning-rates", "1e-3,3e-3", "--seeds", "0-1", "--workers", "0"]
-        common = [*grid, "--data-dir", f"wnut17={words}", "--out", str(tmp_path / "scores")]
+        common = [*grid, "--data-dir", f"wnut17={data}", "--out", str(tmp_path / "scores")]
         monkeypatch.setattr(sys, "argv", ["biphase", "evaluate", *map(str, arguments), *common])
         with pytest.raises(SystemExit) as caught:
             cli.main()
@@ -76,16 +76,18 @@ def test_failed_cells_are_exit_code_two(call: Any, models: Path, tmp_path: Path)
     bad.mkdir()
     for split in ("train", "validation", "test"):
         (bad / f"{split}.jsonl").write_text('{"tokens": ["a"], "ner_tags": ["O", "O"]}\n')
-    code, _, err = call(models / "a", "device=cpu", "--data-dir", f"snli={bad}", "--tasks", "wnut17")
-    assert code == 0
-    code, _, err = call(models / "a", "device=cpu", "seed=3")
-    assert code == 2 and "seed" in err
+    code, _, err = call(models / "a", "device=cpu", data=bad)
+    assert code == 2 and err.splitlines()[-1].startswith("biphase: ")
+    assert "train.jsonl:1: 2 tags for 1 words" in err.splitlines()[-1]
+    code, _, err = call(models / "a", "device=cpu")
+    assert code == 0 and "4 cells, 0 of them finished" in err
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (["batch_size=8"], "which model?"),
+        (["MODEL", "seed=3"], "give --seeds"),
         (["MODEL", "batchsize=8"], "did you mean 'batch_size'?"),
         (["MODEL", "--part", "9/3"], "must be NUMBER/TOTAL"),
         (["/no/such/model"], "neither a run, nor a folder, nor a hub id"),

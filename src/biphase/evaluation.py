@@ -47,6 +47,9 @@ def evaluate(
     """
     settings = [word for word in words if re.match(r"[a-z_.0-9]+=", word)]
     models = tuple(word for word in words if word not in settings)
+    for key in ("learning_rate", "seed"):
+        if any(setting.startswith(f"{key}=") for setting in settings):
+            raise InputError(f"{key} is one of a grid: give --{key.replace('_', '-')}s")
     failures: list[Failure] = []
     if models:
         from biphase.finetuning.grid import Grid
@@ -70,9 +73,11 @@ def evaluate(
     if pair is not None:
         print_comparison(compare(scores, *pair, np.random.default_rng(COMPARISON_SEED)))
     if failures:
-        reasons = Counter(failure.reason for failure in failures).most_common()
+        blocked = [failure for failure in failures if failure.reason.startswith("blocked: ")]
+        reasons = Counter(failure.reason for failure in failures if failure not in blocked)
+        waiting = f", {len(blocked)} that need them were not run" if blocked else ""
         raise InputError(
-            f"{len(failures)} trainings failed ({reasons[0][1]} of them: {reasons[0][0]}); finished cells are kept, "
+            f"{reasons.total()} failed{waiting}; most often: {reasons.most_common(1)[0][0]}; finished cells are kept, "
             "the same command runs the others again"
         )
 

@@ -10,7 +10,7 @@ import pytest
 from biphase.config import parse_config
 from biphase.errors import BusyError, InputError
 from biphase.execute import Engine
-from biphase.run import Run, claim_run
+from biphase.run import Run
 from biphase.study import run as study_run
 from biphase.study.plan import Plan, plan_study
 from biphase.study.report import collect_results, report_study
@@ -175,25 +175,24 @@ def test_a_failure_blocks_only_what_needs_it(
     assert not status(plan, place)[1]
 
 
-def test_what_another_process_is_at_is_left_to_it(
-    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_another_process_is_at_is_left_to_it(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other process holds the first run's folder and finishes it while this one waits."""
     place = claim_workplace(tmp_path / "study", plan.study)
     unit = next(unit for unit in make_units(plan, place) if unit.name == train_name("tiny-clm-12"))
     unit.function(**unit.arguments)
-    folder = trained_folder(place, "tiny-clm-12")
     record = place.record("tiny-clm-12")
     hidden = record.rename(record.with_suffix(".hidden"))
     waits = []
     monkeypatch.setattr(study_run.time, "sleep", lambda seconds: waits.append(hidden.rename(record)))
 
-    def held(*_: Any) -> Path:
-        with claim_run(Run(folder), {}, {}):
-            raise BusyError("held")
-
     real = study_run.train_here
-    monkeypatch.setattr(study_run, "train_here", lambda r, p: held() if not waits and r.name == "tiny-clm-12" else real(r, p))
+
+    def train_unless_held(recipe: Any, place: Workplace) -> Path:
+        if not waits and recipe.name == "tiny-clm-12":
+            raise BusyError("held")
+        return real(recipe, place)
+
+    monkeypatch.setattr(study_run, "train_here", train_unless_held)
     assert run_study(plan, place, HERE) == []
     assert len(waits) == 1 and len(done_units(plan, place)) == 25
 
