@@ -111,7 +111,7 @@ def test_margin_sums_make_a_span_score_its_margins() -> None:
 def test_span_loss_is_cross_entropy_over_context_and_end(encoder: Encoder) -> None:
     split = encode(encoder, max_length=64, doc_stride=10)
     cell = make_cell("squad_v2")
-    windows = np.arange(split.num_items)
+    windows = np.arange(split.texts.num_samples)
     batch = pack(split.texts, windows, cell.compute)
     logits = torch.randn(len(batch.places_T), 2, generator=torch.Generator().manual_seed(0))
     expected = 0.0

@@ -64,6 +64,9 @@ class Texts:
     def lengths_S(self) -> np.ndarray:
         return np.diff(self.bounds_S1)
 
+    def count_tokens(self, samples: np.ndarray) -> int:
+        return int((self.bounds_S1[samples + 1] - self.bounds_S1[samples]).sum())
+
 
 @dataclass(frozen=True)
 class Tokens:

@@ -320,9 +320,9 @@ class Training:
 
 def train(model: nn.Module, encoded: Any, cell: Cell) -> Training:
     """Update `model` in place. Stops early only when a loss or a gradient is not finite."""
-    config, items = cell.config, encoded.train
-    accumulate_gradients = FAMILIES[cell.task.family].accumulate_gradients
-    chosen = choose_examples(items.num_items, config.max_train_examples)
+    config, family = cell.config, FAMILIES[cell.task.family]
+    items = family.training_items(encoded)
+    chosen = choose_examples(items.num_samples, config.max_train_examples)
     num_steps = min(config.max_steps, config.epochs * math.ceil(len(chosen) / config.batch_size))
     optimizer = make_optimizer(model, config)
     model.train()
@@ -335,7 +335,7 @@ def train(model: nn.Module, encoded: Any, cell: Cell) -> Training:
         for step, places in enumerate(training_order(len(chosen), config.batch_size, num_steps, config.seed)):
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(config, step, num_steps)
-            loss = accumulate_gradients(model, encoded, chosen[places], cell)
+            loss = family.accumulate_gradients(model, encoded, chosen[places], cell)
             norm = nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
             optimizer.step()
             optimizer.zero_grad()

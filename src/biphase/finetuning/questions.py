@@ -60,15 +60,8 @@ class Split:
     """Questions of which some tokens are in no window."""
 
     @property
-    def num_items(self) -> int:
-        return self.texts.num_samples
-
-    @property
     def num_examples(self) -> int:
         return len(self.ids)
-
-    def count_tokens(self, items: np.ndarray) -> int:
-        return int(self.texts.lengths_S[items].sum())
 
 
 @dataclass(frozen=True)
@@ -162,6 +155,11 @@ def tokens_of_answer(answers: Sequence[Any], spans_K2: np.ndarray, first: int, l
     return -1, -1
 
 
+def training_items(encoded: Encoded) -> Texts:
+    """The windows: each is an example of its own."""
+    return encoded.train.texts
+
+
 def build(backbone: nn.Module, task: Task, config: FinetuneConfig) -> nn.Module:
     if config.qa_head == "span":
         return SpanFinder(backbone)
@@ -172,7 +170,7 @@ def accumulate_gradients(model: nn.Module, encoded: Encoded, windows: np.ndarray
     """The mean loss over `windows` (span head) or over their tokens (token head), and its gradient."""
     split = encoded.train
     loss = span_loss if cell.config.qa_head == "span" else token_loss
-    num_targets = len(windows) if cell.config.qa_head == "span" else split.count_tokens(windows)
+    num_targets = len(windows) if cell.config.qa_head == "span" else split.texts.count_tokens(windows)
 
     def loss_of(batch: Batch) -> Tensor:
         logits_T2 = model(batch.tokens_T, batch.positions_T, batch.layout)
@@ -245,7 +243,7 @@ def predict(model: nn.Module, encoded: Encoded, split_name: str, cell: Cell) -> 
     split: Split = getattr(encoded, split_name)
     is_span = cell.config.qa_head == "span"
     logits_T2 = np.zeros((len(split.texts.tokens_T), 2), dtype=np.float32)
-    for batch, logits in evaluation_batches(model, split.texts, np.arange(split.num_items), cell.compute):
+    for batch, logits in evaluation_batches(model, split.texts, np.arange(split.texts.num_samples), cell.compute):
         logits_T2[batch.places_T] = logits.cpu().numpy()
     logits_K2 = context_logits(split, logits_T2)
     if is_span:
@@ -274,7 +272,7 @@ def context_logits(split: Split, logits_T2: np.ndarray) -> np.ndarray:
     Tokens that no window holds score lowest.
     """
     inside_T = np.flatnonzero(split.context_tokens_T >= 0)
-    windows_T = np.repeat(np.arange(split.num_items), split.texts.lengths_S)[inside_T]
+    windows_T = np.repeat(np.arange(split.texts.num_samples), split.texts.lengths_S)[inside_T]
     opens_W = split.texts.bounds_S1[:-1] + split.context_starts_Q[split.questions_W]
     left, right = inside_T - opens_W[windows_T], split.texts.bounds_S1[1:][windows_T] - 2 - inside_T
     order = np.argsort(np.minimum(left, right), kind="stable")  # of repeated indices the last write stays: the roomiest

@@ -70,17 +70,17 @@ class Encoded:
 
 @dataclass(frozen=True)
 class Pairs:
-    """The training pairs as items."""
+    """The training pairs, as what a batch is made of."""
 
     encoded: Encoded
 
     @property
-    def num_items(self) -> int:
+    def num_samples(self) -> int:
         return len(self.encoded.pairs_P2)
 
     @property
     def num_examples(self) -> int:
-        return self.num_items
+        return self.num_samples
 
     @property
     def num_truncated(self) -> int:
@@ -129,6 +129,10 @@ def encode_task(data: Collection, keyed: KeyedTokenizer, config: FinetuneConfig)
 def count_truncated(queries: Texts, documents: Texts, chosen_queries: np.ndarray, chosen_documents: np.ndarray) -> int:
     """How many of the chosen texts were cut."""
     return int(np.isin(queries.truncated, chosen_queries).sum() + np.isin(documents.truncated, chosen_documents).sum())
+
+
+def training_items(encoded: Encoded) -> Pairs:
+    return encoded.train
 
 
 def build(backbone: nn.Module, task: Task, config: FinetuneConfig) -> nn.Module:

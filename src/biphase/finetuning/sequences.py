@@ -31,19 +31,12 @@ class Split:
     labels_S: np.ndarray
 
     @property
-    def num_items(self) -> int:
-        return self.texts.num_samples
-
-    @property
     def num_examples(self) -> int:
         return len(self.ids)
 
     @property
     def num_truncated(self) -> int:
         return len(self.texts.truncated)
-
-    def count_tokens(self, items: np.ndarray) -> int:
-        return int(self.texts.lengths_S[items].sum())
 
 
 @dataclass(frozen=True)
@@ -61,6 +54,10 @@ def encode_task(data: TaskData, keyed: KeyedTokenizer, config: FinetuneConfig) -
         return Split(tuple(example.id for example in examples), texts, labels)
 
     return Encoded(split(data.train), split(data.validation), split(data.test), data.left_out)  # type: ignore[arg-type]
+
+
+def training_items(encoded: Encoded) -> Texts:
+    return encoded.train.texts
 
 
 def build(backbone: nn.Module, task: Task, config: FinetuneConfig) -> nn.Module:
@@ -82,8 +79,8 @@ def accumulate_gradients(model: nn.Module, encoded: Encoded, samples: np.ndarray
 def predict(model: nn.Module, encoded: Encoded, split_name: str, cell: Cell) -> np.ndarray:
     """The label of each sample of a split."""
     split: Split = getattr(encoded, split_name)
-    predicted_S = np.zeros(split.num_items, dtype=np.int64)
-    for batch, logits_SC in evaluation_batches(model, split.texts, np.arange(split.num_items), cell.compute):
+    predicted_S = np.zeros(split.num_examples, dtype=np.int64)
+    for batch, logits_SC in evaluation_batches(model, split.texts, np.arange(split.num_examples), cell.compute):
         predicted_S[batch.samples] = logits_SC.argmax(-1).cpu().numpy()
     return predicted_S
 

@@ -43,19 +43,12 @@ class Split:
     """The word of each token; -1 for special tokens."""
 
     @property
-    def num_items(self) -> int:
-        return self.texts.num_samples
-
-    @property
     def num_examples(self) -> int:
         return len(self.ids)
 
     @property
     def num_truncated(self) -> int:
         return len(self.texts.truncated)
-
-    def count_tokens(self, items: np.ndarray) -> int:
-        return int(self.texts.lengths_S[items].sum())
 
 
 @dataclass(frozen=True)
@@ -101,6 +94,10 @@ def words_of_tokens(words: Sequence[str], last_characters: np.ndarray) -> np.nda
     return np.minimum(np.searchsorted(ends_W, last_characters, side="right"), len(words) - 1)
 
 
+def training_items(encoded: Encoded) -> Texts:
+    return encoded.train.texts
+
+
 def build(backbone: nn.Module, task: Task, config: FinetuneConfig) -> nn.Module:
     return TokenClassifier(backbone, len(task.classes), config.head_dropout)
 
@@ -109,7 +106,7 @@ def accumulate_gradients(model: nn.Module, encoded: Encoded, samples: np.ndarray
     """The mean loss over the tokens of words in `samples`, and its gradient."""
     split = encoded.train
     num_special = sum((split.words_T[a:b] < 0).sum() for a, b in bounds_of(split.texts, samples))
-    num_targets = max(split.count_tokens(samples) - int(num_special), 1)
+    num_targets = max(split.texts.count_tokens(samples) - int(num_special), 1)
 
     def loss_of(batch: Batch) -> Tensor:
         logits_TC = model(batch.tokens_T, batch.positions_T, batch.layout)
@@ -129,7 +126,7 @@ def predict(model: nn.Module, encoded: Encoded, split_name: str, cell: Cell) -> 
     split: Split = getattr(encoded, split_name)
     classes = cell.task.classes
     labels_T = np.zeros(len(split.texts.tokens_T), dtype=np.int64)
-    for batch, logits_TC in evaluation_batches(model, split.texts, np.arange(split.num_items), cell.compute):
+    for batch, logits_TC in evaluation_batches(model, split.texts, np.arange(split.num_examples), cell.compute):
         labels_T[batch.places_T] = logits_TC.argmax(-1).cpu().numpy()
     return vote(labels_T, split.words_T, len(split.tags_W), len(classes), default=classes.index("O"))
 
