@@ -12,7 +12,7 @@ demo: $(VENV)/installed
 	$(BIN)/biphase demo
 
 test: $(VENV)/developer
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --maxprocesses 8
 
 lint: $(VENV)/developer
 	$(BIN)/ruff format --check .
@@ -33,6 +33,7 @@ bench: $(VENV)/developer
 	$(BIN)/biphase tokenizer train $(TEXT) --limit-mb 50 --out $(VENV)/bench-tokenizer
 	$(BIN)/python benchmarks/tokenization.py $(TEXT) --tokenizer $(VENV)/bench-tokenizer
 	$(BIN)/python benchmarks/pretraining.py
+	$(BIN)/python benchmarks/grid.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache biphase-demo

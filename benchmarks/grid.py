@@ -1,13 +1,13 @@
 """The evaluation grid beside the usual way: the same cells by `biphase evaluate` and by Hugging Face Trainer.
 
-    python benchmarks/grid.py                                     # 2 tasks × 2 rates × 3 seeds, a fresh 11m encoder
+    python benchmarks/grid.py                                     # 2 tasks × 2 rates × 3 seeds, a fresh 3m encoder
     python benchmarks/grid.py --model FOLDER --steps 200          # an encoder that has learnt something
     python benchmarks/grid.py --retrieval FOLDER                  # and Sentence Transformers, on a BEIR folder
 
 Tasks: bundled ones of sequence and token classification; `--retrieval` adds a grid of its own. benchmarks/README.md
 says what is the same on both sides, what each arm is and how its seconds are counted.
 
-Letters: B samples of a batch, L its longest sample, D width.
+Letters: B samples of a batch, L its longest sample.
 """
 
 import argparse
@@ -23,9 +23,10 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import date
+from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -111,18 +112,16 @@ def work(job: Job) -> dict[str, Any]:
 
         keep_heap()
     import datasets
-    import seqeval.metrics
-    import torch  # noqa: F401
     from transformers import Trainer  # noqa: F401
 
-    fit = fit_classifier
-    if any(task["family"] == "retrieval" for task in job.grid.tasks.values()):
+    families = {job.grid.tasks[cell.task]["family"] for cell in job.cells or job.grid.cells}
+    if "token_classification" in families:
+        import seqeval.metrics  # noqa: F401
+    if "retrieval" in families:
         import sentence_transformers  # noqa: F401
-
-        fit = fit_retriever
-    assert seqeval.metrics
     datasets.disable_progress_bars()
     start = time.time() - job.began
+    fit = fit_retriever if "retrieval" in families else fit_classifier
     return {"start": start, "cells": [fit(job, cell) for cell in job.cells]}
 
 
@@ -200,17 +199,22 @@ def fit_classifier(job: Job, cell: Cell) -> dict[str, Any]:
     return asdict(cell) | {"scores": scores, "steps": trainer.state.global_step, "seconds": seconds}
 
 
+def changes_of_config(model: str) -> dict[str, Any]:
+    """What makes a network bidirectional and takes its dropout out, as biphase does."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(model).to_dict()
+    rates = [key for key, value in config.items() if isinstance(value, float) and re.search("dropout|_pdrop$", key)]
+    return {"is_causal": False, "use_cache": False, **dict.fromkeys(rates, 0.0)}
+
+
 def make_network(model: str, num_labels: int, is_tagging: bool, head_dropout: float) -> Any:
-    """A bidirectional network with biphase's head, for padded batches."""
+    """The pretrained network with biphase's head, for padded batches."""
     import torch
     from torch import nn
     from transformers import AutoConfig, AutoModel
 
-    config = AutoConfig.from_pretrained(model)
-    config.is_causal, config.use_cache = False, False
-    for key, value in config.to_dict().items():
-        if "dropout" in key and isinstance(value, float):
-            setattr(config, key, 0.0)
+    config = AutoConfig.from_pretrained(model, **changes_of_config(model))
     backbone = AutoModel.from_pretrained(model, config=config, dtype=torch.float32)
     width = config.hidden_size
     if is_tagging:
@@ -268,8 +272,8 @@ def read_tokenized(task: dict[str, Any], tokenizer: Any, job: Job) -> Any:
     def encode_words(rows: dict[str, list[Any]]) -> dict[str, Any]:
         made: dict[str, list[Any]] = defaultdict(list)
         encoded = encode([" ".join(words) for words in rows[task["words"]]], return_offsets_mapping=True)
-        sentences = zip(rows[task["words"]], rows[task["label"]], *map(encoded.get, KEPT), strict=True)
-        for words, labels, ids, spans in sentences:
+        columns = (rows[task["words"]], rows[task["label"]], encoded["input_ids"], encoded["offset_mapping"])
+        for words, labels, ids, spans in zip(*columns, strict=True):
             tags = [number_of(label) for label in labels]
             word_at = [i for i, word in enumerate(words) for _ in range(len(word) + (i > 0))]  # a space: the next word
             places = [word_at[max(end - 1, begin)] for begin, end in spans]
@@ -280,11 +284,8 @@ def read_tokenized(task: dict[str, Any], tokenizer: Any, job: Job) -> Any:
         return dict(made)
 
     is_tagging = task["family"] == "token_classification"
-    columns = raw["train"].column_names
-    return raw.map(encode_words if is_tagging else encode_texts, batched=True, remove_columns=columns)
-
-
-KEPT = ("input_ids", "offset_mapping")
+    encode_rows = encode_words if is_tagging else encode_texts
+    return raw.map(encode_rows, batched=True, remove_columns=raw["train"].column_names)
 
 
 def score_labels(data: Any, predicted: Any, task: dict[str, Any]) -> float:
@@ -327,8 +328,8 @@ def fit_retriever(job: Job, cell: Cell) -> dict[str, Any]:
     seconds: dict[str, float] = {}
     with timed(seconds, "load"):
         set_seed(cell.seed)
-        causal = {"is_causal": False, "use_cache": False}
-        model = SentenceTransformer(job.grid.model, config_kwargs=causal, model_kwargs={"dtype": torch.float32})
+        changes = changes_of_config(job.grid.model)
+        model = SentenceTransformer(job.grid.model, config_kwargs=changes, model_kwargs={"dtype": torch.float32})
         model.max_seq_length = config["max_length"]
     with timed(seconds, "tokenize"):  # reading only: texts are tokenized batch by batch
         pairs = load_dataset("json", data_files=str(folder_of_data / "train.jsonl"), cache_dir=job.cache)["train"]
@@ -358,28 +359,47 @@ def fit_retriever(job: Job, cell: Cell) -> dict[str, Any]:
 
 def run_arm(arm: str, grid: Grid, threads: int) -> dict[str, Any]:
     """One arm once, with a fresh cache. A failed one gives {"error": its last line}; the other arms go on."""
-    way, run = ARMS[arm], run_biphase if arm == "biphase" else run_trainer
+    from biphase.errors import InputError
+
     with tempfile.TemporaryDirectory() as folder:
-        cpu, started = children_cpu_seconds(), time.perf_counter()
         try:
-            slots, cells = run(way, grid, threads, Path(folder))
+            if arm == "biphase":
+                found = run_biphase(grid, Path(folder))
+            else:
+                found = run_trainer(ARMS[arm], grid, threads, Path(folder))
+        except InputError as error:
+            return {"error": str(error)}
         except subprocess.CalledProcessError as failed:
             lines = failed.stderr.strip().splitlines()
-            return {"error": lines[-1] if lines else f"ended with {failed.returncode}"}
-        wall = time.perf_counter() - started
-        found = {"wall_seconds": wall, "cpu_seconds": children_cpu_seconds() - cpu, "slots": slots}
+            return {"error": lines[-1] if lines else f"ended with exit code {failed.returncode}"}
+    cells, wall = found["cells"], found["wall_seconds"]
     expected = {(cell.task, cell.learning_rate, cell.seed) for cell in grid.cells}
     assert {(cell["task"], cell["learning_rate"], cell["seed"]) for cell in cells} == expected, f"{arm}: other cells"
+    assert all(cell["steps"] == grid.config["max_steps"] for cell in cells), f"{arm}: other steps"
     seconds: dict[str, float] = defaultdict(float)
     for cell in cells:
         for stage, spent in cell["seconds"].items():
             seconds[stage] += spent
-    seconds["rest"] = slots * wall - sum(seconds.values())
-    return found | {"cells_per_hour": 3600 * len(cells) / wall, "seconds": dict(seconds), "cells": cells}
+    seconds["rest"] = found["slots"] * wall - sum(seconds.values())
+    return found | {"cells_per_hour": 3600 * len(cells) / wall, "seconds": dict(seconds)}
 
 
-def run_biphase(way: Way, grid: Grid, threads: int, folder: Path) -> tuple[int, list[dict[str, Any]]]:
-    """How many cells run at a time, and the cells as `work` gives them."""
+@contextmanager
+def clocked(found: dict[str, Any]) -> Iterator[None]:
+    """By the clock, and the processor time of the processes that start and end in the block, with theirs."""
+
+    def cpu_seconds() -> float:
+        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return usage.ru_utime + usage.ru_stime
+
+    cpu, started = cpu_seconds(), time.perf_counter()
+    yield
+    found["wall_seconds"], found["cpu_seconds"] = time.perf_counter() - started, cpu_seconds() - cpu
+
+
+def run_biphase(grid: Grid, folder: Path) -> dict[str, Any]:
+    """How many cells run at a time (`slots`), what the clock says, and the cells as `work` gives them."""
+    from biphase.errors import InputError
     from biphase.evaluation import count_workers
     from biphase.execute import Engine
     from biphase.report.scores import read_scores
@@ -391,30 +411,31 @@ def run_biphase(way: Way, grid: Grid, threads: int, folder: Path) -> tuple[int, 
     command += ["--learning-rates", ",".join(map(str, grid.learning_rates)), "--seeds", ",".join(map(str, grid.seeds))]
     for name, task in grid.tasks.items():
         command += ["--data-dir", f"{name}={task['folder']}"]
-    call(command, {"BIPHASE_CACHE": str(folder / "cache")})
-    cells = [
-        {
-            "task": score.task,
-            "learning_rate": score.config.learning_rate,
-            "seed": score.config.seed,
-            "scores": {split: score.metrics[split][METRICS[grid.tasks[score.task]["family"]]] for split in SPLITS},
-            "steps": score.num_steps,
-            "seconds": score.seconds,
-        }
-        for score in read_scores(folder / "scores").scores
-    ]
-    return min(count_workers(Engine()), len(cells)), cells
+    found: dict[str, Any] = {"slots": min(count_workers(Engine()), len(grid.cells)), "cells": []}
+    with clocked(found):
+        call(command, {"BIPHASE_CACHE": str(folder / "cache")})
+    for score in read_scores(folder / "scores").scores:
+        cell = Cell(score.task, score.config.learning_rate, score.config.seed)
+        if score.diverged:
+            raise InputError(f"{score.headline()}; give lower --learning-rates")
+        metric = METRICS[grid.tasks[score.task]["family"]]
+        scores = {split: score.metrics[split][metric] for split in SPLITS}
+        found["cells"].append(asdict(cell) | {"scores": scores, "steps": score.num_steps, "seconds": score.seconds})
+    return found
 
 
-def run_trainer(way: Way, grid: Grid, threads: int, folder: Path) -> tuple[int, list[dict[str, Any]]]:
-    slots = threads if way.is_side_by_side else 1
+def run_trainer(way: Way, grid: Grid, threads: int, folder: Path) -> dict[str, Any]:
+    """As `run_biphase`."""
+    slots = min(threads, len(grid.cells)) if way.is_side_by_side else 1
     parts = [grid.cells] if way.is_loop else [[cell] for cell in grid.cells]
 
     def run(cells: list[Cell]) -> list[dict[str, Any]]:
         return run_job(Job(grid, cells, way.keeps_heap, str(folder / "datasets"), time.time()), threads // slots)
 
-    with ThreadPoolExecutor(slots) as pool:
-        return slots, [cell for part in pool.map(run, parts) for cell in part]
+    found: dict[str, Any] = {"slots": slots}
+    with clocked(found), ThreadPoolExecutor(slots) as pool:
+        found["cells"] = [cell for part in pool.map(run, parts) for cell in part]
+    return found
 
 
 def run_job(job: Job, threads: int) -> list[dict[str, Any]]:
@@ -433,12 +454,6 @@ def call(command: list[str], environment: dict[str, str]) -> None:
     """Raises `CalledProcessError` with what the process wrote."""
     quiet = {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_OFFLINE": "1"}
     subprocess.run(command, check=True, env=os.environ | quiet | environment, capture_output=True, text=True)
-
-
-def children_cpu_seconds() -> float:
-    """Processor time of all processes that this one has started and that are over, with theirs."""
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return usage.ru_utime + usage.ru_stime
 
 
 # What is measured
@@ -512,7 +527,7 @@ def measure_grid(grid: Grid, arms: Sequence[str], rounds: int, threads: int) -> 
     """All arms, taking turns: medians, ratios within each round, scores of the first round."""
     say(f"{grid.name}: {len(grid.cells)} cells of {grid.config['max_steps']} steps")
     if any(arm != "biphase" for arm in arms):  # so that no arm is the first to read the libraries from the disk
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory() as folder, suppress(subprocess.CalledProcessError):
             run_job(Job(grid, [], False, folder, time.time()), threads)
     found: list[dict[str, Any]] = []
     for number in range(rounds):
@@ -523,7 +538,11 @@ def measure_grid(grid: Grid, arms: Sequence[str], rounds: int, threads: int) -> 
             say(f"  round {number + 1}/{rounds} {arm}: {rate}")
     others = [arm for arm in arms if arm != "biphase"] if "biphase" in arms else []
     return {
-        "grid": asdict(grid),
+        "name": grid.name,
+        "tasks": list(grid.tasks),
+        "learning_rates": grid.learning_rates,
+        "seeds": grid.seeds,
+        "config": {key: value for key, value in grid.config.items() if key not in ("learning_rate", "seed")},
         "num_cells": len(grid.cells),
         "arms": {arm: summarize_arm(arm, [each[arm] for each in found], grid) for arm in arms},
         "ratios": {
@@ -558,7 +577,6 @@ def summarize_arm(arm: str, rounds: list[dict[str, Any]], grid: Grid) -> dict[st
         "slots": whole[0]["slots"],
         **medians,
         "seconds": seconds,
-        "steps": sorted({cell["steps"] for found in whole for cell in found["cells"]}),
         "test_scores": {
             task: {f"{rate:g}": interval_of_mean(scores_of(whole[0], task, rate)) for rate in grid.learning_rates}
             for task in grid.tasks
@@ -622,8 +640,7 @@ def compare_scores(ours: dict[str, Any], theirs: dict[str, Any], task: str, grid
 
 
 def print_results(result: dict[str, Any]) -> None:
-    grid = result["grid"]
-    print(f"\n{grid['name']}: {result['num_cells']} cells of {grid['config']['max_steps']} steps")
+    print(f"\n{result['name']}: {result['num_cells']} cells of {result['config']['max_steps']} steps")
     print(f"  {'arm':<22} {'cells/h':>8} {'wall s':>8} {'CPU s':>8}  where the time goes")
     for arm, found in result["arms"].items():
         if "error" in found:
@@ -637,15 +654,13 @@ def print_results(result: dict[str, Any]) -> None:
         spread = f"({ratio['min']:.2f}–{ratio['max']:.2f})"
         print(f"  {name}: {ratio['median']:.2f}× {spread}; training and evaluation alone: {ratio['by_work']:.2f}×")
     print("  test scores in % by rate")
-    for task in grid["tasks"]:
+    for task in result["tasks"]:
         for arm, found in result["arms"].items():
             if "error" not in found:
                 by_rate = (f"{rate}: {with_half_width(score)}" for rate, score in found["test_scores"][task].items())
                 print(f"    {task} {arm:<22} {'   '.join(by_rate)}")
         for name, by_task in result["differences"].items():
-            verdict = {True: "none is seen", False: "they differ", None: "one seed: unknown"}[
-                by_task[task]["includes_zero"]
-            ]
+            verdict = {True: "0 is inside", False: "0 is outside", None: "one seed"}[by_task[task]["includes_zero"]]
             print(f"    {task} {name}: {with_half_width(by_task[task], '+')} points ({verdict})")
 
 
@@ -677,6 +692,8 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--job", help=argparse.SUPPRESS)
     parser.add_argument("--answer", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.retrieval is not None and find_spec("sentence_transformers") is None:
+        parser.error("--retrieval needs Sentence Transformers: pip install 'biphase[embeddings]'")
     options.device = "auto"
     return options
 
@@ -720,6 +737,7 @@ def main() -> None:
         job = Job(**given | {"grid": Grid(**given["grid"]), "cells": [Cell(**cell) for cell in given["cells"]]})
         options.answer.write_text(json.dumps(work(job)))
         return
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     from biphase.files import write_json
 
     started = time.perf_counter()

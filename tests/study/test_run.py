@@ -125,6 +125,9 @@ def test_report(plan: Plan, finished: Workplace, tmp_path: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert "Does anything work?" in text and "biphase study run study.yaml" in text
     assert list((tmp_path / "report" / "tables").iterdir()) and list((tmp_path / "report" / "figures").iterdir())
+    cells = (tmp_path / "report" / "scores.csv").read_text().splitlines()
+    assert len(cells) == 1 + 20 and "test paper_f1" in cells[0]
+    assert report_study(plan, finished, tmp_path / "report", "study.yaml") == page
 
 
 def copy_of(place: Workplace, folder: Path) -> Workplace:

@@ -14,6 +14,7 @@ from biphase.finetuning.encoders import identify, load_encoder
 from biphase.finetuning.fit import DataDirs, Plan, find_sources, fit_cells, load_encoded, plan_cell, resolve
 from biphase.finetuning.score import FinetuneConfig, Score, read_score
 from biphase.finetuning.tasks import find_task
+from biphase.pretraining.checkpoint import split_reference
 
 PAPER_LEARNING_RATES = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4)
 PAPER_SEEDS = (0, 1, 2, 3, 4)
@@ -141,11 +142,12 @@ def make_units(grid: Grid, trainings: Sequence[Training]) -> list[Unit]:
         for task in (trained_on, *tasks):
             name = f"encode {task} for {training.model}"
             if name not in encodings:
-                arguments = {"model": training.model, "task": task, "config": config, "data_dirs": data_dirs}
+                arguments = {"model": absolute(training.model), "task": task, "config": config, "data_dirs": data_dirs}
                 encodings[name] = Unit(name, encode_unit, arguments, affinity=training.model)
         references = [reference_of(cell, grid) for cell in training.cells]
         arguments = {
-            "model": training.model,
+            "model": absolute(training.model),
+            "label": training.model,
             "tasks": references,
             "config": config,
             "out": str(grid.out.resolve()),
@@ -154,6 +156,14 @@ def make_units(grid: Grid, trainings: Sequence[Training]) -> list[Unit]:
         needs = tuple(f"encode {task} for {training.model}" for task in dict.fromkeys((trained_on, *tasks)))
         units.append(Unit(training.name, fit_unit, arguments, f"{training.model} {trained_on}", needs))
     return [*encodings.values(), *units]
+
+
+def absolute(model: str) -> str:
+    """The model's name for a worker that may stand in another folder."""
+    path, step = split_reference(model)
+    if not Path(path).exists():
+        return model
+    return str(Path(path).resolve()) + (f"@{step}" if step else "")
 
 
 def reference_of(cell: Plan, grid: Grid) -> str:
@@ -169,8 +179,10 @@ def encode_unit(model: str, task: str, config: dict[str, Any], data_dirs: dict[s
     return []
 
 
-def fit_unit(model: str, tasks: list[str], config: dict[str, Any], out: str, data_dirs: dict[str, str]) -> list[str]:
-    scores = fit_cells(model, tasks, FinetuneConfig.model_validate(config), Path(out), data_dirs)
+def fit_unit(
+    model: str, label: str, tasks: list[str], config: dict[str, Any], out: str, data_dirs: dict[str, str]
+) -> list[str]:
+    scores = fit_cells(model, tasks, FinetuneConfig.model_validate(config), Path(out), data_dirs, label)
     return [score.headline() for score in scores]
 
 

@@ -1,5 +1,6 @@
 """A study's folder, finished or not → the report on it: what each model is in the paper's terms, and what it scored."""
 
+import csv
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -35,7 +36,7 @@ def report_study(plan: Plan, place: Workplace, out: Path, study_file: str) -> Pa
         picture = Path(folder) / "plan.svg"
         draw_plan(plan, picture)
         svg = picture.read_text(encoding="utf-8")
-    return write_report(
+    page = write_report(
         results,
         out,
         title=plan.study.title or f"The study {plan.study.name}",
@@ -51,6 +52,30 @@ def report_study(plan: Plan, place: Workplace, out: Path, study_file: str) -> Pa
             if is_trained(place, run)
         },
     )
+    write_cells(scores, page.parent / "scores.csv")
+    return page
+
+
+def write_cells(scores: dict[str, ScoreSet], path: Path) -> None:
+    """Every cell as it was measured: a row for each model, task, rate and seed, in shares; empty where it diverged."""
+    rows = [
+        (model, score)
+        for model, found in scores.items()
+        for score in sorted(found.scores, key=lambda s: (s.task, s.config.learning_rate, s.config.seed))
+    ]
+    names = sorted(
+        {(split, metric) for _, score in rows for split, values in score.metrics.items() for metric in values}
+    )
+    with open(path, "w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        labels = [f"{split} {metric}" for split, metric in names]
+        writer.writerow(["model", "task", "learning_rate", "seed", "metric", "steps", "seconds", *labels])
+        for model, score in rows:
+            values = [score.metrics.get(split, {}).get(metric) for split, metric in names]
+            shown = ["" if value is None else f"{value:.6f}" for value in values]
+            config, seconds = score.config, round(sum(score.seconds.values()), 1)
+            own = [model, score.task, config.learning_rate, config.seed, score.metric, score.num_steps, seconds]
+            writer.writerow([*own, *shown])
 
 
 def collect_results(plan: Plan, scores: dict[str, ScoreSet]) -> Iterator[Result]:
