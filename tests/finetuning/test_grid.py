@@ -123,3 +123,16 @@ def test_what_is_named_twice(grid: Grid) -> None:
         plan_grid(replace(grid, tasks=("snli", "snli")))
     with pytest.raises(InputError, match="did you mean"):
         plan_grid(replace(grid, tasks=("snl",)))
+
+
+def test_a_task_of_ones_own(grid: Grid, tmp_path: Path) -> None:
+    """Named by its file, also to the workers."""
+    lines = ["name: own", "family: token_classification", "metric: f1", "label: ner_tags"]
+    lines += ["classes: [O, B-location, I-location]", "files: [{train: train.jsonl, validation: validation.jsonl, "]
+    lines[-1] += "test: test.jsonl}]"
+    path = tmp_path / "own.yaml"
+    path.write_text("\n".join(lines), encoding="utf-8")
+    dirs = {"own": grid.data_dirs["wnut17"]}
+    own = replace(grid, tasks=(str(path),), learning_rates=(1e-3,), seeds=(0,), data_dirs=dirs)
+    assert run_grid(own, plan_grid(own), HERE) == []
+    assert [score.task for score in read_finished(plan_grid(own), own.out)] == ["own"]

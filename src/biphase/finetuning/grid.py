@@ -13,6 +13,7 @@ from biphase.files import write_json
 from biphase.finetuning.encoders import identify, load_encoder
 from biphase.finetuning.fit import DataDirs, Plan, find_sources, fit_cells, load_encoded, plan_cell, resolve
 from biphase.finetuning.score import FinetuneConfig, Score, read_score
+from biphase.finetuning.sources import absolute_dir
 from biphase.finetuning.tasks import find_task
 from biphase.pretraining.checkpoint import split_reference
 
@@ -134,26 +135,30 @@ def make_units(grid: Grid, trainings: Sequence[Training]) -> list[Unit]:
     """A unit for each training, after one for each (model, task) that turns the task's texts into token ids."""
     encodings: dict[str, Unit] = {}
     units = []
-    data_dirs = {task: str(Path(folder).resolve()) for task, folder in grid.data_dirs.items()}
+    data_dirs = {task: absolute_dir(folder) for task, folder in grid.data_dirs.items()}
     for training in trainings:
-        tasks = [cell.task.name for cell in training.cells]
+        references = {cell.task.name: reference_of(cell, grid) for cell in training.cells}
         trained_on = training.cells[0].train.task.name
         config = training.config.model_dump(mode="json")
-        for task in (trained_on, *tasks):
+        for task in dict.fromkeys((trained_on, *references)):
             name = f"encode {task} for {training.model}"
             if name not in encodings:
-                arguments = {"model": absolute(training.model), "task": task, "config": config, "data_dirs": data_dirs}
+                arguments = {
+                    "model": absolute(training.model),
+                    "task": references.get(task, task),
+                    "config": config,
+                    "data_dirs": data_dirs,
+                }
                 encodings[name] = Unit(name, encode_unit, arguments, affinity=training.model)
-        references = [reference_of(cell, grid) for cell in training.cells]
         arguments = {
             "model": absolute(training.model),
             "label": training.model,
-            "tasks": references,
+            "tasks": list(references.values()),
             "config": config,
             "out": str(grid.out.resolve()),
             "data_dirs": data_dirs,
         }
-        needs = tuple(f"encode {task} for {training.model}" for task in dict.fromkeys((trained_on, *tasks)))
+        needs = tuple(f"encode {task} for {training.model}" for task in dict.fromkeys((trained_on, *references)))
         units.append(Unit(training.name, fit_unit, arguments, f"{training.model} {trained_on}", needs))
     return [*encodings.values(), *units]
 
@@ -168,7 +173,8 @@ def absolute(model: str) -> str:
 
 def reference_of(cell: Plan, grid: Grid) -> str:
     """How the user named the task of a cell: by its name or by its file."""
-    return next(task for task in grid.tasks if find_task(task).name == cell.task.name)
+    given = next(task for task in grid.tasks if find_task(task).name == cell.task.name)
+    return str(Path(given).resolve()) if Path(given).suffix in (".yaml", ".yml") else given
 
 
 def encode_unit(model: str, task: str, config: dict[str, Any], data_dirs: dict[str, str]) -> list[str]:

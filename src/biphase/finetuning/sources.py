@@ -76,6 +76,11 @@ def find_source(task: Task, data_dir: Path | None) -> Source:
     return Source(task, f"{hub.id}@{hub.revision}", digest, hub, {})
 
 
+def absolute_dir(data_dir: str | Path) -> str:
+    """A `data_dir` for a process that may stand in another folder."""
+    return str(data_dir if Path(data_dir) == HUB else Path(data_dir).resolve())
+
+
 def source_of_files(task: Task, name: str, layout: Layout, files: dict[PartName, tuple[Path, ...]]) -> Source:
     stamps = {
         part: [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files[part]] for part in files

@@ -25,6 +25,7 @@ from biphase.errors import BusyError, InputError
 from biphase.execute import Engine, Outcome, Unit, run_units
 from biphase.files import content_hash, read_json, write_json, write_text
 from biphase.finetuning.score import FinetuneConfig
+from biphase.finetuning.sources import absolute_dir
 from biphase.finetuning.tasks import find_task
 from biphase.report.scores import ScoreSet, read_scores
 from biphase.run import open_run, read_metrics
@@ -146,7 +147,7 @@ def make_units(plan: Plan, place: Workplace, processes: int = 1) -> list[Unit]:
         units.append(Unit(train_name(run.name), train_unit, arguments, needs=needs))
     models = {model.name: model for model in plan.models}
     data_dirs = {} if plan.study.evaluation is None else plan.study.evaluation.data_dirs
-    resolved = {task: str(Path(folder).resolve()) for task, folder in data_dirs.items()}
+    resolved = {task: absolute_dir(folder) for task, folder in data_dirs.items()}
     for cell in plan.cells:
         model = models[cell.model]
         settings: dict[str, Any] = {
