@@ -140,7 +140,11 @@ def parse_numbers(text: str, kind: Callable[[str], Number], option: str) -> tupl
 def parse_seeds(text: str) -> tuple[int, ...]:
     """`0-4`, or `0,1,5`."""
     if span := re.fullmatch(r"(\d+)-(\d+)", text):
+        if int(span[1]) > int(span[2]):
+            raise InputError(f"--seeds {text} is an empty range")
         return tuple(range(int(span[1]), int(span[2]) + 1))
+    if "-" in text:
+        raise InputError(f"--seeds {text} must be numbers from 0 on, or a range such as 0-4")
     return parse_numbers(text, int, "--seeds")
 
 

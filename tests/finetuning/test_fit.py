@@ -212,8 +212,26 @@ def test_one_training_for_several_tasks(
     assert both[0].final_loss == both[1].final_loss and both[0].metrics != both[1].metrics
     alone = fit_cells(str(model_folder), ["nq"], config, None, folders)[0]
     assert alone.metrics == both[1].metrics and alone.cell == both[1].cell
+    turned = fit_cells(str(model_folder), ["nq", "msmarco"], config, None, folders)
+    assert [score.metrics for score in turned] == [both[1].metrics, both[0].metrics]
+    calls.pop()
     fit_cells(str(model_folder), ["msmarco", "nq"], config, tmp_path / "scores", folders)
     assert len(calls) == 2
+
+
+def test_a_last_update_that_breaks_the_weights_is_divergence(model_folder: Path, data_dirs: Dirs) -> None:
+    for task in ONE_PER_FAMILY:
+        score = fit_quickly(model_folder, task, data_dirs, max_steps=1, learning_rate=1e38, warmup_ratio=0.0)
+        assert score.diverged and score.diverged_at_step == 0 and score.metrics == {}
+
+
+def test_a_folder_without_a_tokenizer(model_folder: Path, data_dirs: Dirs, tmp_path: Path) -> None:
+    shutil.copytree(model_folder, tmp_path / "bare")
+    (tmp_path / "bare" / "tokenizer.json").unlink()
+    with pytest.raises(InputError, match="has no tokenizer files"):
+        fit_quickly(tmp_path / "bare", "snli", data_dirs)
+    with pytest.raises(InputError, match="leaves no room for text"):
+        fit_quickly(model_folder, "squad_v2", data_dirs, max_length=2)
 
 
 def test_divergence_is_a_result(model_folder: Path, data_dirs: Dirs, tmp_path: Path) -> None:

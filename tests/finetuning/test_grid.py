@@ -6,6 +6,7 @@ import pytest
 
 from biphase.errors import InputError
 from biphase.execute import Engine
+from biphase.finetuning import grid as grid_module
 from biphase.finetuning.fit import claimed
 from biphase.finetuning.grid import (
     Grid,
@@ -17,6 +18,7 @@ from biphase.finetuning.grid import (
     read_finished,
     run_grid,
 )
+from biphase.finetuning.score import FinetuneConfig
 
 from .conftest import make_cell
 
@@ -65,12 +67,31 @@ def test_workers_give_the_same_scores(grid: Grid, tmp_path: Path) -> None:
     assert len(ours) == 4
 
 
-def test_a_failed_cell_is_told_and_run_again(grid: Grid, capsys: pytest.CaptureFixture) -> None:
+def test_a_cell_that_another_process_is_at_is_no_failure(grid: Grid, capsys: pytest.CaptureFixture) -> None:
+    small = replace(grid, learning_rates=(1e-3,), tasks=("snli",))
+    trainings = plan_grid(small)
+    with claimed(small.out, trainings[0].cells):
+        assert run_grid(small, trainings, HERE) == []
+    assert "left to the process that is at it" in capsys.readouterr().err
+    assert missing(small) == 1 and not list(read_failures(small.out))
+
+
+def test_a_failed_cell_is_told_and_run_again(
+    grid: Grid, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trainings = plan_grid(grid)
-    with claimed(grid.out, trainings[0].cells):
-        [failure] = run_grid(grid, trainings, HERE)
-    assert failure.name == trainings[0].name and "another process" in failure.reason
-    assert "another process" in capsys.readouterr().err
+    real = grid_module.fit_cells
+
+    def fail_once(model: str, tasks: list[str], config: FinetuneConfig, *others: object) -> object:
+        if (tasks, config.seed, config.learning_rate) == (["snli"], 0, 1e-3):
+            raise InputError("no memory left")
+        return real(model, tasks, config, *others)
+
+    monkeypatch.setattr(grid_module, "fit_cells", fail_once)
+    [failure] = run_grid(grid, trainings, HERE)
+    monkeypatch.setattr(grid_module, "fit_cells", real)
+    assert failure.name == trainings[0].name and "no memory left" in failure.reason
+    assert "no memory left" in capsys.readouterr().err
     assert [name for name, _ in read_failures(grid.out)] == [trainings[0].cells[0].folder(grid.out).name]
     assert missing(grid) == 1
     assert run_grid(grid, missing_trainings(trainings, grid.out), HERE) == []

@@ -109,6 +109,8 @@ def packs_like_itself(network: PreTrainedModel, first_position: int) -> bool:
     """Whether two packed samples come out as when the network reads each alone, with its own attention."""
     config = network.config
     limit = (getattr(config, "max_position_embeddings", None) or WINDOW_PROOF_TOKENS) - first_position
+    if limit < 1:
+        return False
     window = getattr(config, "sliding_window", None) or getattr(config, "local_attention", None) or 0
     lengths = [min(8, limit), min(limit, max(16, min(2 * window + 3, WINDOW_PROOF_TOKENS)))]
     tokens_T = torch.arange(sum(lengths)) * 7 % config.vocab_size
@@ -118,7 +120,7 @@ def packs_like_itself(network: PreTrainedModel, first_position: int) -> bool:
     layout = lay_out(np.array([0, lengths[0], sum(lengths)]), causal=False)
     try:
         packed_TD = packed_hidden(network, tokens_T, positions_T, layout)
-    except (TypeError, IndexError):  # it knows no `position_ids`, or not so many
+    except (TypeError, IndexError, RuntimeError, KeyError):  # it knows no `position_ids`, not so many, or no switch
         return False
     network.set_attn_implementation("eager")
     own_TD = torch.cat([network(input_ids=part[None]).last_hidden_state[0] for part in tokens_T.split(lengths)])

@@ -19,7 +19,13 @@ from biphase.finetuning.encoding import KeyedTokenizer
 from biphase.pretraining.checkpoint import find_model
 
 HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt"]
-IDENTIFYING_FILES = ("config.json", "*.safetensors", "tokenizer*.json", "special_tokens_map.json", "*.model", "vocab*")
+IDENTIFYING_FILES = (
+    *("config.json", "*.safetensors"),
+    *("tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "*.model", "vocab*", "merges*"),
+)
+
+TOKENIZER_FILES = ("tokenizer.json", "*.model", "vocab.*")
+"""Without one of these transformers makes up a tokenizer that knows no word."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +50,8 @@ def load_encoder(name: str) -> Encoder:
 @lru_cache(maxsize=1)
 def _load_encoder(name: str, folder: Path, stamps: tuple[tuple[str, int, int], ...]) -> Encoder:
     backbone = load_backbone(folder)
+    if not any(path for pattern in TOKENIZER_FILES for path in folder.glob(pattern)):
+        raise InputError(f"{name} has no tokenizer files (tokenizer.json or the like); save its tokenizer beside it")
     tokenizer = load_tokenizer(folder)
     config: Any = backbone.config
     first_position: Any = getattr(backbone, "first_position", None)

@@ -230,8 +230,9 @@ def make_text(source: Source, place: str, row: Row) -> LabelledText | None:
 
 def label_number(task: Task, place: str, value: Any) -> int:
     """The number of a label given by name or by number (GLUE's files write numbers as text)."""
-    if isinstance(value, str) and value in task.classes:
-        return task.classes.index(value)
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    if (isinstance(value, str) or is_number) and str(value) in task.classes:
+        return task.classes.index(str(value))
     number = int(value) if isinstance(value, str) and value.isdecimal() else value
     if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < len(task.classes):
         raise InputError(
@@ -282,6 +283,8 @@ def make_question(source: Source, place: str, row: Row) -> Question | None:
     """None for a question about candidates without an answer: nobody knows it there."""
     id = id_of(place, row)
     context = text_column(source, place, row, "context")
+    if not context.strip():
+        raise InputError(f"{place}: question '{id}' has an empty context")
     locate = partial(find_answer, f"{place}: question '{id}'", context)
     own = own_name(source, "candidates")
     if own not in row:

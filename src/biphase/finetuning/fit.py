@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from biphase import console
 from biphase.device import choose_device, choose_dtype, describe_machine
 from biphase.encoder.pretrained import fresh_backbone
-from biphase.errors import BusyError
+from biphase.errors import BusyError, InputError
 from biphase.files import content_hash, whole_folder, write_json
 from biphase.finetuning import questions, retrieval, sequences, words
 from biphase.finetuning.batches import training_order
@@ -48,7 +48,7 @@ FAMILIES: dict[str, ModuleType] = {
 
 FAMILY_SETTINGS = {name for family in FAMILIES.values() for name in family.SETTINGS}
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Part of every cell's name: raise it when the same configuration no longer gives the same scores."""
 ENCODING = 1
 """Part of the name of what is kept on disk: raise it when the same text no longer gives the same arrays."""
@@ -149,7 +149,12 @@ def fit_cells(
             missing.append(plan)
     if missing:
         with claimed(out, missing):
-            for plan, finished in zip(missing, run_cells(model, missing, config, label), strict=True):
+            done = [plan for plan in missing if (plan.folder(out) / "score.json").exists()]  # in the meantime
+            scores |= {plan.task.name: read_score(plan.folder(out)) for plan in done}
+            missing = [plan for plan in missing if plan not in done]
+            for plan, finished in zip(
+                missing, run_cells(model, missing, config, label) if missing else (), strict=True
+            ):
                 scores[plan.task.name] = write_cell(plan.folder(out), finished)
     return [scores[plan.task.name] for plan in plans]
 
@@ -191,20 +196,21 @@ def run_cells(
     """Train once, then evaluate each task."""
     encoder = load_encoder(model)
     config = config.model_copy(update={"max_length": min(config.max_length, encoder.max_length)})
+    check_length(encoder, config)
     device = choose_device(config.device)
     compute = Compute(device, choose_dtype(config.precision, device), config.microbatch_tokens)
     trained_on = plans[0].train.task
     cell = Cell(trained_on, config, compute)
-    encoded = load_encoded(plans[0].train, encoder.keyed, config)
+    trained = load_encoded(plans[0].train, encoder.keyed, config)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(config.seed)
         network = build(encoder, cell).to(device)
-        training = train(network, encoded, cell)
+        training = train(network, trained, cell)
     for plan in plans:
-        if plan.evaluation.hash != plans[0].train.hash:
-            encoded = load_encoded(plan.evaluation, encoder.keyed, config)
+        is_own = plan.evaluation.hash == plan.train.hash
+        encoded = trained if is_own else load_encoded(plan.evaluation, encoder.keyed, config)
         cell = Cell(plan.task, config, compute)
         started = time.perf_counter()
         predictions = {}
@@ -251,6 +257,15 @@ def write_cell(folder: Path, finished: Finished) -> Score:
         write_json(part / "losses.json", finished.losses)
         write_json(part / "score.json", finished.score.model_dump(mode="json"))
     return finished.score.model_copy(update={"folder": folder})
+
+
+def check_length(encoder: Encoder, config: FinetuneConfig) -> None:
+    """Raises `InputError` where special tokens leave no room for a question and its context."""
+    least = len(encoder.keyed.opening) + 1 + 2
+    if config.max_length < least:
+        raise InputError(
+            f"max_length {config.max_length} leaves no room for text: {encoder.name} needs {least} or more"
+        )
 
 
 def load_encoded(source: Source, keyed: KeyedTokenizer, config: FinetuneConfig) -> Any:
@@ -347,6 +362,8 @@ def train(model: nn.Module, encoded: Any, cell: Cell) -> Training:
                 vitals.clear()
             if diverged_at is not None:
                 break
+    if diverged_at is None and not all(parameter.isfinite().all() for parameter in model.parameters()):
+        diverged_at = num_steps - 1  # the last update itself: no loss saw it
     return Training(losses, num_steps, num_tokens, time.perf_counter() - started, diverged_at)
 
 

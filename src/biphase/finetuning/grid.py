@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from biphase import console
-from biphase.errors import InputError
+from biphase.errors import BusyError, InputError
 from biphase.execute import Engine, Unit, run_units
 from biphase.files import write_json
 from biphase.finetuning.encoders import identify, load_encoder
@@ -18,6 +18,8 @@ from biphase.finetuning.tasks import find_task
 from biphase.pretraining.checkpoint import split_reference
 
 PAPER_LEARNING_RATES = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4)
+BUSY = "busy"
+"""What a unit returns that another process is at."""
 PAPER_SEEDS = (0, 1, 2, 3, 4)
 
 
@@ -48,7 +50,7 @@ class Training:
     @property
     def name(self) -> str:
         tasks = ", ".join(cell.task.name for cell in self.cells)
-        return f"{tasks} · {self.model} · lr {self.config.learning_rate:g} · seed {self.config.seed}"
+        return f"{tasks} · {self.model} · lr {self.config.learning_rate!r} · seed {self.config.seed}"
 
 
 def plan_grid(grid: Grid) -> list[Training]:
@@ -56,10 +58,22 @@ def plan_grid(grid: Grid) -> list[Training]:
 
     Raises `InputError` for an unknown task, a model or data that are not there, and for what is named twice.
     """
-    for what, values in (("model", grid.models), ("task", grid.tasks), ("rate", grid.learning_rates)):
+    for what, values in (
+        ("model", grid.models),
+        ("task", grid.tasks),
+        ("rate", grid.learning_rates),
+        ("seed", grid.seeds),
+    ):
         for value in values:
             if values.count(value) > 1:
                 raise InputError(f"{what} {value} is named twice")
+    names = [find_task(task).name for task in grid.tasks]
+    for name in names:
+        if names.count(name) > 1:
+            raise InputError(f"two of the tasks are named {name}")
+    for rate in grid.learning_rates:
+        if not 0 < rate < float("inf"):
+            raise InputError(f"learning rate {rate} must be above 0 and finite")
     sources = {task: find_sources(task, grid.data_dirs) for task in grid.tasks}
     groups: dict[str, list[str]] = {}
     for task in grid.tasks:
@@ -71,8 +85,12 @@ def plan_grid(grid: Grid) -> list[Training]:
         for seed in grid.seeds
     ]
     trainings = []
+    identities: dict[str, str] = {}
     for model in grid.models:
         identity = identify(model)
+        if identity in identities:
+            raise InputError(f"{identities[identity]} and {model} are the same model under two names")
+        identities[identity] = model
         for tasks in groups.values():
             for config in configs:
                 cells = tuple(plan_cell(identity, *sources[task], config) for task in tasks)
@@ -123,6 +141,9 @@ def run_grid(grid: Grid, trainings: Sequence[Training], engine: Engine) -> list[
             if outcome.error is not None:
                 failures.append(Failure(outcome.name, outcome.error))
                 progress.say(f"{outcome.name}: {outcome.error}")
+            if outcome.value == [BUSY]:
+                progress.say(f"{outcome.name}: left to the process that is at it")
+                continue
             for cell in training.cells if training else ():
                 mark_failure(grid.out, cell, outcome.error)
                 progress.advance(1, outcome.name)
@@ -188,7 +209,10 @@ def encode_unit(model: str, task: str, config: dict[str, Any], data_dirs: dict[s
 def fit_unit(
     model: str, label: str, tasks: list[str], config: dict[str, Any], out: str, data_dirs: dict[str, str]
 ) -> list[str]:
-    scores = fit_cells(model, tasks, FinetuneConfig.model_validate(config), Path(out), data_dirs, label)
+    try:
+        scores = fit_cells(model, tasks, FinetuneConfig.model_validate(config), Path(out), data_dirs, label)
+    except BusyError:
+        return [BUSY]
     return [score.headline() for score in scores]
 
 

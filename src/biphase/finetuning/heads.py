@@ -27,7 +27,7 @@ class SequenceClassifier(nn.Module):
         """Logits [S, C], fp32."""
         hidden_TD = packed_hidden(self.backbone, tokens_T, positions_T, layout)
         pooled_SD = mean_pool(hidden_TD, layout.bounds_S1)
-        return self.out(nn.functional.gelu(self.dense(pooled_SD))).float()
+        return self.out(nn.functional.gelu(self.dense(pooled_SD.to(self.dense.weight.dtype)))).float()
 
 
 class TokenClassifier(nn.Module):

@@ -319,6 +319,10 @@ def best_spans(
         best_K[is_better], extra_K[is_better] = scores[is_better], extra
     spans, scores_Q = [], []
     for begin, end in pairwise(bounds_Q1.tolist()):
+        if begin == end:  # a context of which the tokenizer leaves nothing
+            spans.append((begin, begin))
+            scores_Q.append(LOWEST)
+            continue
         start = begin + int(best_K[begin:end].argmax())
         spans.append((start, start + int(extra_K[start]) + 1))
         scores_Q.append(best_K[start])
@@ -333,6 +337,8 @@ def reference_best_span(starts: np.ndarray, ends: np.ndarray, max_tokens: int) -
 
 
 def text_of_span(split: Split, question: int, begin: int, end: int) -> str:
+    if begin == end:
+        return ""
     return split.contexts[question][split.spans_K2[begin, 0] : split.spans_K2[end - 1, 1]].strip()
 
 

@@ -13,6 +13,8 @@ from biphase.files import read_json
 EVALUATED_SPLITS = ("validation", "test")
 
 
+Beta = Annotated[float, Field(ge=0, lt=1)]
+
 PLACEMENT = {"device", "microbatch_tokens"}
 """Settings that decide where and how fast a cell runs, not what comes out."""
 
@@ -20,7 +22,7 @@ PLACEMENT = {"device", "microbatch_tokens"}
 class FinetuneConfig(Strict):
     """What a cell does, apart from which encoder and which task. Defaults are the paper's where it has a value."""
 
-    learning_rate: Annotated[float, Field(gt=0)] = 5e-5
+    learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 5e-5
     seed: Count = 0
     """Of the order of examples, the head's weights and dropout."""
     batch_size: PositiveCount = 32
@@ -28,9 +30,9 @@ class FinetuneConfig(Strict):
     epochs: PositiveCount = 1
     """Training ends after `max_steps` or after this many epochs, whichever comes first."""
     warmup_ratio: Share = 0.1
-    betas: tuple[float, float] = (0.9, 0.95)
-    eps: float = 1e-5
-    weight_decay: float = 0.1
+    betas: tuple[Beta, Beta] = (0.9, 0.95)
+    eps: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-5
+    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.1
     """On matrices (embeddings included); not on norms and biases."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     max_length: Annotated[int, Field(ge=2)] = 2028
@@ -40,7 +42,8 @@ class FinetuneConfig(Strict):
     max_train_examples: PositiveCount | None = None
     """Train on a fixed random subset, the same for every seed."""
     max_eval_examples: PositiveCount | None = None
-    """Evaluate on a fixed random subset of validation and of test, of so many examples (or queries) each."""
+    """Evaluate on a fixed random subset of validation and of test, of so many examples each. In retrieval: of so many
+    queries, and with `judged_only` only their documents are searched, so that scores rise."""
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     """Of the arithmetic. `auto`: bf16 where the device has units for it."""
     weight_dtype: Literal["fp32", "bf16"] = "fp32"
