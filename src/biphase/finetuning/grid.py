@@ -1,6 +1,7 @@
 """Models × tasks × rates × seeds → cells. The missing ones are run, by workers here or on a Ray cluster, none twice."""
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -58,22 +59,7 @@ def plan_grid(grid: Grid) -> list[Training]:
 
     Raises `InputError` for an unknown task, a model or data that are not there, and for what is named twice.
     """
-    for what, values in (
-        ("model", grid.models),
-        ("task", grid.tasks),
-        ("rate", grid.learning_rates),
-        ("seed", grid.seeds),
-    ):
-        for value in values:
-            if values.count(value) > 1:
-                raise InputError(f"{what} {value} is named twice")
-    names = [find_task(task).name for task in grid.tasks]
-    for name in names:
-        if names.count(name) > 1:
-            raise InputError(f"two of the tasks are named {name}")
-    for rate in grid.learning_rates:
-        if not 0 < rate < float("inf"):
-            raise InputError(f"learning rate {rate} must be above 0 and finite")
+    check_values(grid)
     sources = {task: find_sources(task, grid.data_dirs) for task in grid.tasks}
     groups: dict[str, list[str]] = {}
     for task in grid.tasks:
@@ -96,6 +82,18 @@ def plan_grid(grid: Grid) -> list[Training]:
                 cells = tuple(plan_cell(identity, *sources[task], config) for task in tasks)
                 trainings.append(Training(model, config, cells))
     return trainings
+
+
+def check_values(grid: Grid) -> None:
+    names = tuple(find_task(task).name for task in grid.tasks)
+    values = {"model": grid.models, "task": names, "rate": grid.learning_rates, "seed": grid.seeds}
+    for what, given in values.items():
+        twice = next((value for value in given if given.count(value) > 1), None)  # type: ignore[arg-type]
+        if twice is not None:
+            raise InputError(f"{what} {twice} is named twice")
+    wrong = next((rate for rate in grid.learning_rates if not 0 < rate < math.inf), None)
+    if wrong is not None:
+        raise InputError(f"learning rate {wrong} must be above 0 and finite")
 
 
 def is_finished(cell: Plan, out: Path) -> bool:
