@@ -88,7 +88,7 @@ def check_values(grid: Grid) -> None:
     names = tuple(find_task(task).name for task in grid.tasks)
     values = {"model": grid.models, "task": names, "rate": grid.learning_rates, "seed": grid.seeds}
     for what, given in values.items():
-        twice = next((value for value in given if given.count(value) > 1), None)  # type: ignore[arg-type]
+        twice = next((value for value in given if given.count(value) > 1), None)
         if twice is not None:
             raise InputError(f"{what} {twice} is named twice")
     wrong = next((rate for rate in grid.learning_rates if not 0 < rate < math.inf), None)
