@@ -428,11 +428,16 @@ def test_no_orphans_when_the_parent_is_ended(number: int, deeds: ModuleType, tmp
         "units = [Unit(str(index), deeds.breed, {'folder': sys.argv[1]}) for index in range(2)]\n"
         "list(run_units(units, Engine(workers=2, device='cpu')))\n"
     )
-    parent = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stderr=subprocess.PIPE, text=True)
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)],
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
+    )
     pids = bred(tmp_path, 4)
     assert all(is_alive(pid) for pid in pids)
     parent.send_signal(number)
-    _, errors = parent.communicate(timeout=10)
+    _, errors = parent.communicate(timeout=30)
     assert {signal.SIGKILL: "", signal.SIGTERM: "StoppedError", signal.SIGINT: "KeyboardInterrupt"}[number] in errors
     if number != signal.SIGKILL:
         assert not [pid for pid in pids if is_alive(pid)]
