@@ -754,7 +754,11 @@ def main() -> None:
         "what": "the evaluation grid, cells per hour, biphase and Hugging Face Trainer",
         "date": date.today().isoformat(),
         "machine": machine | {"load_after": os.getloadavg()[0]},
-        "options": {key: str(value) if isinstance(value, Path) else value for key, value in vars(options).items()},
+        "options": {
+            key: str(value) if isinstance(value, Path) else value
+            for key, value in vars(options).items()
+            if key != "out"
+        },
         "minutes": (time.perf_counter() - started) / 60,
         "results": results,
     }
