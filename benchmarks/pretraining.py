@@ -376,7 +376,7 @@ def open_update(job: Job) -> tuple[Callable[..., Any], Callable[[int], Any], Any
             if "Norm" in type(module).__name__:
                 name_scope(module, "norm")
     flops = count_flops(network)
-    model = parallelize(PackedModel(network), recipe.compute, dtype, world, seconds_expected=0.0)
+    model = parallelize(PackedModel(network), recipe.compute, dtype, world, work=0.0)
     model.train()
     optimizers = make_optimizers(recipe.optimizer, model)
     mine = loop.Job(recipe, Run(Path(os.devnull)), world, dtype, shards, Start())

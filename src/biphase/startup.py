@@ -9,8 +9,10 @@ import sys
 def prepare_process() -> None:
     """Everything below; environment variables that the user has set stay."""
     keep_heap()
-    # OpenMP threads that wait by spinning take the core from the thread they wait for when other work runs too.
+    # OpenMP threads that wait by spinning take the core from the thread they wait for when other work runs too; those
+    # that sleep at once wake up too late for the many short operations of a step. GNU's runtime spins for microseconds.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ.setdefault("GOMP_SPINCOUNT", "5000")
     # Bars and notices of other libraries would tear ours apart.
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")

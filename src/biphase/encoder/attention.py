@@ -28,8 +28,8 @@ BUCKET_WASTE = 1.15
 """A bucket takes samples down to 1 / this of its longest: more would pay more in padding than it saves in calls."""
 SHORT_SAMPLE = 32
 """Samples up to this length share one bucket whatever they waste: there a call costs more than the arithmetic."""
-BUCKET_SCORES = 2**22
-"""Most attention scores (N · L²) per head of one bucket, so that memory stays bounded."""
+BUCKET_SCORES = 2**18
+"""Most attention scores (N · L²) per head of one bucket: more leave the cache between one operation and the next."""
 
 
 @dataclass(frozen=True)
@@ -297,11 +297,11 @@ def hidden_mask(lengths_N: Tensor, length: int, repeats: int, causal: bool, wind
 
 
 def bucket_weights(q: Tensor, k: Tensor, hidden: Tensor | None, scale: float) -> Tensor:
-    """Softmax of the scores of one bucket, [N, G, H/G·L, L]; summed in fp32."""
+    """Softmax of the scores of one bucket, [N, G, H/G·L, L]; PyTorch sums those of 16 bits in fp32."""
     scores = (q * scale) @ k.transpose(-1, -2)
     if hidden is not None:
         scores.masked_fill_(hidden, float("-inf"))
-    return scores.softmax(-1, dtype=torch.float32).to(q.dtype)
+    return scores.softmax(-1)
 
 
 def split_heads(x_PHK: Tensor, num: int, num_kv_heads: int) -> Tensor:

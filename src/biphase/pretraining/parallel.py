@@ -14,7 +14,7 @@ from biphase.device import has_cpp_compiler
 from biphase.distributed import World
 from biphase.errors import InputError
 
-COMPILE_PAYS_AFTER_FLOPS = 1e15
+COMPILE_PAYS_AFTER_FLOPS = 3e14
 """On a CPU, compiling takes up to a minute and saves time in bf16; in fp32 the products are all that counts."""
 
 
