@@ -100,7 +100,7 @@ def test_buckets_hold_every_sample_once_and_waste_little(monkeypatch: pytest.Mon
         longest = lengths_S[members].max()
         assert longest <= attention.SHORT_SAMPLE or longest <= lengths_S[members].min() * attention.BUCKET_WASTE
         assert len(members) == 1 or len(members) * longest**2 <= attention.BUCKET_SCORES
-    assert len(make_buckets(lengths_S // 10 + 1)) < 20
+    assert len(make_buckets(lengths_S // 20 + 1)) < 20
     monkeypatch.setattr(attention, "BUCKET_SCORES", 1)
     assert all(len(members) == 1 for members in make_buckets(lengths_S))
 
