@@ -7,7 +7,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from biphase.config import Recipe, load_config, parse_config
+from biphase.config import Phase, Recipe, load_config, parse_config
 from biphase.errors import InputError
 
 TREE: dict[str, Any] = {
@@ -86,6 +86,9 @@ def test_yaml_reads_on_and_off_as_booleans(text: str, value: str) -> None:
             "curriculum.0={objective: mlm, steps: 4, mask_token_share: 0.8, random_token_share: 0.3}",
             "must not exceed 1",
         ),
+        ("curriculum.0.clm_share=1.0", "'curriculum.0.clm_share' is 1.0"),
+        ("curriculum.0={objective: clm, steps: 4, clm_share: 0.5}", "clm_share mixes CLM into a masked objective"),
+        ("checkpoints.keep=[4, 11]", "checkpoints.keep: step 11 lies behind the 10 steps of the curriculum"),
         ("curriculum=[]", "'curriculum' is []"),
         ("name=a b", "'name' is 'a b'"),
         ("data.shards=", "'data.shards' is None"),
@@ -106,6 +109,27 @@ def test_yaml_reads_on_and_off_as_booleans(text: str, value: str) -> None:
 )
 def test_refusals(override: str, expected: str) -> None:
     assert expected in refusal(override)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.25, 0.3, 0.5, 0.9])
+@pytest.mark.parametrize("first", [0, 7, 1234])
+def test_objectives_are_mixed_evenly(share: float, first: int) -> None:
+    """Any stretch of any length has its share of CLM, up to less than one step."""
+    phase = Phase(objective="mlm", steps=100, mask_probability=0.3, clm_share=share)
+    causal = [phase.at(first + step).objective == "clm" for step in range(100)]
+    for begin in range(0, 90, 9):
+        for length in (1, 5, 10):
+            assert abs(sum(causal[begin : begin + length]) - share * length) < 1 - 1e-9
+    masked, clm = phase.parts
+    assert (masked[0].clm_share, masked[0].mask_probability, masked[1]) == (0, 0.3, pytest.approx(1 - share))
+    assert clm == (Phase(objective="clm", steps=100), share)
+    assert phase.label == f"mlm30+clm{100 * share:g}"
+
+
+def test_a_pure_phase_is_its_own_part() -> None:
+    phase = Phase(objective="clm", steps=3)
+    assert phase.parts == ((phase, 1.0),)
+    assert phase.at(2) is phase
 
 
 def test_every_mistake_is_named_at_once() -> None:

@@ -5,6 +5,8 @@ names (`warmup_steps`, `batch_tokens`), and defaults are the paper's where the p
 """
 
 from collections.abc import Sequence
+from fractions import Fraction
+from math import floor
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
@@ -74,12 +76,39 @@ class Phase(Strict):
     """Of the chosen positions, how many show the mask token. The paper: all of them. BERT: 0.8."""
     random_token_share: Share = 0.0
     """Of the chosen positions, how many show a random token. BERT: 0.1; the rest keep their token."""
+    clm_share: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Of the steps of a masked objective, how many predict the next token instead, spread evenly: CLM and MLM mixed
+    by batch. The phase still counts as its masked objective: its model is bidirectional."""
 
     @model_validator(mode="after")
     def shares_add_up(self) -> "Phase":
         if self.mask_token_share + self.random_token_share > 1 + 1e-9:
             raise ValueError("mask_token_share + random_token_share must not exceed 1")
+        if self.objective == "clm" and self.clm_share:
+            raise ValueError("clm_share mixes CLM into a masked objective; write objective: mlm with it")
         return self
+
+    @property
+    def label(self) -> str:
+        """`clm`, `mlm40`, `mlm40+clm25`: the objective, the masked percentage, the share of CLM where it has one."""
+        if self.objective == "clm":
+            return "clm"
+        mixed = f"+clm{100 * self.clm_share:g}" if self.clm_share else ""
+        return f"{self.objective}{100 * self.mask_probability:g}{mixed}"
+
+    @property
+    def parts(self) -> tuple[tuple["Phase", float], ...]:
+        """The pure phases that it mixes, each with its share of the steps."""
+        if not self.clm_share:
+            return ((self, 1.0),)
+        masked = self.model_copy(update={"clm_share": 0.0})
+        return (masked, 1 - self.clm_share), (Phase(objective="clm", steps=self.steps), self.clm_share)
+
+    def at(self, step: int) -> "Phase":
+        """The pure phase of update `step`, counted from 0 over all parents, so that branches of a trunk agree."""
+        share = Fraction(str(self.clm_share))
+        falls = floor((step + 1) * share) > floor(step * share)
+        return self.parts[1 if falls else 0][0]
 
 
 class Schedule(Strict):
@@ -111,9 +140,12 @@ class Validation(Strict):
 
 class Checkpoints(Strict):
     every_steps: Count = 1000
-    """0: only where a phase ends and before the decay begins; those two are always kept."""
+    """0: only where a phase ends, before the decay begins, and after the updates in `keep`; all these stay."""
     keep_last: Count = 2
     """How many of the `every_steps` checkpoints stay (0: all)."""
+    keep: tuple[PositiveCount, ...] = ()
+    """Updates of this run after which the checkpoint stays, such as those where another run will branch off. Where one
+    is added to a finished run, the same command trains up to it again."""
 
 
 class Compute(Strict):
@@ -165,6 +197,10 @@ class Recipe(Strict):
             raise ValueError(
                 f"schedule: {self.schedule.warmup_steps} warm-up + {self.schedule.decay_steps} decay steps do not fit "
                 f"into the {self.num_steps} steps of the curriculum"
+            )
+        if late := [step for step in self.checkpoints.keep if step > self.num_steps]:
+            raise ValueError(
+                f"checkpoints.keep: step {late[0]} lies behind the {self.num_steps} steps of the curriculum"
             )
         for key, tokens in (
             ("batch_tokens", self.batch_tokens),

@@ -211,6 +211,28 @@ def always_causal(bounds_S1: np.ndarray, **options: Any) -> Any:
     return lay_out(bounds_S1, **options | {"causal": True})
 
 
+def test_objectives_mixed_by_batch(tiny_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every second step is CLM, on the same samples; a branch keeps the rhythm, and the model counts as masked."""
+    proved: list[bool] = []
+    original = loop.probe_causality
+    monkeypatch.setattr(
+        loop, "probe_causality", lambda model, causal, *rest: proved.append(causal) or original(model, causal, *rest)
+    )
+    mixed = "curriculum=[{{objective: mlm, steps: {}, clm_share: 0.5}}]"
+    flat = ["schedule.warmup_steps=0", "schedule.decay_steps=0", "validation.every_steps=0"]
+    whole = train(tiny_recipe(*flat, mixed.format(7), "checkpoints.every_steps=3"), tmp_path)
+    assert [row["objective"] for row in read_metrics(whole, "train")] == ["mlm", "clm"] * 3 + ["mlm"]
+    assert proved == [False, True], "each direction once in a phase"
+    assert [row["objective"] for row in read_metrics(whole, "validation")] == ["mlm", "clm"]
+    assert read_manifest(whole.steps / "7").objective == "mlm"
+    branch = train(tiny_recipe(*flat, mixed.format(4), f"init={{checkpoint: {whole.path}@3}}", "name=branch"), tmp_path)
+    assert losses(branch) == losses(whole)[3:]
+    pure = train(tiny_recipe(*flat, *only("clm", 7), "name=pure"), tmp_path)
+    assert [row["tokens"] for row in read_metrics(pure, "train")] == [
+        row["tokens"] for row in read_metrics(whole, "train")
+    ]
+
+
 def test_every_objective_sees_the_same_samples(tiny_recipe: MakeRecipe) -> None:
     seen = {}
     for objective in ("clm", "mlm", "mntp"):
@@ -293,7 +315,10 @@ def test_compiling_changes_no_number(tiny_recipe: MakeRecipe, tmp_path: Path) ->
     assert losses(run) == pytest.approx(losses(train(tiny_recipe(*FEW), tmp_path / "plain")), rel=1e-5)
 
 
-@pytest.mark.parametrize("change", ["data.packing=stream", "optimizer.name=muon", "curriculum.1.objective=mntp"])
+@pytest.mark.parametrize(
+    "change",
+    ["data.packing=stream", "optimizer.name=muon", "curriculum.1.objective=mntp", "curriculum.1.clm_share=0.4"],
+)
 def test_variants_train_and_resume(change: str, tiny_recipe: MakeRecipe, tmp_path: Path) -> None:
     recipe = tiny_recipe(*shorter(change))
     whole = train(recipe, tmp_path / "whole")
@@ -407,6 +432,32 @@ def test_passing_checkpoints_are_dropped(tiny_recipe: MakeRecipe, tmp_path: Path
     recipe = tiny_recipe("checkpoints.every_steps=2", "checkpoints.keep_last=2", "validation.every_steps=0")
     run = train(recipe, tmp_path)
     assert whole_steps(run) == [10, 15, 16, 18, 20], "ends of phases and the last step before the decay stay"
+
+
+def test_a_finished_run_gets_a_checkpoint_that_it_did_not_keep(tiny_recipe: MakeRecipe, tmp_path: Path) -> None:
+    """The same training, from the checkpoint before: nothing is logged again, and nothing else changes."""
+    run = train(tiny_recipe("validation.every_steps=0"), tmp_path / "late")
+    told, done, weights = run.metrics.read_text(), read_json(run.path / "done.json"), digests(run, 20)
+    assert whole_steps(run) == [10, 15, 20]
+    recipe = tiny_recipe("validation.every_steps=0", "checkpoints.keep=[4, 12]")
+    path = train_until_step_is_kept(recipe, tmp_path / "late")
+    assert path == run.path and whole_steps(run) == [2, 10, 15, 20]
+    assert train(recipe, tmp_path / "late").path == run.path, "what is kept decides no weights"
+    assert whole_steps(run)[-5:] == [4, 10, 12, 15, 20]
+    assert (run.metrics.read_text(), read_json(run.path / "done.json"), digests(run, 20)) == (told, done, weights)
+    early = train(recipe, tmp_path / "early")
+    assert whole_steps(early) == [4, 10, 12, 15, 20]
+    assert all(digests(early, step) == digests(run, step) for step in (4, 12))
+
+
+def train_until_step_is_kept(recipe: Recipe, root: Path) -> Path:
+    """Stopped during the second of the steps that are trained once more."""
+    with pytest.MonkeyPatch.context() as patch:
+        stop_after(patch, 2)
+        with pytest.raises(StoppedError, match="stopped at step 2 of 4; run the same command"):
+            train(recipe, root)
+    (path,) = root.iterdir()
+    return path
 
 
 # Branches

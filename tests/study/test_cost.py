@@ -86,6 +86,13 @@ def test_flops_equal_those_that_the_loop_counts(objective: Any) -> None:
     assert found == pytest.approx(expected, rel=0.25 / tokens)  # the share of masked tokens is no whole number
 
 
+def test_mixed_objectives_cost_the_mean_of_theirs() -> None:
+    shape, text = shape_of("1m", {}, 500), Text(100, 150, "")
+    clm, mlm = (flops_per_token(shape, Phase(objective=name, steps=1), text) for name in ("clm", "mlm"))
+    mixed = flops_per_token(shape, Phase(objective="mlm", steps=1, clm_share=0.25), text)
+    assert mixed == pytest.approx(0.25 * clm + 0.75 * mlm)
+
+
 def test_the_stream_packers_lengths_are_those_of_its_samples() -> None:
     from biphase.corpus.packing import StreamSamples
 

@@ -97,16 +97,22 @@ def make_samples(recipe: Recipe, shards: ShardSet) -> Samples:
     return DocumentSamples(shards.document_ends, data.min_sample_tokens, data.max_sample_tokens)
 
 
-def prefetch(recipe: Recipe, source: Source, steps: range) -> Iterator[tuple[int, list[Microbatch]]]:
-    """Each step with its microbatches; the next step's are made while the current one computes."""
+def prefetch(
+    recipe: Recipe, source: Source, steps: range, first: int = 0
+) -> Iterator[tuple[int, Phase, list[Microbatch]]]:
+    """Each step with its pure phase and its microbatches; the next step's are made while the current one computes.
 
-    def make(run_step: int) -> list[Microbatch]:
-        return source.microbatches(phase_at(recipe.curriculum, run_step), run_step)
+    `first` is the number of updates before this run, over all parents.
+    """
+
+    def make(run_step: int) -> tuple[Phase, list[Microbatch]]:
+        phase = phase_at(recipe.curriculum, run_step).at(first + run_step)
+        return phase, source.microbatches(phase, run_step)
 
     with ThreadPoolExecutor(1) as thread:
         pending = thread.submit(make, steps[0]) if steps else None
         for run_step in steps:
             assert pending is not None
-            ready = pending.result()
+            phase, ready = pending.result()
             pending = thread.submit(make, run_step + 1) if run_step + 1 in steps else None
-            yield run_step, ready
+            yield run_step, phase, ready

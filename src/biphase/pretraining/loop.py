@@ -10,7 +10,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,15 +48,29 @@ class Job:
     shards: ShardSet
     origin: Start
     """Where the run began, however often it was resumed since."""
+    again_to: int | None = None
+    """Of a finished run: a step whose checkpoint is lost. Training goes there from the one before and logs nothing."""
+
+    @property
+    def last_step(self) -> int:
+        return self.again_to or self.recipe.num_steps
 
     @property
     def kept_steps(self) -> set[int]:
-        """Steps whose checkpoints stay: the ends of phases, and the last one before the decay."""
-        return {*phase_ends(self.recipe.curriculum), decay_start(self.recipe.schedule, self.recipe.num_steps)} - {0}
+        """Steps whose checkpoints stay: the ends of phases, the last before the decay, and those in the recipe."""
+        recipe = self.recipe
+        ends = phase_ends(recipe.curriculum)
+        return {*ends, decay_start(recipe.schedule, recipe.num_steps), *recipe.checkpoints.keep} - {0}
+
+    @property
+    def lost_steps(self) -> list[int]:
+        """Kept steps of a finished run without a whole checkpoint: named after it was done, or dropped since."""
+        saved = {step - self.origin.step for step in whole_steps(self.run)}
+        return sorted(set(self.recipe.checkpoints.keep) - saved) if self.run.is_done else []
 
 
 def train(recipe: Recipe, root: Path = Path("runs")) -> Run:
-    """Train as the recipe says and return the run; a finished run is returned at once.
+    """Train as the recipe says and return the run; a finished run with all checkpoints to keep is returned at once.
 
     Raises:
         InputError: for what the user can mend, a diverging loss included.
@@ -67,12 +81,14 @@ def train(recipe: Recipe, root: Path = Path("runs")) -> Run:
         origin = find_start(recipe, shards)
         dtype = choose_dtype(recipe.compute.precision, world.device)
         run = Run(run_path(root, recipe.name, recipe.identity(shards.fingerprint, origin.parent, str(dtype))))
-        if run.is_done:
+        job = Job(recipe, run, world, dtype, shards, origin)
+        if run.is_done and not job.lost_steps:
             world.tell(f"{run.path} is already done")
             return run
         with ExitStack() as held:
             hold_run(held, run, recipe, world)
-            train_job(Job(recipe, run, world, dtype, shards, origin))
+            for part in [replace(job, again_to=step) for step in job.lost_steps] or [job]:
+                train_job(part)
         return run
 
 
@@ -95,11 +111,11 @@ def train_job(job: Job) -> None:
     start = latest_start(job)
     # 2. Data: what each step is made of, and what it is measured on.
     source = open_source(recipe, job.shards, world, job.dtype, job.origin.data_position)
-    validate = make_validator(recipe, world, job.dtype, source.vocabulary)
+    validate = None if job.again_to else make_validator(recipe, world, job.dtype, source.vocabulary)
     # 3. Network and optimizer.
     network = load_network(recipe, start, job.shards)
     flops, peak = count_flops(network), peak_flops(world.device, job.dtype) * world.size
-    steps = range(start.run_step, recipe.num_steps)
+    steps = range(start.run_step, job.last_step)
     work = recipe.num_steps * recipe.batch_tokens * flops.per_token
     model = parallelize(PackedModel(network), recipe.compute, job.dtype, world, work=work)
     sharded = world.size > 1 and recipe.compute.parallel == "fsdp"
@@ -109,44 +125,48 @@ def train_job(job: Job) -> None:
     world.tell(describe_start(job.run, recipe, network, source, job.origin.carried))
     # 4. Steps.
     tokens_seen, since = start.tokens_seen, time.perf_counter()
-    proved: Phase | None = None
-    board = open_tensorboard(job.run.path, recipe.tensorboard and world.is_main, start.run_step)
-    with stop_signals() as stop_asked, track("pretrain", recipe.num_steps, "steps") as progress:
+    proved: set[tuple[int, bool]] = set()
+    is_new = not job.again_to
+    board = open_tensorboard(job.run.path, recipe.tensorboard and world.is_main and is_new, start.run_step)
+    with stop_signals() as stop_asked, track("pretrain", job.last_step, "steps") as progress:
         progress.advance(start.run_step, already_done=True)
-        journal = Journal(job.run, board, progress, is_main=world.is_main, peak=peak)
-        for run_step, microbatches in prefetch(recipe, source, steps):
+        journal = Journal(job.run, board, progress, is_main=world.is_main, is_new=is_new, peak=peak)
+        for run_step, part, microbatches in prefetch(recipe, source, steps, job.origin.step):
             phase = phase_at(recipe.curriculum, run_step)
-            if proved is not phase:
-                prove_causality(model, phase, job)
-                proved = phase
+            if (switch := (id(phase), is_causal(part))) not in proved:
+                prove_causality(model, part, job)
+                proved.add(switch)
             set_rate(optimizers, learning_rate(recipe.schedule, run_step, recipe.num_steps))
             result = update(model, optimizers, microbatches, flops, run_step, job)
             tokens_seen += result.tokens
             done = run_step + 1
             seconds, since = time.perf_counter() - since, time.perf_counter()
-            journal.record_step(done, phase, optimizers[0].param_groups[0]["lr"], result, tokens_seen, seconds)
+            journal.record_step(done, part, optimizers[0].param_groups[0]["lr"], result, tokens_seen, seconds)
             if validate is not None and is_due(done, recipe.validation.every_steps, job):
-                journal.record_validation(done, phase, validate(model, phase))
+                for pure, _ in phase.parts:
+                    journal.record_validation(done, pure, validate(model, pure))
                 since = time.perf_counter()
             stopping = world.any(stop_asked())
             if stopping or is_due(done, recipe.checkpoints.every_steps, job):
                 save(job, model, optimizers, done, phase, tokens_seen)
                 since = time.perf_counter()
-            if stopping and done < recipe.num_steps:
-                raise StoppedError(f"stopped at step {done} of {recipe.num_steps}; run the same command to go on")
+            if stopping and done < job.last_step:
+                raise StoppedError(f"stopped at step {done} of {job.last_step}; run the same command to go on")
     # 5. Done.
-    if world.is_main:
+    if world.is_main and is_new:
         job.run.mark_done({"step": job.origin.step + recipe.num_steps, "tokens_seen": tokens_seen})
     world.barrier()
 
 
 def latest_start(job: Job) -> Start:
-    """The run's last whole checkpoint, else its origin; what was logged after that is forgotten."""
-    saved = whole_steps(job.run)
+    """The run's last whole checkpoint before the step to reach, else its origin; what was logged after is forgotten."""
+    saved = [step for step in whole_steps(job.run) if step - job.origin.step < job.last_step or not job.again_to]
     start = resume_start(job.run, saved[-1]) if saved else job.origin
-    if saved:
+    if job.again_to:
+        job.world.tell(f"{job.run.path}: once more from step {start.run_step} to {job.again_to}, to be kept now")
+    elif saved:
         job.world.tell(f"resuming {job.run.path} at step {start.run_step}")
-    if job.world.is_main:
+    if job.world.is_main and not job.again_to:
         job.run.forget_after(start.run_step)
     return start
 
@@ -242,6 +262,8 @@ def mark_direction(network: Any, causal: bool) -> None:
 
 
 def is_due(done: int, every: int, job: Job) -> bool:
+    if job.again_to:
+        return done == job.again_to
     return done in job.kept_steps or (every > 0 and done % every == 0)
 
 

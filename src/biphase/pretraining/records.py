@@ -33,6 +33,8 @@ class Journal:
     board: Board
     progress: Tracker
     is_main: bool
+    is_new: bool
+    """False when steps are trained once more: they are logged already."""
     peak: float
     """FLOP/s of all devices, to which the share of peak refers."""
 
@@ -69,7 +71,7 @@ class Journal:
             )
 
     def write(self, record: dict[str, Any]) -> None:
-        if self.is_main:
+        if self.is_main and self.is_new:
             self.run.log(record)
             self.board(record)
 
@@ -78,7 +80,7 @@ def describe_start(run: Run, recipe: Recipe, network: Any, source: Source, carri
     samples = source.batches.samples
     millions = sum(parameter.numel() for parameter in network.parameters()) / 1e6
     epochs = recipe.num_steps * recipe.batch_tokens / samples.num_tokens
-    phases = " → ".join(f"{phase.objective} {phase.steps}" for phase in recipe.curriculum)
+    phases = " → ".join(f"{phase.label} {phase.steps}" for phase in recipe.curriculum)
     left_out = f", {samples.left_out_tokens:,} tokens left out" if samples.left_out_tokens else ""
     taken = f"; taken over: {', '.join(carried)}" if carried else ""
     return (

@@ -150,9 +150,10 @@ class Sizes:
         shape, spent = self.shapes[run.name], dict[str, float]()
         for phase in run.recipe.curriculum if shape else ():
             assert shape is not None
-            each = flops_per_token(shape, phase, self.texts[run.name])
-            flops = phase.steps * run.recipe.batch_tokens * each
-            spent[phase.objective] = spent.get(phase.objective, 0.0) + flops
+            for part, share in phase.parts:
+                each = flops_per_token(shape, part, self.texts[run.name])
+                flops = share * phase.steps * run.recipe.batch_tokens * each
+                spent[part.objective] = spent.get(part.objective, 0.0) + flops
         return spent
 
 

@@ -1,5 +1,6 @@
 """Plan and estimate → what a person or another program reads: tables, JSON, Graphviz, Mermaid."""
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -16,11 +17,6 @@ from biphase.study.spec import are_alike, trainings, write_steps
 
 COLORS = {"clm": "#0072B2", "mlm": "#D55E00", "mntp": "#009E73"}
 """Of Okabe and Ito's palette, which colour-blind readers tell apart; as in `pretraining.card`."""
-
-
-def label(phase: Phase) -> str:
-    """`clm`, `mlm40`."""
-    return phase.objective if phase.objective == "clm" else f"{phase.objective}{100 * phase.mask_probability:g}"
 
 
 @dataclass(frozen=True)
@@ -73,10 +69,11 @@ def describe_plan(plan: Plan, estimate: Estimate) -> RenderableType:
 
 
 def count_lines(plan: Plan) -> list[str]:
-    finals = len(plan.arms)
+    kinds = Counter(model.kind for model in plan.models)
+    controls = f", and {kinds['random']} from random weights" if kinds["random"] else ""
     saved = 1 - plan.steps / plan.steps_alone
     lines = [
-        f"{finals} final models and {len(plan.models) - finals} intermediate checkpoints",
+        f"{kinds['final']} final models and {kinds['intermediate']} intermediate checkpoints{controls}",
         f"{len(plan.runs)} runs of {len(plan.segments)} segments: {plan.steps:,} steps; each arm alone would need "
         f"{plan.steps_alone:,}, so sharing saves {saved:.0%}",
         f"longest chain of runs: {plan.longest_chain:,} steps",
@@ -112,7 +109,7 @@ def describe_run(run: PlannedRun, parts: list[Stretch]) -> str:
             phases[-1] = (part.phase, phases[-1][1] + part.last - part.first)
         else:
             phases.append((part.phase, part.last - part.first))
-    trained = ", ".join(f"{label(phase)} {write_steps(steps)}" for phase, steps in phases)
+    trained = ", ".join(f"{phase.label} {write_steps(steps)}" for phase, steps in phases)
     passed = [write_steps(step) for step in run.kept if step != run.last]
     kept = f"; keeps {', '.join(passed)}" if passed else ""
     return f"{run.name}: {write_steps(run.first)} → {write_steps(run.last)}, {trained}{kept}"
@@ -333,7 +330,7 @@ def plan_dot(plan: Plan) -> str:
         shape = "box" if node in models else "plaintext" if node[1] == 0 else "ellipse"
         lines.append(f'  {names[node]} [label="{text}", shape={shape}];')
     for start, end, stretch in edges:
-        text = f"{label(stretch.phase)} {write_steps(stretch.last - stretch.first)}"
+        text = f"{stretch.phase.label} {write_steps(stretch.last - stretch.first)}"
         color = COLORS[stretch.phase.objective]
         lines.append(f'  {names[start]} -> {names[end]} [label="{text}", color="{color}", fontcolor="{color}"];')
     return "\n".join([*lines, "}"]) + "\n"
@@ -348,7 +345,7 @@ def plan_mermaid(plan: Plan) -> str:
     for node, text in nodes.items():
         lines.append(f'  {names[node]}["{text}"]' if node in models else f'  {names[node]}("{text}")')
     for number, (start, end, stretch) in enumerate(edges):
-        text = f"{label(stretch.phase)} {write_steps(stretch.last - stretch.first)}"
+        text = f"{stretch.phase.label} {write_steps(stretch.last - stretch.first)}"
         lines.append(f'  {names[start]} -- "{text}" --> {names[end]}')
         lines.append(f"  linkStyle {number} stroke:{COLORS[stretch.phase.objective]}")
     return "\n".join(lines) + "\n"

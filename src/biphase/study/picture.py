@@ -14,7 +14,7 @@ from matplotlib.patches import Patch, Polygon
 from matplotlib.patheffects import withStroke
 
 from biphase.errors import InputError
-from biphase.study.describe import COLORS, label
+from biphase.study.describe import COLORS
 from biphase.study.plan import Plan, PlannedRun
 
 FORMATS = (".svg", ".png", ".pdf")
@@ -47,8 +47,9 @@ def plot_plan(plan: Plan, axes: Axes) -> Axes:
         draw_run(plan, run, lane, axes)
         axes.annotate(name, (run.last, lane), (7, 0), textcoords="offset points", va="center", fontsize=8, color="0.15")
     for model in plan.models:
-        is_final = model.kind == "final"
-        face = "black" if is_final else "white"
+        if model.kind == "random":
+            continue
+        face = "black" if model.kind == "final" else "white"
         axes.plot(
             model.step, lanes[model.run], "o", markersize=4, markerfacecolor=face, markeredgecolor="black", zorder=4
         )
@@ -79,7 +80,7 @@ def order_lanes(plan: Plan) -> Iterator[str]:
 def draw_run(plan: Plan, run: PlannedRun, lane: int, axes: Axes) -> None:
     segments = [segment for segment in plan.segments if segment.run == run.name]
     marks = [model.step for model in plan.models if model.run == run.name]
-    for text, alike in groupby(segments, key=lambda segment: label(segment.phase)):
+    for text, alike in groupby(segments, key=lambda segment: segment.phase.label):
         stretch = list(alike)
         objective = stretch[0].phase.objective
         steps = [stretch[0].first, *(segment.last for segment in stretch)]

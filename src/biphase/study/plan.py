@@ -80,7 +80,8 @@ class Model:
 
     name: str
     arm: str
-    kind: Literal["final", "intermediate"]
+    kind: Literal["final", "intermediate", "random"]
+    """`random`: its network and tokenizer, with fresh weights."""
     run: str
     step: int
 
@@ -251,7 +252,7 @@ def is_same(arm: Arm, other: Arm) -> bool:
 
 
 def list_models(study: Study, tracks: Mapping[str, Track]) -> tuple[Model, ...]:
-    """Final models in the order of the file, then intermediate ones."""
+    """Final models in the order of the file, then intermediate ones, then each network from random weights."""
     finals = [Model(name, name, "final", owner(tracks, name, track.last), track.last) for name, track in tracks.items()]
     passing: dict[str, Model] = {}
     for intermediate in study.intermediate:
@@ -266,7 +267,14 @@ def list_models(study: Study, tracks: Mapping[str, Track]) -> tuple[Model, ...]:
                     raise InputError(f"intermediate: arm '{name}' decays from step {begin} on, before step {count}")
                 model = Model(f"{name}@{count}", name, "intermediate", owner(tracks, name, step), step)
                 passing[model.name] = model
-    return (*finals, *passing.values())
+    controls: dict[str, Model] = {}
+    if study.evaluation is not None and study.evaluation.random_weights:
+        for final in finals:
+            network = tracks[final.arm].arm.model
+            if f"{network}-random" in tracks:
+                raise InputError(f"arm '{network}-random' has the name of the control; give its group another name")
+            controls.setdefault(network, replace(final, name=f"{network}-random", kind="random"))
+    return (*finals, *passing.values(), *controls.values())
 
 
 def make_run(track: Track, kept: tuple[int, ...]) -> PlannedRun:
@@ -280,8 +288,9 @@ def make_run(track: Track, kept: tuple[int, ...]) -> PlannedRun:
     phases = cut_phases(recipe.curriculum, [track.first - track.origin])
     ends = list(accumulate(phase.steps for phase in phases))
     own = tuple(phase for phase, end in zip(phases, ends, strict=True) if track.origin + end > track.first)
-    curriculum = cut_phases(own, [step - track.first for step in kept])
-    run = recipe.model_copy(update={"init": init, "schedule": schedule, "curriculum": curriculum})
+    checkpoints = recipe.checkpoints.model_copy(update={"keep": tuple(step - track.first for step in kept)})
+    changes = {"init": init, "schedule": schedule, "curriculum": own, "checkpoints": checkpoints}
+    run = recipe.model_copy(update=changes)
     return PlannedRun(
         name=track.arm.name,
         group=track.arm.group,
@@ -295,7 +304,7 @@ def make_run(track: Track, kept: tuple[int, ...]) -> PlannedRun:
 
 
 def cut_phases(phases: tuple[Phase, ...], steps: list[int]) -> tuple[Phase, ...]:
-    """The same training with a phase ending at each of `steps`: a run keeps the checkpoints at the ends of phases."""
+    """The same training with a phase ending at each of `steps`."""
     cut: list[Phase] = []
     begin = 0
     for phase in phases:
@@ -319,7 +328,8 @@ def cut_segments(runs: Mapping[str, PlannedRun]) -> Iterator[Segment]:
         warm_end, decay_begin = run.first + schedule.warmup_steps, run.last - schedule.decay_steps
         begin = run.first
         parent = ends[run.parent, run.first] if run.parent else None
-        for phase in cut_phases(run.recipe.curriculum, [warm_end - run.first, decay_begin - run.first]):
+        cuts = [warm_end, decay_begin, *run.kept]
+        for phase in cut_phases(run.recipe.curriculum, [step - run.first for step in cuts]):
             end = begin + phase.steps
             part: Part = "warm-up" if end <= warm_end else "decay" if begin >= decay_begin else "constant"
             name = f"{run.name}:{begin}-{end}"
@@ -353,9 +363,9 @@ def list_checkpoints(runs: Mapping[str, PlannedRun], models: tuple[Model, ...]) 
 
 
 def stored_steps(run: PlannedRun) -> list[int]:
-    """Steps whose checkpoints are there when the run is done: ends of phases, and the last one before the decay."""
+    """Steps whose checkpoints are there when the run is done: kept ones, ends of phases, the last before the decay."""
     ends = accumulate(phase.steps for phase in run.recipe.curriculum)
-    stored = {run.first + end for end in ends} | {run.last - run.recipe.schedule.decay_steps}
+    stored = {run.first + end for end in ends} | {run.last - run.recipe.schedule.decay_steps, *run.kept}
     return sorted(stored - {run.first})
 
 
@@ -386,6 +396,7 @@ def list_cells(study: Study, models: tuple[Model, ...]) -> Iterator[Cell]:
         for task in trained
     }
     for model in models:
+        changes = {"weights": "random"} if model.kind == "random" else {}
         for task, evaluates in trained.items():
             for config in configs[task]:
-                yield Cell(model.name, task, evaluates, config)
+                yield Cell(model.name, task, evaluates, config.model_copy(update=changes))

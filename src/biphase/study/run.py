@@ -21,7 +21,7 @@ import yaml
 
 from biphase import console
 from biphase.config import Recipe, parse_config
-from biphase.errors import BusyError, InputError
+from biphase.errors import BusyError, InputError, nearest
 from biphase.execute import Engine, Outcome, Unit, run_units
 from biphase.files import content_hash, read_json, write_json, write_text
 from biphase.finetuning.score import FinetuneConfig
@@ -29,9 +29,11 @@ from biphase.finetuning.sources import absolute_dir
 from biphase.finetuning.tasks import find_task
 from biphase.report.scores import ScoreSet, read_scores
 from biphase.run import open_run, read_metrics
-from biphase.study.plan import Model, Plan, PlannedRun
+from biphase.study.plan import Checkpoint, Model, Plan, PlannedRun
 from biphase.study.spec import Study
 
+TRAINING = "train"
+"""In place of a unit's name: all training runs."""
 BUSY = "busy"
 """What a unit returns that another process is at."""
 POLL_SECONDS = 10.0
@@ -80,19 +82,22 @@ def claim_workplace(path: Path, study: Study) -> Workplace:
 def run_study(
     plan: Plan, place: Workplace, engine: Engine, processes: int = 1, only: str | None = None
 ) -> list[Failure]:
-    """Do all that is missing, or one unit (`only`); returns what failed. A failure blocks only what needs it.
+    """Do all that is missing, or `only` one unit or all of `train`; returns what failed. A failure blocks only what
+    needs it.
 
     `processes` above 1 trains each run under torchrun, on so many devices of its machine.
 
     Raises `InputError` when `only` names no unit.
     """
     everything = {unit.name: unit for unit in make_units(plan, place, processes)}
-    if only is not None:
-        if only not in everything:
-            raise InputError(f"no unit '{only}' in this study; `biphase study status` names them")
-        everything = {only: everything[only]}
     done = done_units(plan, place)
-    if only is not None and only not in done and (lacking := set(everything[only].needs) - done):
+    if only == TRAINING:
+        everything = {train_name(run): everything[train_name(run)] for run in plan.runs}
+    elif only is not None:
+        if only not in everything:
+            raise InputError(f"no unit '{only}' in this study{nearest(only, everything)}")
+        everything = {only: everything[only]}
+    if only in everything and only not in done and (lacking := set(everything[only].needs) - done):
         raise InputError(f"'{only}' needs '{lacking.pop()}', which is not done yet")
     failures: dict[str, Failure] = {}
     waiting = False
@@ -136,8 +141,10 @@ def make_units(plan: Plan, place: Workplace, processes: int = 1) -> list[Unit]:
     out = str(place.path.resolve())
     units = []
     for run in plan.runs.values():
+        recipe = run.recipe.model_dump(mode="json")
+        recipe["checkpoints"]["keep"] = [step - run.first for step in needed_steps(plan, place, run)]
         arguments = {
-            "recipe": run.recipe.model_dump(mode="json"),
+            "recipe": recipe,
             "parent": run.parent,
             "first": run.first,
             "out": out,
@@ -252,7 +259,9 @@ def trained_folder(place: Workplace, run: str) -> Path:
 
 
 def recipe_hash(recipe: dict[str, Any]) -> str:
-    return content_hash({key: value for key, value in recipe.items() if key != "compute"})
+    """Of what decides the weights: as long as it stays, a study may grow without training a run anew."""
+    aside = ("validation", "checkpoints", "tensorboard", "compute")
+    return content_hash({key: value for key, value in recipe.items() if key not in aside})
 
 
 # What is done
@@ -270,8 +279,31 @@ def is_trained(place: Workplace, run: PlannedRun) -> bool:
     )
 
 
+def lacks_checkpoint(plan: Plan, place: Workplace, run: PlannedRun) -> bool:
+    """Whether a trained run has lost, or never kept, a checkpoint that a model or another run still needs."""
+    from biphase.pretraining.checkpoint import whole_steps
+
+    saved = whole_steps(open_run(trained_folder(place, run.name)))
+    return not set(needed_steps(plan, place, run)) <= set(saved)
+
+
+def needed_steps(plan: Plan, place: Workplace, run: PlannedRun) -> list[int]:
+    """Steps of a run whose checkpoints something still needs."""
+    own = [checkpoint for checkpoint in plan.checkpoints if checkpoint.run == run.name]
+    return [checkpoint.step for checkpoint in own if is_needed(plan, place, checkpoint)]
+
+
+def is_needed(plan: Plan, place: Workplace, checkpoint: Checkpoint) -> bool:
+    """A model is always; a branch point until all that begins there is trained."""
+    return bool(checkpoint.models) or not all(is_trained(place, plan.runs[name]) for name in checkpoint.needed_by)
+
+
 def done_units(plan: Plan, place: Workplace) -> set[str]:
-    trained = {train_name(name) for name, run in plan.runs.items() if is_trained(place, run)}
+    trained = {
+        train_name(name)
+        for name, run in plan.runs.items()
+        if is_trained(place, run) and not lacks_checkpoint(plan, place, run)
+    }
     return trained | scored_units(plan, place)
 
 
@@ -316,9 +348,7 @@ def drop_checkpoints(plan: Plan, place: Workplace) -> None:
 
     for checkpoint in plan.checkpoints:
         run = plan.runs[checkpoint.run]
-        if checkpoint.models or not is_trained(place, run):
-            continue
-        if all(is_trained(place, plan.runs[name]) for name in checkpoint.needed_by):
+        if is_trained(place, run) and not is_needed(plan, place, checkpoint):
             drop_step(open_run(trained_folder(place, run.name)), checkpoint.step)
 
 

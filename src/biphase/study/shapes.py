@@ -87,8 +87,11 @@ def flops_per_token(shape: Shape, phase: Phase, text: Text) -> float:
     6 · W + 12 · layers · heads · head width · keys + 6 · width · vocabulary · targets, where W are the weights of the
     blocks, keys the tokens that a token meets (half of its sample under CLM, all of it else) and targets the share
     of tokens with a loss (all but the last of a sample under CLM, `mask_probability` else: the head computes
-    nothing where there is no target). As `biphase.encoder.backbone.FlopCount`; recomputation is not counted.
+    nothing where there is no target). As `biphase.encoder.backbone.FlopCount`; recomputation is not counted. A
+    phase that mixes objectives costs the mean of its parts.
     """
+    if phase.clm_share:
+        return sum(share * flops_per_token(shape, part, text) for part, share in phase.parts)
     causal = phase.objective == "clm"
     keys = text.mean_keys / 2 if causal else text.mean_keys
     targets = 1 - 1 / text.mean_tokens if causal else phase.mask_probability
