@@ -284,7 +284,9 @@ def study_run(
     workers: Annotated[int | None, typer.Option(help="Units side by side; one per core or GPU unless given.")] = None,
     workers_per_gpu: Annotated[int, typer.Option(help="Units that share a GPU.")] = 1,
     processes: Annotated[int, typer.Option(help="Devices of each training run, by torchrun.")] = 1,
-    unit: Annotated[str | None, typer.Option(help="Only this unit, such as 'train 1m-clm-400'.")] = None,
+    unit: Annotated[
+        str | None, typer.Option(help="Only this one, such as 'train 1m-clm-400'; train: all runs, no cell.")
+    ] = None,
 ) -> None:
     """Train and evaluate whatever is missing. Killed? The same command goes on; several of them share the work.
 

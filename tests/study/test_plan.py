@@ -187,6 +187,28 @@ def test_checkpoints_say_until_when_they_are_needed() -> None:
     assert found[trunk, 200].models == (trunk,)
 
 
+def test_each_network_is_evaluated_from_random_weights_where_asked() -> None:
+    evaluation = "evaluation={tasks: [sst2, squad], learning_rates: [1e-4, 1e-3], seeds: 2, random_weights: true}"
+    arms = [
+        {"curricula": ["clm", "mlm"], "budgets": [200]},
+        {"models": ["11m"], "curricula": ["clm"], "budgets": [200]},
+    ]
+    plan = plan_study(make_study(arms, evaluation))
+    controls = [model for model in plan.models if model.kind == "random"]
+    assert [(model.name, model.checkpoint) for model in controls] == [
+        ("1m-random", "1m-clm-200@200"),
+        ("11m-random", "11m-clm-200@200"),
+    ]
+    assert plan.models[-2:] == tuple(controls)
+    weights = {(cell.config.weights, cell.model.endswith("-random")) for cell in plan.cells}
+    assert weights == {("pretrained", False), ("random", True)}
+    assert len(plan.cells) == 5 * 2 * 2 * 2
+    arms[0]["name"] = "{model}-random"
+    arms[0]["curricula"] = ["clm"]
+    with pytest.raises(InputError, match="arm '1m-random' has the name of the control"):
+        plan_study(make_study(arms, evaluation))
+
+
 def test_a_run_stores_what_the_plan_says() -> None:
     """The loop's own rule for what it keeps, on every run of a plan."""
     from biphase.pretraining.curriculum import phase_ends
@@ -198,7 +220,10 @@ def test_a_run_stores_what_the_plan_says() -> None:
         {"curricula": ["mlm"], "budgets": [40]},
     ]
     for run in plan_study(make_study(arms)).runs.values():
-        kept = {*phase_ends(run.recipe.curriculum), decay_start(run.recipe.schedule, run.recipe.num_steps)} - {0}
+        named = run.recipe.checkpoints.keep
+        kept = {*phase_ends(run.recipe.curriculum), decay_start(run.recipe.schedule, run.recipe.num_steps), *named} - {
+            0
+        }
         assert stored_steps(run) == sorted(run.first + step for step in kept)
         assert set(run.kept) <= set(stored_steps(run))
 

@@ -121,13 +121,32 @@ def test_results_in_the_papers_terms(plan: Plan, finished: Workplace) -> None:
 
 
 def test_report(plan: Plan, finished: Workplace, tmp_path: Path) -> None:
-    page = report_study(plan, finished, tmp_path / "report", "study.yaml")
+    page = report_study(plan, finished, tmp_path / "report", ["biphase study run study.yaml a.b=1"])
     text = page.read_text(encoding="utf-8")
-    assert "Does anything work?" in text and "biphase study run study.yaml" in text
+    assert "Does anything work?" in text and "biphase study run study.yaml a.b=1" in text
     assert list((tmp_path / "report" / "tables").iterdir()) and list((tmp_path / "report" / "figures").iterdir())
     cells = (tmp_path / "report" / "scores.csv").read_text().splitlines()
     assert len(cells) == 1 + 20 and "test paper_f1" in cells[0]
-    assert report_study(plan, finished, tmp_path / "report", "study.yaml") == page
+    assert report_study(plan, finished, tmp_path / "report", []) == page
+
+
+def test_a_study_that_grows_trains_only_what_is_new(plan: Plan, finished: Workplace, tmp_path: Path) -> None:
+    """The new arm branches where the finished trunk kept nothing: up to there the trunk is trained once more."""
+    place = copy_of(finished, tmp_path / "grown")
+    tree = plan.study.model_dump(mode="json", exclude={"evaluation"})
+    tree["arms"][0]["curricula"].append("25/75")
+    grown = plan_study(parse_config(Study, tree, origin="grown"))
+    new = "tiny-25-75-12"
+    assert grown.runs[new].first == 3
+    missing = {train_name(name) for name in grown.runs} - done_units(grown, place)
+    assert missing == {train_name(new), train_name("tiny-clm-12")}
+    folders = set(place.runs.iterdir())
+    models = {path: path.read_bytes() for path in place.runs.glob("*/steps/*/model/model.safetensors")}
+    assert not run_study(grown, place, HERE)
+    assert set(place.runs.iterdir()) - folders == {trained_folder(place, new)}
+    assert all(path.read_bytes() == content for path, content in models.items())
+    assert {int(path.name) for path in Run(trained_folder(place, "tiny-clm-12")).steps.iterdir()} == {12}
+    assert not {train_name(name) for name in grown.runs} - done_units(grown, place)
 
 
 def copy_of(place: Workplace, folder: Path) -> Workplace:

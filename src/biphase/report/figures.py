@@ -481,7 +481,7 @@ def counted_arms(results: ResultSet) -> list[Arm]:
     return [
         arm
         for arm in arms_of(results)
-        if arm.flops and arm.setup not in ("efficiency", "other") and arm.mask_percent in (None, mask)
+        if arm.flops and arm.setup not in ("efficiency", "control", "other") and arm.mask_percent in (None, mask)
     ]
 
 

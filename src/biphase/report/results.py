@@ -31,9 +31,11 @@ SETUPS: dict[str, str] = {
     "ratio": "CLM then MLM at a fixed budget",
     "adapted": "masking ratio after CLM",
     "cpt": "continued pretraining with MLM",
+    "control": "beside random weights",
     "other": "further curricula",
 }
-"""The comparisons. The paper's tables show the first three and `cpt`; `adapted` is in one of its figures."""
+"""The comparisons. The paper's tables show the first three and `cpt`; `adapted` is in one of its figures; `control` is
+every final model of a network that was also fine-tuned without any pretraining."""
 
 MEASURES: dict[str, dict[str, str]] = {
     "standard": {"SC": "accuracy", "TC": "F1 of entities", "QA": "F1 of answers", "IR": "nDCG@10"},
@@ -65,8 +67,8 @@ class Arm:
     setup: str
     """A key of `SETUPS`. `efficiency` says that the checkpoint is undecayed."""
     size: str
-    objective: Literal["clm", "mlm", "clm+mlm"]
-    """Of the pretraining from scratch; what continues from it is MLM."""
+    objective: Literal["clm", "mlm", "clm+mlm", "none"]
+    """Of the pretraining from scratch; what continues from it is MLM. `none`: random weights."""
     mask_percent: int | None
     """None without MLM. With `cpt_steps` above 0: of the continued pretraining."""
     pretrain_steps: int
@@ -196,14 +198,15 @@ def short_steps(steps: int) -> str:
 def place_arms(arms: Iterable[Arm]) -> tuple[Arm, ...]:
     """The arms of a study, each in every comparison of the paper in which it has a place; what has none is `other`.
 
-    An arm that comes with the setup `efficiency` or `other` stays there. Of the rest, `objective` has those of one
-    objective at the largest budget of their size; `ratio`, for every budget with CLM+MLM at the reference mask, these
-    beside CLM alone and MLM alone; `adapted`, CLM+MLM of the same steps at two masking ratios or more; `cpt`, what
-    continues from another arm, and that arm.
+    An arm that comes with the setup `efficiency`, `control` or `other` stays there. Of the rest, `objective` has those
+    of one objective at the largest budget of their size; `ratio`, for every budget with CLM+MLM at the reference mask,
+    these beside CLM alone and MLM alone; `adapted`, CLM+MLM of the same steps at two masking ratios or more; `cpt`,
+    what continues from another arm, and that arm; `control`, all final models of a size that has random weights.
     """
     arms = tuple(arms)
     mask = reference_mask(arms)
-    whole = [arm for arm in arms if arm.setup not in ("efficiency", "other")]
+    whole = [arm for arm in arms if arm.setup not in ("efficiency", "control", "other")]
+    controlled = {arm.size for arm in arms if arm.setup == "control"}
     scratch = [arm for arm in whole if not arm.cpt_steps]
     largest = {arm.size: max(a.pretrain_steps for a in scratch if a.size == arm.size) for arm in scratch}
     both = [arm for arm in scratch if arm.objective == "clm+mlm"]
@@ -213,13 +216,14 @@ def place_arms(arms: Iterable[Arm]) -> tuple[Arm, ...]:
 
     def setups(arm: Arm) -> list[str]:
         if arm not in whole:
-            return [arm.setup]
+            return [arm.setup, *["control"] * (arm.setup == "other" and arm.size in controlled)]
         is_scratch = not arm.cpt_steps
         found = {
             "objective": is_scratch and arm.objective != "clm+mlm" and arm.pretrain_steps == largest[arm.size],
             "ratio": is_scratch and (arm.size, arm.pretrain_steps) in budgets and arm.mask_percent in (None, mask),
             "adapted": arm in both and ratios[arm.size, arm.clm_steps, arm.mlm_steps] > 1,
             "cpt": not is_scratch or arm.name in parents,
+            "control": arm.size in controlled,
         }
         return [setup for setup, is_there in found.items() if is_there] or ["other"]
 

@@ -38,7 +38,7 @@ RULE = (
 )
 
 PUBLISHED_SETUPS = ("objective", "efficiency", "ratio", "cpt")
-OBJECTIVES = {"clm": "CLM", "mlm": "MLM", "clm+mlm": "CLM → MLM"}
+OBJECTIVES = {"clm": "CLM", "mlm": "MLM", "clm+mlm": "CLM → MLM", "none": "random"}
 
 
 @dataclass(frozen=True)
@@ -122,6 +122,7 @@ FORMS = {
         lambda arm: (arm.size, f"{arm.cpt_steps:,}", describe_parent(arm)),
         lambda arm: (arm.size, arm.cpt_steps),
     ),
+    "control": Form(("size", "model"), lambda arm: (arm.size, arm.name), lambda arm: (arm.size,)),
     "other": Form(("size", "arm"), lambda arm: (arm.size, arm.name), lambda arm: (arm.size,)),
 }
 assert FORMS.keys() == SETUPS.keys()

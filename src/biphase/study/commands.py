@@ -1,6 +1,7 @@
 """`biphase study`: the command line's words → plan, run, status, report and advice, told to a person."""
 
 import json
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -94,7 +95,9 @@ def write_report(study: Path, overrides: Sequence[str], folder: Path | None, rep
     from biphase.study.run import Workplace
 
     plan, path = open_study(study, overrides, folder)
-    return report_study(plan, Workplace(path), report or path / "report", str(study))
+    given = [str(study), *overrides, *(["--out", str(folder)] if folder else [])]
+    commands = [shlex.join(["biphase", "study", verb, *given]) for verb in ("run", "report")]
+    return report_study(plan, Workplace(path), report or path / "report", commands)
 
 
 def show_advice(

@@ -1,7 +1,7 @@
 """A study's folder, finished or not → the report on it: what each model is in the paper's terms, and what it scored."""
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -28,8 +28,11 @@ FAMILIES = {
 PAPER_METRICS = {"SC": "accuracy", "TC": "paper_f1", "QA": "paper_f1", "IR": "paper_ndcg_at_10"}
 
 
-def report_study(plan: Plan, place: Workplace, out: Path, study_file: str) -> Path:
-    """Write tables, figures, verdicts and the page of what is finished into the folder `out`; returns the page."""
+def report_study(plan: Plan, place: Workplace, out: Path, commands: Sequence[str]) -> Path:
+    """Write tables, figures, verdicts and the page of what is finished into the folder `out`; returns the page.
+
+    `commands` make the results again, in their order.
+    """
     scores = {model.name: current_scores(plan, place, model) for model in plan.models}
     results = ResultSet(tuple(collect_results(plan, scores)))
     with TemporaryDirectory() as folder:
@@ -43,7 +46,7 @@ def report_study(plan: Plan, place: Workplace, out: Path, study_file: str) -> Pa
         question=plan.study.question,
         plan_svg=svg,
         costs=list_costs(plan, place, scores),
-        commands=(f"biphase study run {study_file}", f"biphase study report {study_file}"),
+        commands=commands,
         missing=list(list_missing(plan, place, scores)),
         losses={
             name: read_metrics(open_run(trained_folder(place, name)), "train")
@@ -99,12 +102,15 @@ def collect_results(plan: Plan, scores: dict[str, ScoreSet]) -> Iterator[Result]
 def describe_model(plan: Plan, model: Model, sizes: Sizes) -> Arm:
     """A model as the paper would describe it."""
     arm = plan.arms[model.arm]
+    if model.kind == "random":
+        return Arm(model.name, "control", arm.model, "none", None, pretrain_steps=0, clm_steps=0, mlm_steps=0)
     phases = history(plan, model)
     parent = None if arm.parent is None else next(other for other in plan.models if other.name == arm.parent)
     before = () if parent is None else history(plan, parent)
     num_before = sum(phase.steps for phase in before)
     pretraining = before or phases
-    clm, mlm = (sum(p.steps for p in pretraining if (p.objective == "clm") == is_clm) for is_clm in (True, False))
+    clm = round(sum(p.steps * share for p in pretraining for part, share in p.parts if part.objective == "clm"))
+    mlm = sum(phase.steps for phase in pretraining) - clm
     later = sum(phase.steps for phase in phases) - num_before if parent is not None else 0
     masks = [phase.mask_probability for phase in phases if phase.objective != "clm"]
     is_intermediate = model.kind == "intermediate"
@@ -125,7 +131,7 @@ def describe_model(plan: Plan, model: Model, sizes: Sizes) -> Arm:
 
 def is_of_the_paper(pretraining: tuple[Phase, ...], parent: Model | None) -> bool:
     """CLM, MLM, or CLM and then MLM; what continues a model is judged as a continuation."""
-    kinds = [phase.objective for phase in pretraining]
+    kinds = [part.objective for phase in pretraining for part, _ in phase.parts]
     return parent is not None or kinds in (["clm"], ["mlm"], ["clm", "mlm"])
 
 

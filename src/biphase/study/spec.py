@@ -121,6 +121,8 @@ class Evaluation(Strict):
     """The same for single tasks."""
     data_dirs: dict[str, str] = Field(default_factory=dict)
     """Folders with a task's data as published, in place of the hub."""
+    random_weights: bool = False
+    """Fine-tune each network from random weights too: the control that pretraining must beat."""
 
 
 class Planning(Strict):
