@@ -336,6 +336,9 @@ def study_advise(
     efficiency: Annotated[float | None, typer.Option(help="Useful FLOP/s as a share of the device's peak.")] = None,
     flops: Annotated[float | None, typer.Option(help="A budget in FLOPs in place of hours and device.")] = None,
     recipe: Annotated[Path | None, typer.Option(help="Write the recipe to this file.")] = None,
+    study: Annotated[
+        Path | None, typer.Option(help="The folder of a study of yours, whose scores then choose the curriculum.")
+    ] = None,
 ) -> None:
     """Model size, curriculum, batch and steps for a budget, each with its reason, as a recipe ready to run.
 
@@ -343,7 +346,7 @@ def study_advise(
     """
     from biphase.study.commands import show_advice
 
-    show_advice(text, hours, device, devices, efficiency, flops, recipe)
+    show_advice(text, hours, device, devices, efficiency, flops, recipe, study)
 
 
 @report_app.command("paper")

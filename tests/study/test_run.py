@@ -12,8 +12,9 @@ from biphase.errors import BusyError, InputError
 from biphase.execute import Engine
 from biphase.run import Run
 from biphase.study import run as study_run
+from biphase.study.commands import read_evidence
 from biphase.study.plan import Plan, plan_study
-from biphase.study.report import collect_results, report_study
+from biphase.study.report import collect_results, compare_curricula, report_study
 from biphase.study.run import (
     Workplace,
     claim_workplace,
@@ -128,6 +129,23 @@ def test_report(plan: Plan, finished: Workplace, tmp_path: Path) -> None:
     cells = (tmp_path / "report" / "scores.csv").read_text().splitlines()
     assert len(cells) == 1 + 20 and "test paper_f1" in cells[0]
     assert report_study(plan, finished, tmp_path / "report", []) == page
+
+
+def test_a_study_is_evidence_for_advice(plan: Plan, finished: Workplace, tmp_path: Path) -> None:
+    found = compare_curricula(plan, finished)
+    assert [item.curriculum for item in found] == ["clm", "50/50", "mlm40"], "what continues another arm says nothing"
+    scores = {m.name: current_scores(plan, finished, m) for m in plan.models}
+    (both,) = [r for r in collect_results(plan, scores) if (r.arm.name, r.arm.setup, r.metric) == BOTH]
+    assert found[1].mean == pytest.approx(100 * both.mean)
+    assert found[1].half_width == pytest.approx(100 * both.half_width)
+    with pytest.raises(InputError, match=r"is not the folder of a study \(it has no study.yaml\)"):
+        read_evidence(tmp_path)
+    empty = claim_workplace(tmp_path / "empty", plan.study)
+    with pytest.raises(InputError, match="no curriculum with a score on every task yet"):
+        read_evidence(empty.path)
+
+
+BOTH = ("tiny-50-50-12", "ratio", "standard")
 
 
 def test_a_study_that_grows_trains_only_what_is_new(plan: Plan, finished: Workplace, tmp_path: Path) -> None:

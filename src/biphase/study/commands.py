@@ -13,6 +13,7 @@ from biphase.console import duration, err, out
 from biphase.errors import InputError, nearest
 from biphase.execute import Engine
 from biphase.files import write_text
+from biphase.study.advise import Evidence
 from biphase.study.plan import Plan, plan_study
 from biphase.study.spec import load_study
 
@@ -100,6 +101,19 @@ def write_report(study: Path, overrides: Sequence[str], folder: Path | None, rep
     return report_study(plan, Workplace(path), report or path / "report", commands)
 
 
+def read_evidence(folder: Path) -> list[Evidence]:
+    """What the study in a folder says of curricula. Raises `InputError` when it says nothing yet."""
+    from biphase.study.report import compare_curricula
+    from biphase.study.run import Workplace
+
+    if not (folder / "study.yaml").exists():
+        raise InputError(f"{folder} is not the folder of a study (it has no study.yaml); give what study run wrote")
+    evidence = compare_curricula(plan_study(load_study(folder / "study.yaml")), Workplace(folder))
+    if not evidence:
+        raise InputError(f"{folder} has no curriculum with a score on every task yet; finish it with study run")
+    return evidence
+
+
 def show_advice(
     text: Path | None,
     hours: float | None,
@@ -108,13 +122,15 @@ def show_advice(
     efficiency: float | None,
     flops: float | None,
     recipe: Path | None,
+    own_study: Path | None,
 ) -> None:
     from biphase.study.advise import advise, describe_advice, measure_text, recipe_yaml
     from biphase.study.cost import find_machine
 
     machine = None if hours is None else find_machine(device, devices, efficiency)
     amount = None if text is None else measure_text(text)
-    advice = advise(amount, flops=flops, hours=hours, machine=machine)
+    evidence = () if own_study is None else read_evidence(own_study)
+    advice = advise(amount, flops=flops, hours=hours, machine=machine, evidence=evidence)
     out.print(describe_advice(advice))
     if recipe is None:
         out.print(recipe_yaml(advice), markup=False)

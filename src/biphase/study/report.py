@@ -13,7 +13,9 @@ from biphase.finetuning.tasks import find_task
 from biphase.report.page import write_report
 from biphase.report.results import Arm, Result, ResultSet, measured, place_arms
 from biphase.report.scores import ScoreSet, select
+from biphase.report.statistics import mean_interval
 from biphase.run import open_run, read_metrics
+from biphase.study.advise import Evidence
 from biphase.study.cost import Sizes, measure_sizes
 from biphase.study.picture import draw_plan
 from biphase.study.plan import Model, Plan, history
@@ -97,6 +99,25 @@ def collect_results(plan: Plan, scores: dict[str, ScoreSet]) -> Iterator[Result]
                 except InputError:
                     continue  # diverged everywhere: told as missing
                 yield measured(arm, family, task, kind, chosen.test, chosen.test_by_rate)  # type: ignore[arg-type]
+
+
+def compare_curricula(plan: Plan, place: Workplace) -> list[Evidence]:
+    """How the curricula of a study did: mean test score in % over all tasks, seed by seed, at the largest budget of the
+    network that has most of them. Left out are arms with a task missing and curricula that have no short form."""
+    results = [r for r in collect_results(plan, {m.name: current_scores(plan, place, m) for m in plan.models})]
+    tasks = {result.dataset for result in results}
+    scores = {(r.arm.name, r.dataset): r.samples for r in results if r.metric == "standard"}
+    tables = {table.name for table in plan.study.curricula}
+    found: dict[tuple[str, int], list[Evidence]] = {}
+    for arm in plan.arms.values():
+        samples = [scores[arm.name, task] for task in tasks if (arm.name, task) in scores]
+        is_whole = len(samples) == len(tasks) and len(set(map(len, samples))) == 1
+        if arm.parent is not None or arm.curriculum in tables or not is_whole:
+            continue
+        interval = mean_interval([100 * sum(values) / len(values) for values in zip(*samples, strict=True)])
+        evidence = Evidence(arm.curriculum, interval.mean, interval.half_width)
+        found.setdefault((arm.model, arm.recipe.num_steps), []).append(evidence)
+    return max(found.items(), key=lambda item: (len(item[1]), item[0][1]), default=((), []))[1]
 
 
 def describe_model(plan: Plan, model: Model, sizes: Sizes) -> Arm:
