@@ -334,3 +334,20 @@ def test_one_model_has_one_name() -> None:
     arms = [{"curricula": ["mlm"], "budgets": [100]}, {"curricula": ["mlm40"], "budgets": [100]}]
     with pytest.raises(InputError, match="'1m-mlm-100' and '1m-mlm40-100' are the same model under two names"):
         plan_study(make_study(arms))
+
+
+@pytest.mark.parametrize("path", sorted(STUDIES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_published_studies_can_be_planned(path: Path) -> None:
+    plan = plan_study(load_study(path))
+    assert plan.study.name == path.stem and plan.cells
+    assert all(Recipe.model_validate(run.recipe.model_dump()) == run.recipe for run in plan.runs.values())
+
+
+def test_curricula_beyond_the_paper() -> None:
+    plan = plan_study(load_study(STUDIES / "curricula.yaml"))
+    labels = {name: [phase.label for phase in arm.recipe.curriculum] for name, arm in plan.arms.items()}
+    assert labels["11m-alternation-4k"] == ["clm", "mlm40"] * 3
+    assert labels["11m-mixed-4k"] == ["mlm40+clm25", "mlm40"]
+    assert labels["11m-falling-mask-4k"] == ["mlm50", "mlm40", "mlm30", "mlm20"]
+    assert labels["11m-mlm40-4k-then-detour-1k"] == ["clm", "mlm40"]
+    assert {arm.recipe.num_steps for name, arm in plan.arms.items() if "-then-" not in name} == {4000}
