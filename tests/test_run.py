@@ -1,12 +1,15 @@
 """A run folder: one process at a time, and a log that survives a kill."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from biphase.config import Recipe
 from biphase.errors import InputError
 from biphase.files import read_json
-from biphase.run import Run, claim_run, open_run, read_config, read_done, read_metrics, run_path
+from biphase.inspection import describe_path
+from biphase.run import Run, claim_run, open_run, read_done, read_metrics, read_recipe, run_path
 
 
 @pytest.fixture
@@ -32,16 +35,56 @@ def test_what_is_logged_again_is_forgotten(run: Run) -> None:
     assert read_metrics(run, "validation") == [{"kind": "validation", "step": 1}]
 
 
-def test_claim_writes_what_the_run_is(tmp_path: Path) -> None:
-    run = Run(run_path(tmp_path, "name", "0123456789"))
+@pytest.mark.parametrize("line", ["[3]", "3", '{"kind": "train"}', '{"kind": "train", "step": "3"}'])
+def test_a_line_that_is_no_record_does_not_count(line: str, run: Run) -> None:
+    run.metrics.write_bytes(run.metrics.read_bytes() + b"\n\xff\xfe\n" + line.encode() + b"\n")
+    assert [row["step"] for row in read_metrics(run, "train")] == [1, 2]
+    run.forget_after(1)
+    assert [row["step"] for row in read_metrics(run, "train")] == [1]
+
+
+def test_claim_writes_what_the_run_is(tmp_path: Path, tiny_recipe: Callable[..., Recipe]) -> None:
+    run, recipe = Run(run_path(tmp_path, "name", "0123456789")), tiny_recipe()
+    config = recipe.model_dump(mode="json")
     assert run.path.name == "name-01234567"
-    with claim_run(run, {"name": "größer"}, {"torch": "2"}):
-        assert read_config(open_run(run.path)) == {"name": "größer"}
+    with claim_run(run, config, {"torch": "2"}):
+        assert read_recipe(open_run(run.path)) == recipe
         assert read_json(run.path / "environment.json") == {"torch": "2"}
         with pytest.raises(InputError, match="in use by another process"), claim_run(run, {}, {}):
             pass
-    with claim_run(run, {"name": "again"}, {}):
-        assert read_config(run) == {"name": "again"}
+    with claim_run(run, config | {"seed": 5}, {}):
+        assert read_recipe(run) == recipe.model_copy(update={"seed": 5})
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("config.yaml", b"name: [", "is not valid YAML"),
+        ("config.yaml", b"\xff\xfe", "is not valid YAML"),
+        ("config.yaml", b"- 1", "must be a mapping"),
+        ("config.yaml", b"name: a", "'init' is required"),
+        ("config.yaml", b"curriculum: 3", "'curriculum' is 3"),
+        ("done.json", b'{"step": 1', "is not valid JSON"),
+        ("done.json", b"[]", "is damaged (Input should be a valid dictionary)"),
+        ("done.json", b'{"step": "x"}', "is damaged (step: "),
+        ("environment.json", b"{", "is not valid JSON"),
+        ("environment.json", b"null", "is damaged (Input should be a valid dictionary)"),
+    ],
+)
+def test_a_damaged_run_is_named(
+    name: str, content: bytes, message: str, tmp_path: Path, tiny_recipe: Callable[..., Recipe]
+) -> None:
+    """One line with the file and the remedy, from whoever reads it."""
+    run = Run(tmp_path)
+    with claim_run(run, tiny_recipe().model_dump(mode="json"), {"torch": "2"}):
+        run.mark_done({"step": 1, "tokens_seen": 2})
+    assert "done" in describe_path(tmp_path, verify=True)
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputError) as caught:
+        describe_path(tmp_path, verify=True)
+    line = str(caught.value)
+    assert line.startswith(f"{tmp_path / name}") and message in line and "delete it" in line
+    assert "\n" not in line
 
 
 def test_done_mark(run: Run) -> None:

@@ -7,9 +7,13 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
 
 from biphase.errors import InputError
+
+Kind = TypeVar("Kind")
 
 
 def write_text(path: Path, text: str) -> None:
@@ -37,6 +41,20 @@ def read_json(path: Path) -> Any:
         raise InputError(f"{path} does not exist") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path} is not valid JSON ({error}); delete it and rerun what makes it") from None
+
+
+def read_json_as(path: Path, kind: type[Kind]) -> Kind:
+    """`read_json` as a dataclass, a pydantic model or a type such as `dict[str, int]`.
+
+    Raises `InputError` naming the file and the first key that is missing or of another type.
+    """
+    try:
+        return TypeAdapter(kind).validate_python(read_json(path))
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        reason = f"{place}: {first['msg']}" if place else first["msg"]
+        raise InputError(f"{path} is damaged ({reason}); delete it and rerun what makes it") from None
 
 
 @contextmanager

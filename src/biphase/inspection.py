@@ -2,12 +2,13 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 from biphase.corpus.shards import SPLITS, ShardSet
 from biphase.corpus.shards import describe as describe_shards
 from biphase.errors import InputError
-from biphase.files import read_json
-from biphase.run import Run, read_config, read_done, read_metrics
+from biphase.files import read_json_as
+from biphase.run import Run, read_done, read_metrics, read_recipe
 
 
 def describe_path(path: Path, *, verify: bool = False) -> str:
@@ -35,13 +36,12 @@ def describe_path(path: Path, *, verify: bool = False) -> str:
 def describe_run(run: Run, *, verify: bool) -> str:
     from biphase.pretraining.checkpoint import whole_steps
 
-    config, done = read_config(run), read_done(run)
+    recipe, done = read_recipe(run), read_done(run)
     train, steps = read_metrics(run, "train"), whole_steps(run)
-    total = sum(phase["steps"] for phase in config["curriculum"])
     at = train[-1]["step"] if train else 0
     lines = [
-        f"run {run.path}: {'done' if done else f'step {at} of {total}'}",
-        "curriculum: " + " → ".join(f"{phase['objective']} {phase['steps']}" for phase in config["curriculum"]),
+        f"run {run.path}: {f'step {at} of {recipe.num_steps}' if done is None else 'done'}",
+        "curriculum: " + " → ".join(f"{phase.objective} {phase.steps}" for phase in recipe.curriculum),
         "checkpoints: " + (", ".join(f"@{step}" for step in steps) or "none"),
     ]
     if train:
@@ -53,6 +53,7 @@ def describe_run(run: Run, *, verify: bool) -> str:
         for row in read_metrics(run, "validation")[-3:]
     ]
     if verify:
+        read_json_as(run.path / "environment.json", dict[str, Any])
         for step in steps:
             describe_checkpoint(run.steps / str(step))
         lines.append(f"verified: {len(steps)} checkpoints are whole")
@@ -78,7 +79,7 @@ def describe_checkpoint(folder: Path) -> str:
 
 
 def describe_model(folder: Path) -> str:
-    config = read_json(folder / "config.json")
+    config = read_json_as(folder / "config.json", dict[str, Any])
     shown = ("architectures", "model_type", "is_causal", "hidden_size", "num_hidden_layers", "vocab_size")
     facts = ", ".join(f"{key} {json.dumps(config[key])}" for key in shown if key in config)
     return f"model {folder}: {facts}"

@@ -15,8 +15,9 @@ from typing import Any
 
 import yaml
 
+from biphase.config import Recipe, load_config
 from biphase.errors import BusyError, InputError
-from biphase.files import read_json, write_json, write_text
+from biphase.files import read_json_as, write_json, write_text
 
 
 @dataclass(frozen=True)
@@ -43,19 +44,25 @@ class Run:
     def forget_after(self, step: int) -> None:
         """Drop what was logged past the step from which the run goes on: it will be logged again."""
         if self.metrics.exists():
-            kept = [line for line in self.metrics.read_text().splitlines() if is_whole(line, step)]
+            kept = [line for line in read_lines(self.metrics) if is_whole(line, step)]
             write_text(self.metrics, "".join(line + "\n" for line in kept))
 
     def mark_done(self, summary: dict[str, Any]) -> None:
         write_json(self.path / "done.json", summary)
 
 
+def read_lines(path: Path) -> list[str]:
+    """Bytes that are no text, as a power cut may leave them, spoil their own line only."""
+    return path.read_text(encoding="utf-8", errors="replace").splitlines()
+
+
 def is_whole(line: str, step: float = math.inf) -> bool:
     """Whether a line is a record of a step up to this one; what a killed process cut short is none."""
     try:
-        return json.loads(line)["step"] <= step
+        record = json.loads(line)
     except json.JSONDecodeError:
         return False
+    return isinstance(record, dict) and isinstance(record.get("step"), int) and record["step"] <= step
 
 
 def run_path(root: Path, name: str, identity: str) -> Path:
@@ -88,13 +95,18 @@ def read_metrics(run: Run, kind: str) -> list[dict[str, Any]]:
     """The records of one kind (`train`, `validation`) of metrics.jsonl, in order."""
     if not run.metrics.exists():
         return []
-    lines = run.metrics.read_text(encoding="utf-8").splitlines()
+    lines = read_lines(run.metrics)
     return [record for line in lines if is_whole(line) and (record := json.loads(line)).get("kind") == kind]
 
 
-def read_config(run: Run) -> dict[str, Any]:
-    return yaml.safe_load((run.path / "config.yaml").read_text(encoding="utf-8"))
+def read_recipe(run: Run) -> Recipe:
+    """The resolved recipe of a run. Raises `InputError` naming config.yaml when it is damaged."""
+    try:
+        return load_config(Recipe, run.path / "config.yaml")
+    except InputError as error:
+        raise InputError(f"{error}; delete it and done.json, and run the run's own command to write it anew") from None
 
 
-def read_done(run: Run) -> dict[str, Any] | None:
-    return read_json(run.path / "done.json") if run.is_done else None
+def read_done(run: Run) -> dict[str, int] | None:
+    """What the run wrote when it was done, None before that."""
+    return read_json_as(run.path / "done.json", dict[str, int]) if run.is_done else None

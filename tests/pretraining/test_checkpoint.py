@@ -1,5 +1,6 @@
 """Checkpoints are whole or absent, and references to them are understood or refused."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -136,6 +137,7 @@ def test_a_step_is_whole_or_absent(
 def test_whole_steps_are_ordered_as_numbers(run: Run, tmp_path: Path) -> None:
     for name in (".20.part", "20", "notes"):
         (run.steps / name).mkdir()
+    shutil.copytree(run.steps / "3", run.steps / "²")  # a digit to str.isdigit, no number to int
     assert whole_steps(run) == [3, 12]
     assert whole_steps(Run(tmp_path / "none")) == []
 
@@ -151,7 +153,7 @@ def test_references(run: Run, tmp_path: Path) -> None:
     assert find_checkpoint(str(moved)) == moved / "steps" / "12"
     assert find_model(str(moved)) == str(moved / "steps" / "12" / "model")
     run = Run(moved)
-    for wanted in ("@4", "@x"):
+    for wanted in ("@4", "@x", "@²"):
         with pytest.raises(InputError, match=f"has no checkpoint '{wanted}'; it has @3, @12"):
             find_checkpoint(f"{run.path}{wanted}")
     with pytest.raises(InputError, match="is not a run folder"):
@@ -172,6 +174,22 @@ def test_damage_is_named(run: Run) -> None:
     (folder / "manifest.json").write_text('{"step": 3,')
     with pytest.raises(InputError, match=r"manifest.json is not valid JSON"):
         read_manifest(folder)
+    for change, message in (
+        ({"step": "third"}, r"manifest.json is damaged \(step: .*\); delete it and rerun"),
+        ({"carried": None}, r"manifest.json is damaged \(carried: "),
+        ({"files": {}}, r"is damaged: manifest.json lists no files; delete"),
+        ({"files": {"model": "0"}}, r"is damaged: model is missing"),
+    ):
+        write_json(folder / "manifest.json", tree | change)
+        with pytest.raises(InputError, match=message):
+            read_manifest(folder)
+    write_json(folder / "manifest.json", {key: value for key, value in tree.items() if key != "objective"})
+    with pytest.raises(InputError, match=r"manifest.json is damaged \(objective: Field required\)"):
+        read_manifest(folder)
+    for content in ("[]", "null"):
+        (folder / "manifest.json").write_text(content)
+        with pytest.raises(InputError, match=r"manifest.json is damaged \("):
+            read_manifest(folder)
 
 
 def test_dropping_begins_with_the_manifest(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import yaml
 from transformers import PreTrainedModel
 
 from biphase.pretraining.checkpoint import Manifest
-from biphase.run import Run, read_config, read_metrics
+from biphase.run import Run, read_metrics, read_recipe
 
 PREDICTS = {
     "clm": "the next token, from the tokens before it",
@@ -65,7 +65,7 @@ def write_card(run: Run, manifest: Manifest, name: str, auto_class: str, network
     """The model card as Markdown."""
     from biphase import __version__
 
-    config = read_config(run)
+    config = read_recipe(run).model_dump(mode="json")
     config["data"]["shards"] = Path(config["data"]["shards"]).name
     phases = describe_phases(config["curriculum"], manifest.run_step)
     if manifest.parent:

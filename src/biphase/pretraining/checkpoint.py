@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from biphase.distributed import World
 from biphase.encoder.backbone import PackedModel
 from biphase.errors import InputError
-from biphase.files import content_hash, file_hash, read_json, whole_folder, write_json
+from biphase.files import content_hash, file_hash, read_json_as, whole_folder, write_json
 from biphase.pretraining.muon import Muon
 from biphase.run import Run, open_run
 
@@ -128,9 +128,11 @@ def placed_like(tensor: Tensor, parameter: Tensor) -> Tensor:
 
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of a checkpoint whose files are all there and unchanged."""
-    manifest = Manifest(**read_json(folder / "manifest.json"))
+    manifest = read_json_as(folder / "manifest.json", Manifest)
+    if not manifest.files:
+        raise InputError(f"checkpoint {folder} is damaged: manifest.json lists no files; delete the folder and rerun")
     for name, digest in manifest.files.items():
-        if not (folder / name).exists():
+        if not (folder / name).is_file():
             raise InputError(f"checkpoint {folder} is damaged: {name} is missing; delete the folder and rerun")
         if file_hash(folder / name) != digest:
             raise InputError(f"checkpoint {folder} is damaged: {name} has changed or is cut short; delete and rerun")
@@ -141,7 +143,7 @@ def whole_steps(run: Run) -> list[int]:
     """Steps with a checkpoint, ascending. What a killed process left half-written does not count."""
     if not run.steps.is_dir():
         return []
-    return sorted(int(p.name) for p in run.steps.iterdir() if p.name.isdigit() and (p / "manifest.json").exists())
+    return sorted(int(p.name) for p in run.steps.iterdir() if p.name.isdecimal() and (p / "manifest.json").exists())
 
 
 def split_reference(reference: str) -> tuple[str, str]:
@@ -159,7 +161,7 @@ def find_checkpoint(reference: str) -> Path:
         raise InputError(f"{path} has no whole checkpoint yet")
     if not wanted:
         return run.steps / str(steps[-1])
-    if not wanted.isdigit() or int(wanted) not in steps:
+    if not wanted.isdecimal() or int(wanted) not in steps:
         raise InputError(f"{path} has no checkpoint '@{wanted}'; it has {', '.join(f'@{step}' for step in steps)}")
     return run.steps / wanted
 

@@ -18,7 +18,7 @@ from biphase.errors import InputError
 from biphase.files import content_hash, file_hash
 from biphase.objectives import Vocabulary
 from biphase.pretraining.checkpoint import Manifest, find_checkpoint, read_manifest
-from biphase.run import Run, read_config
+from biphase.run import Run, read_recipe
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def find_start(recipe: Recipe, shards: ShardSet) -> Start:
 
 def same_order(manifest: Manifest, data: Data, folder: Path, shards: ShardSet) -> bool:
     """Whether the parent walked through the same samples in the same order, so that its place in it means something."""
-    theirs = Data.model_validate(read_config(Run(folder.parent.parent))["data"])
+    theirs = read_recipe(Run(folder.parent.parent)).data
     return manifest.data_fingerprint == shards.fingerprint and theirs.model_copy(update={"shards": data.shards}) == data
 
 
