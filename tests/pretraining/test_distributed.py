@@ -1,8 +1,10 @@
-"""Two processes compute what one does: DDP and FSDP2 over gloo, and a run that changes its number of processes.
+"""Two processes compute what one does, and fail together: DDP and FSDP2 over gloo, and a run that changes its number
+of processes.
 
 This file is also the script that the two processes run: `test_distributed.py JOBS.json`.
 """
 
+import errno
 import faulthandler
 import json
 import os
@@ -19,7 +21,7 @@ from safetensors.torch import load_file
 
 from biphase.config import Recipe
 from biphase.distributed import join_world
-from biphase.pretraining.checkpoint import read_manifest
+from biphase.pretraining.checkpoint import read_manifest, whole_steps
 from biphase.pretraining.loop import train
 from biphase.run import Run, read_metrics
 
@@ -44,13 +46,15 @@ def start(rank: int, jobs: Path) -> subprocess.Popen[str]:
 
 @pytest.fixture(scope="module")
 def trained(tiny_recipe: Callable[..., Recipe], tmp_path_factory: pytest.TempPathFactory) -> Jobs:
-    """The same run by one process, by two with DDP and with FSDP2; and by two that are stopped at step 5."""
+    """The same run by one process, by two with DDP and with FSDP2; by two that are stopped at step 5, and by two of
+    which the first finds its disk full."""
     folder = tmp_path_factory.mktemp("distributed")
     recipes = {
         # Four microbatches a process, and a small validation set of which one process gets an empty part.
         "ddp": tiny_recipe("compute.microbatch_tokens=64", "validation.tokens=50"),
         "fsdp": tiny_recipe("compute.microbatch_tokens=64", "validation.tokens=50", "compute.parallel=fsdp"),
         "stopped": tiny_recipe("compute.parallel=fsdp", "validation.tokens=50"),
+        "full": tiny_recipe("compute.parallel=fsdp", "validation.tokens=50"),
     }
     # A port for each: the faster process must not meet the slower one's store of the job before.
     jobs = [
@@ -107,6 +111,12 @@ def test_one_process_resumes_what_two_began(trained: Jobs, tiny_recipe: Callable
     assert losses(run) == pytest.approx(losses(trained["alone"]), rel=1e-5)
 
 
+def test_all_processes_end_when_the_first_cannot_save(trained: Jobs) -> None:
+    """Each with its own error (`train_as_told` looks), and none waits for the other."""
+    assert whole_steps(trained["full"]) == []
+    assert len(losses(trained["full"])) == 10
+
+
 def test_one_process_is_a_world() -> None:
     with join_world("cpu") as world:
         assert (world.rank, world.size, world.is_main) == (0, 1, True)
@@ -119,8 +129,9 @@ def train_as_told(jobs: list[dict[str, Any]]) -> None:
     """What each of the two processes does."""
     import torch
 
+    import biphase.pretraining.checkpoint as checkpoint
     import biphase.pretraining.loop as loop
-    from biphase.errors import StoppedError
+    from biphase.errors import InputError, StoppedError
 
     torch.set_num_threads(1)
     faulthandler.dump_traceback_later(300, exit=True)
@@ -133,18 +144,28 @@ def train_as_told(jobs: list[dict[str, Any]]) -> None:
             os.kill(os.getpid(), signal.SIGTERM)
         return update(*args)
 
+    def full(*args: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    is_first = os.environ["RANK"] == "0"
+    ends: dict[str, tuple[type[Exception], str]] = {
+        "stopped": (StoppedError, "stopped at step 5"),
+        "full": (OSError, "No space left") if is_first else (InputError, "steps/10 could not be written; the first"),
+    }
     for job in jobs:
         recipe = Recipe.model_validate(job["recipe"])
         os.environ["MASTER_PORT"] = str(job["port"])
-        if not job["root"].endswith("stopped"):
+        name = Path(job["root"]).name
+        if name not in ends:
             train(recipe, Path(job["root"]))
             continue
-        loop.update = update_and_stop
-        try:
+        kind, message = ends[name]
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(kind, match=message):
+            if name == "stopped":
+                patch.setattr(loop, "update", update_and_stop)
+            else:
+                patch.setattr(checkpoint, "save_file", full)
             train(recipe, Path(job["root"]))
-        except StoppedError:
-            continue
-        raise AssertionError("was not stopped")
 
 
 if __name__ == "__main__":

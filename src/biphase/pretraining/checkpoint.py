@@ -63,11 +63,16 @@ def save_checkpoint(
     tokenizer: Any,
     world: World,
 ) -> None:
-    """Write `steps/STEP`. Every process must call it; the first one writes."""
+    """Write `steps/STEP`. Every process must call it; the first one writes, and where it cannot, all of them raise.
+
+    Raises:
+        OSError, InputError: in the first process, such as on a full disk; `InputError` in the others.
+    """
+    target = run.steps / str(manifest.step)
     weights = {name: whole(tensor, world.is_main) for name, tensor in model.network.state_dict().items()}
     moments = optimizer_tensors(model, optimizers, world.is_main)
+    failure: OSError | InputError | None = None
     if world.is_main:
-        target = run.steps / str(manifest.step)
         try:
             with whole_folder(target) as folder:
                 model.network.save_pretrained(folder / "model", state_dict=weights)
@@ -76,9 +81,12 @@ def save_checkpoint(
                 files = sorted(path for path in folder.rglob("*") if path.is_file())
                 digests = {str(path.relative_to(folder)): file_hash(path) for path in files}
                 write_json(folder / "manifest.json", asdict(manifest) | {"files": digests})
+        except OSError as error:
+            failure = error
         except SafetensorError as error:  # how safetensors reports a full disk
-            raise InputError(f"cannot write {target}: {error}; earlier checkpoints are kept, rerun to go on") from None
-    world.barrier()
+            failure = InputError(f"cannot write {target}: {error}; earlier checkpoints are kept, rerun to go on")
+    if world.any(failure is not None):
+        raise failure or InputError(f"{target} could not be written; the first process says why")
 
 
 def optimizer_tensors(
