@@ -26,7 +26,7 @@ def parallelize(model: nn.Module, compute: Compute, dtype: torch.dtype, world: W
     model.to(world.device)
     blocks = transformer_blocks(model)
     if compute.activation_checkpointing:
-        model.network.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator, union-attr]
+        checkpoint_activations(model.network)
     if should_compile(compute, world.device, dtype, work):
         for block in blocks:
             block.compile(dynamic=True)
@@ -42,6 +42,18 @@ def parallelize(model: nn.Module, compute: Compute, dtype: torch.dtype, world: W
         fully_shard(block, mesh=mesh, mp_policy=MixedPrecisionPolicy(policy.param_dtype, policy.reduce_dtype))
     fully_shard(model, mesh=mesh, mp_policy=policy)
     return model
+
+
+def checkpoint_activations(network: Any) -> None:
+    """Recompute each block in the backward pass. Raises `InputError` for a network that cannot."""
+    old_name = network.gradient_checkpointing_enable  # all that transformers 5.17 has
+    enable = getattr(network, "activation_checkpointing_enable", old_name)
+    try:
+        enable({"use_reentrant": False})
+    except ValueError as error:
+        raise InputError(
+            f"compute.activation_checkpointing: {error}; use compute.activation_checkpointing=false"
+        ) from None
 
 
 def should_compile(compute: Compute, device: torch.device, dtype: torch.dtype, work: float) -> bool:
