@@ -533,6 +533,19 @@ def test_branch_names_what_is_wrong(finished: Run, tiny_recipe: MakeRecipe, corp
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_parent_that_trains_on_needs_its_step(tiny_recipe: MakeRecipe, tmp_path: Path) -> None:
+    """RUN alone would mean another parent, and so another run, once the trunk has gone on."""
+    recipe = tiny_recipe(*shorter("checkpoints.every_steps=1", "checkpoints.keep_last=0"))
+    trunk = train_until(2, recipe, tmp_path / "trunk")
+    branch = tiny_recipe(f"init={{checkpoint: {trunk}}}", *only("mlm", 1))
+    with pytest.raises(InputError, match=rf"{trunk} is not done, .*: say which one, {trunk}@STEP; it has @1, @2"):
+        train(branch, tmp_path / "runs")
+    named = train(tiny_recipe(f"init={{checkpoint: {trunk}@2}}", *only("mlm", 1)), tmp_path / "runs")
+    train(recipe, tmp_path / "trunk")
+    assert train(tiny_recipe(f"init={{checkpoint: {trunk}@2}}", *only("mlm", 1)), tmp_path / "runs") == named
+    assert read_json(train(branch, tmp_path / "runs").path / "done.json")["step"] == 7, "the last step of a done run"
+
+
 def other_shards(corpus: Any, folder: Path) -> Path:
     """The same text with another tokenizer."""
     from biphase.corpus.prepare import prepare

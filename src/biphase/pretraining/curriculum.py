@@ -17,7 +17,7 @@ from biphase.encoder.backbone import TokenIds, check_head, load_model, load_mode
 from biphase.errors import InputError
 from biphase.files import content_hash, file_hash
 from biphase.objectives import Vocabulary
-from biphase.pretraining.checkpoint import Manifest, find_checkpoint, read_manifest
+from biphase.pretraining.checkpoint import Manifest, find_checkpoint, read_manifest, split_reference, whole_steps
 from biphase.run import Run, read_recipe
 
 
@@ -56,7 +56,7 @@ def find_start(recipe: Recipe, shards: ShardSet) -> Start:
         check_foreign_tokenizer(init.model, shards)
         return Start(parent=model_fingerprint(init.model, init.revision), carried=("weights",), model_folder=init.model)
     assert init.checkpoint is not None
-    folder = find_checkpoint(init.checkpoint)
+    folder = find_parent(init.checkpoint)
     manifest = read_manifest(folder)
     check_tokenizer(shards, manifest.tokenizer_hash)
     goes_on = same_order(manifest, recipe.data, folder, shards)
@@ -69,6 +69,17 @@ def find_start(recipe: Recipe, shards: ShardSet) -> Start:
         model_folder=str(folder / "model"),
         optimizer_folder=folder if init.carry_optimizer else None,
     )
+
+
+def find_parent(reference: str) -> Path:
+    """The checkpoint behind `init.checkpoint`. `RUN` alone must be done: its last step would name another parent later,
+    and the same command another run."""
+    folder = find_checkpoint(reference)
+    path, step = split_reference(reference)
+    if not step and not Run(Path(path)).is_done:
+        steps = ", ".join(f"@{step}" for step in whole_steps(Run(Path(path))))
+        raise InputError(f"{path} is not done, so its last step may change: say which one, {path}@STEP; it has {steps}")
+    return folder
 
 
 def same_order(manifest: Manifest, data: Data, folder: Path, shards: ShardSet) -> bool:
