@@ -623,6 +623,34 @@ def test_adaptation_resumes_bit_exactly(decoder: Path, tiny_recipe: MakeRecipe, 
     assert digests(train(recipe, tmp_path / "parts"), 6) == digests(whole, 6)
 
 
+def test_a_hub_model_is_its_commit(
+    decoder: Path, tiny_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Named, or by `main`, the same commit is the same run; another commit is another run."""
+    import huggingface_hub.constants as constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    repository = tmp_path / "hub" / "models--some--decoder"
+    commits = ["a" * 40, "b" * 40]
+    for commit in commits:
+        shutil.copytree(decoder, repository / "snapshots" / commit)
+    (repository / "refs").mkdir()
+
+    def adapt(**init: str) -> Path:
+        recipe = tiny_recipe(*only("mlm", 1), f"init={json.dumps({'model': 'some/decoder', **init})}")
+        return train(recipe, tmp_path / "runs").path
+
+    found = []
+    for commit in commits:
+        (repository / "refs" / "main").write_text(commit)
+        found.append(adapt())
+        assert adapt(revision=commit) == found[-1]
+    assert found[0] != found[1]
+    with pytest.raises(InputError, match=r"model some/decoder at revision v2 is no folder here and cannot be had"):
+        adapt(revision="v2")
+
+
 def test_a_foreign_model_must_fit(decoder: Path, tiny_recipe: MakeRecipe, corpus: Any, tmp_path: Path) -> None:
     def adapt(model: Path, *overrides: str) -> None:
         train(tiny_recipe(f"init={{model: {model}}}", *only("mlm", 1), *overrides), tmp_path / "runs")

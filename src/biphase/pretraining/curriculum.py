@@ -14,11 +14,15 @@ from biphase.config import Data, Phase, Recipe
 from biphase.corpus.shards import ShardSet, check_tokenizer
 from biphase.corpus.tokenizer import load_tokenizer, tokenizer_hash
 from biphase.encoder.backbone import TokenIds, check_head, load_model, load_model_config, make_model
+from biphase.encoder.hub import fetch_model
 from biphase.errors import InputError
 from biphase.files import content_hash, file_hash
 from biphase.objectives import Vocabulary
 from biphase.pretraining.checkpoint import Manifest, find_checkpoint, read_manifest, split_reference, whole_steps
 from biphase.run import Run, read_recipe
+
+TOKENIZER_FILES = ("tokenizer.json", "*.model", "vocab.*")
+"""Without one of these a model folder has no tokenizer."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,7 @@ class Start:
     parent: str | None = None
     carried: tuple[str, ...] = ()
     model_folder: str | None = None
-    """A transformers folder or hub id, None for random weights."""
+    """A transformers folder, None for random weights."""
     optimizer_folder: Path | None = None
 
 
@@ -53,8 +57,11 @@ def find_start(recipe: Recipe, shards: ShardSet) -> Start:
     if init.preset is not None:
         return Start()
     if init.model is not None:
-        check_foreign_tokenizer(init.model, shards)
-        return Start(parent=model_fingerprint(init.model, init.revision), carried=("weights",), model_folder=init.model)
+        is_folder = Path(init.model).is_dir()
+        folder = Path(init.model) if is_folder else fetch_model(init.model, init.revision)
+        check_foreign_tokenizer(folder, shards)
+        parent = folder_fingerprint(folder) if is_folder else hub_fingerprint(init.model, folder.name)
+        return Start(parent=parent, carried=("weights",), model_folder=str(folder))
     assert init.checkpoint is not None
     folder = find_parent(init.checkpoint)
     manifest = read_manifest(folder)
@@ -113,8 +120,7 @@ def load_network(recipe: Recipe, start: Start, shards: ShardSet) -> PreTrainedMo
         return make_model(
             recipe.init.preset, recipe.init.architecture, tokens, recipe.data.max_sample_tokens, recipe.seed
         )
-    revision = recipe.init.revision if start.model_folder == recipe.init.model else None
-    network = load_model(start.model_folder, revision, vocab_size=manifest.vocab_size, seed=recipe.seed)
+    network = load_model(start.model_folder, vocab_size=manifest.vocab_size, seed=recipe.seed)
     for role in ("mask", "eos", "pad"):
         setattr(network.config, f"{role}_token_id", getattr(manifest, f"{role}_id"))
     limit = getattr(network.config, "max_position_embeddings", None) or recipe.data.max_sample_tokens
@@ -131,23 +137,24 @@ def vocabulary_of(shards: ShardSet) -> Vocabulary:
     return Vocabulary(shards.manifest.vocab_size, shards.manifest.mask_id, shards.manifest.special_ids)
 
 
-def check_foreign_tokenizer(model: str, shards: ShardSet) -> None:
+def check_foreign_tokenizer(folder: Path, shards: ShardSet) -> None:
     """A model folder with a tokenizer must have been given the shards' tokenizer; one without is taken at its word."""
-    if Path(model).is_dir() and not any(
-        (Path(model) / name).exists() for name in ("tokenizer.json", "tokenizer.model")
-    ):
-        vocab_size = load_model_config(model).vocab_size
-        if shards.manifest.vocab_size > vocab_size + len(shards.manifest.special_ids):
-            raise InputError(
-                f"{model} knows {vocab_size} tokens and the shards have {shards.manifest.vocab_size}: another tokenizer"
-            )
+    if any(path for pattern in TOKENIZER_FILES for path in folder.glob(pattern)):
+        check_tokenizer(shards, tokenizer_hash(load_tokenizer(folder)))
         return
-    check_tokenizer(shards, tokenizer_hash(load_tokenizer(model)))
+    vocab_size = load_model_config(folder).vocab_size
+    if shards.manifest.vocab_size > vocab_size + len(shards.manifest.special_ids):
+        raise InputError(
+            f"{folder} knows {vocab_size} tokens and the shards have {shards.manifest.vocab_size}: another tokenizer"
+        )
 
 
-def model_fingerprint(model: str, revision: str | None) -> str:
-    """Names foreign weights: the files of a folder by content, a hub repository by its id and revision."""
-    if not Path(model).is_dir():
-        return content_hash({"model": model, "revision": revision})
-    files = sorted(Path(model).glob("*.safetensors")) + sorted(Path(model).glob("config.json"))
+def folder_fingerprint(folder: Path) -> str:
+    """Names the weights in a folder by what is in its files."""
+    files = sorted(folder.glob("*.safetensors")) + sorted(folder.glob("config.json"))
     return content_hash({path.name: file_hash(path) for path in files})
+
+
+def hub_fingerprint(id: str, commit: str) -> str:
+    """Names the weights of a hub repository."""
+    return content_hash({"model": id, "revision": commit})

@@ -1,0 +1,40 @@
+"""A hub id → the folder of its files at one commit, which names it from then on.
+
+The commit that is in the cache already is taken before a newer one, so that a run that is started again, on a machine
+without network too, finds the model that it began with.
+"""
+
+from pathlib import Path
+
+from huggingface_hub import snapshot_download, try_to_load_from_cache
+from huggingface_hub.errors import HTTPError
+
+from biphase import console
+from biphase.errors import InputError
+
+FILES = ["*.json", "*.safetensors", "*.model", "*.txt"]
+"""Neither code nor pickles."""
+
+
+def fetch_model(id: str, revision: str | None = None) -> Path:
+    """The folder of a hub repository, named by its commit; what is not in the cache is downloaded.
+
+    Raises:
+        InputError: no such repository or revision, or neither network nor cache has it.
+    """
+    if id.startswith((".", "/", "~")) or id.count("/") > 1:
+        raise InputError(f"{id} is not a folder")
+    try:
+        cached = try_to_load_from_cache(id, "config.json", revision=revision)
+        commit = Path(cached).parent.name if isinstance(cached, str) else revision
+        folder = Path(snapshot_download(id, revision=commit, allow_patterns=FILES, ignore_patterns=["*/*"]))
+    except (OSError, HTTPError, ValueError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        named = f"{id} at revision {revision}" if revision else id
+        raise InputError(
+            f"model {named} is no folder here and cannot be had from the hub ({reason}); check its name and the "
+            "network, or give a folder"
+        ) from None
+    if revision != folder.name:
+        console.err.print(f"model {id}: commit {folder.name}", markup=False)
+    return folder
