@@ -10,15 +10,20 @@ from transformers import (
     AutoConfig,
     AutoModel,
     BertConfig,
+    BloomConfig,
+    CodeGenConfig,
     DebertaV2Config,
     DistilBertConfig,
     ElectraConfig,
     Gemma3TextConfig,
     GPT2Config,
+    GPTNeoConfig,
     GPTNeoXConfig,
+    Lfm2Config,
     LlamaConfig,
     ModernBertConfig,
     MPNetConfig,
+    MptConfig,
     PretrainedConfig,
     Qwen3Config,
     RobertaConfig,
@@ -59,6 +64,16 @@ PACKED: dict[str, PretrainedConfig] = {
 }
 PADDED: dict[str, PretrainedConfig] = {"deberta-v2": DebertaV2Config(**SMALL), "mpnet": MPNetConfig(**SMALL)}
 EVERY = PACKED | PADDED
+SHORT = {"vocab_size": 120, "n_head": 4}
+REFUSED: dict[str, PretrainedConfig] = {
+    "bloom": BloomConfig(**SHORT, hidden_size=32, n_layer=2),
+    "codegen": CodeGenConfig(**SHORT, n_embd=32, n_layer=2, rotary_dim=4, n_positions=160),
+    "gpt-neo": GPTNeoConfig(
+        vocab_size=120, hidden_size=32, num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]]
+    ),
+    "lfm2": Lfm2Config(**SMALL, num_key_value_heads=2, layer_types=["conv", "full_attention"]),
+    "mpt": MptConfig(vocab_size=120, d_model=32, n_layers=2, n_heads=4, max_seq_len=160),
+}
 
 
 def save(config: PretrainedConfig, folder: Path) -> Path:
@@ -108,6 +123,22 @@ def test_fresh_weights_are_of_the_same_kind(family: str, tmp_path: Path) -> None
     ours, theirs = hidden(fresh, [5, 7], tokens), hidden(backbone, [5, 7], tokens)
     assert ours.shape == theirs.shape and not torch.equal(ours, theirs)
     torch.testing.assert_close(hidden(fresh, [5], tokens[:5]), ours[:5])
+
+
+@pytest.mark.parametrize(
+    ("family", "reason"),
+    [
+        ("bloom", "cannot be made a bidirectional encoder"),
+        ("codegen", "cannot be made a bidirectional encoder"),
+        ("gpt-neo", "chooses among attention classes of its own"),
+        ("lfm2", "cannot be made a bidirectional encoder"),
+        ("mpt", "cannot be made a bidirectional encoder"),
+    ],
+)
+def test_decoders_and_oddities_that_stay_as_they_are(family: str, reason: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=reason) as caught:
+        load_backbone(save(REFUSED[family], tmp_path))
+    assert "\n" not in str(caught.value)
 
 
 def test_what_is_refused(tmp_path: Path) -> None:

@@ -32,6 +32,10 @@ BUCKET_SCORES = 2**18
 """Most attention scores (N · L²) per head of one bucket: more leave the cache between one operation and the next."""
 
 
+class NoLayoutError(InputError):
+    """The caller gave no layout, or the network did not hand it on to its attention."""
+
+
 @dataclass(frozen=True)
 class Layout:
     """Where the samples of a packed batch lie, and what each token may see."""
@@ -119,7 +123,7 @@ def packed_attention(
     to w to both sides when not, as transformers does.
     """
     if layout is None:
-        raise InputError("this model attends over packed batches only: call it through biphase, or export it first")
+        raise NoLayoutError("this model attends over packed batches only: call it through biphase, or export it first")
     unsupported = {"dropout": dropout, "softcap": softcap, "attention sinks": s_aux is not None}
     if any(unsupported.values()):
         names = ", ".join(name for name, used in unsupported.items() if used)

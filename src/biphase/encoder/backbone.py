@@ -28,7 +28,7 @@ from transformers import (
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING
 
-from biphase.encoder.attention import ATTENTION, Backend, Layout, lay_out
+from biphase.encoder.attention import ATTENTION, Backend, Layout, NoLayoutError, lay_out
 from biphase.encoder.head import language_model_loss
 from biphase.errors import InputError, nearest
 
@@ -54,6 +54,12 @@ PRESETS: dict[str, dict[str, int]] = {
     "3m": sizes(4, 256, 640, 4, 4),
     "1m": sizes(4, 128, 384, 4, 4),
 }
+
+WINDOW_PROOF_TOKENS = 300
+"""Longest sample of the proof of packing: enough to see the local attention of ModernBERT (128)."""
+
+ALIEN_ERRORS = (AttributeError, IndexError, KeyError, RuntimeError, TypeError)
+"""Of a network that is not made to be called so: it knows no `position_ids`, not so many, no mask that is None ..."""
 
 
 @dataclass(frozen=True)
@@ -118,8 +124,12 @@ def load_model(
 
     Never runs a repository's own code and never unpickles weights. With `vocab_size`, the embeddings are resized to
     hold that many tokens (new rows are drawn with `seed` from the distribution of the old ones).
+
+    Raises:
+        InputError: nothing to load, an encoder-decoder, or a network whose attention does not go through ours.
     """
     config = load_model_config(source, revision)
+    refuse_encoder_decoder(config, source)
     kind = language_model_class(config)
     if kind is None:
         raise InputError(
@@ -128,6 +138,12 @@ def load_model(
     model = load_weights(kind, source, revision, config)
     if model.get_output_embeddings() is None:
         raise InputError(f"{source}: {type(model).__name__} has no output embeddings")
+    causal = kind is AutoModelForCausalLM and getattr(config, "is_causal", True)
+    if not find_first_position(model.base_model, causal):
+        raise InputError(
+            f"{source}: {type(model).__name__} computes something else on packed samples than on each alone, so it "
+            "cannot be trained here; take a model whose layers all attend through transformers' AttentionInterface"
+        )
     embedding: Any = model.get_input_embeddings()
     old_size = embedding.weight.shape[0]
     with torch.random.fork_rng(devices=[]):
@@ -136,6 +152,11 @@ def load_model(
             model.resize_token_embeddings(vocab_size, mean_resizing=True)
         train_padding_row(model)
     return model
+
+
+def refuse_encoder_decoder(config: PretrainedConfig, source: str | Path) -> None:
+    if getattr(config, "is_encoder_decoder", False):
+        raise InputError(f"{source} is an encoder-decoder ({config.model_type}), which is not supported")
 
 
 def load_model_config(source: str | Path, revision: str | None = None) -> PretrainedConfig:
@@ -167,6 +188,13 @@ def load_weights(
             trust_remote_code=False,
             output_loading_info=True,
         )
+    except KeyError as error:
+        if error.args != (attention,):
+            raise
+        raise InputError(
+            f"{source}: '{config.model_type}' chooses among attention classes of its own and cannot be packed; take a "
+            "model that attends through transformers' AttentionInterface"
+        ) from None
     except (OSError, ValueError, SafetensorError) as error:
         raise InputError(f"cannot load weights from {source}: {first_line(error)}") from None
     missing = sorted(key for key in report["missing_keys"] if not key.startswith("pooler."))
@@ -237,6 +265,57 @@ def packed_hidden(backbone: nn.Module, inputs_T: Tensor, positions_T: Tensor, la
     return output.last_hidden_state[0]
 
 
+def find_first_position(network: Any, causal: bool) -> bool:
+    """Find the number at which the network's own positions begin, so that packed samples come out as each alone.
+
+    Sets `network.first_position`, which `packed_hidden` adds. False when packing gives something else either way: the
+    attention, a convolution or a recurrence goes past the function of `encoder.attention`.
+    """
+    pad_id = getattr(network.config, "pad_token_id", None) or 0
+    for first_position in (0, pad_id + 1):  # RoBERTa counts from behind its padding index
+        network.first_position = first_position
+        if packs_like_itself(network, causal):
+            try:
+                check_causality(network, causal, network.config.vocab_size)
+            except AssertionError:  # samples see each other, by less than rounding hides
+                return False
+            return True
+    return False
+
+
+@torch.no_grad()
+def packs_like_itself(network: PreTrainedModel, causal: bool) -> bool:
+    """Whether two packed samples come out as when the network reads each alone, with its own attention."""
+    config = network.config
+    limit = position_limit(network) or WINDOW_PROOF_TOKENS
+    if limit < 1:
+        return False
+    window = getattr(config, "sliding_window", None) or getattr(config, "local_attention", None) or 0
+    sees_window = 2 * window + 3 if 2 * window + 3 <= WINDOW_PROOF_TOKENS else 0
+    lengths = [min(8, limit), min(limit, max(16, sees_window))]
+    tokens_T = torch.arange(sum(lengths)) * 7 % config.vocab_size
+    pad_id = getattr(config, "pad_token_id", None)
+    if pad_id is not None:  # some networks number the positions by what is padding
+        tokens_T[tokens_T == pad_id] = (pad_id + 1) % config.vocab_size
+    positions_T = torch.cat([torch.arange(length) for length in lengths])
+    layout = lay_out(np.array([0, lengths[0], sum(lengths)]), causal=causal)
+    try:
+        packed_TD = packed_hidden(network, tokens_T, positions_T, layout)
+        network.set_attn_implementation("eager")
+        own_TD = torch.cat([network(input_ids=part[None]).last_hidden_state[0] for part in tokens_T.split(lengths)])
+    except (NoLayoutError, *ALIEN_ERRORS):
+        return False
+    finally:
+        network.set_attn_implementation(ATTENTION)
+    return bool(torch.allclose(packed_TD, own_TD, rtol=1e-3, atol=1e-3 * float(own_TD.abs().mean())))
+
+
+def position_limit(network: PreTrainedModel) -> int | None:
+    """The longest sample that the network has positions for, None for any length."""
+    limit = getattr(network.config, "max_position_embeddings", None)
+    return limit - getattr(network.base_model, "first_position", 0) if limit else None
+
+
 def check_causality(backbone: nn.Module, causal: bool, vocab_size: int, device: torch.device | str = "cpu") -> None:
     """`probe_causality` of a transformers base model."""
     was_training = backbone.training
@@ -282,10 +361,15 @@ def check_head(model: PreTrainedModel, device: torch.device | str = "cpu") -> No
     targets_T = tokens_T.roll(-1)
     positions_T = torch.arange(8, device=device)
     layout = lay_out(np.array([0, 8]), causal=True, device=device)
-    ours = PackedModel(model).eval()(tokens_T, positions_T, layout, positions_T, targets_T)[1]
-    output = model(input_ids=tokens_T[None], position_ids=positions_T[None], layout=layout, use_cache=False)
-    theirs = nn.functional.cross_entropy(output.logits[0].float(), targets_T, reduction="none")
-    if not torch.allclose(ours, theirs, rtol=1e-3, atol=1e-3):
+    position_ids = positions_T[None] + getattr(model.base_model, "first_position", 0)
+    try:
+        ours = PackedModel(model).eval()(tokens_T, positions_T, layout, positions_T, targets_T)[1]
+        output = model(input_ids=tokens_T[None], position_ids=position_ids, layout=layout, use_cache=False)
+        theirs = nn.functional.cross_entropy(output.logits[0].float(), targets_T, reduction="none")
+        agrees = torch.allclose(ours, theirs, rtol=1e-3, atol=1e-3)
+    except ALIEN_ERRORS:  # another width, or a bias that does not grow with the embeddings
+        agrees = False
+    if not agrees:
         raise InputError(f"{type(model).__name__} transforms its logits in a way that packed training does not support")
 
 

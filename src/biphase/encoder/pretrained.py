@@ -12,25 +12,25 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import AutoModel, PretrainedConfig, PreTrainedModel
 
 from biphase import console
-from biphase.encoder.attention import ATTENTION, Layout, lay_out
+from biphase.encoder.attention import ATTENTION, Layout
 from biphase.encoder.backbone import (
+    ALIEN_ERRORS,
     check_causality,
+    find_first_position,
+    first_line,
     load_model_config,
     load_weights,
-    packed_hidden,
+    refuse_encoder_decoder,
     train_padding_row,
 )
 from biphase.errors import InputError
 
 PICKLED_WEIGHTS = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
-WINDOW_PROOF_TOKENS = 300
-"""Longest sample of the proof: enough to see the local attention of ModernBERT (128)."""
 
 
 class PaddedBackbone(nn.Module):
@@ -46,7 +46,7 @@ class PaddedBackbone(nn.Module):
         lengths_S = layout.bounds_S1.diff()
         places_L = torch.arange(layout.max_len, device=input_ids.device)
         is_token_SL = places_L < lengths_S[:, None]
-        tokens_SL = input_ids.new_full(is_token_SL.shape, self.config.pad_token_id or 0)
+        tokens_SL = input_ids.new_full(is_token_SL.shape, getattr(self.config, "pad_token_id", None) or 0)
         tokens_SL[is_token_SL] = input_ids[0]
         output = self.network(input_ids=tokens_SL, attention_mask=is_token_SL.long())
         return SimpleNamespace(last_hidden_state=output.last_hidden_state[is_token_SL][None])
@@ -63,21 +63,17 @@ def load_backbone(source: str | Path, revision: str | None = None) -> nn.Module:
     """
     config = load_model_config(source, revision)
     refuse_pickles(source)
-    if getattr(config, "is_encoder_decoder", False):
-        raise InputError(f"{source} is an encoder-decoder ({config.model_type}), which is not supported")
+    refuse_encoder_decoder(config, source)
     config.is_causal = False
     network = load_network(source, revision, config, ATTENTION)
-    for first_position in (0, (config.pad_token_id or 0) + 1):  # RoBERTa counts from behind its padding index
-        network.first_position = first_position  # type: ignore[assignment]
-        if packs_like_itself(network, first_position):
-            check_causality(network, causal=False, vocab_size=config.vocab_size)
-            return network
+    if find_first_position(network, causal=False):
+        return network
     # Loaded anew: a network that ignores the switch of its attention may still make its masks by the name of it.
     padded = PaddedBackbone(load_network(source, revision, load_model_config(source, revision), "eager"))
     try:
         check_causality(padded, causal=False, vocab_size=config.vocab_size)
-    except AssertionError as error:
-        raise InputError(f"{source} cannot be made a bidirectional encoder: {error}") from None
+    except (AssertionError, *ALIEN_ERRORS) as error:
+        raise InputError(f"{source} cannot be made a bidirectional encoder: {first_line(error)}") from None
     kind = type(padded.network).__name__
     console.err.print(f"{source}: {kind} attends over padded batches only, which is slower", markup=False)
     return padded
@@ -102,30 +98,6 @@ def refuse_pickles(source: str | Path) -> None:
             "save them as safetensors: model.save_pretrained(folder)"
         )
     raise InputError(f"{source} has no weights (*.safetensors)")
-
-
-@torch.no_grad()
-def packs_like_itself(network: PreTrainedModel, first_position: int) -> bool:
-    """Whether two packed samples come out as when the network reads each alone, with its own attention."""
-    config = network.config
-    limit = (getattr(config, "max_position_embeddings", None) or WINDOW_PROOF_TOKENS) - first_position
-    if limit < 1:
-        return False
-    window = getattr(config, "sliding_window", None) or getattr(config, "local_attention", None) or 0
-    lengths = [min(8, limit), min(limit, max(16, min(2 * window + 3, WINDOW_PROOF_TOKENS)))]
-    tokens_T = torch.arange(sum(lengths)) * 7 % config.vocab_size
-    if config.pad_token_id is not None:  # some networks number the positions by what is padding
-        tokens_T[tokens_T == config.pad_token_id] = (config.pad_token_id + 1) % config.vocab_size
-    positions_T = torch.cat([torch.arange(length) for length in lengths])
-    layout = lay_out(np.array([0, lengths[0], sum(lengths)]), causal=False)
-    try:
-        packed_TD = packed_hidden(network, tokens_T, positions_T, layout)
-    except (TypeError, IndexError, RuntimeError, KeyError):  # it knows no `position_ids`, not so many, or no switch
-        return False
-    network.set_attn_implementation("eager")
-    own_TD = torch.cat([network(input_ids=part[None]).last_hidden_state[0] for part in tokens_T.split(lengths)])
-    network.set_attn_implementation(ATTENTION)
-    return bool(torch.allclose(packed_TD, own_TD, rtol=1e-3, atol=1e-3 * float(own_TD.abs().mean())))
 
 
 def fresh_backbone(backbone: nn.Module) -> nn.Module:
