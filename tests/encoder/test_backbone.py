@@ -11,16 +11,37 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
+    AlbertConfig,
+    AutoModel,
     AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    BertConfig,
+    BloomConfig,
+    CamembertConfig,
+    CodeGenConfig,
+    DebertaV2Config,
+    DistilBertConfig,
+    ElectraConfig,
+    EsmConfig,
     Gemma3TextConfig,
     GPT2Config,
+    GPTNeoConfig,
     GPTNeoXConfig,
     GraniteConfig,
+    Lfm2Config,
     LlamaConfig,
     MistralConfig,
+    ModernBertConfig,
+    MptConfig,
     Olmo2Config,
+    PretrainedConfig,
     PreTrainedModel,
     Qwen3Config,
+    RobertaConfig,
+    StableLmConfig,
+    T5Config,
+    XLMRobertaConfig,
+    XLNetConfig,
 )
 
 import biphase.encoder.backbone as backbone
@@ -32,6 +53,7 @@ from biphase.encoder.backbone import (
     check_causality,
     check_head,
     count_flops,
+    language_model_class,
     load_model,
     make_model,
     packed_hidden,
@@ -272,11 +294,76 @@ def test_head_computes_in_the_type_of_autocast() -> None:
     assert loss.item() == pytest.approx(exact.item(), rel=0.02)
 
 
+MASKED: dict[str, PretrainedConfig] = {
+    "bert": BertConfig(**NO_GROUPS),
+    "camembert": CamembertConfig(**NO_GROUPS),
+    "distilbert": DistilBertConfig(vocab_size=V, dim=32, n_layers=2, n_heads=4, hidden_dim=64, pad_token_id=0),
+    "electra": ElectraConfig(**NO_GROUPS, embedding_size=16),
+    "modernbert": ModernBertConfig(**NO_GROUPS, local_attention=16),
+    "roberta": RobertaConfig(**NO_GROUPS),
+    "xlm-roberta": XLMRobertaConfig(**NO_GROUPS),
+}
+
+
+@pytest.mark.parametrize("family", MASKED)
+def test_the_transform_of_a_masked_head(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ours gives the network's own losses; left out, it is noticed."""
+    config = MASKED[family]
+    config.initializer_range = 0.2
+    torch.manual_seed(0)
+    saved = AutoModelForMaskedLM.from_config(config)
+    saved.save_pretrained(tmp_path)
+    model = load_model(tmp_path)
+    assert type(model) is type(saved)
+    assert model.base_model.first_position == (1 if family in ("camembert", "roberta", "xlm-roberta") else 0)
+    check_head(model)
+    flops = count_flops(model)
+    width = model.get_output_embeddings().weight.shape[1]
+    assert flops.per_target == 6 * (32 * width + width * V)
+    monkeypatch.setattr(backbone, "HEAD_TRANSFORMS", {})
+    with pytest.raises(InputError, match="transforms its logits"):
+        check_head(model)
+
+
 def test_a_head_that_transforms_its_logits_is_refused() -> None:
     config = GraniteConfig(**TINY, logits_scaling=8.0)
     model = AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION)
     with pytest.raises(InputError, match="GraniteForCausalLM transforms its logits"):
         check_head(model)
+
+
+FOREIGN: dict[str, PretrainedConfig] = {
+    "albert": AlbertConfig(**NO_GROUPS, embedding_size=16),
+    "bloom": BloomConfig(vocab_size=V, hidden_size=32, n_layer=2, n_head=4),
+    "codegen": CodeGenConfig(vocab_size=V, n_embd=32, n_layer=2, n_head=4, rotary_dim=4, n_positions=64),
+    "deberta-v2": DebertaV2Config(**NO_GROUPS),
+    "esm": EsmConfig(**NO_GROUPS, mask_token_id=4),
+    "gpt-neo": GPTNeoConfig(
+        vocab_size=V, hidden_size=32, num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]]
+    ),
+    "lfm2": Lfm2Config(**TINY, layer_types=["conv", "full_attention"]),
+    "mpt": MptConfig(vocab_size=V, d_model=32, n_layers=2, n_heads=4, max_seq_len=64),
+    "stablelm": StableLmConfig(**TINY),
+    "t5": T5Config(vocab_size=V, d_model=32, d_ff=32, d_kv=8, num_layers=1, num_heads=4),
+    "xlnet": XLNetConfig(vocab_size=V, d_model=32, n_layer=2, n_head=4, d_inner=64),
+}
+REASONS = {
+    "albert": "transforms its logits",
+    "esm": "transforms its logits",
+    "gpt-neo": "'gpt_neo' chooses among attention classes of its own",
+    "t5": "is an encoder-decoder",
+}
+
+
+@pytest.mark.parametrize("family", FOREIGN)
+def test_what_cannot_be_packed_is_refused(family: str, tmp_path: Path) -> None:
+    """Attention outside of AttentionInterface, convolutions, positions or heads of its own: one line each."""
+    torch.manual_seed(0)
+    kind = AutoModel if family == "t5" else language_model_class(FOREIGN[family])
+    kind.from_config(FOREIGN[family]).save_pretrained(tmp_path)
+    with pytest.raises(InputError, match=REASONS.get(family, "computes something else on packed samples")) as caught:
+        check_head(load_model(tmp_path, vocab_size=V + 1))
+    assert "\n" not in str(caught.value)
 
 
 def test_flops_are_six_per_weight_and_token() -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from transformers import (
@@ -10,16 +11,23 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
     AutoTokenizer,
+    BertConfig,
+    BertForMaskedLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    ModernBertConfig,
+    ModernBertForMaskedLM,
+    PreTrainedModel,
+    RobertaConfig,
+    RobertaForMaskedLM,
 )
 
 from biphase.config import Recipe
 from biphase.corpus.shards import read_manifest
 from biphase.encoder.attention import lay_out
-from biphase.encoder.backbone import load_model, packed_hidden
+from biphase.encoder.backbone import head_input, load_model, packed_hidden
 from biphase.errors import InputError
 from biphase.inspection import describe_path
 from biphase.pretraining.checkpoint import find_checkpoint
@@ -33,6 +41,37 @@ MLM = ("curriculum=[{objective: mlm, steps: 2}]", *NO_ENDS)
 
 def trained(recipe: Recipe, runs: Path) -> str:
     return str(train(recipe, runs).path)
+
+
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 512,
+}
+FAMILIES: dict[str, Callable[..., PreTrainedModel]] = {
+    "llama-tied": lambda **tokens: LlamaForCausalLM(
+        LlamaConfig(**SIZES, **tokens, num_key_value_heads=2, tie_word_embeddings=True)
+    ),
+    "mistral-window": lambda **tokens: MistralForCausalLM(
+        MistralConfig(**SIZES, **tokens, num_key_value_heads=2, sliding_window=8)
+    ),
+    "bert": lambda **tokens: BertForMaskedLM(BertConfig(**SIZES, **tokens)),
+    "roberta": lambda **tokens: RobertaForMaskedLM(RobertaConfig(**SIZES, **tokens)),
+    "modernbert": lambda **tokens: ModernBertForMaskedLM(
+        ModernBertConfig(**SIZES, **tokens, cls_token_id=None, sep_token_id=None, local_attention=8)
+    ),
+}
+
+
+def adapted(family: str, tiny_recipe: Callable[..., Recipe], folder: Path) -> Recipe:
+    """A recipe that goes on from a random model whose vocabulary lacks two of the shards' special tokens."""
+    manifest = read_manifest(Path(tiny_recipe().data.shards))
+    tokens = {"vocab_size": manifest.vocab_size - 2, "bos_token_id": None, "eos_token_id": manifest.eos_id}
+    torch.manual_seed(0)
+    FAMILIES[family](**tokens, pad_token_id=manifest.pad_id).save_pretrained(folder / family)
+    return tiny_recipe(*MLM, f"init={{model: {folder / family}}}")
 
 
 def hidden_by_us(reference: str, causal: bool) -> torch.Tensor:
@@ -85,25 +124,7 @@ def test_an_adapted_decoder_becomes_bidirectional(
     tiny_recipe: Callable[..., Recipe], tmp_path: Path, family: str
 ) -> None:
     """Tied embeddings, a vocabulary that grows by the special tokens, a window shorter than the text."""
-    recipe = tiny_recipe(*MLM)
-    sizes = {
-        "vocab_size": read_manifest(Path(recipe.data.shards)).vocab_size - 2,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 512,
-    }
-    torch.manual_seed(0)
-    decoder = (
-        LlamaForCausalLM(LlamaConfig(**sizes, tie_word_embeddings=True))
-        if family == "llama-tied"
-        else MistralForCausalLM(MistralConfig(**sizes, sliding_window=8))
-    )
-    decoder.save_pretrained(tmp_path / "decoder")
-    adapted = tiny_recipe(*MLM, f"init={{model: {tmp_path / 'decoder'}}}")
-    run = trained(adapted, tmp_path / "runs")
+    run = trained(adapted(family, tiny_recipe, tmp_path), tmp_path / "runs")
     export_checkpoint(run, tmp_path / "model")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     assert model.config.is_causal is False
@@ -112,3 +133,22 @@ def test_an_adapted_decoder_becomes_bidirectional(
         hidden_reloaded(tmp_path / "model"), hidden_by_us(run, causal=False), rtol=1e-4, atol=1e-5
     )
     assert looks_ahead(tmp_path / "model")
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "modernbert"])
+def test_a_masked_language_model_keeps_its_class(
+    tiny_recipe: Callable[..., Recipe], tmp_path: Path, family: str
+) -> None:
+    """The same logits from each sample alone as our head gives for packed ones, positions and token types included."""
+    run = trained(adapted(family, tiny_recipe, tmp_path), tmp_path / "runs")
+    assert "load it with AutoModelForMaskedLM" in export_checkpoint(run, tmp_path / "model")
+    model = AutoModelForMaskedLM.from_pretrained(tmp_path / "model").eval()
+    network = load_model(find_checkpoint(run) / "model").eval()
+    assert type(model) is type(network)
+    layout = lay_out(np.array([0, 15, 40]), causal=False)
+    positions_T = torch.cat([torch.arange(15), torch.arange(25)])
+    with torch.no_grad():
+        ours_TD = packed_hidden(network.base_model, TOKENS_T, positions_T, layout)
+        ours_TV = network.get_output_embeddings()(head_input(network, ours_TD))
+        theirs = [model(input_ids=part[None]).logits[0] for part in TOKENS_T.split([15, 25])]
+    torch.testing.assert_close(ours_TV, torch.cat(theirs), rtol=1e-4, atol=1e-5)

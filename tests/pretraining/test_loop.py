@@ -7,6 +7,7 @@ import os
 import resource
 import shutil
 import signal
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,19 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
-from transformers import AutoModel, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    BertConfig,
+    BertForMaskedLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    ModernBertConfig,
+    ModernBertForMaskedLM,
+    RobertaConfig,
+    RobertaForMaskedLM,
+)
 
 import biphase.pretraining.checkpoint as checkpoint
 import biphase.pretraining.loop as loop
@@ -31,6 +44,7 @@ from biphase.files import file_hash, read_json
 from biphase.pretraining.checkpoint import read_manifest, whole_steps
 from biphase.pretraining.feed import open_source
 from biphase.pretraining.loop import train
+from biphase.pretraining.parallel import checkpoint_activations
 from biphase.pretraining.schedule import learning_rate
 from biphase.run import Run, claim_run, read_metrics
 
@@ -297,10 +311,19 @@ FEW = ["curriculum.0.steps=2", "curriculum.1.steps=1", "schedule={warmup_steps: 
 
 
 def test_activation_checkpointing_changes_no_number(tiny_recipe: MakeRecipe, tmp_path: Path) -> None:
-    run = train(tiny_recipe(*FEW, "compute.activation_checkpointing=true"), tmp_path / "checkpointing")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FutureWarning)
+        run = train(tiny_recipe(*FEW, "compute.activation_checkpointing=true"), tmp_path / "checkpointing")
     plain = train(tiny_recipe(*FEW), tmp_path / "plain")
     assert losses(run) == pytest.approx(losses(plain), rel=1e-6)
     assert run.path.name == plain.path.name, "how to compute is no part of a run's identity"
+
+
+def test_a_network_that_cannot_checkpoint_activations(decoder: Path) -> None:
+    network = LlamaForCausalLM.from_pretrained(decoder)
+    network.supports_gradient_checkpointing = False
+    with pytest.raises(InputError, match=r"compute.activation_checkpointing: Llama.* does not support"):
+        checkpoint_activations(network)
 
 
 @pytest.mark.slow
@@ -649,6 +672,64 @@ def test_a_hub_model_is_its_commit(
     assert found[0] != found[1]
     with pytest.raises(InputError, match=r"model some/decoder at revision v2 is no folder here and cannot be had"):
         adapt(revision="v2")
+
+
+MASKED_FAMILIES = {
+    "bert": (BertConfig, BertForMaskedLM),
+    "roberta": (RobertaConfig, RobertaForMaskedLM),
+    "modernbert": (ModernBertConfig, ModernBertForMaskedLM),
+}
+
+
+def save_masked(family: str, folder: Path, **settings: Any) -> Path:
+    """A tiny masked language model, weights larger than usual, with the dropout of its kind and 90 positions."""
+    config, kind = MASKED_FAMILIES[family]
+    roles = {"pad_token_id": 2, "eos_token_id": 0, "bos_token_id": None, "cls_token_id": None, "sep_token_id": None}
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    torch.manual_seed(0)
+    settings = {"vocab_size": 384, "max_position_embeddings": 90, "initializer_range": 0.1} | roles | sizes | settings
+    model = kind(config(**settings))
+    with torch.no_grad():  # a row of zeros is drawn anew, see `train_padding_row`
+        model.get_input_embeddings().weight[settings["pad_token_id"]].normal_(std=0.1)
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("family", MASKED_FAMILIES)
+def test_a_masked_language_model_goes_on(family: str, tiny_recipe: MakeRecipe, tmp_path: Path) -> None:
+    """The first loss is the network's own on each sample alone, without dropout; batches exceed its positions."""
+    folder = save_masked(family, tmp_path / family)
+    recipe = tiny_recipe(f"init={{model: {folder}}}", *only("mlm", 12), "schedule.peak_lr=3e-3")
+    whole = train(recipe, tmp_path / "whole")
+    assert np.mean(losses(whole)[-3:]) < losses(whole)[0] - 0.3
+    network = AutoModelForMaskedLM.from_pretrained(folder, attn_implementation="eager").eval()
+    shards = ShardSet.open(recipe.data.shards, "train")
+    source = open_source(recipe, shards, World(0, 1, torch.device("cpu")), torch.float32, 0)
+    total, count = 0.0, 0
+    for part in source.microbatches(recipe.curriculum[0], 0):
+        assert len(part.inputs_T) > 90
+        with torch.no_grad():
+            alone = [
+                network(input_ids=sample[None]).logits[0] for sample in part.inputs_T.split(part.lengths_S.tolist())
+            ]
+        logits_NV = torch.cat(alone)[part.target_positions_N]
+        total += float(torch.nn.functional.cross_entropy(logits_NV, part.targets_N, reduction="sum"))
+        count += len(part.targets_N)
+    assert losses(whole)[0] == pytest.approx(total / count, rel=1e-5)
+    train_until(4, recipe, tmp_path / "parts")
+    assert digests(train(recipe, tmp_path / "parts"), 12) == digests(whole, 12)
+
+
+def test_what_a_masked_language_model_cannot(tiny_recipe: MakeRecipe, tmp_path: Path) -> None:
+    def go_on(folder: Path, *overrides: str) -> None:
+        train(tiny_recipe(*only("mlm", 1), f"init={{model: {folder}}}", *overrides), tmp_path / "runs")
+
+    with pytest.raises(InputError, match=r"BertForMaskedLM as bidirectional only; leave clm out of the curriculum"):
+        go_on(save_masked("bert", tmp_path / "bert"), "curriculum.0.objective=clm")
+    with pytest.raises(InputError, match=r"takes 47 positions; set data.max_sample_tokens=47"):
+        go_on(save_masked("roberta", tmp_path / "short", max_position_embeddings=50))
+    with pytest.raises(InputError, match=r"from behind its padding token 5, and that of the shards is 2: prepare"):
+        go_on(save_masked("roberta", tmp_path / "padding", pad_token_id=5))
 
 
 def test_a_foreign_model_must_fit(decoder: Path, tiny_recipe: MakeRecipe, corpus: Any, tmp_path: Path) -> None:

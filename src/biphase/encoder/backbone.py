@@ -208,11 +208,14 @@ def first_line(error: Exception) -> str:
 
 
 def language_model_class(config: PretrainedConfig) -> Any:
-    """The Auto class that holds this configuration's language model, causal first; None when there is none."""
+    """The Auto class that holds this configuration's language model, None when there is none.
+
+    BERT's kin have both; they are decoders only where they say so.
+    """
+    if type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False):
+        return AutoModelForMaskedLM
     if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
         return AutoModelForCausalLM
-    if type(config) in MODEL_FOR_MASKED_LM_MAPPING:
-        return AutoModelForMaskedLM
     return None
 
 
@@ -226,6 +229,34 @@ def train_padding_row(model: PreTrainedModel) -> None:
     with torch.no_grad():
         if not embedding.weight[padding_idx].any():
             embedding.weight[padding_idx].normal_(std=getattr(model.config, "initializer_range", 0.02))
+
+
+def roberta_transform(network: Any, hidden_ND: Tensor) -> Tensor:
+    head = network.lm_head
+    return head.layer_norm(nn.functional.gelu(head.dense(hidden_ND)))
+
+
+def distilbert_transform(network: Any, hidden_ND: Tensor) -> Tensor:
+    return network.vocab_layer_norm(network.activation(network.vocab_transform(hidden_ND)))
+
+
+HEAD_TRANSFORMS: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "bert": lambda network, hidden_ND: network.cls.predictions.transform(hidden_ND),
+    "camembert": roberta_transform,
+    "distilbert": distilbert_transform,
+    "electra": lambda network, hidden_ND: network.generator_predictions(hidden_ND),
+    "modernbert": lambda network, hidden_ND: network.head(hidden_ND),
+    "roberta": roberta_transform,
+    "xlm-roberta": roberta_transform,
+}
+"""By model type: dense, activation and norm between the last hidden state and the product with the output embeddings.
+`check_head` proves that the right one was taken, or rightly none."""
+
+
+def head_input(network: Any, hidden_ND: Tensor) -> Tensor:
+    """What is multiplied with the output embeddings: the hidden states, transformed where the network's head does."""
+    transform = HEAD_TRANSFORMS.get(network.config.model_type)
+    return hidden_ND if transform is None else transform(network, hidden_ND)
 
 
 class PackedModel(nn.Module):
@@ -250,7 +281,7 @@ class PackedModel(nn.Module):
         hidden_TD = packed_hidden(self.network.base_model, inputs_T, positions_T, layout)
         if target_positions_N is None or targets_N is None:
             return hidden_TD
-        hidden_ND = hidden_TD.index_select(0, target_positions_N)
+        hidden_ND = head_input(self.network, hidden_TD.index_select(0, target_positions_N))
         if torch.is_autocast_enabled(hidden_ND.device.type):  # the last norm leaves fp32
             hidden_ND = hidden_ND.to(torch.get_autocast_dtype(hidden_ND.device.type))
         head = self.network.get_output_embeddings()
@@ -382,7 +413,7 @@ class FlopCount:
     per_token_and_key: float
     """12 · layers · width, for each key a query meets: the attended length of its sample, half of it when causal."""
     per_target: float
-    """6 · D · V: the head, where there is a target."""
+    """6 × the weights of the head, D · V and its transform, where there is a target."""
 
     def batch(self, lengths_S: np.ndarray, num_targets: int, causal: bool) -> float:
         pairs = float((lengths_S.astype(np.float64) ** 2).sum()) / (2 if causal else 1)
@@ -393,10 +424,13 @@ def count_flops(model: PreTrainedModel) -> FlopCount:
     config = model.config
     heads = config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-    embeddings = {id(p) for m in (model.get_input_embeddings(), model.get_output_embeddings()) for p in m.parameters()}
-    blocks = sum(p.numel() for p in model.parameters() if id(p) not in embeddings and p.ndim == 2)
+    embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    blocks = {id(p): p.numel() for p in model.base_model.parameters() if p.ndim == 2 and id(p) not in embeddings}
+    head = {id(p): p.numel() for p in model.parameters() if p.ndim == 2 and id(p) not in embeddings | blocks.keys()}
+    output = model.get_output_embeddings().weight
+    head[id(output)] = output.numel()  # tied or not
     return FlopCount(
-        per_token=6.0 * blocks,
+        per_token=6.0 * sum(blocks.values()),
         per_token_and_key=12.0 * config.num_hidden_layers * heads * head_dim,
-        per_target=6.0 * config.hidden_size * model.get_output_embeddings().weight.shape[0],
+        per_target=6.0 * sum(head.values()),
     )

@@ -8,16 +8,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from transformers import PreTrainedModel
+from transformers import AutoModelForMaskedLM, EuroBertConfig, PreTrainedModel
 
 from biphase.config import Data, Phase, Recipe
 from biphase.corpus.shards import ShardSet, check_tokenizer
 from biphase.corpus.tokenizer import load_tokenizer, tokenizer_hash
-from biphase.encoder.backbone import TokenIds, check_head, load_model, load_model_config, make_model
+from biphase.encoder.backbone import (
+    TokenIds,
+    check_head,
+    language_model_class,
+    load_model,
+    load_model_config,
+    make_model,
+    position_limit,
+)
 from biphase.encoder.hub import fetch_model
 from biphase.errors import InputError
 from biphase.files import content_hash, file_hash
-from biphase.objectives import Vocabulary
+from biphase.objectives import Vocabulary, is_causal
 from biphase.pretraining.checkpoint import Manifest, find_checkpoint, read_manifest, split_reference, whole_steps
 from biphase.run import Run, read_recipe
 
@@ -121,16 +129,33 @@ def load_network(recipe: Recipe, start: Start, shards: ShardSet) -> PreTrainedMo
             recipe.init.preset, recipe.init.architecture, tokens, recipe.data.max_sample_tokens, recipe.seed
         )
     network = load_model(start.model_folder, vocab_size=manifest.vocab_size, seed=recipe.seed)
+    check_fit(network, recipe, start.model_folder, manifest.pad_id)
     for role in ("mask", "eos", "pad"):
         setattr(network.config, f"{role}_token_id", getattr(manifest, f"{role}_id"))
-    limit = getattr(network.config, "max_position_embeddings", None) or recipe.data.max_sample_tokens
-    if limit < recipe.data.max_sample_tokens:
-        raise InputError(
-            f"{start.model_folder} takes {limit} positions; set data.max_sample_tokens={limit} or lower "
-            f"(it is {recipe.data.max_sample_tokens})"
-        )
     check_head(network)
     return network
+
+
+def check_fit(network: PreTrainedModel, recipe: Recipe, source: str, pad_id: int) -> None:
+    """Refuse a network that cannot do what the recipe asks of it."""
+    limit = position_limit(network) or recipe.data.max_sample_tokens
+    if limit < recipe.data.max_sample_tokens:
+        raise InputError(
+            f"{source} takes {limit} positions; set data.max_sample_tokens={limit} or lower "
+            f"(it is {recipe.data.max_sample_tokens})"
+        )
+    if language_model_class(network.config) is not AutoModelForMaskedLM or isinstance(network.config, EuroBertConfig):
+        return
+    if any(is_causal(phase) for phase in recipe.curriculum):
+        raise InputError(
+            f"{source}: transformers knows {type(network).__name__} as bidirectional only; leave clm out of the "
+            "curriculum, or start from a decoder"
+        )
+    if network.base_model.first_position and pad_id != network.config.pad_token_id:
+        raise InputError(
+            f"{source} counts positions from behind its padding token {network.config.pad_token_id}, and that of the "
+            f"shards is {pad_id}: prepare the text with the model's own tokenizer"
+        )
 
 
 def vocabulary_of(shards: ShardSet) -> Vocabulary:

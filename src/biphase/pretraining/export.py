@@ -10,7 +10,6 @@ from pathlib import Path
 import torch
 from transformers import (
     AutoModelForCausalLM,
-    AutoModelForMaskedLM,
     AutoTokenizer,
     EuroBertConfig,
     LlamaConfig,
@@ -19,7 +18,7 @@ from transformers import (
 )
 
 from biphase.encoder.attention import lay_out
-from biphase.encoder.backbone import load_model, packed_hidden
+from biphase.encoder.backbone import head_input, language_model_class, load_model, packed_hidden
 from biphase.errors import InputError
 from biphase.files import whole_folder, write_text
 from biphase.pretraining.card import draw_curves, write_card
@@ -66,9 +65,9 @@ def export_checkpoint(reference: str, folder: Path) -> str:
     network = load_model(source / "model")
     causal = manifest.objective == "clm"
     exported = as_llama(network) if causal and isinstance(network.config, EuroBertConfig) else network
-    if not isinstance(exported.config, EuroBertConfig):
+    kind = language_model_class(exported.config)
+    if kind is AutoModelForCausalLM:
         exported.config.is_causal = causal
-    kind = AutoModelForMaskedLM if isinstance(exported.config, EuroBertConfig) else AutoModelForCausalLM
     with whole_folder(folder) as part:
         exported.save_pretrained(part)
         AutoTokenizer.from_pretrained(source / "model", trust_remote_code=False).save_pretrained(part)
@@ -104,7 +103,7 @@ def check_export(folder: Path, kind: type, network: PreTrainedModel, causal: boo
     hidden_TD = packed_hidden(network.base_model, tokens_T, torch.arange(12), layout)
     head = network.get_output_embeddings()
     softcap = getattr(network.config, "final_logit_softcapping", None)
-    ours_TV = head(hidden_TD)
+    ours_TV = head(head_input(network, hidden_TD))
     ours_TV = softcap * torch.tanh(ours_TV / softcap) if softcap else ours_TV
     theirs_TV = reloaded(input_ids=tokens_T[None]).logits[0]
     assert torch.allclose(ours_TV, theirs_TV, rtol=1e-3, atol=1e-3), "the exported model computes something else"
