@@ -2,10 +2,12 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tokenizers.processors import BertProcessing
 from transformers import (
     AutoModel,
     AutoModelForCausalLM,
@@ -20,18 +22,23 @@ from transformers import (
     ModernBertConfig,
     ModernBertForMaskedLM,
     PreTrainedModel,
+    PreTrainedTokenizerFast,
     RobertaConfig,
     RobertaForMaskedLM,
 )
 
 from biphase.config import Recipe
 from biphase.corpus.shards import read_manifest
+from biphase.corpus.tokenizer import load_tokenizer
 from biphase.encoder.attention import lay_out
 from biphase.encoder.backbone import head_input, load_model, packed_hidden
 from biphase.errors import InputError
+from biphase.finetuning.encoders import load_encoder
+from biphase.finetuning.encoding import encode
+from biphase.finetuning.heads import Embedder
 from biphase.inspection import describe_path
 from biphase.pretraining.checkpoint import find_checkpoint
-from biphase.pretraining.export import export_checkpoint
+from biphase.pretraining.export import close_texts, export_checkpoint
 from biphase.pretraining.loop import train
 
 TOKENS_T = torch.arange(3, 43)
@@ -117,6 +124,58 @@ def test_a_preset_reloads_as_the_last_objective_left_it(
     assert "done" in describe_path(Path(run), verify=True)
     with pytest.raises(InputError, match="not an empty folder"):
         export_checkpoint(run, tmp_path / "model")
+
+
+TEXTS = ["Glinda sat in her palace.", "", "Tip, who was a strong and sturdy lad, " * 12, "Ozma of Oz"]
+
+
+def embeddings_by_us(run: str) -> torch.Tensor:
+    """As evaluation reads texts and pools them."""
+    encoder = load_encoder(run)
+    texts = encode(encoder.keyed, TEXTS, max_length=encoder.max_length)
+    positions = torch.cat([torch.arange(length) for length in texts.lengths_S])
+    with torch.no_grad():
+        return Embedder(encoder.backbone)(
+            torch.from_numpy(texts.tokens_T).long(), positions, lay_out(texts.bounds_S1, causal=False)
+        )
+
+
+@pytest.mark.parametrize("family", ["preset", "llama-tied", "roberta"])
+def test_sentence_transformers_gives_our_embeddings(
+    tiny_recipe: Callable[..., Recipe], tmp_path: Path, family: str
+) -> None:
+    """The end-of-text token included, texts cut where evaluation cuts them."""
+    library = pytest.importorskip("sentence_transformers")
+    recipe = tiny_recipe(*MLM) if family == "preset" else adapted(family, tiny_recipe, tmp_path)
+    run = trained(recipe, tmp_path / "runs")
+    export_checkpoint(run, tmp_path / "model")
+    loaded = library.SentenceTransformer(str(tmp_path / "model"), device="cpu")
+    theirs = torch.from_numpy(loaded.encode(TEXTS))
+    torch.testing.assert_close(theirs, embeddings_by_us(run), rtol=1e-4, atol=1e-5)
+    assert loaded.max_seq_length == load_encoder(run).max_length
+    assert loaded.similarity_fn_name == "cosine"
+    assert "SentenceTransformer(" in (tmp_path / "model" / "README.md").read_text()
+
+
+def test_a_tokenizer_that_opens_texts_closes_them_itself(corpus: Any) -> None:
+    """BERT's kind: as evaluation reads texts too."""
+    backend = load_tokenizer(corpus.tokenizer).backend_tokenizer
+    backend.post_processor = BertProcessing(("<|mask|>", 1), ("<|pad|>", 2))
+    roles = {"cls_token": "<|pad|>", "sep_token": "<|mask|>"}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, **roles)
+    close_texts(tokenizer)
+    ids = tokenizer("Ozma").input_ids
+    assert (ids[0], ids[-1], len(ids) > 2) == (2, 1, True)
+
+
+def test_what_generates_is_no_sentence_transformer(tiny_recipe: Callable[..., Recipe], tmp_path: Path) -> None:
+    """A prompt must stay open."""
+    clm = "curriculum=[{objective: clm, steps: 1}]"
+    export_checkpoint(trained(tiny_recipe(clm, *NO_ENDS), tmp_path / "runs"), tmp_path / "model")
+    assert not (tmp_path / "model" / "modules.json").exists()
+    assert "SentenceTransformer" not in (tmp_path / "model" / "README.md").read_text()
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    assert tokenizer.eos_token_id not in tokenizer("Ozma").input_ids
 
 
 @pytest.mark.parametrize("family", ["llama-tied", "mistral-window"])

@@ -37,7 +37,7 @@ model = {auto_class}.from_pretrained("{name}")
 
 `AutoModel` gives the network without the language model head. Training samples were text followed by the end-of-text
 token `{eos}`, without a token in front.
-
+{embeddings}
 ## How it was trained
 
 {curriculum}
@@ -59,6 +59,18 @@ token `{eos}`, without a token in front.
 
 Made with biphase {version}.
 """
+
+EMBEDDINGS = """
+With sentence-transformers, a text becomes the mean of its tokens' hidden states. These have not been trained to be
+compared: fine-tune them on pairs of texts first.
+
+```python
+from sentence_transformers import SentenceTransformer
+
+embeddings = SentenceTransformer("{name}").encode(["A text.", "Another one."])
+```
+"""
+"""Of a model that looks both ways."""
 
 
 def write_card(run: Run, manifest: Manifest, name: str, auto_class: str, network: PreTrainedModel) -> str:
@@ -84,6 +96,7 @@ def write_card(run: Run, manifest: Manifest, name: str, auto_class: str, network
         predicts=PREDICTS[manifest.objective],
         auto_class=auto_class,
         eos=eos_name(network, run, manifest),
+        embeddings="" if manifest.objective == "clm" else EMBEDDINGS.format(name=name),
         curriculum=f"{phases}, {config['batch_tokens']:,} tokens a step, peak rate {config['schedule']['peak_lr']}.",
         tokens_seen=manifest.tokens_seen,
         step=manifest.step,

@@ -2,10 +2,12 @@
 
 EuroBERT has no causal class, but a EuroBERT is a Llama without its causal mask: weight for weight the same network. So
 a run that ended with CLM is written as Llama, and one that ended with MLM as EuroBERT. An adapted decoder keeps its own
-class; `is_causal` in its configuration tells transformers to look both ways.
+class; `is_causal` in its configuration tells transformers to look both ways. What looks both ways is a model for
+sentence-transformers too: mean pooling over the tokens of a text as evaluation reads it.
 """
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import (
@@ -18,9 +20,9 @@ from transformers import (
 )
 
 from biphase.encoder.attention import lay_out
-from biphase.encoder.backbone import head_input, language_model_class, load_model, packed_hidden
+from biphase.encoder.backbone import head_input, language_model_class, load_model, packed_hidden, position_limit
 from biphase.errors import InputError
-from biphase.files import whole_folder, write_text
+from biphase.files import whole_folder, write_json, write_text
 from biphase.pretraining.card import draw_curves, write_card
 from biphase.pretraining.checkpoint import find_checkpoint, read_manifest
 from biphase.run import Run
@@ -47,6 +49,20 @@ SHARED_WITH_LLAMA = (
     "mask_token_id",
 )
 
+SENTENCE_TRANSFORMERS: dict[str, Any] = {
+    "modules.json": [
+        {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
+        {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+    ],
+    "config_sentence_transformers.json": {
+        "model_type": "SentenceTransformer",
+        "prompts": {},
+        "default_prompt_name": None,
+        "similarity_fn_name": "cosine",
+    },
+}
+"""In the spelling of version 2, which later ones read too."""
+
 
 def export_checkpoint(reference: str, folder: Path) -> str:
     """Write the checkpoint `RUN[@STEP]` as a model folder; returns a line that says how to load it.
@@ -70,7 +86,11 @@ def export_checkpoint(reference: str, folder: Path) -> str:
         exported.config.is_causal = causal
     with whole_folder(folder) as part:
         exported.save_pretrained(part)
-        AutoTokenizer.from_pretrained(source / "model", trust_remote_code=False).save_pretrained(part)
+        tokenizer = AutoTokenizer.from_pretrained(source / "model", trust_remote_code=False)
+        if not causal:
+            close_texts(tokenizer)
+            write_sentence_transformer(part, exported)
+        tokenizer.save_pretrained(part)
         check_export(part, kind, network, causal)
         draw_curves(run, manifest.run_step, part / "curves.png")
         write_text(part / "README.md", write_card(run, manifest, folder.name, kind.__name__, exported))
@@ -89,6 +109,31 @@ def as_llama(network: PreTrainedModel) -> PreTrainedModel:
     llama = LlamaForCausalLM(config)
     llama.load_state_dict(network.state_dict(), strict=True)
     return llama
+
+
+def close_texts(tokenizer: Any) -> None:
+    """Make a tokenizer end each text with the end-of-text token, as training and evaluation do.
+
+    One that opens texts with a classification token closes them itself.
+    """
+    from tokenizers.processors import TemplateProcessing
+
+    if tokenizer.cls_token_id is None or tokenizer.sep_token_id is None:
+        eos = {"id": "EOS", "ids": [tokenizer.eos_token_id], "tokens": [tokenizer.eos_token]}
+        tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+            single="$A EOS", pair="$A EOS $B EOS", special_tokens=[eos]
+        )
+
+
+def write_sentence_transformer(folder: Path, network: PreTrainedModel) -> None:
+    """The files that make a model folder one of sentence-transformers: the network, then the mean over its tokens."""
+    for name, content in SENTENCE_TRANSFORMERS.items():
+        write_json(folder / name, content)
+    limit = position_limit(network)
+    write_json(folder / "sentence_bert_config.json", {"max_seq_length": limit, "do_lower_case": False})
+    (folder / "1_Pooling").mkdir()
+    pooling = {"word_embedding_dimension": network.config.hidden_size, "pooling_mode_mean_tokens": True}
+    write_json(folder / "1_Pooling" / "config.json", pooling)
 
 
 @torch.no_grad()
