@@ -254,7 +254,8 @@ def test_a_failure_blocks_only_what_needs_it(number: int, deeds: ModuleType) -> 
     outcomes = by_name(run_units(units, workers(number)))
     assert outcomes["root"].error == "ZeroDivisionError: division by zero (deeds_of_units.py:27)"
     assert "return 1 / x" in outcomes["root"].traceback
-    assert outcomes["child"].error == outcomes["grandchild"].error == "blocked: root failed"
+    assert outcomes["child"].error == f"blocked: root failed: {outcomes['root'].error}"
+    assert outcomes["grandchild"].error == outcomes["child"].error
     assert (outcomes["fine"].value, outcomes["other"].value) == (3, "ab")
     assert outcomes["fine"].error is None
 
@@ -286,7 +287,7 @@ def test_a_dead_worker_costs_one_unit(deeds: ModuleType) -> None:
     assert outcomes["killed"].error == "worker was killed (signal 9, SIGKILL; out of memory?)"
     assert outcomes["crashed"].error == "worker was killed (signal 11, SIGSEGV)"
     assert outcomes["vanished"].error == "worker ended with exit code 3"
-    assert outcomes["waits"].error == "blocked: killed failed"
+    assert outcomes["waits"].error == f"blocked: killed failed: {outcomes['killed'].error}"
     assert [outcomes[f"fine{index}"].value for index in range(6)] == [1, 2, 3, 4, 5, 6]
 
 
@@ -523,7 +524,7 @@ def test_ray_runs_units_on_all_nodes_and_outlives_one(deeds: ModuleType, tmp_pat
         assert len({outcomes[f"nap{index}"].value for index in range(8)}) == 2
         assert outcomes["killed"].error == "worker was killed (signal 9, SIGKILL; out of memory?)"
         assert outcomes["bug"].error == "ZeroDivisionError: division by zero (deeds_of_units.py:27)"
-        assert outcomes["waits"].error == "blocked: bug failed"
+        assert outcomes["waits"].error == f"blocked: bug failed: {outcomes['bug'].error}"
         assert outcomes["threads"].value == {"OMP_NUM_THREADS": "1"}
 
         breeding = [Unit(f"b{index}", deeds.breed, {"folder": str(folders[1])}) for index in range(3)]

@@ -102,8 +102,8 @@ def run_units(units: Iterable[Unit], engine: Engine) -> Generator[Outcome, None,
     last, else of the affinity with the most units left that no other worker has, else of the one with the most.
 
     An exception in a unit, or the death of its worker, is an outcome with an `error`, and so is every unit that needs
-    one of those (`blocked: NAME failed`); all others go on. After any exception but an `InputError` the worker is
-    replaced: what broke a unit may have broken its process too, as CUDA errors do. Without workers, in this process,
+    one of those (`blocked: NAME failed: ERROR`); all others go on. After any exception but an `InputError` the worker
+    is replaced: what broke a unit may have broken its process too, as CUDA errors do. Without workers, in this process,
     `StoppedError` and `KeyboardInterrupt` of a unit end the run.
 
     A local worker gets its share of the cores as threads and its GPU by CUDA_VISIBLE_DEVICES, within what that variable
@@ -216,7 +216,7 @@ class Queue:
                     continue
                 if outcome.error is not None:
                     del self.missing[name]
-                    over.append(Outcome(name, None, f"blocked: {outcome.name} failed", 0.0))
+                    over.append(Outcome(name, None, f"blocked: {outcome.name} failed: {outcome.error}", 0.0))
                     continue
                 self.missing[name].remove(done.name)
                 if not self.missing[name]:
