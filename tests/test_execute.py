@@ -359,9 +359,19 @@ def test_gpus_go_round(allowed: str | None, per_gpu: int, expected: list[str], m
     assert Processes(Engine(workers_per_gpu=per_gpu, device="cpu"), 100).limit == num_cores()
 
 
-def test_gpus_are_counted_as_pytorch_counts_them() -> None:
-    torch = pytest.importorskip("torch")
-    assert execute.count_gpus(os.environ.get("CUDA_VISIBLE_DEVICES")) == torch.cuda.device_count()
+def test_gpus_are_counted_as_pytorch_counts_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    execute.count_gpus.cache_clear()
+    assert execute.count_gpus(allowed) == torch.cuda.device_count()
+    execute.count_gpus.cache_clear()
+    monkeypatch.delitem(sys.modules, "torch")  # then in a process of its own
+    monkeypatch.setattr(torch.cuda, "device_count", None)
+    counted = execute.count_gpus(allowed)
+    monkeypatch.undo()
+    execute.count_gpus.cache_clear()
+    assert counted == torch.cuda.device_count()
 
 
 @pytest.mark.parametrize(

@@ -537,6 +537,8 @@ def count_gpus(allowed: str | None) -> int:
     """
     if allowed == "":
         return 0
+    if "torch" in sys.modules:
+        return sys.modules["torch"].cuda.device_count()
     command = [sys.executable, "-P", "-c", "import torch; print(torch.cuda.device_count())"]
     answer = subprocess.run(command, capture_output=True, text=True, check=False)
     if answer.returncode != 0:
