@@ -3,6 +3,7 @@
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -502,6 +503,18 @@ def test_a_cluster_that_is_not_there() -> None:
     pytest.importorskip("ray", reason="Ray is not installed")
     with pytest.raises(InputError, match=r"no Ray cluster at '127\.0\.0\.1:1': Connection refused"):
         list(run_units([Unit("a", os.getpid, {})], Engine(kind="ray", address="127.0.0.1:1")))
+
+
+def test_a_cluster_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Something takes the connection and says nothing, as where the token is another."""
+    pytest.importorskip("ray", reason="Ray is not installed")
+    monkeypatch.setattr(execute, "JOIN_SECONDS", 4.0)
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "0" * 64)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(InputError, match=f"no Ray cluster at '{address}': no answer within 4 s; .* RAY_AUTH_TOKEN"):
+            list(run_units([Unit("a", os.getpid, {})], Engine(kind="ray", address=address)))
 
 
 # Ray

@@ -530,7 +530,7 @@ def visible_gpus() -> list[str]:
 
 @cache
 def count_gpus(allowed: str | None) -> int:
-    """PyTorch is asked in a process of its own: it is right on every platform, and this one stays light (2 s).
+    """PyTorch is asked: it is right on every platform. Where it is not loaded, in a process of its own (2 s).
 
     Args:
         allowed: the value of CUDA_VISIBLE_DEVICES that the answer holds for.
@@ -695,6 +695,12 @@ class Actors:
             ray.shutdown()
 
 
+JOIN_SECONDS = 60.0
+"""Until an address that does not answer is given up."""
+
+JOIN = "import sys, ray; ray.init(sys.argv[1], log_to_driver=False, logging_level=40, include_dashboard=False)"
+
+
 def import_ray() -> Any:
     try:
         import ray
@@ -712,6 +718,8 @@ def connect_ray(address: str | None) -> None:
             socket.create_connection((host, int(port)), timeout=10).close()
         except OSError as error:
             raise InputError(f"no Ray cluster at '{address}': {error.strerror or error}") from None
+    if address is not None:
+        try_to_join(address)
     before = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
@@ -720,6 +728,23 @@ def connect_ray(address: str | None) -> None:
         raise InputError(f"no Ray cluster at '{address}': {problem}" if address else f"Ray: {problem}") from None
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, before)  # `ray.init` put its own in its place
+
+
+def try_to_join(address: str) -> None:
+    """Join in a process that can be ended: where something listens but does not answer as a cluster, Ray tries for
+    minutes, in code that no signal interrupts. Raises `InputError` then, and for whatever Ray says."""
+    command = [sys.executable, "-P", "-c", JOIN, address]
+    try:
+        subprocess.run(command, capture_output=True, text=True, timeout=JOIN_SECONDS, check=True)
+        return
+    except subprocess.TimeoutExpired:
+        problem = f"no answer within {JOIN_SECONDS:.0f} s"
+    except subprocess.CalledProcessError as error:
+        problem = (error.stderr.strip().splitlines() or [f"exit code {error.returncode}"])[-1]
+    raise InputError(
+        f"no Ray cluster at '{address}': {shorten(problem, 300)}; is it of the same version of Ray, and RAY_AUTH_TOKEN "
+        "its token, where it wants one?"
+    )
 
 
 def share_nodes(nodes: Sequence[dict[str, float]], engine: Engine, num_units: int) -> tuple[int, int, float]:
