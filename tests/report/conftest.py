@@ -27,6 +27,7 @@ def write_cell(tmp_path: Path) -> Callable[..., Path]:
         model_hash: str = "a" * 64,
         data_hash: str = "d" * 64,
         name: str = "",
+        classes: tuple[str, ...] = (),
         **settings: Any,
     ) -> Path:
         config = FinetuneConfig(learning_rate=rate, seed=seed, **settings)
@@ -43,6 +44,7 @@ def write_cell(tmp_path: Path) -> Callable[..., Path]:
             source="biphase",
             data_hash=data_hash,
             metric=metric,
+            classes=classes,
             config=config,
             metrics={} if test is None else {split: {metric: value, "other": 0.1} for split, value in values.items()},
             num_examples={},

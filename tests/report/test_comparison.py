@@ -188,6 +188,25 @@ def test_tags_are_compared_by_sentence(write_cells: WriteCells, compare_all: Com
     assert one.over_examples.low == pytest.approx(1 / 3, abs=0.12) and one.p_examples < 0.01
 
 
+def test_labels_are_compared_by_the_metric_itself(write_cells: WriteCells, compare_all: Compare) -> None:
+    """`a` is right everywhere; `b` finds half of the few that are yes: accuracy hardly differs, F1 does."""
+
+    def labels(test: float) -> list[dict]:
+        gold = ["yes" if i % 10 == 0 else "no" for i in range(200)]
+        found = ["no" if test < 1 and i % 20 == 0 else label for i, label in enumerate(gold)]
+        pairs = zip(gold, found, strict=True)
+        return [{"id": str(i), "gold": g, "predicted": p, "score": float(g == p)} for i, (g, p) in enumerate(pairs)]
+
+    f1_yes, f1_no = 2 * 10 / (20 + 10), 2 * 180 / (180 + 190)
+    for metric, value in (("f1", f1_yes), ("macro_f1", (f1_yes + f1_no) / 2)):
+        for model, test in (("a", 1.0), ("b", value)):
+            write_cells(model, metric, [test, test], lines=labels, metric=metric, classes=("no", "yes"))
+    for one, expected in zip(compare_all(), (1 - f1_yes, 1 - (f1_yes + f1_no) / 2), strict=True):
+        assert one.over_examples and one.num_examples == 200
+        assert one.over_examples.mean == pytest.approx(expected) and one.p_examples < 0.02
+        assert not any("no test over examples" in note for note in one.notes)
+
+
 def test_names_that_do_not_work(write_cells: WriteCells, scores_folder: Path) -> None:
     write_cells("runs/mlm", "genre", CLEAR[0])
     write_cells("runs/clm", "snli", CLEAR[1])

@@ -17,6 +17,7 @@ from biphase.report.scores import (
     select,
     show_rate,
 )
+from biphase.report.statistics import macro_f1, micro_f1
 
 WriteCell = Callable[..., Path]
 
@@ -182,6 +183,53 @@ def test_examples_with_tags_by_hand(write_cell: WriteCell) -> None:
     ]
     examples = read_examples(read_score(write_cell("m", metric="f1", test=4 / 6, lines=lines)))
     assert examples.values.tolist() == [[1, 2, 2], [0, 0, 0], [1, 1, 1]]
+
+
+def test_strict_entities_begin_with_b(write_cell: WriteCell) -> None:
+    """The stray I-LOC is none in strict mode: found 1 of 1 predicted and 2 in gold."""
+    lines = [{"id": "0", "gold": ["B-PER", "O", "B-LOC"], "predicted": ["B-PER", "O", "I-LOC"]}]
+    assert read_examples(read_score(write_cell("m", metric="f1", test=1.0, lines=lines))).values.tolist() == [[2, 2, 2]]
+    strict = read_examples(read_score(write_cell("n", metric="strict_f1", test=2 / 3, lines=lines)))
+    assert strict.values.tolist() == [[1, 1, 2]]
+
+
+def labelled(*pairs: tuple[str, str]) -> list[dict]:
+    return [
+        {"id": str(number), "gold": gold, "predicted": predicted, "score": float(gold == predicted)}
+        for number, (gold, predicted) in enumerate(pairs)
+    ]
+
+
+def test_labels_by_hand(write_cell: WriteCell) -> None:
+    """F1 of no: 2·1/(1+2), of yes: 2·2/(3+2); accuracy 3/4."""
+    lines = labelled(("no", "no"), ("yes", "yes"), ("yes", "yes"), ("yes", "no"))
+    yes, no = 4 / 5, 2 / 3
+    known = {"lines": lines, "classes": ("no", "yes")}
+    f1 = read_examples(read_score(write_cell("a", metric="f1", test=yes, **known)))
+    assert f1.values.tolist() == [[0, 0, 0], [1, 1, 1], [1, 1, 1], [0, 0, 1]] and f1.statistic is micro_f1
+    macro = read_examples(read_score(write_cell("b", metric="macro_f1", test=(yes + no) / 2, **known)))
+    assert macro.values.tolist() == [[1, 0, 2, 0], [0, 1, 0, 2], [0, 1, 0, 2], [0, 0, 1, 1]]
+    assert macro.statistic is macro_f1
+    accuracy = read_examples(read_score(write_cell("c", test=0.75, **known)))
+    assert accuracy.values.tolist() == [1, 1, 1, 0] and accuracy.statistic is None
+    with pytest.raises(InputError, match="does not say in which order the classes are numbered"):
+        read_examples(read_score(write_cell("d", metric="f1", test=yes, lines=lines)))
+    with pytest.raises(InputError, match=r"test.jsonl:1: gold or predicted is none of yes, maybe"):
+        read_examples(read_score(write_cell("e", metric="f1", test=yes, lines=lines, classes=("yes", "maybe"))))
+
+
+def test_exact_answers(write_cell: WriteCell) -> None:
+    """By version 2.0's rules, as one question has no answer: an answer of which nothing is left does not count."""
+    lines = [
+        {"id": "0", "gold": ["the dog", "a cat"], "predicted": "Cat.", "score": 1.0},
+        {"id": "1", "gold": [], "predicted": "", "score": 1.0},
+        {"id": "2", "gold": ["red stone"], "predicted": "stone", "score": 2 / 3},
+        {"id": "3", "gold": ["the"], "predicted": "stone", "score": 0.0},
+    ]
+    exact = read_examples(read_score(write_cell("m", metric="exact", test=0.5, lines=lines)))
+    assert exact.values.tolist() == [1, 1, 0, 0] and exact.statistic is None
+    with pytest.raises(InputError, match=r"test.jsonl:1: neither a predicted answer nor a list of right ones"):
+        read_examples(read_score(write_cell("n", metric="exact", test=0.5, lines=[{"id": "0", "score": 1.0}])))
 
 
 def test_entities_are_those_of_seqeval() -> None:

@@ -12,6 +12,7 @@ from biphase.report.statistics import (
     bootstrap_difference,
     bootstrap_statistic,
     holm,
+    macro_f1,
     mean_interval,
     micro_f1,
     paired_permutation_test,
@@ -197,6 +198,20 @@ def test_bootstrap_covers() -> None:
 def test_micro_f1_by_hand() -> None:
     """Two of three predicted entities are right, four are in gold: F1 = 2·2/(3+4). None anywhere: 0."""
     assert micro_f1(np.array([[2, 3, 4], [0, 0, 0]])).tolist() == [4 / 7, 0]
+
+
+def test_macro_f1_is_that_of_scikit_learn() -> None:
+    """Of each resample; a label that is nowhere does not count."""
+    from sklearn.metrics import f1_score
+
+    rng = np.random.default_rng(0)
+    for num_labels in (2, 3, 6):
+        gold, predicted = rng.integers(0, num_labels, (2, 5))
+        onehot = np.eye(num_labels, dtype=int)
+        counts = np.concatenate([onehot[gold] * onehot[predicted], onehot[gold] + onehot[predicted]], axis=1)
+        theirs = f1_score(gold, predicted, average="macro")
+        assert macro_f1(counts.sum(axis=0)) == pytest.approx(theirs)
+        assert macro_f1(np.stack([counts.sum(axis=0)] * 2)[None]).shape == (1, 2)
 
 
 def test_bootstrap_of_counts_is_that_of_sentences() -> None:

@@ -228,6 +228,7 @@ def run_cells(
             source=plan.evaluation.name,
             data_hash=plan.evaluation.hash,
             metric=plan.task.metric,
+            classes=plan.task.classes,
             config=config,
             metrics=metrics,
             num_examples={name: getattr(encoded, name).num_examples for name in SPLITS},

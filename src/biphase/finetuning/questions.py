@@ -23,7 +23,13 @@ from biphase.finetuning.cell import Cell
 from biphase.finetuning.encoding import KeyedTokenizer, Texts, cumulate, join, tokenize
 from biphase.finetuning.examples import Question, TaskData
 from biphase.finetuning.heads import SpanFinder, TokenClassifier
-from biphase.finetuning.metrics.answers import answer_scores, paper_answer_f1, record_scores, token_f1
+from biphase.finetuning.metrics.answers import (
+    answer_scores,
+    counted_answers,
+    paper_answer_f1,
+    record_scores,
+    token_f1,
+)
 from biphase.finetuning.score import FinetuneConfig
 from biphase.finetuning.tasks import Task
 
@@ -358,13 +364,12 @@ def measure(encoded: Encoded, split_name: str, predictions: Predictions, cell: C
 
 def records(encoded: Encoded, split_name: str, predictions: Predictions, cell: Cell) -> Iterator[dict[str, Any]]:
     split: Split = getattr(encoded, split_name)
-    for id, gold, text, no_answer in zip(
-        split.ids, split.gold, predictions.texts, predictions.no_answer_scores_Q.tolist(), strict=True
-    ):
+    columns = (split.ids, split.gold, counted_answers(split.gold), predictions.texts)
+    for id, gold, counted, text, no_answer in zip(*columns, predictions.no_answer_scores_Q.tolist(), strict=True):
         yield {
             "id": id,
             "gold": list(gold),
             "predicted": text,
-            "score": token_f1(text, gold),
+            "score": token_f1(text, counted),
             "no_answer_score": round(no_answer, 5),
         }

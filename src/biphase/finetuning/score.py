@@ -9,9 +9,16 @@ from biphase import console
 from biphase.config import Count, PositiveCount, Share, Strict
 from biphase.errors import InputError
 from biphase.files import read_json
+from biphase.finetuning.tasks import Family, Task
 
 EVALUATED_SPLITS = ("validation", "test")
 
+PROTOCOL = 4
+"""Part of every cell's name: raise it when the same configuration no longer gives the same scores, or another name.
+
+4: the configuration is named and kept as `settle_config` gives it; `max_train_examples` counts questions; with
+`max_eval_examples` retrieval searches what it searches without.
+"""
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
@@ -78,7 +85,10 @@ class Score(Strict):
     data_hash: str
     metric: str
     """The one that chooses a rate: a key of `metrics[split]`."""
+    classes: tuple[str, ...] = ()
+    """Of a classification, in the order of their numbers."""
     config: FinetuneConfig
+    """As `settle_config` gives it, with what `auto` meant."""
     metrics: dict[str, dict[str, float]]
     """By split, validation and test, then by name; empty when training diverged."""
     num_examples: dict[str, int]

@@ -39,7 +39,6 @@ from biphase.report.statistics import (
     bootstrap_statistic,
     holm,
     mean_interval,
-    micro_f1,
     paired_t_test,
     rate_spread,
     welch_t_test,
@@ -242,10 +241,10 @@ def resample_examples(
         if one.fingerprint != first.fingerprint or one.values.shape != first.values.shape:
             raise InputError("the test examples are not the same")
     values_a, values_b = (np.stack([one.values for one in side], axis=1) for side in (of_a, of_b))
-    if values_a.ndim == 2:
+    if first.statistic is None:
         test = bootstrap_difference(values_a.mean(axis=1), values_b.mean(axis=1), rng, num_resamples)
     else:
-        test = bootstrap_statistic(values_a, values_b, micro_f1, rng, num_resamples)
+        test = bootstrap_statistic(values_a, values_b, first.statistic, rng, num_resamples)
     return test, len(values_a)
 
 

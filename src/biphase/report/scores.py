@@ -7,7 +7,7 @@ scores only.
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,9 +17,10 @@ import numpy as np
 
 from biphase.errors import InputError, nearest
 from biphase.files import content_hash
+from biphase.finetuning.metrics.answers import counted_answers, exact_match
 from biphase.finetuning.metrics.tagging import find_entities
-from biphase.finetuning.score import EVALUATED_SPLITS, PLACEMENT, FinetuneConfig, Score, read_score
-from biphase.report.statistics import micro_f1
+from biphase.finetuning.score import EVALUATED_SPLITS, PLACEMENT, PROTOCOL, FinetuneConfig, Score, read_score
+from biphase.report.statistics import macro_f1, micro_f1
 
 GridPoint = tuple[float, int]
 """A learning rate and a seed."""
@@ -295,6 +296,10 @@ def find_missing(scores: ScoreSet, model: str, task: str) -> tuple[GridPoint, ..
     return tuple((rate, seed) for rate in rates for seed in seeds if (rate, seed) not in scores.cells[model, task])
 
 
+Statistic = Callable[[np.ndarray], np.ndarray]
+"""Sums of counts [..., C] → scores [...]."""
+
+
 @dataclass(frozen=True)
 class Examples:
     """What each test example contributes to a score."""
@@ -302,11 +307,12 @@ class Examples:
     fingerprint: str
     """Of the ids in order: equal where the examples are the same."""
     values: np.ndarray
-    """[N], where the score is their mean; or [N, 3] entities found, predicted and in gold, for the F1 of their sums."""
+    """[N], where the score is their mean; or [N, C] counts, where it is `statistic` of their sums."""
+    statistic: Statistic | None = None
 
 
 def read_examples(score: Score) -> Examples:
-    """The test examples behind a score.
+    """The test examples behind a score, and what each contributes to it, by what was kept of the predictions.
 
     Raises `InputError` when they were not kept, are damaged, or do not add up to the score.
     """
@@ -315,18 +321,35 @@ def read_examples(score: Score) -> Examples:
     rows = list(read_lines(path))
     if not rows:
         raise InputError(f"{path} is empty; rerun its cell")
-    if all("score" in row for _, row in rows):
-        values = np.array([number(place, row["score"]) for place, row in rows])
-        total = float(values.mean())
-    elif score.metric == "f1":
-        values = count_entities(rows)
-        total = float(micro_f1(values.sum(axis=0)))
-    else:
-        raise InputError(f"{path} does not say what each example contributes to {score.metric}")
+    values, statistic = contributions(score, path, rows)
+    total = float(values.mean() if statistic is None else statistic(values.sum(axis=0)))
     stated = score.metrics["test"][score.metric]
     if abs(total - stated) > 1e-4:
         raise InputError(f"{path} gives {score.metric} {total:.4f} where score.json says {stated:.4f}; rerun its cell")
-    return Examples(content_hash([row["id"] for _, row in rows]), values)
+    return Examples(content_hash([row["id"] for _, row in rows]), values, statistic)
+
+
+Rows = Sequence[tuple[str, Mapping[str, Any]]]
+"""Lines of a file of predictions, with the place of each."""
+
+
+def contributions(score: Score, path: Path, rows: Rows) -> tuple[np.ndarray, Statistic | None]:
+    """`values` and `statistic` of `Examples`, for any metric that may choose a rate (`tasks.METRICS`)."""
+    is_labels = all(isinstance(row.get("gold"), str) for _, row in rows)
+    if is_labels and score.metric in ("macro_f1", "f1"):
+        predicted_NL, gold_NL = read_labels(score, rows)
+        right_NL = predicted_NL * gold_NL
+        if score.metric == "macro_f1":
+            return np.concatenate([right_NL, predicted_NL + gold_NL], axis=1), macro_f1
+        return np.stack([right_NL[:, 1], predicted_NL[:, 1], gold_NL[:, 1]], axis=1), micro_f1
+    if score.metric == "exact":
+        predicted, gold = read_answers(rows)
+        return np.array([exact_match(*pair) for pair in zip(predicted, counted_answers(gold), strict=True)]), None
+    if all("score" in row for _, row in rows):
+        return np.array([number(place, row["score"]) for place, row in rows]), None
+    if score.metric in ("f1", "strict_f1"):
+        return count_entities(rows, is_strict=score.metric == "strict_f1"), micro_f1
+    raise InputError(f"{path} does not say what each example contributes to {score.metric}")
 
 
 def read_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -349,8 +372,35 @@ def number(place: str, value: Any) -> float:
     return float(value)
 
 
-def count_entities(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> np.ndarray:
-    """[N, 3] entities of each sentence: found with the right type and both ends, predicted, and in gold."""
+def read_labels(score: Score, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
+    """Predicted and gold label of each example, as 1 in its column of [N, L], 0 in the others."""
+    if not score.classes:
+        raise InputError(f"{score.folder} does not say in which order the classes are numbered; rerun its cell")
+    numbers = {name: number for number, name in enumerate(score.classes)}
+    for place, row in rows:
+        if row["gold"] not in score.classes or row.get("predicted") not in score.classes:
+            raise InputError(f"{place}: gold or predicted is none of {', '.join(score.classes)}; rerun its cell")
+    predicted_NL, gold_NL = (
+        np.eye(len(numbers), dtype=np.int64)[[numbers[row[key]] for _, row in rows]] for key in ("predicted", "gold")
+    )
+    return predicted_NL, gold_NL
+
+
+def read_answers(rows: Rows) -> tuple[list[str], list[list[str]]]:
+    """The predicted answer of each example, and the right ones."""
+    for place, row in rows:
+        answers = row.get("gold")
+        is_right = isinstance(answers, list) and all(isinstance(answer, str) for answer in answers)
+        if not is_right or not isinstance(row.get("predicted"), str):
+            raise InputError(f"{place}: neither a predicted answer nor a list of right ones; rerun its cell")
+    return [row["predicted"] for _, row in rows], [row["gold"] for _, row in rows]
+
+
+def count_entities(rows: Rows, is_strict: bool = False) -> np.ndarray:
+    """[N, 3] entities of each sentence: found with the right type and both ends, predicted, and in gold.
+
+    `is_strict`: without those that do not begin with B- (see `metrics.tagging`).
+    """
     for place, row in rows:
         if (
             not is_tags(row.get("gold"))
@@ -362,7 +412,12 @@ def count_entities(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> np.ndarray:
     labels, numbers = np.unique(
         [tag for key in ("gold", "predicted") for _, row in rows for tag in row[key]], return_inverse=True
     )
-    gold_E, predicted_E = (find_entities(tags_U, bounds_N1, labels.tolist())[0] for tags_U in np.split(numbers, 2))
+    gold_E, predicted_E = (
+        entities_E[is_whole_E] if is_strict else entities_E
+        for entities_E, is_whole_E in (
+            find_entities(tags_U, bounds_N1, labels.tolist()) for tags_U in np.split(numbers, 2)
+        )
+    )
     entity_cells = bounds_N1[-1] * len(labels)
     return np.stack(
         [

@@ -43,6 +43,16 @@ def shared_f1(predicted: Sequence[str], gold: Sequence[str]) -> float:
     return 2 * num_shared / (len(predicted) + len(gold)) if num_shared else 0.0
 
 
+def counted_answers(gold: Sequence[Sequence[str]], is_version_2: bool | None = None) -> list[Sequence[str]]:
+    """The answers to each question that count: in version 2.0 those of which normalisation leaves something.
+
+    That version is meant, unless said otherwise, when a question has no answer.
+    """
+    if is_version_2 is None:
+        is_version_2 = not all(gold)
+    return [[answer for answer in answers if normalise(answer)] if is_version_2 else answers for answers in gold]
+
+
 def answer_scores(
     predictions: Mapping[str, str],
     gold: Mapping[str, Sequence[str]],
@@ -63,8 +73,7 @@ def answer_scores(
     assert gold and predictions.keys() == gold.keys(), "one prediction for every question"
     has_answer = {id: bool(answers) for id, answers in gold.items()}
     is_version_2 = no_answer_scores is not None or not all(has_answer.values())
-    if is_version_2:
-        gold = {id: tuple(answer for answer in answers if normalise(answer)) for id, answers in gold.items()}
+    gold = dict(zip(gold, counted_answers([*gold.values()], is_version_2), strict=True))
     exact = {id: exact_match(predictions[id], answers) for id, answers in gold.items()}
     f1 = {id: token_f1(predictions[id], answers) for id, answers in gold.items()}
     scores = {"exact": mean(exact.values()), "f1": mean(f1.values())}
