@@ -281,6 +281,16 @@ def test_training_on_a_subset(encoder: Encoder, data_dirs: Dirs) -> None:
     assert training.num_steps == 2
 
 
+def test_a_subset_of_questions_has_all_their_windows(encoder: Encoder, data_dirs: Dirs) -> None:
+    cell = make_cell("squad_v2", max_train_examples=5, max_length=32, doc_stride=4, epochs=1, batch_size=1)
+    encoded = encoded_for(encoder, cell, data_dirs)
+    questions = choose_examples(encoded.train.num_examples, 5)
+    windows = encoded.train.items_of(questions)
+    assert len(windows) > 5 and set(encoded.train.questions_W[windows]) == set(questions)
+    assert len(windows) == np.isin(encoded.train.questions_W, questions).sum()
+    assert train(fresh(encoder, cell), encoded, cell).num_steps == len(windows)
+
+
 def test_bf16_arithmetic_keeps_fp32_weights(encoder: Encoder, data_dirs: Dirs) -> None:
     losses = {}
     for dtype in (torch.bfloat16, torch.float32):

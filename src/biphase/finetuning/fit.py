@@ -338,7 +338,7 @@ def train(model: nn.Module, encoded: Any, cell: Cell) -> Training:
     """Update `model` in place. Stops early only when a loss or a gradient is not finite."""
     config, family = cell.config, FAMILIES[cell.task.family]
     items = family.training_items(encoded)
-    chosen = choose_examples(items.num_samples, config.max_train_examples)
+    chosen = items.items_of(choose_examples(encoded.train.num_examples, config.max_train_examples))
     num_steps = min(config.max_steps, config.epochs * math.ceil(len(chosen) / config.batch_size))
     optimizer = make_optimizer(model, config)
     model.train()
@@ -368,11 +368,11 @@ def train(model: nn.Module, encoded: Any, cell: Cell) -> Training:
     return Training(losses, num_steps, num_tokens, time.perf_counter() - started, diverged_at)
 
 
-def choose_examples(num_items: int, wanted: int | None) -> np.ndarray:
+def choose_examples(num_examples: int, wanted: int | None) -> np.ndarray:
     """All training examples, or a fixed random subset of them in file order."""
-    if wanted is None or wanted >= num_items:
-        return np.arange(num_items)
-    return np.sort(np.random.default_rng(42).permutation(num_items)[:wanted])
+    if wanted is None or wanted >= num_examples:
+        return np.arange(num_examples)
+    return np.sort(np.random.default_rng(42).permutation(num_examples)[:wanted])
 
 
 def learning_rate(config: FinetuneConfig, step: int, num_steps: int) -> float:

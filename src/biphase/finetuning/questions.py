@@ -69,6 +69,13 @@ class Split:
     def num_examples(self) -> int:
         return len(self.ids)
 
+    def items_of(self, questions: np.ndarray) -> np.ndarray:
+        """The training items of questions: all windows of their contexts."""
+        return np.flatnonzero(np.isin(self.questions_W, questions))
+
+    def count_tokens(self, windows: np.ndarray) -> int:
+        return self.texts.count_tokens(windows)
+
 
 @dataclass(frozen=True)
 class Encoded:
@@ -161,9 +168,8 @@ def tokens_of_answer(answers: Sequence[Any], spans_K2: np.ndarray, first: int, l
     return -1, -1
 
 
-def training_items(encoded: Encoded) -> Texts:
-    """The windows: each is an example of its own."""
-    return encoded.train.texts
+def training_items(encoded: Encoded) -> Split:
+    return encoded.train
 
 
 def build(backbone: nn.Module, task: Task, config: FinetuneConfig) -> nn.Module:

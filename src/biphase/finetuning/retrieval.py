@@ -75,16 +75,15 @@ class Pairs:
     encoded: Encoded
 
     @property
-    def num_samples(self) -> int:
-        return len(self.encoded.pairs_P2)
-
-    @property
     def num_examples(self) -> int:
-        return self.num_samples
+        return len(self.encoded.pairs_P2)
 
     @property
     def num_truncated(self) -> int:
         return count_truncated(self.encoded.queries, self.encoded.documents, *self.encoded.pairs_P2.T)
+
+    def items_of(self, examples: np.ndarray) -> np.ndarray:
+        return examples
 
     def count_tokens(self, items: np.ndarray) -> int:
         queries, documents = self.encoded.pairs_P2[items].T
@@ -205,9 +204,7 @@ def predict(model: nn.Module, encoded: Encoded, split_name: str, cell: Cell) -> 
     """Exact search by cosine: documents in chunks, of each chunk and of what was best before only the best stay."""
     judgements: Judgements = getattr(encoded, split_name)
     queries_Q = np.unique(judgements.queries_J)
-    documents_N = (
-        np.unique(judgements.documents_J) if cell.config.judged_only else np.arange(encoded.documents.num_samples)
-    )
+    documents_N = judgements.judged_N if cell.config.judged_only else np.arange(encoded.documents.num_samples)
     queries_QD = embed_all(model, encoded.queries, queries_Q, cell)
     best_scores = queries_QD.new_empty(len(queries_QD), 0)
     best_documents = torch.empty(len(queries_QD), 0, dtype=torch.long, device=queries_QD.device)
