@@ -559,7 +559,9 @@ def test_a_part_of_the_evaluation(tmp_path: Path) -> None:
     assert places == sorted(places) and part == limit_evaluation(data, 10)
     assert limit_evaluation(data, 10**9) == data
     judged = {"validation": {f"q{n}": {"d": 1} for n in range(30)}, "test": {"q": {"d": 1}}}
-    collection = Collection(find_task("nq"), "", {"d": ""}, {}, (), judged, 0)  # type: ignore[arg-type]
+    documents = {"validation": ("d",), "test": ("d",)}
+    collection = Collection(find_task("nq"), "", {"d": ""}, {}, (), judged, documents, 0)  # type: ignore[arg-type]
     few = limit_evaluation(collection, 7)
     assert isinstance(few, Collection)
     assert len(few.relevance["validation"]) == 7 and few.relevance["test"] == judged["test"]
+    assert few.judged_documents == documents

@@ -28,9 +28,11 @@ from biphase.finetuning.fit import (
     resolve,
     train,
 )
-from biphase.finetuning.score import FinetuneConfig, Score, read_score
+from biphase.finetuning.score import PROTOCOL, FinetuneConfig, Score, read_score
+from biphase.finetuning.tasks import METRICS, TASKS, find_task
+from biphase.report.scores import read_examples
 
-from .conftest import CPU, make_cell
+from .conftest import CPU, make_cell, write_jsonl
 
 ONE_PER_FAMILY = ("snli", "wnut17", "squad_v2", "squad_retrieval")
 Dirs = dict[str, Path]
@@ -176,7 +178,8 @@ def test_the_name_of_a_cell(model_folder: Path, data_dirs: Dirs, tmp_path: Path)
     shutil.copytree(data_dirs["snli"], elsewhere)
     shutil.copytree(model_folder, copied)
     assert name_of(str(copied), "snli", {"snli": elsewhere}) == name
-    for settings in ({"microbatch_tokens": 7}, {"qa_head": "token"}, {"scale": 5.0}, {"head_dropout": 0.5}):
+    irrelevant = ({"microbatch_tokens": 7}, {"qa_head": "token"}, {"scale": 5.0}, {"head_dropout": 0.5})
+    for settings in (*irrelevant, {"max_length": 9999}):  # the network has 256 positions
         assert name_of(model, "snli", data_dirs, **settings) == name
     changes = (
         {"seed": 1},
@@ -193,6 +196,34 @@ def test_the_name_of_a_cell(model_folder: Path, data_dirs: Dirs, tmp_path: Path)
     tokenizer = json.loads((copied / "tokenizer.json").read_text())
     (copied / "tokenizer.json").write_text(json.dumps(tokenizer | {"version": "1.0 "}))
     assert name_of(str(copied), "snli", data_dirs) != name
+
+
+@pytest.mark.parametrize(
+    ("task", "metric"),
+    [(task, metric) for task in ONE_PER_FAMILY for metric in METRICS[find_task(task).family]],
+)
+def test_predictions_say_what_each_example_contributes(
+    model_folder: Path, data_dirs: Dirs, tmp_path: Path, task: str, metric: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To any metric that may choose a rate; `read_examples` compares with the score itself."""
+    found, folder = find_task(task), data_dirs[task]
+    changes: dict[str, object] = {"metric": metric}
+    if (found.family, metric) == ("sequence_classification", "f1"):
+        changes["classes"], folder = found.classes[:2], tmp_path
+        for path in data_dirs[task].iterdir():
+            rows = [json.loads(line) for line in path.read_text().splitlines()]
+            write_jsonl(tmp_path / path.name, [row | {"label": row["label"] % 2} for row in rows])
+    monkeypatch.setitem(TASKS, task, found.model_copy(update=changes))
+    score = fit_quickly(model_folder, task, {task: folder}, tmp_path / "scores", epochs=4)
+    assert len(read_examples(score).values) == score.num_examples["test"]
+
+
+def test_a_score_has_the_configuration_that_decided_it(model_folder: Path, data_dirs: Dirs) -> None:
+    plain = fit_quickly(model_folder, "snli", data_dirs)
+    odd = fit_quickly(model_folder, "snli", data_dirs, max_length=9999, qa_head="token", scale=5.0)
+    assert odd.config == plain.config and odd.cell == plain.cell
+    assert (odd.config.max_length, odd.config.qa_head, odd.config.device) == (256, "span", "cpu")
+    assert odd.classes == ("entailment", "neutral", "contradiction") and odd.protocol == PROTOCOL
 
 
 def test_one_training_for_several_tasks(

@@ -91,3 +91,28 @@ def test_a_perfect_ranking_scores_one(encoded: retrieval.Encoded) -> None:
     wrong = retrieval.Ranking(queries, (judgements.documents_J[rows][:, None] + 1), np.ones((len(queries), 1)))
     assert retrieval.measure(encoded, "test", wrong, cell)["ndcg_at_10"] == 0.0
     assert {row["score"] for row in retrieval.records(encoded, "test", ranking, cell)} == {1.0}
+
+
+@pytest.mark.parametrize("judged_only", [True, False])
+def test_a_part_of_the_queries_is_searched_for_among_the_same_documents(
+    encoder: Encoder, data_dirs: dict[str, Path], judged_only: bool
+) -> None:
+    """So the score of a query does not depend on which others are drawn."""
+    whole, part = {}, {}
+    model = make_model(encoder).eval()
+    for limit, found in ((None, whole), (7, part)):
+        cell = make_cell("squad_retrieval", judged_only=judged_only, max_eval_examples=limit)
+        encoded = load_encoded(find_source(cell.task, data_dirs["squad_retrieval"]), encoder.keyed, cell.config)
+        ranking = predict(model, encoded, "test", cell)
+        assert ranking.documents_QK.shape[0] == encoded.test.num_examples
+        for query, documents, row in zip(
+            ranking.queries_Q,
+            ranking.documents_QK,
+            retrieval.records(encoded, "test", ranking, cell),
+            strict=True,
+        ):
+            assert encoded.query_ids[query] == row["id"]
+            found[row["id"]] = ({encoded.document_ids[d] for d in documents}, row["score"])
+    assert len(part) == 7 < len(whole)
+    for id, (documents, score) in part.items():
+        assert documents == whole[id][0] and score == pytest.approx(whole[id][1])

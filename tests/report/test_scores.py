@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from biphase.errors import InputError
-from biphase.finetuning.score import read_score
+from biphase.finetuning.score import PROTOCOL, read_score
 from biphase.report.scores import (
     choose_rate,
     count_entities,
@@ -280,3 +280,10 @@ def test_tags_that_do_not_match(write_cell: WriteCell) -> None:
 
 def test_rates_as_people_write_them() -> None:
     assert [show_rate(rate) for rate in (1e-5, 0.0001, 1.5e-4, 2e-3)] == ["1e-5", "1e-4", "1.5e-4", "2e-3"]
+
+
+def test_scores_of_an_older_protocol_stand_apart(write_cell: WriteCell, scores_folder: Path) -> None:
+    for name, protocol in (("old", 3), ("new", PROTOCOL)):
+        path = write_cell("m", name=name) / "score.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "protocol": protocol}))
+    assert read_scores(scores_folder).models == ("m", "m [protocol=3]")

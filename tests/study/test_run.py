@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from biphase.config import parse_config
 from biphase.errors import BusyError, InputError
 from biphase.execute import Engine
+from biphase.finetuning.score import PROTOCOL
 from biphase.run import Run
 from biphase.study import run as study_run
 from biphase.study.commands import read_evidence
@@ -190,6 +192,30 @@ def test_scores_of_other_weights_do_not_count(plan: Plan, finished: Workplace, t
     config = trained_folder(place, "tiny-mlm40-12") / "steps" / "12" / "model" / "config.json"
     config.write_text(config.read_text() + " ")
     assert len(current_scores(plan, place, model).scores) == 0
+
+
+def test_scores_of_an_older_protocol_do_not_count(plan: Plan, finished: Workplace, tmp_path: Path) -> None:
+    place = copy_of(finished, tmp_path / "copy")
+    path = next(place.scores("tiny-clm-12").glob("wnut17-*/score.json"))
+    path.write_text(json.dumps({**json.loads(path.read_text()), "protocol": PROTOCOL - 1}))
+    assert len(done_units(plan, place)) == 24
+
+
+@pytest.mark.parametrize(
+    ("settings", "left"),
+    [
+        ({}, 0),
+        ({"max_length": 9999, "scale": 5.0, "qa_head": "token"}, 0),
+        ({"max_length": 8}, 20),
+        ({"epochs": 2}, 20),
+    ],
+)
+def test_only_what_decides_a_result_makes_a_cell_another(
+    plan: Plan, finished: Workplace, settings: dict, left: int
+) -> None:
+    """Beyond the network's positions every limit is the same, and token classification has no temperature."""
+    cells = [replace(cell, config=cell.config.model_copy(update=settings)) for cell in plan.cells]
+    assert len(done_units(replace(plan, cells=tuple(cells)), finished)) == 25 - left
 
 
 def test_a_failure_blocks_only_what_needs_it(

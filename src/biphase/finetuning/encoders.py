@@ -12,7 +12,8 @@ from typing import Any
 from torch import nn
 
 from biphase.corpus.tokenizer import NEW_NAMES, load_tokenizer, tokenizer_hash
-from biphase.encoder.pretrained import load_backbone
+from biphase.encoder.backbone import load_model_config
+from biphase.encoder.pretrained import load_backbone, refuse_pickles
 from biphase.errors import InputError
 from biphase.files import content_hash, file_hash
 from biphase.finetuning.encoding import KeyedTokenizer
@@ -27,6 +28,22 @@ IDENTIFYING_FILES = (
 TOKENIZER_FILES = ("tokenizer.json", "*.model", "vocab.*")
 """Without one of these transformers makes up a tokenizer that knows no word."""
 
+AFTER_PADDING = {
+    *("camembert", "data2vec-text", "esm", "ibert", "longformer", "luke", "mpnet", "roberta", "roberta-prelayernorm"),
+    *("xlm-roberta", "xlm-roberta-xl", "xmod"),
+}
+"""Types of networks that number positions from behind the index of padding, so that the first ones are of no use."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What of a model decides a cell's name, known without loading it."""
+
+    hash: str
+    """Of configuration, weights and tokenizer."""
+    max_length: int
+    """Tokens that the network has positions for, by its configuration."""
+
 
 @dataclass(frozen=True)
 class Encoder:
@@ -38,7 +55,7 @@ class Encoder:
     backbone: nn.Module = field(compare=False, repr=False)
     keyed: KeyedTokenizer
     max_length: int
-    """Tokens that the network has positions for."""
+    """Tokens that the network has positions for, as it was found to number them."""
 
 
 def load_encoder(name: str) -> Encoder:
@@ -50,13 +67,8 @@ def load_encoder(name: str) -> Encoder:
 @lru_cache(maxsize=1)
 def _load_encoder(name: str, folder: Path, stamps: tuple[tuple[str, int, int], ...]) -> Encoder:
     backbone = load_backbone(folder)
-    if not any(path for pattern in TOKENIZER_FILES for path in folder.glob(pattern)):
-        raise InputError(f"{name} has no tokenizer files (tokenizer.json or the like); save its tokenizer beside it")
     tokenizer = load_tokenizer(folder)
     config: Any = backbone.config
-    first_position: Any = getattr(backbone, "first_position", None)
-    if first_position is None:  # it numbers positions itself, RoBERTa's way or not
-        first_position = (config.pad_token_id or 0) + 1
     highest = max(number for token, number in tokenizer.get_vocab().items() if token not in NEW_NAMES.values())
     size = config.vocab_size
     keyed = KeyedTokenizer(tokenizer_hash(tokenizer), tokenizer)
@@ -64,18 +76,28 @@ def _load_encoder(name: str, folder: Path, stamps: tuple[tuple[str, int, int], .
         raise InputError(
             f"{name}: its tokenizer has {highest + 1:,} tokens, its network only {size:,}; they do not belong together"
         )
+    limit = count_positions(config, getattr(backbone, "first_position", None))
+    return Encoder(name, hash_files(stamps), backbone, keyed, limit)
+
+
+def identify(name: str) -> Identity:
+    """What names the cells of a model. Raises `InputError` where its folder lacks what fine-tuning needs."""
+    folder = find_folder(name)
+    return Identity(hash_files(stamps_of(folder)), count_positions(load_model_config(folder)))
+
+
+def count_positions(config: Any, first_position: int | None = None) -> int:
+    """How many tokens a network has positions for. Loading proves the number of the first; else its type tells."""
     positions = getattr(config, "max_position_embeddings", None)
-    limit = positions - first_position if positions else 2**31
-    return Encoder(name, _identify(stamps), backbone, keyed, limit)
-
-
-def identify(name: str) -> str:
-    """A hash of all files that decide what an encoder does, without loading it."""
-    return _identify(stamps_of(find_folder(name)))
+    if not positions:
+        return 2**31
+    if first_position is None:
+        first_position = (config.pad_token_id or 0) + 1 if config.model_type in AFTER_PADDING else 0
+    return positions - first_position
 
 
 @lru_cache
-def _identify(stamps: tuple[tuple[str, int, int], ...]) -> str:
+def hash_files(stamps: tuple[tuple[str, int, int], ...]) -> str:
     return content_hash([[Path(path).name, file_hash(Path(path))] for path, _, _ in stamps])
 
 
@@ -86,16 +108,22 @@ def stamps_of(folder: Path) -> tuple[tuple[str, int, int], ...]:
 
 
 def find_folder(name: str) -> Path:
-    """The folder of a model; one from the hub is downloaded once, without code and pickles."""
-    found = find_model(name)
-    if Path(found).is_dir():
-        if not (Path(found) / "config.json").exists():
-            raise InputError(f"{name} has no config.json: it is not a Hugging Face model folder")
-        return Path(found)
-    id, _, revision = found.partition("@")
-    if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", id):
-        raise InputError(f"{name} is neither a run, nor a folder, nor a hub id")
-    return download(id, revision or None)
+    """The folder of a model; one from the hub is downloaded once, without code and pickles.
+
+    Raises `InputError` naming what is missing there: configuration, weights as safetensors, tokenizer.
+    """
+    folder = Path(find_model(name))
+    if not folder.is_dir():
+        id, _, revision = str(folder).partition("@")
+        if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", id):
+            raise InputError(f"{name} is neither a run, nor a folder, nor a hub id")
+        folder = download(id, revision or None)
+    if not (folder / "config.json").exists():
+        raise InputError(f"{name} has no config.json: it is not a Hugging Face model folder")
+    refuse_pickles(folder)
+    if not any(path for pattern in TOKENIZER_FILES for path in folder.glob(pattern)):
+        raise InputError(f"{name} has no tokenizer files (tokenizer.json or the like); save its tokenizer beside it")
+    return folder
 
 
 @lru_cache

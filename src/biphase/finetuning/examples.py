@@ -90,7 +90,9 @@ class Collection:
     train: tuple[tuple[str, str], ...]
     """(query id, relevant document id); empty where the task is trained on another one."""
     relevance: dict[EvaluatedSplit, Judgements]
-    """Every judgement, of grade 0 and below too."""
+    """Every judgement of the queries that are evaluated, of grade 0 and below too."""
+    judged_documents: dict[EvaluatedSplit, tuple[str, ...]]
+    """Those that a judgement of the split names, whether its query is evaluated or not."""
     left_out: int
     """Queries of train without a relevant document."""
 
@@ -119,7 +121,10 @@ def load_examples(source: Source, judged_only: bool = True) -> TaskData | Collec
 
 
 def limit_evaluation(data: TaskData | Collection, num_examples: int) -> TaskData | Collection:
-    """With at most so many examples (queries) in validation and in test, drawn with seed 42, in their order."""
+    """With at most so many examples (queries) in validation and in test, drawn with seed 42, in their order.
+
+    The documents that are searched stay as they were: fewer of them would make every query easier.
+    """
     if isinstance(data, TaskData):
         return replace(data, validation=draw(data.validation, num_examples), test=draw(data.test, num_examples))
     relevance = {
@@ -348,6 +353,7 @@ def load_collection(source: Source, judged_only: bool) -> Collection:
     check_known(source, "query", wanted, queries)
     check_known(source, "document", named, documents)
     train = judged.get("train", {})
+    relevance: dict[EvaluatedSplit, Judgements] = {"validation": judged["validation"], "test": judged["test"]}
     for split in judged:
         if not any(grade > 0 for grades in judged[split].values() for grade in grades.values()):
             raise InputError(f"task '{task.name}': the {split} split in {source.name} has no relevant document")
@@ -357,7 +363,11 @@ def load_collection(source: Source, judged_only: bool) -> Collection:
         documents,
         queries,
         tuple((query, document) for query, grades in train.items() for document, grade in grades.items() if grade > 0),
-        {"validation": judged["validation"], "test": judged["test"]},
+        relevance,
+        {
+            split: tuple(dict.fromkeys(document for grades in judgements.values() for document in grades))
+            for split, judgements in relevance.items()
+        },
         sum(all(grade <= 0 for grade in grades.values()) for grades in train.values()),
     )
 

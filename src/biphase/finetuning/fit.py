@@ -31,10 +31,18 @@ from biphase.files import content_hash, whole_folder, write_json
 from biphase.finetuning import questions, retrieval, sequences, words
 from biphase.finetuning.batches import training_order
 from biphase.finetuning.cell import Cell, Compute
-from biphase.finetuning.encoders import Encoder, identify, load_encoder
+from biphase.finetuning.encoders import Encoder, Identity, identify, load_encoder
 from biphase.finetuning.encoding import KeyedTokenizer, cache_folder, load_record, save_record
 from biphase.finetuning.examples import limit_evaluation, load_examples
-from biphase.finetuning.score import EVALUATED_SPLITS, PLACEMENT, FinetuneConfig, Score, read_score
+from biphase.finetuning.score import (
+    EVALUATED_SPLITS,
+    PLACEMENT,
+    PROTOCOL,
+    FinetuneConfig,
+    Score,
+    read_score,
+    settle_config,
+)
 from biphase.finetuning.sources import Source, find_source
 from biphase.finetuning.tasks import SPLITS, Task, find_task
 
@@ -46,11 +54,7 @@ FAMILIES: dict[str, ModuleType] = {
 }
 """Each knows how to encode its examples, build its head, compute its loss, predict, measure and tell."""
 
-FAMILY_SETTINGS = {name for family in FAMILIES.values() for name in family.SETTINGS}
-
-PROTOCOL = 3
-"""Part of every cell's name: raise it when the same configuration no longer gives the same scores."""
-ENCODING = 1
+ENCODING = 2
 """Part of the name of what is kept on disk: raise it when the same text no longer gives the same arrays."""
 
 CHECK_EVERY_STEPS = 25
@@ -64,11 +68,16 @@ class Plan:
     task: Task
     train: Source
     evaluation: Source
+    config: FinetuneConfig
+    """As `settle_config` gives it."""
     hash: str
     """Of everything that decides the result."""
 
     def folder(self, out: Path) -> Path:
         return out / f"{self.task.name}-{self.hash[:16]}"
+
+    def is_finished(self, out: Path) -> bool:
+        return (self.folder(out) / "score.json").exists()
 
 
 DataDirs = Mapping[str, str | Path]
@@ -88,23 +97,23 @@ def source_of(task: Task, data_dirs: DataDirs) -> Source:
 
 
 def resolve(config: FinetuneConfig) -> FinetuneConfig:
-    """The configuration with `auto` replaced by what it means on this machine."""
-    device = choose_device(config.device)
-    precision = "bf16" if choose_dtype(config.precision, device) == torch.bfloat16 else "fp32"
-    return config.model_copy(update={"precision": precision, "device": device.type})
+    """The configuration with a `precision` of `auto` replaced by what it means on this machine."""
+    if config.precision != "auto":
+        return config
+    dtype = choose_dtype("auto", choose_device(config.device))
+    return config.model_copy(update={"precision": "bf16" if dtype == torch.bfloat16 else "fp32"})
 
 
-def plan_cell(identity: str, train: Source, evaluation: Source, config: FinetuneConfig) -> Plan:
-    """Names a cell by the bytes of model and data, not their paths, and by what matters to the task's family.
+def plan_cell(model: Identity, train: Source, evaluation: Source, config: FinetuneConfig) -> Plan:
+    """Names a cell by the bytes of model and data, not their paths, and by what decides its result.
 
-    `identity` is that of `encoders.identify`, `config` is resolved. Reads nothing.
+    `config` is resolved. Reads nothing.
     """
     task = evaluation.task
-    irrelevant = PLACEMENT | (FAMILY_SETTINGS - set(FAMILIES[task.family].SETTINGS))
-    settings = config.model_dump(mode="json", exclude=irrelevant)
-    return Plan(
-        task, train, evaluation, content_hash([PROTOCOL, identity, train.hash, evaluation.hash, task.metric, settings])
-    )
+    config = settle_config(config, task, model.max_length)
+    settings = config.model_dump(mode="json", exclude=PLACEMENT)
+    name = [PROTOCOL, model.hash, train.hash, evaluation.hash, task.metric, settings]
+    return Plan(task, train, evaluation, config, content_hash(name))
 
 
 def fit_cell(
@@ -114,9 +123,13 @@ def fit_cell(
 
     With `out`, the result appears as the folder `out/TASK-HASH` when it is finished, and a finished cell is read, not
     rerun. On a CPU the same cell gives the same scores to the last bit. Training that diverges is a result, not an
-    error. Many cells in one process load the model and encode the task once.
+    error. Many cells in one process load the model and encode the task once. Prints one line.
     """
-    return fit_cells(model, [task], config, out, None if data_dir is None else {find_task(task).name: data_dir})[0]
+    plans = plan_cells(model, [task], config, {} if data_dir is None else {find_task(task).name: data_dir})
+    was_there = out is not None and plans[0].is_finished(out)
+    [score] = fit_plans(model, plans, out)
+    console.out.print(score.headline() + (" · finished before" if was_there else ""), markup=False)
+    return score
 
 
 def fit_cells(
@@ -127,36 +140,31 @@ def fit_cells(
     data_dirs: DataDirs | None = None,
     label: str | None = None,
 ) -> list[Score]:
-    """As `fit_cell`, for several tasks with the same training (`Task.trained_on`): it happens once.
+    """As `fit_cell`, for several tasks with the same training (`Task.trained_on`): it happens once. Prints nothing.
 
     `label` is what the scores call the model, in place of `model`.
 
     Raises `BusyError` when another process is at work on one of the cells.
     """
-    config = resolve(config)
-    identity = identify(model)
-    plans = [plan_cell(identity, *find_sources(task, data_dirs or {}), config) for task in tasks]
-    assert len({plan.train.hash for plan in plans}) == 1, "these tasks do not share a training"
+    return fit_plans(model, plan_cells(model, tasks, config, data_dirs or {}), out, label)
+
+
+def plan_cells(model: str, tasks: Sequence[str], config: FinetuneConfig, data_dirs: DataDirs) -> list[Plan]:
+    identity, config = identify(model), resolve(config)
+    return [plan_cell(identity, *find_sources(task, data_dirs), config) for task in tasks]
+
+
+def fit_plans(model: str, plans: Sequence[Plan], out: Path | None, label: str | None = None) -> list[Score]:
+    """The scores of cells that share a training, read where they are finished."""
     if out is None:
-        return [finished.score for finished in run_cells(model, plans, config, label)]
-    scores: dict[str, Score] = {}
-    missing = []
-    for plan in plans:
-        if (plan.folder(out) / "score.json").exists():
-            scores[plan.task.name] = read_score(plan.folder(out))
-            console.out.print(f"{scores[plan.task.name].headline()} · finished before", markup=False)
-        else:
-            missing.append(plan)
+        return [finished.score for finished in run_cells(model, plans, label)]
+    missing = [plan for plan in plans if not plan.is_finished(out)]
     if missing:
         with claimed(out, missing):
-            done = [plan for plan in missing if (plan.folder(out) / "score.json").exists()]  # in the meantime
-            scores |= {plan.task.name: read_score(plan.folder(out)) for plan in done}
-            missing = [plan for plan in missing if plan not in done]
-            for plan, finished in zip(
-                missing, run_cells(model, missing, config, label) if missing else (), strict=True
-            ):
-                scores[plan.task.name] = write_cell(plan.folder(out), finished)
-    return [scores[plan.task.name] for plan in plans]
+            missing = [plan for plan in missing if not plan.is_finished(out)]  # another process may have done some
+            for plan, finished in zip(missing, run_cells(model, missing, label) if missing else (), strict=True):
+                write_cell(plan.folder(out), finished)
+    return [read_score(plan.folder(out)) for plan in plans]
 
 
 @contextmanager
@@ -190,14 +198,14 @@ class Finished:
     losses: list[float]
 
 
-def run_cells(
-    model: str, plans: Sequence[Plan], config: FinetuneConfig, label: str | None = None
-) -> Iterator[Finished]:
+def run_cells(model: str, plans: Sequence[Plan], label: str | None = None) -> Iterator[Finished]:
     """Train once, then evaluate each task."""
+    assert len({plan.train.hash for plan in plans}) == 1, "these tasks do not share a training"
+    assert len({plan.config for plan in plans}) == 1, "tasks of one training have one configuration"
     encoder = load_encoder(model)
-    config = config.model_copy(update={"max_length": min(config.max_length, encoder.max_length)})
+    device = choose_device(plans[0].config.device)
+    config = plans[0].config.model_copy(update={"device": device.type})
     check_length(encoder, config)
-    device = choose_device(config.device)
     compute = Compute(device, choose_dtype(config.precision, device), config.microbatch_tokens)
     trained_on = plans[0].train.task
     cell = Cell(trained_on, config, compute)
@@ -220,6 +228,7 @@ def run_cells(
         metrics = {split: family.measure(encoded, split, found, cell) for split, found in predictions.items()}
         seconds = {"train": training.seconds, "evaluate": time.perf_counter() - started}
         score = Score(
+            protocol=PROTOCOL,
             cell=plan.hash,
             model=label or encoder.name,
             model_hash=encoder.hash,
@@ -243,11 +252,10 @@ def run_cells(
             peak_memory_bytes=peak_memory_bytes(device),
             machine=describe_machine(device),
         )
-        console.out.print(score.headline(), markup=False)
         yield Finished(score, predictions, encoded, cell, training.losses)
 
 
-def write_cell(folder: Path, finished: Finished) -> Score:
+def write_cell(folder: Path, finished: Finished) -> None:
     """The score and the predictions as files, all or nothing."""
     cell = finished.cell
     with whole_folder(folder) as part:
@@ -257,11 +265,15 @@ def write_cell(folder: Path, finished: Finished) -> Score:
             (part / f"{split}.jsonl").write_text("".join(lines), encoding="utf-8")
         write_json(part / "losses.json", finished.losses)
         write_json(part / "score.json", finished.score.model_dump(mode="json"))
-    return finished.score.model_copy(update={"folder": folder})
 
 
 def check_length(encoder: Encoder, config: FinetuneConfig) -> None:
-    """Raises `InputError` where special tokens leave no room for a question and its context."""
+    """Raises `InputError` where special tokens leave no room for a question and its context, or positions run out."""
+    if config.max_length > encoder.max_length:
+        raise InputError(
+            f"max_length {config.max_length} is above the {encoder.max_length} tokens that {encoder.name} has "
+            f"positions for: give max_length={encoder.max_length}"
+        )
     least = len(encoder.keyed.opening) + 1 + 2
     if config.max_length < least:
         raise InputError(

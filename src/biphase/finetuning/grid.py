@@ -12,7 +12,16 @@ from biphase.errors import BusyError, InputError
 from biphase.execute import Engine, Unit, run_units
 from biphase.files import write_json
 from biphase.finetuning.encoders import identify, load_encoder
-from biphase.finetuning.fit import DataDirs, Plan, find_sources, fit_cells, load_encoded, plan_cell, resolve
+from biphase.finetuning.fit import (
+    DataDirs,
+    Plan,
+    check_length,
+    find_sources,
+    fit_cells,
+    load_encoded,
+    plan_cell,
+    resolve,
+)
 from biphase.finetuning.score import FinetuneConfig, Score, read_score
 from biphase.finetuning.sources import absolute_dir
 from biphase.finetuning.tasks import find_task
@@ -45,8 +54,12 @@ class Training:
     """One training and the cells that it gives: several where tasks share it (`Task.trained_on`)."""
 
     model: str
-    config: FinetuneConfig
     cells: tuple[Plan, ...]
+
+    @property
+    def config(self) -> FinetuneConfig:
+        """The same for all cells: they are of one family."""
+        return self.cells[0].config
 
     @property
     def name(self) -> str:
@@ -74,13 +87,12 @@ def plan_grid(grid: Grid) -> list[Training]:
     identities: dict[str, str] = {}
     for model in grid.models:
         identity = identify(model)
-        if identity in identities:
-            raise InputError(f"{identities[identity]} and {model} are the same model under two names")
-        identities[identity] = model
+        if identity.hash in identities:
+            raise InputError(f"{identities[identity.hash]} and {model} are the same model under two names")
+        identities[identity.hash] = model
         for tasks in groups.values():
             for config in configs:
-                cells = tuple(plan_cell(identity, *sources[task], config) for task in tasks)
-                trainings.append(Training(model, config, cells))
+                trainings.append(Training(model, tuple(plan_cell(identity, *sources[task], config) for task in tasks)))
     return trainings
 
 
@@ -96,22 +108,18 @@ def check_values(grid: Grid) -> None:
         raise InputError(f"learning rate {wrong} must be above 0 and finite")
 
 
-def is_finished(cell: Plan, out: Path) -> bool:
-    return (cell.folder(out) / "score.json").exists()
-
-
 def missing_trainings(trainings: Iterable[Training], out: Path) -> list[Training]:
     """The trainings with a cell that is not finished, each with its missing cells only."""
     found = []
     for training in trainings:
-        cells = tuple(cell for cell in training.cells if not is_finished(cell, out))
+        cells = tuple(cell for cell in training.cells if not cell.is_finished(out))
         if cells:
-            found.append(Training(training.model, training.config, cells))
+            found.append(Training(training.model, cells))
     return found
 
 
 def read_finished(trainings: Iterable[Training], out: Path) -> list[Score]:
-    return [read_score(cell.folder(out)) for training in trainings for cell in training.cells if is_finished(cell, out)]
+    return [read_score(cell.folder(out)) for training in trainings for cell in training.cells if cell.is_finished(out)]
 
 
 def choose_part(trainings: Sequence[Training], part: str) -> list[Training]:
@@ -197,9 +205,8 @@ def reference_of(cell: Plan, grid: Grid) -> str:
 
 
 def encode_unit(model: str, task: str, config: dict[str, Any], data_dirs: dict[str, str]) -> list[str]:
-    encoder = load_encoder(model)
-    settings = FinetuneConfig.model_validate(config)
-    settings = settings.model_copy(update={"max_length": min(settings.max_length, encoder.max_length)})
+    encoder, settings = load_encoder(model), FinetuneConfig.model_validate(config)
+    check_length(encoder, settings)
     load_encoded(find_sources(task, data_dirs)[1], encoder.keyed, settings)
     return []
 
@@ -230,13 +237,20 @@ def read_failures(out: Path) -> Iterator[tuple[str, str]]:
 
 
 def estimate_seconds(trainings: Sequence[Training], finished: Sequence[Score]) -> tuple[float, int]:
-    """Seconds of one worker for these trainings, judged by finished cells of the task; how many cannot be judged."""
-    known: dict[str, list[float]] = {}
+    """Seconds of one worker for these trainings, judged by finished cells; how many trainings cannot be judged.
+
+    Each is one training and an evaluation for each of its cells, as long as those of the same tasks took on average.
+    """
+    known: dict[tuple[str, str], list[float]] = defaultdict(list)
     for score in finished:
-        known.setdefault(score.task, []).append(sum(score.seconds.values()))
-    total, unknown = 0.0, 0
+        known["train", score.trained_on].append(score.seconds["train"])
+        known["evaluate", score.task].append(score.seconds["evaluate"])
+    total, num_unknown = 0.0, 0
     for training in trainings:
-        samples = [seconds for cell in training.cells for seconds in known.get(cell.task.name, ())]
-        total += sum(samples) / len(samples) if samples else 0.0
-        unknown += not samples
-    return total, unknown
+        parts = [("train", training.cells[0].train.task.name)]
+        parts += [("evaluate", cell.task.name) for cell in training.cells]
+        if all(part in known for part in parts):
+            total += sum(sum(known[part]) / len(known[part]) for part in parts)
+        else:
+            num_unknown += 1
+    return total, num_unknown

@@ -34,7 +34,6 @@ from biphase.finetuning.score import FinetuneConfig
 from biphase.finetuning.tasks import Task
 
 ENCODING_SETTINGS = ("qa_head", "doc_stride")
-SETTINGS = ("qa_head", "doc_stride", "max_answer_tokens", "head_dropout")
 
 LOWEST = -1e4
 """A logit, in place of minus infinity, which differences and sums would turn into no number."""

@@ -19,14 +19,13 @@ from torch.nn.functional import cross_entropy, normalize
 from biphase.finetuning.batches import cut, evaluation_batches, pack
 from biphase.finetuning.cell import Cell
 from biphase.finetuning.encoding import KeyedTokenizer, Texts, encode
-from biphase.finetuning.examples import Collection
+from biphase.finetuning.examples import Collection, EvaluatedSplit
 from biphase.finetuning.heads import Embedder
 from biphase.finetuning.metrics.ranking import ranking_scores
 from biphase.finetuning.score import FinetuneConfig
 from biphase.finetuning.tasks import Task
 
 ENCODING_SETTINGS = ("judged_only",)
-SETTINGS = ("judged_only", "scale")
 
 TOP = 100
 """Documents kept per query: what the metrics look at."""
@@ -41,6 +40,8 @@ class Judgements:
     queries_J: np.ndarray
     documents_J: np.ndarray
     grades_J: np.ndarray
+    judged_N: np.ndarray
+    """Documents that a query of the split was judged against, ascending; also queries that are not evaluated."""
     num_truncated: int
     """Of these queries and documents."""
 
@@ -101,15 +102,16 @@ def encode_task(data: Collection, keyed: KeyedTokenizer, config: FinetuneConfig)
     query_texts = encode(keyed, queries, config.max_length)
     document_texts = encode(keyed, documents, config.max_length)
 
-    def judgements(relevance: dict[str, dict[str, int]]) -> Judgements:
+    def judgements(split: EvaluatedSplit) -> Judgements:
         rows = [
             (query_numbers[query], document_numbers[document], grade)
-            for query, grades in relevance.items()
+            for query, grades in data.relevance[split].items()
             for document, grade in grades.items()
         ]
         queries_J, documents_J, grades_J = np.array(rows, dtype=np.int64).reshape(-1, 3).T.copy()
-        num_truncated = count_truncated(query_texts, document_texts, queries_J, documents_J)
-        return Judgements(queries_J, documents_J, grades_J, num_truncated)
+        judged_N = np.array(sorted(document_numbers[document] for document in data.judged_documents[split]))
+        num_truncated = count_truncated(query_texts, document_texts, queries_J, judged_N)
+        return Judgements(queries_J, documents_J, grades_J, judged_N, num_truncated)
 
     pairs_P2 = np.array(pairs, dtype=np.int64).reshape(-1, 2)
     return Encoded(
@@ -119,8 +121,8 @@ def encode_task(data: Collection, keyed: KeyedTokenizer, config: FinetuneConfig)
         documents=document_texts,
         pairs_P2=pairs_P2,
         pair_keys_P=np.sort(pairs_P2[:, 0] * len(documents) + pairs_P2[:, 1]),
-        validation=judgements(data.relevance["validation"]),
-        test=judgements(data.relevance["test"]),
+        validation=judgements("validation"),
+        test=judgements("test"),
         left_out=data.left_out,
     )
 

@@ -25,6 +25,15 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 PLACEMENT = {"device", "microbatch_tokens"}
 """Settings that decide where and how fast a cell runs, not what comes out."""
 
+FAMILY_SETTINGS: dict[Family, tuple[str, ...]] = {
+    "sequence_classification": (),
+    "token_classification": ("head_dropout",),
+    "question_answering": ("qa_head", "max_answer_tokens"),
+    "retrieval": ("judged_only", "scale"),
+}
+QA_HEAD_SETTINGS = {"span": ("doc_stride",), "token": ("head_dropout",)}
+"""The settings that matter to one family of tasks, or to one head of it, and not to all."""
+
 
 class FinetuneConfig(Strict):
     """What a cell does, apart from which encoder and which task. Defaults are the paper's where it has a value."""
@@ -47,10 +56,11 @@ class FinetuneConfig(Strict):
     weights: Literal["pretrained", "random"] = "pretrained"
     """`random`: the same network with fresh weights (drawn with `seed`), the control that pretraining must beat."""
     max_train_examples: PositiveCount | None = None
-    """Train on a fixed random subset, the same for every seed."""
+    """Train on a fixed random subset, the same for every seed: of texts, sentences, questions (with all windows of
+    their contexts), or pairs of a query and a relevant document."""
     max_eval_examples: PositiveCount | None = None
     """Evaluate on a fixed random subset of validation and of test, of so many examples each. In retrieval: of so many
-    queries, and with `judged_only` only their documents are searched, so that scores rise."""
+    queries; the documents that are searched stay the same, and with them most of the time that it takes."""
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     """Of the arithmetic. `auto`: bf16 where the device has units for it."""
     weight_dtype: Literal["fp32", "bf16"] = "fp32"
@@ -71,9 +81,25 @@ class FinetuneConfig(Strict):
     device: Literal["auto", "cpu", "cuda"] = "auto"
 
 
+def settle_config(config: FinetuneConfig, task: Task, max_length: int) -> FinetuneConfig:
+    """The configuration that decides the result of what is asked: two that ask for the same become one.
+
+    What does not matter to the task stands at its default, and `max_length` is not above that of the network (see
+    `encoders.Identity`). Where a cell runs and what `auto` means there are left as they are.
+    """
+    matters = {*FAMILY_SETTINGS[task.family]}
+    if task.family == "question_answering":
+        matters |= {*QA_HEAD_SETTINGS[config.qa_head]}
+    special = {name for names in (*FAMILY_SETTINGS.values(), *QA_HEAD_SETTINGS.values()) for name in names}
+    unused = {name: FinetuneConfig.model_fields[name].default for name in special - matters}
+    return config.model_copy(update={**unused, "max_length": min(config.max_length, max_length)})
+
+
 class Score(Strict):
     """The result of a cell, as its `score.json`."""
 
+    protocol: int = 3
+    """The `PROTOCOL` that it was made under; those that do not say are of the third."""
     cell: str
     model: str
     model_hash: str

@@ -21,7 +21,6 @@ from biphase.finetuning.score import FinetuneConfig
 from biphase.finetuning.tasks import Task
 
 ENCODING_SETTINGS: tuple[str, ...] = ()
-SETTINGS: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

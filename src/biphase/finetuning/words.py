@@ -25,7 +25,6 @@ from biphase.finetuning.score import FinetuneConfig
 from biphase.finetuning.tasks import Task
 
 ENCODING_SETTINGS: tuple[str, ...] = ()
-SETTINGS = ("head_dropout",)
 
 IGNORED = -100
 """The target of a token that has none (torch's convention)."""

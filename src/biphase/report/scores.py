@@ -149,14 +149,18 @@ def collect(pairs: Iterable[tuple[Key, Value]]) -> dict[Key, dict[Value, None]]:
 
 def settings_of(score: Score) -> dict[str, str]:
     """What decides a score apart from model, task, rate and seed, as text."""
-    return as_text(score.config) | {"metric": score.metric, "data": score.data_hash[:8]}
+    return as_text(score.config) | {
+        "protocol": str(score.protocol),
+        "metric": score.metric,
+        "data": score.data_hash[:8],
+    }
 
 
 def as_text(config: FinetuneConfig) -> dict[str, str]:
     return {key: str(value) for key, value in config.model_dump(mode="json", exclude=NO_SETTING).items()}
 
 
-DEFAULTS = as_text(FinetuneConfig())
+DEFAULTS = as_text(FinetuneConfig()) | {"protocol": str(PROTOCOL)}
 OF_THE_TASK = {"metric", "data"}
 """Settings whose values on different tasks have nothing to do with each other."""
 

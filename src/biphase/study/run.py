@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -24,13 +24,16 @@ from biphase.config import Recipe, parse_config
 from biphase.errors import BusyError, InputError, nearest
 from biphase.execute import Engine, Outcome, Unit, run_units
 from biphase.files import content_hash, read_json, write_json, write_text
-from biphase.finetuning.score import FinetuneConfig
+from biphase.finetuning.score import PLACEMENT, PROTOCOL, FinetuneConfig, settle_config
 from biphase.finetuning.sources import absolute_dir
 from biphase.finetuning.tasks import find_task
 from biphase.report.scores import ScoreSet, read_scores
 from biphase.run import open_run, read_metrics
 from biphase.study.plan import Checkpoint, Model, Plan, PlannedRun
 from biphase.study.spec import Study
+
+if TYPE_CHECKING:  # brings torch, which looking at a plan does without
+    from biphase.finetuning.encoders import Identity
 
 TRAINING = "train"
 """In place of a unit's name: all training runs."""
@@ -309,33 +312,38 @@ def done_units(plan: Plan, place: Workplace) -> set[str]:
 
 def scored_units(plan: Plan, place: Workplace) -> set[str]:
     """Names of the cells whose scores are all there, whole, and of the model as it is now."""
-    seen = {
-        model.name: {(score.task, *key_of(score.config)) for score in current_scores(plan, place, model).scores}
-        for model in plan.models
-    }
-    return {
-        cell.name
-        for cell in plan.cells
-        if all((find_task(task).name, *key_of(cell.config)) in seen[cell.model] for task in cell.evaluates)
-    }
+    done = set()
+    for model in plan.models:
+        found = current_scores(plan, place, model).scores
+        if not found:
+            continue
+        limit = identity_of(place, model).max_length
+        seen = {key_of(score.task, score.config) for score in found}
+        for cell in (cell for cell in plan.cells if cell.model == model.name):
+            tasks = [find_task(task) for task in cell.evaluates]
+            if all(key_of(task.name, settle_config(cell.config, task, limit)) in seen for task in tasks):
+                done.add(cell.name)
+    return done
 
 
-def key_of(config: FinetuneConfig) -> tuple[float, int, str]:
-    """Rate, seed and a hash of what else a study sets; what the machine and the network decide is left out."""
-    decided = {"precision", "device", "max_length", "microbatch_tokens", "learning_rate", "seed"}
-    return config.learning_rate, config.seed, content_hash(config.model_dump(mode="json", exclude=decided))
+def key_of(task: str, settled: FinetuneConfig) -> tuple[str, str]:
+    """A task and a hash of what decides a result on it; what only the machine decides is left out."""
+    return task, content_hash(settled.model_dump(mode="json", exclude=PLACEMENT | {"precision"}))
 
 
 def current_scores(plan: Plan, place: Workplace, model: Model) -> ScoreSet:
-    """The finished scores of a model, without those of weights that it had under another recipe."""
+    """The finished scores of a model, of the weights that its recipe gives and of this version's protocol."""
     folder = place.scores(model.name)
     if not folder.is_dir() or not is_trained(place, plan.runs[model.run]):
         return ScoreSet(())
+    found, wanted = read_scores(folder), (identity_of(place, model).hash, PROTOCOL)
+    return ScoreSet(tuple(one for one in found.scores if (one.model_hash, one.protocol) == wanted), found.broken)
+
+
+def identity_of(place: Workplace, model: Model) -> "Identity":
     from biphase.finetuning.encoders import identify
 
-    found = read_scores(folder)
-    identity = identify(reference_of(place, model))
-    return ScoreSet(tuple(score for score in found.scores if score.model_hash == identity), found.broken)
+    return identify(reference_of(place, model))
 
 
 def reference_of(place: Workplace, model: Model) -> str:

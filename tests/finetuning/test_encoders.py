@@ -1,0 +1,93 @@
+"""What is known of a model without loading it, against what loading it shows."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import (
+    AutoModel,
+    BertConfig,
+    CamembertConfig,
+    DebertaV2Config,
+    LlamaConfig,
+    MPNetConfig,
+    PretrainedConfig,
+    RobertaConfig,
+    XLMRobertaConfig,
+)
+
+from biphase.errors import InputError
+from biphase.finetuning import encoders
+from biphase.finetuning.encoders import identify, load_encoder
+from biphase.finetuning.fit import fit_cell
+
+from .conftest import make_cell
+
+SMALL = {
+    "vocab_size": 400,
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "max_position_embeddings": 24,
+    "pad_token_id": 1,
+}
+NETWORKS = {
+    "bert": BertConfig(**SMALL),
+    "roberta": RobertaConfig(**SMALL),
+    "xlm-roberta": XLMRobertaConfig(**SMALL),
+    "camembert": CamembertConfig(**SMALL),
+    "mpnet": MPNetConfig(**SMALL),
+    "deberta-v2": DebertaV2Config(**SMALL),
+    "llama": LlamaConfig(**SMALL),
+}
+USABLE = dict.fromkeys(("roberta", "xlm-roberta", "camembert", "mpnet"), 22)
+
+
+def save(config: PretrainedConfig, model_folder: Path, folder: Path) -> Path:
+    """A random network with the tokenizer of another."""
+    torch.manual_seed(0)
+    AutoModel.from_config(config).save_pretrained(folder)
+    for path in model_folder.glob("*token*"):
+        shutil.copy(path, folder)
+    return folder
+
+
+@pytest.mark.parametrize("family", NETWORKS)
+def test_positions_are_known_without_loading(family: str, model_folder: Path, data_dirs: dict, tmp_path: Path) -> None:
+    folder = str(save(NETWORKS[family], model_folder, tmp_path / "model"))
+    identity, encoder = identify(folder), load_encoder(folder)
+    assert identity.max_length == encoder.max_length == USABLE.get(family, 24)
+    assert identity.hash == encoder.hash
+    score = fit_cell(folder, "snli", make_cell("snli", max_steps=1).config, None, data_dirs["snli"])
+    assert score.config.max_length == identity.max_length and score.num_truncated["train"] > 0
+
+
+def test_a_network_that_numbers_its_positions_in_an_unknown_way(
+    model_folder: Path, data_dirs: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = str(save(NETWORKS["roberta"], model_folder, tmp_path / "model"))
+    monkeypatch.setattr(encoders, "AFTER_PADDING", set())
+    with pytest.raises(InputError, match=r"max_length 24 is above the 22 tokens .*: give max_length=22"):
+        fit_cell(folder, "snli", make_cell("snli").config, None, data_dirs["snli"])
+
+
+def test_what_lacks_is_named_without_loading(model_folder: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(model_folder, folder)
+    (folder / "tokenizer.json").rename(tmp_path / "tokenizer.json")
+    with pytest.raises(InputError, match="has no tokenizer files"):
+        identify(str(folder))
+    (tmp_path / "tokenizer.json").rename(folder / "tokenizer.json")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(InputError, match=r"has no weights \(\*\.safetensors\)"):
+        identify(str(folder))
+    (folder / "pytorch_model.bin").write_bytes(b"a pickle")
+    with pytest.raises(InputError, match="weights as a pickle only"):
+        identify(str(folder))
+    (folder / "config.json").write_text(json.dumps({"model_type": "no such"}))
+    (folder / "model.safetensors").write_bytes(b"")
+    with pytest.raises(InputError, match="cannot read a model configuration"):
+        identify(str(folder))
