@@ -1,6 +1,7 @@
 """`biphase evaluate` from the command line's words to its table."""
 
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 import biphase.cli as cli
+import biphase.evaluation as evaluation
 from biphase.corpus.tokenizer import train_tokenizer
 from biphase.encoder.backbone import TokenIds, make_model
 from biphase.errors import InputError
@@ -64,6 +66,8 @@ def test_a_grid_its_summary_and_a_comparison(call: Any, models: Path) -> None:
     code, out, err = call(models / "a", models / "b", "batch_size=8", "device=cpu")
     assert code == 0 and "8 cells, 0 of them finished" in err
     assert "wnut17" in out and "±" in out
+    headlines = [line for line in (out + err).splitlines() if "steps, " in line]
+    assert len(headlines) == len(set(headlines)) == 8
     code, out, err = call(models / "a", models / "b", "batch_size=8", "device=cpu", "--compare", "a", "b")
     assert code == 0 and "8 cells, 8 of them finished" in err
     assert "wnut17 (f1)" in out
@@ -105,4 +109,51 @@ def test_words_of_the_options() -> None:
     assert parse_seeds("0-4") == (0, 1, 2, 3, 4) and parse_seeds("7") == (7,) and parse_seeds("1,3") == (1, 3)
     with pytest.raises(InputError, match="--seeds 0-x must be numbers"):
         parse_seeds("0-x")
-    assert parse_data_dirs(["snli=a=b"]) == {"snli": "a=b"}
+    assert parse_data_dirs(["snli=a=b"], ["snli"]) == {"snli": "a=b"}
+
+
+def test_which_tasks_data_is_given_for(tmp_path: Path) -> None:
+    own = tmp_path / "mine.yaml"
+    own.write_text("{name: own, family: sequence_classification, metric: accuracy, template: '{text}', ")
+    with own.open("a") as file:
+        file.write("classes: [a, b], files: [{train: a.tsv, test: b.tsv}]}")
+    tasks = ["nq", str(own)]
+    assert parse_data_dirs(["own=x", "nq=y", "msmarco=z"], tasks) == {"own": "x", "nq": "y", "msmarco": "z"}
+    assert parse_data_dirs([f"{own}=x"], tasks) == {"own": "x"}
+    with pytest.raises(InputError, match=r"'snli' is none of the grid's tasks; known: msmarco, nq, own"):
+        parse_data_dirs(["snli=x"], tasks)
+    with pytest.raises(InputError, match=r"--data-dir nq=b: nq has a already"):
+        parse_data_dirs(["nq=a", "nq=b"], tasks)
+
+
+def test_a_cpu_grid_asks_for_no_gpu(
+    models: Path, words: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    engines = []
+    monkeypatch.setattr(evaluation, "run_missing", lambda grid, engine, *rest: engines.append(engine) or [])
+    (tmp_path / "scores").mkdir()
+    for device in ("cpu", "auto"):
+        evaluation.evaluate(
+            [str(models / "a"), f"device={device}"],
+            tasks="wnut17",
+            learning_rates="1e-3",
+            seeds="0",
+            out=tmp_path / "scores",
+            data_dirs=[f"wnut17={words}"],
+            engine={"kind": "ray"},
+            part=None,
+            dry_run=False,
+            pair=None,
+        )
+    assert [(engine.kind, engine.device) for engine in engines] == [("ray", "cpu"), ("ray", "auto")]
+
+
+def test_models_that_cannot_be_used_are_found_before_anything_runs(call: Any, models: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "pickled"
+    shutil.copytree(models / "a", folder)
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    code, _, err = call(folder, "--dry-run")
+    assert code == 2 and "weights as a pickle only (pytorch_model.bin)" in err and err.count("\n") == 1
+    (folder / "pytorch_model.bin").unlink()
+    code, _, err = call(folder, "--dry-run")
+    assert code == 2 and "has no weights (*.safetensors)" in err and err.count("\n") == 1

@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -12,10 +13,10 @@ from rich.table import Table
 from biphase.config import parse_config
 from biphase.console import duration, err
 from biphase.console import out as console
-from biphase.errors import InputError
-from biphase.execute import Engine, num_cores
+from biphase.errors import InputError, nearest
+from biphase.execute import Engine, num_cores, visible_gpus
 from biphase.finetuning.score import FinetuneConfig
-from biphase.finetuning.tasks import PAPER_TASKS, TASKS, find_task
+from biphase.finetuning.tasks import PAPER_TASKS, find_task
 from biphase.report.comparison import compare, print_comparison, print_summary, summarize
 from biphase.report.scores import read_scores
 
@@ -54,16 +55,19 @@ def evaluate(
     if models:
         from biphase.finetuning.grid import Grid
 
+        names = PAPER_TASKS if tasks == "paper" else tuple(tasks.split(","))
+        config = parse_config(FinetuneConfig, {}, settings, origin="evaluate")
         grid = Grid(
             models=models,
-            tasks=PAPER_TASKS if tasks == "paper" else tuple(tasks.split(",")),
-            config=parse_config(FinetuneConfig, {}, settings, origin="evaluate"),
+            tasks=names,
+            config=config,
             out=out,
             learning_rates=parse_numbers(learning_rates, float, "--learning-rates"),
             seeds=parse_seeds(seeds),
-            data_dirs=parse_data_dirs(data_dirs),
+            data_dirs=parse_data_dirs(data_dirs, names),
         )
-        failures = run_missing(grid, parse_config(Engine, engine, (), origin="evaluate"), part, dry_run)
+        where = engine | {"device": config.device}
+        failures = run_missing(grid, parse_config(Engine, where, origin="evaluate"), part, dry_run)
         if dry_run:
             return
     elif settings:
@@ -83,8 +87,9 @@ def evaluate(
 
 
 def run_missing(grid: "Grid", engine: Engine, part: str | None, dry_run: bool) -> "list[Failure]":
-    from biphase.finetuning.grid import choose_part, missing_trainings, plan_grid, run_grid
+    from biphase.finetuning.grid import choose_part, missing_trainings, plan_grid, resolve_for, run_grid
 
+    grid = replace(grid, config=resolve_for(grid.config, engine))
     trainings = plan_grid(grid)
     chosen = trainings if part is None else choose_part(trainings, part)
     missing = missing_trainings(chosen, grid.out)
@@ -115,7 +120,9 @@ def describe(grid: "Grid", chosen: "Sequence[Training]", missing: "Sequence[Trai
     seconds, num_unknown = estimate_seconds(missing, read_finished(chosen, grid.out))
     workers = count_workers(engine)
     if num_unknown < len(missing):
-        console.print(f"about {duration(seconds / workers)} with {workers} workers, judged by finished cells")
+        spent = duration(seconds / max(workers, 1))
+        told = f"with {workers} workers" if workers else "in all, divided by the number of workers"
+        console.print(f"about {spent} {told}, judged by finished cells")
     if num_unknown:
         console.print(f"{num_unknown:,} trainings are of tasks without a finished cell to judge by: run one seed first")
     for name, reason in read_failures(grid.out):
@@ -123,11 +130,13 @@ def describe(grid: "Grid", chosen: "Sequence[Training]", missing: "Sequence[Trai
 
 
 def count_workers(engine: Engine) -> int:
-    """How many cells run side by side, as far as this machine can tell."""
-    import torch
-
-    num_gpus = torch.cuda.device_count() if engine.device != "cpu" else 0
-    return engine.workers or engine.workers_per_gpu * num_gpus or num_cores()
+    """How many cells run side by side; 0 where only a Ray cluster knows."""
+    if engine.workers is not None:
+        return max(engine.workers, 1)
+    if engine.kind == "ray":
+        return 0
+    num_gpus = len(visible_gpus()) if engine.device != "cpu" else 0
+    return engine.workers_per_gpu * num_gpus or num_cores()
 
 
 def parse_numbers(text: str, kind: Callable[[str], Number], option: str) -> tuple[Number, ...]:
@@ -148,12 +157,22 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     return parse_numbers(text, int, "--seeds")
 
 
-def parse_data_dirs(pairs: Sequence[str]) -> dict[str, str]:
-    """`snli=path` → {"snli": "path"}."""
-    found = {}
+def parse_data_dirs(pairs: Sequence[str], tasks: Sequence[str]) -> dict[str, str]:
+    """`snli=path` → {"snli": "path"}; for these tasks (names or YAML files), by name or file, and what they share.
+
+    Raises `InputError` for any other task, and for one that is given twice.
+    """
+    found: dict[str, str] = {}
+    grid = [find_task(task) for task in tasks]
+    known = {name for task in grid for name in (task.name, task.trained_on) if name}
     for pair in pairs:
-        task, equals, folder = pair.partition("=")
+        given, equals, folder = pair.partition("=")
         if not equals or not folder:
-            raise InputError(f"--data-dir {pair} must be TASK=FOLDER, such as {next(iter(TASKS))}=data")
-        found[find_task(task).name] = folder
+            raise InputError(f"--data-dir {pair} must be TASK=FOLDER, such as {grid[0].name}=data")
+        name = find_task(given).name if given.endswith((".yaml", ".yml")) else given
+        if name not in known:
+            raise InputError(f"--data-dir {pair}: '{given}' is none of the grid's tasks{nearest(name, known)}")
+        if name in found:
+            raise InputError(f"--data-dir {pair}: {name} has {found[name]} already")
+        found[name] = folder
     return found

@@ -1,11 +1,14 @@
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from biphase.errors import InputError
-from biphase.execute import Engine
+from biphase.execute import Engine, Outcome, Unit
+from biphase.finetuning import fit
 from biphase.finetuning import grid as grid_module
 from biphase.finetuning.fit import claimed
 from biphase.finetuning.grid import (
@@ -16,6 +19,7 @@ from biphase.finetuning.grid import (
     plan_grid,
     read_failures,
     read_finished,
+    resolve_for,
     run_grid,
 )
 from biphase.finetuning.score import FinetuneConfig
@@ -107,7 +111,10 @@ def test_bad_data_fails_its_task_alone(grid: Grid, tmp_path: Path) -> None:
     small = replace(grid, data_dirs={**grid.data_dirs, "snli": bad})
     failures = run_grid(small, plan_grid(small), HERE)
     assert "label 7 is not one of task 'snli'" in failures[0].reason
-    assert sum("blocked" in failure.reason for failure in failures) == 4
+    blocked = [failure for failure in failures if failure.reason.startswith("blocked: encode snli for ")]
+    assert len(blocked) == 4
+    kept = dict(read_failures(small.out))
+    assert len(kept) == 4 and all("train.jsonl:1: label 7 is not one of" in reason for reason in kept.values())
     assert {score.task for score in read_finished(plan_grid(small), small.out)} == {"wnut17"}
     assert missing(small) == 4
 
@@ -136,7 +143,39 @@ def test_tasks_that_share_a_training_are_one(grid: Grid, data_dirs: dict[str, Pa
     assert [cell.task.name for cell in trainings[0].cells] == ["nq", "msmarco"]
     one = replace(shared, learning_rates=(1e-3,), seeds=(0,))
     assert run_grid(one, plan_grid(one), HERE) == []
-    assert {score.trained_on for score in read_finished(plan_grid(one), one.out)} == {"msmarco"}
+    scores = read_finished(plan_grid(one), one.out)
+    assert {score.trained_on for score in scores} == {"msmarco"}
+    left = missing_trainings(trainings, one.out)
+    of_one = scores[0].seconds["train"] + sum(score.seconds["evaluate"] for score in scores)
+    assert scores[0].seconds["train"] == scores[1].seconds["train"]
+    assert estimate_seconds(left, scores) == (pytest.approx(3 * of_one), 0)
+    assert estimate_seconds(left, scores[:1]) == (0.0, 3)  # nobody knows how long the other evaluation takes
+
+
+@pytest.mark.parametrize(("engine", "precision"), [(Engine(workers=2), "fp32"), (Engine(kind="ray"), "bf16")])
+def test_the_precision_is_that_of_where_the_units_run(
+    grid: Grid, engine: Engine, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This machine has no units for bf16; those of the cluster have."""
+    asked = []
+
+    def run_there(units: list[Unit], engine: Engine) -> Iterator[Outcome]:
+        asked.extend(units)
+        monkeypatch.setattr(fit, "choose_dtype", lambda precision, device: torch.bfloat16)
+        yield from (Outcome(unit.name, unit.function(**unit.arguments), None, 0.0) for unit in units)
+
+    monkeypatch.setattr(fit, "choose_dtype", lambda precision, device: torch.float32)
+    monkeypatch.setattr(grid_module, "run_units", run_there)
+    auto = grid.config.model_copy(update={"precision": "auto"})
+    config = resolve_for(auto, engine)
+    assert config == grid.config.model_copy(update={"precision": precision})
+    assert len(asked) == (engine.kind == "ray")
+    explicit = grid.config.model_copy(update={"device": "cuda"})
+    assert resolve_for(explicit, engine) == explicit  # this machine may have none
+    monkeypatch.setattr(grid_module, "run_units", lambda units, engine: [Outcome("find out", None, "no nodes", 0.0)])
+    if engine.kind == "ray":
+        with pytest.raises(InputError, match="find out: no nodes"):
+            resolve_for(auto, engine)
 
 
 def test_what_is_named_twice(grid: Grid) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -128,6 +129,25 @@ def choose_part(trainings: Sequence[Training], part: str) -> list[Training]:
     if not (number.isdigit() and total.isdigit() and int(number) < int(total)):
         raise InputError(f"part '{part}' must be NUMBER/TOTAL with NUMBER from 0 to TOTAL - 1, such as 0/16")
     return list(trainings[int(number) :: int(total)])
+
+
+def resolve_for(config: FinetuneConfig, engine: Engine) -> FinetuneConfig:
+    """The configuration with a `precision` of `auto` replaced by what it means where the engine's units run.
+
+    A part of the cells' names, so it must be known before. A Ray cluster is asked, by a unit: this process may stand
+    where there is no GPU. Raises `InputError` when it has no answer.
+    """
+    if engine.kind == "local" or config.precision != "auto":
+        return resolve(config)
+    unit = Unit("find out the precision", precision_unit, {"config": config.model_dump(mode="json")})
+    [outcome] = run_units([unit], engine)
+    if outcome.error is not None:
+        raise InputError(f"{outcome.name}: {outcome.error}")
+    return config.model_copy(update={"precision": outcome.value})
+
+
+def precision_unit(config: dict[str, Any]) -> str:
+    return resolve(FinetuneConfig.model_validate(config)).precision
 
 
 @dataclass(frozen=True)
