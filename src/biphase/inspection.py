@@ -41,7 +41,7 @@ def describe_run(run: Run, *, verify: bool) -> str:
     at = train[-1]["step"] if train else 0
     lines = [
         f"run {run.path}: {f'step {at} of {recipe.num_steps}' if done is None else 'done'}",
-        "curriculum: " + " → ".join(f"{phase.objective} {phase.steps}" for phase in recipe.curriculum),
+        "curriculum: " + " → ".join(f"{phase.label} {phase.steps}" for phase in recipe.curriculum),
         "checkpoints: " + (", ".join(f"@{step}" for step in steps) or "none"),
     ]
     if train:

@@ -24,17 +24,21 @@ def fetch_model(id: str, revision: str | None = None) -> Path:
     """
     if id.startswith((".", "/", "~")) or id.count("/") > 1:
         raise InputError(f"{id} is not a folder")
+    cached: Path | None = None
     try:
-        cached = try_to_load_from_cache(id, "config.json", revision=revision)
-        commit = Path(cached).parent.name if isinstance(cached, str) else revision
+        found = try_to_load_from_cache(id, "config.json", revision=revision)
+        cached = Path(found).parent if isinstance(found, str) else None
+        commit = cached.name if cached else revision
         folder = Path(snapshot_download(id, revision=commit, allow_patterns=FILES, ignore_patterns=["*/*"]))
     except (OSError, HTTPError, ValueError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        named = f"{id} at revision {revision}" if revision else id
-        raise InputError(
-            f"model {named} is no folder here and cannot be had from the hub ({reason}); check its name and the "
-            "network, or give a folder"
-        ) from None
+        if cached is None:
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            named = f"{id} at revision {revision}" if revision else id
+            raise InputError(
+                f"model {named} is no folder here and cannot be had from the hub ({reason}); check its name and the "
+                "network, or give a folder"
+            ) from None
+        folder = cached  # whether all of it is here is seen when it is read
     if revision != folder.name:
         console.err.print(f"model {id}: commit {folder.name}", markup=False)
     return folder
