@@ -121,7 +121,7 @@ def describe(grid: "Grid", chosen: "Sequence[Training]", missing: "Sequence[Trai
     workers = count_workers(engine)
     if num_unknown < len(missing):
         spent = duration(seconds / max(workers, 1))
-        told = f"with {workers} workers" if workers else "in all, divided by the number of workers"
+        told = f"with {workers} workers" if workers else "of one worker"
         console.print(f"about {spent} {told}, judged by finished cells")
     if num_unknown:
         console.print(f"{num_unknown:,} trainings are of tasks without a finished cell to judge by: run one seed first")
