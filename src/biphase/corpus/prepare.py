@@ -51,7 +51,7 @@ from biphase.execute import num_cores
 from biphase.files import content_hash, read_json, whole_folder, write_json
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
+    from tokenizers import Encoding, Tokenizer
     from transformers import PreTrainedTokenizerFast
 
 MAX_SHARDS = 1024
@@ -416,25 +416,21 @@ class _SplitWriter:
         self.eos_id = eos_id
         self.documents = self.tokens = self.text_bytes = self.empty_texts = 0
 
-    def write(self, pieces: list[_Piece], pieces_ids: list[list[int]]) -> None:
-        rows = []
-        lengths = []
-        for piece, ids in zip(pieces, pieces_ids, strict=True):
-            row = array.array("I", ids)
+    def write(self, encoded: list[tuple[_Piece, "Encoding"]]) -> None:
+        tokens = array.array("I")
+        ends = []
+        for piece, encoding in encoded:
+            tokens.fromlist(encoding.ids)
             if piece.is_last:
-                row.append(self.eos_id)
-            rows.append(np.frombuffer(row, dtype=np.uint32))
-            lengths.append(len(row))
+                tokens.append(self.eos_id)
+                ends.append(self.tokens + len(tokens))
             self.text_bytes += len(piece.text.encode())
-        is_last = np.array([piece.is_last for piece in pieces], dtype=bool)
-        ends = (np.cumsum(lengths, dtype="<i8") + self.tokens)[is_last]
-        for file, digest, values in zip(
-            self.files, self.hashes, (np.concatenate(rows).astype(self.dtype), ends), strict=True
-        ):
+        columns = np.frombuffer(tokens, dtype=np.uint32).astype(self.dtype, copy=False), np.array(ends, dtype="<i8")
+        for file, digest, values in zip(self.files, self.hashes, columns, strict=True):
             digest.update(values.data)
             file.write(values.data)
         self.documents += len(ends)
-        self.tokens += sum(lengths)
+        self.tokens += len(tokens)
 
     def close(self) -> ShardPart:
         for file in self.files:
@@ -521,12 +517,11 @@ def _cut(text: str, cuts_at_lines: bool) -> Iterator[tuple[str, bool]]:
 
 
 def _write(pieces: list[_Piece], num_bytes: int, encodings: Future, writers: Writers, report: Report) -> None:
-    pairs = list(zip(pieces, encodings.result(), strict=True))
+    encoded = list(zip(pieces, encodings.result(), strict=True))
     before = [(writer.text_bytes, writer.tokens) for writer in writers.values()]
     for split, writer in writers.items():
-        chosen = [(piece, encoding.ids) for piece, encoding in pairs if piece.split == split]
-        if chosen:
-            writer.write([piece for piece, _ in chosen], [ids for _, ids in chosen])
+        if chosen := [pair for pair in encoded if pair[0].split == split]:
+            writer.write(chosen)
     after = [(writer.text_bytes, writer.tokens) for writer in writers.values()]
     text_bytes, tokens = np.subtract(after, before).sum(axis=0).tolist()
     report(num_bytes, text_bytes, tokens)
