@@ -155,13 +155,16 @@ def _load_file(path: Path) -> "PreTrainedTokenizerFast":
 def _load_pretrained(source: str | Path) -> "PreTrainedTokenizerFast":
     """`tokenizer.json` as it stands where there is one; otherwise the conversion that transformers knows."""
     from huggingface_hub.errors import HTTPError
-    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerFast
     from transformers.utils import cached_file
 
     try:
-        has_json = cached_file(source, "tokenizer.json", _raise_exceptions_for_missing_entries=False) is not None
-        loader: Any = PreTrainedTokenizerFast if has_json else AutoTokenizer
-        tokenizer = loader.from_pretrained(source, trust_remote_code=False)
+        if cached_file(source, "tokenizer.json", _raise_exceptions_for_missing_entries=False) is not None:
+            tokenizer = PreTrainedTokenizerFast.from_pretrained(source, trust_remote_code=False)
+        else:
+            from transformers import AutoTokenizer  # imports torch, so it comes late
+
+            tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     except (OSError, HTTPError, ValueError, ImportError, KeyError, TypeError) as error:
         raise InputError(f"tokenizer {source} cannot be loaded ({_first_line(error)})") from None
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
