@@ -120,7 +120,7 @@ def prepare(
     out_folder: Out,
     validation: Annotated[list[str] | None, typer.Option(help="Sources whose documents are for validation.")] = None,
     validation_fraction: Annotated[float | None, typer.Option(help="Or this share of all documents.")] = None,
-    workers: Annotated[int | None, typer.Option(help="Processes; one for each file and core unless given.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes; one for four cores unless given.")] = None,
     text_field: TextField = "text",
     id_field: Annotated[str, typer.Option(help="The JSON field or parquet column with the document's name.")] = "id",
     txt_documents: TxtDocuments = "file",

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 import biphase.corpus.prepare as prepare_module
@@ -120,6 +121,37 @@ def test_content_does_not_depend_on_workers_or_place(made: Path, tokenizer_folde
         [tmp_path / "elsewhere"], tokenizer_folder, tmp_path / "seed1", validation_fraction=0.2, seed=1, workers=1
     )
     assert other.fingerprint != manifest.fingerprint
+
+
+def test_workers_are_few_and_large(monkeypatch) -> None:
+    def num_workers(num_files: int, cores: int) -> int:
+        monkeypatch.setattr(prepare_module, "num_cores", lambda: cores)
+        return prepare_module._num_workers(num_files)
+
+    assert [num_workers(100, cores) for cores in (1, 2, 7, 8, 64)] == [1, 1, 1, 2, 16]
+    assert num_workers(3, 64) == 3
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "False")
+    assert [num_workers(100, cores) for cores in (1, 2, 64)] == [1, 2, 64]
+
+
+def test_in_one_process_the_tokenizer_is_loaded_once(
+    made: Path, tokenizer_folder: Path, tmp_path: Path, monkeypatch
+) -> None:
+    tokenizer = load_tokenizer(tokenizer_folder)
+    monkeypatch.setattr(prepare_module, "load_tokenizer", lambda _: tokenizer)
+    monkeypatch.setattr(tokenizers, "Tokenizer", lambda model: Tokenizer(model))  # one without `from_file`
+    manifest = prepare([made.parent / "corpus"], "t", tmp_path / "out", validation_fraction=0.2, workers=1)
+    assert manifest.fingerprint == ShardSet.open(made).fingerprint
+
+
+def test_torch_is_not_imported(made: Path, tokenizer_folder: Path, tmp_path: Path) -> None:
+    """Importing it takes as long as a few MB of text."""
+    code = (
+        "import sys; from pathlib import Path; from biphase.corpus.prepare import prepare; "
+        "prepare([sys.argv[1]], sys.argv[2], Path(sys.argv[3])); sys.exit('torch' in sys.modules)"
+    )
+    arguments = [str(made.parent / "corpus"), str(tokenizer_folder), str(tmp_path / "out")]
+    assert subprocess.run([sys.executable, "-c", code, *arguments], check=False).returncode == 0
 
 
 def test_a_finished_set_is_left_alone(made: Path, tokenizer_folder: Path, capsys) -> None:

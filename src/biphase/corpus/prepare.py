@@ -1,4 +1,4 @@
-"""Documents → token shards: each source file is tokenized to a folder of its own, in worker processes.
+"""Documents → token shards: each source file is tokenized to a folder of its own, here or in worker processes.
 
 A folder appears when it is whole, so a call that was killed goes on where it stopped. The manifest comes last.
 """
@@ -60,6 +60,10 @@ BATCH_BYTES = 2_000_000
 """Text handed to `tokenizers` at once, per core: enough to keep the cores busy, little enough to stay in memory."""
 PIECE_CHARS = 200_000
 """A longer document is encoded in pieces: one call on a whole book would use one core, and about 100 bytes a token."""
+CORES_PER_WORKER = 4
+"""As many as one Python process feeds with ease: reading, taking ids out and writing cost it about a tenth of the
+encoding. Fewer, larger workers load the tokenizer less often, and the last file is shared by more cores."""
+THREADS_OFF = ("", "off", "false", "f", "no", "n", "0")
 DEFAULT_VALIDATION_FRACTION = 0.01
 
 
@@ -96,8 +100,8 @@ def prepare(
 
     A document is for validation when a hash of (seed, its id) falls below `validation_fraction` (0.01 unless given),
     or when it comes from `validation_sources`; give one of the two. Each source file is one unit of work: finished
-    ones are skipped when the same command runs again. `workers` processes share the cores (unless given: one per file,
-    as many as there are cores). The content does not depend on their number.
+    ones are skipped when the same command runs again. `workers` processes share the cores (unless given: one for every
+    four cores, at most one per file). The content does not depend on their number.
 
     Raises `InputError` (one line: file, line, remedy) for bad input, no space left, a killed worker
     (`WorkerDiedError`), or an `out` that holds a set made from something else. What is finished stays.
@@ -121,7 +125,7 @@ def prepare(
         save_tokenizer(tokenizer, out / "tokenizer")
         np.save(out / "token_bytes.npy", token_byte_lengths(tokenizer))
         units = [unit for split, group in found for unit in _units(out, group, split, options, facts)]
-        _tokenize_missing(units, out / "tokenizer" / "tokenizer.json", workers or min(len(units), num_cores()))
+        _tokenize_missing(units, tokenizer.backend_tokenizer, out, workers or _num_workers(len(units)))
         return _finish(out, units, facts)
 
 
@@ -133,6 +137,12 @@ def _fraction(given: float | None, validation_sources: Sequence[str | Path]) -> 
     if not 0 <= given < 1:
         raise InputError(f"validation_fraction {given} is not in [0, 1)")
     return given
+
+
+def _num_workers(num_units: int) -> int:
+    """Where TOKENIZERS_PARALLELISM turns the threads of `tokenizers` off, one for each core."""
+    has_threads = os.environ.get("TOKENIZERS_PARALLELISM", "true").lower() not in THREADS_OFF
+    return max(1, min(num_units, num_cores() // (CORES_PER_WORKER if has_threads else 1)))
 
 
 Found = list[tuple[SplitName | None, list[Source]]]
@@ -255,7 +265,7 @@ Report = Callable[[int, int, int], None]
 """Called with the bytes read from disk, the bytes of text and the tokens written since the last call."""
 
 
-def _tokenize_missing(units: list[_Unit], tokenizer_file: Path, workers: int) -> None:
+def _tokenize_missing(units: list[_Unit], backend: "Tokenizer", out: Path, workers: int) -> None:
     missing = [unit for unit in units if not _is_done(unit)]
     sizes = {unit.folder: sum(source.num_bytes or 0 for source in unit.sources) for unit in units}
     is_known = all(source.num_bytes is not None for unit in units for source in unit.sources)
@@ -275,9 +285,9 @@ def _tokenize_missing(units: list[_Unit], tokenizer_file: Path, workers: int) ->
                 progress.advance(num_bytes / 1e6, f"{rate:.1f} MB/s of text, {tokens / 1e6:,.1f}M tokens")
 
         if min(workers, len(missing)) <= 1:
-            _tokenize_here(missing, tokenizer_file, report)
+            _tokenize_here(missing, backend, report)
         else:
-            _tokenize_in_workers(missing, tokenizer_file, min(workers, len(missing)), report)
+            _tokenize_in_workers(missing, out, min(workers, len(missing)), report)
 
 
 def _is_done(unit: _Unit) -> bool:
@@ -288,16 +298,16 @@ def _is_done(unit: _Unit) -> bool:
     return all(wrong_size(unit.folder, split, part, unit.dtype) is None for split, part in shard.parts.items())
 
 
-def _tokenize_here(units: list[_Unit], tokenizer_file: Path, report: Report) -> None:
-    encoder = _load_encoder(tokenizer_file)
+def _tokenize_here(units: list[_Unit], backend: "Tokenizer", report: Report) -> None:
+    encoder = _encoder(backend)
     for unit in units:
         _tokenize(unit, encoder, num_cores(), report)
 
 
-def _tokenize_in_workers(units: list[_Unit], tokenizer_file: Path, workers: int, report: Report) -> None:
+def _tokenize_in_workers(units: list[_Unit], out: Path, workers: int, report: Report) -> None:
     """A thread for each worker process hands it one unit after another, large ones first. A failure stops all."""
     waiting = sorted(units, key=lambda unit: sum(source.num_bytes or 0 for source in unit.sources))
-    threads = max(1, num_cores() // workers)
+    threads = -(-num_cores() // workers)
 
     def feed(process: Any, connection: Connection) -> None:
         while waiting:
@@ -305,17 +315,17 @@ def _tokenize_in_workers(units: list[_Unit], tokenizer_file: Path, workers: int,
 
     with ExitStack() as stack:
         feeders = stack.enter_context(ThreadPoolExecutor(workers))
-        pool = [stack.enter_context(_worker(tokenizer_file, threads)) for _ in range(workers)]
+        pool = [stack.enter_context(_worker(out, threads)) for _ in range(workers)]
         done, _ = wait([feeders.submit(feed, *worker) for worker in pool], return_when=FIRST_EXCEPTION)
         for future in done:
             future.result()
 
 
 @contextmanager
-def _worker(tokenizer_file: Path, threads: int) -> Iterator[tuple[Any, Connection]]:
+def _worker(out: Path, threads: int) -> Iterator[tuple[Any, Connection]]:
     context = get_context("spawn")  # the threads of `tokenizers` do not survive a fork
     ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(theirs, tokenizer_file, threads), daemon=True)
+    process = context.Process(target=_serve, args=(theirs, out, threads), daemon=True)
     process.start()
     theirs.close()
     try:
@@ -342,10 +352,12 @@ def _run_unit(unit: _Unit, process: Any, connection: Connection, report: Report)
         ) from None
 
 
-def _serve(connection: Connection, tokenizer_file: Path, threads: int) -> None:
+def _serve(connection: Connection, out: Path, threads: int) -> None:
     """A worker: units in; `Report` counts while one is worked on, then None or an error out. Ends with its parent."""
+    from tokenizers import Tokenizer
+
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    os.environ["RAYON_NUM_THREADS"] = str(threads)
+    os.environ |= {"RAYON_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "true"}
 
     def tell(message: object) -> None:
         try:
@@ -353,9 +365,9 @@ def _serve(connection: Connection, tokenizer_file: Path, threads: int) -> None:
         except BrokenPipeError:
             os._exit(1)  # the parent is gone; unwinding could touch folders that its successor already works on
 
-    with open(tokenizer_file.parent.parent / ".workers", "w") as alive:
+    with open(out / ".workers", "w") as alive:
         fcntl.flock(alive, fcntl.LOCK_SH)
-        encoder = _load_encoder(tokenizer_file)
+        encoder = _encoder(Tokenizer.from_file(str(out / "tokenizer" / "tokenizer.json")))
         while (unit := _next_unit(connection)) is not None:
             try:
                 _tokenize(unit, encoder, threads, lambda *counts: tell(counts))
@@ -380,10 +392,7 @@ class _Encoder:
     cuts_at_lines: bool
 
 
-def _load_encoder(tokenizer_file: Path) -> _Encoder:
-    from tokenizers import Tokenizer
-
-    backend = Tokenizer.from_file(str(tokenizer_file))
+def _encoder(backend: "Tokenizer") -> _Encoder:
     backend.encode_special_tokens = True  # a document that spells out `<|mask|>` holds these letters, not the token
     lines = ["a\n", "b", "B.\n\n", "b ,\r\n", "é \n", "b\t\n \n", "c12\n", "the\n"]
 
