@@ -77,9 +77,9 @@ def evaluate(
     if pair is not None:
         print_comparison(compare(scores, *pair, np.random.default_rng(COMPARISON_SEED)))
     if failures:
-        blocked = [failure for failure in failures if failure.reason.startswith("blocked: ")]
-        reasons = Counter(failure.reason for failure in failures if failure not in blocked)
-        waiting = f", {len(blocked)} that need them were not run" if blocked else ""
+        reasons = Counter(failure.reason for failure in failures if not failure.is_blocked)
+        num_blocked = len(failures) - reasons.total()
+        waiting = f", {num_blocked} that need them were not run" if num_blocked else ""
         raise InputError(
             f"{reasons.total()} failed{waiting}; most often: {reasons.most_common(1)[0][0]}; finished cells are kept, "
             "the same command runs the others again"

@@ -102,7 +102,7 @@ def test_a_failed_cell_is_told_and_run_again(
     assert missing(grid) == 0 and not list(read_failures(grid.out))
 
 
-def test_bad_data_fails_its_task_alone(grid: Grid, tmp_path: Path) -> None:
+def test_bad_data_fails_its_task_alone(grid: Grid, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     bad = tmp_path / "bad"
     bad.mkdir()
     for split in ("train", "validation", "test"):
@@ -112,7 +112,8 @@ def test_bad_data_fails_its_task_alone(grid: Grid, tmp_path: Path) -> None:
     failures = run_grid(small, plan_grid(small), HERE)
     assert "label 7 is not one of task 'snli'" in failures[0].reason
     blocked = [failure for failure in failures if failure.reason.startswith("blocked: encode snli for ")]
-    assert len(blocked) == 4
+    assert len(blocked) == 4 and all(failure.is_blocked for failure in blocked)
+    assert capsys.readouterr().err.count("label 7 is not one of") == 1
     kept = dict(read_failures(small.out))
     assert len(kept) == 4 and all("train.jsonl:1: label 7 is not one of" in reason for reason in kept.values())
     assert {score.task for score in read_finished(plan_grid(small), small.out)} == {"wnut17"}

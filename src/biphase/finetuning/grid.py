@@ -155,9 +155,15 @@ class Failure:
     name: str
     reason: str
 
+    @property
+    def is_blocked(self) -> bool:
+        """Whether it was not run, because what it needs failed."""
+        return self.reason.startswith("blocked: ")
+
 
 def run_grid(grid: Grid, trainings: Sequence[Training], engine: Engine) -> list[Failure]:
-    """Run the given trainings. A failed one is told and kept as `failed/NAME.json`; the others go on."""
+    """Run the given trainings. A failed one is kept as `failed/NAME.json`, and told unless it was not even run; the
+    others go on."""
     failures: list[Failure] = []
     by_name = {training.name: training for training in trainings}
     num_cells = sum(len(training.cells) for training in trainings)
@@ -166,7 +172,8 @@ def run_grid(grid: Grid, trainings: Sequence[Training], engine: Engine) -> list[
             training = by_name.get(outcome.name)
             if outcome.error is not None:
                 failures.append(Failure(outcome.name, outcome.error))
-                progress.say(f"{outcome.name}: {outcome.error}")
+                if not failures[-1].is_blocked:  # one bad file may block hundreds
+                    progress.say(f"{outcome.name}: {outcome.error}")
             if outcome.value == [BUSY]:
                 progress.say(f"{outcome.name}: left to the process that is at it")
                 continue
