@@ -29,7 +29,7 @@ class Init(Strict):
     """Where the weights come from: exactly one of `preset`, `checkpoint` and `model`."""
 
     preset: str | None = None
-    """A size of `biphase.encoder.backbone.PRESETS`, from random weights."""
+    """A size of `biphase.encoder.presets.PRESETS`, from random weights."""
     architecture: dict[str, bool | int | float | str] = {}
     """Changes to the preset under transformers' names, such as `num_hidden_layers: 6`."""
     checkpoint: str | None = None

@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from biphase.config import Recipe, load_config
+from biphase.encoder.presets import PRESETS
 from biphase.errors import InputError
 from biphase.study.advise import (
     MOST_EPOCHS,
@@ -23,7 +24,6 @@ from biphase.study.advise import (
     recipe_yaml,
 )
 from biphase.study.cost import find_machine
-from biphase.study.shapes import PRESETS
 
 H100 = find_machine("H100", efficiency=0.4)
 

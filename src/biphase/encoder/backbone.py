@@ -30,30 +30,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, 
 
 from biphase.encoder.attention import ATTENTION, Backend, Layout, NoLayoutError, lay_out
 from biphase.encoder.head import language_model_loss
+from biphase.encoder.presets import PRESETS
 from biphase.errors import InputError, nearest
-
-
-def sizes(layers: int, width: int, ffn: int, heads: int, kv_heads: int) -> dict[str, int]:
-    return {
-        "num_hidden_layers": layers,
-        "hidden_size": width,
-        "intermediate_size": ffn,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-    }
-
-
-PRESETS: dict[str, dict[str, int]] = {
-    # The paper's three (Table 1), named by their parameters without the language model head ...
-    "1b": sizes(28, 1728, 5120, 18, 6),
-    "610m": sizes(26, 1152, 4096, 18, 6),
-    "210m": sizes(12, 768, 3072, 12, 12),
-    # ... and smaller ones, named by the parameters of their blocks.
-    "36m": sizes(10, 512, 1536, 8, 8),
-    "11m": sizes(6, 384, 1024, 6, 6),
-    "3m": sizes(4, 256, 640, 4, 4),
-    "1m": sizes(4, 128, 384, 4, 4),
-}
 
 WINDOW_PROOF_TOKENS = 300
 """Longest sample of the proof of packing: enough to see the local attention of ModernBERT (128)."""

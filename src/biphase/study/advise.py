@@ -19,10 +19,11 @@ from rich.table import Table
 from biphase.config import Checkpoints, Compute, Data, Init, Optimizer, Phase, Recipe, Schedule, Validation
 from biphase.corpus.shards import ShardSet
 from biphase.corpus.text import find_sources, read_documents
+from biphase.encoder.presets import PRESETS
 from biphase.errors import InputError
 from biphase.study.cost import Machine
 from biphase.study.describe import number
-from biphase.study.shapes import PRESETS, Shape, Text, flops_per_token, shape_of
+from biphase.study.shapes import Shape, Text, flops_per_token, shape_of
 from biphase.study.spec import curriculum_label, fill, read_curriculum, write_steps
 
 PAPER = "arXiv 2507.00994"
@@ -297,7 +298,7 @@ def write_recipe(chosen: Candidate, curriculum: str, shards: str, machine: Machi
     context = context_of(chosen.preset)
     steps, batch = choose_steps(chosen.tokens, context)
     is_small = chosen.preset not in PAPER_SIZES
-    width = PRESETS[chosen.preset][1]
+    width = PRESETS[chosen.preset]["hidden_size"]
     rate = float(f"{min(5e-4 * max(1.0, 768 / width), 2e-3) * (3 if is_small else 1):.1g}")
     warmup = min(2000, math.ceil(0.05 * steps))
     decay = min(steps - warmup, max(min(2000, round(0.2 * steps)), round(0.05 * steps)))

@@ -14,12 +14,13 @@ from statistics import median
 import numpy as np
 
 from biphase.config import Data, Recipe
+from biphase.encoder.presets import KEYS
 from biphase.errors import InputError, nearest
 from biphase.finetuning.score import FinetuneConfig
 from biphase.finetuning.tasks import find_task
 from biphase.run import open_run, read_metrics
 from biphase.study.plan import Checkpoint, Plan, PlannedRun
-from biphase.study.shapes import KEYS, Shape, Text, flops_per_token, shape_of
+from biphase.study.shapes import Shape, Text, flops_per_token, shape_of
 from biphase.study.spec import Planning, Published, Study, StudyModel, named_models
 
 DEVICES = {

@@ -420,9 +420,11 @@ def logged_steps(place: Workplace, run: str) -> int:
 
 
 def seconds_by_task(plan: Plan, place: Workplace) -> dict[str, float]:
-    """Mean seconds of a finished cell, by the task that it is trained on."""
-    known: dict[str, list[float]] = {}
+    """Mean seconds of a finished cell, one training and all its evaluations, by the task that it is trained on."""
+    cells: dict[str, dict[tuple[str, float, int], float]] = {}
     for model in plan.models:
         for score in current_scores(plan, place, model).scores:
-            known.setdefault(score.trained_on, []).append(sum(score.seconds.values()))
-    return {task: sum(values) / len(values) for task, values in known.items()}
+            own = cells.setdefault(score.trained_on, {})
+            key = (model.name, score.config.learning_rate, score.config.seed)
+            own[key] = own.get(key, score.seconds["train"]) + score.seconds["evaluate"]
+    return {task: sum(own.values()) / len(own) for task, own in cells.items()}

@@ -8,19 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from biphase.config import Phase
-
-PRESETS: dict[str, tuple[int, int, int, int, int]] = {
-    "1b": (28, 1728, 5120, 18, 6),
-    "610m": (26, 1152, 4096, 18, 6),
-    "210m": (12, 768, 3072, 12, 12),
-    "36m": (10, 512, 1536, 8, 8),
-    "11m": (6, 384, 1024, 6, 6),
-    "3m": (4, 256, 640, 4, 4),
-    "1m": (4, 128, 384, 4, 4),
-}
-"""Layers, width, feed-forward width, heads and key-value heads of the presets of `biphase.encoder.backbone`."""
-
-KEYS = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
+from biphase.encoder.presets import KEYS, PRESETS
 
 
 @dataclass(frozen=True)
@@ -55,7 +43,7 @@ class Shape:
 
 def shape_of(preset: str, architecture: Mapping[str, Any], vocab_size: int) -> Shape:
     """The shape of a preset with changes under transformers' names."""
-    settings = {**dict(zip(KEYS, PRESETS[preset], strict=True)), **architecture}
+    settings = {**PRESETS[preset], **architecture}
     layers, width, ffn, heads, kv_heads = (int(settings[key]) for key in KEYS)
     return Shape(
         layers,

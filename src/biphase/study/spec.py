@@ -16,10 +16,10 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, model_validator
 
 from biphase.config import Count, Phase, PositiveCount, Recipe, Strict, load_config, parse_config
+from biphase.encoder.presets import PRESETS
 from biphase.errors import InputError, nearest
 from biphase.finetuning.score import FinetuneConfig
 from biphase.finetuning.tasks import find_task
-from biphase.study.shapes import PRESETS
 
 OBJECTIVES = ("clm", "mlm", "mntp")
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"

@@ -1,0 +1,22 @@
+"""The sizes of networks that a recipe can name. Without torch, so that plans of studies need none."""
+
+KEYS = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
+"""Transformers' names of what makes the size of a network, besides its vocabulary."""
+
+
+def sizes(*values: int) -> dict[str, int]:
+    return dict(zip(KEYS, values, strict=True))
+
+
+PRESETS: dict[str, dict[str, int]] = {
+    # The paper's three (Table 1), named by their parameters without the language model head ...
+    "1b": sizes(28, 1728, 5120, 18, 6),
+    "610m": sizes(26, 1152, 4096, 18, 6),
+    "210m": sizes(12, 768, 3072, 12, 12),
+    # ... and smaller ones, named by the parameters of their blocks.
+    "36m": sizes(10, 512, 1536, 8, 8),
+    "11m": sizes(6, 384, 1024, 6, 6),
+    "3m": sizes(4, 256, 640, 4, 4),
+    "1m": sizes(4, 128, 384, 4, 4),
+}
+"""Largest first."""
