@@ -29,7 +29,7 @@ from datetime import date
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pretraining import describe, num_cores, say
 
@@ -38,7 +38,8 @@ from pretraining import describe, num_cores, say
 HERE = Path(__file__).resolve().parent
 CLASSIFICATION = ("sequence_classification", "token_classification")
 METRICS = {"sequence_classification": "accuracy", "token_classification": "f1", "retrieval": "ndcg_at_10"}
-SPLITS = ("validation", "test")
+Evaluated = Literal["validation", "test"]
+SPLITS: tuple[Evaluated, ...] = ("validation", "test")
 
 
 @dataclass(frozen=True)
@@ -473,7 +474,7 @@ def make_encoder(preset: str, vocab_size: int, folder: Path) -> Path:
     return folder / "encoder"
 
 
-def write_splits(name: str, sizes: dict[str, int], folder: Path) -> dict[str, Any]:
+def write_splits(name: str, sizes: dict[Literal["train", "validation", "test"], int], folder: Path) -> dict[str, Any]:
     """A bundled task, and its rows as plain JSON lines for both sides; of larger splits a fixed random part."""
     import random
 
@@ -718,7 +719,7 @@ def make_grids(options: argparse.Namespace, folder: Path) -> Iterator[Grid]:
     def grid(name: str, tasks: dict[str, dict[str, Any]]) -> Grid:
         return Grid(name, model, tasks, options.learning_rates, options.seeds, settings)
 
-    sizes = {"train": options.train_examples} | most
+    sizes: dict[Literal["train", "validation", "test"], int] = {"train": options.train_examples, **most}
     if options.tasks:
         yield grid(
             "classification", {task: write_splits(task, sizes, folder / "data" / task) for task in options.tasks}

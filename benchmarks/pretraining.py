@@ -175,8 +175,8 @@ def peak_memory(device: Any) -> float:
 
 def run_biphase(job: Job) -> dict[str, Any]:
     """`train` itself, with a clock where it records a step and a scale where it forms a microbatch."""
+    import biphase.pretraining.loop as loop
     from biphase.encoder.backbone import FlopCount
-    from biphase.pretraining import loop
     from biphase.pretraining.records import Journal
 
     device, dtype, peak = measured_peak(job)
@@ -355,11 +355,11 @@ def run_breakdown(job: Job) -> dict[str, Any]:
 
 def open_update(job: Job) -> tuple[Callable[..., Any], Callable[[int], Any], Any]:
     """The loop's own `update` and batches, without its records and checkpoints; scopes named for `sort_events`."""
+    import biphase.pretraining.loop as loop
     from biphase.corpus.shards import ShardSet
     from biphase.device import choose_device, choose_dtype, synchronize
     from biphase.distributed import World
     from biphase.encoder.backbone import PackedModel, count_flops
-    from biphase.pretraining import loop
     from biphase.pretraining.curriculum import Start, load_network
     from biphase.pretraining.feed import open_source
     from biphase.pretraining.optimizer import make_optimizers

@@ -6,6 +6,7 @@ Needs ../shared/data/corpus (not part of the repository); without it the script 
 import io
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import zstandard
@@ -25,7 +26,7 @@ MEGABYTES = {
 VALIDATION_SHARE = 0.04
 
 
-def documents(path: Path):
+def documents(path: Path) -> Iterator[dict]:
     with open(path, "rb") as file:
         for line in io.TextIOWrapper(zstandard.ZstdDecompressor().stream_reader(file), encoding="utf-8"):
             yield json.loads(line)

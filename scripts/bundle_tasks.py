@@ -62,7 +62,7 @@ def split_by_premise(rows: list[dict], num_premises: int) -> tuple[list[dict], l
     groups = [list(group) for _, group in itertools.groupby(rows, key=lambda row: row["premise"])]
     assert len(groups) == len({group[0]["premise"] for group in groups}), "a premise comes back later in the file"
     drawn = set(np.random.default_rng(SEED).permutation(len(groups))[:num_premises].tolist())
-    parts = ([], [])
+    parts: tuple[list[dict], list[dict]] = ([], [])
     for number, group in enumerate(groups):
         parts[number not in drawn].extend(group)
     return parts
@@ -71,7 +71,7 @@ def split_by_premise(rows: list[dict], num_premises: int) -> tuple[list[dict], l
 def genre_sentences(path: Path, per_genre: int) -> list[dict]:
     """As many sentences of each genre, each from the middle of a document, in an order drawn with the seed."""
     rng = np.random.default_rng(SEED)
-    found = defaultdict(list)
+    found: dict[str, list[dict]] = defaultdict(list)
     with open(path, "rb") as file:
         for line in io.TextIOWrapper(zstandard.ZstdDecompressor().stream_reader(file), encoding="utf-8"):
             document = json.loads(line)

@@ -125,7 +125,8 @@ def write(name: str, fixture: dict[str, Any], official: Path, programs: tuple[st
 
 def take_methods(path: Path, *names: str) -> dict[str, Any]:
     """Methods of a class in a file whose imports are not there, as functions (`self` comes first)."""
-    found = [node for node in ast.walk(ast.parse(path.read_text())) if getattr(node, "name", None) in names]
+    tree = ast.walk(ast.parse(path.read_text()))
+    found = [node for node in tree if isinstance(node, ast.stmt) and getattr(node, "name", None) in names]
     assert len(found) == len(names), f"{path} has not exactly one each of {names}"
     functions: dict[str, Any] = {"np": np, "f1_score": f1_score, "ndcg_score": ndcg_score, "tqdm": lambda x, **_: x}
     code = compile(
@@ -259,8 +260,8 @@ def run_script(
             if value is not None:
                 paths.append(Path(folder) / f"{name}.json")
                 paths[-1].write_text(json.dumps(value))
-        extra = [] if no_answer_scores is None else ["--na-prob-file", paths[2]]
-        command = [sys.executable, script, *paths[:2], *extra]
+        extra: list[str | Path] = [] if no_answer_scores is None else ["--na-prob-file", paths[2]]
+        command: list[str | Path] = [sys.executable, script, *paths[:2], *extra]
         return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
@@ -339,7 +340,7 @@ def ranking(official: Path) -> dict[str, Any]:
         run.write_text(
             "".join(f"{q} Q0 {d} 0 {score!r} x\n" for q, scores in ranked.items() for d, score in scores.items())
         )
-        command = [official / "trec_eval", *TREC_OPTIONS, qrels, run]
+        command: list[str | Path] = [official / "trec_eval", *TREC_OPTIONS, qrels, run]
         printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     measured: dict[str, dict[str, float]] = {}
     for line in printed.splitlines():
