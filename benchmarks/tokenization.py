@@ -130,7 +130,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         tokenizer = Path(folder) / "tokenizer"
         save_tokenizer(load_tokenizer(arguments.tokenizer), tokenizer)
-        for num_files in arguments.files:
+        for num_files in sorted({min(number, len(files)) for number in arguments.files}):
             runs: dict[str, list[Run]] = {way: [] for way in MEASURES}
             for repeat in range(arguments.repeats):
                 for way, measure in MEASURES.items():
