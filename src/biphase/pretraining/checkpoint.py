@@ -69,7 +69,7 @@ def save_checkpoint(
         OSError, InputError: in the first process, such as on a full disk; `InputError` in the others.
     """
     target = run.steps / str(manifest.step)
-    weights = {name: whole(tensor, world.is_main) for name, tensor in model.network.state_dict().items()}
+    weights = whole_weights(model.network, world.is_main)
     moments = optimizer_tensors(model, optimizers, world.is_main)
     failure: OSError | InputError | None = None
     if world.is_main:
@@ -87,6 +87,13 @@ def save_checkpoint(
             failure = InputError(f"cannot write {target}: {error}; earlier checkpoints are kept, rerun to go on")
     if world.any(failure is not None):
         raise failure or InputError(f"{target} could not be written; the first process says why")
+
+
+def whole_weights(network: nn.Module, keep: bool) -> dict[str, Tensor]:
+    """The state of a network by name. Tied weights stay one tensor, so that they are gathered and written once."""
+    named = network.state_dict(keep_vars=True)
+    gathered = {id(tensor): whole(tensor, keep) for tensor in {id(t): t for t in named.values()}.values()}
+    return {name: gathered[id(tensor)] for name, tensor in named.items()}
 
 
 def optimizer_tensors(
