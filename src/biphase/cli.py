@@ -260,7 +260,7 @@ def evaluate(
 def study_plan(
     study: StudyFile,
     overrides: Overrides = None,
-    device: Annotated[str | None, typer.Option(help="Count hours of this device, such as H100 or CPU.")] = None,
+    device: Annotated[str | None, typer.Option(help="Such as H100 or CPU, or a run to measure by.")] = None,
     efficiency: Annotated[float | None, typer.Option(help="Useful FLOP/s as a share of the device's peak.")] = None,
     format: Annotated[str, typer.Option(help="text, json, dot or mermaid.")] = "text",
     picture: Annotated[Path | None, typer.Option(help="Draw the tree of runs into this .svg, .pdf or .png.")] = None,
@@ -331,7 +331,7 @@ def study_report(
 def study_advise(
     text: Annotated[Path | None, typer.Option(help="Your text: a file or a folder.")] = None,
     hours: Annotated[float | None, typer.Option(help="How long the devices may work.")] = None,
-    device: Annotated[str, typer.Option(help="Such as H100 or CPU.")] = "CPU",
+    device: Annotated[str, typer.Option(help="Such as H100 or CPU, or a run to measure by.")] = "CPU",
     devices: Annotated[int, typer.Option(help="How many.")] = 1,
     efficiency: Annotated[float | None, typer.Option(help="Useful FLOP/s as a share of the device's peak.")] = None,
     flops: Annotated[float | None, typer.Option(help="A budget in FLOPs in place of hours and device.")] = None,

@@ -20,7 +20,6 @@ from biphase.study.cost import (
     cell_cost,
     estimate,
     find_machine,
-    measure_efficiency,
     measure_sizes,
     moment_bytes,
     read_text,
@@ -139,14 +138,19 @@ def test_a_device_of_any_name_needs_a_peak() -> None:
     assert find_machine("cpu").source == "assumed"
 
 
-def test_efficiency_is_measured_from_runs(tmp_path: Path) -> None:
+def test_a_run_measures_its_device(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("name: x\n")
-    with pytest.raises(InputError, match="cannot be measured"):
-        measure_efficiency([tmp_path])
-    shares = [0.01, 0.5, 0.3, 0.4]
-    lines = [f'{{"kind": "train", "step": {i}, "share_of_peak": {share}}}\n' for i, share in enumerate(shares)]
+    (tmp_path / "environment.json").write_text('{"device": "NVIDIA X", "processes": 4, "threads": 16}')
+    with pytest.raises(InputError, match="too few steps to measure a device by"):
+        find_machine(str(tmp_path))
+    speeds = [1e9, 5e12, 3e12, 4e12]
+    lines = [f'{{"kind": "train", "step": {i}, "flops_per_second": {speed}}}\n' for i, speed in enumerate(speeds)]
     (tmp_path / "metrics.jsonl").write_text("".join(lines))
-    assert measure_efficiency([tmp_path]) == 0.4
+    machine = find_machine(str(tmp_path), devices=2)
+    assert (machine.name, machine.devices, machine.peak_flops) == ("NVIDIA X", 2, 1e12)
+    assert machine.device_hours(3.6e15) == 1
+    (tmp_path / "environment.json").write_text('{"device": "cpu", "processes": 1, "threads": 2}')
+    assert find_machine(str(tmp_path)).peak_flops == 2e12
 
 
 def test_the_papers_cost(paper: Plan) -> None:

@@ -52,6 +52,7 @@ class Journal:
             "targets": result.targets,
             "tokens_seen": tokens_seen,
             "tokens_per_second": round(result.tokens / seconds, 1),
+            "flops_per_second": round(result.flops / seconds),
             "share_of_peak": round(result.flops / seconds / self.peak, 4),
         }
         self.write(record)

@@ -1,12 +1,12 @@
 """Plan → FLOPs, device hours and disk, with every assumption named.
 
 FLOPs are counted as the training loop counts them (`study.shapes`); hours are FLOPs over peak and efficiency, so they
-are as good as the efficiency: give a measured one (`measure_efficiency`) where there is a run to measure.
+are as good as the efficiency: where there is a run to measure, name its folder as the device.
 """
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -16,6 +16,7 @@ import numpy as np
 from biphase.config import Data, Recipe
 from biphase.encoder.presets import KEYS
 from biphase.errors import InputError, nearest
+from biphase.files import read_json
 from biphase.finetuning.score import FinetuneConfig
 from biphase.finetuning.tasks import find_task
 from biphase.run import open_run, read_metrics
@@ -66,30 +67,38 @@ def find_machine(
     source: str = "stated",
     peak_flops: float | None = None,
 ) -> Machine:
-    """A device of the table, or one of any name with `peak_flops` given; raises `InputError` for unknown ones."""
+    """A device of the table, the folder of a run (`measure_machine`), or any name with `peak_flops` given.
+
+    Raises `InputError` for unknown ones.
+    """
+    if (Path(name) / "config.yaml").exists():
+        return measure_machine(Path(name), devices)
     wanted = name.casefold()
     by_length = sorted(DEVICES, key=len, reverse=True)  # an A100 is no A10
     key = next((key for key in by_length if key.casefold() in wanted), None)
     peak = peak_flops or DEVICES.get(key or "")
     if peak is None:
-        raise InputError(f"unknown device '{name}'{nearest(name, DEVICES)}; for others give their peak FLOP/s")
+        raise InputError(f"unknown device '{name}'{nearest(name, DEVICES)}; or name a run of yours to measure it by")
     if efficiency is None:
         efficiency, source = EFFICIENCY.get(key or "", ASSUMED_EFFICIENCY), "assumed"
     return Machine(key or name, devices, peak, efficiency, source)
 
 
-def measure_efficiency(runs: Iterable[Path]) -> float:
-    """The median share of peak of the steps of finished or running runs, the first few left out.
+def measure_machine(path: Path, devices: int = 1) -> Machine:
+    """The devices that a run had, as fast as it was: the median of its steps, without the first few.
 
-    Raises `InputError` for a folder that is no run, or when none of them has logged more than its first steps.
+    A device is a GPU, or a core of a CPU. Raises `InputError` when the run has logged no more than its first steps.
     """
-    shares = []
-    for path in runs:
-        records = read_metrics(open_run(path), "train")
-        shares += [record["share_of_peak"] for record in records[len(records) // 10 + 1 :]]
-    if not shares:
-        raise InputError("no step of these runs is logged yet, so their efficiency cannot be measured")
-    return median(shares)
+    run = open_run(path)
+    records = read_metrics(run, "train")
+    speeds = [record["flops_per_second"] for record in records[len(records) // 10 + 1 :]]
+    if not speeds:
+        raise InputError(f"{path} has logged too few steps to measure a device by; let it train for longer")
+    environment = read_json(run.path / "environment.json")
+    is_cpu = environment["device"] == "cpu"
+    used = environment["processes"] * (environment["threads"] if is_cpu else 1)
+    name = "CPU" if is_cpu else environment["device"]
+    return Machine(name, devices, median(speeds) / used, 1.0, f"as measured in {path}")
 
 
 def read_text(data: Data, planning: Planning) -> Text:
@@ -260,8 +269,8 @@ def estimate(plan: Plan, machine: Machine | None = None) -> Estimate:
     ]
     if machine:
         assumptions.append(
-            f"{machine.name}: {machine.peak_flops / 1e12:,.4g} TFLOP/s, {machine.efficiency:.0%} of them used "
-            f"({machine.source})"
+            f"{machine.name}: {machine.peak_flops / 1e12:,.4g} TFLOP/s, {machine.efficiency:.0%} of them used, "
+            f"{machine.source}"
         )
     if plan.cells:
         assumptions.append("fine-tuning: rounded sizes of the tasks' published data, at the same efficiency")
