@@ -33,7 +33,7 @@ class Init(Strict):
     architecture: dict[str, bool | int | float | str] = {}
     """Changes to the preset under transformers' names, such as `num_hidden_layers: 6`."""
     checkpoint: str | None = None
-    """A run of ours, `runs/NAME-HASH` (its last step) or `runs/NAME-HASH@STEP`: steps and data order go on."""
+    """A run of ours, `runs/NAME-HASH@STEP`, or `runs/NAME-HASH` once it is done: steps and data order go on."""
     carry_optimizer: bool = True
     """With `checkpoint`: go on with its optimizer moments too, or start them at zero."""
     model: str | None = None
