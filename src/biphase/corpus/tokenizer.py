@@ -57,6 +57,8 @@ KNOWN_NAMES = {
 }
 NEW_NAMES = {"eos_token": EOS, "mask_token": MASK, "pad_token": PAD}
 RESERVED_SLOT = re.compile(r"<\|?(?:reserved[\w ]*|unused|extra_|dummy_|SPECIAL_)_?\d+\|?>|\[unused\d+\]")
+TOKENIZER_FILES = ("tokenizer.json", "*.model", "vocab.*")
+"""Of a model folder; without one of these transformers makes up a tokenizer that knows no word."""
 PICKLES = {".pkl", ".pickle", ".pt", ".pth", ".bin", ".ckpt", ".npy", ".npz"}
 
 

@@ -11,28 +11,29 @@ from typing import Any
 
 from torch import nn
 
-from biphase.corpus.tokenizer import NEW_NAMES, load_tokenizer, tokenizer_hash
+from biphase.corpus.tokenizer import NEW_NAMES, TOKENIZER_FILES, load_tokenizer, tokenizer_hash
 from biphase.encoder.backbone import load_model_config
+from biphase.encoder.hub import fetch_model
 from biphase.encoder.pretrained import load_backbone, refuse_pickles
 from biphase.errors import InputError
 from biphase.files import content_hash, file_hash
 from biphase.finetuning.encoding import KeyedTokenizer
 from biphase.pretraining.checkpoint import find_model
 
-HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt"]
 IDENTIFYING_FILES = (
     *("config.json", "*.safetensors"),
     *("tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "*.model", "vocab*", "merges*"),
 )
-
-TOKENIZER_FILES = ("tokenizer.json", "*.model", "vocab.*")
-"""Without one of these transformers makes up a tokenizer that knows no word."""
 
 AFTER_PADDING = {
     *("camembert", "data2vec-text", "esm", "ibert", "longformer", "luke", "mpnet", "roberta", "roberta-prelayernorm"),
     *("xlm-roberta", "xlm-roberta-xl", "xmod"),
 }
 """Types of networks that number positions from behind the index of padding, so that the first ones are of no use."""
+
+
+fetch_once = lru_cache(fetch_model)
+"""A grid asks for the same model again and again."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ def stamps_of(folder: Path) -> tuple[tuple[str, int, int], ...]:
 
 
 def find_folder(name: str) -> Path:
-    """The folder of a model; one from the hub is downloaded once, without code and pickles.
+    """The folder of a model; one from the hub is downloaded once (`encoder.hub`).
 
     Raises `InputError` naming what is missing there: configuration, weights as safetensors, tokenizer.
     """
@@ -117,22 +118,10 @@ def find_folder(name: str) -> Path:
         id, _, revision = str(folder).partition("@")
         if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", id):
             raise InputError(f"{name} is neither a run, nor a folder, nor a hub id")
-        folder = download(id, revision or None)
+        folder = fetch_once(id, revision or None)
     if not (folder / "config.json").exists():
         raise InputError(f"{name} has no config.json: it is not a Hugging Face model folder")
     refuse_pickles(folder)
     if not any(path for pattern in TOKENIZER_FILES for path in folder.glob(pattern)):
         raise InputError(f"{name} has no tokenizer files (tokenizer.json or the like); save its tokenizer beside it")
     return folder
-
-
-@lru_cache
-def download(id: str, revision: str | None) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HTTPError, LocalEntryNotFoundError
-
-    try:
-        return Path(snapshot_download(id, revision=revision, allow_patterns=HUB_FILES))
-    except (OSError, HTTPError, LocalEntryNotFoundError, ValueError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise InputError(f"model {id} is no folder here and cannot be had from the hub ({reason})") from None

@@ -12,7 +12,7 @@ from transformers import AutoModelForMaskedLM, EuroBertConfig, PreTrainedModel
 
 from biphase.config import Data, Phase, Recipe
 from biphase.corpus.shards import ShardSet, check_tokenizer
-from biphase.corpus.tokenizer import load_tokenizer, tokenizer_hash
+from biphase.corpus.tokenizer import TOKENIZER_FILES, load_tokenizer, tokenizer_hash
 from biphase.encoder.backbone import (
     TokenIds,
     check_head,
@@ -28,9 +28,6 @@ from biphase.files import content_hash, file_hash
 from biphase.objectives import Vocabulary, is_causal
 from biphase.pretraining.checkpoint import Manifest, find_checkpoint, read_manifest, split_reference, whole_steps
 from biphase.run import Run, read_recipe
-
-TOKENIZER_FILES = ("tokenizer.json", "*.model", "vocab.*")
-"""Without one of these a model folder has no tokenizer."""
 
 
 @dataclass(frozen=True)
