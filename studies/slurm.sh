@@ -19,6 +19,6 @@ shift 2
 gpus=${SLURM_GPUS_ON_NODE:-1}
 
 # 1. Training runs, each over all GPUs of the node; cells wait.
-srun biphase study run "$study" "$@" --out "$folder" --unit train --processes "$gpus" --workers 1
+srun biphase study run "$study" "$@" --out "$folder" --unit train --processes "$gpus"
 # 2. Fine-tunings, four to a GPU: they are small.
 srun biphase study run "$study" "$@" --out "$folder" --workers-per-gpu 4

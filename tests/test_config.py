@@ -132,6 +132,10 @@ def test_a_pure_phase_is_its_own_part() -> None:
     assert phase.at(2) is phase
 
 
+def test_a_wrong_item_does_not_make_its_list_too_short() -> None:
+    assert refusal("curriculum.0.objective=mml").count("curriculum") == 1
+
+
 def test_every_mistake_is_named_at_once() -> None:
     line = refusal("sede=1", "batch_tokens=many")
     assert "unknown key 'sede'" in line

@@ -360,6 +360,22 @@ def test_gpus_go_round(allowed: str | None, per_gpu: int, expected: list[str], m
     assert Processes(Engine(workers_per_gpu=per_gpu, device="cpu"), 100).limit == num_cores()
 
 
+def test_workers_that_start_processes_of_their_own_have_several_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torchrun needs them: `biphase study run --processes 4`."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(execute, "count_gpus", lambda allowed: 9)
+    pool = Processes(Engine(devices_per_worker=4), 100)
+    shown = [pool.environment(number)["CUDA_VISIBLE_DEVICES"] for number in range(3)]
+    assert (pool.limit, shown) == (2, ["0,1,2,3", "4,5,6,7", "0,1,2,3"])
+    with pytest.raises(InputError, match="16 devices for each worker, but this machine has 9 GPUs"):
+        Processes(Engine(devices_per_worker=16), 100)
+    monkeypatch.setattr(execute, "count_gpus", lambda allowed: 0)
+    monkeypatch.setattr(execute, "num_cores", lambda: 8)
+    assert Processes(Engine(devices_per_worker=4), 100).limit == 2
+    with pytest.raises(ValueError, match="share a GPU or have several"):
+        Engine(devices_per_worker=2, workers_per_gpu=2)
+
+
 def test_gpus_are_counted_as_pytorch_counts_them(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
@@ -385,6 +401,8 @@ def test_gpus_are_counted_as_pytorch_counts_them(monkeypatch: pytest.MonkeyPatch
         ([{"CPU": 64.0, "GPU": 8.0}, {"CPU": 16.0, "GPU": 4.0}, {"CPU": 99.0}], {}, 100, (12, 4, 1.0)),
         ([{"CPU": 16.0, "GPU": 1.0}], {"workers_per_gpu": 4}, 100, (4, 4, 0.25)),
         ([{"CPU": 1.0, "GPU": 2.0}], {}, 100, (2, 0, 1.0)),
+        ([{"CPU": 64.0, "GPU": 8.0}, {"CPU": 9.0, "GPU": 1.0}], {"devices_per_worker": 4}, 100, (2, 32, 4.0)),
+        ([{"CPU": 8.0}, {"CPU": 4.0}], {"devices_per_worker": 4}, 100, (3, 4, 0)),
         ([{"CPU": 16.0, "GPU": 1.0}], {"device": "cpu"}, 4, (4, 4, 0)),
     ],
 )

@@ -254,7 +254,14 @@ def parse_config(kind: type[Model], tree: dict[str, Any], overrides: Sequence[st
     try:
         return kind.model_validate(tree)
     except ValidationError as error:
-        raise InputError(f"{origin}: " + "; ".join(explain(kind, item) for item in error.errors())) from None
+        # A list whose items are wrong also counts as too short, which is not what is wrong with it.
+        blamed = [item["loc"] for item in error.errors() if item["type"] != "too_short"]
+        found = [
+            explain(kind, item)
+            for item in error.errors()
+            if item["type"] != "too_short" or not any(place[: len(item["loc"])] == item["loc"] for place in blamed)
+        ]
+        raise InputError(f"{origin}: " + "; ".join(found)) from None
 
 
 def apply_override(tree: Any, override: str) -> Any:

@@ -81,10 +81,21 @@ class Engine(Strict):
     """Processes side by side. None: `workers_per_gpu` for each GPU, or one for each core where there is no GPU.
     0: no process but this one, a unit at a time, for a debugger."""
     workers_per_gpu: PositiveCount = 1
+    devices_per_worker: PositiveCount = 1
+    """GPUs that each worker sees, or cores that it has where there is no GPU, for units that start processes of their
+    own, as torchrun does."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto`: GPUs where there are some. `cpu` hides them from the units."""
     address: str | None = None
     """Of a Ray cluster: `auto`, HOST:PORT or `ray://HOST:10001`. None: the one on this machine, else a new one."""
+
+    @model_validator(mode="after")
+    def devices_are_whole(self) -> "Engine":
+        if self.workers_per_gpu > 1 and self.devices_per_worker > 1:
+            raise ValueError(
+                "workers either share a GPU or have several: leave workers_per_gpu or devices_per_worker at 1"
+            )
+        return self
 
     @model_validator(mode="after")
     def ray_has_workers(self) -> "Engine":
@@ -492,14 +503,20 @@ class Processes:
         self.hides_gpus = engine.device == "cpu"
         if engine.device == "cuda" and not self.gpus:
             raise InputError("device is cuda, but PyTorch sees no CUDA device; use cpu")
-        wanted = engine.workers or engine.workers_per_gpu * len(self.gpus) or num_cores()
-        self.limit = min(wanted, num_units)
+        self.gpus_each = engine.devices_per_worker
+        if self.gpus and self.gpus_each > len(self.gpus):
+            raise InputError(f"{self.gpus_each} devices for each worker, but this machine has {len(self.gpus)} GPUs")
+        places = len(self.gpus) or num_cores()
+        per_place = engine.workers_per_gpu if self.gpus else 1
+        self.limit = min(engine.workers or max(1, per_place * places // engine.devices_per_worker), num_units)
 
     def environment(self, number: int) -> dict[str, str]:
         """Of the worker in a slot: its share of the cores, its GPU."""
         threads = share_threads(num_cores() // self.limit)
         if self.gpus:
-            return {**os.environ, **threads, "CUDA_VISIBLE_DEVICES": self.gpus[number % len(self.gpus)]}
+            first = number * self.gpus_each % (len(self.gpus) // self.gpus_each * self.gpus_each)
+            own = ",".join(self.gpus[first : first + self.gpus_each])
+            return {**os.environ, **threads, "CUDA_VISIBLE_DEVICES": own}
         return {**os.environ, **threads, **({"CUDA_VISIBLE_DEVICES": ""} if self.hides_gpus else {})}
 
     def start(self, number: int) -> Process:
@@ -755,14 +772,18 @@ def share_nodes(nodes: Sequence[dict[str, float]], engine: Engine, num_units: in
     """
     with_gpus = [node for node in nodes if node.get("GPU", 0) >= 1]
     if engine.device != "cpu" and with_gpus:
-        places = [int(node["GPU"]) * engine.workers_per_gpu for node in with_gpus]
+        each = engine.devices_per_worker
+        with_gpus = [node for node in with_gpus if node["GPU"] >= each]
+        if not with_gpus:
+            raise InputError(f"{each} devices for each worker, but no Ray node has so many GPUs")
+        places = [int(node["GPU"]) // each * engine.workers_per_gpu for node in with_gpus]
         cpus = min(int(node.get("CPU", 0)) // number for node, number in zip(with_gpus, places, strict=True))
-        return min(engine.workers or sum(places), num_units), cpus, 1 / engine.workers_per_gpu
+        return min(engine.workers or sum(places), num_units), cpus, each / engine.workers_per_gpu
     if engine.device == "cuda":
         raise InputError(f"device is cuda, but none of the {len(nodes)} Ray nodes has a GPU; use cpu")
     cores = [int(node.get("CPU", 0)) for node in nodes]
     if not sum(cores):
         raise InputError(f"none of the {len(nodes)} Ray nodes offers a CPU; start one with `ray start --num-cpus`")
-    workers = min(engine.workers or sum(cores), num_units)
+    workers = min(engine.workers or sum(count // engine.devices_per_worker for count in cores) or 1, num_units)
     fitting = [cpus for cpus in range(1, max(cores) + 1) if sum(count // cpus for count in cores) >= workers]
     return workers, max(fitting, default=1), 0

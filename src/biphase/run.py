@@ -79,8 +79,9 @@ def claim_run(run: Run, config: dict[str, Any], environment: dict[str, Any]) -> 
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise BusyError(f"{path} is in use by another process; wait for it, or stop it first") from None
-        write_text(path / "config.yaml", yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
-        write_json(path / "environment.json", environment)
+        if not run.is_done:  # else only a checkpoint is made once more
+            write_text(path / "config.yaml", yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
+            write_json(path / "environment.json", environment)
         yield
 
 

@@ -474,6 +474,13 @@ def test_a_finished_run_gets_a_checkpoint_that_it_did_not_keep(tiny_recipe: Make
     assert all(digests(early, step) == digests(run, step) for step in (4, 12))
 
 
+def test_a_checkpoint_named_behind_the_progress_is_made_in_the_end(tiny_recipe: MakeRecipe, tmp_path: Path) -> None:
+    quiet = "validation.every_steps=0"
+    train_until(9, tiny_recipe(quiet), tmp_path)
+    run = train(tiny_recipe(quiet, "checkpoints.keep=[4]"), tmp_path)
+    assert {4, 10, 15, 20} <= set(whole_steps(run))
+
+
 def train_until_step_is_kept(recipe: Recipe, root: Path) -> Path:
     """Stopped during the second of the steps that are trained once more."""
     with pytest.MonkeyPatch.context() as patch:

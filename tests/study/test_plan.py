@@ -118,7 +118,7 @@ def test_a_trunk_is_shared_until_objective_or_decay_differ() -> None:
     assert branch.init.checkpoint == "1m-clm-200@60" and branch.init.carry_optimizer
     assert (branch.schedule.warmup_steps, branch.schedule.decay_steps) == (0, 20)
     assert plan.steps == 200 + 20 + 100 and plan.steps_alone == 460 and plan.longest_chain == 300
-    assert start_from(plan.runs["1m-60-100-160"], Path("runs/x-1")).init.checkpoint == "runs/x-1@60"
+    assert start_from(plan.runs["1m-60-100-160"], "runs/x-1@60").init.checkpoint == "runs/x-1@60"
 
 
 @pytest.mark.parametrize(
@@ -251,7 +251,7 @@ def test_runs_give_the_weights_of_the_arms_trained_alone(tiny_recipe: Any, tmp_p
     assert plan.runs["net-6-4-10"].parent == "net-clm-10"
     folders: dict[str, Path] = {}
     for name, run in plan.runs.items():
-        recipe = start_from(run, folders[run.parent]) if run.parent else run.recipe
+        recipe = start_from(run, f"{folders[run.parent]}@{run.first}") if run.parent else run.recipe
         folders[name] = train(recipe, tmp_path / "shared").path
     for name, arm in plan.arms.items():
         alone = arm.recipe

@@ -11,12 +11,14 @@ import pytest
 from biphase.config import parse_config
 from biphase.errors import BusyError, InputError
 from biphase.execute import Engine
+from biphase.files import read_json
 from biphase.finetuning.score import PROTOCOL
 from biphase.run import Run
 from biphase.study import run as study_run
 from biphase.study.commands import read_evidence
+from biphase.study.cost import measure_sizes
 from biphase.study.plan import Plan, plan_study
-from biphase.study.report import collect_results, compare_curricula, report_study
+from biphase.study.report import collect_results, compare_curricula, describe_model, report_study
 from biphase.study.run import (
     Workplace,
     claim_workplace,
@@ -263,14 +265,115 @@ def test_what_another_process_is_at_is_left_to_it(plan: Plan, tmp_path: Path, mo
     assert len(waits) == 1 and len(done_units(plan, place)) == 25
 
 
+def test_only_mlm_continues_as_in_the_paper(plan: Plan) -> None:
+    """A detour through CLM must not take the place of MLM in the comparison of continued models and its verdict."""
+    detour = changed(
+        plan, "arms.1.curricula=[mlm40, 50% clm + 50% mlm40]", "evaluation=null", "planning.vocab_size=384"
+    )
+    setups = {model.name: describe_model(detour, model, measure_sizes(detour)).setup for model in detour.models}
+    assert setups["tiny-clm-12-then-mlm40-6"] == "objective"
+    assert setups["tiny-clm-12-then-50-clm-50-mlm40-6"] == "other"
+
+
+def changed(plan: Plan, *overrides: str) -> Plan:
+    return plan_study(parse_config(Study, plan.study.model_dump(mode="json"), overrides, origin="changed.yaml"))
+
+
+def test_scores_of_other_settings_are_not_reported(plan: Plan, finished: Workplace, tmp_path: Path) -> None:
+    """A study that asks for other epochs, or for fewer rates, reports on those alone."""
+    place = copy_of(finished, tmp_path / "changed")
+    model = plan.models[0]
+    longer = changed(plan, "evaluation.finetune.epochs=7", "evaluation.learning_rates=[1e-3]", "evaluation.seeds=[0]")
+    assert not current_scores(longer, place, model).scores
+    assert not run_study(longer, place, HERE)
+    (score,) = current_scores(longer, place, model).scores
+    assert score.config.epochs == 7
+    fewer = changed(plan, "evaluation.learning_rates=[1e-3]")
+    assert {score.config.learning_rate for score in current_scores(fewer, place, model).scores} == {1e-3}
+    assert {score.config.epochs for score in current_scores(plan, place, model).scores} == {plan.cells[0].config.epochs}
+
+
+def test_a_precision_that_is_asked_for_is_part_of_what_is_done(plan: Plan, finished: Workplace) -> None:
+    made = current_scores(plan, finished, plan.models[0]).scores[0].config.precision  # what `auto` means here
+    for precision, done in (("auto", 25), ("fp32", 25 if made == "fp32" else 5), ("bf16", 25 if made == "bf16" else 5)):
+        assert len(done_units(changed(plan, f"evaluation.finetune.precision={precision}"), finished)) == done
+    assert not done_units(changed(plan, "recipe.compute.precision=bf16"), finished)
+
+
+def test_what_begins_at_a_changed_run_is_trained_anew(plan: Plan, finished: Workplace, tmp_path: Path) -> None:
+    """Branches and continuations, whether or not their own recipes changed."""
+    faster = changed(plan, "arms.0.recipe={schedule: {peak_lr: 2e-2}}")
+    assert not {train_name(name) for name in faster.runs} & done_units(faster, finished)
+    slower = changed(plan, "arms.1.recipe={schedule: {peak_lr: 1e-3, warmup_steps: 0}}")
+    trained = {name for name in slower.runs if train_name(name) in done_units(slower, finished)}
+    assert trained == {name for name in slower.runs if "-then-" not in name}
+    # Another process that has not seen the new parent yet must wait for it, not start from the old one.
+    place = copy_of(finished, tmp_path / "faster")
+    units = {unit.name: unit for unit in make_units(faster, place)}
+    child = units[train_name("tiny-clm-12-then-mlm40-6")]
+    cell = next(unit for unit in units.values() if unit.name.startswith("tiny-clm-12/"))
+    assert child.function(**child.arguments) == cell.function(**cell.arguments) == study_run.BUSY
+
+
+def test_a_branch_that_lacks_a_checkpoint_gets_it(plan: Plan, finished: Workplace, tmp_path: Path) -> None:
+    """Also when the checkpoint in which it began is gone: that is made once more first, and dropped again."""
+    place = copy_of(finished, tmp_path / "grown")
+    grown = changed(plan, "intermediate=[{arms: [tiny-50-50-12], steps: [7]}]", "evaluation=null")
+    assert {train_name("tiny-50-50-12"), train_name("tiny-clm-12")}.isdisjoint(done_units(grown, place))
+    assert status(grown, place)[0][0].done == 3
+    before = read_json(place.record("tiny-clm-12"))["seconds"]
+    papers = (trained_folder(place, "tiny-clm-12") / "environment.json").read_bytes()
+    assert not run_study(grown, place, HERE)
+    steps = {name: {int(p.name) for p in Run(trained_folder(place, name)).steps.iterdir()} for name in grown.runs}
+    assert steps["tiny-50-50-12"] == {7, 12} and steps["tiny-clm-12"] == {12}
+    assert read_json(place.record("tiny-clm-12"))["seconds"] > before, "what was spent is added up"
+    assert (trained_folder(place, "tiny-clm-12") / "environment.json").read_bytes() == papers
+
+
+def test_a_checkpoint_that_is_made_elsewhere_is_waited_for(plan: Plan, finished: Workplace, tmp_path: Path) -> None:
+    """While another process makes it, what begins there neither fails nor trains the trunk for itself."""
+    place = copy_of(finished, tmp_path / "grown")
+    grown = changed(plan, "arms.0.curricula=[clm, 50/50, mlm40, 25/75]", "evaluation=null")
+    units = {unit.name: unit for unit in make_units(grown, place)}
+    trunk, branch = units[train_name("tiny-clm-12")], units[train_name("tiny-25-75-12")]
+    assert branch.function(**branch.arguments) == study_run.BUSY
+    assert trunk.function(**trunk.arguments) != study_run.BUSY
+    assert branch.function(**branch.arguments) != study_run.BUSY
+    study_run.drop_checkpoints(grown, place)
+    assert trunk.function(**trunk.arguments) == "done by another process", "a late process trains nothing again"
+
+
+def test_the_run_of_torchrun_is_the_one_of_its_recipe(
+    plan: Plan, finished: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not the newest of that name."""
+    place = copy_of(finished, tmp_path / "study")
+    recipe = plan.runs["tiny-clm-12"].recipe
+    other = changed(plan, "recipe.schedule.peak_lr=2e-2").runs["tiny-clm-12"].recipe
+    newest = study_run.train_here(other, place)
+
+    class Nothing:
+        def __init__(self, *_: Any, **__: Any) -> None: ...
+        def wait(self) -> int:
+            return 0
+
+    monkeypatch.setattr(study_run.subprocess, "Popen", Nothing)
+    assert study_run.train_by_torchrun(other, place, 2) == newest
+    assert study_run.train_by_torchrun(recipe, place, 2).name == trained_folder(place, "tiny-clm-12").name
+
+
 def test_one_unit(plan: Plan, tmp_path: Path) -> None:
     place = claim_workplace(tmp_path / "study", plan.study)
-    with pytest.raises(InputError, match="no unit 'train tiny'"):
-        run_study(plan, place, HERE, only="train tiny")
+    with pytest.raises(InputError, match="no unit 'train tiny-clm' in this study; did you mean 'train tiny-clm-12'"):
+        run_study(plan, place, HERE, only="train tiny-clm")
+    with pytest.raises(InputError, match="no unit 'trian' in this study; did you mean 'train'"):
+        run_study(plan, place, HERE, only="trian")
     with pytest.raises(InputError, match="needs 'train tiny-clm-12', which is not done yet"):
         run_study(plan, place, HERE, only="train tiny-50-50-12")
     assert run_study(plan, place, HERE, only="train tiny-clm-12") == []
     assert done_units(plan, place) == {"train tiny-clm-12"}
+    assert run_study(plan, place, HERE, only="train") == []
+    assert done_units(plan, place) == {train_name(name) for name in plan.runs}
 
 
 def test_the_folder_of_another_study(plan: Plan, finished: Workplace) -> None:

@@ -114,7 +114,8 @@ def describe_phases(curriculum: list[dict[str, Any]], num_steps: int) -> str:
     for phase in curriculum:
         steps = min(phase["steps"], num_steps)
         num_steps -= steps
-        parts += [f"{steps:,} steps of {phase['objective'].upper()}"] * (steps > 0)
+        mixed = f" ({phase['clm_share']:.0%} of them CLM)" if phase["clm_share"] else ""
+        parts += [f"{steps:,} steps of {phase['objective'].upper()}{mixed}"] * (steps > 0)
     return " → ".join(parts)
 
 

@@ -87,8 +87,10 @@ def train(recipe: Recipe, root: Path = Path("runs")) -> Run:
             return run
         with ExitStack() as held:
             hold_run(held, run, recipe, world)
-            for part in [replace(job, again_to=step) for step in job.lost_steps] or [job]:
-                train_job(part)
+            if not run.is_done:
+                train_job(job)
+            for step in job.lost_steps:
+                train_job(replace(job, again_to=step))
         return run
 
 

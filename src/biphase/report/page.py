@@ -157,7 +157,7 @@ def describe_results(results: ResultSet) -> list[str]:
         f"{len({arm.name for arm in arms_of(results)})} models",
         f"{len(names)} datasets",
         f"{span} fine-tuning seeds",
-        f"{len(results.results)} cells",
+        f"{len(results.results)} table cells",
         f"verdicts and figures on the {'standard' if metric == 'standard' else 'paper’s own'} metrics",
     ]
 

@@ -62,10 +62,10 @@ def run(
     from biphase.study.run import claim_workplace, run_study
 
     plan, path = open_study(study, overrides, folder)
-    chosen = parse_config(Engine, engine, (), origin="study run")
+    chosen = parse_config(Engine, engine | {"devices_per_worker": processes}, (), origin="study run")
     failures = run_study(plan, claim_workplace(path, plan.study), chosen, processes, unit)
     if failures:
-        own = [failure for failure in failures if not failure.reason.startswith("blocked")]
+        own = [failure for failure in failures if not failure.is_blocked]
         first = (own or failures)[0]
         raise InputError(
             f"{len(own)} units failed and {len(failures) - len(own)} wait for them; the first: {first.unit}: "
@@ -87,8 +87,11 @@ def show_status(study: Path, overrides: Sequence[str], folder: Path | None) -> N
         numbers = (line.done, line.running or "", line.failed or "", line.total)
         table.add_row(line.name, *map(str, numbers), left if line.done < line.total else "")
     out.print(table)
-    for failure in failures:
+    own = [failure for failure in failures if not failure.is_blocked]
+    for failure in own:
         out.print(f"failed: {failure.unit}: {failure.reason}", markup=False)
+    if len(own) < len(failures):
+        out.print(f"{len(failures) - len(own)} more units wait for these")
 
 
 def write_report(study: Path, overrides: Sequence[str], folder: Path | None, report: Path | None) -> Path:

@@ -12,8 +12,7 @@ Steps count updates since random weights, over all parents, as checkpoints do.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
-from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from biphase.config import Init, Phase, Recipe
 from biphase.errors import InputError, nearest
@@ -50,6 +49,8 @@ class PlannedRun:
     """`init.checkpoint` is PARENT@STEP with the parent's name: `start_from` puts a folder in its place."""
     kept: tuple[int, ...]
     """Steps of which another run or an evaluation needs the checkpoint, the last one included."""
+    key: str
+    """Names everything that decides its weights: its recipe, and the keys of the runs behind it."""
 
     @property
     def steps(self) -> int:
@@ -169,7 +170,10 @@ def plan_study(study: Study) -> Plan:
             kept[track.parent].add(track.first)
     for model in models:
         kept[model.run].add(model.step)
-    runs = {name: make_run(tracks[name], tuple(sorted(steps))) for name, steps in kept.items()}
+    runs: dict[str, PlannedRun] = {}
+    for name, steps in kept.items():
+        parent = tracks[name].parent
+        runs[name] = make_run(tracks[name], tuple(sorted(steps)), runs[parent].key if parent else None)
     segments = tuple(cut_segments(runs))
     return Plan(study, arms, runs, segments, models, list_checkpoints(runs, models), tuple(list_cells(study, models)))
 
@@ -237,13 +241,17 @@ def shared_steps(track: Track, other: Track) -> int:
     return common if common >= recipe.schedule.warmup_steps else 0
 
 
+def weights_tree(recipe: Recipe) -> dict[str, Any]:
+    """What of a recipe decides weights: all but its name, what is measured and kept on the way, and where it runs."""
+    aside = {"name", "validation", "checkpoints", "tensorboard", "compute"}
+    return recipe.model_dump(mode="json", exclude=aside) | {"precision": recipe.compute.precision}
+
+
 def history_key(recipe: Recipe) -> str:
     """Names everything that decides the weights of a step, but for the curriculum and the decay."""
-    tree = recipe.model_dump(
-        mode="json", exclude={"name", "curriculum", "validation", "checkpoints", "tensorboard", "compute"}
-    )
-    del tree["schedule"]["decay_steps"]
-    return content_hash([tree, recipe.compute.precision])
+    tree = weights_tree(recipe)
+    del tree["curriculum"], tree["schedule"]["decay_steps"]
+    return content_hash(tree)
 
 
 def is_same(arm: Arm, other: Arm) -> bool:
@@ -277,7 +285,7 @@ def list_models(study: Study, tracks: Mapping[str, Track]) -> tuple[Model, ...]:
     return (*finals, *passing.values(), *controls.values())
 
 
-def make_run(track: Track, kept: tuple[int, ...]) -> PlannedRun:
+def make_run(track: Track, kept: tuple[int, ...], parent_key: str | None) -> PlannedRun:
     recipe = track.arm.recipe
     init, schedule = recipe.init, recipe.schedule
     if track.first > track.origin:
@@ -290,7 +298,7 @@ def make_run(track: Track, kept: tuple[int, ...]) -> PlannedRun:
     own = tuple(phase for phase, end in zip(phases, ends, strict=True) if track.origin + end > track.first)
     checkpoints = recipe.checkpoints.model_copy(update={"keep": tuple(step - track.first for step in kept)})
     changes = {"init": init, "schedule": schedule, "curriculum": own, "checkpoints": checkpoints}
-    run = recipe.model_copy(update=changes)
+    run = Recipe.model_validate(recipe.model_copy(update=changes).model_dump())
     return PlannedRun(
         name=track.arm.name,
         group=track.arm.group,
@@ -298,8 +306,9 @@ def make_run(track: Track, kept: tuple[int, ...]) -> PlannedRun:
         parent=track.parent,
         first=track.first,
         last=track.last,
-        recipe=Recipe.model_validate(run.model_dump()),
+        recipe=run,
         kept=kept,
+        key=content_hash([weights_tree(run), parent_key]),
     )
 
 
@@ -315,9 +324,8 @@ def cut_phases(phases: tuple[Phase, ...], steps: list[int]) -> tuple[Phase, ...]
     return tuple(cut)
 
 
-def start_from(run: PlannedRun, parent_folder: Path) -> Recipe:
-    """The recipe of a run once its parent's folder is known."""
-    checkpoint = f"{parent_folder}@{run.first}"
+def start_from(run: PlannedRun, checkpoint: str) -> Recipe:
+    """The recipe of a run once the folder is known, as FOLDER@STEP, in which it begins."""
     return run.recipe.model_copy(update={"init": run.recipe.init.model_copy(update={"checkpoint": checkpoint})})
 
 

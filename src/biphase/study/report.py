@@ -19,7 +19,7 @@ from biphase.study.advise import Evidence
 from biphase.study.cost import Sizes, measure_sizes
 from biphase.study.picture import draw_plan
 from biphase.study.plan import Model, Plan, history
-from biphase.study.run import Workplace, current_scores, is_trained, status, trained_folder
+from biphase.study.run import Workplace, current_scores, is_trained, measure_cells, status, trained_folder
 
 FAMILIES = {
     "sequence_classification": "SC",
@@ -129,7 +129,7 @@ def describe_model(plan: Plan, model: Model, sizes: Sizes) -> Arm:
     parent = None if arm.parent is None else next(other for other in plan.models if other.name == arm.parent)
     before = () if parent is None else history(plan, parent)
     num_before = sum(phase.steps for phase in before)
-    pretraining = before or phases
+    pretraining, rest = before or phases, arm.recipe.curriculum if before else ()
     clm = round(sum(p.steps * share for p in pretraining for part, share in p.parts if part.objective == "clm"))
     mlm = sum(phase.steps for phase in pretraining) - clm
     later = sum(phase.steps for phase in phases) - num_before if parent is not None else 0
@@ -137,7 +137,7 @@ def describe_model(plan: Plan, model: Model, sizes: Sizes) -> Arm:
     is_intermediate = model.kind == "intermediate"
     return Arm(
         name=model.name,
-        setup="efficiency" if is_intermediate else "objective" if is_of_the_paper(pretraining, parent) else "other",
+        setup="efficiency" if is_intermediate else "objective" if is_of_the_paper(pretraining, rest) else "other",
         size=arm.model,
         objective="clm" if not mlm else "mlm" if not clm else "clm+mlm",
         mask_percent=round(100 * masks[-1]) if masks else None,
@@ -150,10 +150,10 @@ def describe_model(plan: Plan, model: Model, sizes: Sizes) -> Arm:
     )
 
 
-def is_of_the_paper(pretraining: tuple[Phase, ...], parent: Model | None) -> bool:
-    """CLM, MLM, or CLM and then MLM; what continues a model is judged as a continuation."""
-    kinds = [part.objective for phase in pretraining for part, _ in phase.parts]
-    return parent is not None or kinds in (["clm"], ["mlm"], ["clm", "mlm"])
+def is_of_the_paper(pretraining: tuple[Phase, ...], rest: tuple[Phase, ...]) -> bool:
+    """CLM, MLM, or CLM and then MLM; and MLM that continues one of these."""
+    kinds, later = ([part.objective for phase in phases for part, _ in phase.parts] for phases in (pretraining, rest))
+    return kinds in (["clm"], ["mlm"], ["clm", "mlm"]) and later in ([], ["mlm"])
 
 
 def sum_flops(plan: Plan, model: Model, sizes: Sizes) -> float | None:
@@ -179,16 +179,10 @@ def list_costs(plan: Plan, place: Workplace, scores: dict[str, ScoreSet]) -> lis
         steps = sum(plan.runs[name].steps for name in trained)
         tokens = sum(plan.runs[name].steps * plan.runs[name].recipe.batch_tokens for name in trained)
         rows.append(cost_row("pretraining", len(trained), steps, tokens, seconds))
-    by_task: dict[str, list[float]] = {}
-    steps_by_task: dict[str, int] = {}
-    for found in scores.values():
-        for score in found.scores:
-            by_task.setdefault(score.task, []).append(sum(score.seconds.values()))
-            steps_by_task[score.task] = steps_by_task.get(score.task, 0) + score.num_steps
-    for task, values in by_task.items():
-        rows.append(
-            cost_row(f"fine-tuning and evaluation: {task}", len(values), steps_by_task[task], None, sum(values))
-        )
+    for task, cells in measure_cells(scores).items():
+        steps = sum(cell.steps for cell in cells)
+        seconds = sum(cell.seconds for cell in cells)
+        rows.append(cost_row(f"fine-tuning and evaluation: {task}", len(cells), steps, None, seconds))
     return rows
 
 
@@ -209,7 +203,8 @@ def list_missing(plan: Plan, place: Workplace, scores: dict[str, ScoreSet]) -> I
             what = "runs" if line.name == "train" else f"cells of {line.name}"
             yield f"{line.total - line.done} of {line.total} {what} are not finished."
     for failure in failures:
-        yield f"Failed: {failure.unit}: {failure.reason}"
+        if not failure.is_blocked:
+            yield f"Failed: {failure.unit}: {failure.reason}"
     for found in scores.values():
         for broken in found.broken:
             yield f"Left out, because it is damaged: {broken.path}: {broken.reason}"

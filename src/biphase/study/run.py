@@ -12,28 +12,27 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
 from biphase import console
 from biphase.config import Recipe, parse_config
-from biphase.errors import BusyError, InputError, nearest
+from biphase.errors import BusyError, InputError
 from biphase.execute import Engine, Outcome, Unit, run_units
 from biphase.files import content_hash, read_json, write_json, write_text
-from biphase.finetuning.score import PLACEMENT, PROTOCOL, FinetuneConfig, settle_config
+from biphase.finetuning.score import PLACEMENT, PROTOCOL, FinetuneConfig, Score, settle_config
 from biphase.finetuning.sources import absolute_dir
 from biphase.finetuning.tasks import find_task
 from biphase.report.scores import ScoreSet, read_scores
-from biphase.run import open_run, read_metrics
-from biphase.study.plan import Checkpoint, Model, Plan, PlannedRun
+from biphase.run import Run, open_run, read_metrics, read_recipe
+from biphase.study.plan import Cell as PlannedCell
+from biphase.study.plan import Checkpoint, Model, Plan, PlannedRun, plan_study, start_from, weights_tree
 from biphase.study.spec import Study
-
-if TYPE_CHECKING:  # brings torch, which looking at a plan does without
-    from biphase.finetuning.encoders import Identity
 
 TRAINING = "train"
 """In place of a unit's name: all training runs."""
@@ -47,6 +46,11 @@ POLL_SECONDS = 10.0
 class Failure:
     unit: str
     reason: str
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether it did not begin, because something that it needs failed."""
+        return self.reason.startswith("blocked: ")
 
 
 @dataclass(frozen=True)
@@ -98,10 +102,12 @@ def run_study(
         everything = {train_name(run): everything[train_name(run)] for run in plan.runs}
     elif only is not None:
         if only not in everything:
-            raise InputError(f"no unit '{only}' in this study{nearest(only, everything)}")
+            close = get_close_matches(only, [TRAINING, *everything], 1)
+            raise InputError(f"no unit '{only}' in this study" + (f"; did you mean '{close[0]}'?" if close else ""))
         everything = {only: everything[only]}
-    if only in everything and only not in done and (lacking := set(everything[only].needs) - done):
-        raise InputError(f"'{only}' needs '{lacking.pop()}', which is not done yet")
+        if only not in done and (lacking := set(everything[only].needs) - done):
+            raise InputError(f"'{only}' needs '{lacking.pop()}', which is not done yet")
+    trainings = {train_name(run) for run in plan.runs}
     failures: dict[str, Failure] = {}
     waiting = False
     with console.track("study", len(everything), "units") as progress:
@@ -116,7 +122,8 @@ def run_study(
                 settle(place, outcome, failures, progress)
                 if outcome.error is None:
                     done.add(outcome.name)
-                    drop_checkpoints(plan, place)
+                    if outcome.name in trainings:
+                        drop_checkpoints(plan, place)
             if not is_busy:
                 return list(failures.values())
             if not waiting:
@@ -136,26 +143,23 @@ def settle(place: Workplace, outcome: Outcome, failures: dict[str, Failure], pro
     failures[outcome.name] = Failure(outcome.name, outcome.error)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, {"unit": outcome.name, "error": outcome.error, "traceback": outcome.traceback})
-    progress.say(f"{outcome.name}: {outcome.error}")
+    if not failures[outcome.name].is_blocked:
+        progress.say(f"{outcome.name}: {outcome.error}")
 
 
 def make_units(plan: Plan, place: Workplace, processes: int = 1) -> list[Unit]:
     """One for each run and for each cell, by the names that `study status` and `--unit` know."""
     out = str(place.path.resolve())
+    study = plan.study.model_dump(mode="json", exclude={"evaluation"})
     units = []
     for run in plan.runs.values():
-        recipe = run.recipe.model_dump(mode="json")
-        recipe["checkpoints"]["keep"] = [step - run.first for step in needed_steps(plan, place, run)]
-        arguments = {
-            "recipe": recipe,
-            "parent": run.parent,
-            "first": run.first,
-            "out": out,
-            "processes": processes,
-        }
+        arguments = {"study": study, "run": run.name, "out": out, "processes": processes}
         needs = (train_name(run.parent),) if run.parent else ()
         units.append(Unit(train_name(run.name), train_unit, arguments, needs=needs))
     models = {model.name: model for model in plan.models}
+    is_there = {
+        name: find_step(place, model.run, plan.runs[model.run].key, model.step) for name, model in models.items()
+    }
     data_dirs = {} if plan.study.evaluation is None else plan.study.evaluation.data_dirs
     resolved = {task: absolute_dir(folder) for task, folder in data_dirs.items()}
     for cell in plan.cells:
@@ -163,13 +167,14 @@ def make_units(plan: Plan, place: Workplace, processes: int = 1) -> list[Unit]:
         settings: dict[str, Any] = {
             "model": model.name,
             "run": model.run,
+            "key": plan.runs[model.run].key,
             "step": model.step,
             "tasks": list(cell.evaluates),
             "config": cell.config.model_dump(mode="json"),
             "out": out,
             "data_dirs": resolved,
         }
-        needs = (train_name(model.run),)
+        needs = () if is_there[model.name] else (train_name(model.run),)
         units.append(Unit(cell.name, score_unit, settings, f"{cell.model} {cell.task}", needs))
     return units
 
@@ -181,26 +186,31 @@ def train_name(run: str) -> str:
 # Units
 
 
-def train_unit(recipe: dict[str, Any], parent: str | None, first: int, out: str, processes: int) -> str:
-    """Train a run and record its folder."""
-    place = Workplace(Path(out))
-    given = recipe
-    if parent is not None:
-        if not place.record(parent).exists():  # another process is at it
+def train_unit(study: dict[str, Any], run: str, out: str, processes: int) -> str:
+    """Train a run, or make the checkpoints that it still lacks, and record its folder."""
+    place, plan = Workplace(Path(out)), plan_study(parse_config(Study, study, origin="study.yaml"))
+    planned = plan.runs[run]
+    if is_complete(plan, place, planned):
+        return "done by another process"
+    recipe = planned.recipe
+    if planned.parent is not None:
+        begin = find_step(place, planned.parent, plan.runs[planned.parent].key, planned.first)
+        if begin is None:  # another process is at it
             return BUSY
-        folder = trained_folder(place, parent)
-        given = recipe | {"init": recipe["init"] | {"checkpoint": f"{folder}@{first}"}}
-    checked = parse_config(Recipe, given, origin=recipe["name"])
+        recipe = start_from(planned, begin)
+    keep = tuple(step - planned.first for step in needed_steps(plan, place, planned))
+    recipe = recipe.model_copy(update={"checkpoints": recipe.checkpoints.model_copy(update={"keep": keep})})
+    before = find_record(place, run, planned.key)
     started = time.monotonic()
     try:
-        path = train_here(checked, place) if processes == 1 else train_by_torchrun(checked, place, processes)
+        path = train_here(recipe, place) if processes == 1 else train_by_torchrun(recipe, place, processes)
     except BusyError:
         return BUSY
     seconds = time.monotonic() - started
-    record = {"folder": path.name, "recipe": recipe_hash(recipe), "seconds": round(seconds, 1)}
-    place.record(recipe["name"]).parent.mkdir(parents=True, exist_ok=True)
-    write_json(place.record(recipe["name"]), record)
-    return f"{checked.num_steps:,} steps in {console.duration(seconds)}"
+    spent = round(seconds + (before["seconds"] if before else 0.0), 1)
+    place.record(run).parent.mkdir(parents=True, exist_ok=True)
+    write_json(place.record(run), {"folder": path.name, "key": planned.key, "seconds": spent})
+    return f"{recipe.num_steps:,} steps in {console.duration(seconds)}"
 
 
 def train_here(recipe: Recipe, place: Workplace) -> Path:
@@ -214,7 +224,6 @@ def train_by_torchrun(recipe: Recipe, place: Workplace, processes: int) -> Path:
     place.runs.mkdir(parents=True, exist_ok=True)
     recipe_file = place.runs / f"{recipe.name}.yaml"
     write_text(recipe_file, yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False))
-    before = set(place.runs.glob(f"{recipe.name}-????????"))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     command += ["-m", "biphase", "pretrain", str(recipe_file), "--runs", str(place.runs)]
     log = place.runs / f"{recipe.name}.log"
@@ -233,21 +242,28 @@ def train_by_torchrun(recipe: Recipe, place: Workplace, processes: int) -> Path:
         raise BusyError(told)
     if code:
         raise InputError(f"torchrun ended with exit code {code}: {told.removeprefix('biphase: ')}; see {log}")
-    finished = [path for path in place.runs.glob(f"{recipe.name}-????????") if (path / "done.json").exists()]
-    fresh = [path for path in finished if path not in before] or finished
-    return max(fresh, key=lambda path: (path / "done.json").stat().st_mtime)
+    finished = [run for path in place.runs.glob(f"{recipe.name}-????????") if (run := Run(path)).is_done]
+    own = [run.path for run in finished if weights_tree(read_recipe(run)) == weights_tree(recipe)]
+    return max(own, key=lambda path: (path / "done.json").stat().st_mtime)
 
 
 def score_unit(
-    model: str, run: str, step: int, tasks: list[str], config: dict[str, Any], out: str, data_dirs: dict[str, str]
+    model: str,
+    run: str,
+    key: str,
+    step: int,
+    tasks: list[str],
+    config: dict[str, Any],
+    out: str,
+    data_dirs: dict[str, str],
 ) -> str:
     """Fit one cell of a model."""
     from biphase.finetuning.fit import fit_cells
 
     place = Workplace(Path(out))
-    if not place.record(run).exists():
+    reference = find_step(place, run, key, step)
+    if reference is None:  # another process is at it
         return BUSY
-    reference = f"{trained_folder(place, run)}@{step}"
     try:
         scores = fit_cells(
             reference, tasks, FinetuneConfig.model_validate(config), place.scores(model), data_dirs, label=model
@@ -257,37 +273,42 @@ def score_unit(
     return "; ".join(score.headline() for score in scores)
 
 
-def trained_folder(place: Workplace, run: str) -> Path:
-    return (place.runs / read_json(place.record(run))["folder"]).resolve()
-
-
-def recipe_hash(recipe: dict[str, Any]) -> str:
-    """Of what decides the weights: as long as it stays, a study may grow without training a run anew."""
-    aside = ("validation", "checkpoints", "tensorboard", "compute")
-    return content_hash({key: value for key, value in recipe.items() if key not in aside})
-
-
 # What is done
 
 
-def is_trained(place: Workplace, run: PlannedRun) -> bool:
-    """Whether the run is recorded as trained by this very recipe and still there."""
-    record = place.record(run.name)
-    if not record.exists():
-        return False
-    found = read_json(record)
-    return (
-        found["recipe"] == recipe_hash(run.recipe.model_dump(mode="json"))
-        and (place.runs / found["folder"] / "done.json").exists()
-    )
+def find_record(place: Workplace, run: str, key: str) -> dict[str, Any] | None:
+    """What is recorded of a run, if it was trained as the plan wants it and is still there."""
+    path = place.record(run)
+    record = read_json(path) if path.exists() else {}
+    return record if record.get("key") == key and Run(place.runs / record["folder"]).is_done else None
 
 
-def lacks_checkpoint(plan: Plan, place: Workplace, run: PlannedRun) -> bool:
-    """Whether a trained run has lost, or never kept, a checkpoint that a model or another run still needs."""
+def find_step(place: Workplace, run: str, key: str, step: int) -> str | None:
+    """`FOLDER@STEP` of a run that was trained as the plan wants it; None where there is no such checkpoint."""
     from biphase.pretraining.checkpoint import whole_steps
 
-    saved = whole_steps(open_run(trained_folder(place, run.name)))
-    return not set(needed_steps(plan, place, run)) <= set(saved)
+    record = find_record(place, run, key)
+    if record is None or step not in whole_steps(Run(place.runs / record["folder"])):
+        return None
+    return f"{(place.runs / record['folder']).resolve()}@{step}"
+
+
+def trained_folder(place: Workplace, run: str) -> Path:
+    """Of a run that is trained."""
+    return (place.runs / read_json(place.record(run))["folder"]).resolve()
+
+
+def is_trained(place: Workplace, run: PlannedRun) -> bool:
+    return find_record(place, run.name, run.key) is not None
+
+
+def is_complete(plan: Plan, place: Workplace, run: PlannedRun) -> bool:
+    """Whether a run is trained and has every checkpoint that a model or another run still needs."""
+    from biphase.pretraining.checkpoint import whole_steps
+
+    if not is_trained(place, run):
+        return False
+    return set(needed_steps(plan, place, run)) <= set(whole_steps(Run(trained_folder(place, run.name))))
 
 
 def needed_steps(plan: Plan, place: Workplace, run: PlannedRun) -> list[int]:
@@ -297,57 +318,75 @@ def needed_steps(plan: Plan, place: Workplace, run: PlannedRun) -> list[int]:
 
 
 def is_needed(plan: Plan, place: Workplace, checkpoint: Checkpoint) -> bool:
-    """A model is always; a branch point until all that begins there is trained."""
-    return bool(checkpoint.models) or not all(is_trained(place, plan.runs[name]) for name in checkpoint.needed_by)
+    """A model is always; a branch point until all that begins there is complete."""
+    return bool(checkpoint.models) or not all(
+        is_complete(plan, place, plan.runs[name]) for name in checkpoint.needed_by
+    )
 
 
 def done_units(plan: Plan, place: Workplace) -> set[str]:
-    trained = {
-        train_name(name)
-        for name, run in plan.runs.items()
-        if is_trained(place, run) and not lacks_checkpoint(plan, place, run)
-    }
+    trained = {train_name(name) for name, run in plan.runs.items() if is_complete(plan, place, run)}
     return trained | scored_units(plan, place)
 
 
 def scored_units(plan: Plan, place: Workplace) -> set[str]:
     """Names of the cells whose scores are all there, whole, and of the model as it is now."""
+    cells = cells_by_model(plan)
     done = set()
     for model in plan.models:
-        found = current_scores(plan, place, model).scores
-        if not found:
-            continue
-        limit = identity_of(place, model).max_length
-        seen = {key_of(score.task, score.config) for score in found}
-        for cell in (cell for cell in plan.cells if cell.model == model.name):
-            tasks = [find_task(task) for task in cell.evaluates]
-            if all(key_of(task.name, settle_config(cell.config, task, limit)) in seen for task in tasks):
-                done.add(cell.name)
+        reference = reference_of(plan, place, model)
+        seen = {key for score in current_scores(plan, place, model).scores for key in keys_of_score(score)}
+        if reference is not None and seen:
+            done |= {cell.name for cell in cells[model.name] if keys_of_cell(cell, reference) <= seen}
     return done
 
 
-def key_of(task: str, settled: FinetuneConfig) -> tuple[str, str]:
-    """A task and a hash of what decides a result on it; what only the machine decides is left out."""
-    return task, content_hash(settled.model_dump(mode="json", exclude=PLACEMENT | {"precision"}))
+def cells_by_model(plan: Plan) -> dict[str, list[PlannedCell]]:
+    cells: dict[str, list[PlannedCell]] = {model.name: [] for model in plan.models}
+    for cell in plan.cells:
+        cells[cell.model].append(cell)
+    return cells
+
+
+ScoreKey = tuple[str, str]
+"""A task, and a hash of what decides a result on it."""
+
+
+def keys_of_cell(cell: PlannedCell, reference: str) -> set[ScoreKey]:
+    """One for each task that the cell is evaluated on."""
+    from biphase.finetuning.encoders import identify
+
+    limit = identify(reference).max_length
+    tasks = [find_task(task) for task in cell.evaluates]
+    return {score_key(task.name, settle_config(cell.config, task, limit)) for task in tasks}
+
+
+def keys_of_score(score: Score) -> set[ScoreKey]:
+    """As a study may have asked for it: with this precision, or with whatever the machine has units for."""
+    configs = (score.config, score.config.model_copy(update={"precision": "auto"}))
+    return {score_key(score.task, config) for config in configs}
+
+
+def score_key(task: str, settled: FinetuneConfig) -> ScoreKey:
+    return task, content_hash(settled.model_dump(mode="json", exclude=PLACEMENT))
 
 
 def current_scores(plan: Plan, place: Workplace, model: Model) -> ScoreSet:
-    """The finished scores of a model, of the weights that its recipe gives and of this version's protocol."""
-    folder = place.scores(model.name)
-    if not folder.is_dir() or not is_trained(place, plan.runs[model.run]):
-        return ScoreSet(())
-    found, wanted = read_scores(folder), (identity_of(place, model).hash, PROTOCOL)
-    return ScoreSet(tuple(one for one in found.scores if (one.model_hash, one.protocol) == wanted), found.broken)
-
-
-def identity_of(place: Workplace, model: Model) -> "Identity":
+    """The finished scores of a model that the study asks for: by the weights that its recipe gives, of this version's
+    protocol, with the settings of one of its cells."""
     from biphase.finetuning.encoders import identify
 
-    return identify(reference_of(place, model))
+    folder, reference = place.scores(model.name), reference_of(plan, place, model)
+    if not folder.is_dir() or reference is None:
+        return ScoreSet(())
+    found, wanted = read_scores(folder), (identify(reference).hash, PROTOCOL)
+    asked = {key for cell in plan.cells if cell.model == model.name for key in keys_of_cell(cell, reference)}
+    current = [one for one in found.scores if (one.model_hash, one.protocol) == wanted and keys_of_score(one) & asked]
+    return ScoreSet(tuple(current), found.broken)
 
 
-def reference_of(place: Workplace, model: Model) -> str:
-    return f"{trained_folder(place, model.run)}@{model.step}"
+def reference_of(plan: Plan, place: Workplace, model: Model) -> str | None:
+    return find_step(place, model.run, plan.runs[model.run].key, model.step)
 
 
 def drop_checkpoints(plan: Plan, place: Workplace) -> None:
@@ -380,7 +419,7 @@ def status(plan: Plan, place: Workplace) -> tuple[list[Progress], list[Failure]]
     """How far a study is, and what failed last time."""
     failures = list(read_failures(place))
     failed = {failure.unit for failure in failures}
-    trained = {name for name, run in plan.runs.items() if is_trained(place, run)}
+    trained = {name for name, run in plan.runs.items() if is_complete(plan, place, run)}
     started = {name: logged_steps(place, name) for name in plan.runs if name not in trained}
     steps_left = sum(run.steps - started.get(name, 0) for name, run in plan.runs.items() if name not in trained)
     spent = [(read_json(place.record(name))["seconds"], plan.runs[name].steps) for name in trained]
@@ -396,7 +435,8 @@ def status(plan: Plan, place: Workplace) -> tuple[list[Progress], list[Failure]]
         )
     ]
     scored = scored_units(plan, place)
-    seconds = seconds_by_task(plan, place)
+    costs = measure_cells({model.name: current_scores(plan, place, model) for model in plan.models})
+    seconds = {task: sum(cell.seconds for cell in cells) / len(cells) for task, cells in costs.items()}
     totals = Counter(cell.task for cell in plan.cells)
     for task, total in totals.items():
         names = [cell.name for cell in plan.cells if cell.task == task]
@@ -419,12 +459,21 @@ def logged_steps(place: Workplace, run: str) -> int:
     return max((rows[-1]["step"] for rows in records if rows), default=0)
 
 
-def seconds_by_task(plan: Plan, place: Workplace) -> dict[str, float]:
-    """Mean seconds of a finished cell, one training and all its evaluations, by the task that it is trained on."""
-    cells: dict[str, dict[tuple[str, float, int], float]] = {}
-    for model in plan.models:
-        for score in current_scores(plan, place, model).scores:
-            own = cells.setdefault(score.trained_on, {})
-            key = (model.name, score.config.learning_rate, score.config.seed)
-            own[key] = own.get(key, score.seconds["train"]) + score.seconds["evaluate"]
-    return {task: sum(own.values()) / len(own) for task, own in cells.items()}
+@dataclass(frozen=True)
+class CellCost:
+    """One training and all its evaluations."""
+
+    steps: int
+    seconds: float
+
+
+def measure_cells(scores: Mapping[str, ScoreSet]) -> dict[str, list[CellCost]]:
+    """What finished cells took, by the task that they are trained on; `scores` by model."""
+    spent: dict[str, dict[tuple[str, float, int], CellCost]] = {}
+    for model, found in scores.items():
+        for score in found.scores:
+            cells = spent.setdefault(score.trained_on, {})
+            key = (model, score.config.learning_rate, score.config.seed)
+            trained = cells.get(key, CellCost(score.num_steps, score.seconds["train"]))
+            cells[key] = replace(trained, seconds=trained.seconds + score.seconds["evaluate"])
+    return {task: list(cells.values()) for task, cells in spent.items()}

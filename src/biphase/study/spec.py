@@ -310,6 +310,11 @@ def finish(study: Study, draft: Draft, model: StudyModel) -> Arm:
     init: dict[str, Any] = {key: getattr(model, key) for key in ("preset", "architecture", "model", "revision")}
     if parent is not None:
         init = {"checkpoint": parent, "carry_optimizer": draft.group.carry_optimizer}
+    if (tree.get("checkpoints") or {}).get("keep"):
+        raise InputError(
+            f"study '{study.name}': recipe.checkpoints.keep follows from the arms; name checkpoints to evaluate under "
+            "intermediate"
+        )
     curriculum = [phase.model_dump() for phase in draft.phases]
     tree |= {"name": draft.name, "init": init, "curriculum": curriculum}
     recipe = parse_config(Recipe, tree, origin=f"arm '{draft.name}'")
