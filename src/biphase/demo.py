@@ -152,7 +152,7 @@ def compare_arms(results: Sequence[Result]) -> str:
         scores = {result.model: result.scores for result in results if result.task == task and result.model in models}
         first, second = sorted(scores, key=lambda model: -float(np.mean(scores[model])))[:2]
         lead = paired_t_test(scores[first], scores[second])
-        sure = "more than noise" if lead.low > 0 else "within noise"
+        sure = "more than noise by a test of these two alone" if lead.low > 0 else "within noise"
         parts.append(f"{first} leads on {task} by {lead.mean:.1f} (±{lead.high - lead.mean:.1f}), {sure}")
     return f"Between the arms: {'; '.join(parts)}."
 

@@ -130,7 +130,7 @@ def run_study(
                 progress.say("waiting for units that other processes are at")
                 waiting = True
             time.sleep(POLL_SECONDS)
-            done |= done_units(plan, place)
+            done = done_units(plan, place)
 
 
 def settle(place: Workplace, outcome: Outcome, failures: dict[str, Failure], progress: console.Tracker) -> None:
