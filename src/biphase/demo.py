@@ -22,9 +22,10 @@ from biphase.errors import InputError
 from biphase.execute import Engine
 from biphase.finetuning.tasks import find_task
 from biphase.report.statistics import Difference, Interval, mean_interval, paired_t_test
+from biphase.study.folder import Workplace, claim_workplace, current_scores, trained_folder
 from biphase.study.plan import Plan, plan_study
 from biphase.study.report import report_study
-from biphase.study.run import Workplace, claim_workplace, current_scores, run_study, trained_folder
+from biphase.study.run import run_study
 from biphase.study.spec import load_study
 
 VOCAB_SIZE = 4096

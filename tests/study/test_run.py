@@ -17,20 +17,19 @@ from biphase.run import Run
 from biphase.study import run as study_run
 from biphase.study.commands import read_evidence
 from biphase.study.cost import measure_sizes
-from biphase.study.plan import Plan, plan_study
-from biphase.study.report import collect_results, compare_curricula, describe_model, report_study
-from biphase.study.run import (
+from biphase.study.folder import (
     Workplace,
     claim_workplace,
     current_scores,
     done_units,
     is_trained,
-    make_units,
-    run_study,
     status,
     train_name,
     trained_folder,
 )
+from biphase.study.plan import Plan, plan_study
+from biphase.study.report import collect_results, compare_curricula, describe_model, report_study
+from biphase.study.run import make_units, run_study
 from biphase.study.spec import Study
 
 HERE = Engine(workers=0)

@@ -59,7 +59,8 @@ def run(
     study: Path, overrides: Sequence[str], folder: Path | None, engine: dict[str, Any], processes: int, unit: str | None
 ) -> None:
     """Raises `InputError` when units failed: how many, and the first reason."""
-    from biphase.study.run import claim_workplace, run_study
+    from biphase.study.folder import claim_workplace
+    from biphase.study.run import run_study
 
     plan, path = open_study(study, overrides, folder)
     chosen = parse_config(Engine, engine | {"devices_per_worker": processes}, (), origin="study run")
@@ -75,7 +76,7 @@ def run(
 
 
 def show_status(study: Path, overrides: Sequence[str], folder: Path | None) -> None:
-    from biphase.study.run import Workplace, status
+    from biphase.study.folder import Workplace, status
 
     plan, path = open_study(study, overrides, folder)
     lines, failures = status(plan, Workplace(path))
@@ -95,8 +96,8 @@ def show_status(study: Path, overrides: Sequence[str], folder: Path | None) -> N
 
 
 def write_report(study: Path, overrides: Sequence[str], folder: Path | None, report: Path | None) -> Path:
+    from biphase.study.folder import Workplace
     from biphase.study.report import report_study
-    from biphase.study.run import Workplace
 
     plan, path = open_study(study, overrides, folder)
     given = [str(study), *overrides, *(["--out", str(folder)] if folder else [])]
@@ -106,8 +107,8 @@ def write_report(study: Path, overrides: Sequence[str], folder: Path | None, rep
 
 def read_evidence(folder: Path) -> list[Evidence]:
     """What the study in a folder says of curricula. Raises `InputError` when it says nothing yet."""
+    from biphase.study.folder import Workplace
     from biphase.study.report import compare_curricula
-    from biphase.study.run import Workplace
 
     if not (folder / "study.yaml").exists():
         raise InputError(f"{folder} is not the folder of a study (it has no study.yaml); give what study run wrote")

@@ -17,9 +17,9 @@ from biphase.report.statistics import mean_interval
 from biphase.run import open_run, read_metrics
 from biphase.study.advise import Evidence
 from biphase.study.cost import Sizes, measure_sizes
+from biphase.study.folder import Workplace, current_scores, is_trained, measure_cells, status, trained_folder
 from biphase.study.picture import draw_plan
 from biphase.study.plan import Model, Plan, history
-from biphase.study.run import Workplace, current_scores, is_trained, measure_cells, status, trained_folder
 
 FAMILIES = {
     "sequence_classification": "SC",
