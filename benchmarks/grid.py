@@ -402,8 +402,8 @@ def run_biphase(grid: Grid, folder: Path) -> dict[str, Any]:
     """How many cells run at a time (`slots`), what the clock says, and the cells as `work` gives them."""
     from biphase.errors import InputError
     from biphase.evaluation import count_workers
-    from biphase.execute import Engine
     from biphase.report.scores import read_scores
+    from biphase.workers import Engine
 
     changed = ("max_steps", "epochs", "batch_size", "precision", "max_length")
     command = [sys.executable, "-m", "biphase", "evaluate", grid.model]

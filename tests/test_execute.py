@@ -16,9 +16,11 @@ from types import ModuleType
 import pytest
 from pydantic import ValidationError
 
-from biphase import execute
+from biphase import cluster, execute, workers
+from biphase.cluster import share_nodes
 from biphase.errors import InputError, StoppedError
-from biphase.execute import Engine, Outcome, Processes, Queue, Unit, num_cores, run_units, share_nodes
+from biphase.execute import Outcome, Queue, Unit, run_units
+from biphase.workers import Engine, Processes, num_cores
 
 DEEDS = """
 import os, signal, subprocess, sys, time
@@ -84,7 +86,7 @@ def save_when_asked(folder):
 HERE = Engine(workers=0)
 
 
-def workers(number: int) -> Engine:
+def crew(number: int) -> Engine:
     return Engine(workers=number, device="cpu")
 
 
@@ -198,7 +200,7 @@ def test_queue_follows_its_rule(seed: int) -> None:
 @pytest.mark.parametrize("number", [0, 3])
 def test_needs_end_before_what_needs_them(number: int) -> None:
     units = forest(random.Random(7), 60)
-    order = [outcome.name for outcome in run_units(units, workers(number))]
+    order = [outcome.name for outcome in run_units(units, crew(number))]
     assert sorted(order) == sorted(unit.name for unit in units)
     assert all(order.index(need) < order.index(unit.name) for unit in units for need in unit.needs)
 
@@ -210,7 +212,7 @@ def test_one_worker_goes_through_one_affinity_after_the_other() -> None:
 
 def test_a_worker_keeps_its_affinity(deeds: ModuleType) -> None:
     units = [Unit(f"{index}{a}", deeds.pid, {"seconds": 0.01}, a) for index in range(6) for a in "vwxyz"]
-    outcomes = by_name(run_units(units, workers(2)))
+    outcomes = by_name(run_units(units, crew(2)))
     loads = {(outcome.value, name[-1]) for name, outcome in outcomes.items()}
     assert len({pid for pid, _ in loads}) == 2
     assert len(loads) <= 6  # each affinity is loaded once, and the last one once more by the worker that helps out
@@ -252,7 +254,7 @@ def test_a_failure_blocks_only_what_needs_it(number: int, deeds: ModuleType) -> 
         Unit("fine", deeds.add, {"x": 1, "y": 2}),
         Unit("other", deeds.add, {"x": "a", "y": "b"}, needs=("fine",)),
     ]
-    outcomes = by_name(run_units(units, workers(number)))
+    outcomes = by_name(run_units(units, crew(number)))
     assert outcomes["root"].error == "ZeroDivisionError: division by zero (deeds_of_units.py:27)"
     assert "return 1 / x" in outcomes["root"].traceback
     assert outcomes["child"].error == f"blocked: root failed: {outcomes['root'].error}"
@@ -269,7 +271,7 @@ def test_errors_are_one_line_that_names_the_place(number: int, deeds: ModuleType
         Unit("wrong", deeds.add, {"z": 1}),
         Unit("exit", deeds.leave, {"code": 4}),
     ]
-    errors = {name: outcome.error or "" for name, outcome in by_name(run_units(units, workers(number))).items()}
+    errors = {name: outcome.error or "" for name, outcome in by_name(run_units(units, crew(number))).items()}
     assert errors["input"] == "shards.bin:3 is empty; rerun"
     assert errors["ours"].startswith("AttributeError: ") and "(files.py:" in errors["ours"]
     assert errors["wrong"].startswith("TypeError: add() got an unexpected keyword argument 'z'")
@@ -284,7 +286,7 @@ def test_a_dead_worker_costs_one_unit(deeds: ModuleType) -> None:
         Unit("waits", os.getpid, {}, needs=("killed",)),
         *(Unit(f"fine{index}", deeds.add, {"x": index, "y": 1}) for index in range(6)),
     ]
-    outcomes = by_name(run_units(units, workers(2)))
+    outcomes = by_name(run_units(units, crew(2)))
     assert outcomes["killed"].error == "worker was killed (signal 9, SIGKILL; out of memory?)"
     assert outcomes["crashed"].error == "worker was killed (signal 11, SIGSEGV)"
     assert outcomes["vanished"].error == "worker ended with exit code 3"
@@ -294,7 +296,7 @@ def test_a_dead_worker_costs_one_unit(deeds: ModuleType) -> None:
 
 def test_a_value_that_cannot_be_sent_is_an_error(deeds: ModuleType) -> None:
     units = [Unit("lambda", deeds.unsendable, {}), Unit("next", deeds.add, {"x": 1, "y": 1})]
-    outcomes = by_name(run_units(units, workers(1)))
+    outcomes = by_name(run_units(units, crew(1)))
     assert (outcomes["lambda"].error or "").startswith("its value, of type function, cannot be sent: ")
     assert outcomes["next"].value == 2
 
@@ -308,7 +310,7 @@ def test_a_worker_outlives_bad_input_but_no_other_error(deeds: ModuleType) -> No
         Unit("bug", deeds.divide, {"x": 0}),
         Unit("c", deeds.pid, {}),
     ]
-    outcomes = by_name(run_units(chain, workers(1)))
+    outcomes = by_name(run_units(chain, crew(1)))
     assert outcomes["a"].value == outcomes["b"].value != outcomes["c"].value
     assert os.getpid() not in {outcomes["a"].value, outcomes["c"].value}
 
@@ -335,7 +337,7 @@ def test_nothing_to_do_starts_nothing() -> None:
 def test_workers_share_the_cores_and_leave_this_process_alone(
     deeds: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(execute, "num_cores", lambda: 7)
+    monkeypatch.setattr(workers, "num_cores", lambda: 7)
     monkeypatch.setenv("OMP_NUM_THREADS", "99")
     keys = ["OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_WAIT_POLICY", "CUDA_VISIBLE_DEVICES"]
     units = [Unit(str(index), deeds.environment, {"keys": keys}) for index in range(2)]
@@ -350,7 +352,7 @@ def test_workers_share_the_cores_and_leave_this_process_alone(
     [(None, 1, ["0", "1"]), ("5,7,9", 2, ["5", "7", "5", "7"]), ("GPU-ab,GPU-cd", 1, ["GPU-ab", "GPU-cd"])],
 )
 def test_gpus_go_round(allowed: str | None, per_gpu: int, expected: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(execute, "count_gpus", lambda allowed: 2)
+    monkeypatch.setattr(workers, "count_gpus", lambda allowed: 2)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if allowed is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", allowed)
@@ -363,14 +365,14 @@ def test_gpus_go_round(allowed: str | None, per_gpu: int, expected: list[str], m
 def test_workers_that_start_processes_of_their_own_have_several_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """As torchrun needs them: `biphase study run --processes 4`."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(execute, "count_gpus", lambda allowed: 9)
+    monkeypatch.setattr(workers, "count_gpus", lambda allowed: 9)
     pool = Processes(Engine(devices_per_worker=4), 100)
     shown = [pool.environment(number)["CUDA_VISIBLE_DEVICES"] for number in range(3)]
     assert (pool.limit, shown) == (2, ["0,1,2,3", "4,5,6,7", "0,1,2,3"])
     with pytest.raises(InputError, match="16 devices for each worker, but this machine has 9 GPUs"):
         Processes(Engine(devices_per_worker=16), 100)
-    monkeypatch.setattr(execute, "count_gpus", lambda allowed: 0)
-    monkeypatch.setattr(execute, "num_cores", lambda: 8)
+    monkeypatch.setattr(workers, "count_gpus", lambda allowed: 0)
+    monkeypatch.setattr(workers, "num_cores", lambda: 8)
     assert Processes(Engine(devices_per_worker=4), 100).limit == 2
     with pytest.raises(ValueError, match="share a GPU or have several"):
         Engine(devices_per_worker=2, workers_per_gpu=2)
@@ -380,14 +382,14 @@ def test_gpus_are_counted_as_pytorch_counts_them(monkeypatch: pytest.MonkeyPatch
     import torch
 
     allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
-    execute.count_gpus.cache_clear()
-    assert execute.count_gpus(allowed) == torch.cuda.device_count()
-    execute.count_gpus.cache_clear()
+    workers.count_gpus.cache_clear()
+    assert workers.count_gpus(allowed) == torch.cuda.device_count()
+    workers.count_gpus.cache_clear()
     monkeypatch.delitem(sys.modules, "torch")  # then in a process of its own
     monkeypatch.setattr(torch.cuda, "device_count", None)
-    counted = execute.count_gpus(allowed)
+    counted = workers.count_gpus(allowed)
     monkeypatch.undo()
-    execute.count_gpus.cache_clear()
+    workers.count_gpus.cache_clear()
     assert counted == torch.cuda.device_count()
 
 
@@ -418,7 +420,7 @@ def test_a_caller_who_stops_leaves_nothing_behind(deeds: ModuleType, tmp_path: P
     before = signal.getsignal(signal.SIGTERM)
     units = [Unit("a", deeds.pid, {}), *(Unit(f"{i}", deeds.breed, {"folder": str(tmp_path)}) for i in range(9))]
     seen = []
-    for outcome in run_units(units, workers(2)):
+    for outcome in run_units(units, crew(2)):
         seen = [outcome.value, *bred(tmp_path, 2)]  # the worker of the first unit went on
         break
     assert len(seen) >= 3
@@ -428,7 +430,7 @@ def test_a_caller_who_stops_leaves_nothing_behind(deeds: ModuleType, tmp_path: P
 
 def test_a_unit_may_save_its_state_when_asked_to_stop(deeds: ModuleType, tmp_path: Path) -> None:
     units = [Unit("first", deeds.pid, {}), Unit("long", deeds.save_when_asked, {"folder": str(tmp_path)})]
-    outcomes = run_units(units, workers(2))
+    outcomes = run_units(units, crew(2))
     assert next(outcomes).name == "first"
     assert wait_until((tmp_path / "started").exists)
     outcomes.close()
@@ -441,7 +443,7 @@ def test_a_stopped_unit_is_an_outcome_and_its_worker_is_replaced(deeds: ModuleTy
         Unit("long", deeds.save_when_asked, {"folder": str(tmp_path)}, needs=("who",)),
         Unit("after", deeds.pid, {}, needs=("who",)),
     ]
-    outcomes = run_units(units, workers(1))
+    outcomes = run_units(units, crew(1))
     pid = next(outcomes).value
     assert wait_until((tmp_path / "started").exists)
     os.kill(pid, signal.SIGTERM)  # by another person, or by Slurm
@@ -454,7 +456,8 @@ def test_a_stopped_unit_is_an_outcome_and_its_worker_is_replaced(deeds: ModuleTy
 def test_no_orphans_when_the_parent_is_ended(number: int, deeds: ModuleType, tmp_path: Path) -> None:
     code = (
         "import deeds_of_units as deeds, sys\n"
-        "from biphase.execute import Engine, Unit, run_units\n"
+        "from biphase.execute import Unit, run_units\n"
+        "from biphase.workers import Engine\n"
         "units = [Unit(str(index), deeds.breed, {'folder': sys.argv[1]}) for index in range(2)]\n"
         "list(run_units(units, Engine(workers=2, device='cpu')))\n"
     )
@@ -498,13 +501,13 @@ def test_engines_that_make_no_sense() -> None:
 
 
 def test_workers_that_do_not_start_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(execute, "START", "raise SystemExit(5)")
+    monkeypatch.setattr(workers, "START", "raise SystemExit(5)")
     with pytest.raises(InputError, match="workers do not start: worker ended with exit code 5"):
-        list(run_units([Unit("a", os.getpid, {})], workers(1)))
+        list(run_units([Unit("a", os.getpid, {})], crew(1)))
 
 
 def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(execute, "count_gpus", lambda allowed: 0)
+    monkeypatch.setattr(workers, "count_gpus", lambda allowed: 0)
     with pytest.raises(InputError, match="PyTorch sees no CUDA device"):
         list(run_units([Unit("a", os.getpid, {})], Engine(device="cuda")))
     with pytest.raises(InputError, match="none of the 1 Ray nodes has a GPU"):
@@ -526,7 +529,7 @@ def test_a_cluster_that_is_not_there() -> None:
 def test_a_cluster_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Something takes the connection and says nothing, as where the token is another."""
     pytest.importorskip("ray", reason="Ray is not installed")
-    monkeypatch.setattr(execute, "JOIN_SECONDS", 4.0)
+    monkeypatch.setattr(cluster, "JOIN_SECONDS", 4.0)
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     monkeypatch.setenv("RAY_AUTH_TOKEN", "0" * 64)
     with socket.create_server(("127.0.0.1", 0)) as server:

@@ -15,7 +15,9 @@ ORDER = [
     ("errors",),
     ("files", "startup", "console"),
     ("config", "run", "device"),
-    ("distributed", "execute"),
+    ("distributed", "workers"),
+    ("cluster",),
+    ("execute",),
     # ... and the path of the data.
     ("corpus",),
     ("objectives",),

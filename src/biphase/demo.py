@@ -19,7 +19,6 @@ from biphase.corpus.prepare import prepare
 from biphase.corpus.text import find_sources, sample_texts
 from biphase.corpus.tokenizer import save_tokenizer, train_tokenizer
 from biphase.errors import InputError
-from biphase.execute import Engine
 from biphase.finetuning.tasks import find_task
 from biphase.report.statistics import Difference, Interval, mean_interval, paired_t_test
 from biphase.study.folder import Workplace, claim_workplace, current_scores, trained_folder
@@ -27,6 +26,7 @@ from biphase.study.plan import Plan, plan_study
 from biphase.study.report import report_study
 from biphase.study.run import run_study
 from biphase.study.spec import load_study
+from biphase.workers import Engine
 
 VOCAB_SIZE = 4096
 BUNDLED = Path(str(resources.files("biphase") / "bundled"))

@@ -14,11 +14,11 @@ from biphase.config import parse_config
 from biphase.console import duration, err
 from biphase.console import out as console
 from biphase.errors import InputError, nearest
-from biphase.execute import Engine, num_cores, visible_gpus
 from biphase.finetuning.score import FinetuneConfig
 from biphase.finetuning.tasks import PAPER_TASKS, find_task
 from biphase.report.comparison import compare, print_comparison, print_summary, summarize
 from biphase.report.scores import read_scores
+from biphase.workers import Engine, num_cores, visible_gpus
 
 if TYPE_CHECKING:  # brings torch, which looking at finished scores does without
     from biphase.finetuning.grid import Failure, Grid, Training

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from biphase.errors import InputError
-from biphase.execute import Engine, Outcome, Unit
+from biphase.execute import Outcome, Unit
 from biphase.finetuning import fit
 from biphase.finetuning import grid as grid_module
 from biphase.finetuning.fit import claimed
@@ -23,6 +23,7 @@ from biphase.finetuning.grid import (
     run_grid,
 )
 from biphase.finetuning.score import FinetuneConfig
+from biphase.workers import Engine
 
 from .conftest import make_cell
 

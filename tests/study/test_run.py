@@ -10,7 +10,6 @@ import pytest
 
 from biphase.config import parse_config
 from biphase.errors import BusyError, InputError
-from biphase.execute import Engine
 from biphase.files import read_json
 from biphase.finetuning.score import PROTOCOL
 from biphase.run import Run
@@ -31,6 +30,7 @@ from biphase.study.plan import Plan, plan_study
 from biphase.study.report import collect_results, compare_curricula, describe_model, report_study
 from biphase.study.run import make_units, run_study
 from biphase.study.spec import Study
+from biphase.workers import Engine
 
 HERE = Engine(workers=0)
 NOUNS = ["dog", "cat", "boy", "girl", "tree", "house", "river", "train"]

@@ -47,8 +47,8 @@ from biphase.corpus.tokenizer import (
     vocabulary_size,
 )
 from biphase.errors import InputError
-from biphase.execute import num_cores
 from biphase.files import content_hash, read_json, whole_folder, write_json
+from biphase.workers import num_cores
 
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer

@@ -10,7 +10,7 @@ from typing import Any
 
 from biphase import console
 from biphase.errors import BusyError, InputError
-from biphase.execute import Engine, Unit, run_units
+from biphase.execute import Unit, run_units
 from biphase.files import write_json
 from biphase.finetuning.encoders import identify, load_encoder
 from biphase.finetuning.fit import (
@@ -27,6 +27,7 @@ from biphase.finetuning.score import FinetuneConfig, Score, read_score
 from biphase.finetuning.sources import absolute_dir
 from biphase.finetuning.tasks import find_task
 from biphase.pretraining.checkpoint import split_reference
+from biphase.workers import Engine
 
 PAPER_LEARNING_RATES = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4)
 BUSY = "busy"

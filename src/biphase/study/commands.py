@@ -11,11 +11,11 @@ from rich.table import Table
 from biphase.config import parse_config
 from biphase.console import duration, err, out
 from biphase.errors import InputError, nearest
-from biphase.execute import Engine
 from biphase.files import write_text
 from biphase.study.advise import Evidence
 from biphase.study.plan import Plan, plan_study
 from biphase.study.spec import load_study
+from biphase.workers import Engine
 
 FORMATS = ("text", "json", "dot", "mermaid")
 

@@ -19,7 +19,7 @@ import yaml
 from biphase import console
 from biphase.config import Recipe, parse_config
 from biphase.errors import BusyError, InputError
-from biphase.execute import Engine, Outcome, Unit, run_units
+from biphase.execute import Outcome, Unit, run_units
 from biphase.files import write_json, write_text
 from biphase.finetuning.score import FinetuneConfig
 from biphase.finetuning.sources import absolute_dir
@@ -39,6 +39,7 @@ from biphase.study.folder import (
 )
 from biphase.study.plan import Plan, plan_study, start_from, weights_tree
 from biphase.study.spec import Study
+from biphase.workers import Engine
 
 TRAINING = "train"
 """In place of a unit's name: all training runs."""
