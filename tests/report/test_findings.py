@@ -313,3 +313,18 @@ def test_standard_metrics_come_first() -> None:
 def test_difference_of_a_world_is_paired() -> None:
     a, b = world().results[:2]
     assert difference(a, b).test == "paired t"
+
+
+def test_the_jackknife_of_a_spread_finds_no_more_than_chance_would() -> None:
+    """Two models that depend on rate and seed alike, 4 data sets, 2 rates, 3 seeds: the least that a study has."""
+    generator = np.random.default_rng(0)
+    found = 0
+    for _ in range(1000):
+        scores = generator.normal(size=(2, 4, 2, 3)) + np.array([0.0, 2.0])[:, None]
+
+        def gap(seeds: np.ndarray, scores: np.ndarray = scores) -> float:
+            spreads = scores[..., seeds].reshape(2, 4, -1).std(axis=2, ddof=1).mean(axis=1)
+            return float(spreads[0] - spreads[1])
+
+        found += jackknife(gap, 3, size=1.0).against().p_value < 0.05
+    assert 20 <= found <= 70  # 50 expected, 6.9 their standard deviation; it errs on the careful side
