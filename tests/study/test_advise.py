@@ -92,6 +92,9 @@ def test_the_users_own_study_decides_where_it_is_clear() -> None:
     unclear = [Evidence("25/75", 60.0, 1.5), Evidence("mlm", 61.0, 1.5)]
     curriculum, (reason, source) = choose_curriculum(unclear)
     assert curriculum == "25/75" and "no clear difference" in reason and "your study" in source
+    without = [Evidence("clm", 61.0, 1.5), Evidence("50/50", 60.0, 1.5), Evidence("75/25", 59.5, 1.5)]
+    assert choose_curriculum(without)[0] == "50/50", "its best split, where the default is not in it"
+    assert choose_curriculum([Evidence("clm", 70.0, 0.5), *without[1:]])[0] == "clm"
     for best, shares in (("mlm", [1.0]), ("1k+3k", [0.25, 0.75])):
         recipe = advise(flops=1e16, evidence=[Evidence(best, 60.0, 0.5)]).recipe
         assert [phase.steps / recipe.num_steps for phase in recipe.curriculum] == pytest.approx(shares, abs=1e-3)

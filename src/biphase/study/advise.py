@@ -281,17 +281,28 @@ def choose_curriculum(evidence: Sequence[Evidence]) -> tuple[str, tuple[str, str
     )
     if not evidence:
         return DEFAULT_CURRICULUM, paper
-    best = max(evidence, key=lambda item: item.mean)
-    default = next((item for item in evidence if item.curriculum == DEFAULT_CURRICULUM), None)
-    if default is not None and best.mean - default.mean <= math.hypot(best.half_width, default.half_width):
-        reason = (
-            f"your study has {best.curriculum} at {best.mean:.4g} ± {best.half_width:.2g} and {DEFAULT_CURRICULUM} at "
-            f"{default.mean:.4g} ± {default.half_width:.2g}, no clear difference, so F6 decides"
-        )
-        return DEFAULT_CURRICULUM, (reason, f"your study, {PAPER}")
-    beaten = "" if default is None else f", {best.mean - default.mean:.2g} above {DEFAULT_CURRICULUM}"
-    reason = f"best of {len(evidence)} in your study ({best.mean:.4g} ± {best.half_width:.2g}{beaten})"
+    ranked = sorted(evidence, key=lambda item: -item.mean)
+    best = ranked[0]
+    # CLM then MLM where the study cannot tell it from the best: the default split if it has it, else its best split.
+    biphasic = sorted(
+        (item for item in ranked if is_biphasic(item)), key=lambda item: item.curriculum != DEFAULT_CURRICULUM
+    )
+    for item in biphasic:
+        if item is not best and best.mean - item.mean <= math.hypot(best.half_width, item.half_width):
+            reason = (
+                f"your study has {best.curriculum} at {best.mean:.4g} ± {best.half_width:.2g} and {item.curriculum} at "
+                f"{item.mean:.4g} ± {item.half_width:.2g}, no clear difference, so F6 decides"
+            )
+            return item.curriculum, (reason, f"your study, {PAPER}")
+        if item is best:
+            break
+    reason = f"best of {len(evidence)} in your study ({best.mean:.4g} ± {best.half_width:.2g})"
     return best.curriculum, (reason, "your study")
+
+
+def is_biphasic(item: Evidence) -> bool:
+    """Whether its curriculum is CLM, then MLM."""
+    return [portion.settings["objective"] for portion in read_curriculum(item.curriculum, {}, 0.4)] == ["clm", "mlm"]
 
 
 def write_recipe(chosen: Candidate, curriculum: str, shards: str, machine: Machine | None) -> Recipe:
