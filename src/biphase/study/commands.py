@@ -72,7 +72,13 @@ def run(
             f"{len(own)} units failed and {len(failures) - len(own)} wait for them; the first: {first.unit}: "
             f"{first.reason}; the same command runs them again"
         )
-    out.print(f"{path}: done; `biphase study report {study}` writes the report" if unit is None else f"{unit}: done")
+    report = command_line("report", study, overrides, folder)
+    out.print(f"{path}: done; `{report}` writes the report" if unit is None else f"{unit}: done", markup=False)
+
+
+def command_line(verb: str, study: Path, overrides: Sequence[str], folder: Path | None) -> str:
+    """What a person types to do something else with the same study."""
+    return shlex.join(["biphase", "study", verb, str(study), *overrides, *(["--out", str(folder)] if folder else [])])
 
 
 def show_status(study: Path, overrides: Sequence[str], folder: Path | None) -> None:
@@ -100,8 +106,7 @@ def write_report(study: Path, overrides: Sequence[str], folder: Path | None, rep
     from biphase.study.report import report_study
 
     plan, path = open_study(study, overrides, folder)
-    given = [str(study), *overrides, *(["--out", str(folder)] if folder else [])]
-    commands = [shlex.join(["biphase", "study", verb, *given]) for verb in ("run", "report")]
+    commands = [command_line(verb, study, overrides, folder) for verb in ("run", "report")]
     return report_study(plan, Workplace(path), report or path / "report", commands)
 
 
