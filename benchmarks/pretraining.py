@@ -754,7 +754,7 @@ def main() -> None:
         "date": date.today().isoformat(),
         "machine": machine | {"load_after": os.getloadavg()[0]},
         "text": {"sources": sources, "origin": origin},
-        "options": {key: str(value) if isinstance(value, Path) else value for key, value in vars(options).items()},
+        "options": {key: value for key, value in vars(options).items() if key not in ("work", "out", "job", "answer")},
         "minutes": (time.perf_counter() - started) / 60,
         "results": results,
         "memory": memory,

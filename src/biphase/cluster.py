@@ -57,7 +57,7 @@ class Actor:
 
         pending, self.pending = self.pending, None
         try:
-            reply = pickle.loads(ray.get(pending))
+            reply = pickle.loads(ray.get(pending))  # from a worker that this run started
         except ray.exceptions.RayError as error:
             self.answers = False
             lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
@@ -78,7 +78,7 @@ class Actors:
         try:
             nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
             self.limit, cpus, gpus = share_nodes(nodes, engine, num_units)
-        except BaseException:
+        except BaseException:  # Ctrl-C too: a cluster that was started here must not stay behind
             self.close()
             raise
         hidden = {"CUDA_VISIBLE_DEVICES": ""} if engine.device == "cpu" else {}

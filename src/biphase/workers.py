@@ -297,7 +297,7 @@ def answer_request(payload: bytes) -> Reply:
 
 
 def load_and_call(payload: bytes) -> Any:
-    """Loading imports the module of the function, so it may fail as the function may."""
+    """Loading imports the function's module, so it may fail as the function may. The bytes are from the parent."""
     function, arguments = pickle.loads(payload)
     return function(**arguments)
 
