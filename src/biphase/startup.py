@@ -32,7 +32,7 @@ def keep_heap() -> None:
     libc = ctypes.CDLL(None)
     m_trim_threshold, m_mmap_threshold, m_mmap_max = -1, -3, -4
     libc.mallopt(m_mmap_threshold, 1 << 30)
-    libc.mallopt(m_trim_threshold, 2**31 - 1)
+    libc.mallopt(m_trim_threshold, -1)
     libc.mallopt(m_mmap_max, 0)
 
 

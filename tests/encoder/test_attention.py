@@ -98,29 +98,44 @@ def test_buckets_hold_every_sample_once_and_waste_little(monkeypatch: pytest.Mon
     assert sorted(np.concatenate(buckets)) == list(range(300))
     for members in buckets:
         longest = lengths_S[members].max()
-        assert longest <= attention.SHORT_SAMPLE or longest <= lengths_S[members].min() * attention.BUCKET_WASTE
+        assert (longest**2 - lengths_S[members] ** 2).sum() <= attention.BUCKET_WASTE
         assert len(members) == 1 or len(members) * longest**2 <= attention.BUCKET_SCORES
     assert len(make_buckets(lengths_S // 20 + 1)) < 20
     monkeypatch.setattr(attention, "BUCKET_SCORES", 1)
     assert all(len(members) == 1 for members in make_buckets(lengths_S))
 
 
-def test_small_buckets_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def attend_with_gradients(bounds_S1: np.ndarray, causal: bool, window: int) -> list[Tensor]:
+    inputs = random_qkv(int(bounds_S1[-1]), 4, 2)
+    layout = lay_out(bounds_S1, causal=causal)
+    return run_with_gradients(lambda q, k, v: attend(q, k, v, layout, 0.25, window), inputs, torch.float32)
+
+
+@pytest.mark.parametrize("window", [0, 5])
+@pytest.mark.parametrize("causal", [True, False])
+def test_small_buckets_change_nothing(causal: bool, window: int, monkeypatch: pytest.MonkeyPatch) -> None:
     bounds_S1 = bounds_of(LENGTHS)
-    q, k, v = random_qkv(int(bounds_S1[-1]), 4, 2)
-    once = attend(q, k, v, lay_out(bounds_S1, causal=True), 0.25)
-    assert len(lay_out(bounds_S1, causal=True).sizes_2B) == 2 * 4
+    once = attend_with_gradients(bounds_S1, causal, window)
+    assert len(lay_out(bounds_S1, causal=causal).sizes_2B) == 2 * 2
     monkeypatch.setattr(attention, "BUCKET_SCORES", 3000)
-    monkeypatch.setattr(attention, "SHORT_SAMPLE", 0)
-    many = lay_out(bounds_S1, causal=True)
-    assert len(many.sizes_2B) == 2 * 8
-    torch.testing.assert_close(attend(q, k, v, many, 0.25), once, rtol=1e-5, atol=1e-6)
+    monkeypatch.setattr(attention, "BUCKET_WASTE", 400)
+    assert len(lay_out(bounds_S1, causal=causal).sizes_2B) == 2 * 6
+    torch.testing.assert_close(attend_with_gradients(bounds_S1, causal, window), once, rtol=1e-5, atol=1e-6)
 
 
-def test_operator_is_what_torch_compile_believes() -> None:
+@pytest.mark.parametrize("causal", [True, False])
+def test_weights_formed_again_are_the_ones_not_kept(causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    bounds_S1 = bounds_of(LENGTHS)
+    kept = attend_with_gradients(bounds_S1, causal, 0)
+    monkeypatch.setattr(attention, "KEPT_KEYS", 0)
+    torch.testing.assert_close(attend_with_gradients(bounds_S1, causal, 0), kept, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_operator_is_what_torch_compile_believes(is_kept: bool) -> None:
     layout = lay_out(bounds_of([3, 1, 5]), causal=True)
     q, k, v = random_qkv(9, 4, 2)
-    arguments = (layout.sizes_2B, layout.plan_PTS, True, 0, 0.25)
+    arguments = (layout.sizes_2B, layout.plan_PS, 4 * layout.num_scores * is_kept, True, 0, 0.25)
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
     torch.library.opcheck(bucket_attention, (q, k, v, *arguments), test_utils=checks)
 

@@ -24,12 +24,13 @@ from biphase.errors import InputError
 ATTENTION = "biphase"
 Backend = Literal["varlen", "buckets", "reference"]
 
-BUCKET_WASTE = 1.15
-"""A bucket takes samples down to 1 / this of its longest: more would pay more in padding than it saves in calls."""
-SHORT_SAMPLE = 32
-"""Samples up to this length share one bucket whatever they waste: there a call costs more than the arithmetic."""
+BUCKET_WASTE = 2**13
+"""A bucket takes shorter samples as long as padding adds no more scores per head: about what a further bucket costs."""
 BUCKET_SCORES = 2**18
 """Most attention scores (N · L²) per head of one bucket: more leave the cache between one operation and the next."""
+KEPT_KEYS = 512
+"""Backward finds the softmax weights kept where a token meets no more keys than this, on average: more of them would
+outweigh all else that a block keeps. Otherwise it forms them again."""
 
 
 class NoLayoutError(InputError):
@@ -47,10 +48,12 @@ class Layout:
     """int32, on the device of the tokens."""
     sizes_2B: Tensor
     """For `buckets`, on the CPU: samples and length of each bucket, one pair after the other."""
-    plan_PTS: Tensor
-    """For `buckets`, end to end: the token in each slot of the padded buckets (0 where there is none), the slot of each
-    token, and the sample lengths in bucket order. One flat tensor: each size of its own is one that torch.compile may
-    take for 1, or for equal to another, and compile again when it is not."""
+    plan_PS: Tensor
+    """For `buckets`, end to end: the token in each slot of the padded buckets (-1 where there is none) and the sample
+    lengths in bucket order. One flat tensor: each size of its own is one that torch.compile may take for 1, or for
+    equal to another, and compile again when it is not."""
+    num_scores: int
+    """For `buckets`: attention scores of one head, padding included."""
 
 
 def lay_out(
@@ -62,23 +65,20 @@ def lay_out(
     buckets = make_buckets(lengths_S) if backend == "buckets" else []
     slots, sizes = [], []
     for members in buckets:
-        longest = lengths_S[members].max()
+        longest = int(lengths_S[members].max())
         offsets_L = np.arange(longest)
         inside_NL = offsets_L < lengths_S[members, None]
         slots.append(np.where(inside_NL, bounds_S1[members, None] + offsets_L, -1).ravel())
         sizes.append((len(members), longest))
-    empty = np.zeros(0, np.int64)
-    slots_P = np.concatenate([empty, *slots])
-    slot_of_T = np.empty(bounds_S1[-1] if buckets else 0, np.int64)
-    slot_of_T[slots_P[slots_P >= 0]] = np.flatnonzero(slots_P >= 0)
-    plan_PTS = np.concatenate([np.maximum(slots_P, 0), slot_of_T, lengths_S[np.concatenate([empty, *buckets])]])
+    plan_PS = np.concatenate([np.zeros(0, np.int64), *slots, *(lengths_S[members] for members in buckets)])
     return Layout(
         causal=causal,
         backend=backend,
         max_len=int(lengths_S.max()) if len(lengths_S) else 0,
         bounds_S1=torch.from_numpy(bounds_S1.astype(np.int32)).to(device),
         sizes_2B=torch.from_numpy(np.array(sizes, dtype=np.int64).ravel()),
-        plan_PTS=torch.from_numpy(plan_PTS).to(device),
+        plan_PS=torch.from_numpy(plan_PS).to(device),
+        num_scores=sum(num * length**2 for num, length in sizes),
     )
 
 
@@ -90,13 +90,13 @@ def choose_backend(device: torch.device, dtype: torch.dtype) -> Backend:
 def make_buckets(lengths_S: np.ndarray) -> list[np.ndarray]:
     """Sample numbers grouped by about equal length, longest first."""
     order = np.argsort(-lengths_S, kind="stable")
+    squares = lengths_S[order].astype(np.int64) ** 2
     buckets: list[np.ndarray] = []
     begin = 0
     while begin < len(order):
-        longest = lengths_S[order[begin]]
-        shortest = 0 if longest <= SHORT_SAMPLE else longest / BUCKET_WASTE
-        fits = int(np.searchsorted(-lengths_S[order], -shortest, side="right"))
-        end = max(begin + 1, min(fits, begin + BUCKET_SCORES // int(longest) ** 2))
+        most = max(1, BUCKET_SCORES // int(squares[begin]))
+        waste = np.cumsum(squares[begin] - squares[begin : begin + most])
+        end = begin + int(np.searchsorted(waste, BUCKET_WASTE, side="right"))
         buckets.append(order[begin:end])
         begin = end
     return buckets
@@ -148,7 +148,10 @@ def attend(q_THK: Tensor, k_TGK: Tensor, v_TGK: Tensor, layout: Layout, scale: f
         return varlen_attention(q_THK, k_TGK, v_TGK, layout, scale, window)
     if layout.backend == "reference":
         return reference_attention(q_THK, k_TGK, v_TGK, layout, scale, window)
-    return bucket_attention(q_THK, k_TGK, v_TGK, layout.sizes_2B, layout.plan_PTS, layout.causal, window, scale)
+    is_kept = torch.is_grad_enabled() and layout.num_scores <= KEPT_KEYS * q_THK.shape[0]
+    num_kept = layout.num_scores * q_THK.shape[1] if is_kept else 0
+    plan = (layout.sizes_2B, layout.plan_PS, num_kept)
+    return bucket_attention(q_THK, k_TGK, v_TGK, *plan, layout.causal, window, scale)[0]
 
 
 def reference_attention(
@@ -202,7 +205,8 @@ def varlen_attention(q_THK: Tensor, k_TGK: Tensor, v_TGK: Tensor, layout: Layout
 
 
 # `buckets` is an opaque operator, so that torch.compile keeps a block in one graph although buckets differ in number
-# and shape from batch to batch. Its backward recomputes the weights: a stored [H, L, L] costs more than it saves.
+# and shape from batch to batch. A row is one token's vector of one head; those of a bucket stand as [N, H, L, K], and
+# buckets end to end.
 
 
 @torch.library.custom_op("biphase::bucket_attention", mutates_args=())
@@ -211,134 +215,173 @@ def bucket_attention(
     k_TGK: Tensor,
     v_TGK: Tensor,
     sizes_2B: Tensor,
-    plan_PTS: Tensor,
+    plan_PS: Tensor,
+    num_kept: int,
     causal: bool,
     window: int,
     scale: float,
-) -> Tensor:
-    slots_P, slot_of_T, lengths_S = open_plan(sizes_2B, plan_PTS)
-    outs = []
-    for q, k, v, hidden in bucket_views(q_THK, k_TGK, v_TGK, sizes_2B, slots_P, lengths_S, causal, window):
-        weights = bucket_weights(q, k, hidden, scale)
-        outs.append(join_heads(weights @ v, q_THK.shape[1]))
-    return torch.cat(outs).index_select(0, slot_of_T)
+) -> tuple[Tensor, Tensor]:
+    """The outputs [T, H, K], and the softmax weights of all buckets end to end where backward is to have them."""
+    buckets, rows, kv_rows = open_plan(sizes_2B, plan_PS, q_THK.shape[1], k_TGK.shape[1])
+    q, k, v = rows.gather(q_THK).mul_(scale), kv_rows.gather(k_TGK), kv_rows.gather(v_TGK)
+    out, kept = torch.empty_like(q), q.new_empty(num_kept)
+    for bucket in buckets:
+        weights = bucket.weigh(q, k, causal, window, bucket.of_scores(kept) if num_kept else None)
+        torch.bmm(weights, bucket.of_keys(v), out=bucket.of_queries(out))
+    return rows.scatter(out, q_THK.shape), kept
 
 
 @torch.library.custom_op("biphase::bucket_attention_backward", mutates_args=())
 def bucket_attention_backward(
     grad_THK: Tensor,
+    kept: Tensor,
     q_THK: Tensor,
     k_TGK: Tensor,
     v_TGK: Tensor,
     sizes_2B: Tensor,
-    plan_PTS: Tensor,
+    plan_PS: Tensor,
     causal: bool,
     window: int,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    slots_P, slot_of_T, lengths_S = open_plan(sizes_2B, plan_PTS)
-    grad_PHK = grad_THK.new_zeros(len(slots_P), *grad_THK.shape[1:]).index_copy_(0, slot_of_T, grad_THK)
-    num_heads, num_kv_heads = q_THK.shape[1], k_TGK.shape[1]
-    grads_q, grads_k, grads_v = [], [], []
-    first = 0
-    for q, k, v, hidden in bucket_views(q_THK, k_TGK, v_TGK, sizes_2B, slots_P, lengths_S, causal, window):
-        num, length = q.shape[0], k.shape[2]
-        grad = split_heads(grad_PHK[first : first + num * length], num, num_kv_heads)
-        first += num * length
-        weights = bucket_weights(q, k, hidden, scale)
-        grads_v.append(join_heads(weights.transpose(-1, -2) @ grad, num_kv_heads))
-        grad_weights = grad @ v.transpose(-1, -2)
+    buckets, rows, kv_rows = open_plan(sizes_2B, plan_PS, q_THK.shape[1], k_TGK.shape[1])
+    q, k, v = rows.gather(q_THK).mul_(scale), kv_rows.gather(k_TGK), kv_rows.gather(v_TGK)
+    grad = rows.gather(grad_THK).index_fill_(0, rows.padding, 0)
+    grad_q, grad_k, grad_v = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    for bucket in buckets:
+        weights = bucket.of_scores(kept) if len(kept) else bucket.weigh(q, k, causal, window)
+        grad_out = bucket.of_queries(grad)
+        torch.bmm(weights.transpose(1, 2), grad_out, out=bucket.of_keys(grad_v))
+        grad_weights = grad_out @ bucket.of_keys(v).transpose(1, 2)
         grad_scores = torch.ops.aten._softmax_backward_data(grad_weights, weights, -1, weights.dtype)
-        grad_scores *= scale
-        grads_q.append(join_heads(grad_scores @ k, num_heads))
-        grads_k.append(join_heads(grad_scores.transpose(-1, -2) @ q, num_kv_heads))
-    gather = [torch.cat(grads).index_select(0, slot_of_T) for grads in (grads_q, grads_k, grads_v)]
-    return gather[0], gather[1], gather[2]
+        torch.bmm(grad_scores, bucket.of_keys(k), out=bucket.of_queries(grad_q))
+        torch.bmm(grad_scores.transpose(1, 2), bucket.of_queries(q), out=bucket.of_keys(grad_k))
+    grad_q.mul_(scale)
+    return (
+        rows.scatter(grad_q, q_THK.shape),
+        kv_rows.scatter(grad_k, k_TGK.shape),
+        kv_rows.scatter(grad_v, v_TGK.shape),
+    )
 
 
-def open_plan(sizes_2B: Tensor, plan_PTS: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The three lists of `Layout.plan_PTS`: slots [P], slot of each token [T], lengths [S]."""
-    num_samples, num_slots = int(sizes_2B[::2].sum()), int((sizes_2B[::2] * sizes_2B[1::2]).sum())
-    parts = plan_PTS.split([num_slots, len(plan_PTS) - num_slots - num_samples, num_samples])
-    return parts[0], parts[1], parts[2]
+@dataclass(frozen=True)
+class Rows:
+    """How the rows of all buckets are filled from [T, H, K], and back."""
+
+    sources: Tensor
+    """Of each row of the buckets, its row in [T·H, K]; of padding, any."""
+    places: Tensor
+    """Of each row in [T·H, K], its row in the buckets."""
+    padding: Tensor
+    """The rows of the buckets that are padding."""
+
+    def gather(self, x_THK: Tensor) -> Tensor:
+        return x_THK.reshape(-1, x_THK.shape[2]).index_select(0, self.sources)
+
+    def scatter(self, rows: Tensor, shape: torch.Size) -> Tensor:
+        return rows.index_select(0, self.places).view(shape)
 
 
-def bucket_views(
-    q_THK: Tensor,
-    k_TGK: Tensor,
-    v_TGK: Tensor,
-    sizes_2B: Tensor,
-    slots_P: Tensor,
-    lengths_S: Tensor,
-    causal: bool,
-    window: int,
-) -> Any:
-    """Yields q [N, G, H/G·L, K], k and v [N, G, L, K] and the mask of what is hidden (None if nothing) per bucket."""
-    q_PHK, k_PGK, v_PGK = (tensor.index_select(0, slots_P) for tensor in (q_THK, k_TGK, v_TGK))
-    num_kv_heads = k_TGK.shape[1]
-    first_slot = first_sample = 0
-    for num, length in sizes_2B.view(-1, 2).tolist():
-        slots = slice(first_slot, first_slot + num * length)
-        q, k, v = (split_heads(tensor[slots], num, num_kv_heads) for tensor in (q_PHK, k_PGK, v_PGK))
-        lengths_N = lengths_S[first_sample : first_sample + num]
-        yield q, k, v, hidden_mask(lengths_N, length, q.shape[2] // length, causal, window)
-        first_slot, first_sample = first_slot + num * length, first_sample + num
+@dataclass(frozen=True)
+class Bucket:
+    """N samples of about one length L: where their rows and scores are among those of all buckets."""
+
+    num: int
+    length: int
+    first_slot: int
+    first_score: int
+    """Of one head."""
+    num_heads: int
+    num_kv_heads: int
+    lengths_N: Tensor
+
+    def of_queries(self, rows: Tensor) -> Tensor:
+        """[N·G, H/G·L, K]: the query heads of a key-value head stand below each other."""
+        return self.cut(rows, self.first_slot, self.num * self.length, self.num_heads, rows.shape[1])
+
+    def of_keys(self, rows: Tensor) -> Tensor:
+        """[N·G, L, K]."""
+        return self.cut(rows, self.first_slot, self.num * self.length, self.num_kv_heads, rows.shape[1])
+
+    def of_scores(self, scores: Tensor) -> Tensor:
+        """[N·G, H/G·L, L]."""
+        return self.cut(scores, self.first_score, self.num * self.length**2, self.num_heads, self.length)
+
+    def cut(self, x: Tensor, first: int, num: int, num_heads: int, width: int) -> Tensor:
+        return x[first * num_heads : (first + num) * num_heads].view(self.num * self.num_kv_heads, -1, width)
+
+    def weigh(self, q: Tensor, k: Tensor, causal: bool, window: int, into: Tensor | None = None) -> Tensor:
+        """Softmax of the scores; PyTorch sums those of 16 bits in fp32."""
+        scores = torch.bmm(self.of_queries(q), self.of_keys(k).transpose(1, 2), out=into)
+        self.hide(scores.view(self.num, self.num_heads, self.length, self.length), causal, window)
+        return torch.ops.aten._softmax.out(scores, -1, False, out=scores)
+
+    def hide(self, scores_NHLL: Tensor, causal: bool, window: int) -> None:
+        """-inf where a query must not see a key. What padded queries see does not matter, but it must be something."""
+        places_L = torch.arange(self.length, device=scores_NHLL.device)
+        if causal or window:
+            sees_LL = visible(places_L[:, None] - places_L, causal, window)
+            scores_NHLL += scores_NHLL.new_zeros(sees_LL.shape).masked_fill_(~sees_LL, float("-inf"))
+        shortest = int(self.lengths_N.min())
+        if causal or shortest == self.length:  # when causal, padding is behind all that a token may see
+            return
+        padded_N11L = (places_L[shortest:] >= self.lengths_N[:, None])[:, None, None, :]
+        if window:  # padded queries whose window is all padding see themselves
+            padded_N11L = padded_N11L & (places_L[:, None] != places_L[shortest:])
+        scores_NHLL[..., shortest:].masked_fill_(padded_N11L, float("-inf"))
 
 
-def hidden_mask(lengths_N: Tensor, length: int, repeats: int, causal: bool, window: int) -> Tensor | None:
-    """Boolean [N or 1, 1, H/G·L or 1, L]: the keys a query must not see. Padded queries see what they like."""
-    places_L = torch.arange(length, device=lengths_N.device)
-    hidden = None
-    if causal or window:
-        hidden = ~visible(places_L[:, None] - places_L, causal, window).repeat(repeats, 1)[None, None]
-    if int(lengths_N.min()) < length:
-        padded = (places_L >= lengths_N[:, None])[:, None, None, :]
-        if window:
-            # A padded query whose whole window is padding must see something, or its weights are NaN.
-            padded = padded & ~torch.eye(length, dtype=torch.bool, device=padded.device).repeat(repeats, 1)
-        hidden = padded if hidden is None else hidden | padded
-    return hidden
+def open_plan(
+    sizes_2B: Tensor, plan_PS: Tensor, num_heads: int, num_kv_heads: int
+) -> tuple[list[Bucket], Rows, Rows]:
+    """The buckets of a `Layout`, and where the rows of queries and those of keys go."""
+    sizes = sizes_2B.view(-1, 2).tolist()
+    num_slots = sum(num * length for num, length in sizes)
+    slots_P, lengths_S = plan_PS[:num_slots], plan_PS[num_slots:]
+    buckets: list[Bucket] = []
+    slot = score = sample = 0
+    for num, length in sizes:
+        lengths_N = lengths_S[sample : sample + num]
+        buckets.append(Bucket(num, length, slot, score, num_heads, num_kv_heads, lengths_N))
+        slot, score, sample = slot + num * length, score + num * length**2, sample + num
+    rows = make_rows(buckets, slots_P, num_heads)
+    return buckets, rows, rows if num_kv_heads == num_heads else make_rows(buckets, slots_P, num_kv_heads)
 
 
-def bucket_weights(q: Tensor, k: Tensor, hidden: Tensor | None, scale: float) -> Tensor:
-    """Softmax of the scores of one bucket, [N, G, H/G·L, L]; PyTorch sums those of 16 bits in fp32."""
-    scores = (q * scale) @ k.transpose(-1, -2)
-    if hidden is not None:
-        scores.masked_fill_(hidden, float("-inf"))
-    return scores.softmax(-1)
-
-
-def split_heads(x_PHK: Tensor, num: int, num_kv_heads: int) -> Tensor:
-    """[N·L, H, K] → [N, G, H/G·L, K]: the query heads of a key-value head stand below each other."""
-    x = x_PHK.view(num, -1, num_kv_heads, x_PHK.shape[1] // num_kv_heads, x_PHK.shape[2])
-    return x.permute(0, 2, 3, 1, 4).reshape(num, num_kv_heads, -1, x_PHK.shape[2])
-
-
-def join_heads(x: Tensor, num_heads: int) -> Tensor:
-    """[N, G, H/G·L, K] → [N·L, H, K]."""
-    num, num_kv_heads, _, width = x.shape
-    x = x.reshape(num, num_kv_heads, num_heads // num_kv_heads, -1, width)
-    return x.permute(0, 3, 1, 2, 4).reshape(-1, num_heads, width)
+def make_rows(buckets: list[Bucket], slots_P: Tensor, num_heads: int) -> Rows:
+    heads_H1 = torch.arange(num_heads, device=slots_P.device)[:, None]
+    parts = [slots_P.new_empty(0)]
+    for bucket in buckets:
+        slots_N1L = slots_P[bucket.first_slot :][: bucket.num * bucket.length].view(bucket.num, 1, bucket.length)
+        parts.append((slots_N1L * num_heads + heads_H1).flatten())
+    sources = torch.cat(parts)  # padding is below 0
+    is_padding = sources < 0
+    real = (~is_padding).nonzero().squeeze(1)
+    places = torch.empty_like(real)
+    places[sources[real]] = real
+    return Rows(sources.clamp_(min=0), places, is_padding.nonzero().squeeze(1))
 
 
 @bucket_attention.register_fake
-def _(q_THK: Tensor, k_TGK: Tensor, v_TGK: Tensor, *_: Any) -> Tensor:
-    return q_THK.new_empty(q_THK.shape)
+def _(q_THK: Tensor, k_TGK: Tensor, v_TGK: Tensor, sizes_2B: Tensor, plan_PS: Tensor, num_kept: int, *_: Any) -> Any:
+    return q_THK.new_empty(q_THK.shape), q_THK.new_empty(num_kept)
 
 
 @bucket_attention_backward.register_fake
-def _(grad_THK: Tensor, q_THK: Tensor, k_TGK: Tensor, v_TGK: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _(grad_THK: Tensor, kept: Tensor, q_THK: Tensor, k_TGK: Tensor, v_TGK: Tensor, *_: Any) -> Any:
     return q_THK.new_empty(q_THK.shape), k_TGK.new_empty(k_TGK.shape), v_TGK.new_empty(v_TGK.shape)
 
 
-def _keep_inputs(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[:5])
-    ctx.settings = inputs[5:]
+def _keep_inputs(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)  # else as many zeros as there are weights
+    ctx.save_for_backward(output[1], *inputs[:5])
+    ctx.settings = inputs[6:]
 
 
-def _bucket_gradients(ctx: Any, grad_THK: Tensor) -> tuple[Any, ...]:
+def _bucket_gradients(ctx: Any, grad_THK: Tensor, _: Tensor) -> tuple[Any, ...]:
     grads = bucket_attention_backward(grad_THK.contiguous(), *ctx.saved_tensors, *ctx.settings)
-    return (*grads, *[None] * 5)
+    return (*grads, *[None] * 6)
 
 
 bucket_attention.register_autograd(_bucket_gradients, setup_context=_keep_inputs)
