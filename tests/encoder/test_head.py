@@ -16,8 +16,9 @@ N, D, V = 37, 24, 101
 
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Five rows at once: 37 targets are seven chunks and a shorter one."""
+    """Five rows at once, two of them in fp32: 37 targets are seven chunks and a shorter one."""
     monkeypatch.setattr(head, "CHUNK_LOGITS", {"cpu": 5 * V + 3})
+    monkeypatch.setattr(head, "PART_LOGITS", {"cpu": 2 * V + 3})
 
 
 def make_inputs(bias: bool, dtype: torch.dtype = torch.float32) -> list[Tensor | None]:
@@ -71,8 +72,10 @@ def test_loss_and_hit_of_each_target(small_chunks: None) -> None:
     expected = torch.nn.functional.cross_entropy(hidden @ weight.T, targets, reduction="none")
     torch.testing.assert_close(losses_N, expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(total, expected.sum())
+    assert hits_N is not None
     assert hits_N[1::2].all()
     assert not hits_N[::2].all()
+    assert language_model_loss(hidden.requires_grad_(), weight, None, targets)[2] is None
 
 
 def test_no_target_is_a_loss_of_zero(small_chunks: None) -> None:

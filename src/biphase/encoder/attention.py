@@ -331,9 +331,7 @@ class Bucket:
         scores_NHLL[..., shortest:].masked_fill_(padded_N11L, float("-inf"))
 
 
-def open_plan(
-    sizes_2B: Tensor, plan_PS: Tensor, num_heads: int, num_kv_heads: int
-) -> tuple[list[Bucket], Rows, Rows]:
+def open_plan(sizes_2B: Tensor, plan_PS: Tensor, num_heads: int, num_kv_heads: int) -> tuple[list[Bucket], Rows, Rows]:
     """The buckets of a `Layout`, and where the rows of queries and those of keys go."""
     sizes = sizes_2B.view(-1, 2).tolist()
     num_slots = sum(num * length for num, length in sizes)

@@ -252,7 +252,7 @@ class PackedModel(nn.Module):
         target_positions_N: Tensor | None = None,
         targets_N: Tensor | None = None,
     ) -> Any:
-        """Sum of the losses in nats, loss of each target [N], whether each target is the top prediction [N].
+        """As `language_model_loss`: sum of the losses in nats, loss of each target [N], which are predicted best [N].
 
         Without targets: the last hidden states [T, D].
         """

@@ -1,33 +1,39 @@
 """Hidden states at target positions → (sum of losses, count): never logits for a position without a target.
 
-The vocabulary is large (128,256), so rows are scored a few at a time: the largest tensor is [rows, V] with
-rows · V ≤ `CHUNK_LOGITS`, and gradients are formed in the same pass, so nothing of that size is kept for backward.
+The vocabulary is large (128,256), so targets are scored a chunk at a time: rows · V ≤ `CHUNK_LOGITS`. The logits of a
+chunk become their gradients in place, part by part in fp32, and two products end the chunk: nothing of its size is kept
+for backward.
 
 Letters: N targets, D width, V vocabulary.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-CHUNK_LOGITS = {"cpu": 2**24, "cuda": 2**29}
-"""Logits held at once: 64 MB in fp32 on a CPU, 2 GB on a GPU. Each chunk adds to a gradient as large as the weights, so
-that small chunks cost more than they save."""
+CHUNK_LOGITS = {"cpu": 2**25, "cuda": 2**29}
+"""Logits held at once, in the type of the products: 64 MB in bf16 on a CPU, 1 GB on a GPU. Each chunk adds to a
+gradient as large as the weights, so that small chunks cost more than they save."""
+PART_LOGITS = {"cpu": 2**18, "cuda": 2**28}
+"""Logits that are fp32 at once: on a CPU, what its caches hold from one operation to the next."""
 
 
 def language_model_loss(
     hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, targets_N: Tensor, softcap: float | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """Cross-entropy of `targets_N` under softmax(hidden @ weight.T + bias), in nats.
 
     Products are formed in the type of `hidden_ND`, softmax and sums in fp32. No target at all is a loss of 0.
 
     Returns:
-        The sum over targets (differentiable), the loss of each target [N], and whether each target has the highest
-        score [N]; the last two carry no gradient.
+        The sum over targets (differentiable), the loss of each target [N], and, where no gradient is formed, whether
+        each target has the highest score [N]; the last two carry no gradient.
     """
-    return ChunkedLoss.apply(hidden_ND, weight_VD, bias_V, targets_N, softcap)
+    # Inside of `forward` nobody can tell that gradients are off.
+    wanted = torch.is_grad_enabled() and (hidden_ND.requires_grad or weight_VD.requires_grad)
+    return ChunkedLoss.apply(hidden_ND, weight_VD, bias_V, targets_N, softcap, wanted)
 
 
 def reference_loss(
@@ -45,50 +51,68 @@ class ChunkedLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, targets_N: Tensor, softcap: float | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        weight = weight_VD.to(hidden_ND.dtype)
-        wanted = any(ctx.needs_input_grad)
+        ctx: Any,
+        hidden_ND: Tensor,
+        weight_VD: Tensor,
+        bias_V: Tensor | None,
+        targets_N: Tensor,
+        softcap: float | None,
+        wanted: bool,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        weight, device = weight_VD.to(hidden_ND.dtype), hidden_ND.device
         grad_hidden_ND = torch.empty_like(hidden_ND) if wanted else None
         grad_weight_VD = torch.zeros_like(weight_VD, dtype=torch.float32) if wanted else None
         grad_bias_V = torch.zeros_like(bias_V) if wanted and bias_V is not None else None
-        losses_N = torch.empty(len(targets_N), dtype=torch.float32, device=hidden_ND.device)
-        hits_N = torch.empty(len(targets_N), dtype=torch.bool, device=hidden_ND.device)
-        rows = max(1, CHUNK_LOGITS[hidden_ND.device.type] // len(weight))
-        for begin in range(0, len(targets_N), rows):
-            chunk = slice(begin, begin + rows)
-            hidden, targets = hidden_ND[chunk], targets_N[chunk, None]
-            logits = torch.nn.functional.linear(hidden, weight, bias_V).float()
-            slope = None
-            if softcap:
-                tanh = torch.tanh(logits / softcap)
-                logits, slope = softcap * tanh, 1 - tanh.square()
-            target_logits = logits.gather(1, targets)
-            highest, at = logits.max(1, keepdim=True)
-            hits_N[chunk] = (at == targets).squeeze(1)
-            logits.sub_(highest).exp_()
-            total = logits.sum(1, keepdim=True)
-            losses_N[chunk] = (total.log() + highest - target_logits).squeeze(1)
+        losses_N = torch.empty(len(targets_N), dtype=torch.float32, device=device)
+        hits_N = None if wanted else torch.empty(len(targets_N), dtype=torch.bool, device=device)
+        for chunk in slices(len(targets_N), CHUNK_LOGITS[device.type] // len(weight)):
+            hidden, targets, losses = hidden_ND[chunk], targets_N[chunk], losses_N[chunk]
+            logits = torch.nn.functional.linear(hidden, weight, bias_V)
+            if hits_N is not None:
+                hits_N[chunk] = logits.argmax(1) == targets
+            for part in slices(len(targets), PART_LOGITS[device.type] // len(weight)):
+                losses[part], slopes = score(logits[part].float(), targets[part, None], softcap, wanted)
+                if slopes is not None:
+                    logits[part] = slopes
             if grad_hidden_ND is None or grad_weight_VD is None:
                 continue
-            logits.div_(total).scatter_add_(1, targets, torch.full_like(total, -1.0))
-            if slope is not None:
-                logits *= slope
-            grad_logits = logits.to(hidden.dtype)
-            torch.mm(grad_logits, weight, out=grad_hidden_ND[chunk])
+            torch.mm(logits, weight, out=grad_hidden_ND[chunk])
             if grad_weight_VD.dtype == hidden.dtype:
-                grad_weight_VD.addmm_(grad_logits.T, hidden)
+                grad_weight_VD.addmm_(logits.T, hidden)
             else:
-                grad_weight_VD += grad_logits.T @ hidden
+                grad_weight_VD += logits.T @ hidden
             if grad_bias_V is not None:
-                grad_bias_V += grad_logits.sum(0)
+                grad_bias_V += logits.sum(0)
         if grad_weight_VD is not None:
             grad_weight_VD = grad_weight_VD.to(weight_VD.dtype)
         ctx.save_for_backward(grad_hidden_ND, grad_weight_VD, grad_bias_V)
-        ctx.mark_non_differentiable(losses_N, hits_N)
+        ctx.mark_non_differentiable(losses_N, *([] if hits_N is None else [hits_N]))
         return losses_N.sum(), losses_N, hits_N
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         scaled = [None if grad is None else grad * grads[0] for grad in ctx.saved_tensors]
-        return scaled[0], scaled[1], scaled[2], None, None
+        return scaled[0], scaled[1], scaled[2], None, None, None
+
+
+def slices(num_rows: int, most: int) -> Iterator[slice]:
+    """Rows 0 to `num_rows`, at most `most` at a time, and at least one."""
+    step = max(1, most)
+    return (slice(begin, min(begin + step, num_rows)) for begin in range(0, num_rows, step))
+
+
+def score(logits_RV: Tensor, targets_R1: Tensor, softcap: float | None, wanted: bool) -> tuple[Tensor, Tensor | None]:
+    """The losses [R] of some rows, and the slopes of their sum by logit [R, V]; takes `logits_RV` for both."""
+    tanh = None
+    if softcap:
+        tanh = torch.tanh(logits_RV / softcap)
+        logits_RV = softcap * tanh
+    target_logits = logits_RV.gather(1, targets_R1)
+    highest = logits_RV.amax(1, keepdim=True)
+    logits_RV.sub_(highest).exp_()
+    total = logits_RV.sum(1, keepdim=True)
+    losses_R = (total.log() + highest - target_logits).squeeze(1)
+    if not wanted:
+        return losses_R, None
+    logits_RV.div_(total).scatter_add_(1, targets_R1, torch.full_like(total, -1.0))
+    return losses_R, logits_RV if tanh is None else logits_RV.mul_(1 - tanh.square())
