@@ -3,7 +3,7 @@
 An input is its text and the tokenizer's end-of-text token; where a tokenizer opens inputs with a classification token
 (BERT's), that comes first. Names of special tokens inside a text are read as ordinary text.
 
-Letters: T tokens, S samples.
+Letters: T tokens, S samples, U tokens in use.
 """
 
 import dataclasses
@@ -11,6 +11,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
@@ -63,6 +64,13 @@ class Texts:
     @property
     def lengths_S(self) -> np.ndarray:
         return np.diff(self.bounds_S1)
+
+    @cached_property
+    def used_U(self) -> np.ndarray:
+        """The tokens that occur, ascending."""
+        is_used = np.zeros(int(self.tokens_T.max(initial=0)) + 1, dtype=bool)
+        is_used[self.tokens_T] = True
+        return np.flatnonzero(is_used)
 
     def items_of(self, examples: np.ndarray) -> np.ndarray:
         """The training items of examples: each sample is an example of its own."""

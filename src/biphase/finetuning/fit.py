@@ -5,7 +5,6 @@ What many cells share (weights on disk, encoded tasks) is loaded once per proces
 copy. Tasks that are trained on another's pairs (NQ and MLDR on MS MARCO's) are scored after one training.
 """
 
-import copy
 import fcntl
 import json
 import math
@@ -45,6 +44,7 @@ from biphase.finetuning.score import (
 )
 from biphase.finetuning.sources import Source, find_source
 from biphase.finetuning.tasks import SPLITS, Task, find_task
+from biphase.finetuning.vocabulary import copy_for
 
 FAMILIES: dict[str, ModuleType] = {
     "sequence_classification": sequences,
@@ -210,15 +210,17 @@ def run_cells(model: str, plans: Sequence[Plan], label: str | None = None) -> It
     trained_on = plans[0].train.task
     cell = Cell(trained_on, config, compute)
     trained = load_encoded(plans[0].train, encoder.keyed, config)
+    evaluated = [
+        trained if plan.evaluation.hash == plan.train.hash else load_encoded(plan.evaluation, encoder.keyed, config)
+        for plan in plans
+    ]
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(config.seed)
-        network = build(encoder, cell).to(device)
+        network = build(encoder, cell, trained, *evaluated).to(device)
         training = train(network, trained, cell)
-    for plan in plans:
-        is_own = plan.evaluation.hash == plan.train.hash
-        encoded = trained if is_own else load_encoded(plan.evaluation, encoder.keyed, config)
+    for plan, encoded in zip(plans, evaluated, strict=True):
         cell = Cell(plan.task, config, compute)
         started = time.perf_counter()
         predictions = {}
@@ -324,11 +326,10 @@ def tell_losses(task: Task, encoded: Any, config: FinetuneConfig) -> None:
         console.err.print(f"{task.name}: cut at {config.max_length:,} tokens: {counts}")
 
 
-def build(encoder: Encoder, cell: Cell) -> nn.Module:
-    """The network with a new head; weights that are not pretrained come from torch's generator."""
-    is_random = cell.config.weights == "random"
-    backbone = fresh_backbone(encoder.backbone) if is_random else copy.deepcopy(encoder.backbone)
-    network: nn.Module = FAMILIES[cell.task.family].build(backbone, cell.task, cell.config)
+def build(encoder: Encoder, cell: Cell, *encoded: Any) -> nn.Module:
+    """The network for the texts of some tasks, with a new head; random weights come from torch's generator."""
+    backbone = fresh_backbone(encoder.backbone) if cell.config.weights == "random" else encoder.backbone
+    network: nn.Module = FAMILIES[cell.task.family].build(copy_for(backbone, *encoded), cell.task, cell.config)
     return network.to(torch.bfloat16) if cell.config.weight_dtype == "bf16" else network
 
 
