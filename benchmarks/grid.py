@@ -24,7 +24,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import date
 from importlib.util import find_spec
 from itertools import product
@@ -53,16 +53,19 @@ class Way:
     """A process per core, one thread each, not one process with all cores as threads."""
     keeps_heap: bool = False
     """The allocator setting of `biphase.startup`."""
+    is_fp32: bool = False
+    """Arithmetic in fp32, which is what Trainer does unless told otherwise, whatever biphase does."""
 
 
 ARMS = {
     "biphase": Way("biphase evaluate, default workers, a fresh cache"),
     "trainer": Way("Trainer, a process per cell, one after the other, all cores as threads"),
+    "trainer-fp32": Way("the same in fp32, as it is shipped", is_fp32=True),
     "trainer-loop": Way("Trainer, all cells in one process, all cores as threads", is_loop=True),
     "trainer-loop-heap": Way("the same, its allocator keeps its heap", is_loop=True, keeps_heap=True),
     "trainer-side-by-side": Way("Trainer, a process per cell, one for each core at a time", is_side_by_side=True),
 }
-DEFAULT_ARMS = ["biphase", "trainer", "trainer-loop"]
+DEFAULT_ARMS = ["biphase", "trainer", "trainer-fp32", "trainer-loop"]
 
 
 @dataclass(frozen=True)
@@ -427,6 +430,8 @@ def run_biphase(grid: Grid, folder: Path) -> dict[str, Any]:
 
 def run_trainer(way: Way, grid: Grid, threads: int, folder: Path) -> dict[str, Any]:
     """As `run_biphase`."""
+    if way.is_fp32:
+        grid = replace(grid, config=grid.config | {"precision": "fp32"})
     slots = min(threads, len(grid.cells)) if way.is_side_by_side else 1
     parts = [grid.cells] if way.is_loop else [[cell] for cell in grid.cells]
 
@@ -512,7 +517,7 @@ def write_pairs(name: str, beir: Path, closing: str, folder: Path) -> dict[str, 
     (folder / "train.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs), encoding="utf-8")
     for split in SPLITS:
         judged = data.relevance[split]
-        named = {document for grades in judged.values() for document in grades}
+        named = set(data.judged_documents[split])
         content = {
             "queries": {id: queries[id] for id in judged},
             "documents": {id: documents[id] for id in documents if id in named},
@@ -527,6 +532,8 @@ def write_pairs(name: str, beir: Path, closing: str, folder: Path) -> dict[str, 
 def measure_grid(grid: Grid, arms: Sequence[str], rounds: int, threads: int) -> dict[str, Any]:
     """All arms, taking turns: medians, ratios within each round, scores of the first round."""
     say(f"{grid.name}: {len(grid.cells)} cells of {grid.config['max_steps']} steps")
+    if grid.config["precision"] == "fp32":
+        arms = [arm for arm in arms if not ARMS[arm].is_fp32]  # the other arms are in fp32 too
     if any(arm != "biphase" for arm in arms):  # so that no arm is the first to read the libraries from the disk
         with tempfile.TemporaryDirectory() as folder, suppress(subprocess.CalledProcessError):
             run_job(Job(grid, [], False, folder, time.time()), threads)

@@ -11,6 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from biphase.console import err, silence
 from biphase.device import choose_device
+from biphase.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,14 @@ class World:
     def any(self, flag: bool) -> bool:
         """Whether the flag is set in any process. A collective."""
         return flag if self.size == 1 else self.sum(float(flag))[0] > 0
+
+    def raise_any(self, failure: Exception | None, elsewhere: str) -> None:
+        """Where one process failed, all end: it with its own failure, the others with `InputError(elsewhere)`.
+
+        A collective.
+        """
+        if self.any(failure is not None):
+            raise failure or InputError(elsewhere)
 
     def tell(self, line: str) -> None:
         """A line for the person who watches, from one process."""

@@ -1,6 +1,7 @@
 """Who sees whom, proved by gradients; the fast path against the slow twin and an exact answer in fp64."""
 
 import itertools
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,9 @@ import torch
 from torch import Tensor
 
 import biphase.encoder.attention as attention
-from biphase.encoder.attention import Backend, attend, bucket_attention, lay_out, make_buckets, packed_attention
+from biphase.encoder import buckets
+from biphase.encoder.attention import Backend, attend, lay_out, packed_attention
+from biphase.encoder.buckets import bucket_attention, make_buckets
 from biphase.errors import InputError
 
 LENGTHS = [17, 1, 40, 33, 2, 1, 64, 7, 61]
@@ -94,14 +97,14 @@ def test_packed_is_alone(causal: bool) -> None:
 def test_buckets_hold_every_sample_once_and_waste_little(monkeypatch: pytest.MonkeyPatch) -> None:
     lengths_S = np.random.default_rng(0).integers(1, 2049, 300)
     lengths_S[:40] = np.arange(1, 41)
-    buckets = make_buckets(lengths_S)
-    assert sorted(np.concatenate(buckets)) == list(range(300))
-    for members in buckets:
+    found = make_buckets(lengths_S)
+    assert sorted(np.concatenate(found)) == list(range(300))
+    for members in found:
         longest = lengths_S[members].max()
-        assert (longest**2 - lengths_S[members] ** 2).sum() <= attention.BUCKET_WASTE
-        assert len(members) == 1 or len(members) * longest**2 <= attention.BUCKET_SCORES
+        assert (longest**2 - lengths_S[members] ** 2).sum() <= buckets.BUCKET_WASTE
+        assert len(members) == 1 or len(members) * longest**2 <= buckets.BUCKET_SCORES
     assert len(make_buckets(lengths_S // 20 + 1)) < 20
-    monkeypatch.setattr(attention, "BUCKET_SCORES", 1)
+    monkeypatch.setattr(buckets, "BUCKET_SCORES", 1)
     assert all(len(members) == 1 for members in make_buckets(lengths_S))
 
 
@@ -117,8 +120,8 @@ def test_small_buckets_change_nothing(causal: bool, window: int, monkeypatch: py
     bounds_S1 = bounds_of(LENGTHS)
     once = attend_with_gradients(bounds_S1, causal, window)
     assert len(lay_out(bounds_S1, causal=causal).sizes_2B) == 2 * 2
-    monkeypatch.setattr(attention, "BUCKET_SCORES", 3000)
-    monkeypatch.setattr(attention, "BUCKET_WASTE", 400)
+    monkeypatch.setattr(buckets, "BUCKET_SCORES", 3000)
+    monkeypatch.setattr(buckets, "BUCKET_WASTE", 400)
     assert len(lay_out(bounds_S1, causal=causal).sizes_2B) == 2 * 6
     torch.testing.assert_close(attend_with_gradients(bounds_S1, causal, window), once, rtol=1e-5, atol=1e-6)
 
@@ -129,6 +132,17 @@ def test_weights_formed_again_are_the_ones_not_kept(causal: bool, monkeypatch: p
     kept = attend_with_gradients(bounds_S1, causal, 0)
     monkeypatch.setattr(attention, "KEPT_KEYS", 0)
     torch.testing.assert_close(attend_with_gradients(bounds_S1, causal, 0), kept, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_long_samples(dtype: torch.dtype) -> None:
+    """Their softmax, which is written over its scores, takes other code of PyTorch's than a few keys do."""
+    bounds_S1 = bounds_of([700, 1300, 650])
+    inputs = random_qkv(2650, 2, 2)
+    layouts = [lay_out(bounds_S1, causal=False, backend=backend) for backend in ("buckets", "reference")]
+    results = [run_with_gradients(partial(attend, layout=each, scale=0.25), inputs, dtype) for each in layouts]
+    for ours, plain in zip(*results, strict=True):
+        torch.testing.assert_close(ours, plain, rtol=1e-2, atol=20 * torch.finfo(dtype).eps)
 
 
 @pytest.mark.parametrize("is_kept", [True, False])

@@ -59,7 +59,7 @@ def save_roberta(folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def trained(tiny_recipe: Callable[..., Recipe], tmp_path_factory: pytest.TempPathFactory) -> Jobs:
     """The same run by one process, by two with DDP and with FSDP2; by two that are stopped at step 5, and by two of
-    which the first finds its disk full."""
+    which the first finds its disk full, at a checkpoint or at a line of metrics.jsonl."""
     folder = tmp_path_factory.mktemp("distributed")
     phase = "curriculum=[{objective: mlm, steps: 20}]"
     masked = tiny_recipe(phase, f"init={{model: {save_roberta(folder / 'roberta')}}}", "validation.tokens=50")
@@ -69,6 +69,7 @@ def trained(tiny_recipe: Callable[..., Recipe], tmp_path_factory: pytest.TempPat
         "fsdp": tiny_recipe("compute.microbatch_tokens=64", "validation.tokens=50", "compute.parallel=fsdp"),
         "stopped": tiny_recipe("compute.parallel=fsdp", "validation.tokens=50"),
         "full": tiny_recipe("compute.parallel=fsdp", "validation.tokens=50"),
+        "unlogged": tiny_recipe("validation.tokens=50"),
         "masked-ddp": masked,
         "masked-fsdp": masked.model_copy(update={"compute": masked.compute.model_copy(update={"parallel": "fsdp"})}),
     }
@@ -138,6 +139,13 @@ def test_all_processes_end_when_the_first_cannot_save(trained: Jobs) -> None:
     assert len(losses(trained["full"])) == 10
 
 
+def test_all_processes_end_when_the_first_cannot_log(trained: Jobs, tiny_recipe: Callable[..., Recipe]) -> None:
+    run = trained["unlogged"]
+    assert len(losses(run)) == 3 and whole_steps(run) == []
+    train(tiny_recipe("validation.tokens=50"), run.path.parent)
+    assert losses(run) == pytest.approx(losses(trained["alone"]), rel=1e-5)
+
+
 def test_one_process_is_a_world() -> None:
     with join_world("cpu") as world:
         assert (world.rank, world.size, world.is_main) == (0, 1, True)
@@ -166,10 +174,15 @@ def train_as_told(jobs: list[dict[str, Any]]) -> None:
     def full(*args: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
+    def log_three(run: Run, record: dict[str, Any]) -> None:
+        return full() if record["step"] > 3 else log(run, record)
+
+    log = Run.log
     is_first = os.environ["RANK"] == "0"
     ends: dict[str, tuple[type[Exception], str]] = {
         "stopped": (StoppedError, "stopped at step 5"),
         "full": (OSError, "No space left") if is_first else (InputError, "steps/10 could not be written; the first"),
+        "unlogged": (OSError, "No space left") if is_first else (InputError, "metrics.jsonl could not be written; the"),
     }
     for job in jobs:
         recipe = Recipe.model_validate(job["recipe"])
@@ -182,8 +195,10 @@ def train_as_told(jobs: list[dict[str, Any]]) -> None:
         with pytest.MonkeyPatch.context() as patch, pytest.raises(kind, match=message):
             if name == "stopped":
                 patch.setattr(loop, "update", update_and_stop)
-            else:
+            elif name == "full":
                 patch.setattr(checkpoint, "save_file", full)
+            else:
+                patch.setattr(Run, "log", log_three)
             train(recipe, Path(job["root"]))
 
 

@@ -85,8 +85,7 @@ def save_checkpoint(
             failure = error
         except SafetensorError as error:  # how safetensors reports a full disk
             failure = InputError(f"cannot write {target}: {error}; earlier checkpoints are kept, rerun to go on")
-    if world.any(failure is not None):
-        raise failure or InputError(f"{target} could not be written; the first process says why")
+    world.raise_any(failure, f"{target} could not be written; the first process says why")
 
 
 def whole_weights(network: nn.Module, keep: bool) -> dict[str, Tensor]:

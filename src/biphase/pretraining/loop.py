@@ -148,6 +148,7 @@ def train_job(job: Job) -> None:
                 for pure, _ in phase.parts:
                     journal.record_validation(done, pure, validate(model, pure))
                 since = time.perf_counter()
+            world.raise_any(journal.failure, f"{job.run.metrics} could not be written; the first process says why")
             stopping = world.any(stop_asked())
             if stopping or is_due(done, recipe.checkpoints.every_steps, job):
                 save(job, model, optimizers, done, phase, tokens_seen)

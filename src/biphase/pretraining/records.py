@@ -25,7 +25,7 @@ class StepResult:
     flops: float
 
 
-@dataclass(frozen=True)
+@dataclass
 class Journal:
     """Where the main process writes what happened; the others write nothing."""
 
@@ -37,6 +37,8 @@ class Journal:
     """False when steps are trained once more: they are logged already."""
     peak: float
     """FLOP/s of all devices, to which the share of peak refers."""
+    failure: OSError | None = None
+    """Why a record could not be written, such as a full disk. The loop ends all processes with it."""
 
     def record_step(
         self, done: int, phase: Phase, lr: float, result: StepResult, tokens_seen: int, seconds: float
@@ -72,9 +74,13 @@ class Journal:
             )
 
     def write(self, record: dict[str, Any]) -> None:
-        if self.is_main and self.is_new:
+        if not (self.is_main and self.is_new):
+            return
+        try:
             self.run.log(record)
             self.board(record)
+        except OSError as error:
+            self.failure = error
 
 
 def describe_start(run: Run, recipe: Recipe, network: Any, source: Source, carried: Sequence[str]) -> str:
