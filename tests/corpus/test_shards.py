@@ -146,6 +146,9 @@ def test_in_one_process_the_tokenizer_is_loaded_once(
 
 def test_torch_is_not_imported(made: Path, tokenizer_folder: Path, tmp_path: Path) -> None:
     """Importing it takes as long as a few MB of text."""
+    tokenizers_alone = "import sys; from transformers import PreTrainedTokenizerFast; sys.exit('torch' in sys.modules)"
+    if subprocess.run([sys.executable, "-c", tokenizers_alone], check=False).returncode:
+        pytest.skip("the tokenizers of this version of transformers import torch")
     code = (
         "import sys; from pathlib import Path; from biphase.corpus.prepare import prepare; "
         "prepare([sys.argv[1]], sys.argv[2], Path(sys.argv[3])); sys.exit('torch' in sys.modules)"
