@@ -108,6 +108,17 @@ def test_buckets_hold_every_sample_once_and_waste_little(monkeypatch: pytest.Mon
     assert all(len(members) == 1 for members in make_buckets(lengths_S))
 
 
+@pytest.mark.parametrize("lengths", [[5, 3, 17], [16, 16], [33], [31, 1]])
+def test_sizes_recur(lengths: list[int]) -> None:
+    """Filler is a sample of its own, and buckets have few lengths."""
+    layout = lay_out(bounds_of(lengths), causal=False, filled_to=32)
+    assert layout.bounds_S1.tolist() == bounds_of(lengths).tolist()
+    filler = [layout.num_filler] if layout.num_filler else []
+    assert layout.bounds_F1.tolist() == bounds_of([*lengths, *filler]).tolist()
+    assert layout.bounds_F1[-1] % 32 == 0 and layout.num_filler < 32
+    assert (layout.sizes_2B[1::2] % buckets.LENGTHS_STEP == 0).all()
+
+
 def attend_with_gradients(bounds_S1: np.ndarray, causal: bool, window: int) -> list[Tensor]:
     inputs = random_qkv(int(bounds_S1[-1]), 4, 2)
     layout = lay_out(bounds_S1, causal=causal)

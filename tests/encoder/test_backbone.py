@@ -167,6 +167,23 @@ def test_packed_is_alone_and_is_transformers(family: str) -> None:
                     torch.testing.assert_close(packed_TD[part], reference[0], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("backend", ["buckets", "reference"])
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("family", ["eurobert", *FAMILIES])
+def test_filler_changes_nothing(family: str, causal: bool, backend: Backend) -> None:
+    """Neither the outputs nor the gradient of any weight."""
+    found = []
+    for filled_to in (1, 32):
+        model = make_family(family)
+        layout = lay_out(BOUNDS, causal=causal, backend=backend, filled_to=filled_to)
+        hidden_TD = packed_hidden(model.base_model, torch.arange(14) * 11 % V, POSITIONS, layout)
+        (hidden_TD * torch.randn(hidden_TD.shape, generator=torch.Generator().manual_seed(3))).sum().backward()
+        gradients = [p.grad for p in model.base_model.parameters() if p.grad is not None]
+        found.append([hidden_TD.detach(), *gradients])
+    for filled, plain in zip(found[1], found[0], strict=True):
+        torch.testing.assert_close(filled, plain, rtol=0, atol=1e-5 * float(plain.abs().max()))
+
+
 @pytest.mark.parametrize("family", ["eurobert", *FAMILIES])
 def test_probe_and_head_of_each_family(family: str) -> None:
     model = make_family(family)

@@ -31,7 +31,7 @@ from transformers import (
     XLMRobertaConfig,
 )
 
-from biphase.encoder.attention import lay_out
+from biphase.encoder.attention import FILLED_TO, lay_out
 from biphase.encoder.backbone import packed_hidden
 from biphase.encoder.pretrained import PaddedBackbone, fresh_backbone, load_backbone
 from biphase.errors import InputError
@@ -84,8 +84,9 @@ def save(config: PretrainedConfig, folder: Path) -> Path:
 
 def hidden(backbone: torch.nn.Module, lengths: list[int], tokens: torch.Tensor) -> torch.Tensor:
     positions = torch.cat([torch.arange(length) for length in lengths])
+    layout = lay_out(np.cumsum([0, *lengths]), causal=False, filled_to=FILLED_TO)
     with torch.no_grad():
-        return packed_hidden(backbone.eval(), tokens, positions, lay_out(np.cumsum([0, *lengths]), causal=False))
+        return packed_hidden(backbone.eval(), tokens, positions, layout)
 
 
 @pytest.mark.parametrize("family", EVERY)

@@ -37,6 +37,7 @@ from biphase.config import Recipe
 from biphase.corpus.shards import ShardSet
 from biphase.corpus.tokenizer import load_tokenizer, save_tokenizer
 from biphase.distributed import World
+from biphase.encoder.attention import FILLED_TO, lay_out
 from biphase.encoder.backbone import PackedModel, packed_hidden
 from biphase.encoder.pretrained import load_backbone
 from biphase.errors import InputError, StoppedError
@@ -221,8 +222,6 @@ def test_causality_is_proved_at_each_switch(
 
 
 def always_causal(bounds_S1: np.ndarray, **options: Any) -> Any:
-    from biphase.encoder.attention import lay_out
-
     return lay_out(bounds_S1, **options | {"causal": True})
 
 
@@ -270,6 +269,7 @@ def test_a_part_without_a_sample_asks_nothing(tiny_recipe: MakeRecipe) -> None:
         parts = [source.microbatch(phase, 0, part, 40) for part in range(40)]
         assert any(len(part.inputs_T) == 1 for part in parts)
         assert all(len(part.inputs_T) > 0 and len(part.sample_ids_S) > 0 for part in parts)
+        assert all((len(part.inputs_T) + part.layout.num_filler) % FILLED_TO == 0 for part in parts)
         targets = torch.cat([part.targets_N for part in parts])
         assert torch.equal(targets, source.microbatch(phase, 0, 0, 1).targets_N)
 
@@ -637,8 +637,6 @@ def test_a_decoder_becomes_an_encoder(decoder: Path, tiny_recipe: MakeRecipe, tm
         reloaded = AutoModel.from_pretrained(folder).eval()
         assert looks_back(reloaded) is not causal
     ours, theirs = load_backbone(run.steps / "12" / "model").eval(), AutoModel.from_pretrained(folder).eval()
-    from biphase.encoder.attention import lay_out
-
     tokens_T = torch.arange(40, 70)
     with torch.no_grad():
         packed_TD = packed_hidden(ours, tokens_T, torch.arange(30), lay_out(np.array([0, 30]), causal=False))

@@ -5,8 +5,8 @@ it as the keyword `layout` and hands it to the function registered here under th
 the same thing: `varlen` (PyTorch's variable-length flash kernel; CUDA, 16 bits), `buckets` (samples of about one length
 batched together; any device and type) and `reference` (the slow twin: one [T, T] mask).
 
-Letters: T packed tokens, S samples, H query heads, G key-value heads, K head width, B buckets, N samples of a bucket,
-L its length, P padded tokens of all buckets.
+Letters: T packed tokens, S samples, F samples with the filler, H query heads, G key-value heads, K head width,
+B buckets, N samples of a bucket, L its length, P padded tokens of all buckets.
 """
 
 import inspect
@@ -29,6 +29,10 @@ KEPT_KEYS = 512
 """Backward finds the softmax weights kept where a token meets no more keys than this, on average: more of them would
 outweigh all else that a block keeps. Otherwise it forms them again."""
 
+FILLED_TO = 32
+"""The tokens of a batch, in training and in evaluation, are filled up to a multiple of this. Sizes then recur from
+batch to batch: allocators find blocks that fit, and a CPU's bf16 products the code that was made for their size."""
+
 
 class NoLayoutError(InputError):
     """The caller gave no layout, or the network did not hand it on to its attention."""
@@ -43,6 +47,10 @@ class Layout:
     max_len: int
     bounds_S1: Tensor
     """int32, on the device of the tokens."""
+    bounds_F1: Tensor
+    """The same with the filler, if any: a sample of its own at the end. This is what attention goes by."""
+    num_filler: int
+    """Tokens of the filler."""
     sizes_2B: Tensor
     """For `buckets`, on the CPU: samples and length of each bucket, one pair after the other."""
     plan_PS: Tensor
@@ -54,17 +62,30 @@ class Layout:
 
 
 def lay_out(
-    bounds_S1: np.ndarray, *, causal: bool, device: torch.device | str = "cpu", backend: Backend = "buckets"
+    bounds_S1: np.ndarray,
+    *,
+    causal: bool,
+    device: torch.device | str = "cpu",
+    backend: Backend = "buckets",
+    filled_to: int = 1,
 ) -> Layout:
-    """The layout of a packed batch from the offsets of its samples (S + 1 of them, from 0 to T)."""
-    lengths_S = np.diff(bounds_S1)
-    assert (lengths_S > 0).all(), "a sample without tokens"
-    sizes_2B, plan_PS = plan_buckets(bounds_S1 if backend == "buckets" else bounds_S1[:1])
+    """The layout of a packed batch from the offsets of its samples (S + 1 of them, from 0 to T).
+
+    Filler makes up what T lacks to a multiple of `filled_to`; `packed_hidden` adds it and takes it off again.
+    """
+    num_tokens = int(bounds_S1[-1])
+    num_filler = -num_tokens % filled_to
+    bounds_F1 = np.append(bounds_S1, num_tokens + num_filler) if num_filler else bounds_S1
+    lengths_F = np.diff(bounds_F1)
+    assert (lengths_F > 0).all(), "a sample without tokens"
+    sizes_2B, plan_PS = plan_buckets(bounds_F1 if backend == "buckets" else bounds_F1[:1])
     return Layout(
         causal=causal,
         backend=backend,
-        max_len=int(lengths_S.max()) if len(lengths_S) else 0,
+        max_len=int(lengths_F.max()) if len(lengths_F) else 0,
         bounds_S1=torch.from_numpy(bounds_S1.astype(np.int32)).to(device),
+        bounds_F1=torch.from_numpy(bounds_F1.astype(np.int32)).to(device),
+        num_filler=num_filler,
         sizes_2B=torch.from_numpy(sizes_2B),
         plan_PS=torch.from_numpy(plan_PS).to(device),
         num_scores=int((sizes_2B[::2] * sizes_2B[1::2] ** 2).sum()),
@@ -133,7 +154,7 @@ def reference_attention(
 ) -> Tensor:
     """The slow twin: every pair of tokens is scored, and a mask says which may meet."""
     places_T = torch.arange(len(q_THK), device=q_THK.device)
-    sample_T = torch.searchsorted(layout.bounds_S1.long(), places_T, right=True)
+    sample_T = torch.searchsorted(layout.bounds_F1.long(), places_T, right=True)
     sees_TT = (sample_T[:, None] == sample_T) & visible(places_T[:, None] - places_T, layout.causal, window)
     repeats = q_THK.shape[1] // k_TGK.shape[1]
     k_THK, v_THK = k_TGK.repeat_interleave(repeats, 1), v_TGK.repeat_interleave(repeats, 1)
@@ -156,8 +177,8 @@ def varlen_attention(q_THK: Tensor, k_TGK: Tensor, v_TGK: Tensor, layout: Layout
         q_THK.contiguous(),
         k_TGK.contiguous(),
         v_TGK.contiguous(),
-        layout.bounds_S1,
-        layout.bounds_S1,
+        layout.bounds_F1,
+        layout.bounds_F1,
         layout.max_len,
         layout.max_len,
         scale=scale,

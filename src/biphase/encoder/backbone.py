@@ -269,9 +269,14 @@ class PackedModel(nn.Module):
 
 def packed_hidden(backbone: nn.Module, inputs_T: Tensor, positions_T: Tensor, layout: Layout) -> Tensor:
     """Last hidden states [T, D] of a transformers base model. Positions count from 0 in every sample."""
+    num_tokens = len(inputs_T)
     positions_T = positions_T + getattr(backbone, "first_position", 0)
+    if layout.num_filler:  # any tokens will do, at any positions
+        inputs_T, positions_T = (
+            torch.cat([x_T, x_T[-1:].expand(layout.num_filler)]) for x_T in (inputs_T, positions_T)
+        )
     output = backbone(input_ids=inputs_T[None], position_ids=positions_T[None], layout=layout, use_cache=False)
-    return output.last_hidden_state[0]
+    return output.last_hidden_state[0, :num_tokens]
 
 
 def find_first_position(network: Any, causal: bool) -> bool:

@@ -19,15 +19,19 @@ BUCKET_WASTE = 2**13
 """A bucket takes shorter samples as long as padding adds no more scores per head: about what a further bucket costs."""
 BUCKET_SCORES = 2**18
 """Most attention scores (N · L²) per head of one bucket: more leave the cache between one operation and the next."""
+LENGTHS_STEP = 16
+"""Buckets are as long as a multiple of this, so that sizes recur from batch to batch, as with `attention.FILLED_TO`,
+and rows of scores fill a CPU's registers."""
 
 
 def plan_buckets(bounds_S1: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """For samples between `bounds_S1`: `Layout.sizes_2B` and `Layout.plan_PS`."""
     lengths_S = np.diff(bounds_S1)
-    buckets = make_buckets(lengths_S)
+    padded_S = -(-lengths_S // LENGTHS_STEP) * LENGTHS_STEP
+    buckets = make_buckets(padded_S)
     slots, sizes = [], []
     for members in buckets:
-        longest = int(lengths_S[members].max())
+        longest = int(padded_S[members[0]])
         offsets_L = np.arange(longest)
         inside_NL = offsets_L < lengths_S[members, None]
         slots.append(np.where(inside_NL, bounds_S1[members, None] + offsets_L, -1).ravel())

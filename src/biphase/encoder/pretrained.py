@@ -4,7 +4,7 @@ Nearly all networks attend through the function of `encoder.attention` once aske
 which number its positions count, is seen by comparison; one that does not runs on padded batches behind the same
 interface.
 
-Letters: T packed tokens, S samples, L longest sample, D width.
+Letters: T packed tokens, F samples with the filler, L longest sample, D width.
 """
 
 import copy
@@ -43,13 +43,13 @@ class PaddedBackbone(nn.Module):
 
     def forward(self, input_ids: Tensor, position_ids: Tensor, layout: Layout, use_cache: bool = False) -> Any:
         """`last_hidden_state` [1, T, D] of tokens [1, T]; the network numbers the positions itself."""
-        lengths_S = layout.bounds_S1.diff()
+        lengths_F = layout.bounds_F1.diff()
         places_L = torch.arange(layout.max_len, device=input_ids.device)
-        is_token_SL = places_L < lengths_S[:, None]
-        tokens_SL = input_ids.new_full(is_token_SL.shape, getattr(self.config, "pad_token_id", None) or 0)
-        tokens_SL[is_token_SL] = input_ids[0]
-        output = self.network(input_ids=tokens_SL, attention_mask=is_token_SL.long())
-        return SimpleNamespace(last_hidden_state=output.last_hidden_state[is_token_SL][None])
+        is_token_FL = places_L < lengths_F[:, None]
+        tokens_FL = input_ids.new_full(is_token_FL.shape, getattr(self.config, "pad_token_id", None) or 0)
+        tokens_FL[is_token_FL] = input_ids[0]
+        output = self.network(input_ids=tokens_FL, attention_mask=is_token_FL.long())
+        return SimpleNamespace(last_hidden_state=output.last_hidden_state[is_token_FL][None])
 
     def get_input_embeddings(self) -> nn.Module:
         return self.network.get_input_embeddings()

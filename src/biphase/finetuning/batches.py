@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from biphase.encoder.attention import Layout, lay_out
+from biphase.encoder.attention import FILLED_TO, Layout, lay_out
 from biphase.finetuning.cell import Compute
 from biphase.finetuning.encoding import Texts, cumulate
 
@@ -34,10 +34,11 @@ def pack(texts: Texts, samples: np.ndarray, compute: Compute) -> Batch:
     bounds = cumulate(lengths)
     positions_T = np.arange(bounds[-1]) - np.repeat(bounds[:-1], lengths)
     places_T = np.repeat(texts.bounds_S1[samples], lengths) + positions_T
+    layout = lay_out(bounds, causal=False, device=compute.device, backend=compute.backend, filled_to=FILLED_TO)
     return Batch(
         tokens_T=torch.from_numpy(texts.tokens_T[places_T].astype(np.int64)).to(compute.device),
         positions_T=torch.from_numpy(positions_T).to(compute.device),
-        layout=lay_out(bounds, causal=False, device=compute.device, backend=compute.backend),
+        layout=layout,
         samples=samples,
         places_T=places_T,
     )

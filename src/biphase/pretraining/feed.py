@@ -15,7 +15,7 @@ from biphase.config import Phase, Recipe
 from biphase.corpus.packing import Batches, DocumentSamples, PackedBatch, Samples, StreamSamples
 from biphase.corpus.shards import ShardSet
 from biphase.distributed import World
-from biphase.encoder.attention import Layout, choose_backend, lay_out
+from biphase.encoder.attention import FILLED_TO, Layout, choose_backend, lay_out
 from biphase.errors import InputError
 from biphase.objectives import Vocabulary, make_example
 from biphase.pretraining.curriculum import phase_at, vocabulary_of
@@ -60,11 +60,17 @@ class Source:
         if len(batch.sample_ids_S) == 0:
             batch = self.nothing()
         example = make_example(phase, batch, self.vocabulary, self.seed)
-        backend = choose_backend(device, self.dtype)
+        layout = lay_out(
+            batch.bounds_S1,
+            causal=example.causal,
+            device=device,
+            backend=choose_backend(device, self.dtype),
+            filled_to=FILLED_TO,
+        )
         return Microbatch(
             inputs_T=torch.from_numpy(example.inputs_T).to(device),
             positions_T=torch.from_numpy(batch.positions_T).to(device),
-            layout=lay_out(batch.bounds_S1, causal=example.causal, device=device, backend=backend),
+            layout=layout,
             target_positions_N=torch.from_numpy(example.target_positions_N).to(device),
             targets_N=torch.from_numpy(example.targets_N).to(device),
             sample_ids_S=batch.sample_ids_S,
