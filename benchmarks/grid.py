@@ -708,7 +708,7 @@ def parse_options() -> argparse.Namespace:
 
 def make_grids(options: argparse.Namespace, folder: Path) -> Iterator[Grid]:
     from biphase.finetuning.encoders import load_encoder
-    from biphase.finetuning.fit import resolve
+    from biphase.finetuning.plan import resolve
     from biphase.finetuning.score import FinetuneConfig
 
     model = str((options.model or make_encoder(options.preset, options.vocab, folder)).resolve())

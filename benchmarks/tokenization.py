@@ -100,7 +100,7 @@ def summarize(runs: list[Run]) -> Run:
 def machine() -> dict[str, object]:
     from importlib.metadata import version
 
-    from biphase.workers import num_cores
+    from biphase.machine import num_cores
 
     names = ("tokenizers", "transformers", "numpy", "pyarrow")
     model = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), "")  # noqa: SIM115

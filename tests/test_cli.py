@@ -20,8 +20,7 @@ from biphase import __version__
 from biphase.config import Recipe
 from biphase.errors import InputError, StoppedError
 from biphase.files import read_json
-from biphase.pretraining.checkpoint import whole_steps
-from biphase.run import Run, read_metrics
+from biphase.run import Run, read_metrics, whole_steps
 
 
 def verbs(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:

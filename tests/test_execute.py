@@ -16,11 +16,12 @@ from types import ModuleType
 import pytest
 from pydantic import ValidationError
 
-from biphase import cluster, execute, workers
+from biphase import cluster, execute, machine, workers
 from biphase.cluster import share_nodes
 from biphase.errors import InputError, StoppedError
 from biphase.execute import Outcome, Queue, Unit, run_units
-from biphase.workers import Engine, Processes, num_cores
+from biphase.machine import num_cores
+from biphase.workers import Engine, Processes
 
 DEEDS = """
 import os, signal, subprocess, sys, time
@@ -352,7 +353,7 @@ def test_workers_share_the_cores_and_leave_this_process_alone(
     [(None, 1, ["0", "1"]), ("5,7,9", 2, ["5", "7", "5", "7"]), ("GPU-ab,GPU-cd", 1, ["GPU-ab", "GPU-cd"])],
 )
 def test_gpus_go_round(allowed: str | None, per_gpu: int, expected: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "count_gpus", lambda allowed: 2)
+    monkeypatch.setattr(machine, "count_gpus", lambda allowed: 2)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if allowed is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", allowed)
@@ -365,13 +366,13 @@ def test_gpus_go_round(allowed: str | None, per_gpu: int, expected: list[str], m
 def test_workers_that_start_processes_of_their_own_have_several_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """As torchrun needs them: `biphase study run --processes 4`."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(workers, "count_gpus", lambda allowed: 9)
+    monkeypatch.setattr(machine, "count_gpus", lambda allowed: 9)
     pool = Processes(Engine(devices_per_worker=4), 100)
     shown = [pool.environment(number)["CUDA_VISIBLE_DEVICES"] for number in range(3)]
     assert (pool.limit, shown) == (2, ["0,1,2,3", "4,5,6,7", "0,1,2,3"])
     with pytest.raises(InputError, match="16 devices for each worker, but this machine has 9 GPUs"):
         Processes(Engine(devices_per_worker=16), 100)
-    monkeypatch.setattr(workers, "count_gpus", lambda allowed: 0)
+    monkeypatch.setattr(machine, "count_gpus", lambda allowed: 0)
     monkeypatch.setattr(workers, "num_cores", lambda: 8)
     assert Processes(Engine(devices_per_worker=4), 100).limit == 2
     with pytest.raises(ValueError, match="share a GPU or have several"):
@@ -382,14 +383,15 @@ def test_gpus_are_counted_as_pytorch_counts_them(monkeypatch: pytest.MonkeyPatch
     import torch
 
     allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
-    workers.count_gpus.cache_clear()
-    assert workers.count_gpus(allowed) == torch.cuda.device_count()
-    workers.count_gpus.cache_clear()
+    machine.count_gpus.cache_clear()
+    assert machine.count_gpus(allowed) == torch.cuda.device_count()
+    machine.count_gpus.cache_clear()
+    monkeypatch.setattr(machine, "has_gpu_files", lambda: True)
     monkeypatch.delitem(sys.modules, "torch")  # then in a process of its own
     monkeypatch.setattr(torch.cuda, "device_count", None)
-    counted = workers.count_gpus(allowed)
+    counted = machine.count_gpus(allowed)
     monkeypatch.undo()
-    workers.count_gpus.cache_clear()
+    machine.count_gpus.cache_clear()
     assert counted == torch.cuda.device_count()
 
 
@@ -507,7 +509,7 @@ def test_workers_that_do_not_start_are_given_up(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "count_gpus", lambda allowed: 0)
+    monkeypatch.setattr(machine, "count_gpus", lambda allowed: 0)
     with pytest.raises(InputError, match="PyTorch sees no CUDA device"):
         list(run_units([Unit("a", os.getpid, {})], Engine(device="cuda")))
     with pytest.raises(InputError, match="none of the 1 Ray nodes has a GPU"):

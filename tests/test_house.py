@@ -13,7 +13,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "biphase"
 ORDER = [
     # What everything stands on ...
     ("errors",),
-    ("files", "startup", "console"),
+    ("files", "startup", "console", "machine"),
     ("config", "run", "device"),
     ("distributed", "workers"),
     ("cluster",),
@@ -95,9 +95,17 @@ def test_no_import_cycles() -> None:
         visit(name, ())
 
 
-def test_corpus_objectives_and_report_do_without_torch() -> None:
-    """Neither by name, nor by what they import; so tokenizing workers start fast, and tables are made on any laptop."""
-    light = [path for path in MODULES if name_of(path).partition(".")[0] in ("corpus", "objectives", "report")]
+PLANNING = ("machine", "run", "finetuning.grid", "finetuning.plan", "evaluation", "inspection")
+
+
+def test_what_does_without_torch() -> None:
+    """Neither by name, nor by what is imported: what prepares text, plans work and reports on it. So workers that
+    tokenize start fast, mistakes in a command are told at once, and tables are made on any laptop."""
+    light = [
+        path
+        for path in MODULES
+        if name_of(path) in PLANNING or name_of(path).partition(".")[0] in ("corpus", "objectives", "report", "study")
+    ]
     for path in light:
         words = {
             alias.name.partition(".")[0] for node in ast.walk(ast.parse(path.read_text())) for alias in names_in(node)

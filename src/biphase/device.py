@@ -10,12 +10,10 @@ import torch
 
 from biphase import __version__
 from biphase.errors import InputError
+from biphase.machine import has_bf16_cores
 
 STATED_PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "MI250": 191.5e12, "L40S": 362e12, "A10": 125e12}
 """Dense bf16 FLOP/s by the vendors' data sheets (MI250X: one of its two dies), by a part of the device's name."""
-
-BF16_UNITS = {"amx_bf16", "avx512_bf16", "bf16"}
-"""CPU flags (x86, x86, Arm) without which bf16 products are far slower than fp32 ones."""
 
 
 def choose_device(wanted: str, local_rank: int = 0) -> torch.device:
@@ -32,11 +30,11 @@ def choose_dtype(precision: str, device: torch.device) -> torch.dtype:
     """The type of the arithmetic: bf16 where the device has units for it, else fp32."""
     if precision != "auto":
         return {"bf16": torch.bfloat16, "fp32": torch.float32}[precision]
-    if device.type == "cuda":
-        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
-    cpuinfo = Path("/proc/cpuinfo")
-    flags = set(cpuinfo.read_text().split()) if cpuinfo.exists() else set()
-    return torch.bfloat16 if flags & BF16_UNITS else torch.float32
+    return torch.bfloat16 if has_bf16_units(device) else torch.float32
+
+
+def has_bf16_units(device: torch.device) -> bool:
+    return torch.cuda.is_bf16_supported(including_emulation=False) if device.type == "cuda" else has_bf16_cores()
 
 
 def has_cpp_compiler() -> bool:

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from rich.table import Table
@@ -14,14 +14,25 @@ from biphase.config import parse_config
 from biphase.console import duration, err
 from biphase.console import out as console
 from biphase.errors import InputError, nearest
+from biphase.finetuning.grid import (
+    Failure,
+    Grid,
+    Training,
+    choose_part,
+    estimate_seconds,
+    missing_trainings,
+    plan_grid,
+    read_failures,
+    read_finished,
+    resolve_for,
+    run_grid,
+)
 from biphase.finetuning.score import FinetuneConfig
 from biphase.finetuning.tasks import PAPER_TASKS, find_task
+from biphase.machine import num_cores, visible_gpus
 from biphase.report.comparison import compare, print_comparison, print_summary, summarize
 from biphase.report.scores import read_scores
-from biphase.workers import Engine, num_cores, visible_gpus
-
-if TYPE_CHECKING:  # brings torch, which looking at finished scores does without
-    from biphase.finetuning.grid import Failure, Grid, Training
+from biphase.workers import Engine
 
 COMPARISON_SEED = 0
 """Of the resampling of examples."""
@@ -53,8 +64,6 @@ def evaluate(
             raise InputError(f"{key} is one of a grid: give --{key.replace('_', '-')}s")
     failures: list[Failure] = []
     if models:
-        from biphase.finetuning.grid import Grid
-
         names = PAPER_TASKS if tasks == "paper" else tuple(tasks.split(","))
         config = parse_config(FinetuneConfig, {}, settings, origin="evaluate")
         grid = Grid(
@@ -86,9 +95,7 @@ def evaluate(
         )
 
 
-def run_missing(grid: "Grid", engine: Engine, part: str | None, dry_run: bool) -> "list[Failure]":
-    from biphase.finetuning.grid import choose_part, missing_trainings, plan_grid, resolve_for, run_grid
-
+def run_missing(grid: Grid, engine: Engine, part: str | None, dry_run: bool) -> list[Failure]:
     grid = replace(grid, config=resolve_for(grid.config, engine))
     trainings = plan_grid(grid)
     chosen = trainings if part is None else choose_part(trainings, part)
@@ -101,10 +108,8 @@ def run_missing(grid: "Grid", engine: Engine, part: str | None, dry_run: bool) -
     return run_grid(grid, missing, engine) if missing else []
 
 
-def describe(grid: "Grid", chosen: "Sequence[Training]", missing: "Sequence[Training]", engine: Engine) -> None:
+def describe(grid: Grid, chosen: Sequence[Training], missing: Sequence[Training], engine: Engine) -> None:
     """A table of cells by model and task, and how long the missing ones take."""
-    from biphase.finetuning.grid import estimate_seconds, read_failures, read_finished
-
     table = Table(title=f"{len(grid.learning_rates)} rates × {len(grid.seeds)} seeds")
     for column in ("model", "task", "cells", "finished", "missing"):
         table.add_column(column, justify="left" if column in ("model", "task") else "right")

@@ -8,7 +8,7 @@ from biphase.corpus.shards import SPLITS, ShardSet
 from biphase.corpus.shards import describe as describe_shards
 from biphase.errors import InputError
 from biphase.files import read_json_as
-from biphase.run import Run, read_done, read_metrics, read_recipe
+from biphase.run import Run, read_done, read_metrics, read_recipe, whole_steps
 
 
 def describe_path(path: Path, *, verify: bool = False) -> str:
@@ -34,8 +34,6 @@ def describe_path(path: Path, *, verify: bool = False) -> str:
 
 
 def describe_run(run: Run, *, verify: bool) -> str:
-    from biphase.pretraining.checkpoint import whole_steps
-
     recipe, done = read_recipe(run), read_done(run)
     train, steps = read_metrics(run, "train"), whole_steps(run)
     at = train[-1]["step"] if train else 0

@@ -7,6 +7,7 @@ runs/NAME-HASH8/  config.yaml  environment.json  metrics.jsonl  done.json
 import fcntl
 import json
 import math
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -111,3 +112,53 @@ def read_recipe(run: Run) -> Recipe:
 def read_done(run: Run) -> dict[str, int] | None:
     """What the run wrote when it was done, None before that."""
     return read_json_as(run.path / "done.json", dict[str, int]) if run.is_done else None
+
+
+# Its checkpoints
+
+
+def whole_steps(run: Run) -> list[int]:
+    """Steps with a checkpoint, ascending. What a killed process left half-written does not count."""
+    if not run.steps.is_dir():
+        return []
+    return sorted(int(p.name) for p in run.steps.iterdir() if p.name.isdecimal() and (p / "manifest.json").exists())
+
+
+def split_reference(reference: str) -> tuple[str, str]:
+    """`RUN@STEP` → (RUN, STEP), `RUN` → (RUN, ""); folders above the run may have an @ in their names."""
+    path, at, step = reference.rpartition("@")
+    return (path, step) if at and "/" not in step else (reference, "")
+
+
+def find_checkpoint(reference: str) -> Path:
+    """The folder behind `RUN` (its last step) or `RUN@STEP`."""
+    path, wanted = split_reference(reference)
+    run = open_run(Path(path))
+    steps = whole_steps(run)
+    if not steps:
+        raise InputError(f"{path} has no whole checkpoint yet")
+    if not wanted:
+        return run.steps / str(steps[-1])
+    if not wanted.isdecimal() or int(wanted) not in steps:
+        raise InputError(f"{path} has no checkpoint '@{wanted}'; it has {', '.join(f'@{step}' for step in steps)}")
+    return run.steps / wanted
+
+
+def find_model(reference: str) -> str:
+    """A model for transformers to load: the model folder of `RUN[@STEP]`, else the reference itself."""
+    path = Path(split_reference(reference)[0])
+    if (path / "config.yaml").exists():
+        return str(find_checkpoint(reference) / "model")
+    return reference
+
+
+def drop_old(run: Run, candidates: list[int], keep_last: int) -> None:
+    """Delete all but the last `keep_last` of the candidate steps (0: delete none)."""
+    if keep_last:
+        for step in candidates[:-keep_last]:
+            drop_step(run, step)
+
+
+def drop_step(run: Run, step: int) -> None:
+    (run.steps / str(step) / "manifest.json").unlink(missing_ok=True)  # first: half a checkpoint is none
+    shutil.rmtree(run.steps / str(step), ignore_errors=True)

@@ -11,7 +11,6 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -22,6 +21,7 @@ from pydantic import model_validator
 from biphase.config import Count, PositiveCount, Strict
 from biphase.console import err, silence
 from biphase.errors import InputError, StoppedError
+from biphase.machine import num_cores, visible_gpus
 from biphase.startup import prepare_process
 
 GRACE_SECONDS = 20.0
@@ -63,11 +63,6 @@ class Engine(Strict):
         if self.kind == "local" and self.address is not None:
             raise ValueError(f"address is {self.address}, but the engine is local; use kind: ray")
         return self
-
-
-def num_cores() -> int:
-    """Cores that this process may use (fewer than the machine has under taskset, Slurm or a container's cpuset)."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 # What a worker says
@@ -242,32 +237,6 @@ class Processes:
 def share_threads(threads: int) -> dict[str, str]:
     """Must stand in the environment before PyTorch is loaded."""
     return dict.fromkeys(THREAD_VARIABLES, str(max(1, threads)))
-
-
-def visible_gpus() -> list[str]:
-    """GPUs that PyTorch would see here, each as a value of CUDA_VISIBLE_DEVICES."""
-    allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
-    count = count_gpus(allowed)
-    return allowed.split(",")[:count] if allowed else [str(number) for number in range(count)]
-
-
-@cache
-def count_gpus(allowed: str | None) -> int:
-    """PyTorch is asked: it is right on every platform. Where it is not loaded, in a process of its own (2 s).
-
-    Args:
-        allowed: the value of CUDA_VISIBLE_DEVICES that the answer holds for.
-    """
-    if allowed == "":
-        return 0
-    if "torch" in sys.modules:
-        return sys.modules["torch"].cuda.device_count()
-    command = [sys.executable, "-P", "-c", "import torch; print(torch.cuda.device_count())"]
-    answer = subprocess.run(command, capture_output=True, text=True, check=False)
-    if answer.returncode != 0:
-        lines = answer.stderr.strip().splitlines() or [f"exit code {answer.returncode}"]
-        raise InputError(f"PyTorch does not load, so GPUs cannot be counted: {lines[-1]}; device=cpu does without")
-    return int(answer.stdout.split()[-1])
 
 
 # Inside a worker

@@ -12,22 +12,21 @@ from transformers import get_linear_schedule_with_warmup
 from biphase.errors import InputError
 from biphase.finetuning import fit
 from biphase.finetuning.cell import Cell, Compute
-from biphase.finetuning.encoders import Encoder, identify, load_encoder
+from biphase.finetuning.encoders import Encoder, load_encoder
 from biphase.finetuning.fit import (
     FAMILIES,
     build,
     choose_examples,
     claimed,
-    find_sources,
     fit_cell,
     fit_cells,
     learning_rate,
     load_encoded,
-    plan_cell,
     predict,
-    resolve,
     train,
 )
+from biphase.finetuning.identity import identify
+from biphase.finetuning.plan import find_sources, plan_cell, resolve
 from biphase.finetuning.score import PROTOCOL, FinetuneConfig, Score, read_score
 from biphase.finetuning.tasks import METRICS, TASKS, find_task
 from biphase.report.scores import read_examples

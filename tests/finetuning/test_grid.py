@@ -4,11 +4,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from biphase.errors import InputError
 from biphase.execute import Outcome, Unit
-from biphase.finetuning import fit
+from biphase.finetuning import fit, plan
 from biphase.finetuning import grid as grid_module
 from biphase.finetuning.fit import claimed
 from biphase.finetuning.grid import (
@@ -85,16 +84,16 @@ def test_a_failed_cell_is_told_and_run_again(
     grid: Grid, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainings = plan_grid(grid)
-    real = grid_module.fit_cells
+    real = fit.fit_cells
 
     def fail_once(model: str, tasks: list[str], config: FinetuneConfig, *others: object) -> object:
         if (tasks, config.seed, config.learning_rate) == (["snli"], 0, 1e-3):
             raise InputError("no memory left")
         return real(model, tasks, config, *others)
 
-    monkeypatch.setattr(grid_module, "fit_cells", fail_once)
+    monkeypatch.setattr(fit, "fit_cells", fail_once)
     [failure] = run_grid(grid, trainings, HERE)
-    monkeypatch.setattr(grid_module, "fit_cells", real)
+    monkeypatch.setattr(fit, "fit_cells", real)
     assert failure.name == trainings[0].name and "no memory left" in failure.reason
     assert "no memory left" in capsys.readouterr().err
     assert [name for name, _ in read_failures(grid.out)] == [trainings[0].cells[0].folder(grid.out).name]
@@ -163,10 +162,10 @@ def test_the_precision_is_that_of_where_the_units_run(
 
     def run_there(units: list[Unit], engine: Engine) -> Iterator[Outcome]:
         asked.extend(units)
-        monkeypatch.setattr(fit, "choose_dtype", lambda precision, device: torch.bfloat16)
+        monkeypatch.setattr(plan, "has_bf16_cores", lambda: True)
         yield from (Outcome(unit.name, unit.function(**unit.arguments), None, 0.0) for unit in units)
 
-    monkeypatch.setattr(fit, "choose_dtype", lambda precision, device: torch.float32)
+    monkeypatch.setattr(plan, "has_bf16_cores", lambda: False)
     monkeypatch.setattr(grid_module, "run_units", run_there)
     auto = grid.config.model_copy(update={"precision": "auto"})
     config = resolve_for(auto, engine)

@@ -18,18 +18,9 @@ from biphase.encoder.attention import lay_out
 from biphase.encoder.backbone import PackedModel, TokenIds, make_model
 from biphase.errors import InputError
 from biphase.files import read_json, write_json
-from biphase.pretraining.checkpoint import (
-    Manifest,
-    drop_old,
-    find_checkpoint,
-    find_model,
-    load_optimizer,
-    read_manifest,
-    save_checkpoint,
-    whole_steps,
-)
+from biphase.pretraining.checkpoint import Manifest, load_optimizer, read_manifest, save_checkpoint
 from biphase.pretraining.optimizer import make_optimizers
-from biphase.run import Run
+from biphase.run import Run, drop_old, find_checkpoint, find_model, whole_steps
 
 ALONE = World(0, 1, torch.device("cpu"))
 MANIFEST = Manifest(
@@ -197,7 +188,7 @@ def test_dropping_begins_with_the_manifest(run: Run, monkeypatch: pytest.MonkeyP
     drop_old(run, [3, 12], 0)
     assert whole_steps(run) == [3, 12]
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint.shutil, "rmtree", lambda *args, **options: None)
+        patch.setattr(shutil, "rmtree", lambda *args, **options: None)
         drop_old(run, [3, 12], 1)
     assert whole_steps(run) == [12]
     drop_old(run, [3, 12], 1)

@@ -23,9 +23,9 @@ from transformers import RobertaConfig, RobertaForMaskedLM
 
 from biphase.config import Recipe
 from biphase.distributed import join_world
-from biphase.pretraining.checkpoint import read_manifest, whole_steps
+from biphase.pretraining.checkpoint import read_manifest
 from biphase.pretraining.loop import train
-from biphase.run import Run, read_metrics
+from biphase.run import Run, read_metrics, whole_steps
 
 pytestmark = pytest.mark.slow
 

@@ -37,9 +37,9 @@ from biphase.finetuning.encoders import load_encoder
 from biphase.finetuning.encoding import encode
 from biphase.finetuning.heads import Embedder
 from biphase.inspection import describe_path
-from biphase.pretraining.checkpoint import find_checkpoint
 from biphase.pretraining.export import close_texts, export_checkpoint
 from biphase.pretraining.loop import train
+from biphase.run import find_checkpoint
 
 TOKENS_T = torch.arange(3, 43)
 NO_ENDS = ("schedule.warmup_steps=0", "schedule.decay_steps=0")

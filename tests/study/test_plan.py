@@ -230,8 +230,9 @@ def test_a_run_stores_what_the_plan_says() -> None:
 
 def test_runs_give_the_weights_of_the_arms_trained_alone(tiny_recipe: Any, tmp_path: Path) -> None:
     """To the last bit."""
-    from biphase.pretraining.checkpoint import find_checkpoint, read_manifest
+    from biphase.pretraining.checkpoint import read_manifest
     from biphase.pretraining.loop import train
+    from biphase.run import find_checkpoint
 
     recipe = tiny_recipe("schedule.decay_steps=2", "schedule.warmup_steps=1", "validation.every_steps=0").model_dump(
         mode="json", exclude={"name", "init", "curriculum"}

@@ -48,7 +48,7 @@ from biphase.corpus.tokenizer import (
 )
 from biphase.errors import InputError
 from biphase.files import content_hash, read_json, whole_folder, write_json
-from biphase.workers import num_cores
+from biphase.machine import num_cores
 
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer

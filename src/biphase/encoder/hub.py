@@ -1,4 +1,4 @@
-"""A hub id → the folder of its files at one commit, which names it from then on.
+"""A hub id → the folder of its files at one commit, which names it from then on. Weights as pickles are refused.
 
 The commit that is in the cache already is taken before a newer one, so that a run that is started again, on a machine
 without network too, finds the model that it began with.
@@ -14,6 +14,8 @@ from biphase.errors import InputError
 
 FILES = ["*.json", "*.safetensors", "*.model", "*.txt"]
 """Neither code nor pickles."""
+
+PICKLED_WEIGHTS = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
 def fetch_model(id: str, revision: str | None = None) -> Path:
@@ -42,3 +44,16 @@ def fetch_model(id: str, revision: str | None = None) -> Path:
     if revision != folder.name:
         console.err.print(f"model {id}: commit {folder.name}", markup=False)
     return folder
+
+
+def refuse_pickles(source: str | Path) -> None:
+    folder = Path(source)
+    if not folder.is_dir() or any(folder.glob("*.safetensors")):
+        return
+    pickled = next((path for pattern in PICKLED_WEIGHTS for path in folder.glob(pattern)), None)
+    if pickled is not None:
+        raise InputError(
+            f"{source} has its weights as a pickle only ({pickled.name}), which is never opened; "
+            "save them as safetensors: model.save_pretrained(folder)"
+        )
+    raise InputError(f"{source} has no weights (*.safetensors)")

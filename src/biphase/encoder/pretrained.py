@@ -28,9 +28,8 @@ from biphase.encoder.backbone import (
     refuse_encoder_decoder,
     train_padding_row,
 )
+from biphase.encoder.hub import refuse_pickles
 from biphase.errors import InputError
-
-PICKLED_WEIGHTS = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
 class PaddedBackbone(nn.Module):
@@ -85,19 +84,6 @@ def load_network(source: str | Path, revision: str | None, config: PretrainedCon
         network.pooler = None  # of next sentence prediction: nothing here uses it
     train_padding_row(network)
     return network.eval()
-
-
-def refuse_pickles(source: str | Path) -> None:
-    folder = Path(source)
-    if not folder.is_dir() or any(folder.glob("*.safetensors")):
-        return
-    pickled = next((path for pattern in PICKLED_WEIGHTS for path in folder.glob(pattern)), None)
-    if pickled is not None:
-        raise InputError(
-            f"{source} has its weights as a pickle only ({pickled.name}), which is never opened; "
-            "save them as safetensors: model.save_pretrained(folder)"
-        )
-    raise InputError(f"{source} has no weights (*.safetensors)")
 
 
 def fresh_backbone(backbone: nn.Module) -> nn.Module:

@@ -10,7 +10,7 @@ import json
 import math
 import resource
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -30,19 +30,12 @@ from biphase.files import content_hash, whole_folder, write_json
 from biphase.finetuning import questions, retrieval, sequences, words
 from biphase.finetuning.batches import training_order
 from biphase.finetuning.cell import Cell, Compute
-from biphase.finetuning.encoders import Encoder, Identity, identify, load_encoder
+from biphase.finetuning.encoders import Encoder, load_encoder
 from biphase.finetuning.encoding import KeyedTokenizer, cache_folder, load_record, save_record
 from biphase.finetuning.examples import limit_evaluation, load_examples
-from biphase.finetuning.score import (
-    EVALUATED_SPLITS,
-    PLACEMENT,
-    PROTOCOL,
-    FinetuneConfig,
-    Score,
-    read_score,
-    settle_config,
-)
-from biphase.finetuning.sources import Source, find_source
+from biphase.finetuning.plan import DataDirs, Plan, plan_cells
+from biphase.finetuning.score import EVALUATED_SPLITS, PROTOCOL, FinetuneConfig, Score, read_score
+from biphase.finetuning.sources import Source
 from biphase.finetuning.tasks import SPLITS, Task, find_task
 from biphase.finetuning.vocabulary import copy_for
 
@@ -59,61 +52,6 @@ ENCODING = 2
 
 CHECK_EVERY_STEPS = 25
 """How often the losses are fetched from the device and looked at."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """One cell to come: what it is trained and evaluated on, and its name."""
-
-    task: Task
-    train: Source
-    evaluation: Source
-    config: FinetuneConfig
-    """As `settle_config` gives it."""
-    hash: str
-    """Of everything that decides the result."""
-
-    def folder(self, out: Path) -> Path:
-        return out / f"{self.task.name}-{self.hash[:16]}"
-
-    def is_finished(self, out: Path) -> bool:
-        return (self.folder(out) / "score.json").exists()
-
-
-DataDirs = Mapping[str, str | Path]
-"""Folders with the data of tasks, by the task's name; other tasks come from the package or the hub."""
-
-
-def find_sources(task: str, data_dirs: DataDirs) -> tuple[Source, Source]:
-    """What a task is trained and what it is evaluated on: mostly the same."""
-    found = find_task(task)
-    evaluation = source_of(found, data_dirs)
-    return (source_of(find_task(found.trained_on), data_dirs) if found.trained_on else evaluation), evaluation
-
-
-def source_of(task: Task, data_dirs: DataDirs) -> Source:
-    given = data_dirs.get(task.name)
-    return find_source(task, None if given is None else Path(given))
-
-
-def resolve(config: FinetuneConfig) -> FinetuneConfig:
-    """The configuration with a `precision` of `auto` replaced by what it means on this machine."""
-    if config.precision != "auto":
-        return config
-    dtype = choose_dtype("auto", choose_device(config.device))
-    return config.model_copy(update={"precision": "bf16" if dtype == torch.bfloat16 else "fp32"})
-
-
-def plan_cell(model: Identity, train: Source, evaluation: Source, config: FinetuneConfig) -> Plan:
-    """Names a cell by the bytes of model and data, not their paths, and by what decides its result.
-
-    `config` is resolved. Reads nothing.
-    """
-    task = evaluation.task
-    config = settle_config(config, task, model.max_length)
-    settings = config.model_dump(mode="json", exclude=PLACEMENT)
-    name = [PROTOCOL, model.hash, train.hash, evaluation.hash, task.metric, settings]
-    return Plan(task, train, evaluation, config, content_hash(name))
 
 
 def fit_cell(
@@ -147,11 +85,6 @@ def fit_cells(
     Raises `BusyError` when another process is at work on one of the cells.
     """
     return fit_plans(model, plan_cells(model, tasks, config, data_dirs or {}), out, label)
-
-
-def plan_cells(model: str, tasks: Sequence[str], config: FinetuneConfig, data_dirs: DataDirs) -> list[Plan]:
-    identity, config = identify(model), resolve(config)
-    return [plan_cell(identity, *find_sources(task, data_dirs), config) for task in tasks]
 
 
 def fit_plans(model: str, plans: Sequence[Plan], out: Path | None, label: str | None = None) -> list[Score]:

@@ -1,4 +1,7 @@
-"""Models × tasks × rates × seeds → cells. The missing ones are run, by workers here or on a Ray cluster, none twice."""
+"""Models × tasks × rates × seeds → cells. The missing ones are run, by workers here or on a Ray cluster, none twice.
+
+PyTorch is loaded by the workers only.
+"""
 
 import json
 import math
@@ -12,21 +15,12 @@ from biphase import console
 from biphase.errors import BusyError, InputError
 from biphase.execute import Unit, run_units
 from biphase.files import write_json
-from biphase.finetuning.encoders import identify, load_encoder
-from biphase.finetuning.fit import (
-    DataDirs,
-    Plan,
-    check_length,
-    find_sources,
-    fit_cells,
-    load_encoded,
-    plan_cell,
-    resolve,
-)
+from biphase.finetuning.identity import identify
+from biphase.finetuning.plan import DataDirs, Plan, find_sources, plan_cell, resolve
 from biphase.finetuning.score import FinetuneConfig, Score, read_score
 from biphase.finetuning.sources import absolute_dir
 from biphase.finetuning.tasks import find_task
-from biphase.pretraining.checkpoint import split_reference
+from biphase.run import split_reference
 from biphase.workers import Engine
 
 PAPER_LEARNING_RATES = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4)
@@ -233,6 +227,9 @@ def reference_of(cell: Plan, grid: Grid) -> str:
 
 
 def encode_unit(model: str, task: str, config: dict[str, Any], data_dirs: dict[str, str]) -> list[str]:
+    from biphase.finetuning.encoders import load_encoder
+    from biphase.finetuning.fit import check_length, load_encoded
+
     encoder, settings = load_encoder(model), FinetuneConfig.model_validate(config)
     check_length(encoder, settings)
     load_encoded(find_sources(task, data_dirs)[1], encoder.keyed, settings)
@@ -242,6 +239,8 @@ def encode_unit(model: str, task: str, config: dict[str, Any], data_dirs: dict[s
 def fit_unit(
     model: str, label: str, tasks: list[str], config: dict[str, Any], out: str, data_dirs: dict[str, str]
 ) -> list[str]:
+    from biphase.finetuning.fit import fit_cells
+
     try:
         scores = fit_cells(model, tasks, FinetuneConfig.model_validate(config), Path(out), data_dirs, label)
     except BusyError:

@@ -26,8 +26,8 @@ from biphase.encoder.hub import fetch_model
 from biphase.errors import InputError
 from biphase.files import content_hash, file_hash
 from biphase.objectives import Vocabulary, is_causal
-from biphase.pretraining.checkpoint import Manifest, find_checkpoint, read_manifest, split_reference, whole_steps
-from biphase.run import Run, read_recipe
+from biphase.pretraining.checkpoint import Manifest, read_manifest
+from biphase.run import Run, find_checkpoint, read_recipe, split_reference, whole_steps
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,8 @@ from biphase.encoder.backbone import head_input, language_model_class, load_mode
 from biphase.errors import InputError
 from biphase.files import whole_folder, write_json, write_text
 from biphase.pretraining.card import draw_curves, write_card
-from biphase.pretraining.checkpoint import find_checkpoint, read_manifest
-from biphase.run import Run
+from biphase.pretraining.checkpoint import read_manifest
+from biphase.run import Run, find_checkpoint
 
 SHARED_WITH_LLAMA = (
     "vocab_size",

@@ -26,7 +26,7 @@ from biphase.encoder.attention import choose_backend
 from biphase.encoder.backbone import FlopCount, PackedModel, count_flops, probe_causality
 from biphase.errors import BusyError, InputError, StoppedError
 from biphase.objectives import is_causal
-from biphase.pretraining.checkpoint import Manifest, drop_old, load_optimizer, save_checkpoint, whole_steps
+from biphase.pretraining.checkpoint import Manifest, load_optimizer, save_checkpoint
 from biphase.pretraining.curriculum import Start, find_start, load_network, phase_at, phase_ends, resume_start
 from biphase.pretraining.feed import Microbatch, open_source, prefetch
 from biphase.pretraining.optimizer import make_optimizers, set_rate
@@ -34,7 +34,7 @@ from biphase.pretraining.parallel import autocast, gradient_sync, parallelize, u
 from biphase.pretraining.records import Journal, StepResult, describe_start, open_tensorboard
 from biphase.pretraining.schedule import decay_start, learning_rate
 from biphase.pretraining.validation import make_validator
-from biphase.run import Run, claim_run, run_path
+from biphase.run import Run, claim_run, drop_old, run_path, whole_steps
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,11 @@ import yaml
 
 from biphase.errors import InputError
 from biphase.files import content_hash, read_json, write_text
+from biphase.finetuning.identity import identify
 from biphase.finetuning.score import PLACEMENT, PROTOCOL, FinetuneConfig, Score, settle_config
 from biphase.finetuning.tasks import find_task
 from biphase.report.scores import ScoreSet, read_scores
-from biphase.run import Run, open_run, read_metrics
+from biphase.run import Run, open_run, read_metrics, whole_steps
 from biphase.study.plan import Cell, Checkpoint, Model, Plan, PlannedRun
 from biphase.study.spec import Study
 
@@ -84,8 +85,6 @@ def find_record(place: Workplace, run: str, key: str) -> dict[str, Any] | None:
 
 def find_step(place: Workplace, run: str, key: str, step: int) -> str | None:
     """`FOLDER@STEP` of a run that was trained as the plan wants it; None where there is no such checkpoint."""
-    from biphase.pretraining.checkpoint import whole_steps
-
     record = find_record(place, run, key)
     if record is None or step not in whole_steps(Run(place.runs / record["folder"])):
         return None
@@ -103,8 +102,6 @@ def is_trained(place: Workplace, run: PlannedRun) -> bool:
 
 def is_complete(plan: Plan, place: Workplace, run: PlannedRun) -> bool:
     """Whether a run is trained and has every checkpoint that a model or another run still needs."""
-    from biphase.pretraining.checkpoint import whole_steps
-
     if not is_trained(place, run):
         return False
     return set(needed_steps(plan, place, run)) <= set(whole_steps(Run(trained_folder(place, run.name))))
@@ -153,8 +150,6 @@ ScoreKey = tuple[str, str]
 
 def keys_of_cell(cell: Cell, reference: str) -> set[ScoreKey]:
     """One for each task that the cell is evaluated on."""
-    from biphase.finetuning.encoders import identify
-
     limit = identify(reference).max_length
     tasks = [find_task(task) for task in cell.evaluates]
     return {score_key(task.name, settle_config(cell.config, task, limit)) for task in tasks}
@@ -173,8 +168,6 @@ def score_key(task: str, settled: FinetuneConfig) -> ScoreKey:
 def current_scores(plan: Plan, place: Workplace, model: Model) -> ScoreSet:
     """The finished scores of a model that the study asks for: by the weights that its recipe gives, of this version's
     protocol, with the settings of one of its cells."""
-    from biphase.finetuning.encoders import identify
-
     folder, reference = place.scores(model.name), reference_of(plan, place, model)
     if not folder.is_dir() or reference is None:
         return ScoreSet(())

@@ -23,7 +23,7 @@ from biphase.execute import Outcome, Unit, run_units
 from biphase.files import write_json, write_text
 from biphase.finetuning.score import FinetuneConfig
 from biphase.finetuning.sources import absolute_dir
-from biphase.run import Run, open_run, read_recipe
+from biphase.run import Run, drop_step, open_run, read_recipe
 from biphase.study.folder import (
     Failure,
     Workplace,
@@ -234,8 +234,6 @@ def score_unit(
 
 def drop_checkpoints(plan: Plan, place: Workplace) -> None:
     """Delete checkpoints that no run needs any more and that are no model."""
-    from biphase.pretraining.checkpoint import drop_step
-
     for checkpoint in plan.checkpoints:
         run = plan.runs[checkpoint.run]
         if is_trained(place, run) and not is_needed(plan, place, checkpoint):
