@@ -92,3 +92,6 @@ def test_what_lacks_is_named_without_loading(model_folder: Path, tmp_path: Path)
     (folder / "model.safetensors").write_bytes(b"")
     with pytest.raises(InputError, match="cannot read a model configuration"):
         identify(str(folder))
+    (folder / "config.json").write_text("{")
+    with pytest.raises(InputError, match="cannot read a model configuration"):
+        identify(str(folder))

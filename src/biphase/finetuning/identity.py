@@ -81,7 +81,10 @@ def hash_files(stamps: tuple[tuple[str, int, int], ...]) -> str:
 def read_model_config(folder: Path) -> Any:
     """What `count_positions` asks of a configuration: from its file, or from transformers where the file leaves to it
     what a type of network has by default, or another name for it."""
-    content = read_json_as(folder / "config.json", dict[str, Any])
+    try:
+        content = read_json_as(folder / "config.json", dict[str, Any])
+    except InputError:  # said below in the words for a model that somebody else made
+        content = {}
     says_all = "max_position_embeddings" in content and not content.keys() & {"auto_map", "text_config"}
     if says_all and ("pad_token_id" in content or content.get("model_type") not in AFTER_PADDING):
         return SimpleNamespace(**{"model_type": None, "pad_token_id": None} | content)
