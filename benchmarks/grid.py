@@ -52,7 +52,7 @@ class Way:
     is_side_by_side: bool = False
     """A process per core, one thread each, not one process with all cores as threads."""
     keeps_heap: bool = False
-    """The allocator setting of `biphase.startup`."""
+    """The allocator setting of `biphase.machine`."""
     is_fp32: bool = False
     """Arithmetic in fp32, which is what Trainer does unless told otherwise, whatever biphase does."""
 
@@ -112,7 +112,7 @@ class Job:
 def work(job: Job) -> dict[str, Any]:
     """All cells of a job, each with its scores and the seconds of its stages; `start`: the interpreter and imports."""
     if job.keeps_heap:
-        from biphase.startup import keep_heap
+        from biphase.machine import keep_heap
 
         keep_heap()
     import datasets
@@ -403,10 +403,10 @@ def clocked(found: dict[str, Any]) -> Iterator[None]:
 
 def run_biphase(grid: Grid, folder: Path) -> dict[str, Any]:
     """How many cells run at a time (`slots`), what the clock says, and the cells as `work` gives them."""
+    from biphase.cli.evaluate import count_workers
+    from biphase.engine.local import Engine
     from biphase.errors import InputError
-    from biphase.evaluation import count_workers
     from biphase.report.scores import read_scores
-    from biphase.workers import Engine
 
     changed = ("max_steps", "epochs", "batch_size", "precision", "max_length")
     command = [sys.executable, "-m", "biphase", "evaluate", grid.model]
@@ -484,8 +484,8 @@ def write_splits(name: str, sizes: dict[Literal["train", "validation", "test"], 
     import random
 
     from biphase.errors import InputError
-    from biphase.finetuning.sources import find_source, read_part
-    from biphase.finetuning.tasks import find_task
+    from biphase.tasks.sources import find_source, read_part
+    from biphase.tasks.spec import find_task
 
     task = find_task(name)
     if not task.bundled or task.family not in CLASSIFICATION:
@@ -502,8 +502,8 @@ def write_splits(name: str, sizes: dict[Literal["train", "validation", "test"], 
 
 def write_pairs(name: str, beir: Path, closing: str, folder: Path) -> dict[str, Any]:
     """A retrieval task, and for Sentence Transformers its pairs and judgements: prefixes in place, splits drawn."""
-    from biphase.finetuning.examples import Collection, load_task
-    from biphase.finetuning.tasks import find_task
+    from biphase.tasks.examples import Collection, load_task
+    from biphase.tasks.spec import find_task
 
     task, data = find_task(name), load_task(name, beir)
     assert isinstance(data, Collection)
@@ -707,9 +707,9 @@ def parse_options() -> argparse.Namespace:
 
 
 def make_grids(options: argparse.Namespace, folder: Path) -> Iterator[Grid]:
+    from biphase.finetuning.cells import resolve
+    from biphase.finetuning.config import FinetuneConfig
     from biphase.finetuning.encoders import load_encoder
-    from biphase.finetuning.plan import resolve
-    from biphase.finetuning.score import FinetuneConfig
 
     model = str((options.model or make_encoder(options.preset, options.vocab, folder)).resolve())
     encoder = load_encoder(model)

@@ -92,7 +92,7 @@ def recipe_of(job: Job) -> Any:
     """The recipe of both sides: MLM at 40 %, all [MASK], a constant rate, the paper's optimizer."""
     from biphase.config import Recipe
     from biphase.corpus.shards import ShardSet
-    from biphase.pretraining.feed import make_samples
+    from biphase.pretraining.batches import make_samples
 
     tree: dict[str, Any] = {
         "name": "bench",
@@ -177,11 +177,11 @@ def run_biphase(job: Job) -> dict[str, Any]:
     """`train` itself, with a clock where it records a step and a scale where it forms a microbatch."""
     import biphase.pretraining.loop as loop
     from biphase.encoder.backbone import FlopCount
-    from biphase.pretraining.records import Journal
+    from biphase.pretraining.metrics import MetricsLog
 
     device, dtype, peak = measured_peak(job)
     ledger, recipe = Ledger([], []), recipe_of(job)
-    record_step, count_batch = Journal.record_step, FlopCount.batch
+    record_step, count_batch = MetricsLog.record_step, FlopCount.batch
 
     def stamped(self: Any, *arguments: Any) -> None:
         note_step(ledger, device)
@@ -194,7 +194,7 @@ def run_biphase(job: Job) -> dict[str, Any]:
         )
         return flops
 
-    clock, scale = replaced(Journal, "record_step", stamped), replaced(FlopCount, "batch", weighed)
+    clock, scale = replaced(MetricsLog, "record_step", stamped), replaced(FlopCount, "batch", weighed)
     with clock, scale, tempfile.TemporaryDirectory() as runs:
         loop.train(recipe, Path(runs))
     return summarize_steps(job, ledger, peak, device) | {
@@ -243,8 +243,8 @@ def run_trainer(job: Job) -> dict[str, Any]:
 
     from biphase.corpus.shards import ShardSet
     from biphase.encoder.backbone import count_flops
+    from biphase.pretraining.batches import make_samples
     from biphase.pretraining.curriculum import Start, load_network
-    from biphase.pretraining.feed import make_samples
 
     device, dtype, peak = measured_peak(job)
     recipe, shards = recipe_of(job), ShardSet.open(job.shards)
@@ -360,8 +360,8 @@ def open_update(job: Job) -> tuple[Callable[..., Any], Callable[[int], Any], Any
     from biphase.device import choose_device, choose_dtype, synchronize
     from biphase.distributed import World
     from biphase.encoder.backbone import PackedModel, count_flops
+    from biphase.pretraining.batches import open_source
     from biphase.pretraining.curriculum import Start, load_network
-    from biphase.pretraining.feed import open_source
     from biphase.pretraining.optimizer import make_optimizers
     from biphase.pretraining.parallel import parallelize, should_compile
     from biphase.run import Run
@@ -464,7 +464,7 @@ def work(job: Job) -> dict[str, Any]:
     if job.memory_limit_gib:
         limit = int(job.memory_limit_gib * GIB)
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-    from biphase.startup import keep_heap
+    from biphase.machine import keep_heap
 
     is_ours = job.arm.startswith("biphase")
     if is_ours or "heap" in job.arm:

@@ -10,11 +10,13 @@ import io
 import statistics
 import sys
 import tokenize
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
 def docstrings(tree: ast.AST) -> Iterator[ast.Constant]:
@@ -36,60 +38,76 @@ def count_lines(text: str, tree: ast.AST) -> tuple[int, int, int, int]:
     return len(lines), blank, len(comments), len(described)
 
 
-def main() -> None:
-    root = Path(sys.argv[1] if len(sys.argv) > 1 else "src/biphase")
-    classes: Counter[str] = Counter()
-    functions: dict[str, set[Path]] = defaultdict(set)
-    constants: dict[str, set[Path]] = defaultdict(set)
-    sizes, imports, totals, vague, long_ones, clauses = [], [], [0, 0, 0, 0], 0, [], 0
-    files = sorted(root.rglob("*.py"))
-    for path in files:
+@dataclass
+class House:
+    """What is counted while walking through the files of a folder."""
+
+    root: Path
+    totals: list[int] = field(default_factory=lambda: [0, 0, 0, 0])
+    sizes: list[int] = field(default_factory=list)
+    imports: list[int] = field(default_factory=list)
+    num_vague: int = 0
+    num_tangled: int = 0
+    classes: dict[str, list[Path]] = field(default_factory=lambda: defaultdict(list))
+    functions: dict[str, list[Path]] = field(default_factory=lambda: defaultdict(list))
+    constants: dict[str, list[Path]] = field(default_factory=lambda: defaultdict(list))
+
+    def count(self, path: Path) -> None:
         text = path.read_text(encoding="utf-8")
         tree = ast.parse(text)
-        totals = [a + b for a, b in zip(totals, count_lines(text, tree), strict=True)]
-        vague += sum(str(doc.value).startswith("Of ") for doc in docstrings(tree))
+        self.totals = [a + b for a, b in zip(self.totals, count_lines(text, tree), strict=True)]
+        self.num_vague += sum(str(doc.value).startswith("Of ") for doc in docstrings(tree))
         modules = set()
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):
-                classes[node.name] += 1
+                self.classes[node.name].append(path)
             elif isinstance(node, FUNCTIONS):
-                length = (node.end_lineno or node.lineno) - node.lineno + 1
-                sizes.append(length)
-                long_ones += [f"{path.relative_to(root)}:{node.name} {length}"] * (length > 40)
-            elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith(root.name):
+                self.sizes.append((node.end_lineno or node.lineno) - node.lineno + 1)
+            elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith(self.root.name):
                 modules.add(node.module)
-            elif isinstance(node, ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp):
-                clauses += len(node.generators) + sum(len(part.ifs) for part in node.generators) > 2
-        imports.append(len(modules))
-        for node in tree.body:
-            if isinstance(node, FUNCTIONS):
-                functions[node.name].add(path)
-            elif isinstance(node, ast.Assign | ast.AnnAssign):
-                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-                for target in targets:
-                    if isinstance(target, ast.Name) and target.id.isupper():
-                        constants[target.id].add(path)
-    lines, blank, comments, described = totals
-    code = lines - blank - comments - described
-    print(f"modules                            {len(files):6}")
-    print(f"lines                              {lines:6}")
-    print(f"lines of code                      {code:6}")
-    print(f"comments per 1,000 lines           {1000 * comments / lines:6.0f}")
-    print(f"classes                            {sum(classes.values()):6}")
-    print(f"functions at the top of a module   {sum(map(len, functions.values())):6}, names {len(functions)}")
-    print(f"function length, median and p90    {statistics.median(sizes):6.0f}, {statistics.quantiles(sizes, n=10)[-1]:.0f}")
-    print(f"functions over 40 lines            {len(long_ones):6}")
-    print(f"internal imports a module          {statistics.mean(imports):6.1f}, most {max(imports)}")
-    print(f"docstrings that begin with 'Of'    {vague:6}")
-    print(f"comprehensions of three clauses    {clauses:6}")
-    for what, twice in (
-        ("classes", sorted(name for name, count in classes.items() if count > 1)),
-        ("constants", sorted(name for name, places in constants.items() if len(places) > 1)),
-        ("functions", sorted(name for name, places in functions.items() if len(places) > 1)),
-        ("files over 400 lines", sorted(p.name for p in files if p.read_text(encoding="utf-8").count("\n") > 400)),
-    ):
-        title = what if what.startswith("files") else f"{what} of one name"
-        print(f"{title:34} {len(twice):6}  {', '.join(twice)}")
+            elif isinstance(node, COMPREHENSIONS):
+                self.num_tangled += len(node.generators) + sum(len(part.ifs) for part in node.generators) > 2
+        self.imports.append(len(modules))
+        for statement in tree.body:
+            self.count_top(statement, path)
+
+    def count_top(self, statement: ast.stmt, path: Path) -> None:
+        if isinstance(statement, FUNCTIONS):
+            self.functions[statement.name].append(path)
+        elif isinstance(statement, ast.Assign | ast.AnnAssign):
+            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+            for target in targets:
+                if isinstance(target, ast.Name) and target.id.isupper():
+                    self.constants[target.id].append(path)
+
+
+def main() -> None:
+    house = House(Path(sys.argv[1] if len(sys.argv) > 1 else "src/biphase"))
+    files = sorted(house.root.rglob("*.py"))
+    for path in files:
+        house.count(path)
+    lines, blank, comments, described = house.totals
+    rows = [
+        ("modules", len(files)),
+        ("lines", lines),
+        ("lines of code", lines - blank - comments - described),
+        ("comments per 1,000 lines", round(1000 * comments / lines)),
+        ("classes", sum(map(len, house.classes.values()))),
+        ("names of functions", len(house.functions)),
+        ("function length, median", round(statistics.median(house.sizes))),
+        ("function length, 90th percentile", round(statistics.quantiles(house.sizes, n=10)[-1])),
+        ("functions over 40 lines", sum(size > 40 for size in house.sizes)),
+        ("internal imports a module, mean", round(statistics.mean(house.imports), 1)),
+        ("internal imports a module, most", max(house.imports)),
+        ("docstrings that begin with 'Of'", house.num_vague),
+        ("comprehensions of three clauses", house.num_tangled),
+        ("files over 400 lines", sum(path.read_text(encoding="utf-8").count("\n") > 400 for path in files)),
+    ]
+    for what, value in rows:
+        print(f"{what:34} {value:>7,}")
+    for what in ("classes", "constants", "functions"):
+        twice = sorted(name for name, places in getattr(house, what).items() if len(places) > 1)
+        print(f"{what + ' with a name used twice':34} {len(twice):>7}  {', '.join(twice)}")
 
 
 if __name__ == "__main__":

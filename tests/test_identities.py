@@ -1,7 +1,8 @@
 """What must not move while the house is rebuilt: the names that decide whether work that is done counts as done.
 
-Recipes, tasks, cells and the plans of all studies in the repository are hashed and held against `golden/identities.json`.
-A name that changes for a good reason is written anew with `--update-golden`, and the commit says why.
+Recipes, tasks, cells and the plans of all studies in the repository are hashed and held against
+`golden/identities.json`. A name that changes for a good reason is written anew with `--update-golden`, and
+the commit says why.
 """
 
 import json
@@ -15,13 +16,13 @@ from pydantic import BaseModel
 
 from biphase.config import Recipe, load_config
 from biphase.files import content_hash
-from biphase.finetuning.identity import Identity
-from biphase.finetuning.plan import find_sources, plan_cell
-from biphase.finetuning.score import FinetuneConfig
-from biphase.finetuning.sources import definition
-from biphase.finetuning.tasks import TASKS
+from biphase.finetuning.cells import find_sources, plan_cell
+from biphase.finetuning.config import FinetuneConfig
+from biphase.finetuning.models import ModelFingerprint
 from biphase.study.plan import plan_study
 from biphase.study.spec import load_study
+from biphase.tasks.sources import definition
+from biphase.tasks.spec import TASKS
 
 ROOT = Path(__file__).parents[1]
 GOLDEN = Path(__file__).parent / "golden" / "identities.json"
@@ -53,14 +54,17 @@ def identities() -> Iterator[tuple[str, Any]]:
     for name in BUNDLED:
         for precision in ("fp32", "bf16"):
             config = FinetuneConfig(precision=precision, learning_rate=2e-5, seed=3)
-            plan = plan_cell(Identity("model", 512), *find_sources(name, {}), config)
+            plan = plan_cell(ModelFingerprint("model", 512), *find_sources(name, {}), config)
             yield f"cell {name} {precision}", plan.folder(Path()).name
     for path in STUDIES:
         plan = plan_study(load_study(path))
         yield f"study {path.stem}, steps", plan.steps
         yield f"study {path.stem}, longest chain", plan.longest_chain
         yield f"study {path.stem}, numbers", [len(plan.arms), len(plan.runs), len(plan.models), len(plan.cells)]
-        yield f"study {path.stem}, runs", content_hash({name: [run.key, list(run.kept)] for name, run in plan.runs.items()})
+        yield (
+            f"study {path.stem}, runs",
+            content_hash({name: [run.key, list(run.kept)] for name, run in plan.runs.items()}),
+        )
         yield f"study {path.stem}, cells", content_hash([[cell.name, as_tree(cell.config)] for cell in plan.cells])
         for part in ("arms", "segments", "models", "checkpoints"):
             yield f"study {path.stem}, {part}", content_hash(as_tree(getattr(plan, part)))

@@ -1,3 +1,3 @@
-from biphase.cli import main
+from biphase.cli.app import main
 
 main()

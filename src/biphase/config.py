@@ -148,7 +148,7 @@ class Checkpoints(Strict):
     is added to a finished run, the same command trains up to it again."""
 
 
-class Compute(Strict):
+class ComputeConfig(Strict):
     """How, not what: with fixed `precision`, nothing here changes a run's identity."""
 
     microbatch_tokens: PositiveCount = 16_384
@@ -182,7 +182,7 @@ class Recipe(Strict):
     """Of the initial weights and of the masks."""
     validation: Validation = Validation()
     checkpoints: Checkpoints = Checkpoints()
-    compute: Compute = Compute()
+    compute: ComputeConfig = ComputeConfig()
     tensorboard: bool = False
     """Write TensorBoard event files beside metrics.jsonl (needs `pip install tensorboard`)."""
 

@@ -45,7 +45,7 @@ from transformers import (
 )
 
 import biphase.encoder.backbone as backbone
-from biphase.encoder.attention import ATTENTION, Backend, Layout, lay_out
+from biphase.encoder.attention import ATTENTION, Backend, PackedLayout, lay_out
 from biphase.encoder.backbone import (
     PRESETS,
     PackedModel,
@@ -111,7 +111,7 @@ def make_family(family: str) -> PreTrainedModel:
     return model.train()
 
 
-def influence(model: PreTrainedModel, layout: Layout) -> Tensor:
+def influence(model: PreTrainedModel, layout: PackedLayout) -> Tensor:
     """[T, T]: how strongly the output at t moves with the input embedding at s."""
     embedding: Any = model.get_input_embeddings()
     tokens_T = torch.arange(5, 5 + len(POSITIONS)) * 5 % V
@@ -197,20 +197,20 @@ def test_probe_and_head_of_each_family(family: str) -> None:
 def test_probe_catches_each_leak() -> None:
     base = make_family("llama").base_model
 
-    def probe(causal: bool, change: Callable[[Layout], Layout]) -> None:
-        def hidden_of(tokens_T: Tensor, positions_T: Tensor, layout: Layout) -> Tensor:
+    def probe(causal: bool, change: Callable[[PackedLayout], PackedLayout]) -> None:
+        def hidden_of(tokens_T: Tensor, positions_T: Tensor, layout: PackedLayout) -> Tensor:
             with torch.no_grad():
                 return packed_hidden(base, tokens_T, positions_T, change(layout))
 
         probe_causality(hidden_of, causal, V, "cpu", "Llama")
 
-    def flipped(layout: Layout) -> Layout:
+    def flipped(layout: PackedLayout) -> PackedLayout:
         return lay_out(layout.bounds_S1.numpy(), causal=not layout.causal)
 
-    def without_bounds(layout: Layout) -> Layout:
+    def without_bounds(layout: PackedLayout) -> PackedLayout:
         return lay_out(layout.bounds_S1.numpy()[[0, -1]], causal=layout.causal)
 
-    def blind(layout: Layout) -> Layout:
+    def blind(layout: PackedLayout) -> PackedLayout:
         return lay_out(np.arange(17), causal=layout.causal)
 
     probe(True, lambda layout: layout)

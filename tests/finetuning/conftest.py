@@ -7,10 +7,10 @@ import torch
 
 from biphase.corpus.tokenizer import train_tokenizer
 from biphase.encoder.backbone import TokenIds, make_model
-from biphase.finetuning.cell import Cell, Compute
+from biphase.finetuning.cell import CellContext, Runtime
+from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.encoders import Encoder, load_encoder
-from biphase.finetuning.score import FinetuneConfig
-from biphase.finetuning.tasks import TASKS
+from biphase.tasks.spec import TASKS
 
 NOUNS = ["dog", "cat", "boy", "girl", "tree", "house", "river", "train", "paper", "stone"]
 SHAPE = {
@@ -20,10 +20,10 @@ SHAPE = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
 }
-CPU = Compute(torch.device("cpu"), torch.float32, microbatch_tokens=65_536)
+CPU = Runtime(torch.device("cpu"), torch.float32, microbatch_tokens=65_536)
 
 
-def make_cell(task: str, compute: Compute = CPU, **settings: object) -> Cell:
+def make_cell(task: str, compute: Runtime = CPU, **settings: object) -> CellContext:
     """A quick cell."""
     given = {
         "precision": "fp32",
@@ -33,7 +33,7 @@ def make_cell(task: str, compute: Compute = CPU, **settings: object) -> Cell:
         "epochs": 2,
         "max_length": 256,
     }
-    return Cell(TASKS[task], FinetuneConfig.model_validate(given | settings), compute)
+    return CellContext(TASKS[task], FinetuneConfig.model_validate(given | settings), compute)
 
 
 @pytest.fixture(scope="session")

@@ -3,10 +3,10 @@ import torch
 
 from biphase.encoder.attention import FILLED_TO
 from biphase.finetuning.batches import cut, evaluation_batches, pack, training_order
-from biphase.finetuning.cell import Compute
+from biphase.finetuning.cell import Runtime
 from biphase.finetuning.encoding import Texts, cumulate
 
-CPU = Compute(torch.device("cpu"), torch.float32, microbatch_tokens=100)
+CPU = Runtime(torch.device("cpu"), torch.float32, microbatch_tokens=100)
 
 
 def texts_of(lengths: list[int]) -> Texts:

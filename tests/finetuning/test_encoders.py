@@ -19,10 +19,10 @@ from transformers import (
 )
 
 from biphase.errors import InputError
-from biphase.finetuning import identity as identity_module
+from biphase.finetuning import models as identity_module
 from biphase.finetuning.encoders import load_encoder
 from biphase.finetuning.fit import fit_cell
-from biphase.finetuning.identity import identify
+from biphase.finetuning.models import identify
 
 from .conftest import make_cell
 

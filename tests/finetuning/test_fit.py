@@ -11,7 +11,9 @@ from transformers import get_linear_schedule_with_warmup
 
 from biphase.errors import InputError
 from biphase.finetuning import fit
-from biphase.finetuning.cell import Cell, Compute
+from biphase.finetuning.cell import CellContext, Runtime
+from biphase.finetuning.cells import find_sources, plan_cell, resolve
+from biphase.finetuning.config import PROTOCOL, FinetuneConfig
 from biphase.finetuning.encoders import Encoder, load_encoder
 from biphase.finetuning.fit import (
     FAMILIES,
@@ -25,11 +27,10 @@ from biphase.finetuning.fit import (
     predict,
     train,
 )
-from biphase.finetuning.identity import identify
-from biphase.finetuning.plan import find_sources, plan_cell, resolve
-from biphase.finetuning.score import PROTOCOL, FinetuneConfig, Score, read_score
-from biphase.finetuning.tasks import METRICS, TASKS, find_task
+from biphase.finetuning.models import identify
+from biphase.finetuning.scores import Score, read_score
 from biphase.report.scores import read_examples
+from biphase.tasks.spec import METRICS, TASKS, find_task
 
 from .conftest import CPU, make_cell, write_jsonl
 
@@ -37,11 +38,11 @@ ONE_PER_FAMILY = ("snli", "wnut17", "squad_v2", "squad_retrieval")
 Dirs = dict[str, Path]
 
 
-def encoded_for(encoder: Encoder, cell: Cell, data_dirs: Dirs):
+def encoded_for(encoder: Encoder, cell: CellContext, data_dirs: Dirs):
     return load_encoded(find_sources(cell.task.name, data_dirs)[0], encoder.keyed, cell.config)
 
 
-def fresh(encoder: Encoder, cell: Cell) -> torch.nn.Module:
+def fresh(encoder: Encoder, cell: CellContext) -> torch.nn.Module:
     torch.manual_seed(0)
     return build(encoder, cell)
 
@@ -73,7 +74,7 @@ def test_packed_evaluation_equals_one_by_one(encoder: Encoder, data_dirs: Dirs, 
     cell = make_cell(task, qa_head=head)
     encoded = encoded_for(encoder, cell, data_dirs)
     model = fresh(encoder, cell)
-    alone = Cell(cell.task, cell.config, Compute(CPU.device, CPU.dtype, microbatch_tokens=1))
+    alone = CellContext(cell.task, cell.config, Runtime(CPU.device, CPU.dtype, microbatch_tokens=1))
     family = FAMILIES[cell.task.family]
     packed, single = (predict(model, encoded, "test", each) for each in (cell, alone))
     assert family.measure(encoded, "test", packed, cell) == pytest.approx(family.measure(encoded, "test", single, cell))
@@ -294,7 +295,7 @@ def test_random_weights_are_the_same_network_without_its_training(encoder: Encod
 def test_microbatches_leave_the_gradient_unchanged(encoder: Encoder, data_dirs: Dirs, task: str) -> None:
     results = []
     for budget in (65_536, 40):
-        cell = make_cell(task, Compute(CPU.device, CPU.dtype, budget), head_dropout=0.0)
+        cell = make_cell(task, Runtime(CPU.device, CPU.dtype, budget), head_dropout=0.0)
         model = fresh(encoder, cell)
         encoded = encoded_for(encoder, cell, data_dirs)
         loss = FAMILIES[cell.task.family].accumulate_gradients(model, encoded, np.arange(9), cell)
@@ -324,7 +325,7 @@ def test_a_subset_of_questions_has_all_their_windows(encoder: Encoder, data_dirs
 def test_bf16_arithmetic_keeps_fp32_weights(encoder: Encoder, data_dirs: Dirs) -> None:
     losses = {}
     for dtype in (torch.bfloat16, torch.float32):
-        cell = make_cell("wnut17", Compute(CPU.device, dtype, 65_536))
+        cell = make_cell("wnut17", Runtime(CPU.device, dtype, 65_536))
         model = fresh(encoder, cell)
         losses[dtype] = train(model, encoded_for(encoder, cell, data_dirs), cell).losses
         assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
@@ -338,7 +339,7 @@ def test_bf16_weights_lose_small_updates(encoder: Encoder, data_dirs: Dirs, task
     unmoved = {}
     for kind in ("bf16", "fp32"):
         dtype = torch.bfloat16 if kind == "bf16" else torch.float32
-        cell = make_cell(task, Compute(CPU.device, dtype, 65_536), weight_dtype=kind, learning_rate=1e-6, epochs=1)
+        cell = make_cell(task, Runtime(CPU.device, dtype, 65_536), weight_dtype=kind, learning_rate=1e-6, epochs=1)
         model = fresh(encoder, cell)
         before = {name: value.clone() for name, value in model.named_parameters() if "proj" in name}
         assert train(model, encoded_for(encoder, cell, data_dirs), cell).diverged_at is None

@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from biphase.engine.local import Engine
+from biphase.engine.units import Outcome, Unit
 from biphase.errors import InputError
-from biphase.execute import Outcome, Unit
-from biphase.finetuning import fit, plan
+from biphase.finetuning import cells, fit
 from biphase.finetuning import grid as grid_module
+from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.fit import claimed
 from biphase.finetuning.grid import (
     Grid,
@@ -21,8 +23,6 @@ from biphase.finetuning.grid import (
     resolve_for,
     run_grid,
 )
-from biphase.finetuning.score import FinetuneConfig
-from biphase.workers import Engine
 
 from .conftest import make_cell
 
@@ -162,10 +162,10 @@ def test_the_precision_is_that_of_where_the_units_run(
 
     def run_there(units: list[Unit], engine: Engine) -> Iterator[Outcome]:
         asked.extend(units)
-        monkeypatch.setattr(plan, "has_bf16_cores", lambda: True)
+        monkeypatch.setattr(cells, "has_bf16_cores", lambda: True)
         yield from (Outcome(unit.name, unit.function(**unit.arguments), None, 0.0) for unit in units)
 
-    monkeypatch.setattr(plan, "has_bf16_cores", lambda: False)
+    monkeypatch.setattr(cells, "has_bf16_cores", lambda: False)
     monkeypatch.setattr(grid_module, "run_units", run_there)
     auto = grid.config.model_copy(update={"precision": "auto"})
     config = resolve_for(auto, engine)

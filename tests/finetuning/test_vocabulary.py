@@ -9,10 +9,10 @@ from torch import nn
 from transformers import AutoModel, Gemma3TextConfig
 
 from biphase.finetuning import fit
+from biphase.finetuning.cells import find_sources
 from biphase.finetuning.encoders import Encoder
 from biphase.finetuning.encoding import Texts
 from biphase.finetuning.fit import build, load_encoded, predict, train
-from biphase.finetuning.plan import find_sources
 from biphase.finetuning.vocabulary import UsedEmbedding, copy_for, is_table, texts_in
 
 from .conftest import make_cell

@@ -18,12 +18,12 @@ from biphase.encoder.attention import lay_out
 from biphase.encoder.backbone import PackedModel, TokenIds, make_model
 from biphase.errors import InputError
 from biphase.files import read_json, write_json
-from biphase.pretraining.checkpoint import Manifest, load_optimizer, read_manifest, save_checkpoint
+from biphase.pretraining.checkpoint import CheckpointManifest, load_optimizer, read_manifest, save_checkpoint
 from biphase.pretraining.optimizer import make_optimizers
 from biphase.run import Run, drop_old, find_checkpoint, find_model, whole_steps
 
 ALONE = World(0, 1, torch.device("cpu"))
-MANIFEST = Manifest(
+MANIFEST = CheckpointManifest(
     step=3,
     run_step=3,
     tokens_seen=99,

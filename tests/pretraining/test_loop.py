@@ -42,8 +42,8 @@ from biphase.encoder.backbone import PackedModel, packed_hidden
 from biphase.encoder.pretrained import load_backbone
 from biphase.errors import InputError, StoppedError
 from biphase.files import file_hash, read_json
+from biphase.pretraining.batches import open_source
 from biphase.pretraining.checkpoint import read_manifest
-from biphase.pretraining.feed import open_source
 from biphase.pretraining.loop import train
 from biphase.pretraining.parallel import checkpoint_activations
 from biphase.pretraining.schedule import learning_rate

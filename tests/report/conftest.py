@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from biphase.files import content_hash
-from biphase.finetuning.score import FinetuneConfig, Score
+from biphase.finetuning.config import FinetuneConfig
+from biphase.finetuning.scores import Score
 
 
 @pytest.fixture

@@ -22,20 +22,20 @@ from biphase.report.findings import (
     spread_gap,
     together,
 )
-from biphase.report.results import AVERAGE, Arm, Result, ResultSet, difference, measured, read_reference, select
+from biphase.report.results import AVERAGE, ReportArm, Result, ResultSet, difference, measured, read_reference, select
 from biphase.report.statistics import holm, rate_spread
 
-Change = Callable[[Arm, str], float]
+Change = Callable[[ReportArm, str], float]
 RATES = (1e-5, 5e-5, 1e-4)
 
 
-def arm(setup: str, size: str, clm: int, mlm: int, mask: int = 40, cpt: int = 0) -> Arm:
+def arm(setup: str, size: str, clm: int, mlm: int, mask: int = 40, cpt: int = 0) -> ReportArm:
     objective = "clm+mlm" if clm and mlm else "clm" if clm else "mlm"
     name = f"{size}-{clm}-{mlm}-{mask}-{cpt}"
-    return Arm(name, setup, size, objective, mask if mlm or cpt else None, clm + mlm, clm, mlm, cpt)  # type: ignore[arg-type]
+    return ReportArm(name, setup, size, objective, mask if mlm or cpt else None, clm + mlm, clm, mlm, cpt)  # type: ignore[arg-type]
 
 
-def score_of(arm: Arm, family: str) -> float:
+def score_of(arm: ReportArm, family: str) -> float:
     """In this world all findings hold, by two points or more each."""
     is_clm, is_masked_less = arm.objective == "clm", arm.mask_percent == 20
     if arm.setup == "objective":
@@ -261,7 +261,7 @@ def test_spread_is_that_of_the_statistics() -> None:
     clm, mlm = (each for each in ARMS if each.setup == "objective" and each.size == "1m" and each.mask_percent != 20)
     seen, rates = spread_gap(results, mlm, clm)
 
-    def mean_spread(each: Arm) -> float:
+    def mean_spread(each: ReportArm) -> float:
         tables = [list((r.by_rate or {}).values()) for r in results.results if r.arm == each]
         return float(np.mean([rate_spread(table, np.random.default_rng(0), 1).std for table in tables]))
 

@@ -11,7 +11,7 @@ from scipy import stats
 
 from biphase.report.results import (
     AVERAGE,
-    Arm,
+    ReportArm,
     Result,
     ResultSet,
     arms_of,
@@ -32,8 +32,8 @@ from biphase.report.results import (
     with_averages,
 )
 
-CLM = Arm("clm", "objective", "1m", "clm", None, 100, 100, 0)
-MLM = Arm("mlm", "objective", "1m", "mlm", 40, 100, 0, 100)
+CLM = ReportArm("clm", "objective", "1m", "clm", None, 100, 100, 0)
+MLM = ReportArm("mlm", "objective", "1m", "mlm", 40, 100, 0, 100)
 
 
 def test_reference_is_what_was_published() -> None:
@@ -179,8 +179,8 @@ def test_contrast_of_many_means() -> None:
 
 
 def test_arms_find_their_comparisons() -> None:
-    def arm(name: str, objective: str, clm: int, mlm: int, mask: int | None = 40, **more: object) -> Arm:
-        return Arm(name, str(more.pop("setup", "")), "1m", objective, mask, clm + mlm, clm, mlm, **more)  # type: ignore[arg-type]
+    def arm(name: str, objective: str, clm: int, mlm: int, mask: int | None = 40, **more: object) -> ReportArm:
+        return ReportArm(name, str(more.pop("setup", "")), "1m", objective, mask, clm + mlm, clm, mlm, **more)  # type: ignore[arg-type]
 
     arms = [
         arm("clm", "clm", 100, 0, None),

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from biphase.errors import InputError
-from biphase.finetuning.score import PROTOCOL, read_score
+from biphase.finetuning.config import PROTOCOL
+from biphase.finetuning.scores import read_score
 from biphase.report.scores import (
     choose_rate,
     count_entities,

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from biphase.report.results import Arm, Result, ResultSet, measured, read_reference, with_averages
+from biphase.report.results import ReportArm, Result, ResultSet, measured, read_reference, with_averages
 from biphase.report.tables import CSV_COLUMNS, Table, make_tables, to_csv, to_latex, to_markdown, write_tables
 
-CLM = Arm("clm", "objective", "1m", "clm", None, 1000, 1000, 0)
-MLM = Arm("mlm", "objective", "1m", "mlm", 40, 1000, 0, 1000)
+CLM = ReportArm("clm", "objective", "1m", "clm", None, 1000, 1000, 0)
+MLM = ReportArm("mlm", "objective", "1m", "mlm", 40, 1000, 0, 1000)
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,6 @@ from biphase.config import Data, Phase, parse_config
 from biphase.encoder.backbone import TokenIds, count_flops, make_model
 from biphase.encoder.presets import PRESETS
 from biphase.errors import InputError
-from biphase.finetuning.tasks import TASKS
 from biphase.study.cost import (
     DEVICES,
     FAMILY_LOADS,
@@ -28,6 +27,7 @@ from biphase.study.cost import (
 from biphase.study.plan import Plan, plan_study
 from biphase.study.shapes import Text, flops_per_token, shape_of
 from biphase.study.spec import Planning, Study, finetune_config, load_study
+from biphase.tasks.spec import TASKS
 
 STUDIES = Path(__file__).parents[2] / "studies"
 

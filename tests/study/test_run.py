@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
+from biphase.cli.study import read_evidence
 from biphase.config import parse_config
+from biphase.engine.local import Engine
 from biphase.errors import BusyError, InputError
 from biphase.files import read_json
-from biphase.finetuning.score import PROTOCOL
+from biphase.finetuning.config import PROTOCOL
 from biphase.run import Run
 from biphase.study import run as study_run
-from biphase.study.commands import read_evidence
 from biphase.study.cost import measure_sizes
 from biphase.study.folder import (
     Workplace,
@@ -30,7 +31,6 @@ from biphase.study.plan import Plan, plan_study
 from biphase.study.report import collect_results, compare_curricula, describe_model, report_study
 from biphase.study.run import make_units, run_study
 from biphase.study.spec import Study
-from biphase.workers import Engine
 
 HERE = Engine(workers=0)
 NOUNS = ["dog", "cat", "boy", "girl", "tree", "house", "river", "train"]

@@ -28,16 +28,16 @@ from biphase import console
 from biphase.corpus.shards import (
     FORMAT_VERSION,
     SPLITS,
-    Manifest,
     Options,
     Shard,
+    ShardManifest,
     ShardPart,
-    Split,
+    ShardSplit,
     SplitName,
     read_manifest,
     wrong_size,
 )
-from biphase.corpus.text import Document, Source, TxtDocuments, check_txt_documents, find_sources, read_documents
+from biphase.corpus.text import Document, TextSource, TxtDocuments, check_txt_documents, find_sources, read_documents
 from biphase.corpus.tokenizer import (
     load_tokenizer,
     save_tokenizer,
@@ -76,7 +76,7 @@ class _Unit:
     """The work behind one shard folder. `split` is where all its documents go; None draws it for each document."""
 
     folder: Path
-    sources: tuple[Source, ...]
+    sources: tuple[TextSource, ...]
     split: SplitName | None
     options: Options
     dtype: str
@@ -95,7 +95,7 @@ def prepare(
     text_field: str = "text",
     id_field: str = "id",
     txt_documents: TxtDocuments = "file",
-) -> Manifest:
+) -> ShardManifest:
     """Tokenize `sources` (see `corpus.text.find_sources`) into the shard set `out`; returns its manifest.
 
     A document is for validation when a hash of (seed, its id) falls below `validation_fraction` (0.01 unless given),
@@ -145,7 +145,7 @@ def _num_workers(num_units: int) -> int:
     return max(1, min(num_units, num_cores() // (CORES_PER_WORKER if has_threads else 1)))
 
 
-Found = list[tuple[SplitName | None, list[Source]]]
+Found = list[tuple[SplitName | None, list[TextSource]]]
 
 
 def _find_both(sources: Sequence[str | Path], validation_sources: Sequence[str | Path]) -> Found:
@@ -177,7 +177,7 @@ def _facts(tokenizer: "PreTrainedTokenizerFast", found: Found, options: Options)
     }
 
 
-def _same_set(out: Path, facts: dict[str, Any]) -> Manifest:
+def _same_set(out: Path, facts: dict[str, Any]) -> ShardManifest:
     manifest = read_manifest(out)
     differing = [
         name for name in ("sources_hash", "tokenizer_hash", "options") if getattr(manifest, name) != facts[name]
@@ -193,7 +193,7 @@ def _same_set(out: Path, facts: dict[str, Any]) -> Manifest:
 
 
 def _units(
-    out: Path, sources: list[Source], split: SplitName | None, options: Options, facts: dict[str, Any]
+    out: Path, sources: list[TextSource], split: SplitName | None, options: Options, facts: dict[str, Any]
 ) -> Iterator[_Unit]:
     per_unit = -(-len(sources) // MAX_SHARDS)
     for start in range(0, len(sources), per_unit):
@@ -204,7 +204,7 @@ def _units(
         yield _Unit(out / "shards" / name, group, split, options, facts["dtype"], facts["eos_id"])
 
 
-def _finish(out: Path, units: list[_Unit], facts: dict[str, Any]) -> Manifest:
+def _finish(out: Path, units: list[_Unit], facts: dict[str, Any]) -> ShardManifest:
     shards = tuple(Shard.model_validate(read_json(unit.folder / "shard.json")) for unit in units)
     splits = {split: _total(shard.parts[split] for shard in shards) for split in SPLITS}
     if splits["train"].documents == 0:
@@ -218,7 +218,7 @@ def _finish(out: Path, units: list[_Unit], facts: dict[str, Any]) -> Manifest:
         [shard.parts[split].tokens_sha256, shard.parts[split].ends_sha256] for shard in shards for split in SPLITS
     ]
     fingerprint = content_hash([facts["tokenizer_hash"], facts["dtype"], facts["vocab_size"], hashes])
-    manifest = Manifest(fingerprint=fingerprint, splits=splits, shards=shards, **facts)
+    manifest = ShardManifest(fingerprint=fingerprint, splits=splits, shards=shards, **facts)
     write_json(out / "manifest.json", manifest.model_dump(mode="json"))
     kept = {unit.folder.name for unit in units}
     for folder in (out / "shards").iterdir():
@@ -228,9 +228,9 @@ def _finish(out: Path, units: list[_Unit], facts: dict[str, Any]) -> Manifest:
     return manifest
 
 
-def _total(parts: Iterable[ShardPart]) -> Split:
+def _total(parts: Iterable[ShardPart]) -> ShardSplit:
     listed = list(parts)
-    return Split(**{name: sum(getattr(part, name) for part in listed) for name in Split.model_fields})
+    return ShardSplit(**{name: sum(getattr(part, name) for part in listed) for name in ShardSplit.model_fields})
 
 
 @contextmanager

@@ -54,7 +54,7 @@ class Shard(_Record):
     parts: dict[SplitName, ShardPart]
 
 
-class Split(_Record):
+class ShardSplit(_Record):
     """Totals. `text_bytes` counts UTF-8; `empty_texts` are texts of white space only, which become no document."""
 
     documents: int
@@ -73,7 +73,7 @@ class Options(_Record):
     txt_documents: TxtDocuments
 
 
-class Manifest(_Record):
+class ShardManifest(_Record):
     """`fingerprint` is the hash of the content: the same for any path, number of workers and time of making."""
 
     format_version: int
@@ -88,11 +88,11 @@ class Manifest(_Record):
     bos_id: int | None
     special_ids: tuple[int, ...]
     options: Options
-    splits: dict[SplitName, Split]
+    splits: dict[SplitName, ShardSplit]
     shards: tuple[Shard, ...]
 
 
-def read_manifest(folder: Path) -> Manifest:
+def read_manifest(folder: Path) -> ShardManifest:
     path = folder / "manifest.json"
     if not path.exists():
         raise InputError(
@@ -103,7 +103,7 @@ def read_manifest(folder: Path) -> Manifest:
     if version != FORMAT_VERSION:
         raise InputError(f"{path} has format version {version}, this biphase reads {FORMAT_VERSION}: prepare it anew")
     try:
-        return Manifest.model_validate(stored)
+        return ShardManifest.model_validate(stored)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
@@ -129,7 +129,7 @@ class ShardSet:
     Pickles as its folder and split. `fingerprint` names the content of the whole set.
     """
 
-    def __init__(self, folder: Path, split: SplitName, manifest: Manifest) -> None:
+    def __init__(self, folder: Path, split: SplitName, manifest: ShardManifest) -> None:
         self.folder, self.split, self.manifest = folder, split, manifest
         self.num_tokens = manifest.splits[split].tokens
         self.num_documents = manifest.splits[split].documents

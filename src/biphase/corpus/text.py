@@ -47,7 +47,7 @@ class HubPart:
 
 
 @dataclass(frozen=True)
-class Source:
+class TextSource:
     """One file, or one file of a hub data set. `num_bytes` is its size on disk, None for the hub."""
 
     name: str
@@ -58,7 +58,7 @@ class Source:
     part: HubPart | None = None
 
 
-def find_sources(sources: Sequence[str | Path]) -> list[Source]:
+def find_sources(sources: Sequence[str | Path]) -> list[TextSource]:
     """Files, folders (recursive, sorted), globs and hub data sets → sources, in the order given.
 
     A hub data set is `hub:owner/name[:config[:split]][@revision]`, for example
@@ -78,7 +78,7 @@ def find_sources(sources: Sequence[str | Path]) -> list[Source]:
     return found
 
 
-def _expand(given: str) -> list[Source]:
+def _expand(given: str) -> list[TextSource]:
     path = Path(given).expanduser()
     if path.is_dir():
         return _folder(path)
@@ -110,7 +110,7 @@ def _kind(path: Path) -> Kind | None:
     return None if kind == "parquet" and path.suffix in CODECS else kind
 
 
-def _folder(folder: Path) -> list[Source]:
+def _folder(folder: Path) -> list[TextSource]:
     files = sorted(
         path
         for path in folder.rglob("*")
@@ -125,14 +125,14 @@ def _folder(folder: Path) -> list[Source]:
     return [_file(path) for path in readable]
 
 
-def _matches(pattern: str) -> list[Source]:
+def _matches(pattern: str) -> list[TextSource]:
     matches = sorted(glob.glob(str(Path(pattern).expanduser()), recursive=True))
     if not matches:
         raise InputError(f"{pattern} matches no file")
     return [source for match in matches for source in _expand(match)]
 
 
-def _file(path: Path) -> Source:
+def _file(path: Path) -> TextSource:
     kind = _kind(path)
     if kind is None:
         raise InputError(f"{path} has an unknown ending; can be read: {READABLE}")
@@ -140,10 +140,10 @@ def _file(path: Path) -> Source:
     if status.st_size == 0:
         raise InputError(f"{path} is empty: delete it or leave it out")
     fingerprint = f"{path.resolve()} {status.st_size} {status.st_mtime_ns}"
-    return Source(str(path), kind, fingerprint, status.st_size, path)
+    return TextSource(str(path), kind, fingerprint, status.st_size, path)
 
 
-def _hub(given: str) -> list[Source]:
+def _hub(given: str) -> list[TextSource]:
     match = HUB_ADDRESS.fullmatch(given)
     if match is None:
         raise InputError(f"{given} is no hub address; write hub:owner/name[:config[:split]][@revision]")
@@ -158,7 +158,7 @@ def _hub(given: str) -> list[Source]:
         raise InputError(f"{given} cannot be read from the hub, nor is it a local path: {_first_line(error)}") from None
     address = f"hub:{whole.dataset}:{whole.config or ''}:{whole.split}@{commit}"
     return [
-        Source(
+        TextSource(
             name=f"{address}#{index + 1}/{count}",
             kind="hub",
             fingerprint=f"{address}#{index + 1}/{count}",
@@ -186,7 +186,7 @@ def _first_line(error: Exception) -> str:
 class DocumentReader(Iterator[Document]):
     """The documents of one source, in order. `bytes_read` is how far into the file on disk (hub: the text) it is."""
 
-    def __init__(self, source: Source, text_field: str, id_field: str, txt_documents: TxtDocuments) -> None:
+    def __init__(self, source: TextSource, text_field: str, id_field: str, txt_documents: TxtDocuments) -> None:
         self.source, self.text_field, self.id_field, self.txt_documents = source, text_field, id_field, txt_documents
         self.bytes_read = 0
         read = {
@@ -348,7 +348,7 @@ def _kind_of(value: Any) -> str:
 
 
 def read_documents(
-    source: Source, text_field: str = "text", id_field: str = "id", txt_documents: TxtDocuments = "file"
+    source: TextSource, text_field: str = "text", id_field: str = "id", txt_documents: TxtDocuments = "file"
 ) -> DocumentReader:
     """The documents of one source, streamed in order, those with an empty text too (the caller counts them).
 
@@ -369,7 +369,7 @@ def check_txt_documents(name: str) -> None:
 
 
 def sample_texts(
-    sources: Sequence[Source],
+    sources: Sequence[TextSource],
     text_field: str = "text",
     txt_documents: TxtDocuments = "file",
     limit_mb: float | None = None,

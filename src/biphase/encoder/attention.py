@@ -1,8 +1,8 @@
 """Attention over flat packed tokens: one function for every transformers model, with sample bounds and a causal flag.
 
-`lay_out` turns the bounds of a packed batch into a `Layout`, once per microbatch; every layer of the network receives
-it as the keyword `layout` and hands it to the function registered here under the name `biphase`. Three backends compute
-the same thing: `varlen` (PyTorch's variable-length flash kernel; CUDA, 16 bits), `buckets` (samples of about one length
+`lay_out` turns the bounds of a packed batch into a `PackedLayout`, once per microbatch; every layer of the network
+receives it as the keyword `layout` and hands it to the function registered here under the name `biphase`. Three
+backends compute the same thing: `varlen` (PyTorch's variable-length flash kernel; CUDA, 16 bits), `buckets` (samples of about one length
 batched together; any device and type) and `reference` (the slow twin: one [T, T] mask).
 
 Letters: T packed tokens, S samples, F samples with the filler, H query heads, G key-value heads, K head width,
@@ -39,7 +39,7 @@ class NoLayoutError(InputError):
 
 
 @dataclass(frozen=True)
-class Layout:
+class PackedLayout:
     """Where the samples of a packed batch lie, and what each token may see."""
 
     causal: bool
@@ -68,7 +68,7 @@ def lay_out(
     device: torch.device | str = "cpu",
     backend: Backend = "buckets",
     filled_to: int = 1,
-) -> Layout:
+) -> PackedLayout:
     """The layout of a packed batch from the offsets of its samples (S + 1 of them, from 0 to T).
 
     Filler makes up what T lacks to a multiple of `filled_to`; `packed_hidden` adds it and takes it off again.
@@ -79,7 +79,7 @@ def lay_out(
     lengths_F = np.diff(bounds_F1)
     assert (lengths_F > 0).all(), "a sample without tokens"
     sizes_2B, plan_PS = plan_buckets(bounds_F1 if backend == "buckets" else bounds_F1[:1])
-    return Layout(
+    return PackedLayout(
         causal=causal,
         backend=backend,
         max_len=int(lengths_F.max()) if len(lengths_F) else 0,
@@ -104,7 +104,7 @@ def packed_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    layout: Layout | None = None,
+    layout: PackedLayout | None = None,
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
@@ -137,7 +137,7 @@ def packed_attention(
 AttentionInterface.register(ATTENTION, packed_attention)
 
 
-def attend(q_THK: Tensor, k_TGK: Tensor, v_TGK: Tensor, layout: Layout, scale: float, window: int = 0) -> Tensor:
+def attend(q_THK: Tensor, k_TGK: Tensor, v_TGK: Tensor, layout: PackedLayout, scale: float, window: int = 0) -> Tensor:
     """Softmax attention inside each sample, [T, H, K]. `window` 0 means no limit on the distance."""
     if layout.backend == "varlen":
         return varlen_attention(q_THK, k_TGK, v_TGK, layout, scale, window)
@@ -150,7 +150,7 @@ def attend(q_THK: Tensor, k_TGK: Tensor, v_TGK: Tensor, layout: Layout, scale: f
 
 
 def reference_attention(
-    q_THK: Tensor, k_TGK: Tensor, v_TGK: Tensor, layout: Layout, scale: float, window: int
+    q_THK: Tensor, k_TGK: Tensor, v_TGK: Tensor, layout: PackedLayout, scale: float, window: int
 ) -> Tensor:
     """The slow twin: every pair of tokens is scored, and a mask says which may meet."""
     places_T = torch.arange(len(q_THK), device=q_THK.device)
@@ -163,7 +163,9 @@ def reference_attention(
     return torch.einsum("hts,shk->thk", weights_HTT, v_THK.float()).to(v_TGK.dtype)
 
 
-def varlen_attention(q_THK: Tensor, k_TGK: Tensor, v_TGK: Tensor, layout: Layout, scale: float, window: int) -> Tensor:
+def varlen_attention(
+    q_THK: Tensor, k_TGK: Tensor, v_TGK: Tensor, layout: PackedLayout, scale: float, window: int
+) -> Tensor:
     """PyTorch's packed flash attention."""
     grouped: dict[str, Any] = {}
     if q_THK.shape[1] != k_TGK.shape[1]:

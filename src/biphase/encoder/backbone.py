@@ -28,7 +28,7 @@ from transformers import (
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING
 
-from biphase.encoder.attention import ATTENTION, Backend, Layout, NoLayoutError, lay_out
+from biphase.encoder.attention import ATTENTION, Backend, NoLayoutError, PackedLayout, lay_out
 from biphase.encoder.head import language_model_loss
 from biphase.encoder.presets import PRESETS
 from biphase.errors import InputError, nearest
@@ -248,7 +248,7 @@ class PackedModel(nn.Module):
         self,
         inputs_T: Tensor,
         positions_T: Tensor,
-        layout: Layout,
+        layout: PackedLayout,
         target_positions_N: Tensor | None = None,
         targets_N: Tensor | None = None,
     ) -> Any:
@@ -267,7 +267,7 @@ class PackedModel(nn.Module):
         return language_model_loss(hidden_ND, head.weight, head.bias, targets_N, softcap)
 
 
-def packed_hidden(backbone: nn.Module, inputs_T: Tensor, positions_T: Tensor, layout: Layout) -> Tensor:
+def packed_hidden(backbone: nn.Module, inputs_T: Tensor, positions_T: Tensor, layout: PackedLayout) -> Tensor:
     """Last hidden states [T, D] of a transformers base model. Positions count from 0 in every sample."""
     num_tokens = len(inputs_T)
     positions_T = positions_T + getattr(backbone, "first_position", 0)
@@ -340,7 +340,7 @@ def check_causality(backbone: nn.Module, causal: bool, vocab_size: int, device: 
 
 @torch.no_grad()
 def probe_causality(
-    hidden_of: Callable[[Tensor, Tensor, Layout], Tensor],
+    hidden_of: Callable[[Tensor, Tensor, PackedLayout], Tensor],
     causal: bool,
     vocab_size: int,
     device: torch.device | str,

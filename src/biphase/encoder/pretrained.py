@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import AutoModel, PretrainedConfig, PreTrainedModel
 
 from biphase import console
-from biphase.encoder.attention import ATTENTION, Layout
+from biphase.encoder.attention import ATTENTION, PackedLayout
 from biphase.encoder.backbone import (
     ALIEN_ERRORS,
     check_causality,
@@ -28,8 +28,8 @@ from biphase.encoder.backbone import (
     refuse_encoder_decoder,
     train_padding_row,
 )
-from biphase.encoder.hub import refuse_pickles
 from biphase.errors import InputError
+from biphase.hub import refuse_pickles
 
 
 class PaddedBackbone(nn.Module):
@@ -40,7 +40,7 @@ class PaddedBackbone(nn.Module):
         self.network = network
         self.config = network.config
 
-    def forward(self, input_ids: Tensor, position_ids: Tensor, layout: Layout, use_cache: bool = False) -> Any:
+    def forward(self, input_ids: Tensor, position_ids: Tensor, layout: PackedLayout, use_cache: bool = False) -> Any:
         """`last_hidden_state` [1, T, D] of tokens [1, T]; the network numbers the positions itself."""
         lengths_F = layout.bounds_F1.diff()
         places_L = torch.arange(layout.max_len, device=input_ids.device)

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from biphase.encoder.attention import FILLED_TO, Layout, lay_out
-from biphase.finetuning.cell import Compute
+from biphase.encoder.attention import FILLED_TO, PackedLayout, lay_out
+from biphase.finetuning.cell import Runtime
 from biphase.finetuning.encoding import Texts, cumulate
 
 
@@ -21,14 +21,14 @@ class Batch:
 
     tokens_T: Tensor
     positions_T: Tensor
-    layout: Layout
+    layout: PackedLayout
     samples: np.ndarray
     """Their numbers in the texts that they are from."""
     places_T: np.ndarray
     """Where each token stands in `Texts.tokens_T`."""
 
 
-def pack(texts: Texts, samples: np.ndarray, compute: Compute) -> Batch:
+def pack(texts: Texts, samples: np.ndarray, compute: Runtime) -> Batch:
     """The given samples in the given order."""
     lengths = texts.bounds_S1[samples + 1] - texts.bounds_S1[samples]
     bounds = cumulate(lengths)
@@ -44,7 +44,7 @@ def pack(texts: Texts, samples: np.ndarray, compute: Compute) -> Batch:
     )
 
 
-def on_device(targets: np.ndarray, compute: Compute) -> Tensor:
+def on_device(targets: np.ndarray, compute: Runtime) -> Tensor:
     """Targets as int64."""
     return torch.from_numpy(np.ascontiguousarray(targets, dtype=np.int64)).to(compute.device)
 
@@ -60,7 +60,7 @@ def training_order(num_items: int, batch_size: int, num_steps: int, seed: int) -
 
 
 def backward_by_parts(
-    texts: Texts, samples: np.ndarray, compute: Compute, loss_of: Callable[[Batch], Tensor]
+    texts: Texts, samples: np.ndarray, compute: Runtime, loss_of: Callable[[Batch], Tensor]
 ) -> Tensor:
     """The sum of `loss_of` over microbatches that fit into memory, and its gradient."""
     total = torch.zeros((), device=compute.device)
@@ -73,7 +73,7 @@ def backward_by_parts(
 
 
 def evaluation_batches(
-    model: nn.Module, texts: Texts, samples: np.ndarray, compute: Compute
+    model: nn.Module, texts: Texts, samples: np.ndarray, compute: Runtime
 ) -> Iterator[tuple[Batch, Tensor]]:
     """The model's output for the given samples, longest first, batch by batch. Call under `torch.no_grad`."""
     lengths = texts.bounds_S1[samples + 1] - texts.bounds_S1[samples]
@@ -85,7 +85,7 @@ def evaluation_batches(
         yield batch, output
 
 
-def evaluation_tokens(compute: Compute) -> int:
+def evaluation_tokens(compute: Runtime) -> int:
     """Tokens per batch of evaluation: on a CPU, what its caches hold."""
     return compute.microbatch_tokens if compute.device.type == "cuda" else min(4096, compute.microbatch_tokens)
 

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 import torch
 
 from biphase.encoder.attention import Backend, choose_backend
-from biphase.finetuning.score import FinetuneConfig
-from biphase.finetuning.tasks import Task
+from biphase.finetuning.config import FinetuneConfig
+from biphase.tasks.spec import Task
 
 
 @dataclass(frozen=True)
-class Compute:
+class Runtime:
     device: torch.device
     dtype: torch.dtype
     """Of the arithmetic; autocast from the type of the weights."""
@@ -25,7 +25,7 @@ class Compute:
 
 
 @dataclass(frozen=True)
-class Cell:
+class CellContext:
     task: Task
     config: FinetuneConfig
-    compute: Compute
+    compute: Runtime

@@ -27,22 +27,28 @@ from biphase.device import choose_device, choose_dtype, describe_machine
 from biphase.encoder.pretrained import fresh_backbone
 from biphase.errors import BusyError, InputError
 from biphase.files import content_hash, whole_folder, write_json
-from biphase.finetuning import questions, retrieval, sequences, words
 from biphase.finetuning.batches import training_order
-from biphase.finetuning.cell import Cell, Compute
+from biphase.finetuning.cell import CellContext, Runtime
+from biphase.finetuning.cells import CellPlan, DataDirs, plan_cells
+from biphase.finetuning.config import EVALUATED_SPLITS, PROTOCOL, FinetuneConfig
 from biphase.finetuning.encoders import Encoder, load_encoder
 from biphase.finetuning.encoding import KeyedTokenizer, cache_folder, load_record, save_record
-from biphase.finetuning.examples import limit_evaluation, load_examples
-from biphase.finetuning.plan import DataDirs, Plan, plan_cells
-from biphase.finetuning.score import EVALUATED_SPLITS, PROTOCOL, FinetuneConfig, Score, read_score
-from biphase.finetuning.sources import Source
-from biphase.finetuning.tasks import SPLITS, Task, find_task
+from biphase.finetuning.families import (
+    question_answering,
+    retrieval,
+    sequence_classification,
+    token_classification,
+)
+from biphase.finetuning.scores import Score, read_score
 from biphase.finetuning.vocabulary import copy_for
+from biphase.tasks.examples import limit_evaluation, load_examples
+from biphase.tasks.sources import TaskSource
+from biphase.tasks.spec import SPLITS, Task, find_task
 
 FAMILIES: dict[str, ModuleType] = {
-    "sequence_classification": sequences,
-    "token_classification": words,
-    "question_answering": questions,
+    "sequence_classification": sequence_classification,
+    "token_classification": token_classification,
+    "question_answering": question_answering,
     "retrieval": retrieval,
 }
 """Each knows how to encode its examples, build its head, compute its loss, predict, measure and tell."""
@@ -87,7 +93,7 @@ def fit_cells(
     return fit_plans(model, plan_cells(model, tasks, config, data_dirs or {}), out, label)
 
 
-def fit_plans(model: str, plans: Sequence[Plan], out: Path | None, label: str | None = None) -> list[Score]:
+def fit_plans(model: str, plans: Sequence[CellPlan], out: Path | None, label: str | None = None) -> list[Score]:
     """The scores of cells that share a training, read where they are finished."""
     if out is None:
         return [finished.score for finished in run_cells(model, plans, label)]
@@ -101,7 +107,7 @@ def fit_plans(model: str, plans: Sequence[Plan], out: Path | None, label: str | 
 
 
 @contextmanager
-def claimed(out: Path, plans: Sequence[Plan]) -> Iterator[None]:
+def claimed(out: Path, plans: Sequence[CellPlan]) -> Iterator[None]:
     """Hold the names of cells against other processes; a killed one lets go."""
     locks = out / ".locks"
     locks.mkdir(parents=True, exist_ok=True)
@@ -127,11 +133,11 @@ class Finished:
     predictions: dict[str, Any]
     """By split; none when training diverged."""
     encoded: Any
-    cell: Cell
+    cell: CellContext
     losses: list[float]
 
 
-def run_cells(model: str, plans: Sequence[Plan], label: str | None = None) -> Iterator[Finished]:
+def run_cells(model: str, plans: Sequence[CellPlan], label: str | None = None) -> Iterator[Finished]:
     """Train once, then evaluate each task."""
     assert len({plan.train.hash for plan in plans}) == 1, "these tasks do not share a training"
     assert len({plan.config for plan in plans}) == 1, "tasks of one training have one configuration"
@@ -139,9 +145,9 @@ def run_cells(model: str, plans: Sequence[Plan], label: str | None = None) -> It
     device = choose_device(plans[0].config.device)
     config = plans[0].config.model_copy(update={"device": device.type})
     check_length(encoder, config)
-    compute = Compute(device, choose_dtype(config.precision, device), config.microbatch_tokens)
+    compute = Runtime(device, choose_dtype(config.precision, device), config.microbatch_tokens)
     trained_on = plans[0].train.task
-    cell = Cell(trained_on, config, compute)
+    cell = CellContext(trained_on, config, compute)
     trained = load_encoded(plans[0].train, encoder.keyed, config)
     evaluated = [
         trained if plan.evaluation.hash == plan.train.hash else load_encoded(plan.evaluation, encoder.keyed, config)
@@ -154,7 +160,7 @@ def run_cells(model: str, plans: Sequence[Plan], label: str | None = None) -> It
         network = build(encoder, cell, trained, *evaluated).to(device)
         training = train(network, trained, cell)
     for plan, encoded in zip(plans, evaluated, strict=True):
-        cell = Cell(plan.task, config, compute)
+        cell = CellContext(plan.task, config, compute)
         started = time.perf_counter()
         predictions = {}
         if training.diverged_at is None:
@@ -216,7 +222,7 @@ def check_length(encoder: Encoder, config: FinetuneConfig) -> None:
         )
 
 
-def load_encoded(source: Source, keyed: KeyedTokenizer, config: FinetuneConfig) -> Any:
+def load_encoded(source: TaskSource, keyed: KeyedTokenizer, config: FinetuneConfig) -> Any:
     """The examples of a source as token ids: made once for each tokenizer and kept on disk, mapped into memory."""
     task = source.task
     family = FAMILIES[task.family]
@@ -259,7 +265,7 @@ def tell_losses(task: Task, encoded: Any, config: FinetuneConfig) -> None:
         console.err.print(f"{task.name}: cut at {config.max_length:,} tokens: {counts}")
 
 
-def build(encoder: Encoder, cell: Cell, *encoded: Any) -> nn.Module:
+def build(encoder: Encoder, cell: CellContext, *encoded: Any) -> nn.Module:
     """The network for the texts of some tasks, with a new head; random weights come from torch's generator."""
     backbone = fresh_backbone(encoder.backbone) if cell.config.weights == "random" else encoder.backbone
     network: nn.Module = FAMILIES[cell.task.family].build(copy_for(backbone, *encoded), cell.task, cell.config)
@@ -267,7 +273,7 @@ def build(encoder: Encoder, cell: Cell, *encoded: Any) -> nn.Module:
 
 
 @dataclass(frozen=True)
-class Training:
+class TrainingResult:
     losses: list[float]
     num_steps: int
     num_tokens: int
@@ -280,7 +286,7 @@ class Training:
         return float(np.mean(tail)) if self.diverged_at is None else None
 
 
-def train(model: nn.Module, encoded: Any, cell: Cell) -> Training:
+def train(model: nn.Module, encoded: Any, cell: CellContext) -> TrainingResult:
     """Update `model` in place. Stops early only when a loss or a gradient is not finite."""
     config, family = cell.config, FAMILIES[cell.task.family]
     items = family.training_items(encoded)
@@ -311,7 +317,7 @@ def train(model: nn.Module, encoded: Any, cell: Cell) -> Training:
                 break
     if diverged_at is None and not all(parameter.isfinite().all() for parameter in model.parameters()):
         diverged_at = num_steps - 1  # the last update itself: no loss saw it
-    return Training(losses, num_steps, num_tokens, time.perf_counter() - started, diverged_at)
+    return TrainingResult(losses, num_steps, num_tokens, time.perf_counter() - started, diverged_at)
 
 
 def choose_examples(num_examples: int, wanted: int | None) -> np.ndarray:
@@ -351,7 +357,7 @@ def collect(vitals: Sequence[Tensor], losses: list[float]) -> int | None:
 
 
 @torch.no_grad()
-def predict(model: nn.Module, encoded: Any, split: str, cell: Cell) -> Any:
+def predict(model: nn.Module, encoded: Any, split: str, cell: CellContext) -> Any:
     """What the family predicts for a split, as its `measure` and `records` want it."""
     model.eval()
     return FAMILIES[cell.task.family].predict(model, encoded, split, cell)

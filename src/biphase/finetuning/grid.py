@@ -12,16 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from biphase import console
+from biphase.engine.local import Engine
+from biphase.engine.units import Unit, run_units
 from biphase.errors import BusyError, InputError
-from biphase.execute import Unit, run_units
 from biphase.files import write_json
-from biphase.finetuning.identity import identify
-from biphase.finetuning.plan import DataDirs, Plan, find_sources, plan_cell, resolve
-from biphase.finetuning.score import FinetuneConfig, Score, read_score
-from biphase.finetuning.sources import absolute_dir
-from biphase.finetuning.tasks import find_task
+from biphase.finetuning.cells import CellPlan, DataDirs, find_sources, plan_cell, resolve
+from biphase.finetuning.config import FinetuneConfig
+from biphase.finetuning.models import identify
+from biphase.finetuning.scores import Score, read_score
 from biphase.run import split_reference
-from biphase.workers import Engine
+from biphase.tasks.sources import absolute_dir
+from biphase.tasks.spec import find_task
 
 PAPER_LEARNING_RATES = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4)
 BUSY = "busy"
@@ -46,11 +47,11 @@ class Grid:
 
 
 @dataclass(frozen=True)
-class Training:
+class SharedTraining:
     """One training and the cells that it gives: several where tasks share it (`Task.trained_on`)."""
 
     model: str
-    cells: tuple[Plan, ...]
+    cells: tuple[CellPlan, ...]
 
     @property
     def config(self) -> FinetuneConfig:
@@ -63,7 +64,7 @@ class Training:
         return f"{tasks} · {self.model} · lr {self.config.learning_rate!r} · seed {self.config.seed}"
 
 
-def plan_grid(grid: Grid) -> list[Training]:
+def plan_grid(grid: Grid) -> list[SharedTraining]:
     """All trainings of a grid, finished or not. Reads models and data to hash them; loads neither.
 
     Raises `InputError` for an unknown task, a model or data that are not there, and for what is named twice.
@@ -88,7 +89,9 @@ def plan_grid(grid: Grid) -> list[Training]:
         identities[identity.hash] = model
         for tasks in groups.values():
             for config in configs:
-                trainings.append(Training(model, tuple(plan_cell(identity, *sources[task], config) for task in tasks)))
+                trainings.append(
+                    SharedTraining(model, tuple(plan_cell(identity, *sources[task], config) for task in tasks))
+                )
     return trainings
 
 
@@ -104,21 +107,21 @@ def check_values(grid: Grid) -> None:
         raise InputError(f"learning rate {wrong} must be above 0 and finite")
 
 
-def missing_trainings(trainings: Iterable[Training], out: Path) -> list[Training]:
+def missing_trainings(trainings: Iterable[SharedTraining], out: Path) -> list[SharedTraining]:
     """The trainings with a cell that is not finished, each with its missing cells only."""
     found = []
     for training in trainings:
         cells = tuple(cell for cell in training.cells if not cell.is_finished(out))
         if cells:
-            found.append(Training(training.model, cells))
+            found.append(SharedTraining(training.model, cells))
     return found
 
 
-def read_finished(trainings: Iterable[Training], out: Path) -> list[Score]:
+def read_finished(trainings: Iterable[SharedTraining], out: Path) -> list[Score]:
     return [read_score(cell.folder(out)) for training in trainings for cell in training.cells if cell.is_finished(out)]
 
 
-def choose_part(trainings: Sequence[Training], part: str) -> list[Training]:
+def choose_part(trainings: Sequence[SharedTraining], part: str) -> list[SharedTraining]:
     """`3/16`: every sixteenth training, from the third (parts count from 0). For the arrays of Slurm and the like."""
     number, _, total = part.partition("/")
     if not (number.isdigit() and total.isdigit() and int(number) < int(total)):
@@ -156,7 +159,7 @@ class Failure:
         return self.reason.startswith("blocked: ")
 
 
-def run_grid(grid: Grid, trainings: Sequence[Training], engine: Engine) -> list[Failure]:
+def run_grid(grid: Grid, trainings: Sequence[SharedTraining], engine: Engine) -> list[Failure]:
     """Run the given trainings. A failed one is kept as `failed/NAME.json`, and told unless it was not even run; the
     others go on."""
     failures: list[Failure] = []
@@ -180,7 +183,7 @@ def run_grid(grid: Grid, trainings: Sequence[Training], engine: Engine) -> list[
     return failures
 
 
-def make_units(grid: Grid, trainings: Sequence[Training]) -> list[Unit]:
+def make_units(grid: Grid, trainings: Sequence[SharedTraining]) -> list[Unit]:
     """A unit for each training, after one for each (model, task) that turns the task's texts into token ids."""
     encodings: dict[str, Unit] = {}
     units = []
@@ -220,7 +223,7 @@ def absolute(model: str) -> str:
     return str(Path(path).resolve()) + (f"@{step}" if step else "")
 
 
-def reference_of(cell: Plan, grid: Grid) -> str:
+def reference_of(cell: CellPlan, grid: Grid) -> str:
     """How the user named the task of a cell: by its name or by its file."""
     given = next(task for task in grid.tasks if find_task(task).name == cell.task.name)
     return str(Path(given).resolve()) if Path(given).suffix in (".yaml", ".yml") else given
@@ -248,7 +251,7 @@ def fit_unit(
     return [score.headline() for score in scores]
 
 
-def mark_failure(out: Path, cell: Plan, error: str | None) -> None:
+def mark_failure(out: Path, cell: CellPlan, error: str | None) -> None:
     path = out / "failed" / f"{cell.folder(out).name}.json"
     if error is None:
         path.unlink(missing_ok=True)
@@ -263,7 +266,7 @@ def read_failures(out: Path) -> Iterator[tuple[str, str]]:
         yield path.stem, json.loads(path.read_text(encoding="utf-8"))["error"]
 
 
-def estimate_seconds(trainings: Sequence[Training], finished: Sequence[Score]) -> tuple[float, int]:
+def estimate_seconds(trainings: Sequence[SharedTraining], finished: Sequence[Score]) -> tuple[float, int]:
     """Seconds of one worker for these trainings, judged by finished cells; how many trainings cannot be judged.
 
     Each is one training and an evaluation for each of its cells, as long as those of the same tasks took on average.

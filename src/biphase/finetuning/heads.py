@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from biphase.encoder.attention import Layout
+from biphase.encoder.attention import PackedLayout
 from biphase.encoder.backbone import packed_hidden
 
 
@@ -23,7 +23,7 @@ class SequenceClassifier(nn.Module):
         self.dense = new_linear(backbone, width)
         self.out = new_linear(backbone, num_labels)
 
-    def forward(self, tokens_T: Tensor, positions_T: Tensor, layout: Layout) -> Tensor:
+    def forward(self, tokens_T: Tensor, positions_T: Tensor, layout: PackedLayout) -> Tensor:
         """Logits [S, C], fp32."""
         hidden_TD = packed_hidden(self.backbone, tokens_T, positions_T, layout)
         pooled_SD = mean_pool(hidden_TD, layout.bounds_S1)
@@ -39,7 +39,7 @@ class TokenClassifier(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.out = new_linear(backbone, num_labels)
 
-    def forward(self, tokens_T: Tensor, positions_T: Tensor, layout: Layout) -> Tensor:
+    def forward(self, tokens_T: Tensor, positions_T: Tensor, layout: PackedLayout) -> Tensor:
         """Logits [T, C], fp32."""
         hidden_TD = packed_hidden(self.backbone, tokens_T, positions_T, layout)
         return self.out(self.dropout(hidden_TD)).float()
@@ -53,7 +53,7 @@ class SpanFinder(nn.Module):
         self.backbone = backbone
         self.out = new_linear(backbone, 2)
 
-    def forward(self, tokens_T: Tensor, positions_T: Tensor, layout: Layout) -> Tensor:
+    def forward(self, tokens_T: Tensor, positions_T: Tensor, layout: PackedLayout) -> Tensor:
         """Logits [T, 2], fp32."""
         return self.out(packed_hidden(self.backbone, tokens_T, positions_T, layout)).float()
 
@@ -65,7 +65,7 @@ class Embedder(nn.Module):
         super().__init__()
         self.backbone = backbone
 
-    def forward(self, tokens_T: Tensor, positions_T: Tensor, layout: Layout) -> Tensor:
+    def forward(self, tokens_T: Tensor, positions_T: Tensor, layout: PackedLayout) -> Tensor:
         """Embeddings [S, D], fp32, not normalised."""
         return mean_pool(packed_hidden(self.backbone, tokens_T, positions_T, layout), layout.bounds_S1)
 

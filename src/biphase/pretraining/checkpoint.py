@@ -26,7 +26,7 @@ STATE_KEYS = {torch.optim.AdamW: {"step", "exp_avg", "exp_avg_sq"}, Muon: {"mome
 
 
 @dataclass(frozen=True)
-class Manifest:
+class CheckpointManifest:
     """What a checkpoint is and where it comes from."""
 
     step: int
@@ -56,7 +56,7 @@ class Manifest:
 
 def save_checkpoint(
     run: Run,
-    manifest: Manifest,
+    manifest: CheckpointManifest,
     model: PackedModel,
     optimizers: list[torch.optim.Optimizer],
     tokenizer: Any,
@@ -139,9 +139,9 @@ def placed_like(tensor: Tensor, parameter: Tensor) -> Tensor:
     return tensor.to(parameter.device)
 
 
-def read_manifest(folder: Path) -> Manifest:
+def read_manifest(folder: Path) -> CheckpointManifest:
     """The manifest of a checkpoint whose files are all there and unchanged."""
-    manifest = read_json_as(folder / "manifest.json", Manifest)
+    manifest = read_json_as(folder / "manifest.json", CheckpointManifest)
     if not manifest.files:
         raise InputError(f"checkpoint {folder} is damaged: manifest.json lists no files; delete the folder and rerun")
     for name, digest in manifest.files.items():

@@ -22,11 +22,11 @@ from biphase.encoder.backbone import (
     make_model,
     position_limit,
 )
-from biphase.encoder.hub import fetch_model
 from biphase.errors import InputError
 from biphase.files import content_hash, file_hash
-from biphase.objectives import Vocabulary, is_causal
-from biphase.pretraining.checkpoint import Manifest, read_manifest
+from biphase.hub import fetch_model
+from biphase.pretraining.checkpoint import CheckpointManifest, read_manifest
+from biphase.pretraining.objectives import Vocabulary, is_causal
 from biphase.run import Run, find_checkpoint, read_recipe, split_reference, whole_steps
 
 
@@ -94,7 +94,7 @@ def find_parent(reference: str) -> Path:
     return folder
 
 
-def same_order(manifest: Manifest, data: Data, folder: Path, shards: ShardSet) -> bool:
+def same_order(manifest: CheckpointManifest, data: Data, folder: Path, shards: ShardSet) -> bool:
     """Whether the parent walked through the same samples in the same order, so that its place in it means something."""
     theirs = read_recipe(Run(folder.parent.parent)).data
     return manifest.data_fingerprint == shards.fingerprint and theirs.model_copy(update={"shards": data.shards}) == data

@@ -25,13 +25,13 @@ from biphase.distributed import World, join_world
 from biphase.encoder.attention import choose_backend
 from biphase.encoder.backbone import FlopCount, PackedModel, count_flops, probe_causality
 from biphase.errors import BusyError, InputError, StoppedError
-from biphase.objectives import is_causal
-from biphase.pretraining.checkpoint import Manifest, load_optimizer, save_checkpoint
+from biphase.pretraining.batches import Microbatch, open_source, prefetch
+from biphase.pretraining.checkpoint import CheckpointManifest, load_optimizer, save_checkpoint
 from biphase.pretraining.curriculum import Start, find_start, load_network, phase_at, phase_ends, resume_start
-from biphase.pretraining.feed import Microbatch, open_source, prefetch
+from biphase.pretraining.metrics import MetricsLog, StepResult, describe_start, open_tensorboard
+from biphase.pretraining.objectives import is_causal
 from biphase.pretraining.optimizer import make_optimizers, set_rate
 from biphase.pretraining.parallel import autocast, gradient_sync, parallelize, unwrap
-from biphase.pretraining.records import Journal, StepResult, describe_start, open_tensorboard
 from biphase.pretraining.schedule import decay_start, learning_rate
 from biphase.pretraining.validation import make_validator
 from biphase.run import Run, claim_run, drop_old, run_path, whole_steps
@@ -132,7 +132,7 @@ def train_job(job: Job) -> None:
     board = open_tensorboard(job.run.path, recipe.tensorboard and world.is_main and is_new, start.run_step)
     with stop_signals() as stop_asked, track("pretrain", job.last_step, "steps") as progress:
         progress.advance(start.run_step, already_done=True)
-        journal = Journal(job.run, board, progress, is_main=world.is_main, is_new=is_new, peak=peak)
+        journal = MetricsLog(job.run, board, progress, is_main=world.is_main, is_new=is_new, peak=peak)
         for run_step, part, microbatches in prefetch(recipe, source, steps, job.origin.step):
             phase = phase_at(recipe.curriculum, run_step)
             if (switch := (id(phase), is_causal(part))) not in proved:
@@ -228,7 +228,7 @@ def save(
 ) -> None:
     """Write a checkpoint, and drop the passing ones that are too old."""
     origin, recipe = job.origin, job.recipe
-    manifest = Manifest(
+    manifest = CheckpointManifest(
         step=origin.step + done,
         run_step=done,
         tokens_seen=tokens_seen,

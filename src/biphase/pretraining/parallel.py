@@ -9,7 +9,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from biphase.config import Compute
+from biphase.config import ComputeConfig
 from biphase.device import has_cpp_compiler
 from biphase.distributed import World
 from biphase.errors import InputError
@@ -18,7 +18,9 @@ COMPILE_PAYS_AFTER_FLOPS = 3e14
 """On a CPU, compiling takes up to a minute and saves time in bf16; in fp32 the products are all that counts."""
 
 
-def parallelize(model: nn.Module, compute: Compute, dtype: torch.dtype, world: World, *, work: float) -> nn.Module:
+def parallelize(
+    model: nn.Module, compute: ComputeConfig, dtype: torch.dtype, world: World, *, work: float
+) -> nn.Module:
     """`model` (a PackedModel) on its device, wrapped as `compute` says; parameters stay fp32.
 
     `work` is the number of FLOPs of the whole run, resumed or not, so that the choice to compile never changes midway.
@@ -56,7 +58,7 @@ def checkpoint_activations(network: Any) -> None:
         ) from None
 
 
-def should_compile(compute: Compute, device: torch.device, dtype: torch.dtype, work: float) -> bool:
+def should_compile(compute: ComputeConfig, device: torch.device, dtype: torch.dtype, work: float) -> bool:
     if compute.compile == "on" and device.type == "cpu" and not has_cpp_compiler():
         raise InputError("compute.compile is on, but there is no C++ compiler; install g++ or use compute.compile=off")
     if compute.compile != "auto":

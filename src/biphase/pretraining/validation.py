@@ -13,8 +13,8 @@ from biphase.config import Phase, Recipe
 from biphase.corpus.packing import Batches
 from biphase.corpus.shards import ShardSet, read_manifest
 from biphase.distributed import World
-from biphase.objectives import Vocabulary
-from biphase.pretraining.feed import Source, make_samples
+from biphase.pretraining.batches import BatchLoader, make_samples
+from biphase.pretraining.objectives import Vocabulary
 from biphase.pretraining.parallel import autocast
 
 
@@ -30,13 +30,13 @@ def make_validator(
     samples = make_samples(recipe, shards)
     tokens = min(recipe.validation.tokens, samples.num_tokens)
     batches = Batches(shards, samples, tokens, seed=0)
-    source = Source(batches, vocabulary, recipe.seed, world, dtype, recipe.compute.microbatch_tokens)
+    source = BatchLoader(batches, vocabulary, recipe.seed, world, dtype, recipe.compute.microbatch_tokens)
     token_bytes = torch.from_numpy(shards.token_bytes().astype(np.int64)).to(world.device)
     return partial(validate, source, token_bytes)
 
 
 @torch.no_grad()
-def validate(source: Source, token_bytes_V: Tensor, model: nn.Module, phase: Phase) -> dict[str, float]:
+def validate(source: BatchLoader, token_bytes_V: Tensor, model: nn.Module, phase: Phase) -> dict[str, float]:
     """Loss (nats per target), accuracy at the targets, and bits per byte of the text that the targets stand for."""
     model.eval()
     totals = np.zeros(4)

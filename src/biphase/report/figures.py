@@ -19,8 +19,8 @@ import numpy as np
 from biphase.report.results import (
     FAMILIES,
     MEASURES,
-    Arm,
     Contrast,
+    ReportArm,
     Result,
     ResultSet,
     arms_of,
@@ -386,7 +386,7 @@ def reach_of(score: Result) -> np.ndarray:
     return np.full((2, 1), 0.0 if math.isnan(score.half_width) else 100 * score.half_width)
 
 
-def score_gap(results: ResultSet, a: Arm, b: Arm, family: str) -> Contrast | None:
+def score_gap(results: ResultSet, a: ReportArm, b: ReportArm, family: str) -> Contrast | None:
     ours, theirs = family_score(results, a, family), family_score(results, b, family)
     return None if ours is None or theirs is None else difference(ours, theirs)
 
@@ -428,7 +428,7 @@ def mark_flops(axes: "Axes", flops: Sequence[float]) -> None:
 SUPERSCRIPT = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
-def spread_scores(results: ResultSet, arm: Arm, family: str) -> np.ndarray | None:
+def spread_scores(results: ResultSet, arm: ReportArm, family: str) -> np.ndarray | None:
     """[rates of all datasets, seeds]: test scores of an arm around the mean of their dataset; None where not known."""
     metric = primary_metric(results)
     parts = []
@@ -440,22 +440,22 @@ def spread_scores(results: ResultSet, arm: Arm, family: str) -> np.ndarray | Non
     return np.concatenate(parts) if parts and len({part.shape[1] for part in parts}) == 1 else None
 
 
-def split_budgets(results: ResultSet) -> dict[tuple[str, int], list[Arm]]:
+def split_budgets(results: ResultSet) -> dict[tuple[str, int], list[ReportArm]]:
     """(size, steps) → MLM alone, then CLM→MLM from little to much CLM; budgets that have both."""
     arms = sorted(arms_of(results, setup="ratio"), key=lambda arm: (arm.pretrain_steps, arm.clm_steps))
-    groups: dict[tuple[str, int], list[Arm]] = {}
+    groups: dict[tuple[str, int], list[ReportArm]] = {}
     for arm in arms:
         if arm.objective != "clm":
             groups.setdefault((arm.size, arm.pretrain_steps), []).append(arm)
     return {key: group for key, group in groups.items() if group[0].objective == "mlm" and len(group) > 1}
 
 
-def round_share(arm: Arm) -> int:
+def round_share(arm: ReportArm) -> int:
     """The share of CLM in percent, to the next 5: 5k of 22k counts as 25 %."""
     return 5 * round(20 * arm.clm_share)
 
 
-def adapted_groups(results: ResultSet) -> dict[str, list[Arm]]:
+def adapted_groups(results: ResultSet) -> dict[str, list[ReportArm]]:
     """MLM alone first, then each CLM budget: arms at several masking ratios."""
     after = arms_of(results, setup="adapted")
     places = {(arm.size, arm.pretrain_steps) for arm in after}
@@ -463,19 +463,19 @@ def adapted_groups(results: ResultSet) -> dict[str, list[Arm]]:
     alone = [
         arm for arm in arms_of(results, setup="objective", objective="mlm") if (arm.size, arm.pretrain_steps) in places
     ]
-    groups: dict[str, list[Arm]] = {}
+    groups: dict[str, list[ReportArm]] = {}
     for arm in [*alone, *after]:
         label = f"{short_steps(arm.clm_steps)} CLM, then {short_steps(arm.mlm_steps)} MLM" if arm.clm_steps else "MLM"
         groups.setdefault(f"{arm.size}, {label}" if has_sizes else label, []).append(arm)
     return groups
 
 
-def is_biphasic(arm: Arm) -> bool:
+def is_biphasic(arm: ReportArm) -> bool:
     """CLM, then MLM: in one go, or continued."""
     return arm.objective == "clm+mlm" or (arm.objective == "clm" and arm.cpt_steps > 0)
 
 
-def counted_arms(results: ResultSet) -> list[Arm]:
+def counted_arms(results: ResultSet) -> list[ReportArm]:
     """Decayed arms whose FLOPs are known; with MLM those at the reference ratio."""
     mask = reference_mask(arms_of(results))
     return [

@@ -19,8 +19,8 @@ from scipy import stats
 
 from biphase.report.results import (
     FAMILIES,
-    Arm,
     Contrast,
+    ReportArm,
     Result,
     ResultSet,
     arms_of,
@@ -87,7 +87,7 @@ class Effect:
 
 
 @dataclass(frozen=True)
-class Part:
+class Claim:
     """A claim within a finding: supported if all its inequalities are, contradicted if one of them is."""
 
     claim: str
@@ -103,7 +103,7 @@ class Finding:
     claim: str
     rule: str
     """How it is judged, in words."""
-    parts: tuple[Part, ...]
+    parts: tuple[Claim, ...]
     verdict: Verdict
     needs: tuple[str, ...]
 
@@ -205,7 +205,7 @@ def together(verdicts: Sequence[str]) -> Verdict:
     return "supported" if verdicts and set(verdicts) == {"supported"} else "undecided"
 
 
-def open_questions(parts: Iterable[Part]) -> list[str]:
+def open_questions(parts: Iterable[Claim]) -> list[str]:
     """What would decide the undecided, one line each."""
     lines = []
     for part in parts:
@@ -243,7 +243,7 @@ Test = tuple[str, Terms | None, float]
 # One function per finding, in the paper's order. The page shows what it says beside the verdict.
 
 
-def mlm_beats_clm(results: ResultSet) -> list[Part]:
+def mlm_beats_clm(results: ResultSet) -> list[Claim]:
     """MLM minus CLM at the same size and steps lies above zero on SC and on QA, at every size; and this gap is larger
     on QA than on every other family, at every size."""
     pairs = objective_pairs(results)
@@ -265,7 +265,7 @@ def mlm_beats_clm(results: ResultSet) -> list[Part]:
     ]
 
 
-def clm_holds_on_tokens(results: ResultSet) -> list[Part]:
+def clm_holds_on_tokens(results: ResultSet) -> list[Claim]:
     """CLM minus MLM on TC lies above −1 point at every size (on par or better). The gap between MLM and CLM on IR is
     larger at the smallest size than at the largest."""
     pairs = objective_pairs(results)
@@ -281,7 +281,7 @@ def clm_holds_on_tokens(results: ResultSet) -> list[Part]:
     ]
 
 
-def no_ratio_is_best(results: ResultSet) -> list[Part]:
+def no_ratio_is_best(results: ResultSet) -> list[Claim]:
     """Every masking ratio is beaten by another one somewhere: at some size, on some family. (Contradicted if one ratio
     is nowhere more than 1 point below another.) The other claims are about the slope: the change in score from the
     lowest to the highest ratio, along the straight line through all of them. It is larger at the largest size than at
@@ -312,7 +312,7 @@ def no_ratio_is_best(results: ResultSet) -> list[Part]:
     ]
 
 
-def clm_is_faster_early(results: ResultSet) -> list[Part]:
+def clm_is_faster_early(results: ResultSet) -> list[Claim]:
     """CLM minus MLM at the same step, averaged over the undecayed checkpoints before 10/42 of the budget (SC, QA),
     before 20/42 (IR) or over all of them (TC), lies above zero. At the last checkpoint, where it is not one of those
     (on TC: not the only one), the order is that of the end: CLM ahead on TC; MLM ahead on SC, QA and IR."""
@@ -342,7 +342,7 @@ def clm_is_faster_early(results: ResultSet) -> list[Part]:
     ]
 
 
-def clm_is_steadier(results: ResultSet) -> list[Part]:
+def clm_is_steadier(results: ResultSet) -> list[Claim]:
     """The standard deviation of a model's test scores, over all seeds and all fine-tuning rates from 1e-5 to 1e-4 (all
     rates of the study, where fewer than two lie there), is larger for MLM than for CLM at every size, on average over
     datasets. A rate at which either of the two diverged is left out for both. Intervals and tests leave out one seed at
@@ -357,10 +357,10 @@ def clm_is_steadier(results: ResultSet) -> list[Part]:
             effects.append(make_effect(label, seen, 0.0))
     if not effects and not untested:
         untested.append("CLM and MLM of the same size and steps")
-    return [Part("CLM depends less on the fine-tuning rate and seed", tuple(effects), tuple(untested))]
+    return [Claim("CLM depends less on the fine-tuning rate and seed", tuple(effects), tuple(untested))]
 
 
-def clm_first_pays(results: ResultSet) -> list[Part]:
+def clm_first_pays(results: ResultSet) -> list[Claim]:
     """At each budget, CLM→MLM minus MLM alone, as the mean over families: above zero with 25 to 50 % CLM; above −1
     point with 75 % (about on par)."""
     arms = arms_of(results, setup="ratio")
@@ -383,7 +383,7 @@ def clm_first_pays(results: ResultSet) -> list[Part]:
     ]
 
 
-def clm_first_forgives(results: ResultSet) -> list[Part]:
+def clm_first_forgives(results: ResultSet) -> list[Claim]:
     """The standard deviation of scores over masking ratios (each score the mean over seeds), on average over families,
     is larger for MLM alone than for MLM after CLM, at the same size, total steps and ratios. Intervals and tests leave
     out one seed at a time (the jackknife, with Student's t); noise between seeds widens both spreads."""
@@ -404,10 +404,10 @@ def clm_first_forgives(results: ResultSet) -> list[Part]:
             effects.append(make_effect(f"{label}: spread of MLM alone − after CLM, ratios {masks} %", seen, 0.0))
     if not arms:
         untested.append("MLM after CLM at two masking ratios or more, with the same steps of each")
-    return [Part("After CLM, results depend less on the masking ratio", tuple(effects), tuple(untested))]
+    return [Claim("After CLM, results depend less on the masking ratio", tuple(effects), tuple(untested))]
 
 
-def continuing_clm_pays(results: ResultSet) -> list[Part]:
+def continuing_clm_pays(results: ResultSet) -> list[Claim]:
     """Continued with the same steps of MLM, the CLM model minus the MLM model: at the most steps, above zero on SC and
     TC and above −1 point on QA and IR (closed); and above −1 point on every family at 12,000 of 22,000 steps, or the
     fewer steps nearest to this share (so many suffice)."""
@@ -437,7 +437,7 @@ def continuing_clm_pays(results: ResultSet) -> list[Part]:
     ]
 
 
-FINDINGS: dict[str, tuple[str, Callable[[ResultSet], list[Part]]]] = {
+FINDINGS: dict[str, tuple[str, Callable[[ResultSet], list[Claim]]]] = {
     "F1": ("MLM beats CLM on SC and QA at every size, most of all on QA", mlm_beats_clm),
     "F2": ("CLM is on par or better on TC, and closes on MLM for IR as size grows", clm_holds_on_tokens),
     "F3": ("No masking ratio is best everywhere", no_ratio_is_best),
@@ -449,7 +449,7 @@ FINDINGS: dict[str, tuple[str, Callable[[ResultSet], list[Part]]]] = {
 }
 
 
-def same_steps(arms: Sequence[Arm], size: str) -> list[tuple[Arm, Arm]]:
+def same_steps(arms: Sequence[ReportArm], size: str) -> list[tuple[ReportArm, ReportArm]]:
     """(CLM, MLM) of a size at every number of steps that has both."""
     clm, mlm = (
         {arm.pretrain_steps: arm for arm in arms if (arm.size, arm.objective) == (size, objective)}
@@ -458,13 +458,13 @@ def same_steps(arms: Sequence[Arm], size: str) -> list[tuple[Arm, Arm]]:
     return [(clm[steps], mlm[steps]) for steps in sorted(clm.keys() & mlm.keys())]
 
 
-def gap(results: ResultSet, a: Arm, b: Arm, family: str) -> Terms | None:
+def gap(results: ResultSet, a: ReportArm, b: ReportArm, family: str) -> Terms | None:
     """Score of `a` minus score of `b`; None where one is missing."""
     ours, theirs = family_score(results, a, family), family_score(results, b, family)
     return None if ours is None or theirs is None else [(1.0, ours), (-1.0, theirs)]
 
 
-def gap_over_families(results: ResultSet, a: Arm, b: Arm) -> tuple[str, Terms | None]:
+def gap_over_families(results: ResultSet, a: ReportArm, b: ReportArm) -> tuple[str, Terms | None]:
     """The mean of the gaps over those families that both arms have, and their names."""
     gaps = {family: terms for family in FAMILIES if (terms := gap(results, a, b, family))}
     return ", ".join(gaps) or "no family", mean_of(list(gaps.values()))
@@ -495,11 +495,11 @@ def mean_of(parts: Sequence[Terms | None]) -> Terms | None:
     return scale(add(*parts), 1 / len(parts)) if parts else None
 
 
-def make_part(claim: str, tests: Sequence[Test], lack: str) -> Part:
+def make_part(claim: str, tests: Sequence[Test], lack: str) -> Claim:
     """Tests without scores, or `lack` where there is not one, are named as untested."""
     effects = [make_effect(label, contrast(terms), bound) for label, terms, bound in tests if terms is not None]
     untested = [f"{label} (no scores)" for label, terms, _ in tests if terms is None]
-    return Part(claim, tuple(effects), tuple(untested if tests else [lack]))
+    return Claim(claim, tuple(effects), tuple(untested if tests else [lack]))
 
 
 def make_effect(label: str, seen: Contrast, bound: float) -> Effect:
@@ -507,7 +507,7 @@ def make_effect(label: str, seen: Contrast, bound: float) -> Effect:
     return Effect(label, seen, bound, tested.low, tested.high, tested.p_value)
 
 
-def beaten_somewhere(results: ResultSet, arms: Sequence[Arm], lack: str) -> Part:
+def beaten_somewhere(results: ResultSet, arms: Sequence[ReportArm], lack: str) -> Claim:
     """For every ratio, the strongest evidence that another one is above it at some size on some family.
 
     The p-value is that comparison's, times the number of comparisons of this ratio. That of the contrary, that no other
@@ -535,7 +535,7 @@ def beaten_somewhere(results: ResultSet, arms: Sequence[Arm], lack: str) -> Part
         if not rivals:
             continue
         effects.append(strongest(rivals))
-    return Part(claim, tuple(effects), () if effects else (lack,))
+    return Claim(claim, tuple(effects), () if effects else (lack,))
 
 
 def strongest(rivals: Sequence[tuple[str, Contrast]]) -> Effect:
@@ -568,7 +568,7 @@ def rates_of(result: Result | None) -> set[float]:
     return set(result.by_rate) if result is not None and result.by_rate is not None else set()
 
 
-def spread_gap(results: ResultSet, wide: Arm, narrow: Arm) -> tuple[Contrast | None, list[float]]:
+def spread_gap(results: ResultSet, wide: ReportArm, narrow: ReportArm) -> tuple[Contrast | None, list[float]]:
     """Spread over rates and seeds of `wide` minus that of `narrow`, mean over datasets, and the rates."""
     metric = primary_metric(results)
     pairs, used = [], set[float]()
@@ -595,7 +595,7 @@ def spread_gap(results: ResultSet, wide: Arm, narrow: Arm) -> tuple[Contrast | N
     return jackknife(statistic, numbers.pop(), size=float(max(np.abs(scores).max() for scores in pairs))), sorted(used)
 
 
-def ratio_spread_gap(results: ResultSet, pairs: Sequence[tuple[Arm, Arm]]) -> Contrast | None:
+def ratio_spread_gap(results: ResultSet, pairs: Sequence[tuple[ReportArm, ReportArm]]) -> Contrast | None:
     """Spread over ratios of the first of each pair minus that of the second, mean over families."""
     tables = []
     for family in FAMILIES:

@@ -18,7 +18,7 @@ from biphase import __version__
 from biphase.errors import InputError
 from biphase.files import whole_folder, write_text
 from biphase.report.figures import GRID, INK, draw_figures
-from biphase.report.findings import ALPHA, ON_PAR, Effect, Finding, Part, answer, count_tests, judge_findings
+from biphase.report.findings import ALPHA, ON_PAR, Claim, Effect, Finding, answer, count_tests, judge_findings
 from biphase.report.results import (
     AVERAGE,
     FAMILIES,
@@ -185,7 +185,7 @@ def group_tables(tables: Sequence[Table]) -> list[tuple[str, list[Table]]]:
     return [(heading[key] + (f" · {key[0]} metrics" if has_both else ""), group) for key, group in groups.items()]
 
 
-def bars_of(part: Part) -> list[Bar | None]:
+def bars_of(part: Claim) -> list[Bar | None]:
     """The effects of a claim on one scale, which has zero, every bound and every interval on it; None without an
     interval."""
     known = [effect for effect in part.effects if not math.isnan(effect.low)]

@@ -60,7 +60,7 @@ STABILITY_RATES = (1e-5, 1e-4)
 
 
 @dataclass(frozen=True)
-class Arm:
+class ReportArm:
     """A trained model in its place in one comparison; one that stands in several is given once for each."""
 
     name: str
@@ -89,7 +89,7 @@ class Arm:
 class Result:
     """The test score of an arm on a dataset at the rate that validation data chose."""
 
-    arm: Arm
+    arm: ReportArm
     family: Family
     dataset: str
     metric: Metric
@@ -126,7 +126,7 @@ class ResultSet:
 
 
 def measured(
-    arm: Arm,
+    arm: ReportArm,
     family: Family,
     dataset: str,
     metric: Metric,
@@ -151,7 +151,7 @@ def read_reference_rows(name: str) -> Iterable[dict[str, str]]:
 
 
 def read_cell(row: Mapping[str, str], flops: Mapping[str, float]) -> Result:
-    arm = Arm(
+    arm = ReportArm(
         name="",
         setup=row["setup"],
         size=row["size"],
@@ -176,7 +176,7 @@ def read_cell(row: Mapping[str, str], flops: Mapping[str, float]) -> Result:
     )
 
 
-def published_name(arm: Arm) -> tuple[str, str | None]:
+def published_name(arm: ReportArm) -> tuple[str, str | None]:
     """What the paper's authors call a model on the hub, and its parent: `610m-clm-3k-mlm40-12k`, None."""
     size, steps = arm.size.lower(), short_steps(arm.pretrain_steps)
     start = "clm" if arm.clm_steps else f"mlm{arm.mask_percent}"
@@ -195,7 +195,7 @@ def short_steps(steps: int) -> str:
     return f"{steps // 1000}k" if steps >= 1000 and steps % 1000 == 0 else f"{steps:,}"
 
 
-def place_arms(arms: Iterable[Arm]) -> tuple[Arm, ...]:
+def place_arms(arms: Iterable[ReportArm]) -> tuple[ReportArm, ...]:
     """The arms of a study, each in every comparison of the paper in which it has a place; what has none is `other`.
 
     An arm that comes with the setup `efficiency`, `control` or `other` stays there. Of the rest, `objective` has those
@@ -214,7 +214,7 @@ def place_arms(arms: Iterable[Arm]) -> tuple[Arm, ...]:
     ratios = Counter((arm.size, arm.clm_steps, arm.mlm_steps) for arm in both)
     parents = {arm.parent for arm in whole if arm.cpt_steps}
 
-    def setups(arm: Arm) -> list[str]:
+    def setups(arm: ReportArm) -> list[str]:
         if arm not in whole:
             return [arm.setup, *["control"] * (arm.setup == "other" and arm.size in controlled)]
         is_scratch = not arm.cpt_steps
@@ -230,7 +230,7 @@ def place_arms(arms: Iterable[Arm]) -> tuple[Arm, ...]:
     return tuple(replace(arm, setup=setup) for arm in arms for setup in setups(arm))
 
 
-def reference_mask(arms: Iterable[Arm]) -> int | None:
+def reference_mask(arms: Iterable[ReportArm]) -> int | None:
     """The masking ratio (percent) of most models with MLM: the one at which objectives are compared; None without."""
     models = {arm.name: arm.mask_percent for arm in arms if arm.mask_percent is not None}
     counts = Counter(models.values())
@@ -271,7 +271,7 @@ def average(cells: Sequence[Result]) -> Result:
 def select(
     results: ResultSet, family: str | None = None, dataset: str | None = None, metric: str | None = None, **arm: Any
 ) -> ResultSet:
-    """Results with these values, where given; `arm` names fields of `Arm`: `select(results, "QA", setup="ratio")`."""
+    """Results with these values, where given; `arm` names fields of `ReportArm`, such as `setup="ratio"`."""
     wanted = {"family": family, "dataset": dataset, "metric": metric}
     chosen = [
         result
@@ -282,7 +282,7 @@ def select(
     return ResultSet(tuple(chosen))
 
 
-def find(results: ResultSet, arm: Arm, family: str, dataset: str, metric: str) -> Result | None:
+def find(results: ResultSet, arm: ReportArm, family: str, dataset: str, metric: str) -> Result | None:
     return results.cells.get((arm.setup, arm.name, family, dataset, metric))
 
 
@@ -305,17 +305,17 @@ def datasets_of(results: ResultSet, family: str, metric: str) -> list[str]:
     return list(dict.fromkeys(r.dataset for r in chosen if r.dataset != AVERAGE))
 
 
-def dataset_cells(results: ResultSet, arm: Arm, family: str, metric: str) -> list[Any]:
+def dataset_cells(results: ResultSet, arm: ReportArm, family: str, metric: str) -> list[Any]:
     """The results of an arm on every dataset of a family; None where one is missing."""
     return [find(results, arm, family, name, metric) for name in datasets_of(results, family, metric)]
 
 
-def arms_of(results: ResultSet, family: str | None = None, metric: str | None = None, **arm: Any) -> list[Arm]:
+def arms_of(results: ResultSet, family: str | None = None, metric: str | None = None, **arm: Any) -> list[ReportArm]:
     """The arms with a result among those selected, in the order in which they come."""
     return list(dict.fromkeys(result.arm for result in select(results, family, metric=metric, **arm).results))
 
 
-def sizes_of(arms: Iterable[Arm]) -> list[str]:
+def sizes_of(arms: Iterable[ReportArm]) -> list[str]:
     """Smallest first; sizes whose names are no number of parameters (`610M`, `1b`) come last, in the order given."""
     return sorted(dict.fromkeys(arm.size for arm in arms), key=num_parameters)
 
@@ -327,7 +327,7 @@ def num_parameters(size: str) -> float:
         return math.inf
 
 
-def objective_pairs(results: ResultSet) -> list[tuple[Arm, Arm]]:
+def objective_pairs(results: ResultSet) -> list[tuple[ReportArm, ReportArm]]:
     """(CLM, MLM at the reference ratio) for every size that has both, smallest first."""
     mask = reference_mask(arms_of(results))
     arms = arms_of(results, setup="objective")
@@ -336,7 +336,7 @@ def objective_pairs(results: ResultSet) -> list[tuple[Arm, Arm]]:
     return [(clm[size], mlm[size]) for size in sizes_of(arms) if size in clm and size in mlm]
 
 
-def family_score(results: ResultSet, arm: Arm, family: str) -> Result | None:
+def family_score(results: ResultSet, arm: ReportArm, family: str) -> Result | None:
     return find(results, arm, family, AVERAGE, primary_metric(results))
 
 

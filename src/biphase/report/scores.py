@@ -17,9 +17,10 @@ import numpy as np
 
 from biphase.errors import InputError, nearest
 from biphase.files import content_hash
+from biphase.finetuning.config import EVALUATED_SPLITS, PLACEMENT, PROTOCOL, FinetuneConfig
 from biphase.finetuning.metrics.answers import counted_answers, exact_match
 from biphase.finetuning.metrics.tagging import find_entities
-from biphase.finetuning.score import EVALUATED_SPLITS, PLACEMENT, PROTOCOL, FinetuneConfig, Score, read_score
+from biphase.finetuning.scores import Score, read_score
 from biphase.report.statistics import macro_f1, micro_f1
 
 GridPoint = tuple[float, int]

@@ -17,7 +17,7 @@ from biphase.report.results import (
     FAMILIES,
     MEASURES,
     SETUPS,
-    Arm,
+    ReportArm,
     Result,
     ResultSet,
     arms_of,
@@ -42,16 +42,16 @@ OBJECTIVES = {"clm": "CLM", "mlm": "MLM", "clm+mlm": "CLM → MLM", "none": "ran
 
 
 @dataclass(frozen=True)
-class Cell:
+class TableCell:
     result: Result | None
     mark: Literal["best", "tied", ""]
 
 
 @dataclass(frozen=True)
 class Row:
-    arm: Arm
+    arm: ReportArm
     stub: tuple[str, ...]
-    cells: tuple[Cell, ...]
+    cells: tuple[TableCell, ...]
     block: tuple[str | int, ...]
     """What is compared with each other: rows of the same block."""
 
@@ -84,15 +84,15 @@ class Form:
     """How a comparison is laid out: what stands before the scores, and which rows compete."""
 
     stub: tuple[str, ...]
-    describe: Callable[[Arm], tuple[str, ...]]
-    block: Callable[[Arm], tuple[str | int, ...]]
+    describe: Callable[[ReportArm], tuple[str, ...]]
+    block: Callable[[ReportArm], tuple[str | int, ...]]
 
 
 def percent(mask: int | None) -> str:
     return MISSING if mask is None else f"{mask} %"
 
 
-def describe_parent(arm: Arm) -> str:
+def describe_parent(arm: ReportArm) -> str:
     return f"{OBJECTIVES[arm.objective]} {arm.pretrain_steps:,}"
 
 
@@ -168,11 +168,11 @@ def make_block(
     return [Row(arm, form.describe(arm), row, block) for arm, row in zip(arms, cells, strict=True)]
 
 
-def mark_column(scores: Sequence[Result | None]) -> list[Cell]:
+def mark_column(scores: Sequence[Result | None]) -> list[TableCell]:
     """The best of the scores, and those that are not shown to be different from it. A score alone is neither."""
     known = [score for score in scores if score is not None]
     if len(known) < 2:
-        return [Cell(score, "") for score in scores]
+        return [TableCell(score, "") for score in scores]
     best = max(known, key=lambda score: score.mean)
 
     def mark(score: Result | None) -> Literal["best", "tied", ""]:
@@ -181,7 +181,7 @@ def mark_column(scores: Sequence[Result | None]) -> list[Cell]:
         gap = difference(best, score).against()
         return "" if gap.low > 0 else "tied"
 
-    return [Cell(score, mark(score)) for score in scores]
+    return [TableCell(score, mark(score)) for score in scores]
 
 
 def number(value: float) -> str:
@@ -193,7 +193,7 @@ def to_markdown(table: Table) -> str:
     def line(cells: Iterable[str]) -> str:
         return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
-    def show(cell: Cell) -> str:
+    def show(cell: TableCell) -> str:
         if cell.result is None:
             return MISSING
         mean, half_width = number(cell.result.mean), number(cell.result.half_width)
@@ -217,7 +217,7 @@ def to_markdown(table: Table) -> str:
 def to_latex(table: Table) -> str:
     """For `booktabs`, without document preamble."""
 
-    def show(cell: Cell) -> str:
+    def show(cell: TableCell) -> str:
         if cell.result is None:
             return "--"
         mean = number(cell.result.mean)

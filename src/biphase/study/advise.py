@@ -16,7 +16,7 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from biphase.config import Checkpoints, Compute, Data, Init, Optimizer, Phase, Recipe, Schedule, Validation
+from biphase.config import Checkpoints, ComputeConfig, Data, Init, Optimizer, Phase, Recipe, Schedule, Validation
 from biphase.corpus.shards import ShardSet
 from biphase.corpus.text import find_sources, read_documents
 from biphase.encoder.presets import PRESETS
@@ -324,7 +324,7 @@ def write_recipe(chosen: Candidate, curriculum: str, shards: str, machine: Machi
         optimizer=Optimizer(name="muon", eps=1e-8) if is_small else Optimizer(),
         validation=Validation(every_steps=max(1, steps // 20)),
         checkpoints=Checkpoints(every_steps=max(1, steps // 20)),
-        compute=Compute(microbatch_tokens=min(batch, max(context, 4096 if on_cpu else 32_768))),
+        compute=ComputeConfig(microbatch_tokens=min(batch, max(context, 4096 if on_cpu else 32_768))),
     )
 
 

@@ -17,12 +17,12 @@ from biphase.config import Data, Recipe
 from biphase.encoder.presets import KEYS
 from biphase.errors import InputError, nearest
 from biphase.files import read_json
-from biphase.finetuning.score import FinetuneConfig
-from biphase.finetuning.tasks import find_task
+from biphase.finetuning.config import FinetuneConfig
 from biphase.run import open_run, read_metrics
 from biphase.study.plan import Checkpoint, Plan, PlannedRun
 from biphase.study.shapes import Shape, Text, flops_per_token, shape_of
 from biphase.study.spec import Planning, Published, Study, StudyModel, named_models
+from biphase.tasks.spec import find_task
 
 DEVICES = {
     "H200": 989e12,

@@ -16,13 +16,14 @@ import yaml
 
 from biphase.errors import InputError
 from biphase.files import content_hash, read_json, write_text
-from biphase.finetuning.identity import identify
-from biphase.finetuning.score import PLACEMENT, PROTOCOL, FinetuneConfig, Score, settle_config
-from biphase.finetuning.tasks import find_task
+from biphase.finetuning.config import PLACEMENT, PROTOCOL, FinetuneConfig, settle_config
+from biphase.finetuning.models import identify
+from biphase.finetuning.scores import Score
 from biphase.report.scores import ScoreSet, read_scores
 from biphase.run import Run, open_run, read_metrics, whole_steps
-from biphase.study.plan import Cell, Checkpoint, Model, Plan, PlannedRun
+from biphase.study.plan import Checkpoint, Model, Plan, PlannedRun, StudyCell
 from biphase.study.spec import Study
+from biphase.tasks.spec import find_task
 
 
 @dataclass(frozen=True)
@@ -137,8 +138,8 @@ def scored_units(plan: Plan, place: Workplace) -> set[str]:
     return done
 
 
-def cells_by_model(plan: Plan) -> dict[str, list[Cell]]:
-    cells: dict[str, list[Cell]] = {model.name: [] for model in plan.models}
+def cells_by_model(plan: Plan) -> dict[str, list[StudyCell]]:
+    cells: dict[str, list[StudyCell]] = {model.name: [] for model in plan.models}
     for cell in plan.cells:
         cells[cell.model].append(cell)
     return cells
@@ -148,7 +149,7 @@ ScoreKey = tuple[str, str]
 """A task, and a hash of what decides a result on it."""
 
 
-def keys_of_cell(cell: Cell, reference: str) -> set[ScoreKey]:
+def keys_of_cell(cell: StudyCell, reference: str) -> set[ScoreKey]:
     """One for each task that the cell is evaluated on."""
     limit = identify(reference).max_length
     tasks = [find_task(task) for task in cell.evaluates]

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from biphase.config import Init, Phase, Recipe
 from biphase.errors import InputError, nearest
 from biphase.files import content_hash
-from biphase.finetuning.score import FinetuneConfig
+from biphase.finetuning.config import FinetuneConfig
 from biphase.study.spec import (
     Arm,
     Study,
@@ -29,7 +29,7 @@ from biphase.study.spec import (
     trainings,
 )
 
-Part = Literal["warm-up", "constant", "decay"]
+SchedulePart = Literal["warm-up", "constant", "decay"]
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Segment:
     parent: str | None
     """The segment at whose end it begins; None from random weights or a foreign model."""
     phase: Phase
-    part: Part
+    part: SchedulePart
     first: int
     last: int
 
@@ -106,7 +106,7 @@ class Checkpoint:
 
 
 @dataclass(frozen=True)
-class Cell:
+class StudyCell:
     """One fine-tuning: a model on a task's training data, evaluated on one task or several."""
 
     model: str
@@ -130,7 +130,7 @@ class Plan:
     segments: tuple[Segment, ...]
     models: tuple[Model, ...]
     checkpoints: tuple[Checkpoint, ...]
-    cells: tuple[Cell, ...]
+    cells: tuple[StudyCell, ...]
 
     @property
     def steps(self) -> int:
@@ -339,7 +339,7 @@ def cut_segments(runs: Mapping[str, PlannedRun]) -> Iterator[Segment]:
         cuts = [warm_end, decay_begin, *run.kept]
         for phase in cut_phases(run.recipe.curriculum, [step - run.first for step in cuts]):
             end = begin + phase.steps
-            part: Part = "warm-up" if end <= warm_end else "decay" if begin >= decay_begin else "constant"
+            part: SchedulePart = "warm-up" if end <= warm_end else "decay" if begin >= decay_begin else "constant"
             name = f"{run.name}:{begin}-{end}"
             yield Segment(name, run.name, parent, phase, part, begin, end)
             ends[run.name, end] = parent = name
@@ -389,7 +389,7 @@ def history(plan: Plan, model: Model) -> tuple[Phase, ...]:
     return join_phases([*before, *(phase for phase, end in zip(phases, ends, strict=True) if end <= own)])
 
 
-def list_cells(study: Study, models: tuple[Model, ...]) -> Iterator[Cell]:
+def list_cells(study: Study, models: tuple[Model, ...]) -> Iterator[StudyCell]:
     """Cells of one model and task follow one another, so that a worker loads both once."""
     evaluation = study.evaluation
     if evaluation is None:
@@ -407,4 +407,4 @@ def list_cells(study: Study, models: tuple[Model, ...]) -> Iterator[Cell]:
         changes = {"weights": "random"} if model.kind == "random" else {}
         for task, evaluates in trained.items():
             for config in configs[task]:
-                yield Cell(model.name, task, evaluates, config.model_copy(update=changes))
+                yield StudyCell(model.name, task, evaluates, config.model_copy(update=changes))

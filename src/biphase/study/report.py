@@ -9,9 +9,8 @@ from biphase.config import Phase
 from biphase.console import duration
 from biphase.errors import InputError
 from biphase.files import read_json
-from biphase.finetuning.tasks import find_task
 from biphase.report.page import write_report
-from biphase.report.results import Arm, Result, ResultSet, measured, place_arms
+from biphase.report.results import ReportArm, Result, ResultSet, measured, place_arms
 from biphase.report.scores import ScoreSet, select
 from biphase.report.statistics import mean_interval
 from biphase.run import open_run, read_metrics
@@ -20,6 +19,7 @@ from biphase.study.cost import Sizes, measure_sizes
 from biphase.study.folder import Workplace, current_scores, is_trained, measure_cells, status, trained_folder
 from biphase.study.picture import draw_plan
 from biphase.study.plan import Model, Plan, history
+from biphase.tasks.spec import find_task
 
 FAMILIES = {
     "sequence_classification": "SC",
@@ -120,11 +120,11 @@ def compare_curricula(plan: Plan, place: Workplace) -> list[Evidence]:
     return max(found.items(), key=lambda item: (len(item[1]), item[0][1]), default=((), []))[1]
 
 
-def describe_model(plan: Plan, model: Model, sizes: Sizes) -> Arm:
+def describe_model(plan: Plan, model: Model, sizes: Sizes) -> ReportArm:
     """A model as the paper would describe it."""
     arm = plan.arms[model.arm]
     if model.kind == "random":
-        return Arm(model.name, "control", arm.model, "none", None, pretrain_steps=0, clm_steps=0, mlm_steps=0)
+        return ReportArm(model.name, "control", arm.model, "none", None, pretrain_steps=0, clm_steps=0, mlm_steps=0)
     phases = history(plan, model)
     parent = None if arm.parent is None else next(other for other in plan.models if other.name == arm.parent)
     before = () if parent is None else history(plan, parent)
@@ -135,7 +135,7 @@ def describe_model(plan: Plan, model: Model, sizes: Sizes) -> Arm:
     later = sum(phase.steps for phase in phases) - num_before if parent is not None else 0
     masks = [phase.mask_probability for phase in phases if phase.objective != "clm"]
     is_intermediate = model.kind == "intermediate"
-    return Arm(
+    return ReportArm(
         name=model.name,
         setup="efficiency" if is_intermediate else "objective" if is_of_the_paper(pretraining, rest) else "other",
         size=arm.model,

@@ -18,11 +18,11 @@ import yaml
 
 from biphase import console
 from biphase.config import Recipe, parse_config
+from biphase.engine.local import Engine
+from biphase.engine.units import Outcome, Unit, run_units
 from biphase.errors import BusyError, InputError
-from biphase.execute import Outcome, Unit, run_units
 from biphase.files import write_json, write_text
-from biphase.finetuning.score import FinetuneConfig
-from biphase.finetuning.sources import absolute_dir
+from biphase.finetuning.config import FinetuneConfig
 from biphase.run import Run, drop_step, open_run, read_recipe
 from biphase.study.folder import (
     Failure,
@@ -39,7 +39,7 @@ from biphase.study.folder import (
 )
 from biphase.study.plan import Plan, plan_study, start_from, weights_tree
 from biphase.study.spec import Study
-from biphase.workers import Engine
+from biphase.tasks.sources import absolute_dir
 
 TRAINING = "train"
 """In place of a unit's name: all training runs."""

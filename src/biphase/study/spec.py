@@ -18,8 +18,8 @@ from pydantic import BeforeValidator, Field, model_validator
 from biphase.config import Count, Phase, PositiveCount, Recipe, Strict, load_config, parse_config
 from biphase.encoder.presets import PRESETS
 from biphase.errors import InputError, nearest
-from biphase.finetuning.score import FinetuneConfig
-from biphase.finetuning.tasks import find_task
+from biphase.finetuning.config import FinetuneConfig
+from biphase.tasks.spec import find_task
 
 OBJECTIVES = ("clm", "mlm", "mntp")
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"

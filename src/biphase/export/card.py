@@ -1,0 +1,164 @@
+"""What a run was, for people: the curves of its losses and the model card of its export."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import yaml
+from transformers import PreTrainedModel
+
+from biphase.pretraining.checkpoint import CheckpointManifest
+from biphase.run import Run, read_metrics, read_recipe
+
+PREDICTS = {
+    "clm": "the next token, from the tokens before it",
+    "mlm": "masked tokens in place, from both sides",
+    "mntp": "masked tokens, from the position before each and both sides",
+}
+COLORS = {"clm": "#0072B2", "mlm": "#D55E00", "mntp": "#009E73"}
+"""Of Okabe and Ito's palette, which colour-blind readers tell apart."""
+
+CARD = """\
+---
+library_name: transformers
+tags: [biphase, text-encoder, {model_type}]
+---
+
+# {name}
+
+A {direction} `{kind_of_network}` of {millions:.1f}M parameters. It predicts {predicts}.
+
+```python
+from transformers import AutoTokenizer, {auto_class}
+
+tokenizer = AutoTokenizer.from_pretrained("{name}")
+model = {auto_class}.from_pretrained("{name}")
+```
+
+`AutoModel` gives the network without the language model head. Training samples were text followed by the end-of-text
+token `{eos}`, without a token in front.
+{embeddings}
+## How it was trained
+
+{curriculum}
+
+{tokens_seen:,} tokens seen in {step:,} updates; data `{data}` (content hash), tokenizer `{tokenizer}`.
+
+![Losses over the steps](curves.png)
+
+| step | objective | validation loss (nats) | accuracy | bits per byte |
+|---:|---|---:|---:|---:|
+{validation}
+
+<details><summary>Recipe</summary>
+
+```yaml
+{recipe}```
+
+</details>
+
+Made with biphase {version}.
+"""
+
+EMBEDDINGS = """
+With sentence-transformers, a text becomes the mean of its tokens' hidden states. These have not been trained to be
+compared: fine-tune them on pairs of texts first.
+
+```python
+from sentence_transformers import SentenceTransformer
+
+embeddings = SentenceTransformer("{name}").encode(["A text.", "Another one."])
+```
+"""
+"""Of a model that looks both ways."""
+
+
+def write_card(run: Run, manifest: CheckpointManifest, name: str, auto_class: str, network: PreTrainedModel) -> str:
+    """The model card as Markdown."""
+    from biphase import __version__
+
+    config = read_recipe(run).model_dump(mode="json")
+    config["data"]["shards"] = Path(config["data"]["shards"]).name
+    phases = describe_phases(config["curriculum"], manifest.run_step)
+    if manifest.parent:
+        phases = f"From parent `{manifest.parent[:16]}` (taken over: {', '.join(manifest.carried)}): {phases}"
+    validation = [row for row in read_metrics(run, "validation") if row["step"] <= manifest.run_step]
+    rows = [
+        f"| {r['step']} | {r['objective']} | {r['loss']:.3f} | {r['accuracy']:.1%} | {r['bits_per_byte']:.3f} |"
+        for r in validation
+    ]
+    return CARD.format(
+        name=name,
+        model_type=network.config.model_type,
+        direction="causal" if manifest.objective == "clm" else "bidirectional",
+        kind_of_network=type(network).__name__,
+        millions=sum(parameter.numel() for parameter in network.parameters()) / 1e6,
+        predicts=PREDICTS[manifest.objective],
+        auto_class=auto_class,
+        eos=eos_name(network, run, manifest),
+        embeddings="" if manifest.objective == "clm" else EMBEDDINGS.format(name=name),
+        curriculum=f"{phases}, {config['batch_tokens']:,} tokens a step, peak rate {config['schedule']['peak_lr']}.",
+        tokens_seen=manifest.tokens_seen,
+        step=manifest.step,
+        data=manifest.data_fingerprint[:16],
+        tokenizer=manifest.tokenizer_hash[:16],
+        validation="\n".join(rows) or "| | no validation text | | | |",
+        recipe=yaml.safe_dump(config, sort_keys=False, allow_unicode=True),
+        version=__version__,
+    )
+
+
+def describe_phases(curriculum: list[dict[str, Any]], num_steps: int) -> str:
+    """The first `num_steps` of a curriculum in words."""
+    parts = []
+    for phase in curriculum:
+        steps = min(phase["steps"], num_steps)
+        num_steps -= steps
+        mixed = f" ({phase['clm_share']:.0%} of them CLM)" if phase["clm_share"] else ""
+        parts += [f"{steps:,} steps of {phase['objective'].upper()}{mixed}"] * (steps > 0)
+    return " → ".join(parts)
+
+
+def eos_name(network: PreTrainedModel, run: Run, manifest: CheckpointManifest) -> str:
+    from transformers import AutoTokenizer
+
+    folder = run.steps / str(manifest.step) / "model"
+    return str(AutoTokenizer.from_pretrained(folder, trust_remote_code=False).eos_token)
+
+
+def draw_curves(run: Run, last_step: int, path: Path) -> None:
+    """The curves of `plot_losses` as a PNG."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    plot_losses(run, figure.add_subplot(), last_step)
+    figure.savefig(path, dpi=150)
+
+
+def plot_losses(run: Run, axes: Any, last_step: float = math.inf) -> None:
+    """Training and validation loss over the steps, a colour for each objective, on matplotlib axes."""
+    train, validation = (
+        [row for row in read_metrics(run, kind) if row["step"] <= last_step] for kind in ("train", "validation")
+    )
+    for objective in dict.fromkeys(row["objective"] for row in train):
+        rows = [row for row in train if row["objective"] == objective]
+        axes.plot(
+            [row["step"] for row in rows],
+            [row["loss"] for row in rows],
+            color=COLORS[objective],
+            alpha=0.5,
+            linewidth=1,
+            label=f"{objective.upper()}, training",
+        )
+        held_out = [row for row in validation if row["objective"] == objective]
+        axes.plot(
+            [row["step"] for row in held_out],
+            [row["loss"] for row in held_out],
+            "o-",
+            color=COLORS[objective],
+            label=f"{objective.upper()}, validation",
+        )
+    axes.set(xlabel="step", ylabel="loss (nats per target)")
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)

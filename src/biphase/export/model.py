@@ -1,0 +1,156 @@
+"""A checkpoint → a folder that transformers loads: weights, configuration that says which way to look, tokenizer, card.
+
+EuroBERT has no causal class, but a EuroBERT is a Llama without its causal mask: weight for weight the same network. So
+a run that ended with CLM is written as Llama, and one that ended with MLM as EuroBERT. An adapted decoder keeps its own
+class; `is_causal` in its configuration tells transformers to look both ways. What looks both ways is a model for
+sentence-transformers too: mean pooling over the tokens of a text as evaluation reads it.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    EuroBertConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+)
+
+from biphase.encoder.attention import lay_out
+from biphase.encoder.backbone import head_input, language_model_class, load_model, packed_hidden, position_limit
+from biphase.errors import InputError
+from biphase.export.card import draw_curves, write_card
+from biphase.files import whole_folder, write_json, write_text
+from biphase.pretraining.checkpoint import read_manifest
+from biphase.run import Run, find_checkpoint
+
+SHARED_WITH_LLAMA = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "hidden_act",
+    "max_position_embeddings",
+    "initializer_range",
+    "rms_norm_eps",
+    "rope_parameters",
+    "tie_word_embeddings",
+    "attention_bias",
+    "mlp_bias",
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+    "mask_token_id",
+)
+
+SENTENCE_TRANSFORMERS: dict[str, Any] = {
+    "modules.json": [
+        {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
+        {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+    ],
+    "config_sentence_transformers.json": {
+        "model_type": "SentenceTransformer",
+        "prompts": {},
+        "default_prompt_name": None,
+        "similarity_fn_name": "cosine",
+    },
+}
+"""In the spelling of version 2, which later ones read too."""
+
+
+def export_checkpoint(reference: str, folder: Path) -> str:
+    """Write the checkpoint `RUN[@STEP]` as a model folder; returns a line that says how to load it.
+
+    Before the folder takes its name it is loaded back with transformers alone, must give the same logits as the packed
+    network, and must be causal or bidirectional as the last objective was.
+
+    Raises:
+        InputError: no such checkpoint, a damaged one, or a folder that holds something else.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InputError(f"{folder} is not an empty folder; choose another, or delete it first")
+    source = find_checkpoint(reference)
+    manifest = read_manifest(source)
+    run = Run(source.parent.parent)
+    network = load_model(source / "model")
+    causal = manifest.objective == "clm"
+    exported = as_llama(network) if causal and isinstance(network.config, EuroBertConfig) else network
+    kind = language_model_class(exported.config)
+    if kind is AutoModelForCausalLM:
+        exported.config.is_causal = causal
+    with whole_folder(folder) as part:
+        exported.save_pretrained(part)
+        tokenizer = AutoTokenizer.from_pretrained(source / "model", trust_remote_code=False)
+        if not causal:
+            close_texts(tokenizer)
+            write_sentence_transformer(part, exported)
+        tokenizer.save_pretrained(part)
+        check_export(part, kind, network, causal)
+        draw_curves(run, manifest.run_step, part / "curves.png")
+        write_text(part / "README.md", write_card(run, manifest, folder.name, kind.__name__, exported))
+    return f"{folder}: {type(exported).__name__}, {direction(causal)}; load it with {kind.__name__} or AutoModel"
+
+
+def direction(causal: bool) -> str:
+    return "causal" if causal else "bidirectional"
+
+
+def as_llama(network: PreTrainedModel) -> PreTrainedModel:
+    """The same weights under the causal class."""
+    config = LlamaConfig(
+        **{key: getattr(network.config, key) for key in SHARED_WITH_LLAMA if hasattr(network.config, key)}
+    )
+    llama = LlamaForCausalLM(config)
+    llama.load_state_dict(network.state_dict(), strict=True)
+    return llama
+
+
+def close_texts(tokenizer: Any) -> None:
+    """Make a tokenizer end each text with the end-of-text token, as training and evaluation do.
+
+    One that opens texts with a classification token closes them itself.
+    """
+    from tokenizers.processors import TemplateProcessing
+
+    if tokenizer.cls_token_id is None or tokenizer.sep_token_id is None:
+        eos = {"id": "EOS", "ids": [tokenizer.eos_token_id], "tokens": [tokenizer.eos_token]}
+        tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+            single="$A EOS", pair="$A EOS $B EOS", special_tokens=[eos]
+        )
+
+
+def write_sentence_transformer(folder: Path, network: PreTrainedModel) -> None:
+    """The files that make a model folder one of sentence-transformers: the network, then the mean over its tokens."""
+    for name, content in SENTENCE_TRANSFORMERS.items():
+        write_json(folder / name, content)
+    limit = position_limit(network)
+    write_json(folder / "sentence_bert_config.json", {"max_seq_length": limit, "do_lower_case": False})
+    (folder / "1_Pooling").mkdir()
+    pooling = {"word_embedding_dimension": network.config.hidden_size, "pooling_mode_mean_tokens": True}
+    write_json(folder / "1_Pooling" / "config.json", pooling)
+
+
+@torch.no_grad()
+def check_export(folder: Path, kind: type, network: PreTrainedModel, causal: bool) -> None:
+    """Load the folder as a user would, and compare with the packed network on two sequences that differ at the end."""
+    reloaded = kind.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False).eval()  # type: ignore[attr-defined]
+    network.eval()
+    vocab_size = network.config.vocab_size
+    tokens_T = torch.arange(2, 14) * 7 % vocab_size
+    changed_T = torch.cat([tokens_T[:-1], (tokens_T[-1:] + 1) % vocab_size])
+    layout = lay_out(torch.tensor([0, 12]).numpy(), causal=causal)
+    hidden_TD = packed_hidden(network.base_model, tokens_T, torch.arange(12), layout)
+    head = network.get_output_embeddings()
+    softcap = getattr(network.config, "final_logit_softcapping", None)
+    ours_TV = head(head_input(network, hidden_TD))
+    ours_TV = softcap * torch.tanh(ours_TV / softcap) if softcap else ours_TV
+    theirs_TV = reloaded(input_ids=tokens_T[None]).logits[0]
+    assert torch.allclose(ours_TV, theirs_TV, rtol=1e-3, atol=1e-3), "the exported model computes something else"
+    moved = bool((reloaded(input_ids=changed_T[None]).logits[0, :-1] != theirs_TV[:-1]).any())
+    assert moved != causal, f"the exported model is not {direction(causal)}"

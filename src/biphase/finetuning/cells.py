@@ -1,0 +1,83 @@
+"""(model, task, configuration) → a cell's name, by the bytes of model and data and by all that decides its result.
+
+Neither loads a model nor PyTorch: a grid of thousands of cells is planned in the time that reading its files takes.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from biphase.files import content_hash
+from biphase.finetuning.config import PLACEMENT, PROTOCOL, FinetuneConfig, settle_config
+from biphase.finetuning.models import ModelFingerprint, identify
+from biphase.machine import has_bf16_cores, visible_gpus
+from biphase.tasks.sources import TaskSource, find_source
+from biphase.tasks.spec import Task, find_task
+
+
+@dataclass(frozen=True)
+class CellPlan:
+    """One cell to come: what it is trained and evaluated on, and its name."""
+
+    task: Task
+    train: TaskSource
+    evaluation: TaskSource
+    config: FinetuneConfig
+    """As `settle_config` gives it."""
+    hash: str
+    """Of everything that decides the result."""
+
+    def folder(self, out: Path) -> Path:
+        return out / f"{self.task.name}-{self.hash[:16]}"
+
+    def is_finished(self, out: Path) -> bool:
+        return (self.folder(out) / "score.json").exists()
+
+
+DataDirs = Mapping[str, str | Path]
+"""Folders with the data of tasks, by the task's name; other tasks come from the package or the hub."""
+
+
+def plan_cells(model: str, tasks: Sequence[str], config: FinetuneConfig, data_dirs: DataDirs) -> list[CellPlan]:
+    identity, config = identify(model), resolve(config)
+    return [plan_cell(identity, *find_sources(task, data_dirs), config) for task in tasks]
+
+
+def plan_cell(model: ModelFingerprint, train: TaskSource, evaluation: TaskSource, config: FinetuneConfig) -> CellPlan:
+    """Names a cell by the bytes of model and data, not their paths, and by what decides its result.
+
+    `config` is resolved. Reads nothing.
+    """
+    task = evaluation.task
+    config = settle_config(config, task, model.max_length)
+    settings = config.model_dump(mode="json", exclude=PLACEMENT)
+    name = [PROTOCOL, model.hash, train.hash, evaluation.hash, task.metric, settings]
+    return CellPlan(task, train, evaluation, config, content_hash(name))
+
+
+def find_sources(task: str, data_dirs: DataDirs) -> tuple[TaskSource, TaskSource]:
+    """What a task is trained and what it is evaluated on: mostly the same."""
+    found = find_task(task)
+    evaluation = source_of(found, data_dirs)
+    return (source_of(find_task(found.trained_on), data_dirs) if found.trained_on else evaluation), evaluation
+
+
+def source_of(task: Task, data_dirs: DataDirs) -> TaskSource:
+    given = data_dirs.get(task.name)
+    return find_source(task, None if given is None else Path(given))
+
+
+def resolve(config: FinetuneConfig) -> FinetuneConfig:
+    """The configuration with a `precision` of `auto` replaced by what it means on this machine.
+
+    Raises `InputError` for a GPU that is asked for and not there.
+    """
+    if config.precision != "auto":
+        return config
+    if config.device == "cpu" or (config.device == "auto" and not visible_gpus()):
+        has_units = has_bf16_cores()
+    else:
+        from biphase.device import choose_device, has_bf16_units
+
+        has_units = has_bf16_units(choose_device(config.device))
+    return config.model_copy(update={"precision": "bf16" if has_units else "fp32"})

@@ -1,0 +1,91 @@
+"""What a cell does, apart from which encoder and which task, and what of that decides its result."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from biphase.config import Count, PositiveCount, Share, Strict
+from biphase.tasks.spec import Family, Task
+
+EVALUATED_SPLITS = ("validation", "test")
+
+PROTOCOL = 4
+"""Part of every cell's name: raise it when the same configuration no longer gives the same scores, or another name.
+
+4: the configuration is named and kept as `settle_config` gives it; `max_train_examples` counts questions; with
+`max_eval_examples` retrieval searches what it searches without.
+"""
+
+Beta = Annotated[float, Field(ge=0, lt=1)]
+
+PLACEMENT = {"device", "microbatch_tokens"}
+"""Settings that decide where and how fast a cell runs, not what comes out."""
+
+FAMILY_SETTINGS: dict[Family, tuple[str, ...]] = {
+    "sequence_classification": (),
+    "token_classification": ("head_dropout",),
+    "question_answering": ("qa_head", "max_answer_tokens"),
+    "retrieval": ("judged_only", "scale"),
+}
+QA_HEAD_SETTINGS = {"span": ("doc_stride",), "token": ("head_dropout",)}
+"""The settings that matter to one family of tasks, or to one head of it, and not to all."""
+
+
+class FinetuneConfig(Strict):
+    """What a cell does, apart from which encoder and which task. Defaults are the paper's where it has a value."""
+
+    learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 5e-5
+    seed: Count = 0
+    """Of the order of examples, the head's weights and dropout."""
+    batch_size: PositiveCount = 32
+    max_steps: PositiveCount = 1000
+    epochs: PositiveCount = 1
+    """Training ends after `max_steps` or after this many epochs, whichever comes first."""
+    warmup_ratio: Share = 0.1
+    betas: tuple[Beta, Beta] = (0.9, 0.95)
+    eps: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-5
+    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.1
+    """On matrices (embeddings included); not on norms and biases."""
+    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    max_length: Annotated[int, Field(ge=2)] = 2028
+    """In tokens, end-of-text included; a network made for fewer positions sets a lower limit."""
+    weights: Literal["pretrained", "random"] = "pretrained"
+    """`random`: the same network with fresh weights (drawn with `seed`), the control that pretraining must beat."""
+    max_train_examples: PositiveCount | None = None
+    """Train on a fixed random subset, the same for every seed: of texts, sentences, questions (with all windows of
+    their contexts), or pairs of a query and a relevant document."""
+    max_eval_examples: PositiveCount | None = None
+    """Evaluate on a fixed random subset of validation and of test, of so many examples each. In retrieval: of so many
+    queries; the documents that are searched stay the same, and with them most of the time that it takes."""
+    precision: Literal["auto", "bf16", "fp32"] = "auto"
+    """Of the arithmetic. `auto`: bf16 where the device has units for it."""
+    weight_dtype: Literal["fp32", "bf16"] = "fp32"
+    """Of weights and moments. `bf16`: as the paper did, where updates at low rates round away."""
+    head_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    """Of the token classifier; the other heads have none."""
+    qa_head: Literal["span", "token"] = "span"
+    """Question answering by start and end of a span, or, as in the paper, by classifying tokens."""
+    doc_stride: Count = 128
+    """Question answering: tokens that two windows of a long context share. The token head has one window."""
+    max_answer_tokens: PositiveCount = 30
+    scale: Annotated[float, Field(gt=0)] = 20.0
+    """Retrieval: what cosines are multiplied with in the loss (1 / temperature)."""
+    judged_only: bool = True
+    """Retrieval: search only the documents that the split's judgements name, as in the paper."""
+    microbatch_tokens: PositiveCount = 65_536
+    """A batch of more tokens than this is computed in parts, which changes memory, not the gradient."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+
+
+def settle_config(config: FinetuneConfig, task: Task, max_length: int) -> FinetuneConfig:
+    """The configuration that decides the result of what is asked: two that ask for the same become one.
+
+    What does not matter to the task stands at its default, and `max_length` is not above that of the network (see
+    `encoders.Identity`). Where a cell runs and what `auto` means there are left as they are.
+    """
+    matters = {*FAMILY_SETTINGS[task.family]}
+    if task.family == "question_answering":
+        matters |= {*QA_HEAD_SETTINGS[config.qa_head]}
+    special = {name for names in (*FAMILY_SETTINGS.values(), *QA_HEAD_SETTINGS.values()) for name in names}
+    unused = {name: FinetuneConfig.model_fields[name].default for name in special - matters}
+    return config.model_copy(update={**unused, "max_length": min(config.max_length, max_length)})

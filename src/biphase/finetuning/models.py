@@ -1,0 +1,103 @@
+"""A model's name → its folder and what of it names a cell, known without loading it and without PyTorch.
+
+A name is a run of ours (`RUN` or `RUN@STEP`), a Hugging Face folder, or a hub id (`ID` or `ID@REVISION`).
+"""
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from biphase.corpus.tokenizer import TOKENIZER_FILES
+from biphase.errors import InputError
+from biphase.files import content_hash, file_hash, read_json_as
+from biphase.hub import fetch_model, refuse_pickles
+from biphase.run import find_model
+
+IDENTIFYING_FILES = (
+    *("config.json", "*.safetensors"),
+    *("tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "*.model", "vocab*", "merges*"),
+)
+
+AFTER_PADDING = {
+    *("camembert", "data2vec-text", "esm", "ibert", "longformer", "luke", "mpnet", "roberta", "roberta-prelayernorm"),
+    *("xlm-roberta", "xlm-roberta-xl", "xmod"),
+}
+"""Types of networks that number positions from behind the index of padding, so that the first ones are of no use."""
+
+
+fetch_once = lru_cache(fetch_model)
+"""A grid asks for the same model again and again."""
+
+
+@dataclass(frozen=True)
+class ModelFingerprint:
+    """What of a model decides a cell's name."""
+
+    hash: str
+    """Of configuration, weights and tokenizer."""
+    max_length: int
+    """Tokens that the network has positions for, by its configuration."""
+
+
+def identify(name: str) -> ModelFingerprint:
+    """What names the cells of a model. Raises `InputError` where its folder lacks what fine-tuning needs."""
+    folder = find_folder(name)
+    return ModelFingerprint(hash_files(stamps_of(folder)), count_positions(read_model_config(folder)))
+
+
+def find_folder(name: str) -> Path:
+    """The folder of a model; one from the hub is downloaded once (`encoder.hub`).
+
+    Raises `InputError` naming what is missing there: configuration, weights as safetensors, tokenizer.
+    """
+    folder = Path(find_model(name))
+    if not folder.is_dir():
+        id, _, revision = str(folder).partition("@")
+        if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", id):
+            raise InputError(f"{name} is neither a run, nor a folder, nor a hub id")
+        folder = fetch_once(id, revision or None)
+    if not (folder / "config.json").exists():
+        raise InputError(f"{name} has no config.json: it is not a Hugging Face model folder")
+    refuse_pickles(folder)
+    if not any(path for pattern in TOKENIZER_FILES for path in folder.glob(pattern)):
+        raise InputError(f"{name} has no tokenizer files (tokenizer.json or the like); save its tokenizer beside it")
+    return folder
+
+
+def stamps_of(folder: Path) -> tuple[tuple[str, int, int], ...]:
+    """Path, size and time of change of each file that decides what an encoder does."""
+    paths = sorted({path for pattern in IDENTIFYING_FILES for path in folder.glob(pattern)})
+    return tuple((str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in paths)
+
+
+@lru_cache
+def hash_files(stamps: tuple[tuple[str, int, int], ...]) -> str:
+    return content_hash([[Path(path).name, file_hash(Path(path))] for path, _, _ in stamps])
+
+
+def read_model_config(folder: Path) -> Any:
+    """What `count_positions` asks of a configuration: from its file, or from transformers where the file leaves to it
+    what a type of network has by default, or another name for it."""
+    try:
+        content = read_json_as(folder / "config.json", dict[str, Any])
+    except InputError:  # said below in the words for a model that somebody else made
+        content = {}
+    says_all = "max_position_embeddings" in content and not content.keys() & {"auto_map", "text_config"}
+    if says_all and ("pad_token_id" in content or content.get("model_type") not in AFTER_PADDING):
+        return SimpleNamespace(**{"model_type": None, "pad_token_id": None} | content)
+    from biphase.encoder.backbone import load_model_config
+
+    return load_model_config(folder)
+
+
+def count_positions(config: Any, first_position: int | None = None) -> int:
+    """How many tokens a network has positions for. Loading proves the number of the first; else its type tells."""
+    positions = getattr(config, "max_position_embeddings", None)
+    if not positions:
+        return 2**31
+    if first_position is None:
+        first_position = (config.pad_token_id or 0) + 1 if config.model_type in AFTER_PADDING else 0
+    return positions - first_position

@@ -1,0 +1,124 @@
+"""Step number → microbatches of this process, on its device: packed, masked and laid out, one step ahead.
+
+Letters: T tokens, N targets, S samples.
+"""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from biphase.config import Phase, Recipe
+from biphase.corpus.packing import Batches, DocumentSamples, PackedBatch, Samples, StreamSamples
+from biphase.corpus.shards import ShardSet
+from biphase.distributed import World
+from biphase.encoder.attention import FILLED_TO, PackedLayout, choose_backend, lay_out
+from biphase.errors import InputError
+from biphase.pretraining.curriculum import phase_at, vocabulary_of
+from biphase.pretraining.objectives import Vocabulary, make_example
+
+
+@dataclass(frozen=True)
+class Microbatch:
+    """One forward and backward pass: the arguments of `PackedModel`, and what the accounts need."""
+
+    inputs_T: Tensor
+    positions_T: Tensor
+    layout: PackedLayout
+    target_positions_N: Tensor
+    targets_N: Tensor
+    sample_ids_S: np.ndarray
+    lengths_S: np.ndarray
+
+    def arguments(self) -> tuple[Tensor, Tensor, PackedLayout, Tensor, Tensor]:
+        return self.inputs_T, self.positions_T, self.layout, self.target_positions_N, self.targets_N
+
+
+@dataclass(frozen=True)
+class BatchLoader:
+    """Everything that turns a step number into microbatches for this process."""
+
+    batches: Batches
+    vocabulary: Vocabulary
+    seed: int
+    world: World
+    dtype: torch.dtype
+    microbatch_tokens: int
+
+    def microbatches(self, phase: Phase, step: int) -> list[Microbatch]:
+        """This process's parts of batch `step`: as many on every process, each about `microbatch_tokens` long."""
+        size, rank = self.world.size, self.world.rank
+        num = -(-self.batches.batch_tokens // (size * self.microbatch_tokens))
+        return [self.microbatch(phase, step, rank * num + i, size * num) for i in range(num)]
+
+    def microbatch(self, phase: Phase, step: int, part: int, num_parts: int) -> Microbatch:
+        device = self.world.device
+        batch = self.batches.batch(step, part, num_parts)
+        if len(batch.sample_ids_S) == 0:
+            batch = self.nothing()
+        example = make_example(phase, batch, self.vocabulary, self.seed)
+        layout = lay_out(
+            batch.bounds_S1,
+            causal=example.causal,
+            device=device,
+            backend=choose_backend(device, self.dtype),
+            filled_to=FILLED_TO,
+        )
+        return Microbatch(
+            inputs_T=torch.from_numpy(example.inputs_T).to(device),
+            positions_T=torch.from_numpy(batch.positions_T).to(device),
+            layout=layout,
+            target_positions_N=torch.from_numpy(example.target_positions_N).to(device),
+            targets_N=torch.from_numpy(example.targets_N).to(device),
+            sample_ids_S=batch.sample_ids_S,
+            lengths_S=batch.lengths_S,
+        )
+
+    def nothing(self) -> PackedBatch:
+        """One special token, which no objective asks for: a part of a small validation set may hold no sample, but its
+        process must take part in every layer, and transformers cannot compute on no token."""
+        zero = np.zeros(1, np.int64)
+        return PackedBatch(np.array([self.vocabulary.mask_id]), zero, np.array([0, 1]), zero, zero)
+
+
+def open_source(recipe: Recipe, shards: ShardSet, world: World, dtype: torch.dtype, origin: int) -> BatchLoader:
+    samples = make_samples(recipe, shards)
+    microbatches = -(-recipe.batch_tokens // (world.size * recipe.compute.microbatch_tokens))
+    if recipe.batch_tokens // (world.size * microbatches) < recipe.data.max_sample_tokens:
+        raise InputError(
+            f"batch_tokens {recipe.batch_tokens} over {world.size} processes and {microbatches} microbatches leaves "
+            f"less than one sample of {recipe.data.max_sample_tokens} tokens each; raise one of the two"
+        )
+    batches = Batches(shards, samples, recipe.batch_tokens, recipe.data.order_seed, origin=origin)
+    return BatchLoader(batches, vocabulary_of(shards), recipe.seed, world, dtype, recipe.compute.microbatch_tokens)
+
+
+def make_samples(recipe: Recipe, shards: ShardSet) -> Samples:
+    data = recipe.data
+    if data.packing == "stream":
+        return StreamSamples(shards.num_tokens, data.min_sample_tokens, data.max_sample_tokens, data.order_seed)
+    return DocumentSamples(shards.document_ends, data.min_sample_tokens, data.max_sample_tokens)
+
+
+def prefetch(
+    recipe: Recipe, source: BatchLoader, steps: range, first: int = 0
+) -> Iterator[tuple[int, Phase, list[Microbatch]]]:
+    """Each step with its pure phase and its microbatches; the next step's are made while the current one computes.
+
+    `first` is the number of updates before this run, over all parents.
+    """
+
+    def make(run_step: int) -> tuple[Phase, list[Microbatch]]:
+        phase = phase_at(recipe.curriculum, run_step).at(first + run_step)
+        return phase, source.microbatches(phase, run_step)
+
+    with ThreadPoolExecutor(1) as thread:
+        pending = thread.submit(make, steps[0]) if steps else None
+        for run_step in steps:
+            assert pending is not None
+            phase, ready = pending.result()
+            pending = thread.submit(make, run_step + 1) if run_step + 1 in steps else None
+            yield run_step, phase, ready

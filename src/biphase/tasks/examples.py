@@ -1,0 +1,451 @@
+"""Rows of a source → checked examples of a task, in its splits. Whatever comes out is well-formed.
+
+Splits that the source does not have are drawn with seed 42, as `tasks.Splits` says. Labels and tags come out as
+numbers, tags in IOB2, answers as exact spans of their context, documents without the prefixes of the encoder's input.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+
+from biphase import console
+from biphase.errors import InputError
+from biphase.tasks.sources import PartName, Row, TaskSource, find_source, read_part
+from biphase.tasks.spec import SPLITS, Scheme, SplitName, Task, find_task, template_columns
+
+TRAIN_SHARE, DRAW_SEED = 0.95, 42
+"""Where there is no validation split, the rest of train becomes it, as in the paper."""
+MIN_HELD_QUERIES = 100
+DOCUMENTS_PER_NOTE = 10_000
+
+EvaluatedSplit = Literal["validation", "test"]
+Judgements = dict[str, dict[str, int]]
+"""Query id → document id → grade, of which 1 and more is relevant."""
+
+
+@dataclass(frozen=True)
+class LabelledText:
+    id: str
+    text: str
+    """The task's template, filled."""
+    label: int
+
+
+@dataclass(frozen=True)
+class TaggedWords:
+    id: str
+    words: tuple[str, ...]
+    tags: tuple[int, ...]
+    """Numbers of `Task.classes`, which are in IOB2."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A span of the context: `context[start : start + len(text)] == text`."""
+
+    text: str
+    start: int
+
+
+@dataclass(frozen=True)
+class Question:
+    id: str
+    question: str
+    context: str
+    answers: tuple[Answer, ...]
+    """None of them: unanswerable."""
+    candidates: tuple[Answer, ...] = ()
+    """ReCoRD's entities, in the order of the text; `question` keeps its @placeholder."""
+
+
+Example = LabelledText | TaggedWords | Question
+
+
+@dataclass(frozen=True)
+class TaskData:
+    """The examples of a task; every split has some. `left_out` counts the rows without a gold label and broken ones."""
+
+    task: Task
+    source: str
+    train: tuple[Example, ...]
+    validation: tuple[Example, ...]
+    test: tuple[Example, ...]
+    left_out: int
+
+
+@dataclass(frozen=True)
+class Collection:
+    """Documents, the queries that are judged, and the judgements, of a retrieval task. Texts have no prefixes."""
+
+    task: Task
+    source: str
+    documents: dict[str, str]
+    queries: dict[str, str]
+    train: tuple[tuple[str, str], ...]
+    """(query id, relevant document id); empty where the task is trained on another one."""
+    relevance: dict[EvaluatedSplit, Judgements]
+    """Every judgement of the queries that are evaluated, of grade 0 and below too."""
+    judged_documents: dict[EvaluatedSplit, tuple[str, ...]]
+    """Those that a judgement of the split names, whether its query is evaluated or not."""
+    left_out: int
+    """Queries of train without a relevant document."""
+
+
+def load_task(name: str, data_dir: str | Path | None = None) -> TaskData | Collection:
+    """The examples of a task by its name or YAML file: `find_task`, `find_source` and `load_examples` in one."""
+    return load_examples(find_source(find_task(name), None if data_dir is None else Path(data_dir)))
+
+
+Held = TypeVar("Held")
+
+
+def load_examples(source: TaskSource, judged_only: bool = True) -> TaskData | Collection:
+    """Read and check everything.
+
+    Args:
+        judged_only: of a collection keep only the documents that its judgements name, in any split of the task. The
+            others are read past, so that millions of them do not fill the memory.
+
+    Raises:
+        InputError: naming file and line (or question, or document) for what does not fit the task: a missing column, a
+            label outside its set, tags that do not match words, an answer that is not in its context, a judgement of
+            an unknown document; a split without examples, or one too small to draw another from.
+    """
+    return load_collection(source, judged_only) if source.task.family == "retrieval" else load_splits(source)
+
+
+def limit_evaluation(data: TaskData | Collection, num_examples: int) -> TaskData | Collection:
+    """With at most so many examples (queries) in validation and in test, drawn with seed 42, in their order.
+
+    The documents that are searched stay as they were: fewer of them would make every query easier.
+    """
+    if isinstance(data, TaskData):
+        return replace(data, validation=draw(data.validation, num_examples), test=draw(data.test, num_examples))
+    relevance = {
+        split: {query: judged[query] for query in draw(tuple(judged), num_examples)}
+        for split, judged in data.relevance.items()
+    }
+    return replace(data, relevance=relevance)
+
+
+def draw(items: Sequence[Held], wanted: int) -> tuple[Held, ...]:
+    if wanted >= len(items):
+        return tuple(items)
+    chosen = np.sort(np.random.default_rng(DRAW_SEED).permutation(len(items))[:wanted])
+    return tuple(items[place] for place in chosen)
+
+
+def load_splits(source: TaskSource) -> TaskData:
+    task = source.task
+    examples: dict[SplitName, list[Example]] = {}
+    left_out = 0
+    for split in source.splits:
+        made = [None if row is None else make_example(source, place, row) for place, row in read_part(source, split)]
+        examples[split] = [example for example in made if example is not None]
+        left_out += len(made) - len(examples[split])
+        if not examples[split]:
+            raise InputError(f"task '{task.name}': the {split} split in {source.name} has no labelled examples")
+        check_ids(source, split, examples[split])
+    if "validation" not in examples:
+        if len(examples["train"]) < 2:
+            raise InputError(
+                f"task '{task.name}': the train split in {source.name} is too small to hold out a validation"
+            )
+        examples["train"], examples["validation"] = hold_out(examples["train"])
+    train, validation, test = (tuple(examples[split]) for split in SPLITS)
+    return TaskData(task, source.name, train, validation, test, left_out)
+
+
+def check_ids(source: TaskSource, split: SplitName, examples: Iterable[Example]) -> None:
+    """Answers are compared by id, so no two questions of a split may share one."""
+    seen: set[str] = set()
+    for id in (example.id for example in examples if isinstance(example, Question)):
+        if id in seen:
+            raise InputError(f"{source.name}: the {split} split has two questions with the id '{id}'")
+        seen.add(id)
+
+
+def hold_out(examples: Sequence[Held]) -> tuple[list[Held], list[Held]]:
+    """Train and validation, in the order of `datasets.Dataset.train_test_split(train_size=0.95, seed=42)`."""
+    num_held = len(examples) - math.floor(TRAIN_SHARE * len(examples))
+    shuffled = shuffle(examples)
+    return shuffled[num_held:], shuffled[:num_held]
+
+
+def shuffle(items: Sequence[Held]) -> list[Held]:
+    return [items[i] for i in np.random.default_rng(DRAW_SEED).permutation(len(items))]
+
+
+def make_example(source: TaskSource, place: str, row: Row) -> Example | None:
+    """A checked example; None for a row without a gold label."""
+    match source.task.family:
+        case "sequence_classification":
+            return make_text(source, place, row)
+        case "token_classification":
+            return make_words(source, place, row)
+        case _:
+            return make_question(source, place, row)
+
+
+def own_name(source: TaskSource, name: str) -> str:
+    """What the source calls one of the task's columns."""
+    return next((theirs for theirs, ours in source.form.rename.items() if ours == name), name)
+
+
+def column(source: TaskSource, place: str, row: Row, name: str) -> Any:
+    own = own_name(source, name)
+    if own not in row:
+        raise InputError(f"{place}: task '{source.task.name}' needs column '{own}'; the columns are: {', '.join(row)}")
+    return row[own]
+
+
+def text_column(source: TaskSource, place: str, row: Row, name: str) -> str:
+    text = column(source, place, row, name)
+    if not isinstance(text, str):
+        raise InputError(f"{place}: column '{own_name(source, name)}' is {shown(text)}, not a text")
+    return text
+
+
+def shown(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)[:40]
+
+
+def id_of(place: str, row: Row) -> str:
+    """The row's own id, else its place: `train.tsv:12`. ReCoRD's is a mapping of two numbers."""
+    own = row.get("id", row.get("idx"))
+    if own is None:
+        return place.rpartition("/")[2]
+    return "-".join(str(part) for part in own.values()) if isinstance(own, dict) else str(own)
+
+
+def make_text(source: TaskSource, place: str, row: Row) -> LabelledText | None:
+    task = source.task
+    label = column(source, place, row, task.label)
+    if str(label) in task.unlabelled:
+        return None
+    texts = {name: text_column(source, place, row, name) for name in template_columns(task.template)}
+    return LabelledText(id_of(place, row), task.template.format(**texts), label_number(task, place, label))
+
+
+def label_number(task: Task, place: str, value: Any) -> int:
+    """The number of a label given by name or by number (GLUE's files write numbers as text)."""
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    if (isinstance(value, str) or is_number) and str(value) in task.classes:
+        return task.classes.index(str(value))
+    number = int(value) if isinstance(value, str) and value.isdecimal() else value
+    if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < len(task.classes):
+        raise InputError(
+            f"{place}: label {value!r} is not one of task '{task.name}': {', '.join(task.classes)} "
+            f"(or 0 to {len(task.classes) - 1})"
+        )
+    return number
+
+
+def make_words(source: TaskSource, place: str, row: Row) -> TaggedWords:
+    task = source.task
+    tags = column(source, place, row, task.label)
+    words = column(source, place, row, task.words)
+    if not isinstance(words, list) or not words or not all(isinstance(word, str) and word for word in words):
+        raise InputError(
+            f"{place}: column '{own_name(source, task.words)}' must be a list of words, none of them empty"
+        )
+    if not isinstance(tags, list) or len(tags) != len(words):
+        num_tags = f"{len(tags)} tags" if isinstance(tags, list) else "no list of tags"
+        raise InputError(f"{place}: {num_tags} for {len(words)} words")
+    tags = to_iob2(tags, source.form.scheme, place)
+    return TaggedWords(id_of(place, row), tuple(words), tuple(label_number(task, place, tag) for tag in tags))
+
+
+def to_iob2(tags: Sequence[Any], scheme: Scheme, place: str) -> list[Any]:
+    """The tags of a sentence in IOB2: every entity begins with B-. Broken ones in IOB2 or BIOES stay broken.
+
+    IOB1 marks a beginning only where an entity follows another of its type, so IOB2 read as IOB1 is itself.
+    """
+    if scheme == "IOB2":
+        return list(tags)
+    known = {"IOB1": "BI", "BIOES": "BIES"}[scheme]
+    before = "O"
+    made = []
+    for tag in tags:
+        if not isinstance(tag, str) or (tag != "O" and (tag[:1] not in known or tag[1:2] != "-")):
+            raise InputError(f"{place}: tag {tag!r} is not of the scheme {scheme}")
+        if tag != "O" and scheme == "BIOES":
+            tag = {"S": "B", "E": "I"}.get(tag[0], tag[0]) + tag[1:]
+        elif tag[:1] == "I" and before[1:] != tag[1:]:
+            tag = "B" + tag[1:]
+        made.append(tag)
+        before = tag
+    return made
+
+
+def make_question(source: TaskSource, place: str, row: Row) -> Question | None:
+    """None for a question about candidates without an answer: nobody knows it there."""
+    id = id_of(place, row)
+    context = text_column(source, place, row, "context")
+    if not context.strip():
+        raise InputError(f"{place}: question '{id}' has an empty context")
+    locate = partial(find_answer, f"{place}: question '{id}'", context)
+    own = own_name(source, "candidates")
+    if own not in row:
+        spans = [] if row.get("is_impossible") else read_spans(place, "answers", column(source, place, row, "answers"))
+        answers = tuple(dict.fromkeys(locate(text, start) for text, start in spans))
+        return Question(id, text_column(source, place, row, "question"), context, answers)
+    candidates = {locate(text, start) for text, start in read_spans(place, own, row[own])}
+    gold = read_spans(place, "answers", column(source, place, row, "answers"))
+    if not gold:
+        return None
+    # The hub keeps only the texts of answers: their mentions are the candidates that read so.
+    mentions = {candidate for candidate in candidates if candidate.text in {text for text, _ in gold}}
+    mentions |= {locate(text, start) for text, start in gold if text not in {mention.text for mention in mentions}}
+    question = text_column(source, place, row, "question")
+    return Question(id, question, context, in_order(mentions), in_order(candidates | mentions))
+
+
+def in_order(answers: Iterable[Answer]) -> tuple[Answer, ...]:
+    return tuple(sorted(answers, key=lambda answer: (answer.start, len(answer.text))))
+
+
+def read_spans(place: str, name: str, value: Any) -> list[tuple[str, int]]:
+    """(text, start) pairs from lists of texts and starts, a list of mappings, or a list of texts alone (start 0)."""
+    if isinstance(value, dict):
+        texts, starts = value.get("text"), value.get("answer_start", value.get("start"))
+    elif isinstance(value, list):
+        texts = [item.get("text") if isinstance(item, dict) else item for item in value]
+        starts = [item.get("answer_start", item.get("start")) if isinstance(item, dict) else 0 for item in value]
+    else:
+        texts = starts = None
+    is_right = isinstance(texts, list) and isinstance(starts, list) and len(texts) == len(starts)
+    if not is_right or not all(isinstance(text, str) and text for text in texts or []):
+        raise InputError(f"{place}: column '{name}' is {shown(value)}, not texts and where they start")
+    if not all(isinstance(start, int) and not isinstance(start, bool) for start in starts or []):
+        raise InputError(f"{place}: column '{name}' is {shown(value)}: a start is not a whole number")
+    return list(zip(texts or [], starts or [], strict=True))
+
+
+def find_answer(place: str, context: str, text: str, start: int) -> Answer:
+    """The occurrence of `text` that is nearest to `start`: published starts are not all right."""
+    if start >= 0 and context.startswith(text, start):
+        return Answer(text, start)
+    start = min(max(start, 0), len(context))
+    found = [at for at in (context.rfind(text, 0, start + len(text)), context.find(text, start)) if at >= 0]
+    if not found:
+        raise InputError(f"{place}: a context without its answer '{text[:40]}'")
+    return Answer(text, min(found, key=lambda at: abs(at - start)))
+
+
+def load_collection(source: TaskSource, judged_only: bool) -> Collection:
+    task = source.task
+    judged = {split: read_judgements(source, split) for split in source.splits}
+    for split, judgements in judged.items():
+        if not judgements:
+            raise InputError(f"task '{task.name}': the {split} split in {source.name} has no judgements")
+    judged = draw_queries(source, judged)
+    wanted = {query for judgements in judged.values() for query in judgements}
+    named = {document for judgements in judged.values() for grades in judgements.values() for document in grades}
+    queries = read_texts(source, "queries", wanted)
+    documents = read_texts(source, "corpus", named if judged_only else None)
+    check_known(source, "query", wanted, queries)
+    check_known(source, "document", named, documents)
+    train = judged.get("train", {})
+    relevance: dict[EvaluatedSplit, Judgements] = {"validation": judged["validation"], "test": judged["test"]}
+    for split in judged:
+        if not any(grade > 0 for grades in judged[split].values() for grade in grades.values()):
+            raise InputError(f"task '{task.name}': the {split} split in {source.name} has no relevant document")
+    return Collection(
+        task,
+        source.name,
+        documents,
+        queries,
+        tuple((query, document) for query, grades in train.items() for document, grade in grades.items() if grade > 0),
+        relevance,
+        {
+            split: tuple(dict.fromkeys(document for grades in judgements.values() for document in grades))
+            for split, judgements in relevance.items()
+        },
+        sum(all(grade <= 0 for grade in grades.values()) for grades in train.values()),
+    )
+
+
+def read_judgements(source: TaskSource, split: SplitName) -> Judgements:
+    judgements: Judgements = {}
+    for place, row in read_part(source, split):
+        assert row is not None
+        query, document = (str(column(source, place, row, name)) for name in ("query-id", "corpus-id"))
+        value = column(source, place, row, "score")
+        try:
+            grade = int(value)
+        except (TypeError, ValueError):
+            grade = None
+        if grade is None or (isinstance(value, float) and value != grade):
+            raise InputError(f"{place}: grade {value!r} is not a whole number")
+        if judgements.setdefault(query, {}).setdefault(document, grade) != grade:
+            raise InputError(f"{place}: document '{document}' has two grades for query '{query}'")
+    return judgements
+
+
+def draw_queries(source: TaskSource, judged: dict[SplitName, Judgements]) -> dict[SplitName, Judgements]:
+    """The splits that the source does not have, by query. The draw depends on the ids alone, not on their order."""
+    if "validation" in judged:
+        return judged
+    drawn_from: SplitName = "train" if "train" in judged else "test"
+    ids = shuffle(sorted(judged[drawn_from]))
+    num_ids = len(ids)
+    ends: dict[SplitName, int]
+    if drawn_from == "train":
+        num_held = max(num_ids - math.floor(TRAIN_SHARE * num_ids), min(MIN_HELD_QUERIES, num_ids // 2))
+        ends = {"validation": num_held, "train": num_ids}
+    elif source.task.trained_on is not None:
+        ends = {"validation": num_ids // 2, "test": num_ids}
+    else:
+        ends = {"validation": num_ids // 4, "test": num_ids // 2, "train": num_ids}
+    splits = dict(judged)
+    begin = 0
+    for split, end in ends.items():
+        chosen = set(ids[begin:end])
+        if not chosen:
+            raise InputError(
+                f"task '{source.task.name}': the {drawn_from} split in {source.name} has too few queries "
+                f"({num_ids}) to draw a {split} split from it"
+            )
+        splits[split] = {query: grades for query, grades in judged[drawn_from].items() if query in chosen}
+        begin = end
+    return splits
+
+
+def read_texts(source: TaskSource, part: PartName, wanted: Set[str] | None) -> dict[str, str]:
+    """Texts by id, of all rows or of those that are wanted; a title goes before its text."""
+    texts: dict[str, str] = {}
+    with console.track(f"read {source.task.name} {part}", None, "rows") as progress:
+        for number, (place, row) in enumerate(read_part(source, part), start=1):
+            assert row is not None
+            id = str(column(source, place, row, "_id"))
+            if number % DOCUMENTS_PER_NOTE == 0:
+                progress.advance(DOCUMENTS_PER_NOTE)
+            if wanted is not None and id not in wanted:
+                continue
+            text = text_column(source, place, row, "text")
+            if row.get(own_name(source, "title")):
+                text = f"{text_column(source, place, row, 'title')} {text}"
+            if texts.setdefault(id, text.strip()) != text.strip():
+                raise InputError(f"{place}: a second text with the id '{id}'")
+    return texts
+
+
+def check_known(source: TaskSource, kind: str, judged: Set[str], texts: Mapping[str, str]) -> None:
+    """Every judged query or document has its text."""
+    missing = judged - texts.keys()
+    if not missing:
+        return
+    name = {"query": "query-id", "document": "corpus-id"}[kind]
+    for split in source.splits:
+        for place, row in read_part(source, split):
+            if row is not None and str(row[own_name(source, name)]) in missing:
+                id = row[own_name(source, name)]
+                raise InputError(f"{place}: a judgement of {kind} '{id}', which {source.name} does not have")
+    raise AssertionError("what is missing stands in a judgement")

@@ -1,0 +1,355 @@
+"""A task → where its rows come from (a folder, the package, the hub) and what they hash to → the rows, unchecked.
+
+Rows are dictionaries under the source's own names of columns, each with its place (`train.tsv:12`) for messages. Files
+are opened out of .zst and .gz; nothing is unpickled, and code of a hub repository is never run.
+"""
+
+import io
+import itertools
+import json
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+import pyarrow as pa  # its streams, unlike zstandard's, notice a file that is cut short
+
+from biphase.errors import InputError
+from biphase.files import content_hash, file_hash
+from biphase.tasks.spec import SPLITS, FileLayout, Format, Hub, SplitName, Task, named_splits
+
+CODECS = {".zst": "zstd", ".gz": "gzip"}
+HUB = Path("hub")
+"""As `data_dir`: the hub's data also for a task that comes with the package."""
+ROWS_PER_BATCH = 1000
+
+PartName = SplitName | Literal["corpus", "queries"]
+Row = dict[str, Any]
+Rows = Iterable[tuple[str, Row | None]]
+"""Rows with the place of each; None for one that the source is known to have broken."""
+
+
+@dataclass(frozen=True)
+class TaskSource:
+    """Where a task's data is. Equal sources hold the same data for the same use of it."""
+
+    task: Task = field(compare=False)
+    name: str
+    """For messages: the folder, `biphase`, or `hub-id@revision`."""
+    hash: str
+    """SHA-256 of what decides the examples: the task's definition and the files' bytes, or the hub id and commit."""
+    form: FileLayout | Hub = field(compare=False)
+    files: dict[PartName, tuple[Path, ...]] = field(compare=False)
+    """Empty for the hub."""
+
+    @property
+    def splits(self) -> tuple[SplitName, ...]:
+        """Those that stand there; the others are drawn."""
+        return tuple(named_splits(self.form.splits if isinstance(self.form, Hub) else self.form))
+
+
+def find_source(task: Task, data_dir: Path | None) -> TaskSource:
+    """The files in `data_dir`, or in the package for a bundled task, or else the hub's data, not yet read or parsed.
+
+    Any layout that the task lists may be in `data_dir`; `hub` as its name stands for the hub.
+
+    Raises:
+        InputError: a folder without the files (naming what is needed), a task without a source, a hub repository
+            whose commit cannot be found out.
+    """
+    if data_dir is not None and data_dir != HUB:
+        return source_of_files(task, str(data_dir), *find_files(task, data_dir))
+    if data_dir is None and task.bundled:
+        folder = Path(str(resources.files("biphase"))) / "bundled" / "tasks"
+        train, validation, test = (f"{task.name}-{split}.jsonl" for split in SPLITS)
+        layout = FileLayout(train=train, validation=validation, test=test)
+        return source_of_files(task, "biphase", layout, find_layout(task, layout, folder))
+    if task.hub is None:
+        where = "is not on the hub" if data_dir == HUB else "comes neither with biphase nor from the hub"
+        raise InputError(f"task '{task.name}' {where}: give its folder as data_dir=…")
+    hub = task.hub.model_copy(update={"revision": resolve(task.hub.id, task.hub.revision)})
+    digest = content_hash([definition(task), hub.model_dump(mode="json")])
+    return TaskSource(task, f"{hub.id}@{hub.revision}", digest, hub, {})
+
+
+def absolute_dir(data_dir: str | Path) -> str:
+    """A `data_dir` for a process that may stand in another folder."""
+    return str(data_dir if Path(data_dir) == HUB else Path(data_dir).resolve())
+
+
+def source_of_files(task: Task, name: str, layout: FileLayout, files: dict[PartName, tuple[Path, ...]]) -> TaskSource:
+    stamps = {
+        part: [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files[part]] for part in files
+    }
+    hashes = {part: [stamped_hash(*stamp) for stamp in part_stamps] for part, part_stamps in stamps.items()}
+    form = layout.model_dump(mode="json", exclude={*SPLITS, "corpus", "queries"})
+    return TaskSource(task, name, content_hash([definition(task), form, hashes]), layout, files)
+
+
+def definition(task: Task) -> dict[str, Any]:
+    """What of a task decides its examples and their use, apart from where they stand."""
+    elsewhere = {"name", "bundled", "files", "hub", "licence", "citation", "note"}
+    return task.model_dump(mode="json", exclude=elsewhere)
+
+
+@lru_cache(maxsize=1024)
+def stamped_hash(path: str, size: int, modified_ns: int) -> str:
+    return file_hash(Path(path))
+
+
+def find_files(task: Task, folder: Path) -> tuple[FileLayout, dict[PartName, tuple[Path, ...]]]:
+    """The first layout that is complete in `folder`, compressed or not, and its files."""
+    if not folder.is_dir():
+        raise InputError(f"data_dir {folder} is not a folder")
+    for layout in task.files:
+        files = find_layout(task, layout, folder)
+        if all(files.values()):
+            return layout, files
+    if not task.files:
+        raise InputError(f"task '{task.name}' does not say what files a data_dir holds: give them as files")
+    needed = " or ".join(" + ".join(parts_of(task, layout).values()) for layout in task.files)
+    raise InputError(f"data_dir {folder}: task '{task.name}' needs {needed} there")
+
+
+def find_layout(task: Task, layout: FileLayout, folder: Path) -> dict[PartName, tuple[Path, ...]]:
+    """The files of each part, each plain or compressed; none where they are missing."""
+    found: dict[PartName, tuple[Path, ...]] = {}
+    for part, name in parts_of(task, layout).items():
+        by_name: dict[str, Path] = {}
+        for ending in ("", *CODECS):
+            matches = folder.glob(name + ending) if "*" in name else [folder / (name + ending)]
+            for path in matches:
+                if path.is_file():
+                    by_name.setdefault(str(path).removesuffix(ending), path)
+        found[part] = tuple(path for _, path in sorted(by_name.items()))
+    return found
+
+
+def parts_of(task: Task, layout: FileLayout) -> dict[PartName, str]:
+    parts: dict[PartName, str] = {}
+    if task.family == "retrieval":
+        parts = {"corpus": layout.corpus, "queries": layout.queries}
+    for split, name in named_splits(layout).items():
+        parts[split] = name
+    return parts
+
+
+@lru_cache
+def resolve(hub_id: str, revision: str | None) -> str:
+    """The commit that a revision names; the newest one for None."""
+    if revision is not None and re.fullmatch(r"[0-9a-f]{40}", revision):
+        return revision
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, HTTPError
+
+    try:
+        commit = HfApi().dataset_info(hub_id, revision=revision).sha
+    except (OSError, ValueError, HTTPError, HfHubHTTPError) as error:
+        raise InputError(
+            f"{hub_id}: the commit of its {revision or 'newest'} revision cannot be had from the hub "
+            f"({first_line(error)}); a local copy works with data_dir=…"
+        ) from None
+    assert commit is not None
+    return commit
+
+
+def first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def read_part(source: TaskSource, part: PartName) -> Rows:
+    """The rows of a split (in retrieval its judgements), the corpus or the queries, in order, read as they are needed.
+
+    Raises:
+        InputError: naming file and line: broken JSON, a table or columns of another form, text that is not UTF-8, a
+            file that is cut short; or a hub split that cannot be read.
+    """
+    task, form = source.task, source.form
+    if isinstance(form, FileLayout):
+        is_collection = part in ("corpus", "queries")
+        chains = (read_file(task, form, path, "jsonl" if is_collection else None) for path in source.files[part])
+        return itertools.chain.from_iterable(chains)
+    if part == "corpus" or part == "queries":
+        place = getattr(form, part)
+        return itertools.chain.from_iterable(read_hub(task, form, place.config, split) for split in place.splits)
+    return read_hub(task, form, form.config, named_splits(form.splits)[part])
+
+
+def read_file(task: Task, layout: FileLayout, path: Path, form: Format | None = None) -> Rows:
+    match form or layout.format or format_of(path):
+        case "jsonl":
+            return read_jsonl(path)
+        case "tsv":
+            return read_tsv(path, layout.has_short_rows)
+        case "squad":
+            return read_squad(path)
+        case "record":
+            return read_record(path)
+        case "columns":
+            return read_columns(path, task, layout)
+
+
+def format_of(path: Path) -> Format:
+    plain = path.with_suffix("") if path.suffix in CODECS else path
+    endings: dict[str, Format] = {".jsonl": "jsonl", ".tsv": "tsv", ".json": "squad"}
+    return endings.get(plain.suffix, "columns")
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[io.BufferedReader]:
+    """The bytes of a file, out of its compression."""
+    try:
+        with pa.OSFile(str(path)) as file:
+            stream = pa.CompressedInputStream(file, CODECS[path.suffix]) if path.suffix in CODECS else file
+            yield io.BufferedReader(stream, 1 << 20)
+    except FileNotFoundError:
+        raise InputError(f"{path} does not exist") from None
+    except OSError as error:
+        raise InputError(f"{path} cannot be read to its end ({error}): it is damaged or cut short") from None
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Numbered lines (from 1) without their ends."""
+    with opened(path) as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                yield number, line.rstrip(b"\r\n").decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError:
+                raise InputError(f"{path}:{number}: not UTF-8; convert the file, for example with iconv") from None
+
+
+def read_jsonl(path: Path) -> Iterator[tuple[str, Row]]:
+    for number, line in read_lines(path):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise InputError(f"{path}:{number}: broken JSON ({error.msg}, column {error.colno})") from None
+        if not isinstance(row, dict):
+            raise InputError(f"{path}:{number}: one JSON object per line is needed")
+        yield f"{path}:{number}", row
+
+
+def read_tsv(path: Path, has_short_rows: bool = False) -> Rows:
+    """GLUE's and BEIR's form: a header, tabs, no quoting."""
+    lines = read_lines(path)
+    header = next(lines, (1, ""))[1].split("\t")
+    for number, line in lines:
+        fields = line.split("\t")
+        if len(fields) == len(header):
+            yield f"{path}:{number}", dict(zip(header, fields, strict=True))
+        elif has_short_rows and len(fields) < len(header):
+            yield f"{path}:{number}", None
+        else:
+            raise InputError(f"{path}:{number}: {len(fields)} fields where the header names {len(header)}")
+
+
+def read_columns(path: Path, task: Task, layout: FileLayout) -> Rows:
+    """CoNLL's form: a word and its tag per line, an empty line or -DOCSTART- between sentences.
+
+    Where words are numbered (they stand behind the first column), a line with `#` is a comment; elsewhere it is a word.
+    """
+    word_at, tag_at = layout.columns
+    is_numbered = word_at > 0
+    words: list[str] = []
+    tags: list[str] = []
+    row: Row = {}
+    first = 0
+    for number, line in itertools.chain(read_lines(path), [(0, "")]):
+        if not line.strip() or line.startswith("-DOCSTART-"):
+            if words:
+                yield f"{path}:{first}", row | {task.words: words, task.label: tags}
+            words, tags, row = [], [], {}
+        elif is_numbered and line.startswith("#"):
+            key, _, value = line[1:].partition("=")
+            row |= {"id": value.strip()} if key.strip() == "sent_id" else {}
+        else:
+            fields = line.split("\t") if "\t" in line else line.split()
+            if len(fields) <= max(word_at, tag_at):
+                raise InputError(f"{path}:{number}: a line without a tag: '{line[:40]}'")
+            first = first if words else number
+            words.append(fields[word_at])
+            tags.append(fields[tag_at].strip())
+
+
+def read_squad(path: Path) -> Rows:
+    """SQuAD's form, 1.1 and 2.0: one JSON document, data → paragraphs → qas."""
+    with opened(path) as file:
+        content = file.read()
+    try:
+        paragraphs = [paragraph for article in json.loads(content)["data"] for paragraph in article["paragraphs"]]
+        rows = [
+            {**answered, "context": paragraph["context"]} for paragraph in paragraphs for answered in paragraph["qas"]
+        ]
+    except json.JSONDecodeError as error:
+        raise InputError(f"{path}:{error.lineno}: broken JSON ({error.msg}, column {error.colno})") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: not UTF-8; convert the file, for example with iconv") from None
+    except (KeyError, TypeError):
+        raise InputError(f"{path}: not SQuAD's form, data → paragraphs → context and qas") from None
+    return ((str(path), row) for row in rows)
+
+
+def read_record(path: Path) -> Rows:
+    """SuperGLUE's form of ReCoRD: a passage with its entities per line, and the questions about it."""
+    for place, line in read_jsonl(path):
+        try:
+            passage, number = line["passage"], line["idx"]
+            spans = [(entity["start"], entity["end"] + 1) for entity in passage["entities"]]  # ends are inclusive there
+            entities = {"text": [passage["text"][a:b] for a, b in spans], "start": [a for a, _ in spans]}
+            rows = [
+                {
+                    "id": f"{number}-{asked['idx']}",
+                    "question": asked["query"],
+                    "context": passage["text"],
+                    "candidates": entities,
+                    "answers": [{"text": answer["text"], "start": answer["start"]} for answer in asked["answers"]],
+                }
+                for asked in line["qas"]
+            ]
+        except (KeyError, TypeError):
+            raise InputError(
+                f"{place}: not SuperGLUE's form of ReCoRD, passage (text, entities), qas (query, answers, idx) and idx"
+            ) from None
+        yield from ((place, row) for row in rows)
+
+
+def read_hub(task: Task, hub: Hub, config: str | None, split: str) -> Rows:
+    """Rows at the resolved commit; labels that the repository names come as names."""
+    import datasets
+    from huggingface_hub.errors import HfHubHTTPError, HTTPError
+
+    try:
+        table = datasets.load_dataset(hub.id, config, split=split, revision=hub.revision)
+    except (OSError, ValueError, RuntimeError, HTTPError, HfHubHTTPError) as error:
+        reason = first_line(error)
+        if "scripts are no longer supported" in reason or "trust_remote_code" in reason:
+            raise InputError(f"{hub.id} needs remote code, which is never run: use a local copy, data_dir=…") from None
+        raise InputError(
+            f"{hub.id}: split '{split}' cannot be read from the hub ({reason}); a local copy works with data_dir=…"
+        ) from None
+    label = next((theirs for theirs, ours in hub.rename.items() if ours == task.label), task.label)
+    names = label_names(table.features.get(label))
+    number = 0
+    for batch in table.with_format("arrow").iter(batch_size=ROWS_PER_BATCH):
+        for row in batch.to_pylist():
+            if names:
+                row[label] = with_names(row[label], names)
+            yield f"{hub.id} {split}: row {number}", row
+            number += 1
+
+
+def label_names(feature: Any) -> list[str]:
+    """Of a column of labels or of lists of labels; none where the repository does not name them."""
+    return list(getattr(getattr(feature, "feature", feature), "names", None) or [])
+
+
+def with_names(value: Any, names: list[str]) -> Any:
+    if isinstance(value, list):
+        return [with_names(item, names) for item in value]
+    return names[value] if isinstance(value, int) and 0 <= value < len(names) else value

@@ -1,0 +1,209 @@
+"""The command: help with examples, one line and exit code 2 for what a user can mend, 143 after a saved stop."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import typer
+import yaml
+from typer.testing import CliRunner
+
+import biphase.cli.app as cli
+from biphase import __version__
+from biphase.config import Recipe
+from biphase.errors import InputError, StoppedError
+from biphase.files import read_json
+from biphase.run import Run, read_metrics, whole_steps
+
+
+def verbs(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Every verb as its words."""
+    if not hasattr(command, "commands"):
+        yield path
+        return
+    for name, sub in command.commands.items():
+        yield from verbs(sub, (*path, name))
+
+
+VERBS = sorted(verbs(typer.main.get_command(cli.app)))
+
+
+@pytest.fixture
+def run_main(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str, str]]:
+    """Calls the command in this process: exit code, stdout, stderr."""
+    monkeypatch.setattr(cli, "prepare_process", lambda: None)
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["biphase", *map(str, arguments)])
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+        captured = capsys.readouterr()
+        return int(caught.value.code or 0), captured.out, captured.err
+
+    return call
+
+
+@pytest.fixture
+def recipe_file(tiny_recipe: Callable[..., Recipe], tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.yaml"
+    path.write_text(yaml.safe_dump(tiny_recipe().model_dump(mode="json")))
+    return path
+
+
+def refused(result: tuple[int, str, str]) -> str:
+    """The one line behind exit code 2."""
+    code, out, err = result
+    assert code == 2
+    assert out == ""
+    assert err.startswith("biphase: ")
+    assert err.count("\n") == 1
+    return err
+
+
+def test_verbs_are_those_of_the_design() -> None:
+    expected = {("tokenizer", "train"), ("tokenizer", "from"), ("prepare",), ("pretrain",), ("finetune",), ("export",)}
+    assert expected | {("demo",), ("inspect",)} <= set(VERBS)
+
+
+@pytest.mark.parametrize("verb", VERBS, ids=" ".join)
+def test_help_of_every_verb_has_an_example(verb: tuple[str, ...]) -> None:
+    result = CliRunner().invoke(cli.app, [*verb, "--help"], env={"COLUMNS": "200", "TERM": "dumb"})
+    assert result.exit_code == 0
+    text = click.unstyle(result.output)
+    assert "Example:" in text
+    assert f"biphase {' '.join(verb)}" in text.partition("Example:")[2]
+
+
+def test_version(run_main: Any) -> None:
+    assert run_main("--version") == (0, f"biphase {__version__}\n", "")
+
+
+def test_wrong_usage_is_exit_code_two(run_main: Any) -> None:
+    for arguments in (["pretrian"], ["pretrain"], ["prepare", "x", "--outt", "y"]):
+        code, _, err = run_main(*arguments)
+        assert code == 2
+        assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (InputError("a\nline  broken in two"), 2, "biphase: a line broken in two\n"),
+        (
+            OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "runs/x"),
+            2,
+            "biphase: No space left on device: runs/x; what",
+        ),
+        (
+            OSError(errno.EDQUOT, os.strerror(errno.EDQUOT)),
+            2,
+            "biphase: Disk quota exceeded: while writing; what was fin",
+        ),
+        (PermissionError(errno.EACCES, "Permission denied", "runs"), 2, "biphase: Permission denied: runs; what was"),
+        (
+            StoppedError("stopped at step 5 of 20; run the same command to go on"),
+            143,
+            "biphase: stopped at step 5 of 20",
+        ),
+    ],
+)
+def test_exit_codes(error: Exception, code: int, line: str, run_main: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise error
+
+    monkeypatch.setattr(cli, "app", fail)
+    found, out, err = run_main()
+    assert (found, out) == (code, "")
+    assert err.startswith(line)
+    assert err.count("\n") == 1
+
+
+def test_our_own_mistakes_keep_their_traceback(run_main: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for error in (AssertionError("ours"), KeyError("ours"), OSError(errno.EIO, "disk")):
+
+        def fail(error: Exception = error) -> None:
+            raise error
+
+        monkeypatch.setattr(cli, "app", fail)
+        with pytest.raises(type(error)):
+            cli.main()
+
+
+def test_bad_recipes(run_main: Any, recipe_file: Path, tmp_path: Path) -> None:
+    line = refused(run_main("pretrain", recipe_file, "schedule.peak_rl=1e-3", "--runs", tmp_path / "runs"))
+    assert line.endswith("unknown key 'schedule.peak_rl'; did you mean 'peak_lr'?\n")
+    assert "does not exist" in refused(run_main("pretrain", tmp_path / "none.yaml"))
+    assert "do not fit into" in refused(run_main("pretrain", recipe_file, "schedule.warmup_steps=99"))
+    assert "none is no shard set" in refused(run_main("pretrain", recipe_file, "data.shards=none"))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_bad_paths(run_main: Any, tmp_path: Path, corpus: Any) -> None:
+    assert "is not a folder" in refused(run_main("inspect", tmp_path / "none"))
+    assert "is not a run folder" in refused(run_main("export", tmp_path, tmp_path / "out"))
+    cut = corpus.shards / "shards"
+    source = next(iter(sorted(cut.iterdir()))) / "train.tokens"
+    whole = source.read_bytes()
+    try:
+        source.write_bytes(whole[:-2])
+        assert "train.tokens" in refused(run_main("inspect", corpus.shards))
+    finally:
+        source.write_bytes(whole)
+
+
+def test_no_space_left(run_main: Any, recipe_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second checkpoint does not fit; the first one stays, and the same command goes on from it."""
+    import biphase.pretraining.checkpoint as checkpoint
+    import biphase.pretraining.loop as loop
+
+    monkeypatch.setattr(loop, "peak_flops", lambda device, dtype: 1e12)
+    original, calls = checkpoint.save_file, []
+
+    def full_at_the_second(*args: Any) -> None:
+        calls.append(1)
+        if len(calls) == 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        original(*args)
+
+    monkeypatch.setattr(checkpoint, "save_file", full_at_the_second)
+    arguments = ["pretrain", recipe_file, "--runs", tmp_path / "runs"]
+    code, out, err = run_main(*arguments)
+    assert (code, out) == (2, "")
+    assert err.splitlines()[-1] == (
+        "biphase: No space left on device: while writing; what was finished is kept, rerun to go on"
+    )
+    (path,) = (tmp_path / "runs").iterdir()
+    assert whole_steps(Run(path)) == [10]
+    code, out, _ = run_main(*arguments)
+    assert (code, out) == (0, f"{path}\n")
+    assert read_json(path / "done.json")["step"] == 20
+
+
+@pytest.mark.slow
+def test_a_stop_of_the_real_command(recipe_file: Path, tmp_path: Path) -> None:
+    """SIGTERM to the process: it saves, says so and exits with 143. No noise of libraries."""
+    command = [sys.executable, "-m", "biphase", "pretrain", str(recipe_file), "--runs", str(tmp_path / "runs")]
+    command += ["curriculum.0.steps=4000", "curriculum.1.steps=1", "schedule.decay_steps=0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    metrics: list[Path] = []
+    while not metrics and process.poll() is None:
+        metrics = list((tmp_path / "runs").glob("*/metrics.jsonl"))
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 143, err
+    assert out == ""
+    assert "stopped at step" in err.splitlines()[-1]
+    assert "Writing model shards" not in err
+    assert "Loading weights" not in err
+    run = Run(metrics[0].parent)
+    (step,) = whole_steps(run)
+    assert [row["step"] for row in read_metrics(run, "train")] == list(range(1, step + 1))

@@ -1,0 +1,159 @@
+"""`biphase evaluate` from the command line's words to its table."""
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import biphase.cli.app as cli
+import biphase.cli.evaluate as evaluation
+from biphase.cli.evaluate import parse_data_dirs, parse_seeds
+from biphase.corpus.tokenizer import train_tokenizer
+from biphase.encoder.backbone import TokenIds, make_model
+from biphase.errors import InputError
+
+NOUNS = ["dog", "cat", "boy", "girl", "tree", "house"]
+SHAPE = {"num_hidden_layers": 1, "hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two tiny encoders, `a` and `b`."""
+    folder = tmp_path_factory.mktemp("models")
+    tokenizer = train_tokenizer([f"the {a} sees a {b} ." for a in NOUNS for b in NOUNS], 290)
+    ids = TokenIds(len(tokenizer), tokenizer.mask_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, None)
+    for seed, name in enumerate("ab"):
+        shape = SHAPE | {"num_key_value_heads": 2}
+        make_model("1m", shape, ids, max_len=64, seed=seed).save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("words")
+    rows = [{"tokens": [a, b], "ner_tags": ["B-location", "O"]} for a in NOUNS for b in NOUNS]
+    for split in ("train", "validation", "test"):
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def call(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: Path, tmp_path: Path
+) -> Callable[..., tuple[int, str, str]]:
+    monkeypatch.setattr(cli, "prepare_process", lambda: None)
+
+    def run(*arguments: object, data: Path = words) -> tuple[int, str, str]:
+        grid = ["--tasks", "wnut17", "--learning-rates", "1e-3,3e-3", "--seeds", "0-1", "--workers", "0"]
+        common = [*grid, "--data-dir", f"wnut17={data}", "--out", str(tmp_path / "scores")]
+        monkeypatch.setattr(sys, "argv", ["biphase", "evaluate", *map(str, arguments), *common])
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+        captured = capsys.readouterr()
+        return int(caught.value.code or 0), captured.out, captured.err
+
+    return run
+
+
+def test_a_grid_its_summary_and_a_comparison(call: Any, models: Path) -> None:
+    code, out, err = call(models / "a", models / "b", "batch_size=8", "device=cpu", "--dry-run")
+    assert code == 0 and "without a finished cell" in out and "4" in out
+    code, out, err = call(models / "a", models / "b", "batch_size=8", "device=cpu")
+    assert code == 0 and "8 cells, 0 of them finished" in err
+    assert "wnut17" in out and "±" in out
+    headlines = [line for line in (out + err).splitlines() if "steps, " in line]
+    assert len(headlines) == len(set(headlines)) == 8
+    code, out, err = call(models / "a", models / "b", "batch_size=8", "device=cpu", "--compare", "a", "b")
+    assert code == 0 and "8 cells, 8 of them finished" in err
+    assert "wnut17 (f1)" in out
+    code, out, err = call(models / "a", models / "b", "batch_size=8", "device=cpu", "--dry-run")
+    assert "judged by finished cells" not in out.splitlines()[0] and code == 0
+
+
+def test_failed_cells_are_exit_code_two(call: Any, models: Path, tmp_path: Path) -> None:
+    bad = tmp_path / "bad"
+    bad.mkdir()
+    for split in ("train", "validation", "test"):
+        (bad / f"{split}.jsonl").write_text('{"tokens": ["a"], "ner_tags": ["O", "O"]}\n')
+    code, _, err = call(models / "a", "device=cpu", data=bad)
+    assert code == 2 and err.splitlines()[-1].startswith("biphase: ")
+    assert "train.jsonl:1: 2 tags for 1 words" in err.splitlines()[-1]
+    code, _, err = call(models / "a", "device=cpu")
+    assert code == 0 and "4 cells, 0 of them finished" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["batch_size=8"], "which model?"),
+        (["MODEL", "seed=3"], "give --seeds"),
+        (["MODEL", "batchsize=8"], "did you mean 'batch_size'?"),
+        (["MODEL", "--part", "9/3"], "must be NUMBER/TOTAL"),
+        (["/no/such/model"], "neither a run, nor a folder, nor a hub id"),
+        (["MODEL", "--data-dir", "wnut17"], "must be TASK=FOLDER"),
+        (["MODEL", "--data-dir", "wnut=x"], "did you mean 'wnut17'?"),
+        (["MODEL", "--engine", "slurm"], "'kind' is 'slurm'"),
+    ],
+)
+def test_bad_words(call: Any, models: Path, arguments: list[str], said: str) -> None:
+    code, _, err = call(*[str(models / "a") if word == "MODEL" else word for word in arguments])
+    assert code == 2 and said in err and err.count("\n") == 1
+
+
+def test_words_of_the_options() -> None:
+    assert parse_seeds("0-4") == (0, 1, 2, 3, 4) and parse_seeds("7") == (7,) and parse_seeds("1,3") == (1, 3)
+    with pytest.raises(InputError, match="--seeds 0-x must be numbers"):
+        parse_seeds("0-x")
+    assert parse_data_dirs(["snli=a=b"], ["snli"]) == {"snli": "a=b"}
+
+
+def test_which_tasks_data_is_given_for(tmp_path: Path) -> None:
+    own = tmp_path / "mine.yaml"
+    own.write_text("{name: own, family: sequence_classification, metric: accuracy, template: '{text}', ")
+    with own.open("a") as file:
+        file.write("classes: [a, b], files: [{train: a.tsv, test: b.tsv}]}")
+    tasks = ["nq", str(own)]
+    assert parse_data_dirs(["own=x", "nq=y", "msmarco=z"], tasks) == {"own": "x", "nq": "y", "msmarco": "z"}
+    assert parse_data_dirs([f"{own}=x"], tasks) == {"own": "x"}
+    with pytest.raises(InputError, match=r"'snli' is none of the grid's tasks; known: msmarco, nq, own"):
+        parse_data_dirs(["snli=x"], tasks)
+    with pytest.raises(InputError, match=r"--data-dir nq=b: nq has a already"):
+        parse_data_dirs(["nq=a", "nq=b"], tasks)
+
+
+def test_a_cpu_grid_asks_for_no_gpu(
+    models: Path, words: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    engines = []
+    monkeypatch.setattr(evaluation, "run_missing", lambda grid, engine, *rest: engines.append(engine) or [])
+    (tmp_path / "scores").mkdir()
+    for device in ("cpu", "auto"):
+        evaluation.evaluate(
+            [str(models / "a"), f"device={device}"],
+            tasks="wnut17",
+            learning_rates="1e-3",
+            seeds="0",
+            out=tmp_path / "scores",
+            data_dirs=[f"wnut17={words}"],
+            engine={"kind": "ray"},
+            part=None,
+            dry_run=False,
+            pair=None,
+        )
+    assert [(engine.kind, engine.device) for engine in engines] == [("ray", "cpu"), ("ray", "auto")]
+
+
+def test_models_that_cannot_be_used_are_found_before_anything_runs(call: Any, models: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "pickled"
+    shutil.copytree(models / "a", folder)
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    code, _, err = call(folder, "--dry-run")
+    assert code == 2 and "weights as a pickle only (pytorch_model.bin)" in err and err.count("\n") == 1
+    (folder / "pytorch_model.bin").unlink()
+    code, _, err = call(folder, "--dry-run")
+    assert code == 2 and "has no weights (*.safetensors)" in err and err.count("\n") == 1

@@ -1,0 +1,213 @@
+"""What is exported loads with transformers alone, computes the same, and looks the way it should."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tokenizers.processors import BertProcessing
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoTokenizer,
+    BertConfig,
+    BertForMaskedLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    ModernBertConfig,
+    ModernBertForMaskedLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    RobertaConfig,
+    RobertaForMaskedLM,
+)
+
+from biphase.cli.inspect import describe_path
+from biphase.config import Recipe
+from biphase.corpus.shards import read_manifest
+from biphase.corpus.tokenizer import load_tokenizer
+from biphase.encoder.attention import lay_out
+from biphase.encoder.backbone import head_input, load_model, packed_hidden
+from biphase.errors import InputError
+from biphase.export.model import close_texts, export_checkpoint
+from biphase.finetuning.encoders import load_encoder
+from biphase.finetuning.encoding import encode
+from biphase.finetuning.heads import Embedder
+from biphase.pretraining.loop import train
+from biphase.run import find_checkpoint
+
+TOKENS_T = torch.arange(3, 43)
+NO_ENDS = ("schedule.warmup_steps=0", "schedule.decay_steps=0")
+MLM = ("curriculum=[{objective: mlm, steps: 2}]", *NO_ENDS)
+
+
+def trained(recipe: Recipe, runs: Path) -> str:
+    return str(train(recipe, runs).path)
+
+
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 512,
+}
+FAMILIES: dict[str, Callable[..., PreTrainedModel]] = {
+    "llama-tied": lambda **tokens: LlamaForCausalLM(
+        LlamaConfig(**SIZES, **tokens, num_key_value_heads=2, tie_word_embeddings=True)
+    ),
+    "mistral-window": lambda **tokens: MistralForCausalLM(
+        MistralConfig(**SIZES, **tokens, num_key_value_heads=2, sliding_window=8)
+    ),
+    "bert": lambda **tokens: BertForMaskedLM(BertConfig(**SIZES, **tokens)),
+    "roberta": lambda **tokens: RobertaForMaskedLM(RobertaConfig(**SIZES, **tokens)),
+    "modernbert": lambda **tokens: ModernBertForMaskedLM(
+        ModernBertConfig(**SIZES, **tokens, cls_token_id=None, sep_token_id=None, local_attention=8)
+    ),
+}
+
+
+def adapted(family: str, tiny_recipe: Callable[..., Recipe], folder: Path) -> Recipe:
+    """A recipe that goes on from a random model whose vocabulary lacks two of the shards' special tokens."""
+    manifest = read_manifest(Path(tiny_recipe().data.shards))
+    tokens = {"vocab_size": manifest.vocab_size - 2, "bos_token_id": None, "eos_token_id": manifest.eos_id}
+    torch.manual_seed(0)
+    FAMILIES[family](**tokens, pad_token_id=manifest.pad_id).save_pretrained(folder / family)
+    return tiny_recipe(*MLM, f"init={{model: {folder / family}}}")
+
+
+def hidden_by_us(reference: str, causal: bool) -> torch.Tensor:
+    network = load_model(find_checkpoint(reference) / "model").eval()
+    layout = lay_out(torch.tensor([0, len(TOKENS_T)]).numpy(), causal=causal)
+    with torch.no_grad():
+        return packed_hidden(network.base_model, TOKENS_T, torch.arange(len(TOKENS_T)), layout)
+
+
+def hidden_reloaded(folder: Path, tokens_T: torch.Tensor = TOKENS_T) -> torch.Tensor:
+    with torch.no_grad():
+        return AutoModel.from_pretrained(folder).eval()(input_ids=tokens_T[None]).last_hidden_state[0]
+
+
+def looks_ahead(folder: Path) -> bool:
+    changed_T = torch.cat([TOKENS_T[:-1], TOKENS_T[-1:] + 1])
+    return bool((hidden_reloaded(folder, changed_T)[:-1] != hidden_reloaded(folder)[:-1]).any())
+
+
+@pytest.mark.parametrize(
+    ("objective", "kind", "name"),
+    [
+        ("mlm", AutoModelForMaskedLM, "EuroBertForMaskedLM"),
+        ("clm", AutoModelForCausalLM, "LlamaForCausalLM"),
+    ],
+)
+def test_a_preset_reloads_as_the_last_objective_left_it(
+    tiny_recipe: Callable[..., Recipe], tmp_path: Path, objective: str, kind: type, name: str
+) -> None:
+    recipe = tiny_recipe(f"curriculum=[{{objective: {objective}, steps: 2}}]", *NO_ENDS)
+    run = trained(recipe, tmp_path / "runs")
+    export_checkpoint(run, tmp_path / "model")
+    model = kind.from_pretrained(tmp_path / "model")  # type: ignore[attr-defined]
+    assert type(model).__name__ == name
+    causal = objective == "clm"
+    torch.testing.assert_close(hidden_reloaded(tmp_path / "model"), hidden_by_us(run, causal), rtol=1e-4, atol=1e-5)
+    assert looks_ahead(tmp_path / "model") != causal
+    assert AutoTokenizer.from_pretrained(tmp_path / "model").mask_token is not None
+    card = (tmp_path / "model" / "README.md").read_text()
+    assert f"2 steps of {objective.upper()}" in card
+    assert (tmp_path / "model" / "curves.png").stat().st_size > 0
+    assert name in describe_path(tmp_path / "model")
+    assert "done" in describe_path(Path(run), verify=True)
+    with pytest.raises(InputError, match="not an empty folder"):
+        export_checkpoint(run, tmp_path / "model")
+
+
+TEXTS = ["Glinda sat in her palace.", "", "Tip, who was a strong and sturdy lad, " * 12, "Ozma of Oz"]
+
+
+def embeddings_by_us(run: str) -> torch.Tensor:
+    """As evaluation reads texts and pools them."""
+    encoder = load_encoder(run)
+    texts = encode(encoder.keyed, TEXTS, max_length=encoder.max_length)
+    positions = torch.cat([torch.arange(length) for length in texts.lengths_S])
+    with torch.no_grad():
+        return Embedder(encoder.backbone)(
+            torch.from_numpy(texts.tokens_T).long(), positions, lay_out(texts.bounds_S1, causal=False)
+        )
+
+
+@pytest.mark.parametrize("family", ["preset", "llama-tied", "roberta"])
+def test_sentence_transformers_gives_our_embeddings(
+    tiny_recipe: Callable[..., Recipe], tmp_path: Path, family: str
+) -> None:
+    """The end-of-text token included, texts cut where evaluation cuts them."""
+    library = pytest.importorskip("sentence_transformers")
+    recipe = tiny_recipe(*MLM) if family == "preset" else adapted(family, tiny_recipe, tmp_path)
+    run = trained(recipe, tmp_path / "runs")
+    export_checkpoint(run, tmp_path / "model")
+    loaded = library.SentenceTransformer(str(tmp_path / "model"), device="cpu")
+    theirs = torch.from_numpy(loaded.encode(TEXTS))
+    torch.testing.assert_close(theirs, embeddings_by_us(run), rtol=1e-4, atol=1e-5)
+    assert loaded.max_seq_length == load_encoder(run).max_length
+    assert loaded.similarity_fn_name == "cosine"
+    assert "SentenceTransformer(" in (tmp_path / "model" / "README.md").read_text()
+
+
+def test_a_tokenizer_that_opens_texts_closes_them_itself(corpus: Any) -> None:
+    """BERT's kind: as evaluation reads texts too."""
+    backend = load_tokenizer(corpus.tokenizer).backend_tokenizer
+    backend.post_processor = BertProcessing(("<|mask|>", 1), ("<|pad|>", 2))
+    roles = {"cls_token": "<|pad|>", "sep_token": "<|mask|>"}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, **roles)
+    close_texts(tokenizer)
+    ids = tokenizer("Ozma").input_ids
+    assert (ids[0], ids[-1], len(ids) > 2) == (2, 1, True)
+
+
+def test_what_generates_is_no_sentence_transformer(tiny_recipe: Callable[..., Recipe], tmp_path: Path) -> None:
+    """A prompt must stay open."""
+    clm = "curriculum=[{objective: clm, steps: 1}]"
+    export_checkpoint(trained(tiny_recipe(clm, *NO_ENDS), tmp_path / "runs"), tmp_path / "model")
+    assert not (tmp_path / "model" / "modules.json").exists()
+    assert "SentenceTransformer" not in (tmp_path / "model" / "README.md").read_text()
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    assert tokenizer.eos_token_id not in tokenizer("Ozma").input_ids
+
+
+@pytest.mark.parametrize("family", ["llama-tied", "mistral-window"])
+def test_an_adapted_decoder_becomes_bidirectional(
+    tiny_recipe: Callable[..., Recipe], tmp_path: Path, family: str
+) -> None:
+    """Tied embeddings, a vocabulary that grows by the special tokens, a window shorter than the text."""
+    run = trained(adapted(family, tiny_recipe, tmp_path), tmp_path / "runs")
+    export_checkpoint(run, tmp_path / "model")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    assert model.config.is_causal is False
+    assert model.config.pad_token_id is not None
+    torch.testing.assert_close(
+        hidden_reloaded(tmp_path / "model"), hidden_by_us(run, causal=False), rtol=1e-4, atol=1e-5
+    )
+    assert looks_ahead(tmp_path / "model")
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "modernbert"])
+def test_a_masked_language_model_keeps_its_class(
+    tiny_recipe: Callable[..., Recipe], tmp_path: Path, family: str
+) -> None:
+    """The same logits from each sample alone as our head gives for packed ones, positions and token types included."""
+    run = trained(adapted(family, tiny_recipe, tmp_path), tmp_path / "runs")
+    assert "load it with AutoModelForMaskedLM" in export_checkpoint(run, tmp_path / "model")
+    model = AutoModelForMaskedLM.from_pretrained(tmp_path / "model").eval()
+    network = load_model(find_checkpoint(run) / "model").eval()
+    assert type(model) is type(network)
+    layout = lay_out(np.array([0, 15, 40]), causal=False)
+    positions_T = torch.cat([torch.arange(15), torch.arange(25)])
+    with torch.no_grad():
+        ours_TD = packed_hidden(network.base_model, TOKENS_T, positions_T, layout)
+        ours_TV = network.get_output_embeddings()(head_input(network, ours_TD))
+        theirs = [model(input_ids=part[None]).logits[0] for part in TOKENS_T.split([15, 25])]
+    torch.testing.assert_close(ours_TV, torch.cat(theirs), rtol=1e-4, atol=1e-5)

@@ -1,0 +1,118 @@
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from biphase.finetuning.cell import Runtime
+from biphase.finetuning.encoders import Encoder
+from biphase.finetuning.families import retrieval
+from biphase.finetuning.families.retrieval import accumulate_gradients, contrastive_loss, embed_all, known_positives
+from biphase.finetuning.fit import build, load_encoded, predict
+from biphase.tasks.sources import find_source
+
+from ..conftest import CPU, make_cell
+
+
+@pytest.fixture(scope="module")
+def encoded(encoder: Encoder, data_dirs: dict[str, Path]) -> retrieval.Encoded:
+    cell = make_cell("squad_retrieval")
+    return load_encoded(find_source(cell.task, data_dirs["squad_retrieval"]), encoder.keyed, cell.config)
+
+
+def make_model(encoder: Encoder) -> torch.nn.Module:
+    torch.manual_seed(0)
+    return build(encoder, make_cell("squad_retrieval"))
+
+
+def test_texts_carry_their_prefixes(encoder: Encoder, encoded: retrieval.Encoded) -> None:
+    decode = encoder.keyed.tokenizer.decode
+    assert decode(encoded.queries.tokens_T[: encoded.queries.bounds_S1[1] - 1]).startswith("Query: ")
+    assert decode(encoded.documents.tokens_T[: encoded.documents.bounds_S1[1] - 1]).startswith("Document: ")
+
+
+def test_loss_by_hand() -> None:
+    queries = torch.tensor([[2.0, 0.0], [0.0, 3.0]])
+    documents = torch.tensor([[1.0, 0.0], [1.0, 1.0]])
+    free = torch.zeros(2, 2, dtype=torch.bool)
+    cosines = [[1.0, math.sqrt(0.5)], [0.0, math.sqrt(0.5)]]
+    terms = [math.log(sum(math.exp(20 * c) for c in row)) - 20 * row[n] for n, row in enumerate(cosines)]
+    assert contrastive_loss(queries, documents, free, 20.0).item() == pytest.approx(sum(terms) / 2, rel=1e-5)
+    known = torch.tensor([[False, True], [False, False]])
+    assert contrastive_loss(queries, documents, known, 20.0).item() == pytest.approx(terms[1] / 2, abs=1e-7)
+
+
+def test_known_positives_are_no_negatives(encoded: retrieval.Encoded) -> None:
+    """Two queries ask for each document: side by side in a batch, neither takes the other's document for wrong."""
+    queries, documents = encoded.pairs_P2[:4].T
+    wanted = (documents[:, None] == documents[None, :]) & ~np.eye(4, dtype=bool)
+    assert wanted.any()
+    assert (known_positives(encoded, queries, documents).numpy() == wanted).all()
+
+
+def test_gradient_caching_changes_memory_not_the_gradient(encoder: Encoder, encoded: retrieval.Encoded) -> None:
+    results = []
+    for budget in (65_536, 30, 1):
+        model = make_model(encoder)
+        cell = make_cell("squad_retrieval", Runtime(CPU.device, CPU.dtype, budget))
+        loss = accumulate_gradients(model, encoded, np.arange(9), cell)
+        results.append((loss, [parameter.grad for parameter in model.parameters()]))
+    for other in results[1:]:
+        torch.testing.assert_close(results[0], other, rtol=1e-4, atol=1e-6)
+
+
+def test_search_is_exact(encoder: Encoder, encoded: retrieval.Encoded, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retrieval, "SEARCH_DOCUMENTS", 4)
+    monkeypatch.setattr(retrieval, "TOP", 5)
+    model = make_model(encoder).eval()
+    for judged_only in (True, False):
+        cell = make_cell("squad_retrieval", judged_only=judged_only)
+        ranking = predict(model, encoded, "test", cell)
+        everything = np.arange(encoded.documents.num_samples)
+        documents = np.unique(encoded.test.documents_J) if judged_only else everything
+        with torch.no_grad():
+            scores = (
+                embed_all(model, encoded.queries, ranking.queries_Q, cell)
+                @ embed_all(model, encoded.documents, documents, cell).T
+            )
+        best = scores.topk(5, dim=1)
+        np.testing.assert_allclose(ranking.scores_QK, best.values.numpy(), rtol=1e-4)
+        assert ranking.documents_QK.shape == (encoded.test.num_examples, 5)
+        assert np.isin(ranking.documents_QK, documents).all()
+
+
+def test_a_perfect_ranking_scores_one(encoded: retrieval.Encoded) -> None:
+    judgements = encoded.test
+    queries, rows = np.unique(judgements.queries_J, return_index=True)
+    ranking = retrieval.Ranking(queries, judgements.documents_J[rows][:, None], np.ones((len(queries), 1)))
+    cell = make_cell("squad_retrieval")
+    assert retrieval.measure(encoded, "test", ranking, cell)["ndcg_at_10"] == 1.0
+    wrong = retrieval.Ranking(queries, (judgements.documents_J[rows][:, None] + 1), np.ones((len(queries), 1)))
+    assert retrieval.measure(encoded, "test", wrong, cell)["ndcg_at_10"] == 0.0
+    assert {row["score"] for row in retrieval.records(encoded, "test", ranking, cell)} == {1.0}
+
+
+@pytest.mark.parametrize("judged_only", [True, False])
+def test_a_part_of_the_queries_is_searched_for_among_the_same_documents(
+    encoder: Encoder, data_dirs: dict[str, Path], judged_only: bool
+) -> None:
+    """So the score of a query does not depend on which others are drawn."""
+    whole, part = {}, {}
+    model = make_model(encoder).eval()
+    for limit, found in ((None, whole), (7, part)):
+        cell = make_cell("squad_retrieval", judged_only=judged_only, max_eval_examples=limit)
+        encoded = load_encoded(find_source(cell.task, data_dirs["squad_retrieval"]), encoder.keyed, cell.config)
+        ranking = predict(model, encoded, "test", cell)
+        assert ranking.documents_QK.shape[0] == encoded.test.num_examples
+        for query, documents, row in zip(
+            ranking.queries_Q,
+            ranking.documents_QK,
+            retrieval.records(encoded, "test", ranking, cell),
+            strict=True,
+        ):
+            assert encoded.query_ids[query] == row["id"]
+            found[row["id"]] = ({encoded.document_ids[d] for d in documents}, row["score"])
+    assert len(part) == 7 < len(whole)
+    for id, (documents, score) in part.items():
+        assert documents == whole[id][0] and score == pytest.approx(whole[id][1])

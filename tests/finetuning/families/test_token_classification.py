@@ -1,0 +1,47 @@
+import numpy as np
+
+from biphase.finetuning.encoders import Encoder
+from biphase.finetuning.families.token_classification import Split, encode_split, vote, words_of_tokens
+from biphase.tasks.examples import TaggedWords
+
+SENTENCES = (
+    TaggedWords("a", ("Zürich", "—", "naïve", "dog"), (7, 0, 0, 9)),
+    TaggedWords("b", ("river",), (0,)),
+    TaggedWords("c", ("🤖🤖", "it's", "the", "New\u00a0York"), (1, 0, 0, 7)),
+)
+
+
+def encode(encoder: Encoder, max_length: int = 100) -> Split:
+    return encode_split(SENTENCES, encoder.keyed, max_length)
+
+
+def test_every_token_belongs_to_its_word(encoder: Encoder) -> None:
+    split = encode(encoder)
+    tokenizer = encoder.keyed.tokenizer
+    for number, sentence in enumerate(SENTENCES):
+        tokens = slice(split.texts.bounds_S1[number], split.texts.bounds_S1[number + 1])
+        ids, words = split.texts.tokens_T[tokens], split.words_T[tokens]
+        assert words[-1] == -1
+        for place, word in enumerate(sentence.words):
+            mine = ids[words == split.word_bounds_S1[number] + place]
+            assert tokenizer.decode(mine).strip() == word
+    assert split.tags_W.tolist() == [7, 0, 0, 9, 0, 1, 0, 0, 7]
+
+
+def test_a_space_belongs_to_the_word_after_it() -> None:
+    """`ab cd`: tokens `a`, `b`, ` `, `cd`."""
+    assert words_of_tokens(("ab", "cd"), np.array([0, 1, 2, 4])).tolist() == [0, 0, 1, 1]
+
+
+def test_words_cut_off_stay_in_gold(encoder: Encoder) -> None:
+    split = encode(encoder, max_length=4)
+    assert split.num_truncated == 2 and split.texts.lengths_S.max() == 4
+    assert len(split.tags_W) == 9 and len(split.words_T) == len(split.texts.tokens_T)
+    voted = vote(np.full(len(split.words_T), 5), split.words_T, 9, 13, default=0)
+    assert set(np.flatnonzero(voted == 0)) == set(range(9)) - set(split.words_T.tolist())
+
+
+def test_majority_vote() -> None:
+    words = np.array([0, 0, 0, 1, 1, 2, 2, 2, 2, -1, 4, -1])
+    labels = np.array([3, 1, 1, 2, 0, 1, 0, 0, 1, 3, 2, 3])
+    assert vote(labels, words, num_words=6, num_labels=4, default=0).tolist() == [1, 2, 1, 0, 2, 0]

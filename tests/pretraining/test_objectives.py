@@ -1,0 +1,208 @@
+"""What is asked of the network: the right targets, masks at the promised rate, the same for any split."""
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from biphase.config import Phase
+from biphase.corpus.packing import PackedBatch
+from biphase.pretraining.objectives import Example, Vocabulary, is_causal, make_example
+
+MASK, EOS, PAD = 3, 1, 7
+VOCABULARY = Vocabulary(size=200, mask_id=MASK, special_ids=(EOS, MASK, PAD))
+CHANCE = 1e-7
+"""Of a right implementation to fail one of the statistical tests."""
+
+
+def make_batch(lengths: list[int], first_sample: int = 0, epoch: int = 0) -> PackedBatch:
+    """Random tokens; each sample ends with end-of-text and holds a few special tokens inside."""
+    bounds_S1 = np.concatenate([[0], np.cumsum(lengths)])
+    rng = np.random.default_rng(first_sample + len(lengths))
+    tokens_T = rng.choice(np.setdiff1d(np.arange(200), VOCABULARY.special_ids), bounds_S1[-1])
+    tokens_T[rng.random(bounds_S1[-1]) < 0.03] = PAD
+    tokens_T[rng.random(bounds_S1[-1]) < 0.01] = MASK
+    tokens_T[bounds_S1[1:] - 1] = EOS
+    return PackedBatch(
+        tokens_T=tokens_T,
+        positions_T=np.arange(bounds_S1[-1]) - np.repeat(bounds_S1[:-1], lengths),
+        bounds_S1=bounds_S1,
+        sample_ids_S=np.arange(first_sample, first_sample + len(lengths)),
+        epochs_S=np.full(len(lengths), epoch),
+    )
+
+
+def take(batch: PackedBatch, first: int, end: int) -> PackedBatch:
+    """Samples `first` to `end` of a batch."""
+    part = slice(batch.bounds_S1[first], batch.bounds_S1[end])
+    return PackedBatch(
+        batch.tokens_T[part],
+        batch.positions_T[part],
+        batch.bounds_S1[first : end + 1] - batch.bounds_S1[first],
+        batch.sample_ids_S[first:end],
+        batch.epochs_S[first:end],
+    )
+
+
+def within(count: int, num: int, probability: float) -> bool:
+    """Whether a count lies inside the exact binomial bounds."""
+    low, high = stats.binom.ppf([CHANCE / 2, 1 - CHANCE / 2], num, probability)
+    return bool(low <= count <= high)
+
+
+def chosen(phase: Phase, batch: PackedBatch, seed: int = 5) -> np.ndarray:
+    """Boolean [T]: the tokens that are predicted."""
+    example = make_example(phase, batch, VOCABULARY, seed)
+    chosen_T = np.zeros(len(batch.tokens_T), dtype=bool)
+    chosen_T[example.target_positions_N + (phase.objective == "mntp")] = True
+    return chosen_T
+
+
+@pytest.fixture(scope="module")
+def large() -> PackedBatch:
+    """1,200 samples of 128 tokens: 147,000 that may be masked."""
+    return make_batch([128] * 1200)
+
+
+def mlm(probability: float = 0.4, **shares: float) -> Phase:
+    return Phase(objective="mlm", steps=1, mask_probability=probability, **shares)
+
+
+CLM, MNTP = Phase(objective="clm", steps=1), Phase(objective="mntp", steps=1)
+
+
+def test_clm_predicts_each_next_token_of_the_same_sample() -> None:
+    batch = make_batch([4, 1, 3, 2])
+    example = make_example(CLM, batch, VOCABULARY, seed=0)
+    assert example.target_positions_N.tolist() == [0, 1, 2, 5, 6, 8]
+    assert np.array_equal(example.targets_N, batch.tokens_T[[1, 2, 3, 6, 7, 9]])
+    assert np.array_equal(example.inputs_T, batch.tokens_T)
+    assert example.causal
+    assert is_causal(CLM)
+
+
+def test_clm_of_one_token_samples_asks_nothing() -> None:
+    example = make_example(CLM, make_batch([1, 1, 1]), VOCABULARY, seed=0)
+    assert len(example.targets_N) == 0
+
+
+@pytest.mark.parametrize("phase", [mlm(), mlm(mask_token_share=0.8, random_token_share=0.1)])
+def test_mlm_predicts_in_place(phase: Phase) -> None:
+    batch = make_batch([100] * 20)
+    before = batch.tokens_T.copy()
+    example = make_example(phase, batch, VOCABULARY, seed=0)
+    assert np.array_equal(example.targets_N, batch.tokens_T[example.target_positions_N])
+    assert not example.causal
+    assert not is_causal(phase)
+    untouched = np.ones(2000, dtype=bool)
+    untouched[example.target_positions_N] = False
+    assert np.array_equal(example.inputs_T[untouched], batch.tokens_T[untouched])
+    assert np.array_equal(batch.tokens_T, before), "the batch itself was changed"
+
+
+def test_mlm_shows_the_mask_token_alone() -> None:
+    example = make_example(mlm(), make_batch([100] * 20), VOCABULARY, seed=0)
+    assert (example.inputs_T[example.target_positions_N] == MASK).all()
+
+
+def test_mntp_predicts_from_the_position_before() -> None:
+    batch = make_batch([50] * 40)
+    example = make_example(MNTP, batch, VOCABULARY, seed=0)
+    assert np.array_equal(example.targets_N, batch.tokens_T[example.target_positions_N + 1])
+    assert (example.inputs_T[example.target_positions_N + 1] == MASK).all()
+    assert (batch.positions_T[example.target_positions_N + 1] > 0).all(), "a target across samples"
+    assert not example.causal
+    in_place = chosen(mlm(), batch)
+    assert np.array_equal(chosen(MNTP, batch), in_place & (batch.positions_T > 0))
+
+
+@pytest.mark.parametrize("probability", [0.2, 0.3, 0.4, 0.5])
+def test_mask_rate(probability: float, large: PackedBatch) -> None:
+    ordinary = ~np.isin(large.tokens_T, VOCABULARY.special_ids)
+    assert ordinary.sum() > 1e5
+    chosen_T = chosen(mlm(probability), large)
+    assert within(int(chosen_T.sum()), int(ordinary.sum()), probability)
+
+
+@pytest.mark.parametrize("phase", [mlm(0.99), Phase(objective="mntp", steps=1, mask_probability=0.99)])
+def test_special_tokens_are_never_chosen(phase: Phase, large: PackedBatch) -> None:
+    special = np.isin(large.tokens_T, VOCABULARY.special_ids)
+    assert special.sum() > 1000
+    assert not (chosen(phase, large) & special).any()
+    example = make_example(phase, large, VOCABULARY, seed=0)
+    assert np.array_equal(example.inputs_T[special], large.tokens_T[special])
+
+
+def test_masks_are_uniform_and_independent(large: PackedBatch) -> None:
+    """Over positions, over token ids, and of the neighbour."""
+    ordinary = ~np.isin(large.tokens_T, VOCABULARY.special_ids)
+    chosen_T = chosen(mlm(), large)
+    for groups in (large.positions_T, large.tokens_T, large.sample_ids_S.repeat(128)):
+        num = np.bincount(groups[ordinary])
+        hits = np.bincount(groups[chosen_T], minlength=len(num))
+        used = num > 0
+        chi2 = ((hits - 0.4 * num)[used] ** 2 / (0.24 * num[used])).sum()
+        assert stats.chi2.sf(chi2, used.sum()) > CHANCE
+        assert stats.chi2.cdf(chi2, used.sum()) > CHANCE
+    both = ordinary[:-1] & ordinary[1:]
+    assert within(int((chosen_T[:-1] & chosen_T[1:])[both].sum()), int(both.sum()), 0.16)
+
+
+def test_masks_differ_by_seed_epoch_and_sample(large: PackedBatch) -> None:
+    ordinary = ~np.isin(large.tokens_T, VOCABULARY.special_ids)
+    first = chosen(mlm(), large, seed=5)
+    others = {
+        "seed": chosen(mlm(), large, seed=6),
+        "epoch": chosen(mlm(), replace(large, epochs_S=large.epochs_S + 1)),
+        "sample": chosen(mlm(), replace(large, sample_ids_S=large.sample_ids_S + 1)),
+    }
+    for name, other in others.items():
+        assert within(int((first & other)[ordinary].sum()), int(ordinary.sum()), 0.16), name
+    assert np.array_equal(first, chosen(mlm(), large, seed=5))
+
+
+def test_masks_are_the_same_for_any_split() -> None:
+    """Whichever process or microbatch a sample falls to, and whatever stands beside it."""
+    batch = make_batch([37, 1, 64, 12, 100, 55, 20, 9])
+    for phase in (CLM, mlm(), MNTP, mlm(mask_token_share=0.8, random_token_share=0.1)):
+        whole = make_example(phase, batch, VOCABULARY, seed=9)
+        for cuts in ([0, 3, 8], [0, 1, 2, 5, 6, 8]):
+            parts, offsets = [], []
+            for first, end in itertools.pairwise(cuts):
+                parts.append(make_example(phase, take(batch, first, end), VOCABULARY, seed=9))
+                offsets.append(batch.bounds_S1[first])
+            positions = [p.target_positions_N + o for p, o in zip(parts, offsets, strict=True)]
+            assert np.array_equal(np.concatenate([part.inputs_T for part in parts]), whole.inputs_T)
+            assert np.array_equal(np.concatenate(positions), whole.target_positions_N)
+            assert np.array_equal(np.concatenate([part.targets_N for part in parts]), whole.targets_N)
+
+
+def test_eighty_ten_ten(large: PackedBatch) -> None:
+    example = make_example(mlm(mask_token_share=0.8, random_token_share=0.1), large, VOCABULARY, seed=5)
+    shown_N = example.inputs_T[example.target_positions_N]
+    num, ordinary = len(shown_N), 200 - len(VOCABULARY.special_ids)
+    assert num > 5e4
+    same_by_chance = 0.1 / ordinary
+    assert within(int((shown_N == MASK).sum()), num, 0.8)
+    assert within(int((shown_N == example.targets_N).sum()), num, 0.1 + same_by_chance)
+    randoms_N = shown_N[(shown_N != MASK) & (shown_N != example.targets_N)]
+    assert not np.isin(randoms_N, VOCABULARY.special_ids).any()
+    counts = np.bincount(randoms_N, minlength=200)[np.setdiff1d(np.arange(200), VOCABULARY.special_ids)]
+    assert stats.chisquare(counts).pvalue > CHANCE
+    assert np.array_equal(chosen(mlm(mask_token_share=0.8, random_token_share=0.1), large), chosen(mlm(), large))
+
+
+def test_only_random_tokens(large: PackedBatch) -> None:
+    example = make_example(mlm(mask_token_share=0.0, random_token_share=1.0), large, VOCABULARY, seed=5)
+    assert not np.isin(example.inputs_T[example.target_positions_N], VOCABULARY.special_ids).any()
+
+
+@pytest.mark.parametrize("phase", [mlm(), MNTP])
+def test_a_batch_of_special_tokens_asks_nothing(phase: Phase) -> None:
+    batch = make_batch([5, 3])
+    batch.tokens_T[:] = EOS
+    example: Example = make_example(phase, batch, VOCABULARY, seed=0)
+    assert len(example.targets_N) == len(example.target_positions_N) == 0
+    assert np.array_equal(example.inputs_T, batch.tokens_T)

@@ -1,0 +1,350 @@
+import gzip
+import json
+import os
+from importlib import resources
+from pathlib import Path
+from types import SimpleNamespace
+
+import datasets
+import huggingface_hub
+import pytest
+import zstandard
+
+from biphase.errors import InputError
+from biphase.tasks import sources
+from biphase.tasks.sources import HUB, find_source, read_columns, read_part, read_record, read_squad, read_tsv
+from biphase.tasks.spec import TASKS, FileLayout, Hub, HubRows, Splits, Task
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+ROWS = ["train.jsonl", "validation.jsonl", "test.jsonl"]
+RECORD = {
+    "source": "Daily mail",
+    "idx": 7,
+    "passage": {
+        "text": "Ann met Bob.\n@highlight\nAnn won",
+        "entities": [{"start": 0, "end": 2}, {"start": 8, "end": 10}],
+    },
+    "qas": [
+        {"idx": 1, "query": "@placeholder won", "answers": [{"start": 0, "end": 2, "text": "Ann"}]},
+        {"idx": 2, "query": "She met @placeholder", "answers": [{"start": 8, "end": 10, "text": "Bob"}]},
+    ],
+}
+
+
+def folder_with(tmp_path: Path, names: list[str], content: str = "{}\n") -> Path:
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / name).write_text(content)
+    return tmp_path
+
+
+def changed(name: str, /, **changes: object) -> Task:
+    return TASKS[name].model_copy(update=changes)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_every_layout_is_found(tmp_path: Path, name: str) -> None:
+    """Also compressed, and the missing of any one file is noticed."""
+    task = TASKS[name]
+    for number, layout in enumerate(task.files):
+        names = list(sources.parts_of(task, layout).values())
+        folder = folder_with(tmp_path / str(number), [file.replace("*", "00") for file in names])
+        assert find_source(task, folder).form == layout
+        for file in folder.rglob("*.*"):
+            file.rename(f"{file}.gz")
+        source = find_source(task, folder)
+        assert source.form == layout and source.name == str(folder)
+        last = source.files["test"][0]
+        last.unlink()
+        with pytest.raises(InputError, match=f"data_dir {folder}: task '{name}' needs ") as caught:
+            find_source(task, folder)
+        assert all(file in str(caught.value) for file in names)
+
+
+def test_missing_folder(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="none is not a folder"):
+        find_source(TASKS["snli"], tmp_path / "none")
+    with pytest.raises(InputError, match=r"needs train\.tsv \+ dev\.tsv there"):
+        find_source(TASKS["sst2"], tmp_path)
+    with pytest.raises(InputError, match="does not say what files"):
+        find_source(changed("sst2", files=()), tmp_path)
+
+
+def test_shards_are_read_once_in_the_order_of_their_names(tmp_path: Path) -> None:
+    folder_with(tmp_path, ["valid.json", "test.json"])
+    for n in (1, 0, 2):
+        (tmp_path / f"train0{n}.json").write_text(f'{{"n": {n}}}')
+        (tmp_path / f"train0{n}.json.gz").write_bytes(gzip.compress(f'{{"n": {n}}}'.encode()))
+    (tmp_path / "train02.json").unlink()
+    (tmp_path / "train00.json.gz").unlink()
+    assert [row["n"] for _, row in read_part(find_source(TASKS["ontonotes5"], tmp_path), "train")] == [0, 1, 2]
+
+
+def test_bundled() -> None:
+    source = find_source(TASKS["snli"], None)
+    assert source.name == "biphase" and source.splits == ("train", "validation", "test")
+    folder = Path(str(resources.files("biphase"))) / "bundled" / "tasks"
+    files = list(folder.glob("*.zst"))
+    assert len(files) == 3 * sum(task.bundled for task in TASKS.values())
+    assert sum(file.stat().st_size for file in files) < 1_500_000
+    notice = (folder / "LICENSES.md").read_text(encoding="utf-8")
+    assert all(f"## {name}-" in notice for name, task in TASKS.items() if task.bundled)
+    with pytest.raises(InputError, match=r"'snli' comes neither .* give its folder as data_dir"):
+        find_source(changed("snli", bundled=False, hub=None), None)
+    with pytest.raises(InputError, match="'genre' is not on the hub"):
+        find_source(TASKS["genre"], HUB)
+
+
+def test_hash_follows_what_decides_the_examples(tmp_path: Path) -> None:
+    task, folder = TASKS["snli"], folder_with(tmp_path, ROWS)
+    first = find_source(task, folder)
+    other = folder_with(tmp_path / "copy", ROWS)
+    assert find_source(task, other).hash == first.hash
+    beside = {"name": "other", "note": "n", "licence": "l", "citation": "c", "bundled": False, "hub": None}
+    assert find_source(changed("snli", **beside), folder).hash == first.hash
+    hashes = {first.hash, find_source(task, None).hash}
+    for change in (
+        {"template": "{premise}"},
+        {"unlabelled": ()},
+        {"classes": task.classes[::-1]},
+        {"metric": "macro_f1"},
+    ):
+        hashes.add(find_source(changed("snli", **change), folder).hash)
+    renamed = task.files[0].model_copy(update={"rename": {"a": "premise"}})
+    hashes.add(find_source(changed("snli", files=(renamed,)), folder).hash)
+    (folder / "test.jsonl").write_text('{"changed": 1}\n')
+    hashes.add(find_source(task, folder).hash)
+    assert len(hashes) == 8
+
+
+def test_files_are_hashed_once_until_they_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = folder_with(tmp_path, ROWS)
+    find_source(TASKS["snli"], folder)
+    monkeypatch.setattr(sources, "file_hash", lambda path: pytest.fail("hashed again"))
+    find_source(TASKS["snli"], folder)
+    monkeypatch.undo()
+    before = find_source(TASKS["snli"], folder).hash
+    stat = (folder / "train.jsonl").stat()
+    (folder / "train.jsonl").write_text("[]\n")  # of the same size
+    os.utime(folder / "train.jsonl", ns=(stat.st_atime_ns, stat.st_mtime_ns + 1))
+    assert find_source(TASKS["snli"], folder).hash != before
+
+
+def test_tables(tmp_path: Path) -> None:
+    path = tmp_path / "t.tsv"
+    path.write_text('\ufeffa\tb\r\n"x\ty"\r\nshort\n\u2028\t\n', encoding="utf-8")
+    rows = list(read_tsv(path, has_short_rows=True))
+    assert rows == [(f"{path}:2", {"a": '"x', "b": 'y"'}), (f"{path}:3", None), (f"{path}:4", {"a": "\u2028", "b": ""})]
+    with pytest.raises(InputError, match=r"t\.tsv:3: 1 fields where the header names 2"):
+        list(read_tsv(path))
+    path.write_text("a\tb\n1\t2\t3\n")
+    with pytest.raises(InputError, match=r"t\.tsv:2: 3 fields"):
+        list(read_tsv(path, has_short_rows=True))
+
+
+def test_columns(tmp_path: Path) -> None:
+    task, path = TASKS["conll2003"], tmp_path / "eng.train"
+    path.write_text("-DOCSTART- -X- O O\n\nEU NNP I-NP I-ORG\nrejects VBZ I-VP O\n\n# NNP O O\n")
+    four = FileLayout(test="", columns=(0, 3))
+    assert list(read_columns(path, task, four)) == [
+        (f"{path}:3", {"tokens": ["EU", "rejects"], "ner_tags": ["I-ORG", "O"]}),
+        (f"{path}:6", {"tokens": ["#"], "ner_tags": ["O"]}),
+    ]
+    path.write_text("# sent_id = s1\n# text = hi there\n1\thi there\tO\t-\n\n")
+    numbered = FileLayout(test="", columns=(1, 2))
+    assert [row for _, row in read_columns(path, task, numbered)] == [
+        {"id": "s1", "tokens": ["hi there"], "ner_tags": ["O"]}
+    ]
+    path.write_text("in O\nYork\n")
+    with pytest.raises(InputError, match=r"eng\.train:2: a line without a tag: 'York'"):
+        list(read_columns(path, task, FileLayout(test="")))
+
+
+def test_squad(tmp_path: Path) -> None:
+    path = tmp_path / "dev.json"
+    asked = {"id": "a", "question": "Q?", "answers": []}
+    paragraphs = [{"context": "c", "qas": [asked, asked | {"is_impossible": True}]}]
+    path.write_text(json.dumps({"version": "v2.0", "data": [{"title": "t", "paragraphs": paragraphs}]}))
+    rows = [row for _, row in read_squad(path)]
+    assert rows == [asked | {"context": "c"}, asked | {"context": "c", "is_impossible": True}]
+    for broken, message in (
+        ("{", r"dev\.json:1: broken JSON"),
+        ("[]", "not SQuAD's form"),
+        ('{"data": [{"paragraphs": [{"qas": []}]}]}', None),
+        ('{"data": [{"paragraphs": [{"qas": [{}]}]}]}', "not SQuAD's form"),
+    ):
+        path.write_text(broken)
+        if message is None:
+            assert list(read_squad(path)) == []
+            continue
+        with pytest.raises(InputError, match=message):
+            list(read_squad(path))
+
+
+def test_record(tmp_path: Path) -> None:
+    path = tmp_path / "val.jsonl"
+    path.write_text(json.dumps(RECORD))
+    rows = [row for _, row in read_record(path)]
+    assert [row["id"] for row in rows] == ["7-1", "7-2"]
+    assert rows[0]["candidates"] == {"text": ["Ann", "Bob"], "start": [0, 8]}
+    assert rows[1]["answers"] == [{"text": "Bob", "start": 8}]
+    path.write_text(json.dumps(RECORD | {"passage": "flat"}))
+    with pytest.raises(InputError, match=r"val\.jsonl:1: not SuperGLUE's form"):
+        list(read_record(path))
+
+
+def test_bad_lines(tmp_path: Path) -> None:
+    source = find_source(TASKS["snli"], folder_with(tmp_path, ROWS))
+    for content, message in (
+        (b'{"a": 1}\n\n{"a"', r"train\.jsonl:3: broken JSON"),
+        (b"[1]", r"train\.jsonl:1: one JSON object per line"),
+        (b'{"a": 1}\n{"a": "caf\xe9"}\n', r"train\.jsonl:2: not UTF-8"),
+    ):
+        (tmp_path / "train.jsonl").write_bytes(content)
+        with pytest.raises(InputError, match=message):
+            list(read_part(source, "train"))
+    (tmp_path / "train.jsonl").unlink()
+    with pytest.raises(InputError, match=r"train\.jsonl does not exist"):
+        list(read_part(source, "train"))
+
+
+@pytest.mark.parametrize(("ending", "compress"), [(".gz", gzip.compress), (".zst", zstandard.compress)])
+def test_compressed_files(tmp_path: Path, ending: str, compress) -> None:
+    folder_with(tmp_path, ROWS)
+    (tmp_path / "test.jsonl").unlink()
+    lines = "".join(f'{{"n": {n}}}\n' for n in range(5000)).encode()
+    path = tmp_path / f"test.jsonl{ending}"
+    path.write_bytes(compress(lines))
+    source = find_source(TASKS["snli"], tmp_path)
+    assert [row["n"] for _, row in read_part(source, "test")] == list(range(5000))
+    path.write_bytes(compress(lines)[: len(compress(lines)) // 2])
+    with pytest.raises(InputError, match=r"test\.jsonl.*(cut short|broken JSON)"):
+        list(read_part(find_source(TASKS["snli"], tmp_path), "test"))
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> dict:
+    """Hub data as `{(id, config, split): rows or an error}`; what was asked for is noted under `asked`."""
+    there: dict = {"asked": []}
+
+    def load_dataset(id: str, config: str | None = None, *, split: str, revision: str) -> datasets.Dataset:
+        there["asked"].append((id, config, split, revision))
+        found = there[id, config, split]
+        if isinstance(found, Exception):
+            raise found
+        return found if isinstance(found, datasets.Dataset) else datasets.Dataset.from_list(found)
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    return there
+
+
+@pytest.fixture
+def commits(monkeypatch: pytest.MonkeyPatch) -> dict:
+    """The commits of revisions, and a count of how often the hub is asked."""
+    known: dict = {"asked": 0}
+
+    def dataset_info(self: object, id: str, revision: str | None = None) -> SimpleNamespace:
+        known["asked"] += 1
+        if (id, revision) not in known:
+            raise huggingface_hub.errors.OfflineModeIsEnabled("no network\nat all")
+        return SimpleNamespace(sha=known[id, revision])
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", dataset_info)
+    sources.resolve.cache_clear()
+    return known
+
+
+def test_hub_rows(hub: dict, commits: dict) -> None:
+    names = datasets.ClassLabel(names=["entailment", "neutral", "contradiction"])
+    features = datasets.Features({"premise": datasets.Value("string"), "label": names})
+    rows = [{"premise": str(n), "label": n % 4 - 1} for n in range(2500)]
+    hub["nyu-mll/glue", "mnli", "train"] = datasets.Dataset.from_list(rows, features=features)
+    task = TASKS["mnli"]
+    source = find_source(task, None)
+    assert source.name == f"nyu-mll/glue@{task.hub.revision}" and source.splits == ("train", "test")
+    assert commits["asked"] == 0 and not hub["asked"]
+    read = list(read_part(source, "train"))
+    assert len(read) == 2500 and read[2400] == ("nyu-mll/glue train: row 2400", {"premise": "2400", "label": -1})
+    assert [row["label"] for _, row in read[1:4]] == ["entailment", "neutral", "contradiction"]
+    assert hub["asked"] == [("nyu-mll/glue", "mnli", "train", task.hub.revision)]
+
+
+def test_hub_tags_come_as_names(hub: dict) -> None:
+    tags = datasets.List(datasets.ClassLabel(names=["B-x", "O"]))
+    features = datasets.Features({"theirs": tags, "tokens": datasets.List(datasets.Value("string"))})
+    hub["a/b", None, "test"] = datasets.Dataset.from_list(
+        [{"theirs": [1, 0], "tokens": ["in", "x"]}], features=features
+    )
+    there = Hub(id="a/b", revision=COMMIT, splits=Splits(train="train", test="test"), rename={"theirs": "ner_tags"})
+    source = find_source(changed("conll2003", hub=there), None)
+    assert [row for _, row in read_part(source, "test")] == [{"theirs": ["O", "B-x"], "tokens": ["in", "x"]}]
+
+
+def test_hub_collection(hub: dict) -> None:
+    there = Hub(
+        id="a/b",
+        config="qrels",
+        revision=COMMIT,
+        splits=Splits(validation="dev", test="test"),
+        corpus=HubRows(config="docs", splits=("dev", "test")),
+        queries=HubRows(config="asked", splits=("all",)),
+    )
+    hub["a/b", "docs", "dev"] = [{"_id": "1"}]
+    hub["a/b", "docs", "test"] = [{"_id": "2"}]
+    hub["a/b", "asked", "all"] = [{"_id": "q"}]
+    hub["a/b", "qrels", "dev"] = [{"score": 1}]
+    source = find_source(changed("mldr_en", hub=there), None)
+    assert [row["_id"] for _, row in read_part(source, "corpus")] == ["1", "2"]
+    assert [row["_id"] for _, row in read_part(source, "queries")] == ["q"]
+    assert [place for place, _ in read_part(source, "validation")] == ["a/b dev: row 0"]
+
+
+def test_hub_revisions_are_resolved(commits: dict) -> None:
+    task, other = TASKS["ontonotes5"], "f" * 40
+    commits["tner/ontonotes5", "refs/convert/parquet"] = COMMIT
+    source = find_source(task, None)
+    assert source.name == f"tner/ontonotes5@{COMMIT}" and source.form.revision == COMMIT
+    assert find_source(task, None) == source and commits["asked"] == 1
+    pinned = changed("ontonotes5", hub=task.hub.model_copy(update={"revision": COMMIT}))
+    assert find_source(pinned, None) == source
+    moved = changed("ontonotes5", hub=task.hub.model_copy(update={"revision": other}))
+    assert find_source(moved, None).hash != source.hash
+    with pytest.raises(
+        InputError, match=r"hgissbkh/uner_en: the commit of its newest revision .*no network\); a local"
+    ):
+        find_source(TASKS["uner_en_ewt"], HUB)
+
+
+def test_hub_is_read_instead_of_the_package(hub: dict) -> None:
+    hub["stanfordnlp/snli", None, "test"] = [{"label": 1}]
+    source = find_source(TASKS["snli"], HUB)
+    assert source.hash != find_source(TASKS["snli"], None).hash
+    assert [row for _, row in read_part(source, "test")] == [{"label": 1}]
+
+
+def test_hub_errors(hub: dict) -> None:
+    source = find_source(TASKS["sst2"], None)
+    key = ("nyu-mll/glue", "sst2", "train")
+    for error, message in (
+        (RuntimeError("Dataset scripts are no longer supported, but found x.py"), "remote code, which is never run"),
+        (
+            ValueError("Unknown split\nmore"),
+            r"split 'train' cannot be read from the hub \(Unknown split\); a local copy",
+        ),
+        (FileNotFoundError(), r"\(FileNotFoundError\)"),
+    ):
+        hub[key] = error
+        with pytest.raises(InputError, match=message) as caught:
+            list(read_part(source, "train"))
+        assert "\n" not in str(caught.value)
+
+
+def test_hub_library_reads_a_folder_the_same_way(tmp_path: Path) -> None:
+    """A data set in a folder stands for one on the hub: the real `datasets` reads both the same way."""
+    folder_with(tmp_path, ROWS, '{"premise": "a", "hypothesis": "b", "label": 2}\n')
+    there = Hub(id=str(tmp_path), revision=COMMIT, splits=Splits(train="train", test="test"))
+    source = find_source(changed("snli", bundled=False, hub=there), None)
+    assert [row["label"] for _, row in read_part(source, "test")] == [2]
+    lacking = there.model_copy(update={"splits": Splits(train="train", test="best")})
+    with pytest.raises(InputError, match="split 'best' cannot be read"):
+        list(read_part(find_source(changed("snli", bundled=False, hub=lacking), None), "test"))

@@ -1,0 +1,186 @@
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from biphase.errors import InputError
+from biphase.tasks.examples import load_examples
+from biphase.tasks.sources import find_source
+from biphase.tasks.spec import TASKS, Hub, Splits, Task, find_task, template_columns
+
+DOCS = (Path(__file__).parents[2] / "docs" / "tasks.md").read_text(encoding="utf-8")
+PAPER = {
+    *("sst2", "mnli", "qqp", "conll2003", "ontonotes5", "uner_en_ewt"),
+    *("squad", "squad_v2", "record", "msmarco", "nq", "mldr_en"),
+}
+MINIMAL = {
+    "name": "mine",
+    "family": "sequence_classification",
+    "metric": "accuracy",
+    "template": "{text}",
+    "classes": ["no way", "yes"],
+    "files": [{"train": "train.tsv", "test": "test.tsv"}],
+}
+TAGGED = {"family": "token_classification", "metric": "f1", "classes": ["O", "B-x", "I-x"]}
+ASKED = {"family": "question_answering", "metric": "f1", "classes": []}
+FOUND = {"family": "retrieval", "metric": "map_at_100", "classes": [], "files": [{"test": "qrels/test.tsv"}]}
+THERE = {"corpus": {"splits": ["corpus"]}, "queries": {"splits": ["queries"]}}
+
+
+def test_table_is_sound() -> None:
+    assert set(TASKS) >= PAPER
+    for name, task in TASKS.items():
+        assert name == task.name
+        assert task.licence and task.citation and (task.note or name == "wnut17")
+        assert task.files and (task.bundled or task.hub or name in ("cranfield", "squad_retrieval", "wiki_longdoc"))
+        assert task.trained_on is None or TASKS[task.trained_on].trained_on is None
+        unpinned = task.hub and not re.fullmatch(r"[0-9a-f]{40}", task.hub.revision or "")
+        assert bool(unpinned) == ("not pinned" in task.note)
+    assert {name for name, task in TASKS.items() if task.trained_on == "msmarco"} == {"nq", "mldr_en"}
+    assert len(TASKS["ontonotes5"].classes) == 37
+    assert len({tag[2:] for tag in TASKS["ontonotes5"].classes[1:]}) == 18
+    assert TASKS["conll2003"].classes[:3] == ("O", "B-PER", "I-PER")
+
+
+def test_tasks_can_be_keys() -> None:
+    assert len(set(TASKS.values())) == len(TASKS)
+
+
+def test_docs_list_every_task_as_it_is() -> None:
+    rows = {cells[1].strip("* "): cells for line in DOCS.splitlines() if len(cells := line.split("|")) == 8}
+    for name, task in TASKS.items():
+        _, shown, family, metric, hub, licence, _, _ = rows[name]
+        assert shown.strip().startswith("**") == (name in PAPER)
+        assert (family.strip().replace(" ", "_"), metric.strip()) == (task.family, task.metric)
+        assert licence.strip() == task.licence
+        assert ("bundled" in hub) == task.bundled and (task.hub is None or task.hub.id in hub)
+        assert ("not pinned" in hub) == ("not pinned" in task.note)
+        layouts = DOCS.partition("## What `--data-dir` may hold")[2]
+        for layout in task.files:
+            files = [place for place in (layout.train, layout.validation, layout.test) if place]
+            assert all(f"`{file}`" in layouts or (file.endswith(".jsonl") and "qrels" in file) for file in files)
+
+
+FILES = {
+    "reviews": {f"{split}.tsv": "title\tbody\tstars\nA\tb\tpositive\nC\td\t0\n" for split in ("train", "dev", "test")},
+    "prescriptions": {f"{split}.conll": "ten NN B-dose\nmg NN E-dose\n\n" * 4 for split in ("train", "test")},
+    "manuals": {
+        f"{split}.json": json.dumps(
+            {
+                "data": [
+                    {
+                        "paragraphs": [
+                            {
+                                "context": "Press it twice.",
+                                "qas": [
+                                    {"id": str(i), "question": "What?", "answers": [{"text": "it", "answer_start": 6}]}
+                                    for i in range(3)
+                                ],
+                            }
+                        ]
+                    }
+                ]
+            }
+        )
+        for split in ("train", "dev")
+    },
+    "handbook": {
+        "corpus.jsonl": '{"_id": "d", "title": "T", "text": "x"}\n',
+        "queries.jsonl": "".join(f'{{"_id": "q{i}", "text": "?"}}\n' for i in range(5)),
+        "qrels/train.tsv": "query-id\tcorpus-id\tscore\n" + "".join(f"q{i}\td\t1\n" for i in range(4)),
+        "qrels/test.tsv": "query-id\tcorpus-id\tscore\nq4\td\t1\n",
+    },
+}
+
+
+@pytest.mark.parametrize("text", re.findall(r"```yaml\n(.*?)```", DOCS, re.DOTALL), ids=lambda text: text.split()[1])
+def test_docs_show_tasks_that_load(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "task.yaml"
+    path.write_text(text, encoding="utf-8")
+    task = find_task(str(path))
+    for name, content in FILES[task.name].items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(content)
+    data = load_examples(find_source(task, tmp_path))
+    assert data.task == task and data.train
+    if task.name == "prescriptions":
+        assert data.test[0].tags == (3, 4)
+
+
+def test_docs_show_every_family() -> None:
+    shown = [yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", DOCS, re.DOTALL)]
+    assert {task["name"] for task in shown} == set(FILES)
+    assert {task["family"] for task in shown} == {task.family for task in TASKS.values()}
+
+
+def test_unknown_task() -> None:
+    with pytest.raises(InputError, match=r"unknown task 'sst'; did you mean 'sst2'\?"):
+        find_task("sst")
+    with pytest.raises(InputError, match=r"none\.yaml does not exist"):
+        find_task("none.yaml")
+
+
+BAD_TASKS = [
+    ({"templat": "{text}"}, "unknown key 'templat'; did you mean 'template'"),
+    ({"files": [{"train": "a", "tset": "b", "test": "c"}]}, r"unknown key 'files\.0\.tset'; did you mean 'test'"),
+    ({"files": [{"train": "a"}]}, r"'files\.0\.test' is required"),
+    ({"files": [{"test": "a.tsv"}]}, r"train is missing beside test: a\.tsv"),
+    ({"family": "tagging"}, "'family' is 'tagging'"),
+    ({"name": "a/b"}, "'name' is 'a/b'"),
+    ({"name": "sst2"}, "'sst2' is the name of a task of biphase's own"),
+    ({"bundled": True}, "'bundled' is for tasks that come with biphase"),
+    ({"metric": "acuracy"}, "none of sequence_classification; did you mean 'accuracy'"),
+    ({"metric": "f1", "classes": ["a", "b", "c"]}, "'f1' needs two classes"),
+    ({"classes": ["a"]}, "two or more"),
+    ({"classes": ["a", "a"]}, "none of them twice"),
+    ({"classes": [False, True]}, r"'classes\.0' is False"),
+    ({"template": "text"}, "template must name a column in braces"),
+    ({"template": "{}"}, "only names of columns may stand in braces"),
+    ({"template": "{a.__class__}"}, "only names of columns may stand in braces"),
+    ({"template": "{a!r}"}, "only names of columns may stand in braces"),
+    ({"template": "{a"}, "a brace that is text is doubled"),
+    ({"query_template": "Query:"}, "query_template must have {text} once"),
+    ({"trained_on": "msmarco"}, "trained_on is for retrieval"),
+    (TAGGED | {"classes": ["B-x", "I-x", "O"]}, "classes must begin with O"),
+    (TAGGED | {"classes": ["O", "S-x"]}, "not 'S-x'"),
+    (TAGGED | {"files": [{"train": "a", "test": "b", "scheme": "BILOU"}]}, r"'files\.0\.scheme' is 'BILOU'"),
+    (ASKED | {"template": "{context} {question}"}, "template must have {question} and, at its end, {context}"),
+    (ASKED | {"template": "{question} {context}", "classes": ["a", "b"]}, "question_answering has no classes"),
+    (FOUND | {"trained_on": "nope"}, "trained_on: no retrieval task 'nope'; known: cranfield"),
+    (FOUND | {"trained_on": "sst2"}, "trained_on: no retrieval task 'sst2'"),
+    (FOUND | {"trained_on": "nq", "files": [{"train": "a", "test": "b"}]}, "has no train"),
+    (FOUND | {"files": [{"validation": "a", "test": "b"}]}, "train is missing beside test: b"),
+    (FOUND | {"hub": {"id": "a/b", "splits": {"test": "test"}}}, "retrieval needs corpus and queries"),
+    (FOUND | {"hub": {"id": "a/b", "splits": {"tst": "t"}} | THERE}, r"unknown key 'hub\.splits\.tst'; did you mean"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), BAD_TASKS)
+def test_bad_tasks(tmp_path: Path, changes: dict, message: str) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(MINIMAL | changes))
+    with pytest.raises(InputError, match=message) as caught:
+        find_task(str(path))
+    assert str(caught.value).startswith(str(path)) and "\n" not in str(caught.value)
+
+
+def test_own_tasks(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yml"
+    path.write_text(yaml.safe_dump(MINIMAL))
+    assert find_task(str(path)) == Task.model_validate(MINIMAL)
+    path.write_text(yaml.safe_dump(MINIMAL | FOUND | {"trained_on": "msmarco"}))
+    assert find_task(str(path)).trained_on == "msmarco"
+
+
+def test_doubled_braces_are_text() -> None:
+    assert template_columns("{{{text}}}") == ("text",)
+
+
+def test_nothing_is_pinned_to_a_branch_by_accident() -> None:
+    assert TASKS["ontonotes5"].hub == Hub(
+        id="tner/ontonotes5",
+        revision="refs/convert/parquet",
+        splits=Splits(train="train", validation="validation", test="test"),
+    )

@@ -1,0 +1,56 @@
+"""A hub id is its commit: the one in the cache, without network."""
+
+import shutil
+from pathlib import Path
+
+import huggingface_hub.constants
+import huggingface_hub.file_download
+import pytest
+
+from biphase.errors import InputError
+from biphase.hub import fetch_model
+
+OLD, NEW = "a" * 40, "b" * 40
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A hub cache with two commits of one model, the newer one as `main`, and no network."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    repository = tmp_path / "models--some--model"
+    for commit in (OLD, NEW):
+        (repository / "snapshots" / commit).mkdir(parents=True)
+        (repository / "snapshots" / commit / "config.json").write_text("{}")
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(NEW)
+    (repository / "refs" / "v1").write_text(OLD)
+    return repository
+
+
+def test_a_name_is_the_commit_that_is_here(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert fetch_model("some/model") == cache / "snapshots" / NEW
+    assert capsys.readouterr().err == f"model some/model: commit {NEW}\n"
+    assert fetch_model("some/model", "v1") == cache / "snapshots" / OLD
+    capsys.readouterr()
+    assert fetch_model("some/model", OLD) == cache / "snapshots" / OLD
+    assert capsys.readouterr().err == "", "a commit needs no word"
+
+
+def test_what_is_nowhere_is_one_line(cache: Path) -> None:
+    for id, revision, named in (
+        ("some/other", None, "some/other"),
+        ("some/model", "v2", "some/model at revision v2"),
+        ("some/model", "c" * 40, "some/model at revision ccc"),
+        ("a b", None, "a b"),
+    ):
+        with pytest.raises(
+            InputError, match=rf"model {named}.* is no folder here and cannot be had from the hub \(.+\);"
+        ):
+            fetch_model(id, revision)
+    for path in ("./model", "/some/model", "~/model", "runs/some/model"):
+        with pytest.raises(InputError, match=f"{path} is not a folder"):
+            fetch_model(path)
+    shutil.rmtree(cache)
+    with pytest.raises(InputError, match="cannot be had from the hub"):
+        fetch_model("some/model")
