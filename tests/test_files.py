@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import biphase.files as files
-from biphase.errors import InputError
-from biphase.files import content_hash, file_hash, read_json, whole_folder, write_json, write_text
+from biphase.errors import BusyError, InputError
+from biphase.files import content_hash, file_hash, locked, read_json, whole_folder, write_json, write_text
 
 
 def names(folder: Path) -> list[str]:
@@ -69,3 +69,15 @@ def test_hashes_are_of_content(tmp_path: Path) -> None:
     assert content_hash({"a": 1}) != content_hash({"a": 1.5})
     (tmp_path / "a").write_bytes(b"abc")  # FIPS 180-2, B.1
     assert file_hash(tmp_path / "a") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+
+
+def test_a_lock_is_held_by_one_and_never_written_through_a_link(tmp_path: Path) -> None:
+    with locked(tmp_path / "lock"), pytest.raises(BusyError), locked(tmp_path / "lock"):
+        pass
+    with locked(tmp_path / "lock"):  # free again
+        pass
+    (tmp_path / "theirs").write_text("kept")
+    (tmp_path / "link").symlink_to(tmp_path / "theirs")
+    with pytest.raises(InputError, match="link is a link"), locked(tmp_path / "link"):
+        pass
+    assert (tmp_path / "theirs").read_text() == "kept"

@@ -16,6 +16,11 @@ class StoppedError(Exception):
     """The work was asked to stop (SIGTERM or Ctrl-C) and has saved its state; the same command goes on."""
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text that is not blank, or its type where it has no text."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """A hint for a mistyped name: `"; did you mean 'x'?"`, or the list of what is known when nothing is near."""
     known = sorted(known)

@@ -1,5 +1,7 @@
 """Files that appear whole or not at all, and the hashes that name what is in them."""
 
+import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -11,7 +13,7 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from biphase.errors import InputError
+from biphase.errors import BusyError, InputError
 
 Kind = TypeVar("Kind")
 
@@ -75,6 +77,28 @@ def whole_folder(path: Path) -> Iterator[Path]:
         os.replace(part, path)
     finally:
         shutil.rmtree(part, ignore_errors=True)
+
+
+@contextmanager
+def locked(path: Path, *, wait: bool = False) -> Iterator[None]:
+    """Hold a lock on the file at `path` (made where it is not there). It ends with its process, so a killed one blocks
+    nothing.
+
+    Args:
+        wait: wait for another process that holds it, instead of raising `BusyError`.
+    """
+    try:
+        number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise InputError(f"{path} is a link, through which nothing is written; remove it") from None
+        raise
+    with open(number, "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            raise BusyError(f"{path} is held by another process") from None
+        yield
 
 
 def content_hash(value: Any) -> str:

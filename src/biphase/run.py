@@ -4,12 +4,11 @@ runs/NAME-HASH8/  config.yaml  environment.json  metrics.jsonl  done.json
                   steps/STEP/{model/, optimizer.safetensors, manifest.json}
 """
 
-import fcntl
 import json
 import math
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ import yaml
 
 from biphase.config import Recipe, load_config
 from biphase.errors import BusyError, InputError
-from biphase.files import read_json_as, write_json, write_text
+from biphase.files import locked, read_json_as, write_json, write_text
 
 
 @dataclass(frozen=True)
@@ -75,10 +74,10 @@ def claim_run(run: Run, config: dict[str, Any], environment: dict[str, Any]) -> 
     """Hold the folder while training into it. Raises `BusyError` when another process holds it."""
     path = run.path
     path.mkdir(parents=True, exist_ok=True)
-    with open(path / ".lock", "w") as lock:
+    with ExitStack() as held:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            held.enter_context(locked(path / ".lock"))
+        except BusyError:
             raise BusyError(f"{path} is in use by another process; wait for it, or stop it first") from None
         if not run.is_done:  # else only a checkpoint is made once more
             write_text(path / "config.yaml", yaml.safe_dump(config, sort_keys=False, allow_unicode=True))

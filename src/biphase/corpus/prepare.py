@@ -46,8 +46,8 @@ from biphase.corpus.tokenizer import (
     tokenizer_hash,
     vocabulary_size,
 )
-from biphase.errors import InputError
-from biphase.files import content_hash, read_json, whole_folder, write_json
+from biphase.errors import BusyError, InputError
+from biphase.files import content_hash, locked, read_json, whole_folder, write_json
 from biphase.machine import num_cores
 
 if TYPE_CHECKING:
@@ -237,13 +237,13 @@ def _total(parts: Iterable[ShardPart]) -> ShardSplit:
 def _claimed(out: Path) -> Iterator[None]:
     """One `prepare` per set. Locks end with their process, so a killed one blocks nothing."""
     out.mkdir(parents=True, exist_ok=True)
-    with open(out / ".claim", "w") as claim, open(out / ".workers", "w") as workers:
+    with ExitStack() as held:
         try:
-            fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            held.enter_context(locked(out / ".claim"))
+        except BusyError:
             raise InputError(f"another process is preparing {out} at this moment: wait for it") from None
-        fcntl.flock(workers, fcntl.LOCK_EX)  # workers of a killed call notice within a batch, and go
-        fcntl.flock(workers, fcntl.LOCK_UN)
+        with locked(out / ".workers", wait=True):  # workers of a killed call notice within a batch, and go
+            pass
         yield
 
 

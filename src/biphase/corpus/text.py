@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from biphase import console
-from biphase.errors import InputError, nearest
+from biphase.errors import InputError, first_line, nearest
 
 Kind = Literal["text", "jsonl", "parquet", "hub"]
 TxtDocuments = Literal["file", "paragraphs", "lines"]
@@ -155,7 +155,7 @@ def _hub(given: str) -> list[TextSource]:
         whole = HubPart(match["dataset"], match["config"] or None, match["split"] or "train", str(commit), 0, 1)
         count = max(_stream(whole).num_shards, 1)
     except (OSError, HTTPError, ValueError) as error:
-        raise InputError(f"{given} cannot be read from the hub, nor is it a local path: {_first_line(error)}") from None
+        raise InputError(f"{given} cannot be read from the hub, nor is it a local path: {first_line(error)}") from None
     address = f"hub:{whole.dataset}:{whole.config or ''}:{whole.split}@{commit}"
     return [
         TextSource(
@@ -177,10 +177,6 @@ def _stream(part: HubPart) -> Any:
         part.dataset, name=part.config, split=part.split, revision=part.revision, streaming=True
     )
     return rows.shard(num_shards=part.count, index=part.index) if part.count > 1 else rows
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 class DocumentReader(Iterator[Document]):
@@ -277,7 +273,7 @@ class DocumentReader(Iterator[Document]):
                 yield document
         except (OSError, HTTPError) as error:
             raise InputError(
-                f"{self.source.name}: the hub failed after row {number} ({_first_line(error)}); "
+                f"{self.source.name}: the hub failed after row {number} ({first_line(error)}); "
                 "run the same command again"
             ) from None
 
@@ -335,7 +331,7 @@ class DocumentReader(Iterator[Document]):
 
     def _damaged(self, error: Exception) -> InputError:
         return InputError(
-            f"{self.source.name} cannot be read to its end ({_first_line(error)}): it is damaged, cut short or "
+            f"{self.source.name} cannot be read to its end ({first_line(error)}): it is damaged, cut short or "
             "not what its ending says"
         )
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from biphase import console
-from biphase.errors import InputError
+from biphase.errors import InputError, first_line
 from biphase.files import content_hash, whole_folder
 
 if TYPE_CHECKING:  # slow to import, and workers that only tokenize do without
@@ -150,7 +150,7 @@ def _load_file(path: Path) -> "PreTrainedTokenizerFast":
         state = json.loads(path.read_text(encoding="utf-8"))
         backend = Tokenizer.from_str(json.dumps(state))
     except Exception as error:  # `tokenizers` raises bare Exception for whatever it cannot parse
-        raise InputError(f"{path} is not a tokenizer.json ({_first_line(error)})") from None
+        raise InputError(f"{path} is not a tokenizer.json ({first_line(error)})") from None
     return _complete(_wrap(backend, {}), str(path))
 
 
@@ -168,16 +168,12 @@ def _load_pretrained(source: str | Path) -> "PreTrainedTokenizerFast":
 
             tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     except (OSError, HTTPError, ValueError, ImportError, KeyError, TypeError) as error:
-        raise InputError(f"tokenizer {source} cannot be loaded ({_first_line(error)})") from None
+        raise InputError(f"tokenizer {source} cannot be loaded ({first_line(error)})") from None
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise InputError(
             f"tokenizer {source} is a {type(tokenizer).__name__}, which has no fast version (tokenizer.json)"
         )
     return tokenizer
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _complete(tokenizer: "PreTrainedTokenizerFast", name: str) -> "PreTrainedTokenizerFast":

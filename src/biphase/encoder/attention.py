@@ -2,8 +2,8 @@
 
 `lay_out` turns the bounds of a packed batch into a `PackedLayout`, once per microbatch; every layer of the network
 receives it as the keyword `layout` and hands it to the function registered here under the name `biphase`. Three
-backends compute the same thing: `varlen` (PyTorch's variable-length flash kernel; CUDA, 16 bits), `buckets` (samples of about one length
-batched together; any device and type) and `reference` (the slow twin: one [T, T] mask).
+backends compute the same thing: `varlen` (PyTorch's variable-length flash kernel; CUDA, 16 bits), `buckets` (samples of
+about one length batched together; any device and type) and `reference` (the slow twin: one [T, T] mask).
 
 Letters: T packed tokens, S samples, F samples with the filler, H query heads, G key-value heads, K head width,
 B buckets, N samples of a bucket, L its length, P padded tokens of all buckets.

@@ -31,7 +31,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, 
 from biphase.encoder.attention import ATTENTION, Backend, NoLayoutError, PackedLayout, lay_out
 from biphase.encoder.head import language_model_loss
 from biphase.encoder.presets import PRESETS
-from biphase.errors import InputError, nearest
+from biphase.errors import InputError, first_line, nearest
 
 WINDOW_PROOF_TOKENS = 300
 """Longest sample of the proof of packing: enough to see the local attention of ModernBERT (128)."""
@@ -179,10 +179,6 @@ def load_weights(
     if missing:
         raise InputError(f"{source} lacks {len(missing)} weights of {type(model).__name__}, such as '{missing[0]}'")
     return model
-
-
-def first_line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 def language_model_class(config: PretrainedConfig) -> Any:

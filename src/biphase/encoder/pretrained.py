@@ -22,13 +22,12 @@ from biphase.encoder.backbone import (
     ALIEN_ERRORS,
     check_causality,
     find_first_position,
-    first_line,
     load_model_config,
     load_weights,
     refuse_encoder_decoder,
     train_padding_row,
 )
-from biphase.errors import InputError
+from biphase.errors import InputError, first_line
 from biphase.hub import refuse_pickles
 
 

@@ -5,13 +5,12 @@ What many cells share (weights on disk, encoded tasks) is loaded once per proces
 copy. Tasks that are trained on another's pairs (NQ and MLDR on MS MARCO's) are scored after one training.
 """
 
-import fcntl
 import json
 import math
 import resource
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -26,7 +25,7 @@ from biphase import console
 from biphase.device import choose_device, choose_dtype, describe_machine
 from biphase.encoder.pretrained import fresh_backbone
 from biphase.errors import BusyError, InputError
-from biphase.files import content_hash, whole_folder, write_json
+from biphase.files import content_hash, locked, whole_folder, write_json
 from biphase.finetuning.batches import training_order
 from biphase.finetuning.cell import CellContext, Runtime
 from biphase.finetuning.cells import CellPlan, DataDirs, plan_cells
@@ -111,18 +110,13 @@ def claimed(out: Path, plans: Sequence[CellPlan]) -> Iterator[None]:
     """Hold the names of cells against other processes; a killed one lets go."""
     locks = out / ".locks"
     locks.mkdir(parents=True, exist_ok=True)
-    files = []
-    try:
+    with ExitStack() as held:
         for plan in plans:
-            files.append(open(locks / plan.folder(out).name, "w"))  # noqa: SIM115 - closed below
             try:
-                fcntl.flock(files[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+                held.enter_context(locked(locks / plan.folder(out).name))
+            except BusyError:
                 raise BusyError(f"{plan.folder(out)} is being made by another process") from None
         yield
-    finally:
-        for file in files:
-            file.close()
 
 
 @dataclass(frozen=True)
@@ -251,8 +245,7 @@ def load_kept(folder: Path, kind: Any) -> Any:
 def alone(folder: Path) -> Iterator[None]:
     """Wait until no other process makes this folder."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with open(folder.with_name(f".{folder.name}.lock"), "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(folder.with_name(f".{folder.name}.lock"), wait=True):
         yield
 
 

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import pyarrow as pa  # its streams, unlike zstandard's, notice a file that is cut short
 
-from biphase.errors import InputError
+from biphase.errors import InputError, first_line
 from biphase.files import content_hash, file_hash
 from biphase.tasks.spec import SPLITS, FileLayout, Format, Hub, SplitName, Task, named_splits
 
@@ -155,10 +155,6 @@ def resolve(hub_id: str, revision: str | None) -> str:
         ) from None
     assert commit is not None
     return commit
-
-
-def first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def read_part(source: TaskSource, part: PartName) -> Rows:
