@@ -467,12 +467,12 @@ def call(command: list[str], environment: dict[str, str]) -> None:
 
 def make_encoder(preset: str, vocab_size: int, folder: Path) -> Path:
     """A network with random weights, and a tokenizer trained on the bundled text."""
-    from biphase.corpus.text import find_sources, sample_texts
+    from biphase.corpus.text import find_text_sources, sample_texts
     from biphase.corpus.tokenizer import train_tokenizer
     from biphase.encoder.backbone import TokenIds, make_model
 
     corpus = HERE.parent / "src" / "biphase" / "bundled" / "corpus" / "train.jsonl.zst"
-    tokenizer = train_tokenizer(sample_texts(find_sources([corpus])), vocab_size)
+    tokenizer = train_tokenizer(sample_texts(find_text_sources([corpus])), vocab_size)
     ids = TokenIds(len(tokenizer), tokenizer.mask_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, None)
     make_model(preset, {}, ids, max_len=2048, seed=0).save_pretrained(folder / "encoder")
     tokenizer.save_pretrained(folder / "encoder")

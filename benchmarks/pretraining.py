@@ -511,11 +511,11 @@ def find_text(given: list[str]) -> tuple[list[str], str]:
 def prepare_shards(sources: list[str], vocab_size: int, folder: Path) -> Path:
     """A tokenizer of `vocab_size` trained on the sources, and their shards; made once."""
     from biphase.corpus.prepare import prepare
-    from biphase.corpus.text import find_sources, sample_texts
+    from biphase.corpus.text import find_text_sources, sample_texts
     from biphase.corpus.tokenizer import save_tokenizer, train_tokenizer
     from biphase.files import content_hash
 
-    found = find_sources(sources)
+    found = find_text_sources(sources)
     place = folder / f"{content_hash([source.fingerprint for source in found])[:8]}-{vocab_size}"
     if not (place / "tokenizer").exists():
         save_tokenizer(train_tokenizer(sample_texts(found, "text", "file", 30.0), vocab_size), place / "tokenizer")

@@ -33,9 +33,9 @@ Run = dict[str, float]
 
 def run_tokenizers(sources: list[str], tokenizer: Path) -> Run:
     """Loading and encoding. Reading the texts comes first, and is on no clock."""
-    from biphase.corpus.text import find_sources, read_documents
+    from biphase.corpus.text import find_text_sources, read_documents
 
-    texts = [document.text for source in find_sources(sources) for document in read_documents(source)]
+    texts = [document.text for source in find_text_sources(sources) for document in read_documents(source)]
     wall, cpu = time.perf_counter(), time.process_time()
     from tokenizers import Tokenizer
 
@@ -120,12 +120,12 @@ def main() -> None:
         print(json.dumps(run_tokenizers(arguments.sources, arguments.tokenizer)))
         return
 
-    from biphase.corpus.text import find_sources
+    from biphase.corpus.text import find_text_sources
     from biphase.corpus.tokenizer import load_tokenizer, save_tokenizer
     from biphase.files import write_json
 
     found = machine()
-    files = [source.name for source in find_sources(arguments.sources)]
+    files = [source.name for source in find_text_sources(arguments.sources)]
     sizes = []
     with tempfile.TemporaryDirectory() as folder:
         tokenizer = Path(folder) / "tokenizer"

@@ -87,10 +87,10 @@ def tokenizer_train(
 
     Example: `biphase tokenizer train corpus/*.jsonl.zst --vocab-size 32768 --out tokenizer`
     """
-    from biphase.corpus.text import find_sources, sample_texts
+    from biphase.corpus.text import find_text_sources, sample_texts
     from biphase.corpus.tokenizer import save_tokenizer, train_tokenizer
 
-    texts = sample_texts(find_sources(sources), text_field, txt_documents, limit_mb)  # type: ignore[arg-type]
+    texts = sample_texts(find_text_sources(sources), text_field, txt_documents, limit_mb)  # type: ignore[arg-type]
     tokenizer = train_tokenizer(texts, vocab_size)
     save_tokenizer(tokenizer, out_folder)
     out.print(f"{out_folder}: {len(tokenizer):,} tokens")

@@ -4,8 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from biphase.corpus.shards import SPLITS, ShardSet
-from biphase.corpus.shards import describe as describe_shards
+from biphase.corpus.shards import SHARD_SPLITS, ShardSet, describe_shards
 from biphase.errors import InputError
 from biphase.files import read_json_as
 from biphase.run import Run, read_done, read_metrics, read_recipe, whole_steps
@@ -25,7 +24,7 @@ def describe_path(path: Path, *, verify: bool = False) -> str:
         return describe_checkpoint(path)
     if (path / "manifest.json").exists():
         if verify:
-            for split in SPLITS:
+            for split in SHARD_SPLITS:
                 ShardSet.open(path, split).verify()
         return describe_shards(path) + ("\nverified: every hash agrees" if verify else "")
     if (path / "config.json").exists():

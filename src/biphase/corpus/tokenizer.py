@@ -314,7 +314,7 @@ def tokenizer_hash(tokenizer: "PreTrainedTokenizerFast") -> str:
     return content_hash([digest, added, tokenizer.eos_token_id, tokenizer.mask_token_id])
 
 
-def vocabulary_size(tokenizer: "PreTrainedTokenizerFast") -> int:
+def tokenizer_vocab_size(tokenizer: "PreTrainedTokenizerFast") -> int:
     """Rows that an embedding needs: the highest id and one."""
     return max(tokenizer.get_vocab().values()) + 1
 
