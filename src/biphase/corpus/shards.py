@@ -155,7 +155,7 @@ class ShardSet:
 
     @cached_property
     def document_ends(self) -> np.ndarray:
-        """Offset in the stream after each document's end-of-text token, int64 [num_documents]."""
+        """The offset in the stream after each document's end-of-text token, int64 [num_documents]."""
         ends = [
             np.fromfile(self.folder_of(shard) / f"{self.split}.ends", dtype="<i8") + start
             for shard, start in zip(self.manifest.shards, self.starts, strict=False)
