@@ -1,11 +1,11 @@
-"""Errors that a user can mend, and the words for them. The command line prints one line and exits with code 2."""
+"""What a user did or gave that cannot work. The command line prints it as one line and exits with code 2."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
 
 
 class InputError(ValueError):
-    """What a user gave or did cannot work. The text names the culprit (a file and line, a key) and the remedy."""
+    """Names the culprit (a file and line, a key, a value) and the remedy, in one line."""
 
 
 class BusyError(InputError):
