@@ -19,7 +19,7 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 BUFFER_BYTES = 1 << 20
 
 
-def read_lines(path: Path) -> Iterator[tuple[int, str, int]]:
+def read_text_lines(path: Path) -> Iterator[tuple[int, str, int]]:
     """Lines with their ends, each with its number (from 1) and how many bytes of the file on disk are read by then.
 
     A byte order mark is left out. Raises `InputError` for a file that does not exist, is damaged or cut short, and for
@@ -45,11 +45,11 @@ def read_lines(path: Path) -> Iterator[tuple[int, str, int]]:
 
 
 def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any], int]]:
-    """The objects of a file that has one JSON object per line, with what `read_lines` says of the line of each.
+    """The objects of a file that has one JSON object per line, with what `read_text_lines` says of the line of each.
 
-    Blank lines are skipped. Raises `InputError` as `read_lines` does, for broken JSON, and for what is no object.
+    Blank lines are skipped. Raises `InputError` as `read_text_lines` does, for broken JSON, and for what is no object.
     """
-    for number, line, num_bytes in read_lines(path):
+    for number, line, num_bytes in read_text_lines(path):
         if not line.strip():
             continue
         try:
@@ -64,7 +64,7 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any], int]]:
 def read_json_file(path: Path) -> Any:
     """The one JSON value that a file holds, over any number of lines. Raises `InputError` as `read_json_lines` does."""
     try:
-        return json.loads("".join(line for _, line, _ in read_lines(path)))
+        return json.loads("".join(line for _, line, _ in read_text_lines(path)))
     except json.JSONDecodeError as error:
         raise broken_json(f"{path}:{error.lineno}", error) from None
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from biphase import console
-from biphase.corpus.readers import CODECS, damaged, json_kind, read_json_lines, read_lines
+from biphase.corpus.readers import CODECS, damaged, json_kind, read_json_lines, read_text_lines
 from biphase.errors import InputError, first_line, nearest
 
 TextKind = Literal["text", "jsonl", "parquet", "hub"]
@@ -228,7 +228,7 @@ def read_txt(path: Path, txt_documents: TxtDocuments) -> Documents:
     held: list[str] = []  # the lines of the document that is being read
     first = 1  # the number of the first of them
     num_bytes = 0
-    for number, line, num_bytes in read_lines(path):
+    for number, line, num_bytes in read_text_lines(path):
         if txt_documents == "file":
             held.append(line)
         elif txt_documents == "lines":

@@ -13,7 +13,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-from biphase.corpus.readers import CODECS, read_json_file, read_json_lines, read_lines
+from biphase.corpus.readers import CODECS, read_json_file, read_json_lines, read_text_lines
 from biphase.errors import InputError, first_line
 from biphase.files import content_hash, file_hash
 from biphase.tasks.spec import SPLITS, FileLayout, Format, Hub, SplitName, Task, named_splits
@@ -197,7 +197,7 @@ def read_objects(path: Path) -> Iterator[tuple[str, Row]]:
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Lines without their ends, each with its number (from 1)."""
-    return ((number, line.rstrip("\r\n")) for number, line, _ in read_lines(path))
+    return ((number, line.rstrip("\r\n")) for number, line, _ in read_text_lines(path))
 
 
 def read_tsv(path: Path, has_short_rows: bool = False) -> Rows:

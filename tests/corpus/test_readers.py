@@ -1,0 +1,66 @@
+"""Lines and rows come with their numbers, out of any compression; what is wrong is told with file and line."""
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import zstandard
+
+from biphase.corpus.readers import read_json_file, read_json_lines, read_text_lines
+from biphase.errors import InputError
+
+PACKINGS: list[tuple[str, Callable[[bytes], bytes]]] = [
+    ("", lambda data: data),
+    (".gz", gzip.compress),
+    (".zst", zstandard.compress),
+]
+
+
+@pytest.mark.parametrize(("ending", "pack"), PACKINGS)
+def test_lines_keep_their_ends_and_say_how_much_was_read(ending: str, pack: Callable, tmp_path: Path) -> None:
+    path = tmp_path / f"a.txt{ending}"
+    path.write_bytes(pack("\ufeffone\r\n\ntwo\u2028three".encode()))
+    lines = list(read_text_lines(path))
+    assert [(number, line) for number, line, _ in lines] == [(1, "one\r\n"), (2, "\n"), (3, "two\u2028three")]
+    assert lines[-1][2] == path.stat().st_size
+
+
+@pytest.mark.parametrize(("ending", "pack"), PACKINGS)
+def test_rows_are_numbered_by_line(ending: str, pack: Callable, tmp_path: Path) -> None:
+    path = tmp_path / f"a.jsonl{ending}"
+    path.write_bytes(pack(b'{"a": 1}\n\n  \n{"a": 2}'))
+    assert [(number, row) for number, row, _ in read_json_lines(path)] == [(1, {"a": 1}), (4, {"a": 2})]
+
+
+def test_a_json_file_may_have_many_lines(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps({"a": [1, 2]}, indent=1))
+    assert read_json_file(path) == {"a": [1, 2]}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'{"a": 1}\n\n{"a"', r"a\.jsonl:3: broken JSON \(.*, column 5\): one object a line$"),
+        (b"[1]\n", r"a\.jsonl:1: one JSON object per line is needed, here is a list$"),
+        (b'{"a": 1}\n{"a": "caf\xe9"}\n', r"a\.jsonl:2: not UTF-8 \(byte 0xe9 at position 10 of the line\); convert"),
+    ],
+)
+def test_what_is_wrong_is_told_with_file_and_line(content: bytes, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=message):
+        list(read_json_lines(path))
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"none\.txt does not exist$"):
+        list(read_text_lines(tmp_path / "none.txt"))
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"a line\n" * 100_000)[:-20])
+    with pytest.raises(InputError, match=r"a\.txt\.gz cannot be read to its end \(.*\): it is damaged, cut short or"):
+        list(read_text_lines(tmp_path / "a.txt.gz"))
+    (tmp_path / "b.json").write_text("[1,\n2")
+    with pytest.raises(InputError, match=r"b\.json:2: broken JSON \(.*\)$"):
+        read_json_file(tmp_path / "b.json")
