@@ -94,9 +94,9 @@ def measure_speed(jobs: dict[str, PretrainingJob], options: argparse.Namespace) 
         lambda arm, number: run_apart(replace(jobs[arm], seed=number), options.threads),
         lambda found: f"{found['tokens_per_second']:,.0f} tokens/s",
     )
-    # The peak is the highest that any process measured: another load can only lower it.
-    peaks = [found["peak_flops"] for each in rounds for found in each.values() if "error" not in found]
-    peak = max(peaks, default=0.0)
+    peak = 0.0  # the highest that any process measured: another load can only lower it
+    for each in rounds:
+        peak = max([peak, *(found["peak_flops"] for found in each.values() if "error" not in found)])
     arms = {arm: summarize_arm(arm, [each[arm] for each in rounds], peak) for arm in jobs}
     ratios: dict[str, dict[str, float]] = {}
     for ours in (arm for arm in arms if arm.startswith("biphase")):

@@ -14,6 +14,7 @@ from pretraining_job import Ledger, PretrainingJob, measured_peak, note_step, re
 from transformers import DataCollatorForLanguageModeling, Trainer, TrainerCallback, TrainingArguments
 from transformers.utils import is_flash_attn_2_available
 
+from biphase.config import Recipe
 from biphase.corpus.shards import ShardSet
 from biphase.encoder.backbone import count_flops
 from biphase.pretraining.batches import make_samples
@@ -71,28 +72,7 @@ def run_trainer(job: PretrainingJob) -> dict[str, Any]:
             note_step(ledger, device)
 
     with tempfile.TemporaryDirectory() as folder:
-        arguments = TrainingArguments(
-            output_dir=folder,
-            max_steps=job.num_steps,
-            per_device_train_batch_size=job.batch_samples,
-            gradient_accumulation_steps=job.accumulate,
-            learning_rate=recipe.schedule.peak_lr,
-            lr_scheduler_type="constant",
-            adam_beta1=recipe.optimizer.betas[0],
-            adam_beta2=recipe.optimizer.betas[1],
-            adam_epsilon=recipe.optimizer.eps,
-            weight_decay=recipe.optimizer.weight_decay,
-            max_grad_norm=recipe.optimizer.max_grad_norm,
-            bf16=dtype == torch.bfloat16,
-            use_cpu=device.type == "cpu",
-            torch_compile="compile" in job.arm,
-            train_sampling_strategy="group_by_length" if "sorted" in job.arm else "random",
-            seed=job.seed,
-            remove_unused_columns=False,
-            save_strategy="no",
-            report_to="none",
-            disable_tqdm=True,
-        )
+        arguments = training_arguments(job, recipe, device, dtype, folder)
         data = SampleList(shards, make_samples(recipe, shards), shards.manifest.special_ids)
         trainer = Trainer(model, arguments, train_dataset=data, data_collator=weighed, callbacks=[Clock()])
         trainer.train()
@@ -105,6 +85,34 @@ def run_trainer(job: PretrainingJob) -> dict[str, Any]:
         "optimizer": str(arguments.optim),
         "data_loader_workers": arguments.dataloader_num_workers,
     }
+
+
+def training_arguments(
+    job: PretrainingJob, recipe: Recipe, device: torch.device, dtype: torch.dtype, folder: str
+) -> TrainingArguments:
+    """The recipe's settings under Trainer's names; all else is as it is shipped."""
+    return TrainingArguments(
+        output_dir=folder,
+        max_steps=job.num_steps,
+        per_device_train_batch_size=job.batch_samples,
+        gradient_accumulation_steps=job.accumulate,
+        learning_rate=recipe.schedule.peak_lr,
+        lr_scheduler_type="constant",
+        adam_beta1=recipe.optimizer.betas[0],
+        adam_beta2=recipe.optimizer.betas[1],
+        adam_epsilon=recipe.optimizer.eps,
+        weight_decay=recipe.optimizer.weight_decay,
+        max_grad_norm=recipe.optimizer.max_grad_norm,
+        bf16=dtype == torch.bfloat16,
+        use_cpu=device.type == "cpu",
+        torch_compile="compile" in job.arm,
+        train_sampling_strategy="group_by_length" if "sorted" in job.arm else "random",
+        seed=job.seed,
+        remove_unused_columns=False,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+    )
 
 
 def trainer_attention(device: Any) -> str:
