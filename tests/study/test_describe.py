@@ -10,7 +10,7 @@ from rich.console import Console
 
 from biphase.errors import InputError
 from biphase.study.cost import estimate, study_machine
-from biphase.study.describe import describe_plan, plan_dot, plan_json, plan_mermaid, size, stretches
+from biphase.study.describe import describe_plan, format_bytes, plan_dot, plan_json, plan_mermaid, stretches
 from biphase.study.picture import draw_plan, order_lanes
 from biphase.study.plan import Plan, plan_study
 from biphase.study.spec import load_study
@@ -87,7 +87,7 @@ def test_the_picture_is_the_same_every_time(plan: Plan, tmp_path: Path) -> None:
 def test_labels_and_sizes() -> None:
     plan = plan_study(load_study(STUDIES / "mini.yaml"))
     assert {stretch.phase.label for stretch in stretches(plan)} == {"clm", "mlm40", "mlm20"}
-    assert [size(value) for value in (7, 1234, 5.5e6, 1.5e12, 3e16)] == [
+    assert [format_bytes(value) for value in (7, 1234, 5.5e6, 1.5e12, 3e16)] == [
         "7 B",
         "1.23 kB",
         "5.5 MB",

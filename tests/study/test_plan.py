@@ -12,8 +12,9 @@ import pytest
 from biphase.config import Phase, Recipe, parse_config
 from biphase.errors import InputError
 from biphase.pretraining.schedule import learning_rate
-from biphase.study.plan import Plan, history, plan_study, start_from, stored_steps
+from biphase.study.plan import Plan, history, plan_study
 from biphase.study.spec import Study, load_study
+from biphase.study.trunks import start_from, stored_steps
 
 STUDIES = Path(__file__).parents[2] / "studies"
 

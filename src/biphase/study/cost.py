@@ -19,9 +19,11 @@ from biphase.errors import InputError, nearest
 from biphase.files import read_json
 from biphase.finetuning.config import FinetuneConfig
 from biphase.run import open_run, read_metrics
-from biphase.study.plan import Checkpoint, Plan, PlannedRun
+from biphase.study.arms import starting_models
+from biphase.study.plan import Checkpoint, Plan
 from biphase.study.shapes import Shape, Text, flops_per_token, shape_of
-from biphase.study.spec import Planning, Published, Study, StudyModel, named_models
+from biphase.study.spec import Planning, Published, StartingModel, Study
+from biphase.study.trunks import PlannedRun
 from biphase.tasks.spec import find_task
 
 DEVICES = {
@@ -57,7 +59,12 @@ class Machine:
     """Where the efficiency is from, for people."""
 
     def device_hours(self, flops: float) -> float:
+        """The hours that one device needs for so many FLOPs."""
         return flops / (self.peak_flops * self.efficiency) / 3600
+
+    def flops_in(self, hours: float) -> float:
+        """What all its devices together do in some hours."""
+        return hours * 3600 * self.devices * self.peak_flops * self.efficiency
 
 
 def find_machine(
@@ -135,7 +142,7 @@ def vocabulary_size(data: Data, planning: Planning) -> int:
     return planning.vocab_size
 
 
-def model_shape(model: StudyModel, vocab_size: int) -> Shape | None:
+def model_shape(model: StartingModel, vocab_size: int) -> Shape | None:
     """The shape of a preset or of a folder with a Llama-like config.json; None for what only the hub knows."""
     if model.preset is not None:
         return shape_of(model.preset, model.architecture, vocab_size)
@@ -168,7 +175,7 @@ class Sizes:
 
 
 def measure_sizes(plan: Plan) -> Sizes:
-    models, planning = named_models(plan.study), plan.study.planning
+    models, planning = starting_models(plan.study), plan.study.planning
     texts: dict[Data, Text] = {}
     vocabularies: dict[str, int] = {}
     shapes = {}

@@ -12,8 +12,10 @@ from rich.tree import Tree
 
 from biphase.config import Phase
 from biphase.study.cost import Estimate
-from biphase.study.plan import Plan, PlannedRun, history
-from biphase.study.spec import are_alike, trainings, write_steps
+from biphase.study.curricula import are_alike, write_steps
+from biphase.study.plan import Plan, history
+from biphase.study.spec import trainings
+from biphase.study.trunks import PlannedRun
 
 COLORS = {"clm": "#0072B2", "mlm": "#D55E00", "mntp": "#009E73"}
 """Of Okabe and Ito's palette, which colour-blind readers tell apart; as in `pretraining.card`."""
@@ -153,24 +155,24 @@ def cost_table(estimate: Estimate) -> Table:
     table.add_column("FLOPs", f"{estimate.flops:.3g}", justify="right")
     if machine:
         total = sum(row.device_hours or 0.0 for row in rows)
-        table.add_column(f"{machine.name} hours", number(total), justify="right")
+        table.add_column(f"{machine.name} hours", format_hours(total), justify="right")
     if hours:
-        table.add_column("published", number(sum(hours.values())), justify="right")
+        table.add_column("published", format_hours(sum(hours.values())), justify="right")
     if hours and machine:
         table.add_column("which is of peak", justify="right")
     for row in rows:
         cells = [escape(row.group), f"{row.flops:.3g}"]
         if machine:
-            cells.append(number(row.device_hours or 0.0))
+            cells.append(format_hours(row.device_hours or 0.0))
         if hours:
-            cells.append(number(hours[row.group]) if row.group in hours else "")
+            cells.append(format_hours(hours[row.group]) if row.group in hours else "")
         if hours and machine and row.group in hours:
             cells.append(f"{row.flops / hours[row.group] / 3600 / machine.peak_flops:.1%}")
         table.add_row(*cells)
     return table
 
 
-def number(value: float) -> str:
+def format_hours(value: float) -> str:
     """Two or three digits that count: 0.62, 12.5, 81,000."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
@@ -195,11 +197,11 @@ def cost_lines(estimate: Estimate) -> list[str]:
     machine = estimate.machine
     if machine and machine.devices > 1:
         hours = sum(row.device_hours or 0.0 for row in estimate.groups) / machine.devices
-        lines.append(f"on {machine.devices} of them, all busy: {number(hours)} hours")
+        lines.append(f"on {machine.devices} of them, all busy: {format_hours(hours)} hours")
     disk = estimate.disk
     lines.append(
-        f"disk: {size(disk.models)} for the models' weights, {size(disk.needed)} with what branches need, "
-        f"{size(disk.everything)} when nothing is dropped"
+        f"disk: {format_bytes(disk.models)} for the models' weights, {format_bytes(disk.needed)} with what branches "
+        f"need, {format_bytes(disk.everything)} when nothing is dropped"
     )
     lines += [f"assumed: {line}" for line in estimate.assumptions]
     if estimate.unknown:
@@ -207,7 +209,7 @@ def cost_lines(estimate: Estimate) -> list[str]:
     return [escape(line) for line in lines]
 
 
-def size(num_bytes: float) -> str:
+def format_bytes(num_bytes: float) -> str:
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if num_bytes < 1000 or unit == "TB":
             break
