@@ -10,7 +10,7 @@ from rich.console import Console
 
 from biphase.errors import InputError
 from biphase.study.cost import estimate, study_machine
-from biphase.study.describe import describe_plan, format_bytes, plan_dot, plan_json, plan_mermaid, stretches
+from biphase.study.describe import describe_plan, format_bytes, list_spans, plan_graph, plan_json
 from biphase.study.picture import draw_plan, order_lanes
 from biphase.study.plan import Plan, plan_study
 from biphase.study.spec import load_study
@@ -53,9 +53,9 @@ def test_json_is_complete(plan: Plan) -> None:
     assert "cost" not in plan_json(plan)
 
 
-def test_dot_and_mermaid_have_an_edge_for_each_stretch(plan: Plan) -> None:
-    num_edges = len(list(stretches(plan)))
-    dot, mermaid = plan_dot(plan), plan_mermaid(plan)
+def test_dot_and_mermaid_have_an_edge_for_each_span(plan: Plan) -> None:
+    num_edges = len(list_spans(plan))
+    dot, mermaid = plan_graph(plan, "dot"), plan_graph(plan, "mermaid")
     assert dot.count(" -> ") == mermaid.count(" --> ") == num_edges
     for text, pattern in ((dot, r"^  (n\d+) \["), (mermaid, r"^  (n\d+)[\[(]\"")):
         nodes = re.findall(pattern, text, re.MULTILINE)
@@ -86,7 +86,7 @@ def test_the_picture_is_the_same_every_time(plan: Plan, tmp_path: Path) -> None:
 
 def test_labels_and_sizes() -> None:
     plan = plan_study(load_study(STUDIES / "mini.yaml"))
-    assert {stretch.phase.label for stretch in stretches(plan)} == {"clm", "mlm40", "mlm20"}
+    assert {span.phase.label for span in list_spans(plan)} == {"clm", "mlm40", "mlm20"}
     assert [format_bytes(value) for value in (7, 1234, 5.5e6, 1.5e12, 3e16)] == [
         "7 B",
         "1.23 kB",

@@ -205,14 +205,14 @@ class GroupCost:
 
 @dataclass(frozen=True)
 class Disk:
-    """Bytes."""
+    """How many bytes checkpoints take."""
 
+    models: float
+    """The weights of the models alone, when no run needs more."""
+    needed: float
+    """The weights of models and branch points, and moments where a run goes on with them."""
     everything: float
     """Every checkpoint that is there when all runs are done, with its moments."""
-    needed: float
-    """Weights of models and branch points, and moments where a run goes on with them."""
-    models: float
-    """Weights of the models alone, when no run needs more."""
 
 
 @dataclass(frozen=True)
@@ -378,7 +378,7 @@ def count_disk(plan: Plan, sizes: Sizes) -> Disk:
         everything += weights + moments
         needed += checkpoint_bytes(checkpoint, weights, moments)
         models += weights if checkpoint.models else 0.0
-    return Disk(everything, needed, models)
+    return Disk(models, needed, everything)
 
 
 def checkpoint_bytes(checkpoint: Checkpoint, weights: float, moments: float) -> float:

@@ -74,10 +74,10 @@ class PlannedRun:
     first: int
     """The parent's step that it starts from, 0 without a parent."""
     last: int
-    recipe: Recipe
-    """The recipe that is trained; its `init.checkpoint` is PARENT@STEP, and `start_from` puts a folder in its place."""
     kept: tuple[int, ...]
     """The steps of which another run or an evaluation needs the checkpoint, the last one included."""
+    recipe: Recipe
+    """The recipe that is trained; its `init.checkpoint` is PARENT@STEP, and `start_from` puts a folder in its place."""
     key: str
     """A hash of everything that decides its weights: its recipe, and the keys of the runs behind it."""
 
@@ -212,8 +212,8 @@ def make_run(path: ArmPath, kept: tuple[int, ...], parent_key: str | None) -> Pl
         parent=path.parent,
         first=path.first,
         last=path.last,
-        recipe=run,
         kept=kept,
+        recipe=run,
         key=content_hash([weights_tree(run), parent_key]),
     )
 
