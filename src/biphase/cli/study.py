@@ -133,8 +133,9 @@ def show_advice(
     recipe: Path | None,
     own_study: Path | None,
 ) -> None:
-    from biphase.study.advise import advise, describe_advice, measure_text, recipe_yaml
+    from biphase.study.advise import advise, describe_advice, recipe_yaml
     from biphase.study.cost import find_machine
+    from biphase.study.text_amount import measure_text
 
     machine = None if hours is None else find_machine(device, devices, efficiency)
     amount = None if text is None else measure_text(text)

@@ -8,7 +8,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from pathlib import Path
 
 import yaml
 from rich.console import Group, RenderableType
@@ -16,20 +15,25 @@ from rich.markup import escape
 from rich.table import Table
 
 from biphase.config import Checkpoints, ComputeConfig, Data, Init, Optimizer, Phase, Recipe, Schedule, Validation
-from biphase.corpus.shards import ShardSet
-from biphase.corpus.text import find_sources, read_documents
 from biphase.encoder.presets import PRESETS
 from biphase.errors import InputError
 from biphase.study.cost import Machine
 from biphase.study.curricula import PhaseTemplate, curriculum_label, fill_budget, read_curriculum, write_steps
 from biphase.study.describe import format_hours
-from biphase.study.rules import CAVEATS, FRESH_EPOCHS, MOST_EPOCHS, PAPER_SIZES, WITHIN_NOISE, Choice, apply_rule
+from biphase.study.rules import (
+    CAVEATS,
+    FRESH_EPOCHS,
+    MOST_EPOCHS,
+    PAPER_SIZES,
+    RULES,
+    WITHIN_NOISE,
+    Choice,
+    apply_rule,
+)
 from biphase.study.scaling_law import predict_loss
 from biphase.study.shapes import Shape, Text, flops_per_token, shape_of
+from biphase.study.text_amount import TextAmount, unique_tokens
 
-BYTES_PER_TOKEN = {4096: 3.4, 8192: 3.9, 32_768: 4.5, 128_256: 4.7}
-"""Held-out English text over the tokens of byte-level BPE with a vocabulary of that size, measured here; 128,256 is
-Llama 3's."""
 USUAL_VOCABULARIES = {"1m": 8192, "3m": 8192, "11m": 32_768, "36m": 32_768}
 PAPER_VOCABULARY = 128_256
 USUAL_CONTEXTS = {"1m": 256, "3m": 256, "11m": 512, "36m": 1024}
@@ -44,18 +48,6 @@ PAPER_LEAST_TOKENS = 12_000 * PAPER_BATCH_TOKENS
 """The smallest budget of the paper."""
 DEFAULT_CURRICULUM = "25/75"
 SMALLEST_FOR_40_PERCENT = "610m"
-
-SAMPLED_SOURCES, SAMPLED_BYTES = 8, 16e6
-"""Sources that are looked into for how much text there is, and bytes of text that are read in each."""
-
-
-@dataclass(frozen=True)
-class TextAmount:
-    """How much text there is: in tokens where it is prepared, else in bytes."""
-
-    text_bytes: float | None = None
-    tokens: float | None = None
-    vocab_size: int | None = None
 
 
 @dataclass(frozen=True)
@@ -73,8 +65,10 @@ class Candidate:
 
     preset: str
     parameters: int
+    """Parameters without the language model head."""
     vocab_size: int
     tokens: float
+    """Tokens of training; read `epochs` times, where the text is known."""
     epochs: float
     loss: float
     """What the scaling law predicts, for comparing candidates and nothing else."""
@@ -82,11 +76,19 @@ class Candidate:
 
     @property
     def tokens_per_parameter(self) -> float:
+        """With unique text, the law wants about 20."""
         return self.tokens / self.parameters
+
+    @property
+    def millions(self) -> float:
+        """The parameters in millions, for people."""
+        return self.parameters / 1e6
 
 
 @dataclass(frozen=True)
 class Advice:
+    """A recipe for a budget, and why it is that one."""
+
     recipe: Recipe
     vocab_size: int
     flops: float
@@ -96,35 +98,6 @@ class Advice:
     candidates: tuple[Candidate, ...]
     chosen: Candidate
     caveats: tuple[str, ...]
-
-
-def measure_text(path: Path) -> TextAmount:
-    """How much text a shard set, or a file or folder of documents, holds; large ones are judged by their beginnings.
-
-    Raises:
-        InputError: nothing readable there, or a hub data set, whose size is not known before it is read.
-    """
-    if (path / "manifest.json").exists():
-        shards = ShardSet.open(path, "train")
-        return TextAmount(tokens=float(shards.num_tokens), vocab_size=shards.manifest.vocab_size)
-    sources = find_sources([path])
-    hub = next((source.name for source in sources if source.num_bytes is None), None)
-    if hub is not None:
-        raise InputError(f"{hub}: the size of a hub data set is not known here; give its tokens")
-    # Sources are looked into at equal distances. What they begin with says how much text is in a byte of a file, which
-    # may be compressed, and so how much is in all of them.
-    distance = math.ceil(len(sources) / SAMPLED_SOURCES)
-    text_bytes, file_bytes = 0, 0
-    for source in sources[::distance]:
-        reader, before = read_documents(source), text_bytes
-        for document in reader:
-            text_bytes += len(document.text.encode())
-            if text_bytes - before >= SAMPLED_BYTES:
-                file_bytes += reader.bytes_read
-                break
-        else:
-            file_bytes += source.num_bytes or 0
-    return TextAmount(text_bytes=text_bytes * sum(source.num_bytes or 0 for source in sources) / file_bytes)
 
 
 def advise(
@@ -160,13 +133,7 @@ def advise(
         vocab_size=chosen.vocab_size,
         flops=spent,
         machine=machine,
-        choices=(
-            choose_size(chosen, possible),
-            choose_tokens(chosen, text),
-            curriculum,
-            choose_mask(chosen.preset, curriculum.value),
-            *choose_rest(recipe, chosen, text),
-        ),
+        choices=explain_choices(chosen, possible, recipe, curriculum, text),
         candidates=candidates,
         chosen=chosen,
         caveats=tuple(list_caveats(chosen, text, budget, spent, evidence)),
@@ -222,16 +189,6 @@ def scale_curriculum(curriculum: str, preset: str, steps: int) -> tuple[Phase, .
         share = Fraction(template.phase.steps, total) if template.share is None else template.share
         shares.append(PhaseTemplate(template.phase, share))
     return fill_budget(tuple(shares), steps, f"curriculum '{curriculum}'")
-
-
-def unique_tokens(text: TextAmount | None, vocab_size: int) -> float:
-    """The tokens of the text; from its bytes, by what is measured for the vocabulary nearest in size."""
-    if text is not None and text.tokens is not None:
-        return text.tokens
-    if text is None or text.text_bytes is None:
-        return math.inf
-    nearest_size = min(BYTES_PER_TOKEN, key=lambda size: abs(math.log(size / vocab_size)))
-    return text.text_bytes / BYTES_PER_TOKEN[nearest_size]
 
 
 def assumed_samples(context: int) -> Text:
@@ -303,35 +260,35 @@ def write_recipe(chosen: Candidate, curriculum: str, machine: Machine | None) ->
     )
 
 
-def choose_size(chosen: Candidate, possible: Sequence[Candidate]) -> Choice:
+def explain_choices(
+    chosen: Candidate, possible: Sequence[Candidate], recipe: Recipe, curriculum: Choice, text: TextAmount | None
+) -> tuple[Choice, ...]:
+    """The row of `RULES` that holds for each thing that is chosen, in the order of the table."""
+    is_small = chosen.preset not in PAPER_SIZES
+    by_size = "small network" if is_small else "the paper's size"
     others = ", ".join(f"{item.preset} {item.loss:.3f}" for item in possible if item.preset != chosen.preset)
     is_lowest = chosen.loss == min(item.loss for item in possible)
-    case = "one" if not others else "lowest" if is_lowest else "near the lowest"
-    return apply_rule("size", case, chosen=chosen, millions=chosen.parameters / 1e6, others=others)
-
-
-def choose_tokens(chosen: Candidate, text: TextAmount | None) -> Choice:
     if text is None:
-        case = "any text"
+        tokens = "any text"
     elif chosen.epochs >= MOST_EPOCHS:
-        case = "used up"
+        tokens = "used up"
     else:
-        case = "repeated" if chosen.epochs > FRESH_EPOCHS else "fresh"
-    return apply_rule("tokens", case, chosen=chosen)
-
-
-def choose_mask(preset: str, curriculum: str) -> Choice:
-    case = "small network"
-    if preset in PAPER_SIZES:
-        case = "MLM alone" if curriculum == "mlm" else "after CLM"
-    return apply_rule("masking", case, mask=mask_of(preset))
-
-
-def choose_rest(recipe: Recipe, chosen: Candidate, text: TextAmount | None) -> list[Choice]:
-    by_size = "the paper's size" if chosen.preset in PAPER_SIZES else "small network"
-    cases = {"batch": "any", "schedule": "any", "rate": by_size, "optimizer": by_size, "context": by_size}
-    cases["vocabulary"] = "of the shards" if text is not None and text.vocab_size is not None else by_size
-    return [apply_rule(what, case, recipe=recipe, chosen=chosen) for what, case in cases.items()]
+        tokens = "repeated" if chosen.epochs > FRESH_EPOCHS else "fresh"
+    cases = {
+        "size": "one" if not others else "lowest" if is_lowest else "near the lowest",
+        "tokens": tokens,
+        "masking": "small network" if is_small else "MLM alone" if curriculum.value == "mlm" else "after CLM",
+        "batch": "any",
+        "schedule": "any",
+        "rate": by_size,
+        "optimizer": by_size,
+        "context": by_size,
+        "vocabulary": "of the shards" if text is not None and text.vocab_size is not None else by_size,
+    }
+    choices = {"curriculum": curriculum}
+    for what, case in cases.items():
+        choices[what] = apply_rule(what, case, chosen=chosen, others=others, recipe=recipe, mask=mask_of(chosen.preset))
+    return tuple(choices[what] for what in dict.fromkeys(what for what, _ in RULES))
 
 
 def list_caveats(

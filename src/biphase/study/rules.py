@@ -30,36 +30,36 @@ class Choice:
     source: str
 
 
-SIZE = "{chosen.preset}, {millions:,.3g}M parameters without head"
-TOKENS = "{chosen.tokens:.3g} tokens, {chosen.tokens_per_parameter:,.3g} for each parameter"
-TOKENS_OF_TEXT = TOKENS + ", {chosen.epochs:.2g} times the text"
+SIZE_CHOSEN = "{chosen.preset}, {chosen.millions:,.3g}M parameters without head"
+TOKENS_CHOSEN = "{chosen.tokens:.3g} tokens, {chosen.tokens_per_parameter:,.3g} for each parameter"
+TOKENS_READ = TOKENS_CHOSEN + ", {chosen.epochs:.2g} times the text"
 NO_BEST_MASK = "no ratio is best everywhere: larger models and retrieval like more, small models less (F3)"
-RATE = "{recipe.schedule.peak_lr:g}"
-CONTEXT = "{recipe.data.max_sample_tokens:,} tokens"
-VOCABULARY = "{chosen.vocab_size:,} tokens"
+RATE_CHOSEN = "{recipe.schedule.peak_lr:g}"
+CONTEXT_CHOSEN = "{recipe.data.max_sample_tokens:,} tokens"
+VOCABULARY_CHOSEN = "{chosen.vocab_size:,} tokens"
 
 # (what, case): (value, reason, source)
 RULES = {
-    ("size", "one"): (SIZE, "the only one that the budget can train", "arithmetic"),
-    ("size", "lowest"): (SIZE, "lowest loss by the law ({chosen.loss:.3f}; {others})", LAW),
+    ("size", "one"): (SIZE_CHOSEN, "the only one that the budget can train", "arithmetic"),
+    ("size", "lowest"): (SIZE_CHOSEN, "lowest loss by the law ({chosen.loss:.3f}; {others})", LAW),
     ("size", "near the lowest"): (
-        SIZE,
+        SIZE_CHOSEN,
         f"smallest within {WITHIN_NOISE:.0%} of the lowest loss by the law ({{chosen.loss:.3f}}; {{others}})",
         LAW,
     ),
-    ("tokens", "any text"): (TOKENS, "what the budget buys; enough text is taken for granted", "arithmetic"),
+    ("tokens", "any text"): (TOKENS_CHOSEN, "what the budget buys; enough text is taken for granted", "arithmetic"),
     ("tokens", "fresh"): (
-        TOKENS_OF_TEXT,
+        TOKENS_READ,
         f"up to {FRESH_EPOCHS} times, repeated text is nearly as good as new text",
         LAW,
     ),
     ("tokens", "repeated"): (
-        TOKENS_OF_TEXT,
+        TOKENS_READ,
         f"beyond {FRESH_EPOCHS} times, more text would be worth more than repeats",
         LAW,
     ),
     ("tokens", "used up"): (
-        TOKENS_OF_TEXT,
+        TOKENS_READ,
         f"repeating the text more than {MOST_EPOCHS} times gains little: the text, not the budget, is the limit",
         LAW,
     ),
@@ -98,18 +98,18 @@ RULES = {
         f"{PAPER}; {OURS}",
     ),
     ("rate", "small network"): (
-        RATE,
+        RATE_CHOSEN,
         "rises as the width falls below 768; three times AdamW's, as in our demo",
         f"{OURS}, through {MEASURED}",
     ),
-    ("rate", "the paper's size"): (RATE, "searched at these sizes, with batches of 2.36M tokens", PAPER),
+    ("rate", "the paper's size"): (RATE_CHOSEN, "searched at these sizes, with batches of 2.36M tokens", PAPER),
     ("optimizer", "small network"): ("Muon", "gets further on few tokens than AdamW in our runs", MEASURED),
     ("optimizer", "the paper's size"): ("AdamW", "the paper's settings", PAPER),
-    ("context", "small network"): (CONTEXT, "short for a small network", OURS),
-    ("context", "the paper's size"): (CONTEXT, "the paper's", PAPER),
-    ("vocabulary", "of the shards"): (VOCABULARY, "of the shards", "given"),
-    ("vocabulary", "small network"): (VOCABULARY, "so that embeddings do not outweigh the blocks by far", OURS),
-    ("vocabulary", "the paper's size"): (VOCABULARY, "the paper's, of Llama 3", PAPER),
+    ("context", "small network"): (CONTEXT_CHOSEN, "short for a small network", OURS),
+    ("context", "the paper's size"): (CONTEXT_CHOSEN, "the paper's", PAPER),
+    ("vocabulary", "of the shards"): (VOCABULARY_CHOSEN, "of the shards", "given"),
+    ("vocabulary", "small network"): (VOCABULARY_CHOSEN, "so that embeddings do not outweigh the blocks by far", OURS),
+    ("vocabulary", "the paper's size"): (VOCABULARY_CHOSEN, "the paper's, of Llama 3", PAPER),
 }
 
 CAVEATS = {
