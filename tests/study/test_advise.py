@@ -20,7 +20,7 @@ from biphase.study.advise import (
     recipe_yaml,
 )
 from biphase.study.cost import find_machine
-from biphase.study.rules import MOST_EPOCHS
+from biphase.study.rules import MOST_EPOCHS, RULES, Choice, apply_rule
 from biphase.study.scaling_law import predict_loss
 from biphase.study.text_amount import TextAmount, measure_text
 
@@ -118,6 +118,23 @@ def mean_by_curriculum(path: Path) -> dict[float, float]:
                 share = round(4 * int(row["clm_steps"]) / int(row["pretrain_steps"])) / 4
                 scores.setdefault(share, []).append(float(row["mean"]))
     return {share: sum(values) / len(values) for share, values in scores.items()}
+
+
+def test_every_row_of_the_table_is_reached_and_none_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    reached = set()
+
+    def watched(what: str, case: str, **facts: Any) -> Choice:
+        reached.add((what, case))
+        return apply_rule(what, case, **facts)
+
+    monkeypatch.setattr("biphase.study.advise.apply_rule", watched)
+    split, alone = Evidence("25/75", 60.0, 1.5), Evidence("mlm", 61.0, 1.5)
+    texts = (None, TextAmount(tokens=1e6), TextAmount(tokens=2e9), TextAmount(tokens=1e12, vocab_size=8192))
+    for text in texts:
+        for flops in (1e12, 1e16, 1e19, 1e22):
+            for evidence in ((), (alone,), (split, alone)):
+                advise(text, flops=flops, evidence=evidence)
+    assert reached == set(RULES)
 
 
 def test_text_is_measured_where_it_lies(corpus: Any, tmp_path: Path) -> None:

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from biphase.config import parse_config
 from biphase.errors import InputError
 from biphase.study.cost import estimate, study_machine
 from biphase.study.describe import describe_plan, format_bytes, list_spans, plan_graph, plan_json
 from biphase.study.picture import draw_plan, order_lanes
 from biphase.study.plan import Plan, plan_study
-from biphase.study.spec import load_study
+from biphase.study.spec import Study, load_study
 
 STUDIES = Path(__file__).parents[2] / "studies"
 
@@ -62,6 +63,17 @@ def test_dot_and_mermaid_have_an_edge_for_each_span(plan: Plan) -> None:
         used = set(re.findall(r"\bn\d+\b", text))
         assert len(nodes) == len(set(nodes)) and used == set(nodes)
         assert all(f'"{model.name}"' in text for model in plan.models if model.kind != "random")
+
+
+def test_a_foreign_model_is_not_called_random_weights() -> None:
+    tree = {
+        "name": "adapt",
+        "recipe": {"data": {"shards": "shards"}, "schedule": {"warmup_steps": 0, "decay_steps": 0}},
+        "models": [{"name": "net", "model": "org/net"}],
+        "arms": [{"group": "a", "models": ["net", "1m"], "curricula": ["mlm20"], "budgets": [10]}],
+    }
+    text = plan_graph(plan_study(parse_config(Study, tree, origin="adapt.yaml")), "mermaid")
+    assert '("pretrained: net")' in text and '("random weights: 1m")' in text
 
 
 def test_lanes_stand_under_their_parents(plan: Plan) -> None:

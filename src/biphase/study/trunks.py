@@ -6,12 +6,12 @@ trains it; a later arm is a run that starts from the kept checkpoint, with its m
 and so gives the weights that it would have had alone. Warm-up and decay are never cut: a schedule begins and ends
 within one run.
 
-A trunk with two branches, each arm with a warm-up of 10 and a decay of 20 steps (● a kept checkpoint):
+A trunk with two branches, each arm with a warm-up ╱ of 10 and a decay ╲ of 20 steps; ● is a kept checkpoint:
 
-    step       0  10                   60          80        100                   160     180    200
-    clm-200    ╱───────── clm ─────────●───────────●───────── clm ──────────────────────────╲──────●
-    clm-100                            │           ╰──╲──────●
-    60-100                             ╰─────────────── mlm ───────────╲──────●
+    step       0   10                   60       80      100              140     160      180     200
+    clm-200    ╱───────── clm ──────────●────────●────────────────────── clm ──────────────╲───────●
+    clm-100                             │        ╰╲──────●
+    60-100                              ╰────────────────── mlm ──────────╲───────●
 
     arm        path                                            run
     clm-200    origin 0, parent none,    first  0, last 200    all of it; kept 60, 80, 200
