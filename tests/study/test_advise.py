@@ -12,25 +12,24 @@ from biphase.config import Recipe, load_config
 from biphase.encoder.presets import PRESETS
 from biphase.errors import InputError
 from biphase.study.advise import (
-    MOST_EPOCHS,
-    Amount,
     Evidence,
     advise,
     choose_curriculum,
     choose_steps,
     describe_advice,
-    measure_text,
-    predict_loss,
     recipe_yaml,
 )
 from biphase.study.cost import find_machine
+from biphase.study.rules import MOST_EPOCHS, RULES, Choice, apply_rule
+from biphase.study.scaling_law import predict_loss
+from biphase.study.text_amount import TextAmount, measure_text
 
 H100 = find_machine("H100", efficiency=0.4)
 
 BUDGETS: list[dict[str, Any]] = [
-    {"hours": 0.2, "machine": find_machine("CPU", 2), "text": Amount(text_bytes=2e8)},
-    {"hours": 1, "machine": H100, "text": Amount(text_bytes=2e8)},
-    {"flops": 1e20, "text": Amount(tokens=1e10, vocab_size=50_000)},
+    {"hours": 0.2, "machine": find_machine("CPU", 2), "text": TextAmount(text_bytes=2e8)},
+    {"hours": 1, "machine": H100, "text": TextAmount(text_bytes=2e8)},
+    {"flops": 1e20, "text": TextAmount(tokens=1e10, vocab_size=50_000)},
     {"flops": 1e21},
     {"hours": 24, "machine": find_machine("MI250X", 192)},
 ]
@@ -60,7 +59,7 @@ def test_more_budget_buys_a_larger_network() -> None:
 
 
 def test_little_text_limits_what_is_spent() -> None:
-    advice = advise(Amount(tokens=1e6), flops=1e18)
+    advice = advise(TextAmount(tokens=1e6), flops=1e18)
     assert advice.chosen.epochs == MOST_EPOCHS and advice.flops < 1e17
     assert advice.chosen.preset in ("1m", "3m", "11m"), "parameters that this text cannot fill"
     assert any("more text helps" in caveat for caveat in advice.caveats)
@@ -88,13 +87,13 @@ def test_batches_go_through_the_two_settings_that_worked() -> None:
 
 def test_the_users_own_study_decides_where_it_is_clear() -> None:
     clear = [Evidence("25/75", 60.0, 0.5), Evidence("50/50", 63.0, 0.5), Evidence("mlm", 59.0, 0.5)]
-    assert choose_curriculum(clear)[0] == "50/50"
+    assert choose_curriculum(clear).value == "50/50"
     unclear = [Evidence("25/75", 60.0, 1.5), Evidence("mlm", 61.0, 1.5)]
-    curriculum, (reason, source) = choose_curriculum(unclear)
-    assert curriculum == "25/75" and "no clear difference" in reason and "your study" in source
+    choice = choose_curriculum(unclear)
+    assert choice.value == "25/75" and "no clear difference" in choice.reason and "your study" in choice.source
     without = [Evidence("clm", 61.0, 1.5), Evidence("50/50", 60.0, 1.5), Evidence("75/25", 59.5, 1.5)]
-    assert choose_curriculum(without)[0] == "50/50", "its best split, where the default is not in it"
-    assert choose_curriculum([Evidence("clm", 70.0, 0.5), *without[1:]])[0] == "clm"
+    assert choose_curriculum(without).value == "50/50", "its best split, where the default is not in it"
+    assert choose_curriculum([Evidence("clm", 70.0, 0.5), *without[1:]]).value == "clm"
     for best, shares in (("mlm", [1.0]), ("1k+3k", [0.25, 0.75])):
         recipe = advise(flops=1e16, evidence=[Evidence(best, 60.0, 0.5)]).recipe
         assert [phase.steps / recipe.num_steps for phase in recipe.curriculum] == pytest.approx(shares, abs=1e-3)
@@ -103,7 +102,7 @@ def test_the_users_own_study_decides_where_it_is_clear() -> None:
 def test_what_is_said_of_the_paper_is_in_its_scores() -> None:
     reference = Path(__file__).parents[2] / "src" / "biphase" / "report" / "reference" / "paper_scores.csv"
     means = mean_by_curriculum(reference)
-    reason = choose_curriculum(())[1][0]
+    reason = choose_curriculum(()).reason
     for name, share in (("25/75", 0.25), ("50/50", 0.5), ("75/25", 0.75), ("MLM", 0.0), ("CLM", 1.0)):
         assert f"{means[share]:.1f} for {name}" in reason
 
@@ -121,6 +120,23 @@ def mean_by_curriculum(path: Path) -> dict[float, float]:
     return {share: sum(values) / len(values) for share, values in scores.items()}
 
 
+def test_every_row_of_the_table_is_reached_and_none_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    reached = set()
+
+    def watched(what: str, case: str, **facts: Any) -> Choice:
+        reached.add((what, case))
+        return apply_rule(what, case, **facts)
+
+    monkeypatch.setattr("biphase.study.advise.apply_rule", watched)
+    split, alone = Evidence("25/75", 60.0, 1.5), Evidence("mlm", 61.0, 1.5)
+    texts = (None, TextAmount(tokens=1e6), TextAmount(tokens=2e9), TextAmount(tokens=1e12, vocab_size=8192))
+    for text in texts:
+        for flops in (1e12, 1e16, 1e19, 1e22):
+            for evidence in ((), (alone,), (split, alone)):
+                advise(text, flops=flops, evidence=evidence)
+    assert reached == set(RULES)
+
+
 def test_text_is_measured_where_it_lies(corpus: Any, tmp_path: Path) -> None:
     measured = measure_text(corpus.shards)
     assert measured.vocab_size == 384 and measured.tokens and measured.tokens > 1000
@@ -135,14 +151,14 @@ def test_long_sources_are_judged_by_their_beginning(tmp_path: Path, monkeypatch:
     line = json.dumps({"text": "word " * 200}) + "\n"
     for name in ("a", "b", "c"):
         (tmp_path / f"{name}.jsonl").write_text(line * 10_000)
-    monkeypatch.setattr("biphase.study.advise.SAMPLED_SOURCES", 2)
-    monkeypatch.setattr("biphase.study.advise.SAMPLED_BYTES", 5e6)
+    monkeypatch.setattr("biphase.study.text_amount.SAMPLED_SOURCES", 2)
+    monkeypatch.setattr("biphase.study.text_amount.SAMPLED_BYTES", 5e6)
     assert measure_text(tmp_path).text_bytes == pytest.approx(3e7, rel=0.2)
 
 
 def test_the_description_names_choices_sizes_and_caveats() -> None:
     console = Console(width=140, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    console.print(describe_advice(advise(Amount(text_bytes=2e8), hours=1, machine=H100)))
+    console.print(describe_advice(advise(TextAmount(text_bytes=2e8), hours=1, machine=H100)))
     text = console.export_text()
     for fact in ("curriculum", "F6", "← chosen", "hours on 1 × H100 at 40% of peak", "extrapolation"):
         assert fact in text, fact

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from biphase.config import parse_config
 from biphase.errors import InputError
 from biphase.study.cost import estimate, study_machine
-from biphase.study.describe import describe_plan, plan_dot, plan_json, plan_mermaid, size, stretches
+from biphase.study.describe import describe_plan, format_bytes, list_spans, plan_graph, plan_json
 from biphase.study.picture import draw_plan, order_lanes
 from biphase.study.plan import Plan, plan_study
-from biphase.study.spec import load_study
+from biphase.study.spec import Study, load_study
 
 STUDIES = Path(__file__).parents[2] / "studies"
 
@@ -53,15 +54,26 @@ def test_json_is_complete(plan: Plan) -> None:
     assert "cost" not in plan_json(plan)
 
 
-def test_dot_and_mermaid_have_an_edge_for_each_stretch(plan: Plan) -> None:
-    num_edges = len(list(stretches(plan)))
-    dot, mermaid = plan_dot(plan), plan_mermaid(plan)
+def test_dot_and_mermaid_have_an_edge_for_each_span(plan: Plan) -> None:
+    num_edges = len(list_spans(plan))
+    dot, mermaid = plan_graph(plan, "dot"), plan_graph(plan, "mermaid")
     assert dot.count(" -> ") == mermaid.count(" --> ") == num_edges
     for text, pattern in ((dot, r"^  (n\d+) \["), (mermaid, r"^  (n\d+)[\[(]\"")):
         nodes = re.findall(pattern, text, re.MULTILINE)
         used = set(re.findall(r"\bn\d+\b", text))
         assert len(nodes) == len(set(nodes)) and used == set(nodes)
         assert all(f'"{model.name}"' in text for model in plan.models if model.kind != "random")
+
+
+def test_a_foreign_model_is_not_called_random_weights() -> None:
+    tree = {
+        "name": "adapt",
+        "recipe": {"data": {"shards": "shards"}, "schedule": {"warmup_steps": 0, "decay_steps": 0}},
+        "models": [{"name": "net", "model": "org/net"}],
+        "arms": [{"group": "a", "models": ["net", "1m"], "curricula": ["mlm20"], "budgets": [10]}],
+    }
+    text = plan_graph(plan_study(parse_config(Study, tree, origin="adapt.yaml")), "mermaid")
+    assert '("pretrained: net")' in text and '("random weights: 1m")' in text
 
 
 def test_lanes_stand_under_their_parents(plan: Plan) -> None:
@@ -86,8 +98,8 @@ def test_the_picture_is_the_same_every_time(plan: Plan, tmp_path: Path) -> None:
 
 def test_labels_and_sizes() -> None:
     plan = plan_study(load_study(STUDIES / "mini.yaml"))
-    assert {stretch.phase.label for stretch in stretches(plan)} == {"clm", "mlm40", "mlm20"}
-    assert [size(value) for value in (7, 1234, 5.5e6, 1.5e12, 3e16)] == [
+    assert {span.phase.label for span in list_spans(plan)} == {"clm", "mlm40", "mlm20"}
+    assert [format_bytes(value) for value in (7, 1234, 5.5e6, 1.5e12, 3e16)] == [
         "7 B",
         "1.23 kB",
         "5.5 MB",

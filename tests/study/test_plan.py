@@ -12,8 +12,18 @@ import pytest
 from biphase.config import Phase, Recipe, parse_config
 from biphase.errors import InputError
 from biphase.pretraining.schedule import learning_rate
-from biphase.study.plan import Plan, history, plan_study, start_from, stored_steps
+from biphase.study.arms import expand_arms
+from biphase.study.plan import Plan, history, plan_study
 from biphase.study.spec import Study, load_study
+from biphase.study.trunks import (
+    ArmPath,
+    cut_phases,
+    phases_between,
+    place_on_trunk,
+    run_that_trains,
+    start_from,
+    stored_steps,
+)
 
 STUDIES = Path(__file__).parents[2] / "studies"
 
@@ -119,6 +129,29 @@ def test_a_trunk_is_shared_until_objective_or_decay_differ() -> None:
     assert (branch.schedule.warmup_steps, branch.schedule.decay_steps) == (0, 20)
     assert plan.steps == 200 + 20 + 100 and plan.steps_alone == 460 and plan.longest_chain == 300
     assert start_from(plan.runs["1m-60-100-160"], "runs/x-1@60").init.checkpoint == "runs/x-1@60"
+
+
+def test_the_drawing_in_trunks_is_of_these_arms() -> None:
+    """What the docstring of `study.trunks` says in numbers."""
+    arms = [{"curricula": ["clm"], "budgets": [200, 100]}, {"curricula": ["60+100"]}]
+    paths: dict[str, ArmPath] = {}
+    for arm in expand_arms(make_study(arms)).values():
+        paths[arm.name] = place_on_trunk(arm, paths)
+    assert [(path.origin, path.parent, path.first, path.last) for path in paths.values()] == [
+        (0, None, 0, 200),
+        (0, "1m-clm-200", 80, 100),
+        (0, "1m-clm-200", 60, 160),
+    ]
+    assert run_that_trains(60, "1m-60-100-160", paths) == "1m-clm-200"
+    assert run_that_trains(61, "1m-60-100-160", paths) == "1m-60-100-160"
+
+
+def test_phases_are_cut_where_it_is_asked_for() -> None:
+    phases = (Phase(objective="clm", steps=60), Phase(objective="mlm", steps=100))
+    cut = [(begin, end, phase.objective, phase.steps) for begin, end, phase in cut_phases(phases, (20, 60, 150))]
+    assert cut == [(0, 20, "clm", 20), (20, 60, "clm", 40), (60, 150, "mlm", 90), (150, 160, "mlm", 10)]
+    assert [(phase.objective, phase.steps) for phase in phases_between(phases, 20, 150)] == [("clm", 40), ("mlm", 90)]
+    assert phases_between(phases, 0, 160) == phases and phases_between(phases, 30, 30) == ()
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Study file → arms: the short forms of curricula, the grid, the names, and one clear line for what cannot be."""
+"""Study file → arms: the grid, the names, and one clear line for what cannot be."""
 
 from pathlib import Path
 from typing import Any
@@ -7,18 +7,8 @@ import pytest
 
 from biphase.config import parse_config
 from biphase.errors import InputError
-from biphase.study.spec import (
-    Curriculum,
-    Study,
-    check_evaluation,
-    expand_arms,
-    fill,
-    finetune_config,
-    load_study,
-    read_curriculum,
-    trainings,
-    write_steps,
-)
+from biphase.study.arms import expand_arms
+from biphase.study.spec import Study, check_evaluation, finetune_config, load_study, trainings
 
 STUDIES = Path(__file__).parents[2] / "studies"
 
@@ -32,60 +22,6 @@ SMALL = {
 
 def make_study(*overrides: str) -> Study:
     return parse_config(Study, SMALL, overrides, origin="small.yaml")
-
-
-def phases_of(text: str, budget: int | None, *tables: Curriculum) -> list[tuple[str, int, float]]:
-    portions = read_curriculum(text, {table.name: table for table in tables}, 0.4)
-    return [(p.objective, p.steps, p.mask_probability) for p in fill(portions, budget, text)]
-
-
-@pytest.mark.parametrize(
-    ("text", "budget", "expected"),
-    [
-        ("clm", 12_000, [("clm", 12_000, 0.4)]),
-        ("mlm", 12_000, [("mlm", 12_000, 0.4)]),
-        ("mlm20", 7, [("mlm", 7, 0.2)]),
-        ("mntp12.5", 7, [("mntp", 7, 0.125)]),
-        ("25/75", 22_000, [("clm", 5_500, 0.4), ("mlm", 16_500, 0.4)]),
-        ("33.3/66.7", 10, [("clm", 3, 0.4), ("mlm", 7, 0.4)]),
-        ("5k+17k", None, [("clm", 5_000, 0.4), ("mlm", 17_000, 0.4)]),
-        ("2.5k+500", 3_000, [("clm", 2_500, 0.4), ("mlm", 500, 0.4)]),
-        ("40k clm + 2k mlm30", None, [("clm", 40_000, 0.4), ("mlm", 2_000, 0.3)]),
-        ("40% mlm + 20% clm + 40% mlm50", 10, [("mlm", 4, 0.4), ("clm", 2, 0.4), ("mlm", 4, 0.5)]),
-        ("50% mlm + 50% mlm40", 10, [("mlm", 10, 0.4)]),
-    ],
-)
-def test_short_forms(text: str, budget: int | None, expected: list[tuple[str, int, float]]) -> None:
-    assert phases_of(text, budget) == expected
-
-
-def test_shares_round_to_the_budget() -> None:
-    assert [steps for _, steps, _ in phases_of("33% clm + 33% mlm + 34% clm", 100)] == [33, 33, 34]
-    for budget in range(4, 60):
-        assert sum(steps for _, steps, _ in phases_of("35% clm + 30% mlm + 35% clm", budget)) == budget
-
-
-def test_named_curricula_are_phase_lists_that_may_repeat() -> None:
-    phases = ({"objective": "clm", "share": 0.5}, {"objective": "mlm", "share": 0.5, "mask_token_share": 0.8})
-    alternation = Curriculum(name="in turns", phases=phases, repeat=3)
-    assert [(name, steps) for name, steps, _ in phases_of("in turns", 60, alternation)] == [
-        ("clm", 10),
-        ("mlm", 10),
-    ] * 3
-    portions = read_curriculum("in turns", {"in turns": alternation}, 0.25)
-    assert fill(portions, 60, "")[1].mask_token_share == 0.8 and fill(portions, 60, "")[1].mask_probability == 0.25
-    falling = Curriculum(
-        name="falling",
-        phases=(
-            {"objective": "mlm", "steps": "1k", "mask_probability": 0.4},
-            {"objective": "mlm", "steps": 500, "mask_probability": 0.2},
-        ),
-    )
-    assert phases_of("falling", None, falling) == [("mlm", 1000, 0.4), ("mlm", 500, 0.2)]
-
-
-def test_steps_are_written_as_people_write_them() -> None:
-    assert [write_steps(steps) for steps in (0, 400, 1000, 1200, 42_000)] == ["0", "400", "1k", "1200", "42k"]
 
 
 def test_the_grid_has_every_combination_with_its_recipe() -> None:

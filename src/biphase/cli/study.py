@@ -29,13 +29,13 @@ def show_plan(
     picture: Path | None,
 ) -> None:
     from biphase.study.cost import estimate, study_machine
-    from biphase.study.describe import describe_plan, plan_dot, plan_json, plan_mermaid
+    from biphase.study.describe import GRAPH_LANGUAGES, describe_plan, plan_graph, plan_json
 
     if form not in PLAN_FORMATS:
         raise InputError(f"unknown format '{form}'{nearest(form, PLAN_FORMATS)}")
     plan = plan_study(load_study(study, overrides))
-    if form in ("dot", "mermaid"):
-        out.print(plan_dot(plan) if form == "dot" else plan_mermaid(plan), markup=False)
+    if form in GRAPH_LANGUAGES:
+        out.print(plan_graph(plan, form), markup=False)
     else:
         cost = estimate(plan, study_machine(plan.study, device, efficiency))
         if form == "json":
@@ -133,8 +133,9 @@ def show_advice(
     recipe: Path | None,
     own_study: Path | None,
 ) -> None:
-    from biphase.study.advise import advise, describe_advice, measure_text, recipe_yaml
+    from biphase.study.advise import advise, describe_advice, recipe_yaml
     from biphase.study.cost import find_machine
+    from biphase.study.text_amount import measure_text
 
     machine = None if hours is None else find_machine(device, devices, efficiency)
     amount = None if text is None else measure_text(text)

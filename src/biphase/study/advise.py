@@ -1,15 +1,13 @@
 """Text and a compute budget → a recipe ready to run, each choice with its reason and where the reason is from.
 
-F1 to F8 are the findings of arXiv 2507.00994. It trained 210M to 1.2B parameters on 28 to 99 billion tokens, and says
-nothing about other sizes, batches or rates: what stands here for those is a scaling law of decoders or a rule of our
-own, and is called that.
+Every preset gets what the budget buys of tokens; a scaling law ranks them, and the smallest of the best is chosen. The
+rest follows from rules of thumb (`study.rules`), the curriculum from the user's own study where there is one.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
-from pathlib import Path
 
 import yaml
 from rich.console import Group, RenderableType
@@ -17,53 +15,39 @@ from rich.markup import escape
 from rich.table import Table
 
 from biphase.config import Checkpoints, ComputeConfig, Data, Init, Optimizer, Phase, Recipe, Schedule, Validation
-from biphase.corpus.shards import ShardSet
-from biphase.corpus.text import find_text_sources, read_documents
 from biphase.encoder.presets import PRESETS
 from biphase.errors import InputError
 from biphase.study.cost import Machine
-from biphase.study.describe import number
+from biphase.study.curricula import PhaseTemplate, curriculum_label, fill_budget, read_curriculum, write_steps
+from biphase.study.describe import format_hours
+from biphase.study.rules import (
+    CAVEATS,
+    FRESH_EPOCHS,
+    MOST_EPOCHS,
+    PAPER_SIZES,
+    RULES,
+    WITHIN_NOISE,
+    Choice,
+    apply_rule,
+)
+from biphase.study.scaling_law import predict_loss
 from biphase.study.shapes import Shape, Text, flops_per_token, shape_of
-from biphase.study.spec import curriculum_label, fill, read_curriculum, write_steps
+from biphase.study.text_amount import TextAmount, unique_tokens
 
-PAPER = "arXiv 2507.00994"
-LAW = "Muennighoff et al. 2023 (arXiv 2305.16264), a law of decoders' loss; none is published for encoders"
-OURS = "a rule of ours, not a finding"
-MEASURED = "docs/LOG.md: one seed, preset 1m only"
-
-BYTES_PER_TOKEN = {4096: 3.4, 8192: 3.9, 32_768: 4.5, 128_256: 4.7}
-"""Held-out English text over the tokens of byte-level BPE of that size (128,256: Llama 3's). Measured here."""
 USUAL_VOCABULARIES = {"1m": 8192, "3m": 8192, "11m": 32_768, "36m": 32_768}
+PAPER_VOCABULARY = 128_256
 USUAL_CONTEXTS = {"1m": 256, "3m": 256, "11m": 512, "36m": 1024}
-PAPER_SIZES = ("210m", "610m", "1b")
+PAPER_CONTEXT = 2048
 
-FRESH_EPOCHS, MOST_EPOCHS = 4, 16
-"""Up to the first, repeated text is worth nearly as much as new text; from the second on, little is gained (`LAW`)."""
 LEAST_TOKENS = 100_000
-SMALL, LARGE = (1.2e6, 2048), (99.1e9, 2_359_296)
-"""(tokens of training, tokens of a batch) that worked: our demo's and the paper's."""
+"""With fewer tokens of training a network learns nothing worth having."""
+DEMO_TOKENS, DEMO_BATCH_TOKENS = 1.2e6, 2048
+PAPER_TOKENS, PAPER_BATCH_TOKENS = 99.1e9, 2_359_296
+"""Tokens of training, and of a batch, that worked: at our demo's budget and at the paper's."""
+PAPER_LEAST_TOKENS = 12_000 * PAPER_BATCH_TOKENS
+"""The smallest budget of the paper."""
 DEFAULT_CURRICULUM = "25/75"
 SMALLEST_FOR_40_PERCENT = "610m"
-
-A, B, E = math.exp(6.255414), math.exp(7.3049974), math.exp(0.6254804)
-EXPONENT = 0.3526596
-TOKENS_DECAY, PARAMETERS_DECAY = 15.387756, 5.309743
-"""The fitted constants of `LAW`, its appendix A."""
-
-WITHIN_NOISE = 0.01
-"""Predicted losses this close, as a share, count as equal: then the smaller network is better, being cheaper to use."""
-
-SAMPLED_SOURCES, SAMPLED_BYTES = 8, 16e6
-"""Sources that are looked into for how much text there is, and bytes of text that are read in each."""
-
-
-@dataclass(frozen=True)
-class Amount:
-    """Of text: as tokens where it is prepared, else as bytes."""
-
-    text_bytes: float | None = None
-    tokens: float | None = None
-    vocab_size: int | None = None
 
 
 @dataclass(frozen=True)
@@ -76,37 +60,39 @@ class Evidence:
 
 
 @dataclass(frozen=True)
-class Choice:
-    what: str
-    value: str
-    reason: str
-    source: str
-
-
-@dataclass(frozen=True)
 class Candidate:
     """What the budget buys with one preset."""
 
     preset: str
     parameters: int
+    """Parameters without the language model head."""
     vocab_size: int
     tokens: float
+    """Tokens of training; read `epochs` times, where the text is known."""
     epochs: float
     loss: float
-    """Predicted by `LAW`, for comparing candidates and nothing else."""
+    """What the scaling law predicts, for comparing candidates and nothing else."""
     flops: float
 
     @property
     def tokens_per_parameter(self) -> float:
+        """With unique text, the law wants about 20."""
         return self.tokens / self.parameters
+
+    @property
+    def millions(self) -> float:
+        """The parameters in millions, for people."""
+        return self.parameters / 1e6
 
 
 @dataclass(frozen=True)
 class Advice:
+    """A recipe for a budget, and why it is that one."""
+
     recipe: Recipe
     vocab_size: int
     flops: float
-    """Of the recipe; less than the budget where the text is used up."""
+    """What the recipe costs; less than the budget where the text is used up."""
     machine: Machine | None
     choices: tuple[Choice, ...]
     candidates: tuple[Candidate, ...]
@@ -114,39 +100,12 @@ class Advice:
     caveats: tuple[str, ...]
 
 
-def measure_text(path: Path) -> Amount:
-    """How much text a shard set, or a file or folder of documents, holds; large ones are judged by their beginnings.
-
-    Raises:
-        InputError: nothing readable there, or a hub data set, whose size is not known before it is read.
-    """
-    if (path / "manifest.json").exists():
-        shards = ShardSet.open(path, "train")
-        return Amount(tokens=float(shards.num_tokens), vocab_size=shards.manifest.vocab_size)
-    sources = find_text_sources([path])
-    hub = next((source.name for source in sources if source.num_bytes is None), None)
-    if hub is not None:
-        raise InputError(f"{hub}: the size of a hub data set is not known here; give its tokens")
-    text, read = 0.0, 0
-    for source in sources[:: -(-len(sources) // SAMPLED_SOURCES)]:
-        reader, begun = read_documents(source), text
-        for document in reader:
-            text += len(document.text.encode())
-            if text - begun >= SAMPLED_BYTES:
-                break
-        else:
-            reader.bytes_read = source.num_bytes or 0
-        read += reader.bytes_read
-    return Amount(text_bytes=text * sum(source.num_bytes or 0 for source in sources) / read)
-
-
 def advise(
-    text: Amount | None = None,
+    text: TextAmount | None = None,
     *,
     flops: float | None = None,
     hours: float | None = None,
     machine: Machine | None = None,
-    shards: str = "shards",
     evidence: Sequence[Evidence] = (),
 ) -> Advice:
     """A recipe for a budget: `flops`, or `hours` on all devices of `machine`. Without `text`, there is enough of it.
@@ -155,8 +114,8 @@ def advise(
         InputError: no budget or two, hours without a machine, or a budget too small to train anything.
     """
     budget = budget_flops(flops, hours, machine)
-    curriculum, why = choose_curriculum(evidence)
-    candidates = [candidate(preset, text, budget, curriculum) for preset in PRESETS]
+    curriculum = choose_curriculum(evidence)
+    candidates = tuple(make_candidate(preset, text, budget, curriculum.value) for preset in PRESETS)
     possible = [item for item in candidates if item.tokens >= LEAST_TOKENS]
     if not possible:
         tokens = candidates[-1].tokens
@@ -164,50 +123,46 @@ def advise(
             f"{budget:.3g} FLOPs and the text given are {tokens:,.0f} tokens for the smallest preset, too few to learn "
             f"from; {LEAST_TOKENS:,} are the least, which cost {candidates[-1].flops / tokens * LEAST_TOKENS:.2g} FLOPs"
         )
+    # Presets stand from large to small: of those that the law cannot tell from the best, the smallest.
     lowest = min(item.loss for item in possible)
     chosen = next(item for item in reversed(possible) if item.loss <= lowest * (1 + WITHIN_NOISE))
-    recipe = write_recipe(chosen, curriculum, shards, machine)
+    recipe = write_recipe(chosen, curriculum.value, machine)
     spent = recipe_flops(recipe, shape_of(chosen.preset, {}, chosen.vocab_size))
     return Advice(
         recipe=recipe,
         vocab_size=chosen.vocab_size,
         flops=spent,
         machine=machine,
-        choices=(
-            choose_size(chosen, possible),
-            choose_data(chosen, text),
-            Choice("curriculum", curriculum, *why),
-            choose_mask(chosen.preset, curriculum),
-            *choose_rest(recipe, chosen, text),
-        ),
-        candidates=tuple(candidates),
+        choices=explain_choices(chosen, possible, recipe, curriculum, text),
+        candidates=candidates,
         chosen=chosen,
         caveats=tuple(list_caveats(chosen, text, budget, spent, evidence)),
     )
 
 
 def budget_flops(flops: float | None, hours: float | None, machine: Machine | None) -> float:
+    """The budget in FLOPs, however it is given."""
     if (flops is None) == (hours is None):
         raise InputError("give a budget, either in FLOPs or in hours on a device")
-    if flops is None and machine is None:
-        raise InputError("hours need a device, such as H100")
     if hours is not None:
-        assert machine is not None
-        flops = hours * 3600 * machine.devices * machine.peak_flops * machine.efficiency
+        if machine is None:
+            raise InputError("hours need a device, such as H100")
+        flops = machine.flops_in(hours)
     assert flops is not None
     if not (math.isfinite(flops) and flops > 0):
         raise InputError(f"a budget of {flops:g} FLOPs buys nothing; give a number above 0")
     return flops
 
 
-def candidate(preset: str, text: Amount | None, budget: float, curriculum: str) -> Candidate:
-    vocab_size = (text.vocab_size if text else None) or USUAL_VOCABULARIES.get(preset, 128_256)
+def make_candidate(preset: str, text: TextAmount | None, budget: float, curriculum: str) -> Candidate:
+    """What the budget, or all of the text, trains of a preset."""
+    vocab_size = (text.vocab_size if text else None) or USUAL_VOCABULARIES.get(preset, PAPER_VOCABULARY)
     unique = unique_tokens(text, vocab_size)
-    shape = shape_of(preset, {}, vocab_size)
-    each = sum(
-        phase.steps / 10_000 * flops_per_token(shape, phase, sample_text(context_of(preset)))
-        for phase in fill_curriculum(curriculum, preset, 10_000)
-    )
+    shape, samples = shape_of(preset, {}, vocab_size), assumed_samples(context_of(preset))
+    # FLOPs of a token, averaged over the phases by their shares of 10,000 steps.
+    each = 0.0
+    for phase in scale_curriculum(curriculum, preset, 10_000):
+        each += phase.steps / 10_000 * flops_per_token(shape, phase, samples)
     tokens = min(budget / each, MOST_EPOCHS * unique)
     parameters = shape.parameters_without_head
     loss = predict_loss(parameters, tokens, unique)
@@ -215,111 +170,88 @@ def candidate(preset: str, text: Amount | None, budget: float, curriculum: str) 
 
 
 def context_of(preset: str) -> int:
-    return USUAL_CONTEXTS.get(preset, 2048)
+    """The longest sample, in tokens."""
+    return USUAL_CONTEXTS.get(preset, PAPER_CONTEXT)
 
 
 def mask_of(preset: str) -> float:
+    """The masking probability; PRESETS stand from large to small."""
     names = list(PRESETS)
     return 0.4 if names.index(preset) <= names.index(SMALLEST_FOR_40_PERCENT) else 0.3
 
 
-def fill_curriculum(curriculum: str, preset: str, steps: int) -> tuple[Phase, ...]:
-    """The phases of a curriculum, one that is given in steps too, scaled to a number of steps."""
-    portions = read_curriculum(curriculum, {}, mask_of(preset))
-    total = sum(portion.steps or 0 for portion in portions)
-    shares = [replace(part, steps=None, share=part.share or Fraction(part.steps or 0, total)) for part in portions]
-    return fill(tuple(shares), steps, f"curriculum '{curriculum}'")
+def scale_curriculum(curriculum: str, preset: str, steps: int) -> tuple[Phase, ...]:
+    """The phases of a curriculum within a number of steps, by their proportions where it is given in steps too."""
+    templates = read_curriculum(curriculum, {}, mask_of(preset))
+    total = sum(template.phase.steps for template in templates)
+    shares = []
+    for template in templates:
+        share = Fraction(template.phase.steps, total) if template.share is None else template.share
+        shares.append(PhaseTemplate(template.phase, share))
+    return fill_budget(tuple(shares), steps, f"curriculum '{curriculum}'")
 
 
-def unique_tokens(text: Amount | None, vocab_size: int) -> float:
-    if text is None:
-        return math.inf
-    if text.tokens is not None:
-        return text.tokens
-    if text.text_bytes is None:
-        return math.inf
-    nearest_size = min(BYTES_PER_TOKEN, key=lambda size: abs(math.log(size / vocab_size)))
-    return text.text_bytes / BYTES_PER_TOKEN[nearest_size]
-
-
-def sample_text(context: int) -> Text:
+def assumed_samples(context: int) -> Text:
+    """Samples of half the context each: the text is not looked into."""
     return Text(context / 2, context / 2, "assumed")
 
 
 def recipe_flops(recipe: Recipe, shape: Shape) -> float:
-    text = sample_text(recipe.data.max_sample_tokens)
-    return sum(phase.steps * recipe.batch_tokens * flops_per_token(shape, phase, text) for phase in recipe.curriculum)
-
-
-def predict_loss(parameters: float, tokens: float, unique: float) -> float:
-    """`LAW`: parameters beyond what the text can fill, and text beyond its first reading, count for less and less."""
-    read = min(tokens, unique)
-    repeats = tokens / read - 1
-    effective_tokens = read * (1 + TOKENS_DECAY * (1 - math.exp(-repeats / TOKENS_DECAY)))
-    # Parameters that are optimal for `read` tokens; both exponents are the same, so it is a fixed share of them.
-    filled = min(parameters, read * (A / B) ** (1 / EXPONENT))
-    excess = parameters / filled - 1
-    effective_parameters = filled * (1 + PARAMETERS_DECAY * (1 - math.exp(-excess / PARAMETERS_DECAY)))
-    return E + A / effective_parameters**EXPONENT + B / effective_tokens**EXPONENT
+    """What it costs to train the recipe."""
+    samples = assumed_samples(recipe.data.max_sample_tokens)
+    steps = ((phase.steps, flops_per_token(shape, phase, samples)) for phase in recipe.curriculum)
+    return sum(count * recipe.batch_tokens * each for count, each in steps)
 
 
 def choose_steps(tokens: float, context: int) -> tuple[int, int]:
     """Steps and tokens of a batch: a power of the tokens of training, through what worked at two budgets."""
-    exponent = math.log(LARGE[1] / SMALL[1]) / math.log(LARGE[0] / SMALL[0])
-    wanted = SMALL[1] * (tokens / SMALL[0]) ** exponent
-    batch = LARGE[1] if wanted >= 0.99 * LARGE[1] else 2 ** round(math.log2(wanted))
-    batch = max(batch, 2048, 4 * context)
+    exponent = math.log(PAPER_BATCH_TOKENS / DEMO_BATCH_TOKENS) / math.log(PAPER_TOKENS / DEMO_TOKENS)
+    wanted = DEMO_BATCH_TOKENS * (tokens / DEMO_TOKENS) ** exponent
+    batch = PAPER_BATCH_TOKENS if wanted >= 0.99 * PAPER_BATCH_TOKENS else 2 ** round(math.log2(wanted))
+    batch = max(batch, DEMO_BATCH_TOKENS, 4 * context)
     return max(round(tokens / batch), 1), batch
 
 
-def choose_curriculum(evidence: Sequence[Evidence]) -> tuple[str, tuple[str, str]]:
-    """The curriculum, and reason and source."""
-    paper = (
-        "CLM, then MLM beats MLM alone at a fixed budget (F6); the mean of all four task families over 12k, 22k and "
-        "42k steps is 77.8 for 25/75, 77.2 for 50/50, 76.8 for 75/25, 76.2 for MLM and 72.7 for CLM, at 610M",
-        PAPER,
-    )
+def choose_curriculum(evidence: Sequence[Evidence]) -> Choice:
+    """The best of the user's study; CLM then MLM where that is not clearly worse, or where there is no study."""
     if not evidence:
-        return DEFAULT_CURRICULUM, paper
+        return apply_rule("curriculum", "by the paper", curriculum=DEFAULT_CURRICULUM)
     ranked = sorted(evidence, key=lambda item: -item.mean)
     best = ranked[0]
-    # CLM then MLM where the study cannot tell it from the best: the default split if it has it, else its best split.
-    biphasic = sorted(
-        (item for item in ranked if is_biphasic(item)), key=lambda item: item.curriculum != DEFAULT_CURRICULUM
-    )
-    for item in biphasic:
-        if item is not best and best.mean - item.mean <= math.hypot(best.half_width, item.half_width):
-            reason = (
-                f"your study has {best.curriculum} at {best.mean:.4g} ± {best.half_width:.2g} and {item.curriculum} at "
-                f"{item.mean:.4g} ± {item.half_width:.2g}, no clear difference, so F6 decides"
-            )
-            return item.curriculum, (reason, f"your study, {PAPER}")
+    # The default split first, if the study has it, and then its other splits from the best to the worst.
+    splits = [item for item in ranked if is_clm_then_mlm(item.curriculum)]
+    for item in sorted(splits, key=lambda item: item.curriculum != DEFAULT_CURRICULUM):
         if item is best:
             break
-    reason = f"best of {len(evidence)} in your study ({best.mean:.4g} ± {best.half_width:.2g})"
-    return best.curriculum, (reason, "your study")
+        if best.mean - item.mean <= math.hypot(best.half_width, item.half_width):
+            facts = {"curriculum": item.curriculum, "best": best, "preferred": item}
+            return apply_rule("curriculum", "not told apart", **facts)
+    return apply_rule("curriculum", "best", curriculum=best.curriculum, best=best, num_compared=len(evidence))
 
 
-def is_biphasic(item: Evidence) -> bool:
-    """Whether its curriculum is CLM, then MLM."""
-    return [portion.settings["objective"] for portion in read_curriculum(item.curriculum, {}, 0.4)] == ["clm", "mlm"]
+def is_clm_then_mlm(curriculum: str) -> bool:
+    """Whether a short form is the paper's biphasic curriculum."""
+    return [template.phase.objective for template in read_curriculum(curriculum, {}, 0.4)] == ["clm", "mlm"]
 
 
-def write_recipe(chosen: Candidate, curriculum: str, shards: str, machine: Machine | None) -> Recipe:
+def write_recipe(chosen: Candidate, curriculum: str, machine: Machine | None) -> Recipe:
+    """The recipe by the rules that `study.rules` tells of."""
     context = context_of(chosen.preset)
     steps, batch = choose_steps(chosen.tokens, context)
     is_small = chosen.preset not in PAPER_SIZES
+    # The paper's rate at a width of 768 and more, up to four times that below; Muon takes three times AdamW's.
     width = PRESETS[chosen.preset]["hidden_size"]
-    rate = float(f"{min(5e-4 * max(1.0, 768 / width), 2e-3) * (3 if is_small else 1):.1g}")
+    rate = min(5e-4 * max(1.0, 768 / width), 2e-3) * (3 if is_small else 1)
+    # 2,000 steps up and down, if they are no more than 5 % and 20 % of all; the decay has 5 % at least.
     warmup = min(2000, math.ceil(0.05 * steps))
-    decay = min(steps - warmup, max(min(2000, round(0.2 * steps)), round(0.05 * steps)))
+    decay = max(min(2000, round(0.2 * steps)), round(0.05 * steps))
     on_cpu = machine is not None and machine.name == "CPU"
     return Recipe(
         name=f"{chosen.preset}-{curriculum_label(curriculum)}-{write_steps(steps)}",
         init=Init(preset=chosen.preset),
-        data=Data(shards=shards, max_sample_tokens=context),
-        curriculum=fill_curriculum(curriculum, chosen.preset, steps),
-        schedule=Schedule(peak_lr=rate, warmup_steps=warmup, decay_steps=decay),
+        data=Data(shards="shards", max_sample_tokens=context),
+        curriculum=scale_curriculum(curriculum, chosen.preset, steps),
+        schedule=Schedule(peak_lr=float(f"{rate:.1g}"), warmup_steps=warmup, decay_steps=min(steps - warmup, decay)),
         batch_tokens=batch,
         optimizer=Optimizer(name="muon", eps=1e-8) if is_small else Optimizer(),
         validation=Validation(every_steps=max(1, steps // 20)),
@@ -328,99 +260,50 @@ def write_recipe(chosen: Candidate, curriculum: str, shards: str, machine: Machi
     )
 
 
-def choose_size(chosen: Candidate, possible: Sequence[Candidate]) -> Choice:
-    value = f"{chosen.preset}, {chosen.parameters / 1e6:,.3g}M parameters without head"
-    others = ", ".join(f"{item.preset} {item.loss:.3f}" for item in possible if item.preset != chosen.preset)
-    if not others:
-        return Choice("size", value, "the only one that the budget can train", "arithmetic")
-    is_lowest = chosen.loss == min(item.loss for item in possible)
-    reason = (
-        "lowest loss by the law" if is_lowest else f"smallest within {WITHIN_NOISE:.0%} of the lowest loss by the law"
-    )
-    return Choice("size", value, f"{reason} ({chosen.loss:.3f}; {others})", LAW)
-
-
-def choose_data(chosen: Candidate, text: Amount | None) -> Choice:
-    value = f"{chosen.tokens:.3g} tokens, {chosen.tokens_per_parameter:,.3g} for each parameter"
-    if text is None:
-        return Choice("tokens", value, "what the budget buys; enough text is taken for granted", "arithmetic")
-    value += f", {chosen.epochs:.2g} times the text"
-    if chosen.epochs >= MOST_EPOCHS:
-        reason = (
-            f"repeating the text more than {MOST_EPOCHS} times gains little: the text, not the budget, is the limit"
-        )
-        return Choice("tokens", value, reason, LAW)
-    if chosen.epochs > FRESH_EPOCHS:
-        return Choice("tokens", value, f"beyond {FRESH_EPOCHS} times, more text would be worth more than repeats", LAW)
-    return Choice("tokens", value, f"up to {FRESH_EPOCHS} times, repeated text is nearly as good as new text", LAW)
-
-
-def choose_mask(preset: str, curriculum: str) -> Choice:
-    value = f"{mask_of(preset):.0%}"
-    if preset not in PAPER_SIZES:
-        reason = "below 210M nothing is published; 30 % is best on average at 210M, and the margins are small"
-        return Choice("masking", value, reason, f"{PAPER} (F3), extrapolated")
-    reason = "no ratio is best everywhere: larger models and retrieval like more, small models less (F3)"
-    if curriculum != "mlm":
-        reason += "; after CLM it matters less (F7)"
-    return Choice("masking", value, reason, PAPER)
-
-
-def choose_rest(recipe: Recipe, chosen: Candidate, text: Amount | None) -> list[Choice]:
+def explain_choices(
+    chosen: Candidate, possible: Sequence[Candidate], recipe: Recipe, curriculum: Choice, text: TextAmount | None
+) -> tuple[Choice, ...]:
+    """The row of `RULES` that holds for each thing that is chosen, in the order of the table."""
     is_small = chosen.preset not in PAPER_SIZES
-    schedule, context = recipe.schedule, recipe.data.max_sample_tokens
-    ends = f"{schedule.warmup_steps:,} steps up, {schedule.decay_steps:,} down"
-    batch = f"{recipe.batch_tokens:,} tokens, {recipe.num_steps:,} steps"
-    size = f"{chosen.vocab_size:,} tokens"
-    choices = [
-        Choice("batch", batch, "a power of the tokens of training through 1.2M → 2,048 and 99B → 2.36M", OURS),
-        Choice(
-            "schedule", ends, "2,000 and 2,000 where there is room, else 5 % and 20 % of the steps", f"{PAPER}; {OURS}"
-        ),
-    ]
-    if is_small:
-        rate_reason = "rises as the width falls below 768; three times AdamW's, as in our demo"
-        choices += [
-            Choice("rate", f"{schedule.peak_lr:g}", rate_reason, f"{OURS}, through {MEASURED}"),
-            Choice("optimizer", "Muon", "gets further on few tokens than AdamW in our runs", MEASURED),
-            Choice("context", f"{context:,} tokens", "short for a small network", OURS),
-        ]
+    by_size = "small network" if is_small else "the paper's size"
+    others = ", ".join(f"{item.preset} {item.loss:.3f}" for item in possible if item.preset != chosen.preset)
+    is_lowest = chosen.loss == min(item.loss for item in possible)
+    if text is None:
+        tokens = "any text"
+    elif chosen.epochs >= MOST_EPOCHS:
+        tokens = "used up"
     else:
-        choices += [
-            Choice("rate", f"{schedule.peak_lr:g}", "searched at these sizes, with batches of 2.36M tokens", PAPER),
-            Choice("optimizer", "AdamW", "the paper's settings", PAPER),
-            Choice("context", f"{context:,} tokens", "the paper's", PAPER),
-        ]
-    if text is not None and text.vocab_size is not None:
-        return [*choices, Choice("vocabulary", size, "of the shards", "given")]
-    if is_small:
-        return [*choices, Choice("vocabulary", size, "so that embeddings do not outweigh the blocks by far", OURS)]
-    return [*choices, Choice("vocabulary", size, "the paper's, of Llama 3", PAPER)]
+        tokens = "repeated" if chosen.epochs > FRESH_EPOCHS else "fresh"
+    cases = {
+        "size": "one" if not others else "lowest" if is_lowest else "near the lowest",
+        "tokens": tokens,
+        "masking": "small network" if is_small else "MLM alone" if curriculum.value == "mlm" else "after CLM",
+        "batch": "any",
+        "schedule": "any",
+        "rate": by_size,
+        "optimizer": by_size,
+        "context": by_size,
+        "vocabulary": "of the shards" if text is not None and text.vocab_size is not None else by_size,
+    }
+    choices = {"curriculum": curriculum}
+    for what, case in cases.items():
+        choices[what] = apply_rule(what, case, chosen=chosen, others=others, recipe=recipe, mask=mask_of(chosen.preset))
+    return tuple(choices[what] for what in dict.fromkeys(what for what, _ in RULES))
 
 
 def list_caveats(
-    chosen: Candidate, text: Amount | None, budget: float, spent: float, evidence: Sequence[Evidence]
+    chosen: Candidate, text: TextAmount | None, budget: float, spent: float, evidence: Sequence[Evidence]
 ) -> list[str]:
-    caveats = []
-    if not evidence and (chosen.preset not in PAPER_SIZES or chosen.tokens < 12_000 * LARGE[1]):
-        caveats.append(
-            "the paper begins at 210M parameters and 28 billion tokens: that 25/75 is best here too is an "
-            "extrapolation; studies/mini.yaml tests it on your text"
-        )
-    if chosen.preset not in PAPER_SIZES or chosen.tokens_per_parameter < 20:
-        caveats.append("the law is fitted on decoders of 10M to 9B parameters; read its losses as a ranking, roughly")
-    if text is not None and text.tokens is None:
-        caveats.append("tokens are guessed from bytes of English text; `biphase prepare` counts them")
-    if spent < 0.8 * budget:
-        caveats.append(
-            f"this uses {spent / budget:.0%} of the budget: with the text given, the rest would be wasted; more text "
-            "helps"
-        )
-    caveats.append(
-        "a good decoder for your text and size is a better start than random weights: continue it with MLM (F8), as in "
-        "recipes/adapt.yaml"
-    )
-    return caveats
+    """What to keep in mind; "decoders" always."""
+    is_small = chosen.preset not in PAPER_SIZES
+    holds = {
+        "extrapolated": not evidence and (is_small or chosen.tokens < PAPER_LEAST_TOKENS),
+        "beyond the law": is_small or chosen.tokens_per_parameter < 20,
+        "tokens guessed": text is not None and text.tokens is None,
+        "budget left": spent < 0.8 * budget,
+        "decoders": True,
+    }
+    return [CAVEATS[name].format(used=spent / budget) for name, is_so in holds.items() if is_so]
 
 
 def recipe_yaml(advice: Advice) -> str:
@@ -431,10 +314,6 @@ def recipe_yaml(advice: Advice) -> str:
     lines.append(f"#   biphase tokenizer train TEXT --vocab-size {advice.vocab_size} --out tokenizer")
     lines.append(f"#   biphase prepare TEXT --tokenizer tokenizer --out {recipe.data.shards}")
     tree = recipe.model_dump(mode="json", exclude_defaults=True)
-    tree["curriculum"] = [
-        {key: value for key, value in phase.items() if key in ("objective", "steps") or phase["objective"] != "clm"}
-        for phase in tree["curriculum"]
-    ]
     body = yaml.safe_dump(tree, sort_keys=False, default_flow_style=None, width=120)
     return "\n".join(lines) + "\n" + body
 
@@ -460,6 +339,6 @@ def describe_advice(advice: Advice) -> RenderableType:
     if advice.machine:
         machine = advice.machine
         hours = machine.device_hours(advice.flops) / machine.devices
-        cost += f", {number(hours)} hours on {machine.devices} × {machine.name} at {machine.efficiency:.0%} of peak"
-        cost += f" ({machine.source})"
+        cost += f", {format_hours(hours)} hours on {machine.devices} × {machine.name}"
+        cost += f" at {machine.efficiency:.0%} of peak ({machine.source})"
     return Group(choices, "", sizes, "", cost, *(escape(f"note: {caveat}") for caveat in advice.caveats))

@@ -6,7 +6,7 @@ are as good as the efficiency: where there is a run to measure, name its folder 
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -19,9 +19,11 @@ from biphase.errors import InputError, nearest
 from biphase.files import read_json
 from biphase.finetuning.config import FinetuneConfig
 from biphase.run import open_run, read_metrics
-from biphase.study.plan import Checkpoint, Plan, PlannedRun
+from biphase.study.arms import starting_models
+from biphase.study.plan import Plan
 from biphase.study.shapes import Shape, Text, flops_per_token, shape_of
-from biphase.study.spec import Planning, Published, Study, StudyModel, named_models
+from biphase.study.spec import Planning, Published, StartingModel, Study
+from biphase.study.trunks import PlannedRun
 from biphase.tasks.spec import find_task
 
 DEVICES = {
@@ -37,37 +39,40 @@ DEVICES = {
 programs); CPU: one core, fp32 with AVX2 as measured on an EPYC (one with bf16 matrix units reaches 20 times that)."""
 
 EFFICIENCY = {"CPU": 0.6}
-"""By our own runs (docs/LOG.md)."""
+"""The share of the peak that our own runs reach (docs/LOG.md)."""
 ASSUMED_EFFICIENCY = 0.4
-"""Of other devices: a round figure for well-run bf16 training, not a measurement."""
+"""The same for other devices: a round figure for well-run bf16 training, not a measurement."""
 
 BYTES_PER_WEIGHT = 4
+"""Checkpoints hold weights and moments in fp32."""
 SAMPLED_SAMPLES = 100_000
 """How many samples of a shard set are looked at for their mean length."""
 
 
 @dataclass(frozen=True)
 class Machine:
+    """What trains: so many devices of one kind. A device is a GPU, or a core of a CPU."""
+
     name: str
     devices: int
     peak_flops: float
-    """Of one device."""
+    """The peak FLOP/s of one device."""
     efficiency: float
+    """The share of the peak that is reached."""
     source: str
     """Where the efficiency is from, for people."""
 
     def device_hours(self, flops: float) -> float:
+        """The hours that one device needs for so many FLOPs."""
         return flops / (self.peak_flops * self.efficiency) / 3600
 
+    def flops_in(self, hours: float) -> float:
+        """What all its devices together do in some hours."""
+        return hours * 3600 * self.devices * self.peak_flops * self.efficiency
 
-def find_machine(
-    name: str,
-    devices: int = 1,
-    efficiency: float | None = None,
-    source: str = "stated",
-    peak_flops: float | None = None,
-) -> Machine:
-    """A device of the table, the folder of a run (`measure_machine`), or any name with `peak_flops` given.
+
+def find_machine(name: str, devices: int = 1, efficiency: float | None = None) -> Machine:
+    """A device of the table, by a name that it is part of, or what the folder of a run measures (`measure_machine`).
 
     Raises `InputError` for unknown ones.
     """
@@ -76,18 +81,17 @@ def find_machine(
     wanted = name.casefold()
     by_length = sorted(DEVICES, key=len, reverse=True)  # an A100 is no A10
     key = next((key for key in by_length if key.casefold() in wanted), None)
-    peak = peak_flops or DEVICES.get(key or "")
-    if peak is None:
+    if key is None:
         raise InputError(f"unknown device '{name}'{nearest(name, DEVICES)}; or name a run of yours to measure it by")
     if efficiency is None:
-        efficiency, source = EFFICIENCY.get(key or "", ASSUMED_EFFICIENCY), "assumed"
-    return Machine(key or name, devices, peak, efficiency, source)
+        return Machine(key, devices, DEVICES[key], EFFICIENCY.get(key, ASSUMED_EFFICIENCY), "assumed")
+    return Machine(key, devices, DEVICES[key], efficiency, "stated")
 
 
 def measure_machine(path: Path, devices: int = 1) -> Machine:
     """The devices that a run had, as fast as it was: the median of its steps, without the first few.
 
-    A device is a GPU, or a core of a CPU. Raises `InputError` when the run has logged no more than its first steps.
+    Raises `InputError` when the run has logged no more than its first steps.
     """
     run = open_run(path)
     records = read_metrics(run, "train")
@@ -101,11 +105,12 @@ def measure_machine(path: Path, devices: int = 1) -> Machine:
     return Machine(name, devices, median(speeds) / used, 1.0, f"as measured in {path}")
 
 
-def read_text(data: Data, planning: Planning) -> Text:
-    """Lengths of samples: of the shards where they are here, else by the packer's rule or as the study assumes."""
+def find_lengths(data: Data, planning: Planning) -> Text:
+    """How long samples are: in the shards where they are here, else by the packer's rule or as the study assumes."""
     low, high = data.min_sample_tokens, data.max_sample_tokens
     if data.packing == "stream":
-        # A pair of samples fills `high` tokens, cut at r uniform in low..high - low: mean of squares from the variance.
+        # Two samples fill `high` tokens, cut at r uniform in low..high - low. So each is high / 2 long on average, with
+        # the variance of a uniform integer, and the mean of its square is the square of the mean plus the variance.
         variance = ((high - 2 * low + 1) ** 2 - 1) / 12
         squares = 2 * ((high / 2) ** 2 + variance)
         return Text(high / 2, squares / high, "of a token stream cut at random")
@@ -126,8 +131,8 @@ def has_shards(data: Data) -> bool:
     return (Path(data.shards) / "manifest.json").exists()
 
 
-def vocabulary_size(data: Data, planning: Planning) -> int:
-    """Of the shards where they are here, else as the study says. Raises `InputError` where neither says it."""
+def find_vocab_size(data: Data, planning: Planning) -> int:
+    """The vocabulary of the shards where they are here, else as the study says. Raises `InputError` without either."""
     if has_shards(data):
         return int(json.loads((Path(data.shards) / "manifest.json").read_text(encoding="utf-8"))["vocab_size"])
     if planning.vocab_size is None:
@@ -135,7 +140,7 @@ def vocabulary_size(data: Data, planning: Planning) -> int:
     return planning.vocab_size
 
 
-def model_shape(model: StudyModel, vocab_size: int) -> Shape | None:
+def model_shape(model: StartingModel, vocab_size: int) -> Shape | None:
     """The shape of a preset or of a folder with a Llama-like config.json; None for what only the hub knows."""
     if model.preset is not None:
         return shape_of(model.preset, model.architecture, vocab_size)
@@ -150,16 +155,17 @@ def model_shape(model: StudyModel, vocab_size: int) -> Shape | None:
 
 @dataclass(frozen=True)
 class Sizes:
-    """What the runs of a plan compute with: by name of a run, its network and its text."""
+    """What the runs of a plan compute with: by name of a run, its network and the lengths of its samples."""
 
     shapes: Mapping[str, Shape | None]
     texts: Mapping[str, Text]
 
     def flops(self, run: PlannedRun) -> dict[str, float]:
-        """By objective; nothing for a network of unknown shape."""
+        """What a run costs, by objective; nothing for a network of unknown shape."""
         shape, spent = self.shapes[run.name], dict[str, float]()
-        for phase in run.recipe.curriculum if shape else ():
-            assert shape is not None
+        if shape is None:
+            return spent
+        for phase in run.recipe.curriculum:
             for part, share in phase.parts:
                 each = flops_per_token(shape, part, self.texts[run.name])
                 flops = share * phase.steps * run.recipe.batch_tokens * each
@@ -168,14 +174,15 @@ class Sizes:
 
 
 def measure_sizes(plan: Plan) -> Sizes:
-    models, planning = named_models(plan.study), plan.study.planning
+    """The sizes of all runs; each set of shards is looked into once."""
+    models, planning = starting_models(plan.study), plan.study.planning
     texts: dict[Data, Text] = {}
     vocabularies: dict[str, int] = {}
     shapes = {}
     for run in plan.runs.values():
         data = run.recipe.data
         if data not in texts:
-            texts[data], vocabularies[data.shards] = read_text(data, planning), vocabulary_size(data, planning)
+            texts[data], vocabularies[data.shards] = find_lengths(data, planning), find_vocab_size(data, planning)
         shapes[run.name] = model_shape(models[run.model], vocabularies[data.shards])
     return Sizes(shapes, {run.name: texts[run.recipe.data] for run in plan.runs.values()})
 
@@ -187,35 +194,39 @@ class GroupCost:
     group: str
     models: int
     steps_alone: int
-    """Of its arms if each were trained from its beginning (a continued one: from its parent's end)."""
+    """The steps of its arms if each were trained from its beginning (a continued one: from its parent's end)."""
     steps: int
     tokens: float
     flops: float
     device_hours: float | None
-    """None without a device."""
+    """None where no device is named."""
     published: Published | None
+    """What the study file says was published about the group."""
 
 
 @dataclass(frozen=True)
 class Disk:
-    """Bytes."""
+    """How many bytes checkpoints take."""
 
+    models: float
+    """The weights of the models alone, when no run needs more."""
+    needed: float
+    """The weights of models and branch points, and moments where a run goes on with them."""
     everything: float
     """Every checkpoint that is there when all runs are done, with its moments."""
-    needed: float
-    """Weights of models and branch points, and moments where a run goes on with them."""
-    models: float
-    """Weights of the models alone, when no run needs more."""
 
 
 @dataclass(frozen=True)
 class Estimate:
+    """What a plan costs, and what that is based on."""
+
     machine: Machine | None
     groups: tuple[GroupCost, ...]
     flops_by_objective: dict[str, float]
+    """The FLOPs of pretraining alone."""
     disk: Disk
     unknown: tuple[str, ...]
-    """Runs of networks whose shape is not known here: not counted."""
+    """The runs of networks whose shape is not known here, which are not counted."""
     assumptions: tuple[str, ...]
 
     @property
@@ -239,53 +250,55 @@ def estimate(plan: Plan, machine: Machine | None = None) -> Estimate:
     for group in published:
         if group not in (*groups, "evaluation"):
             raise InputError(f"published: unknown group '{group}'{nearest(group, [*groups, 'evaluation'])}")
-    rows, spent = [], dict[str, float]()
-    for group in groups:
-        runs = [run for run in plan.runs.values() if run.group == group]
-        arms = [arm for arm in plan.arms.values() if arm.group == group]
-        total = 0.0
-        for run in runs:
-            for objective, flops in sizes.flops(run).items():
-                spent[objective] = spent.get(objective, 0.0) + flops
-                total += flops
-        rows.append(
-            GroupCost(
-                group=group,
-                models=len(arms),
-                steps_alone=sum(arm.recipe.num_steps for arm in arms),
-                steps=sum(run.steps for run in runs),
-                tokens=float(sum(run.steps * run.recipe.batch_tokens for run in runs)),
-                flops=total,
-                device_hours=machine.device_hours(total) if machine else None,
-                published=published.get(group),
-            )
-        )
+    spent: dict[str, float] = {}
+    for run in plan.runs.values():
+        for objective, flops in sizes.flops(run).items():
+            spent[objective] = spent.get(objective, 0.0) + flops
+    rows = [group_cost(plan, group, sizes, machine, published.get(group)) for group in groups]
     if plan.cells:
         rows.append(evaluation_cost(plan, sizes, machine, published.get("evaluation")))
-    texts = dict.fromkeys(sizes.texts.values())
-    assumptions = [
-        f"samples of {text.mean_tokens:,.0f} tokens, a token meets {text.mean_keys:,.0f} ({text.source})"
-        for text in texts
-    ]
-    if machine:
-        assumptions.append(
-            f"{machine.name}: {machine.peak_flops / 1e12:,.4g} TFLOP/s, {machine.efficiency:.0%} of them used, "
-            f"{machine.source}"
-        )
-    if plan.cells:
-        assumptions.append("fine-tuning: rounded sizes of the tasks' published data, at the same efficiency")
     return Estimate(
         machine=machine,
         groups=tuple(rows),
         flops_by_objective=spent,
         disk=count_disk(plan, sizes),
         unknown=tuple(name for name, shape in sizes.shapes.items() if shape is None),
-        assumptions=tuple(assumptions),
+        assumptions=tuple(list_assumptions(plan, sizes, machine)),
+    )
+
+
+def list_assumptions(plan: Plan, sizes: Sizes, machine: Machine | None) -> Iterator[str]:
+    """What the figures rest on, for people."""
+    for text in dict.fromkeys(sizes.texts.values()):
+        yield f"samples of {text.mean_tokens:,.0f} tokens, a token meets {text.mean_keys:,.0f} ({text.source})"
+    if machine:
+        peak = f"{machine.peak_flops / 1e12:,.4g} TFLOP/s"
+        yield f"{machine.name}: {peak}, {machine.efficiency:.0%} of them used, {machine.source}"
+    if plan.cells:
+        yield "fine-tuning: rounded sizes of the tasks' published data, at the same efficiency"
+
+
+def group_cost(plan: Plan, group: str, sizes: Sizes, machine: Machine | None, published: Published | None) -> GroupCost:
+    """The row of a group of arms: what its runs train, beside what its arms would need alone."""
+    arms = [arm for arm in plan.arms.values() if arm.group == group]
+    runs = [run for run in plan.runs.values() if run.group == group]
+    flops = sum(each for run in runs for each in sizes.flops(run).values())
+    return GroupCost(
+        group=group,
+        models=len(arms),
+        steps_alone=sum(arm.recipe.num_steps for arm in arms),
+        steps=sum(run.steps for run in runs),
+        tokens=float(sum(run.steps * run.recipe.batch_tokens for run in runs)),
+        flops=float(flops),
+        device_hours=machine.device_hours(flops) if machine else None,
+        published=published,
     )
 
 
 def evaluation_cost(plan: Plan, sizes: Sizes, machine: Machine | None, published: Published | None) -> GroupCost:
+    """The row of all fine-tunings."""
     runs = {model.name: model.run for model in plan.models}
+    # Cells that differ in rate and seed alone cost the same: of a paper's 15,000, a few dozen differ.
     per_cell: dict[tuple[Shape | None, str, tuple[str, ...], int], tuple[int, float, float]] = {}
     steps, tokens, flops = 0, 0.0, 0.0
     for cell in plan.cells:
@@ -294,8 +307,10 @@ def evaluation_cost(plan: Plan, sizes: Sizes, machine: Machine | None, published
         key = (shape, cell.task, cell.evaluates, context)
         if key not in per_cell:
             per_cell[key] = cell_cost(shape, cell.task, cell.evaluates, cell.config, context)
-        cost = per_cell[key]
-        steps, tokens, flops = steps + cost[0], tokens + cost[1], flops + cost[2]
+        cell_steps, cell_tokens, cell_flops = per_cell[key]
+        steps += cell_steps
+        tokens += cell_tokens
+        flops += cell_flops
     hours = machine.device_hours(flops) if machine else None
     return GroupCost("evaluation", len(plan.models), steps, steps, tokens, flops, hours, published)
 
@@ -361,6 +376,7 @@ def cell_cost(
 
 
 def count_disk(plan: Plan, sizes: Sizes) -> Disk:
+    """Bytes of all checkpoints, of those that must be there for a while, and of the models' weights."""
     everything, needed, models = 0.0, 0.0, 0.0
     for checkpoint in plan.checkpoints:
         shape = sizes.shapes[checkpoint.run]
@@ -369,18 +385,16 @@ def count_disk(plan: Plan, sizes: Sizes) -> Disk:
         weights = float(BYTES_PER_WEIGHT * shape.parameters)
         moments = moment_bytes(shape, plan.runs[checkpoint.run].recipe)
         everything += weights + moments
-        needed += checkpoint_bytes(checkpoint, weights, moments)
-        models += weights if checkpoint.models else 0.0
-    return Disk(everything, needed, models)
-
-
-def checkpoint_bytes(checkpoint: Checkpoint, weights: float, moments: float) -> float:
-    """What must be there for a while."""
-    used = bool(checkpoint.models or checkpoint.needed_by)
-    return weights * used + moments * bool(checkpoint.moments_needed_by)
+        if checkpoint.models:
+            models += weights
+        if checkpoint.models or checkpoint.needed_by:
+            needed += weights
+        if checkpoint.moments_needed_by:
+            needed += moments
+    return Disk(models, needed, everything)
 
 
 def moment_bytes(shape: Shape, recipe: Recipe) -> float:
-    """AdamW keeps two numbers for a weight, Muon one for the matrices inside the blocks."""
+    """The optimizer's share: AdamW keeps two numbers for a weight, Muon one for the matrices inside the blocks."""
     single = shape.block_weights if recipe.optimizer.name == "muon" else 0
     return float(BYTES_PER_WEIGHT * (2 * shape.parameters - single))

@@ -1,10 +1,10 @@
 """Plan and estimate → what a person or another program reads: tables, JSON, Graphviz, Mermaid."""
 
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from pydantic_core import to_jsonable_python
 from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
@@ -12,16 +12,18 @@ from rich.tree import Tree
 
 from biphase.config import Phase
 from biphase.study.cost import Estimate
-from biphase.study.plan import Plan, PlannedRun, history
-from biphase.study.spec import are_alike, trainings, write_steps
+from biphase.study.curricula import are_alike, join_phases, write_steps
+from biphase.study.plan import Plan, history
+from biphase.study.spec import trainings
+from biphase.study.trunks import PlannedRun
 
 COLORS = {"clm": "#0072B2", "mlm": "#D55E00", "mntp": "#009E73"}
 """Of Okabe and Ito's palette, which colour-blind readers tell apart; as in `pretraining.card`."""
 
 
 @dataclass(frozen=True)
-class Stretch:
-    """What a run trains between two points at which something changes or is kept."""
+class PhaseSpan:
+    """Steps of a run with one objective, between two kept checkpoints: segments without the cuts of the schedule."""
 
     run: str
     phase: Phase
@@ -29,33 +31,29 @@ class Stretch:
     last: int
 
 
-def stretches(plan: Plan) -> Iterator[Stretch]:
-    """The segments, without the cuts that only the schedule makes."""
-    pending: Stretch | None = None
+def list_spans(plan: Plan) -> list[PhaseSpan]:
+    """All spans, in the order of the runs: warm-up, constant and decay are one unless something is kept between."""
+    spans: list[PhaseSpan] = []
     for segment in plan.segments:
-        if (
-            pending is not None
-            and pending.run == segment.run
-            and pending.last not in plan.runs[segment.run].kept
-            and are_alike(pending.phase, segment.phase)
-        ):
-            pending = Stretch(segment.run, pending.phase, pending.first, segment.last)
-            continue
-        if pending is not None:
-            yield pending
-        pending = Stretch(segment.run, segment.phase, segment.first, segment.last)
-    if pending is not None:
-        yield pending
+        if spans:
+            last = spans[-1]
+            is_kept = last.last in plan.runs[last.run].kept
+            if last.run == segment.run and are_alike(last.phase, segment.phase) and not is_kept:
+                spans[-1] = replace(last, last=segment.last)
+                continue
+        spans.append(PhaseSpan(segment.run, segment.phase, segment.first, segment.last))
+    return spans
 
 
 def describe_plan(plan: Plan, estimate: Estimate) -> RenderableType:
     """What the study trains, in what order, what sharing saves, and what it costs."""
-    parts: list[RenderableType] = [f"[bold]{escape(plan.study.title or plan.study.name)}[/bold]"]
+    heading = [f"[bold]{escape(plan.study.title or plan.study.name)}[/bold]"]
     if plan.study.question:
-        parts.append(escape(plan.study.question))
-    parts += [
+        heading.append(escape(plan.study.question))
+    return Group(
+        *heading,
         "",
-        *count_lines(plan),
+        *summary_lines(plan),
         "",
         run_tree(plan),
         "",
@@ -64,11 +62,11 @@ def describe_plan(plan: Plan, estimate: Estimate) -> RenderableType:
         "",
         cost_table(estimate),
         *cost_lines(estimate),
-    ]
-    return Group(*parts)
+    )
 
 
-def count_lines(plan: Plan) -> list[str]:
+def summary_lines(plan: Plan) -> list[str]:
+    """How many models, runs, steps and fine-tunings there are."""
     kinds = Counter(model.kind for model in plan.models)
     controls = f", and {kinds['random']} from random weights" if kinds["random"] else ""
     saved = 1 - plan.steps / plan.steps_alone
@@ -93,29 +91,25 @@ def run_tree(plan: Plan) -> Tree:
     """Runs under the runs that they start from."""
     root = Tree("runs, with the step that each starts from and ends at")
     branches: dict[str, Tree] = {}
-    by_run: dict[str, list[Stretch]] = {}
-    for stretch in stretches(plan):
-        by_run.setdefault(stretch.run, []).append(stretch)
+    spans = list_spans(plan)
     for run in plan.runs.values():
         above = branches[run.parent] if run.parent else root
-        branches[run.name] = above.add(escape(describe_run(run, by_run[run.name])))
+        line = run_line(run, [span for span in spans if span.run == run.name])
+        branches[run.name] = above.add(escape(line))
     return root
 
 
-def describe_run(run: PlannedRun, parts: list[Stretch]) -> str:
-    phases: list[tuple[Phase, int]] = []
-    for part in parts:
-        if phases and are_alike(phases[-1][0], part.phase):
-            phases[-1] = (part.phase, phases[-1][1] + part.last - part.first)
-        else:
-            phases.append((part.phase, part.last - part.first))
-    trained = ", ".join(f"{phase.label} {write_steps(steps)}" for phase, steps in phases)
+def run_line(run: PlannedRun, spans: list[PhaseSpan]) -> str:
+    """`610m-3k-9k-12k: 3k → 12k, mlm40 9k`, and what is kept on the way."""
+    phases = join_phases(span.phase.model_copy(update={"steps": span.last - span.first}) for span in spans)
+    trained = ", ".join(f"{phase.label} {write_steps(phase.steps)}" for phase in phases)
     passed = [write_steps(step) for step in run.kept if step != run.last]
     kept = f"; keeps {', '.join(passed)}" if passed else ""
     return f"{run.name}: {write_steps(run.first)} → {write_steps(run.last)}, {trained}{kept}"
 
 
 def steps_table(estimate: Estimate) -> Table:
+    """Models, steps and tokens of each group of arms, and the published steps where there are some."""
     rows = [row for row in estimate.groups if row.group != "evaluation"]
     table = Table(title="Steps", show_footer=True)
     table.add_column("arms", "all")
@@ -153,24 +147,24 @@ def cost_table(estimate: Estimate) -> Table:
     table.add_column("FLOPs", f"{estimate.flops:.3g}", justify="right")
     if machine:
         total = sum(row.device_hours or 0.0 for row in rows)
-        table.add_column(f"{machine.name} hours", number(total), justify="right")
+        table.add_column(f"{machine.name} hours", format_hours(total), justify="right")
     if hours:
-        table.add_column("published", number(sum(hours.values())), justify="right")
+        table.add_column("published", format_hours(sum(hours.values())), justify="right")
     if hours and machine:
         table.add_column("which is of peak", justify="right")
     for row in rows:
         cells = [escape(row.group), f"{row.flops:.3g}"]
         if machine:
-            cells.append(number(row.device_hours or 0.0))
+            cells.append(format_hours(row.device_hours or 0.0))
         if hours:
-            cells.append(number(hours[row.group]) if row.group in hours else "")
+            cells.append(format_hours(hours[row.group]) if row.group in hours else "")
         if hours and machine and row.group in hours:
             cells.append(f"{row.flops / hours[row.group] / 3600 / machine.peak_flops:.1%}")
         table.add_row(*cells)
     return table
 
 
-def number(value: float) -> str:
+def format_hours(value: float) -> str:
     """Two or three digits that count: 0.62, 12.5, 81,000."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
@@ -187,6 +181,7 @@ def step_lines(estimate: Estimate) -> list[str]:
 
 
 def cost_lines(estimate: Estimate) -> list[str]:
+    """FLOPs by objective, the time with all devices at work, bytes on disk, and what all of it assumes."""
     spent = sum(estimate.flops_by_objective.values())
     shares = [
         f"{name} {flops:.3g} ({flops / spent:.0%})" for name, flops in estimate.flops_by_objective.items() if flops
@@ -195,11 +190,11 @@ def cost_lines(estimate: Estimate) -> list[str]:
     machine = estimate.machine
     if machine and machine.devices > 1:
         hours = sum(row.device_hours or 0.0 for row in estimate.groups) / machine.devices
-        lines.append(f"on {machine.devices} of them, all busy: {number(hours)} hours")
+        lines.append(f"on {machine.devices} of them, all busy: {format_hours(hours)} hours")
     disk = estimate.disk
     lines.append(
-        f"disk: {size(disk.models)} for the models' weights, {size(disk.needed)} with what branches need, "
-        f"{size(disk.everything)} when nothing is dropped"
+        f"disk: {format_bytes(disk.models)} for the models' weights, {format_bytes(disk.needed)} with what branches "
+        f"need, {format_bytes(disk.everything)} when nothing is dropped"
     )
     lines += [f"assumed: {line}" for line in estimate.assumptions]
     if estimate.unknown:
@@ -207,7 +202,8 @@ def cost_lines(estimate: Estimate) -> list[str]:
     return [escape(line) for line in lines]
 
 
-def size(num_bytes: float) -> str:
+def format_bytes(num_bytes: float) -> str:
+    """Three digits and a unit: 1.23 kB, 5.5 MB."""
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if num_bytes < 1000 or unit == "TB":
             break
@@ -217,135 +213,121 @@ def size(num_bytes: float) -> str:
 
 def plan_json(plan: Plan, estimate: Estimate | None = None) -> dict[str, Any]:
     """The plan as plain data: runs with their recipes, segments, models, checkpoints, cells by name; and the cost."""
-    tree: dict[str, Any] = {
+    models = []
+    for model in plan.models:
+        arm = plan.arms[model.arm]
+        models.append(
+            {
+                "name": model.name,
+                "arm": arm.name,
+                "kind": model.kind,
+                "group": arm.group,
+                "model": arm.model,
+                "parent": arm.parent,
+                "curriculum": arm.curriculum,
+                "checkpoint": model.checkpoint,
+                "history": history(plan, model),
+            }
+        )
+    checkpoints = []
+    for kept in plan.checkpoints:
+        users = {"models": kept.models, "needed_by": kept.needed_by, "moments_needed_by": kept.moments_needed_by}
+        checkpoints.append({"checkpoint": f"{kept.run}@{kept.step}", **users})
+    tree = {
         "study": plan.study.name,
         "steps": plan.steps,
         "steps_alone": plan.steps_alone,
         "longest_chain": plan.longest_chain,
-        "runs": [
-            {
-                "name": run.name,
-                "group": run.group,
-                "model": run.model,
-                "parent": run.parent,
-                "first": run.first,
-                "last": run.last,
-                "kept": list(run.kept),
-                "recipe": run.recipe.model_dump(mode="json"),
-            }
-            for run in plan.runs.values()
-        ],
-        "segments": [
-            {
-                "name": segment.name,
-                "run": segment.run,
-                "parent": segment.parent,
-                "phase": segment.phase.model_dump(mode="json"),
-                "part": segment.part,
-                "first": segment.first,
-                "last": segment.last,
-            }
-            for segment in plan.segments
-        ],
-        "models": [
-            {
-                "name": model.name,
-                "arm": model.arm,
-                "kind": model.kind,
-                "group": plan.arms[model.arm].group,
-                "model": plan.arms[model.arm].model,
-                "parent": plan.arms[model.arm].parent,
-                "curriculum": plan.arms[model.arm].curriculum,
-                "checkpoint": model.checkpoint,
-                "history": [phase.model_dump(mode="json") for phase in history(plan, model)],
-            }
-            for model in plan.models
-        ],
-        "checkpoints": [
-            {
-                "checkpoint": f"{kept.run}@{kept.step}",
-                "models": list(kept.models),
-                "needed_by": list(kept.needed_by),
-                "moments_needed_by": list(kept.moments_needed_by),
-            }
-            for kept in plan.checkpoints
-        ],
-        "cells": [{"name": cell.name, "evaluates": list(cell.evaluates)} for cell in plan.cells],
+        "runs": [to_jsonable_python(run, exclude={"key"}) for run in plan.runs.values()],
+        "segments": plan.segments,
+        "models": models,
+        "checkpoints": checkpoints,
+        "cells": [{"name": cell.name, "evaluates": cell.evaluates} for cell in plan.cells],
     }
     if estimate is not None:
         tree["cost"] = estimate_json(estimate)
-    return tree
+    return to_jsonable_python(tree)
 
 
 def estimate_json(estimate: Estimate) -> dict[str, Any]:
-    machine, disk = estimate.machine, estimate.disk
+    """What `plan_json` says of the cost."""
+    machine = estimate.machine
     return {
         "machine": machine and {"name": machine.name, "devices": machine.devices, "efficiency": machine.efficiency},
         "flops": estimate.flops,
         "flops_by_objective": estimate.flops_by_objective,
-        "groups": [
-            {
-                "group": row.group,
-                "models": row.models,
-                "steps_alone": row.steps_alone,
-                "steps": row.steps,
-                "tokens": row.tokens,
-                "flops": row.flops,
-                "device_hours": row.device_hours,
-                "published": row.published and row.published.model_dump(mode="json"),
-            }
-            for row in estimate.groups
-        ],
-        "disk_bytes": {"models": disk.models, "needed": disk.needed, "everything": disk.everything},
-        "not_counted": list(estimate.unknown),
-        "assumptions": list(estimate.assumptions),
+        "groups": estimate.groups,
+        "disk_bytes": estimate.disk,
+        "not_counted": estimate.unknown,
+        "assumptions": estimate.assumptions,
     }
 
 
-def graph(plan: Plan) -> tuple[dict[tuple[str, int], str], list[tuple[tuple[str, int], tuple[str, int], Stretch]]]:
-    """Nodes, (run, step) → text, and edges with what is trained between them."""
+@dataclass(frozen=True)
+class GraphLanguage:
+    """How a language for graphs writes the lines of one."""
+
+    begin: str
+    model: str
+    """The line of a node that is a model."""
+    checkpoint: str
+    """The line of a node that is another kept checkpoint."""
+    start: str
+    """The line of a node for random weights or a foreign model."""
+    edge: str
+    end: str
+
+
+GRAPH_LANGUAGES = {
+    "dot": GraphLanguage(
+        begin='digraph plan {\n  rankdir=LR;\n  node [fontname="sans-serif"]; edge [fontname="sans-serif"];\n',
+        model='  {node} [label="{text}", shape=box];\n',
+        checkpoint='  {node} [label="{text}", shape=ellipse];\n',
+        start='  {node} [label="{text}", shape=plaintext];\n',
+        edge='  {start} -> {end} [label="{text}", color="{color}", fontcolor="{color}"];\n',
+        end="}\n",
+    ),
+    "mermaid": GraphLanguage(
+        begin="flowchart LR\n",
+        model='  {node}["{text}"]\n',
+        checkpoint='  {node}("{text}")\n',
+        start='  {node}("{text}")\n',
+        edge='  {start} -- "{text}" --> {end}\n  linkStyle {number} stroke:{color}\n',
+        end="",
+    ),
+}
+"""For Graphviz (`dot -Tsvg`), and for Mermaid, as Markdown pages draw it."""
+
+
+def plan_graph(plan: Plan, language: str) -> str:
+    """The tree of runs in one of `GRAPH_LANGUAGES`: checkpoints, and what is trained between them."""
+    write = GRAPH_LANGUAGES[language]
+    # The models at a (run, step); final ones come last and win, for they bear the names of arms.
+    models: dict[tuple[str, int], str] = {}
+    for model in sorted(plan.models, key=lambda model: model.kind == "final"):
+        if model.kind != "random":
+            models[model.run, model.step] = model.name
     nodes: dict[tuple[str, int], str] = {}
-    models = {(model.run, model.step): model.name for model in plan.models if model.kind == "intermediate"}
-    models |= {(model.run, model.step): model.name for model in plan.models if model.kind == "final"}
-    edges = []
-    for stretch in stretches(plan):
-        run = plan.runs[stretch.run]
-        start = (stretch.run, stretch.first)
-        if stretch.first == run.first:
-            start = (run.parent, run.first) if run.parent else (f"random weights: {run.model}", 0)
-            nodes.setdefault(start, start[0])
-        end = (stretch.run, stretch.last)
-        nodes[end] = models.get(end, f"{stretch.run}@{stretch.last}")
-        edges.append((start, end, stretch))
-    return nodes, edges
+    node_lines, edge_lines = [], []
 
+    def node_at(place: tuple[str, int], text: str, form: str) -> str:
+        """The identifier of a node, which is written when it is first met."""
+        if place not in nodes:
+            nodes[place] = f"n{len(nodes)}"
+            node_lines.append(form.format(node=nodes[place], text=text))
+        return nodes[place]
 
-def plan_dot(plan: Plan) -> str:
-    """The tree for Graphviz: `dot -Tsvg`. Boxes are models, points are other kept checkpoints."""
-    nodes, edges = graph(plan)
-    names = {node: f"n{i}" for i, node in enumerate(nodes)}
-    models = {(model.run, model.step) for model in plan.models}
-    lines = ["digraph plan {", "  rankdir=LR;", '  node [fontname="sans-serif"]; edge [fontname="sans-serif"];']
-    for node, text in nodes.items():
-        shape = "box" if node in models else "plaintext" if node[1] == 0 else "ellipse"
-        lines.append(f'  {names[node]} [label="{text}", shape={shape}];')
-    for start, end, stretch in edges:
-        text = f"{stretch.phase.label} {write_steps(stretch.last - stretch.first)}"
-        color = COLORS[stretch.phase.objective]
-        lines.append(f'  {names[start]} -> {names[end]} [label="{text}", color="{color}", fontcolor="{color}"];')
-    return "\n".join([*lines, "}"]) + "\n"
-
-
-def plan_mermaid(plan: Plan) -> str:
-    """The tree for Mermaid, as Markdown pages draw it. Boxes are models, rounded ones other kept checkpoints."""
-    nodes, edges = graph(plan)
-    names = {node: f"n{i}" for i, node in enumerate(nodes)}
-    models = {(model.run, model.step) for model in plan.models}
-    lines = ["flowchart LR"]
-    for node, text in nodes.items():
-        lines.append(f'  {names[node]}["{text}"]' if node in models else f'  {names[node]}("{text}")')
-    for number, (start, end, stretch) in enumerate(edges):
-        text = f"{stretch.phase.label} {write_steps(stretch.last - stretch.first)}"
-        lines.append(f'  {names[start]} -- "{text}" --> {names[end]}')
-        lines.append(f"  linkStyle {number} stroke:{COLORS[stretch.phase.objective]}")
-    return "\n".join(lines) + "\n"
+    for number, span in enumerate(list_spans(plan)):
+        run = plan.runs[span.run]
+        place = (span.run, span.first)
+        if span.first == run.first:
+            origin = "random weights" if run.recipe.init.preset else "pretrained"
+            place = (run.parent, run.first) if run.parent else (f"{origin}: {run.model}", 0)
+        start = node_at(place, place[0], write.start)
+        place = (span.run, span.last)
+        form = write.model if place in models else write.checkpoint
+        end = node_at(place, models.get(place, f"{span.run}@{span.last}"), form)
+        text = f"{span.phase.label} {write_steps(span.last - span.first)}"
+        color = COLORS[span.phase.objective]
+        edge_lines.append(write.edge.format(start=start, end=end, text=text, color=color, number=number))
+    return "".join([write.begin, *node_lines, *edge_lines, write.end])

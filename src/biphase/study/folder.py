@@ -21,8 +21,9 @@ from biphase.finetuning.models import identify
 from biphase.finetuning.scores import Score
 from biphase.report.scores import ScoreSet, read_scores
 from biphase.run import Run, open_run, read_metrics, whole_steps
-from biphase.study.plan import Checkpoint, Model, Plan, PlannedRun, StudyCell
+from biphase.study.plan import Checkpoint, EvaluatedModel, Plan, StudyCell
 from biphase.study.spec import Study
+from biphase.study.trunks import PlannedRun
 from biphase.tasks.spec import find_task
 
 
@@ -166,7 +167,7 @@ def score_key(task: str, settled: FinetuneConfig) -> ScoreKey:
     return task, content_hash(settled.model_dump(mode="json", exclude=PLACEMENT))
 
 
-def current_scores(plan: Plan, place: Workplace, model: Model) -> ScoreSet:
+def current_scores(plan: Plan, place: Workplace, model: EvaluatedModel) -> ScoreSet:
     """The finished scores of a model that the study asks for: by the weights that its recipe gives, of this version's
     protocol, with the settings of one of its cells."""
     folder, reference = place.scores(model.name), reference_of(plan, place, model)
@@ -178,7 +179,7 @@ def current_scores(plan: Plan, place: Workplace, model: Model) -> ScoreSet:
     return ScoreSet(tuple(current), found.broken)
 
 
-def reference_of(plan: Plan, place: Workplace, model: Model) -> str | None:
+def reference_of(plan: Plan, place: Workplace, model: EvaluatedModel) -> str | None:
     return find_step(place, model.run, plan.runs[model.run].key, model.step)
 
 

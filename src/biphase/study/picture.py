@@ -15,7 +15,8 @@ from matplotlib.patheffects import withStroke
 
 from biphase.errors import InputError
 from biphase.study.describe import COLORS
-from biphase.study.plan import Plan, PlannedRun
+from biphase.study.plan import Plan
+from biphase.study.trunks import PlannedRun
 
 FORMATS = (".svg", ".png", ".pdf")
 LANE_INCHES = 0.2

@@ -18,7 +18,7 @@ from biphase.study.advise import Evidence
 from biphase.study.cost import Sizes, measure_sizes
 from biphase.study.folder import Workplace, current_scores, is_trained, measure_cells, status, trained_folder
 from biphase.study.picture import draw_plan
-from biphase.study.plan import Model, Plan, history
+from biphase.study.plan import EvaluatedModel, Plan, history
 from biphase.tasks.spec import find_task
 
 FAMILIES = {
@@ -120,7 +120,7 @@ def compare_curricula(plan: Plan, place: Workplace) -> list[Evidence]:
     return max(found.items(), key=lambda item: (len(item[1]), item[0][1]), default=((), []))[1]
 
 
-def describe_model(plan: Plan, model: Model, sizes: Sizes) -> ReportArm:
+def describe_model(plan: Plan, model: EvaluatedModel, sizes: Sizes) -> ReportArm:
     """A model as the paper would describe it."""
     arm = plan.arms[model.arm]
     if model.kind == "random":
@@ -156,7 +156,7 @@ def is_of_the_paper(pretraining: tuple[Phase, ...], rest: tuple[Phase, ...]) -> 
     return kinds in (["clm"], ["mlm"], ["clm", "mlm"]) and later in ([], ["mlm"])
 
 
-def sum_flops(plan: Plan, model: Model, sizes: Sizes) -> float | None:
+def sum_flops(plan: Plan, model: EvaluatedModel, sizes: Sizes) -> float | None:
     """Of all training from the beginning to this step, its parents' included; None for a network of unknown shape."""
     total, name, end = 0.0, model.run, model.step
     while True:

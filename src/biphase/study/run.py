@@ -37,8 +37,9 @@ from biphase.study.folder import (
     train_name,
     trained_folder,
 )
-from biphase.study.plan import Plan, plan_study, start_from, weights_tree
+from biphase.study.plan import Plan, plan_study
 from biphase.study.spec import Study
+from biphase.study.trunks import start_from, weights_tree
 from biphase.tasks.sources import absolute_dir
 
 TRAINING = "train"

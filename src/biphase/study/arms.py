@@ -1,0 +1,177 @@
+"""A study → its arms: models × curricula × budgets, each a complete recipe with a name of its own."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from string import Formatter
+from typing import Any
+
+from biphase.config import Phase, Recipe, parse_config
+from biphase.encoder.presets import PRESETS
+from biphase.errors import InputError, nearest
+from biphase.study.curricula import curriculum_label, fill_budget, read_curriculum, write_steps
+from biphase.study.spec import ArmGroup, StartingModel, Study
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One final model of a study."""
+
+    name: str
+    group: str
+    """The `group` of the entry of the study file that it is from."""
+    model: str
+    """A preset or a name of the study's models; that of its first ancestor when it continues another arm."""
+    parent: str | None
+    """The arm whose final model it continues."""
+    curriculum: str
+    """The curriculum as the study file writes it."""
+    recipe: Recipe
+    """The whole recipe, as if nothing were shared. With a parent, `init.checkpoint` is the parent's name."""
+
+
+@dataclass(frozen=True)
+class UnresolvedArm:
+    """An arm that knows what it starts from by name only: a parent may come later in the file."""
+
+    name: str
+    group: ArmGroup
+    source: str
+    """The name of a model, or of a parent where the group has parents."""
+    curriculum: str
+    phases: tuple[Phase, ...]
+
+
+def expand_arms(study: Study) -> dict[str, Arm]:
+    """All arms by name, in the order of the file but parents before their children.
+
+    Raises:
+        InputError: an unknown model, curriculum or parent; two arms with one name; a circle of parents; a split that
+            does not fill its budget; a recipe that does not hold together, such as a budget shorter than its warm-up
+            and decay.
+    """
+    models = starting_models(study)
+    unresolved: dict[str, UnresolvedArm] = {}
+    for one in list_combinations(study, models):
+        if one.name in unresolved:
+            first, second = unresolved[one.name].group.group, one.group.group
+            raise InputError(
+                f"two arms are named '{one.name}' (groups '{first}' and '{second}'); give one group a name of its "
+                "own, such as name: '{model}-{curriculum}-{budget}-x'"
+            )
+        unresolved[one.name] = one
+    arms: dict[str, Arm] = {}
+    for one in parents_first(unresolved):
+        model = one.source if one.group.models else arms[one.source].model
+        arms[one.name] = write_arm(study, one, models[model])
+    return arms
+
+
+def starting_models(study: Study) -> dict[str, StartingModel]:
+    """The presets, and over them the models of the study, by name."""
+    models = {name: StartingModel(name=name, preset=name) for name in PRESETS}
+    refuse_doubles("models", [model.name for model in study.models])
+    for model in study.models:
+        if model.preset is not None and model.preset not in PRESETS:
+            raise InputError(f"model '{model.name}': unknown preset '{model.preset}'{nearest(model.preset, PRESETS)}")
+        models[model.name] = model
+    return models
+
+
+def refuse_doubles(what: str, names: Sequence[str]) -> None:
+    """Raises `InputError` when a name occurs twice."""
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise InputError(f"{what}: '{twice}' is named twice; give one of the two another name")
+
+
+def list_combinations(study: Study, models: Mapping[str, StartingModel]) -> Iterator[UnresolvedArm]:
+    """Every model or parent with every curriculum and every budget of its group."""
+    refuse_doubles("curricula", [curriculum.name for curriculum in study.curricula])
+    named = {curriculum.name: curriculum for curriculum in study.curricula}
+    for group in study.arms:
+        for name in group.models:
+            if name not in models:
+                raise InputError(f"arms '{group.group}': unknown model '{name}'{nearest(name, models)}")
+        for source in group.models or group.parents:
+            for text in group.curricula:
+                templates = read_curriculum(text, named, study.mask_probability)
+                for budget in group.budgets or (None,):
+                    phases = fill_budget(templates, budget, f"arms '{group.group}': curriculum '{text}'")
+                    name = name_arm(group, source, text, sum(phase.steps for phase in phases))
+                    yield UnresolvedArm(name, group, source, text, phases)
+
+
+def name_arm(group: ArmGroup, source: str, curriculum: str, steps: int) -> str:
+    """The group's template for names, filled in. Raises `InputError` for a template that cannot be."""
+    kind = "model" if group.models else "parent"
+    values = {kind: source, "curriculum": curriculum_label(curriculum), "budget": write_steps(steps)}
+    template = group.name or f"{{{kind}}}-{{curriculum}}-{{budget}}"
+    try:
+        fields = [field for _, field, _, _ in Formatter().parse(template)]
+        unknown = next((field for field in fields if field is not None and field not in values), None)
+        name = template.format(**values) if unknown is None else ""
+    except ValueError as error:
+        raise InputError(f"arms '{group.group}': name '{template}' is not a template ({error})") from None
+    if unknown is not None:
+        raise InputError(f"arms '{group.group}': unknown field '{{{unknown}}}' in name{nearest(unknown, values)}")
+    return name
+
+
+def parents_first(arms: Mapping[str, UnresolvedArm]) -> list[UnresolvedArm]:
+    """The arms in their order, but each behind the parent that it names, over any number of generations."""
+    done: dict[str, UnresolvedArm] = {}
+
+    def visit(arm: UnresolvedArm, children: tuple[str, ...]) -> None:
+        if arm.name in children:
+            circle = " → ".join([*children[children.index(arm.name) :], arm.name])
+            raise InputError(f"arms '{arm.group.group}': a circle of parents: {circle}")
+        if arm.name in done:
+            return
+        if arm.group.parents:
+            if arm.source not in arms:
+                raise InputError(
+                    f"arm '{arm.name}' continues the unknown arm '{arm.source}'{nearest(arm.source, arms)}"
+                )
+            visit(arms[arm.source], (*children, arm.name))
+        done[arm.name] = arm
+
+    for arm in arms.values():
+        visit(arm, ())
+    return list(done.values())
+
+
+def write_arm(study: Study, arm: UnresolvedArm, model: StartingModel) -> Arm:
+    """The arm with its recipe: the study's, changed by that of the model and then by that of the group."""
+    settings: dict[str, Any] = {}
+    for changes in (study.recipe, model.recipe, arm.group.recipe):
+        taken = {"name", "init", "curriculum"} & changes.keys()
+        if taken:
+            raise InputError(
+                f"study '{study.name}': recipe.{min(taken)} follows from the arm '{arm.name}'; leave it out"
+            )
+        settings = merge_settings(settings, changes)
+    if (settings.get("checkpoints") or {}).get("keep"):
+        raise InputError(
+            f"study '{study.name}': recipe.checkpoints.keep follows from the arms; name checkpoints to evaluate under "
+            "intermediate"
+        )
+    parent = arm.source if arm.group.parents else None
+    if parent is not None:
+        init = {"checkpoint": parent, "carry_optimizer": arm.group.carry_optimizer}
+    else:
+        init = model.model_dump(include={"preset", "architecture", "model", "revision"})
+    settings["name"], settings["init"] = arm.name, init
+    settings["curriculum"] = [phase.model_dump() for phase in arm.phases]
+    recipe = parse_config(Recipe, settings, origin=f"arm '{arm.name}'")
+    return Arm(arm.name, arm.group.group, model.name, parent, arm.curriculum, recipe)
+
+
+def merge_settings(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """`tree` with single values, or whole lists, replaced by those of `changes`."""
+    merged = dict(tree)
+    for key, value in changes.items():
+        old = merged.get(key)
+        if isinstance(old, dict) and isinstance(value, dict):
+            value = merge_settings(old, value)
+        merged[key] = value
+    return merged

@@ -1,0 +1,129 @@
+"""What `biphase study advise` chooses and why: rules of thumb as a table, each with its reason and its source.
+
+F1 to F8 are the findings of arXiv 2507.00994. It trained 210M to 1.2B parameters on 28 to 99 billion tokens, and says
+nothing about other sizes, batches or rates: what stands here for those is a scaling law of decoders or a rule of our
+own, and is called that. `study.advise` decides which case holds and fills in the numbers.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+PAPER = "arXiv 2507.00994"
+LAW = "Muennighoff et al. 2023 (arXiv 2305.16264), a law of decoders' loss; none is published for encoders"
+OURS = "a rule of ours, not a finding"
+MEASURED = "docs/LOG.md: one seed, preset 1m only"
+
+PAPER_SIZES = ("210m", "610m", "1b")
+FRESH_EPOCHS, MOST_EPOCHS = 4, 16
+"""Up to the first, repeated text is worth nearly as much as new text; from the second on, little is gained (`LAW`)."""
+WITHIN_NOISE = 0.01
+"""Predicted losses this close, as a share, count as equal: then the smaller network is better, being cheaper to use."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A row of the advice, as it is told."""
+
+    what: str
+    value: str
+    reason: str
+    source: str
+
+
+SIZE_CHOSEN = "{chosen.preset}, {chosen.millions:,.3g}M parameters without head"
+TOKENS_CHOSEN = "{chosen.tokens:.3g} tokens, {chosen.tokens_per_parameter:,.3g} for each parameter"
+TOKENS_READ = TOKENS_CHOSEN + ", {chosen.epochs:.2g} times the text"
+NO_BEST_MASK = "no ratio is best everywhere: larger models and retrieval like more, small models less (F3)"
+RATE_CHOSEN = "{recipe.schedule.peak_lr:g}"
+CONTEXT_CHOSEN = "{recipe.data.max_sample_tokens:,} tokens"
+VOCABULARY_CHOSEN = "{chosen.vocab_size:,} tokens"
+
+# (what, case): (value, reason, source)
+RULES = {
+    ("size", "one"): (SIZE_CHOSEN, "the only one that the budget can train", "arithmetic"),
+    ("size", "lowest"): (SIZE_CHOSEN, "lowest loss by the law ({chosen.loss:.3f}; {others})", LAW),
+    ("size", "near the lowest"): (
+        SIZE_CHOSEN,
+        f"smallest within {WITHIN_NOISE:.0%} of the lowest loss by the law ({{chosen.loss:.3f}}; {{others}})",
+        LAW,
+    ),
+    ("tokens", "any text"): (TOKENS_CHOSEN, "what the budget buys; enough text is taken for granted", "arithmetic"),
+    ("tokens", "fresh"): (
+        TOKENS_READ,
+        f"up to {FRESH_EPOCHS} times, repeated text is nearly as good as new text",
+        LAW,
+    ),
+    ("tokens", "repeated"): (
+        TOKENS_READ,
+        f"beyond {FRESH_EPOCHS} times, more text would be worth more than repeats",
+        LAW,
+    ),
+    ("tokens", "used up"): (
+        TOKENS_READ,
+        f"repeating the text more than {MOST_EPOCHS} times gains little: the text, not the budget, is the limit",
+        LAW,
+    ),
+    ("curriculum", "by the paper"): (
+        "{curriculum}",
+        "CLM, then MLM beats MLM alone at a fixed budget (F6); the mean of all four task families over 12k, 22k and "
+        "42k steps is 77.8 for 25/75, 77.2 for 50/50, 76.8 for 75/25, 76.2 for MLM and 72.7 for CLM, at 610M",
+        PAPER,
+    ),
+    ("curriculum", "not told apart"): (
+        "{curriculum}",
+        "your study has {best.curriculum} at {best.mean:.4g} ± {best.half_width:.2g} and {preferred.curriculum} at "
+        "{preferred.mean:.4g} ± {preferred.half_width:.2g}, no clear difference, so F6 decides",
+        f"your study, {PAPER}",
+    ),
+    ("curriculum", "best"): (
+        "{curriculum}",
+        "best of {num_compared} in your study ({best.mean:.4g} ± {best.half_width:.2g})",
+        "your study",
+    ),
+    ("masking", "small network"): (
+        "{mask:.0%}",
+        "below 210M nothing is published; 30 % is best on average at 210M, and the margins are small",
+        f"{PAPER} (F3), extrapolated",
+    ),
+    ("masking", "MLM alone"): ("{mask:.0%}", NO_BEST_MASK, PAPER),
+    ("masking", "after CLM"): ("{mask:.0%}", f"{NO_BEST_MASK}; after CLM it matters less (F7)", PAPER),
+    ("batch", "any"): (
+        "{recipe.batch_tokens:,} tokens, {recipe.num_steps:,} steps",
+        "a power of the tokens of training through 1.2M → 2,048 and 99B → 2.36M",
+        OURS,
+    ),
+    ("schedule", "any"): (
+        "{recipe.schedule.warmup_steps:,} steps up, {recipe.schedule.decay_steps:,} down",
+        "2,000 and 2,000 where there is room, else 5 % and 20 % of the steps",
+        f"{PAPER}; {OURS}",
+    ),
+    ("rate", "small network"): (
+        RATE_CHOSEN,
+        "rises as the width falls below 768; three times AdamW's, as in our demo",
+        f"{OURS}, through {MEASURED}",
+    ),
+    ("rate", "the paper's size"): (RATE_CHOSEN, "searched at these sizes, with batches of 2.36M tokens", PAPER),
+    ("optimizer", "small network"): ("Muon", "gets further on few tokens than AdamW in our runs", MEASURED),
+    ("optimizer", "the paper's size"): ("AdamW", "the paper's settings", PAPER),
+    ("context", "small network"): (CONTEXT_CHOSEN, "short for a small network", OURS),
+    ("context", "the paper's size"): (CONTEXT_CHOSEN, "the paper's", PAPER),
+    ("vocabulary", "of the shards"): (VOCABULARY_CHOSEN, "of the shards", "given"),
+    ("vocabulary", "small network"): (VOCABULARY_CHOSEN, "so that embeddings do not outweigh the blocks by far", OURS),
+    ("vocabulary", "the paper's size"): (VOCABULARY_CHOSEN, "the paper's, of Llama 3", PAPER),
+}
+
+CAVEATS = {
+    "extrapolated": "the paper begins at 210M parameters and 28 billion tokens: that 25/75 is best here too is an "
+    "extrapolation; studies/mini.yaml tests it on your text",
+    "beyond the law": "the law is fitted on decoders of 10M to 9B parameters; read its losses as a ranking, roughly",
+    "tokens guessed": "tokens are guessed from bytes of English text; `biphase prepare` counts them",
+    "budget left": "this uses {used:.0%} of the budget: with the text given, the rest would be wasted; more text helps",
+    "decoders": "a good decoder for your text and size is a better start than random weights: continue it with MLM "
+    "(F8), as in recipes/adapt.yaml",
+}
+
+
+def apply_rule(what: str, case: str, **facts: Any) -> Choice:
+    """A row of `RULES` with the numbers filled in."""
+    value, reason, source = RULES[what, case]
+    return Choice(what, value.format(**facts), reason.format(**facts), source)

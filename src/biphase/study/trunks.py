@@ -1,0 +1,267 @@
+"""Arms → runs that train each distinct step once, and the segments that they consist of.
+
+Arms share a trunk as long as everything that decides their weights agrees and the rate is at its peak: they part where
+the objective changes, where a decay begins, or where one of them ends. The first arm in the file that needs a step
+trains it; a later arm is a run that starts from the kept checkpoint, with its moments and its place in the data order,
+and so gives the weights that it would have had alone. Warm-up and decay are never cut: a schedule begins and ends
+within one run.
+
+A trunk with two branches, each arm with a warm-up ╱ of 10 and a decay ╲ of 20 steps; ● is a kept checkpoint:
+
+    step       0   10                   60       80      100              140     160      180     200
+    clm-200    ╱───────── clm ──────────●────────●────────────────────── clm ──────────────╲───────●
+    clm-100                             │        ╰╲──────●
+    60-100                              ╰────────────────── mlm ──────────╲───────●
+
+    arm        path                                            run
+    clm-200    origin 0, parent none,    first  0, last 200    all of it; kept 60, 80, 200
+    clm-100    origin 0, parent clm-200, first 80, last 100    its decay, since steps 0 to 80 are those of clm-200
+    60-100     origin 0, parent clm-200, first 60, last 160    its 100 steps of MLM, without a warm-up
+
+An arm that continues clm-200 (`parents` in the study file) has origin 200: steps count updates since random weights,
+over all parents, as checkpoints do.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+from typing import Any, Literal
+
+from biphase.config import Init, Phase, Recipe
+from biphase.errors import InputError
+from biphase.files import content_hash
+from biphase.study.arms import Arm
+from biphase.study.curricula import are_alike
+
+SchedulePart = Literal["warm-up", "constant", "decay"]
+
+
+@dataclass(frozen=True)
+class ArmPath:
+    """Where the steps of an arm are trained: up to `first` by other runs, from there to `last` by its own."""
+
+    arm: Arm
+    origin: int
+    """Where the arm itself begins: the last step of the arm that it continues, 0 for an arm that continues none."""
+    parent: str | None
+    """The run that has step `first`; None where the arm begins with random weights or a foreign model."""
+    first: int
+    last: int
+    trunk_key: str
+    """What `trunk_key` says of the arm: only arms with equal ones can share steps, and they begin at one origin."""
+
+    @property
+    def is_run(self) -> bool:
+        """False for an arm whose every step another arm's run trains: its model is a checkpoint of that run."""
+        return self.first < self.last
+
+    @property
+    def flat_end(self) -> int:
+        """The step at which the decay begins."""
+        return self.last - self.arm.recipe.schedule.decay_steps
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One `biphase pretrain`: what an arm needs beyond what earlier runs have trained."""
+
+    name: str
+    """The name of its arm."""
+    group: str
+    model: str
+    parent: str | None
+    """The run that it starts from."""
+    first: int
+    """The parent's step that it starts from, 0 without a parent."""
+    last: int
+    kept: tuple[int, ...]
+    """The steps of which another run or an evaluation needs the checkpoint, the last one included."""
+    recipe: Recipe
+    """The recipe that is trained; its `init.checkpoint` is PARENT@STEP, and `start_from` puts a folder in its place."""
+    key: str
+    """A hash of everything that decides its weights: its recipe, and the keys of the runs behind it."""
+
+    @property
+    def steps(self) -> int:
+        return self.last - self.first
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A stretch of a run under one objective and one part of the schedule, between two kept steps."""
+
+    name: str
+    run: str
+    parent: str | None
+    """The segment at whose end it begins; None from random weights or a foreign model."""
+    phase: Phase
+    part: SchedulePart
+    first: int
+    last: int
+
+    @property
+    def steps(self) -> int:
+        return self.last - self.first
+
+
+def place_on_trunk(arm: Arm, paths: Mapping[str, ArmPath]) -> ArmPath:
+    """The path of an arm, behind the longest beginning that it shares with one of the earlier arms in `paths`.
+
+    Raises `InputError` when an earlier arm is the same model.
+    """
+    # Alone, the arm would train all its steps, from random weights or from the end of the arm that it continues.
+    origin, parent = 0, None
+    if arm.parent is not None:
+        origin = paths[arm.parent].last
+        parent = run_that_trains(origin, arm.parent, paths)
+    alone = ArmPath(arm, origin, parent, origin, origin + arm.recipe.num_steps, trunk_key(arm.recipe))
+
+    # How far it goes along with each earlier arm; among equals, the first in the file is the trunk.
+    trunk, longest = None, 0
+    for name, other in paths.items():
+        if other.trunk_key != alone.trunk_key:
+            continue
+        mine, theirs = arm.recipe, other.arm.recipe
+        if (mine.curriculum, mine.schedule.decay_steps) == (theirs.curriculum, theirs.schedule.decay_steps):
+            raise InputError(f"arms '{name}' and '{arm.name}' are the same model under two names; remove one of them")
+        common = shared_steps(alone, other)
+        if common > longest:
+            trunk, longest = name, common
+    if trunk is None:
+        return alone
+
+    # The trunk's arm may itself be a branch of a third one, whose run then has the checkpoint.
+    first = origin + longest
+    return replace(alone, first=first, parent=run_that_trains(first, trunk, paths))
+
+
+def run_that_trains(step: int, arm: str, paths: Mapping[str, ArmPath]) -> str:
+    """The run that trains an arm's path up to `step`, and so has that checkpoint: clm-200 for step 60 of 60-100."""
+    while step <= paths[arm].first:
+        parent = paths[arm].parent
+        assert parent is not None
+        arm = parent
+    return arm
+
+
+def shared_steps(path: ArmPath, other: ArmPath) -> int:
+    """How many steps two arms with one `trunk_key` have in common from their origin on."""
+    # Phase by phase, up to and into the first that differs:
+    #   clm 200           | 60 clm + 100 mlm   →  60: of the first phases, the shorter one
+    #   60 clm + 100 mlm  | 60 clm + 80 mlm    → 140: equal first phases, and the shorter one of the second
+    #   60 clm + 100 mlm  | 60 clm + 80 mlm20  →  60: the second phases have nothing in common
+    recipe, common = path.arm.recipe, 0
+    for mine, theirs in zip(recipe.curriculum, other.arm.recipe.curriculum, strict=False):
+        if are_alike(mine, theirs):
+            common += min(mine.steps, theirs.steps)
+        if mine != theirs:
+            break
+    # Not beyond the step where either's rate begins to fall, and not a part of the warm-up.
+    common = min(common, path.flat_end - path.origin, other.flat_end - other.origin)
+    return common if common >= recipe.schedule.warmup_steps else 0
+
+
+def weights_tree(recipe: Recipe) -> dict[str, Any]:
+    """What of a recipe decides weights: all but its name, what is measured and kept on the way, and where it runs."""
+    aside = {"name", "validation", "checkpoints", "tensorboard", "compute"}
+    return recipe.model_dump(mode="json", exclude=aside) | {"precision": recipe.compute.precision}
+
+
+def trunk_key(recipe: Recipe) -> str:
+    """A hash of everything that decides the weights of a step, but for the curriculum and the decay."""
+    tree = weights_tree(recipe)
+    del tree["curriculum"], tree["schedule"]["decay_steps"]
+    return content_hash(tree)
+
+
+def make_runs(paths: Mapping[str, ArmPath], evaluated: Iterable[tuple[str, int]]) -> dict[str, PlannedRun]:
+    """A run for each arm that has steps of its own; `evaluated` are the (run, step) that evaluations need."""
+    own = {name: path for name, path in paths.items() if path.is_run}
+    kept = {name: {path.last} for name, path in own.items()}
+    for path in own.values():
+        if path.parent is not None:
+            kept[path.parent].add(path.first)
+    for run, step in evaluated:
+        kept[run].add(step)
+    runs: dict[str, PlannedRun] = {}
+    for name, path in own.items():
+        parent_key = runs[path.parent].key if path.parent else None
+        runs[name] = make_run(path, tuple(sorted(kept[name])), parent_key)
+    return runs
+
+
+def make_run(path: ArmPath, kept: tuple[int, ...], parent_key: str | None) -> PlannedRun:
+    """The run that trains a path from `first` to `last`."""
+    arm, recipe = path.arm, path.arm.recipe
+    init, schedule = recipe.init, recipe.schedule
+    if path.first > path.origin:
+        # A branch: the warm-up lies behind it, and it goes on as if it had never left the trunk.
+        init = Init(checkpoint=f"{path.parent}@{path.first}", carry_optimizer=True)
+        schedule = schedule.model_copy(update={"warmup_steps": 0})
+    elif path.parent is not None:
+        # The beginning of an arm that continues another one: with the warm-up and the moments that the arm asks for.
+        init = Init(checkpoint=f"{path.parent}@{path.first}", carry_optimizer=init.carry_optimizer)
+    checkpoints = recipe.checkpoints.model_copy(update={"keep": tuple(step - path.first for step in kept)})
+    curriculum = phases_between(recipe.curriculum, path.first - path.origin, path.last - path.origin)
+    changes = {"init": init, "schedule": schedule, "curriculum": curriculum, "checkpoints": checkpoints}
+    run = Recipe.model_validate(recipe.model_copy(update=changes).model_dump())
+    return PlannedRun(
+        name=arm.name,
+        group=arm.group,
+        model=arm.model,
+        parent=path.parent,
+        first=path.first,
+        last=path.last,
+        kept=kept,
+        recipe=run,
+        key=content_hash([weights_tree(run), parent_key]),
+    )
+
+
+def cut_phases(phases: tuple[Phase, ...], steps: Collection[int]) -> Iterator[tuple[int, int, Phase]]:
+    """(begin, end, phase) of the same training with a phase ending at each of `steps`, counted from its beginning.
+
+    clm 60, mlm 100 cut at 20 and 150 → (0, 20, clm), (20, 60, clm), (60, 150, mlm), (150, 160, mlm).
+    """
+    begin = 0
+    for phase in phases:
+        end = begin + phase.steps
+        ends = sorted({begin, end, *(step for step in steps if begin < step < end)})
+        for a, b in pairwise(ends):
+            yield a, b, phase.model_copy(update={"steps": b - a})
+        begin = end
+
+
+def phases_between(phases: tuple[Phase, ...], first: int, last: int) -> tuple[Phase, ...]:
+    """What of a training lies between two of its steps: clm 60, mlm 100 between 20 and 150 → clm 40, mlm 90."""
+    pieces = cut_phases(phases, (first, last))
+    return tuple(phase for begin, end, phase in pieces if first <= begin and end <= last)
+
+
+def start_from(run: PlannedRun, checkpoint: str) -> Recipe:
+    """The recipe of a run once the folder is known, as FOLDER@STEP, in which it begins."""
+    return run.recipe.model_copy(update={"init": run.recipe.init.model_copy(update={"checkpoint": checkpoint})})
+
+
+def cut_segments(runs: Mapping[str, PlannedRun]) -> Iterator[Segment]:
+    """Every run, cut where its objective changes, where its rate stops to rise or begins to fall, and at kept steps."""
+    ending_at: dict[tuple[str, int], str] = {}
+    for run in runs.values():
+        schedule = run.recipe.schedule
+        warm_end, decay_begin = run.first + schedule.warmup_steps, run.last - schedule.decay_steps
+        # The run begins at a kept step of its parent, where a segment of that one ends; its own follow one another.
+        parent = ending_at[run.parent, run.first] if run.parent else None
+        cuts = [step - run.first for step in (warm_end, decay_begin, *run.kept)]
+        for begin, end, phase in cut_phases(run.recipe.curriculum, cuts):
+            first, last = run.first + begin, run.first + end
+            part: SchedulePart = "warm-up" if last <= warm_end else "decay" if first >= decay_begin else "constant"
+            name = f"{run.name}:{first}-{last}"
+            yield Segment(name, run.name, parent, phase, part, first, last)
+            ending_at[run.name, last] = parent = name
+
+
+def stored_steps(run: PlannedRun) -> list[int]:
+    """Steps whose checkpoints are there when the run is done: kept ones, ends of phases, the last before the decay."""
+    ends = accumulate(phase.steps for phase in run.recipe.curriculum)
+    stored = {run.first + end for end in ends} | {run.last - run.recipe.schedule.decay_steps, *run.kept}
+    return sorted(stored - {run.first})
