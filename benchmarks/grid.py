@@ -469,7 +469,7 @@ def make_encoder(preset: str, vocab_size: int, folder: Path) -> Path:
     """A network with random weights, and a tokenizer trained on the bundled text."""
     from biphase.corpus.text import find_sources, sample_texts
     from biphase.corpus.tokenizer import train_tokenizer
-    from biphase.encoder.backbone import TokenIds, make_model
+    from biphase.encoder.load import TokenIds, make_model
 
     corpus = HERE.parent / "src" / "biphase" / "bundled" / "corpus" / "train.jsonl.zst"
     tokenizer = train_tokenizer(sample_texts(find_sources([corpus])), vocab_size)

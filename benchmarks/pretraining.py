@@ -176,7 +176,7 @@ def peak_memory(device: Any) -> float:
 def run_biphase(job: Job) -> dict[str, Any]:
     """`train` itself, with a clock where it records a step and a scale where it forms a microbatch."""
     import biphase.pretraining.loop as loop
-    from biphase.encoder.backbone import FlopCount
+    from biphase.flops import FlopCount
     from biphase.pretraining.metrics import MetricsLog
 
     device, dtype, peak = measured_peak(job)
@@ -242,7 +242,7 @@ def run_trainer(job: Job) -> dict[str, Any]:
     from transformers import DataCollatorForLanguageModeling, Trainer, TrainerCallback, TrainingArguments
 
     from biphase.corpus.shards import ShardSet
-    from biphase.encoder.backbone import count_flops
+    from biphase.encoder.packed import count_flops
     from biphase.pretraining.batches import make_samples
     from biphase.pretraining.curriculum import Start, load_network
 
@@ -359,7 +359,7 @@ def open_update(job: Job) -> tuple[Callable[..., Any], Callable[[int], Any], Any
     from biphase.corpus.shards import ShardSet
     from biphase.device import choose_device, choose_dtype, synchronize
     from biphase.distributed import World
-    from biphase.encoder.backbone import PackedModel, count_flops
+    from biphase.encoder.packed import PackedModel, count_flops
     from biphase.pretraining.batches import open_source
     from biphase.pretraining.curriculum import Start, load_network
     from biphase.pretraining.optimizer import make_optimizers

@@ -10,10 +10,8 @@ import torch
 
 from biphase import __version__
 from biphase.errors import InputError
+from biphase.flops import PEAK_FLOPS, known_device
 from biphase.machine import has_bf16_cores
-
-STATED_PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "MI250": 191.5e12, "L40S": 362e12, "A10": 125e12}
-"""Dense bf16 FLOP/s by the vendors' data sheets (MI250X: one of its two dies), by a part of the device's name."""
 
 
 def choose_device(wanted: str, local_rank: int = 0) -> torch.device:
@@ -45,10 +43,9 @@ def has_cpp_compiler() -> bool:
 def peak_flops(device: torch.device, dtype: torch.dtype) -> float:
     """FLOP/s that the share of peak refers to: stated for known GPUs, else measured on a square product."""
     if device.type == "cuda" and dtype == torch.bfloat16:
-        name = torch.cuda.get_device_name(device)
-        stated = next((peak for key, peak in STATED_PEAKS.items() if key in name), None)
-        if stated is not None:
-            return stated
+        known = known_device(torch.cuda.get_device_name(device))
+        if known is not None:
+            return PEAK_FLOPS[known]
     size = 8192 if device.type == "cuda" else 1536
     left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
     return 2.0 * size**3 / min(timed_product(left, right) for _ in range(4))

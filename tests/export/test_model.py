@@ -32,7 +32,8 @@ from biphase.config import Recipe
 from biphase.corpus.shards import read_manifest
 from biphase.corpus.tokenizer import load_tokenizer
 from biphase.encoder.attention import lay_out
-from biphase.encoder.backbone import head_input, load_model, packed_hidden
+from biphase.encoder.load import load_model
+from biphase.encoder.packed import head_input, packed_hidden
 from biphase.errors import InputError
 from biphase.export.model import close_texts, export_checkpoint
 from biphase.finetuning.encoders import load_encoder

@@ -15,7 +15,8 @@ from biphase.config import Optimizer
 from biphase.corpus.tokenizer import load_tokenizer
 from biphase.distributed import World
 from biphase.encoder.attention import lay_out
-from biphase.encoder.backbone import PackedModel, TokenIds, make_model
+from biphase.encoder.load import TokenIds, make_model
+from biphase.encoder.packed import PackedModel
 from biphase.errors import InputError
 from biphase.files import read_json, write_json
 from biphase.pretraining.checkpoint import CheckpointManifest, load_optimizer, read_manifest, save_checkpoint

@@ -37,9 +37,9 @@ from biphase.config import Recipe
 from biphase.corpus.shards import ShardSet
 from biphase.corpus.tokenizer import load_tokenizer, save_tokenizer
 from biphase.distributed import World
-from biphase.encoder.attention import FILLED_TO, lay_out
-from biphase.encoder.backbone import PackedModel, packed_hidden
-from biphase.encoder.pretrained import load_backbone
+from biphase.encoder.attention import PAD_TO_MULTIPLE_OF, lay_out
+from biphase.encoder.load import load_backbone
+from biphase.encoder.packed import PackedModel, packed_hidden
 from biphase.errors import InputError, StoppedError
 from biphase.files import file_hash, read_json
 from biphase.pretraining.batches import open_source
@@ -215,7 +215,7 @@ def test_causality_is_proved_at_each_switch(
     phases = ", ".join(f"{{objective: {name}, steps: 2}}" for name in ("clm", "mlm", "mntp", "clm"))
     train(tiny_recipe(*only("clm", 1, f"curriculum=[{phases}]")), tmp_path / "right")
     assert proved == [True, False, False, True]
-    monkeypatch.setattr("biphase.encoder.backbone.lay_out", always_causal)
+    monkeypatch.setattr("biphase.encoder.proofs.lay_out", always_causal)
     monkeypatch.setattr(loop, "update", lambda *args: pytest.fail("trained before the proof"))
     with pytest.raises(AssertionError, match="does not see later tokens"):
         train(tiny_recipe(*only("mlm", 1)), tmp_path / "wrong")
@@ -269,7 +269,7 @@ def test_a_part_without_a_sample_asks_nothing(tiny_recipe: MakeRecipe) -> None:
         parts = [source.microbatch(phase, 0, part, 40) for part in range(40)]
         assert any(len(part.inputs_T) == 1 for part in parts)
         assert all(len(part.inputs_T) > 0 and len(part.sample_ids_S) > 0 for part in parts)
-        assert all((len(part.inputs_T) + part.layout.num_filler) % FILLED_TO == 0 for part in parts)
+        assert all((len(part.inputs_T) + part.layout.num_padding) % PAD_TO_MULTIPLE_OF == 0 for part in parts)
         targets = torch.cat([part.targets_N for part in parts])
         assert torch.equal(targets, source.microbatch(phase, 0, 0, 1).targets_N)
 

@@ -6,7 +6,8 @@ from transformers import AutoModelForCausalLM, GPT2Config
 
 from biphase.config import Optimizer
 from biphase.encoder.attention import ATTENTION
-from biphase.encoder.backbone import PackedModel, TokenIds, make_model
+from biphase.encoder.load import TokenIds, make_model
+from biphase.encoder.packed import PackedModel
 from biphase.errors import InputError
 from biphase.pretraining.optimizer import block_matrices, make_optimizers, set_rate
 

@@ -20,7 +20,8 @@ from transformers import (
 )
 
 from biphase.encoder.attention import lay_out
-from biphase.encoder.backbone import head_input, language_model_class, load_model, packed_hidden, position_limit
+from biphase.encoder.load import language_model_class, load_model
+from biphase.encoder.packed import head_input, packed_hidden, position_limit
 from biphase.errors import InputError
 from biphase.export.card import draw_curves, write_card
 from biphase.files import whole_folder, write_json, write_text

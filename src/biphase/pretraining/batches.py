@@ -15,7 +15,7 @@ from biphase.config import Phase, Recipe
 from biphase.corpus.packing import Batches, DocumentSamples, PackedBatch, Samples, StreamSamples
 from biphase.corpus.shards import ShardSet
 from biphase.distributed import World
-from biphase.encoder.attention import FILLED_TO, PackedLayout, choose_backend, lay_out
+from biphase.encoder.attention import PAD_TO_MULTIPLE_OF, PackedLayout, choose_backend, lay_out
 from biphase.errors import InputError
 from biphase.pretraining.curriculum import phase_at, vocabulary_of
 from biphase.pretraining.objectives import Vocabulary, make_example
@@ -65,7 +65,7 @@ class BatchLoader:
             causal=example.causal,
             device=device,
             backend=choose_backend(device, self.dtype),
-            filled_to=FILLED_TO,
+            pad_to_multiple_of=PAD_TO_MULTIPLE_OF,
         )
         return Microbatch(
             inputs_T=torch.from_numpy(example.inputs_T).to(device),

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from biphase.distributed import World
-from biphase.encoder.backbone import PackedModel
+from biphase.encoder.packed import PackedModel
 from biphase.errors import InputError
 from biphase.files import content_hash, file_hash, read_json_as, whole_folder, write_json
 from biphase.pretraining.muon import Muon

@@ -13,15 +13,9 @@ from transformers import AutoModelForMaskedLM, EuroBertConfig, PreTrainedModel
 from biphase.config import Data, Phase, Recipe
 from biphase.corpus.shards import ShardSet, check_tokenizer
 from biphase.corpus.tokenizer import TOKENIZER_FILES, load_tokenizer, tokenizer_hash
-from biphase.encoder.backbone import (
-    TokenIds,
-    check_head,
-    language_model_class,
-    load_model,
-    load_model_config,
-    make_model,
-    position_limit,
-)
+from biphase.encoder.load import TokenIds, language_model_class, load_model, load_model_config, make_model
+from biphase.encoder.packed import position_limit
+from biphase.encoder.proofs import check_head
 from biphase.errors import InputError
 from biphase.files import content_hash, file_hash
 from biphase.hub import fetch_model

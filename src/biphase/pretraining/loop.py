@@ -23,8 +23,10 @@ from biphase.corpus.shards import ShardSet
 from biphase.device import choose_dtype, describe_machine, peak_flops
 from biphase.distributed import World, join_world
 from biphase.encoder.attention import choose_backend
-from biphase.encoder.backbone import FlopCount, PackedModel, count_flops, probe_causality
+from biphase.encoder.packed import PackedModel, count_flops
+from biphase.encoder.proofs import probe_causality
 from biphase.errors import BusyError, InputError, StoppedError
+from biphase.flops import FlopCount
 from biphase.pretraining.batches import Microbatch, open_source, prefetch
 from biphase.pretraining.checkpoint import CheckpointManifest, load_optimizer, save_checkpoint
 from biphase.pretraining.curriculum import Start, find_start, load_network, phase_at, phase_ends, resume_start

@@ -42,14 +42,14 @@ def validate(source: BatchLoader, token_bytes_V: Tensor, model: nn.Module, phase
     totals = np.zeros(4)
     for microbatch in source.microbatches(phase, 0):
         with autocast(source.world.device, source.dtype):
-            loss_sum, _, hits_N = model(*microbatch.arguments())
+            loss_sum, _, correct_N = model(*microbatch.arguments())
         num_bytes = token_bytes_V[microbatch.targets_N].sum()
-        totals += [float(loss_sum), float(hits_N.sum()), len(microbatch.targets_N), float(num_bytes)]
+        totals += [float(loss_sum), float(correct_N.sum()), len(microbatch.targets_N), float(num_bytes)]
     model.train()
-    nats, hits, count, text_bytes = source.world.sum(*totals)
+    nats, correct, count, text_bytes = source.world.sum(*totals)
     return {
         "loss": nats / max(count, 1.0),
-        "accuracy": hits / max(count, 1.0),
+        "accuracy": correct / max(count, 1.0),
         "bits_per_byte": nats / math.log(2) / max(text_bytes, 1.0),
         "targets": count,
     }

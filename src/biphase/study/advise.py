@@ -19,11 +19,11 @@ from rich.table import Table
 from biphase.config import Checkpoints, ComputeConfig, Data, Init, Optimizer, Phase, Recipe, Schedule, Validation
 from biphase.corpus.shards import ShardSet
 from biphase.corpus.text import find_sources, read_documents
-from biphase.encoder.presets import PRESETS
+from biphase.encoder.presets import PRESETS, shape_of
 from biphase.errors import InputError
+from biphase.flops import SampleLengths, Shape, flops_per_token
 from biphase.study.cost import Machine
 from biphase.study.describe import number
-from biphase.study.shapes import Shape, Text, flops_per_token, shape_of
 from biphase.study.spec import curriculum_label, fill, read_curriculum, write_steps
 
 PAPER = "arXiv 2507.00994"
@@ -242,8 +242,8 @@ def unique_tokens(text: Amount | None, vocab_size: int) -> float:
     return text.text_bytes / BYTES_PER_TOKEN[nearest_size]
 
 
-def sample_text(context: int) -> Text:
-    return Text(context / 2, context / 2, "assumed")
+def sample_text(context: int) -> SampleLengths:
+    return SampleLengths(context / 2, context / 2, "assumed")
 
 
 def recipe_flops(recipe: Recipe, shape: Shape) -> float:
