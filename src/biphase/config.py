@@ -5,8 +5,6 @@ names (`warmup_steps`, `batch_tokens`), and defaults are the paper's where the p
 """
 
 from collections.abc import Sequence
-from fractions import Fraction
-from math import floor
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
@@ -103,12 +101,6 @@ class Phase(Strict):
             return ((self, 1.0),)
         masked = self.model_copy(update={"clm_share": 0.0})
         return (masked, 1 - self.clm_share), (Phase(objective="clm", steps=self.steps), self.clm_share)
-
-    def at(self, step: int) -> "Phase":
-        """The pure phase of update `step`, counted from 0 over all parents, so that branches of a trunk agree."""
-        share = Fraction(str(self.clm_share))
-        falls = floor((step + 1) * share) > floor(step * share)
-        return self.parts[1 if falls else 0][0]
 
 
 class Schedule(Strict):

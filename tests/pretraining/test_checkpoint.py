@@ -95,7 +95,7 @@ def test_optimizer_round_trip(name: str, tmp_path: Path, tokenizer: PreTrainedTo
     save_checkpoint(Run(tmp_path), MANIFEST, model, optimizers, tokenizer, ALONE)
     fresh = tiny()
     loaded = make_optimizers(Optimizer(name=name), fresh)  # type: ignore[arg-type]
-    load_optimizer(tmp_path / "steps" / "3", fresh, loaded)
+    load_optimizer(tmp_path / "steps" / "3", fresh, loaded, ALONE)
     by_name = dict(fresh.named_parameters())
     for parameter_name, parameter in model.named_parameters():
         for before, after in zip(optimizers, loaded, strict=True):
@@ -110,7 +110,7 @@ def test_unreadable_moments(run: Run) -> None:
     file.write_bytes(file.read_bytes()[:200])
     model = tiny()
     with pytest.raises(InputError, match=r"optimizer.safetensors cannot be read"):
-        load_optimizer(run.steps / "3", model, make_optimizers(Optimizer(), model))
+        load_optimizer(run.steps / "3", model, make_optimizers(Optimizer(), model), ALONE)
 
 
 def test_a_step_is_whole_or_absent(

@@ -33,6 +33,8 @@ from transformers import (
 
 import biphase.pretraining.checkpoint as checkpoint
 import biphase.pretraining.loop as loop
+import biphase.pretraining.state as state
+import biphase.pretraining.validation as validation
 from biphase.config import Recipe
 from biphase.corpus.shards import ShardSet
 from biphase.corpus.tokenizer import load_tokenizer, save_tokenizer
@@ -42,7 +44,7 @@ from biphase.encoder.load import load_backbone
 from biphase.encoder.packed import PackedModel, packed_hidden
 from biphase.errors import InputError, StoppedError
 from biphase.files import file_hash, read_json
-from biphase.pretraining.batches import open_source
+from biphase.pretraining.batches import open_loader
 from biphase.pretraining.checkpoint import read_manifest
 from biphase.pretraining.loop import train
 from biphase.pretraining.parallel import checkpoint_activations
@@ -194,7 +196,7 @@ def test_run_folder_is_an_interface(finished: Run, tiny_recipe: MakeRecipe, corp
 def test_a_finished_run_returns_at_once(
     finished: Run, tiny_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "train_job", lambda job: pytest.fail("trained again"))
+    monkeypatch.setattr(loop, "train_steps", lambda *args, **options: pytest.fail("trained again"))
     before = file_hash(finished.metrics)
     assert train(tiny_recipe(), finished.path.parent) == finished
     assert file_hash(finished.metrics) == before
@@ -204,14 +206,14 @@ def test_causality_is_proved_at_each_switch(
     tiny_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     proved: list[bool] = []
-    original = loop.probe_causality
+    original = validation.probe_causality
 
     def probe(model: Any, causal: bool, *rest: Any) -> None:
         proved.append(causal)
         assert not model.training
         original(model, causal, *rest)
 
-    monkeypatch.setattr(loop, "probe_causality", probe)
+    monkeypatch.setattr(validation, "probe_causality", probe)
     phases = ", ".join(f"{{objective: {name}, steps: 2}}" for name in ("clm", "mlm", "mntp", "clm"))
     train(tiny_recipe(*only("clm", 1, f"curriculum=[{phases}]")), tmp_path / "right")
     assert proved == [True, False, False, True]
@@ -228,9 +230,11 @@ def always_causal(bounds_S1: np.ndarray, **options: Any) -> Any:
 def test_objectives_mixed_by_batch(tiny_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every second step is CLM, on the same samples; a branch keeps the rhythm, and the model counts as masked."""
     proved: list[bool] = []
-    original = loop.probe_causality
+    original = validation.probe_causality
     monkeypatch.setattr(
-        loop, "probe_causality", lambda model, causal, *rest: proved.append(causal) or original(model, causal, *rest)
+        validation,
+        "probe_causality",
+        lambda model, causal, *rest: proved.append(causal) or original(model, causal, *rest),
     )
     mixed = "curriculum=[{{objective: mlm, steps: {}, clm_share: 0.5}}]"
     flat = ["schedule.warmup_steps=0", "schedule.decay_steps=0", "validation.every_steps=0"]
@@ -252,7 +256,7 @@ def test_every_objective_sees_the_same_samples(tiny_recipe: MakeRecipe) -> None:
     for objective in ("clm", "mlm", "mntp"):
         recipe = tiny_recipe(*only(objective, 9))
         shards = ShardSet.open(recipe.data.shards, "train")
-        source = open_source(recipe, shards, World(0, 1, torch.device("cpu")), torch.float32, 0)
+        source = open_loader(recipe, shards, World(0, 1, torch.device("cpu")), torch.float32, 0)
         made = [source.microbatches(recipe.curriculum[0], step) for step in (0, 8)]
         seen[objective] = [m.sample_ids_S.tolist() for step in made for m in step]
     assert seen["clm"] == seen["mlm"] == seen["mntp"]
@@ -264,7 +268,7 @@ def test_every_objective_sees_the_same_samples(tiny_recipe: MakeRecipe) -> None:
 def test_a_part_without_a_sample_asks_nothing(tiny_recipe: MakeRecipe) -> None:
     recipe = tiny_recipe()
     shards = ShardSet.open(recipe.data.shards, "train")
-    source = open_source(recipe, shards, World(0, 1, torch.device("cpu")), torch.float32, 0)
+    source = open_loader(recipe, shards, World(0, 1, torch.device("cpu")), torch.float32, 0)
     for phase in recipe.curriculum:
         parts = [source.microbatch(phase, 0, part, 40) for part in range(40)]
         assert any(len(part.inputs_T) == 1 for part in parts)
@@ -418,7 +422,7 @@ def no_large_file(patch: pytest.MonkeyPatch) -> None:
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
-    patch.setattr(loop, "save_checkpoint", save)
+    patch.setattr(state, "save_checkpoint", save)
 
 
 @pytest.mark.parametrize(
@@ -710,7 +714,7 @@ def test_a_masked_language_model_goes_on(family: str, tiny_recipe: MakeRecipe, t
     assert np.mean(losses(whole)[-3:]) < losses(whole)[0] - 0.3
     network = AutoModelForMaskedLM.from_pretrained(folder, attn_implementation="eager").eval()
     shards = ShardSet.open(recipe.data.shards, "train")
-    source = open_source(recipe, shards, World(0, 1, torch.device("cpu")), torch.float32, 0)
+    source = open_loader(recipe, shards, World(0, 1, torch.device("cpu")), torch.float32, 0)
     total, count = 0.0, 0
     for part in source.microbatches(recipe.curriculum[0], 0):
         assert len(part.inputs_T) > 90
@@ -837,7 +841,7 @@ def test_a_loss_that_is_not_finite_names_step_and_samples(
     with pytest.raises(InputError) as caught:
         train(recipe, tmp_path)
     shards = ShardSet.open(recipe.data.shards, "train")
-    source = open_source(recipe, shards, World(0, 1, torch.device("cpu")), torch.float32, 0)
+    source = open_loader(recipe, shards, World(0, 1, torch.device("cpu")), torch.float32, 0)
     ids = source.microbatches(recipe.curriculum[0], 1)[1].sample_ids_S
     line = str(caught.value)
     assert "loss nan" in line

@@ -211,7 +211,7 @@ def test_each_network_is_evaluated_from_random_weights_where_asked() -> None:
 
 def test_a_run_stores_what_the_plan_says() -> None:
     """The loop's own rule for what it keeps, on every run of a plan."""
-    from biphase.pretraining.curriculum import phase_ends
+    from biphase.pretraining.curriculum import mixture_ends
     from biphase.pretraining.schedule import decay_start
 
     arms = [
@@ -221,9 +221,8 @@ def test_a_run_stores_what_the_plan_says() -> None:
     ]
     for run in plan_study(make_study(arms)).runs.values():
         named = run.recipe.checkpoints.keep
-        kept = {*phase_ends(run.recipe.curriculum), decay_start(run.recipe.schedule, run.recipe.num_steps), *named} - {
-            0
-        }
+        decay = decay_start(run.recipe.schedule, run.recipe.num_steps)
+        kept = {*mixture_ends(run.recipe.curriculum), decay, *named} - {0}
         assert stored_steps(run) == sorted(run.first + step for step in kept)
         assert set(run.kept) <= set(stored_steps(run))
 

@@ -74,7 +74,8 @@ def transformer_blocks(model: nn.Module) -> list[nn.Module]:
     return max(lists, key=len)
 
 
-def unwrap(model: nn.Module) -> nn.Module:
+def unwrap(model: nn.Module) -> Any:
+    """The `PackedModel` inside."""
     return model.module if isinstance(model, DistributedDataParallel) else model
 
 
