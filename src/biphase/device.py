@@ -15,6 +15,7 @@ from biphase.machine import has_bf16_cores
 
 
 def choose_device(wanted: str, local_rank: int = 0) -> torch.device:
+    """The device that `auto`, `cpu` or `cuda` means here; of several GPUs the one with this process's local rank."""
     if wanted == "cuda" and not torch.cuda.is_available():
         raise InputError("device is cuda, but PyTorch sees no CUDA device; use cpu")
     if wanted == "cuda" or (wanted == "auto" and torch.cuda.is_available()):
@@ -32,6 +33,7 @@ def choose_dtype(precision: str, device: torch.device) -> torch.dtype:
 
 
 def has_bf16_units(device: torch.device) -> bool:
+    """Whether the device multiplies in bf16 itself, rather than by emulation."""
     return torch.cuda.is_bf16_supported(including_emulation=False) if device.type == "cuda" else has_bf16_cores()
 
 
@@ -52,6 +54,7 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def timed_product(left: torch.Tensor, right: torch.Tensor) -> float:
+    """Seconds that one matrix product takes."""
     synchronize(left.device)
     started = time.perf_counter()
     left @ right
@@ -60,6 +63,7 @@ def timed_product(left: torch.Tensor, right: torch.Tensor) -> float:
 
 
 def synchronize(device: torch.device) -> None:
+    """Wait until the device has done all that it was given."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

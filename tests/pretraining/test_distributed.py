@@ -24,7 +24,7 @@ from transformers import RobertaConfig, RobertaForMaskedLM
 from biphase.config import Recipe
 from biphase.distributed import join_world
 from biphase.errors import StoppedError
-from biphase.pretraining.checkpoint import read_manifest
+from biphase.pretraining.checkpoint import read_checkpoint_manifest
 from biphase.pretraining.loop import train
 from biphase.run import Run, read_metrics, whole_steps
 
@@ -142,7 +142,7 @@ def test_two_processes_compute_what_one_does(one: str, parallel: str, trained: J
 @pytest.mark.parametrize(("one", "parallel"), PAIRS)
 def test_checkpoints_of_two_processes_are_whole(one: str, parallel: str, trained: Jobs) -> None:
     folders = [trained[name].steps / "20" for name in (one, parallel)]
-    assert read_manifest(folders[0]).files.keys() == read_manifest(folders[1]).files.keys()
+    assert read_checkpoint_manifest(folders[0]).files.keys() == read_checkpoint_manifest(folders[1]).files.keys()
     for name in ("model/model.safetensors", "optimizer.safetensors"):
         expected, found = (load_file(folder / name) for folder in folders)
         assert {key: value.shape for key, value in found.items()} == {k: v.shape for k, v in expected.items()}

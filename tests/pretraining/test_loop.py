@@ -45,7 +45,7 @@ from biphase.encoder.packed import PackedModel, packed_hidden
 from biphase.errors import InputError, StoppedError
 from biphase.files import file_hash, read_json
 from biphase.pretraining.batches import open_loader
-from biphase.pretraining.checkpoint import read_manifest
+from biphase.pretraining.checkpoint import read_checkpoint_manifest
 from biphase.pretraining.loop import train
 from biphase.pretraining.parallel import checkpoint_activations
 from biphase.pretraining.schedule import learning_rate
@@ -185,7 +185,7 @@ def test_run_folder_is_an_interface(finished: Run, tiny_recipe: MakeRecipe, corp
     assert read_json(finished.path / "environment.json")["torch"] == torch.__version__
     assert read_json(finished.path / "done.json")["step"] == 20
     for step, objective, is_decayed in ((5, "clm", False), (10, "clm", False), (15, "mlm", False), (20, "mlm", True)):
-        manifest = read_manifest(finished.steps / str(step))
+        manifest = read_checkpoint_manifest(finished.steps / str(step))
         assert (manifest.step, manifest.run_step, manifest.objective) == (step, step, objective)
         assert (manifest.is_decayed, manifest.parent, manifest.carried) == (is_decayed, None, [])
         assert manifest.data_position == step * 512
@@ -242,7 +242,7 @@ def test_objectives_mixed_by_batch(tiny_recipe: MakeRecipe, tmp_path: Path, monk
     assert [row["objective"] for row in read_metrics(whole, "train")] == ["mlm", "clm"] * 3 + ["mlm"]
     assert proved == [False, True], "each direction once in a phase"
     assert [row["objective"] for row in read_metrics(whole, "validation")] == ["mlm", "clm"]
-    assert read_manifest(whole.steps / "7").objective == "mlm"
+    assert read_checkpoint_manifest(whole.steps / "7").objective == "mlm"
     branch = train(tiny_recipe(*flat, mixed.format(4), f"init={{checkpoint: {whole.path}@3}}", "name=branch"), tmp_path)
     assert losses(branch) == losses(whole)[3:]
     pure = train(tiny_recipe(*flat, *only("clm", 7), "name=pure"), tmp_path)
@@ -506,11 +506,11 @@ def test_branch_goes_on_where_the_parent_was(finished: Run, tiny_recipe: MakeRec
     run = train(branch, tmp_path)
     assert losses(run) == losses(finished)[5:10]
     assert digests(run, 10) == digests(finished, 10)
-    manifest, parent = read_manifest(run.steps / "10"), read_manifest(finished.steps / "5")
+    manifest, parent = read_checkpoint_manifest(run.steps / "10"), read_checkpoint_manifest(finished.steps / "5")
     assert manifest.parent == parent.content
     assert manifest.carried == ["weights", "optimizer", "data position"]
     assert (manifest.step, manifest.run_step, manifest.data_position) == (10, 5, 10 * 512)
-    assert manifest.tokens_seen == read_manifest(finished.steps / "10").tokens_seen
+    assert manifest.tokens_seen == read_checkpoint_manifest(finished.steps / "10").tokens_seen
 
 
 def test_decay_branch_and_its_rates(finished: Run, tiny_recipe: MakeRecipe, tmp_path: Path) -> None:
@@ -521,7 +521,7 @@ def test_decay_branch_and_its_rates(finished: Run, tiny_recipe: MakeRecipe, tmp_
     assert [row["lr"] for row in read_metrics(run, "train")] == pytest.approx([1e-2, 7.5e-3, 5e-3, 2.5e-3], rel=1e-12)
     assert losses(run)[0] == losses(finished)[10], "the first MLM step of the trunk"
     assert whole_steps(run) == [13, 14]
-    assert [read_manifest(run.steps / str(step)).is_decayed for step in (13, 14)] == [True, True]
+    assert [read_checkpoint_manifest(run.steps / str(step)).is_decayed for step in (13, 14)] == [True, True]
     assert read_json(run.path / "done.json")["step"] == 14
 
 
@@ -530,13 +530,13 @@ def test_branch_without_optimizer(finished: Run, tiny_recipe: MakeRecipe, tmp_pa
     run = train(recipe, tmp_path)
     assert losses(run)[0] == losses(finished)[5]
     assert losses(run)[1] != losses(finished)[6]
-    assert read_manifest(run.steps / "7").carried == ["weights", "data position"]
+    assert read_checkpoint_manifest(run.steps / "7").carried == ["weights", "data position"]
     assert load_file(run.steps / "7" / "optimizer.safetensors")["network.lm_head.weight/step"] == 2
 
 
 def test_branch_to_another_order_begins_it_anew(finished: Run, tiny_recipe: MakeRecipe, tmp_path: Path) -> None:
     recipe = tiny_recipe(f"init={{checkpoint: {finished.path}}}", *only("mlm", 1), "data.order_seed=1")
-    manifest = read_manifest(train(recipe, tmp_path).steps / "21")
+    manifest = read_checkpoint_manifest(train(recipe, tmp_path).steps / "21")
     assert manifest.carried == ["weights", "optimizer"]
     assert manifest.data_position == 512
 
@@ -632,7 +632,7 @@ def test_a_decoder_becomes_an_encoder(decoder: Path, tiny_recipe: MakeRecipe, tm
     recipe = tiny_recipe(f"init={{model: {decoder}}}", *shorter("curriculum.1.steps=9", "schedule.peak_lr=3e-3"))
     run = train(recipe, tmp_path)
     assert np.mean(losses(run)[-3:]) < losses(run)[3]
-    manifest = read_manifest(run.steps / "12")
+    manifest = read_checkpoint_manifest(run.steps / "12")
     assert manifest.carried == ["weights"]
     assert manifest.parent is not None
     for step, causal in ((3, True), (12, False)):

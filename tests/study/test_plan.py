@@ -229,7 +229,7 @@ def test_a_run_stores_what_the_plan_says() -> None:
 
 def test_runs_give_the_weights_of_the_arms_trained_alone(tiny_recipe: Any, tmp_path: Path) -> None:
     """To the last bit."""
-    from biphase.pretraining.checkpoint import read_manifest
+    from biphase.pretraining.checkpoint import read_checkpoint_manifest
     from biphase.pretraining.loop import train
     from biphase.run import find_checkpoint
 
@@ -258,9 +258,9 @@ def test_runs_give_the_weights_of_the_arms_trained_alone(tiny_recipe: Any, tmp_p
         if arm.parent is not None:
             init = alone.init.model_copy(update={"checkpoint": str(folders[arm.parent])})
             alone = alone.model_copy(update={"init": init})
-        expected = read_manifest(find_checkpoint(str(train(alone, tmp_path / "alone").path)))
+        expected = read_checkpoint_manifest(find_checkpoint(str(train(alone, tmp_path / "alone").path)))
         model = next(model for model in plan.models if model.name == name)
-        found = read_manifest(find_checkpoint(f"{folders[model.run]}@{model.step}"))
+        found = read_checkpoint_manifest(find_checkpoint(f"{folders[model.run]}@{model.step}"))
         weights = "model/model.safetensors"
         assert found.files[weights] == expected.files[weights], name
         assert (found.step, found.data_position) == (expected.step, expected.data_position)

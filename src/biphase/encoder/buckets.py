@@ -140,7 +140,7 @@ def bucket_attention_backward(
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowMap:
     """How the rows of all buckets are filled from [T, H, K], and back."""
 
     sources: Tensor
@@ -209,7 +209,9 @@ class Bucket:
         scores_NHLL[..., shortest:].masked_fill_(padded_N11L, float("-inf"))
 
 
-def open_plan(sizes_2B: Tensor, plan_PS: Tensor, num_heads: int, num_kv_heads: int) -> tuple[list[Bucket], Rows, Rows]:
+def open_plan(
+    sizes_2B: Tensor, plan_PS: Tensor, num_heads: int, num_kv_heads: int
+) -> tuple[list[Bucket], RowMap, RowMap]:
     """The buckets of a `PackedLayout`, and where the rows of queries and those of keys go."""
     # plan_PS is the slots of all buckets and then the lengths of all samples, both in the order of the buckets.
     sizes = sizes_2B.view(-1, 2).tolist()
@@ -225,7 +227,7 @@ def open_plan(sizes_2B: Tensor, plan_PS: Tensor, num_heads: int, num_kv_heads: i
     return buckets, rows, rows if num_kv_heads == num_heads else make_rows(buckets, slots_P, num_kv_heads)
 
 
-def make_rows(buckets: list[Bucket], slots_P: Tensor, num_heads: int) -> Rows:
+def make_rows(buckets: list[Bucket], slots_P: Tensor, num_heads: int) -> RowMap:
     """Slots, one for a token, → rows, one for a token and head.
 
     With H = 2, a bucket's slots 9, 10, -1 become the rows 18, 20, -2 of its first head and 19, 21, -1 of its second:
@@ -241,7 +243,7 @@ def make_rows(buckets: list[Bucket], slots_P: Tensor, num_heads: int) -> Rows:
     real = (~is_padding).nonzero().squeeze(1)
     targets = torch.empty_like(real)  # the inverse of `sources`
     targets[sources[real]] = real
-    return Rows(sources.clamp_(min=0), targets, is_padding.nonzero().squeeze(1))
+    return RowMap(sources.clamp_(min=0), targets, is_padding.nonzero().squeeze(1))
 
 
 @bucket_attention.register_fake
@@ -255,6 +257,7 @@ def _(grad_THK: Tensor, kept: Tensor, q_THK: Tensor, k_TGK: Tensor, v_TGK: Tenso
 
 
 def keep_inputs(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    """What backward needs: the softmax weights, q, k, v and the plan."""
     ctx.mark_non_differentiable(output[1])
     ctx.set_materialize_grads(False)  # else as many zeros as there are weights
     ctx.save_for_backward(output[1], *inputs[:5])
@@ -262,6 +265,7 @@ def keep_inputs(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]
 
 
 def bucket_gradients(ctx: Any, grad_THK: Tensor, _: Tensor) -> tuple[Any, ...]:
+    """The gradients of `bucket_attention`'s nine arguments: three tensors, and six that have none."""
     grads = bucket_attention_backward(grad_THK.contiguous(), *ctx.saved_tensors, *ctx.settings)
     return (*grads, *[None] * 6)
 

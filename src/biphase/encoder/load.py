@@ -126,6 +126,7 @@ def load_model(source: str | Path, *, vocab_size: int | None = None, seed: int =
 
 
 def refuse_encoder_decoder(config: PretrainedConfig, source: str | Path) -> None:
+    """Raise `InputError` for what is two networks in one."""
     if getattr(config, "is_encoder_decoder", False):
         raise InputError(f"{source} is an encoder-decoder ({config.model_type}), which is not supported")
 
@@ -243,6 +244,7 @@ def fresh_backbone(backbone: nn.Module) -> nn.Module:
 
 
 def fresh_network(network: Any) -> PreTrainedModel:
+    """A network of the same class and configuration with random weights, without a pooler."""
     fresh: Any = type(network)(copy.deepcopy(network.config))
     if getattr(fresh, "pooler", None) is not None:
         fresh.pooler = None

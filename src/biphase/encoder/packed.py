@@ -69,11 +69,13 @@ class PackedModel(nn.Module):
 
 
 def roberta_transform(network: Any, hidden_ND: Tensor) -> Tensor:
+    """Dense, activation and norm of RoBERTa's head and its kin's."""
     head = network.lm_head
     return head.layer_norm(nn.functional.gelu(head.dense(hidden_ND)))
 
 
 def distilbert_transform(network: Any, hidden_ND: Tensor) -> Tensor:
+    """Dense, activation and norm of DistilBERT's head."""
     return network.vocab_layer_norm(network.activation(network.vocab_transform(hidden_ND)))
 
 

@@ -7,6 +7,7 @@ from biphase.flops import SHAPE_KEYS, Shape, read_shape
 
 
 def sizes(*values: int) -> dict[str, int]:
+    """Layers, width, feed-forward width, heads and key-value heads under transformers' names."""
     return dict(zip(SHAPE_KEYS, values, strict=True))
 
 

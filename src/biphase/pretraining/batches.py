@@ -18,7 +18,7 @@ from biphase.distributed import World
 from biphase.encoder.attention import PAD_TO_MULTIPLE_OF, PackedLayout, choose_backend, lay_out
 from biphase.errors import InputError
 from biphase.pretraining.curriculum import mixture_number, pure_phase
-from biphase.pretraining.objectives import Vocabulary, make_example
+from biphase.pretraining.objectives import Vocabulary, label_batch
 
 
 @dataclass(frozen=True)
@@ -55,29 +55,30 @@ class BatchLoader:
         return [self.microbatch(phase, step, rank * num + i, size * num) for i in range(num)]
 
     def microbatch(self, phase: Phase, step: int, part: int, num_parts: int) -> Microbatch:
+        """Part `part` of `num_parts` of batch `step`, labelled for the phase and laid out on the device."""
         device = self.world.device
         batch = self.batches.batch(step, part, num_parts)
         if len(batch.sample_ids_S) == 0:
-            batch = self.nothing()
-        example = make_example(phase, batch, self.vocabulary, self.seed)
+            batch = self.empty_batch()
+        labelled = label_batch(phase, batch, self.vocabulary, self.seed)
         layout = lay_out(
             batch.bounds_S1,
-            causal=example.causal,
+            causal=labelled.causal,
             device=device,
             backend=choose_backend(device, self.dtype),
             pad_to_multiple_of=PAD_TO_MULTIPLE_OF,
         )
         return Microbatch(
-            inputs_T=torch.from_numpy(example.inputs_T).to(device),
+            inputs_T=torch.from_numpy(labelled.inputs_T).to(device),
             positions_T=torch.from_numpy(batch.positions_T).to(device),
             layout=layout,
-            target_positions_N=torch.from_numpy(example.target_positions_N).to(device),
-            targets_N=torch.from_numpy(example.targets_N).to(device),
+            target_positions_N=torch.from_numpy(labelled.target_positions_N).to(device),
+            targets_N=torch.from_numpy(labelled.targets_N).to(device),
             sample_ids_S=batch.sample_ids_S,
             lengths_S=batch.lengths_S,
         )
 
-    def nothing(self) -> PackedBatch:
+    def empty_batch(self) -> PackedBatch:
         """One special token, which no objective asks for: a part of a small validation set may hold no sample, but its
         process must take part in every layer, and transformers cannot compute on no token."""
         zero = np.zeros(1, np.int64)
@@ -98,10 +99,12 @@ def open_loader(recipe: Recipe, shards: ShardSet, world: World, dtype: torch.dty
 
 
 def vocabulary_of(shards: ShardSet) -> Vocabulary:
+    """What objectives must know of the shards' tokenizer."""
     return Vocabulary(shards.manifest.vocab_size, shards.manifest.mask_id, shards.manifest.special_ids)
 
 
 def make_samples(recipe: Recipe, shards: ShardSet) -> Samples:
+    """How the shards' tokens are cut into samples, by `data.packing`."""
     data = recipe.data
     if data.packing == "stream":
         return StreamSamples(shards.num_tokens, data.min_sample_tokens, data.max_sample_tokens, data.order_seed)

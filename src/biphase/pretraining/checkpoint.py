@@ -165,7 +165,7 @@ def check_moments(
                 raise InputError(f"{folder} holds no {kind} state for '{name}'; use init.carry_optimizer=false")
 
 
-def read_manifest(folder: Path) -> CheckpointManifest:
+def read_checkpoint_manifest(folder: Path) -> CheckpointManifest:
     """The manifest of a checkpoint whose files are all there and unchanged."""
     manifest = read_json_as(folder / "manifest.json", CheckpointManifest)
     if not manifest.files:

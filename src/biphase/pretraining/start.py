@@ -17,7 +17,7 @@ from biphase.encoder.proofs import check_head
 from biphase.errors import InputError
 from biphase.files import content_hash, file_hash
 from biphase.hub import fetch_model
-from biphase.pretraining.checkpoint import CheckpointManifest, read_manifest
+from biphase.pretraining.checkpoint import CheckpointManifest, read_checkpoint_manifest
 from biphase.pretraining.objectives import is_causal
 from biphase.run import Run, find_checkpoint, read_recipe, split_reference, whole_steps
 
@@ -51,7 +51,7 @@ def find_start(recipe: Recipe, shards: ShardSet) -> Start:
         return Start(parent=parent, carried=("weights",), model_folder=str(folder))
     assert init.checkpoint is not None
     folder = find_parent(init.checkpoint)
-    manifest = read_manifest(folder)
+    manifest = read_checkpoint_manifest(folder)
     check_tokenizer(shards, manifest.tokenizer_hash)
     goes_on = same_order(manifest, recipe.data, folder, shards)
     carried = ["weights"]
@@ -90,7 +90,7 @@ def same_order(manifest: CheckpointManifest, data: Data, folder: Path, shards: S
 def resume_start(run: Run, step: int) -> Start:
     """Where an interrupted run goes on."""
     folder = run.steps / str(step)
-    manifest = read_manifest(folder)
+    manifest = read_checkpoint_manifest(folder)
     return Start(
         run_step=manifest.run_step,
         step=manifest.step,
