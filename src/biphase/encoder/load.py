@@ -50,14 +50,7 @@ def make_model(preset: str, architecture: dict[str, Any], tokens: TokenIds, max_
     """A network of a preset's shape with random weights: normal with standard deviation 0.02, norms 1."""
     if preset not in PRESETS:
         raise InputError(f"unknown preset '{preset}'{nearest(preset, PRESETS)}")
-    known = EuroBertConfig().to_dict()
-    for key in architecture:
-        if key not in known:
-            raise InputError(f"init.architecture: unknown key '{key}'{nearest(key, known)}")
-        if key.endswith("token_id"):
-            raise InputError(f"init.architecture: '{key}' follows from the tokenizer of the shards; leave it out")
-    if architecture.get("vocab_size", tokens.vocab_size) < tokens.vocab_size:
-        raise InputError(f"init.architecture: vocab_size is below the {tokens.vocab_size:,} tokens of the shards")
+    check_architecture(architecture, tokens.vocab_size)
     settings = {
         "vocab_size": tokens.vocab_size,
         "max_position_embeddings": max_len,
@@ -88,6 +81,18 @@ def make_model(preset: str, architecture: dict[str, Any], tokens: TokenIds, max_
     model = EuroBertForMaskedLM(config)
     train_padding_row(model)
     return model
+
+
+def check_architecture(architecture: dict[str, Any], vocab_size: int) -> None:
+    """Raise `InputError` for changes to a preset that are no setting of the network, or follow from the shards."""
+    known = EuroBertConfig().to_dict()
+    for key in architecture:
+        if key not in known:
+            raise InputError(f"init.architecture: unknown key '{key}'{nearest(key, known)}")
+        if key.endswith("token_id"):
+            raise InputError(f"init.architecture: '{key}' follows from the tokenizer of the shards; leave it out")
+    if architecture.get("vocab_size", vocab_size) < vocab_size:
+        raise InputError(f"init.architecture: vocab_size is below the {vocab_size:,} tokens of the shards")
 
 
 def load_model(source: str | Path, *, vocab_size: int | None = None, seed: int = 0) -> PreTrainedModel:

@@ -47,7 +47,10 @@ def reference_loss(
 
 
 class ChunkedLoss(torch.autograd.Function):
-    """Gradients in the forward pass: softmax(z) - onehot needs only the logits that are at hand."""
+    """Gradients in the forward pass: dL/dz = softmax(z) - onehot needs only the logits that are at hand.
+
+    With z = h @ W.T they become dL/dh = dL/dz @ W, and dL/dW = the sum over chunks of dL/dz.T @ h.
+    """
 
     @staticmethod
     def forward(
@@ -65,10 +68,8 @@ class ChunkedLoss(torch.autograd.Function):
         grad_bias_V = torch.zeros_like(bias_V) if with_grad and bias_V is not None else None
         losses_N = torch.empty(len(targets_N), dtype=torch.float32, device=device)
         correct_N = None if with_grad else torch.empty(len(targets_N), dtype=torch.bool, device=device)
-        # Chunks of rows bound the memory of logits, and parts of a chunk that of their fp32 copies. With V = 128,256 a
-        # CPU's chunk is 261 targets and its part 2. After the inner loop, `logits` holds the gradient of the loss by
-        # each logit, softmax - onehot, and with z = h @ W.T the chain rule is two products:
-        # dL/dh = dL/dz @ W, and dL/dW = the sum over chunks of dL/dz.T @ h.
+        # A chunk bounds the memory of logits, a part of it that of their fp32 copies: with V = 128,256 on a CPU, 261
+        # targets and 2. After the inner loop `logits` holds dL/dz; the chain rule for z = h @ W.T is two products.
         for chunk in slices(len(targets_N), CHUNK_LOGITS[device.type] // len(weight)):
             hidden, targets, losses = hidden_ND[chunk], targets_N[chunk], losses_N[chunk]
             logits = torch.nn.functional.linear(hidden, weight, bias_V)
