@@ -46,17 +46,19 @@ def open_update(job: PretrainingJob) -> tuple[Callable[..., Any], Callable[[int]
     from biphase.corpus.shards import ShardSet
     from biphase.device import choose_device, choose_dtype, synchronize
     from biphase.distributed import World
-    from biphase.encoder.backbone import PackedModel, count_flops
-    from biphase.pretraining.batches import open_source
-    from biphase.pretraining.curriculum import Start, load_network
+    from biphase.encoder.packed import PackedModel, count_flops
+    from biphase.pretraining.batches import open_loader
+    from biphase.pretraining.job import Job
     from biphase.pretraining.optimizer import make_optimizers
     from biphase.pretraining.parallel import parallelize, should_compile
+    from biphase.pretraining.start import Start, load_network
+    from biphase.pretraining.state import TrainState
     from biphase.run import Run
 
     recipe, shards = recipe_of(job), ShardSet.open(job.shards)
     device = choose_device(job.device)
     world, dtype = World(0, 1, device), choose_dtype("auto", device)
-    source = open_source(recipe, shards, world, dtype, 0)
+    source = open_loader(recipe, shards, world, dtype, 0)
     network = load_network(recipe, Start(), shards)
     if not should_compile(recipe.compute, device, dtype, 0.0):
         for module in network.modules():
@@ -66,10 +68,11 @@ def open_update(job: PretrainingJob) -> tuple[Callable[..., Any], Callable[[int]
     model = parallelize(PackedModel(network), recipe.compute, dtype, world, work=0.0)
     model.train()
     optimizers = make_optimizers(recipe.optimizer, model)
-    mine = loop.Job(recipe, Run(Path(os.devnull)), world, dtype, shards, Start())
+    mine = Job(recipe, Run(Path(os.devnull)), world, dtype, shards, Start())
+    state = TrainState(model, optimizers, flops)
 
     def update(microbatches: Any, step: int) -> None:
-        loop.update(model, optimizers, microbatches, flops, step, mine)
+        loop.update(state, microbatches, step, mine)
         synchronize(device)
 
     return update, lambda step: source.microbatches(recipe.curriculum[0], step), device

@@ -146,7 +146,7 @@ def peak_memory(device: Any) -> float:
 def run_biphase(job: PretrainingJob) -> dict[str, Any]:
     """`train` itself, with a clock where it records a step and a scale where it forms a microbatch."""
     import biphase.pretraining.loop as loop
-    from biphase.encoder.backbone import FlopCount
+    from biphase.flops import FlopCount
     from biphase.pretraining.metrics import MetricsLog
 
     device, dtype, peak = measured_peak(job)

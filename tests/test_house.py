@@ -14,7 +14,7 @@ ORDER = [
     # What everything stands on ...
     ("errors",),
     ("files", "console", "machine"),
-    ("config", "run", "device", "hub"),
+    ("config", "run", "flops", "device", "hub"),
     ("distributed", "engine"),
     # ... and the path of the data.
     ("corpus",),
@@ -96,6 +96,7 @@ def test_no_import_cycles() -> None:
 PLANNING = (
     "machine",
     "run",
+    "flops",
     "finetuning.grid",
     "finetuning.cells",
     "cli.evaluate",

@@ -16,9 +16,9 @@ from transformers.utils import is_flash_attn_2_available
 
 from biphase.config import Recipe
 from biphase.corpus.shards import ShardSet
-from biphase.encoder.backbone import count_flops
+from biphase.encoder.packed import count_flops
 from biphase.pretraining.batches import make_samples
-from biphase.pretraining.curriculum import Start, load_network
+from biphase.pretraining.start import Start, load_network
 
 
 class SampleList:

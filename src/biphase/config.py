@@ -5,8 +5,6 @@ names (`warmup_steps`, `batch_tokens`), and defaults are the paper's where the p
 """
 
 from collections.abc import Sequence
-from fractions import Fraction
-from math import floor
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
@@ -22,6 +20,8 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class Strict(BaseModel):
+    """A frozen model in which an unknown key is an error."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
@@ -50,6 +50,8 @@ class Init(Strict):
 
 
 class Data(Strict):
+    """Which tokens are trained on, how they are cut into samples, and in which order."""
+
     shards: str
     """A folder that `biphase prepare` wrote."""
     packing: Literal["documents", "stream"] = "documents"
@@ -73,11 +75,11 @@ class Phase(Strict):
     steps: PositiveCount
     mask_probability: Annotated[float, Field(gt=0, lt=1)] = 0.4
     mask_token_share: Share = 1.0
-    """Of the chosen positions, how many show the mask token. The paper: all of them. BERT: 0.8."""
+    """The share of the chosen positions that show the mask token. The paper: all of them. BERT: 0.8."""
     random_token_share: Share = 0.0
-    """Of the chosen positions, how many show a random token. BERT: 0.1; the rest keep their token."""
+    """The share of the chosen positions that show a random token. BERT: 0.1; the rest keep their token."""
     clm_share: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Of the steps of a masked objective, how many predict the next token instead, spread evenly: CLM and MLM mixed
+    """The share of a masked objective's steps that predict the next token instead, spread evenly: CLM and MLM mixed
     by batch. The phase still counts as its masked objective: its model is bidirectional."""
 
     @model_validator(mode="after")
@@ -104,12 +106,6 @@ class Phase(Strict):
         masked = self.model_copy(update={"clm_share": 0.0})
         return (masked, 1 - self.clm_share), (Phase(objective="clm", steps=self.steps), self.clm_share)
 
-    def at(self, step: int) -> "Phase":
-        """The pure phase of update `step`, counted from 0 over all parents, so that branches of a trunk agree."""
-        share = Fraction(str(self.clm_share))
-        falls = floor((step + 1) * share) > floor(step * share)
-        return self.parts[1 if falls else 0][0]
-
 
 class Schedule(Strict):
     """Warmup-stable-decay: linear from 0, constant, linear to 0. Either end may have 0 steps."""
@@ -120,6 +116,8 @@ class Schedule(Strict):
 
 
 class Optimizer(Strict):
+    """How gradients become updates; the defaults are the paper's AdamW."""
+
     name: Literal["adamw", "muon"] = "adamw"
     """`muon`: orthogonalised momentum for the matrices inside the blocks, AdamW for everything else."""
     betas: tuple[float, float] = (0.9, 0.95)
@@ -132,6 +130,8 @@ class Optimizer(Strict):
 
 
 class Validation(Strict):
+    """When held-out text is measured, and how much of it."""
+
     every_steps: Count = 1000
     """0: only at the end of a phase."""
     tokens: PositiveCount = 1_000_000
@@ -139,6 +139,8 @@ class Validation(Strict):
 
 
 class Checkpoints(Strict):
+    """When a checkpoint is written, and which ones stay."""
+
     every_steps: Count = 1000
     """0: only where a phase ends, before the decay begins, and after the updates in `keep`; all these stay."""
     keep_last: Count = 2
@@ -153,7 +155,8 @@ class ComputeConfig(Strict):
 
     microbatch_tokens: PositiveCount = 16_384
     precision: Literal["auto", "bf16", "fp32"] = "auto"
-    """Of the arithmetic; master weights are always fp32. `auto`: bf16 where the device has units for it, else fp32."""
+    """The type of the arithmetic; master weights are always fp32. `auto`: bf16 where the device has units for it, else
+    fp32."""
     compile: Literal["auto", "on", "off"] = "auto"
     """torch.compile of the blocks. `auto`: on CUDA, and in long bf16 runs on a CPU with a C++ compiler."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
@@ -179,7 +182,7 @@ class Recipe(Strict):
     batch_tokens: PositiveCount = 2_359_296
     optimizer: Optimizer = Optimizer()
     seed: int = 0
-    """Of the initial weights and of the masks."""
+    """What the initial weights and the masks are drawn from."""
     validation: Validation = Validation()
     checkpoints: Checkpoints = Checkpoints()
     compute: ComputeConfig = ComputeConfig()
@@ -225,10 +228,10 @@ class Recipe(Strict):
         return content_hash(tree)
 
 
-Model = TypeVar("Model", bound=Strict)
+Config = TypeVar("Config", bound=Strict)
 
 
-def load_config(kind: type[Model], path: Path, overrides: Sequence[str] = ()) -> Model:
+def load_config(kind: type[Config], path: Path, overrides: Sequence[str] = ()) -> Config:
     """The YAML file at `path`, changed by `key.sub=value` overrides, checked against `kind`.
 
     Raises:
@@ -247,7 +250,7 @@ def load_config(kind: type[Model], path: Path, overrides: Sequence[str] = ()) ->
     return parse_config(kind, tree, overrides, origin=str(path))
 
 
-def parse_config(kind: type[Model], tree: dict[str, Any], overrides: Sequence[str] = (), *, origin: str) -> Model:
+def parse_config(kind: type[Config], tree: dict[str, Any], overrides: Sequence[str] = (), *, origin: str) -> Config:
     """As `load_config`, from a tree in memory; `origin` names it in errors."""
     for override in overrides:
         tree = apply_override(tree, override)

@@ -10,13 +10,12 @@ import torch
 
 from biphase import __version__
 from biphase.errors import InputError
+from biphase.flops import PEAK_FLOPS, known_device
 from biphase.machine import has_bf16_cores
-
-STATED_PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "MI250": 191.5e12, "L40S": 362e12, "A10": 125e12}
-"""Dense bf16 FLOP/s by the vendors' data sheets (MI250X: one of its two dies), by a part of the device's name."""
 
 
 def choose_device(wanted: str, local_rank: int = 0) -> torch.device:
+    """The device that `auto`, `cpu` or `cuda` means here; of several GPUs the one with this process's local rank."""
     if wanted == "cuda" and not torch.cuda.is_available():
         raise InputError("device is cuda, but PyTorch sees no CUDA device; use cpu")
     if wanted == "cuda" or (wanted == "auto" and torch.cuda.is_available()):
@@ -34,6 +33,7 @@ def choose_dtype(precision: str, device: torch.device) -> torch.dtype:
 
 
 def has_bf16_units(device: torch.device) -> bool:
+    """Whether the device multiplies in bf16 itself, rather than by emulation."""
     return torch.cuda.is_bf16_supported(including_emulation=False) if device.type == "cuda" else has_bf16_cores()
 
 
@@ -45,16 +45,16 @@ def has_cpp_compiler() -> bool:
 def peak_flops(device: torch.device, dtype: torch.dtype) -> float:
     """FLOP/s that the share of peak refers to: stated for known GPUs, else measured on a square product."""
     if device.type == "cuda" and dtype == torch.bfloat16:
-        name = torch.cuda.get_device_name(device)
-        stated = next((peak for key, peak in STATED_PEAKS.items() if key in name), None)
-        if stated is not None:
-            return stated
+        known = known_device(torch.cuda.get_device_name(device))
+        if known is not None:
+            return PEAK_FLOPS[known]
     size = 8192 if device.type == "cuda" else 1536
     left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
     return 2.0 * size**3 / min(timed_product(left, right) for _ in range(4))
 
 
 def timed_product(left: torch.Tensor, right: torch.Tensor) -> float:
+    """Seconds that one matrix product takes."""
     synchronize(left.device)
     started = time.perf_counter()
     left @ right
@@ -63,6 +63,7 @@ def timed_product(left: torch.Tensor, right: torch.Tensor) -> float:
 
 
 def synchronize(device: torch.device) -> None:
+    """Wait until the device has done all that it was given."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

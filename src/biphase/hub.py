@@ -47,6 +47,7 @@ def fetch_model(id: str, revision: str | None = None) -> Path:
 
 
 def refuse_pickles(source: str | Path) -> None:
+    """Raise `InputError` for a model folder without safetensors weights; what is no folder is left to the hub."""
     folder = Path(source)
     if not folder.is_dir() or any(folder.glob("*.safetensors")):
         return

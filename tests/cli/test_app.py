@@ -163,9 +163,9 @@ def test_bad_paths(run_main: Any, tmp_path: Path, corpus: Any) -> None:
 def test_no_space_left(run_main: Any, recipe_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second checkpoint does not fit; the first one stays, and the same command goes on from it."""
     import biphase.pretraining.checkpoint as checkpoint
-    import biphase.pretraining.loop as loop
+    import biphase.pretraining.metrics as metrics
 
-    monkeypatch.setattr(loop, "peak_flops", lambda device, dtype: 1e12)
+    monkeypatch.setattr(metrics, "peak_flops", lambda device, dtype: 1e12)
     original, calls = checkpoint.save_file, []
 
     def full_at_the_second(*args: Any) -> None:

@@ -13,7 +13,7 @@ import biphase.cli.app as cli
 import biphase.cli.evaluate as evaluation
 from biphase.cli.evaluate import parse_data_dirs, parse_seeds
 from biphase.corpus.tokenizer import train_tokenizer
-from biphase.encoder.backbone import TokenIds, make_model
+from biphase.encoder.load import TokenIds, make_model
 from biphase.errors import InputError
 
 NOUNS = ["dog", "cat", "boy", "girl", "tree", "house"]

@@ -111,11 +111,11 @@ def test_buckets_hold_every_sample_once_and_waste_little(monkeypatch: pytest.Mon
 @pytest.mark.parametrize("lengths", [[5, 3, 17], [16, 16], [33], [31, 1]])
 def test_sizes_recur(lengths: list[int]) -> None:
     """Filler is a sample of its own, and buckets have few lengths."""
-    layout = lay_out(bounds_of(lengths), causal=False, filled_to=32)
+    layout = lay_out(bounds_of(lengths), causal=False, pad_to_multiple_of=32)
     assert layout.bounds_S1.tolist() == bounds_of(lengths).tolist()
-    filler = [layout.num_filler] if layout.num_filler else []
-    assert layout.bounds_F1.tolist() == bounds_of([*lengths, *filler]).tolist()
-    assert layout.bounds_F1[-1] % 32 == 0 and layout.num_filler < 32
+    padding = [layout.num_padding] if layout.num_padding else []
+    assert layout.bounds_F1.tolist() == bounds_of([*lengths, *padding]).tolist()
+    assert layout.bounds_F1[-1] % 32 == 0 and layout.num_padding < 32
     assert (layout.sizes_2B[1::2] % buckets.LENGTHS_STEP == 0).all()
 
 

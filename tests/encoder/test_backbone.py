@@ -44,22 +44,13 @@ from transformers import (
     XLNetConfig,
 )
 
-import biphase.encoder.backbone as backbone
+import biphase.encoder.load as load
+import biphase.encoder.packed as packed
 from biphase.encoder.attention import ATTENTION, Backend, PackedLayout, lay_out
-from biphase.encoder.backbone import (
-    PRESETS,
-    PackedModel,
-    TokenIds,
-    check_causality,
-    check_head,
-    count_flops,
-    language_model_class,
-    load_model,
-    make_model,
-    packed_hidden,
-    probe_causality,
-)
-from biphase.encoder.pretrained import load_backbone
+from biphase.encoder.load import TokenIds, language_model_class, load_backbone, load_model, make_model
+from biphase.encoder.packed import PackedModel, count_flops, packed_hidden
+from biphase.encoder.presets import PRESETS
+from biphase.encoder.proofs import check_causality, check_head, probe_causality
 from biphase.errors import InputError
 
 V = 96
@@ -170,12 +161,12 @@ def test_packed_is_alone_and_is_transformers(family: str) -> None:
 @pytest.mark.parametrize("backend", ["buckets", "reference"])
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("family", ["eurobert", *FAMILIES])
-def test_filler_changes_nothing(family: str, causal: bool, backend: Backend) -> None:
+def test_padding_changes_nothing(family: str, causal: bool, backend: Backend) -> None:
     """Neither the outputs nor the gradient of any weight."""
     found = []
-    for filled_to in (1, 32):
+    for pad_to_multiple_of in (1, 32):
         model = make_family(family)
-        layout = lay_out(BOUNDS, causal=causal, backend=backend, filled_to=filled_to)
+        layout = lay_out(BOUNDS, causal=causal, backend=backend, pad_to_multiple_of=pad_to_multiple_of)
         hidden_TD = packed_hidden(model.base_model, torch.arange(14) * 11 % V, POSITIONS, layout)
         (hidden_TD * torch.randn(hidden_TD.shape, generator=torch.Generator().manual_seed(3))).sum().backward()
         gradients = [p.grad for p in model.base_model.parameters() if p.grad is not None]
@@ -231,7 +222,7 @@ def test_probe_catches_each_leak() -> None:
 def test_parameters_of_the_paper(
     preset: str, without_head: float, with_head: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backbone, "train_padding_row", lambda model: None)  # it looks at values; here are none
+    monkeypatch.setattr(load, "train_padding_row", lambda model: None)  # it looks at values; here are none
     with torch.device("meta"):
         model = make_model(preset, {}, TokenIds(128_256, 128_002, 128_001, 128_001, 128_000), 2048, seed=0)
     total = sum(parameter.numel() for parameter in model.parameters())
@@ -337,7 +328,7 @@ def test_the_transform_of_a_masked_head(family: str, tmp_path: Path, monkeypatch
     flops = count_flops(model)
     width = model.get_output_embeddings().weight.shape[1]
     assert flops.per_target == 6 * (32 * width + width * V)
-    monkeypatch.setattr(backbone, "HEAD_TRANSFORMS", {})
+    monkeypatch.setattr(packed, "HEAD_TRANSFORMS", {})
     with pytest.raises(InputError, match="transforms its logits"):
         check_head(model)
 

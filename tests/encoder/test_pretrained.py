@@ -31,9 +31,9 @@ from transformers import (
     XLMRobertaConfig,
 )
 
-from biphase.encoder.attention import FILLED_TO, lay_out
-from biphase.encoder.backbone import packed_hidden
-from biphase.encoder.pretrained import PaddedBackbone, fresh_backbone, load_backbone
+from biphase.encoder.attention import PAD_TO_MULTIPLE_OF, lay_out
+from biphase.encoder.load import fresh_backbone, load_backbone
+from biphase.encoder.packed import PaddedBackbone, packed_hidden
 from biphase.errors import InputError
 
 SMALL = {
@@ -84,7 +84,7 @@ def save(config: PretrainedConfig, folder: Path) -> Path:
 
 def hidden(backbone: torch.nn.Module, lengths: list[int], tokens: torch.Tensor) -> torch.Tensor:
     positions = torch.cat([torch.arange(length) for length in lengths])
-    layout = lay_out(np.cumsum([0, *lengths]), causal=False, filled_to=FILLED_TO)
+    layout = lay_out(np.cumsum([0, *lengths]), causal=False, pad_to_multiple_of=PAD_TO_MULTIPLE_OF)
     with torch.no_grad():
         return packed_hidden(backbone.eval(), tokens, positions, layout)
 

@@ -32,9 +32,11 @@ from biphase.config import Recipe
 from biphase.corpus.shards import read_shard_manifest
 from biphase.corpus.tokenizer import load_tokenizer
 from biphase.encoder.attention import lay_out
-from biphase.encoder.backbone import head_input, load_model, packed_hidden
+from biphase.encoder.load import load_model
+from biphase.encoder.packed import head_input, packed_hidden
 from biphase.errors import InputError
-from biphase.export.model import close_texts, export_checkpoint
+from biphase.export.model import export_checkpoint
+from biphase.export.sentence_transformers import close_texts
 from biphase.finetuning.encoders import load_encoder
 from biphase.finetuning.encoding import encode
 from biphase.finetuning.heads import Embedder

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from biphase.corpus.tokenizer import train_tokenizer
-from biphase.encoder.backbone import TokenIds, make_model
+from biphase.encoder.load import TokenIds, make_model
 from biphase.finetuning.cell import CellContext, Runtime
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.encoders import Encoder, load_encoder

@@ -1,7 +1,7 @@
 import numpy as np
 import torch
 
-from biphase.encoder.attention import FILLED_TO
+from biphase.encoder.attention import PAD_TO_MULTIPLE_OF
 from biphase.finetuning.batches import cut, evaluation_batches, pack, training_order
 from biphase.finetuning.cell import Runtime
 from biphase.finetuning.encoding import Texts, cumulate
@@ -20,7 +20,7 @@ def test_batch_is_its_samples() -> None:
     assert batch.positions_T.tolist() == [0, 1, 2, 3, 0, 1, 2, 0, 1, 2, 3]
     assert batch.layout.bounds_S1.tolist() == [0, 4, 7, 11] and not batch.layout.causal
     assert batch.places_T.tolist() == batch.tokens_T.tolist()
-    assert batch.layout.num_filler == FILLED_TO - 11
+    assert batch.layout.num_padding == PAD_TO_MULTIPLE_OF - 11
 
 
 def test_training_order() -> None:

@@ -15,10 +15,11 @@ from biphase.config import Optimizer
 from biphase.corpus.tokenizer import load_tokenizer
 from biphase.distributed import World
 from biphase.encoder.attention import lay_out
-from biphase.encoder.backbone import PackedModel, TokenIds, make_model
+from biphase.encoder.load import TokenIds, make_model
+from biphase.encoder.packed import PackedModel
 from biphase.errors import InputError
 from biphase.files import read_json, write_json
-from biphase.pretraining.checkpoint import CheckpointManifest, load_optimizer, read_manifest, save_checkpoint
+from biphase.pretraining.checkpoint import CheckpointManifest, load_optimizer, read_checkpoint_manifest, save_checkpoint
 from biphase.pretraining.optimizer import make_optimizers
 from biphase.run import Run, drop_old, find_checkpoint, find_model, whole_steps
 
@@ -72,7 +73,7 @@ def run(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> Run:
 
 
 def test_manifest_round_trip(run: Run) -> None:
-    manifest = read_manifest(run.steps / "3")
+    manifest = read_checkpoint_manifest(run.steps / "3")
     assert replace(manifest, files={}) == MANIFEST
     files = {str(path.relative_to(run.steps / "3")) for path in (run.steps / "3").rglob("*") if path.is_file()}
     assert set(manifest.files) == files - {"manifest.json"}
@@ -80,8 +81,8 @@ def test_manifest_round_trip(run: Run) -> None:
 
 
 def test_content_names_the_model_alone(run: Run) -> None:
-    manifest = read_manifest(run.steps / "3")
-    assert manifest.content == read_manifest(run.steps / "12").content
+    manifest = read_checkpoint_manifest(run.steps / "3")
+    assert manifest.content == read_checkpoint_manifest(run.steps / "12").content
     moments = manifest.files | {"optimizer.safetensors": "other"}
     weights = manifest.files | {"model/model.safetensors": "other"}
     assert replace(manifest, files=moments).content == manifest.content
@@ -94,7 +95,7 @@ def test_optimizer_round_trip(name: str, tmp_path: Path, tokenizer: PreTrainedTo
     save_checkpoint(Run(tmp_path), MANIFEST, model, optimizers, tokenizer, ALONE)
     fresh = tiny()
     loaded = make_optimizers(Optimizer(name=name), fresh)  # type: ignore[arg-type]
-    load_optimizer(tmp_path / "steps" / "3", fresh, loaded)
+    load_optimizer(tmp_path / "steps" / "3", fresh, loaded, ALONE)
     by_name = dict(fresh.named_parameters())
     for parameter_name, parameter in model.named_parameters():
         for before, after in zip(optimizers, loaded, strict=True):
@@ -109,7 +110,7 @@ def test_unreadable_moments(run: Run) -> None:
     file.write_bytes(file.read_bytes()[:200])
     model = tiny()
     with pytest.raises(InputError, match=r"optimizer.safetensors cannot be read"):
-        load_optimizer(run.steps / "3", model, make_optimizers(Optimizer(), model))
+        load_optimizer(run.steps / "3", model, make_optimizers(Optimizer(), model), ALONE)
 
 
 def test_a_step_is_whole_or_absent(
@@ -161,10 +162,10 @@ def test_damage_is_named(run: Run) -> None:
     tree = read_json(folder / "manifest.json")
     write_json(folder / "manifest.json", tree | {"files": tree["files"] | {"model/more.safetensors": "0"}})
     with pytest.raises(InputError, match=r"is damaged: model/more.safetensors is missing"):
-        read_manifest(folder)
+        read_checkpoint_manifest(folder)
     (folder / "manifest.json").write_text('{"step": 3,')
     with pytest.raises(InputError, match=r"manifest.json is not valid JSON"):
-        read_manifest(folder)
+        read_checkpoint_manifest(folder)
     for change, message in (
         ({"step": "third"}, r"manifest.json is damaged \(step: .*\); delete it and rerun"),
         ({"carried": None}, r"manifest.json is damaged \(carried: "),
@@ -173,14 +174,14 @@ def test_damage_is_named(run: Run) -> None:
     ):
         write_json(folder / "manifest.json", tree | change)
         with pytest.raises(InputError, match=message):
-            read_manifest(folder)
+            read_checkpoint_manifest(folder)
     write_json(folder / "manifest.json", {key: value for key, value in tree.items() if key != "objective"})
     with pytest.raises(InputError, match=r"manifest.json is damaged \(objective: Field required\)"):
-        read_manifest(folder)
+        read_checkpoint_manifest(folder)
     for content in ("[]", "null"):
         (folder / "manifest.json").write_text(content)
         with pytest.raises(InputError, match=r"manifest.json is damaged \("):
-            read_manifest(folder)
+            read_checkpoint_manifest(folder)
 
 
 def test_dropping_begins_with_the_manifest(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

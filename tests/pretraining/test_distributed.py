@@ -23,7 +23,8 @@ from transformers import RobertaConfig, RobertaForMaskedLM
 
 from biphase.config import Recipe
 from biphase.distributed import join_world
-from biphase.pretraining.checkpoint import read_manifest
+from biphase.errors import StoppedError
+from biphase.pretraining.checkpoint import read_checkpoint_manifest
 from biphase.pretraining.loop import train
 from biphase.run import Run, read_metrics, whole_steps
 
@@ -72,7 +73,13 @@ def trained(tiny_recipe: Callable[..., Recipe], tmp_path_factory: pytest.TempPat
         "unlogged": tiny_recipe("validation.tokens=50"),
         "masked-ddp": masked,
         "masked-fsdp": masked.model_copy(update={"compute": masked.compute.model_copy(update={"parallel": "fsdp"})}),
+        # Begun by one process, resumed by two.
+        "resumed-ddp": tiny_recipe("validation.tokens=50"),
+        "resumed-fsdp": tiny_recipe("validation.tokens=50", "compute.parallel=fsdp"),
+        "resumed-muon": tiny_recipe("validation.tokens=50", "optimizer.name=muon"),
     }
+    for name in ("resumed-ddp", "resumed-fsdp", "resumed-muon"):
+        begin(recipes[name], folder / name)
     # A port for each: the faster process must not meet the slower one's store of the job before.
     jobs = [
         {"root": str(folder / name), "recipe": recipe.model_dump(mode="json"), "port": free_port()}
@@ -86,8 +93,29 @@ def trained(tiny_recipe: Callable[..., Recipe], tmp_path_factory: pytest.TempPat
         for process in processes:
             process.kill()
     assert [process.returncode for process in processes] == [0, 0], "\n".join(outputs)
-    alone = {"alone": train(recipes["ddp"], folder / "alone"), "masked": train(masked, folder / "masked")}
+    alone = {
+        "alone": train(recipes["ddp"], folder / "alone"),
+        "masked": train(masked, folder / "masked"),
+        "muon": train(recipes["resumed-muon"], folder / "muon"),
+    }
     return alone | {name: Run(next((folder / name).iterdir())) for name in recipes}
+
+
+def begin(recipe: Recipe, root: Path) -> None:
+    """Five steps by this process alone, ended by a signal."""
+    import biphase.pretraining.loop as loop
+
+    update, done = loop.update, []
+
+    def update_and_stop(*args: Any) -> Any:
+        done.append(1)
+        if len(done) == 5:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return update(*args)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(StoppedError, match="stopped at step 5"):
+        patch.setattr(loop, "update", update_and_stop)
+        train(recipe, root)
 
 
 def losses(run: Run, kind: str = "train") -> list[float]:
@@ -114,7 +142,7 @@ def test_two_processes_compute_what_one_does(one: str, parallel: str, trained: J
 @pytest.mark.parametrize(("one", "parallel"), PAIRS)
 def test_checkpoints_of_two_processes_are_whole(one: str, parallel: str, trained: Jobs) -> None:
     folders = [trained[name].steps / "20" for name in (one, parallel)]
-    assert read_manifest(folders[0]).files.keys() == read_manifest(folders[1]).files.keys()
+    assert read_checkpoint_manifest(folders[0]).files.keys() == read_checkpoint_manifest(folders[1]).files.keys()
     for name in ("model/model.safetensors", "optimizer.safetensors"):
         expected, found = (load_file(folder / name) for folder in folders)
         assert {key: value.shape for key, value in found.items()} == {k: v.shape for k, v in expected.items()}
@@ -131,6 +159,19 @@ def test_one_process_resumes_what_two_began(trained: Jobs, tiny_recipe: Callable
     assert len(losses(run)) == 5
     assert train(tiny_recipe("validation.tokens=50"), run.path.parent) == run
     assert losses(run) == pytest.approx(losses(trained["alone"]), rel=1e-5)
+
+
+RESUMED = [("alone", "resumed-ddp"), ("alone", "resumed-fsdp"), ("muon", "resumed-muon")]
+
+
+@pytest.mark.parametrize(("one", "resumed"), RESUMED)
+def test_two_processes_resume_what_one_began(one: str, resumed: str, trained: Jobs) -> None:
+    """The second one takes the moments from the first: it may not read the file (`train_as_told`)."""
+    assert losses(trained[resumed]) == pytest.approx(losses(trained[one]), rel=1e-5)
+    expected, found = (load_file(trained[name].steps / "20" / "optimizer.safetensors") for name in (one, resumed))
+    assert {key: value.shape for key, value in found.items()} == {k: v.shape for k, v in expected.items()}
+    for key, value in expected.items():
+        assert (found[key] - value).abs().max() <= 2e-3 * value.abs().max(), key
 
 
 def test_all_processes_end_when_the_first_cannot_save(trained: Jobs) -> None:
@@ -158,11 +199,12 @@ def train_as_told(jobs: list[dict[str, Any]]) -> None:
     """What each of the two processes does."""
     import biphase.pretraining.checkpoint as checkpoint
     import biphase.pretraining.loop as loop
-    from biphase.errors import InputError, StoppedError
+    import biphase.pretraining.metrics as metrics
+    from biphase.errors import InputError
 
     torch.set_num_threads(1)
     faulthandler.dump_traceback_later(300, exit=True)
-    loop.peak_flops = lambda device, dtype: 1e12
+    metrics.peak_flops = lambda device, dtype: 1e12
     update, done = loop.update, []
 
     def update_and_stop(*args: Any) -> Any:
@@ -179,6 +221,8 @@ def train_as_told(jobs: list[dict[str, Any]]) -> None:
 
     log = Run.log
     is_first = os.environ["RANK"] == "0"
+    if not is_first:
+        checkpoint.load_file = lambda path: pytest.fail("more than one process reads the moments")
     ends: dict[str, tuple[type[Exception], str]] = {
         "stopped": (StoppedError, "stopped at step 5"),
         "full": (OSError, "No space left") if is_first else (InputError, "steps/10 could not be written; the first"),

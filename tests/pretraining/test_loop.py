@@ -33,17 +33,19 @@ from transformers import (
 
 import biphase.pretraining.checkpoint as checkpoint
 import biphase.pretraining.loop as loop
+import biphase.pretraining.state as state
+import biphase.pretraining.validation as validation
 from biphase.config import Recipe
 from biphase.corpus.shards import ShardSet
 from biphase.corpus.tokenizer import load_tokenizer, save_tokenizer
 from biphase.distributed import World
-from biphase.encoder.attention import FILLED_TO, lay_out
-from biphase.encoder.backbone import PackedModel, packed_hidden
-from biphase.encoder.pretrained import load_backbone
+from biphase.encoder.attention import PAD_TO_MULTIPLE_OF, lay_out
+from biphase.encoder.load import load_backbone
+from biphase.encoder.packed import PackedModel, packed_hidden
 from biphase.errors import InputError, StoppedError
 from biphase.files import file_hash, read_json
-from biphase.pretraining.batches import open_source
-from biphase.pretraining.checkpoint import read_manifest
+from biphase.pretraining.batches import open_loader
+from biphase.pretraining.checkpoint import read_checkpoint_manifest
 from biphase.pretraining.loop import train
 from biphase.pretraining.parallel import checkpoint_activations
 from biphase.pretraining.schedule import learning_rate
@@ -183,7 +185,7 @@ def test_run_folder_is_an_interface(finished: Run, tiny_recipe: MakeRecipe, corp
     assert read_json(finished.path / "environment.json")["torch"] == torch.__version__
     assert read_json(finished.path / "done.json")["step"] == 20
     for step, objective, is_decayed in ((5, "clm", False), (10, "clm", False), (15, "mlm", False), (20, "mlm", True)):
-        manifest = read_manifest(finished.steps / str(step))
+        manifest = read_checkpoint_manifest(finished.steps / str(step))
         assert (manifest.step, manifest.run_step, manifest.objective) == (step, step, objective)
         assert (manifest.is_decayed, manifest.parent, manifest.carried) == (is_decayed, None, [])
         assert manifest.data_position == step * 512
@@ -194,7 +196,7 @@ def test_run_folder_is_an_interface(finished: Run, tiny_recipe: MakeRecipe, corp
 def test_a_finished_run_returns_at_once(
     finished: Run, tiny_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "train_job", lambda job: pytest.fail("trained again"))
+    monkeypatch.setattr(loop, "train_steps", lambda *args, **options: pytest.fail("trained again"))
     before = file_hash(finished.metrics)
     assert train(tiny_recipe(), finished.path.parent) == finished
     assert file_hash(finished.metrics) == before
@@ -204,18 +206,18 @@ def test_causality_is_proved_at_each_switch(
     tiny_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     proved: list[bool] = []
-    original = loop.probe_causality
+    original = validation.probe_causality
 
     def probe(model: Any, causal: bool, *rest: Any) -> None:
         proved.append(causal)
         assert not model.training
         original(model, causal, *rest)
 
-    monkeypatch.setattr(loop, "probe_causality", probe)
+    monkeypatch.setattr(validation, "probe_causality", probe)
     phases = ", ".join(f"{{objective: {name}, steps: 2}}" for name in ("clm", "mlm", "mntp", "clm"))
     train(tiny_recipe(*only("clm", 1, f"curriculum=[{phases}]")), tmp_path / "right")
     assert proved == [True, False, False, True]
-    monkeypatch.setattr("biphase.encoder.backbone.lay_out", always_causal)
+    monkeypatch.setattr("biphase.encoder.proofs.lay_out", always_causal)
     monkeypatch.setattr(loop, "update", lambda *args: pytest.fail("trained before the proof"))
     with pytest.raises(AssertionError, match="does not see later tokens"):
         train(tiny_recipe(*only("mlm", 1)), tmp_path / "wrong")
@@ -228,9 +230,11 @@ def always_causal(bounds_S1: np.ndarray, **options: Any) -> Any:
 def test_objectives_mixed_by_batch(tiny_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every second step is CLM, on the same samples; a branch keeps the rhythm, and the model counts as masked."""
     proved: list[bool] = []
-    original = loop.probe_causality
+    original = validation.probe_causality
     monkeypatch.setattr(
-        loop, "probe_causality", lambda model, causal, *rest: proved.append(causal) or original(model, causal, *rest)
+        validation,
+        "probe_causality",
+        lambda model, causal, *rest: proved.append(causal) or original(model, causal, *rest),
     )
     mixed = "curriculum=[{{objective: mlm, steps: {}, clm_share: 0.5}}]"
     flat = ["schedule.warmup_steps=0", "schedule.decay_steps=0", "validation.every_steps=0"]
@@ -238,7 +242,7 @@ def test_objectives_mixed_by_batch(tiny_recipe: MakeRecipe, tmp_path: Path, monk
     assert [row["objective"] for row in read_metrics(whole, "train")] == ["mlm", "clm"] * 3 + ["mlm"]
     assert proved == [False, True], "each direction once in a phase"
     assert [row["objective"] for row in read_metrics(whole, "validation")] == ["mlm", "clm"]
-    assert read_manifest(whole.steps / "7").objective == "mlm"
+    assert read_checkpoint_manifest(whole.steps / "7").objective == "mlm"
     branch = train(tiny_recipe(*flat, mixed.format(4), f"init={{checkpoint: {whole.path}@3}}", "name=branch"), tmp_path)
     assert losses(branch) == losses(whole)[3:]
     pure = train(tiny_recipe(*flat, *only("clm", 7), "name=pure"), tmp_path)
@@ -252,7 +256,7 @@ def test_every_objective_sees_the_same_samples(tiny_recipe: MakeRecipe) -> None:
     for objective in ("clm", "mlm", "mntp"):
         recipe = tiny_recipe(*only(objective, 9))
         shards = ShardSet.open(recipe.data.shards, "train")
-        source = open_source(recipe, shards, World(0, 1, torch.device("cpu")), torch.float32, 0)
+        source = open_loader(recipe, shards, World(0, 1, torch.device("cpu")), torch.float32, 0)
         made = [source.microbatches(recipe.curriculum[0], step) for step in (0, 8)]
         seen[objective] = [m.sample_ids_S.tolist() for step in made for m in step]
     assert seen["clm"] == seen["mlm"] == seen["mntp"]
@@ -264,12 +268,12 @@ def test_every_objective_sees_the_same_samples(tiny_recipe: MakeRecipe) -> None:
 def test_a_part_without_a_sample_asks_nothing(tiny_recipe: MakeRecipe) -> None:
     recipe = tiny_recipe()
     shards = ShardSet.open(recipe.data.shards, "train")
-    source = open_source(recipe, shards, World(0, 1, torch.device("cpu")), torch.float32, 0)
+    source = open_loader(recipe, shards, World(0, 1, torch.device("cpu")), torch.float32, 0)
     for phase in recipe.curriculum:
         parts = [source.microbatch(phase, 0, part, 40) for part in range(40)]
         assert any(len(part.inputs_T) == 1 for part in parts)
         assert all(len(part.inputs_T) > 0 and len(part.sample_ids_S) > 0 for part in parts)
-        assert all((len(part.inputs_T) + part.layout.num_filler) % FILLED_TO == 0 for part in parts)
+        assert all((len(part.inputs_T) + part.layout.num_padding) % PAD_TO_MULTIPLE_OF == 0 for part in parts)
         targets = torch.cat([part.targets_N for part in parts])
         assert torch.equal(targets, source.microbatch(phase, 0, 0, 1).targets_N)
 
@@ -418,7 +422,7 @@ def no_large_file(patch: pytest.MonkeyPatch) -> None:
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
-    patch.setattr(loop, "save_checkpoint", save)
+    patch.setattr(state, "save_checkpoint", save)
 
 
 @pytest.mark.parametrize(
@@ -502,11 +506,11 @@ def test_branch_goes_on_where_the_parent_was(finished: Run, tiny_recipe: MakeRec
     run = train(branch, tmp_path)
     assert losses(run) == losses(finished)[5:10]
     assert digests(run, 10) == digests(finished, 10)
-    manifest, parent = read_manifest(run.steps / "10"), read_manifest(finished.steps / "5")
+    manifest, parent = read_checkpoint_manifest(run.steps / "10"), read_checkpoint_manifest(finished.steps / "5")
     assert manifest.parent == parent.content
     assert manifest.carried == ["weights", "optimizer", "data position"]
     assert (manifest.step, manifest.run_step, manifest.data_position) == (10, 5, 10 * 512)
-    assert manifest.tokens_seen == read_manifest(finished.steps / "10").tokens_seen
+    assert manifest.tokens_seen == read_checkpoint_manifest(finished.steps / "10").tokens_seen
 
 
 def test_decay_branch_and_its_rates(finished: Run, tiny_recipe: MakeRecipe, tmp_path: Path) -> None:
@@ -517,7 +521,7 @@ def test_decay_branch_and_its_rates(finished: Run, tiny_recipe: MakeRecipe, tmp_
     assert [row["lr"] for row in read_metrics(run, "train")] == pytest.approx([1e-2, 7.5e-3, 5e-3, 2.5e-3], rel=1e-12)
     assert losses(run)[0] == losses(finished)[10], "the first MLM step of the trunk"
     assert whole_steps(run) == [13, 14]
-    assert [read_manifest(run.steps / str(step)).is_decayed for step in (13, 14)] == [True, True]
+    assert [read_checkpoint_manifest(run.steps / str(step)).is_decayed for step in (13, 14)] == [True, True]
     assert read_json(run.path / "done.json")["step"] == 14
 
 
@@ -526,13 +530,13 @@ def test_branch_without_optimizer(finished: Run, tiny_recipe: MakeRecipe, tmp_pa
     run = train(recipe, tmp_path)
     assert losses(run)[0] == losses(finished)[5]
     assert losses(run)[1] != losses(finished)[6]
-    assert read_manifest(run.steps / "7").carried == ["weights", "data position"]
+    assert read_checkpoint_manifest(run.steps / "7").carried == ["weights", "data position"]
     assert load_file(run.steps / "7" / "optimizer.safetensors")["network.lm_head.weight/step"] == 2
 
 
 def test_branch_to_another_order_begins_it_anew(finished: Run, tiny_recipe: MakeRecipe, tmp_path: Path) -> None:
     recipe = tiny_recipe(f"init={{checkpoint: {finished.path}}}", *only("mlm", 1), "data.order_seed=1")
-    manifest = read_manifest(train(recipe, tmp_path).steps / "21")
+    manifest = read_checkpoint_manifest(train(recipe, tmp_path).steps / "21")
     assert manifest.carried == ["weights", "optimizer"]
     assert manifest.data_position == 512
 
@@ -628,7 +632,7 @@ def test_a_decoder_becomes_an_encoder(decoder: Path, tiny_recipe: MakeRecipe, tm
     recipe = tiny_recipe(f"init={{model: {decoder}}}", *shorter("curriculum.1.steps=9", "schedule.peak_lr=3e-3"))
     run = train(recipe, tmp_path)
     assert np.mean(losses(run)[-3:]) < losses(run)[3]
-    manifest = read_manifest(run.steps / "12")
+    manifest = read_checkpoint_manifest(run.steps / "12")
     assert manifest.carried == ["weights"]
     assert manifest.parent is not None
     for step, causal in ((3, True), (12, False)):
@@ -710,7 +714,7 @@ def test_a_masked_language_model_goes_on(family: str, tiny_recipe: MakeRecipe, t
     assert np.mean(losses(whole)[-3:]) < losses(whole)[0] - 0.3
     network = AutoModelForMaskedLM.from_pretrained(folder, attn_implementation="eager").eval()
     shards = ShardSet.open(recipe.data.shards, "train")
-    source = open_source(recipe, shards, World(0, 1, torch.device("cpu")), torch.float32, 0)
+    source = open_loader(recipe, shards, World(0, 1, torch.device("cpu")), torch.float32, 0)
     total, count = 0.0, 0
     for part in source.microbatches(recipe.curriculum[0], 0):
         assert len(part.inputs_T) > 90
@@ -837,7 +841,7 @@ def test_a_loss_that_is_not_finite_names_step_and_samples(
     with pytest.raises(InputError) as caught:
         train(recipe, tmp_path)
     shards = ShardSet.open(recipe.data.shards, "train")
-    source = open_source(recipe, shards, World(0, 1, torch.device("cpu")), torch.float32, 0)
+    source = open_loader(recipe, shards, World(0, 1, torch.device("cpu")), torch.float32, 0)
     ids = source.microbatches(recipe.curriculum[0], 1)[1].sample_ids_S
     line = str(caught.value)
     assert "loss nan" in line

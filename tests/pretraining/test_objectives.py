@@ -9,7 +9,7 @@ from scipy import stats
 
 from biphase.config import Phase
 from biphase.corpus.packing import PackedBatch
-from biphase.pretraining.objectives import Example, Vocabulary, is_causal, make_example
+from biphase.pretraining.objectives import LabelledBatch, Vocabulary, is_causal, label_batch
 
 MASK, EOS, PAD = 3, 1, 7
 VOCABULARY = Vocabulary(size=200, mask_id=MASK, special_ids=(EOS, MASK, PAD))
@@ -54,7 +54,7 @@ def within(count: int, num: int, probability: float) -> bool:
 
 def chosen(phase: Phase, batch: PackedBatch, seed: int = 5) -> np.ndarray:
     """Boolean [T]: the tokens that are predicted."""
-    example = make_example(phase, batch, VOCABULARY, seed)
+    example = label_batch(phase, batch, VOCABULARY, seed)
     chosen_T = np.zeros(len(batch.tokens_T), dtype=bool)
     chosen_T[example.target_positions_N + (phase.objective == "mntp")] = True
     return chosen_T
@@ -75,7 +75,7 @@ CLM, MNTP = Phase(objective="clm", steps=1), Phase(objective="mntp", steps=1)
 
 def test_clm_predicts_each_next_token_of_the_same_sample() -> None:
     batch = make_batch([4, 1, 3, 2])
-    example = make_example(CLM, batch, VOCABULARY, seed=0)
+    example = label_batch(CLM, batch, VOCABULARY, seed=0)
     assert example.target_positions_N.tolist() == [0, 1, 2, 5, 6, 8]
     assert np.array_equal(example.targets_N, batch.tokens_T[[1, 2, 3, 6, 7, 9]])
     assert np.array_equal(example.inputs_T, batch.tokens_T)
@@ -84,7 +84,7 @@ def test_clm_predicts_each_next_token_of_the_same_sample() -> None:
 
 
 def test_clm_of_one_token_samples_asks_nothing() -> None:
-    example = make_example(CLM, make_batch([1, 1, 1]), VOCABULARY, seed=0)
+    example = label_batch(CLM, make_batch([1, 1, 1]), VOCABULARY, seed=0)
     assert len(example.targets_N) == 0
 
 
@@ -92,7 +92,7 @@ def test_clm_of_one_token_samples_asks_nothing() -> None:
 def test_mlm_predicts_in_place(phase: Phase) -> None:
     batch = make_batch([100] * 20)
     before = batch.tokens_T.copy()
-    example = make_example(phase, batch, VOCABULARY, seed=0)
+    example = label_batch(phase, batch, VOCABULARY, seed=0)
     assert np.array_equal(example.targets_N, batch.tokens_T[example.target_positions_N])
     assert not example.causal
     assert not is_causal(phase)
@@ -103,13 +103,13 @@ def test_mlm_predicts_in_place(phase: Phase) -> None:
 
 
 def test_mlm_shows_the_mask_token_alone() -> None:
-    example = make_example(mlm(), make_batch([100] * 20), VOCABULARY, seed=0)
+    example = label_batch(mlm(), make_batch([100] * 20), VOCABULARY, seed=0)
     assert (example.inputs_T[example.target_positions_N] == MASK).all()
 
 
 def test_mntp_predicts_from_the_position_before() -> None:
     batch = make_batch([50] * 40)
-    example = make_example(MNTP, batch, VOCABULARY, seed=0)
+    example = label_batch(MNTP, batch, VOCABULARY, seed=0)
     assert np.array_equal(example.targets_N, batch.tokens_T[example.target_positions_N + 1])
     assert (example.inputs_T[example.target_positions_N + 1] == MASK).all()
     assert (batch.positions_T[example.target_positions_N + 1] > 0).all(), "a target across samples"
@@ -131,7 +131,7 @@ def test_special_tokens_are_never_chosen(phase: Phase, large: PackedBatch) -> No
     special = np.isin(large.tokens_T, VOCABULARY.special_ids)
     assert special.sum() > 1000
     assert not (chosen(phase, large) & special).any()
-    example = make_example(phase, large, VOCABULARY, seed=0)
+    example = label_batch(phase, large, VOCABULARY, seed=0)
     assert np.array_equal(example.inputs_T[special], large.tokens_T[special])
 
 
@@ -167,11 +167,11 @@ def test_masks_are_the_same_for_any_split() -> None:
     """Whichever process or microbatch a sample falls to, and whatever stands beside it."""
     batch = make_batch([37, 1, 64, 12, 100, 55, 20, 9])
     for phase in (CLM, mlm(), MNTP, mlm(mask_token_share=0.8, random_token_share=0.1)):
-        whole = make_example(phase, batch, VOCABULARY, seed=9)
+        whole = label_batch(phase, batch, VOCABULARY, seed=9)
         for cuts in ([0, 3, 8], [0, 1, 2, 5, 6, 8]):
             parts, offsets = [], []
             for first, end in itertools.pairwise(cuts):
-                parts.append(make_example(phase, take(batch, first, end), VOCABULARY, seed=9))
+                parts.append(label_batch(phase, take(batch, first, end), VOCABULARY, seed=9))
                 offsets.append(batch.bounds_S1[first])
             positions = [p.target_positions_N + o for p, o in zip(parts, offsets, strict=True)]
             assert np.array_equal(np.concatenate([part.inputs_T for part in parts]), whole.inputs_T)
@@ -180,7 +180,7 @@ def test_masks_are_the_same_for_any_split() -> None:
 
 
 def test_eighty_ten_ten(large: PackedBatch) -> None:
-    example = make_example(mlm(mask_token_share=0.8, random_token_share=0.1), large, VOCABULARY, seed=5)
+    example = label_batch(mlm(mask_token_share=0.8, random_token_share=0.1), large, VOCABULARY, seed=5)
     shown_N = example.inputs_T[example.target_positions_N]
     num, ordinary = len(shown_N), 200 - len(VOCABULARY.special_ids)
     assert num > 5e4
@@ -195,7 +195,7 @@ def test_eighty_ten_ten(large: PackedBatch) -> None:
 
 
 def test_only_random_tokens(large: PackedBatch) -> None:
-    example = make_example(mlm(mask_token_share=0.0, random_token_share=1.0), large, VOCABULARY, seed=5)
+    example = label_batch(mlm(mask_token_share=0.0, random_token_share=1.0), large, VOCABULARY, seed=5)
     assert not np.isin(example.inputs_T[example.target_positions_N], VOCABULARY.special_ids).any()
 
 
@@ -203,6 +203,6 @@ def test_only_random_tokens(large: PackedBatch) -> None:
 def test_a_batch_of_special_tokens_asks_nothing(phase: Phase) -> None:
     batch = make_batch([5, 3])
     batch.tokens_T[:] = EOS
-    example: Example = make_example(phase, batch, VOCABULARY, seed=0)
+    example: LabelledBatch = label_batch(phase, batch, VOCABULARY, seed=0)
     assert len(example.targets_N) == len(example.target_positions_N) == 0
     assert np.array_equal(example.inputs_T, batch.tokens_T)

@@ -4,11 +4,16 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config
 
-from biphase.config import Optimizer
+from biphase.config import Optimizer, Schedule
 from biphase.encoder.attention import ATTENTION
-from biphase.encoder.backbone import PackedModel, TokenIds, make_model
+from biphase.encoder.load import TokenIds, make_model
+from biphase.encoder.packed import PackedModel
 from biphase.errors import InputError
 from biphase.pretraining.optimizer import block_matrices, make_optimizers, set_rate
+
+
+def constant(rate: float) -> Schedule:
+    return Schedule(peak_lr=rate, warmup_steps=0, decay_steps=0)
 
 
 def tiny() -> PackedModel:
@@ -34,7 +39,7 @@ def test_adamw_known_answer() -> None:
     module = torch.nn.Module()
     module.weight = weight
     optimizers = make_optimizers(Optimizer(), module)
-    set_rate(optimizers, 0.1)
+    assert set_rate(optimizers, constant(0.1), 0, 1) == 0.1
     weight.grad = torch.tensor([3e-5])
     optimizers[0].step()
     assert weight.item() == pytest.approx(2.0 * (1 - 0.1 * 0.1) - 0.1 * 3e-5 / (3e-5 + 1e-5), rel=1e-6)
@@ -47,7 +52,7 @@ def test_muon_takes_the_matrices_inside_the_blocks() -> None:
     in_muon = {name for name, p in model.named_parameters() if id(p) in all_ids(optimizers[1:])}
     projections = {f"self_attn.{x}_proj" for x in "qkvo"} | {f"mlp.{x}_proj" for x in ("gate", "up", "down")}
     assert in_muon == {f"network.model.layers.{i}.{part}.weight" for i in (0, 1) for part in projections}
-    set_rate(optimizers, 0.5)
+    set_rate(optimizers, constant(0.5), 0, 1)
     assert [optimizer.param_groups[0]["lr"] for optimizer in optimizers] == [0.5, 1.0]
 
 

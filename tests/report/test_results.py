@@ -75,21 +75,22 @@ def test_published_names() -> None:
 
 
 def test_reference_flops_are_counted_as_plans_count() -> None:
-    shapes = pytest.importorskip("biphase.study.shapes")
     from biphase.config import Phase
+    from biphase.encoder.presets import shape_of
+    from biphase.flops import SampleLengths, flops_per_token
 
     high, low = 2048, 12  # samples of a stream cut at r, uniform in low..high - low, and high - r
     lengths = np.arange(low, high - low + 1)
-    text = shapes.Text(high / 2, float((lengths**2 + (high - lengths) ** 2).mean() / high), "")
+    text = SampleLengths(high / 2, float((lengths**2 + (high - lengths) ** 2).mean() / high), "")
     for arm in arms_of(read_reference()):
-        shape = shapes.shape_of(arm.size.lower(), {}, 128_256)
+        shape = shape_of(arm.size.lower(), {}, 128_256)
         mask = (arm.mask_percent or 0) / 100
         flops = 0.0
         for objective, steps in (("clm", arm.clm_steps), ("mlm", arm.mlm_steps), ("mlm", arm.cpt_steps)):
             if steps:
                 extra = {"mask_probability": mask} if objective == "mlm" else {}
                 phase = Phase(objective=objective, steps=steps, **extra)
-                flops += steps * 2_359_296 * shapes.flops_per_token(shape, phase, text)
+                flops += steps * 2_359_296 * flops_per_token(shape, phase, text)
         assert arm.flops == pytest.approx(flops, rel=1e-4), arm.name
 
 

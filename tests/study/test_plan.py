@@ -244,7 +244,7 @@ def test_each_network_is_evaluated_from_random_weights_where_asked() -> None:
 
 def test_a_run_stores_what_the_plan_says() -> None:
     """The loop's own rule for what it keeps, on every run of a plan."""
-    from biphase.pretraining.curriculum import phase_ends
+    from biphase.pretraining.curriculum import mixture_ends
     from biphase.pretraining.schedule import decay_start
 
     arms = [
@@ -254,16 +254,15 @@ def test_a_run_stores_what_the_plan_says() -> None:
     ]
     for run in plan_study(make_study(arms)).runs.values():
         named = run.recipe.checkpoints.keep
-        kept = {*phase_ends(run.recipe.curriculum), decay_start(run.recipe.schedule, run.recipe.num_steps), *named} - {
-            0
-        }
+        decay = decay_start(run.recipe.schedule, run.recipe.num_steps)
+        kept = {*mixture_ends(run.recipe.curriculum), decay, *named} - {0}
         assert stored_steps(run) == sorted(run.first + step for step in kept)
         assert set(run.kept) <= set(stored_steps(run))
 
 
 def test_runs_give_the_weights_of_the_arms_trained_alone(tiny_recipe: Any, tmp_path: Path) -> None:
     """To the last bit."""
-    from biphase.pretraining.checkpoint import read_manifest
+    from biphase.pretraining.checkpoint import read_checkpoint_manifest
     from biphase.pretraining.loop import train
     from biphase.run import find_checkpoint
 
@@ -292,9 +291,9 @@ def test_runs_give_the_weights_of_the_arms_trained_alone(tiny_recipe: Any, tmp_p
         if arm.parent is not None:
             init = alone.init.model_copy(update={"checkpoint": str(folders[arm.parent])})
             alone = alone.model_copy(update={"init": init})
-        expected = read_manifest(find_checkpoint(str(train(alone, tmp_path / "alone").path)))
+        expected = read_checkpoint_manifest(find_checkpoint(str(train(alone, tmp_path / "alone").path)))
         model = next(model for model in plan.models if model.name == name)
-        found = read_manifest(find_checkpoint(f"{folders[model.run]}@{model.step}"))
+        found = read_checkpoint_manifest(find_checkpoint(f"{folders[model.run]}@{model.step}"))
         weights = "model/model.safetensors"
         assert found.files[weights] == expected.files[weights], name
         assert (found.step, found.data_position) == (expected.step, expected.data_position)

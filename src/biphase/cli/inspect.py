@@ -59,9 +59,9 @@ def describe_run_folder(run: Run, *, verify: bool) -> str:
 
 def describe_checkpoint(folder: Path) -> str:
     """Reads and compares every file: a checkpoint that is described is whole."""
-    from biphase.pretraining.checkpoint import read_manifest
+    from biphase.pretraining.checkpoint import read_checkpoint_manifest
 
-    manifest = read_manifest(folder)
+    manifest = read_checkpoint_manifest(folder)
     state = "in decay" if manifest.is_decayed else "undecayed"
     parent = f"{manifest.parent[:16]} (carried: {', '.join(manifest.carried)})" if manifest.parent else "none"
     return "\n".join(

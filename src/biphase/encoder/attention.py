@@ -5,7 +5,9 @@ receives it as the keyword `layout` and hands it to the function registered here
 backends compute the same thing: `varlen` (PyTorch's variable-length flash kernel; CUDA, 16 bits), `buckets` (samples of
 about one length batched together; any device and type) and `reference` (the slow twin: one [T, T] mask).
 
-Letters: T packed tokens, S samples, F samples with the filler, H query heads, G key-value heads, K head width,
+In the words of flash attention, `bounds_F1` is cu_seqlens and `max_seqlen` is itself.
+
+Letters: T packed tokens, S samples, F samples with the padding sample, H query heads, G key-value heads, K head width,
 B buckets, N samples of a bucket, L its length, P padded tokens of all buckets.
 """
 
@@ -19,7 +21,7 @@ from torch import Tensor
 from torch.nn.attention import varlen
 from transformers import AttentionInterface
 
-from biphase.encoder.buckets import bucket_attention, plan_buckets, reach, visible
+from biphase.encoder.buckets import bucket_attention, farthest, plan_buckets, visible
 from biphase.errors import InputError
 
 ATTENTION = "biphase"
@@ -29,9 +31,12 @@ KEPT_KEYS = 512
 """Backward finds the softmax weights kept where a token meets no more keys than this, on average: more of them would
 outweigh all else that a block keeps. Otherwise it forms them again."""
 
-FILLED_TO = 32
-"""The tokens of a batch, in training and in evaluation, are filled up to a multiple of this. Sizes then recur from
-batch to batch: allocators find blocks that fit, and a CPU's bf16 products the code that was made for their size."""
+PAD_TO_MULTIPLE_OF = 32
+"""The tokens of a batch, in training and in evaluation, are padded to a multiple of this, once at their end. Sizes then
+recur from batch to batch: allocators find blocks that fit, and a CPU's bf16 products the code made for their size."""
+
+HAS_GROUPED_VARLEN = "enable_gqa" in inspect.signature(varlen.varlen_attn).parameters
+"""Whether PyTorch's kernel shares key-value heads among query heads itself; else they are repeated."""
 
 
 class NoLayoutError(InputError):
@@ -44,13 +49,15 @@ class PackedLayout:
 
     causal: bool
     backend: Backend
-    max_len: int
+    max_seqlen: int
+    """The length of the longest sample, the padding sample included."""
     bounds_S1: Tensor
-    """int32, on the device of the tokens."""
+    """cu_seqlens: where each sample begins, and where the last one ends; int32, on the device of the tokens. Samples of
+    7, 1 and 6 tokens have 0, 7, 8, 14."""
     bounds_F1: Tensor
-    """The same with the filler, if any: a sample of its own at the end. This is what attention goes by."""
-    num_filler: int
-    """Tokens of the filler."""
+    """cu_seqlens with the padding, where there is any: a sample of its own at the end. Attention goes by these."""
+    num_padding: int
+    """The number of tokens in the padding sample."""
     sizes_2B: Tensor
     """For `buckets`, on the CPU: samples and length of each bucket, one pair after the other."""
     plan_PS: Tensor
@@ -58,7 +65,7 @@ class PackedLayout:
     lengths in bucket order. One flat tensor: each size of its own is one that torch.compile may take for 1, or for
     equal to another, and compile again when it is not."""
     num_scores: int
-    """For `buckets`: attention scores of one head, padding included."""
+    """For `buckets`: the number of attention scores of one head, padding included."""
 
 
 def lay_out(
@@ -67,25 +74,25 @@ def lay_out(
     causal: bool,
     device: torch.device | str = "cpu",
     backend: Backend = "buckets",
-    filled_to: int = 1,
+    pad_to_multiple_of: int = 1,
 ) -> PackedLayout:
     """The layout of a packed batch from the offsets of its samples (S + 1 of them, from 0 to T).
 
-    Filler makes up what T lacks to a multiple of `filled_to`; `packed_hidden` adds it and takes it off again.
+    Padding makes up what T lacks to a multiple of `pad_to_multiple_of`; `packed_hidden` adds it and takes it off again.
     """
     num_tokens = int(bounds_S1[-1])
-    num_filler = -num_tokens % filled_to
-    bounds_F1 = np.append(bounds_S1, num_tokens + num_filler) if num_filler else bounds_S1
+    num_padding = -num_tokens % pad_to_multiple_of
+    bounds_F1 = np.append(bounds_S1, num_tokens + num_padding) if num_padding else bounds_S1
     lengths_F = np.diff(bounds_F1)
     assert (lengths_F > 0).all(), "a sample without tokens"
     sizes_2B, plan_PS = plan_buckets(bounds_F1 if backend == "buckets" else bounds_F1[:1])
     return PackedLayout(
         causal=causal,
         backend=backend,
-        max_len=int(lengths_F.max()) if len(lengths_F) else 0,
+        max_seqlen=int(lengths_F.max()) if len(lengths_F) else 0,
         bounds_S1=torch.from_numpy(bounds_S1.astype(np.int32)).to(device),
         bounds_F1=torch.from_numpy(bounds_F1.astype(np.int32)).to(device),
-        num_filler=num_filler,
+        num_padding=num_padding,
         sizes_2B=torch.from_numpy(sizes_2B),
         plan_PS=torch.from_numpy(plan_PS).to(device),
         num_scores=int((sizes_2B[::2] * sizes_2B[1::2] ** 2).sum()),
@@ -143,6 +150,7 @@ def attend(q_THK: Tensor, k_TGK: Tensor, v_TGK: Tensor, layout: PackedLayout, sc
         return varlen_attention(q_THK, k_TGK, v_TGK, layout, scale, window)
     if layout.backend == "reference":
         return reference_attention(q_THK, k_TGK, v_TGK, layout, scale, window)
+    # With n kept scores a head, backward finds the softmax weights of forward; with none it forms them again.
     is_kept = torch.is_grad_enabled() and layout.num_scores <= KEPT_KEYS * q_THK.shape[0]
     num_kept = layout.num_scores * q_THK.shape[1] if is_kept else 0
     plan = (layout.sizes_2B, layout.plan_PS, num_kept)
@@ -153,9 +161,10 @@ def reference_attention(
     q_THK: Tensor, k_TGK: Tensor, v_TGK: Tensor, layout: PackedLayout, scale: float, window: int
 ) -> Tensor:
     """The slow twin: every pair of tokens is scored, and a mask says which may meet."""
-    places_T = torch.arange(len(q_THK), device=q_THK.device)
-    sample_T = torch.searchsorted(layout.bounds_F1.long(), places_T, right=True)
-    sees_TT = (sample_T[:, None] == sample_T) & visible(places_T[:, None] - places_T, layout.causal, window)
+    indices_T = torch.arange(len(q_THK), device=q_THK.device)
+    # Bounds 0, 7, 8, 14 put token 6 into sample 1, token 7 into sample 2, token 8 into sample 3.
+    sample_T = torch.searchsorted(layout.bounds_F1.long(), indices_T, right=True)
+    sees_TT = (sample_T[:, None] == sample_T) & visible(indices_T[:, None] - indices_T, layout.causal, window)
     repeats = q_THK.shape[1] // k_TGK.shape[1]
     k_THK, v_THK = k_TGK.repeat_interleave(repeats, 1), v_TGK.repeat_interleave(repeats, 1)
     scores_HTT = torch.einsum("thk,shk->hts", q_THK.float(), k_THK.float()) * scale
@@ -169,20 +178,21 @@ def varlen_attention(
     """PyTorch's packed flash attention."""
     grouped: dict[str, Any] = {}
     if q_THK.shape[1] != k_TGK.shape[1]:
-        if "enable_gqa" in inspect.signature(varlen.varlen_attn).parameters:
+        if HAS_GROUPED_VARLEN:
             grouped["enable_gqa"] = True
         else:
             repeats = q_THK.shape[1] // k_TGK.shape[1]
             k_TGK, v_TGK = k_TGK.repeat_interleave(repeats, 1), v_TGK.repeat_interleave(repeats, 1)
-    side = reach(layout.causal, window) if window else -1
+    # The kernel counts how far a query sees to its left and to its right; -1 is no limit.
+    side = farthest(layout.causal, window) if window else -1
     out_THK: Any = varlen.varlen_attn(
         q_THK.contiguous(),
         k_TGK.contiguous(),
         v_TGK.contiguous(),
         layout.bounds_F1,
         layout.bounds_F1,
-        layout.max_len,
-        layout.max_len,
+        layout.max_seqlen,
+        layout.max_seqlen,
         scale=scale,
         window_size=(side, 0 if layout.causal else side),
         **grouped,

@@ -1,5 +1,13 @@
 """Packed attention for any device and type: samples of about one length are batched, and padding is masked.
 
+The trick, for samples of 5, 15, 14 and 200 tokens:
+
+    lengths rounded up to 16s     16  16  16  208
+    sorted, grouped by length     [208] and [16 16 16]: two buckets, each [N, H, L, K], two batched products each
+    slots → tokens                for each slot of the buckets the packed token that stands in it, -1 for padding
+    rows                          gathered from [T·H, K] by slot, computed bucket by bucket, scattered back
+    scores                        [N, H, L, L] a bucket: 208² + 3 · 16² a head, instead of 234²
+
 `plan_buckets` decides once per microbatch which samples share a bucket. The operator is opaque, so that torch.compile
 keeps a block in one graph although buckets differ in number and shape from batch to batch. A row is one token's vector
 of one head; the rows of a bucket stand as [N, H, L, K], and buckets end to end.
@@ -20,12 +28,12 @@ BUCKET_WASTE = 2**13
 BUCKET_SCORES = 2**18
 """Most attention scores (N · L²) per head of one bucket: more leave the cache between one operation and the next."""
 LENGTHS_STEP = 16
-"""Buckets are as long as a multiple of this, so that sizes recur from batch to batch, as with `attention.FILLED_TO`,
-and rows of scores fill a CPU's registers."""
+"""Buckets are as long as a multiple of this, so that sizes recur from batch to batch, and rows of scores fill a CPU's
+registers."""
 
 
 def plan_buckets(bounds_S1: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """For samples between `bounds_S1`: `Layout.sizes_2B` and `Layout.plan_PS`."""
+    """The `sizes_2B` and `plan_PS` of a `PackedLayout` for the samples between `bounds_S1`."""
     lengths_S = np.diff(bounds_S1)
     padded_S = -(-lengths_S // LENGTHS_STEP) * LENGTHS_STEP
     buckets = make_buckets(padded_S)
@@ -33,6 +41,7 @@ def plan_buckets(bounds_S1: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     for members in buckets:
         longest = int(padded_S[members[0]])
         offsets_L = np.arange(longest)
+        # A sample of 2 tokens that begins at token 9 fills a row of 4 slots with 9, 10, -1, -1.
         inside_NL = offsets_L < lengths_S[members, None]
         slots.append(np.where(inside_NL, bounds_S1[members, None] + offsets_L, -1).ravel())
         sizes.append((len(members), longest))
@@ -47,6 +56,8 @@ def make_buckets(lengths_S: np.ndarray) -> list[np.ndarray]:
     buckets: list[np.ndarray] = []
     begin = 0
     while begin < len(order):
+        # The longest one left sets the bucket's length L. Shorter ones join it, longest first, until padding has added
+        # BUCKET_WASTE scores a head (a sample of length l adds L² - l²), or until N · L² would pass BUCKET_SCORES.
         most = max(1, BUCKET_SCORES // int(squares[begin]))
         waste = np.cumsum(squares[begin] - squares[begin : begin + most])
         end = begin + int(np.searchsorted(waste, BUCKET_WASTE, side="right"))
@@ -58,10 +69,10 @@ def make_buckets(lengths_S: np.ndarray) -> list[np.ndarray]:
 def visible(distance: Tensor, causal: bool, window: int) -> Tensor:
     """Whether a query may see a key that lies `distance` positions before it (negative: after it)."""
     sees = distance >= 0 if causal else torch.ones_like(distance, dtype=torch.bool)
-    return sees & (distance.abs() <= reach(causal, window)) if window else sees
+    return sees & (distance.abs() <= farthest(causal, window)) if window else sees
 
 
-def reach(causal: bool, window: int) -> int:
+def farthest(causal: bool, window: int) -> int:
     """The farthest distance inside a window, as transformers counts: the token itself is one of a causal window's."""
     return window - 1 if causal else window
 
@@ -78,13 +89,16 @@ def bucket_attention(
     window: int,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    """The outputs [T, H, K], and the softmax weights of all buckets end to end where backward is to have them."""
+    """The outputs [T, H, K], and the softmax weights of all buckets end to end where backward is to have them.
+
+    `sizes_2B` and `plan_PS` are those of the `PackedLayout`; `num_kept` is how many weights to give, 0 or all.
+    """
     buckets, rows, kv_rows = open_plan(sizes_2B, plan_PS, q_THK.shape[1], k_TGK.shape[1])
     q, k, v = rows.gather(q_THK).mul_(scale), kv_rows.gather(k_TGK), kv_rows.gather(v_TGK)
     out, kept = torch.empty_like(q), q.new_empty(num_kept)
     for bucket in buckets:
-        weights = bucket.weigh(q, k, causal, window, bucket.of_scores(kept) if num_kept else None)
-        torch.bmm(weights, bucket.of_keys(v), out=bucket.of_queries(out))
+        weights = bucket.attention_weights(q, k, causal, window, bucket.scores(kept) if num_kept else None)
+        torch.bmm(weights, bucket.key_rows(v), out=bucket.query_rows(out))
     return rows.scatter(out, q_THK.shape), kept
 
 
@@ -101,18 +115,22 @@ def bucket_attention_backward(
     window: int,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of q, k and v. With P = softmax(S), S = scale · q kᵀ and out = P v, a bucket at a time:
+
+    dv = Pᵀ dout, dP = dout vᵀ, dS = P ∘ (dP - rowsum(P ∘ dP)), dq = scale · dS k, dk = dSᵀ (scale · q).
+    """
     buckets, rows, kv_rows = open_plan(sizes_2B, plan_PS, q_THK.shape[1], k_TGK.shape[1])
     q, k, v = rows.gather(q_THK).mul_(scale), kv_rows.gather(k_TGK), kv_rows.gather(v_TGK)
     grad = rows.gather(grad_THK).index_fill_(0, rows.padding, 0)
     grad_q, grad_k, grad_v = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     for bucket in buckets:
-        weights = bucket.of_scores(kept) if len(kept) else bucket.weigh(q, k, causal, window)
-        grad_out = bucket.of_queries(grad)
-        torch.bmm(weights.transpose(1, 2), grad_out, out=bucket.of_keys(grad_v))
-        grad_weights = grad_out @ bucket.of_keys(v).transpose(1, 2)
+        weights = bucket.scores(kept) if len(kept) else bucket.attention_weights(q, k, causal, window)
+        grad_out = bucket.query_rows(grad)
+        torch.bmm(weights.transpose(1, 2), grad_out, out=bucket.key_rows(grad_v))
+        grad_weights = grad_out @ bucket.key_rows(v).transpose(1, 2)
         grad_scores = torch.ops.aten._softmax_backward_data(grad_weights, weights, -1, weights.dtype)
-        torch.bmm(grad_scores, bucket.of_keys(k), out=bucket.of_queries(grad_q))
-        torch.bmm(grad_scores.transpose(1, 2), bucket.of_queries(q), out=bucket.of_keys(grad_k))
+        torch.bmm(grad_scores, bucket.key_rows(k), out=bucket.query_rows(grad_q))
+        torch.bmm(grad_scores.transpose(1, 2), bucket.query_rows(q), out=bucket.key_rows(grad_k))
     grad_q.mul_(scale)
     return (
         rows.scatter(grad_q, q_THK.shape),
@@ -122,13 +140,13 @@ def bucket_attention_backward(
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowMap:
     """How the rows of all buckets are filled from [T, H, K], and back."""
 
     sources: Tensor
-    """Of each row of the buckets, its row in [T·H, K]; of padding, any."""
-    places: Tensor
-    """Of each row in [T·H, K], its row in the buckets."""
+    """For each row of the buckets, the row of [T·H, K] that fills it; for padding, any."""
+    targets: Tensor
+    """For each row of [T·H, K], the row of the buckets that it fills."""
     padding: Tensor
     """The rows of the buckets that are padding."""
 
@@ -136,7 +154,7 @@ class Rows:
         return x_THK.reshape(-1, x_THK.shape[2]).index_select(0, self.sources)
 
     def scatter(self, rows: Tensor, shape: torch.Size) -> Tensor:
-        return rows.index_select(0, self.places).view(shape)
+        return rows.index_select(0, self.targets).view(shape)
 
 
 @dataclass(frozen=True)
@@ -147,49 +165,55 @@ class Bucket:
     length: int
     first_slot: int
     first_score: int
-    """Of one head."""
+    """Where its scores begin among those of one head."""
     num_heads: int
     num_kv_heads: int
     lengths_N: Tensor
 
-    def of_queries(self, rows: Tensor) -> Tensor:
+    def query_rows(self, rows: Tensor) -> Tensor:
         """[N·G, H/G·L, K]: the query heads of a key-value head stand below each other."""
-        return self.cut(rows, self.first_slot, self.num * self.length, self.num_heads, rows.shape[1])
+        return self.batched(rows, self.first_slot, self.num * self.length, self.num_heads, rows.shape[1])
 
-    def of_keys(self, rows: Tensor) -> Tensor:
+    def key_rows(self, rows: Tensor) -> Tensor:
         """[N·G, L, K]."""
-        return self.cut(rows, self.first_slot, self.num * self.length, self.num_kv_heads, rows.shape[1])
+        return self.batched(rows, self.first_slot, self.num * self.length, self.num_kv_heads, rows.shape[1])
 
-    def of_scores(self, scores: Tensor) -> Tensor:
+    def scores(self, scores: Tensor) -> Tensor:
         """[N·G, H/G·L, L]."""
-        return self.cut(scores, self.first_score, self.num * self.length**2, self.num_heads, self.length)
+        return self.batched(scores, self.first_score, self.num * self.length**2, self.num_heads, self.length)
 
-    def cut(self, x: Tensor, first: int, num: int, num_heads: int, width: int) -> Tensor:
+    def batched(self, x: Tensor, first: int, num: int, num_heads: int, width: int) -> Tensor:
+        """This bucket's part of what stands end to end, as one matrix for each sample and key-value head."""
         return x[first * num_heads : (first + num) * num_heads].view(self.num * self.num_kv_heads, -1, width)
 
-    def weigh(self, q: Tensor, k: Tensor, causal: bool, window: int, into: Tensor | None = None) -> Tensor:
+    def attention_weights(self, q: Tensor, k: Tensor, causal: bool, window: int, into: Tensor | None = None) -> Tensor:
         """Softmax of the scores; PyTorch sums those of 16 bits in fp32."""
-        scores = torch.bmm(self.of_queries(q), self.of_keys(k).transpose(1, 2), out=into)
-        self.hide(scores.view(self.num, self.num_heads, self.length, self.length), causal, window)
+        scores = torch.bmm(self.query_rows(q), self.key_rows(k).transpose(1, 2), out=into)
+        self.mask_scores(scores.view(self.num, self.num_heads, self.length, self.length), causal, window)
         return torch.ops.aten._softmax.out(scores, -1, False, out=scores)
 
-    def hide(self, scores_NHLL: Tensor, causal: bool, window: int) -> None:
+    def mask_scores(self, scores_NHLL: Tensor, causal: bool, window: int) -> None:
         """-inf where a query must not see a key. What padded queries see does not matter, but it must be something."""
-        places_L = torch.arange(self.length, device=scores_NHLL.device)
+        # 1. What the objective hides, alike for all samples: later keys when causal, keys outside of the window.
+        indices_L = torch.arange(self.length, device=scores_NHLL.device)
         if causal or window:
-            sees_LL = visible(places_L[:, None] - places_L, causal, window)
+            sees_LL = visible(indices_L[:, None] - indices_L, causal, window)
             scores_NHLL += scores_NHLL.new_zeros(sees_LL.shape).masked_fill_(~sees_LL, float("-inf"))
+        # 2. Padded keys, which begin behind each sample's own length; before the shortest one's there are none.
         shortest = int(self.lengths_N.min())
         if causal or shortest == self.length:  # when causal, padding is behind all that a token may see
             return
-        padded_N11L = (places_L[shortest:] >= self.lengths_N[:, None])[:, None, None, :]
+        padded_N11L = (indices_L[shortest:] >= self.lengths_N[:, None])[:, None, None, :]
         if window:  # padded queries whose window is all padding see themselves
-            padded_N11L = padded_N11L & (places_L[:, None] != places_L[shortest:])
+            padded_N11L = padded_N11L & (indices_L[:, None] != indices_L[shortest:])
         scores_NHLL[..., shortest:].masked_fill_(padded_N11L, float("-inf"))
 
 
-def open_plan(sizes_2B: Tensor, plan_PS: Tensor, num_heads: int, num_kv_heads: int) -> tuple[list[Bucket], Rows, Rows]:
-    """The buckets of a `Layout`, and where the rows of queries and those of keys go."""
+def open_plan(
+    sizes_2B: Tensor, plan_PS: Tensor, num_heads: int, num_kv_heads: int
+) -> tuple[list[Bucket], RowMap, RowMap]:
+    """The buckets of a `PackedLayout`, and where the rows of queries and those of keys go."""
+    # plan_PS is the slots of all buckets and then the lengths of all samples, both in the order of the buckets.
     sizes = sizes_2B.view(-1, 2).tolist()
     num_slots = sum(num * length for num, length in sizes)
     slots_P, lengths_S = plan_PS[:num_slots], plan_PS[num_slots:]
@@ -203,18 +227,23 @@ def open_plan(sizes_2B: Tensor, plan_PS: Tensor, num_heads: int, num_kv_heads: i
     return buckets, rows, rows if num_kv_heads == num_heads else make_rows(buckets, slots_P, num_kv_heads)
 
 
-def make_rows(buckets: list[Bucket], slots_P: Tensor, num_heads: int) -> Rows:
+def make_rows(buckets: list[Bucket], slots_P: Tensor, num_heads: int) -> RowMap:
+    """Slots, one for a token, → rows, one for a token and head.
+
+    With H = 2, a bucket's slots 9, 10, -1 become the rows 18, 20, -2 of its first head and 19, 21, -1 of its second:
+    token · H + head, below 0 for padding.
+    """
     heads_H1 = torch.arange(num_heads, device=slots_P.device)[:, None]
     parts = [slots_P.new_empty(0)]
     for bucket in buckets:
         slots_N1L = slots_P[bucket.first_slot :][: bucket.num * bucket.length].view(bucket.num, 1, bucket.length)
         parts.append((slots_N1L * num_heads + heads_H1).flatten())
-    sources = torch.cat(parts)  # padding is below 0
+    sources = torch.cat(parts)
     is_padding = sources < 0
     real = (~is_padding).nonzero().squeeze(1)
-    places = torch.empty_like(real)
-    places[sources[real]] = real
-    return Rows(sources.clamp_(min=0), places, is_padding.nonzero().squeeze(1))
+    targets = torch.empty_like(real)  # the inverse of `sources`
+    targets[sources[real]] = real
+    return RowMap(sources.clamp_(min=0), targets, is_padding.nonzero().squeeze(1))
 
 
 @bucket_attention.register_fake
@@ -227,16 +256,18 @@ def _(grad_THK: Tensor, kept: Tensor, q_THK: Tensor, k_TGK: Tensor, v_TGK: Tenso
     return q_THK.new_empty(q_THK.shape), k_TGK.new_empty(k_TGK.shape), v_TGK.new_empty(v_TGK.shape)
 
 
-def _keep_inputs(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def keep_inputs(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    """What backward needs: the softmax weights, q, k, v and the plan."""
     ctx.mark_non_differentiable(output[1])
     ctx.set_materialize_grads(False)  # else as many zeros as there are weights
     ctx.save_for_backward(output[1], *inputs[:5])
     ctx.settings = inputs[6:]
 
 
-def _bucket_gradients(ctx: Any, grad_THK: Tensor, _: Tensor) -> tuple[Any, ...]:
+def bucket_gradients(ctx: Any, grad_THK: Tensor, _: Tensor) -> tuple[Any, ...]:
+    """The gradients of `bucket_attention`'s nine arguments: three tensors, and six that have none."""
     grads = bucket_attention_backward(grad_THK.contiguous(), *ctx.saved_tensors, *ctx.settings)
     return (*grads, *[None] * 6)
 
 
-bucket_attention.register_autograd(_bucket_gradients, setup_context=_keep_inputs)
+bucket_attention.register_autograd(bucket_gradients, setup_context=keep_inputs)

@@ -1,11 +1,14 @@
 """The sizes of networks that a recipe can name. Without torch, so that plans of studies need none."""
 
-KEYS = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
-"""Transformers' names of what makes the size of a network, besides its vocabulary."""
+from collections.abc import Mapping
+from typing import Any
+
+from biphase.flops import SHAPE_KEYS, Shape, read_shape
 
 
 def sizes(*values: int) -> dict[str, int]:
-    return dict(zip(KEYS, values, strict=True))
+    """Layers, width, feed-forward width, heads and key-value heads under transformers' names."""
+    return dict(zip(SHAPE_KEYS, values, strict=True))
 
 
 PRESETS: dict[str, dict[str, int]] = {
@@ -20,3 +23,8 @@ PRESETS: dict[str, dict[str, int]] = {
     "1m": sizes(4, 128, 384, 4, 4),
 }
 """Largest first."""
+
+
+def shape_of(preset: str, architecture: Mapping[str, Any], vocab_size: int) -> Shape:
+    """The shape of a preset with changes under transformers' names."""
+    return read_shape({"vocab_size": vocab_size, **PRESETS[preset], **architecture})

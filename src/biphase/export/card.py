@@ -16,7 +16,7 @@ PREDICTS = {
     "mntp": "masked tokens, from the position before each and both sides",
 }
 COLORS = {"clm": "#0072B2", "mlm": "#D55E00", "mntp": "#009E73"}
-"""Of Okabe and Ito's palette, which colour-blind readers tell apart."""
+"""Colours of Okabe and Ito's palette, which colour-blind readers tell apart."""
 
 CARD = """\
 ---
@@ -70,7 +70,7 @@ from sentence_transformers import SentenceTransformer
 embeddings = SentenceTransformer("{name}").encode(["A text.", "Another one."])
 ```
 """
-"""Of a model that looks both ways."""
+"""What the card of a model says that looks both ways."""
 
 
 def write_card(run: Run, manifest: CheckpointManifest, name: str, auto_class: str, network: PreTrainedModel) -> str:
@@ -95,7 +95,7 @@ def write_card(run: Run, manifest: CheckpointManifest, name: str, auto_class: st
         millions=sum(parameter.numel() for parameter in network.parameters()) / 1e6,
         predicts=PREDICTS[manifest.objective],
         auto_class=auto_class,
-        eos=eos_name(network, run, manifest),
+        eos=eos_name(run, manifest),
         embeddings="" if manifest.objective == "clm" else EMBEDDINGS.format(name=name),
         curriculum=f"{phases}, {config['batch_tokens']:,} tokens a step, peak rate {config['schedule']['peak_lr']}.",
         tokens_seen=manifest.tokens_seen,
@@ -115,11 +115,13 @@ def describe_phases(curriculum: list[dict[str, Any]], num_steps: int) -> str:
         steps = min(phase["steps"], num_steps)
         num_steps -= steps
         mixed = f" ({phase['clm_share']:.0%} of them CLM)" if phase["clm_share"] else ""
-        parts += [f"{steps:,} steps of {phase['objective'].upper()}{mixed}"] * (steps > 0)
+        if steps > 0:
+            parts.append(f"{steps:,} steps of {phase['objective'].upper()}{mixed}")
     return " → ".join(parts)
 
 
-def eos_name(network: PreTrainedModel, run: Run, manifest: CheckpointManifest) -> str:
+def eos_name(run: Run, manifest: CheckpointManifest) -> str:
+    """The end-of-text token of a checkpoint's tokenizer."""
     from transformers import AutoTokenizer
 
     folder = run.steps / str(manifest.step) / "model"
@@ -127,15 +129,15 @@ def eos_name(network: PreTrainedModel, run: Run, manifest: CheckpointManifest) -
 
 
 def draw_curves(run: Run, last_step: int, path: Path) -> None:
-    """The curves of `plot_losses` as a PNG."""
+    """The curves of `plot_curves` as a PNG."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4), layout="constrained")
-    plot_losses(run, figure.add_subplot(), last_step)
+    plot_curves(run, figure.add_subplot(), last_step)
     figure.savefig(path, dpi=150)
 
 
-def plot_losses(run: Run, axes: Any, last_step: float = math.inf) -> None:
+def plot_curves(run: Run, axes: Any, last_step: float = math.inf) -> None:
     """Training and validation loss over the steps, a colour for each objective, on matplotlib axes."""
     train, validation = (
         [row for row in read_metrics(run, kind) if row["step"] <= last_step] for kind in ("train", "validation")

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from biphase.encoder.attention import FILLED_TO, PackedLayout, lay_out
+from biphase.encoder.attention import PAD_TO_MULTIPLE_OF, PackedLayout, lay_out
 from biphase.finetuning.cell import Runtime
 from biphase.finetuning.encoding import Texts, cumulate
 
@@ -34,7 +34,9 @@ def pack(texts: Texts, samples: np.ndarray, compute: Runtime) -> Batch:
     bounds = cumulate(lengths)
     positions_T = np.arange(bounds[-1]) - np.repeat(bounds[:-1], lengths)
     places_T = np.repeat(texts.bounds_S1[samples], lengths) + positions_T
-    layout = lay_out(bounds, causal=False, device=compute.device, backend=compute.backend, filled_to=FILLED_TO)
+    layout = lay_out(
+        bounds, causal=False, device=compute.device, backend=compute.backend, pad_to_multiple_of=PAD_TO_MULTIPLE_OF
+    )
     return Batch(
         tokens_T=torch.from_numpy(texts.tokens_T[places_T].astype(np.int64)).to(compute.device),
         positions_T=torch.from_numpy(positions_T).to(compute.device),

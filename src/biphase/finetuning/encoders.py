@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from biphase.corpus.tokenizer import NEW_NAMES, load_tokenizer, tokenizer_hash
-from biphase.encoder.pretrained import load_backbone
+from biphase.encoder.load import load_backbone
 from biphase.errors import InputError
 from biphase.finetuning.encoding import KeyedTokenizer
 from biphase.finetuning.models import count_positions, find_folder, hash_files, stamps_of

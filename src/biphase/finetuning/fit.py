@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from biphase import console
 from biphase.device import choose_device, choose_dtype, describe_machine
-from biphase.encoder.pretrained import fresh_backbone
+from biphase.encoder.load import fresh_backbone
 from biphase.errors import BusyError, InputError
 from biphase.files import content_hash, locked, whole_folder, write_json
 from biphase.finetuning.batches import training_order

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from biphase.encoder.attention import PackedLayout
-from biphase.encoder.backbone import packed_hidden
+from biphase.encoder.packed import packed_hidden
 
 
 class SequenceClassifier(nn.Module):

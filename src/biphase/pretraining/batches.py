@@ -15,10 +15,10 @@ from biphase.config import Phase, Recipe
 from biphase.corpus.packing import Batches, DocumentSamples, PackedBatch, Samples, StreamSamples
 from biphase.corpus.shards import ShardSet
 from biphase.distributed import World
-from biphase.encoder.attention import FILLED_TO, PackedLayout, choose_backend, lay_out
+from biphase.encoder.attention import PAD_TO_MULTIPLE_OF, PackedLayout, choose_backend, lay_out
 from biphase.errors import InputError
-from biphase.pretraining.curriculum import phase_at, vocabulary_of
-from biphase.pretraining.objectives import Vocabulary, make_example
+from biphase.pretraining.curriculum import mixture_number, pure_phase
+from biphase.pretraining.objectives import Vocabulary, label_batch
 
 
 @dataclass(frozen=True)
@@ -55,36 +55,38 @@ class BatchLoader:
         return [self.microbatch(phase, step, rank * num + i, size * num) for i in range(num)]
 
     def microbatch(self, phase: Phase, step: int, part: int, num_parts: int) -> Microbatch:
+        """Part `part` of `num_parts` of batch `step`, labelled for the phase and laid out on the device."""
         device = self.world.device
         batch = self.batches.batch(step, part, num_parts)
         if len(batch.sample_ids_S) == 0:
-            batch = self.nothing()
-        example = make_example(phase, batch, self.vocabulary, self.seed)
+            batch = self.empty_batch()
+        labelled = label_batch(phase, batch, self.vocabulary, self.seed)
         layout = lay_out(
             batch.bounds_S1,
-            causal=example.causal,
+            causal=labelled.causal,
             device=device,
             backend=choose_backend(device, self.dtype),
-            filled_to=FILLED_TO,
+            pad_to_multiple_of=PAD_TO_MULTIPLE_OF,
         )
         return Microbatch(
-            inputs_T=torch.from_numpy(example.inputs_T).to(device),
+            inputs_T=torch.from_numpy(labelled.inputs_T).to(device),
             positions_T=torch.from_numpy(batch.positions_T).to(device),
             layout=layout,
-            target_positions_N=torch.from_numpy(example.target_positions_N).to(device),
-            targets_N=torch.from_numpy(example.targets_N).to(device),
+            target_positions_N=torch.from_numpy(labelled.target_positions_N).to(device),
+            targets_N=torch.from_numpy(labelled.targets_N).to(device),
             sample_ids_S=batch.sample_ids_S,
             lengths_S=batch.lengths_S,
         )
 
-    def nothing(self) -> PackedBatch:
+    def empty_batch(self) -> PackedBatch:
         """One special token, which no objective asks for: a part of a small validation set may hold no sample, but its
         process must take part in every layer, and transformers cannot compute on no token."""
         zero = np.zeros(1, np.int64)
         return PackedBatch(np.array([self.vocabulary.mask_id]), zero, np.array([0, 1]), zero, zero)
 
 
-def open_source(recipe: Recipe, shards: ShardSet, world: World, dtype: torch.dtype, origin: int) -> BatchLoader:
+def open_loader(recipe: Recipe, shards: ShardSet, world: World, dtype: torch.dtype, origin: int) -> BatchLoader:
+    """The batches of a recipe for this process; `origin` is the place in the data order where the run began."""
     samples = make_samples(recipe, shards)
     microbatches = -(-recipe.batch_tokens // (world.size * recipe.compute.microbatch_tokens))
     if recipe.batch_tokens // (world.size * microbatches) < recipe.data.max_sample_tokens:
@@ -96,29 +98,49 @@ def open_source(recipe: Recipe, shards: ShardSet, world: World, dtype: torch.dty
     return BatchLoader(batches, vocabulary_of(shards), recipe.seed, world, dtype, recipe.compute.microbatch_tokens)
 
 
+def vocabulary_of(shards: ShardSet) -> Vocabulary:
+    """What objectives must know of the shards' tokenizer."""
+    return Vocabulary(shards.manifest.vocab_size, shards.manifest.mask_id, shards.manifest.special_ids)
+
+
 def make_samples(recipe: Recipe, shards: ShardSet) -> Samples:
+    """How the shards' tokens are cut into samples, by `data.packing`."""
     data = recipe.data
     if data.packing == "stream":
         return StreamSamples(shards.num_tokens, data.min_sample_tokens, data.max_sample_tokens, data.order_seed)
     return DocumentSamples(shards.document_ends, data.min_sample_tokens, data.max_sample_tokens)
 
 
-def prefetch(
-    recipe: Recipe, source: BatchLoader, steps: range, first: int = 0
-) -> Iterator[tuple[int, Phase, list[Microbatch]]]:
-    """Each step with its pure phase and its microbatches; the next step's are made while the current one computes.
+@dataclass(frozen=True)
+class TrainStep:
+    """One update to make."""
 
-    `first` is the number of updates before this run, over all parents.
+    number: int
+    """The updates of this run before it."""
+    mixture_number: int
+    """Which entry of the curriculum it belongs to."""
+    phase: Phase
+    """The pure phase of that mixture that it has."""
+    microbatches: list[Microbatch]
+
+
+def prefetch(recipe: Recipe, loader: BatchLoader, steps: range, origin_step: int = 0) -> Iterator[TrainStep]:
+    """Each step with its microbatches; the next step's are made while the current one computes.
+
+    `origin_step` is the number of updates before this run, over all parents.
     """
 
-    def make(run_step: int) -> tuple[Phase, list[Microbatch]]:
-        phase = phase_at(recipe.curriculum, run_step).at(first + run_step)
-        return phase, source.microbatches(phase, run_step)
+    def make(number: int) -> TrainStep:
+        mixture = mixture_number(recipe.curriculum, number)
+        phase = pure_phase(recipe.curriculum[mixture], origin_step + number)
+        return TrainStep(number, mixture, phase, loader.microbatches(phase, number))
 
+    if not steps:
+        return
     with ThreadPoolExecutor(1) as thread:
-        pending = thread.submit(make, steps[0]) if steps else None
-        for run_step in steps:
-            assert pending is not None
-            phase, ready = pending.result()
-            pending = thread.submit(make, run_step + 1) if run_step + 1 in steps else None
-            yield run_step, phase, ready
+        pending = thread.submit(make, steps[0])
+        for number in steps:
+            ready = pending.result()
+            if number + 1 in steps:
+                pending = thread.submit(make, number + 1)
+            yield ready

@@ -1,10 +1,13 @@
 """A step on disk: model folder, optimizer moments, and a manifest that is written last. Whole or absent.
 
 The model part is a transformers folder (safetensors), the moments a safetensors file: nothing is ever unpickled. Both
-hold whole tensors, gathered from however many processes trained, so a run resumes at any world size.
+hold whole tensors, gathered from however many processes trained, so a run resumes at any world size. Only the first
+process ever holds, or reads, all moments.
 """
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +15,15 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.tensor import DTensor
 
 from biphase.distributed import World
-from biphase.encoder.backbone import PackedModel
+from biphase.encoder.packed import PackedModel
 from biphase.errors import InputError
 from biphase.files import content_hash, file_hash, read_json_as, whole_folder, write_json
 from biphase.pretraining.muon import Muon
@@ -69,7 +77,7 @@ def save_checkpoint(
     """
     target = run.steps / str(manifest.step)
     weights = whole_weights(model.network, world.is_main)
-    moments = optimizer_tensors(model, optimizers, world.is_main)
+    moments = whole_moments(model, optimizers)
     failure: OSError | InputError | None = None
     if world.is_main:
         try:
@@ -87,59 +95,77 @@ def save_checkpoint(
     world.raise_any(failure, f"{target} could not be written; the first process says why")
 
 
-def whole_weights(network: nn.Module, keep: bool) -> dict[str, Tensor]:
-    """The state of a network by name. Tied weights stay one tensor, so that they are gathered and written once."""
+def whole_weights(network: nn.Module, is_main: bool) -> dict[str, Tensor]:
+    """The weights of a network by name, whole, on the CPU of the first process; nothing in the others. A collective.
+
+    Tied weights stay one tensor, so that they are gathered and written once.
+    """
     named = network.state_dict(keep_vars=True)
-    gathered = {id(tensor): whole(tensor, keep) for tensor in {id(t): t for t in named.values()}.values()}
-    return {name: gathered[id(tensor)] for name, tensor in named.items()}
+    gathered: dict[int, Tensor] = {}
+    for tensor in named.values():
+        if id(tensor) not in gathered:
+            full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+            gathered[id(tensor)] = full.detach().cpu().contiguous() if is_main else full.new_empty(0)
+    return {name: gathered[id(tensor)] for name, tensor in named.items()} if is_main else {}
 
 
-def optimizer_tensors(
-    model: nn.Module, optimizers: list[torch.optim.Optimizer], keep: bool = True
-) -> dict[str, Tensor]:
-    """The state of every parameter as `NAME/KEY` → whole tensor on the CPU."""
-    tensors = {}
-    for name, parameter in model.named_parameters():
-        for optimizer in optimizers:
-            for key, value in optimizer.state.get(parameter, {}).items():
-                tensors[f"{name}/{key}"] = whole(value, keep)
-    return tensors
+def whole_moments(model: PackedModel, optimizers: list[torch.optim.Optimizer]) -> dict[str, Tensor]:
+    """The optimizers' state as `PARAMETER/KEY` → whole tensor on the CPU of the first process. A collective."""
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    state: Any = get_optimizer_state_dict(model, optimizers, options=options).get("state", {})
+    return {f"{name}/{key}": tensor for name, entry in state.items() for key, tensor in entry.items()}
 
 
-def whole(tensor: Tensor, keep: bool) -> Tensor:
-    """The gathered tensor, on the CPU of the process that keeps it. A collective."""
-    gathered = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-    return gathered.detach().cpu().contiguous() if keep else gathered.detach()
+def load_optimizer(folder: Path, model: PackedModel, optimizers: list[torch.optim.Optimizer], world: World) -> None:
+    """Put the moments of a checkpoint into optimizers that have not stepped yet, sharded as their parameters are.
+
+    The first process reads the file and hands each tensor to the others. Every process must call it.
+    """
+    path = folder / "optimizer.safetensors"
+    groups = name_groups(model, optimizers)
+    moments: dict[str, dict[str, Tensor]] = {}
+    failure: InputError | None = None
+    if world.is_main:
+        try:
+            for key, tensor in load_file(path).items():
+                name, _, part = key.rpartition("/")
+                moments.setdefault(name, {})[part] = tensor
+            check_moments(moments, optimizers, groups, folder)
+        except (OSError, SafetensorError) as error:
+            failure = InputError(f"{path} cannot be read: {error}")
+        except InputError as error:
+            failure = error
+    world.raise_any(failure, f"{path} cannot be taken over; the first process says why")
+    named = [{"params": names} for names_of_one in groups for names in names_of_one]
+    state = {"state": moments, "param_groups": named} if world.is_main else {}
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=world.size > 1)
+    set_optimizer_state_dict(model, optimizers, state, options=options)  # type: ignore[arg-type]
 
 
-def load_optimizer(folder: Path, model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
-    """Put the moments of a checkpoint into optimizers that have not stepped yet, sharded as their parameters are."""
-    try:
-        tensors = load_file(folder / "optimizer.safetensors")
-    except (OSError, SafetensorError) as error:
-        raise InputError(f"{folder / 'optimizer.safetensors'} cannot be read: {error}") from None
-    states: dict[str, dict[str, Tensor]] = {}
-    for key, tensor in tensors.items():
-        name, _, part = key.rpartition("/")
-        states.setdefault(name, {})[part] = tensor
-    for name, parameter in model.named_parameters():
-        owner = next(o for o in optimizers if any(p is parameter for g in o.param_groups for p in g["params"]))
-        if set(states.get(name, ())) != STATE_KEYS[type(owner)]:
-            kind = type(owner).__name__
-            raise InputError(f"{folder} holds no {kind} state for '{name}'; use init.carry_optimizer=false")
-        for part, tensor in states[name].items():
-            owner.state[parameter][part] = placed_like(tensor, parameter)
+def name_groups(model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> list[list[list[str]]]:
+    """The names of the parameters in each group of each optimizer."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    return [
+        [[names[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
+        for optimizer in optimizers
+    ]
 
 
-def placed_like(tensor: Tensor, parameter: Tensor) -> Tensor:
-    if tensor.ndim == 0:
-        return tensor.to(parameter.device)
-    if isinstance(parameter, DTensor):
-        return distribute_tensor(tensor.to(parameter.device), parameter.device_mesh, parameter.placements)
-    return tensor.to(parameter.device)
+def check_moments(
+    moments: Mapping[str, Mapping[str, Tensor]],
+    optimizers: list[torch.optim.Optimizer],
+    groups: list[list[list[str]]],
+    folder: Path,
+) -> None:
+    """Raise `InputError` where a parameter lacks what its optimizer keeps, or has what another kind keeps."""
+    for optimizer, names_of_groups in zip(optimizers, groups, strict=True):
+        for name in chain.from_iterable(names_of_groups):
+            if set(moments.get(name, ())) != STATE_KEYS[type(optimizer)]:
+                kind = type(optimizer).__name__
+                raise InputError(f"{folder} holds no {kind} state for '{name}'; use init.carry_optimizer=false")
 
 
-def read_manifest(folder: Path) -> CheckpointManifest:
+def read_checkpoint_manifest(folder: Path) -> CheckpointManifest:
     """The manifest of a checkpoint whose files are all there and unchanged."""
     manifest = read_json_as(folder / "manifest.json", CheckpointManifest)
     if not manifest.files:

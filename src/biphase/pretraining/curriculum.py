@@ -1,182 +1,31 @@
-"""What a run starts from, and which objective each of its steps has.
+"""Which objective each step of a run has. A curriculum is a list of mixtures; a mixture gives each step one pure phase.
 
-Fresh, resumed, branched and adapted runs differ here and nowhere else: each is a network, a place in the data order
-and, where it is carried, an optimizer's state.
+A mixture is a phase as the recipe writes it: one objective, or a masked one and CLM in turn (`clm_share`). A pure phase
+has one objective.
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from fractions import Fraction
+from itertools import accumulate
+from math import floor
 
-from transformers import AutoModelForMaskedLM, EuroBertConfig, PreTrainedModel
-
-from biphase.config import Data, Phase, Recipe
-from biphase.corpus.shards import ShardSet, check_tokenizer
-from biphase.corpus.tokenizer import TOKENIZER_FILES, load_tokenizer, tokenizer_hash
-from biphase.encoder.backbone import (
-    TokenIds,
-    check_head,
-    language_model_class,
-    load_model,
-    load_model_config,
-    make_model,
-    position_limit,
-)
-from biphase.errors import InputError
-from biphase.files import content_hash, file_hash
-from biphase.hub import fetch_model
-from biphase.pretraining.checkpoint import CheckpointManifest, read_manifest
-from biphase.pretraining.objectives import Vocabulary, is_causal
-from biphase.run import Run, find_checkpoint, read_recipe, split_reference, whole_steps
+from biphase.config import Phase
 
 
-@dataclass(frozen=True)
-class Start:
-    """Where a run begins, or goes on."""
-
-    run_step: int = 0
-    """Updates of this run that are already done."""
-    step: int = 0
-    tokens_seen: int = 0
-    data_position: int = 0
-    parent: str | None = None
-    carried: tuple[str, ...] = ()
-    model_folder: str | None = None
-    """A transformers folder, None for random weights."""
-    optimizer_folder: Path | None = None
+def mixture_ends(curriculum: Sequence[Phase]) -> list[int]:
+    """The number of updates that are done when each mixture ends."""
+    return list(accumulate(mixture.steps for mixture in curriculum))
 
 
-def phase_at(curriculum: Sequence[Phase], run_step: int) -> Phase:
-    """The phase of update `run_step` (from 0)."""
-    return next(phase for phase, end in zip(curriculum, phase_ends(curriculum), strict=True) if run_step < end)
+def mixture_number(curriculum: Sequence[Phase], run_step: int) -> int:
+    """Which mixture update `run_step` (from 0) belongs to."""
+    return bisect_right(mixture_ends(curriculum), run_step)
 
 
-def phase_ends(curriculum: Sequence[Phase]) -> list[int]:
-    """Updates done when each phase ends."""
-    return [sum(phase.steps for phase in curriculum[: i + 1]) for i in range(len(curriculum))]
-
-
-def find_start(recipe: Recipe, shards: ShardSet) -> Start:
-    """The beginning that `init` names. Loads no weights."""
-    init = recipe.init
-    if init.preset is not None:
-        return Start()
-    if init.model is not None:
-        is_folder = Path(init.model).is_dir()
-        folder = Path(init.model) if is_folder else fetch_model(init.model, init.revision)
-        check_foreign_tokenizer(folder, shards)
-        parent = folder_fingerprint(folder) if is_folder else hub_fingerprint(init.model, folder.name)
-        return Start(parent=parent, carried=("weights",), model_folder=str(folder))
-    assert init.checkpoint is not None
-    folder = find_parent(init.checkpoint)
-    manifest = read_manifest(folder)
-    check_tokenizer(shards, manifest.tokenizer_hash)
-    goes_on = same_order(manifest, recipe.data, folder, shards)
-    return Start(
-        step=manifest.step,
-        tokens_seen=manifest.tokens_seen,
-        data_position=manifest.data_position if goes_on else 0,
-        parent=manifest.content,
-        carried=("weights", *["optimizer"] * init.carry_optimizer, *["data position"] * goes_on),
-        model_folder=str(folder / "model"),
-        optimizer_folder=folder if init.carry_optimizer else None,
-    )
-
-
-def find_parent(reference: str) -> Path:
-    """The checkpoint behind `init.checkpoint`. `RUN` alone must be done: its last step would name another parent later,
-    and the same command another run."""
-    folder = find_checkpoint(reference)
-    path, step = split_reference(reference)
-    if not step and not Run(Path(path)).is_done:
-        steps = ", ".join(f"@{step}" for step in whole_steps(Run(Path(path))))
-        raise InputError(f"{path} is not done, so its last step may change: say which one, {path}@STEP; it has {steps}")
-    return folder
-
-
-def same_order(manifest: CheckpointManifest, data: Data, folder: Path, shards: ShardSet) -> bool:
-    """Whether the parent walked through the same samples in the same order, so that its place in it means something."""
-    theirs = read_recipe(Run(folder.parent.parent)).data
-    return manifest.data_fingerprint == shards.fingerprint and theirs.model_copy(update={"shards": data.shards}) == data
-
-
-def resume_start(run: Run, step: int) -> Start:
-    """Where an interrupted run goes on."""
-    folder = run.steps / str(step)
-    manifest = read_manifest(folder)
-    return Start(
-        run_step=manifest.run_step,
-        step=manifest.step,
-        tokens_seen=manifest.tokens_seen,
-        data_position=manifest.data_position,
-        parent=manifest.parent,
-        carried=tuple(manifest.carried),
-        model_folder=str(folder / "model"),
-        optimizer_folder=folder,
-    )
-
-
-def load_network(recipe: Recipe, start: Start, shards: ShardSet) -> PreTrainedModel:
-    """The network at `start`, in fp32 on the CPU, its head checked against ours."""
-    manifest = shards.manifest
-    if start.model_folder is None:
-        tokens = TokenIds(manifest.vocab_size, manifest.mask_id, manifest.eos_id, manifest.pad_id, manifest.bos_id)
-        assert recipe.init.preset is not None
-        return make_model(
-            recipe.init.preset, recipe.init.architecture, tokens, recipe.data.max_sample_tokens, recipe.seed
-        )
-    network = load_model(start.model_folder, vocab_size=manifest.vocab_size, seed=recipe.seed)
-    check_fit(network, recipe, start.model_folder, manifest.pad_id)
-    for role in ("mask", "eos", "pad"):
-        setattr(network.config, f"{role}_token_id", getattr(manifest, f"{role}_id"))
-    check_head(network)
-    return network
-
-
-def check_fit(network: PreTrainedModel, recipe: Recipe, source: str, pad_id: int) -> None:
-    """Refuse a network that cannot do what the recipe asks of it."""
-    limit = position_limit(network) or recipe.data.max_sample_tokens
-    if limit < recipe.data.max_sample_tokens:
-        raise InputError(
-            f"{source} takes {limit} positions; set data.max_sample_tokens={limit} or lower "
-            f"(it is {recipe.data.max_sample_tokens})"
-        )
-    if language_model_class(network.config) is not AutoModelForMaskedLM or isinstance(network.config, EuroBertConfig):
-        return
-    if any(is_causal(phase) for phase in recipe.curriculum):
-        raise InputError(
-            f"{source}: transformers knows {type(network).__name__} as bidirectional only; leave clm out of the "
-            "curriculum, or start from a decoder"
-        )
-    if network.base_model.first_position and pad_id != network.config.pad_token_id:
-        raise InputError(
-            f"{source} counts positions from behind its padding token {network.config.pad_token_id}, and that of the "
-            f"shards is {pad_id}: prepare the text with the model's own tokenizer"
-        )
-
-
-def vocabulary_of(shards: ShardSet) -> Vocabulary:
-    return Vocabulary(shards.manifest.vocab_size, shards.manifest.mask_id, shards.manifest.special_ids)
-
-
-def check_foreign_tokenizer(folder: Path, shards: ShardSet) -> None:
-    """A model folder with a tokenizer must have been given the shards' tokenizer; one without is taken at its word."""
-    if any(path for pattern in TOKENIZER_FILES for path in folder.glob(pattern)):
-        check_tokenizer(shards, tokenizer_hash(load_tokenizer(folder)))
-        return
-    vocab_size = load_model_config(folder).vocab_size
-    if shards.manifest.vocab_size > vocab_size + len(shards.manifest.special_ids):
-        raise InputError(
-            f"{folder} knows {vocab_size} tokens and the shards have {shards.manifest.vocab_size}: another tokenizer"
-        )
-
-
-def folder_fingerprint(folder: Path) -> str:
-    """Names the weights in a folder by what is in its files."""
-    files = sorted(folder.glob("*.safetensors")) + sorted(folder.glob("config.json"))
-    return content_hash({path.name: file_hash(path) for path in files})
-
-
-def hub_fingerprint(id: str, commit: str) -> str:
-    """Names the weights of a hub repository."""
-    return content_hash({"model": id, "revision": commit})
+def pure_phase(mixture: Phase, step: int) -> Phase:
+    """The pure phase of update `step`, counted from 0 over all parents, so that branches of a trunk agree."""
+    share = Fraction(str(mixture.clm_share))
+    # CLM falls where the running count of its steps grows: a share of 0.4 gives the steps 2, 4, 7, 9, 12 ...
+    is_clm = floor((step + 1) * share) > floor(step * share)
+    return mixture.parts[1 if is_clm else 0][0]

@@ -28,7 +28,7 @@ class Vocabulary:
 
 
 @dataclass(frozen=True)
-class Example:
+class LabelledBatch:
     """What the network is given and asked: the hidden state at `target_positions_N[i]` must predict `targets_N[i]`."""
 
     inputs_T: np.ndarray
@@ -38,11 +38,12 @@ class Example:
 
 
 def is_causal(phase: Phase) -> bool:
+    """Whether the objective looks back only; a mixture looks as its masked objective does."""
     return phase.objective == "clm"
 
 
-def make_example(phase: Phase, batch: PackedBatch, vocabulary: Vocabulary, seed: int) -> Example:
-    """The example of a phase's objective for a batch.
+def label_batch(phase: Phase, batch: PackedBatch, vocabulary: Vocabulary, seed: int) -> LabelledBatch:
+    """What a phase's objective makes of a batch.
 
     clm: every position but a sample's last predicts the token after it.
     mlm: each non-special token is chosen with `mask_probability`, and is predicted in place.
@@ -53,13 +54,13 @@ def make_example(phase: Phase, batch: PackedBatch, vocabulary: Vocabulary, seed:
         is_last_T = np.zeros(len(batch.tokens_T) + 1, dtype=bool)
         is_last_T[batch.bounds_S1[1:] - 1] = True
         positions_N = np.flatnonzero(~is_last_T[:-1])
-        return Example(batch.tokens_T, positions_N, batch.tokens_T[positions_N + 1], causal=True)
+        return LabelledBatch(batch.tokens_T, positions_N, batch.tokens_T[positions_N + 1], causal=True)
     chosen_T = choose_tokens(phase, batch, vocabulary, seed)
     positions_N = np.flatnonzero(chosen_T)
     targets_N = batch.tokens_T[positions_N]
     inputs_T = hide_tokens(phase, batch, chosen_T, vocabulary, seed)
     shift = 1 if phase.objective == "mntp" else 0
-    return Example(inputs_T, positions_N - shift, targets_N, causal=False)
+    return LabelledBatch(inputs_T, positions_N - shift, targets_N, causal=False)
 
 
 def choose_tokens(phase: Phase, batch: PackedBatch, vocabulary: Vocabulary, seed: int) -> np.ndarray:

@@ -3,10 +3,11 @@
 import torch
 from torch import nn
 
-from biphase.config import Optimizer
+from biphase.config import Optimizer, Schedule
 from biphase.errors import InputError
 from biphase.pretraining.muon import Muon
 from biphase.pretraining.parallel import transformer_blocks
+from biphase.pretraining.schedule import learning_rate
 
 
 def make_optimizers(
@@ -42,7 +43,10 @@ def block_matrices(model: nn.Module) -> list[nn.Parameter]:
     return [parameter for parameter in parameters if parameter.ndim == 2 and parameter.requires_grad]
 
 
-def set_rate(optimizers: list[torch.optim.Optimizer], rate: float) -> None:
+def set_rate(optimizers: list[torch.optim.Optimizer], schedule: Schedule, step: int, num_steps: int) -> float:
+    """Set the rate of update `step` in every group, by its scale, and return what the schedule says."""
+    rate = learning_rate(schedule, step, num_steps)
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = rate * group["lr_scale"]
+    return rate

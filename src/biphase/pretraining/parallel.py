@@ -59,6 +59,7 @@ def checkpoint_activations(network: Any) -> None:
 
 
 def should_compile(compute: ComputeConfig, device: torch.device, dtype: torch.dtype, work: float) -> bool:
+    """What `compute.compile` means for a run of `work` FLOPs on this device."""
     if compute.compile == "on" and device.type == "cpu" and not has_cpp_compiler():
         raise InputError("compute.compile is on, but there is no C++ compiler; install g++ or use compute.compile=off")
     if compute.compile != "auto":
@@ -74,7 +75,8 @@ def transformer_blocks(model: nn.Module) -> list[nn.Module]:
     return max(lists, key=len)
 
 
-def unwrap(model: nn.Module) -> nn.Module:
+def unwrap(model: nn.Module) -> Any:
+    """The `PackedModel` inside."""
     return model.module if isinstance(model, DistributedDataParallel) else model
 
 
@@ -91,4 +93,5 @@ def gradient_sync(model: nn.Module, *, now: bool) -> Iterator[None]:
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> Any:
+    """A context in which products are formed in `dtype`."""
     return torch.autocast(device.type, dtype) if dtype != torch.float32 else nullcontext()

@@ -1,9 +1,14 @@
-"""Held-out text → loss, accuracy at the targets, bits per byte: always the same tokens and masks."""
+"""What is measured and proved while a run trains, on the path that trains and without gradients.
+
+Held-out text → loss, accuracy at the targets, bits per byte, always of the same tokens and masks; and before the first
+step in each direction the proof that the network looks where its objective says.
+"""
 
 import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,9 +18,12 @@ from biphase.config import Phase, Recipe
 from biphase.corpus.packing import Batches
 from biphase.corpus.shards import ShardSet, read_shard_manifest
 from biphase.distributed import World
+from biphase.encoder.attention import choose_backend
+from biphase.encoder.proofs import probe_causality
 from biphase.pretraining.batches import BatchLoader, make_samples
-from biphase.pretraining.objectives import Vocabulary
-from biphase.pretraining.parallel import autocast
+from biphase.pretraining.job import Job
+from biphase.pretraining.objectives import Vocabulary, is_causal
+from biphase.pretraining.parallel import autocast, unwrap
 
 
 def make_validator(
@@ -30,26 +38,41 @@ def make_validator(
     samples = make_samples(recipe, shards)
     tokens = min(recipe.validation.tokens, samples.num_tokens)
     batches = Batches(shards, samples, tokens, seed=0)
-    source = BatchLoader(batches, vocabulary, recipe.seed, world, dtype, recipe.compute.microbatch_tokens)
+    loader = BatchLoader(batches, vocabulary, recipe.seed, world, dtype, recipe.compute.microbatch_tokens)
     token_bytes = torch.from_numpy(shards.token_bytes().astype(np.int64)).to(world.device)
-    return partial(validate, source, token_bytes)
+    return partial(validate, loader, token_bytes)
 
 
 @torch.no_grad()
-def validate(source: BatchLoader, token_bytes_V: Tensor, model: nn.Module, phase: Phase) -> dict[str, float]:
+def validate(loader: BatchLoader, token_bytes_V: Tensor, model: nn.Module, phase: Phase) -> dict[str, float]:
     """Loss (nats per target), accuracy at the targets, and bits per byte of the text that the targets stand for."""
     model.eval()
     totals = np.zeros(4)
-    for microbatch in source.microbatches(phase, 0):
-        with autocast(source.world.device, source.dtype):
-            loss_sum, _, hits_N = model(*microbatch.arguments())
+    for microbatch in loader.microbatches(phase, 0):
+        with autocast(loader.world.device, loader.dtype):
+            loss_sum, _, correct_N = model(*microbatch.arguments())
         num_bytes = token_bytes_V[microbatch.targets_N].sum()
-        totals += [float(loss_sum), float(hits_N.sum()), len(microbatch.targets_N), float(num_bytes)]
+        totals += [float(loss_sum), float(correct_N.sum()), len(microbatch.targets_N), float(num_bytes)]
     model.train()
-    nats, hits, count, text_bytes = source.world.sum(*totals)
+    nats, correct, count, text_bytes = loader.world.sum(*totals)
     return {
         "loss": nats / max(count, 1.0),
-        "accuracy": hits / max(count, 1.0),
+        "accuracy": correct / max(count, 1.0),
         "bits_per_byte": nats / math.log(2) / max(text_bytes, 1.0),
         "targets": count,
     }
+
+
+def prove_causality(model: nn.Module, phase: Phase, job: Job) -> None:
+    """The probe with the attention backend and the type of the arithmetic that train.
+
+    Raises:
+        AssertionError: the network looks elsewhere than the phase's objective says.
+    """
+    packed: Any = unwrap(model)
+    name, device = type(packed.network).__name__, job.world.device
+    model.eval()
+    with autocast(device, job.dtype):
+        backend = choose_backend(device, job.dtype)
+        probe_causality(model, is_causal(phase), job.shards.manifest.vocab_size, device, name, backend)
+    model.train()

@@ -15,8 +15,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from biphase.config import Checkpoints, ComputeConfig, Data, Init, Optimizer, Phase, Recipe, Schedule, Validation
-from biphase.encoder.presets import PRESETS
+from biphase.encoder.presets import PRESETS, shape_of
 from biphase.errors import InputError
+from biphase.flops import SampleLengths, Shape, flops_per_token
 from biphase.study.cost import Machine
 from biphase.study.curricula import PhaseTemplate, curriculum_label, fill_budget, read_curriculum, write_steps
 from biphase.study.describe import format_hours
@@ -31,7 +32,6 @@ from biphase.study.rules import (
     apply_rule,
 )
 from biphase.study.scaling_law import predict_loss
-from biphase.study.shapes import Shape, Text, flops_per_token, shape_of
 from biphase.study.text_amount import TextAmount, unique_tokens
 
 USUAL_VOCABULARIES = {"1m": 8192, "3m": 8192, "11m": 32_768, "36m": 32_768}
@@ -191,9 +191,9 @@ def scale_curriculum(curriculum: str, preset: str, steps: int) -> tuple[Phase, .
     return fill_budget(tuple(shares), steps, f"curriculum '{curriculum}'")
 
 
-def assumed_samples(context: int) -> Text:
+def assumed_samples(context: int) -> SampleLengths:
     """Samples of half the context each: the text is not looked into."""
-    return Text(context / 2, context / 2, "assumed")
+    return SampleLengths(context / 2, context / 2, "assumed")
 
 
 def recipe_flops(recipe: Recipe, shape: Shape) -> float:

@@ -1,6 +1,6 @@
 """Plan → FLOPs, device hours and disk, with every assumption named.
 
-FLOPs are counted as the training loop counts them (`study.shapes`); hours are FLOPs over peak and efficiency, so they
+FLOPs are counted as the training loop counts them (`biphase.flops`); hours are FLOPs over peak and efficiency, so they
 are as good as the efficiency: where there is a run to measure, name its folder as the device.
 """
 
@@ -14,29 +14,17 @@ from statistics import median
 import numpy as np
 
 from biphase.config import Data, Recipe
-from biphase.encoder.presets import KEYS
+from biphase.encoder.presets import shape_of
 from biphase.errors import InputError, nearest
 from biphase.files import read_json
 from biphase.finetuning.config import FinetuneConfig
+from biphase.flops import PEAK_FLOPS, SHAPE_KEYS, SampleLengths, Shape, flops_per_token, known_device, read_shape
 from biphase.run import open_run, read_metrics
 from biphase.study.arms import starting_models
 from biphase.study.plan import Plan
-from biphase.study.shapes import Shape, Text, flops_per_token, shape_of
 from biphase.study.spec import Planning, Published, StartingModel, Study
 from biphase.study.trunks import PlannedRun
 from biphase.tasks.spec import find_task
-
-DEVICES = {
-    "H200": 989e12,
-    "H100": 989e12,
-    "A100": 312e12,
-    "MI250X": 191.5e12,
-    "L40S": 362e12,
-    "A10": 125e12,
-    "CPU": 64e9,
-}
-"""Peak FLOP/s of one device: dense bf16 by the vendors' data sheets (MI250X: one of its two dies, each a device to
-programs); CPU: one core, fp32 with AVX2 as measured on an EPYC (one with bf16 matrix units reaches 20 times that)."""
 
 EFFICIENCY = {"CPU": 0.6}
 """The share of the peak that our own runs reach (docs/LOG.md)."""
@@ -78,14 +66,12 @@ def find_machine(name: str, devices: int = 1, efficiency: float | None = None) -
     """
     if (Path(name) / "config.yaml").exists():
         return measure_machine(Path(name), devices)
-    wanted = name.casefold()
-    by_length = sorted(DEVICES, key=len, reverse=True)  # an A100 is no A10
-    key = next((key for key in by_length if key.casefold() in wanted), None)
+    key = known_device(name)
     if key is None:
-        raise InputError(f"unknown device '{name}'{nearest(name, DEVICES)}; or name a run of yours to measure it by")
+        raise InputError(f"unknown device '{name}'{nearest(name, PEAK_FLOPS)}; or name a run of yours to measure it by")
     if efficiency is None:
-        return Machine(key, devices, DEVICES[key], EFFICIENCY.get(key, ASSUMED_EFFICIENCY), "assumed")
-    return Machine(key, devices, DEVICES[key], efficiency, "stated")
+        return Machine(key, devices, PEAK_FLOPS[key], EFFICIENCY.get(key, ASSUMED_EFFICIENCY), "assumed")
+    return Machine(key, devices, PEAK_FLOPS[key], efficiency, "stated")
 
 
 def measure_machine(path: Path, devices: int = 1) -> Machine:
@@ -105,7 +91,7 @@ def measure_machine(path: Path, devices: int = 1) -> Machine:
     return Machine(name, devices, median(speeds) / used, 1.0, f"as measured in {path}")
 
 
-def find_lengths(data: Data, planning: Planning) -> Text:
+def find_lengths(data: Data, planning: Planning) -> SampleLengths:
     """How long samples are: in the shards where they are here, else by the packer's rule or as the study assumes."""
     low, high = data.min_sample_tokens, data.max_sample_tokens
     if data.packing == "stream":
@@ -113,7 +99,7 @@ def find_lengths(data: Data, planning: Planning) -> Text:
         # the variance of a uniform integer, and the mean of its square is the square of the mean plus the variance.
         variance = ((high - 2 * low + 1) ** 2 - 1) / 12
         squares = 2 * ((high / 2) ** 2 + variance)
-        return Text(high / 2, squares / high, "of a token stream cut at random")
+        return SampleLengths(high / 2, squares / high, "of a token stream cut at random")
     if has_shards(data):
         from biphase.corpus.packing import DocumentSamples
         from biphase.corpus.shards import ShardSet
@@ -122,9 +108,11 @@ def find_lengths(data: Data, planning: Planning) -> Text:
         chosen = np.linspace(0, samples.num_samples - 1, min(samples.num_samples, SAMPLED_SAMPLES)).astype(np.int64)
         starts, stops = samples.spans(chosen)
         lengths = (stops - starts).astype(np.float64)
-        return Text(float(lengths.mean()), float((lengths**2).sum() / lengths.sum()), f"measured in {data.shards}")
+        return SampleLengths(
+            float(lengths.mean()), float((lengths**2).sum() / lengths.sum()), f"measured in {data.shards}"
+        )
     mean = float(planning.mean_sample_tokens or high / 2)
-    return Text(mean, mean, "assumed: all samples as long as the mean")
+    return SampleLengths(mean, mean, "assumed: all samples as long as the mean")
 
 
 def has_shards(data: Data) -> bool:
@@ -148,9 +136,9 @@ def model_shape(model: StartingModel, vocab_size: int) -> Shape | None:
     if not config.is_file():
         return None
     settings = json.loads(config.read_text(encoding="utf-8"))
-    if any(key not in settings for key in KEYS):
+    if any(key not in settings for key in SHAPE_KEYS):
         return None
-    return shape_of("1m", settings | {"vocab_size": max(vocab_size, settings.get("vocab_size", 0))}, vocab_size)
+    return read_shape(settings | {"vocab_size": max(vocab_size, settings.get("vocab_size", 0))})
 
 
 @dataclass(frozen=True)
@@ -158,7 +146,7 @@ class Sizes:
     """What the runs of a plan compute with: by name of a run, its network and the lengths of its samples."""
 
     shapes: Mapping[str, Shape | None]
-    texts: Mapping[str, Text]
+    texts: Mapping[str, SampleLengths]
 
     def flops(self, run: PlannedRun) -> dict[str, float]:
         """What a run costs, by objective; nothing for a network of unknown shape."""
@@ -176,7 +164,7 @@ class Sizes:
 def measure_sizes(plan: Plan) -> Sizes:
     """The sizes of all runs; each set of shards is looked into once."""
     models, planning = starting_models(plan.study), plan.study.planning
-    texts: dict[Data, Text] = {}
+    texts: dict[Data, SampleLengths] = {}
     vocabularies: dict[str, int] = {}
     shapes = {}
     for run in plan.runs.values():
@@ -371,7 +359,7 @@ def cell_cost(
     if shape is None:
         return steps, tokens, 0.0
     evaluated = sum(load_of(name).evaluated_tokens for name in evaluates)
-    each = 6.0 * shape.block_weights + 12.0 * shape.layers * shape.heads * shape.head_width * load.tokens
+    each = shape.flops.token(keys=load.tokens, targets=0)
     return steps, tokens, each * (tokens + evaluated / 3)
 
 

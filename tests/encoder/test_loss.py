@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-import biphase.encoder.head as head
-from biphase.encoder.head import language_model_loss, reference_loss
+import biphase.encoder.loss as loss
+from biphase.encoder.loss import language_model_loss, reference_loss
 
 N, D, V = 37, 24, 101
 
@@ -17,8 +17,8 @@ N, D, V = 37, 24, 101
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Five rows at once, two of them in fp32: 37 targets are seven chunks and a shorter one."""
-    monkeypatch.setattr(head, "CHUNK_LOGITS", {"cpu": 5 * V + 3})
-    monkeypatch.setattr(head, "PART_LOGITS", {"cpu": 2 * V + 3})
+    monkeypatch.setattr(loss, "CHUNK_LOGITS", {"cpu": 5 * V + 3})
+    monkeypatch.setattr(loss, "PART_LOGITS", {"cpu": 2 * V + 3})
 
 
 def make_inputs(bias: bool, dtype: torch.dtype = torch.float32) -> list[Tensor | None]:
@@ -68,13 +68,13 @@ def test_loss_and_hit_of_each_target(small_chunks: None) -> None:
     hidden, weight, _ = make_inputs(bias=False)
     targets = (hidden @ weight.T).argmax(1)
     targets[::2] = targets_N()[::2]
-    total, losses_N, hits_N = language_model_loss(hidden, weight, None, targets)
+    total, losses_N, correct_N = language_model_loss(hidden, weight, None, targets)
     expected = torch.nn.functional.cross_entropy(hidden @ weight.T, targets, reduction="none")
     torch.testing.assert_close(losses_N, expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(total, expected.sum())
-    assert hits_N is not None
-    assert hits_N[1::2].all()
-    assert not hits_N[::2].all()
+    assert correct_N is not None
+    assert correct_N[1::2].all()
+    assert not correct_N[::2].all()
     assert language_model_loss(hidden.requires_grad_(), weight, None, targets)[2] is None
 
 

@@ -32,8 +32,8 @@ def language_model_loss(
         each target has the highest score [N]; the last two carry no gradient.
     """
     # Inside of `forward` nobody can tell that gradients are off.
-    wanted = torch.is_grad_enabled() and (hidden_ND.requires_grad or weight_VD.requires_grad)
-    return ChunkedLoss.apply(hidden_ND, weight_VD, bias_V, targets_N, softcap, wanted)
+    with_grad = torch.is_grad_enabled() and (hidden_ND.requires_grad or weight_VD.requires_grad)
+    return ChunkedLoss.apply(hidden_ND, weight_VD, bias_V, targets_N, softcap, with_grad)
 
 
 def reference_loss(
@@ -47,7 +47,10 @@ def reference_loss(
 
 
 class ChunkedLoss(torch.autograd.Function):
-    """Gradients in the forward pass: softmax(z) - onehot needs only the logits that are at hand."""
+    """Gradients in the forward pass: dL/dz = softmax(z) - onehot needs only the logits that are at hand.
+
+    With z = h @ W.T they become dL/dh = dL/dz @ W, and dL/dW = the sum over chunks of dL/dz.T @ h.
+    """
 
     @staticmethod
     def forward(
@@ -57,23 +60,25 @@ class ChunkedLoss(torch.autograd.Function):
         bias_V: Tensor | None,
         targets_N: Tensor,
         softcap: float | None,
-        wanted: bool,
+        with_grad: bool,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         weight, device = weight_VD.to(hidden_ND.dtype), hidden_ND.device
-        grad_hidden_ND = torch.empty_like(hidden_ND) if wanted else None
-        grad_weight_VD = torch.zeros_like(weight_VD, dtype=torch.float32) if wanted else None
-        grad_bias_V = torch.zeros_like(bias_V) if wanted and bias_V is not None else None
+        grad_hidden_ND = torch.empty_like(hidden_ND) if with_grad else None
+        grad_weight_VD = torch.zeros_like(weight_VD, dtype=torch.float32) if with_grad else None
+        grad_bias_V = torch.zeros_like(bias_V) if with_grad and bias_V is not None else None
         losses_N = torch.empty(len(targets_N), dtype=torch.float32, device=device)
-        hits_N = None if wanted else torch.empty(len(targets_N), dtype=torch.bool, device=device)
+        correct_N = None if with_grad else torch.empty(len(targets_N), dtype=torch.bool, device=device)
+        # A chunk bounds the memory of logits, a part of it that of their fp32 copies: with V = 128,256 on a CPU, 261
+        # targets and 2. After the inner loop `logits` holds dL/dz; the chain rule for z = h @ W.T is two products.
         for chunk in slices(len(targets_N), CHUNK_LOGITS[device.type] // len(weight)):
             hidden, targets, losses = hidden_ND[chunk], targets_N[chunk], losses_N[chunk]
             logits = torch.nn.functional.linear(hidden, weight, bias_V)
-            if hits_N is not None:
-                hits_N[chunk] = logits.argmax(1) == targets
+            if correct_N is not None:
+                correct_N[chunk] = logits.argmax(1) == targets
             for part in slices(len(targets), PART_LOGITS[device.type] // len(weight)):
-                losses[part], slopes = score(logits[part].float(), targets[part, None], softcap, wanted)
-                if slopes is not None:
-                    logits[part] = slopes
+                losses[part], grad_logits = token_losses(logits[part].float(), targets[part, None], softcap, with_grad)
+                if grad_logits is not None:
+                    logits[part] = grad_logits
             if grad_hidden_ND is None or grad_weight_VD is None:
                 continue
             torch.mm(logits, weight, out=grad_hidden_ND[chunk])
@@ -86,8 +91,8 @@ class ChunkedLoss(torch.autograd.Function):
         if grad_weight_VD is not None:
             grad_weight_VD = grad_weight_VD.to(weight_VD.dtype)
         ctx.save_for_backward(grad_hidden_ND, grad_weight_VD, grad_bias_V)
-        ctx.mark_non_differentiable(losses_N, *([] if hits_N is None else [hits_N]))
-        return losses_N.sum(), losses_N, hits_N
+        ctx.mark_non_differentiable(losses_N, *([] if correct_N is None else [correct_N]))
+        return losses_N.sum(), losses_N, correct_N
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -101,8 +106,11 @@ def slices(num_rows: int, most: int) -> Iterator[slice]:
     return (slice(begin, min(begin + step, num_rows)) for begin in range(0, num_rows, step))
 
 
-def score(logits_RV: Tensor, targets_R1: Tensor, softcap: float | None, wanted: bool) -> tuple[Tensor, Tensor | None]:
-    """The losses [R] of some rows, and the slopes of their sum by logit [R, V]; takes `logits_RV` for both."""
+def token_losses(
+    logits_RV: Tensor, targets_R1: Tensor, softcap: float | None, with_grad: bool
+) -> tuple[Tensor, Tensor | None]:
+    """The losses [R] of some rows, and the gradient of their sum by logit [R, V]; both overwrite `logits_RV`."""
+    # loss = log Σ exp(z) - z[target], with the highest logit taken off first, so that no exp overflows.
     tanh = None
     if softcap:
         tanh = torch.tanh(logits_RV / softcap)
@@ -112,7 +120,8 @@ def score(logits_RV: Tensor, targets_R1: Tensor, softcap: float | None, wanted: 
     logits_RV.sub_(highest).exp_()
     total = logits_RV.sum(1, keepdim=True)
     losses_R = (total.log() + highest - target_logits).squeeze(1)
-    if not wanted:
+    if not with_grad:
         return losses_R, None
+    # d loss / dz = softmax(z) - onehot(target); through the cap c · tanh(x / c), 1 - tanh² comes on top.
     logits_RV.div_(total).scatter_add_(1, targets_R1, torch.full_like(total, -1.0))
     return losses_R, logits_RV if tanh is None else logits_RV.mul_(1 - tanh.square())

@@ -1,0 +1,257 @@
+"""A preset, a folder or a hub model → a network that is ready for packed batches, with or without its head.
+
+The networks are transformers' own classes: a preset is a `EuroBertConfig`, and any decoder or encoder that transformers
+has a causal or masked language model for can take its place. What is loaded is fp32, attends through
+`encoder.attention`, has no dropout, and has proved that packing changes nothing (`encoder.proofs`).
+"""
+
+import copy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
+from torch import nn
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    EuroBertConfig,
+    EuroBertForMaskedLM,
+    PretrainedConfig,
+    PreTrainedModel,
+)
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING
+
+from biphase import console
+from biphase.encoder.attention import ATTENTION
+from biphase.encoder.packed import PaddedBackbone
+from biphase.encoder.presets import PRESETS
+from biphase.encoder.proofs import FOREIGN_ERRORS, check_causality, find_first_position, is_foreign
+from biphase.errors import InputError, first_line, nearest
+from biphase.hub import refuse_pickles
+
+
+@dataclass(frozen=True)
+class TokenIds:
+    """The ids that a network's configuration carries."""
+
+    vocab_size: int
+    mask: int
+    eos: int
+    pad: int
+    bos: int | None
+
+
+def make_model(preset: str, architecture: dict[str, Any], tokens: TokenIds, max_len: int, seed: int) -> PreTrainedModel:
+    """A network of a preset's shape with random weights: normal with standard deviation 0.02, norms 1."""
+    if preset not in PRESETS:
+        raise InputError(f"unknown preset '{preset}'{nearest(preset, PRESETS)}")
+    check_architecture(architecture, tokens.vocab_size)
+    settings = {
+        "vocab_size": tokens.vocab_size,
+        "max_position_embeddings": max_len,
+        "rms_norm_eps": 1e-5,
+        "initializer_range": 0.02,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
+        "tie_word_embeddings": False,
+        "mask_token_id": tokens.mask,
+        "eos_token_id": tokens.eos,
+        "pad_token_id": tokens.pad,
+        "bos_token_id": tokens.bos,
+        **PRESETS[preset],
+        **architecture,
+    }
+    width, heads, kv_heads = (settings[key] for key in ("hidden_size", "num_attention_heads", "num_key_value_heads"))
+    if width % heads or heads % kv_heads:
+        raise InputError(
+            f"init.architecture: {heads} attention heads and {kv_heads} key-value heads do not divide evenly into "
+            f"hidden_size {width}"
+        )
+    try:
+        config = EuroBertConfig(**settings)
+    except StrictDataclassError as error:
+        raise InputError(f"init.architecture: {' '.join(str(error).split())}") from None
+    torch.manual_seed(seed)
+    config._attn_implementation = ATTENTION
+    config.use_cache = False  # as in every network that is loaded, so that branches and fresh runs save the same
+    model = EuroBertForMaskedLM(config)
+    train_padding_row(model)
+    return model
+
+
+def check_architecture(architecture: dict[str, Any], vocab_size: int) -> None:
+    """Raise `InputError` for changes to a preset that are no setting of the network, or follow from the shards."""
+    known = EuroBertConfig().to_dict()
+    for key in architecture:
+        if key not in known:
+            raise InputError(f"init.architecture: unknown key '{key}'{nearest(key, known)}")
+        if key.endswith("token_id"):
+            raise InputError(f"init.architecture: '{key}' follows from the tokenizer of the shards; leave it out")
+    if architecture.get("vocab_size", vocab_size) < vocab_size:
+        raise InputError(f"init.architecture: vocab_size is below the {vocab_size:,} tokens of the shards")
+
+
+def load_model(source: str | Path, *, vocab_size: int | None = None, seed: int = 0) -> PreTrainedModel:
+    """A language model from a folder or the hub, in fp32, attending through `biphase`, without dropout.
+
+    Never runs a repository's own code and never unpickles weights. With `vocab_size`, the embeddings are resized to
+    hold that many tokens (new rows are drawn with `seed` from the distribution of the old ones).
+
+    Raises:
+        InputError: nothing to load, an encoder-decoder, or a network whose attention does not go through ours.
+    """
+    config = load_model_config(source)
+    refuse_encoder_decoder(config, source)
+    kind = language_model_class(config)
+    if kind is None:
+        raise InputError(
+            f"{source} is a '{config.model_type}' model, for which transformers has no language model head"
+        )
+    model = load_weights(kind, source, config)
+    if model.get_output_embeddings() is None:
+        raise InputError(f"{source}: {type(model).__name__} has no output embeddings")
+    causal = kind is AutoModelForCausalLM and getattr(config, "is_causal", True)
+    if not find_first_position(model.base_model, causal):
+        raise InputError(
+            f"{source}: {type(model).__name__} computes something else on packed samples than on each alone, so it "
+            "cannot be trained here; take a model whose layers all attend through transformers' AttentionInterface"
+        )
+    embedding: Any = model.get_input_embeddings()
+    old_size = embedding.weight.shape[0]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        if vocab_size is not None and vocab_size > old_size:
+            model.resize_token_embeddings(vocab_size, mean_resizing=True)
+        train_padding_row(model)
+    return model
+
+
+def refuse_encoder_decoder(config: PretrainedConfig, source: str | Path) -> None:
+    """Raise `InputError` for what is two networks in one."""
+    if getattr(config, "is_encoder_decoder", False):
+        raise InputError(f"{source} is an encoder-decoder ({config.model_type}), which is not supported")
+
+
+def load_model_config(source: str | Path) -> PretrainedConfig:
+    """The configuration of the text part of a model folder or hub model."""
+    if str(source).startswith((".", "/")) and not Path(source).is_dir():
+        raise InputError(f"{source} is not a folder")
+    try:
+        config = AutoConfig.from_pretrained(str(source), trust_remote_code=False)
+    except (OSError, ValueError, StrictDataclassError) as error:
+        raise InputError(f"cannot read a model configuration from {source}: {first_line(error)}") from None
+    return config.get_text_config()
+
+
+def load_weights(
+    kind: Any, source: str | Path, config: PretrainedConfig, attention: str = ATTENTION
+) -> PreTrainedModel:
+    """`kind.from_pretrained` in fp32 from safetensors, every weight accounted for."""
+    for key, value in config.to_dict().items():
+        if ("dropout" in key or key.endswith("_pdrop")) and isinstance(value, float):
+            setattr(config, key, 0.0)  # pretraining uses none (Table 1)
+    config.use_cache = False
+    try:
+        model, report = kind.from_pretrained(
+            str(source),
+            config=config,
+            dtype=torch.float32,
+            attn_implementation=attention,
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+    except KeyError as error:
+        if error.args != (attention,):
+            raise
+        raise InputError(
+            f"{source}: '{config.model_type}' chooses among attention classes of its own and cannot be packed; take a "
+            "model that attends through transformers' AttentionInterface"
+        ) from None
+    except (OSError, ValueError, SafetensorError) as error:
+        raise InputError(f"cannot load weights from {source}: {first_line(error)}") from None
+    missing = sorted(key for key in report["missing_keys"] if not key.startswith("pooler."))
+    if missing:
+        raise InputError(f"{source} lacks {len(missing)} weights of {type(model).__name__}, such as '{missing[0]}'")
+    return model
+
+
+def language_model_class(config: PretrainedConfig) -> Any:
+    """The Auto class that holds this configuration's language model, None when there is none.
+
+    BERT's kin have both; they are decoders only where they say so.
+    """
+    if type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False):
+        return AutoModelForMaskedLM
+    if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return AutoModelForCausalLM
+    return None
+
+
+def train_padding_row(model: PreTrainedModel) -> None:
+    """Let the padding row of the embedding learn: where pad = eos (Llama 3), eos would stay a zero vector for ever."""
+    embedding = model.get_input_embeddings()
+    if not isinstance(embedding, nn.Embedding) or embedding.padding_idx is None:
+        return
+    padding_idx = embedding.padding_idx
+    embedding.padding_idx = None
+    with torch.no_grad():
+        if not embedding.weight[padding_idx].any():
+            embedding.weight[padding_idx].normal_(std=getattr(model.config, "initializer_range", 0.02))
+
+
+def load_backbone(source: str | Path) -> nn.Module:
+    """A network without a head from a folder or the hub, fp32, no dropout, for `packed_hidden` with any layout.
+
+    A decoder comes out bidirectional. Raises `InputError` for a folder without safetensors weights, for an
+    encoder-decoder, and for a network that cannot be made bidirectional.
+    """
+    config = load_model_config(source)
+    refuse_pickles(source)
+    refuse_encoder_decoder(config, source)
+    config.is_causal = False
+    network = load_headless(source, config, ATTENTION)
+    if find_first_position(network, causal=False):
+        return network
+    # Loaded anew: a network that ignores the switch of its attention may still make its masks by the name of it.
+    padded = PaddedBackbone(load_headless(source, load_model_config(source), "eager"))
+    try:
+        check_causality(padded, causal=False, vocab_size=config.vocab_size)
+    except (AssertionError, *FOREIGN_ERRORS) as error:
+        if not (isinstance(error, AssertionError) or is_foreign(error)):
+            raise
+        raise InputError(f"{source} cannot be made a bidirectional encoder: {first_line(error)}") from None
+    kind = type(padded.network).__name__
+    console.err.print(f"{source}: {kind} attends over padded batches only, which is slower", markup=False)
+    return padded
+
+
+def load_headless(source: str | Path, config: PretrainedConfig, attention: str) -> PreTrainedModel:
+    """A network without a head and without a pooler, which belongs to next sentence prediction."""
+    network: Any = load_weights(AutoModel, source, config, attention)
+    if getattr(network, "pooler", None) is not None:
+        network.pooler = None
+    train_padding_row(network)
+    return network.eval()
+
+
+def fresh_backbone(backbone: nn.Module) -> nn.Module:
+    """The same network with random weights from torch's generator."""
+    if isinstance(backbone, PaddedBackbone):
+        return PaddedBackbone(fresh_network(backbone.network))
+    network = fresh_network(backbone)
+    network.first_position = backbone.first_position
+    return network
+
+
+def fresh_network(network: Any) -> PreTrainedModel:
+    """A network of the same class and configuration with random weights, without a pooler."""
+    fresh: Any = type(network)(copy.deepcopy(network.config))
+    if getattr(fresh, "pooler", None) is not None:
+        fresh.pooler = None
+    train_padding_row(fresh)
+    return fresh

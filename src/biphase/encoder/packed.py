@@ -1,0 +1,136 @@
+"""Flat packed tokens → hidden states and losses, through transformers' own networks; padded ones stand behind it too.
+
+`packed_hidden` calls a network without its head, `PackedModel` a language model. A network whose attention does not go
+through the function of `encoder.attention` runs on padded batches in `PaddedBackbone`, behind the same interface.
+
+Letters: T packed tokens, F samples with the padding sample, L longest sample, N targets, D width, V vocabulary.
+"""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from biphase.encoder.attention import PackedLayout
+from biphase.encoder.loss import language_model_loss
+from biphase.flops import FlopCount, training_flops
+
+
+def packed_hidden(backbone: nn.Module, inputs_T: Tensor, positions_T: Tensor, layout: PackedLayout) -> Tensor:
+    """Last hidden states [T, D] of a transformers base model. Positions count from 0 in every sample."""
+    num_tokens = len(inputs_T)
+    positions_T = positions_T + getattr(backbone, "first_position", 0)
+    if layout.num_padding:
+        # The padding is a sample of its own that nothing reads: any tokens will do, at any positions.
+        inputs_T = torch.cat([inputs_T, inputs_T[-1:].expand(layout.num_padding)])
+        positions_T = torch.cat([positions_T, positions_T[-1:].expand(layout.num_padding)])
+    output = backbone(input_ids=inputs_T[None], position_ids=positions_T[None], layout=layout, use_cache=False)
+    return output.last_hidden_state[0, :num_tokens]
+
+
+def position_limit(network: PreTrainedModel) -> int | None:
+    """The longest sample that the network has positions for, None for any length."""
+    limit = getattr(network.config, "max_position_embeddings", None)
+    return limit - getattr(network.base_model, "first_position", 0) if limit else None
+
+
+class PackedModel(nn.Module):
+    """A transformers language model whose forward pass is a packed batch's loss, for DDP and FSDP to wrap."""
+
+    def __init__(self, network: PreTrainedModel) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(
+        self,
+        inputs_T: Tensor,
+        positions_T: Tensor,
+        layout: PackedLayout,
+        target_positions_N: Tensor | None = None,
+        targets_N: Tensor | None = None,
+    ) -> Any:
+        """What `language_model_loss` gives: the sum of the losses in nats, the loss of each target [N], and whether
+        each is predicted correctly [N] where no gradient is formed.
+
+        Without targets: the last hidden states [T, D].
+        """
+        hidden_TD = packed_hidden(self.network.base_model, inputs_T, positions_T, layout)
+        if target_positions_N is None or targets_N is None:
+            return hidden_TD
+        hidden_ND = head_input(self.network, hidden_TD.index_select(0, target_positions_N))
+        if torch.is_autocast_enabled(hidden_ND.device.type):  # the last norm leaves fp32
+            hidden_ND = hidden_ND.to(torch.get_autocast_dtype(hidden_ND.device.type))
+        head = self.network.get_output_embeddings()
+        softcap = getattr(self.network.config, "final_logit_softcapping", None)
+        return language_model_loss(hidden_ND, head.weight, head.bias, targets_N, softcap)
+
+
+def roberta_transform(network: Any, hidden_ND: Tensor) -> Tensor:
+    """Dense, activation and norm of RoBERTa's head and its kin's."""
+    head = network.lm_head
+    return head.layer_norm(nn.functional.gelu(head.dense(hidden_ND)))
+
+
+def distilbert_transform(network: Any, hidden_ND: Tensor) -> Tensor:
+    """Dense, activation and norm of DistilBERT's head."""
+    return network.vocab_layer_norm(network.activation(network.vocab_transform(hidden_ND)))
+
+
+HEAD_TRANSFORMS: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "bert": lambda network, hidden_ND: network.cls.predictions.transform(hidden_ND),
+    "camembert": roberta_transform,
+    "distilbert": distilbert_transform,
+    "electra": lambda network, hidden_ND: network.generator_predictions(hidden_ND),
+    "modernbert": lambda network, hidden_ND: network.head(hidden_ND),
+    "roberta": roberta_transform,
+    "xlm-roberta": roberta_transform,
+}
+"""What each model type puts between the last hidden state and the product with the output embeddings: a dense layer, an
+activation and a norm. `proofs.check_head` proves that the right one was taken, or rightly none."""
+
+
+def head_input(network: Any, hidden_ND: Tensor) -> Tensor:
+    """What is multiplied with the output embeddings: the hidden states, transformed where the network's head does."""
+    transform = HEAD_TRANSFORMS.get(network.config.model_type)
+    return hidden_ND if transform is None else transform(network, hidden_ND)
+
+
+def count_flops(model: PreTrainedModel) -> FlopCount:
+    """The FLOPs of training a language model, from the weights that it really has."""
+    config = model.config
+    heads = config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    blocks = {id(p): p.numel() for p in model.base_model.parameters() if p.ndim == 2 and id(p) not in embeddings}
+    head = {id(p): p.numel() for p in model.parameters() if p.ndim == 2 and id(p) not in embeddings | blocks.keys()}
+    output = model.get_output_embeddings().weight
+    head[id(output)] = output.numel()  # tied or not
+    return training_flops(
+        block_weights=sum(blocks.values()),
+        attention_width=config.num_hidden_layers * heads * head_dim,
+        head_weights=sum(head.values()),
+    )
+
+
+class PaddedBackbone(nn.Module):
+    """A network that knows only padded batches, called with packed tokens like any other."""
+
+    def __init__(self, network: PreTrainedModel) -> None:
+        super().__init__()
+        self.network = network
+        self.config = network.config
+
+    def forward(self, input_ids: Tensor, position_ids: Tensor, layout: PackedLayout, use_cache: bool = False) -> Any:
+        """`last_hidden_state` [1, T, D] of tokens [1, T]; the network numbers the positions itself."""
+        lengths_F = layout.bounds_F1.diff()
+        is_token_FL = torch.arange(layout.max_seqlen, device=input_ids.device) < lengths_F[:, None]
+        tokens_FL = input_ids.new_full(is_token_FL.shape, getattr(self.config, "pad_token_id", None) or 0)
+        tokens_FL[is_token_FL] = input_ids[0]
+        output = self.network(input_ids=tokens_FL, attention_mask=is_token_FL.long())
+        return SimpleNamespace(last_hidden_state=output.last_hidden_state[is_token_FL][None])
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.network.get_input_embeddings()

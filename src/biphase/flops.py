@@ -1,0 +1,147 @@
+"""The shape of a network → its parameters and the FLOPs of training it; and what devices can do. Arithmetic alone.
+
+One formula, for the training loop (its share of peak), for the plan of a study (hours and prices) and for advice. It
+needs no torch, and a test ties it to the parameters of real networks.
+
+Training on one token costs 6 FLOPs per weight (forward and backward: 3 · 2 · multiply-adds), without recomputation:
+
+    6 · W  +  12 · layers · heads · head width · keys  +  6 · H · targets
+
+W are the weights of the blocks, keys the tokens that a token meets (half of its sample when causal, all of it else), H
+the weights of the language model head, and targets the share of tokens with a loss: the head computes nothing else.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from biphase.config import Phase
+
+PEAK_FLOPS = {
+    "H200": 989e12,
+    "H100": 989e12,
+    "A100": 312e12,
+    "MI250X": 191.5e12,
+    "MI250": 181e12,
+    "L40S": 362e12,
+    "A10": 125e12,
+    "CPU": 64e9,
+}
+"""Peak FLOP/s of one device: dense bf16 by the vendors' data sheets (MI250 and MI250X: one of their two dies, each a
+device to programs); CPU: one core, fp32 with AVX2 as measured on an EPYC (one with bf16 matrix units reaches 20 times
+that)."""
+
+
+def known_device(name: str) -> str | None:
+    """The key of `PEAK_FLOPS` that is part of a device's name: `NVIDIA A100-SXM4-80GB` → `A100`."""
+    by_length = sorted(PEAK_FLOPS, key=len, reverse=True)  # an A100 is no A10
+    return next((key for key in by_length if key.casefold() in name.casefold()), None)
+
+
+SHAPE_KEYS = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
+"""Transformers' names of what makes the size of a network, besides its vocabulary."""
+
+
+@dataclass(frozen=True)
+class FlopCount:
+    """Floating-point operations of training one network, by what they grow with."""
+
+    per_token: float
+    """6 × the weights of the blocks."""
+    per_token_and_key: float
+    """12 · layers · heads · head width, for each key that a query meets."""
+    per_target: float
+    """6 × the weights of the head (vocabulary · width, and its transform), for each token with a loss."""
+
+    def batch(self, lengths_S: np.ndarray, num_targets: int, causal: bool) -> float:
+        """One packed batch of samples of these lengths."""
+        pairs = float((lengths_S.astype(np.float64) ** 2).sum()) / (2 if causal else 1)
+        return self.per_token * lengths_S.sum() + self.per_token_and_key * pairs + self.per_target * num_targets
+
+    def token(self, keys: float, targets: float) -> float:
+        """One token that meets `keys` others, with a loss in a share `targets` of all cases."""
+        return self.per_token + self.per_token_and_key * keys + self.per_target * targets
+
+
+def training_flops(*, block_weights: float, attention_width: float, head_weights: float) -> FlopCount:
+    """The formula at the top of this file; `attention_width` is layers · heads · head width."""
+    return FlopCount(6.0 * block_weights, 12.0 * attention_width, 6.0 * head_weights)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of a pre-norm network with gated feed-forward layers and no biases: EuroBERT's, which is Llama's."""
+
+    layers: int
+    width: int
+    ffn: int
+    heads: int
+    kv_heads: int
+    head_width: int
+    vocab_size: int
+    is_tied: bool = False
+
+    @property
+    def block_weights(self) -> int:
+        """The number of weights in the matrices inside the blocks."""
+        attention = 2 * self.width * self.head_width * (self.heads + self.kv_heads)
+        return self.layers * (attention + 3 * self.width * self.ffn)
+
+    @property
+    def parameters_without_head(self) -> int:
+        """What fine-tuning starts from: embedding, blocks and norms."""
+        return self.vocab_size * self.width + self.block_weights + (2 * self.layers + 1) * self.width
+
+    @property
+    def parameters(self) -> int:
+        """All parameters, the language model head included."""
+        return self.parameters_without_head + (0 if self.is_tied else self.vocab_size * self.width)
+
+    @property
+    def flops(self) -> FlopCount:
+        return training_flops(
+            block_weights=self.block_weights,
+            attention_width=self.layers * self.heads * self.head_width,
+            head_weights=self.width * self.vocab_size,
+        )
+
+
+def read_shape(settings: Mapping[str, Any]) -> Shape:
+    """The shape that a Llama-like configuration describes, under transformers' names."""
+    layers, width, ffn, heads, kv_heads = (int(settings[key]) for key in SHAPE_KEYS)
+    return Shape(
+        layers,
+        width,
+        ffn,
+        heads,
+        kv_heads,
+        head_width=int(settings.get("head_dim") or width // heads),
+        vocab_size=int(settings["vocab_size"]),
+        is_tied=bool(settings.get("tie_word_embeddings", False)),
+    )
+
+
+@dataclass(frozen=True)
+class SampleLengths:
+    """How long the samples of a training run are; attention and CLM depend on it."""
+
+    mean_tokens: float
+    """The mean length of a sample."""
+    mean_keys: float
+    """Length of the sample that a token is in, averaged over tokens: sum of squared lengths / sum of lengths."""
+    source: str
+    """Where the two numbers are from, for people."""
+
+
+def flops_per_token(shape: Shape, phase: Phase, lengths: SampleLengths) -> float:
+    """FLOPs of training on one token of a phase, on average; one that mixes objectives costs the mean of its parts.
+
+    Under CLM all tokens but the last of a sample have a loss, else a share of `mask_probability`.
+    """
+    if phase.clm_share:
+        return sum(share * flops_per_token(shape, part, lengths) for part, share in phase.parts)
+    if phase.objective == "clm":
+        return shape.flops.token(lengths.mean_keys / 2, 1 - 1 / lengths.mean_tokens)
+    return shape.flops.token(lengths.mean_keys, phase.mask_probability)

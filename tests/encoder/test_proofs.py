@@ -1,0 +1,68 @@
+"""What a foreign network raises is a failed proof; what biphase raises, and a lack of memory, is raised."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from biphase.encoder.load import load_backbone, load_model
+from biphase.encoder.proofs import check_head
+from biphase.errors import InputError
+
+NO_MEMORY = (
+    torch.OutOfMemoryError("CUDA out of memory"),
+    RuntimeError("[enforce fail at alloc_cpu.cpp:127] data. DefaultCPUAllocator: can't allocate memory"),
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
+    LlamaForCausalLM(LlamaConfig(vocab_size=96, max_position_embeddings=64, **sizes)).save_pretrained(tmp_path)
+    return tmp_path
+
+
+def raising(error: Exception) -> Callable[..., Any]:
+    """Code that is not biphase's: this file."""
+
+    def forward(*args: Any, **options: Any) -> Any:
+        raise error
+
+    return forward
+
+
+@pytest.mark.parametrize("kind", [AttributeError, IndexError, KeyError, RuntimeError, TypeError])
+def test_errors_of_a_network_are_failed_proofs(
+    kind: type[Exception], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = load_model(folder)
+    monkeypatch.setattr("transformers.LlamaModel.forward", raising(kind("not made for that")))
+    with pytest.raises(InputError, match="transforms its logits"):
+        check_head(model)
+    with pytest.raises(InputError, match="computes something else on packed samples"):
+        load_model(folder)
+    with pytest.raises(InputError, match=r"cannot be made a bidirectional encoder: .*not made for that"):
+        load_backbone(folder)
+
+
+@pytest.mark.parametrize("error", NO_MEMORY, ids=["cuda", "cpu"])
+def test_a_lack_of_memory_is_no_failed_proof(error: Exception, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = load_model(folder)
+    monkeypatch.setattr("transformers.LlamaModel.forward", raising(error))
+    for call in (lambda: check_head(model), lambda: load_model(folder), lambda: load_backbone(folder)):
+        with pytest.raises(type(error)) as caught:
+            call()
+        assert caught.value is error
+
+
+def test_an_error_of_ours_is_no_failed_proof(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layout that is none, as if a line of biphase had a mistake."""
+    model = load_model(folder)
+    monkeypatch.setattr("biphase.encoder.proofs.lay_out", lambda *args, **options: None)
+    for call in (lambda: check_head(model), lambda: load_model(folder), lambda: load_backbone(folder)):
+        with pytest.raises(AttributeError, match="num_padding"):
+            call()

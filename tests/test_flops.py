@@ -1,0 +1,82 @@
+"""Shapes and FLOPs equal those of real networks; devices are found by the names that they have."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import EuroBertConfig, EuroBertForMaskedLM
+
+from biphase.config import Phase
+from biphase.encoder.load import TokenIds, make_model
+from biphase.encoder.packed import count_flops
+from biphase.encoder.presets import PRESETS, shape_of
+from biphase.flops import PEAK_FLOPS, SampleLengths, flops_per_token, known_device
+
+
+@pytest.mark.parametrize(
+    ("preset", "without_head", "with_head"),
+    [("210m", 211.8, 310.3), ("610m", 607.9, 755.6), ("1b", 1187.9, 1409.5)],
+)
+def test_the_papers_parameter_counts(preset: str, without_head: float, with_head: float) -> None:
+    """Table 1."""
+    shape = shape_of(preset, {}, 128_256)
+    assert round(shape.parameters_without_head / 1e6, 1) == without_head
+    assert round(shape.parameters / 1e6, 1) == with_head
+
+
+CHANGES: list[dict[str, Any]] = [
+    {},
+    {"num_hidden_layers": 3, "num_key_value_heads": 2},
+    {"tie_word_embeddings": True},
+    {"head_dim": 48},
+]
+
+
+@pytest.mark.parametrize("preset", ["1m", "11m", "610m"])
+@pytest.mark.parametrize("changes", CHANGES)
+def test_parameters_equal_those_of_the_network(preset: str, changes: dict[str, Any]) -> None:
+    settings = {"tie_word_embeddings": False, "pad_token_id": 0, **PRESETS[preset], **changes}
+    with torch.device("meta"):
+        network = EuroBertForMaskedLM(EuroBertConfig(vocab_size=1000, **settings))
+    shape = shape_of(preset, changes, 1000)
+    assert sum(parameter.numel() for parameter in network.parameters()) == shape.parameters
+    assert sum(parameter.numel() for parameter in network.model.parameters()) == shape.parameters_without_head
+
+
+@pytest.mark.parametrize("objective", ["clm", "mlm"])
+def test_flops_equal_those_that_the_loop_counts(objective: Any) -> None:
+    architecture = {"num_hidden_layers": 2, "num_key_value_heads": 2}
+    network = make_model("1m", architecture, TokenIds(500, 4, 1, 2, None), 64, seed=0)
+    lengths_S = np.array([7, 64, 30, 12])
+    phase = Phase(objective=objective, steps=1, mask_probability=0.25)
+    tokens = int(lengths_S.sum())
+    targets = tokens - len(lengths_S) if objective == "clm" else tokens // 4
+    expected = count_flops(network).batch(lengths_S, targets, causal=objective == "clm")
+    text = SampleLengths(float(lengths_S.mean()), float((lengths_S**2).sum() / tokens), "")
+    found = flops_per_token(shape_of("1m", architecture, 500), phase, text) * tokens
+    assert found == pytest.approx(expected, rel=0.25 / tokens)  # the share of masked tokens is no whole number
+
+
+def test_mixed_objectives_cost_the_mean_of_theirs() -> None:
+    shape, text = shape_of("1m", {}, 500), SampleLengths(100, 150, "")
+    clm, mlm = (flops_per_token(shape, Phase(objective=name, steps=1), text) for name in ("clm", "mlm"))
+    mixed = flops_per_token(shape, Phase(objective="mlm", steps=1, clm_share=0.25), text)
+    assert mixed == pytest.approx(0.25 * clm + 0.75 * mlm)
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("h100", "H100"),
+        ("NVIDIA A100-SXM4-80GB", "A100"),
+        ("NVIDIA A10", "A10"),
+        ("AMD Instinct MI250X", "MI250X"),
+        ("AMD Instinct MI250X / MI250", "MI250X"),
+        ("AMD Instinct MI250", "MI250"),
+        ("NVIDIA GeForce", None),
+    ],
+)
+def test_devices_are_found_by_the_names_that_they_have(name: str, found: str | None) -> None:
+    assert known_device(name) == found
+    assert found is None or PEAK_FLOPS[found] > 1e14
