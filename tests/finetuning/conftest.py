@@ -10,7 +10,7 @@ from biphase.encoder.backbone import TokenIds, make_model
 from biphase.finetuning.cell import CellContext, Runtime
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.encoders import Encoder, load_encoder
-from biphase.tasks.spec import TASKS
+from biphase.tasks.spec import task_table
 
 NOUNS = ["dog", "cat", "boy", "girl", "tree", "house", "river", "train", "paper", "stone"]
 SHAPE = {
@@ -33,7 +33,7 @@ def make_cell(task: str, compute: Runtime = CPU, **settings: object) -> CellCont
         "epochs": 2,
         "max_length": 256,
     }
-    return CellContext(TASKS[task], FinetuneConfig.model_validate(given | settings), compute)
+    return CellContext(task_table()[task], FinetuneConfig.model_validate(given | settings), compute)
 
 
 @pytest.fixture(scope="session")

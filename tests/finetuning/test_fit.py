@@ -30,7 +30,7 @@ from biphase.finetuning.fit import (
 from biphase.finetuning.models import identify
 from biphase.finetuning.scores import Score, read_score
 from biphase.report.scores import read_examples
-from biphase.tasks.spec import METRICS, TASKS, find_task
+from biphase.tasks.spec import METRICS, find_task, task_table
 
 from .conftest import CPU, make_cell, write_jsonl
 
@@ -213,7 +213,7 @@ def test_predictions_say_what_each_example_contributes(
         for path in data_dirs[task].iterdir():
             rows = [json.loads(line) for line in path.read_text().splitlines()]
             write_jsonl(tmp_path / path.name, [row | {"label": row["label"] % 2} for row in rows])
-    monkeypatch.setitem(TASKS, task, found.model_copy(update=changes))
+    monkeypatch.setitem(task_table(), task, found.model_copy(update=changes))
     score = fit_quickly(model_folder, task, {task: folder}, tmp_path / "scores", epochs=4)
     assert len(read_examples(score).values) == score.num_examples["test"]
 

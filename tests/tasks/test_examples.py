@@ -22,7 +22,7 @@ from biphase.tasks.examples import (
     to_iob2,
 )
 from biphase.tasks.sources import find_source
-from biphase.tasks.spec import SPLITS, TASKS, find_task
+from biphase.tasks.spec import SPLITS, find_task, task_table
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="developers' data is not here")
@@ -68,7 +68,7 @@ def glue(folder: Path, header: str, *rows: str, test: str = "dev.tsv") -> Path:
 def test_snli() -> None:
     data = load_task("snli")
     assert (len(data.train), len(data.validation), len(data.test), data.left_out) == (8858, 984, 2961, 0)
-    assert data.source == "biphase" and data.task == TASKS["snli"]
+    assert data.source == "biphase" and data.task == task_table()["snli"]
     assert data.train[0].text == (
         "Premise: Two women are embracing while holding to go packages .\n"
         "Hypothesis: The sisters are hugging goodbye while holding to go packages after just eating lunch ."
@@ -427,7 +427,7 @@ def judge(*queries: int, grade: int = 1) -> str:
     ],
 )
 def test_collections(name: str, folder: str, counts: tuple[int, ...]) -> None:
-    source = find_source(TASKS[name], SHARED / folder)
+    source = find_source(task_table()[name], SHARED / folder)
     data = load_examples(source)
     assert isinstance(data, Collection) and data.left_out == 0
     validation, test = data.relevance["validation"], data.relevance["test"]
@@ -472,7 +472,7 @@ def test_judgements_as_jsonl_and_from_the_hub(tmp_path: Path, monkeypatch: pytes
     }
 
     def load_dataset(id: str, config: str, *, split: str, revision: str) -> datasets.Dataset:
-        assert (id, revision) == ("mteb/MultiLongDocRetrieval", TASKS["mldr_en"].hub.revision)
+        assert (id, revision) == ("mteb/MultiLongDocRetrieval", task_table()["mldr_en"].hub.revision)
         return datasets.Dataset.from_list(there[config][split])
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)

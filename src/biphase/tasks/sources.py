@@ -92,7 +92,7 @@ def source_of_files(task: Task, name: str, layout: FileLayout, files: dict[PartN
 
 def definition(task: Task) -> dict[str, Any]:
     """What of a task decides its examples and their use, apart from where they stand."""
-    elsewhere = {"name", "bundled", "files", "hub", "licence", "citation", "note"}
+    elsewhere = {"name", "bundled", "files", "hub", "size", "licence", "citation", "note"}
     return task.model_dump(mode="json", exclude=elsewhere)
 
 

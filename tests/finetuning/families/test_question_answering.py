@@ -20,7 +20,7 @@ from biphase.finetuning.families.question_answering import (
     token_loss,
 )
 from biphase.tasks.examples import Answer, Question
-from biphase.tasks.spec import TASKS
+from biphase.tasks.spec import task_table
 
 from ..conftest import make_cell
 
@@ -34,7 +34,7 @@ QUESTIONS = (
 
 def encode(encoder: Encoder, **settings: object) -> Split:
     config = FinetuneConfig.model_validate({"max_length": 256} | settings)
-    return encode_split(TASKS["squad_v2"], QUESTIONS, encoder.keyed, config, keep_contexts=True)
+    return encode_split(task_table()["squad_v2"], QUESTIONS, encoder.keyed, config, keep_contexts=True)
 
 
 def test_an_input_is_question_context_and_end_of_text(encoder: Encoder) -> None:
