@@ -484,7 +484,7 @@ def write_splits(name: str, sizes: dict[Literal["train", "validation", "test"], 
     import random
 
     from biphase.errors import InputError
-    from biphase.tasks.sources import find_source, read_part
+    from biphase.tasks.sources import find_source, read_rows
     from biphase.tasks.spec import find_task
 
     task = find_task(name)
@@ -493,7 +493,7 @@ def write_splits(name: str, sizes: dict[Literal["train", "validation", "test"], 
     source = find_source(task, None)
     folder.mkdir(parents=True)
     for split, size in sizes.items():
-        rows = [row for _, row in read_part(source, split) if row and str(row[task.label]) not in task.unlabelled]
+        rows = [row for _, row in read_rows(source, split) if row and str(row[task.label]) not in task.unlabelled]
         kept = sorted(random.Random(42).sample(range(len(rows)), min(size, len(rows))))
         lines = "".join(json.dumps(rows[i]) + "\n" for i in kept)
         (folder / f"{split}.jsonl").write_text(lines, encoding="utf-8")
@@ -502,10 +502,12 @@ def write_splits(name: str, sizes: dict[Literal["train", "validation", "test"], 
 
 def write_pairs(name: str, beir: Path, closing: str, folder: Path) -> dict[str, Any]:
     """A retrieval task, and for Sentence Transformers its pairs and judgements: prefixes in place, splits drawn."""
-    from biphase.tasks.examples import Collection, load_task
+    from biphase.tasks.examples import Collection, load_examples
+    from biphase.tasks.sources import find_source
     from biphase.tasks.spec import find_task
 
-    task, data = find_task(name), load_task(name, beir)
+    task = find_task(name)
+    data = load_examples(find_source(task, beir))
     assert isinstance(data, Collection)
     templates = (task.query_template, task.document_template)
     queries, documents = (
@@ -707,7 +709,7 @@ def parse_options() -> argparse.Namespace:
 
 
 def make_grids(options: argparse.Namespace, folder: Path) -> Iterator[Grid]:
-    from biphase.finetuning.cells import resolve
+    from biphase.finetuning.cells import resolve_precision
     from biphase.finetuning.config import FinetuneConfig
     from biphase.finetuning.encoders import load_encoder
 
@@ -719,7 +721,7 @@ def make_grids(options: argparse.Namespace, folder: Path) -> Iterator[Grid]:
         "batch_size": options.batch_size,
         "precision": options.precision,
     }
-    config = resolve(FinetuneConfig.model_validate(given))
+    config = resolve_precision(FinetuneConfig.model_validate(given))
     settings = config.model_dump(mode="json") | {"max_length": min(config.max_length, encoder.max_length)}
     most = dict.fromkeys(SPLITS, options.evaluated_examples)
 
@@ -732,8 +734,8 @@ def make_grids(options: argparse.Namespace, folder: Path) -> Iterator[Grid]:
             "classification", {task: write_splits(task, sizes, folder / "data" / task) for task in options.tasks}
         )
     if options.retrieval is not None:
-        tokenizer: Any = encoder.keyed.tokenizer
-        closing = "" if encoder.keyed.opening else tokenizer.eos_token
+        tokenizer: Any = encoder.tokenizer.pretrained
+        closing = "" if encoder.tokenizer.opening else tokenizer.eos_token
         task = "squad_retrieval"
         yield grid("retrieval", {task: write_pairs(task, options.retrieval, closing, folder / "data" / task)})
 

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from biphase.config import Recipe, load_config
 from biphase.files import content_hash
-from biphase.finetuning.cells import find_sources, plan_cell
+from biphase.finetuning.cells import find_task_sources, plan_cell
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.models import ModelFingerprint
 from biphase.study.plan import plan_study
@@ -54,7 +54,7 @@ def identities() -> Iterator[tuple[str, Any]]:
     for name in BUNDLED:
         for precision in ("fp32", "bf16"):
             config = FinetuneConfig(precision=precision, learning_rate=2e-5, seed=3)
-            plan = plan_cell(ModelFingerprint("model", 512), *find_sources(name, {}), config)
+            plan = plan_cell(ModelFingerprint("model", 512), *find_task_sources(name, {}), config)
             yield f"cell {name} {precision}", plan.folder(Path()).name
     for path in STUDIES:
         plan = plan_study(load_study(path))

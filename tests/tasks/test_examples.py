@@ -1,6 +1,7 @@
 import json
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import datasets
 import numpy as np
@@ -18,7 +19,6 @@ from biphase.tasks.examples import (
     hold_out,
     limit_evaluation,
     load_examples,
-    load_task,
     to_iob2,
 )
 from biphase.tasks.sources import find_source
@@ -30,6 +30,10 @@ needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="developers' data 
 PAIR = {"premise": "A man sleeps.", "hypothesis": "A man is awake.", "label": 2}
 TAGGED = {"tokens": ["in", "New", "York"], "ner_tags": ["O", "B-location", "I-location"]}
 ASKED = {"id": "q", "question": "Who?", "context": "Ann met Ann", "answers": {"text": ["Ann"], "answer_start": [8]}}
+
+
+def load_task(name: str, data_dir: Path | None = None) -> Any:
+    return load_examples(find_source(find_task(name), data_dir))
 
 
 def lines(*rows: object) -> str:

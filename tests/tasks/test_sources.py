@@ -12,7 +12,7 @@ import zstandard
 
 from biphase.errors import InputError
 from biphase.tasks import sources
-from biphase.tasks.sources import HUB, find_source, read_columns, read_part, read_record, read_squad, read_tsv
+from biphase.tasks.sources import HUB, find_source, read_columns, read_record, read_rows, read_squad, read_tsv
 from biphase.tasks.spec import FileLayout, Hub, HubRows, Splits, Task, task_table
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -77,7 +77,7 @@ def test_shards_are_read_once_in_the_order_of_their_names(tmp_path: Path) -> Non
         (tmp_path / f"train0{n}.json.gz").write_bytes(gzip.compress(f'{{"n": {n}}}'.encode()))
     (tmp_path / "train02.json").unlink()
     (tmp_path / "train00.json.gz").unlink()
-    assert [row["n"] for _, row in read_part(find_source(task_table()["ontonotes5"], tmp_path), "train")] == [0, 1, 2]
+    assert [row["n"] for _, row in read_rows(find_source(task_table()["ontonotes5"], tmp_path), "train")] == [0, 1, 2]
 
 
 def test_bundled() -> None:
@@ -202,10 +202,10 @@ def test_bad_lines(tmp_path: Path) -> None:
     ):
         (tmp_path / "train.jsonl").write_bytes(content)
         with pytest.raises(InputError, match=message):
-            list(read_part(source, "train"))
+            list(read_rows(source, "train"))
     (tmp_path / "train.jsonl").unlink()
     with pytest.raises(InputError, match=r"train\.jsonl does not exist"):
-        list(read_part(source, "train"))
+        list(read_rows(source, "train"))
 
 
 @pytest.mark.parametrize(("ending", "compress"), [(".gz", gzip.compress), (".zst", zstandard.compress)])
@@ -216,10 +216,10 @@ def test_compressed_files(tmp_path: Path, ending: str, compress) -> None:
     path = tmp_path / f"test.jsonl{ending}"
     path.write_bytes(compress(lines))
     source = find_source(task_table()["snli"], tmp_path)
-    assert [row["n"] for _, row in read_part(source, "test")] == list(range(5000))
+    assert [row["n"] for _, row in read_rows(source, "test")] == list(range(5000))
     path.write_bytes(compress(lines)[: len(compress(lines)) // 2])
     with pytest.raises(InputError, match=r"test\.jsonl.*(cut short|broken JSON)"):
-        list(read_part(find_source(task_table()["snli"], tmp_path), "test"))
+        list(read_rows(find_source(task_table()["snli"], tmp_path), "test"))
 
 
 @pytest.fixture
@@ -250,7 +250,7 @@ def commits(monkeypatch: pytest.MonkeyPatch) -> dict:
         return SimpleNamespace(sha=known[id, revision])
 
     monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", dataset_info)
-    sources.resolve.cache_clear()
+    sources.pin_commit.cache_clear()
     return known
 
 
@@ -263,7 +263,7 @@ def test_hub_rows(hub: dict, commits: dict) -> None:
     source = find_source(task, None)
     assert source.name == f"nyu-mll/glue@{task.hub.revision}" and source.splits == ("train", "test")
     assert commits["asked"] == 0 and not hub["asked"]
-    read = list(read_part(source, "train"))
+    read = list(read_rows(source, "train"))
     assert len(read) == 2500 and read[2400] == ("nyu-mll/glue train: row 2400", {"premise": "2400", "label": -1})
     assert [row["label"] for _, row in read[1:4]] == ["entailment", "neutral", "contradiction"]
     assert hub["asked"] == [("nyu-mll/glue", "mnli", "train", task.hub.revision)]
@@ -277,7 +277,7 @@ def test_hub_tags_come_as_names(hub: dict) -> None:
     )
     there = Hub(id="a/b", revision=COMMIT, splits=Splits(train="train", test="test"), rename={"theirs": "ner_tags"})
     source = find_source(changed("conll2003", hub=there), None)
-    assert [row for _, row in read_part(source, "test")] == [{"theirs": ["O", "B-x"], "tokens": ["in", "x"]}]
+    assert [row for _, row in read_rows(source, "test")] == [{"theirs": ["O", "B-x"], "tokens": ["in", "x"]}]
 
 
 def test_hub_collection(hub: dict) -> None:
@@ -294,9 +294,9 @@ def test_hub_collection(hub: dict) -> None:
     hub["a/b", "asked", "all"] = [{"_id": "q"}]
     hub["a/b", "qrels", "dev"] = [{"score": 1}]
     source = find_source(changed("mldr_en", hub=there), None)
-    assert [row["_id"] for _, row in read_part(source, "corpus")] == ["1", "2"]
-    assert [row["_id"] for _, row in read_part(source, "queries")] == ["q"]
-    assert [place for place, _ in read_part(source, "validation")] == ["a/b dev: row 0"]
+    assert [row["_id"] for _, row in read_rows(source, "corpus")] == ["1", "2"]
+    assert [row["_id"] for _, row in read_rows(source, "queries")] == ["q"]
+    assert [place for place, _ in read_rows(source, "validation")] == ["a/b dev: row 0"]
 
 
 def test_hub_revisions_are_resolved(commits: dict) -> None:
@@ -319,7 +319,7 @@ def test_hub_is_read_instead_of_the_package(hub: dict) -> None:
     hub["stanfordnlp/snli", None, "test"] = [{"label": 1}]
     source = find_source(task_table()["snli"], HUB)
     assert source.hash != find_source(task_table()["snli"], None).hash
-    assert [row for _, row in read_part(source, "test")] == [{"label": 1}]
+    assert [row for _, row in read_rows(source, "test")] == [{"label": 1}]
 
 
 def test_hub_errors(hub: dict) -> None:
@@ -335,7 +335,7 @@ def test_hub_errors(hub: dict) -> None:
     ):
         hub[key] = error
         with pytest.raises(InputError, match=message) as caught:
-            list(read_part(source, "train"))
+            list(read_rows(source, "train"))
         assert "\n" not in str(caught.value)
 
 
@@ -344,7 +344,7 @@ def test_hub_library_reads_a_folder_the_same_way(tmp_path: Path) -> None:
     folder_with(tmp_path, ROWS, '{"premise": "a", "hypothesis": "b", "label": 2}\n')
     there = Hub(id=str(tmp_path), revision=COMMIT, splits=Splits(train="train", test="test"))
     source = find_source(changed("snli", bundled=False, hub=there), None)
-    assert [row["label"] for _, row in read_part(source, "test")] == [2]
+    assert [row["label"] for _, row in read_rows(source, "test")] == [2]
     lacking = there.model_copy(update={"splits": Splits(train="train", test="best")})
     with pytest.raises(InputError, match="split 'best' cannot be read"):
-        list(read_part(find_source(changed("snli", bundled=False, hub=lacking), None), "test"))
+        list(read_rows(find_source(changed("snli", bundled=False, hub=lacking), None), "test"))

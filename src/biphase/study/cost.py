@@ -309,7 +309,7 @@ TYPICAL_SIZES: dict[Family, TaskSize] = {
 """The sizes that are assumed of tasks that do not say theirs."""
 
 
-def size_of(task: str) -> TaskSize:
+def task_size(task: str) -> TaskSize:
     found = find_task(task)
     return found.size or TYPICAL_SIZES[found.family]
 
@@ -318,13 +318,13 @@ def cell_cost(
     shape: Shape | None, task: str, evaluates: tuple[str, ...], config: FinetuneConfig, context: int
 ) -> tuple[int, float, float]:
     """Updates, tokens trained on, and FLOPs of one cell, evaluation (a forward pass, a third of training) included."""
-    size = size_of(task)
+    size = task_size(task)
     examples = min(size.train_examples, config.max_train_examples or size.train_examples)
     steps = min(config.max_steps, config.epochs * math.ceil(examples / config.batch_size))
     tokens = float(steps * config.batch_size * min(size.example_tokens, context, config.max_length))
     if shape is None:
         return steps, tokens, 0.0
-    evaluated = sum(size_of(name).evaluated_tokens for name in evaluates)
+    evaluated = sum(task_size(name).evaluated_tokens for name in evaluates)
     each = 6.0 * shape.block_weights + 12.0 * shape.layers * shape.heads * shape.head_width * size.example_tokens
     return steps, tokens, each * (tokens + evaluated / 3)
 

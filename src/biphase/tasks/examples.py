@@ -1,6 +1,6 @@
 """Rows of a source → checked examples of a task, in its splits. Whatever comes out is well-formed.
 
-Splits that the source does not have are drawn with seed 42, as `tasks.Splits` says. Labels and tags come out as
+Splits that the source does not have are drawn with seed 42, as `spec.Splits` says. Labels and tags come out as
 numbers, tags in IOB2, answers as exact spans of their context, documents without the prefixes of the encoder's input.
 """
 
@@ -9,22 +9,21 @@ import math
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from biphase import console
 from biphase.errors import InputError
-from biphase.tasks.sources import PartName, Row, TaskSource, find_source, read_part
-from biphase.tasks.spec import SPLITS, Scheme, SplitName, Task, find_task, template_columns
+from biphase.tasks.sources import PartName, Row, TaskSource, read_rows
+from biphase.tasks.spec import SPLITS, EvaluatedSplit, Scheme, SplitName, Task, template_columns
 
 TRAIN_SHARE, DRAW_SEED = 0.95, 42
 """Where there is no validation split, the rest of train becomes it, as in the paper."""
 MIN_HELD_QUERIES = 100
 DOCUMENTS_PER_NOTE = 10_000
 
-EvaluatedSplit = Literal["validation", "test"]
+Item = TypeVar("Item")
 Judgements = dict[str, dict[str, int]]
 """Query id → document id → grade, of which 1 and more is relevant."""
 
@@ -64,11 +63,12 @@ class Question:
     """ReCoRD's entities, in the order of the text; `question` keeps its @placeholder."""
 
 
-Example = LabelledText | TaggedWords | Question
+AnyExample = LabelledText | TaggedWords | Question
+Example = TypeVar("Example", bound=AnyExample)
 
 
 @dataclass(frozen=True)
-class TaskData:
+class TaskData(Generic[Example]):
     """The examples of a task; every split has some. `left_out` counts the rows without a gold label and broken ones."""
 
     task: Task
@@ -77,6 +77,10 @@ class TaskData:
     validation: tuple[Example, ...]
     test: tuple[Example, ...]
     left_out: int
+
+    @property
+    def splits(self) -> dict[SplitName, tuple[Example, ...]]:
+        return {"train": self.train, "validation": self.validation, "test": self.test}
 
 
 @dataclass(frozen=True)
@@ -97,15 +101,7 @@ class Collection:
     """Queries of train without a relevant document."""
 
 
-def load_task(name: str, data_dir: str | Path | None = None) -> TaskData | Collection:
-    """The examples of a task by its name or YAML file: `find_task`, `find_source` and `load_examples` in one."""
-    return load_examples(find_source(find_task(name), None if data_dir is None else Path(data_dir)))
-
-
-Held = TypeVar("Held")
-
-
-def load_examples(source: TaskSource, judged_only: bool = True) -> TaskData | Collection:
+def load_examples(source: TaskSource, judged_only: bool = True) -> TaskData[Any] | Collection:
     """Read and check everything.
 
     Args:
@@ -120,33 +116,38 @@ def load_examples(source: TaskSource, judged_only: bool = True) -> TaskData | Co
     return load_collection(source, judged_only) if source.task.family == "retrieval" else load_splits(source)
 
 
-def limit_evaluation(data: TaskData | Collection, num_examples: int) -> TaskData | Collection:
-    """With at most so many examples (queries) in validation and in test, drawn with seed 42, in their order.
+def limit_evaluation(data: TaskData[Any] | Collection, num_examples: int) -> TaskData[Any] | Collection:
+    """The data with at most so many examples (queries) in validation and in test, drawn with seed 42, in their order.
 
     The documents that are searched stay as they were: fewer of them would make every query easier.
     """
     if isinstance(data, TaskData):
-        return replace(data, validation=draw(data.validation, num_examples), test=draw(data.test, num_examples))
-    relevance = {
-        split: {query: judged[query] for query in draw(tuple(judged), num_examples)}
-        for split, judged in data.relevance.items()
-    }
+        validation, test = (draw_items(examples, num_examples) for examples in (data.validation, data.test))
+        return replace(data, validation=validation, test=test)
+    relevance: dict[EvaluatedSplit, Judgements] = {}
+    for split, judged in data.relevance.items():
+        relevance[split] = {query: judged[query] for query in draw_items(tuple(judged), num_examples)}
     return replace(data, relevance=relevance)
 
 
-def draw(items: Sequence[Held], wanted: int) -> tuple[Held, ...]:
-    if wanted >= len(items):
-        return tuple(items)
-    chosen = np.sort(np.random.default_rng(DRAW_SEED).permutation(len(items))[:wanted])
-    return tuple(items[place] for place in chosen)
+def draw_items(items: Sequence[Item], wanted: int) -> tuple[Item, ...]:
+    """All items, or a fixed random subset of them in their order."""
+    return tuple(items[index] for index in draw_indices(len(items), wanted))
 
 
-def load_splits(source: TaskSource) -> TaskData:
+def draw_indices(num_items: int, wanted: int) -> np.ndarray:
+    """The indices of `draw_items`, ascending."""
+    if wanted >= num_items:
+        return np.arange(num_items)
+    return np.sort(np.random.default_rng(DRAW_SEED).permutation(num_items)[:wanted])
+
+
+def load_splits(source: TaskSource) -> TaskData[Any]:
     task = source.task
-    examples: dict[SplitName, list[Example]] = {}
+    examples: dict[SplitName, list[AnyExample]] = {}
     left_out = 0
     for split in source.splits:
-        made = [None if row is None else make_example(source, place, row) for place, row in read_part(source, split)]
+        made = [None if row is None else make_example(source, place, row) for place, row in read_rows(source, split)]
         examples[split] = [example for example in made if example is not None]
         left_out += len(made) - len(examples[split])
         if not examples[split]:
@@ -159,30 +160,32 @@ def load_splits(source: TaskSource) -> TaskData:
             )
         examples["train"], examples["validation"] = hold_out(examples["train"])
     train, validation, test = (tuple(examples[split]) for split in SPLITS)
-    return TaskData(task, source.name, train, validation, test, left_out)
+    return TaskData[Any](task, source.name, train, validation, test, left_out)
 
 
-def check_ids(source: TaskSource, split: SplitName, examples: Iterable[Example]) -> None:
+def check_ids(source: TaskSource, split: SplitName, examples: Iterable[AnyExample]) -> None:
     """Answers are compared by id, so no two questions of a split may share one."""
     seen: set[str] = set()
-    for id in (example.id for example in examples if isinstance(example, Question)):
-        if id in seen:
-            raise InputError(f"{source.name}: the {split} split has two questions with the id '{id}'")
-        seen.add(id)
+    for example in examples:
+        if not isinstance(example, Question):
+            continue
+        if example.id in seen:
+            raise InputError(f"{source.name}: the {split} split has two questions with the id '{example.id}'")
+        seen.add(example.id)
 
 
-def hold_out(examples: Sequence[Held]) -> tuple[list[Held], list[Held]]:
+def hold_out(examples: Sequence[Item]) -> tuple[list[Item], list[Item]]:
     """Train and validation, in the order of `datasets.Dataset.train_test_split(train_size=0.95, seed=42)`."""
     num_held = len(examples) - math.floor(TRAIN_SHARE * len(examples))
     shuffled = shuffle(examples)
     return shuffled[num_held:], shuffled[:num_held]
 
 
-def shuffle(items: Sequence[Held]) -> list[Held]:
+def shuffle(items: Sequence[Item]) -> list[Item]:
     return [items[i] for i in np.random.default_rng(DRAW_SEED).permutation(len(items))]
 
 
-def make_example(source: TaskSource, place: str, row: Row) -> Example | None:
+def make_example(source: TaskSource, place: str, row: Row) -> AnyExample | None:
     """A checked example; None for a row without a gold label."""
     match source.task.family:
         case "sequence_classification":
@@ -374,7 +377,7 @@ def load_collection(source: TaskSource, judged_only: bool) -> Collection:
 
 def read_judgements(source: TaskSource, split: SplitName) -> Judgements:
     judgements: Judgements = {}
-    for place, row in read_part(source, split):
+    for place, row in read_rows(source, split):
         assert row is not None
         query, document = (str(column(source, place, row, name)) for name in ("query-id", "corpus-id"))
         value = column(source, place, row, "score")
@@ -422,7 +425,7 @@ def read_texts(source: TaskSource, part: PartName, wanted: Set[str] | None) -> d
     """Texts by id, of all rows or of those that are wanted; a title goes before its text."""
     texts: dict[str, str] = {}
     with console.track(f"read {source.task.name} {part}", None, "rows") as progress:
-        for number, (place, row) in enumerate(read_part(source, part), start=1):
+        for number, (place, row) in enumerate(read_rows(source, part), start=1):
             assert row is not None
             id = str(column(source, place, row, "_id"))
             if number % DOCUMENTS_PER_NOTE == 0:
@@ -444,7 +447,7 @@ def check_known(source: TaskSource, kind: str, judged: Set[str], texts: Mapping[
         return
     name = {"query": "query-id", "document": "corpus-id"}[kind]
     for split in source.splits:
-        for place, row in read_part(source, split):
+        for place, row in read_rows(source, split):
             if row is not None and str(row[own_name(source, name)]) in missing:
                 id = row[own_name(source, name)]
                 raise InputError(f"{place}: a judgement of {kind} '{id}', which {source.name} does not have")

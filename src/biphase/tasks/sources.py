@@ -71,7 +71,7 @@ def find_source(task: Task, data_dir: Path | None) -> TaskSource:
     if task.hub is None:
         where = "is not on the hub" if data_dir == HUB else "comes neither with biphase nor from the hub"
         raise InputError(f"task '{task.name}' {where}: give its folder as data_dir=…")
-    hub = task.hub.model_copy(update={"revision": resolve(task.hub.id, task.hub.revision)})
+    hub = task.hub.model_copy(update={"revision": pin_commit(task.hub.id, task.hub.revision)})
     digest = content_hash([definition(task), hub.model_dump(mode="json")])
     return TaskSource(task, f"{hub.id}@{hub.revision}", digest, hub, {})
 
@@ -139,7 +139,7 @@ def parts_of(task: Task, layout: FileLayout) -> dict[PartName, str]:
 
 
 @lru_cache
-def resolve(hub_id: str, revision: str | None) -> str:
+def pin_commit(hub_id: str, revision: str | None) -> str:
     """The commit that a revision names; the newest one for None."""
     if revision is not None and re.fullmatch(r"[0-9a-f]{40}", revision):
         return revision
@@ -157,7 +157,7 @@ def resolve(hub_id: str, revision: str | None) -> str:
     return commit
 
 
-def read_part(source: TaskSource, part: PartName) -> Rows:
+def read_rows(source: TaskSource, part: PartName) -> Rows:
     """The rows of a split (in retrieval its judgements), the corpus or the queries, in order, read as they are needed.
 
     Raises:

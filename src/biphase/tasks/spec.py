@@ -18,6 +18,7 @@ from biphase.errors import InputError, nearest
 Family = Literal["sequence_classification", "token_classification", "question_answering", "retrieval"]
 SplitName = Literal["train", "validation", "test"]
 SPLITS: tuple[SplitName, ...] = get_args(SplitName)
+EvaluatedSplit = Literal["validation", "test"]
 Format = Literal["jsonl", "tsv", "columns", "squad", "record"]
 Scheme = Literal["IOB1", "IOB2", "BIOES"]
 

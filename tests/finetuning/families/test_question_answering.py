@@ -8,10 +8,10 @@ from biphase.finetuning.batches import pack
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.encoders import Encoder
 from biphase.finetuning.families.question_answering import (
-    Split,
+    QuestionSplit,
     best_spans,
     cut_windows,
-    encode_split,
+    encode_questions,
     margin_sums,
     reference_best_span,
     segment_logsumexp,
@@ -32,14 +32,14 @@ QUESTIONS = (
 )
 
 
-def encode(encoder: Encoder, **settings: object) -> Split:
+def encode(encoder: Encoder, **settings: object) -> QuestionSplit:
     config = FinetuneConfig.model_validate({"max_length": 256} | settings)
-    return encode_split(task_table()["squad_v2"], QUESTIONS, encoder.keyed, config, keep_contexts=True)
+    return encode_questions(task_table()["squad_v2"], QUESTIONS, encoder.tokenizer, config, has_unanswerable=True)
 
 
 def test_an_input_is_question_context_and_end_of_text(encoder: Encoder) -> None:
     split = encode(encoder)
-    tokenizer = encoder.keyed.tokenizer
+    tokenizer = encoder.tokenizer.pretrained
     first = split.texts.tokens_T[: split.texts.bounds_S1[1]]
     assert tokenizer.decode(first[:-1]) == f"Question: Who sleeps?\nContext: {CONTEXT}"
     assert first[-1] == tokenizer.eos_token_id
@@ -53,7 +53,7 @@ def test_answers_are_found_again_as_text(encoder: Encoder) -> None:
     begin, end = split.answers_Q2[1]
     assert text_of_span(split, 1, begin, end) == "Zoë"
     assert split.answers_Q2[2].tolist() == [-1, -1]
-    assert split.gold == (("naïve dog", "dog"), ("Zoë",), ())
+    assert split.gold == [["naïve dog", "dog"], ["Zoë"], []]
 
 
 def test_long_contexts_become_overlapping_windows(encoder: Encoder) -> None:
@@ -112,8 +112,8 @@ def test_span_loss_is_cross_entropy_over_context_and_end(encoder: Encoder) -> No
     split = encode(encoder, max_length=64, doc_stride=10)
     cell = make_cell("squad_v2")
     windows = np.arange(split.texts.num_samples)
-    batch = pack(split.texts, windows, cell.compute)
-    logits = torch.randn(len(batch.places_T), 2, generator=torch.Generator().manual_seed(0))
+    batch = pack(split.texts, windows, cell.runtime)
+    logits = torch.randn(len(batch.indices_T), 2, generator=torch.Generator().manual_seed(0))
     expected = 0.0
     for a, b in pairwise(split.texts.bounds_S1.tolist()):
         window = int(np.searchsorted(split.texts.bounds_S1, a))
@@ -131,11 +131,11 @@ def test_span_loss_is_cross_entropy_over_context_and_end(encoder: Encoder) -> No
 def test_token_loss_labels_the_first_answer(encoder: Encoder) -> None:
     split = encode(encoder, qa_head="token")
     cell = make_cell("squad_v2", qa_head="token")
-    batch = pack(split.texts, np.array([1, 0]), cell.compute)
-    sure = torch.zeros(len(batch.places_T), 2)
+    batch = pack(split.texts, np.array([1, 0]), cell.runtime)
+    sure = torch.zeros(len(batch.indices_T), 2)
     begins, ends = split.answers_Q2[[1, 0]].T
-    inside = np.zeros(len(batch.places_T), dtype=bool)
-    places = split.context_tokens_T[batch.places_T]
+    inside = np.zeros(len(batch.indices_T), dtype=bool)
+    places = split.context_tokens_T[batch.indices_T]
     for begin, end in zip(begins, ends, strict=True):
         inside |= (places >= begin) & (places < end)
     sure[inside, 1] = 50.0
