@@ -507,7 +507,7 @@ def write_pairs(name: str, beir: Path, closing: str, folder: Path) -> dict[str, 
     from biphase.tasks.spec import find_task
 
     task = find_task(name)
-    data = load_examples(find_source(task, beir))
+    data = load_examples(find_source(task, beir), judged_only=True)
     assert isinstance(data, Collection)
     templates = (task.query_template, task.document_template)
     queries, documents = (

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from biphase.tasks.spec import PAPER_TASKS, SPLITS, Task, task_table
+from biphase.tasks.spec import PAPER_TASKS, TASK_SPLITS, Task, task_table
 
 DOCS = Path(__file__).resolve().parent.parent / "docs" / "tasks.md"
 MARKED = re.compile(r"(?<=<!-- made by scripts/make_tasks_table.py -->\n).*(?=<!-- end -->)", re.DOTALL)
@@ -48,7 +48,9 @@ def cells(task: Task) -> list[str]:
 def split_places(task: Task) -> tuple[str, ...]:
     """Where each split is from: its name there (of files without folder and ending), or what it is drawn from."""
     splits = task.files[0] if task.bundled or task.hub is None else task.hub.splits
-    own: dict[str, str] = {name: Path(place).stem for name in SPLITS if (place := getattr(splits, name)) is not None}
+    own: dict[str, str] = {
+        name: Path(place).stem for name in TASK_SPLITS if (place := getattr(splits, name)) is not None
+    }
     if task.trained_on is not None:
         drawn = {"train": f"that of {task.trained_on}", "validation": "half of test's queries"}
         own["test"] = own["test"] if "validation" in own else "the other half"
@@ -60,7 +62,7 @@ def split_places(task: Task) -> tuple[str, ...]:
     else:
         drawn = {"validation": "5 % of train"}
     places = drawn | own
-    return tuple(places[name] for name in SPLITS)
+    return tuple(places[name] for name in TASK_SPLITS)
 
 
 def remarks(task: Task) -> Iterator[str]:

@@ -12,7 +12,7 @@ from biphase.finetuning.batches import CellContext, Runtime
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.encoders import Encoder, load_encoder
 from biphase.finetuning.encoding import EncodedSplit
-from biphase.finetuning.families import FAMILIES
+from biphase.finetuning.families import FAMILY_MODULES
 from biphase.tasks.spec import task_table
 
 NOUNS = ["dog", "cat", "boy", "girl", "tree", "house", "river", "train", "paper", "stone"]
@@ -42,7 +42,7 @@ def make_cell(task: str, runtime: Runtime = CPU, **settings: object) -> CellCont
 def predict_split(model: torch.nn.Module, split: EncodedSplit, cell: CellContext) -> Any:
     """What the cell's family predicts, as a finished training leaves it to."""
     with torch.no_grad():
-        return FAMILIES[cell.task.family].predict(model.eval(), split, cell)
+        return FAMILY_MODULES[cell.task.family].predict(model.eval(), split, cell)
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ from biphase.finetuning.cells import find_task_sources
 from biphase.finetuning.encoders import Encoder
 from biphase.finetuning.encoding import EncodedTask
 from biphase.finetuning.encoding_cache import encode_source, leaves_of, load_encoded, read_encoded, save_encoded
-from biphase.tasks.spec import SPLITS, find_task
+from biphase.tasks.spec import TASK_SPLITS, find_task
 
 from .conftest import make_cell
 
@@ -29,8 +29,8 @@ def test_splits_come_back_from_the_disk(encoder: Encoder, data_dirs: Dirs, tmp_p
     made = encode_source(source, encoder.tokenizer, make_cell(task, max_length=24, doc_stride=4).config)
     save_encoded(tmp_path / "task", made)
     found = read_encoded(tmp_path / "task", find_task(task).family)
-    assert tuple(found.splits) == SPLITS and found.left_out == made.left_out
-    for name in SPLITS:
+    assert tuple(found.splits) == TASK_SPLITS and found.left_out == made.left_out
+    for name in TASK_SPLITS:
         assert type(found.splits[name]) is type(made.splits[name])
         for (key, value), (_, wanted) in zip(leaves_of(found.splits[name]), leaves_of(made.splits[name]), strict=True):
             if isinstance(wanted, np.ndarray):

@@ -19,13 +19,13 @@ from biphase.finetuning.config import PROTOCOL, FinetuneConfig
 from biphase.finetuning.encoders import Encoder, load_encoder
 from biphase.finetuning.encoding import EncodedTask
 from biphase.finetuning.encoding_cache import load_encoded
-from biphase.finetuning.families import FAMILIES
-from biphase.finetuning.fit import build_network, cells_claimed, fit_cell, fit_cells
+from biphase.finetuning.families import FAMILY_MODULES
+from biphase.finetuning.fit import cells_claimed, fit_cell, fit_cells
 from biphase.finetuning.models import identify
 from biphase.finetuning.scores import Score, read_score
-from biphase.finetuning.training import finetuning_rate, train_network
+from biphase.finetuning.training import build_network, finetuning_rate, train_network
 from biphase.report.scores import read_examples
-from biphase.tasks.examples import draw_indices
+from biphase.tasks.drawing import draw_indices
 from biphase.tasks.spec import METRICS, find_task, task_table
 
 from .conftest import CPU, make_cell, predict_split, write_jsonl
@@ -74,7 +74,7 @@ def test_packed_evaluation_equals_one_by_one(encoder: Encoder, data_dirs: Dirs, 
     split = encoded_for(encoder, cell, data_dirs).splits["test"]
     model = fresh(encoder, cell)
     alone = CellContext(cell.task, cell.config, Runtime(CPU.device, CPU.dtype, microbatch_tokens=1))
-    family = FAMILIES[cell.task.family]
+    family = FAMILY_MODULES[cell.task.family]
     packed, single = (predict_split(model, split, each) for each in (cell, alone))
     assert family.compute_metrics(split, packed, cell) == pytest.approx(family.compute_metrics(split, single, cell))
     for ours, theirs in zip(*(family.prediction_rows(split, p, cell) for p in (packed, single)), strict=True):
@@ -104,7 +104,7 @@ def test_overfits_a_few_examples(
     if task == "squad_v2":
         split = replace(split, contexts=contexts_of(encoder, split))
     if reached is not None:
-        scores = FAMILIES[cell.task.family].compute_metrics(split, predict_split(model, split, cell), cell)
+        scores = FAMILY_MODULES[cell.task.family].compute_metrics(split, predict_split(model, split, cell), cell)
         assert scores[cell.task.metric] >= reached
 
 
@@ -299,7 +299,7 @@ def test_microbatches_leave_the_gradient_unchanged(encoder: Encoder, data_dirs: 
         cell = make_cell(task, Runtime(CPU.device, CPU.dtype, budget), head_dropout=0.0)
         model = fresh(encoder, cell)
         encoded = encoded_for(encoder, cell, data_dirs)
-        loss = FAMILIES[cell.task.family].accumulate_gradients(model, encoded.splits["train"], np.arange(9), cell)
+        loss = FAMILY_MODULES[cell.task.family].accumulate_gradients(model, encoded.splits["train"], np.arange(9), cell)
         results.append((loss, [parameter.grad.clone() for parameter in model.parameters()]))
     torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=1e-6)
 

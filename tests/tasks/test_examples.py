@@ -22,7 +22,7 @@ from biphase.tasks.examples import (
     to_iob2,
 )
 from biphase.tasks.sources import find_source
-from biphase.tasks.spec import SPLITS, find_task, task_table
+from biphase.tasks.spec import TASK_SPLITS, find_task, task_table
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="developers' data is not here")
@@ -33,7 +33,7 @@ ASKED = {"id": "q", "question": "Who?", "context": "Ann met Ann", "answers": {"t
 
 
 def load_task(name: str, data_dir: Path | None = None) -> Any:
-    return load_examples(find_source(find_task(name), data_dir))
+    return load_examples(find_source(find_task(name), data_dir), judged_only=True)
 
 
 def lines(*rows: object) -> str:
@@ -193,7 +193,7 @@ def test_bundled_words(name: str, sizes: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("name", ["uner_en_ewt", "wnut17"])
 def test_bundled_words_are_the_source(name: str) -> None:
     bundled, source = load_task(name), load_task(name, SHARED / name)
-    assert all(getattr(bundled, split) == getattr(source, split) for split in SPLITS)
+    assert all(getattr(bundled, split) == getattr(source, split) for split in TASK_SPLITS)
 
 
 @needs_shared
@@ -283,7 +283,7 @@ def test_squad_as_published(tmp_path: Path, name: str, version: str, size: int) 
     (tmp_path / f"train-v{version}.json").write_text(json.dumps({"data": official["data"][:1]}))
     (tmp_path / f"dev-v{version}.json").symlink_to(folder / f"dev-v{version}.json")
     parts, whole = load_task(name, folder), load_task(name, tmp_path)
-    expected = {question.id: question for split in SPLITS for question in getattr(parts, split)}
+    expected = {question.id: question for split in TASK_SPLITS for question in getattr(parts, split)}
     assert len(whole.test) == len(expected) == size
     for question in whole.test:
         other = expected[question.id]
@@ -432,7 +432,7 @@ def judge(*queries: int, grade: int = 1) -> str:
 )
 def test_collections(name: str, folder: str, counts: tuple[int, ...]) -> None:
     source = find_source(task_table()[name], SHARED / folder)
-    data = load_examples(source)
+    data = load_examples(source, judged_only=True)
     assert isinstance(data, Collection) and data.left_out == 0
     validation, test = data.relevance["validation"], data.relevance["test"]
     assert (len(data.documents), len(data.queries), len(data.train), len(validation), len(test)) == counts

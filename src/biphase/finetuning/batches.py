@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from biphase.device import choose_device, choose_dtype
 from biphase.encoder.attention import FILLED_TO, Backend, PackedLayout, choose_backend, lay_out
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.encoding import TokenizedTexts, bounds_of_lengths
@@ -33,9 +34,15 @@ class Runtime:
         return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
 
 
+def make_runtime(config: FinetuneConfig) -> Runtime:
+    """Raises `InputError` for a GPU that is asked for and not there."""
+    device = choose_device(config.device)
+    return Runtime(device, choose_dtype(config.precision, device), config.microbatch_tokens)
+
+
 @dataclass(frozen=True)
 class CellContext:
-    """What stays the same throughout one cell."""
+    """The task, configuration and machine of one cell, the same throughout it."""
 
     task: Task
     config: FinetuneConfig

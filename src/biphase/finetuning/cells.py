@@ -55,7 +55,7 @@ def plan_cell(model: ModelFingerprint, train: TaskSource, evaluation: TaskSource
 
 
 def find_task_sources(name: str, data_dirs: DataDirs) -> tuple[TaskSource, TaskSource]:
-    """What a task is trained and what it is evaluated on: mostly the same."""
+    """The data that a task is trained on and the data that it is evaluated on: mostly the same."""
 
     def source_of(task: Task) -> TaskSource:
         given = data_dirs.get(task.name)

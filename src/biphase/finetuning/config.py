@@ -1,4 +1,4 @@
-"""What a cell does, apart from which encoder and which task, and what of that decides its result."""
+"""The configuration of a cell: all that it does, apart from which encoder and which task, and what of that names it."""
 
 from typing import Annotated, Literal, get_args
 
@@ -40,7 +40,7 @@ ENCODING_SETTINGS: dict[Family, tuple[str, ...]] = {
 
 
 class FinetuneConfig(Strict):
-    """What a cell does, apart from which encoder and which task. Defaults are the paper's where it has a value."""
+    """All that a cell does, apart from which encoder and which task. Defaults are the paper's where it has a value."""
 
     learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 5e-5
     seed: Count = 0

@@ -12,15 +12,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from biphase.corpus.tokenizer import NEW_NAMES, load_tokenizer, tokenizer_hash
-from biphase.encoder.pretrained import load_backbone
+from biphase.encoder.pretrained import fresh_backbone, load_backbone
 from biphase.errors import InputError
+from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.encoding import HashedTokenizer, TokenizedTexts
 from biphase.finetuning.models import FileStamps, count_positions, find_folder, hash_files, stamp_files
 
@@ -60,6 +61,20 @@ def load_stamped_encoder(name: str, folder: Path, stamps: FileStamps) -> Encoder
     return Encoder(name, hash_files(stamps), backbone, tokenizer, limit)
 
 
+def check_length(encoder: Encoder, config: FinetuneConfig) -> None:
+    """Raises `InputError` where special tokens leave no room for a question and its context, or positions run out."""
+    if config.max_length > encoder.max_length:
+        raise InputError(
+            f"max_length {config.max_length} is above the {encoder.max_length} tokens that {encoder.name} has "
+            f"positions for: give max_length={encoder.max_length}"
+        )
+    least = len(encoder.tokenizer.opening) + 1 + 2
+    if config.max_length < least:
+        raise InputError(
+            f"max_length {config.max_length} leaves no room for text: {encoder.name} needs {least} or more"
+        )
+
+
 class UsedEmbedding(nn.Embedding):
     """Some rows of an embedding, found by the numbers that the tokens have in the whole vocabulary.
 
@@ -79,11 +94,15 @@ class UsedEmbedding(nn.Embedding):
         return super().forward(self.row_of_V[input])
 
 
-def copy_backbone(backbone: Any, texts: Sequence[TokenizedTexts]) -> nn.Module:
-    """A copy for these texts; for any text, where none are given.
+def copy_backbone(
+    backbone: Any, texts: Sequence[TokenizedTexts], weights: Literal["pretrained", "random"] = "pretrained"
+) -> nn.Module:
+    """A copy for these texts; for any text, where none are given. Random weights come from torch's generator.
 
     The whole embedding stays where it is more than a table.
     """
+    if weights == "random":
+        backbone = fresh_backbone(backbone)
     embedding = backbone.get_input_embeddings()
     if not texts or not is_table(backbone, embedding):
         return copy.deepcopy(backbone)

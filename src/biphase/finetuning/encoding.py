@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from biphase.tasks.spec import SplitName
+from biphase.tasks.spec import TaskSplit
 
 TEXTS_PER_CALL = 50_000
 """How many texts the tokenizer gets at a time, so that its own records of a large task never fill the memory."""
@@ -30,13 +30,13 @@ class HashedTokenizer:
 
     @property
     def opening(self) -> list[int]:
-        """What stands before every text: the classification token of a tokenizer that has one."""
+        """The tokens before every text: the classification token of a tokenizer that has one."""
         has_pair = self.pretrained.cls_token_id is not None and self.pretrained.sep_token_id is not None
         return [self.pretrained.cls_token_id] if has_pair else []
 
     @property
     def closing(self) -> int:
-        """What stands after every text."""
+        """The token after every text."""
         return self.pretrained.sep_token_id if self.opening else self.pretrained.eos_token_id
 
     def room(self, max_length: int) -> int:
@@ -82,7 +82,7 @@ class EncodedSplit:
     """
 
     ids: list[str]
-    """By which predictions are named."""
+    """The ids that predictions are named by."""
     texts: TokenizedTexts
     num_examples: int
     num_truncated: int
@@ -106,7 +106,7 @@ Split = TypeVar("Split", bound=EncodedSplit)
 class EncodedTask(Generic[Split]):
     """The splits of a task as token ids."""
 
-    splits: dict[SplitName, Split]
+    splits: dict[TaskSplit, Split]
     left_out: int
     """Rows of the data without a gold label."""
 

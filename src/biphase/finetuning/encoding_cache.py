@@ -22,10 +22,10 @@ from biphase.errors import InputError
 from biphase.files import content_hash, file_hash, locked, read_json, read_json_as, whole_folder, write_json
 from biphase.finetuning.config import ENCODING_SETTINGS, FinetuneConfig
 from biphase.finetuning.encoding import EncodedTask, HashedTokenizer
-from biphase.finetuning.families import FAMILIES
+from biphase.finetuning.families import FAMILY_MODULES
 from biphase.tasks.examples import limit_evaluation, load_examples
 from biphase.tasks.sources import TaskSource
-from biphase.tasks.spec import SPLITS, Family, Task
+from biphase.tasks.spec import TASK_SPLITS, Family, Task
 
 ENCODING = 3
 """Part of the name of what is kept on disk: raise it when the same text no longer gives the same arrays, or when they
@@ -62,7 +62,7 @@ def encode_source(source: TaskSource, tokenizer: HashedTokenizer, config: Finetu
     data = load_examples(source, judged_only=config.judged_only)
     if config.max_eval_examples is not None:
         data = limit_evaluation(data, config.max_eval_examples)
-    return FAMILIES[source.task.family].encode_task(data, tokenizer, config)
+    return FAMILY_MODULES[source.task.family].encode_task(data, tokenizer, config)
 
 
 def report_truncation(task: Task, encoded: EncodedTask[Any], config: FinetuneConfig) -> None:
@@ -108,7 +108,7 @@ def leaves_of(record: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 @lru_cache(maxsize=8)
 def read_encoded(folder: Path, family: Family) -> EncodedTask[Any]:
-    """What `save_encoded` wrote of a task; arrays are mapped from the disk, read-only.
+    """Read what `save_encoded` wrote of a task; arrays are mapped from the disk, read-only.
 
     Raises `InputError` where a file is not the one that was written.
     """
@@ -121,8 +121,8 @@ def read_encoded(folder: Path, family: Family) -> EncodedTask[Any]:
         leaves[name] = tensor.numpy()
         leaves[name].flags.writeable = False
     leaves |= {name: leaves[first] for name, first in content["shared"].items()}
-    kind = FAMILIES[family].split_kind
-    return EncodedTask({name: build_record(kind, leaves, f"{name}.") for name in SPLITS}, content["left_out"])
+    kind = FAMILY_MODULES[family].split_kind
+    return EncodedTask({name: build_record(kind, leaves, f"{name}.") for name in TASK_SPLITS}, content["left_out"])
 
 
 def build_record(kind: Any, leaves: dict[str, Any], prefix: str) -> Any:

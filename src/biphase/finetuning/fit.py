@@ -6,31 +6,23 @@ copy. Tasks that are trained on another's pairs (NQ and MLDR on MS MARCO's) are 
 """
 
 import json
-import resource
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import nn
 
 from biphase import console
-from biphase.device import choose_device, choose_dtype, describe_machine
-from biphase.encoder.pretrained import fresh_backbone
-from biphase.errors import BusyError, InputError
+from biphase.errors import BusyError
 from biphase.files import locked, whole_folder, write_json
-from biphase.finetuning.batches import CellContext, Runtime
+from biphase.finetuning.batches import CellContext, make_runtime
 from biphase.finetuning.cells import CellPlan, DataDirs, plan_cells
-from biphase.finetuning.config import EVALUATED_SPLITS, PROTOCOL, FinetuneConfig
-from biphase.finetuning.encoders import Encoder, copy_backbone, load_encoder
-from biphase.finetuning.encoding import EncodedTask
+from biphase.finetuning.config import FinetuneConfig
+from biphase.finetuning.encoders import check_length, load_encoder
 from biphase.finetuning.encoding_cache import load_encoded
-from biphase.finetuning.families import FAMILIES
+from biphase.finetuning.evaluation import FinishedCell, evaluate_cell
 from biphase.finetuning.scores import Score, read_score
-from biphase.finetuning.training import TrainingResult, train_network
+from biphase.finetuning.training import build_network, train_network
 from biphase.tasks.spec import find_task
 
 
@@ -58,7 +50,7 @@ def fit_cells(
     data_dirs: DataDirs | None = None,
     label: str | None = None,
 ) -> list[Score]:
-    """As `fit_cell`, for several tasks with the same training (`Task.trained_on`): it happens once. Prints nothing.
+    """Fine-tune as `fit_cell` does, once for several tasks with the same training (`Task.trained_on`). Prints nothing.
 
     `label` is what the scores call the model, in place of `model`.
 
@@ -94,26 +86,16 @@ def cells_claimed(out: Path, plans: Sequence[CellPlan]) -> Iterator[None]:
         yield
 
 
-@dataclass(frozen=True)
-class FinishedCell:
-    """A cell's result in memory."""
-
-    score: Score
-    losses: list[float]
-    prediction_rows: dict[str, Iterator[dict[str, Any]]]
-    """By split, to be consumed once; none when training diverged."""
-
-
 def run_cells(model: str, plans: Sequence[CellPlan], label: str | None = None) -> Iterator[FinishedCell]:
     """Train once, then evaluate each task."""
     assert len({plan.train.hash for plan in plans}) == 1, "these tasks do not share a training"
     assert len({plan.config for plan in plans}) == 1, "tasks of one training have one configuration"
     # 1. The encoder, and where it computes.
     encoder = load_encoder(model)
-    device = choose_device(plans[0].config.device)
+    runtime = make_runtime(plans[0].config)
+    device = runtime.device
     config = plans[0].config.model_copy(update={"device": device.type})
     check_length(encoder, config)
-    runtime = Runtime(device, choose_dtype(config.precision, device), config.microbatch_tokens)
     # 2. The data as token ids: of the task that is trained on, and of those that are evaluated.
     source = plans[0].train
     trained = load_encoded(source, encoder.tokenizer, config)
@@ -135,56 +117,6 @@ def run_cells(model: str, plans: Sequence[CellPlan], label: str | None = None) -
         yield evaluate_cell(network, encoded, training, plan, cell, encoder, label or encoder.name)
 
 
-def evaluate_cell(
-    network: nn.Module,
-    encoded: EncodedTask[Any],
-    training: TrainingResult,
-    plan: CellPlan,
-    cell: CellContext,
-    encoder: Encoder,
-    label: str,
-) -> FinishedCell:
-    """Predict validation and test of one task, unless training diverged, and say how good that is."""
-    family, device = FAMILIES[plan.task.family], cell.runtime.device
-    started = time.perf_counter()
-    metrics: dict[str, dict[str, float]] = {}
-    rows: dict[str, Iterator[dict[str, Any]]] = {}
-    network.eval()
-    for name in EVALUATED_SPLITS if training.diverged_at is None else ():
-        split = encoded.splits[name]
-        with torch.no_grad():
-            predictions = family.predict(network, split, cell)
-        metrics[name] = family.compute_metrics(split, predictions, cell)
-        rows[name] = family.prediction_rows(split, predictions, cell)
-    seconds = {"train": training.seconds, "evaluate": time.perf_counter() - started}
-    score = Score(
-        protocol=PROTOCOL,
-        cell=plan.hash,
-        model=label,
-        model_hash=encoder.hash,
-        task=plan.task.name,
-        trained_on=plan.train.task.name,
-        source=plan.evaluation.name,
-        data_hash=plan.evaluation.hash,
-        metric=plan.task.metric,
-        classes=plan.task.classes,
-        config=cell.config,
-        metrics=metrics,
-        num_examples={name: split.num_examples for name, split in encoded.splits.items()},
-        num_truncated={name: split.num_truncated for name, split in encoded.splits.items()},
-        num_left_out=encoded.left_out,
-        num_steps=training.num_steps,
-        diverged=training.diverged_at is not None,
-        diverged_at_step=training.diverged_at,
-        final_loss=training.final_loss,
-        seconds={name: round(value, 3) for name, value in seconds.items()},
-        tokens_per_second={"train": round(training.num_tokens / training.seconds, 1)},
-        peak_memory_bytes=peak_memory_bytes(device),
-        machine=describe_machine(device),
-    )
-    return FinishedCell(score, training.losses, rows)
-
-
 def write_cell(folder: Path, cell: FinishedCell) -> None:
     """The score and the predictions as files, all or nothing."""
     with whole_folder(folder) as part:
@@ -193,35 +125,3 @@ def write_cell(folder: Path, cell: FinishedCell) -> None:
             (part / f"{split}.jsonl").write_text("".join(lines), encoding="utf-8")
         write_json(part / "losses.json", cell.losses)
         write_json(part / "score.json", cell.score.model_dump(mode="json"))
-
-
-def check_length(encoder: Encoder, config: FinetuneConfig) -> None:
-    """Raises `InputError` where special tokens leave no room for a question and its context, or positions run out."""
-    if config.max_length > encoder.max_length:
-        raise InputError(
-            f"max_length {config.max_length} is above the {encoder.max_length} tokens that {encoder.name} has "
-            f"positions for: give max_length={encoder.max_length}"
-        )
-    least = len(encoder.tokenizer.opening) + 1 + 2
-    if config.max_length < least:
-        raise InputError(
-            f"max_length {config.max_length} leaves no room for text: {encoder.name} needs {least} or more"
-        )
-
-
-def build_network(encoder: Encoder, cell: CellContext, tasks: Sequence[EncodedTask[Any]]) -> nn.Module:
-    """A copy of the encoder for the texts of some tasks (none: for any text), with a new head.
-
-    Random weights come from torch's generator.
-    """
-    backbone = fresh_backbone(encoder.backbone) if cell.config.weights == "random" else encoder.backbone
-    texts = [texts for encoded in tasks for texts in encoded.all_texts]
-    network = FAMILIES[cell.task.family].build_model(copy_backbone(backbone, texts), cell)
-    return network.to(torch.bfloat16) if cell.config.weight_dtype == "bf16" else network
-
-
-def peak_memory_bytes(device: torch.device) -> int:
-    """Of the process on a CPU, of the cell on a GPU."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

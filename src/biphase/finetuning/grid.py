@@ -230,9 +230,8 @@ def reference_of(cell: CellPlan, grid: Grid) -> str:
 
 
 def encode_unit(model: str, task: str, config: dict[str, Any], data_dirs: dict[str, str]) -> list[str]:
-    from biphase.finetuning.encoders import load_encoder
+    from biphase.finetuning.encoders import check_length, load_encoder
     from biphase.finetuning.encoding_cache import load_encoded
-    from biphase.finetuning.fit import check_length
 
     encoder, settings = load_encoder(model), FinetuneConfig.model_validate(config)
     check_length(encoder, settings)

@@ -37,7 +37,7 @@ fetch_once = lru_cache(fetch_model)
 
 @dataclass(frozen=True)
 class ModelFingerprint:
-    """What of a model decides a cell's name."""
+    """The properties of a model that decide a cell's name."""
 
     hash: str
     """The hash of configuration, weights and tokenizer."""
@@ -46,7 +46,7 @@ class ModelFingerprint:
 
 
 def identify(name: str) -> ModelFingerprint:
-    """What names the cells of a model. Raises `InputError` where its folder lacks what fine-tuning needs."""
+    """Find out what names the cells of a model. Raises `InputError` where its folder lacks what fine-tuning needs."""
     folder = find_folder(name)
     return ModelFingerprint(hash_files(stamp_files(folder)), count_positions(read_model_config(folder)))
 
@@ -81,8 +81,8 @@ def hash_files(stamps: FileStamps) -> str:
 
 
 def read_model_config(folder: Path) -> Any:
-    """What `count_positions` asks of a configuration: from its file, or from transformers where the file leaves to it
-    what a type of network has by default, or another name for it."""
+    """The fields that `count_positions` asks for: from the file of a configuration, or from transformers where the file
+    leaves to it what a type of network has by default, or another name for it."""
     try:
         content = read_json_as(folder / "config.json", dict[str, Any])
     except InputError:  # said below in the words for a model that somebody else made

@@ -1,4 +1,4 @@
-"""Training of one cell: AdamW under a linear schedule, until the steps are done or a number is no longer finite."""
+"""Training of one cell: the encoder's copy with a new head, AdamW, a linear schedule, until the steps are done."""
 
 import math
 import time
@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from biphase import console
 from biphase.finetuning.batches import CellContext, training_order
 from biphase.finetuning.config import FinetuneConfig
+from biphase.finetuning.encoders import Encoder, copy_backbone
 from biphase.finetuning.encoding import EncodedTask
-from biphase.finetuning.families import FAMILIES
-from biphase.tasks.examples import draw_indices
+from biphase.finetuning.families import FAMILY_MODULES
+from biphase.tasks.drawing import draw_indices
 
 CHECK_EVERY_STEPS = 25
 """How often the losses are fetched from the device and looked at."""
@@ -37,10 +38,21 @@ class TrainingResult:
         return float(np.mean(tail)) if self.diverged_at is None else None
 
 
+def build_network(encoder: Encoder, cell: CellContext, tasks: Sequence[EncodedTask[Any]]) -> nn.Module:
+    """A copy of the encoder for the texts of some tasks (none: for any text), with a new head.
+
+    Random weights come from torch's generator.
+    """
+    texts = [texts for encoded in tasks for texts in encoded.all_texts]
+    backbone = copy_backbone(encoder.backbone, texts, cell.config.weights)
+    network = FAMILY_MODULES[cell.task.family].build_model(backbone, cell)
+    return network.to(torch.bfloat16) if cell.config.weight_dtype == "bf16" else network
+
+
 def train_network(network: nn.Module, encoded: EncodedTask[Any], cell: CellContext) -> TrainingResult:
     """Update `network` in place. Stops early only when a loss or a gradient is not finite."""
     # 1. What is trained on, and for how long: all examples or a fixed subset, `max_steps` or some epochs.
-    config, family, split = cell.config, FAMILIES[cell.task.family], encoded.splits["train"]
+    config, family, split = cell.config, FAMILY_MODULES[cell.task.family], encoded.splits["train"]
     examples = draw_indices(split.num_examples, config.max_train_examples or split.num_examples)
     items = split.items_of(examples)
     num_steps = min(config.max_steps, config.epochs * math.ceil(len(items) / config.batch_size))

@@ -1,31 +1,22 @@
 """Rows of a source → checked examples of a task, in its splits. Whatever comes out is well-formed.
 
-Splits that the source does not have are drawn with seed 42, as `spec.Splits` says. Labels and tags come out as
+Splits that the source does not have are drawn, as `spec.Splits` says. Labels and tags come out as
 numbers, tags in IOB2, answers as exact spans of their context, documents without the prefixes of the encoder's input.
 """
 
-import json
-import math
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-import numpy as np
-
 from biphase import console
 from biphase.errors import InputError
-from biphase.tasks.sources import PartName, Row, TaskSource, read_rows
-from biphase.tasks.spec import SPLITS, EvaluatedSplit, Scheme, SplitName, Task, template_columns
+from biphase.tasks.drawing import Judgements, draw_items, draw_queries, hold_out
+from biphase.tasks.sources import PartName, Row, TaskSource, column, id_of, own_name, read_rows, shown, text_column
+from biphase.tasks.spec import TASK_SPLITS, EvaluatedSplit, Scheme, Task, TaskSplit, template_columns
 
-TRAIN_SHARE, DRAW_SEED = 0.95, 42
-"""Where there is no validation split, the rest of train becomes it, as in the paper."""
-MIN_HELD_QUERIES = 100
 DOCUMENTS_PER_NOTE = 10_000
-
-Item = TypeVar("Item")
-Judgements = dict[str, dict[str, int]]
-"""Query id → document id → grade, of which 1 and more is relevant."""
+"""How often the progress of reading a collection is shown."""
 
 
 @dataclass(frozen=True)
@@ -64,22 +55,22 @@ class Question:
 
 
 AnyExample = LabelledText | TaggedWords | Question
-Example = TypeVar("Example", bound=AnyExample)
+ExampleKind = TypeVar("ExampleKind", bound=AnyExample)
 
 
 @dataclass(frozen=True)
-class TaskData(Generic[Example]):
+class TaskData(Generic[ExampleKind]):
     """The examples of a task; every split has some. `left_out` counts the rows without a gold label and broken ones."""
 
     task: Task
     source: str
-    train: tuple[Example, ...]
-    validation: tuple[Example, ...]
-    test: tuple[Example, ...]
+    train: tuple[ExampleKind, ...]
+    validation: tuple[ExampleKind, ...]
+    test: tuple[ExampleKind, ...]
     left_out: int
 
     @property
-    def splits(self) -> dict[SplitName, tuple[Example, ...]]:
+    def splits(self) -> dict[TaskSplit, tuple[ExampleKind, ...]]:
         return {"train": self.train, "validation": self.validation, "test": self.test}
 
 
@@ -101,7 +92,7 @@ class Collection:
     """Queries of train without a relevant document."""
 
 
-def load_examples(source: TaskSource, judged_only: bool = True) -> TaskData[Any] | Collection:
+def load_examples(source: TaskSource, judged_only: bool) -> TaskData[Any] | Collection:
     """Read and check everything.
 
     Args:
@@ -130,24 +121,14 @@ def limit_evaluation(data: TaskData[Any] | Collection, num_examples: int) -> Tas
     return replace(data, relevance=relevance)
 
 
-def draw_items(items: Sequence[Item], wanted: int) -> tuple[Item, ...]:
-    """All items, or a fixed random subset of them in their order."""
-    return tuple(items[index] for index in draw_indices(len(items), wanted))
-
-
-def draw_indices(num_items: int, wanted: int) -> np.ndarray:
-    """The indices of `draw_items`, ascending."""
-    if wanted >= num_items:
-        return np.arange(num_items)
-    return np.sort(np.random.default_rng(DRAW_SEED).permutation(num_items)[:wanted])
-
-
 def load_splits(source: TaskSource) -> TaskData[Any]:
     task = source.task
-    examples: dict[SplitName, list[AnyExample]] = {}
+    examples: dict[TaskSplit, list[AnyExample]] = {}
     left_out = 0
     for split in source.splits:
-        made = [None if row is None else make_example(source, place, row) for place, row in read_rows(source, split)]
+        made = [
+            None if row is None else make_task_example(source, place, row) for place, row in read_rows(source, split)
+        ]
         examples[split] = [example for example in made if example is not None]
         left_out += len(made) - len(examples[split])
         if not examples[split]:
@@ -159,11 +140,11 @@ def load_splits(source: TaskSource) -> TaskData[Any]:
                 f"task '{task.name}': the train split in {source.name} is too small to hold out a validation"
             )
         examples["train"], examples["validation"] = hold_out(examples["train"])
-    train, validation, test = (tuple(examples[split]) for split in SPLITS)
+    train, validation, test = (tuple(examples[split]) for split in TASK_SPLITS)
     return TaskData[Any](task, source.name, train, validation, test, left_out)
 
 
-def check_ids(source: TaskSource, split: SplitName, examples: Iterable[AnyExample]) -> None:
+def check_ids(source: TaskSource, split: TaskSplit, examples: Iterable[AnyExample]) -> None:
     """Answers are compared by id, so no two questions of a split may share one."""
     seen: set[str] = set()
     for example in examples:
@@ -174,18 +155,7 @@ def check_ids(source: TaskSource, split: SplitName, examples: Iterable[AnyExampl
         seen.add(example.id)
 
 
-def hold_out(examples: Sequence[Item]) -> tuple[list[Item], list[Item]]:
-    """Train and validation, in the order of `datasets.Dataset.train_test_split(train_size=0.95, seed=42)`."""
-    num_held = len(examples) - math.floor(TRAIN_SHARE * len(examples))
-    shuffled = shuffle(examples)
-    return shuffled[num_held:], shuffled[:num_held]
-
-
-def shuffle(items: Sequence[Item]) -> list[Item]:
-    return [items[i] for i in np.random.default_rng(DRAW_SEED).permutation(len(items))]
-
-
-def make_example(source: TaskSource, place: str, row: Row) -> AnyExample | None:
+def make_task_example(source: TaskSource, place: str, row: Row) -> AnyExample | None:
     """A checked example; None for a row without a gold label."""
     match source.task.family:
         case "sequence_classification":
@@ -194,37 +164,6 @@ def make_example(source: TaskSource, place: str, row: Row) -> AnyExample | None:
             return make_words(source, place, row)
         case _:
             return make_question(source, place, row)
-
-
-def own_name(source: TaskSource, name: str) -> str:
-    """What the source calls one of the task's columns."""
-    return next((theirs for theirs, ours in source.form.rename.items() if ours == name), name)
-
-
-def column(source: TaskSource, place: str, row: Row, name: str) -> Any:
-    own = own_name(source, name)
-    if own not in row:
-        raise InputError(f"{place}: task '{source.task.name}' needs column '{own}'; the columns are: {', '.join(row)}")
-    return row[own]
-
-
-def text_column(source: TaskSource, place: str, row: Row, name: str) -> str:
-    text = column(source, place, row, name)
-    if not isinstance(text, str):
-        raise InputError(f"{place}: column '{own_name(source, name)}' is {shown(text)}, not a text")
-    return text
-
-
-def shown(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, default=str)[:40]
-
-
-def id_of(place: str, row: Row) -> str:
-    """The row's own id, else its place: `train.tsv:12`. ReCoRD's is a mapping of two numbers."""
-    own = row.get("id", row.get("idx"))
-    if own is None:
-        return place.rpartition("/")[2]
-    return "-".join(str(part) for part in own.values()) if isinstance(own, dict) else str(own)
 
 
 def make_text(source: TaskSource, place: str, row: Row) -> LabelledText | None:
@@ -344,38 +283,51 @@ def find_answer(place: str, context: str, text: str, start: int) -> Answer:
 
 def load_collection(source: TaskSource, judged_only: bool) -> Collection:
     task = source.task
+    # 1. Judgements, whose queries are drawn into splits where the source has no such split.
     judged = {split: read_judgements(source, split) for split in source.splits}
     for split, judgements in judged.items():
         if not judgements:
             raise InputError(f"task '{task.name}': the {split} split in {source.name} has no judgements")
     judged = draw_queries(source, judged)
+    # 2. The texts that they name.
     wanted = {query for judgements in judged.values() for query in judgements}
-    named = {document for judgements in judged.values() for grades in judgements.values() for document in grades}
+    named = {document for judgements in judged.values() for document in documents_in(judgements)}
     queries = read_texts(source, "queries", wanted)
     documents = read_texts(source, "corpus", named if judged_only else None)
     check_known(source, "query", wanted, queries)
     check_known(source, "document", named, documents)
-    train = judged.get("train", {})
-    relevance: dict[EvaluatedSplit, Judgements] = {"validation": judged["validation"], "test": judged["test"]}
-    for split in judged:
-        if not any(grade > 0 for grades in judged[split].values() for grade in grades.values()):
+    # 3. Pairs to train on. A query without a relevant document gives none; no split may have such queries alone.
+    for split, judgements in judged.items():
+        if not relevant_pairs(judgements):
             raise InputError(f"task '{task.name}': the {split} split in {source.name} has no relevant document")
+    pairs = relevant_pairs(judged.get("train", {}))
+    evaluated: dict[EvaluatedSplit, Judgements] = {"validation": judged["validation"], "test": judged["test"]}
     return Collection(
-        task,
-        source.name,
-        documents,
-        queries,
-        tuple((query, document) for query, grades in train.items() for document, grade in grades.items() if grade > 0),
-        relevance,
-        {
-            split: tuple(dict.fromkeys(document for grades in judgements.values() for document in grades))
-            for split, judgements in relevance.items()
-        },
-        sum(all(grade <= 0 for grade in grades.values()) for grades in train.values()),
+        task=task,
+        source=source.name,
+        documents=documents,
+        queries=queries,
+        train=pairs,
+        relevance=evaluated,
+        judged_documents={split: documents_in(judgements) for split, judgements in evaluated.items()},
+        left_out=len(judged.get("train", {})) - len({query for query, _ in pairs}),
     )
 
 
-def read_judgements(source: TaskSource, split: SplitName) -> Judgements:
+def documents_in(judgements: Judgements) -> tuple[str, ...]:
+    """Every document that the judgements name, once."""
+    return tuple(dict.fromkeys(document for grades in judgements.values() for document in grades))
+
+
+def relevant_pairs(judgements: Judgements) -> tuple[tuple[str, str], ...]:
+    """(query id, relevant document id)."""
+    pairs = []
+    for query, grades in judgements.items():
+        pairs += [(query, document) for document, grade in grades.items() if grade > 0]
+    return tuple(pairs)
+
+
+def read_judgements(source: TaskSource, split: TaskSplit) -> Judgements:
     judgements: Judgements = {}
     for place, row in read_rows(source, split):
         assert row is not None
@@ -390,35 +342,6 @@ def read_judgements(source: TaskSource, split: SplitName) -> Judgements:
         if judgements.setdefault(query, {}).setdefault(document, grade) != grade:
             raise InputError(f"{place}: document '{document}' has two grades for query '{query}'")
     return judgements
-
-
-def draw_queries(source: TaskSource, judged: dict[SplitName, Judgements]) -> dict[SplitName, Judgements]:
-    """The splits that the source does not have, by query. The draw depends on the ids alone, not on their order."""
-    if "validation" in judged:
-        return judged
-    drawn_from: SplitName = "train" if "train" in judged else "test"
-    ids = shuffle(sorted(judged[drawn_from]))
-    num_ids = len(ids)
-    ends: dict[SplitName, int]
-    if drawn_from == "train":
-        num_held = max(num_ids - math.floor(TRAIN_SHARE * num_ids), min(MIN_HELD_QUERIES, num_ids // 2))
-        ends = {"validation": num_held, "train": num_ids}
-    elif source.task.trained_on is not None:
-        ends = {"validation": num_ids // 2, "test": num_ids}
-    else:
-        ends = {"validation": num_ids // 4, "test": num_ids // 2, "train": num_ids}
-    splits = dict(judged)
-    begin = 0
-    for split, end in ends.items():
-        chosen = set(ids[begin:end])
-        if not chosen:
-            raise InputError(
-                f"task '{source.task.name}': the {drawn_from} split in {source.name} has too few queries "
-                f"({num_ids}) to draw a {split} split from it"
-            )
-        splits[split] = {query: grades for query, grades in judged[drawn_from].items() if query in chosen}
-        begin = end
-    return splits
 
 
 def read_texts(source: TaskSource, part: PartName, wanted: Set[str] | None) -> dict[str, str]:

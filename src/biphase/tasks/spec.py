@@ -1,4 +1,4 @@
-"""What describes a task: its family, its columns and classes, and where its splits are published.
+"""The description of a task: its family, its columns and classes, and where its splits are published.
 
 What differs between tasks is data, not code: biphase's own stand in `tasks.yaml`, a user's in a file of the same keys.
 `sources.py` finds the files or the hub data behind a task, `examples.py` reads them.
@@ -16,8 +16,8 @@ from biphase.config import Count, Strict, load_config, parse_config
 from biphase.errors import InputError, nearest
 
 Family = Literal["sequence_classification", "token_classification", "question_answering", "retrieval"]
-SplitName = Literal["train", "validation", "test"]
-SPLITS: tuple[SplitName, ...] = get_args(SplitName)
+TaskSplit = Literal["train", "validation", "test"]
+TASK_SPLITS: tuple[TaskSplit, ...] = get_args(TaskSplit)
 EvaluatedSplit = Literal["validation", "test"]
 Format = Literal["jsonl", "tsv", "columns", "squad", "record"]
 Scheme = Literal["IOB1", "IOB2", "BIOES"]
@@ -125,7 +125,7 @@ class Task(Strict):
     bundled: bool = False
     """Comes with the package, in `bundled/tasks`."""
     files: tuple[FileLayout, ...] = ()
-    """What a `data_dir` may hold, by preference."""
+    """The files that a `data_dir` may hold, by preference."""
     hub: Hub | None = None
     size: TaskSize | None = None
     """Not part of what names a cell. None: the size that tasks of the family typically have."""
@@ -203,9 +203,9 @@ def template_columns(template: str) -> tuple[str, ...]:
     return tuple(str(name) for _, name, _, _ in fields)
 
 
-def named_splits(splits: Splits) -> dict[SplitName, str]:
+def named_splits(splits: Splits) -> dict[TaskSplit, str]:
     """The places of the splits that have one."""
-    return {name: place for name in SPLITS if (place := getattr(splits, name)) is not None}
+    return {name: place for name in TASK_SPLITS if (place := getattr(splits, name)) is not None}
 
 
 @cache

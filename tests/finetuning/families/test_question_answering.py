@@ -9,12 +9,8 @@ from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.encoders import Encoder
 from biphase.finetuning.families.question_answering import (
     QuestionSplit,
-    best_spans,
     cut_windows,
     encode_questions,
-    margin_sums,
-    reference_best_span,
-    segment_logsumexp,
     span_loss,
     text_of_span,
     token_loss,
@@ -86,28 +82,6 @@ def test_windows_of_a_short_context() -> None:
     assert cut_windows(25, 10, FinetuneConfig(doc_stride=400))[-1][1] == 25
 
 
-def test_best_spans_equal_their_slow_twin() -> None:
-    rng = np.random.default_rng(0)
-    lengths = [1, 7, 30, 2]
-    bounds = np.concatenate([[0], np.cumsum(lengths)])
-    starts, ends = rng.normal(size=(2, bounds[-1])).round(1)
-    for max_tokens in (1, 4, 30):
-        spans, scores = best_spans(starts, ends, bounds, max_tokens)
-        for number, (a, b) in enumerate(pairwise(bounds)):
-            begin, end = reference_best_span(starts[a:b], ends[a:b], max_tokens)
-            assert scores[number] == pytest.approx(starts[a:b][begin] + ends[a:b][end - 1])
-            assert end - begin <= max_tokens
-            assert starts[spans[number, 0]] + ends[spans[number, 1] - 1] == pytest.approx(scores[number])
-
-
-def test_margin_sums_make_a_span_score_its_margins() -> None:
-    margins = np.array([-1.0, 2.0, 3.0, -5.0, 4.0])
-    starts, ends = margin_sums(margins)
-    assert starts[1] + ends[2] == pytest.approx(5.0)
-    spans, scores = best_spans(starts, ends, np.array([0, 5]), 30)
-    assert spans.tolist() == [[1, 3]] and scores == pytest.approx([5.0])
-
-
 def test_span_loss_is_cross_entropy_over_context_and_end(encoder: Encoder) -> None:
     split = encode(encoder, max_length=64, doc_stride=10)
     cell = make_cell("squad_v2")
@@ -142,12 +116,3 @@ def test_token_loss_labels_the_first_answer(encoder: Encoder) -> None:
     sure[~inside, 0] = 50.0
     assert token_loss(sure, split, batch, cell).item() == pytest.approx(0, abs=1e-6)
     assert token_loss(-sure, split, batch, cell).item() == pytest.approx(50 * len(sure), rel=1e-4)
-
-
-def test_segment_logsumexp() -> None:
-    logits = torch.randn(7, 2, generator=torch.Generator().manual_seed(0), requires_grad=True)
-    bounds = torch.tensor([0, 1, 5, 7])
-    found = segment_logsumexp(logits, bounds)
-    wanted = torch.stack([logits[a:b].logsumexp(0) for a, b in pairwise(bounds.tolist())])
-    torch.testing.assert_close(found, wanted)
-    torch.testing.assert_close(*(torch.autograd.grad(x.sum(), logits)[0] for x in (found, wanted)))

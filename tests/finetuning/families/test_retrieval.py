@@ -11,7 +11,7 @@ from biphase.finetuning.encoding import EncodedTask
 from biphase.finetuning.encoding_cache import load_encoded
 from biphase.finetuning.families import retrieval
 from biphase.finetuning.families.retrieval import accumulate_gradients, contrastive_loss, embed_all, known_positives
-from biphase.finetuning.fit import build_network
+from biphase.finetuning.training import build_network
 from biphase.tasks.sources import find_source
 
 from ..conftest import CPU, make_cell, predict_split

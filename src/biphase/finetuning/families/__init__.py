@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from biphase.finetuning.batches import CellContext
 from biphase.finetuning.config import FinetuneConfig
-from biphase.finetuning.encoding import EncodedSplit, EncodedTask, HashedTokenizer
+from biphase.finetuning.encoding import EncodedTask, HashedTokenizer, Split
 from biphase.finetuning.families import (
     question_answering,
     retrieval,
@@ -26,20 +26,19 @@ from biphase.finetuning.families.token_classification import TaggedSplit
 from biphase.tasks.examples import Collection, LabelledText, Question, TaggedWords, TaskData
 from biphase.tasks.spec import Family
 
-Data = TypeVar("Data", contravariant=True)
-Split = TypeVar("Split", bound=EncodedSplit)
+InputData = TypeVar("InputData", contravariant=True)
 Predictions = TypeVar("Predictions")
 
 
-class FamilyModule(Protocol[Data, Split, Predictions]):
-    """What a family's module has. `Predictions` are those for all examples of a split."""
+class FamilyModule(Protocol[InputData, Split, Predictions]):
+    """A module of this folder. `Predictions` are those for all examples of a split."""
 
     @property
     def split_kind(self) -> type[Split]:
         """The class of its splits."""
 
-    def encode_task(self, data: Data, tokenizer: HashedTokenizer, config: FinetuneConfig) -> EncodedTask[Split]:
-        """Examples → token ids and targets."""
+    def encode_task(self, data: InputData, tokenizer: HashedTokenizer, config: FinetuneConfig) -> EncodedTask[Split]:
+        """InputData → token ids and targets."""
 
     def build_model(self, backbone: nn.Module, cell: CellContext) -> nn.Module:
         """The backbone with a new head, random by torch's generator: packed tokens in, logits or embeddings out."""
@@ -63,7 +62,7 @@ TOKENS: FamilyModule[TaskData[TaggedWords], TaggedSplit, np.ndarray] = token_cla
 QUESTIONS: FamilyModule[TaskData[Question], QuestionSplit, SpanPredictions] = question_answering
 COLLECTIONS: FamilyModule[Collection, JudgedSplit, Ranking] = retrieval
 
-FAMILIES: dict[Family, FamilyModule[Any, Any, Any]] = {
+FAMILY_MODULES: dict[Family, FamilyModule[Any, Any, Any]] = {
     "sequence_classification": SEQUENCES,
     "token_classification": TOKENS,
     "question_answering": QUESTIONS,
