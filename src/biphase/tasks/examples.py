@@ -87,7 +87,7 @@ class Collection:
     relevance: dict[EvaluatedSplit, Judgements]
     """Every judgement of the queries that are evaluated, of grade 0 and below too."""
     judged_documents: dict[EvaluatedSplit, tuple[str, ...]]
-    """Those that a judgement of the split names, whether its query is evaluated or not."""
+    """The documents that a judgement of the split names, whether its query is evaluated or not."""
     left_out: int
     """Queries of train without a relevant document."""
 
@@ -126,11 +126,13 @@ def load_splits(source: TaskSource) -> TaskData[Any]:
     examples: dict[TaskSplit, list[AnyExample]] = {}
     left_out = 0
     for split in source.splits:
-        made = [
-            None if row is None else make_task_example(source, place, row) for place, row in read_rows(source, split)
-        ]
-        examples[split] = [example for example in made if example is not None]
-        left_out += len(made) - len(examples[split])
+        examples[split] = []
+        for place, row in read_rows(source, split):
+            example = None if row is None else make_task_example(source, place, row)
+            if example is None:
+                left_out += 1
+            else:
+                examples[split].append(example)
         if not examples[split]:
             raise InputError(f"task '{task.name}': the {split} split in {source.name} has no labelled examples")
         check_ids(source, split, examples[split])

@@ -38,7 +38,7 @@ class FamilyModule(Protocol[InputData, Split, Predictions]):
         """The class of its splits."""
 
     def encode_task(self, data: InputData, tokenizer: HashedTokenizer, config: FinetuneConfig) -> EncodedTask[Split]:
-        """InputData → token ids and targets."""
+        """The examples of `tasks.examples` as token ids, with their targets."""
 
     def build_model(self, backbone: nn.Module, cell: CellContext) -> nn.Module:
         """The backbone with a new head, random by torch's generator: packed tokens in, logits or embeddings out."""
@@ -47,7 +47,7 @@ class FamilyModule(Protocol[InputData, Split, Predictions]):
         """The mean loss over some training items of a split, and its gradient added to that of the parameters."""
 
     def predict(self, model: nn.Module, split: Split, cell: CellContext) -> Predictions:
-        """Called under `torch.no_grad`, with a model in evaluation mode."""
+        """The predictions for all examples. Called under `torch.no_grad`, with a model in evaluation mode."""
 
     def compute_metrics(self, split: Split, predictions: Predictions, cell: CellContext) -> dict[str, float]:
         """Every metric of the family by its name, as a share between 0 and 1."""

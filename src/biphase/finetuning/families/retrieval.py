@@ -72,7 +72,7 @@ def encode_task(data: Collection, tokenizer: HashedTokenizer, config: FinetuneCo
     texts = [task.document_template.replace("{text}", text) for text in data.documents.values()]
     documents = encode_texts(tokenizer, texts, config.max_length)
 
-    def split(rows: list[tuple[str, str, int]], judged: Iterable[str], num_examples: int) -> JudgedSplit:
+    def judged_split(rows: list[tuple[str, str, int]], judged: Iterable[str], num_examples: int) -> JudgedSplit:
         numbers = [(query_numbers[query], document_numbers[document], grade) for query, document, grade in rows]
         queries_J, documents_J, grades_J = np.array(numbers, dtype=np.int64).reshape(-1, 3).T.copy()
         judged_N = np.array(sorted(document_numbers[document] for document in judged), dtype=np.int64)
@@ -91,13 +91,13 @@ def encode_task(data: Collection, tokenizer: HashedTokenizer, config: FinetuneCo
         )
 
     pairs = [(query, document, 1) for query, document in data.train]
-    train = split(pairs, {document for _, document in data.train}, len(pairs))
+    train = judged_split(pairs, {document for _, document in data.train}, len(pairs))
     evaluated: list[JudgedSplit] = []
     for name in EVALUATED_SPLITS:
         rows = []
         for query, grades in data.relevance[name].items():
             rows += [(query, document, grade) for document, grade in grades.items()]
-        evaluated.append(split(rows, data.judged_documents[name], len(data.relevance[name])))
+        evaluated.append(judged_split(rows, data.judged_documents[name], len(data.relevance[name])))
     return EncodedTask({"train": train, "validation": evaluated[0], "test": evaluated[1]}, data.left_out)
 
 
