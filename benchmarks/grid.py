@@ -218,7 +218,7 @@ def parse_options() -> argparse.Namespace:
 
 
 def make_grids(options: argparse.Namespace, folder: Path) -> Iterator[Grid]:
-    from biphase.finetuning.cells import resolve
+    from biphase.finetuning.cells import resolve_precision
     from biphase.finetuning.config import FinetuneConfig
     from biphase.finetuning.encoders import load_encoder
 
@@ -230,7 +230,7 @@ def make_grids(options: argparse.Namespace, folder: Path) -> Iterator[Grid]:
         "batch_size": options.batch_size,
         "precision": options.precision,
     }
-    config = resolve(FinetuneConfig.model_validate(given))
+    config = resolve_precision(FinetuneConfig.model_validate(given))
     settings = config.model_dump(mode="json") | {"max_length": min(config.max_length, encoder.max_length)}
     most = dict.fromkeys(SPLITS, options.evaluated_examples)
 
@@ -243,8 +243,8 @@ def make_grids(options: argparse.Namespace, folder: Path) -> Iterator[Grid]:
             "classification", {task: write_splits(task, sizes, folder / "data" / task) for task in options.tasks}
         )
     if options.retrieval is not None:
-        tokenizer: Any = encoder.keyed.tokenizer
-        closing = "" if encoder.keyed.opening else tokenizer.eos_token
+        tokenizer: Any = encoder.tokenizer.pretrained
+        closing = "" if encoder.tokenizer.opening else tokenizer.eos_token
         task = "squad_retrieval"
         yield grid("retrieval", {task: write_pairs(task, options.retrieval, closing, folder / "data" / task)})
 

@@ -28,7 +28,7 @@ def write_splits(name: str, sizes: dict[Literal["train", "validation", "test"], 
     import random
 
     from biphase.errors import InputError
-    from biphase.tasks.sources import find_source, read_part
+    from biphase.tasks.sources import find_source, read_rows
     from biphase.tasks.spec import find_task
 
     task = find_task(name)
@@ -37,7 +37,7 @@ def write_splits(name: str, sizes: dict[Literal["train", "validation", "test"], 
     source = find_source(task, None)
     folder.mkdir(parents=True)
     for split, size in sizes.items():
-        rows = [row for _, row in read_part(source, split) if row and str(row[task.label]) not in task.unlabelled]
+        rows = [row for _, row in read_rows(source, split) if row and str(row[task.label]) not in task.unlabelled]
         kept = sorted(random.Random(42).sample(range(len(rows)), min(size, len(rows))))
         lines = "".join(json.dumps(rows[i]) + "\n" for i in kept)
         (folder / f"{split}.jsonl").write_text(lines, encoding="utf-8")
@@ -46,10 +46,12 @@ def write_splits(name: str, sizes: dict[Literal["train", "validation", "test"], 
 
 def write_pairs(name: str, beir: Path, closing: str, folder: Path) -> dict[str, Any]:
     """A retrieval task, and for Sentence Transformers its pairs and judgements: prefixes in place, splits drawn."""
-    from biphase.tasks.examples import Collection, load_task
+    from biphase.tasks.examples import Collection, load_examples
+    from biphase.tasks.sources import find_source
     from biphase.tasks.spec import find_task
 
-    task, data = find_task(name), load_task(name, beir)
+    task = find_task(name)
+    data = load_examples(find_source(task, beir), judged_only=True)
     assert isinstance(data, Collection)
     templates = (task.query_template, task.document_template)
     queries, documents = (

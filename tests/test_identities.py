@@ -16,18 +16,18 @@ from pydantic import BaseModel
 
 from biphase.config import Recipe, load_config
 from biphase.files import content_hash
-from biphase.finetuning.cells import find_sources, plan_cell
+from biphase.finetuning.cells import find_task_sources, plan_cell
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.models import ModelFingerprint
 from biphase.study.plan import plan_study
 from biphase.study.spec import load_study
 from biphase.tasks.sources import definition
-from biphase.tasks.spec import TASKS
+from biphase.tasks.spec import task_table
 
 ROOT = Path(__file__).parents[1]
 GOLDEN = Path(__file__).parent / "golden" / "identities.json"
 STUDIES = sorted([*(ROOT / "studies").glob("*.yaml"), ROOT / "src/biphase/bundled/demo.yaml"])
-BUNDLED = sorted(name for name, task in TASKS.items() if task.bundled)
+BUNDLED = sorted(name for name, task in task_table().items() if task.bundled)
 
 
 def as_tree(value: Any) -> Any:
@@ -48,13 +48,13 @@ def identities() -> Iterator[tuple[str, Any]]:
         recipe = load_config(Recipe, path)
         yield f"recipe {path.stem}", recipe.identity("data", "parent", "torch.float32")
         yield f"recipe {path.stem}, whole", content_hash(recipe.model_dump(mode="json"))
-    for name, task in sorted(TASKS.items()):
+    for name, task in sorted(task_table().items()):
         yield f"task {name}", content_hash(definition(task))
         yield f"task {name}, whole", content_hash(task.model_dump(mode="json"))
     for name in BUNDLED:
         for precision in ("fp32", "bf16"):
             config = FinetuneConfig(precision=precision, learning_rate=2e-5, seed=3)
-            plan = plan_cell(ModelFingerprint("model", 512), *find_sources(name, {}), config)
+            plan = plan_cell(ModelFingerprint("model", 512), *find_task_sources(name, {}), config)
             yield f"cell {name} {precision}", plan.folder(Path()).name
     for path in STUDIES:
         plan = plan_study(load_study(path))

@@ -38,7 +38,7 @@ from biphase.errors import InputError
 from biphase.export.model import export_checkpoint
 from biphase.export.sentence_transformers import close_texts
 from biphase.finetuning.encoders import load_encoder
-from biphase.finetuning.encoding import encode
+from biphase.finetuning.encoding import encode_texts
 from biphase.finetuning.heads import Embedder
 from biphase.pretraining.loop import train
 from biphase.run import find_checkpoint
@@ -134,7 +134,7 @@ TEXTS = ["Glinda sat in her palace.", "", "Tip, who was a strong and sturdy lad,
 def embeddings_by_us(run: str) -> torch.Tensor:
     """As evaluation reads texts and pools them."""
     encoder = load_encoder(run)
-    texts = encode(encoder.keyed, TEXTS, max_length=encoder.max_length)
+    texts = encode_texts(encoder.tokenizer, TEXTS, max_length=encoder.max_length)
     positions = torch.cat([torch.arange(length) for length in texts.lengths_S])
     with torch.no_grad():
         return Embedder(encoder.backbone)(

@@ -1,5 +1,6 @@
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -7,10 +8,12 @@ import torch
 
 from biphase.corpus.tokenizer import train_tokenizer
 from biphase.encoder.load import TokenIds, make_model
-from biphase.finetuning.cell import CellContext, Runtime
+from biphase.finetuning.batches import CellContext, Runtime
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.encoders import Encoder, load_encoder
-from biphase.tasks.spec import TASKS
+from biphase.finetuning.encoding import EncodedSplit
+from biphase.finetuning.families import FAMILY_MODULES
+from biphase.tasks.spec import task_table
 
 NOUNS = ["dog", "cat", "boy", "girl", "tree", "house", "river", "train", "paper", "stone"]
 SHAPE = {
@@ -23,7 +26,7 @@ SHAPE = {
 CPU = Runtime(torch.device("cpu"), torch.float32, microbatch_tokens=65_536)
 
 
-def make_cell(task: str, compute: Runtime = CPU, **settings: object) -> CellContext:
+def make_cell(task: str, runtime: Runtime = CPU, **settings: object) -> CellContext:
     """A quick cell."""
     given = {
         "precision": "fp32",
@@ -33,7 +36,13 @@ def make_cell(task: str, compute: Runtime = CPU, **settings: object) -> CellCont
         "epochs": 2,
         "max_length": 256,
     }
-    return CellContext(TASKS[task], FinetuneConfig.model_validate(given | settings), compute)
+    return CellContext(task_table()[task], FinetuneConfig.model_validate(given | settings), runtime)
+
+
+def predict_split(model: torch.nn.Module, split: EncodedSplit, cell: CellContext) -> Any:
+    """What the cell's family predicts, as a finished training leaves it to."""
+    with torch.no_grad():
+        return FAMILY_MODULES[cell.task.family].predict(model.eval(), split, cell)
 
 
 @pytest.fixture(scope="session")

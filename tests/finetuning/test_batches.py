@@ -2,15 +2,16 @@ import numpy as np
 import torch
 
 from biphase.encoder.attention import PAD_TO_MULTIPLE_OF
-from biphase.finetuning.batches import cut, evaluation_batches, pack, training_order
-from biphase.finetuning.cell import Runtime
-from biphase.finetuning.encoding import Texts, cumulate
+from biphase.finetuning.batches import Runtime, evaluation_batches, pack, split_by_tokens, training_order
+from biphase.finetuning.encoding import TokenizedTexts, bounds_of_lengths
 
 CPU = Runtime(torch.device("cpu"), torch.float32, microbatch_tokens=100)
 
 
-def texts_of(lengths: list[int]) -> Texts:
-    return Texts(np.arange(sum(lengths), dtype=np.int32), cumulate(lengths), np.zeros(0, dtype=np.int64))
+def texts_of(lengths: list[int]) -> TokenizedTexts:
+    return TokenizedTexts(
+        np.arange(sum(lengths), dtype=np.int32), bounds_of_lengths(lengths), np.zeros(0, dtype=np.int64)
+    )
 
 
 def test_batch_is_its_samples() -> None:
@@ -19,7 +20,7 @@ def test_batch_is_its_samples() -> None:
     assert batch.tokens_T.tolist() == [5, 6, 7, 8, 0, 1, 2, 5, 6, 7, 8]
     assert batch.positions_T.tolist() == [0, 1, 2, 3, 0, 1, 2, 0, 1, 2, 3]
     assert batch.layout.bounds_S1.tolist() == [0, 4, 7, 11] and not batch.layout.causal
-    assert batch.places_T.tolist() == batch.tokens_T.tolist()
+    assert batch.indices_T.tolist() == batch.tokens_T.tolist()
     assert batch.layout.num_padding == PAD_TO_MULTIPLE_OF - 11
 
 
@@ -51,5 +52,10 @@ def test_evaluation_sees_each_sample_once_within_the_budget() -> None:
 
 def test_cut_fills_parts() -> None:
     lengths = np.array([5, 5, 5, 12, 1])
-    assert [part.tolist() for part in cut(np.array([0, 1, 2, 3, 4]), lengths, 10)] == [[0, 1], [2], [3], [4]]
-    assert cut(np.array([], dtype=int), lengths, 10) == []
+    assert [part.tolist() for part in split_by_tokens(np.array([0, 1, 2, 3, 4]), lengths, 10)] == [
+        [0, 1],
+        [2],
+        [3],
+        [4],
+    ]
+    assert split_by_tokens(np.array([], dtype=int), lengths, 10) == []

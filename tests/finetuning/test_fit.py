@@ -2,7 +2,9 @@ import itertools
 import json
 import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,40 +13,34 @@ from transformers import get_linear_schedule_with_warmup
 
 from biphase.errors import InputError
 from biphase.finetuning import fit
-from biphase.finetuning.cell import CellContext, Runtime
-from biphase.finetuning.cells import find_sources, plan_cell, resolve
+from biphase.finetuning.batches import CellContext, Runtime
+from biphase.finetuning.cells import find_task_sources, plan_cell, resolve_precision
 from biphase.finetuning.config import PROTOCOL, FinetuneConfig
 from biphase.finetuning.encoders import Encoder, load_encoder
-from biphase.finetuning.fit import (
-    FAMILIES,
-    build,
-    choose_examples,
-    claimed,
-    fit_cell,
-    fit_cells,
-    learning_rate,
-    load_encoded,
-    predict,
-    train,
-)
+from biphase.finetuning.encoding import EncodedTask
+from biphase.finetuning.encoding_cache import load_encoded
+from biphase.finetuning.families import FAMILY_MODULES
+from biphase.finetuning.fit import cells_claimed, fit_cell, fit_cells
 from biphase.finetuning.models import identify
 from biphase.finetuning.scores import Score, read_score
+from biphase.finetuning.training import build_network, finetuning_rate, train_network
 from biphase.report.scores import read_examples
-from biphase.tasks.spec import METRICS, TASKS, find_task
+from biphase.tasks.drawing import draw_indices
+from biphase.tasks.spec import METRICS, find_task, task_table
 
-from .conftest import CPU, make_cell, write_jsonl
+from .conftest import CPU, make_cell, predict_split, write_jsonl
 
 ONE_PER_FAMILY = ("snli", "wnut17", "squad_v2", "squad_retrieval")
 Dirs = dict[str, Path]
 
 
-def encoded_for(encoder: Encoder, cell: CellContext, data_dirs: Dirs):
-    return load_encoded(find_sources(cell.task.name, data_dirs)[0], encoder.keyed, cell.config)
+def encoded_for(encoder: Encoder, cell: CellContext, data_dirs: Dirs) -> EncodedTask[Any]:
+    return load_encoded(find_task_sources(cell.task.name, data_dirs)[0], encoder.tokenizer, cell.config)
 
 
 def fresh(encoder: Encoder, cell: CellContext) -> torch.nn.Module:
     torch.manual_seed(0)
-    return build(encoder, cell)
+    return build_network(encoder, cell, [])
 
 
 def fit_quickly(model_folder: Path, task: str, data_dirs: Dirs, out: Path | None = None, **settings: object) -> Score:
@@ -53,11 +49,14 @@ def fit_quickly(model_folder: Path, task: str, data_dirs: Dirs, out: Path | None
 
 def test_learning_rate_at_every_step() -> None:
     config = FinetuneConfig(learning_rate=1.0, warmup_ratio=0.2)
-    rates = [learning_rate(config, step, 10) for step in range(10)]
+    rates = [finetuning_rate(config, step, 10) for step in range(10)]
     assert rates == pytest.approx([1 / 2, 1, 1, 7 / 8, 6 / 8, 5 / 8, 4 / 8, 3 / 8, 2 / 8, 1 / 8])
-    assert [learning_rate(FinetuneConfig(learning_rate=2.0, warmup_ratio=0), step, 2) for step in (0, 1)] == [2.0, 1.0]
-    assert learning_rate(FinetuneConfig(learning_rate=2.0, warmup_ratio=1), 3, 4) == 2.0
-    assert learning_rate(FinetuneConfig(learning_rate=2.0), 0, 1) == 2.0
+    assert [finetuning_rate(FinetuneConfig(learning_rate=2.0, warmup_ratio=0), step, 2) for step in (0, 1)] == [
+        2.0,
+        1.0,
+    ]
+    assert finetuning_rate(FinetuneConfig(learning_rate=2.0, warmup_ratio=1), 3, 4) == 2.0
+    assert finetuning_rate(FinetuneConfig(learning_rate=2.0), 0, 1) == 2.0
 
 
 def test_decay_is_that_of_transformers() -> None:
@@ -65,20 +64,20 @@ def test_decay_is_that_of_transformers() -> None:
     schedule = get_linear_schedule_with_warmup(optimizer, 100, 1000)
     for step in range(1000):
         ahead = step if step >= 100 else step + 1
-        assert learning_rate(FinetuneConfig(), step, 1000) == pytest.approx(5e-5 * schedule.lr_lambdas[0](ahead))
+        assert finetuning_rate(FinetuneConfig(), step, 1000) == pytest.approx(5e-5 * schedule.lr_lambdas[0](ahead))
 
 
 @pytest.mark.parametrize("head", ["span", "token"])
 @pytest.mark.parametrize("task", ONE_PER_FAMILY)
 def test_packed_evaluation_equals_one_by_one(encoder: Encoder, data_dirs: Dirs, task: str, head: str) -> None:
     cell = make_cell(task, qa_head=head)
-    encoded = encoded_for(encoder, cell, data_dirs)
+    split = encoded_for(encoder, cell, data_dirs).splits["test"]
     model = fresh(encoder, cell)
     alone = CellContext(cell.task, cell.config, Runtime(CPU.device, CPU.dtype, microbatch_tokens=1))
-    family = FAMILIES[cell.task.family]
-    packed, single = (predict(model, encoded, "test", each) for each in (cell, alone))
-    assert family.measure(encoded, "test", packed, cell) == pytest.approx(family.measure(encoded, "test", single, cell))
-    for ours, theirs in zip(*(family.records(encoded, "test", p, cell) for p in (packed, single)), strict=True):
+    family = FAMILY_MODULES[cell.task.family]
+    packed, single = (predict_split(model, split, each) for each in (cell, alone))
+    assert family.compute_metrics(split, packed, cell) == pytest.approx(family.compute_metrics(split, single, cell))
+    for ours, theirs in zip(*(family.prediction_rows(split, p, cell) for p in (packed, single)), strict=True):
         assert ours["id"] == theirs["id"] and ours.get("score") == pytest.approx(theirs.get("score"))
 
 
@@ -99,22 +98,23 @@ def test_overfits_a_few_examples(
     cell = make_cell(task, **given | settings)
     encoded = encoded_for(encoder, cell, data_dirs)
     model = fresh(encoder, cell)
-    training = train(model, encoded, cell)
+    training = train_network(model, encoded, cell)
     assert training.final_loss is not None and training.final_loss < 0.1 < training.losses[0]
+    split = encoded.splits["train"]
     if task == "squad_v2":
-        split = encoded.train
-        kept = type(split)(**{**vars(split), "contexts": contexts_of(encoder, split)})
-        encoded = type(encoded)(kept, encoded.validation, encoded.test, 0, encoded.has_unanswerable)
+        split = replace(split, contexts=contexts_of(encoder, split))
     if reached is not None:
-        scores = FAMILIES[cell.task.family].measure(encoded, "train", predict(model, encoded, "train", cell), cell)
+        scores = FAMILY_MODULES[cell.task.family].compute_metrics(split, predict_split(model, split, cell), cell)
         assert scores[cell.task.metric] >= reached
 
 
-def contexts_of(encoder: Encoder, split) -> tuple[str, ...]:
+def contexts_of(encoder: Encoder, split: Any) -> list[str]:
     """The contexts of a train split, which are not kept, out of its tokens."""
     bounds = split.texts.bounds_S1
-    texts = [encoder.keyed.tokenizer.decode(split.texts.tokens_T[a : b - 1]) for a, b in itertools.pairwise(bounds)]
-    return tuple(text.partition("\nContext: ")[2] for text in texts)
+    texts = [
+        encoder.tokenizer.pretrained.decode(split.texts.tokens_T[a : b - 1]) for a, b in itertools.pairwise(bounds)
+    ]
+    return [text.partition("\nContext: ")[2] for text in texts]
 
 
 @pytest.mark.parametrize("task", ONE_PER_FAMILY)
@@ -126,12 +126,13 @@ def test_same_cell_twice_is_the_same_to_the_last_bit(model_folder: Path, data_di
     assert other.final_loss != first.final_loss and other.cell != first.cell
 
 
-def test_a_cell_leaves_the_shared_encoder_alone(encoder: Encoder, data_dirs: Dirs) -> None:
-    before = {name: value.clone() for name, value in encoder.backbone.state_dict().items()}
+def test_a_cell_leaves_the_shared_encoder_alone(model_folder: Path, data_dirs: Dirs) -> None:
+    shared = load_encoder(str(model_folder))
+    before = {name: value.clone() for name, value in shared.backbone.state_dict().items()}
     state = torch.get_rng_state()
-    fit_quickly(Path(encoder.name), "snli", data_dirs)
-    assert load_encoder(encoder.name).backbone is encoder.backbone
-    assert all(torch.equal(before[name], value) for name, value in encoder.backbone.state_dict().items())
+    fit_quickly(model_folder, "snli", data_dirs)
+    assert load_encoder(str(model_folder)) is shared
+    assert all(torch.equal(before[name], value) for name, value in shared.backbone.state_dict().items())
     assert torch.equal(state, torch.get_rng_state())
 
 
@@ -159,16 +160,16 @@ def test_folder_of_a_cell(
 
 
 def test_two_processes_do_not_make_the_same_cell(model_folder: Path, data_dirs: Dirs, tmp_path: Path) -> None:
-    config = resolve(make_cell("snli").config)
-    plan = plan_cell(identify(str(model_folder)), *find_sources("snli", data_dirs), config)
-    with claimed(tmp_path, [plan]), pytest.raises(InputError, match="made by another process"):
+    config = resolve_precision(make_cell("snli").config)
+    plan = plan_cell(identify(str(model_folder)), *find_task_sources("snli", data_dirs), config)
+    with cells_claimed(tmp_path, [plan]), pytest.raises(InputError, match="made by another process"):
         fit_quickly(model_folder, "snli", data_dirs, tmp_path)
     assert fit_quickly(model_folder, "snli", data_dirs, tmp_path).folder == plan.folder(tmp_path)
 
 
 def name_of(model: str, task: str, data_dirs: Dirs, **settings: object) -> str:
-    config = resolve(make_cell(task, **settings).config)
-    return plan_cell(identify(model), *find_sources(task, data_dirs), config).hash
+    config = resolve_precision(make_cell(task, **settings).config)
+    return plan_cell(identify(model), *find_task_sources(task, data_dirs), config).hash
 
 
 def test_the_name_of_a_cell(model_folder: Path, data_dirs: Dirs, tmp_path: Path) -> None:
@@ -213,7 +214,7 @@ def test_predictions_say_what_each_example_contributes(
         for path in data_dirs[task].iterdir():
             rows = [json.loads(line) for line in path.read_text().splitlines()]
             write_jsonl(tmp_path / path.name, [row | {"label": row["label"] % 2} for row in rows])
-    monkeypatch.setitem(TASKS, task, found.model_copy(update=changes))
+    monkeypatch.setitem(task_table(), task, found.model_copy(update=changes))
     score = fit_quickly(model_folder, task, {task: folder}, tmp_path / "scores", epochs=4)
     assert len(read_examples(score).values) == score.num_examples["test"]
 
@@ -235,7 +236,7 @@ def test_one_training_for_several_tasks(
     judged = folders["msmarco"] / "qrels"
     shutil.copy(judged / "test.tsv", judged / "dev.tsv")
     calls = []
-    monkeypatch.setattr(fit, "train", lambda *given: calls.append(1) or train(*given))
+    monkeypatch.setattr(fit, "train_network", lambda *given: calls.append(1) or train_network(*given))
     config = make_cell("msmarco").config
     both = fit_cells(str(model_folder), ["msmarco", "nq"], config, tmp_path / "scores", folders)
     assert len(calls) == 1 and [score.task for score in both] == ["msmarco", "nq"]
@@ -282,7 +283,7 @@ def test_random_weights_are_the_same_network_without_its_training(encoder: Encod
     built = []
     for seed in (0, 0, 1):
         torch.manual_seed(seed)
-        built.append(build(encoder, cell).backbone.state_dict())
+        built.append(build_network(encoder, cell, []).backbone.state_dict())
     pretrained = encoder.backbone.state_dict()
     name = next(name for name in pretrained if "q_proj" in name)
     assert {key: value.shape for key, value in built[0].items()} == {key: v.shape for key, v in pretrained.items()}
@@ -298,28 +299,29 @@ def test_microbatches_leave_the_gradient_unchanged(encoder: Encoder, data_dirs: 
         cell = make_cell(task, Runtime(CPU.device, CPU.dtype, budget), head_dropout=0.0)
         model = fresh(encoder, cell)
         encoded = encoded_for(encoder, cell, data_dirs)
-        loss = FAMILIES[cell.task.family].accumulate_gradients(model, encoded, np.arange(9), cell)
+        loss = FAMILY_MODULES[cell.task.family].accumulate_gradients(model, encoded.splits["train"], np.arange(9), cell)
         results.append((loss, [parameter.grad.clone() for parameter in model.parameters()]))
     torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=1e-6)
 
 
 def test_training_on_a_subset(encoder: Encoder, data_dirs: Dirs) -> None:
-    chosen = choose_examples(100, 10)
+    chosen = draw_indices(100, 10)
     assert len(set(chosen)) == 10 and (np.diff(chosen) > 0).all()
-    assert (choose_examples(7, 10) == np.arange(7)).all()
+    assert (draw_indices(7, 10) == np.arange(7)).all()
     cell = make_cell("snli", max_train_examples=9, epochs=1)
-    training = train(build(encoder, cell), encoded_for(encoder, cell, data_dirs), cell)
+    training = train_network(build_network(encoder, cell, []), encoded_for(encoder, cell, data_dirs), cell)
     assert training.num_steps == 2
 
 
 def test_a_subset_of_questions_has_all_their_windows(encoder: Encoder, data_dirs: Dirs) -> None:
     cell = make_cell("squad_v2", max_train_examples=5, max_length=32, doc_stride=4, epochs=1, batch_size=1)
     encoded = encoded_for(encoder, cell, data_dirs)
-    questions = choose_examples(encoded.train.num_examples, 5)
-    windows = encoded.train.items_of(questions)
-    assert len(windows) > 5 and set(encoded.train.questions_W[windows]) == set(questions)
-    assert len(windows) == np.isin(encoded.train.questions_W, questions).sum()
-    assert train(fresh(encoder, cell), encoded, cell).num_steps == len(windows)
+    split = encoded.splits["train"]
+    questions = draw_indices(split.num_examples, 5)
+    windows = split.items_of(questions)
+    assert len(windows) > 5 and set(split.questions_W[windows]) == set(questions)
+    assert len(windows) == np.isin(split.questions_W, questions).sum()
+    assert train_network(fresh(encoder, cell), encoded, cell).num_steps == len(windows)
 
 
 def test_bf16_arithmetic_keeps_fp32_weights(encoder: Encoder, data_dirs: Dirs) -> None:
@@ -327,7 +329,7 @@ def test_bf16_arithmetic_keeps_fp32_weights(encoder: Encoder, data_dirs: Dirs) -
     for dtype in (torch.bfloat16, torch.float32):
         cell = make_cell("wnut17", Runtime(CPU.device, dtype, 65_536))
         model = fresh(encoder, cell)
-        losses[dtype] = train(model, encoded_for(encoder, cell, data_dirs), cell).losses
+        losses[dtype] = train_network(model, encoded_for(encoder, cell, data_dirs), cell).losses
         assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
     assert losses[torch.bfloat16] == pytest.approx(losses[torch.float32], rel=0.05)
     assert losses[torch.bfloat16] != losses[torch.float32]
@@ -342,7 +344,7 @@ def test_bf16_weights_lose_small_updates(encoder: Encoder, data_dirs: Dirs, task
         cell = make_cell(task, Runtime(CPU.device, dtype, 65_536), weight_dtype=kind, learning_rate=1e-6, epochs=1)
         model = fresh(encoder, cell)
         before = {name: value.clone() for name, value in model.named_parameters() if "proj" in name}
-        assert train(model, encoded_for(encoder, cell, data_dirs), cell).diverged_at is None
+        assert train_network(model, encoded_for(encoder, cell, data_dirs), cell).diverged_at is None
         after = dict(model.named_parameters())
         unmoved[kind] = np.mean([(before[name] == after[name]).float().mean().item() for name in before])
     assert unmoved["bf16"] > 0.5 > 0.2 > unmoved["fp32"]
@@ -353,21 +355,6 @@ def test_long_inputs_are_cut_and_counted(model_folder: Path, data_dirs: Dirs, ca
     assert 0 < score.num_truncated["test"] <= 23
     assert "cut at 5 tokens" in capsys.readouterr().err
     assert {"precision", "recall", "f1", "strict_f1", "accuracy", "paper_f1"} == score.metrics["test"].keys()
-
-
-def test_a_text_is_tokenized_once(
-    encoder: Encoder, data_dirs: Dirs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("BIPHASE_CACHE", str(tmp_path))
-    cell = make_cell("snli")
-    first = encoded_for(encoder, cell, data_dirs)
-    fit.load_kept.cache_clear()
-    monkeypatch.setattr(fit, "load_examples", None)
-    again = encoded_for(encoder, cell, data_dirs)
-    assert again is not first
-    assert (again.train.texts.tokens_T == first.train.texts.tokens_T).all() and again.test.ids == first.test.ids
-    with pytest.raises(TypeError):
-        encoded_for(encoder, make_cell("snli", max_length=10), data_dirs)
 
 
 def test_bad_models(tmp_path: Path, model_folder: Path) -> None:

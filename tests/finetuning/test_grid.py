@@ -11,7 +11,7 @@ from biphase.errors import InputError
 from biphase.finetuning import cells, fit
 from biphase.finetuning import grid as grid_module
 from biphase.finetuning.config import FinetuneConfig
-from biphase.finetuning.fit import claimed
+from biphase.finetuning.fit import cells_claimed
 from biphase.finetuning.grid import (
     Grid,
     choose_part,
@@ -74,7 +74,7 @@ def test_workers_give_the_same_scores(grid: Grid, tmp_path: Path) -> None:
 def test_a_cell_that_another_process_is_at_is_no_failure(grid: Grid, capsys: pytest.CaptureFixture) -> None:
     small = replace(grid, learning_rates=(1e-3,), tasks=("snli",))
     trainings = plan_grid(small)
-    with claimed(small.out, trainings[0].cells):
+    with cells_claimed(small.out, trainings[0].cells):
         assert run_grid(small, trainings, HERE) == []
     assert "left to the process that is at it" in capsys.readouterr().err
     assert missing(small) == 1 and not list(read_failures(small.out))

@@ -10,8 +10,7 @@ from biphase.config import Data, parse_config
 from biphase.encoder.presets import shape_of
 from biphase.errors import InputError
 from biphase.study.cost import (
-    FAMILY_LOADS,
-    LOADS,
+    TYPICAL_SIZES,
     cell_cost,
     estimate,
     find_lengths,
@@ -22,7 +21,7 @@ from biphase.study.cost import (
 )
 from biphase.study.plan import Plan, plan_study
 from biphase.study.spec import Planning, Study, finetune_config, load_study
-from biphase.tasks.spec import TASKS
+from biphase.tasks.spec import task_table
 
 STUDIES = Path(__file__).parents[2] / "studies"
 
@@ -163,9 +162,9 @@ def test_published_groups_must_be_groups(paper: Plan) -> None:
         estimate(plan_study(study))
 
 
-def test_every_task_has_a_load(paper: Plan) -> None:
-    assert set(LOADS) <= set(TASKS)
-    assert {task.family for task in TASKS.values()} == set(FAMILY_LOADS)
+def test_every_task_has_a_size(paper: Plan) -> None:
+    assert all(task.size for task in task_table().values())
+    assert {task.family for task in task_table().values()} == set(TYPICAL_SIZES)
 
 
 def test_a_cell_costs_its_steps_and_its_evaluation(paper: Plan) -> None:

@@ -1,6 +1,7 @@
 import json
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import datasets
 import numpy as np
@@ -18,11 +19,10 @@ from biphase.tasks.examples import (
     hold_out,
     limit_evaluation,
     load_examples,
-    load_task,
     to_iob2,
 )
 from biphase.tasks.sources import find_source
-from biphase.tasks.spec import SPLITS, TASKS, find_task
+from biphase.tasks.spec import TASK_SPLITS, find_task, task_table
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="developers' data is not here")
@@ -30,6 +30,10 @@ needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="developers' data 
 PAIR = {"premise": "A man sleeps.", "hypothesis": "A man is awake.", "label": 2}
 TAGGED = {"tokens": ["in", "New", "York"], "ner_tags": ["O", "B-location", "I-location"]}
 ASKED = {"id": "q", "question": "Who?", "context": "Ann met Ann", "answers": {"text": ["Ann"], "answer_start": [8]}}
+
+
+def load_task(name: str, data_dir: Path | None = None) -> Any:
+    return load_examples(find_source(find_task(name), data_dir), judged_only=True)
 
 
 def lines(*rows: object) -> str:
@@ -68,7 +72,7 @@ def glue(folder: Path, header: str, *rows: str, test: str = "dev.tsv") -> Path:
 def test_snli() -> None:
     data = load_task("snli")
     assert (len(data.train), len(data.validation), len(data.test), data.left_out) == (8858, 984, 2961, 0)
-    assert data.source == "biphase" and data.task == TASKS["snli"]
+    assert data.source == "biphase" and data.task == task_table()["snli"]
     assert data.train[0].text == (
         "Premise: Two women are embracing while holding to go packages .\n"
         "Hypothesis: The sisters are hugging goodbye while holding to go packages after just eating lunch ."
@@ -189,7 +193,7 @@ def test_bundled_words(name: str, sizes: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("name", ["uner_en_ewt", "wnut17"])
 def test_bundled_words_are_the_source(name: str) -> None:
     bundled, source = load_task(name), load_task(name, SHARED / name)
-    assert all(getattr(bundled, split) == getattr(source, split) for split in SPLITS)
+    assert all(getattr(bundled, split) == getattr(source, split) for split in TASK_SPLITS)
 
 
 @needs_shared
@@ -279,7 +283,7 @@ def test_squad_as_published(tmp_path: Path, name: str, version: str, size: int) 
     (tmp_path / f"train-v{version}.json").write_text(json.dumps({"data": official["data"][:1]}))
     (tmp_path / f"dev-v{version}.json").symlink_to(folder / f"dev-v{version}.json")
     parts, whole = load_task(name, folder), load_task(name, tmp_path)
-    expected = {question.id: question for split in SPLITS for question in getattr(parts, split)}
+    expected = {question.id: question for split in TASK_SPLITS for question in getattr(parts, split)}
     assert len(whole.test) == len(expected) == size
     for question in whole.test:
         other = expected[question.id]
@@ -427,8 +431,8 @@ def judge(*queries: int, grade: int = 1) -> str:
     ],
 )
 def test_collections(name: str, folder: str, counts: tuple[int, ...]) -> None:
-    source = find_source(TASKS[name], SHARED / folder)
-    data = load_examples(source)
+    source = find_source(task_table()[name], SHARED / folder)
+    data = load_examples(source, judged_only=True)
     assert isinstance(data, Collection) and data.left_out == 0
     validation, test = data.relevance["validation"], data.relevance["test"]
     assert (len(data.documents), len(data.queries), len(data.train), len(validation), len(test)) == counts
@@ -472,7 +476,7 @@ def test_judgements_as_jsonl_and_from_the_hub(tmp_path: Path, monkeypatch: pytes
     }
 
     def load_dataset(id: str, config: str, *, split: str, revision: str) -> datasets.Dataset:
-        assert (id, revision) == ("mteb/MultiLongDocRetrieval", TASKS["mldr_en"].hub.revision)
+        assert (id, revision) == ("mteb/MultiLongDocRetrieval", task_table()["mldr_en"].hub.revision)
         return datasets.Dataset.from_list(there[config][split])
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)

@@ -12,8 +12,8 @@ import zstandard
 
 from biphase.errors import InputError
 from biphase.tasks import sources
-from biphase.tasks.sources import HUB, find_source, read_columns, read_part, read_record, read_squad, read_tsv
-from biphase.tasks.spec import TASKS, FileLayout, Hub, HubRows, Splits, Task
+from biphase.tasks.sources import HUB, find_source, read_columns, read_record, read_rows, read_squad, read_tsv
+from biphase.tasks.spec import FileLayout, Hub, HubRows, Splits, Task, task_table
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 ROWS = ["train.jsonl", "validation.jsonl", "test.jsonl"]
@@ -39,13 +39,13 @@ def folder_with(tmp_path: Path, names: list[str], content: str = "{}\n") -> Path
 
 
 def changed(name: str, /, **changes: object) -> Task:
-    return TASKS[name].model_copy(update=changes)
+    return task_table()[name].model_copy(update=changes)
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", task_table())
 def test_every_layout_is_found(tmp_path: Path, name: str) -> None:
     """Also compressed, and the missing of any one file is noticed."""
-    task = TASKS[name]
+    task = task_table()[name]
     for number, layout in enumerate(task.files):
         names = list(sources.parts_of(task, layout).values())
         folder = folder_with(tmp_path / str(number), [file.replace("*", "00") for file in names])
@@ -63,9 +63,9 @@ def test_every_layout_is_found(tmp_path: Path, name: str) -> None:
 
 def test_missing_folder(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="none is not a folder"):
-        find_source(TASKS["snli"], tmp_path / "none")
+        find_source(task_table()["snli"], tmp_path / "none")
     with pytest.raises(InputError, match=r"needs train\.tsv \+ dev\.tsv there"):
-        find_source(TASKS["sst2"], tmp_path)
+        find_source(task_table()["sst2"], tmp_path)
     with pytest.raises(InputError, match="does not say what files"):
         find_source(changed("sst2", files=()), tmp_path)
 
@@ -77,26 +77,26 @@ def test_shards_are_read_once_in_the_order_of_their_names(tmp_path: Path) -> Non
         (tmp_path / f"train0{n}.json.gz").write_bytes(gzip.compress(f'{{"n": {n}}}'.encode()))
     (tmp_path / "train02.json").unlink()
     (tmp_path / "train00.json.gz").unlink()
-    assert [row["n"] for _, row in read_part(find_source(TASKS["ontonotes5"], tmp_path), "train")] == [0, 1, 2]
+    assert [row["n"] for _, row in read_rows(find_source(task_table()["ontonotes5"], tmp_path), "train")] == [0, 1, 2]
 
 
 def test_bundled() -> None:
-    source = find_source(TASKS["snli"], None)
+    source = find_source(task_table()["snli"], None)
     assert source.name == "biphase" and source.splits == ("train", "validation", "test")
     folder = Path(str(resources.files("biphase"))) / "bundled" / "tasks"
     files = list(folder.glob("*.zst"))
-    assert len(files) == 3 * sum(task.bundled for task in TASKS.values())
+    assert len(files) == 3 * sum(task.bundled for task in task_table().values())
     assert sum(file.stat().st_size for file in files) < 1_500_000
     notice = (folder / "LICENSES.md").read_text(encoding="utf-8")
-    assert all(f"## {name}-" in notice for name, task in TASKS.items() if task.bundled)
+    assert all(f"## {name}-" in notice for name, task in task_table().items() if task.bundled)
     with pytest.raises(InputError, match=r"'snli' comes neither .* give its folder as data_dir"):
         find_source(changed("snli", bundled=False, hub=None), None)
     with pytest.raises(InputError, match="'genre' is not on the hub"):
-        find_source(TASKS["genre"], HUB)
+        find_source(task_table()["genre"], HUB)
 
 
 def test_hash_follows_what_decides_the_examples(tmp_path: Path) -> None:
-    task, folder = TASKS["snli"], folder_with(tmp_path, ROWS)
+    task, folder = task_table()["snli"], folder_with(tmp_path, ROWS)
     first = find_source(task, folder)
     other = folder_with(tmp_path / "copy", ROWS)
     assert find_source(task, other).hash == first.hash
@@ -119,15 +119,15 @@ def test_hash_follows_what_decides_the_examples(tmp_path: Path) -> None:
 
 def test_files_are_hashed_once_until_they_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = folder_with(tmp_path, ROWS)
-    find_source(TASKS["snli"], folder)
+    find_source(task_table()["snli"], folder)
     monkeypatch.setattr(sources, "file_hash", lambda path: pytest.fail("hashed again"))
-    find_source(TASKS["snli"], folder)
+    find_source(task_table()["snli"], folder)
     monkeypatch.undo()
-    before = find_source(TASKS["snli"], folder).hash
+    before = find_source(task_table()["snli"], folder).hash
     stat = (folder / "train.jsonl").stat()
     (folder / "train.jsonl").write_text("[]\n")  # of the same size
     os.utime(folder / "train.jsonl", ns=(stat.st_atime_ns, stat.st_mtime_ns + 1))
-    assert find_source(TASKS["snli"], folder).hash != before
+    assert find_source(task_table()["snli"], folder).hash != before
 
 
 def test_tables(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_tables(tmp_path: Path) -> None:
 
 
 def test_columns(tmp_path: Path) -> None:
-    task, path = TASKS["conll2003"], tmp_path / "eng.train"
+    task, path = task_table()["conll2003"], tmp_path / "eng.train"
     path.write_text("-DOCSTART- -X- O O\n\nEU NNP I-NP I-ORG\nrejects VBZ I-VP O\n\n# NNP O O\n")
     four = FileLayout(test="", columns=(0, 3))
     assert list(read_columns(path, task, four)) == [
@@ -194,7 +194,7 @@ def test_record(tmp_path: Path) -> None:
 
 
 def test_bad_lines(tmp_path: Path) -> None:
-    source = find_source(TASKS["snli"], folder_with(tmp_path, ROWS))
+    source = find_source(task_table()["snli"], folder_with(tmp_path, ROWS))
     for content, message in (
         (b'{"a": 1}\n\n{"a"', r"train\.jsonl:3: broken JSON"),
         (b"[1]", r"train\.jsonl:1: one JSON object per line"),
@@ -202,10 +202,10 @@ def test_bad_lines(tmp_path: Path) -> None:
     ):
         (tmp_path / "train.jsonl").write_bytes(content)
         with pytest.raises(InputError, match=message):
-            list(read_part(source, "train"))
+            list(read_rows(source, "train"))
     (tmp_path / "train.jsonl").unlink()
     with pytest.raises(InputError, match=r"train\.jsonl does not exist"):
-        list(read_part(source, "train"))
+        list(read_rows(source, "train"))
 
 
 @pytest.mark.parametrize(("ending", "compress"), [(".gz", gzip.compress), (".zst", zstandard.compress)])
@@ -215,11 +215,11 @@ def test_compressed_files(tmp_path: Path, ending: str, compress) -> None:
     lines = "".join(f'{{"n": {n}}}\n' for n in range(5000)).encode()
     path = tmp_path / f"test.jsonl{ending}"
     path.write_bytes(compress(lines))
-    source = find_source(TASKS["snli"], tmp_path)
-    assert [row["n"] for _, row in read_part(source, "test")] == list(range(5000))
+    source = find_source(task_table()["snli"], tmp_path)
+    assert [row["n"] for _, row in read_rows(source, "test")] == list(range(5000))
     path.write_bytes(compress(lines)[: len(compress(lines)) // 2])
     with pytest.raises(InputError, match=r"test\.jsonl.*(cut short|broken JSON)"):
-        list(read_part(find_source(TASKS["snli"], tmp_path), "test"))
+        list(read_rows(find_source(task_table()["snli"], tmp_path), "test"))
 
 
 @pytest.fixture
@@ -250,7 +250,7 @@ def commits(monkeypatch: pytest.MonkeyPatch) -> dict:
         return SimpleNamespace(sha=known[id, revision])
 
     monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", dataset_info)
-    sources.resolve.cache_clear()
+    sources.pin_commit.cache_clear()
     return known
 
 
@@ -259,11 +259,11 @@ def test_hub_rows(hub: dict, commits: dict) -> None:
     features = datasets.Features({"premise": datasets.Value("string"), "label": names})
     rows = [{"premise": str(n), "label": n % 4 - 1} for n in range(2500)]
     hub["nyu-mll/glue", "mnli", "train"] = datasets.Dataset.from_list(rows, features=features)
-    task = TASKS["mnli"]
+    task = task_table()["mnli"]
     source = find_source(task, None)
     assert source.name == f"nyu-mll/glue@{task.hub.revision}" and source.splits == ("train", "test")
     assert commits["asked"] == 0 and not hub["asked"]
-    read = list(read_part(source, "train"))
+    read = list(read_rows(source, "train"))
     assert len(read) == 2500 and read[2400] == ("nyu-mll/glue train: row 2400", {"premise": "2400", "label": -1})
     assert [row["label"] for _, row in read[1:4]] == ["entailment", "neutral", "contradiction"]
     assert hub["asked"] == [("nyu-mll/glue", "mnli", "train", task.hub.revision)]
@@ -277,7 +277,7 @@ def test_hub_tags_come_as_names(hub: dict) -> None:
     )
     there = Hub(id="a/b", revision=COMMIT, splits=Splits(train="train", test="test"), rename={"theirs": "ner_tags"})
     source = find_source(changed("conll2003", hub=there), None)
-    assert [row for _, row in read_part(source, "test")] == [{"theirs": ["O", "B-x"], "tokens": ["in", "x"]}]
+    assert [row for _, row in read_rows(source, "test")] == [{"theirs": ["O", "B-x"], "tokens": ["in", "x"]}]
 
 
 def test_hub_collection(hub: dict) -> None:
@@ -294,13 +294,13 @@ def test_hub_collection(hub: dict) -> None:
     hub["a/b", "asked", "all"] = [{"_id": "q"}]
     hub["a/b", "qrels", "dev"] = [{"score": 1}]
     source = find_source(changed("mldr_en", hub=there), None)
-    assert [row["_id"] for _, row in read_part(source, "corpus")] == ["1", "2"]
-    assert [row["_id"] for _, row in read_part(source, "queries")] == ["q"]
-    assert [place for place, _ in read_part(source, "validation")] == ["a/b dev: row 0"]
+    assert [row["_id"] for _, row in read_rows(source, "corpus")] == ["1", "2"]
+    assert [row["_id"] for _, row in read_rows(source, "queries")] == ["q"]
+    assert [place for place, _ in read_rows(source, "validation")] == ["a/b dev: row 0"]
 
 
 def test_hub_revisions_are_resolved(commits: dict) -> None:
-    task, other = TASKS["ontonotes5"], "f" * 40
+    task, other = task_table()["ontonotes5"], "f" * 40
     commits["tner/ontonotes5", "refs/convert/parquet"] = COMMIT
     source = find_source(task, None)
     assert source.name == f"tner/ontonotes5@{COMMIT}" and source.form.revision == COMMIT
@@ -312,18 +312,18 @@ def test_hub_revisions_are_resolved(commits: dict) -> None:
     with pytest.raises(
         InputError, match=r"hgissbkh/uner_en: the commit of its newest revision .*no network\); a local"
     ):
-        find_source(TASKS["uner_en_ewt"], HUB)
+        find_source(task_table()["uner_en_ewt"], HUB)
 
 
 def test_hub_is_read_instead_of_the_package(hub: dict) -> None:
     hub["stanfordnlp/snli", None, "test"] = [{"label": 1}]
-    source = find_source(TASKS["snli"], HUB)
-    assert source.hash != find_source(TASKS["snli"], None).hash
-    assert [row for _, row in read_part(source, "test")] == [{"label": 1}]
+    source = find_source(task_table()["snli"], HUB)
+    assert source.hash != find_source(task_table()["snli"], None).hash
+    assert [row for _, row in read_rows(source, "test")] == [{"label": 1}]
 
 
 def test_hub_errors(hub: dict) -> None:
-    source = find_source(TASKS["sst2"], None)
+    source = find_source(task_table()["sst2"], None)
     key = ("nyu-mll/glue", "sst2", "train")
     for error, message in (
         (RuntimeError("Dataset scripts are no longer supported, but found x.py"), "remote code, which is never run"),
@@ -335,7 +335,7 @@ def test_hub_errors(hub: dict) -> None:
     ):
         hub[key] = error
         with pytest.raises(InputError, match=message) as caught:
-            list(read_part(source, "train"))
+            list(read_rows(source, "train"))
         assert "\n" not in str(caught.value)
 
 
@@ -344,7 +344,7 @@ def test_hub_library_reads_a_folder_the_same_way(tmp_path: Path) -> None:
     folder_with(tmp_path, ROWS, '{"premise": "a", "hypothesis": "b", "label": 2}\n')
     there = Hub(id=str(tmp_path), revision=COMMIT, splits=Splits(train="train", test="test"))
     source = find_source(changed("snli", bundled=False, hub=there), None)
-    assert [row["label"] for _, row in read_part(source, "test")] == [2]
+    assert [row["label"] for _, row in read_rows(source, "test")] == [2]
     lacking = there.model_copy(update={"splits": Splits(train="train", test="best")})
     with pytest.raises(InputError, match="split 'best' cannot be read"):
-        list(read_part(find_source(changed("snli", bundled=False, hub=lacking), None), "test"))
+        list(read_rows(find_source(changed("snli", bundled=False, hub=lacking), None), "test"))

@@ -10,9 +10,43 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from biphase.encoder.attention import PAD_TO_MULTIPLE_OF, PackedLayout, lay_out
-from biphase.finetuning.cell import Runtime
-from biphase.finetuning.encoding import Texts, cumulate
+from biphase.device import choose_device, choose_dtype
+from biphase.encoder.attention import PAD_TO_MULTIPLE_OF, Backend, PackedLayout, choose_backend, lay_out
+from biphase.finetuning.config import FinetuneConfig
+from biphase.finetuning.encoding import TokenizedTexts, bounds_of_lengths
+from biphase.tasks.spec import Task
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """Where and in which type a cell computes."""
+
+    device: torch.device
+    dtype: torch.dtype
+    """The type of the arithmetic; autocast from the type of the weights."""
+    microbatch_tokens: int
+
+    @property
+    def backend(self) -> Backend:
+        return choose_backend(self.device, self.dtype)
+
+    def autocast(self) -> torch.autocast:
+        return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
+
+
+def make_runtime(config: FinetuneConfig) -> Runtime:
+    """Raises `InputError` for a GPU that is asked for and not there."""
+    device = choose_device(config.device)
+    return Runtime(device, choose_dtype(config.precision, device), config.microbatch_tokens)
+
+
+@dataclass(frozen=True)
+class CellContext:
+    """The task, configuration and machine of one cell, the same throughout it."""
+
+    task: Task
+    config: FinetuneConfig
+    runtime: Runtime
 
 
 @dataclass(frozen=True)
@@ -23,82 +57,83 @@ class Batch:
     positions_T: Tensor
     layout: PackedLayout
     samples: np.ndarray
-    """Their numbers in the texts that they are from."""
-    places_T: np.ndarray
-    """Where each token stands in `Texts.tokens_T`."""
+    """The numbers of the samples in the texts that they are from."""
+    indices_T: np.ndarray
+    """Where each token stands in `TokenizedTexts.tokens_T`, so that targets are looked up as `targets[indices_T]`."""
 
 
-def pack(texts: Texts, samples: np.ndarray, compute: Runtime) -> Batch:
-    """The given samples in the given order."""
+def pack(texts: TokenizedTexts, samples: np.ndarray, runtime: Runtime) -> Batch:
+    """The given samples in the given order.
+
+    Of texts with the bounds 0, 3, 5, 9, the samples 2 and 0 give bounds 0, 4, 7, positions 0 1 2 3 0 1 2 and indices
+    5 6 7 8 0 1 2.
+    """
     lengths = texts.bounds_S1[samples + 1] - texts.bounds_S1[samples]
-    bounds = cumulate(lengths)
+    bounds = bounds_of_lengths(lengths)
     positions_T = np.arange(bounds[-1]) - np.repeat(bounds[:-1], lengths)
-    places_T = np.repeat(texts.bounds_S1[samples], lengths) + positions_T
+    indices_T = np.repeat(texts.bounds_S1[samples], lengths) + positions_T
     layout = lay_out(
-        bounds, causal=False, device=compute.device, backend=compute.backend, pad_to_multiple_of=PAD_TO_MULTIPLE_OF
+        bounds, causal=False, device=runtime.device, backend=runtime.backend, pad_to_multiple_of=PAD_TO_MULTIPLE_OF
     )
     return Batch(
-        tokens_T=torch.from_numpy(texts.tokens_T[places_T].astype(np.int64)).to(compute.device),
-        positions_T=torch.from_numpy(positions_T).to(compute.device),
+        tokens_T=torch.from_numpy(texts.tokens_T[indices_T].astype(np.int64)).to(runtime.device),
+        positions_T=torch.from_numpy(positions_T).to(runtime.device),
         layout=layout,
         samples=samples,
-        places_T=places_T,
+        indices_T=indices_T,
     )
 
 
-def on_device(targets: np.ndarray, compute: Runtime) -> Tensor:
+def targets_on_device(targets: np.ndarray, runtime: Runtime) -> Tensor:
     """Targets as int64."""
-    return torch.from_numpy(np.ascontiguousarray(targets, dtype=np.int64)).to(compute.device)
+    return torch.from_numpy(np.ascontiguousarray(targets, dtype=np.int64)).to(runtime.device)
 
 
 def training_order(num_items: int, batch_size: int, num_steps: int, seed: int) -> Iterator[np.ndarray]:
     """The items of each step: every epoch a new seeded permutation, its last batch as short as it comes."""
     steps_per_epoch = -(-num_items // batch_size)
     for step in range(num_steps):
-        epoch, place = divmod(step, steps_per_epoch)
-        if place == 0:
+        epoch, batch = divmod(step, steps_per_epoch)
+        if batch == 0:
             order = np.random.default_rng((seed, epoch)).permutation(num_items)
-        yield order[place * batch_size : (place + 1) * batch_size]
+        yield order[batch * batch_size : (batch + 1) * batch_size]
 
 
-def backward_by_parts(
-    texts: Texts, samples: np.ndarray, compute: Runtime, loss_of: Callable[[Batch], Tensor]
+def backward_in_microbatches(
+    texts: TokenizedTexts, samples: np.ndarray, runtime: Runtime, loss_of: Callable[[Batch], Tensor]
 ) -> Tensor:
     """The sum of `loss_of` over microbatches that fit into memory, and its gradient."""
-    total = torch.zeros((), device=compute.device)
-    for part in cut(samples, texts.lengths_S, compute.microbatch_tokens):
-        with compute.autocast():
-            loss = loss_of(pack(texts, part, compute))
+    total = torch.zeros((), device=runtime.device)
+    for part in split_by_tokens(samples, texts.lengths_S, runtime.microbatch_tokens):
+        with runtime.autocast():
+            loss = loss_of(pack(texts, part, runtime))
         loss.backward()
         total += loss.detach()
     return total
 
 
 def evaluation_batches(
-    model: nn.Module, texts: Texts, samples: np.ndarray, compute: Runtime
+    model: nn.Module, texts: TokenizedTexts, samples: np.ndarray, runtime: Runtime
 ) -> Iterator[tuple[Batch, Tensor]]:
     """The model's output for the given samples, longest first, batch by batch. Call under `torch.no_grad`."""
+    # On a CPU a batch is what its caches hold.
+    most = runtime.microbatch_tokens if runtime.device.type == "cuda" else min(4096, runtime.microbatch_tokens)
     lengths = texts.bounds_S1[samples + 1] - texts.bounds_S1[samples]
     ordered = samples[np.argsort(-lengths, kind="stable")]
-    for part in cut(ordered, texts.lengths_S, evaluation_tokens(compute)):
-        batch = pack(texts, part, compute)
-        with compute.autocast():
+    for part in split_by_tokens(ordered, texts.lengths_S, most):
+        batch = pack(texts, part, runtime)
+        with runtime.autocast():
             output = model(batch.tokens_T, batch.positions_T, batch.layout)
         yield batch, output
 
 
-def evaluation_tokens(compute: Runtime) -> int:
-    """Tokens per batch of evaluation: on a CPU, what its caches hold."""
-    return compute.microbatch_tokens if compute.device.type == "cuda" else min(4096, compute.microbatch_tokens)
-
-
-def cut(samples: np.ndarray, lengths_S: np.ndarray, budget_tokens: int) -> list[np.ndarray]:
-    """Consecutive parts of `samples`, each of at most `budget_tokens` tokens or of one sample."""
+def split_by_tokens(samples: np.ndarray, lengths_S: np.ndarray, most_tokens: int) -> list[np.ndarray]:
+    """Consecutive parts of `samples`, each of at most `most_tokens` tokens or of one sample."""
     ends = np.cumsum(lengths_S[samples])
     parts, begin = [], 0
     while begin < len(samples):
         before = ends[begin - 1] if begin else 0
-        end = max(begin + 1, int(np.searchsorted(ends, before + budget_tokens, side="right")))
+        end = max(begin + 1, int(np.searchsorted(ends, before + most_tokens, side="right")))
         parts.append(samples[begin:end])
         begin = end
     return parts

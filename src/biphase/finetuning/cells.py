@@ -14,6 +14,9 @@ from biphase.machine import has_bf16_cores, visible_gpus
 from biphase.tasks.sources import TaskSource, find_source
 from biphase.tasks.spec import Task, find_task
 
+DataDirs = Mapping[str, str | Path]
+"""Folders with the data of tasks, by the task's name; other tasks come from the package or the hub."""
+
 
 @dataclass(frozen=True)
 class CellPlan:
@@ -23,9 +26,9 @@ class CellPlan:
     train: TaskSource
     evaluation: TaskSource
     config: FinetuneConfig
-    """As `settle_config` gives it."""
+    """The configuration as `settle_config` gives it."""
     hash: str
-    """Of everything that decides the result."""
+    """The hash of everything that decides the result."""
 
     def folder(self, out: Path) -> Path:
         return out / f"{self.task.name}-{self.hash[:16]}"
@@ -34,19 +37,15 @@ class CellPlan:
         return (self.folder(out) / "score.json").exists()
 
 
-DataDirs = Mapping[str, str | Path]
-"""Folders with the data of tasks, by the task's name; other tasks come from the package or the hub."""
-
-
 def plan_cells(model: str, tasks: Sequence[str], config: FinetuneConfig, data_dirs: DataDirs) -> list[CellPlan]:
-    identity, config = identify(model), resolve(config)
-    return [plan_cell(identity, *find_sources(task, data_dirs), config) for task in tasks]
+    fingerprint, config = identify(model), resolve_precision(config)
+    return [plan_cell(fingerprint, *find_task_sources(task, data_dirs), config) for task in tasks]
 
 
 def plan_cell(model: ModelFingerprint, train: TaskSource, evaluation: TaskSource, config: FinetuneConfig) -> CellPlan:
     """Names a cell by the bytes of model and data, not their paths, and by what decides its result.
 
-    `config` is resolved. Reads nothing.
+    `config` comes from `resolve_precision`. Reads nothing.
     """
     task = evaluation.task
     config = settle_config(config, task, model.max_length)
@@ -55,19 +54,19 @@ def plan_cell(model: ModelFingerprint, train: TaskSource, evaluation: TaskSource
     return CellPlan(task, train, evaluation, config, content_hash(name))
 
 
-def find_sources(task: str, data_dirs: DataDirs) -> tuple[TaskSource, TaskSource]:
-    """What a task is trained and what it is evaluated on: mostly the same."""
-    found = find_task(task)
-    evaluation = source_of(found, data_dirs)
-    return (source_of(find_task(found.trained_on), data_dirs) if found.trained_on else evaluation), evaluation
+def find_task_sources(name: str, data_dirs: DataDirs) -> tuple[TaskSource, TaskSource]:
+    """The data that a task is trained on and the data that it is evaluated on: mostly the same."""
+
+    def source_of(task: Task) -> TaskSource:
+        given = data_dirs.get(task.name)
+        return find_source(task, None if given is None else Path(given))
+
+    task = find_task(name)
+    evaluation = source_of(task)
+    return (source_of(find_task(task.trained_on)) if task.trained_on else evaluation), evaluation
 
 
-def source_of(task: Task, data_dirs: DataDirs) -> TaskSource:
-    given = data_dirs.get(task.name)
-    return find_source(task, None if given is None else Path(given))
-
-
-def resolve(config: FinetuneConfig) -> FinetuneConfig:
+def resolve_precision(config: FinetuneConfig) -> FinetuneConfig:
     """The configuration with a `precision` of `auto` replaced by what it means on this machine.
 
     Raises `InputError` for a GPU that is asked for and not there.

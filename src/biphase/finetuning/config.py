@@ -1,16 +1,16 @@
-"""What a cell does, apart from which encoder and which task, and what of that decides its result."""
+"""The configuration of a cell: all that it does, apart from which encoder and which task, and what of that names it."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field
 
 from biphase.config import Count, PositiveCount, Share, Strict
-from biphase.tasks.spec import Family, Task
+from biphase.tasks.spec import EvaluatedSplit, Family, Task
 
-EVALUATED_SPLITS = ("validation", "test")
+EVALUATED_SPLITS: tuple[EvaluatedSplit, ...] = get_args(EvaluatedSplit)
 
 PROTOCOL = 4
-"""Part of every cell's name: raise it when the same configuration no longer gives the same scores, or another name.
+"""A part of every cell's name: raise it when the same configuration no longer gives the same scores, or another name.
 
 4: the configuration is named and kept as `settle_config` gives it; `max_train_examples` counts questions; with
 `max_eval_examples` retrieval searches what it searches without.
@@ -30,13 +30,21 @@ FAMILY_SETTINGS: dict[Family, tuple[str, ...]] = {
 QA_HEAD_SETTINGS = {"span": ("doc_stride",), "token": ("head_dropout",)}
 """The settings that matter to one family of tasks, or to one head of it, and not to all."""
 
+ENCODING_SETTINGS: dict[Family, tuple[str, ...]] = {
+    "sequence_classification": (),
+    "token_classification": (),
+    "question_answering": ("qa_head", "doc_stride"),
+    "retrieval": ("judged_only",),
+}
+"""The settings that decide, beside lengths and limits, what a family's texts look like as token ids."""
+
 
 class FinetuneConfig(Strict):
-    """What a cell does, apart from which encoder and which task. Defaults are the paper's where it has a value."""
+    """All that a cell does, apart from which encoder and which task. Defaults are the paper's where it has a value."""
 
     learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 5e-5
     seed: Count = 0
-    """Of the order of examples, the head's weights and dropout."""
+    """The seed of the order of examples, the head's weights and dropout."""
     batch_size: PositiveCount = 32
     max_steps: PositiveCount = 1000
     epochs: PositiveCount = 1
@@ -45,10 +53,10 @@ class FinetuneConfig(Strict):
     betas: tuple[Beta, Beta] = (0.9, 0.95)
     eps: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-5
     weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.1
-    """On matrices (embeddings included); not on norms and biases."""
+    """Weight decay is on matrices (embeddings included); not on norms and biases."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     max_length: Annotated[int, Field(ge=2)] = 2028
-    """In tokens, end-of-text included; a network made for fewer positions sets a lower limit."""
+    """The longest input in tokens, end-of-text included; a network made for fewer positions sets a lower limit."""
     weights: Literal["pretrained", "random"] = "pretrained"
     """`random`: the same network with fresh weights (drawn with `seed`), the control that pretraining must beat."""
     max_train_examples: PositiveCount | None = None
@@ -58,11 +66,11 @@ class FinetuneConfig(Strict):
     """Evaluate on a fixed random subset of validation and of test, of so many examples each. In retrieval: of so many
     queries; the documents that are searched stay the same, and with them most of the time that it takes."""
     precision: Literal["auto", "bf16", "fp32"] = "auto"
-    """Of the arithmetic. `auto`: bf16 where the device has units for it."""
+    """The type of the arithmetic. `auto`: bf16 where the device has units for it."""
     weight_dtype: Literal["fp32", "bf16"] = "fp32"
-    """Of weights and moments. `bf16`: as the paper did, where updates at low rates round away."""
+    """The type of weights and moments. `bf16`: as the paper did, where updates at low rates round away."""
     head_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
-    """Of the token classifier; the other heads have none."""
+    """The dropout of the token classifier; the other heads have none."""
     qa_head: Literal["span", "token"] = "span"
     """Question answering by start and end of a span, or, as in the paper, by classifying tokens."""
     doc_stride: Count = 128
@@ -81,7 +89,7 @@ def settle_config(config: FinetuneConfig, task: Task, max_length: int) -> Finetu
     """The configuration that decides the result of what is asked: two that ask for the same become one.
 
     What does not matter to the task stands at its default, and `max_length` is not above that of the network (see
-    `encoders.Identity`). Where a cell runs and what `auto` means there are left as they are.
+    `models.ModelFingerprint`). Where a cell runs and what `auto` means there are left as they are.
     """
     matters = {*FAMILY_SETTINGS[task.family]}
     if task.family == "question_answering":

@@ -1,17 +1,29 @@
-"""A model's name → the network with its tokenizer, ready to be fine-tuned. `identity` says what a name may be."""
+"""A model's name → the network with its tokenizer, shared by cells, and a cell's copy of the network.
 
+The copy has those rows of the embedding only that the cell's texts use. The other rows get no gradient and are looked
+up by nobody, so scores stay the same; but every step they would cost their share of gradients, norm and optimizer: with
+a vocabulary of 128,256 and small batches, more than all else.
+
+Letters: V vocabulary, U tokens in use.
+"""
+
+import copy
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from torch import nn
+import numpy as np
+import torch
+from torch import Tensor, nn
 
 from biphase.corpus.tokenizer import NEW_NAMES, load_tokenizer, tokenizer_hash
-from biphase.encoder.load import load_backbone
+from biphase.encoder.load import fresh_backbone, load_backbone
 from biphase.errors import InputError
-from biphase.finetuning.encoding import KeyedTokenizer
-from biphase.finetuning.models import count_positions, find_folder, hash_files, stamps_of
+from biphase.finetuning.config import FinetuneConfig
+from biphase.finetuning.encoding import HashedTokenizer, TokenizedTexts
+from biphase.finetuning.models import FileStamps, count_positions, find_folder, hash_files, stamp_files
 
 
 @dataclass(frozen=True)
@@ -20,30 +32,92 @@ class Encoder:
 
     name: str
     hash: str
-    """Of configuration, weights and tokenizer."""
+    """The hash of configuration, weights and tokenizer."""
     backbone: nn.Module = field(compare=False, repr=False)
-    keyed: KeyedTokenizer
+    tokenizer: HashedTokenizer
     max_length: int
     """Tokens that the network has positions for, as it was found to number them."""
 
 
 def load_encoder(name: str) -> Encoder:
-    """The encoder behind a name; a second call for the same files costs nothing."""
+    """The encoder behind a name (see `models`). The last one that was loaded is kept: it costs nothing to ask again."""
     folder = find_folder(name)
-    return _load_encoder(name, folder, stamps_of(folder))
+    return load_stamped_encoder(name, folder, stamp_files(folder))
 
 
 @lru_cache(maxsize=1)
-def _load_encoder(name: str, folder: Path, stamps: tuple[tuple[str, int, int], ...]) -> Encoder:
+def load_stamped_encoder(name: str, folder: Path, stamps: FileStamps) -> Encoder:
     backbone = load_backbone(folder)
-    tokenizer = load_tokenizer(folder)
+    pretrained = load_tokenizer(folder)
+    tokenizer = HashedTokenizer(tokenizer_hash(pretrained), pretrained)
     config: Any = backbone.config
-    highest = max(number for token, number in tokenizer.get_vocab().items() if token not in NEW_NAMES.values())
-    size = config.vocab_size
-    keyed = KeyedTokenizer(tokenizer_hash(tokenizer), tokenizer)
-    if max(highest, keyed.closing, *keyed.opening) >= size:
+    highest = max(number for token, number in pretrained.get_vocab().items() if token not in NEW_NAMES.values())
+    if max(highest, tokenizer.closing, *tokenizer.opening) >= config.vocab_size:
         raise InputError(
-            f"{name}: its tokenizer has {highest + 1:,} tokens, its network only {size:,}; they do not belong together"
+            f"{name}: its tokenizer has {highest + 1:,} tokens, its network only {config.vocab_size:,}; they do not "
+            "belong together"
         )
     limit = count_positions(config, getattr(backbone, "first_position", None))
-    return Encoder(name, hash_files(stamps), backbone, keyed, limit)
+    return Encoder(name, hash_files(stamps), backbone, tokenizer, limit)
+
+
+def check_length(encoder: Encoder, config: FinetuneConfig) -> None:
+    """Raises `InputError` where special tokens leave no room for a question and its context, or positions run out."""
+    if config.max_length > encoder.max_length:
+        raise InputError(
+            f"max_length {config.max_length} is above the {encoder.max_length} tokens that {encoder.name} has "
+            f"positions for: give max_length={encoder.max_length}"
+        )
+    least = len(encoder.tokenizer.opening) + 1 + 2
+    if config.max_length < least:
+        raise InputError(
+            f"max_length {config.max_length} leaves no room for text: {encoder.name} needs {least} or more"
+        )
+
+
+class UsedEmbedding(nn.Embedding):
+    """Some rows of an embedding, found by the numbers that the tokens have in the whole vocabulary.
+
+    Of a vocabulary of 6 with the tokens 2 and 5 in use, `row_of_V` is 2 2 0 2 2 1: rows 0 and 1 are there, and to look
+    up any other token is an error.
+    """
+
+    row_of_V: Tensor
+
+    def __init__(self, whole: nn.Embedding, used_U: Tensor) -> None:
+        super().__init__(len(used_U), whole.embedding_dim, _weight=whole.weight.detach()[used_U])
+        row_of_V = used_U.new_full((whole.num_embeddings,), len(used_U))
+        row_of_V[used_U] = torch.arange(len(used_U), device=used_U.device)
+        self.register_buffer("row_of_V", row_of_V, persistent=False)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(self.row_of_V[input])
+
+
+def copy_backbone(
+    backbone: Any, texts: Sequence[TokenizedTexts], weights: Literal["pretrained", "random"] = "pretrained"
+) -> nn.Module:
+    """A copy for these texts; for any text, where none are given. Random weights come from torch's generator.
+
+    The whole embedding stays where it is more than a table.
+    """
+    if weights == "random":
+        backbone = fresh_backbone(backbone)
+    embedding = backbone.get_input_embeddings()
+    if not texts or not is_table(backbone, embedding):
+        return copy.deepcopy(backbone)
+    pad_id = (
+        getattr(backbone.config, "pad_token_id", None) or 0
+    )  # networks without packing pad their batches themselves
+    once = {id(part.tokens_T): part for part in texts}.values()  # splits may share their texts
+    used_U = np.unique(np.concatenate([[pad_id], *(part.used_U for part in once)]))
+    # What deepcopy takes for copied already, it does not copy: the whole embedding never exists twice.
+    return copy.deepcopy(backbone, {id(embedding): UsedEmbedding(embedding, torch.from_numpy(used_U))})
+
+
+def is_table(backbone: nn.Module, embedding: nn.Module) -> bool:
+    """Whether an embedding only looks rows up (Gemma's scales them), and nothing else has its weight."""
+    if type(embedding) is not nn.Embedding or embedding.max_norm is not None or embedding.scale_grad_by_freq:
+        return False
+    owners = [module for module in backbone.modules() if getattr(module, "weight", None) is embedding.weight]
+    return owners == [embedding]

@@ -16,7 +16,7 @@ from biphase.engine.local import Engine
 from biphase.engine.units import Unit, run_units
 from biphase.errors import BusyError, InputError
 from biphase.files import write_json
-from biphase.finetuning.cells import CellPlan, DataDirs, find_sources, plan_cell, resolve
+from biphase.finetuning.cells import CellPlan, DataDirs, find_task_sources, plan_cell, resolve_precision
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.models import identify
 from biphase.finetuning.scores import Score, read_score
@@ -70,11 +70,11 @@ def plan_grid(grid: Grid) -> list[SharedTraining]:
     Raises `InputError` for an unknown task, a model or data that are not there, and for what is named twice.
     """
     check_values(grid)
-    sources = {task: find_sources(task, grid.data_dirs) for task in grid.tasks}
+    sources = {task: find_task_sources(task, grid.data_dirs) for task in grid.tasks}
     groups: dict[str, list[str]] = {}
     for task in grid.tasks:
         groups.setdefault(sources[task][0].hash, []).append(task)
-    base = resolve(grid.config)
+    base = resolve_precision(grid.config)
     configs = [
         base.model_copy(update={"learning_rate": rate, "seed": seed})
         for rate in grid.learning_rates
@@ -136,7 +136,7 @@ def resolve_for(config: FinetuneConfig, engine: Engine) -> FinetuneConfig:
     where there is no GPU. Raises `InputError` when it has no answer.
     """
     if engine.kind == "local" or config.precision != "auto":
-        return resolve(config)
+        return resolve_precision(config)
     unit = Unit("find out the precision", precision_unit, {"config": config.model_dump(mode="json")})
     [outcome] = run_units([unit], engine)
     if outcome.error is not None:
@@ -145,7 +145,7 @@ def resolve_for(config: FinetuneConfig, engine: Engine) -> FinetuneConfig:
 
 
 def precision_unit(config: dict[str, Any]) -> str:
-    return resolve(FinetuneConfig.model_validate(config)).precision
+    return resolve_precision(FinetuneConfig.model_validate(config)).precision
 
 
 @dataclass(frozen=True)
@@ -230,12 +230,12 @@ def reference_of(cell: CellPlan, grid: Grid) -> str:
 
 
 def encode_unit(model: str, task: str, config: dict[str, Any], data_dirs: dict[str, str]) -> list[str]:
-    from biphase.finetuning.encoders import load_encoder
-    from biphase.finetuning.fit import check_length, load_encoded
+    from biphase.finetuning.encoders import check_length, load_encoder
+    from biphase.finetuning.encoding_cache import load_encoded
 
     encoder, settings = load_encoder(model), FinetuneConfig.model_validate(config)
     check_length(encoder, settings)
-    load_encoded(find_sources(task, data_dirs)[1], encoder.keyed, settings)
+    load_encoded(find_task_sources(task, data_dirs)[1], encoder.tokenizer, settings)
     return []
 
 

@@ -28,28 +28,31 @@ AFTER_PADDING = {
 """Types of networks that number positions from behind the index of padding, so that the first ones are of no use."""
 
 
+FileStamps = tuple[tuple[str, int, int], ...]
+"""Path, size and time of change of each file that decides what an encoder does."""
+
 fetch_once = lru_cache(fetch_model)
 """A grid asks for the same model again and again."""
 
 
 @dataclass(frozen=True)
 class ModelFingerprint:
-    """What of a model decides a cell's name."""
+    """The properties of a model that decide a cell's name."""
 
     hash: str
-    """Of configuration, weights and tokenizer."""
+    """The hash of configuration, weights and tokenizer."""
     max_length: int
     """Tokens that the network has positions for, by its configuration."""
 
 
 def identify(name: str) -> ModelFingerprint:
-    """What names the cells of a model. Raises `InputError` where its folder lacks what fine-tuning needs."""
+    """Find out what names the cells of a model. Raises `InputError` where its folder lacks what fine-tuning needs."""
     folder = find_folder(name)
-    return ModelFingerprint(hash_files(stamps_of(folder)), count_positions(read_model_config(folder)))
+    return ModelFingerprint(hash_files(stamp_files(folder)), count_positions(read_model_config(folder)))
 
 
 def find_folder(name: str) -> Path:
-    """The folder of a model; one from the hub is downloaded once (`encoder.hub`).
+    """The folder of a model; one from the hub is downloaded once (`biphase.hub`).
 
     Raises `InputError` naming what is missing there: configuration, weights as safetensors, tokenizer.
     """
@@ -67,20 +70,19 @@ def find_folder(name: str) -> Path:
     return folder
 
 
-def stamps_of(folder: Path) -> tuple[tuple[str, int, int], ...]:
-    """Path, size and time of change of each file that decides what an encoder does."""
+def stamp_files(folder: Path) -> FileStamps:
     paths = sorted({path for pattern in IDENTIFYING_FILES for path in folder.glob(pattern)})
     return tuple((str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in paths)
 
 
 @lru_cache
-def hash_files(stamps: tuple[tuple[str, int, int], ...]) -> str:
+def hash_files(stamps: FileStamps) -> str:
     return content_hash([[Path(path).name, file_hash(Path(path))] for path, _, _ in stamps])
 
 
 def read_model_config(folder: Path) -> Any:
-    """What `count_positions` asks of a configuration: from its file, or from transformers where the file leaves to it
-    what a type of network has by default, or another name for it."""
+    """The fields that `count_positions` asks for: from the file of a configuration, or from transformers where the file
+    leaves to it what a type of network has by default, or another name for it."""
     try:
         content = read_json_as(folder / "config.json", dict[str, Any])
     except InputError:  # said below in the words for a model that somebody else made

@@ -24,7 +24,7 @@ from biphase.study.arms import starting_models
 from biphase.study.plan import Plan
 from biphase.study.spec import Planning, Published, StartingModel, Study
 from biphase.study.trunks import PlannedRun
-from biphase.tasks.spec import find_task
+from biphase.tasks.spec import Family, TaskSize, find_task
 
 EFFICIENCY = {"CPU": 0.6}
 """The share of the peak that our own runs reach (docs/LOG.md)."""
@@ -303,63 +303,32 @@ def evaluation_cost(plan: Plan, sizes: Sizes, machine: Machine | None, published
     return GroupCost("evaluation", len(plan.models), steps, steps, tokens, flops, hours, published)
 
 
-@dataclass(frozen=True)
-class Load:
-    """Rounded sizes of a task: published counts of examples, tokens guessed from their mean length in words."""
-
-    train_examples: int
-    tokens: int
-    """Of a training example: both texts of a retrieval pair."""
-    evaluated_tokens: float
-    """Of validation and test together."""
-
-
-LOADS = {
-    "sst2": Load(64_000, 14, 7e4),
-    "qqp": Load(346_000, 34, 2e6),
-    "mnli": Load(373_000, 45, 1.3e6),
-    "snli": Load(9_300, 30, 3e5),
-    "genre": Load(4_000, 40, 1e5),
-    "conll2003": Load(14_000, 22, 1.5e5),
-    "ontonotes5": Load(60_000, 25, 4e5),
-    "uner_en_ewt": Load(12_500, 22, 7e4),
-    "wnut17": Load(3_400, 30, 6e4),
-    "squad": Load(83_000, 175, 2.6e6),
-    "squad_v2": Load(124_000, 175, 3.2e6),
-    "record": Load(96_000, 290, 4.4e6),
-    "msmarco": Load(500_000, 90, 1.4e6),
-    "nq": Load(0, 0, 5e5),
-    "mldr_en": Load(0, 0, 2e6),
-    "cranfield": Load(800, 240, 3e5),
-    "squad_retrieval": Load(7_800, 170, 4e5),
-    "wiki_longdoc": Load(700, 1_800, 1.8e6),
+TYPICAL_SIZES: dict[Family, TaskSize] = {
+    "sequence_classification": TaskSize(train_examples=50_000, example_tokens=40, evaluated_tokens=1_000_000),
+    "token_classification": TaskSize(train_examples=15_000, example_tokens=25, evaluated_tokens=200_000),
+    "question_answering": TaskSize(train_examples=90_000, example_tokens=200, evaluated_tokens=3_000_000),
+    "retrieval": TaskSize(train_examples=100_000, example_tokens=120, evaluated_tokens=1_000_000),
 }
-
-FAMILY_LOADS = {
-    "sequence_classification": Load(50_000, 40, 1e6),
-    "token_classification": Load(15_000, 25, 2e5),
-    "question_answering": Load(90_000, 200, 3e6),
-    "retrieval": Load(100_000, 120, 1e6),
-}
-"""For tasks that are not in `LOADS`."""
+"""The sizes that are assumed of tasks that do not say theirs."""
 
 
-def load_of(task: str) -> Load:
-    return LOADS.get(task) or FAMILY_LOADS[find_task(task).family]
+def task_size(task: str) -> TaskSize:
+    found = find_task(task)
+    return found.size or TYPICAL_SIZES[found.family]
 
 
 def cell_cost(
     shape: Shape | None, task: str, evaluates: tuple[str, ...], config: FinetuneConfig, context: int
 ) -> tuple[int, float, float]:
     """Updates, tokens trained on, and FLOPs of one cell, evaluation (a forward pass, a third of training) included."""
-    load = load_of(task)
-    examples = min(load.train_examples, config.max_train_examples or load.train_examples)
+    size = task_size(task)
+    examples = min(size.train_examples, config.max_train_examples or size.train_examples)
     steps = min(config.max_steps, config.epochs * math.ceil(examples / config.batch_size))
-    tokens = float(steps * config.batch_size * min(load.tokens, context, config.max_length))
+    tokens = float(steps * config.batch_size * min(size.example_tokens, context, config.max_length))
     if shape is None:
         return steps, tokens, 0.0
-    evaluated = sum(load_of(name).evaluated_tokens for name in evaluates)
-    each = shape.flops.token(keys=load.tokens, targets=0)
+    evaluated = sum(task_size(name).evaluated_tokens for name in evaluates)
+    each = shape.flops.token(keys=size.example_tokens, targets=0)
     return steps, tokens, each * (tokens + evaluated / 3)
 
 

@@ -1,32 +1,22 @@
 """Rows of a source → checked examples of a task, in its splits. Whatever comes out is well-formed.
 
-Splits that the source does not have are drawn with seed 42, as `tasks.Splits` says. Labels and tags come out as
+Splits that the source does not have are drawn, as `spec.Splits` says. Labels and tags come out as
 numbers, tags in IOB2, answers as exact spans of their context, documents without the prefixes of the encoder's input.
 """
 
-import json
-import math
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
-from typing import Any, Literal, TypeVar
-
-import numpy as np
+from typing import Any, Generic, TypeVar
 
 from biphase import console
 from biphase.errors import InputError
-from biphase.tasks.sources import PartName, Row, TaskSource, find_source, read_part
-from biphase.tasks.spec import SPLITS, Scheme, SplitName, Task, find_task, template_columns
+from biphase.tasks.drawing import Judgements, draw_items, draw_queries, hold_out
+from biphase.tasks.sources import PartName, Row, TaskSource, column, id_of, own_name, read_rows, shown, text_column
+from biphase.tasks.spec import TASK_SPLITS, EvaluatedSplit, Scheme, Task, TaskSplit, template_columns
 
-TRAIN_SHARE, DRAW_SEED = 0.95, 42
-"""Where there is no validation split, the rest of train becomes it, as in the paper."""
-MIN_HELD_QUERIES = 100
 DOCUMENTS_PER_NOTE = 10_000
-
-EvaluatedSplit = Literal["validation", "test"]
-Judgements = dict[str, dict[str, int]]
-"""Query id → document id → grade, of which 1 and more is relevant."""
+"""How often the progress of reading a collection is shown."""
 
 
 @dataclass(frozen=True)
@@ -64,19 +54,24 @@ class Question:
     """ReCoRD's entities, in the order of the text; `question` keeps its @placeholder."""
 
 
-Example = LabelledText | TaggedWords | Question
+AnyExample = LabelledText | TaggedWords | Question
+ExampleKind = TypeVar("ExampleKind", bound=AnyExample)
 
 
 @dataclass(frozen=True)
-class TaskData:
+class TaskData(Generic[ExampleKind]):
     """The examples of a task; every split has some. `left_out` counts the rows without a gold label and broken ones."""
 
     task: Task
     source: str
-    train: tuple[Example, ...]
-    validation: tuple[Example, ...]
-    test: tuple[Example, ...]
+    train: tuple[ExampleKind, ...]
+    validation: tuple[ExampleKind, ...]
+    test: tuple[ExampleKind, ...]
     left_out: int
+
+    @property
+    def splits(self) -> dict[TaskSplit, tuple[ExampleKind, ...]]:
+        return {"train": self.train, "validation": self.validation, "test": self.test}
 
 
 @dataclass(frozen=True)
@@ -92,20 +87,12 @@ class Collection:
     relevance: dict[EvaluatedSplit, Judgements]
     """Every judgement of the queries that are evaluated, of grade 0 and below too."""
     judged_documents: dict[EvaluatedSplit, tuple[str, ...]]
-    """Those that a judgement of the split names, whether its query is evaluated or not."""
+    """The documents that a judgement of the split names, whether its query is evaluated or not."""
     left_out: int
     """Queries of train without a relevant document."""
 
 
-def load_task(name: str, data_dir: str | Path | None = None) -> TaskData | Collection:
-    """The examples of a task by its name or YAML file: `find_task`, `find_source` and `load_examples` in one."""
-    return load_examples(find_source(find_task(name), None if data_dir is None else Path(data_dir)))
-
-
-Held = TypeVar("Held")
-
-
-def load_examples(source: TaskSource, judged_only: bool = True) -> TaskData | Collection:
+def load_examples(source: TaskSource, judged_only: bool) -> TaskData[Any] | Collection:
     """Read and check everything.
 
     Args:
@@ -120,35 +107,32 @@ def load_examples(source: TaskSource, judged_only: bool = True) -> TaskData | Co
     return load_collection(source, judged_only) if source.task.family == "retrieval" else load_splits(source)
 
 
-def limit_evaluation(data: TaskData | Collection, num_examples: int) -> TaskData | Collection:
-    """With at most so many examples (queries) in validation and in test, drawn with seed 42, in their order.
+def limit_evaluation(data: TaskData[Any] | Collection, num_examples: int) -> TaskData[Any] | Collection:
+    """The data with at most so many examples (queries) in validation and in test, drawn with seed 42, in their order.
 
     The documents that are searched stay as they were: fewer of them would make every query easier.
     """
     if isinstance(data, TaskData):
-        return replace(data, validation=draw(data.validation, num_examples), test=draw(data.test, num_examples))
-    relevance = {
-        split: {query: judged[query] for query in draw(tuple(judged), num_examples)}
-        for split, judged in data.relevance.items()
-    }
+        validation, test = (draw_items(examples, num_examples) for examples in (data.validation, data.test))
+        return replace(data, validation=validation, test=test)
+    relevance: dict[EvaluatedSplit, Judgements] = {}
+    for split, judged in data.relevance.items():
+        relevance[split] = {query: judged[query] for query in draw_items(tuple(judged), num_examples)}
     return replace(data, relevance=relevance)
 
 
-def draw(items: Sequence[Held], wanted: int) -> tuple[Held, ...]:
-    if wanted >= len(items):
-        return tuple(items)
-    chosen = np.sort(np.random.default_rng(DRAW_SEED).permutation(len(items))[:wanted])
-    return tuple(items[place] for place in chosen)
-
-
-def load_splits(source: TaskSource) -> TaskData:
+def load_splits(source: TaskSource) -> TaskData[Any]:
     task = source.task
-    examples: dict[SplitName, list[Example]] = {}
+    examples: dict[TaskSplit, list[AnyExample]] = {}
     left_out = 0
     for split in source.splits:
-        made = [None if row is None else make_example(source, place, row) for place, row in read_part(source, split)]
-        examples[split] = [example for example in made if example is not None]
-        left_out += len(made) - len(examples[split])
+        examples[split] = []
+        for place, row in read_rows(source, split):
+            example = None if row is None else make_task_example(source, place, row)
+            if example is None:
+                left_out += 1
+            else:
+                examples[split].append(example)
         if not examples[split]:
             raise InputError(f"task '{task.name}': the {split} split in {source.name} has no labelled examples")
         check_ids(source, split, examples[split])
@@ -158,31 +142,22 @@ def load_splits(source: TaskSource) -> TaskData:
                 f"task '{task.name}': the train split in {source.name} is too small to hold out a validation"
             )
         examples["train"], examples["validation"] = hold_out(examples["train"])
-    train, validation, test = (tuple(examples[split]) for split in SPLITS)
-    return TaskData(task, source.name, train, validation, test, left_out)
+    train, validation, test = (tuple(examples[split]) for split in TASK_SPLITS)
+    return TaskData[Any](task, source.name, train, validation, test, left_out)
 
 
-def check_ids(source: TaskSource, split: SplitName, examples: Iterable[Example]) -> None:
+def check_ids(source: TaskSource, split: TaskSplit, examples: Iterable[AnyExample]) -> None:
     """Answers are compared by id, so no two questions of a split may share one."""
     seen: set[str] = set()
-    for id in (example.id for example in examples if isinstance(example, Question)):
-        if id in seen:
-            raise InputError(f"{source.name}: the {split} split has two questions with the id '{id}'")
-        seen.add(id)
+    for example in examples:
+        if not isinstance(example, Question):
+            continue
+        if example.id in seen:
+            raise InputError(f"{source.name}: the {split} split has two questions with the id '{example.id}'")
+        seen.add(example.id)
 
 
-def hold_out(examples: Sequence[Held]) -> tuple[list[Held], list[Held]]:
-    """Train and validation, in the order of `datasets.Dataset.train_test_split(train_size=0.95, seed=42)`."""
-    num_held = len(examples) - math.floor(TRAIN_SHARE * len(examples))
-    shuffled = shuffle(examples)
-    return shuffled[num_held:], shuffled[:num_held]
-
-
-def shuffle(items: Sequence[Held]) -> list[Held]:
-    return [items[i] for i in np.random.default_rng(DRAW_SEED).permutation(len(items))]
-
-
-def make_example(source: TaskSource, place: str, row: Row) -> Example | None:
+def make_task_example(source: TaskSource, place: str, row: Row) -> AnyExample | None:
     """A checked example; None for a row without a gold label."""
     match source.task.family:
         case "sequence_classification":
@@ -191,37 +166,6 @@ def make_example(source: TaskSource, place: str, row: Row) -> Example | None:
             return make_words(source, place, row)
         case _:
             return make_question(source, place, row)
-
-
-def own_name(source: TaskSource, name: str) -> str:
-    """What the source calls one of the task's columns."""
-    return next((theirs for theirs, ours in source.form.rename.items() if ours == name), name)
-
-
-def column(source: TaskSource, place: str, row: Row, name: str) -> Any:
-    own = own_name(source, name)
-    if own not in row:
-        raise InputError(f"{place}: task '{source.task.name}' needs column '{own}'; the columns are: {', '.join(row)}")
-    return row[own]
-
-
-def text_column(source: TaskSource, place: str, row: Row, name: str) -> str:
-    text = column(source, place, row, name)
-    if not isinstance(text, str):
-        raise InputError(f"{place}: column '{own_name(source, name)}' is {shown(text)}, not a text")
-    return text
-
-
-def shown(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, default=str)[:40]
-
-
-def id_of(place: str, row: Row) -> str:
-    """The row's own id, else its place: `train.tsv:12`. ReCoRD's is a mapping of two numbers."""
-    own = row.get("id", row.get("idx"))
-    if own is None:
-        return place.rpartition("/")[2]
-    return "-".join(str(part) for part in own.values()) if isinstance(own, dict) else str(own)
 
 
 def make_text(source: TaskSource, place: str, row: Row) -> LabelledText | None:
@@ -341,40 +285,53 @@ def find_answer(place: str, context: str, text: str, start: int) -> Answer:
 
 def load_collection(source: TaskSource, judged_only: bool) -> Collection:
     task = source.task
+    # 1. Judgements, whose queries are drawn into splits where the source has no such split.
     judged = {split: read_judgements(source, split) for split in source.splits}
     for split, judgements in judged.items():
         if not judgements:
             raise InputError(f"task '{task.name}': the {split} split in {source.name} has no judgements")
     judged = draw_queries(source, judged)
+    # 2. The texts that they name.
     wanted = {query for judgements in judged.values() for query in judgements}
-    named = {document for judgements in judged.values() for grades in judgements.values() for document in grades}
+    named = {document for judgements in judged.values() for document in documents_in(judgements)}
     queries = read_texts(source, "queries", wanted)
     documents = read_texts(source, "corpus", named if judged_only else None)
     check_known(source, "query", wanted, queries)
     check_known(source, "document", named, documents)
-    train = judged.get("train", {})
-    relevance: dict[EvaluatedSplit, Judgements] = {"validation": judged["validation"], "test": judged["test"]}
-    for split in judged:
-        if not any(grade > 0 for grades in judged[split].values() for grade in grades.values()):
+    # 3. Pairs to train on. A query without a relevant document gives none; no split may have such queries alone.
+    for split, judgements in judged.items():
+        if not relevant_pairs(judgements):
             raise InputError(f"task '{task.name}': the {split} split in {source.name} has no relevant document")
+    pairs = relevant_pairs(judged.get("train", {}))
+    evaluated: dict[EvaluatedSplit, Judgements] = {"validation": judged["validation"], "test": judged["test"]}
     return Collection(
-        task,
-        source.name,
-        documents,
-        queries,
-        tuple((query, document) for query, grades in train.items() for document, grade in grades.items() if grade > 0),
-        relevance,
-        {
-            split: tuple(dict.fromkeys(document for grades in judgements.values() for document in grades))
-            for split, judgements in relevance.items()
-        },
-        sum(all(grade <= 0 for grade in grades.values()) for grades in train.values()),
+        task=task,
+        source=source.name,
+        documents=documents,
+        queries=queries,
+        train=pairs,
+        relevance=evaluated,
+        judged_documents={split: documents_in(judgements) for split, judgements in evaluated.items()},
+        left_out=len(judged.get("train", {})) - len({query for query, _ in pairs}),
     )
 
 
-def read_judgements(source: TaskSource, split: SplitName) -> Judgements:
+def documents_in(judgements: Judgements) -> tuple[str, ...]:
+    """Every document that the judgements name, once."""
+    return tuple(dict.fromkeys(document for grades in judgements.values() for document in grades))
+
+
+def relevant_pairs(judgements: Judgements) -> tuple[tuple[str, str], ...]:
+    """(query id, relevant document id)."""
+    pairs = []
+    for query, grades in judgements.items():
+        pairs += [(query, document) for document, grade in grades.items() if grade > 0]
+    return tuple(pairs)
+
+
+def read_judgements(source: TaskSource, split: TaskSplit) -> Judgements:
     judgements: Judgements = {}
-    for place, row in read_part(source, split):
+    for place, row in read_rows(source, split):
         assert row is not None
         query, document = (str(column(source, place, row, name)) for name in ("query-id", "corpus-id"))
         value = column(source, place, row, "score")
@@ -389,40 +346,11 @@ def read_judgements(source: TaskSource, split: SplitName) -> Judgements:
     return judgements
 
 
-def draw_queries(source: TaskSource, judged: dict[SplitName, Judgements]) -> dict[SplitName, Judgements]:
-    """The splits that the source does not have, by query. The draw depends on the ids alone, not on their order."""
-    if "validation" in judged:
-        return judged
-    drawn_from: SplitName = "train" if "train" in judged else "test"
-    ids = shuffle(sorted(judged[drawn_from]))
-    num_ids = len(ids)
-    ends: dict[SplitName, int]
-    if drawn_from == "train":
-        num_held = max(num_ids - math.floor(TRAIN_SHARE * num_ids), min(MIN_HELD_QUERIES, num_ids // 2))
-        ends = {"validation": num_held, "train": num_ids}
-    elif source.task.trained_on is not None:
-        ends = {"validation": num_ids // 2, "test": num_ids}
-    else:
-        ends = {"validation": num_ids // 4, "test": num_ids // 2, "train": num_ids}
-    splits = dict(judged)
-    begin = 0
-    for split, end in ends.items():
-        chosen = set(ids[begin:end])
-        if not chosen:
-            raise InputError(
-                f"task '{source.task.name}': the {drawn_from} split in {source.name} has too few queries "
-                f"({num_ids}) to draw a {split} split from it"
-            )
-        splits[split] = {query: grades for query, grades in judged[drawn_from].items() if query in chosen}
-        begin = end
-    return splits
-
-
 def read_texts(source: TaskSource, part: PartName, wanted: Set[str] | None) -> dict[str, str]:
     """Texts by id, of all rows or of those that are wanted; a title goes before its text."""
     texts: dict[str, str] = {}
     with console.track(f"read {source.task.name} {part}", None, "rows") as progress:
-        for number, (place, row) in enumerate(read_part(source, part), start=1):
+        for number, (place, row) in enumerate(read_rows(source, part), start=1):
             assert row is not None
             id = str(column(source, place, row, "_id"))
             if number % DOCUMENTS_PER_NOTE == 0:
@@ -444,7 +372,7 @@ def check_known(source: TaskSource, kind: str, judged: Set[str], texts: Mapping[
         return
     name = {"query": "query-id", "document": "corpus-id"}[kind]
     for split in source.splits:
-        for place, row in read_part(source, split):
+        for place, row in read_rows(source, split):
             if row is not None and str(row[own_name(source, name)]) in missing:
                 id = row[own_name(source, name)]
                 raise InputError(f"{place}: a judgement of {kind} '{id}', which {source.name} does not have")

@@ -5,6 +5,7 @@ are opened out of .zst and .gz; nothing is unpickled, and code of a hub reposito
 """
 
 import itertools
+import json
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -16,13 +17,13 @@ from typing import Any, Literal
 from biphase.corpus.readers import CODECS, read_json_file, read_json_lines, read_text_lines
 from biphase.errors import InputError, first_line
 from biphase.files import content_hash, file_hash
-from biphase.tasks.spec import SPLITS, FileLayout, Format, Hub, SplitName, Task, named_splits
+from biphase.tasks.spec import TASK_SPLITS, FileLayout, Format, Hub, Task, TaskSplit, named_splits
 
 HUB = Path("hub")
-"""As `data_dir`: the hub's data also for a task that comes with the package."""
+"""A `data_dir` of this name stands for the hub's data, also for a task that comes with the package."""
 ROWS_PER_BATCH = 1000
 
-PartName = SplitName | Literal["corpus", "queries"]
+PartName = TaskSplit | Literal["corpus", "queries"]
 Row = dict[str, Any]
 Rows = Iterable[tuple[str, Row | None]]
 """Rows with the place of each; None for one that the source is known to have broken."""
@@ -34,7 +35,7 @@ class TaskSource:
 
     task: Task = field(compare=False)
     name: str
-    """For messages: the folder, `biphase`, or `hub-id@revision`."""
+    """The folder, `biphase`, or `hub-id@revision`: for messages."""
     hash: str
     """SHA-256 of what decides the examples: the task's definition and the files' bytes, or the hub id and commit."""
     form: FileLayout | Hub = field(compare=False)
@@ -42,7 +43,7 @@ class TaskSource:
     """Empty for the hub."""
 
     @property
-    def splits(self) -> tuple[SplitName, ...]:
+    def splits(self) -> tuple[TaskSplit, ...]:
         """Those that stand there; the others are drawn."""
         return tuple(named_splits(self.form.splits if isinstance(self.form, Hub) else self.form))
 
@@ -60,13 +61,13 @@ def find_source(task: Task, data_dir: Path | None) -> TaskSource:
         return source_of_files(task, str(data_dir), *find_files(task, data_dir))
     if data_dir is None and task.bundled:
         folder = Path(str(resources.files("biphase"))) / "bundled" / "tasks"
-        train, validation, test = (f"{task.name}-{split}.jsonl" for split in SPLITS)
+        train, validation, test = (f"{task.name}-{split}.jsonl" for split in TASK_SPLITS)
         layout = FileLayout(train=train, validation=validation, test=test)
         return source_of_files(task, "biphase", layout, find_layout(task, layout, folder))
     if task.hub is None:
         where = "is not on the hub" if data_dir == HUB else "comes neither with biphase nor from the hub"
         raise InputError(f"task '{task.name}' {where}: give its folder as data_dir=…")
-    hub = task.hub.model_copy(update={"revision": resolve(task.hub.id, task.hub.revision)})
+    hub = task.hub.model_copy(update={"revision": pin_commit(task.hub.id, task.hub.revision)})
     digest = content_hash([definition(task), hub.model_dump(mode="json")])
     return TaskSource(task, f"{hub.id}@{hub.revision}", digest, hub, {})
 
@@ -81,14 +82,45 @@ def source_of_files(task: Task, name: str, layout: FileLayout, files: dict[PartN
         part: [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files[part]] for part in files
     }
     hashes = {part: [stamped_hash(*stamp) for stamp in part_stamps] for part, part_stamps in stamps.items()}
-    form = layout.model_dump(mode="json", exclude={*SPLITS, "corpus", "queries"})
+    form = layout.model_dump(mode="json", exclude={*TASK_SPLITS, "corpus", "queries"})
     return TaskSource(task, name, content_hash([definition(task), form, hashes]), layout, files)
 
 
 def definition(task: Task) -> dict[str, Any]:
-    """What of a task decides its examples and their use, apart from where they stand."""
-    elsewhere = {"name", "bundled", "files", "hub", "licence", "citation", "note"}
+    """The part of a task that decides its examples and their use, not where they stand: it is hashed into names."""
+    elsewhere = {"name", "bundled", "files", "hub", "size", "licence", "citation", "note"}
     return task.model_dump(mode="json", exclude=elsewhere)
+
+
+def own_name(source: TaskSource, name: str) -> str:
+    """The source's name for one of the task's columns."""
+    return next((theirs for theirs, ours in source.form.rename.items() if ours == name), name)
+
+
+def column(source: TaskSource, place: str, row: Row, name: str) -> Any:
+    own = own_name(source, name)
+    if own not in row:
+        raise InputError(f"{place}: task '{source.task.name}' needs column '{own}'; the columns are: {', '.join(row)}")
+    return row[own]
+
+
+def text_column(source: TaskSource, place: str, row: Row, name: str) -> str:
+    text = column(source, place, row, name)
+    if not isinstance(text, str):
+        raise InputError(f"{place}: column '{own_name(source, name)}' is {shown(text)}, not a text")
+    return text
+
+
+def shown(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)[:40]
+
+
+def id_of(place: str, row: Row) -> str:
+    """The row's own id, else its place: `train.tsv:12`. ReCoRD's is a mapping of two numbers."""
+    own = row.get("id", row.get("idx"))
+    if own is None:
+        return place.rpartition("/")[2]
+    return "-".join(str(part) for part in own.values()) if isinstance(own, dict) else str(own)
 
 
 @lru_cache(maxsize=1024)
@@ -134,7 +166,7 @@ def parts_of(task: Task, layout: FileLayout) -> dict[PartName, str]:
 
 
 @lru_cache
-def resolve(hub_id: str, revision: str | None) -> str:
+def pin_commit(hub_id: str, revision: str | None) -> str:
     """The commit that a revision names; the newest one for None."""
     if revision is not None and re.fullmatch(r"[0-9a-f]{40}", revision):
         return revision
@@ -152,7 +184,7 @@ def resolve(hub_id: str, revision: str | None) -> str:
     return commit
 
 
-def read_part(source: TaskSource, part: PartName) -> Rows:
+def read_rows(source: TaskSource, part: PartName) -> Rows:
     """The rows of a split (in retrieval its judgements), the corpus or the queries, in order, read as they are needed.
 
     Raises:
@@ -304,7 +336,7 @@ def read_hub(task: Task, hub: Hub, config: str | None, split: str) -> Rows:
 
 
 def label_names(feature: Any) -> list[str]:
-    """Of a column of labels or of lists of labels; none where the repository does not name them."""
+    """The names of the labels in a column of labels or of lists of labels; none where the repository has none."""
     return list(getattr(getattr(feature, "feature", feature), "names", None) or [])
 
 

@@ -8,19 +8,15 @@ from biphase.finetuning.batches import pack
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.encoders import Encoder
 from biphase.finetuning.families.question_answering import (
-    Split,
-    best_spans,
+    QuestionSplit,
     cut_windows,
-    encode_split,
-    margin_sums,
-    reference_best_span,
-    segment_logsumexp,
+    encode_questions,
     span_loss,
     text_of_span,
     token_loss,
 )
 from biphase.tasks.examples import Answer, Question
-from biphase.tasks.spec import TASKS
+from biphase.tasks.spec import task_table
 
 from ..conftest import make_cell
 
@@ -32,14 +28,14 @@ QUESTIONS = (
 )
 
 
-def encode(encoder: Encoder, **settings: object) -> Split:
+def encode(encoder: Encoder, **settings: object) -> QuestionSplit:
     config = FinetuneConfig.model_validate({"max_length": 256} | settings)
-    return encode_split(TASKS["squad_v2"], QUESTIONS, encoder.keyed, config, keep_contexts=True)
+    return encode_questions(task_table()["squad_v2"], QUESTIONS, encoder.tokenizer, config, has_unanswerable=True)
 
 
 def test_an_input_is_question_context_and_end_of_text(encoder: Encoder) -> None:
     split = encode(encoder)
-    tokenizer = encoder.keyed.tokenizer
+    tokenizer = encoder.tokenizer.pretrained
     first = split.texts.tokens_T[: split.texts.bounds_S1[1]]
     assert tokenizer.decode(first[:-1]) == f"Question: Who sleeps?\nContext: {CONTEXT}"
     assert first[-1] == tokenizer.eos_token_id
@@ -53,7 +49,7 @@ def test_answers_are_found_again_as_text(encoder: Encoder) -> None:
     begin, end = split.answers_Q2[1]
     assert text_of_span(split, 1, begin, end) == "Zoë"
     assert split.answers_Q2[2].tolist() == [-1, -1]
-    assert split.gold == (("naïve dog", "dog"), ("Zoë",), ())
+    assert split.gold == [["naïve dog", "dog"], ["Zoë"], []]
 
 
 def test_long_contexts_become_overlapping_windows(encoder: Encoder) -> None:
@@ -86,34 +82,12 @@ def test_windows_of_a_short_context() -> None:
     assert cut_windows(25, 10, FinetuneConfig(doc_stride=400))[-1][1] == 25
 
 
-def test_best_spans_equal_their_slow_twin() -> None:
-    rng = np.random.default_rng(0)
-    lengths = [1, 7, 30, 2]
-    bounds = np.concatenate([[0], np.cumsum(lengths)])
-    starts, ends = rng.normal(size=(2, bounds[-1])).round(1)
-    for max_tokens in (1, 4, 30):
-        spans, scores = best_spans(starts, ends, bounds, max_tokens)
-        for number, (a, b) in enumerate(pairwise(bounds)):
-            begin, end = reference_best_span(starts[a:b], ends[a:b], max_tokens)
-            assert scores[number] == pytest.approx(starts[a:b][begin] + ends[a:b][end - 1])
-            assert end - begin <= max_tokens
-            assert starts[spans[number, 0]] + ends[spans[number, 1] - 1] == pytest.approx(scores[number])
-
-
-def test_margin_sums_make_a_span_score_its_margins() -> None:
-    margins = np.array([-1.0, 2.0, 3.0, -5.0, 4.0])
-    starts, ends = margin_sums(margins)
-    assert starts[1] + ends[2] == pytest.approx(5.0)
-    spans, scores = best_spans(starts, ends, np.array([0, 5]), 30)
-    assert spans.tolist() == [[1, 3]] and scores == pytest.approx([5.0])
-
-
 def test_span_loss_is_cross_entropy_over_context_and_end(encoder: Encoder) -> None:
     split = encode(encoder, max_length=64, doc_stride=10)
     cell = make_cell("squad_v2")
     windows = np.arange(split.texts.num_samples)
-    batch = pack(split.texts, windows, cell.compute)
-    logits = torch.randn(len(batch.places_T), 2, generator=torch.Generator().manual_seed(0))
+    batch = pack(split.texts, windows, cell.runtime)
+    logits = torch.randn(len(batch.indices_T), 2, generator=torch.Generator().manual_seed(0))
     expected = 0.0
     for a, b in pairwise(split.texts.bounds_S1.tolist()):
         window = int(np.searchsorted(split.texts.bounds_S1, a))
@@ -131,23 +105,14 @@ def test_span_loss_is_cross_entropy_over_context_and_end(encoder: Encoder) -> No
 def test_token_loss_labels_the_first_answer(encoder: Encoder) -> None:
     split = encode(encoder, qa_head="token")
     cell = make_cell("squad_v2", qa_head="token")
-    batch = pack(split.texts, np.array([1, 0]), cell.compute)
-    sure = torch.zeros(len(batch.places_T), 2)
+    batch = pack(split.texts, np.array([1, 0]), cell.runtime)
+    sure = torch.zeros(len(batch.indices_T), 2)
     begins, ends = split.answers_Q2[[1, 0]].T
-    inside = np.zeros(len(batch.places_T), dtype=bool)
-    places = split.context_tokens_T[batch.places_T]
+    inside = np.zeros(len(batch.indices_T), dtype=bool)
+    places = split.context_tokens_T[batch.indices_T]
     for begin, end in zip(begins, ends, strict=True):
         inside |= (places >= begin) & (places < end)
     sure[inside, 1] = 50.0
     sure[~inside, 0] = 50.0
     assert token_loss(sure, split, batch, cell).item() == pytest.approx(0, abs=1e-6)
     assert token_loss(-sure, split, batch, cell).item() == pytest.approx(50 * len(sure), rel=1e-4)
-
-
-def test_segment_logsumexp() -> None:
-    logits = torch.randn(7, 2, generator=torch.Generator().manual_seed(0), requires_grad=True)
-    bounds = torch.tensor([0, 1, 5, 7])
-    found = segment_logsumexp(logits, bounds)
-    wanted = torch.stack([logits[a:b].logsumexp(0) for a, b in pairwise(bounds.tolist())])
-    torch.testing.assert_close(found, wanted)
-    torch.testing.assert_close(*(torch.autograd.grad(x.sum(), logits)[0] for x in (found, wanted)))

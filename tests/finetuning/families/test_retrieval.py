@@ -5,31 +5,34 @@ import numpy as np
 import pytest
 import torch
 
-from biphase.finetuning.cell import Runtime
+from biphase.finetuning.batches import Runtime
 from biphase.finetuning.encoders import Encoder
+from biphase.finetuning.encoding import EncodedTask
+from biphase.finetuning.encoding_cache import load_encoded
 from biphase.finetuning.families import retrieval
 from biphase.finetuning.families.retrieval import accumulate_gradients, contrastive_loss, embed_all, known_positives
-from biphase.finetuning.fit import build, load_encoded, predict
+from biphase.finetuning.training import build_network
 from biphase.tasks.sources import find_source
 
-from ..conftest import CPU, make_cell
+from ..conftest import CPU, make_cell, predict_split
 
 
 @pytest.fixture(scope="module")
-def encoded(encoder: Encoder, data_dirs: dict[str, Path]) -> retrieval.Encoded:
+def encoded(encoder: Encoder, data_dirs: dict[str, Path]) -> EncodedTask[retrieval.JudgedSplit]:
     cell = make_cell("squad_retrieval")
-    return load_encoded(find_source(cell.task, data_dirs["squad_retrieval"]), encoder.keyed, cell.config)
+    return load_encoded(find_source(cell.task, data_dirs["squad_retrieval"]), encoder.tokenizer, cell.config)
 
 
 def make_model(encoder: Encoder) -> torch.nn.Module:
     torch.manual_seed(0)
-    return build(encoder, make_cell("squad_retrieval"))
+    return build_network(encoder, make_cell("squad_retrieval"), [])
 
 
-def test_texts_carry_their_prefixes(encoder: Encoder, encoded: retrieval.Encoded) -> None:
-    decode = encoder.keyed.tokenizer.decode
-    assert decode(encoded.queries.tokens_T[: encoded.queries.bounds_S1[1] - 1]).startswith("Query: ")
-    assert decode(encoded.documents.tokens_T[: encoded.documents.bounds_S1[1] - 1]).startswith("Document: ")
+def test_texts_carry_their_prefixes(encoder: Encoder, encoded: EncodedTask[retrieval.JudgedSplit]) -> None:
+    decode = encoder.tokenizer.pretrained.decode
+    queries, documents = encoded.splits["test"].all_texts
+    assert decode(queries.tokens_T[: queries.bounds_S1[1] - 1]).startswith("Query: ")
+    assert decode(documents.tokens_T[: documents.bounds_S1[1] - 1]).startswith("Document: ")
 
 
 def test_loss_by_hand() -> None:
@@ -43,54 +46,59 @@ def test_loss_by_hand() -> None:
     assert contrastive_loss(queries, documents, known, 20.0).item() == pytest.approx(terms[1] / 2, abs=1e-7)
 
 
-def test_known_positives_are_no_negatives(encoded: retrieval.Encoded) -> None:
+def test_known_positives_are_no_negatives(encoded: EncodedTask[retrieval.JudgedSplit]) -> None:
     """Two queries ask for each document: side by side in a batch, neither takes the other's document for wrong."""
-    queries, documents = encoded.pairs_P2[:4].T
+    split = encoded.splits["train"]
+    queries, documents = split.queries_J[:4], split.documents_J[:4]
     wanted = (documents[:, None] == documents[None, :]) & ~np.eye(4, dtype=bool)
     assert wanted.any()
-    assert (known_positives(encoded, queries, documents).numpy() == wanted).all()
+    assert (known_positives(split, queries, documents).numpy() == wanted).all()
 
 
-def test_gradient_caching_changes_memory_not_the_gradient(encoder: Encoder, encoded: retrieval.Encoded) -> None:
+def test_gradient_caching_changes_memory_not_the_gradient(
+    encoder: Encoder, encoded: EncodedTask[retrieval.JudgedSplit]
+) -> None:
     results = []
     for budget in (65_536, 30, 1):
         model = make_model(encoder)
         cell = make_cell("squad_retrieval", Runtime(CPU.device, CPU.dtype, budget))
-        loss = accumulate_gradients(model, encoded, np.arange(9), cell)
+        loss = accumulate_gradients(model, encoded.splits["train"], np.arange(9), cell)
         results.append((loss, [parameter.grad for parameter in model.parameters()]))
     for other in results[1:]:
         torch.testing.assert_close(results[0], other, rtol=1e-4, atol=1e-6)
 
 
-def test_search_is_exact(encoder: Encoder, encoded: retrieval.Encoded, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_is_exact(
+    encoder: Encoder, encoded: EncodedTask[retrieval.JudgedSplit], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(retrieval, "SEARCH_DOCUMENTS", 4)
     monkeypatch.setattr(retrieval, "TOP", 5)
-    model = make_model(encoder).eval()
+    model, split = make_model(encoder).eval(), encoded.splits["test"]
     for judged_only in (True, False):
         cell = make_cell("squad_retrieval", judged_only=judged_only)
-        ranking = predict(model, encoded, "test", cell)
-        everything = np.arange(encoded.documents.num_samples)
-        documents = np.unique(encoded.test.documents_J) if judged_only else everything
+        ranking = predict_split(model, split, cell)
+        everything = np.arange(split.documents.num_samples)
+        documents = np.unique(split.documents_J) if judged_only else everything
         with torch.no_grad():
             scores = (
-                embed_all(model, encoded.queries, ranking.queries_Q, cell)
-                @ embed_all(model, encoded.documents, documents, cell).T
+                embed_all(model, split.texts, ranking.queries_Q, cell)
+                @ embed_all(model, split.documents, documents, cell).T
             )
         best = scores.topk(5, dim=1)
         np.testing.assert_allclose(ranking.scores_QK, best.values.numpy(), rtol=1e-4)
-        assert ranking.documents_QK.shape == (encoded.test.num_examples, 5)
+        assert ranking.documents_QK.shape == (split.num_examples, 5)
         assert np.isin(ranking.documents_QK, documents).all()
 
 
-def test_a_perfect_ranking_scores_one(encoded: retrieval.Encoded) -> None:
-    judgements = encoded.test
+def test_a_perfect_ranking_scores_one(encoded: EncodedTask[retrieval.JudgedSplit]) -> None:
+    judgements = encoded.splits["test"]
     queries, rows = np.unique(judgements.queries_J, return_index=True)
     ranking = retrieval.Ranking(queries, judgements.documents_J[rows][:, None], np.ones((len(queries), 1)))
     cell = make_cell("squad_retrieval")
-    assert retrieval.measure(encoded, "test", ranking, cell)["ndcg_at_10"] == 1.0
+    assert retrieval.compute_metrics(judgements, ranking, cell)["ndcg_at_10"] == 1.0
     wrong = retrieval.Ranking(queries, (judgements.documents_J[rows][:, None] + 1), np.ones((len(queries), 1)))
-    assert retrieval.measure(encoded, "test", wrong, cell)["ndcg_at_10"] == 0.0
-    assert {row["score"] for row in retrieval.records(encoded, "test", ranking, cell)} == {1.0}
+    assert retrieval.compute_metrics(judgements, wrong, cell)["ndcg_at_10"] == 0.0
+    assert {row["score"] for row in retrieval.prediction_rows(judgements, ranking, cell)} == {1.0}
 
 
 @pytest.mark.parametrize("judged_only", [True, False])
@@ -102,17 +110,18 @@ def test_a_part_of_the_queries_is_searched_for_among_the_same_documents(
     model = make_model(encoder).eval()
     for limit, found in ((None, whole), (7, part)):
         cell = make_cell("squad_retrieval", judged_only=judged_only, max_eval_examples=limit)
-        encoded = load_encoded(find_source(cell.task, data_dirs["squad_retrieval"]), encoder.keyed, cell.config)
-        ranking = predict(model, encoded, "test", cell)
-        assert ranking.documents_QK.shape[0] == encoded.test.num_examples
+        source = find_source(cell.task, data_dirs["squad_retrieval"])
+        split = load_encoded(source, encoder.tokenizer, cell.config).splits["test"]
+        ranking = predict_split(model, split, cell)
+        assert ranking.documents_QK.shape[0] == split.num_examples
         for query, documents, row in zip(
             ranking.queries_Q,
             ranking.documents_QK,
-            retrieval.records(encoded, "test", ranking, cell),
+            retrieval.prediction_rows(split, ranking, cell),
             strict=True,
         ):
-            assert encoded.query_ids[query] == row["id"]
-            found[row["id"]] = ({encoded.document_ids[d] for d in documents}, row["score"])
+            assert split.ids[query] == row["id"]
+            found[row["id"]] = ({split.document_ids[d] for d in documents}, row["score"])
     assert len(part) == 7 < len(whole)
     for id, (documents, score) in part.items():
         assert documents == whole[id][0] and score == pytest.approx(whole[id][1])

@@ -1,7 +1,7 @@
 import numpy as np
 
 from biphase.finetuning.encoders import Encoder
-from biphase.finetuning.families.token_classification import Split, encode_split, vote, words_of_tokens
+from biphase.finetuning.families.token_classification import TaggedSplit, encode_sentences, vote, words_of_tokens
 from biphase.tasks.examples import TaggedWords
 
 SENTENCES = (
@@ -11,13 +11,13 @@ SENTENCES = (
 )
 
 
-def encode(encoder: Encoder, max_length: int = 100) -> Split:
-    return encode_split(SENTENCES, encoder.keyed, max_length)
+def encode(encoder: Encoder, max_length: int = 100) -> TaggedSplit:
+    return encode_sentences(SENTENCES, encoder.tokenizer, max_length)
 
 
 def test_every_token_belongs_to_its_word(encoder: Encoder) -> None:
     split = encode(encoder)
-    tokenizer = encoder.keyed.tokenizer
+    tokenizer = encoder.tokenizer.pretrained
     for number, sentence in enumerate(SENTENCES):
         tokens = slice(split.texts.bounds_S1[number], split.texts.bounds_S1[number + 1])
         ids, words = split.texts.tokens_T[tokens], split.words_T[tokens]

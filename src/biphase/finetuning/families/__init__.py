@@ -1,0 +1,70 @@
+"""The four families of tasks, and the protocol by which fine-tuning speaks with each: a family is a module.
+
+A family knows what its examples look like as token ids, which head stands on the encoder, its loss, its predictions and
+their metrics. It knows neither where data is from nor how training goes.
+"""
+
+from collections.abc import Iterator
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+from torch import Tensor, nn
+
+from biphase.finetuning.batches import CellContext
+from biphase.finetuning.config import FinetuneConfig
+from biphase.finetuning.encoding import EncodedTask, HashedTokenizer, Split
+from biphase.finetuning.families import (
+    question_answering,
+    retrieval,
+    sequence_classification,
+    token_classification,
+)
+from biphase.finetuning.families.question_answering import QuestionSplit, SpanPredictions
+from biphase.finetuning.families.retrieval import JudgedSplit, Ranking
+from biphase.finetuning.families.sequence_classification import LabelledSplit
+from biphase.finetuning.families.token_classification import TaggedSplit
+from biphase.tasks.examples import Collection, LabelledText, Question, TaggedWords, TaskData
+from biphase.tasks.spec import Family
+
+InputData = TypeVar("InputData", contravariant=True)
+Predictions = TypeVar("Predictions")
+
+
+class FamilyModule(Protocol[InputData, Split, Predictions]):
+    """A module of this folder. `Predictions` are those for all examples of a split."""
+
+    @property
+    def split_kind(self) -> type[Split]:
+        """The class of its splits."""
+
+    def encode_task(self, data: InputData, tokenizer: HashedTokenizer, config: FinetuneConfig) -> EncodedTask[Split]:
+        """The examples of `tasks.examples` as token ids, with their targets."""
+
+    def build_model(self, backbone: nn.Module, cell: CellContext) -> nn.Module:
+        """The backbone with a new head, random by torch's generator: packed tokens in, logits or embeddings out."""
+
+    def accumulate_gradients(self, model: nn.Module, split: Split, items: np.ndarray, cell: CellContext) -> Tensor:
+        """The mean loss over some training items of a split, and its gradient added to that of the parameters."""
+
+    def predict(self, model: nn.Module, split: Split, cell: CellContext) -> Predictions:
+        """The predictions for all examples. Called under `torch.no_grad`, with a model in evaluation mode."""
+
+    def compute_metrics(self, split: Split, predictions: Predictions, cell: CellContext) -> dict[str, float]:
+        """Every metric of the family by its name, as a share between 0 and 1."""
+
+    def prediction_rows(self, split: Split, predictions: Predictions, cell: CellContext) -> Iterator[dict[str, Any]]:
+        """A row for each example, as it is written to `test.jsonl`: its id, what was predicted, and its score."""
+
+
+# Each assignment makes the type checker hold a module against the protocol.
+SEQUENCES: FamilyModule[TaskData[LabelledText], LabelledSplit, np.ndarray] = sequence_classification
+TOKENS: FamilyModule[TaskData[TaggedWords], TaggedSplit, np.ndarray] = token_classification
+QUESTIONS: FamilyModule[TaskData[Question], QuestionSplit, SpanPredictions] = question_answering
+COLLECTIONS: FamilyModule[Collection, JudgedSplit, Ranking] = retrieval
+
+FAMILY_MODULES: dict[Family, FamilyModule[Any, Any, Any]] = {
+    "sequence_classification": SEQUENCES,
+    "token_classification": TOKENS,
+    "question_answering": QUESTIONS,
+    "retrieval": COLLECTIONS,
+}

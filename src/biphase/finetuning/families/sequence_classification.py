@@ -3,7 +3,7 @@
 Letters: S samples, C classes.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,87 +11,66 @@ import numpy as np
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from biphase.finetuning.batches import Batch, backward_by_parts, evaluation_batches, on_device
-from biphase.finetuning.cell import CellContext
+from biphase.finetuning.batches import (
+    Batch,
+    CellContext,
+    backward_in_microbatches,
+    evaluation_batches,
+    targets_on_device,
+)
 from biphase.finetuning.config import FinetuneConfig
-from biphase.finetuning.encoding import KeyedTokenizer, Texts, encode
+from biphase.finetuning.encoding import EncodedSplit, EncodedTask, HashedTokenizer, encode_texts
 from biphase.finetuning.heads import SequenceClassifier
 from biphase.finetuning.metrics.classification import sequence_metrics
 from biphase.tasks.examples import LabelledText, TaskData
-from biphase.tasks.spec import Task
-
-ENCODING_SETTINGS: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
-class Split:
-    ids: tuple[str, ...]
-    texts: Texts
+class LabelledSplit(EncodedSplit):
     labels_S: np.ndarray
 
-    @property
-    def num_examples(self) -> int:
-        return len(self.ids)
 
-    @property
-    def num_truncated(self) -> int:
-        return len(self.texts.truncated)
+split_kind = LabelledSplit
 
 
-@dataclass(frozen=True)
-class Encoded:
-    train: Split
-    validation: Split
-    test: Split
-    left_out: int
+def encode_task(
+    data: TaskData[LabelledText], tokenizer: HashedTokenizer, config: FinetuneConfig
+) -> EncodedTask[LabelledSplit]:
+    def encode(examples: Sequence[LabelledText]) -> LabelledSplit:
+        texts = encode_texts(tokenizer, [example.text for example in examples], config.max_length)
+        labels_S = np.array([example.label for example in examples], dtype=np.int64)
+        return LabelledSplit([example.id for example in examples], texts, len(examples), len(texts.truncated), labels_S)
+
+    return EncodedTask({name: encode(examples) for name, examples in data.splits.items()}, data.left_out)
 
 
-def encode_task(data: TaskData, keyed: KeyedTokenizer, config: FinetuneConfig) -> Encoded:
-    def split(examples: tuple[LabelledText, ...]) -> Split:
-        texts = encode(keyed, [example.text for example in examples], config.max_length)
-        labels = np.array([example.label for example in examples], dtype=np.int64)
-        return Split(tuple(example.id for example in examples), texts, labels)
-
-    return Encoded(split(data.train), split(data.validation), split(data.test), data.left_out)  # type: ignore[arg-type]
+def build_model(backbone: nn.Module, cell: CellContext) -> nn.Module:
+    return SequenceClassifier(backbone, len(cell.task.classes))
 
 
-def training_items(encoded: Encoded) -> Texts:
-    return encoded.train.texts
-
-
-def build(backbone: nn.Module, task: Task, config: FinetuneConfig) -> nn.Module:
-    return SequenceClassifier(backbone, len(task.classes))
-
-
-def accumulate_gradients(model: nn.Module, encoded: Encoded, samples: np.ndarray, cell: CellContext) -> Tensor:
-    """The mean loss over `samples`, and its gradient."""
-    split = encoded.train
-
+def accumulate_gradients(model: nn.Module, split: LabelledSplit, items: np.ndarray, cell: CellContext) -> Tensor:
     def loss_of(batch: Batch) -> Tensor:
         logits_SC = model(batch.tokens_T, batch.positions_T, batch.layout)
-        targets = on_device(split.labels_S[batch.samples], cell.compute)
-        return cross_entropy(logits_SC, targets, reduction="sum") / len(samples)
+        targets_S = targets_on_device(split.labels_S[batch.samples], cell.runtime)
+        return cross_entropy(logits_SC, targets_S, reduction="sum") / len(items)
 
-    return backward_by_parts(split.texts, samples, cell.compute, loss_of)
+    return backward_in_microbatches(split.texts, items, cell.runtime, loss_of)
 
 
-def predict(model: nn.Module, encoded: Encoded, split_name: str, cell: CellContext) -> np.ndarray:
-    """The label of each sample of a split."""
-    split: Split = getattr(encoded, split_name)
+def predict(model: nn.Module, split: LabelledSplit, cell: CellContext) -> np.ndarray:
+    """The label of each sample."""
     predicted_S = np.zeros(split.num_examples, dtype=np.int64)
-    for batch, logits_SC in evaluation_batches(model, split.texts, np.arange(split.num_examples), cell.compute):
+    for batch, logits_SC in evaluation_batches(model, split.texts, np.arange(split.num_examples), cell.runtime):
         predicted_S[batch.samples] = logits_SC.argmax(-1).cpu().numpy()
     return predicted_S
 
 
-def measure(encoded: Encoded, split_name: str, predicted_S: np.ndarray, cell: CellContext) -> dict[str, float]:
-    split: Split = getattr(encoded, split_name)
-    return sequence_metrics(split.labels_S, predicted_S, len(cell.task.classes))
+def compute_metrics(split: LabelledSplit, predictions: np.ndarray, cell: CellContext) -> dict[str, float]:
+    return sequence_metrics(split.labels_S, predictions, len(cell.task.classes))
 
 
-def records(encoded: Encoded, split_name: str, predicted_S: np.ndarray, cell: CellContext) -> Iterator[dict[str, Any]]:
-    split: Split = getattr(encoded, split_name)
-    for id, gold, predicted in zip(split.ids, split.labels_S.tolist(), predicted_S.tolist(), strict=True):
+def prediction_rows(split: LabelledSplit, predictions: np.ndarray, cell: CellContext) -> Iterator[dict[str, Any]]:
+    for id, gold, predicted in zip(split.ids, split.labels_S.tolist(), predictions.tolist(), strict=True):
         yield {
             "id": id,
             "gold": cell.task.classes[gold],

@@ -9,17 +9,17 @@ from torch import nn
 from transformers import AutoModel, Gemma3TextConfig
 
 from biphase.finetuning import fit
-from biphase.finetuning.cells import find_sources
-from biphase.finetuning.encoders import Encoder
-from biphase.finetuning.encoding import Texts
-from biphase.finetuning.fit import build, load_encoded, predict, train
-from biphase.finetuning.vocabulary import UsedEmbedding, copy_for, is_table, texts_in
+from biphase.finetuning.cells import find_task_sources
+from biphase.finetuning.encoders import Encoder, UsedEmbedding, copy_backbone, is_table
+from biphase.finetuning.encoding import TokenizedTexts
+from biphase.finetuning.encoding_cache import load_encoded
+from biphase.finetuning.training import build_network, train_network
 
-from .conftest import make_cell
+from .conftest import make_cell, predict_split
 
 
-def texts_of(tokens: list[int]) -> Texts:
-    return Texts(np.array(tokens, np.int32), np.array([0, len(tokens)]), np.zeros(0, np.int64))
+def texts_of(tokens: list[int]) -> TokenizedTexts:
+    return TokenizedTexts(np.array(tokens, np.int32), np.array([0, len(tokens)]), np.zeros(0, np.int64))
 
 
 @pytest.mark.parametrize("weights", ["pretrained", "random"])
@@ -29,14 +29,14 @@ def test_the_rows_in_use_are_all_that_training_needs(
 ) -> None:
     """Losses, predictions and the trained rows are those of the whole embedding; its other rows only decay."""
     cell = make_cell(task, weights=weights, weight_decay=0.0)
-    encoded = load_encoded(find_sources(task, data_dirs)[0], encoder.keyed, cell.config)
+    encoded = load_encoded(find_task_sources(task, data_dirs)[0], encoder.tokenizer, cell.config)
     models, losses, predictions = [], [], []
     for given in ([encoded], []):
         torch.manual_seed(0)
-        models.append(build(encoder, cell, *given))
+        models.append(build_network(encoder, cell, given))
         before = models[-1].backbone.get_input_embeddings().weight.detach().clone()
-        losses.append(train(models[-1], encoded, cell).losses)
-        predictions.append(predict(models[-1], encoded, "test", cell))
+        losses.append(train_network(models[-1], encoded, cell).losses)
+        predictions.append(predict_split(models[-1], encoded.splits["test"], cell))
     used, whole = (model.backbone.get_input_embeddings() for model in models)
     assert isinstance(used, UsedEmbedding) and len(used.weight) < len(whole.weight)
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
@@ -51,9 +51,12 @@ def test_every_text_of_a_task_counts(encoder: Encoder, data_dirs: dict[str, Path
     assert texts_of([3, 3, 1]).used_U.tolist() == [1, 3]
     assert texts_of([]).used_U.tolist() == []
     cell = make_cell("snli")
-    encoded = load_encoded(find_sources("snli", data_dirs)[0], encoder.keyed, cell.config)
-    splits = (encoded.train, encoded.validation, encoded.test)
-    assert [id(texts) for texts in texts_in(encoded)] == [id(split.texts) for split in splits]
+    encoded = load_encoded(find_task_sources("snli", data_dirs)[0], encoder.tokenizer, cell.config)
+    assert [id(texts) for texts in encoded.all_texts] == [id(split.texts) for split in encoded.splits.values()]
+    cell = make_cell("squad_retrieval")
+    shared = load_encoded(find_task_sources("squad_retrieval", data_dirs)[0], encoder.tokenizer, cell.config)
+    queries, documents = shared.splits["test"].all_texts
+    assert {id(texts.tokens_T) for texts in shared.all_texts} == {id(queries.tokens_T), id(documents.tokens_T)}
 
 
 def test_a_token_that_no_text_has_is_an_error() -> None:
@@ -67,7 +70,7 @@ def test_padding_stays(encoder: Encoder) -> None:
     """Networks without packing pad their batches themselves."""
     backbone = copy.deepcopy(encoder.backbone)
     backbone.config.pad_token_id = 5
-    copied: Any = copy_for(backbone, texts_of([8, 9]))
+    copied: Any = copy_backbone(backbone, [texts_of([8, 9])])
     assert (copied.get_input_embeddings().row_of_V < 3).nonzero().flatten().tolist() == [5, 8, 9]
     assert type(backbone.get_input_embeddings()) is nn.Embedding
 
@@ -77,7 +80,7 @@ def test_an_embedding_that_does_more_stays_whole() -> None:
         vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, head_dim=8
     )
     scaled: Any = AutoModel.from_config(config)
-    copied: Any = copy_for(scaled, texts_of([1]))
+    copied: Any = copy_backbone(scaled, [texts_of([1])])
     assert len(copied.get_input_embeddings().weight) == 32
 
     class Tied(nn.Module):
@@ -94,12 +97,12 @@ def test_cells_are_trained_with_the_rows_in_use(
     model_folder: Path, data_dirs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kinds = []
-    original = fit.train
+    original = fit.train_network
 
     def noted(model: Any, *rest: Any) -> Any:
         kinds.append(type(model.backbone.get_input_embeddings()))
         return original(model, *rest)
 
-    monkeypatch.setattr(fit, "train", noted)
+    monkeypatch.setattr(fit, "train_network", noted)
     fit.fit_cell(str(model_folder), "snli", make_cell("snli").config, None, data_dirs["snli"])
     assert kinds == [UsedEmbedding]

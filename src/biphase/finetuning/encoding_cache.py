@@ -1,0 +1,135 @@
+"""The examples of a task as token ids, made once for each tokenizer and kept on disk.
+
+    encoded/TASK-KEY/  arrays.safetensors  values.json  hashes.json
+
+Arrays are mapped into memory, so that processes share them. What was written is checked by its hash before it is used.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save_file
+from safetensors.torch import load_file
+
+from biphase import console
+from biphase.errors import InputError
+from biphase.files import content_hash, file_hash, locked, read_json, read_json_as, whole_folder, write_json
+from biphase.finetuning.config import ENCODING_SETTINGS, FinetuneConfig
+from biphase.finetuning.encoding import EncodedTask, HashedTokenizer
+from biphase.finetuning.families import FAMILY_MODULES
+from biphase.tasks.examples import limit_evaluation, load_examples
+from biphase.tasks.sources import TaskSource
+from biphase.tasks.spec import TASK_SPLITS, Family, Task
+
+ENCODING = 3
+"""Part of the name of what is kept on disk: raise it when the same text no longer gives the same arrays, or when they
+are kept in another form."""
+
+ARRAYS, VALUES, HASHES = "arrays.safetensors", "values.json", "hashes.json"
+
+
+def cache_folder() -> Path:
+    """Where encoded tasks are kept: $BIPHASE_CACHE, else biphase/ in the user's cache folder. Safe to delete."""
+    given = os.environ.get("BIPHASE_CACHE")
+    return Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "biphase"
+
+
+def load_encoded(source: TaskSource, tokenizer: HashedTokenizer, config: FinetuneConfig) -> EncodedTask[Any]:
+    """The examples of a source as token ids, from the disk; made first where they are not there."""
+    task = source.task
+    settings = {name: getattr(config, name) for name in ("max_length", "max_eval_examples")}
+    settings |= {name: getattr(config, name) for name in ENCODING_SETTINGS[task.family]}
+    specials = [tokenizer.hash, tokenizer.opening, tokenizer.closing]
+    key = content_hash([ENCODING, source.hash, specials, settings])
+    folder = cache_folder() / "encoded" / f"{task.name}-{key[:24]}"
+    if not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with locked(folder.with_name(f".{folder.name}.lock"), wait=True):
+            if not folder.exists():  # another process may have made it while this one waited
+                encoded = encode_source(source, tokenizer, config)
+                report_truncation(task, encoded, config)
+                save_encoded(folder, encoded)
+    return read_encoded(folder, task.family)
+
+
+def encode_source(source: TaskSource, tokenizer: HashedTokenizer, config: FinetuneConfig) -> EncodedTask[Any]:
+    data = load_examples(source, judged_only=config.judged_only)
+    if config.max_eval_examples is not None:
+        data = limit_evaluation(data, config.max_eval_examples)
+    return FAMILY_MODULES[source.task.family].encode_task(data, tokenizer, config)
+
+
+def report_truncation(task: Task, encoded: EncodedTask[Any], config: FinetuneConfig) -> None:
+    """Say on stderr what training and scores will not see."""
+    if encoded.left_out:
+        console.err.print(f"{task.name}: {encoded.left_out:,} rows without a gold label are left out")
+    cut = [f"{split.num_truncated:,} of {name}" for name, split in encoded.splits.items() if split.num_truncated]
+    if cut:
+        console.err.print(f"{task.name}: cut at {config.max_length:,} tokens: {', '.join(cut)}")
+
+
+def save_encoded(folder: Path, encoded: EncodedTask[Any]) -> None:
+    """Write a folder, whole or not at all. What several splits share (the documents of a retrieval) is written once."""
+    arrays: dict[str, np.ndarray] = {}
+    values: dict[str, Any] = {}
+    names: dict[int, str] = {}  # of each value, by its id(): where it was met first
+    shared: dict[str, str] = {}
+    for split_name, split in encoded.splits.items():
+        for name, value in leaves_of(split, f"{split_name}."):
+            first = names.setdefault(id(value), name)
+            if first != name:
+                shared[name] = first
+            elif isinstance(value, np.ndarray):
+                arrays[name] = value
+            else:
+                values[name] = value
+    with whole_folder(folder) as part:
+        save_file(arrays, part / ARRAYS)
+        content = {"left_out": encoded.left_out, "values": values, "shared": shared}
+        (part / VALUES).write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
+        write_json(part / HASHES, {name: file_hash(part / name) for name in (ARRAYS, VALUES)})
+
+
+def leaves_of(record: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The values in a dataclass and in those inside it, by dotted names: `train.texts.tokens_T`."""
+    for item in fields(record):
+        value = getattr(record, item.name)
+        if is_dataclass(value):
+            yield from leaves_of(value, f"{prefix}{item.name}.")
+        else:
+            yield f"{prefix}{item.name}", value
+
+
+@lru_cache(maxsize=8)
+def read_encoded(folder: Path, family: Family) -> EncodedTask[Any]:
+    """Read what `save_encoded` wrote of a task; arrays are mapped from the disk, read-only.
+
+    Raises `InputError` where a file is not the one that was written.
+    """
+    for name, written in read_json_as(folder / HASHES, dict[str, str]).items():
+        if not (folder / name).is_file() or file_hash(folder / name) != written:
+            raise InputError(f"{folder / name} is damaged; delete its folder and rerun, which makes it again")
+    content = read_json(folder / VALUES)
+    leaves = content["values"]
+    for name, tensor in load_file(folder / ARRAYS).items():  # torch's: numpy's would copy the file into memory
+        leaves[name] = tensor.numpy()
+        leaves[name].flags.writeable = False
+    leaves |= {name: leaves[first] for name, first in content["shared"].items()}
+    kind = FAMILY_MODULES[family].split_kind
+    return EncodedTask({name: build_record(kind, leaves, f"{name}.") for name in TASK_SPLITS}, content["left_out"])
+
+
+def build_record(kind: Any, leaves: dict[str, Any], prefix: str) -> Any:
+    """The dataclass of which `leaves_of` gave the values."""
+    values = {}
+    for item in fields(kind):
+        name = f"{prefix}{item.name}"
+        is_nested = is_dataclass(item.type)
+        values[item.name] = build_record(item.type, leaves, f"{name}.") if is_nested else leaves[name]
+    return kind(**values)

@@ -1,0 +1,117 @@
+"""Training of one cell: the encoder's copy with a new head, AdamW, a linear schedule, until the steps are done."""
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from biphase import console
+from biphase.finetuning.batches import CellContext, training_order
+from biphase.finetuning.config import FinetuneConfig
+from biphase.finetuning.encoders import Encoder, copy_backbone
+from biphase.finetuning.encoding import EncodedTask
+from biphase.finetuning.families import FAMILY_MODULES
+from biphase.tasks.drawing import draw_indices
+
+CHECK_EVERY_STEPS = 25
+"""How often the losses are fetched from the device and looked at."""
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    losses: list[float]
+    num_steps: int
+    num_tokens: int
+    seconds: float
+    diverged_at: int | None
+    """The first step whose loss or gradient was not finite."""
+
+    @property
+    def final_loss(self) -> float | None:
+        """The mean over the last tenth of the steps."""
+        tail = self.losses[-math.ceil(len(self.losses) / 10) :]
+        return float(np.mean(tail)) if self.diverged_at is None else None
+
+
+def build_network(encoder: Encoder, cell: CellContext, tasks: Sequence[EncodedTask[Any]]) -> nn.Module:
+    """A copy of the encoder for the texts of some tasks (none: for any text), with a new head.
+
+    Random weights come from torch's generator.
+    """
+    texts = [texts for encoded in tasks for texts in encoded.all_texts]
+    backbone = copy_backbone(encoder.backbone, texts, cell.config.weights)
+    network = FAMILY_MODULES[cell.task.family].build_model(backbone, cell)
+    return network.to(torch.bfloat16) if cell.config.weight_dtype == "bf16" else network
+
+
+def train_network(network: nn.Module, encoded: EncodedTask[Any], cell: CellContext) -> TrainingResult:
+    """Update `network` in place. Stops early only when a loss or a gradient is not finite."""
+    # 1. What is trained on, and for how long: all examples or a fixed subset, `max_steps` or some epochs.
+    config, family, split = cell.config, FAMILY_MODULES[cell.task.family], encoded.splits["train"]
+    examples = draw_indices(split.num_examples, config.max_train_examples or split.num_examples)
+    items = split.items_of(examples)
+    num_steps = min(config.max_steps, config.epochs * math.ceil(len(items) / config.batch_size))
+    # 2. Optimizer.
+    optimizer = make_adamw(network, config)
+    network.train()
+    # 3. Updates. What a step gives stays on the device until it is looked at, so that no step waits for it.
+    unseen: list[Tensor] = []
+    losses: list[float] = []
+    diverged_at = None
+    num_tokens = 0
+    started = time.perf_counter()
+    with console.track(f"fine-tune {cell.task.name}", num_steps, "steps") as progress:
+        for step, indices in enumerate(training_order(len(items), config.batch_size, num_steps, config.seed)):
+            for group in optimizer.param_groups:
+                group["lr"] = finetuning_rate(config, step, num_steps)
+            loss = family.accumulate_gradients(network, split, items[indices], cell)
+            norm = nn.utils.clip_grad_norm_(network.parameters(), config.max_grad_norm)
+            optimizer.step()
+            optimizer.zero_grad()
+            unseen.append(torch.stack([loss.float(), norm.float()]))
+            num_tokens += split.count_tokens(items[indices])
+            if len(unseen) == CHECK_EVERY_STEPS or step + 1 == num_steps:
+                diverged_at = append_losses(losses, unseen)
+                progress.advance(len(unseen), f"loss {losses[-1]:.3f}" if losses else "")
+                unseen.clear()
+            if diverged_at is not None:
+                break
+    # 4. The last update may itself have broken the weights: no loss saw it.
+    if diverged_at is None and not all(parameter.isfinite().all() for parameter in network.parameters()):
+        diverged_at = num_steps - 1
+    return TrainingResult(losses, num_steps, num_tokens, time.perf_counter() - started, diverged_at)
+
+
+def finetuning_rate(config: FinetuneConfig, step: int, num_steps: int) -> float:
+    """The rate of update `step` (from 0): up to the peak in equal steps, then down to 0 after the last update.
+
+    The decay equals that of transformers' linear schedule; the warm-up is ahead of it by one step, whose first update
+    has rate 0.
+    """
+    assert 0 <= step < num_steps
+    warmup_steps = math.ceil(config.warmup_ratio * num_steps)
+    climbing = (step + 1) / warmup_steps if warmup_steps else 1.0
+    falling = (num_steps - step) / (num_steps - warmup_steps) if warmup_steps < num_steps else 1.0
+    return config.learning_rate * min(climbing, falling, 1.0)
+
+
+def make_adamw(network: nn.Module, config: FinetuneConfig) -> torch.optim.AdamW:
+    """Weight decay is on matrices, not on norms and biases."""
+    matrices = [parameter for parameter in network.parameters() if parameter.ndim >= 2]
+    vectors = [parameter for parameter in network.parameters() if parameter.ndim < 2]
+    groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=config.betas, eps=config.eps, fused=True)
+
+
+def append_losses(losses: list[float], unseen: Sequence[Tensor]) -> int | None:
+    """Append the losses of steps up to the first that is not finite, in loss or gradient norm; its number, or None."""
+    for loss, norm in torch.stack(list(unseen)).tolist():
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            return len(losses)
+        losses.append(loss)
+    return None

@@ -1,0 +1,75 @@
+"""Draws with seed 42 of what no source decides, so that every model sees the same split and the same subset.
+
+The draw depends on the number of examples, or in retrieval on the ids of the queries, and on nothing else.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import TypeVar
+
+import numpy as np
+
+from biphase.errors import InputError
+from biphase.tasks.sources import TaskSource
+from biphase.tasks.spec import TaskSplit
+
+DRAW_SEED = 42
+TRAIN_SHARE = 0.95
+"""Where there is no validation split, the rest of train becomes it, as in the paper."""
+MIN_HELD_QUERIES = 100
+
+Item = TypeVar("Item")
+Judgements = dict[str, dict[str, int]]
+"""Query id → document id → grade, of which 1 and more is relevant."""
+
+
+def draw_items(items: Sequence[Item], wanted: int) -> tuple[Item, ...]:
+    """All items, or a fixed random subset of them in their order."""
+    return tuple(items[index] for index in draw_indices(len(items), wanted))
+
+
+def draw_indices(num_items: int, wanted: int) -> np.ndarray:
+    """The indices of `draw_items`, ascending."""
+    if wanted >= num_items:
+        return np.arange(num_items)
+    return np.sort(np.random.default_rng(DRAW_SEED).permutation(num_items)[:wanted])
+
+
+def hold_out(examples: Sequence[Item]) -> tuple[list[Item], list[Item]]:
+    """Train and validation, in the order of `datasets.Dataset.train_test_split(train_size=0.95, seed=42)`."""
+    num_held = len(examples) - math.floor(TRAIN_SHARE * len(examples))
+    shuffled = shuffle(examples)
+    return shuffled[num_held:], shuffled[:num_held]
+
+
+def shuffle(items: Sequence[Item]) -> list[Item]:
+    return [items[i] for i in np.random.default_rng(DRAW_SEED).permutation(len(items))]
+
+
+def draw_queries(source: TaskSource, judged: dict[TaskSplit, Judgements]) -> dict[TaskSplit, Judgements]:
+    """The splits that the source does not have, by query. The draw depends on the ids alone, not on their order."""
+    if "validation" in judged:
+        return judged
+    drawn_from: TaskSplit = "train" if "train" in judged else "test"
+    ids = shuffle(sorted(judged[drawn_from]))
+    num_ids = len(ids)
+    ends: dict[TaskSplit, int]
+    if drawn_from == "train":
+        num_held = max(num_ids - math.floor(TRAIN_SHARE * num_ids), min(MIN_HELD_QUERIES, num_ids // 2))
+        ends = {"validation": num_held, "train": num_ids}
+    elif source.task.trained_on is not None:
+        ends = {"validation": num_ids // 2, "test": num_ids}
+    else:
+        ends = {"validation": num_ids // 4, "test": num_ids // 2, "train": num_ids}
+    splits = dict(judged)
+    begin = 0
+    for split, end in ends.items():
+        chosen = set(ids[begin:end])
+        if not chosen:
+            raise InputError(
+                f"task '{source.task.name}': the {drawn_from} split in {source.name} has too few queries "
+                f"({num_ids}) to draw a {split} split from it"
+            )
+        splits[split] = {query: grades for query, grades in judged[drawn_from].items() if query in chosen}
+        begin = end
+    return splits

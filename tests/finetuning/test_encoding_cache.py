@@ -1,0 +1,81 @@
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from biphase.errors import InputError
+from biphase.finetuning import encoding_cache
+from biphase.finetuning.cells import find_task_sources
+from biphase.finetuning.encoders import Encoder
+from biphase.finetuning.encoding import EncodedTask
+from biphase.finetuning.encoding_cache import encode_source, leaves_of, load_encoded, read_encoded, save_encoded
+from biphase.tasks.spec import TASK_SPLITS, find_task
+
+from .conftest import make_cell
+
+Dirs = dict[str, Path]
+
+
+def load_for(encoder: Encoder, task: str, data_dirs: Dirs, **settings: object) -> EncodedTask[Any]:
+    cell = make_cell(task, **settings)
+    return load_encoded(find_task_sources(task, data_dirs)[0], encoder.tokenizer, cell.config)
+
+
+@pytest.mark.parametrize("task", ["snli", "wnut17", "squad_v2", "squad_retrieval"])
+def test_splits_come_back_from_the_disk(encoder: Encoder, data_dirs: Dirs, tmp_path: Path, task: str) -> None:
+    source = find_task_sources(task, data_dirs)[0]
+    made = encode_source(source, encoder.tokenizer, make_cell(task, max_length=24, doc_stride=4).config)
+    save_encoded(tmp_path / "task", made)
+    found = read_encoded(tmp_path / "task", find_task(task).family)
+    assert tuple(found.splits) == TASK_SPLITS and found.left_out == made.left_out
+    for name in TASK_SPLITS:
+        assert type(found.splits[name]) is type(made.splits[name])
+        for (key, value), (_, wanted) in zip(leaves_of(found.splits[name]), leaves_of(made.splits[name]), strict=True):
+            if isinstance(wanted, np.ndarray):
+                assert value.dtype == wanted.dtype and np.array_equal(value, wanted), key
+                with pytest.raises(ValueError, match="read-only"):
+                    value[...] = 0
+            else:
+                assert value == wanted and type(value) is type(wanted), key
+
+
+def test_what_splits_share_is_kept_once(encoder: Encoder, data_dirs: Dirs) -> None:
+    splits = load_for(encoder, "squad_retrieval", data_dirs).splits
+    for one, other in itertools.pairwise(splits.values()):
+        assert one.documents.tokens_T is other.documents.tokens_T and one.document_ids is other.document_ids
+        assert one.queries_J is not other.queries_J
+
+
+def test_a_text_is_tokenized_once(
+    encoder: Encoder, data_dirs: Dirs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BIPHASE_CACHE", str(tmp_path))
+    first = load_for(encoder, "snli", data_dirs)
+    read_encoded.cache_clear()
+    monkeypatch.setattr(encoding_cache, "load_examples", None)
+    again = load_for(encoder, "snli", data_dirs)
+    assert again is not first and load_for(encoder, "snli", data_dirs) is again
+    old, new = first.splits["train"], again.splits["train"]
+    assert (new.texts.tokens_T == old.texts.tokens_T).all() and new.ids == old.ids
+    with pytest.raises(TypeError):
+        load_for(encoder, "snli", data_dirs, max_length=10)
+
+
+@pytest.mark.parametrize("name", ["arrays.safetensors", "values.json"])
+@pytest.mark.parametrize("damage", ["changed", "cut", "gone"])
+def test_what_is_damaged_is_not_trained_on(
+    encoder: Encoder, data_dirs: Dirs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, damage: str
+) -> None:
+    monkeypatch.setenv("BIPHASE_CACHE", str(tmp_path))
+    load_for(encoder, "wnut17", data_dirs)
+    read_encoded.cache_clear()
+    [path] = tmp_path.glob(f"encoded/wnut17-*/{name}")
+    content = bytearray(path.read_bytes())
+    path.unlink()
+    if damage != "gone":
+        content[-9] ^= 1
+        path.write_bytes(content if damage == "changed" else content[:-9])
+    with pytest.raises(InputError, match=rf"{name} is damaged; delete its folder"):
+        load_for(encoder, "wnut17", data_dirs)
