@@ -28,8 +28,8 @@ from biphase.finetuning.fit import (
     train,
 )
 from biphase.finetuning.models import identify
+from biphase.finetuning.predictions import read_examples
 from biphase.finetuning.scores import Score, read_score
-from biphase.report.scores import read_examples
 from biphase.tasks.spec import METRICS, TASKS, find_task
 
 from .conftest import CPU, make_cell, write_jsonl

@@ -11,8 +11,8 @@ from scipy import stats
 
 from biphase.console import out
 from biphase.errors import InputError
+from biphase.finetuning.scores import read_scores
 from biphase.report.comparison import TaskComparison, compare, print_comparison, print_summary, summarize
-from biphase.report.scores import read_scores
 
 WriteCells = Callable[..., None]
 

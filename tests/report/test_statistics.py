@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from biphase.finetuning.predictions import macro_f1, micro_f1
 from biphase.report.statistics import (
     bootstrap_difference,
     bootstrap_statistic,
     holm,
-    macro_f1,
     mean_interval,
-    micro_f1,
     paired_permutation_test,
     paired_t_test,
     parts,

@@ -16,21 +16,18 @@ from rich.text import Text
 
 from biphase import console
 from biphase.errors import InputError
-from biphase.report.scores import (
-    Broken,
+from biphase.finetuning.predictions import read_examples
+from biphase.finetuning.scores import (
+    BrokenScore,
     GridPoint,
     ScoreSet,
-    Selection,
     base_name,
     differing,
-    find_missing,
-    find_model,
-    read_examples,
-    select,
     settings_of,
     short_name,
     show_rate,
 )
+from biphase.finetuning.selection import Selection, find_missing, find_model, select_rate
 from biphase.report.statistics import (
     Difference,
     Interval,
@@ -91,7 +88,7 @@ def summarize(
     rows = []
     for (model, task), cells in scores.cells.items():
         diverged = tuple(point for point in sorted(cells) if cells[point].diverged)
-        chosen = None if len(diverged) == len(cells) else select(scores, model, task, metric)
+        chosen = None if len(diverged) == len(cells) else select_rate(scores, model, task, metric)
         tests = chosen.test if chosen else ()
         rows.append(
             SummaryRow(
@@ -197,7 +194,7 @@ def measure_task(
     notes: list[str] = []
     for model in (model_a, model_b):
         try:
-            sides.append(select(scores, model, task))
+            sides.append(select_rate(scores, model, task))
         except InputError as error:
             sides.append(None)
             notes.append(str(error))
@@ -282,7 +279,7 @@ def judge(measured: TaskComparison) -> TaskComparison:
     return replace(measured, verdict=verdict, notes=tuple(notes))
 
 
-def print_summary(rows: Sequence[SummaryRow], broken: Sequence[Broken] = ()) -> None:
+def print_summary(rows: Sequence[SummaryRow], broken: Sequence[BrokenScore] = ()) -> None:
     """A table by task, and what is missing from it."""
     names = shorten({row.model for row in rows})
     columns: dict[str, Callable[[SummaryRow], str]] = {

@@ -197,22 +197,6 @@ def bootstrap_statistic(
     return percentiles(seen, difference(resample_sums(columns_NC, rng, num_resamples)), confidence, num)
 
 
-def micro_f1(counts_C: np.ndarray) -> np.ndarray:
-    """[..., 3] entities found, predicted and in gold → F1 [...]; 0 where there is no entity at all."""
-    found, predicted, gold = np.moveaxis(counts_C, -1, 0)
-    return 2 * found / np.maximum(predicted + gold, 1)
-
-
-def macro_f1(counts_C: np.ndarray) -> np.ndarray:
-    """[..., 2L] how often each of L labels is right, then how often it is predicted plus how often gold → F1 [...].
-
-    It is the mean over the labels that are predicted or gold at all.
-    """
-    right_L, seen_L = np.split(counts_C, 2, axis=-1)
-    f1_L = 2 * right_L / np.maximum(seen_L, 1)
-    return f1_L.sum(axis=-1) / np.maximum((seen_L > 0).sum(axis=-1), 1)
-
-
 def holm(p_values: ArrayLike) -> np.ndarray:
     """p-values adjusted for having asked all these questions (Holm 1979), in the same order.
 

@@ -9,9 +9,10 @@ from biphase.config import Phase
 from biphase.console import duration
 from biphase.errors import InputError
 from biphase.files import read_json
+from biphase.finetuning.scores import ScoreSet
+from biphase.finetuning.selection import select_rate
 from biphase.report.page import write_report
 from biphase.report.results import ReportArm, Result, ResultSet, measured, place_arms
-from biphase.report.scores import ScoreSet, select
 from biphase.report.statistics import mean_interval
 from biphase.run import open_run, read_metrics
 from biphase.study.advise import Evidence
@@ -95,7 +96,7 @@ def collect_results(plan: Plan, scores: dict[str, ScoreSet]) -> Iterator[Result]
             own = next(iter(found.cells[name, task].values())).metric
             for kind, metric in (("standard", own), ("paper", PAPER_METRICS[family])):
                 try:
-                    chosen = select(found, name, task, metric)
+                    chosen = select_rate(found, name, task, metric)
                 except InputError:
                     continue  # diverged everywhere: told as missing
                 yield measured(arm, family, task, kind, chosen.test, chosen.test_by_rate)  # type: ignore[arg-type]
