@@ -6,12 +6,12 @@ started again.
 
 import shlex
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from functools import partial
 from importlib import resources
+from itertools import cycle
 from pathlib import Path
 
-import numpy as np
 from rich.table import Table
 
 from biphase.console import duration, err, out
@@ -20,29 +20,29 @@ from biphase.corpus.text import find_sources, sample_texts
 from biphase.corpus.tokenizer import save_tokenizer, train_tokenizer
 from biphase.engine.local import Engine
 from biphase.errors import InputError
-from biphase.report.statistics import Difference, Interval, mean_interval, paired_t_test
+from biphase.report.contrasts import difference, judge_difference
+from biphase.report.figures import arrange_panels, plot_settings
+from biphase.report.formats import show_difference, show_interval
+from biphase.report.panels import Mark, Panel, Series
+from biphase.report.plots import plot_panel
+from biphase.report.printing import PLAIN, print_table
+from biphase.report.results import Result
+from biphase.report.statistics import Difference, mean_interval
 from biphase.study.folder import Workplace, claim_workplace, current_scores, trained_folder
 from biphase.study.plan import Plan, plan_study
-from biphase.study.report import report_study
+from biphase.study.report import collect_results, report_study
 from biphase.study.run import run_study
 from biphase.study.spec import load_study
+from biphase.style import NEUTRAL, SERIES, Look
 from biphase.tasks.spec import find_task
 
 VOCAB_SIZE = 4096
+CONTROL = Look(NEUTRAL, "o", "-", "")
 BUNDLED = Path(str(resources.files("biphase") / "bundled"))
 
 
-@dataclass(frozen=True)
-class Result:
-    """Test scores of one model on one task, in percent, in the order of seeds."""
-
-    model: str
-    task: str
-    scores: tuple[float, ...]
-
-    @property
-    def interval(self) -> Interval:
-        return mean_interval(self.scores)
+Results = Mapping[tuple[str, str], Result]
+"""(model, task) → the test scores there; models in the order of the plan, random weights last."""
 
 
 def run_demo(folder: Path, overrides: Sequence[str] = ()) -> None:
@@ -72,10 +72,10 @@ def run_demo(folder: Path, overrides: Sequence[str] = ()) -> None:
     say("4/5", "export the biphasic encoder for transformers")
     encoder = export(plan, place, folder / "encoder")
     say("5/5", "report")
-    results = collect_results(plan, place)
-    draw(results, folder / "demo.png")
+    results = collect_by_task(plan, place)
+    draw_scores(results, folder / "demo.png")
     page = report_study(plan, place, folder / "report", [f"biphase demo {shlex.quote(str(folder))}"])
-    print_table(results)
+    print_scores(results)
     out.print(f"\n{verdict(results)}\nreport: {page} · plot: {folder / 'demo.png'} · encoder: {encoder}")
     out.print(f"took {duration(time.monotonic() - started)}")
 
@@ -97,41 +97,42 @@ def export(plan: Plan, place: Workplace, path: Path) -> Path:
     return encoder
 
 
-def collect_results(plan: Plan, place: Workplace) -> list[Result]:
-    """Random weights last. Raises `InputError` for a cell that diverged."""
-    assert plan.study.evaluation is not None
-    results = []
-    for model in plan.models:
-        found = sorted(current_scores(plan, place, model).scores, key=lambda score: score.config.seed)
-        for score in found:
+def collect_by_task(plan: Plan, place: Workplace) -> Results:
+    """Raises `InputError` for a cell that diverged."""
+    scores = {model.name: current_scores(plan, place, model) for model in plan.models}
+    for found in scores.values():
+        for score in found.scores:
             if score.diverged:
                 raise InputError(f"{score.headline()}; please report it, with the kind of machine")
-        for task in plan.study.evaluation.tasks:
-            chosen = [100 * score.metrics["test"][score.metric] for score in found if score.task == task]
-            results.append(Result(model.name, task, tuple(chosen)))
-    return results
+    standard = [result for result in collect_results(plan, scores) if result.metric == "standard"]
+    by_name = {(result.arm.name, result.dataset): result for result in standard}
+    return {(model.name, task): by_name[model.name, task] for model in plan.models for task in tasks_of(by_name)}
 
 
-def gain(results: Sequence[Result], model: str, task: str) -> Difference:
-    """A model minus its network from random weights, paired by seed."""
-    scores = {result.model: result.scores for result in results if result.task == task}
-    return paired_t_test(scores[model], scores[control_of(results)])
+def tasks_of(results: Results) -> list[str]:
+    return list(dict.fromkeys(task for _, task in results))
 
 
-def control_of(results: Sequence[Result]) -> str:
-    return results[-1].model
+def models_of(results: Results) -> tuple[list[str], str]:
+    """The models that were trained, and the one that was not."""
+    *models, control = dict.fromkeys(model for model, _ in results)
+    return models, control
 
 
-def names_of(results: Sequence[Result]) -> tuple[list[str], list[str]]:
-    """Models without the control, and tasks."""
-    models = dict.fromkeys(result.model for result in results)
-    return [name for name in models if name != control_of(results)], list(dict.fromkeys(r.task for r in results))
+def gain(results: Results, model: str, task: str) -> Difference:
+    """A model minus its network from random weights."""
+    return difference(results[model, task], results[models_of(results)[1], task]).against()
 
 
-def verdict(results: Sequence[Result]) -> str:
+def is_clear(seen: Difference) -> bool:
+    """Whether a difference is above zero by the rule of all verdicts, here for one question at a time."""
+    return judge_difference(seen.mean, seen.p_value) == "above"
+
+
+def verdict(results: Results) -> str:
     """What the intervals allow to say, and no more."""
-    models, tasks = names_of(results)
-    clear = {model: [task for task in tasks if gain(results, model, task).low > 0] for model in models}
+    (models, _), tasks = models_of(results), tasks_of(results)
+    clear = {model: [task for task in tasks if is_clear(gain(results, model, task))] for model in models}
     everywhere = [model for model in models if len(clear[model]) == len(tasks)]
     if len(everywhere) == len(models):
         paid = (
@@ -145,59 +146,65 @@ def verdict(results: Sequence[Result]) -> str:
     return f"{paid}\n{compare_arms(results)}"
 
 
-def compare_arms(results: Sequence[Result]) -> str:
+def compare_arms(results: Results) -> str:
     """The best arm of each task, and whether its lead over the next is more than noise."""
-    models, tasks = names_of(results)
-    parts = []
-    for task in tasks:
-        scores = {result.model: result.scores for result in results if result.task == task and result.model in models}
-        first, second = sorted(scores, key=lambda model: -float(np.mean(scores[model])))[:2]
-        lead = paired_t_test(scores[first], scores[second])
-        sure = "more than noise by a test of these two alone" if lead.low > 0 else "within noise"
-        parts.append(f"{first} leads on {task} by {lead.mean:.1f} (±{lead.high - lead.mean:.1f}), {sure}")
-    return f"Between the arms: {'; '.join(parts)}."
+    models, _ = models_of(results)
+    told = []
+    for task in tasks_of(results):
+        first, second = sorted(models, key=lambda model: -results[model, task].mean)[:2]
+        lead = difference(results[first, task], results[second, task]).against()
+        sure = "more than noise by a test of these two alone" if is_clear(lead) else "within noise"
+        size = f"{100 * lead.mean:.1f} (±{100 * (lead.high - lead.mean):.1f})"
+        told.append(f"{first} leads on {task} by {size}, {sure}")
+    return f"Between the arms: {'; '.join(told)}."
 
 
-def print_table(results: Sequence[Result]) -> None:
-    models, tasks = names_of(results)
+def print_scores(results: Results) -> None:
+    (models, control), tasks = models_of(results), tasks_of(results)
     table = Table(
-        title="Test scores in %, mean ± half of the 95 % interval (Student's t, 3 seeds), and gain over random"
+        title="Test scores in %, mean ± half of the 95 % interval (Student's t, 3 seeds), and gain over random", **PLAIN
     )
     table.add_column("model")
     for task in tasks:
         table.add_column(f"{task}: {find_task(task).metric}", justify="right")
         table.add_column("gain", justify="right")
-    for model in [control_of(results), *models]:
+    for model in [control, *models]:
         cells = []
         for task in tasks:
-            interval = next(r for r in results if (r.model, r.task) == (model, task)).interval
-            more = None if model == control_of(results) else gain(results, model, task)
-            cells.append(f"{interval.mean:.1f} ± {interval.half_width:.1f}")
-            cells.append("" if more is None else f"{more.mean:+.1f} ± {more.high - more.mean:.1f}")
+            cells.append(show_interval(mean_interval(results[model, task].samples)))
+            cells.append("" if model == control else show_difference(gain(results, model, task)))
         table.add_row(model, *cells)
-    out.print(table)
+    print_table(table)
 
 
-def draw(results: Sequence[Result], path: Path) -> None:
+def draw_scores(results: Results, path: Path) -> None:
     """A panel for each task: means with intervals as bars, seeds as dots."""
-    from matplotlib.figure import Figure
-
-    models, tasks = names_of(results)
-    shown = [control_of(results), *models]
-    colors = ["#999999", "#0072B2", "#D55E00", "#009E73"]
-    figure = Figure(figsize=(9, 4), layout="constrained")
-    for task, axes in zip(tasks, np.atleast_1d(figure.subplots(1, len(tasks))), strict=True):
-        for place, model in enumerate(shown):
-            result = next(r for r in results if (r.model, r.task) == (model, task))
-            interval, color = result.interval, colors[place % len(colors)]
-            axes.bar(place, interval.mean, 0.7, color=color, yerr=interval.half_width, capsize=4, zorder=2)
-            axes.plot([place] * len(result.scores), result.scores, "k.", markersize=4, zorder=3)
-        axes.set_xticks(range(len(shown)), shown)
-        axes.set_ylabel(f"test {find_task(task).metric} (%)")
-        axes.set_title(task)
-        axes.grid(axis="y", alpha=0.25, zorder=0)
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(
-        "One budget, three ways to spend it, beside random weights (95 % intervals over seeds)", fontsize=10
-    )
-    figure.savefig(path, dpi=150)
+    models, control = models_of(results)
+    looks = dict(zip(models, cycle(SERIES), strict=False))
+    plots = []
+    for task in tasks_of(results):
+        series = []
+        for model in [control, *models]:
+            result = results[model, task]
+            reach = 100 * result.half_width
+            dots = [100 * score for score in result.samples]
+            series.append(
+                Series(model, looks.get(model, CONTROL), [Mark(0, 100 * result.mean, reach, reach, dots=dots)])
+            )
+        panel = Panel(
+            kind="bars",
+            series=series,
+            title=task,
+            x_label="",
+            y_label=f"test {find_task(task).metric} (%)",
+            ticks=[0],
+            tick_labels=[""],
+            x_margin=0.5,
+        )
+        plots.append(partial(plot_panel, panel))
+    with plot_settings("demo"):
+        figure = arrange_panels(plots)
+        figure.supxlabel(
+            "One budget, three ways to spend it, beside random weights (95 % intervals over seeds)", fontsize=9
+        )
+        figure.savefig(path, dpi=150, facecolor="white")

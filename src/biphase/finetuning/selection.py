@@ -8,6 +8,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from biphase.errors import InputError, nearest
 from biphase.finetuning.scores import GridPoint, Score, ScoreSet, short_name
 
@@ -67,6 +69,25 @@ class Selection:
     diverged: tuple[GridPoint, ...]
     test_by_rate: Mapping[float, tuple[float, ...]]
     """Test scores at every rate of the grid, one for every seed of the grid; nan where diverged or missing."""
+
+    @property
+    def samples(self) -> tuple[float, ...]:
+        """The test scores, as the report's contrasts take them."""
+        return self.test
+
+    @property
+    def num(self) -> int:
+        """How many seeds finished at the chosen rate."""
+        return len(self.test)
+
+    @property
+    def mean(self) -> float:
+        return float(np.mean(self.test))
+
+    @property
+    def std(self) -> float:
+        """Over seeds (n-1); nan for a single one."""
+        return float(np.std(self.test, ddof=1)) if self.num > 1 else math.nan
 
     @property
     def num_diverged(self) -> int:

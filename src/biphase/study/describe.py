@@ -14,9 +14,7 @@ from biphase.config import Phase
 from biphase.study.cost import Estimate
 from biphase.study.plan import Plan, PlannedRun, history
 from biphase.study.spec import are_alike, trainings, write_steps
-
-COLORS = {"clm": "#0072B2", "mlm": "#D55E00", "mntp": "#009E73"}
-"""Of Okabe and Ito's palette, which colour-blind readers tell apart; as in `pretraining.card`."""
+from biphase.style import COLORS
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from matplotlib.patches import Patch, Polygon
 from matplotlib.patheffects import withStroke
 
 from biphase.errors import InputError
-from biphase.study.describe import COLORS
 from biphase.study.plan import Plan, PlannedRun
+from biphase.style import COLORS
 
 FORMATS = (".svg", ".png", ".pdf")
 LANE_INCHES = 0.2

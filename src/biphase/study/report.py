@@ -11,8 +11,10 @@ from biphase.errors import InputError
 from biphase.files import read_json
 from biphase.finetuning.scores import ScoreSet
 from biphase.finetuning.selection import select_rate
+from biphase.paper.findings import judge_paper
+from biphase.paper.published import TABLE_NUMBERS, place_arms
 from biphase.report.page import write_report
-from biphase.report.results import ReportArm, Result, ResultSet, measured, place_arms
+from biphase.report.results import ReportArm, Result, ResultSet, measured
 from biphase.report.statistics import mean_interval
 from biphase.run import open_run, read_metrics
 from biphase.study.advise import Evidence
@@ -47,6 +49,8 @@ def report_study(plan: Plan, place: Workplace, out: Path, commands: Sequence[str
         out,
         title=plan.study.title or f"The study {plan.study.name}",
         question=plan.study.question,
+        verdicts=judge_paper(results) if results.results else None,
+        table_numbers=TABLE_NUMBERS,
         plan_svg=svg,
         costs=list_costs(plan, place, scores),
         commands=commands,
@@ -99,7 +103,7 @@ def collect_results(plan: Plan, scores: dict[str, ScoreSet]) -> Iterator[Result]
                     chosen = select_rate(found, name, task, metric)
                 except InputError:
                     continue  # diverged everywhere: told as missing
-                yield measured(arm, family, task, kind, chosen.test, chosen.test_by_rate)  # type: ignore[arg-type]
+                yield measured(arm, family, task, kind, chosen.test, chosen.test_by_rate, chosen.seeds)  # type: ignore[arg-type]
 
 
 def compare_curricula(plan: Plan, place: Workplace) -> list[Evidence]:
