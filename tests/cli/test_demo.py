@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from biphase.cli import demo
-from biphase.cli.demo import compare_arms, draw_scores, gain, verdict
+from biphase.cli.demo_scores import compare_arms, draw_scores, gain, verdict
 from biphase.report.results import ReportArm, Result, measured
 
 SHORT = (

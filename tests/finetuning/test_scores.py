@@ -10,7 +10,7 @@ from biphase.errors import InputError
 from biphase.finetuning.config import PROTOCOL
 from biphase.finetuning.predictions import count_entities, macro_f1, micro_f1, read_examples
 from biphase.finetuning.scores import read_score, read_scores, show_rate
-from biphase.finetuning.selection import choose_rate, find_model, select_rate
+from biphase.finetuning.selection import choose_rate, find_scored_model, select_rate
 
 WriteCell = Callable[..., Path]
 
@@ -116,7 +116,10 @@ def test_a_control_is_a_model_of_its_own(write_cell: WriteCell, scores_folder: P
         ("runs/m [weights=random]", "snli"),
         ("runs/other", "genre"),
     }
-    assert find_model(scores, "m") == "runs/m" and find_model(scores, "m [weights=random]") == "runs/m [weights=random]"
+    assert (
+        find_scored_model(scores, "m") == "runs/m"
+        and find_scored_model(scores, "m [weights=random]") == "runs/m [weights=random]"
+    )
 
 
 def test_what_does_not_change_scores_makes_no_other_model(write_cell: WriteCell, scores_folder: Path) -> None:
@@ -152,11 +155,13 @@ def test_finding_a_model(write_cell: WriteCell, scores_folder: Path) -> None:
     for model in ("runs/a/mlm", "runs/b/mlm", "runs/clm25"):
         write_cell(model)
     scores = read_scores(scores_folder)
-    assert find_model(scores, "runs/a/mlm/") == "runs/a/mlm" and find_model(scores, "clm25") == "runs/clm25"
+    assert (
+        find_scored_model(scores, "runs/a/mlm/") == "runs/a/mlm" and find_scored_model(scores, "clm25") == "runs/clm25"
+    )
     with pytest.raises(InputError, match="'mlm' could be any of 'runs/a/mlm', 'runs/b/mlm'"):
-        find_model(scores, "mlm")
+        find_scored_model(scores, "mlm")
     with pytest.raises(InputError, match="no scores of a model 'clm52'; did you mean 'clm25'"):
-        find_model(scores, "clm52")
+        find_scored_model(scores, "clm52")
 
 
 def test_examples_with_scores(write_cell: WriteCell, scores_folder: Path) -> None:

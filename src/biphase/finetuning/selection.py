@@ -7,6 +7,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from biphase.errors import InputError, nearest
 from biphase.finetuning.scores import GridPoint, Score, ScoreSet, short_name
 
 
-def find_model(scores: ScoreSet, name: str) -> str:
+def find_scored_model(scores: ScoreSet, name: str) -> str:
     """The model that a user means: by its whole name or the last part of its path, with its settings where it has some.
 
     Raises `InputError` when there is none (with the nearest) or more than one (with all).
@@ -147,5 +148,4 @@ def select_rate(scores: ScoreSet, model: str, task: str, metric: str | None = No
 
 def find_missing(scores: ScoreSet, model: str, task: str) -> tuple[GridPoint, ...]:
     """The points of a task's grid at which a model has no score, not even a diverged one."""
-    rates, seeds = scores.grids[task]
-    return tuple((rate, seed) for rate in rates for seed in seeds if (rate, seed) not in scores.cells[model, task])
+    return tuple(point for point in product(*scores.grids[task]) if point not in scores.cells[model, task])

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from biphase.paper.gaps import ON_PAR, gap, gap_over_families, mean_of
 from biphase.report.claims import Claim, Test, make_claim
-from biphase.report.results import FAMILIES, ReportArm, ResultSet, short_steps, sizes_of
+from biphase.report.results import FAMILY_NAMES, ReportArm, ResultSet, short_steps, sizes_of
 
 EARLY = {"SC": 10 / 42, "TC": math.inf, "QA": 10 / 42, "IR": 20 / 42}
 """Before which share of the budget the paper sees CLM ahead: 10,000 and 20,000 of 42,000 steps; on TC always."""
@@ -23,7 +23,7 @@ def clm_is_faster_early(results: ResultSet) -> list[Claim]:
     for size in sizes_of(arms):
         budget = max(arm.pretrain_steps for arm in results.arms(size=size))
         pairs = same_steps(arms, size)
-        for family in FAMILIES if pairs else ():
+        for family in FAMILY_NAMES if pairs else ():
             before = [pair for pair in pairs if pair[0].pretrain_steps < EARLY[family] * budget]
             steps = ", ".join(short_steps(clm.pretrain_steps) for clm, _ in before) or "no"
             gaps = [gap(results, clm, mlm, family) for clm, mlm in before]
@@ -76,7 +76,7 @@ def continuing_clm_pays(results: ResultSet) -> list[Claim]:
             for objective in ("clm", "mlm")
         )
         steps = sorted(from_clm.keys() & from_mlm.keys())
-        for family in FAMILIES if steps else ():
+        for family in FAMILY_NAMES if steps else ():
             bound = 0.0 if family in ("SC", "TC") else -ON_PAR
             label = f"{family}, {size}: from CLM − from MLM after"
             most = steps[-1]

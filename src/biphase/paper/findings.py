@@ -116,7 +116,7 @@ def answer(findings: Sequence[Finding]) -> str:
         chosen = [finding for finding in findings if finding.verdict == verdict]
         names = [f.key if verdict == "undecided" else f"{f.key} ({lower_first(f.statement)})" for f in chosen]
         groups.append(
-            f"{verdict} {'is' if len(names) == 1 else 'are'} {join(names)}" if names else f"none is {verdict}"
+            f"{verdict} {'is' if len(names) == 1 else 'are'} {list_names(names)}" if names else f"none is {verdict}"
         )
     return f"{first} Of the {len(findings)} findings, {'; '.join(groups)}."
 
@@ -126,5 +126,5 @@ def lower_first(text: str) -> str:
     return text if text[:2].isupper() else text[0].lower() + text[1:]
 
 
-def join(names: Sequence[str]) -> str:
+def list_names(names: Sequence[str]) -> str:
     return ", ".join(names[:-1]) + (" and " if len(names) > 1 else "") + names[-1]

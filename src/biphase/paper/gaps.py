@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from biphase.report.claims import Terms
-from biphase.report.results import FAMILIES, ReportArm, ResultSet
+from biphase.report.results import FAMILY_NAMES, ReportArm, ResultSet
 
 ON_PAR = 0.01
 """What "on par" and "closed" allow for: one point. The paper gives no number; this one is ours."""
@@ -17,7 +17,7 @@ def gap(results: ResultSet, a: ReportArm, b: ReportArm, family: str) -> Terms | 
 
 def gap_over_families(results: ResultSet, a: ReportArm, b: ReportArm) -> tuple[str, Terms | None]:
     """The mean of the gaps over those families that both arms have, and their names."""
-    gaps = {family: terms for family in FAMILIES if (terms := gap(results, a, b, family))}
+    gaps = {family: terms for family in FAMILY_NAMES if (terms := gap(results, a, b, family))}
     return ", ".join(gaps) or "no family", mean_of(list(gaps.values()))
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from biphase.paper.gaps import ON_PAR, add, gap, mean_of, scale
 from biphase.report.claims import Claim, Terms, Test, make_claim, strongest
 from biphase.report.contrasts import Contrast, difference
-from biphase.report.results import FAMILIES, ReportArm, ResultSet, objective_pairs, sizes_of
+from biphase.report.results import FAMILY_NAMES, ReportArm, ResultSet, objective_pairs, sizes_of
 
 
 def mlm_beats_clm(results: ResultSet) -> list[Claim]:
@@ -51,11 +51,11 @@ def no_ratio_is_best(results: ResultSet) -> list[Claim]:
     """F3: masking ratios against each other, and the slope of scores over them."""
     arms = results.arms(setup="objective", objective="mlm")
     sizes = sizes_of(arms)
-    slopes = {(size, family): slope(results, size, family) for size in sizes for family in FAMILIES}
+    slopes = {(size, family): slope(results, size, family) for size in sizes for family in FAMILY_NAMES}
     larger: list[Test] = []
     if len(sizes) > 1:
         small, large = sizes[0], sizes[-1]
-        both = [family for family in FAMILIES if slopes[small, family] and slopes[large, family]]
+        both = [family for family in FAMILY_NAMES if slopes[small, family] and slopes[large, family]]
         growth = [add(slopes[large, family], scale(slopes[small, family], -1)) for family in both]
         label = f"slope at {large} − slope at {small}, mean over {', '.join(both)}"
         larger = [(label, mean_of(growth), 0.0)]
@@ -92,7 +92,7 @@ def beaten_somewhere(results: ResultSet, arms: Sequence[ReportArm], lack: str) -
     The contrary is that no other is more than a point above it anywhere.
     """
     rivals: dict[int, list[tuple[str, Contrast]]] = {mask: [] for mask in sorted({a.mask_percent or 0 for a in arms})}
-    for size, family in itertools.product(sizes_of(arms), FAMILIES):
+    for size, family in itertools.product(sizes_of(arms), FAMILY_NAMES):
         scores = {}
         for arm in arms:
             score = results.find_average(arm, family)

@@ -10,7 +10,7 @@ import numpy as np
 from biphase.report.claims import Claim, make_inequality
 from biphase.report.contrasts import Contrast, jackknife
 from biphase.report.results import (
-    FAMILIES,
+    FAMILY_NAMES,
     ReportArm,
     Result,
     ResultSet,
@@ -94,7 +94,7 @@ def spread_gap(results: ResultSet, wide: ReportArm, narrow: ReportArm) -> tuple[
 def ratio_spread_gap(results: ResultSet, pairs: Sequence[tuple[ReportArm, ReportArm]]) -> Contrast | None:
     """Spread over ratios of the first of each pair minus that of the second, mean over families."""
     tables = []
-    for family in FAMILIES:
+    for family in FAMILY_NAMES:
         scores = [[results.find_average(arm, family) for arm in pair] for pair in pairs]
         samples = [[score.samples if score else () for score in pair] for pair in scores]
         if len({len(seeds) for pair in samples for seeds in pair}) == 1 and samples[0][0]:

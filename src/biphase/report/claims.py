@@ -37,7 +37,7 @@ class Inequality:
     high: float
     """Ends of the 95 % interval of the estimate, not corrected."""
     p_value: float
-    """Two-sided, of "the estimate equals the bound"; nan where it cannot be tested."""
+    """The two-sided p-value of "the estimate equals the bound"; nan where it cannot be tested."""
     num_asked: int = 1
     """The inequality is the best of so many: its p-value is multiplied by them (Bonferroni)."""
     p_contrary: float = math.nan
@@ -128,8 +128,12 @@ def judge_claims(findings: Sequence[Finding]) -> tuple[Finding, ...]:
 
 
 def count_tests(findings: Iterable[Finding]) -> int:
-    p_values = [p_value for finding in findings for one in finding.inequalities for p_value in one.p_values]
-    return int((~np.isnan(p_values)).sum())
+    """How many p-values there are in all, those of contraries included."""
+    num = 0
+    for finding in findings:
+        for inequality in finding.inequalities:
+            num += sum(not math.isnan(p_value) for p_value in inequality.p_values)
+    return num
 
 
 def decide(inequality: Inequality, adjusted: float, adjusted_contrary: float, num_tests: int) -> Inequality:

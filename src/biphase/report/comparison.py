@@ -20,7 +20,7 @@ from biphase.finetuning.scores import (
     short_name,
     show_rate,
 )
-from biphase.finetuning.selection import Selection, find_missing, find_model, select_rate
+from biphase.finetuning.selection import Selection, find_missing, find_scored_model, select_rate
 from biphase.report.contrasts import difference, judge_difference
 from biphase.report.formats import show_count
 from biphase.report.statistics import (
@@ -132,11 +132,12 @@ class TaskComparison:
 def compare(
     scores: ScoreSet, a: str, b: str, rng: np.random.Generator, num_resamples: int = 10_000
 ) -> list[TaskComparison]:
-    """Two models (see `find_model` for names) on every task that either has, each at the rate its validation chose.
+    """Two models on every task that either has, each at the rate its validation chose.
 
-    Two tests ask two questions. Over seeds: would other fine-tuning runs say the same? Student's t paired by seed where
-    both have the same seeds, else Welch's. Over examples: would other test examples say the same of these runs? A
-    bootstrap over examples, of scores averaged over seeds. Each is adjusted over tasks by Holm's method. The verdict:
+    Names are as `find_scored_model` finds them. Two tests ask two questions. Over seeds: would other fine-tuning runs
+    say the same? Student's t paired by seed where both have the same seeds, else Welch's. Over examples: would other
+    test examples say the same of these runs? A bootstrap over examples, of scores averaged over seeds. Each is adjusted
+    over tasks by Holm's method. The verdict:
 
     - "A better", "B better": the test over seeds has adjusted p < 0.05, and no seed of the better one diverged at its
       rate. Where the test over examples does not agree (its adjusted p is not below 0.05), a note says so.
@@ -148,7 +149,7 @@ def compare(
     Raises:
         InputError: an unknown or ambiguous name, twice the same model, or no task in common.
     """
-    model_a, model_b = find_model(scores, a), find_model(scores, b)
+    model_a, model_b = find_scored_model(scores, a), find_scored_model(scores, b)
     if model_a == model_b:
         raise InputError(f"'{a}' and '{b}' are the same model, {model_a}; give two")
     tasks = {model: {task for other, task in scores.cells if other == model} for model in (model_a, model_b)}

@@ -22,7 +22,7 @@ from biphase.report.figures import draw_figures
 from biphase.report.formats import MISSING, show_p_value, show_points, show_share
 from biphase.report.results import (
     AVERAGE,
-    FAMILIES,
+    FAMILY_NAMES,
     SETUPS,
     ResultSet,
     disagreeing_averages,
@@ -128,7 +128,7 @@ def render(**parts: Any) -> str:
         signs=SIGNS,
         rule=RULE,
         missing_mark=MISSING,
-        families=FAMILIES,
+        families=FAMILY_NAMES,
         count_tests=count_tests,
         significance=f"{100 * SIGNIFICANCE:g}",
         bar=(BAR_WIDTH, BAR_HEIGHT),

@@ -13,7 +13,7 @@ import numpy as np
 
 from biphase.report.contrasts import Contrast, difference
 from biphase.report.results import (
-    FAMILIES,
+    FAMILY_NAMES,
     MEASURES,
     ReportArm,
     Result,
@@ -63,9 +63,9 @@ class Panel:
     ticks: Sequence[float]
     tick_labels: Sequence[str] | None = None
     is_logarithmic: bool = False
-    """On the x axis."""
+    """Whether the x axis is."""
     x_margin: float | None = None
-    """From the first and the last tick to the ends of the axis; None: as the marks need it."""
+    """The room on the x axis before the first tick and after the last; None: as the marks need it."""
 
 
 def objective_by_size(results: ResultSet, family: str) -> Panel:
@@ -256,7 +256,7 @@ def score_by_flops(results: ResultSet, family: str) -> Panel:
     kinds = [
         ("CLM", "clm", [arm for arm in arms.values() if arm.objective == "clm" and not arm.cpt_steps]),
         ("MLM", "mlm", [arm for arm in arms.values() if arm.objective == "mlm"]),
-        ("CLM, then MLM", "clm+mlm", [arm for arm in arms.values() if is_biphasic(arm)]),
+        ("CLM, then MLM", "clm+mlm", [arm for arm in arms.values() if has_both_objectives(arm)]),
     ]
     series = []
     for label, objective, chosen in kinds:
@@ -324,7 +324,7 @@ def score_label(results: ResultSet, family: str) -> str:
 
 
 def title_of(family: str) -> str:
-    return f"{family} · {FAMILIES[family]}"
+    return f"{family} · {FAMILY_NAMES[family]}"
 
 
 def spread_scores(results: ResultSet, arm: ReportArm, family: str) -> np.ndarray | None:
@@ -368,7 +368,7 @@ def adapted_groups(results: ResultSet) -> dict[str, list[ReportArm]]:
     return groups
 
 
-def is_biphasic(arm: ReportArm) -> bool:
+def has_both_objectives(arm: ReportArm) -> bool:
     """CLM, then MLM: in one go, or continued."""
     return arm.objective == "clm+mlm" or (arm.objective == "clm" and arm.cpt_steps > 0)
 

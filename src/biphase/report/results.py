@@ -17,7 +17,7 @@ from biphase.report.statistics import is_stability_rate, mean_interval
 Family = Literal["SC", "TC", "QA", "IR"]
 Metric = Literal["standard", "paper"]
 
-FAMILIES: dict[str, str] = {
+FAMILY_NAMES: dict[str, str] = {
     "SC": "sequence classification",
     "TC": "token classification",
     "QA": "question answering",
@@ -131,7 +131,7 @@ class ResultSet:
 
     @cached_property
     def families(self) -> list[Family]:
-        return [family for family in FAMILIES if any(r.family == family for r in self.results)]  # type: ignore[misc]
+        return [family for family in FAMILY_NAMES if any(r.family == family for r in self.results)]  # type: ignore[misc]
 
     def datasets(self, family: str, metric: str) -> list[str]:
         """Names in the order in which they come; the average is none of them."""

@@ -13,7 +13,7 @@ from typing import Literal
 from biphase.files import write_text
 from biphase.report.contrasts import difference, judge_difference
 from biphase.report.formats import MISSING, show_share
-from biphase.report.results import AVERAGE, FAMILIES, MEASURES, SETUPS, ReportArm, Result, ResultSet
+from biphase.report.results import AVERAGE, FAMILY_NAMES, MEASURES, SETUPS, ReportArm, Result, ResultSet
 
 RULE = (
     "Test scores in %: mean over fine-tuning seeds (± half of the 95 % interval). Bold: the best of its block. "
@@ -22,7 +22,7 @@ RULE = (
     "number of comparisons. –: no score."
 )
 
-OBJECTIVES = {"clm": "CLM", "mlm": "MLM", "clm+mlm": "CLM → MLM", "none": "random"}
+OBJECTIVE_NAMES = {"clm": "CLM", "mlm": "MLM", "clm+mlm": "CLM → MLM", "none": "random"}
 
 
 @dataclass(frozen=True)
@@ -76,18 +76,18 @@ def percent(mask: int | None) -> str:
 
 
 def describe_parent(arm: ReportArm) -> str:
-    return f"{OBJECTIVES[arm.objective]} {arm.pretrain_steps:,}"
+    return f"{OBJECTIVE_NAMES[arm.objective]} {arm.pretrain_steps:,}"
 
 
 FORMS = {
     "objective": TableForm(
         ("size", "objective", "masked"),
-        lambda arm: (arm.size, OBJECTIVES[arm.objective], percent(arm.mask_percent)),
+        lambda arm: (arm.size, OBJECTIVE_NAMES[arm.objective], percent(arm.mask_percent)),
         lambda arm: (arm.size,),
     ),
     "efficiency": TableForm(
         ("size", "steps", "objective"),
-        lambda arm: (arm.size, f"{arm.pretrain_steps:,}", OBJECTIVES[arm.objective]),
+        lambda arm: (arm.size, f"{arm.pretrain_steps:,}", OBJECTIVE_NAMES[arm.objective]),
         lambda arm: (arm.size, arm.pretrain_steps),
     ),
     "ratio": TableForm(
@@ -134,7 +134,7 @@ def make_table(results: ResultSet, setup: str, family: str, metric: str, number:
     rows = []
     for block in dict.fromkeys(form.block(arm) for arm in results.arms()):
         rows += make_block(results, form, block, columns, family, metric)
-    title, name = f"{SETUPS[setup]}, {FAMILIES[family]} ({MEASURES[metric][family]})", f"{setup}-{family.lower()}"
+    title, name = f"{SETUPS[setup]}, {FAMILY_NAMES[family]} ({MEASURES[metric][family]})", f"{setup}-{family.lower()}"
     if number is None:
         name = f"table-{name}"
     else:
@@ -271,7 +271,7 @@ def to_csv(table: ScoreTable) -> str:
     return file.getvalue()
 
 
-FORMATS = {".md": to_markdown, ".tex": to_latex, ".csv": to_csv}
+FILE_FORMATS = {".md": to_markdown, ".tex": to_latex, ".csv": to_csv}
 
 
 def write_tables(tables: Iterable[ScoreTable], folder: Path) -> list[Path]:
@@ -279,7 +279,7 @@ def write_tables(tables: Iterable[ScoreTable], folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for table in tables:
-        for suffix, show in FORMATS.items():
+        for suffix, show in FILE_FORMATS.items():
             paths.append(folder / f"{table.name}{suffix}")
             write_text(paths[-1], show(table))
     return paths
