@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from biphase.paper.gaps import ON_PAR, gap, gap_over_families, mean_of
-from biphase.report.claims import Claim, Test, make_claim
+from biphase.report.claims import Claim, ClaimTest, make_claim
 from biphase.report.results import FAMILY_NAMES, ReportArm, ResultSet, short_steps, sizes_of
 
 EARLY = {"SC": 10 / 42, "TC": math.inf, "QA": 10 / 42, "IR": 20 / 42}
@@ -18,8 +18,8 @@ MUCH_CLM = (0.7, 0.8)
 def clm_is_faster_early(results: ResultSet) -> list[Claim]:
     """F4: CLM minus MLM at undecayed checkpoints, early and last."""
     arms = results.arms(setup="efficiency")
-    early: list[Test] = []
-    last: list[Test] = []
+    early: list[ClaimTest] = []
+    last: list[ClaimTest] = []
     for size in sizes_of(arms):
         budget = max(arm.pretrain_steps for arm in results.arms(size=size))
         pairs = same_steps(arms, size)
@@ -28,6 +28,8 @@ def clm_is_faster_early(results: ResultSet) -> list[Claim]:
             steps = ", ".join(short_steps(clm.pretrain_steps) for clm, _ in before) or "no"
             gaps = [gap(results, clm, mlm, family) for clm, mlm in before]
             early.append((f"{family}, {size}: CLM − MLM, mean over {steps} steps", mean_of(gaps), 0.0))
+            # The end: who is ahead at the last checkpoint, unless that is one of those that count as early. On TC all
+            # count as early, so there the last one is asked about where it is not the only one.
             clm, mlm = pairs[-1]
             first, second, sign = (clm, mlm, "CLM − MLM") if family == "TC" else (mlm, clm, "MLM − CLM")
             label = f"{family}, {size}: {sign} at {short_steps(clm.pretrain_steps)} steps"
@@ -46,8 +48,8 @@ def clm_is_faster_early(results: ResultSet) -> list[Claim]:
 def clm_first_pays(results: ResultSet) -> list[Claim]:
     """F6: CLM then MLM minus MLM alone at each budget."""
     arms = results.arms(setup="ratio")
-    few: list[Test] = []
-    much: list[Test] = []
+    few: list[ClaimTest] = []
+    much: list[ClaimTest] = []
     for arm in sorted(arms, key=lambda arm: (arm.pretrain_steps, arm.clm_steps)):
         alone = [a for a in arms if (a.size, a.pretrain_steps, a.objective) == (arm.size, arm.pretrain_steps, "mlm")]
         if arm.objective != "clm+mlm" or not alone:
@@ -68,8 +70,8 @@ def clm_first_pays(results: ResultSet) -> list[Claim]:
 def continuing_clm_pays(results: ResultSet) -> list[Claim]:
     """F8: continued from CLM minus continued from MLM."""
     arms = [arm for arm in results.arms(setup="cpt") if arm.cpt_steps]
-    final: list[Test] = []
-    sooner: list[Test] = []
+    final: list[ClaimTest] = []
+    sooner: list[ClaimTest] = []
     for size in sizes_of(arms):
         from_clm, from_mlm = (
             {arm.cpt_steps: arm for arm in arms if (arm.size, arm.objective) == (size, objective)}

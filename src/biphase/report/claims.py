@@ -187,11 +187,11 @@ def seeds_needed(inequality: Inequality, num_tests: int) -> str:
     return f"about {numbers[at]} seeds instead of {seen.num}, if difference and spread stay as they are"
 
 
-Test = tuple[str, Terms | None, float]
-"""What an inequality says, the weighted scores (None where one is missing), and the bound below them if it holds."""
+ClaimTest = tuple[str, Terms | None, float]
+"""What an inequality says, the weighted scores (None where one is missing), and the bound that they lie above."""
 
 
-def make_claim(statement: str, tests: Sequence[Test], lack: str) -> Claim:
+def make_claim(statement: str, tests: Sequence[ClaimTest], lack: str) -> Claim:
     """Tests without scores, or `lack` where there is not one, are named as untested."""
     inequalities, untested = [], []
     for label, terms, bound in tests:
