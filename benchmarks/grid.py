@@ -104,7 +104,7 @@ def run_biphase(grid: Grid, folder: Path) -> Found:
     from biphase.cli.evaluate import count_workers
     from biphase.engine.local import Engine
     from biphase.errors import InputError
-    from biphase.report.scores import read_scores
+    from biphase.finetuning.scores import read_scores
 
     changed = ("max_steps", "epochs", "batch_size", "precision", "max_length")
     command = [sys.executable, "-m", "biphase", "evaluate", grid.model]

@@ -14,7 +14,7 @@ ORDER = [
     # What everything stands on ...
     ("errors",),
     ("files", "console", "machine"),
-    ("config", "run", "flops", "device", "hub"),
+    ("config", "run", "flops", "device", "hub", "style"),
     ("distributed", "engine"),
     # ... and the path of the data.
     ("corpus",),
@@ -24,6 +24,7 @@ ORDER = [
     ("export",),
     ("finetuning",),
     ("report",),
+    ("paper",),
     ("study",),
     ("cli",),
     ("__main__",),
@@ -111,7 +112,8 @@ def test_what_does_without_torch() -> None:
     light = [
         path
         for path in MODULES
-        if name_of(path) in PLANNING or name_of(path).partition(".")[0] in ("corpus", "tasks", "report", "study")
+        if name_of(path) in PLANNING
+        or name_of(path).partition(".")[0] in ("corpus", "tasks", "report", "paper", "study")
     ]
     for path in light:
         words = {

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from biphase.cli import demo
-from biphase.cli.demo import Result, compare_arms, gain, verdict
+from biphase.cli.demo_scores import compare_arms, draw_scores, gain, verdict
+from biphase.report.results import ReportArm, Result, measured
 
 SHORT = (
     "arms.0.budgets=[10]",
@@ -31,21 +32,31 @@ def test_the_whole_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert AutoModelForMaskedLM.from_pretrained(encoder).config.model_type == "eurobert"
 
 
-RESULTS = [
-    Result("clm", "genre", (60.0, 61.0, 62.0)),
-    Result("mlm", "genre", (50.5, 50.0, 52.0)),
-    Result("random", "genre", (50.0, 51.0, 51.5)),
-]
+def results(**scores: tuple[float, ...]) -> dict[tuple[str, str], Result]:
+    """Scores in percent of each model on one task; random weights last."""
+    made = {}
+    for model, values in scores.items():
+        arm = ReportArm(model, "objective", "1m", "clm", None, 10, 10, 0)
+        made[model, "genre"] = measured(arm, "SC", "genre", "standard", [value / 100 for value in values])
+    return made
+
+
+RANDOM = (50.0, 51.0, 51.5)
 
 
 def test_the_verdict_says_no_more_than_the_intervals() -> None:
-    assert gain(RESULTS, "clm", "genre").mean == pytest.approx(61 - 152.5 / 3)
-    text = verdict(RESULTS)
+    clear = results(clm=(60.0, 61.0, 62.0), mlm=(50.5, 50.0, 52.0), random=RANDOM)
+    assert 100 * gain(clear, "clm", "genre").mean == pytest.approx(61 - 152.5 / 3)
+    text = verdict(clear)
     assert "Clearly better than random weights: clm on genre; mlm on no task." in text
     assert "clm leads on genre by 10.2" in text and "more than noise" in text
-    better = [Result("mlm", "genre", (60.5, 60.0, 62.5)) if r.model == "mlm" else r for r in RESULTS]
+    better = results(clm=(60.0, 61.0, 62.0), mlm=(60.5, 60.0, 62.5), random=RANDOM)
     assert verdict(better).startswith("Pretraining pays: every arm beats random weights on every task")
     assert "within noise" in compare_arms(better)
-    noise = [Result(name, "genre", scores) for name, scores in (("clm", (1.0, 9.0, 2.0)), ("random", (3.0, 2.0, 4.0)))]
-    noise.insert(1, Result("mlm", "genre", (2.0, 2.0, 2.0)))
+    noise = results(clm=(1.0, 9.0, 2.0), mlm=(2.0, 2.0, 2.0), random=(3.0, 2.0, 4.0))
     assert verdict(noise).startswith("No gain over random weights is clear of zero")
+
+
+def test_scores_are_drawn_with_every_seed(tmp_path: Path) -> None:
+    draw_scores(results(clm=(60.0, 61.0, 62.0), mlm=(50.5, 50.0, 52.0), random=RANDOM), tmp_path / "demo.png")
+    assert (tmp_path / "demo.png").stat().st_size > 10_000

@@ -11,8 +11,9 @@ from scipy import stats
 
 from biphase.console import out
 from biphase.errors import InputError
-from biphase.report.comparison import TaskComparison, compare, print_comparison, print_summary, summarize
-from biphase.report.scores import read_scores
+from biphase.finetuning.scores import read_scores
+from biphase.report.comparison import TaskComparison, compare, summarize
+from biphase.report.printing import print_comparison, print_summary
 
 WriteCells = Callable[..., None]
 

@@ -2,7 +2,7 @@
 
 import itertools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,19 +13,15 @@ from matplotlib.colors import to_rgb
 from matplotlib.container import BarContainer, ErrorbarContainer
 from matplotlib.figure import Figure
 
-from biphase.report import figures
-from biphase.report.figures import CURVE_POINTS, DRAWINGS, LOOKS, SERIES, draw_figures, plot_losses, thin
-from biphase.report.results import (
-    AVERAGE,
-    ResultSet,
-    arms_of,
-    difference,
-    families,
-    measured,
-    read_reference,
-    select,
-    with_averages,
-)
+from biphase import style
+from biphase.paper.published import read_reference
+from biphase.report import panels
+from biphase.report.contrasts import difference
+from biphase.report.figures import FIGURES, DrawnFigure, draw_figures, plot_loss_curves
+from biphase.report.panels import Panel
+from biphase.report.plots import plot_panel
+from biphase.report.results import AVERAGE, ResultSet, measured, with_averages
+from biphase.style import CURVE_POINTS, LOOKS, SERIES, thin
 
 LOSSES = {
     "clm-100": [{"kind": "train", "step": step, "objective": "clm", "loss": 9 - step / 20} for step in range(1, 101)],
@@ -40,7 +36,7 @@ LOSSES = {
 def quick_fonts() -> Iterator[None]:
     """Fonts that are not subset: half of the time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(figures.STYLE, "pdf.fonttype", 3)
+        patch.setitem(style.PLOT_STYLE, "pdf.fonttype", 3)
         yield
 
 
@@ -64,27 +60,27 @@ def study() -> ResultSet:
 
 
 @pytest.fixture(scope="module")
-def drawn(study: ResultSet, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[figures.Figure], list[str]]:
+def drawn(study: ResultSet, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[DrawnFigure], list[str]]:
     return draw_figures(study, tmp_path_factory.mktemp("figures"), LOSSES)
 
 
-def draw(plot: Callable[..., Any], *arguments: Any) -> Any:
+def draw(panel: Panel) -> Any:
     axes = Figure().add_subplot()
-    assert plot(*arguments, axes) is axes
+    plot_panel(panel, axes)
     return axes
 
 
-def test_all_are_drawn(drawn: tuple[list[figures.Figure], list[str]]) -> None:
+def test_all_are_drawn(drawn: tuple[list[DrawnFigure], list[str]]) -> None:
     made, missing = drawn
     assert missing == []
-    assert [figure.name for figure in made] == [*(drawing.name for drawing in DRAWINGS), "losses"]
+    assert [figure.name for figure in made] == [*(spec.name for spec in FIGURES), "losses"]
     for figure in made:
         assert figure.svg.read_text().count("<svg") == 1
         assert figure.pdf.read_bytes().startswith(b"%PDF")
         assert "NaN" not in figure.svg.read_text() and figure.caption.endswith(".")
 
 
-def test_text_stays_text_and_axes_have_units(drawn: tuple[list[figures.Figure], list[str]]) -> None:
+def test_text_stays_text_and_axes_have_units(drawn: tuple[list[DrawnFigure], list[str]]) -> None:
     by_name = {figure.name: figure.svg.read_text() for figure in drawn[0]}
     words = {name: re.findall(r"<text[^>]*>([^<]+)</text>", text) for name, text in by_name.items()}
     assert {"accuracy (%)", "F1 of token positions (%)", "parameters without the head", "MLM 40 %", "1B"} <= set(
@@ -99,7 +95,7 @@ def test_text_stays_text_and_axes_have_units(drawn: tuple[list[figures.Figure], 
 
 
 def test_the_same_every_time(tmp_path: Path) -> None:
-    part = select(read_reference(), "QA", setup="ratio")
+    part = read_reference().select("QA", setup="ratio")
     first, second = (draw_figures(part, tmp_path / name)[0] for name in ("first", "second"))
     assert [figure.name for figure in first] == ["splits", "score-by-flops"]
     for one, other in zip(first, second, strict=True):
@@ -108,18 +104,18 @@ def test_the_same_every_time(tmp_path: Path) -> None:
 
 
 def test_what_is_missing_is_said(tmp_path: Path) -> None:
-    results = select(read_reference(), "SC", setup="objective", objective="clm", size="1B").results
+    results = read_reference().select("SC", setup="objective", objective="clm", size="1B").results
     uncounted = [replace(result, arm=replace(result.arm, flops=None)) for result in results]
     made, missing = draw_figures(ResultSet(tuple(uncounted)), tmp_path)
     assert made == [] and list(tmp_path.iterdir()) == []
-    assert len(missing) == len(DRAWINGS) + 1
+    assert len(missing) == len(FIGURES) + 1
     assert "Spread over fine-tuning rates: needs test scores at every fine-tuning rate and seed" in missing
     assert missing[-1] == "Loss curves: needs the metrics.jsonl of the runs"
 
 
 def test_points_are_the_scores_with_their_intervals() -> None:
     """CLM at 210M, 610M, 1B on SC: 82.80 ± 0.02, 83.58 ± 0.17, 82.68 ± 0.30."""
-    axes = draw(figures.plot_objective_by_size, read_reference(), "SC")
+    axes = draw(panels.objective_by_size(read_reference(), "SC"))
     clm = next(c for c in axes.containers if isinstance(c, ErrorbarContainer) and c.get_label() == "CLM")
     line, _, (reach,) = clm
     assert line.get_ydata() == pytest.approx([82.80, 83.58, 82.68])
@@ -130,12 +126,12 @@ def test_points_are_the_scores_with_their_intervals() -> None:
 def test_bars_are_differences_from_zero() -> None:
     """On QA with 42k steps, 25 % CLM is at 67.77 ± 0.53 against 62.77 ± 1.86."""
     reference = read_reference()
-    axes = draw(figures.plot_splits, reference, "QA")
+    axes = draw(panels.splits(reference, "QA"))
     bars = next(c for c in axes.containers if isinstance(c, BarContainer) and c.get_label() == "25 % CLM, then MLM")
     assert [bar.get_height() for bar in bars] == pytest.approx([43.77 - 41.51, 54.43 - 51.44, 67.77 - 62.77])
     assert {bar.get_y() for bar in bars} == {0}
     ours, theirs = (
-        select(reference, "QA", AVERAGE, setup="ratio", pretrain_steps=42_000, clm_steps=steps).results[0]
+        reference.select("QA", AVERAGE, setup="ratio", pretrain_steps=42_000, clm_steps=steps).results[0]
         for steps in (10_000, 0)
     )
     reach = bars.errorbar[2][0].get_segments()[2][:, 1]
@@ -146,20 +142,20 @@ def test_bars_are_differences_from_zero() -> None:
 def test_one_seed_is_drawn_without_interval() -> None:
     results = [
         measured(r.arm, r.family, r.dataset, r.metric, (r.mean,))
-        for r in select(read_reference(), "SC", setup="ratio").results
+        for r in read_reference().select("SC", setup="ratio").results
     ]
-    axes = draw(figures.plot_splits, ResultSet(tuple(results)), "SC")
+    axes = draw(panels.splits(ResultSet(tuple(results)), "SC"))
     bars = next(c for c in axes.containers if isinstance(c, BarContainer))
     assert [len({end for _, end in segment}) for segment in bars.errorbar[2][0].get_segments()] == [1, 1, 1]
 
 
 def test_every_panel_is_drawn_with_a_cell_missing(study: ResultSet) -> None:
     """Any arm may be unfinished in a partial study."""
-    for arm in arms_of(study)[::8]:
+    for arm in study.arms()[::8]:
         part = ResultSet(tuple(r for r in study.results if r.arm != arm or r.family != "SC"))
-        for drawing in DRAWINGS[:1] + DRAWINGS[4:8]:
-            if drawing.can_draw(part):
-                draw(drawing.plot, part, "SC")
+        for spec in FIGURES[:1] + FIGURES[4:8]:
+            if spec.can_draw(part):
+                draw(spec.make_panel(part, "SC"))
 
 
 def test_series_differ_without_colour() -> None:
@@ -176,7 +172,8 @@ def test_colours_differ_from_each_other() -> None:
 
 
 def test_losses_have_axes_for_each_objective() -> None:
-    axes = draw(plot_losses, LOSSES, "mlm")
+    axes = Figure().add_subplot()
+    plot_loss_curves(LOSSES, "mlm", axes)
     train, validation = axes.lines
     assert (train.get_xdata()[0], train.get_xdata()[-1]) == (51, 100)
     assert validation.get_xydata().tolist() == [[100, 8.5]]
@@ -190,7 +187,7 @@ def test_long_curves_are_thinned_by_means() -> None:
     assert len(thin([])[0]) == 0
 
 
-def test_families_without_scores_have_no_panel(drawn: tuple[list[figures.Figure], list[str]], study: ResultSet) -> None:
-    assert families(study) == ["SC", "QA"]
+def test_families_without_scores_have_no_panel(drawn: tuple[list[DrawnFigure], list[str]], study: ResultSet) -> None:
+    assert study.families == ["SC", "QA"]
     text = drawn[0][0].svg.read_text()
     assert "SC · sequence classification" in text and "IR · retrieval" not in text

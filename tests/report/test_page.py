@@ -11,13 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from biphase import style
 from biphase.errors import InputError
-from biphase.report import figures
-from biphase.report.figures import DRAWINGS
-from biphase.report.findings import FINDINGS, judge_findings
-from biphase.report.page import inline_svg, points, probability, sort_value, write_report
-from biphase.report.paper import report_paper
-from biphase.report.results import ResultSet, read_reference, select
+from biphase.paper.findings import FINDINGS, judge_findings
+from biphase.paper.published import read_reference
+from biphase.paper.report import report_paper
+from biphase.report.figures import FIGURES
+from biphase.report.formats import show_p_value, show_points
+from biphase.report.page import inline_svg, sort_value, write_report
+from biphase.report.results import ResultSet
 
 VOID = {"meta", "link", "br", "hr", "img", "input", "path", "use", "line", "circle", "rect"}
 
@@ -69,7 +71,7 @@ def parse(path: Path) -> Page:
 def quick_fonts() -> Iterator[None]:
     """Fonts that are not subset: half of the time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(figures.STYLE, "pdf.fonttype", 3)
+        patch.setitem(style.PLOT_STYLE, "pdf.fonttype", 3)
         yield
 
 
@@ -86,7 +88,7 @@ def paper(paper_file: Path) -> Page:
 @pytest.fixture(scope="module")
 def part() -> ResultSet:
     """Little to draw: one comparison on one family, without its CLM."""
-    results = select(read_reference(), "SC", setup="efficiency", pretrain_steps=1000).results
+    results = read_reference().select("SC", setup="efficiency", pretrain_steps=1000).results
     return ResultSet(results)
 
 
@@ -129,14 +131,14 @@ def test_findings_and_figures_are_there(paper: Page) -> None:
         assert paper.all("article", id=key)
     text = " ".join(paper.words)
     for finding in judge_findings(read_reference()):
-        assert finding.claim in text and finding.rule in text
-        for piece in finding.parts:
-            assert piece.claim in text
-            for effect in piece.effects:
-                assert effect.label in text and points(effect.estimate) in text
+        assert finding.statement in text and finding.rule in text
+        for claim in finding.claims:
+            assert claim.statement in text
+            for inequality in claim.inequalities:
+                assert inequality.label in text and show_points(inequality.estimate) in text
     missing = {"rate-spread", "masking-after-clm"}
-    for drawing in DRAWINGS:
-        assert bool(paper.all("figure", id=f"figure-{drawing.name}")) == (drawing.name not in missing)
+    for spec in FIGURES:
+        assert bool(paper.all("figure", id=f"figure-{spec.name}")) == (spec.name not in missing)
     assert "No figure: Spread over fine-tuning rates" in text
     assert "200 of 200 averages are the mean of their datasets" in text
     assert "F5 cannot be tested" in text
@@ -192,6 +194,12 @@ def test_no_scores_no_report(tmp_path: Path) -> None:
     assert not (tmp_path / "report").exists()
 
 
+def test_a_report_without_claims_has_no_verdicts(part: ResultSet, tmp_path: Path) -> None:
+    page = parse(write_report(part, tmp_path / "report", title="plain", question=""))
+    assert not page.all("section", id="verdicts") and not page.all("a", href="#verdicts")
+    assert page.all("section", id="tables")
+
+
 def test_inline_svg() -> None:
     """Names of its own, colours of the page, no size, no declarations, no styles for the rest of the page."""
     text = (
@@ -215,8 +223,8 @@ def test_sort_values(text: str, value: str) -> None:
 
 
 def test_numbers_as_words() -> None:
-    assert (points(0.0123), points(-0.2), points(float("nan"))) == ("+1.23", "−20.00", "–")
-    assert (probability(0.00099), probability(0.0496), probability(float("nan"))) == ("< 0.001", "0.050", "–")
+    assert (show_points(0.0123), show_points(-0.2), show_points(float("nan"))) == ("+1.23", "−20.00", "–")
+    assert (show_p_value(0.00099), show_p_value(0.0496), show_p_value(float("nan"))) == ("< 0.001", "0.050", "–")
 
 
 PROBE = """
@@ -258,7 +266,7 @@ def test_in_chromium(paper_file: Path, tmp_path: Path, width: int) -> None:
     found = re.search(r'<pre id="result">([^<]*)</pre>', done.stdout)
     assert found, done.stdout[-500:]
     errors, pictures, overflow, *states = found[1].split("|")
-    assert (errors, pictures, overflow) == ("0", str(len(DRAWINGS) - 2), "0")
+    assert (errors, pictures, overflow) == ("0", str(len(FIGURES) - 2), "0")
     assert "CONSOLE" not in done.stderr
     plain = states[0].split()
     assert len(plain) == 15

@@ -1,27 +1,20 @@
 """Each statistic against a case worked by hand, a plain twin or SciPy, and its promise in simulation."""
 
-import itertools
 import math
-from dataclasses import astuple
 
 import numpy as np
 import pytest
 from scipy import stats
 
+from biphase.finetuning.predictions import macro_f1, micro_f1
 from biphase.report.statistics import (
     bootstrap_difference,
     bootstrap_statistic,
     holm,
-    macro_f1,
     mean_interval,
-    micro_f1,
-    paired_permutation_test,
-    paired_t_test,
-    parts,
     rate_spread,
     resample_sums,
-    welch_from_moments,
-    welch_t_test,
+    row_blocks,
 )
 
 
@@ -59,88 +52,6 @@ def test_mean_interval_covers(num: int) -> None:
     assert_rate(sum(interval.low <= 0.7 <= interval.high for interval in intervals), 2000, 0.95)
 
 
-def test_paired_t_by_hand() -> None:
-    """Differences 1, 2, 3: mean 2, s = 1, t = 2√3 with 2 degrees, whose tail is (1 - t/√(t²+2))/2 = 0.037090."""
-    test = paired_t_test([3, 5, 7], [2, 3, 4])
-    assert test.mean == 2
-    assert test.p_value == pytest.approx(1 - math.sqrt(12 / 14))
-    assert test.high - test.mean == pytest.approx(4.3026527 / math.sqrt(3))
-
-
-def test_t_tests_are_scipys() -> None:
-    rng = np.random.default_rng(0)
-    a, b, c = rng.normal(0.71, 0.02, 7), rng.normal(0.70, 0.03, 7), rng.normal(0.70, 0.05, 4)
-    for ours, theirs in (
-        (paired_t_test(a, b), stats.ttest_rel(a, b)),
-        (welch_t_test(a, c), stats.ttest_ind(a, c, equal_var=False)),
-    ):
-        assert ours.p_value == pytest.approx(theirs.pvalue)
-        assert (ours.low, ours.high) == pytest.approx(tuple(theirs.confidence_interval()))
-    moments = welch_from_moments(a.mean(), a.std(ddof=1), 7, c.mean(), c.std(ddof=1), 4)
-    assert astuple(moments) == pytest.approx(astuple(welch_t_test(a, c)))
-
-
-def test_welch_by_hand() -> None:
-    """Equal sizes and spreads make it Student's test: means 2 and 4, s = 1, error √(2/3), 4 degrees."""
-    test = welch_t_test([1, 2, 3], [3, 4, 5])
-    assert test.mean == -2
-    assert test.mean - test.low == pytest.approx(2.7764451 * math.sqrt(2 / 3))
-
-
-@pytest.mark.parametrize("test", [paired_t_test, welch_t_test])
-def test_no_spread_no_verdict(test) -> None:
-    """Equal differences say nothing about the next one, also where rounding makes them a little unequal."""
-    constant = test([0.3, 0.3, 0.3], [0.1, 0.1, 0.1])
-    assert constant.mean == pytest.approx(0.2) and math.isnan(constant.p_value) and math.isnan(constant.low)
-    same = test([0.3, 0.3], [0.3, 0.3])
-    assert same.mean == 0 and same.p_value == 1 and math.isnan(same.low)
-    single = test([0.3], [0.1])
-    assert math.isnan(single.p_value) and math.isnan(single.high)
-
-
-def test_rounding_is_no_spread() -> None:
-    """0.3 - 0.2, 0.4 - 0.3 and 0.8 - 0.7 differ in their last digits only."""
-    assert len({0.3 - 0.2, 0.4 - 0.3, 0.8 - 0.7}) == 3
-    assert math.isnan(paired_t_test([0.3, 0.4, 0.8], [0.2, 0.3, 0.7]).p_value)
-
-
-def test_t_tests_reject_the_truth_as_often_as_promised() -> None:
-    rng = np.random.default_rng(1)
-    shared, a, b = rng.normal(0, 2, (1500, 5)), rng.normal(0, 1, (1500, 5)), rng.normal(0, 1, (1500, 5))
-    paired = [paired_t_test(x, y) for x, y in zip(shared + a, shared + b, strict=True)]
-    assert_rate(sum(test.p_value < 0.05 for test in paired), 1500, 0.05)
-    assert all((test.p_value < 0.05) == (test.low > 0 or test.high < 0) for test in paired)
-    welch = [welch_t_test(rng.normal(0, 1, 12), rng.normal(0, 3, 8)) for _ in range(1500)]
-    assert_rate(sum(test.low <= 0 <= test.high for test in welch), 1500, 0.95)
-
-
-def test_permutation_by_hand() -> None:
-    """Differences 1, 2, 3: of 8 sign patterns only +++ and --- are as far from zero. With 1, 2, -3 all 8 are."""
-    rng = np.random.default_rng(0)
-    assert paired_permutation_test([1, 2, 3], [0, 0, 0], rng) == 2 / 8
-    assert paired_permutation_test([1, 2, 0], [0, 0, 3], rng) == 1
-    assert paired_permutation_test([5, 5], [5, 5], rng) == 1
-    assert paired_permutation_test(np.arange(1, 6), np.zeros(5), rng) == 2 / 32
-
-
-def test_permutation_counts_every_pattern() -> None:
-    rng = np.random.default_rng(3)
-    a, b = rng.normal(0.3, 1, (2, 10))
-    differences = a - b
-    far = [
-        abs(np.dot(signs, differences)) >= abs(differences.sum()) - 1e-12
-        for signs in itertools.product((1, -1), repeat=10)
-    ]
-    assert paired_permutation_test(a, b, rng) == np.mean(far)
-    drawn = paired_permutation_test(a, b, rng, num_resamples=1000)  # fewer than 2^10: random patterns
-    assert_rate(round(drawn * 1001) - 1, 1000, float(np.mean(far)))
-
-
-def test_permutation_of_ties_ignores_rounding() -> None:
-    """0.1, 0.2 and -0.3 sum to zero on paper, so every pattern is at least as far as the one seen."""
-    assert paired_permutation_test([0.1, 0.2, 0.0], [0.0, 0.0, 0.3], np.random.default_rng(0)) == 1
-
-
 def test_resampling_is_drawing_rows() -> None:
     rows = np.random.default_rng(0).normal(size=(37, 2))
     drawn = np.random.default_rng(5).integers(0, 37, (200, 37))
@@ -149,8 +60,8 @@ def test_resampling_is_drawing_rows() -> None:
 
 
 def test_resampling_in_parts_keeps_number_and_law(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert list(parts(10, 500_000)) == [4, 4, 2] and list(parts(2, 10**9)) == [1, 1]
-    monkeypatch.setattr("biphase.report.statistics.PART_CELLS", 100)
+    assert list(row_blocks(10, 500_000)) == [4, 4, 2] and list(row_blocks(2, 10**9)) == [1, 1]
+    monkeypatch.setattr("biphase.report.statistics.BLOCK_CELLS", 100)
     sums = resample_sums(np.arange(30.0)[:, None], np.random.default_rng(0), 1000)[:, 0]
     assert len(sums) == 1000 and len(set(sums.tolist())) > 150
     assert sums.mean() == pytest.approx(30 * 14.5, abs=4 * math.sqrt(30 * 74.9 / 1000))
@@ -172,14 +83,17 @@ def test_bootstrap_without_a_difference_and_without_doubt() -> None:
 
 
 def test_bootstrap_is_near_the_closed_form() -> None:
-    """For many examples: the normal interval of the mean difference, and p of the sign-flip test."""
+    """For many examples: the normal interval of the mean difference, and p of SciPy's sign-flip test."""
     rng = np.random.default_rng(2)
     a, b = rng.random(3000) < 0.72, rng.random(3000) < 0.70
     test = bootstrap_difference(a, b, rng)
     error = (a.astype(float) - b).std(ddof=1) / math.sqrt(3000)
     assert test.high - test.low == pytest.approx(2 * 1.96 * error, rel=0.04)
     assert test.p_value == pytest.approx(2 * stats.norm.sf(abs(test.mean) / error), abs=0.02)
-    assert test.p_value == pytest.approx(paired_permutation_test(a, b, rng, 2000), abs=0.04)
+    differences = a.astype(float) - b
+    far = {"permutation_type": "samples", "alternative": "greater", "n_resamples": 2000, "rng": rng}
+    flipped = stats.permutation_test((differences,), lambda x, axis: np.abs(np.mean(x, axis)), vectorized=True, **far)
+    assert test.p_value == pytest.approx(flipped.pvalue, abs=0.04)
 
 
 def test_bootstrap_repeats_under_its_generator() -> None:

@@ -7,19 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from biphase.report.results import ReportArm, Result, ResultSet, measured, read_reference, with_averages
-from biphase.report.tables import CSV_COLUMNS, Table, make_tables, to_csv, to_latex, to_markdown, write_tables
+from biphase.paper.published import TABLE_NUMBERS, read_reference
+from biphase.report.results import ReportArm, Result, ResultSet, measured, with_averages
+from biphase.report.tables import CSV_COLUMNS, ScoreTable, make_tables, to_csv, to_latex, to_markdown, write_tables
 
 CLM = ReportArm("clm", "objective", "1m", "clm", None, 1000, 1000, 0)
 MLM = ReportArm("mlm", "objective", "1m", "mlm", 40, 1000, 0, 1000)
 
 
 @pytest.fixture(scope="module")
-def published() -> list[Table]:
-    return make_tables(read_reference())
+def published() -> list[ScoreTable]:
+    return make_tables(read_reference(), TABLE_NUMBERS)
 
 
-def test_published_tables_are_2_to_17(published: list[Table]) -> None:
+def test_published_tables_are_2_to_17(published: list[ScoreTable]) -> None:
     assert [int(table.name.split("-")[1]) for table in published] == list(range(2, 18))
     assert [(table.name, len(table.rows)) for table in published[::5]] == [
         ("table-02-objective-sc-paper", 15),
@@ -30,7 +31,7 @@ def test_published_tables_are_2_to_17(published: list[Table]) -> None:
     assert published[0].columns == ("SST-2", "QQP", "MNLI", "Average")
 
 
-def test_every_published_cell_is_there_unchanged(published: list[Table]) -> None:
+def test_every_published_cell_is_there_unchanged(published: list[ScoreTable]) -> None:
     printed = [(100 * result.mean, 100 * result.half_width) for result in read_reference().results]
     wanted = sorted((f"{mean:.2f}", f"{half_width:.2f}") for mean, half_width in printed)
     assert len(wanted) == 800
@@ -42,7 +43,7 @@ def test_every_published_cell_is_there_unchanged(published: list[Table]) -> None
     assert sorted((row["mean"], row["half_width"]) for row in rows) == wanted
 
 
-def test_cells_stand_where_they_belong(published: list[Table]) -> None:
+def test_cells_stand_where_they_belong(published: list[ScoreTable]) -> None:
     """CLM 10,000 of 42,000 steps on SQuAD: 79.20 ± 0.22, the best of its budget."""
     row = next(line for line in to_markdown(published[10]).splitlines() if line.startswith("| 610M | 42,000 | 10,000"))
     assert row == (
@@ -75,7 +76,7 @@ def test_marks(other: tuple[float, ...], marks: list[str]) -> None:
 def test_marks_by_means_and_half_widths() -> None:
     """0.60 ± 0.02 against 0.57 ± 0.02, five seeds: the difference has an interval of 0.03 ± 2.306 · 0.0144."""
 
-    def table_of(mean: float) -> Table:
+    def table_of(mean: float) -> ScoreTable:
         cells = [Result(arm, "SC", "a", "paper", value, 0.02, (), None, 5) for arm, value in ((CLM, 0.60), (MLM, mean))]
         return make_tables(ResultSet(tuple(cells)))[0]
 
@@ -83,7 +84,7 @@ def test_marks_by_means_and_half_widths() -> None:
     assert [row.cells[0].mark for row in table_of(0.56).rows] == ["best", ""]
 
 
-def test_blocks_compete_alone(published: list[Table]) -> None:
+def test_blocks_compete_alone(published: list[ScoreTable]) -> None:
     for table in published:
         for block in {row.block for row in table.rows}:
             for column in range(len(table.columns)):
@@ -96,7 +97,7 @@ def test_blocks_compete_alone(published: list[Table]) -> None:
 def test_gaps_are_shown_and_listed() -> None:
     cells = [measured(CLM, "SC", name, "standard", (0.5, 0.6)) for name in ("a", "b")]
     cells += [measured(MLM, "SC", "a", "standard", (0.5, 0.6)), measured(MLM, "QA", "c", "standard", (0.5, 0.6))]
-    tables = make_tables(with_averages(cells))
+    tables = make_tables(with_averages(cells), TABLE_NUMBERS)
     assert [table.name for table in tables] == ["table-02-objective-sc-standard", "table-04-objective-qa-standard"]
     assert tables[0].missing == ["mlm: b", "mlm: Average"]
     text = to_markdown(tables[0])
@@ -108,7 +109,7 @@ def test_gaps_are_shown_and_listed() -> None:
 
 def test_metrics_have_tables_of_their_own() -> None:
     cells = [measured(CLM, "TC", "a", metric, (0.5, 0.6)) for metric in ("standard", "paper")]  # type: ignore[arg-type]
-    tables = make_tables(ResultSet(tuple(cells)))
+    tables = make_tables(ResultSet(tuple(cells)), TABLE_NUMBERS)
     assert [table.name for table in tables] == ["table-03-objective-tc-standard", "table-03-objective-tc-paper"]
     assert "F1 of entities" in tables[0].title and "macro-F1" in tables[1].title
 
@@ -131,7 +132,7 @@ def test_names_cannot_break_a_table() -> None:
     assert tuple(row) == CSV_COLUMNS
 
 
-def test_latex_is_balanced(published: list[Table]) -> None:
+def test_latex_is_balanced(published: list[ScoreTable]) -> None:
     for table in published:
         text = to_latex(table)
         assert text.count("{") == text.count("}") and text.count("$") % 2 == 0
@@ -140,7 +141,12 @@ def test_latex_is_balanced(published: list[Table]) -> None:
         assert {line.count(" & ") for line in body.splitlines() if line.endswith(r"\\")} == {columns - 1}
 
 
-def test_files(tmp_path: Path, published: list[Table]) -> None:
+def test_tables_without_numbers_are_named_by_what_they_compare() -> None:
+    (table,) = make_tables(ResultSet((measured(CLM, "TC", "a", "standard", (0.5, 0.6)),)))
+    assert (table.name, "paper's table" in table.title) == ("table-objective-tc-standard", False)
+
+
+def test_files(tmp_path: Path, published: list[ScoreTable]) -> None:
     paths = write_tables(published[:2], tmp_path / "tables")
     assert sorted(path.name for path in (tmp_path / "tables").iterdir()) == sorted(path.name for path in paths)
     assert {path.suffix for path in paths} == {".md", ".tex", ".csv"} and len(paths) == 6

@@ -100,7 +100,7 @@ def test_the_users_own_study_decides_where_it_is_clear() -> None:
 
 
 def test_what_is_said_of_the_paper_is_in_its_scores() -> None:
-    reference = Path(__file__).parents[2] / "src" / "biphase" / "report" / "reference" / "paper_scores.csv"
+    reference = Path(__file__).parents[2] / "src" / "biphase" / "paper" / "reference" / "paper_scores.csv"
     means = mean_by_curriculum(reference)
     reason = choose_curriculum(()).reason
     for name, share in (("25/75", 0.25), ("50/50", 0.5), ("75/25", 0.75), ("MLM", 0.0), ("CLM", 1.0)):

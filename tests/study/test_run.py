@@ -28,7 +28,8 @@ from biphase.study.folder import (
     trained_folder,
 )
 from biphase.study.plan import Plan, plan_study
-from biphase.study.report import collect_results, compare_curricula, describe_model, report_study
+from biphase.study.report import report_study
+from biphase.study.results import arm_of_model, collect_results, compare_curricula
 from biphase.study.run import make_units, run_study
 from biphase.study.spec import Study
 
@@ -269,7 +270,7 @@ def test_only_mlm_continues_as_in_the_paper(plan: Plan) -> None:
     detour = changed(
         plan, "arms.1.curricula=[mlm40, 50% clm + 50% mlm40]", "evaluation=null", "planning.vocab_size=384"
     )
-    setups = {model.name: describe_model(detour, model, measure_sizes(detour)).setup for model in detour.models}
+    setups = {model.name: arm_of_model(detour, model, measure_sizes(detour)).setup for model in detour.models}
     assert setups["tiny-clm-12-then-mlm40-6"] == "objective"
     assert setups["tiny-clm-12-then-50-clm-50-mlm40-6"] == "other"
 

@@ -29,9 +29,10 @@ from biphase.finetuning.grid import (
     resolve_for,
     run_grid,
 )
+from biphase.finetuning.scores import read_scores
 from biphase.machine import num_cores, visible_gpus
-from biphase.report.comparison import compare, print_comparison, print_summary, summarize
-from biphase.report.scores import read_scores
+from biphase.report.comparison import compare, summarize
+from biphase.report.printing import print_comparison, print_summary
 from biphase.tasks.spec import PAPER_TASKS, find_task
 
 COMPARISON_SEED = 0

@@ -113,7 +113,7 @@ def write_study_report(study: Path, overrides: Sequence[str], folder: Path | Non
 def read_evidence(folder: Path) -> list[Evidence]:
     """What the study in a folder says of curricula. Raises `InputError` when it says nothing yet."""
     from biphase.study.folder import Workplace
-    from biphase.study.report import compare_curricula
+    from biphase.study.results import compare_curricula
 
     if not (folder / "study.yaml").exists():
         raise InputError(f"{folder} is not the folder of a study (it has no study.yaml); give what study run wrote")

@@ -1,6 +1,5 @@
 """What a run was, for people: the curves of its losses and the model card of its export."""
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -9,15 +8,13 @@ from transformers import PreTrainedModel
 
 from biphase.pretraining.checkpoint import CheckpointManifest
 from biphase.run import Run, read_metrics, read_recipe
+from biphase.style import LOOKS, plot_losses
 
 PREDICTS = {
     "clm": "the next token, from the tokens before it",
     "mlm": "masked tokens in place, from both sides",
     "mntp": "masked tokens, from the position before each and both sides",
 }
-COLORS = {"clm": "#0072B2", "mlm": "#D55E00", "mntp": "#009E73"}
-"""Colours of Okabe and Ito's palette, which colour-blind readers tell apart."""
-
 CARD = """\
 ---
 library_name: transformers
@@ -129,38 +126,16 @@ def eos_name(run: Run, manifest: CheckpointManifest) -> str:
 
 
 def draw_curves(run: Run, last_step: int, path: Path) -> None:
-    """The curves of `plot_curves` as a PNG."""
+    """Write training and validation loss over the steps, a colour for each objective, as a PNG."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4), layout="constrained")
-    plot_curves(run, figure.add_subplot(), last_step)
-    figure.savefig(path, dpi=150)
-
-
-def plot_curves(run: Run, axes: Any, last_step: float = math.inf) -> None:
-    """Training and validation loss over the steps, a colour for each objective, on matplotlib axes."""
-    train, validation = (
-        [row for row in read_metrics(run, kind) if row["step"] <= last_step] for kind in ("train", "validation")
-    )
-    for objective in dict.fromkeys(row["objective"] for row in train):
-        rows = [row for row in train if row["objective"] == objective]
-        axes.plot(
-            [row["step"] for row in rows],
-            [row["loss"] for row in rows],
-            color=COLORS[objective],
-            alpha=0.5,
-            linewidth=1,
-            label=f"{objective.upper()}, training",
-        )
-        held_out = [row for row in validation if row["objective"] == objective]
-        axes.plot(
-            [row["step"] for row in held_out],
-            [row["loss"] for row in held_out],
-            "o-",
-            color=COLORS[objective],
-            label=f"{objective.upper()}, validation",
-        )
-    axes.set(xlabel="step", ylabel="loss (nats per target)")
+    axes = figure.add_subplot()
+    rows = [row for kind in ("train", "validation") for row in read_metrics(run, kind) if row["step"] <= last_step]
+    for objective in dict.fromkeys(row["objective"] for row in rows if row["kind"] == "train"):
+        labels = f"{objective.upper()}, training", f"{objective.upper()}, validation"
+        plot_losses([row for row in rows if row["objective"] == objective], LOOKS[objective], labels, axes)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
+    figure.savefig(path, dpi=150)

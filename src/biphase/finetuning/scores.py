@@ -1,7 +1,16 @@
-"""A cell's result as it stands in `score.json`. No torch: reports read thousands of them."""
+"""A cell's result as it stands in `score.json`, and all of a folder's by model and task. No torch: reports read
+thousands of them.
 
+Everything here is a share from 0 to 1; percent is for printing.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import Field, ValidationError
 
@@ -9,14 +18,20 @@ from biphase import console
 from biphase.config import Strict
 from biphase.errors import InputError
 from biphase.files import read_json
-from biphase.finetuning.config import EVALUATED_SPLITS, FinetuneConfig
+from biphase.finetuning.config import EVALUATED_SPLITS, PLACEMENT, PROTOCOL, FinetuneConfig
+
+GridPoint = tuple[float, int]
+"""A learning rate and a seed."""
+
+NO_SETTING = PLACEMENT | {"learning_rate", "seed"}
+"""What in a cell's configuration is no setting of the model: where it ran, and its place in the grid."""
 
 
 class Score(Strict):
     """The result of a cell, as its `score.json`."""
 
-    protocol: int = 3
-    """The `PROTOCOL` that it was made under; those that do not say are of the third."""
+    protocol: int
+    """The `PROTOCOL` that it was made under."""
     cell: str
     model: str
     model_hash: str
@@ -29,11 +44,11 @@ class Score(Strict):
     metric: str
     """The one that chooses a rate: a key of `metrics[split]`."""
     classes: tuple[str, ...] = ()
-    """Of a classification, in the order of their numbers."""
+    """The classes of a classification, in the order of their numbers."""
     config: FinetuneConfig
-    """As `settle_config` gives it, with what `auto` meant."""
+    """The configuration as `settle_config` gives it, with what `auto` meant."""
     metrics: dict[str, dict[str, float]]
-    """By split, validation and test, then by name; empty when training diverged."""
+    """Values by split (validation and test), then by name; empty when training diverged."""
     num_examples: dict[str, int]
     num_truncated: dict[str, int]
     num_left_out: int
@@ -45,10 +60,10 @@ class Score(Strict):
     final_loss: float | None
     """Mean over the last tenth of the steps; every step's is in losses.json."""
     seconds: dict[str, float]
-    """For `train` and `evaluate`."""
+    """What `train` and `evaluate` took."""
     tokens_per_second: dict[str, float]
     peak_memory_bytes: int
-    """Of the process on a CPU, of the cell on a GPU."""
+    """The peak of the process on a CPU, that of the cell on a GPU."""
     machine: dict[str, Any]
     folder: Path | None = Field(default=None, exclude=True)
     """Where score.json, losses.json and the predictions (validation.jsonl, test.jsonl) are; None when not kept."""
@@ -72,3 +87,164 @@ def read_score(folder: Path) -> Score:
     except (ValidationError, TypeError) as error:
         reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
         raise InputError(f"{path} is not the score of this version ({reason}); delete its folder and rerun") from None
+
+
+@dataclass(frozen=True)
+class BrokenScore:
+    """A score that was left out, and why."""
+
+    path: Path
+    reason: str
+
+
+@dataclass(frozen=True)
+class ScoreSet:
+    scores: tuple[Score, ...]
+    broken: tuple[BrokenScore, ...] = ()
+
+    @cached_property
+    def cells(self) -> dict[tuple[str, str], dict[GridPoint, Score]]:
+        """Scores by (model, task), each a grid of (rate, seed); see `name_models` for what a model is called.
+
+        Raises `InputError` when two different cells stand for the same point.
+        """
+        grids: dict[tuple[str, str], dict[GridPoint, Score]] = defaultdict(dict)
+        for score, model in zip(self.scores, name_models(self.scores), strict=True):
+            grid, point = grids[model, score.task], (score.config.learning_rate, score.config.seed)
+            if (other := grid.setdefault(point, score)).cell != score.cell:
+                raise InputError(
+                    f"{other.folder} and {score.folder} are two scores of {model} on {score.task} at rate "
+                    f"{show_rate(point[0])} and seed {point[1]}; remove the outdated one"
+                )
+        return dict(grids)
+
+    @cached_property
+    def models(self) -> tuple[str, ...]:
+        return tuple(sorted({model for model, _ in self.cells}))
+
+    @cached_property
+    def tasks(self) -> tuple[str, ...]:
+        return tuple(sorted({task for _, task in self.cells}))
+
+    @cached_property
+    def grids(self) -> dict[str, tuple[tuple[float, ...], tuple[int, ...]]]:
+        """The rates and the seeds of each task that any model was given."""
+        points: dict[str, set[GridPoint]] = defaultdict(set)
+        for (_, task), cells in self.cells.items():
+            points[task].update(cells)
+        grids = {}
+        for task, asked in points.items():
+            rates, seeds = {rate for rate, _ in asked}, {seed for _, seed in asked}
+            grids[task] = tuple(sorted(rates)), tuple(sorted(seeds))
+        return grids
+
+
+def read_scores(folder: Path) -> ScoreSet:
+    """All finished scores below `folder`, in the order of their paths.
+
+    What is damaged is named in `broken` and left out. Folders that start with a dot are unfinished and not looked at.
+    """
+    if not folder.is_dir():
+        raise InputError(f"{folder} is not a folder; give the one that the scores were written to")
+    scores, broken = [], []
+    for path in sorted(folder.rglob("score.json")):
+        if any(part.startswith(".") for part in path.relative_to(folder).parts):
+            continue
+        try:
+            scores.append(check_score(read_score(path.parent)))
+        except (InputError, OSError) as error:
+            broken.append(BrokenScore(path, str(error).removeprefix(f"{path} ")))
+    return ScoreSet(tuple(scores), tuple(broken))
+
+
+def show_rate(rate: float) -> str:
+    """`5e-5`, `1.5e-4`."""
+    mantissa, _, exponent = f"{rate:.3e}".partition("e")
+    return f"{float(mantissa):g}e{int(exponent)}"
+
+
+def check_score(score: Score) -> Score:
+    """Raises `InputError` unless the score diverged or has a finite value of its metric in both splits."""
+    for split in () if score.diverged else EVALUATED_SPLITS:
+        value = score.metrics.get(split, {}).get(score.metric)
+        if value is None or not math.isfinite(value):
+            raise InputError(f"its {score.metric} on {split} is {'missing' if value is None else value}")
+    return score
+
+
+def name_models(scores: Sequence[Score]) -> list[str]:
+    """What the model of each score is called: its name, with more where the name alone would mix different things.
+
+    `NAME@HASH` where one name had several weights. `NAME [weights=random]` where scores of one model on one task come
+    from different settings: those that differ, unless they are the defaults.
+    """
+    names = [score.model.rstrip("/") for score in scores]
+    hashes = distinct((name, score.model_hash) for name, score in zip(names, scores, strict=True))
+    for number, score in enumerate(scores):
+        if len(hashes[names[number]]) > 1:
+            names[number] += f"@{score.model_hash[:8]}"
+
+    # The settings that vary among the scores of a name on a task tell its models apart on this task. Those that do not
+    # belong to the task itself tell them apart on every other task, too: `m [weights=random]` is called so everywhere.
+    settings = [settings_of(score) for score in scores]
+    groups = distinct(
+        ((name, score.task), number) for number, (name, score) in enumerate(zip(names, scores, strict=True))
+    )
+    varied: dict[tuple[str, str], set[str]] = {}
+    varied_anywhere: dict[str, set[str]] = defaultdict(set)
+    for (name, task), numbers in groups.items():
+        varied[name, task] = set(differing(settings[number] for number in numbers))
+        varied_anywhere[name] |= varied[name, task] - TASK_SETTINGS
+    for (name, task), numbers in groups.items():
+        keys = sorted(varied_anywhere[name] | varied[name, task])
+        for number in numbers:
+            shown = [f"{key}={settings[number][key]}" for key in keys if settings[number][key] != DEFAULTS.get(key)]
+            names[number] += f" [{', '.join(shown)}]" if shown else ""
+    return names
+
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
+
+def distinct(pairs: Iterable[tuple[Key, Value]]) -> dict[Key, list[Value]]:
+    """The different values of each key, in the order in which they come."""
+    found: dict[Key, dict[Value, None]] = defaultdict(dict)
+    for key, value in pairs:
+        found[key][value] = None
+    return {key: list(values) for key, values in found.items()}
+
+
+def settings_of(score: Score) -> dict[str, str]:
+    """What decides a score apart from model, task, rate and seed, as text."""
+    return as_text(score.config) | {
+        "protocol": str(score.protocol),
+        "metric": score.metric,
+        "data": score.data_hash[:8],
+    }
+
+
+def as_text(config: FinetuneConfig) -> dict[str, str]:
+    return {key: str(value) for key, value in config.model_dump(mode="json", exclude=NO_SETTING).items()}
+
+
+DEFAULTS = as_text(FinetuneConfig()) | {"protocol": str(PROTOCOL)}
+TASK_SETTINGS = {"metric", "data"}
+"""Settings whose values on different tasks have nothing to do with each other."""
+
+
+def differing(settings: Iterable[Mapping[str, str]]) -> list[str]:
+    """The keys whose values are not the same in all."""
+    values = distinct(pair for some in settings for pair in some.items())
+    return [key for key, seen in values.items() if len(seen) > 1]
+
+
+def short_name(model: str) -> str:
+    """`runs/encoders/a [weights=random]` → `a [weights=random]`."""
+    path, bracket, settings = model.partition(" [")
+    return Path(path).name + bracket + settings
+
+
+def base_name(model: str) -> str:
+    """`runs/encoders/a [weights=random]` → `a`."""
+    return short_name(model.partition(" [")[0])

@@ -17,24 +17,22 @@ from markupsafe import Markup
 from biphase import __version__
 from biphase.errors import InputError
 from biphase.files import whole_folder, write_text
-from biphase.report.figures import GRID, INK, draw_figures
-from biphase.report.findings import ALPHA, ON_PAR, Claim, Effect, Finding, answer, count_tests, judge_findings
+from biphase.report.claims import Claim, Finding, Inequality, Verdicts, count_tests
+from biphase.report.figures import draw_figures
+from biphase.report.formats import MISSING, show_p_value, show_points, show_share
 from biphase.report.results import (
     AVERAGE,
-    FAMILIES,
+    FAMILY_NAMES,
     SETUPS,
     ResultSet,
-    arms_of,
-    datasets_of,
     disagreeing_averages,
-    families,
     missing_cells,
     num_parameters,
-    primary_metric,
-    select,
     with_averages,
 )
-from biphase.report.tables import MISSING, RULE, Table, make_tables, number, write_tables
+from biphase.report.statistics import SIGNIFICANCE
+from biphase.report.tables import RULE, ScoreTable, make_tables, write_tables
+from biphase.style import GRID, INK
 
 SIGNS = {"supported": "✓", "contradicted": "✕", "undecided": "?"}
 """Beside the word, so that a verdict does not depend on its colour."""
@@ -45,7 +43,7 @@ GENERATOR = "biphase report"
 
 @dataclass(frozen=True)
 class Bar:
-    """An effect as a picture: places in pixels from the left."""
+    """An inequality as a picture: places in pixels from the left."""
 
     zero: float
     bound: float
@@ -60,6 +58,8 @@ def write_report(
     *,
     title: str,
     question: str,
+    verdicts: Verdicts | None = None,
+    table_numbers: Mapping[tuple[str, str], int] | None = None,
     plan_svg: str | None = None,
     costs: Sequence[Mapping[str, object]] | None = None,
     commands: Sequence[str] = (),
@@ -74,8 +74,10 @@ def write_report(
     Args:
         results: of one study; averages that are missing are added.
         out: the folder.
-        title: of the page.
+        title: the page's.
         question: what the study asks, in a sentence or two.
+        verdicts: what is claimed of these results, judged.
+        table_numbers: (setup, family) → the number under which the table stands in a paper.
         plan_svg: a picture of the plan as it was run, drawn by us: it is not escaped.
         costs: rows with the same keys, which are the headers.
         commands: that make these results again, in their order.
@@ -86,17 +88,15 @@ def write_report(
         raise InputError("there is no finished score to report on yet")
     refuse_other_folder(out)
     results = with_averages(results.results)
-    findings = judge_findings(results)
-    tables = make_tables(results)
+    tables = make_tables(results, table_numbers)
     with whole_folder(out) as folder:
         write_tables(tables, folder / "tables")
         figures, lacking = draw_figures(results, folder / "figures", losses)
         html = render(
             title=title,
             question=question,
-            answer=answer(findings),
             facts=describe_results(results),
-            findings=findings,
+            verdicts=verdicts,
             figures=[(figure, inline_svg(figure.svg.read_text(encoding="utf-8"), figure.name)) for figure in figures],
             groups=group_tables(tables),
             plan=None if plan_svg is None else inline_svg(plan_svg, "plan"),
@@ -128,15 +128,14 @@ def render(**parts: Any) -> str:
         signs=SIGNS,
         rule=RULE,
         missing_mark=MISSING,
-        families=FAMILIES,
-        num_tests=count_tests(parts["findings"]),
-        on_par=f"{100 * ON_PAR:g}",
-        alpha=f"{100 * ALPHA:g}",
+        families=FAMILY_NAMES,
+        count_tests=count_tests,
+        significance=f"{100 * SIGNIFICANCE:g}",
         bar=(BAR_WIDTH, BAR_HEIGHT),
         bars_of=bars_of,
-        points=points,
-        probability=probability,
-        number=number,
+        show_points=show_points,
+        show_p_value=show_p_value,
+        show_share=show_share,
         sort_value=sort_value,
         tally=tally,
     )
@@ -149,13 +148,13 @@ def read_resource(name: str) -> str:
 
 def describe_results(results: ResultSet) -> list[str]:
     """What there is, in a few words each."""
-    metric = primary_metric(results)
+    metric = results.primary_metric
     seeds = sorted({result.num for result in results.results})
-    names = [name for family in families(results) for name in datasets_of(results, family, metric)]
+    num_datasets = sum(len(results.datasets(family, metric)) for family in results.families)
     span = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
     return [
-        f"{len({arm.name for arm in arms_of(results)})} models",
-        f"{len(names)} datasets",
+        f"{len({arm.name for arm in results.arms()})} models",
+        f"{num_datasets} datasets",
         f"{span} fine-tuning seeds",
         f"{len(results.results)} table cells",
         f"verdicts and figures on the {'standard' if metric == 'standard' else 'paper’s own'} metrics",
@@ -164,20 +163,20 @@ def describe_results(results: ResultSet) -> list[str]:
 
 def tally(finding: Finding) -> str:
     """How many inequalities of a finding are supported."""
-    verdicts = [effect.verdict for part in finding.parts for effect in part.effects]
+    verdicts = [inequality.verdict for inequality in finding.inequalities]
     return f"{verdicts.count('supported')} of {len(verdicts)}" if verdicts else "not tested"
 
 
 def check_averages(results: ResultSet) -> list[str]:
     """That every average is the mean of its datasets, or which are not."""
-    num = len(select(results, dataset=AVERAGE).results)
+    num = len(results.select(dataset=AVERAGE).results)
     wrong = disagreeing_averages(results)
     return [f"{num - len(wrong)} of {num} averages are the mean of their datasets, up to rounding.", *wrong]
 
 
-def group_tables(tables: Sequence[Table]) -> list[tuple[str, list[Table]]]:
+def group_tables(tables: Sequence[ScoreTable]) -> list[tuple[str, list[ScoreTable]]]:
     """By comparison and metric, with a heading each."""
-    groups: dict[tuple[str, str], list[Table]] = {}
+    groups: dict[tuple[str, str], list[ScoreTable]] = {}
     for table in tables:
         groups.setdefault((table.metric, table.setup), []).append(table)
     has_both = len({metric for metric, _ in groups}) > 1
@@ -185,32 +184,21 @@ def group_tables(tables: Sequence[Table]) -> list[tuple[str, list[Table]]]:
     return [(heading[key] + (f" · {key[0]} metrics" if has_both else ""), group) for key, group in groups.items()]
 
 
-def bars_of(part: Claim) -> list[Bar | None]:
-    """The effects of a claim on one scale, which has zero, every bound and every interval on it; None without an
+def bars_of(claim: Claim) -> list[Bar | None]:
+    """The inequalities of a claim on one scale, which has zero, every bound and every interval on it; None without an
     interval."""
-    known = [effect for effect in part.effects if not math.isnan(effect.low)]
-    edges = [0.0, *(value for effect in known for value in (effect.low, effect.high, effect.bound))]
+    known = [one for one in claim.inequalities if not math.isnan(one.low)]
+    edges = [0.0, *(value for one in known for value in (one.low, one.high, one.bound))]
     low, high = min(edges), max(edges)
     margin = 6.0
 
     def place(value: float) -> float:
         return round(margin + (value - low) / ((high - low) or 1.0) * (BAR_WIDTH - 2 * margin), 1)
 
-    def draw(effect: Effect) -> Bar:
-        return Bar(*map(place, (0.0, effect.bound, effect.low, effect.high, effect.estimate)))
+    def draw_bar(one: Inequality) -> Bar:
+        return Bar(*map(place, (0.0, one.bound, one.low, one.high, one.estimate)))
 
-    return [None if math.isnan(effect.low) else draw(effect) for effect in part.effects]
-
-
-def points(value: float) -> str:
-    """A difference of shares in percentage points, signed."""
-    return MISSING if math.isnan(value) else f"{100 * value:+.2f}".replace("-", "−")
-
-
-def probability(p_value: float) -> str:
-    if math.isnan(p_value):
-        return MISSING
-    return "< 0.001" if p_value < 0.001 else f"{p_value:.3f}"
+    return [None if math.isnan(one.low) else draw_bar(one) for one in claim.inequalities]
 
 
 def sort_value(text: str) -> str:

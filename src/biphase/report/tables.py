@@ -1,35 +1,20 @@
-"""Results → tables in the paper's form (its tables 2 to 17), as data, and as Markdown, LaTeX and CSV.
+"""Results → tables, as data, and as Markdown, LaTeX and CSV.
 
 One table for each comparison, family and metric: arms in rows, datasets and their average in columns.
 """
 
 import csv
 import io
-import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from biphase.files import write_text
-from biphase.report.results import (
-    AVERAGE,
-    FAMILIES,
-    MEASURES,
-    SETUPS,
-    ReportArm,
-    Result,
-    ResultSet,
-    arms_of,
-    datasets_of,
-    difference,
-    families,
-    find,
-    metrics,
-    select,
-)
+from biphase.report.contrasts import difference, judge_difference
+from biphase.report.formats import MISSING, show_share
+from biphase.report.results import AVERAGE, FAMILY_NAMES, MEASURES, SETUPS, ReportArm, Result, ResultSet
 
-MISSING = "–"
 RULE = (
     "Test scores in %: mean over fine-tuning seeds (± half of the 95 % interval). Bold: the best of its block. "
     "=: within noise of it, as the 95 % interval of the difference includes zero or cannot be told; paired by seed "
@@ -37,8 +22,7 @@ RULE = (
     "number of comparisons. –: no score."
 )
 
-PUBLISHED_SETUPS = ("objective", "efficiency", "ratio", "cpt")
-OBJECTIVES = {"clm": "CLM", "mlm": "MLM", "clm+mlm": "CLM → MLM", "none": "random"}
+OBJECTIVE_NAMES = {"clm": "CLM", "mlm": "MLM", "clm+mlm": "CLM → MLM", "none": "random"}
 
 
 @dataclass(frozen=True)
@@ -48,39 +32,38 @@ class TableCell:
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     arm: ReportArm
     stub: tuple[str, ...]
     cells: tuple[TableCell, ...]
     block: tuple[str | int, ...]
-    """What is compared with each other: rows of the same block."""
+    """Rows of the same block are compared with each other."""
 
 
 @dataclass(frozen=True)
-class Table:
+class ScoreTable:
     name: str
-    """Of its files."""
+    """The name of its files."""
     title: str
     setup: str
     metric: str
     stub: tuple[str, ...]
     columns: tuple[str, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[TableRow, ...]
 
     @property
     def missing(self) -> list[str]:
         """Arms and datasets without a score."""
-        lost = [
-            (row.arm.name, column)
-            for row in self.rows
-            for column, cell in zip(self.columns, row.cells, strict=True)
-            if cell.result is None
-        ]
-        return [f"{arm}: {column}" for arm, column in lost]
+        lost = []
+        for row in self.rows:
+            for column, cell in zip(self.columns, row.cells, strict=True):
+                if cell.result is None:
+                    lost.append(f"{row.arm.name}: {column}")
+        return lost
 
 
 @dataclass(frozen=True)
-class Form:
+class TableForm:
     """How a comparison is laid out: what stands before the scores, and which rows compete."""
 
     stub: tuple[str, ...]
@@ -93,79 +76,80 @@ def percent(mask: int | None) -> str:
 
 
 def describe_parent(arm: ReportArm) -> str:
-    return f"{OBJECTIVES[arm.objective]} {arm.pretrain_steps:,}"
+    return f"{OBJECTIVE_NAMES[arm.objective]} {arm.pretrain_steps:,}"
 
 
 FORMS = {
-    "objective": Form(
+    "objective": TableForm(
         ("size", "objective", "masked"),
-        lambda arm: (arm.size, OBJECTIVES[arm.objective], percent(arm.mask_percent)),
+        lambda arm: (arm.size, OBJECTIVE_NAMES[arm.objective], percent(arm.mask_percent)),
         lambda arm: (arm.size,),
     ),
-    "efficiency": Form(
+    "efficiency": TableForm(
         ("size", "steps", "objective"),
-        lambda arm: (arm.size, f"{arm.pretrain_steps:,}", OBJECTIVES[arm.objective]),
+        lambda arm: (arm.size, f"{arm.pretrain_steps:,}", OBJECTIVE_NAMES[arm.objective]),
         lambda arm: (arm.size, arm.pretrain_steps),
     ),
-    "ratio": Form(
+    "ratio": TableForm(
         ("size", "steps", "of them CLM", "of them MLM"),
         lambda arm: (arm.size, f"{arm.pretrain_steps:,}", f"{arm.clm_steps:,}", f"{arm.mlm_steps:,}"),
         lambda arm: (arm.size, arm.pretrain_steps),
     ),
-    "adapted": Form(
+    "adapted": TableForm(
         ("size", "CLM steps", "MLM steps", "masked"),
         lambda arm: (arm.size, f"{arm.clm_steps:,}", f"{arm.mlm_steps:,}", percent(arm.mask_percent)),
         lambda arm: (arm.size, arm.clm_steps, arm.mlm_steps),
     ),
-    "cpt": Form(
+    "cpt": TableForm(
         ("size", "continued steps", "parent"),
         lambda arm: (arm.size, f"{arm.cpt_steps:,}", describe_parent(arm)),
         lambda arm: (arm.size, arm.cpt_steps),
     ),
-    "control": Form(("size", "model"), lambda arm: (arm.size, arm.name), lambda arm: (arm.size,)),
-    "other": Form(("size", "arm"), lambda arm: (arm.size, arm.name), lambda arm: (arm.size,)),
+    "control": TableForm(("size", "model"), lambda arm: (arm.size, arm.name), lambda arm: (arm.size,)),
+    "other": TableForm(("size", "arm"), lambda arm: (arm.size, arm.name), lambda arm: (arm.size,)),
 }
 assert FORMS.keys() == SETUPS.keys()
 
 
-def make_tables(results: ResultSet) -> list[Table]:
-    """A table for each comparison, family and metric with a result, in the paper's order."""
-    return [
-        make_table(part, setup, family, metric)
-        for metric in metrics(results)
-        for setup in SETUPS
-        for part in [select(results, metric=metric, setup=setup)]
-        for family in families(part)
-    ]
+def make_tables(results: ResultSet, numbers: Mapping[tuple[str, str], int] | None = None) -> list[ScoreTable]:
+    """A table for each comparison, family and metric with a result, in the order of `SETUPS`.
+
+    `numbers`: (setup, family) → the number of a paper's table of the same form.
+    """
+    tables = []
+    for metric in results.metrics:
+        for setup in SETUPS:
+            part = results.select(metric=metric, setup=setup)
+            for family in part.families:
+                tables.append(make_table(part, setup, family, metric, (numbers or {}).get((setup, family))))
+    return tables
 
 
-def make_table(results: ResultSet, setup: str, family: str, metric: str) -> Table:
-    """Of a comparison's results: a row for every arm, also for one that lacks this family."""
+def make_table(results: ResultSet, setup: str, family: str, metric: str, number: int | None) -> ScoreTable:
+    """The table of a comparison's results: a row for every arm, also for one that lacks this family."""
     form = FORMS[setup]
-    columns = [*datasets_of(results, family, metric), AVERAGE]
+    columns = [*results.datasets(family, metric), AVERAGE]
     if len(columns) == 2:
         columns.pop()
-    arms = arms_of(results)
-    blocks = list(dict.fromkeys(form.block(arm) for arm in arms))
-    rows = [row for block in blocks for row in make_block(results, form, block, columns, family, metric)]
-    title = f"{SETUPS[setup]}, {FAMILIES[family]} ({MEASURES[metric][family]})"
-    name = f"{setup}-{family.lower()}"
-    if setup in PUBLISHED_SETUPS:
-        number = 2 + PUBLISHED_SETUPS.index(setup) * len(FAMILIES) + list(FAMILIES).index(family)
-        title, name = f"{title}, in the form of the paper's table {number}", f"table-{number:02d}-{name}"
-    else:
+    rows = []
+    for block in dict.fromkeys(form.block(arm) for arm in results.arms()):
+        rows += make_block(results, form, block, columns, family, metric)
+    title, name = f"{SETUPS[setup]}, {FAMILY_NAMES[family]} ({MEASURES[metric][family]})", f"{setup}-{family.lower()}"
+    if number is None:
         name = f"table-{name}"
+    else:
+        title, name = f"{title}, in the form of the paper's table {number}", f"table-{number:02d}-{name}"
     title = title[0].upper() + title[1:]
-    return Table(f"{name}-{metric}", title, setup, metric, form.stub, tuple(columns), tuple(rows))
+    return ScoreTable(f"{name}-{metric}", title, setup, metric, form.stub, tuple(columns), tuple(rows))
 
 
 def make_block(
-    results: ResultSet, form: Form, block: tuple[str | int, ...], columns: Sequence[str], family: str, metric: str
-) -> list[Row]:
-    arms = [arm for arm in arms_of(results) if form.block(arm) == block]
-    scores = [[find(results, arm, family, column, metric) for arm in arms] for column in columns]
-    cells = zip(*(mark_column(column) for column in scores), strict=True)
-    return [Row(arm, form.describe(arm), row, block) for arm, row in zip(arms, cells, strict=True)]
+    results: ResultSet, form: TableForm, block: tuple[str | int, ...], columns: Sequence[str], family: str, metric: str
+) -> list[TableRow]:
+    arms = [arm for arm in results.arms() if form.block(arm) == block]
+    marked = [mark_column([results.find(arm, family, column, metric) for arm in arms]) for column in columns]
+    cells = zip(*marked, strict=True)
+    return [TableRow(arm, form.describe(arm), row, block) for arm, row in zip(arms, cells, strict=True)]
 
 
 def mark_column(scores: Sequence[Result | None]) -> list[TableCell]:
@@ -179,24 +163,19 @@ def mark_column(scores: Sequence[Result | None]) -> list[TableCell]:
         if score is None or score is best:
             return "best" if score is best else ""
         gap = difference(best, score).against()
-        return "" if gap.low > 0 else "tied"
+        return "" if judge_difference(gap.mean, gap.p_value) == "above" else "tied"
 
     return [TableCell(score, mark(score)) for score in scores]
 
 
-def number(value: float) -> str:
-    """A share as a percentage, two decimals as in the paper; `–` for what is not known."""
-    return MISSING if math.isnan(value) else f"{100 * value:.2f}"
-
-
-def to_markdown(table: Table) -> str:
+def to_markdown(table: ScoreTable) -> str:
     def line(cells: Iterable[str]) -> str:
         return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
     def show(cell: TableCell) -> str:
         if cell.result is None:
             return MISSING
-        mean, half_width = number(cell.result.mean), number(cell.result.half_width)
+        mean, half_width = show_share(cell.result.mean), show_share(cell.result.half_width)
         marked = {"best": f"**{mean}** (± {half_width})", "tied": f"{mean} (± {half_width}) ="}
         return marked.get(cell.mark, f"{mean} (± {half_width})")
 
@@ -214,16 +193,16 @@ def to_markdown(table: Table) -> str:
     return "\n".join(lines) + "\n"
 
 
-def to_latex(table: Table) -> str:
+def to_latex(table: ScoreTable) -> str:
     """For `booktabs`, without document preamble."""
 
     def show(cell: TableCell) -> str:
         if cell.result is None:
             return "--"
-        mean = number(cell.result.mean)
+        mean = show_share(cell.result.mean)
         if cell.mark == "best":
             mean = rf"\textbf{{{mean}}}"
-        half_width = number(cell.result.half_width).replace(MISSING, "--")
+        half_width = show_share(cell.result.half_width).replace(MISSING, "--")
         return rf"{mean}{'$^{=}$' if cell.mark == 'tied' else ''} {{\scriptsize($\pm$\,{half_width})}}"
 
     lines = []
@@ -271,7 +250,7 @@ CSV_COLUMNS = (
 )
 
 
-def to_csv(table: Table) -> str:
+def to_csv(table: ScoreTable) -> str:
     """One line for each score, in percent; nothing where something is missing or does not apply."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
@@ -285,22 +264,22 @@ def to_csv(table: Table) -> str:
                 (
                     *(table.name, arm.name, arm.parent, arm.size, arm.objective, arm.mask_percent),
                     *(arm.pretrain_steps, arm.clm_steps, arm.mlm_steps, arm.cpt_steps),
-                    *(result.family, result.metric, result.dataset, number(result.mean)),
-                    *(number(result.half_width).replace(MISSING, ""), result.num, cell.mark),
+                    *(result.family, result.metric, result.dataset, show_share(result.mean)),
+                    *(show_share(result.half_width).replace(MISSING, ""), result.num, cell.mark),
                 )
             )
     return file.getvalue()
 
 
-FORMATS = {".md": to_markdown, ".tex": to_latex, ".csv": to_csv}
+FILE_FORMATS = {".md": to_markdown, ".tex": to_latex, ".csv": to_csv}
 
 
-def write_tables(tables: Iterable[Table], folder: Path) -> list[Path]:
+def write_tables(tables: Iterable[ScoreTable], folder: Path) -> list[Path]:
     """Every table in every format; the paths."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for table in tables:
-        for suffix, show in FORMATS.items():
+        for suffix, show in FILE_FORMATS.items():
             paths.append(folder / f"{table.name}{suffix}")
             write_text(paths[-1], show(table))
     return paths

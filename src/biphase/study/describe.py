@@ -16,9 +16,7 @@ from biphase.study.curricula import are_alike, join_phases, write_steps
 from biphase.study.plan import Plan, history
 from biphase.study.spec import trainings
 from biphase.study.trunks import PlannedRun
-
-COLORS = {"clm": "#0072B2", "mlm": "#D55E00", "mntp": "#009E73"}
-"""Of Okabe and Ito's palette, which colour-blind readers tell apart; as in `pretraining.card`."""
+from biphase.style import COLORS
 
 
 @dataclass(frozen=True)

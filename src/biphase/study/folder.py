@@ -18,8 +18,7 @@ from biphase.errors import InputError
 from biphase.files import content_hash, read_json, write_text
 from biphase.finetuning.config import PLACEMENT, PROTOCOL, FinetuneConfig, settle_config
 from biphase.finetuning.models import identify
-from biphase.finetuning.scores import Score
-from biphase.report.scores import ScoreSet, read_scores
+from biphase.finetuning.scores import Score, ScoreSet, read_scores
 from biphase.run import Run, open_run, read_metrics, whole_steps
 from biphase.study.plan import Checkpoint, EvaluatedModel, Plan, StudyCell
 from biphase.study.spec import Study

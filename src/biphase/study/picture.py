@@ -14,11 +14,11 @@ from matplotlib.patches import Patch, Polygon
 from matplotlib.patheffects import withStroke
 
 from biphase.errors import InputError
-from biphase.study.describe import COLORS
 from biphase.study.plan import Plan
 from biphase.study.trunks import PlannedRun
+from biphase.style import COLORS
 
-FORMATS = (".svg", ".png", ".pdf")
+PICTURE_FORMATS = (".svg", ".png", ".pdf")
 LANE_INCHES = 0.2
 HEIGHT = 0.36
 """Half of a lane's bar at the full rate."""
@@ -27,8 +27,8 @@ NAMES = {"clm": "CLM: next token", "mlm": "MLM: masked tokens", "mntp": "MNTP: m
 
 def draw_plan(plan: Plan, path: Path) -> None:
     """Write the picture as SVG, PNG or PDF; the same plan gives the same bytes of SVG."""
-    if path.suffix not in FORMATS:
-        raise InputError(f"{path}: a picture ends in {', '.join(FORMATS)}")
+    if path.suffix not in PICTURE_FORMATS:
+        raise InputError(f"{path}: a picture ends in {', '.join(PICTURE_FORMATS)}")
     with matplotlib.rc_context({"svg.hashsalt": "biphase", "font.size": 9, "hatch.linewidth": 0.5}):
         figure = Figure(figsize=(10, 1.3 + LANE_INCHES * len(plan.runs)), layout="constrained")
         axes = plot_plan(plan, figure.subplots())
@@ -112,7 +112,7 @@ def look(objective: str) -> dict[str, Any]:
 
 
 def half_height(run: PlannedRun, step: int) -> float:
-    """Of the bar at a step: the learning rate as a share of its peak."""
+    """Half the height of the bar at a step: the learning rate as a share of its peak."""
     schedule = run.recipe.schedule
     climbing = (step - run.first) / schedule.warmup_steps if schedule.warmup_steps else 1.0
     falling = (run.last - step) / schedule.decay_steps if schedule.decay_steps else 1.0

@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
+from biphase.paper.findings import judge_paper
+from biphase.paper.published import TABLE_NUMBERS, read_reference
 from biphase.report.page import write_report
-from biphase.report.results import read_reference
 
 TITLE = "Should we still pretrain encoders with masked language modeling?"
 QUESTION = (
@@ -12,7 +13,7 @@ QUESTION = (
     "judged anew."
 )
 COMMANDS = ("pip install .", "biphase report paper --out paper-report")
-MISSING = (
+NOT_PUBLISHED = (
     "Published are means and half-widths over five fine-tuning seeds (1.96·s/√5), rounded to 0.01 points. Tests are "
     "Welch's, from these alone: pairing by seed, which could tell smaller differences, is not possible. A half-width "
     "printed as 0.00 counts as 0.005.",
@@ -28,4 +29,14 @@ MISSING = (
 
 def report_paper(out: Path) -> Path:
     """Write `tables/`, `figures/` and `index.html` into the folder `out`; returns the page."""
-    return write_report(read_reference(), out, title=TITLE, question=QUESTION, commands=COMMANDS, missing=MISSING)
+    results = read_reference()
+    return write_report(
+        results,
+        out,
+        title=TITLE,
+        question=QUESTION,
+        verdicts=judge_paper(results),
+        table_numbers=TABLE_NUMBERS,
+        commands=COMMANDS,
+        missing=NOT_PUBLISHED,
+    )

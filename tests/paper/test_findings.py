@@ -9,21 +9,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from biphase.report.findings import (
-    ALPHA,
-    FINDINGS,
-    Effect,
-    Finding,
-    answer,
-    count_tests,
-    jackknife,
-    judge_findings,
-    slope,
-    spread_gap,
-    together,
-)
-from biphase.report.results import AVERAGE, ReportArm, Result, ResultSet, difference, measured, read_reference, select
-from biphase.report.statistics import holm, rate_spread
+from biphase.paper.findings import FINDINGS, answer, judge_findings
+from biphase.paper.objectives import slope
+from biphase.paper.published import read_reference
+from biphase.paper.spreads import spread_gap
+from biphase.report.claims import Finding, Inequality, count_tests, together
+from biphase.report.contrasts import difference, jackknife
+from biphase.report.results import AVERAGE, ReportArm, Result, ResultSet, measured
+from biphase.report.statistics import SIGNIFICANCE, holm, rate_spread
 
 Change = Callable[[ReportArm, str], float]
 RATES = (1e-5, 5e-5, 1e-4)
@@ -86,8 +79,8 @@ def verdicts(findings: tuple[Finding, ...]) -> dict[str, str]:
     return {finding.key: finding.verdict for finding in findings}
 
 
-def effects_of(findings: tuple[Finding, ...]) -> list[Effect]:
-    return [effect for finding in findings for part in finding.parts for effect in part.effects]
+def inequalities_of(findings: tuple[Finding, ...]) -> list[Inequality]:
+    return [inequality for finding in findings for inequality in finding.inequalities]
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +90,7 @@ def judged() -> tuple[Finding, ...]:
 
 def test_supported(judged: tuple[Finding, ...]) -> None:
     assert verdicts(judged) == dict.fromkeys(FINDINGS, "supported")
-    assert all(part.effects and not part.untested for finding in judged for part in finding.parts)
+    assert all(claim.inequalities and not claim.untested for finding in judged for claim in finding.claims)
     assert not any(finding.needs for finding in judged)
 
 
@@ -126,14 +119,14 @@ def test_undecided_by_noise() -> None:
     """The same means within noise of 20 points: nothing can be told, and everything says what would decide it."""
     findings = judge_findings(world(noise=0.2))
     assert verdicts(findings) == dict.fromkeys(FINDINGS, "undecided")
-    assert all(effect.needs for effect in effects_of(findings))
+    assert all(one.needs for one in inequalities_of(findings))
 
 
 def test_no_verdict_from_a_point_estimate() -> None:
     findings = judge_findings(world(num=1))
     assert verdicts(findings) == dict.fromkeys(FINDINGS, "undecided")
     assert count_tests(findings) == 0
-    assert {effect.needs for effect in effects_of(findings)} == {"two seeds or more"}
+    assert {one.needs for one in inequalities_of(findings)} == {"two seeds or more"}
 
 
 def test_scores_without_spread_decide_nothing() -> None:
@@ -141,12 +134,12 @@ def test_scores_without_spread_decide_nothing() -> None:
     exact = [replace(r, samples=(r.mean,) * 2, num=2, by_rate=None) for r in world(noise=0.0).results]
     findings = judge_findings(ResultSet(tuple(exact)))
     assert verdicts(findings) == dict.fromkeys(FINDINGS, "undecided")
-    assert all(effect.needs.startswith("scores that differ") for effect in effects_of(findings))
+    assert all(one.needs.startswith("scores that differ") for one in inequalities_of(findings))
 
 
 def test_nothing_to_test() -> None:
     """A study of one arm: every finding names what it lacks."""
-    lonely = ResultSet(select(world(), setup="cpt").results[:4])
+    lonely = ResultSet(world().select(setup="cpt").results[:4])
     for finding in judge_findings(lonely):
         assert finding.verdict == "undecided"
         assert finding.needs and all(line.startswith("scores that are not there: ") for line in finding.needs)
@@ -154,21 +147,21 @@ def test_nothing_to_test() -> None:
 
 def test_missing_family_leaves_its_claim_open() -> None:
     """Without QA, F1 cannot be supported, however clear SC is."""
-    part = tuple(result for result in world().results if result.family != "QA")
-    (finding, *_) = judge_findings(ResultSet(part))
+    rest = tuple(result for result in world().results if result.family != "QA")
+    (finding, *_) = judge_findings(ResultSet(rest))
     assert finding.verdict == "undecided"
-    assert [effect.verdict for effect in finding.parts[0].effects] == ["supported"] * 2
-    assert finding.parts[0].untested == ("QA, 1m: MLM − CLM (no scores)", "QA, 2m: MLM − CLM (no scores)")
-    assert finding.parts[1].effects == ()
+    assert [one.verdict for one in finding.claims[0].inequalities] == ["supported"] * 2
+    assert finding.claims[0].untested == ("QA, 1m: MLM − CLM (no scores)", "QA, 2m: MLM − CLM (no scores)")
+    assert finding.claims[1].inequalities == ()
 
 
 def test_everything_is_corrected_together(judged: tuple[Finding, ...]) -> None:
-    effects = effects_of(judged)
-    asked = [p for effect in effects for p in (effect.p_value, effect.p_contrary)]
-    shown = [p for effect in effects for p in (effect.adjusted, effect.adjusted_contrary)]
+    asked_for = inequalities_of(judged)
+    asked = [p for one in asked_for for p in (one.p_value, one.p_contrary)]
+    shown = [p for one in asked_for for p in (one.adjusted, one.adjusted_contrary)]
     np.testing.assert_allclose(shown, holm(asked))
     assert count_tests(judged) == sum(not math.isnan(p) for p in asked)
-    smallest = min(effects, key=lambda effect: effect.p_value)
+    smallest = min(asked_for, key=lambda one: one.p_value)
     assert smallest.adjusted == pytest.approx(smallest.p_value * count_tests(judged))
 
 
@@ -190,7 +183,7 @@ def test_on_par_is_a_point() -> None:
 
     def f2(loss: float) -> str:
         results = world(change=lambda arm, family: loss / 0.1 * AGAINST["F2"](arm, family))
-        return judge_findings(results)[1].parts[0].verdict
+        return judge_findings(results)[1].claims[0].verdict
 
     assert (f2(0.005), f2(0.01), f2(0.02)) == ("supported", "undecided", "contradicted")
 
@@ -199,9 +192,12 @@ def test_published_verdicts() -> None:
     """What 800 means and half-widths allow to say; F5 and F7 are about scores that are not published."""
     findings = judge_findings(read_reference())
     assert verdicts(findings) == {**dict.fromkeys(FINDINGS, "undecided"), "F1": "supported", "F4": "supported"}
-    assert {effect.contrast.test for effect in effects_of(findings)} == {"Welch"}
-    assert [finding.key for finding in findings if not any(part.effects for part in finding.parts)] == ["F5", "F7"]
-    first = findings[0].parts[0].effects[1]
+    assert {one.contrast.test for one in inequalities_of(findings)} == {"Welch"}
+    assert [finding.key for finding in findings if not any(claim.inequalities for claim in finding.claims)] == [
+        "F5",
+        "F7",
+    ]
+    first = findings[0].claims[0].inequalities[1]
     assert (first.label, round(100 * first.estimate, 2)) == ("SC, 610M: MLM − CLM", 3.42)
     text = answer(findings)
     assert "in 3 of 6 comparisons and behind in none; the other 3 cannot be told from the noise" in text
@@ -217,7 +213,7 @@ def test_published_verdicts() -> None:
         ),
         (world(change=AGAINST["F6"]), "At the same budget, CLM then MLM (25–50 % CLM) is ahead of MLM alone in 0 of 2"),
         (world(num=1), "The differences between CLM then MLM (25–50 % CLM) and MLM alone at the same budget cannot be"),
-        (select(world(), setup="objective"), "Whether CLM then MLM beats MLM alone at the same budget is not known"),
+        (world().select(setup="objective"), "Whether CLM then MLM beats MLM alone at the same budget is not known"),
     ],
 )
 def test_answer(results: ResultSet, beginning: str) -> None:
@@ -229,9 +225,9 @@ def test_answer(results: ResultSet, beginning: str) -> None:
 def test_seeds_needed_have_the_power_they_promise() -> None:
     """By the non-central t: about 80 % with as many seeds as named, less than that with one seed fewer."""
     findings = judge_findings(read_reference())
-    closing = findings[1].parts[1].effects[0]
+    closing = findings[1].claims[1].inequalities[0]
     named = int(closing.needs.split()[1])
-    level = ALPHA / count_tests(findings)
+    level = SIGNIFICANCE / count_tests(findings)
 
     def power(num: int) -> float:
         degrees = closing.contrast.degrees * (num - 1) / 4
@@ -276,8 +272,8 @@ def test_a_diverged_rate_is_left_out_for_both() -> None:
         return result
 
     results = ResultSet(tuple(map(spoil, world().results)))
-    part = judge_findings(results)[4].parts[0]
-    assert [effect.label for effect in part.effects] == [
+    claim = judge_findings(results)[4].claims[0]
+    assert [one.label for one in claim.inequalities] == [
         "1m: spread of MLM − of CLM, rates 1e-05, 5e-05",
         "2m: spread of MLM − of CLM, rates 1e-05, 5e-05",
     ]
@@ -291,8 +287,8 @@ def test_a_seed_missing_at_a_rate_leaves_f5_open() -> None:
             return replace(result, by_rate={**result.by_rate, 5e-5: result.by_rate[5e-5][:2]})
         return result
 
-    part = judge_findings(ResultSet(tuple(map(spoil, world().results))))[4].parts[0]
-    assert (part.verdict, part.effects, len(part.untested)) == ("undecided", (), 2)
+    claim = judge_findings(ResultSet(tuple(map(spoil, world().results))))[4].claims[0]
+    assert (claim.verdict, claim.inequalities, len(claim.untested)) == ("undecided", (), 2)
 
 
 def test_jackknife_of_a_mean_is_its_standard_error() -> None:

@@ -8,17 +8,9 @@ import pytest
 
 from biphase.errors import InputError
 from biphase.finetuning.config import PROTOCOL
-from biphase.finetuning.scores import read_score
-from biphase.report.scores import (
-    choose_rate,
-    count_entities,
-    find_model,
-    read_examples,
-    read_scores,
-    select,
-    show_rate,
-)
-from biphase.report.statistics import macro_f1, micro_f1
+from biphase.finetuning.predictions import count_entities, macro_f1, micro_f1, read_examples
+from biphase.finetuning.scores import read_score, read_scores, show_rate
+from biphase.finetuning.selection import choose_rate, find_scored_model, select_rate
 
 WriteCell = Callable[..., Path]
 
@@ -83,7 +75,7 @@ def test_selection_by_hand(write_cell: WriteCell, scores_folder: Path) -> None:
     ):
         write_cell("m", rate=rate, seed=seed, validation=validation, test=test)
     write_cell("other", rate=1e-5, seed=2)
-    chosen = select(read_scores(scores_folder), "m", "genre")
+    chosen = select_rate(read_scores(scores_folder), "m", "genre")
     assert chosen.rate == 2e-5 and chosen.seeds == (0, 1)
     assert chosen.validation == (0.70, 0.72) and chosen.test == (0.80, 0.81)
     assert [score.config.seed for score in chosen.scores] == [0, 1]
@@ -98,17 +90,17 @@ def test_selection_by_hand(write_cell: WriteCell, scores_folder: Path) -> None:
 def test_selection_by_another_metric(write_cell: WriteCell, scores_folder: Path) -> None:
     write_cell("m", test=0.9)
     scores = read_scores(scores_folder)
-    assert select(scores, "m", "genre", "other").test == (0.1,)
+    assert select_rate(scores, "m", "genre", "other").test == (0.1,)
     with pytest.raises(InputError, match="no metric 'acuracy'; did you mean 'accuracy'"):
-        select(scores, "m", "genre", "acuracy")
+        select_rate(scores, "m", "genre", "acuracy")
     with pytest.raises(InputError, match="no scores of m on task 'snli'"):
-        select(scores, "m", "snli")
+        select_rate(scores, "m", "snli")
 
 
 def test_selection_where_everything_diverged(write_cell: WriteCell, scores_folder: Path) -> None:
     write_cell("m", test=None)
     with pytest.raises(InputError, match="m on genre: training diverged at every"):
-        select(read_scores(scores_folder), "m", "genre")
+        select_rate(read_scores(scores_folder), "m", "genre")
 
 
 def test_a_control_is_a_model_of_its_own(write_cell: WriteCell, scores_folder: Path) -> None:
@@ -124,7 +116,10 @@ def test_a_control_is_a_model_of_its_own(write_cell: WriteCell, scores_folder: P
         ("runs/m [weights=random]", "snli"),
         ("runs/other", "genre"),
     }
-    assert find_model(scores, "m") == "runs/m" and find_model(scores, "m [weights=random]") == "runs/m [weights=random]"
+    assert (
+        find_scored_model(scores, "m") == "runs/m"
+        and find_scored_model(scores, "m [weights=random]") == "runs/m [weights=random]"
+    )
 
 
 def test_what_does_not_change_scores_makes_no_other_model(write_cell: WriteCell, scores_folder: Path) -> None:
@@ -153,18 +148,20 @@ def test_a_copied_score_counts_once(write_cell: WriteCell, scores_folder: Path) 
     folder = write_cell("m")
     (scores_folder / "copy").mkdir()
     (scores_folder / "copy" / "score.json").write_text((folder / "score.json").read_text())
-    assert select(read_scores(scores_folder), "m", "genre").seeds == (0,)
+    assert select_rate(read_scores(scores_folder), "m", "genre").seeds == (0,)
 
 
 def test_finding_a_model(write_cell: WriteCell, scores_folder: Path) -> None:
     for model in ("runs/a/mlm", "runs/b/mlm", "runs/clm25"):
         write_cell(model)
     scores = read_scores(scores_folder)
-    assert find_model(scores, "runs/a/mlm/") == "runs/a/mlm" and find_model(scores, "clm25") == "runs/clm25"
+    assert (
+        find_scored_model(scores, "runs/a/mlm/") == "runs/a/mlm" and find_scored_model(scores, "clm25") == "runs/clm25"
+    )
     with pytest.raises(InputError, match="'mlm' could be any of 'runs/a/mlm', 'runs/b/mlm'"):
-        find_model(scores, "mlm")
+        find_scored_model(scores, "mlm")
     with pytest.raises(InputError, match="no scores of a model 'clm52'; did you mean 'clm25'"):
-        find_model(scores, "clm52")
+        find_scored_model(scores, "clm52")
 
 
 def test_examples_with_scores(write_cell: WriteCell, scores_folder: Path) -> None:

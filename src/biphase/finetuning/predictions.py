@@ -1,0 +1,173 @@
+"""Predictions that were kept beside a score (test.jsonl) → what each test example contributes to it.
+
+Letters: N examples, L labels, C columns of counts, E entities, U words.
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from biphase.errors import InputError
+from biphase.files import content_hash
+from biphase.finetuning.metrics.answers import counted_answers, exact_match
+from biphase.finetuning.metrics.tagging import find_entities
+from biphase.finetuning.scores import Score
+
+Statistic = Callable[[np.ndarray], np.ndarray]
+"""Sums of counts [..., C] → scores [...]."""
+
+
+@dataclass(frozen=True)
+class ExampleScores:
+    """What each test example contributes to a score."""
+
+    fingerprint: str
+    """A hash of the ids in order: equal where the examples are the same."""
+    values: np.ndarray
+    """[N] shares, where the score is their mean; or [N, C] counts, where it is `statistic` of their sums."""
+    statistic: Statistic | None = None
+
+
+def read_examples(score: Score) -> ExampleScores:
+    """The test examples behind a score, and what each contributes to it, by what was kept of the predictions.
+
+    Raises `InputError` when they were not kept, are damaged, or do not add up to the score.
+    """
+    if score.folder is None or not (path := score.folder / "test.jsonl").exists():
+        raise InputError(f"{score.folder or 'a score'} has no per-example predictions (test.jsonl)")
+    rows = list(read_predictions(path))
+    if not rows:
+        raise InputError(f"{path} is empty; rerun its cell")
+    values, statistic = contributions(score, path, rows)
+    total = float(values.mean() if statistic is None else statistic(values.sum(axis=0)))
+    stated = score.metrics["test"][score.metric]
+    if abs(total - stated) > 1e-4:
+        raise InputError(f"{path} gives {score.metric} {total:.4f} where score.json says {stated:.4f}; rerun its cell")
+    return ExampleScores(content_hash([row["id"] for _, row in rows]), values, statistic)
+
+
+PredictionRows = Sequence[tuple[str, Mapping[str, Any]]]
+"""Lines of a file of predictions, with the place of each."""
+
+
+def contributions(score: Score, path: Path, rows: PredictionRows) -> tuple[np.ndarray, Statistic | None]:
+    """`values` and `statistic` of `ExampleScores`, for any metric that may choose a rate (`tasks.METRICS`)."""
+    is_labels = all(isinstance(row.get("gold"), str) for _, row in rows)
+    if is_labels and score.metric in ("macro_f1", "f1"):
+        predicted_NL, gold_NL = read_labels(score, rows)
+        right_NL = predicted_NL * gold_NL
+        if score.metric == "macro_f1":
+            return np.concatenate([right_NL, predicted_NL + gold_NL], axis=1), macro_f1
+        return np.stack([right_NL[:, 1], predicted_NL[:, 1], gold_NL[:, 1]], axis=1), micro_f1
+    if score.metric == "exact":
+        predicted, gold = read_answers(rows)
+        return np.array([exact_match(*pair) for pair in zip(predicted, counted_answers(gold), strict=True)]), None
+    if all("score" in row for _, row in rows):
+        return np.array([check_number(place, row["score"]) for place, row in rows]), None
+    if score.metric in ("f1", "strict_f1"):
+        return count_entities(rows, is_strict=score.metric == "strict_f1"), micro_f1
+    raise InputError(f"{path} does not say what each example contributes to {score.metric}")
+
+
+def read_predictions(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Rows with the place of each."""
+    with path.open(encoding="utf-8") as file:
+        for line_number, line in enumerate(file, start=1):
+            place = f"{path}:{line_number}"
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise InputError(f"{place}: broken JSON ({error.msg}); rerun its cell") from None
+            if not isinstance(row, dict) or "id" not in row:
+                raise InputError(f"{place}: a JSON object with an id is needed; rerun its cell")
+            yield place, row
+
+
+def check_number(place: str, value: Any) -> float:
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        raise InputError(f"{place}: score {value!r} is not a number; rerun its cell")
+    return float(value)
+
+
+def read_labels(score: Score, rows: PredictionRows) -> tuple[np.ndarray, np.ndarray]:
+    """Predicted and gold label of each example, as 1 in its column of [N, L], 0 in the others."""
+    if not score.classes:
+        raise InputError(f"{score.folder} does not say in which order the classes are numbered; rerun its cell")
+    numbers = {name: number for number, name in enumerate(score.classes)}
+    for place, row in rows:
+        if row["gold"] not in score.classes or row.get("predicted") not in score.classes:
+            raise InputError(f"{place}: gold or predicted is none of {', '.join(score.classes)}; rerun its cell")
+    predicted_NL, gold_NL = (
+        np.eye(len(numbers), dtype=np.int64)[[numbers[row[key]] for _, row in rows]] for key in ("predicted", "gold")
+    )
+    return predicted_NL, gold_NL
+
+
+def read_answers(rows: PredictionRows) -> tuple[list[str], list[list[str]]]:
+    """The predicted answer of each example, and the right ones."""
+    for place, row in rows:
+        answers = row.get("gold")
+        is_right = isinstance(answers, list) and all(isinstance(answer, str) for answer in answers)
+        if not is_right or not isinstance(row.get("predicted"), str):
+            raise InputError(f"{place}: neither a predicted answer nor a list of right ones; rerun its cell")
+    return [row["predicted"] for _, row in rows], [row["gold"] for _, row in rows]
+
+
+def count_entities(rows: PredictionRows, is_strict: bool = False) -> np.ndarray:
+    """[N, 3] entities of each sentence: found with the right type and both ends, predicted, and in gold.
+
+    `is_strict`: without those that do not begin with B- (see `metrics.tagging`).
+    """
+    for place, row in rows:
+        if (
+            not is_tags(row.get("gold"))
+            or not is_tags(row.get("predicted"))
+            or len(row["gold"]) != len(row["predicted"])
+        ):
+            raise InputError(f"{place}: neither a score nor gold and predicted tags of equal number; rerun its cell")
+    # Sentences lie one after the other: words bounds_N1[n] to bounds_N1[n + 1] belong to sentence n. Gold tags and then
+    # predicted ones become numbers of the same labels. `find_entities` gives each entity as one number that holds where
+    # it begins, where it ends and its type: what both sides have in common is what was found, and a division by all
+    # ends and types gives the word at which it begins, and so its sentence.
+    bounds_N1 = np.cumsum([0, *(len(row["gold"]) for _, row in rows)])
+    gold_tags = [tag for _, row in rows for tag in row["gold"]]
+    predicted_tags = [tag for _, row in rows for tag in row["predicted"]]
+    labels, numbers_2U = np.unique([*gold_tags, *predicted_tags], return_inverse=True)
+    sides = []
+    for tags_U in np.split(numbers_2U, 2):
+        entities_E, is_whole_E = find_entities(tags_U, bounds_N1, labels.tolist())
+        sides.append(entities_E[is_whole_E] if is_strict else entities_E)
+    gold_E, predicted_E = sides
+    entities_per_word = bounds_N1[-1] * len(labels)
+
+    def count_by_sentence(entities_E: np.ndarray) -> np.ndarray:
+        sentences_E = np.searchsorted(bounds_N1, entities_E // entities_per_word, side="right") - 1
+        return np.bincount(sentences_E, minlength=len(rows))
+
+    found_E = np.intersect1d(gold_E, predicted_E)
+    return np.stack([count_by_sentence(entities_E) for entities_E in (found_E, predicted_E, gold_E)], axis=1)
+
+
+def is_tags(value: Any) -> bool:
+    return isinstance(value, list) and len(value) > 0 and all(isinstance(tag, str) for tag in value)
+
+
+def micro_f1(counts_C: np.ndarray) -> np.ndarray:
+    """[..., 3] entities found, predicted and in gold → F1 [...]; 0 where there is no entity at all."""
+    found, predicted, gold = np.moveaxis(counts_C, -1, 0)
+    return 2 * found / np.maximum(predicted + gold, 1)
+
+
+def macro_f1(counts_C: np.ndarray) -> np.ndarray:
+    """[..., 2L] how often each of L labels is right, then how often it is predicted plus how often gold → F1 [...].
+
+    It is the mean over the labels that are predicted or gold at all.
+    """
+    right_L, seen_L = np.split(counts_C, 2, axis=-1)
+    f1_L = 2 * right_L / np.maximum(seen_L, 1)
+    return f1_L.sum(axis=-1) / np.maximum((seen_L > 0).sum(axis=-1), 1)

@@ -1,0 +1,151 @@
+"""Scores of a grid → the learning rate that validation chooses for each model on each task, and the scores there.
+
+The rate is chosen by a function that sees validation scores only.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+
+from biphase.errors import InputError, nearest
+from biphase.finetuning.scores import GridPoint, Score, ScoreSet, short_name
+
+
+def find_scored_model(scores: ScoreSet, name: str) -> str:
+    """The model that a user means: by its whole name or the last part of its path, with its settings where it has some.
+
+    Raises `InputError` when there is none (with the nearest) or more than one (with all).
+    """
+    wanted = name.rstrip("/")
+    if wanted in scores.models:
+        return wanted
+    found = [model for model in scores.models if short_name(model) == wanted]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise InputError(f"'{name}' could be any of {', '.join(repr(model) for model in found)}; give the whole name")
+    raise InputError(
+        f"no scores of a model '{name}'{nearest(wanted, {*scores.models, *map(short_name, scores.models)})}"
+    )
+
+
+def choose_rate(validation: Mapping[float, Sequence[float | None]]) -> float:
+    """The learning rate with the best mean validation score over its seeds; of equal ones the lowest.
+
+    None stands for a seed that diverged. A rate with more diverged seeds ranks below every rate with fewer: the mean of
+    those that survived is no estimate of what the next seed will do.
+
+    Raises `InputError` when no seed of any rate survived.
+    """
+    ranks = {}
+    for rate, values in validation.items():
+        survivors = [value for value in values if value is not None]
+        assert all(math.isfinite(value) for value in survivors)
+        if survivors:
+            # fsum is exact, so that the order of the seeds decides no tie.
+            ranks[rate] = (len(survivors) - len(values), math.fsum(survivors) / len(survivors), -rate)
+    if not ranks:
+        raise InputError("training diverged at every learning rate with every seed; try lower rates")
+    return max(ranks, key=lambda rate: ranks[rate])
+
+
+@dataclass(frozen=True)
+class Selection:
+    """A model on a task at the chosen rate; the seeds that finished there, in order, and their scores."""
+
+    model: str
+    task: str
+    metric: str
+    rate: float
+    seeds: tuple[int, ...]
+    validation: tuple[float, ...]
+    test: tuple[float, ...]
+    scores: tuple[Score, ...]
+    missing: tuple[GridPoint, ...]
+    """The points of the task's grid without a score."""
+    diverged: tuple[GridPoint, ...]
+    test_by_rate: Mapping[float, tuple[float, ...]]
+    """Test scores at every rate of the grid, one for every seed of the grid; nan where diverged or missing."""
+
+    @property
+    def samples(self) -> tuple[float, ...]:
+        """The test scores, as the report's contrasts take them."""
+        return self.test
+
+    @property
+    def num(self) -> int:
+        """How many seeds finished at the chosen rate."""
+        return len(self.test)
+
+    @property
+    def mean(self) -> float:
+        return float(np.mean(self.test))
+
+    @property
+    def std(self) -> float:
+        """Over seeds (n-1); nan for a single one."""
+        return float(np.std(self.test, ddof=1)) if self.num > 1 else math.nan
+
+    @property
+    def num_diverged(self) -> int:
+        """How many seeds diverged at the chosen rate."""
+        return sum(rate == self.rate for rate, _ in self.diverged)
+
+
+def select_rate(scores: ScoreSet, model: str, task: str, metric: str | None = None) -> Selection:
+    """Choose the rate of a model (as in `scores.models`) on a task and take what was scored there.
+
+    `metric` both chooses and is reported; None: the task's own.
+
+    Raises `InputError` when there is no such score or metric, or everything diverged.
+    """
+    cells = scores.cells.get((model, task))
+    if cells is None:
+        raise InputError(f"no scores of {model} on task '{task}'")
+    metric = metric or next(iter(cells.values())).metric
+
+    def value(score: Score, split: str) -> float | None:
+        if score.diverged:
+            return None
+        known = score.metrics[split]
+        if metric not in known:
+            raise InputError(f"{score.folder} has no metric '{metric}'{nearest(metric, known)}")
+        return known[metric]
+
+    by_rate: dict[float, list[float | None]] = defaultdict(list)
+    for point in sorted(cells):
+        by_rate[point[0]].append(value(cells[point], "validation"))
+    try:
+        rate = choose_rate(by_rate)
+    except InputError as error:
+        raise InputError(f"{model} on {task}: {error}") from None
+    chosen = [cells[point] for point in sorted(cells) if point[0] == rate and not cells[point].diverged]
+    rates, seeds = scores.grids[task]
+
+    def test_score(rate: float, seed: int) -> float:
+        score = cells.get((rate, seed))
+        found = None if score is None else value(score, "test")
+        return math.nan if found is None else found
+
+    return Selection(
+        model=model,
+        task=task,
+        metric=metric,
+        rate=rate,
+        seeds=tuple(score.config.seed for score in chosen),
+        validation=tuple(score.metrics["validation"][metric] for score in chosen),
+        test=tuple(score.metrics["test"][metric] for score in chosen),
+        scores=tuple(chosen),
+        missing=find_missing(scores, model, task),
+        diverged=tuple(point for point in sorted(cells) if cells[point].diverged),
+        test_by_rate={rate: tuple(test_score(rate, seed) for seed in seeds) for rate in rates},
+    )
+
+
+def find_missing(scores: ScoreSet, model: str, task: str) -> tuple[GridPoint, ...]:
+    """The points of a task's grid at which a model has no score, not even a diverged one."""
+    return tuple(point for point in product(*scores.grids[task]) if point not in scores.cells[model, task])

@@ -1,0 +1,130 @@
+"""The paper's eight findings, each as claims with the rule that judges them; results → their verdicts.
+
+Scores of a family are averages over its datasets; arms with MLM are those at the study's reference masking ratio,
+unless the claim is about the ratio.
+"""
+
+from collections.abc import Callable, Sequence
+
+from biphase.paper.curricula import clm_first_pays, clm_is_faster_early, continuing_clm_pays
+from biphase.paper.gaps import ON_PAR
+from biphase.paper.objectives import clm_holds_on_tokens, mlm_beats_clm, no_ratio_is_best
+from biphase.paper.spreads import clm_first_forgives, clm_is_steadier
+from biphase.report.claims import Claim, Finding, Verdicts, count_tests, judge_claims
+from biphase.report.results import ResultSet, with_averages
+
+FINDINGS: dict[str, tuple[str, str, Callable[[ResultSet], list[Claim]]]] = {
+    "F1": (
+        "MLM beats CLM on SC and QA at every size, most of all on QA",
+        "MLM minus CLM at the same size and steps lies above zero on SC and on QA, at every size; and this "
+        "gap is larger on QA than on every other family, at every size.",
+        mlm_beats_clm,
+    ),
+    "F2": (
+        "CLM is on par or better on TC, and closes on MLM for IR as size grows",
+        "CLM minus MLM on TC lies above −1 point at every size (on par or better). The gap between MLM and "
+        "CLM on IR is larger at the smallest size than at the largest.",
+        clm_holds_on_tokens,
+    ),
+    "F3": (
+        "No masking ratio is best everywhere",
+        "Every masking ratio is beaten by another one somewhere: at some size, on some family. (Contradicted "
+        "if one ratio is nowhere more than 1 point below another.) The other claims are about the slope: the "
+        "change in score from the lowest to the highest ratio, along the straight line through all of them. "
+        "It is larger at the largest size than at the smallest (mean over families), above zero on IR at "
+        "every size, and below zero on TC and QA at the smallest size.",
+        no_ratio_is_best,
+    ),
+    "F4": (
+        "CLM is more data-efficient early",
+        "CLM minus MLM at the same step, averaged over the undecayed checkpoints before 10/42 of the budget "
+        "(SC, QA), before 20/42 (IR) or over all of them (TC), lies above zero. At the last checkpoint, where "
+        "it is not one of those (on TC: not the only one), the order is that of the end: CLM ahead on TC; MLM "
+        "ahead on SC, QA and IR.",
+        clm_is_faster_early,
+    ),
+    "F5": (
+        "CLM-pretrained models depend less on the fine-tuning rate",
+        "The standard deviation of a model's test scores, over all seeds and all fine-tuning rates from 1e-5 "
+        "to 1e-4 (all rates of the study, where fewer than two lie there), is larger for MLM than for CLM at "
+        "every size, on average over datasets. A rate at which either of the two diverged is left out for "
+        "both. Intervals and tests leave out one seed at a time (the jackknife, with Student's t).",
+        clm_is_steadier,
+    ),
+    "F6": (
+        "At a fixed budget, CLM then MLM beats MLM alone",
+        "At each budget, CLM→MLM minus MLM alone, as the mean over families: above zero with 25 to 50 % CLM; "
+        "above −1 point with 75 % (about on par).",
+        clm_first_pays,
+    ),
+    "F7": (
+        "After CLM, results depend less on the masking ratio",
+        "The standard deviation of scores over masking ratios (each score the mean over seeds), on average "
+        "over families, is larger for MLM alone than for MLM after CLM, at the same size, total steps and "
+        "ratios. Intervals and tests leave out one seed at a time (the jackknife, with Student's t); noise "
+        "between seeds widens both spreads.",
+        clm_first_forgives,
+    ),
+    "F8": (
+        "Continuing with MLM from a CLM model beats continuing from an MLM model",
+        "Continued with the same steps of MLM, the CLM model minus the MLM model: at the most steps, above "
+        "zero on SC and TC and above −1 point on QA and IR (closed); and above −1 point on every family at "
+        "12,000 of 22,000 steps, or the fewer steps nearest to this share (so many suffice).",
+        continuing_clm_pays,
+    ),
+}
+"""Key → what the paper says, how it is judged (shown beside the verdict), and the function that makes its claims."""
+
+NOTE = f"“On par” allows for {100 * ON_PAR:g} point, a number that is ours."
+
+
+def judge_paper(results: ResultSet) -> Verdicts:
+    """What a report in the paper's terms says: every finding, and two sentences."""
+    findings = judge_findings(results)
+    return Verdicts(findings, answer(findings), NOTE)
+
+
+def judge_findings(results: ResultSet) -> tuple[Finding, ...]:
+    """Every finding with its verdict (see `judge_claims`), on the standard metrics where there are any, else on the
+    paper's."""
+    results = with_averages(results.select(metric=results.primary_metric).results)
+    return judge_claims(
+        [Finding(key, said, rule, tuple(make_claims(results))) for key, (said, rule, make_claims) in FINDINGS.items()]
+    )
+
+
+def answer(findings: Sequence[Finding]) -> str:
+    """Two sentences: what the scores say about CLM then MLM, and what became of the findings."""
+    inequalities = next(finding for finding in findings if finding.key == "F6").claims[0].inequalities
+    num_tests = count_tests(findings)
+    ahead, behind, open_ = (
+        sum(one.verdict == verdict for one in inequalities) for verdict in ("supported", "contradicted", "undecided")
+    )
+    noise = f"cannot be told from the noise of fine-tuning seeds, corrected for all {num_tests} tests of this report"
+    if not inequalities:
+        first = "Whether CLM then MLM beats MLM alone at the same budget is not known: no finished scores compare them."
+    elif ahead == behind == 0:
+        first = f"The differences between CLM then MLM (25–50 % CLM) and MLM alone at the same budget {noise}."
+    else:
+        rest = f"; the other {open_} {noise}" if open_ else f", corrected for all {num_tests} tests of this report"
+        first = (
+            f"At the same budget, CLM then MLM (25–50 % CLM) is ahead of MLM alone in {ahead} of {len(inequalities)} "
+            f"comparisons and behind in {behind or 'none'}{rest}."
+        )
+    groups = []
+    for verdict in ("supported", "contradicted", "undecided"):
+        chosen = [finding for finding in findings if finding.verdict == verdict]
+        names = [f.key if verdict == "undecided" else f"{f.key} ({lower_first(f.statement)})" for f in chosen]
+        groups.append(
+            f"{verdict} {'is' if len(names) == 1 else 'are'} {list_names(names)}" if names else f"none is {verdict}"
+        )
+    return f"{first} Of the {len(findings)} findings, {'; '.join(groups)}."
+
+
+def lower_first(text: str) -> str:
+    """The first letter in lower case, except of an abbreviation: `At a fixed …`, but `MLM beats …`."""
+    return text if text[:2].isupper() else text[0].lower() + text[1:]
+
+
+def list_names(names: Sequence[str]) -> str:
+    return ", ".join(names[:-1]) + (" and " if len(names) > 1 else "") + names[-1]

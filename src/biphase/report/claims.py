@@ -1,0 +1,237 @@
+"""Claims about scores → verdicts: each claim as inequalities, each inequality tested, all corrected together.
+
+An inequality says that a weighted sum of mean scores lies above a bound. Each is tested two-sided, all that are tested
+in a report are corrected together (Holm), and only then is anything called supported or contradicted. Which claims
+there are is no matter of this module: the paper's are in `biphase.paper`.
+"""
+
+import bisect
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+from scipy import stats
+
+from biphase.report.contrasts import Contrast, contrast, is_significant, judge_difference
+from biphase.report.results import Result
+from biphase.report.statistics import SIGNIFICANCE, holm
+
+ClaimVerdict = Literal["supported", "contradicted", "undecided"]
+Terms = list[tuple[float, Result]]
+"""Scores with their weights in a sum."""
+
+POWER = 0.8
+MOST_SEEDS = 1000
+
+
+@dataclass(frozen=True)
+class Inequality:
+    """`estimate` > `bound`, and what became of it."""
+
+    label: str
+    contrast: Contrast
+    bound: float
+    low: float
+    high: float
+    """Ends of the 95 % interval of the estimate, not corrected."""
+    p_value: float
+    """The two-sided p-value of "the estimate equals the bound"; nan where it cannot be tested."""
+    num_asked: int = 1
+    """The inequality is the best of so many: its p-value is multiplied by them (Bonferroni)."""
+    p_contrary: float = math.nan
+    """The p-value of the contrary, where this is not the other side of the same test."""
+    adjusted: float = math.nan
+    """`p_value` after Holm's correction over everything tested."""
+    adjusted_contrary: float = math.nan
+    verdict: ClaimVerdict = "undecided"
+    needs: str = ""
+    """What would decide it, if it is undecided."""
+
+    @property
+    def estimate(self) -> float:
+        return self.contrast.estimate
+
+    @property
+    def p_values(self) -> tuple[float, float]:
+        return self.p_value, self.p_contrary
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim within a finding: supported if all its inequalities are, contradicted if one of them is."""
+
+    statement: str
+    inequalities: tuple[Inequality, ...]
+    untested: tuple[str, ...] = ()
+    """What the claim also says and the results have no scores for."""
+    verdict: ClaimVerdict = "undecided"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Claims that belong together, under one statement."""
+
+    key: str
+    statement: str
+    rule: str
+    """How it is judged, in words."""
+    claims: tuple[Claim, ...]
+    verdict: ClaimVerdict = "undecided"
+    needs: tuple[str, ...] = ()
+    """What would decide it, a line each."""
+
+    @property
+    def inequalities(self) -> Iterator[Inequality]:
+        for claim in self.claims:
+            yield from claim.inequalities
+
+
+@dataclass(frozen=True)
+class Verdicts:
+    """What a report says of its claims."""
+
+    findings: tuple[Finding, ...]
+    answer: str
+    """The question's answer, in a sentence or two."""
+    note: str = ""
+    """What else a reader must know to read the verdicts."""
+
+
+def judge_claims(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """Findings with all verdicts.
+
+    An inequality is supported (contradicted) if its estimate lies above (below) its bound and its p-value, adjusted
+    over all tests of all findings, is below 5 %. A claim, and likewise a finding, is supported if everything in it is,
+    contradicted if anything in it is, and undecided otherwise; also where something in it cannot be tested. Seeds are
+    those of fine-tuning: a verdict is about the models at hand, not about what another pretraining run of the same arm
+    would give.
+    """
+    asked = [inequality for finding in findings for inequality in finding.inequalities]
+    adjusted = holm([p_value for inequality in asked for p_value in inequality.p_values]).reshape(-1, 2)
+    num_tests = count_tests(findings)
+    decided = (
+        decide(inequality, for_it, against_it, num_tests)
+        for inequality, (for_it, against_it) in zip(asked, adjusted.tolist(), strict=True)
+    )
+    judged = []
+    for finding in findings:
+        claims = []
+        for claim in finding.claims:
+            inequalities = tuple(next(decided) for _ in claim.inequalities)
+            verdicts = [inequality.verdict for inequality in inequalities] + ["undecided" for _ in claim.untested]
+            claims.append(replace(claim, inequalities=inequalities, verdict=together(verdicts)))
+        verdict = together([claim.verdict for claim in claims])
+        judged.append(replace(finding, claims=tuple(claims), verdict=verdict, needs=tuple(open_questions(claims))))
+    return tuple(judged)
+
+
+def count_tests(findings: Iterable[Finding]) -> int:
+    """How many p-values there are in all, those of contraries included."""
+    num = 0
+    for finding in findings:
+        for inequality in finding.inequalities:
+            num += sum(not math.isnan(p_value) for p_value in inequality.p_values)
+    return num
+
+
+def decide(inequality: Inequality, adjusted: float, adjusted_contrary: float, num_tests: int) -> Inequality:
+    """An inequality with its verdict by the adjusted p-values, or with what would give it one."""
+    side = judge_difference(inequality.estimate, adjusted, inequality.bound)
+    has_own_contrary = not math.isnan(inequality.p_contrary)
+    verdict: ClaimVerdict = "undecided"
+    if side == "above":
+        verdict = "supported"
+    elif is_significant(adjusted_contrary) or (side == "below" and not has_own_contrary):
+        verdict = "contradicted"
+    needs = seeds_needed(inequality, num_tests) if verdict == "undecided" else ""
+    return replace(inequality, adjusted=adjusted, adjusted_contrary=adjusted_contrary, verdict=verdict, needs=needs)
+
+
+def together(verdicts: Sequence[str]) -> ClaimVerdict:
+    if "contradicted" in verdicts:
+        return "contradicted"
+    return "supported" if verdicts and set(verdicts) == {"supported"} else "undecided"
+
+
+def open_questions(claims: Iterable[Claim]) -> list[str]:
+    """What would decide the undecided, one line each."""
+    lines = []
+    for claim in claims:
+        lines += [f"{inequality.label}: {inequality.needs}" for inequality in claim.inequalities if inequality.needs]
+        lines += [f"scores that are not there: {what}" for what in claim.untested]
+    return lines
+
+
+def seeds_needed(inequality: Inequality, num_tests: int) -> str:
+    """How many fine-tuning seeds would decide it if the estimate and the spread stay as they are.
+
+    With a probability of 80 %, at the level that Holm's correction asks of the first of `num_tests`.
+    """
+    seen = inequality.contrast
+    if math.isnan(inequality.p_value) or not seen.error > 0:
+        return "scores that differ between seeds, of two seeds or more" if seen.num > 1 else "two seeds or more"
+    distance = abs(seen.estimate - inequality.bound)
+    level = SIGNIFICANCE / (num_tests * inequality.num_asked)
+
+    def is_enough(num: int) -> bool:
+        degrees = seen.degrees * (num - 1) / (seen.num - 1)
+        error = seen.error * math.sqrt(seen.num / num)
+        return bool(distance / error >= stats.t.isf(level / 2, degrees) + stats.t.ppf(POWER, degrees))
+
+    numbers = range(seen.num + 1, MOST_SEEDS + 1)
+    at = bisect.bisect_left(numbers, True, key=is_enough)
+    if at == len(numbers):
+        return f"not even {MOST_SEEDS:,} seeds: for this spread it is too close to {100 * inequality.bound:g}"
+    return f"about {numbers[at]} seeds instead of {seen.num}, if difference and spread stay as they are"
+
+
+ClaimTest = tuple[str, Terms | None, float]
+"""What an inequality says, the weighted scores (None where one is missing), and the bound that they lie above."""
+
+
+def make_claim(statement: str, tests: Sequence[ClaimTest], lack: str) -> Claim:
+    """Tests without scores, or `lack` where there is not one, are named as untested."""
+    inequalities, untested = [], []
+    for label, terms, bound in tests:
+        if terms is None:
+            untested.append(f"{label} (no scores)")
+        else:
+            inequalities.append(make_inequality(label, contrast(terms), bound))
+    return Claim(statement, tuple(inequalities), tuple(untested if tests else [lack]))
+
+
+def make_inequality(label: str, seen: Contrast, bound: float) -> Inequality:
+    tested = seen.against(bound)
+    return Inequality(label, seen, bound, tested.low, tested.high, tested.p_value)
+
+
+def strongest(rivals: Sequence[tuple[str, Contrast]], on_par: float) -> Inequality:
+    """That at least one of these contrasts is above zero: the one with the strongest evidence, Bonferroni's correction
+    for having chosen it, and the contrary, that none is more than `on_par` above zero.
+
+    The strongest is the one above zero with the smallest p-value; the highest, where none is above or can be tested.
+    """
+
+    def evidence(rival: tuple[str, Contrast]) -> tuple[float, float]:
+        seen = rival[1]
+        p_value = seen.against().p_value
+        return (p_value if seen.estimate > 0 and not math.isnan(p_value) else 2.0, -seen.estimate)
+
+    def excess(seen: Contrast) -> float:
+        """The p-value of "more than on par above" in the direction of "it is not"."""
+        p_value = seen.against(on_par).p_value
+        return p_value if seen.estimate < on_par or math.isnan(p_value) else 1.0
+
+    best = make_inequality(*min(rivals, key=evidence), 0.0)
+    # The contrary must hold for every rival, so its p-value is the largest of theirs. What cannot be tested cannot be
+    # shown: it counts as 1, unless nothing can be tested. 0.01, nan, 0.2 → 1; 0.01, 0.03, 0.2 → 0.2; nan, nan → nan.
+    contrary_N = np.array([excess(seen) for _, seen in rivals])
+    is_tested_N = ~np.isnan(contrary_N)
+    return replace(
+        best,
+        p_value=min(best.p_value * len(rivals), 1.0),
+        num_asked=len(rivals),
+        p_contrary=float(np.where(is_tested_N, contrary_N, 1.0).max()) if is_tested_N.any() else math.nan,
+    )

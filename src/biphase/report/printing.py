@@ -1,0 +1,167 @@
+"""Summaries and comparisons → tables and sentences in a terminal."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rich import box
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+from biphase import console
+from biphase.finetuning.scores import BrokenScore, GridPoint, short_name, show_rate
+from biphase.report.comparison import VERDICTS, SummaryRow, TaskComparison
+from biphase.report.formats import (
+    MISSING,
+    show_count,
+    show_difference,
+    show_interval,
+    show_p_value,
+    show_share,
+    show_size,
+    show_spread,
+)
+from biphase.report.statistics import STABILITY_RATES, mean_interval
+
+PLAIN: dict[str, Any] = {"box": box.SIMPLE_HEAD, "pad_edge": False, "padding": (0, 1, 0, 0), "title_justify": "left"}
+"""How tables look: columns two spaces apart, one line below the head."""
+
+
+def print_summary(rows: Sequence[SummaryRow], broken: Sequence[BrokenScore] = ()) -> None:
+    """A table by task, and what is missing from it."""
+    names = shorten({row.model for row in rows})
+    columns: dict[str, Callable[[SummaryRow], str]] = {
+        "rate": lambda row: MISSING if row.rate is None else show_rate(row.rate),
+        "mean ±": lambda row: show_interval(row.interval),
+        "paper ±": lambda row: show_share(row.paper_interval.half_width),
+        "seeds": lambda row: str(len(row.seeds)),
+    }
+    lines = [
+        "±: half of the 95 % interval over seeds, by Student's t; the paper's is 1.96·s/√n, too narrow for few seeds"
+    ]
+    if any(row.diverged for row in rows):
+        columns["diverged"] = lambda row: f"{len(row.diverged)} of {row.num_cells}" if row.diverged else "0"
+    if any(row.spread for row in rows):
+        columns["spread"] = lambda row: show_spread(row.spread)
+        low, high = map(show_rate, STABILITY_RATES)
+        lines.append(f"spread: standard deviation over seeds and rates from {low} to {high}, and its 95 % interval")
+    if rows:
+        print_table(tabulate(rows, columns, names))
+    else:
+        lines = ["no finished scores"]
+    for row in rows:
+        if row.missing:
+            lines.append(f"missing: {names[row.model]} on {row.task}: {show_cells(row.missing)}")
+        if row.spread and row.spread.num_left_out:
+            lost = show_count(row.spread.num_left_out, "cell")
+            lines.append(
+                f"spread of {names[row.model]} on {row.task}: lacks {lost} without a score, so it may be too small"
+            )
+    for line in (*lines, *(f"left out: {one.path} ({one.reason})" for one in broken)):
+        console.out.print(line, markup=False)
+
+
+def tabulate(
+    rows: Sequence[SummaryRow], columns: Mapping[str, Callable[[SummaryRow], str]], names: Mapping[str, str]
+) -> Table:
+    """The rows of each task under its name and metric."""
+    table = Table(title="Test scores in %, at the rate that validation chose", **PLAIN)
+    table.add_column("model", overflow="fold")
+    for name in columns:
+        table.add_column(name, justify="right", no_wrap=True)
+    for task in sorted({row.task for row in rows}):
+        chosen = [row for row in rows if row.task == task]
+        metric = " / ".join(sorted({row.metric for row in chosen}))
+        table.add_section()
+        table.add_row(Text(task, style="bold"), "", Text(metric, style="italic"))
+        for row in chosen:
+            table.add_row(Text(f"  {names[row.model]}"), *(show(row) for show in columns.values()))
+    return table
+
+
+def print_comparison(comparisons: Sequence[TaskComparison]) -> None:
+    """A table, a sentence for each task, and the count of verdicts."""
+    first = comparisons[0]
+    names = shorten({first.model_a, first.model_b})
+    table = Table(title="Test scores in % ± half of the 95 % interval over seeds", **PLAIN)
+    table.add_column("task", overflow="fold")
+    for column in ("A", "B", "A − B", "p"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
+    for one in comparisons:
+        table.add_row(
+            Text(one.task),
+            *(show_interval(mean_interval(side.test)) if side else MISSING for side in (one.a, one.b)),
+            MISSING if one.over_seeds is None else show_difference(one.over_seeds),
+            show_p_value(one.p_seeds).replace(" ", ""),
+            one.verdict,
+        )
+    for letter, model in (("A", first.model_a), ("B", first.model_b)):
+        console.out.print(f"{letter} = {model}", markup=False)
+    print_table(table)
+    for one in comparisons:
+        console.out.print(describe_comparison(one, names), markup=False)
+    counts = [f"{verdict} on {sum(one.verdict == verdict for one in comparisons)}" for verdict in VERDICTS]
+    console.out.print(f"of {show_count(len(comparisons), 'task')}: {', '.join(counts)}", markup=False)
+
+
+def print_table(table: Table) -> None:
+    """Not wider than a terminal; in a file, as wide as it needs to be."""
+    if not console.out.is_terminal:
+        table.width = Measurement.get(console.out, console.out.options.update_width(200), table).maximum
+    console.out.print(table)
+
+
+def describe_comparison(one: TaskComparison, names: Mapping[str, str]) -> str:
+    """One comparison in words: who is ahead, by how much, whether that is more than noise, and by which tests."""
+    start = f"{one.task} ({one.metric})" if one.metric else one.task
+    reasons = "".join(f"; {note}" for note in one.notes)
+    difference = one.difference
+    if difference is None:
+        return f"{start}: cannot be told{reasons}"
+    ahead, behind = (one.model_a, one.model_b) if difference.mean >= 0 else (one.model_b, one.model_a)
+    size, tests = show_size(difference), show_tests(one)
+    if one.verdict in ("A better", "B better"):
+        return f"{start}: {names[ahead]} beats {names[behind]} by {size}, more than noise{tests}{reasons}"
+    lead = "both score the same" if difference.mean == 0 else f"{names[ahead]} is ahead by {size}"
+    judged = "within noise" if one.verdict == "within noise" else "but which is better cannot be told"
+    return f"{start}: {lead}, {judged}{tests}{reasons}"
+
+
+def show_tests(one: TaskComparison) -> str:
+    """` (p = 0.031 over 5 pairs of seeds, p < 0.001 over 2,000 examples; adjusted over 3 tasks)`."""
+    shown = []
+    if not math.isnan(one.p_seeds):
+        shown.append(f"{name_p_value(one.p_seeds)} over {show_seeds(one)}")
+    if not math.isnan(one.p_examples):
+        shown.append(f"{name_p_value(one.p_examples)} over {show_count(one.num_examples, 'example')}")
+    adjusted = f"; adjusted over {one.num_tasks} tasks" if one.num_tasks > 1 else ""
+    return f" ({', '.join(shown)}{adjusted})" if shown else ""
+
+
+def shorten(models: set[str]) -> dict[str, str]:
+    """The last parts of the models' paths, where they tell them apart."""
+    short = {model: short_name(model) for model in models}
+    return short if len(set(short.values())) == len(models) else {model: model for model in models}
+
+
+def name_p_value(p_value: float) -> str:
+    """`p = 0.031`, `p < 0.001`."""
+    shown = show_p_value(p_value)
+    return f"p {shown}" if shown.startswith("<") else f"p = {shown}"
+
+
+def show_seeds(one: TaskComparison) -> str:
+    """`5 pairs of seeds`, or `5 and 3 seeds`."""
+    assert one.a and one.b
+    num_a, num_b = one.a.num, one.b.num
+    return f"{show_count(num_a, 'pair')} of seeds" if one.is_paired else f"{num_a} and {num_b} seeds"
+
+
+def show_cells(points: Sequence[GridPoint], most: int = 3) -> str:
+    """`4 cells: 5e-5 seed 3, 5e-5 seed 4, 1e-4 seed 3, …`."""
+    shown = [f"{show_rate(rate)} seed {seed}" for rate, seed in points[:most]]
+    if len(points) > most:
+        shown.append("…")
+    return f"{show_count(len(points), 'cell')}: {', '.join(shown)}"

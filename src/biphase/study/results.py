@@ -1,0 +1,115 @@
+"""A plan and the scores of its models → results in the paper's terms: what each model is, and what it scored."""
+
+from collections.abc import Iterator
+
+from biphase.config import Phase
+from biphase.errors import InputError
+from biphase.finetuning.scores import ScoreSet
+from biphase.finetuning.selection import select_rate
+from biphase.paper.published import place_arms
+from biphase.report.results import ReportArm, Result, measured
+from biphase.report.statistics import mean_interval
+from biphase.study.advise import Evidence
+from biphase.study.cost import Sizes, measure_sizes
+from biphase.study.folder import Workplace, current_scores
+from biphase.study.plan import EvaluatedModel, Plan, history
+from biphase.tasks.spec import find_task
+
+FAMILY_CODES = {
+    "sequence_classification": "SC",
+    "token_classification": "TC",
+    "question_answering": "QA",
+    "retrieval": "IR",
+}
+PAPER_METRICS = {"SC": "accuracy", "TC": "paper_f1", "QA": "paper_f1", "IR": "paper_ndcg_at_10"}
+
+
+def collect_results(plan: Plan, scores: dict[str, ScoreSet]) -> Iterator[Result]:
+    """Every model on every task, by the standard metric and by the paper's, in each of its comparisons."""
+    sizes = measure_sizes(plan)
+    arms = place_arms(arm_of_model(plan, model, sizes) for model in plan.models)
+    for arm in arms:
+        found = scores[arm.name]
+        for task in found.tasks:
+            name = next(model for model in found.models if (model, task) in found.cells)
+            family = FAMILY_CODES[find_task(task).family]
+            own = next(iter(found.cells[name, task].values())).metric
+            for kind, metric in (("standard", own), ("paper", PAPER_METRICS[family])):
+                try:
+                    chosen = select_rate(found, name, task, metric)
+                except InputError:
+                    continue  # diverged everywhere: told as missing
+                yield measured(arm, family, task, kind, chosen.test, chosen.test_by_rate, chosen.seeds)  # type: ignore[arg-type]
+
+
+def compare_curricula(plan: Plan, place: Workplace) -> list[Evidence]:
+    """How the curricula of a study did: mean test score in % over all tasks, seed by seed, at the largest budget of the
+    network that has most of them. Left out are arms with a task missing and curricula that have no short form."""
+    results = list(collect_results(plan, {model.name: current_scores(plan, place, model) for model in plan.models}))
+    tasks = {result.dataset for result in results}
+    scores = {(r.arm.name, r.dataset): r.samples for r in results if r.metric == "standard"}
+    tables = {table.name for table in plan.study.curricula}
+    found: dict[tuple[str, int], list[Evidence]] = {}
+    for arm in plan.arms.values():
+        samples = [scores[arm.name, task] for task in tasks if (arm.name, task) in scores]
+        is_whole = len(samples) == len(tasks) and len(set(map(len, samples))) == 1
+        if arm.parent is not None or arm.curriculum in tables or not is_whole:
+            continue
+        interval = mean_interval([100 * sum(values) / len(values) for values in zip(*samples, strict=True)])
+        evidence = Evidence(arm.curriculum, interval.mean, interval.half_width)
+        found.setdefault((arm.model, arm.recipe.num_steps), []).append(evidence)
+    return max(found.items(), key=lambda item: (len(item[1]), item[0][1]), default=((), []))[1]
+
+
+def arm_of_model(plan: Plan, model: EvaluatedModel, sizes: Sizes) -> ReportArm:
+    """A model as the paper would describe it."""
+    arm = plan.arms[model.arm]
+    if model.kind == "random":
+        return ReportArm(model.name, "control", arm.model, "none", None, pretrain_steps=0, clm_steps=0, mlm_steps=0)
+    phases = history(plan, model)
+    parent = None if arm.parent is None else next(other for other in plan.models if other.name == arm.parent)
+    before = () if parent is None else history(plan, parent)
+    num_before = sum(phase.steps for phase in before)
+    pretraining, rest = before or phases, arm.recipe.curriculum if before else ()
+    clm_steps = 0.0
+    for phase in pretraining:
+        clm_steps += sum(phase.steps * share for part, share in phase.parts if part.objective == "clm")
+    clm = round(clm_steps)
+    mlm = sum(phase.steps for phase in pretraining) - clm
+    later = sum(phase.steps for phase in phases) - num_before if parent is not None else 0
+    masks = [phase.mask_probability for phase in phases if phase.objective != "clm"]
+    is_intermediate = model.kind == "intermediate"
+    return ReportArm(
+        name=model.name,
+        setup="efficiency" if is_intermediate else "objective" if is_of_the_paper(pretraining, rest) else "other",
+        size=arm.model,
+        objective="clm" if not mlm else "mlm" if not clm else "clm+mlm",
+        mask_percent=round(100 * masks[-1]) if masks else None,
+        pretrain_steps=clm + mlm,
+        clm_steps=clm,
+        mlm_steps=mlm,
+        cpt_steps=later,
+        parent=model.arm if is_intermediate else arm.parent,
+        flops=sum_flops(plan, model, sizes),
+    )
+
+
+def is_of_the_paper(pretraining: tuple[Phase, ...], rest: tuple[Phase, ...]) -> bool:
+    """CLM, MLM, or CLM and then MLM; and MLM that continues one of these."""
+    kinds, later = ([part.objective for phase in phases for part, _ in phase.parts] for phases in (pretraining, rest))
+    return kinds in (["clm"], ["mlm"], ["clm", "mlm"]) and later in ([], ["mlm"])
+
+
+def sum_flops(plan: Plan, model: EvaluatedModel, sizes: Sizes) -> float | None:
+    """FLOPs of all training from the beginning to this step, its parents' included; None for a network of unknown
+    shape."""
+    total, name, end = 0.0, model.run, model.step
+    while True:
+        run = plan.runs[name]
+        spent = sizes.flops(run)
+        if not spent:
+            return None
+        total += sum(spent.values()) * (end - run.first) / run.steps
+        if run.parent is None:
+            return total
+        name, end = run.parent, run.first

@@ -1,0 +1,115 @@
+"""How plots look: one palette, one set of matplotlib's settings, and the loss curves that cards and reports share.
+
+Every series has its colour (of Okabe and Ito's palette, which colour-blind readers tell apart), marker, line and hatch,
+so that it survives black-and-white print. No torch; matplotlib only where something is drawn.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+INK, GRID, NEUTRAL = "#1a1a1a", "#dcdcdc", "#999999"
+"""The colour of text and axes, that of grid lines (a page replaces both where its background is dark), and that of what
+is only there to compare with."""
+
+PLOT_STYLE: Any = {
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],
+    "font.size": 8.5,
+    "axes.titlesize": 9,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.labelsize": 8.5,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "axes.linewidth": 0.7,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": GRID,
+    "grid.linewidth": 0.6,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "xtick.labelsize": 8,
+    "ytick.labelsize": 8,
+    "text.color": INK,
+    "legend.frameon": False,
+    "legend.fontsize": 8.5,
+    "lines.linewidth": 1.5,
+    "lines.markersize": 5,
+    "errorbar.capsize": 2.5,
+    "hatch.linewidth": 0.7,
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "savefig.facecolor": "none",
+    "svg.fonttype": "none",
+    "pdf.fonttype": 42,
+}
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a series looks like."""
+
+    color: str
+    marker: str
+    line: str
+    hatch: str
+
+
+LOOKS = {
+    "clm": Look("#0072B2", "o", "-", ""),
+    "mlm": Look("#D55E00", "s", "--", "//"),
+    "clm+mlm": Look("#009E73", "D", "-.", ".."),
+    "mntp": Look("#CC79A7", "v", ":", "xx"),
+}
+"""Looks of what is trained with an objective."""
+
+COLORS = {objective: look.color for objective, look in LOOKS.items()}
+
+SERIES = (
+    Look("#0072B2", "o", "-", ""),
+    Look("#E69F00", "s", "--", "//"),
+    Look("#009E73", "D", "-.", ".."),
+    Look("#CC79A7", "^", ":", "xx"),
+    Look("#56B4E9", "v", (0, (5, 1)), "--"),  # type: ignore[arg-type]
+)
+"""Looks of anything else, in turn."""
+
+CURVE_POINTS = 300
+
+
+def plot_losses(
+    records: Iterable[Mapping[str, Any]], look: Look, labels: tuple[str | None, str | None], axes: "Axes"
+) -> None:
+    """Loss against the step: training as a line, validation as markers.
+
+    Args:
+        records: those of one objective, as in metrics.jsonl: `kind` (train, validation), `step`, `loss`.
+        labels: of training and of validation, for a legend.
+    """
+    rows = list(records)
+    for kind, style, label in (
+        ("train", {"linestyle": look.line}, labels[0]),
+        ("validation", {"linestyle": "", "marker": look.marker}, labels[1]),
+    ):
+        steps_N, losses_N = thin([(row["step"], row["loss"]) for row in rows if row["kind"] == kind])
+        if len(steps_N):
+            axes.plot(steps_N, losses_N, color=look.color, linewidth=1, markersize=4, label=label, **style)  # type: ignore[arg-type]
+    axes.set_xlabel("step")
+    axes.set_ylabel("loss (nats per target)")
+
+
+def thin(points: Sequence[tuple[float, float]]) -> tuple[np.ndarray, np.ndarray]:
+    """At most `CURVE_POINTS` points of a curve: each the mean of the same number of neighbours."""
+    points_N2 = np.array(points, dtype=np.float64).reshape(-1, 2)
+    each = math.ceil(len(points_N2) / CURVE_POINTS)
+    means = [points_N2[begin : begin + each].mean(axis=0) for begin in range(0, len(points_N2), max(each, 1))]
+    return np.array([mean[0] for mean in means]), np.array([mean[1] for mean in means])
