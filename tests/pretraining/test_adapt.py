@@ -1,0 +1,243 @@
+"""Decoders and masked language models of others become encoders."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from training_runs import MakeRecipe, digests, losses, only, other_shards, shorter, train_until
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    BertConfig,
+    BertForMaskedLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    ModernBertConfig,
+    ModernBertForMaskedLM,
+    RobertaConfig,
+    RobertaForMaskedLM,
+)
+
+from biphase.corpus.shards import ShardSet
+from biphase.corpus.tokenizer import load_tokenizer, save_tokenizer
+from biphase.distributed import World
+from biphase.encoder.attention import lay_out
+from biphase.encoder.load import load_backbone
+from biphase.encoder.packed import packed_hidden
+from biphase.errors import InputError
+from biphase.files import read_json
+from biphase.pretraining.batches import open_loader
+from biphase.pretraining.checkpoint import read_checkpoint_manifest
+from biphase.pretraining.loop import train
+from biphase.run import read_metrics
+
+STORIES = Path(__file__).parents[2].parent / "shared/data/decoder_stories260K"
+
+
+def looks_back(model: Any) -> bool:
+    """Whether an early output of a transformers model moves when a later token is changed."""
+    tokens = torch.arange(10, 22)[None]
+    changed = tokens.clone()
+    changed[0, 9] = 5
+    with torch.no_grad():
+        outputs = [
+            model(input_ids=x, attention_mask=torch.ones_like(x)).last_hidden_state[0, 0] for x in (tokens, changed)
+        ]
+    return bool((outputs[0] - outputs[1]).abs().max() > 1e-6)
+
+
+def test_a_decoder_becomes_an_encoder(decoder: Path, tiny_recipe: MakeRecipe, tmp_path: Path) -> None:
+    recipe = tiny_recipe(f"init={{model: {decoder}}}", *shorter("curriculum.1.steps=9", "schedule.peak_lr=3e-3"))
+    run = train(recipe, tmp_path)
+    assert np.mean(losses(run)[-3:]) < losses(run)[3]
+    manifest = read_checkpoint_manifest(run.steps / "12")
+    assert manifest.carried == ["weights"]
+    assert manifest.parent is not None
+    for step, causal in ((3, True), (12, False)):
+        folder = run.steps / str(step) / "model"
+        assert read_json(folder / "config.json")["is_causal"] is causal
+        reloaded = AutoModel.from_pretrained(folder).eval()
+        assert looks_back(reloaded) is not causal
+    ours, theirs = load_backbone(run.steps / "12" / "model").eval(), AutoModel.from_pretrained(folder).eval()
+    tokens_T = torch.arange(40, 70)
+    with torch.no_grad():
+        packed_TD = packed_hidden(ours, tokens_T, torch.arange(30), lay_out(np.array([0, 30]), causal=False))
+        torch.testing.assert_close(
+            packed_TD, theirs(input_ids=tokens_T[None]).last_hidden_state[0], rtol=1e-4, atol=1e-5
+        )
+
+
+def test_adaptation_resumes_bit_exactly(decoder: Path, tiny_recipe: MakeRecipe, tmp_path: Path) -> None:
+    recipe = tiny_recipe(f"init={{model: {decoder}}}", *shorter())
+    whole = train(recipe, tmp_path / "whole")
+    train_until(4, recipe, tmp_path / "parts")
+    assert digests(train(recipe, tmp_path / "parts"), 6) == digests(whole, 6)
+
+
+def test_a_hub_model_is_its_commit(
+    decoder: Path, tiny_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Named, or by `main`, the same commit is the same run; another commit is another run."""
+    import huggingface_hub.constants as constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    repository = tmp_path / "hub" / "models--some--decoder"
+    commits = ["a" * 40, "b" * 40]
+    for commit in commits:
+        shutil.copytree(decoder, repository / "snapshots" / commit)
+    (repository / "refs").mkdir()
+
+    def adapt(**init: str) -> Path:
+        recipe = tiny_recipe(*only("mlm", 1), f"init={json.dumps({'model': 'some/decoder', **init})}")
+        return train(recipe, tmp_path / "runs").path
+
+    found = []
+    for commit in commits:
+        (repository / "refs" / "main").write_text(commit)
+        found.append(adapt())
+        assert adapt(revision=commit) == found[-1]
+    assert found[0] != found[1]
+    with pytest.raises(InputError, match=r"model some/decoder at revision v2 is no folder here and cannot be had"):
+        adapt(revision="v2")
+
+
+MASKED_FAMILIES = {
+    "bert": (BertConfig, BertForMaskedLM),
+    "roberta": (RobertaConfig, RobertaForMaskedLM),
+    "modernbert": (ModernBertConfig, ModernBertForMaskedLM),
+}
+
+
+def save_masked(family: str, folder: Path, **settings: Any) -> Path:
+    """A tiny masked language model, weights larger than usual, with the dropout of its kind and 90 positions."""
+    config, kind = MASKED_FAMILIES[family]
+    roles = {"pad_token_id": 2, "eos_token_id": 0, "bos_token_id": None, "cls_token_id": None, "sep_token_id": None}
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    torch.manual_seed(0)
+    settings = {"vocab_size": 384, "max_position_embeddings": 90, "initializer_range": 0.1} | roles | sizes | settings
+    model = kind(config(**settings))
+    with torch.no_grad():  # a row of zeros is drawn anew, see `train_padding_row`
+        model.get_input_embeddings().weight[settings["pad_token_id"]].normal_(std=0.1)
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("family", MASKED_FAMILIES)
+def test_a_masked_language_model_goes_on(family: str, tiny_recipe: MakeRecipe, tmp_path: Path) -> None:
+    """The first loss is the network's own on each sample alone, without dropout; batches exceed its positions."""
+    folder = save_masked(family, tmp_path / family)
+    recipe = tiny_recipe(f"init={{model: {folder}}}", *only("mlm", 12), "schedule.peak_lr=3e-3")
+    whole = train(recipe, tmp_path / "whole")
+    assert np.mean(losses(whole)[-3:]) < losses(whole)[0] - 0.3
+    network = AutoModelForMaskedLM.from_pretrained(folder, attn_implementation="eager").eval()
+    shards = ShardSet.open(recipe.data.shards, "train")
+    source = open_loader(recipe, shards, World(0, 1, torch.device("cpu")), torch.float32, 0)
+    total, count = 0.0, 0
+    for part in source.microbatches(recipe.curriculum[0], 0):
+        assert len(part.inputs_T) > 90
+        with torch.no_grad():
+            alone = [
+                network(input_ids=sample[None]).logits[0] for sample in part.inputs_T.split(part.lengths_S.tolist())
+            ]
+        logits_NV = torch.cat(alone)[part.target_positions_N]
+        total += float(torch.nn.functional.cross_entropy(logits_NV, part.targets_N, reduction="sum"))
+        count += len(part.targets_N)
+    assert losses(whole)[0] == pytest.approx(total / count, rel=1e-5)
+    train_until(4, recipe, tmp_path / "parts")
+    assert digests(train(recipe, tmp_path / "parts"), 12) == digests(whole, 12)
+
+
+def test_what_a_masked_language_model_cannot(tiny_recipe: MakeRecipe, tmp_path: Path) -> None:
+    def go_on(folder: Path, *overrides: str) -> None:
+        train(tiny_recipe(*only("mlm", 1), f"init={{model: {folder}}}", *overrides), tmp_path / "runs")
+
+    with pytest.raises(InputError, match=r"BertForMaskedLM as bidirectional only; leave clm out of the curriculum"):
+        go_on(save_masked("bert", tmp_path / "bert"), "curriculum.0.objective=clm")
+    with pytest.raises(InputError, match=r"takes 47 positions; set data.max_sample_tokens=47"):
+        go_on(save_masked("roberta", tmp_path / "short", max_position_embeddings=50))
+    with pytest.raises(InputError, match=r"from behind its padding token 5, and that of the shards is 2: prepare"):
+        go_on(save_masked("roberta", tmp_path / "padding", pad_token_id=5))
+
+
+def test_a_foreign_model_must_fit(decoder: Path, tiny_recipe: MakeRecipe, corpus: Any, tmp_path: Path) -> None:
+    def adapt(model: Path, *overrides: str) -> None:
+        train(tiny_recipe(f"init={{model: {model}}}", *only("mlm", 1), *overrides), tmp_path / "runs")
+
+    with pytest.raises(InputError, match=r"takes 128 positions; set data.max_sample_tokens=128"):
+        adapt(decoder, "data.max_sample_tokens=200")
+    with_other = shutil.copytree(decoder, tmp_path / "with_other")
+    other_shards(corpus, tmp_path)
+    shutil.copytree(tmp_path / "other_tokenizer", with_other, dirs_exist_ok=True)
+    with pytest.raises(InputError, match="was made with tokenizer"):
+        adapt(with_other)
+    with_same = shutil.copytree(decoder, tmp_path / "with_same")
+    shutil.copytree(corpus.tokenizer, with_same, dirs_exist_ok=True)
+    adapt(with_same)
+    small = tmp_path / "small"
+    LlamaForCausalLM(LlamaConfig.from_pretrained(decoder, vocab_size=256)).save_pretrained(small)
+    with pytest.raises(InputError, match="knows 256 tokens and the shards have 384"):
+        adapt(small)
+
+
+STORY = """Once upon a time, there was a little girl named Lily. She loved to play outside in the park with her \
+friends. One day, she saw a big red ball. She wanted to play with it, but it was too high. Her mom said, "Lily, let's \
+find a way to get the ball." Lily was happy. They found a long stick and the ball fell down. Lily and her mom played."""
+
+
+@pytest.fixture(scope="module")
+def stories(tmp_path_factory: pytest.TempPathFactory, documents: list[str]) -> Path:
+    """Shards in the vocabulary of the real decoder: llama2.c's pieces and scores as a BPE with byte fallback."""
+    from tokenizers import Tokenizer, decoders, models, normalizers
+    from transformers import PreTrainedTokenizerFast
+
+    from biphase.corpus.prepare import prepare
+
+    pieces = [piece for piece, _ in read_json(STORIES / "tok512.json")]
+    vocab = {piece.replace(" ", "▁"): number for number, piece in enumerate(pieces)}
+    words = list(vocab)[259:]
+    merges = [(w[:at], w[at:]) for w in words for at in range(1, len(w)) if w[:at] in vocab and w[at:] in vocab]
+    backend = Tokenizer(models.BPE(vocab, merges, byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    folder = tmp_path_factory.mktemp("stories")
+    roles = {"unk_token": "<unk>", "bos_token": pieces[1], "eos_token": pieces[2]}
+    PreTrainedTokenizerFast(tokenizer_object=backend, **roles).save_pretrained(folder / "plain")
+    save_tokenizer(load_tokenizer(folder / "plain"), folder / "tokenizer")
+    for name, texts in (("train", documents), ("validation", [STORY])):
+        lines = (json.dumps({"id": f"{name}-{number}", "text": text}) for number, text in enumerate(texts))
+        (folder / f"{name}.jsonl").write_text("\n".join(lines))
+    prepare(
+        [folder / "train.jsonl"],
+        folder / "tokenizer",
+        folder / "shards",
+        validation_sources=[folder / "validation.jsonl"],
+        workers=1,
+    )
+    return folder / "shards"
+
+
+@pytest.mark.skipif(not STORIES.exists(), reason="../shared/data/decoder_stories260K is not here")
+def test_a_real_decoder_becomes_an_encoder(stories: Path, tiny_recipe: MakeRecipe, tmp_path: Path) -> None:
+    recipe = tiny_recipe(
+        f"init={{model: {STORIES / 'hf'}}}",
+        f"data.shards={stories}",
+        "curriculum=[{objective: clm, steps: 1}, {objective: mlm, steps: 30, mask_probability: 0.2}]",
+        "schedule={peak_lr: 3e-3, warmup_steps: 5, decay_steps: 10}",
+        "validation.every_steps=0",
+    )
+    run = train(recipe, tmp_path)
+    found, validation = losses(run), read_metrics(run, "validation")
+    assert found[0] < 4.8, "a pretrained decoder predicts another book better than chance (6.2)"
+    assert validation[0]["loss"] < 1.8, "and a story like those that it was trained on much better"
+    assert np.mean(found[-5:]) < np.mean(found[1:4]) - 0.5
+    folder = run.steps / "31" / "model"
+    assert read_json(folder / "config.json")["is_causal"] is False
+    assert looks_back(AutoModel.from_pretrained(folder).eval())
+    assert not looks_back(AutoModel.from_pretrained(run.steps / "1" / "model").eval())
+    assert AutoModelForCausalLM.from_pretrained(folder).lm_head.weight.shape[0] == 514  # 512, mask and pad

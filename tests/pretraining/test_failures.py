@@ -1,0 +1,80 @@
+"""How a run fails: with a line that says where and what to do."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from training_runs import MakeRecipe, losses, only, weights_at
+
+from biphase.corpus.shards import ShardSet
+from biphase.distributed import World
+from biphase.encoder.packed import PackedModel
+from biphase.errors import InputError
+from biphase.pretraining.batches import open_loader
+from biphase.pretraining.loop import train
+from biphase.run import Run, read_metrics, whole_steps
+
+
+def test_a_loss_that_is_not_finite_names_step_and_samples(
+    tiny_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fourth microbatch of the run, which is the second of step 2, comes out as NaN."""
+    original, calls = PackedModel.forward, []
+
+    def forward(self: PackedModel, *args: Any) -> Any:
+        out = original(self, *args)
+        if len(args) < 5:
+            return out
+        calls.append(1)
+        return (out[0] * math.nan, *out[1:]) if len(calls) == 4 else out
+
+    monkeypatch.setattr(PackedModel, "forward", forward)
+    recipe = tiny_recipe(*only("clm", 3, "checkpoints.every_steps=1"))
+    with pytest.raises(InputError) as caught:
+        train(recipe, tmp_path)
+    shards = ShardSet.open(recipe.data.shards, "train")
+    source = open_loader(recipe, shards, World(0, 1, torch.device("cpu")), torch.float32, 0)
+    ids = source.microbatches(recipe.curriculum[0], 1)[1].sample_ids_S
+    line = str(caught.value)
+    assert "loss nan" in line
+    assert f"at step 2, samples {', '.join(map(str, ids[:8]))}" in line
+    assert "the last checkpoint is @1; lower schedule.peak_lr" in line
+    (path,) = tmp_path.iterdir()
+    assert whole_steps(Run(path)) == [1]
+    assert all(tensor.isfinite().all() for tensor in weights_at(Run(path), 1).values())
+    assert [row["step"] for row in read_metrics(Run(path), "train")] == [1]
+    assert not Run(path).is_done
+
+
+def test_a_rate_that_is_too_high_stops_the_run(tiny_recipe: MakeRecipe, tmp_path: Path) -> None:
+    with pytest.raises(
+        InputError, match=r"at step 2, samples .* no checkpoint was written yet; lower schedule.peak_lr"
+    ):
+        train(tiny_recipe(*only("clm", 5, "schedule.peak_lr=1e38")), tmp_path)
+
+
+def test_batches_too_small_for_the_microbatches(tiny_recipe: MakeRecipe, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="leaves less than one sample of 64 tokens each; raise one of the two"):
+        train(tiny_recipe(*only("clm", 1, "batch_tokens=100", "compute.microbatch_tokens=64")), tmp_path)
+
+
+def test_without_validation_text(tiny_recipe: MakeRecipe, corpus: Any, tmp_path: Path, capsys: Any) -> None:
+    from biphase.corpus.prepare import prepare
+
+    source = corpus.shards.parent / "train.jsonl"
+    prepare([source], corpus.tokenizer, tmp_path / "shards", validation_fraction=0.0, workers=1)
+    run = train(tiny_recipe(*only("clm", 1, f"data.shards={tmp_path / 'shards'}")), tmp_path / "runs")
+    assert read_metrics(run, "validation") == []
+    assert "training without validation" in capsys.readouterr().err
+
+
+def test_tensorboard(tiny_recipe: MakeRecipe, tmp_path: Path) -> None:
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    run = train(tiny_recipe(*only("clm", 2, "tensorboard=true")), tmp_path)
+    events = reader.EventAccumulator(str(run.path / "tensorboard"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("train/loss")] == [1, 2]
+    assert [event.value for event in events.Scalars("train/loss")] == pytest.approx(losses(run), rel=1e-6)
+    assert events.Scalars("validation/accuracy")
