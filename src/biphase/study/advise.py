@@ -294,7 +294,7 @@ def explain_choices(
 def list_caveats(
     chosen: Candidate, text: TextAmount | None, budget: float, spent: float, evidence: Sequence[Evidence]
 ) -> list[str]:
-    """What to keep in mind; "decoders" always."""
+    """Those of `CAVEATS` that hold."""
     is_small = chosen.preset not in PAPER_SIZES
     holds = {
         "extrapolated": not evidence and (is_small or chosen.tokens < PAPER_LEAST_TOKENS),

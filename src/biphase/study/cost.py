@@ -286,7 +286,7 @@ def group_cost(plan: Plan, group: str, sizes: Sizes, machine: Machine | None, pu
 def evaluation_cost(plan: Plan, sizes: Sizes, machine: Machine | None, published: Published | None) -> GroupCost:
     """The row of all fine-tunings."""
     runs = {model.name: model.run for model in plan.models}
-    # Cells that differ in rate and seed alone cost the same: of a paper's 15,000, a few dozen differ.
+    # Cells that differ in rate and seed alone cost the same: of the paper's 15,000, a few dozen differ.
     per_cell: dict[tuple[Shape | None, str, tuple[str, ...], int], tuple[int, float, float]] = {}
     steps, tokens, flops = 0, 0.0, 0.0
     for cell in plan.cells:

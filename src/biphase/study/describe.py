@@ -306,7 +306,8 @@ def plan_graph(plan: Plan, language: str) -> str:
         if model.kind != "random":
             models[model.run, model.step] = model.name
     nodes: dict[tuple[str, int], str] = {}
-    node_lines, edge_lines = [], []
+    node_lines: list[str] = []
+    edge_lines: list[str] = []
 
     def node_at(place: tuple[str, int], text: str, form: str) -> str:
         """The identifier of a node, which is written when it is first met."""
@@ -317,14 +318,16 @@ def plan_graph(plan: Plan, language: str) -> str:
 
     for number, span in enumerate(list_spans(plan)):
         run = plan.runs[span.run]
-        place = (span.run, span.first)
-        if span.first == run.first:
-            origin = "random weights" if run.recipe.init.preset else "pretrained"
-            place = (run.parent, run.first) if run.parent else (f"{origin}: {run.model}", 0)
-        start = node_at(place, place[0], write.start)
-        place = (span.run, span.last)
-        form = write.model if place in models else write.checkpoint
-        end = node_at(place, models.get(place, f"{span.run}@{span.last}"), form)
+        begin, finish = (span.run, span.first), (span.run, span.last)
+        if span.first == run.first and run.parent is not None:
+            begin = (run.parent, run.first)
+        elif span.first == run.first:
+            kind = "random weights" if run.recipe.init.preset else "pretrained"
+            begin = (f"{kind}: {run.model}", 0)
+        # Only a start of all training is met as the begin of a span first; everything else has been the end of one.
+        start = node_at(begin, begin[0], write.start)
+        form = write.model if finish in models else write.checkpoint
+        end = node_at(finish, models.get(finish, f"{span.run}@{span.last}"), form)
         text = f"{span.phase.label} {write_steps(span.last - span.first)}"
         color = COLORS[span.phase.objective]
         edge_lines.append(write.edge.format(start=start, end=end, text=text, color=color, number=number))

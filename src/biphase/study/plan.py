@@ -36,6 +36,7 @@ class EvaluatedModel:
 
     @property
     def checkpoint(self) -> str:
+        """`RUN@STEP`, as checkpoints are named everywhere."""
         return f"{self.run}@{self.step}"
 
 
@@ -65,6 +66,7 @@ class StudyCell:
 
     @property
     def name(self) -> str:
+        """The cell as a unit of work, as `study status` and `--unit` know it."""
         return f"{self.model}/{self.task}/lr{self.config.learning_rate:g}/seed{self.config.seed}"
 
 
@@ -82,6 +84,7 @@ class Plan:
 
     @property
     def steps(self) -> int:
+        """The steps that are trained, each once."""
         return sum(run.steps for run in self.runs.values())
 
     @property
