@@ -10,9 +10,11 @@ import pytest
 import biphase.files as files
 from biphase.errors import BusyError, InputError
 from biphase.files import (
+    MARK,
     content_hash,
     file_hash,
     locked,
+    own_folder,
     read_json,
     read_json_as,
     whole_folder,
@@ -99,3 +101,49 @@ def test_a_lock_is_held_by_one_and_never_written_through_a_link(tmp_path: Path) 
     with pytest.raises(InputError, match="link is a link"), locked(tmp_path / "link"):
         pass
     assert (tmp_path / "theirs").read_text() == "kept"
+
+
+def test_a_folder_of_ours_is_replaced(tmp_path: Path) -> None:
+    for text in ("one", "two"):
+        with own_folder(tmp_path / "made", "report") as part:
+            (part / "inner").mkdir()
+            write_text(part / "inner" / "page", text)
+    assert (tmp_path / "made" / "inner" / "page").read_text() == "two"
+    (tmp_path / "empty").mkdir()
+    with own_folder(tmp_path / "empty", "report") as part:
+        write_text(part / "page", "three")
+    assert names(tmp_path / "empty") == [MARK, "page"]
+
+
+@pytest.mark.parametrize("spoil", ["added", "changed", "linked", "mark", "kind", "deeper"])
+def test_nothing_that_we_did_not_write_is_removed(spoil: str, tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    with own_folder(made, "report") as part:
+        write_text(part / "page", "one")
+    match spoil:
+        case "added":
+            write_text(made / "notes", "mine")
+        case "changed":
+            write_text(made / "page", "mine")
+        case "linked":
+            (made / "page").rename(tmp_path / "page")
+            (made / "page").symlink_to(tmp_path / "page")
+        case "mark":
+            (made / MARK).unlink()
+        case "kind":
+            write_json(made / MARK, {"biphase": "tokenizer", "files": {"page": file_hash(made / "page")}})
+        case "deeper":
+            (made / "inner").mkdir()
+            write_text(made / "inner" / "page", "mine")
+    before = {path: path.read_bytes() for path in made.rglob("*") if path.is_file()}
+    with pytest.raises(InputError, match="give a new or an empty folder"), own_folder(made, "report"):
+        pytest.fail("nothing may be begun")
+    assert {path: path.read_bytes() for path in made.rglob("*") if path.is_file()} == before
+    assert names(tmp_path) == (["made", "page"] if spoil == "linked" else ["made"])
+
+
+def test_a_file_is_never_replaced_by_a_folder(tmp_path: Path) -> None:
+    write_text(tmp_path / "made", "mine")
+    with pytest.raises(InputError, match="made is a file"), own_folder(tmp_path / "made", "report"):
+        pytest.fail("nothing may be begun")
+    assert (tmp_path / "made").read_text() == "mine"

@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -144,3 +145,41 @@ def test_modules_say_what_they_are(path: Path) -> None:
     if tree.body and name_of(path) != "__main__":
         assert ast.get_docstring(tree), f"{name_of(path)} has no docstring"
     assert not {"utils", "helpers", "common", "base"} & set(name_of(path).split("."))
+
+
+def definitions(kind: str) -> dict[str, set[str]]:
+    """Names at the top of modules → the modules that define them. Of the roles of a protocol (`finetuning.families`),
+    every member has one."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for path in MODULES:
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            names: list[str] = []
+            if isinstance(node, ast.FunctionDef if kind == "function" else ast.ClassDef) and kind != "constant":
+                names = [node.name]
+            elif kind == "constant" and isinstance(node, ast.Assign | ast.AnnAssign):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                names = [target.id for target in targets if isinstance(target, ast.Name) and target.id.isupper()]
+            for name in names:
+                found[name].add(name_of(path))
+    return found
+
+
+@pytest.mark.parametrize("kind", ["class", "constant", "function"])
+def test_one_meaning_per_name(kind: str) -> None:
+    """A name at the top of a module is that of one thing, but for the roles that all families of tasks have."""
+    for name, modules in definitions(kind).items():
+        if all(module.startswith("finetuning.families.") for module in modules):
+            continue
+        assert len(modules) == 1, f"{kind} '{name}' has {len(modules)} meanings: {', '.join(sorted(modules))}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_modules_can_be_read(path: Path) -> None:
+    """Docstrings are sentences of their own, functions fit on a screen and modules into a head."""
+    text = path.read_text(encoding="utf-8")
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            assert not node.value.startswith("Of "), f"line {node.lineno}: a docstring is a sentence with a subject"
+        if isinstance(node, ast.FunctionDef):
+            assert (node.end_lineno or 0) - node.lineno < 60, f"{node.name} is long: it has more than one job"
+    assert text.count("\n") <= 400, "is this one room or two?"

@@ -1,5 +1,6 @@
 """A hub id is its commit: the one in the cache, without network."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import huggingface_hub.file_download
 import pytest
 
 from biphase.errors import InputError
-from biphase.hub import fetch_model
+from biphase.hub import INDEX, fetch_model, refuse_pickles
 
 OLD, NEW = "a" * 40, "b" * 40
 
@@ -54,3 +55,26 @@ def test_what_is_nowhere_is_one_line(cache: Path) -> None:
     shutil.rmtree(cache)
     with pytest.raises(InputError, match="cannot be had from the hub"):
         fetch_model("some/model")
+
+
+@pytest.mark.parametrize(
+    ("index", "said"),
+    [
+        ({"weight_map": {"a": "part.safetensors", "b": "pytorch_model.bin"}}, "names 'pytorch_model.bin'"),
+        ({"weight_map": {"a": "../part.safetensors"}}, r"names '\.\./part.safetensors'"),
+        ({"weight_map": {"a": "/tmp/part.safetensors"}}, "names '/tmp/part.safetensors'"),
+        ({"weight_map": {"a": "inner/part.safetensors"}}, "names 'inner/part.safetensors'"),
+        ({"weight_map": {"a": "other.safetensors"}}, "'other.safetensors', which is missing"),
+        ({"weight_map": {}}, "is damaged"),
+        ({"weight_map": ["part.safetensors"]}, "is damaged"),
+        ([], "is damaged"),
+    ],
+)
+def test_an_index_names_safetensors_of_its_own_folder_only(index: object, said: str, tmp_path: Path) -> None:
+    (tmp_path / "part.safetensors").touch()
+    (tmp_path / "pytorch_model.bin").touch()
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"a": "part.safetensors"}}))
+    refuse_pickles(tmp_path)
+    (tmp_path / INDEX).write_text(json.dumps(index))
+    with pytest.raises(InputError, match=said):
+        refuse_pickles(tmp_path)

@@ -82,6 +82,51 @@ def whole_folder(path: Path) -> Iterator[Path]:
         shutil.rmtree(part, ignore_errors=True)
 
 
+MARK = ".biphase.json"
+"""The file by which a folder is known as ours: what we wrote there, with its hashes."""
+
+
+@contextmanager
+def own_folder(path: Path, kind: str) -> Iterator[Path]:
+    """As `whole_folder`, for a place that the user chose: replaces nothing but what an earlier call wrote there itself.
+
+    Args:
+        path: a folder that is not there, is empty, or holds only unchanged files of an earlier call.
+        kind: what is written, such as `tokenizer`, for the mark and for messages.
+
+    Raises:
+        InputError: there is a file, or a folder with something that we did not write, or that was changed since.
+    """
+    refuse_foreign(path, kind)
+    with whole_folder(path) as part:
+        yield part
+        written = {str(file.relative_to(part)): file_hash(file) for file in files_below(part)}
+        write_json(part / MARK, {"biphase": kind, "files": written})
+
+
+def refuse_foreign(path: Path, kind: str) -> None:
+    """Refuse to replace what we did not write."""
+    if path.is_file():
+        raise InputError(f"{path} is a file; give a new or an empty folder for the {kind}")
+    if not path.exists() or not any(path.iterdir()):
+        return
+    remedy = f"give a new or an empty folder for the {kind}, or delete this one first"
+    if not (path / MARK).exists():
+        raise InputError(f"{path} has files that biphase did not write; {remedy}")
+    mark = read_json(path / MARK)
+    if not isinstance(mark, dict) or mark.get("biphase") != kind or not isinstance(mark.get("files"), dict):
+        raise InputError(f"{path} is no {kind} that biphase wrote; {remedy}")
+    for file in files_below(path):
+        name = str(file.relative_to(path))
+        if name != MARK and (file.is_symlink() or mark["files"].get(name) != file_hash(file)):
+            raise InputError(f"{file} is not as biphase wrote it; {remedy}")
+
+
+def files_below(folder: Path) -> list[Path]:
+    """Everything in a folder and the folders in it that is not a folder itself, links included; in order."""
+    return sorted(path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
+
+
 @contextmanager
 def locked(path: Path, *, wait: bool = False) -> Iterator[None]:
     """Hold a lock on the file at `path` (made where it is not there).

@@ -11,9 +11,13 @@ from huggingface_hub.errors import HTTPError
 
 from biphase import console
 from biphase.errors import InputError
+from biphase.files import read_json
 
 FILES = ["*.json", "*.safetensors", "*.model", "*.txt"]
 """Neither code nor pickles."""
+
+INDEX = "model.safetensors.index.json"
+"""What names the files of weights that are too large for one."""
 
 PICKLED_WEIGHTS = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
 
@@ -47,9 +51,17 @@ def fetch_model(id: str, revision: str | None = None) -> Path:
 
 
 def refuse_pickles(source: str | Path) -> None:
-    """Raise `InputError` for a model folder without safetensors weights; what is no folder is left to the hub."""
+    """Refuse a folder whose weights are not in safetensors files of its own; a hub id is looked at once it is here.
+
+    Raises:
+        InputError: no weights, weights as a pickle only, or an index that names anything but safetensors files in the
+            same folder: transformers would open whatever it names.
+    """
     folder = Path(source)
-    if not folder.is_dir() or any(folder.glob("*.safetensors")):
+    if not folder.is_dir():
+        return
+    check_index(folder / INDEX)
+    if any(folder.glob("*.safetensors")):
         return
     pickled = next((path for pattern in PICKLED_WEIGHTS for path in folder.glob(pattern)), None)
     if pickled is not None:
@@ -58,3 +70,22 @@ def refuse_pickles(source: str | Path) -> None:
             "save them as safetensors: model.save_pretrained(folder)"
         )
     raise InputError(f"{source} has no weights (*.safetensors)")
+
+
+def check_index(path: Path) -> None:
+    """Refuse an index of sharded weights that names anything but safetensors files beside it."""
+    if not path.exists():
+        return
+    content = read_json(path)
+    weight_map = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise InputError(
+            f"{path} is damaged (it has no weight_map); save the model anew: model.save_pretrained(folder)"
+        )
+    for name in sorted({str(name) for name in weight_map.values()}):
+        if Path(name).name != name or not name.endswith(".safetensors"):
+            raise InputError(
+                f"{path} names '{name}': weights must be *.safetensors files in the same folder; nothing else is opened"
+            )
+        if not (path.parent / name).is_file():
+            raise InputError(f"{path} names '{name}', which is missing; copy the whole model folder")
