@@ -21,7 +21,7 @@ from biphase.corpus.tokenizer import save_tokenizer, train_tokenizer
 from biphase.engine.local import Engine
 from biphase.errors import InputError
 from biphase.report.statistics import Difference, Interval, mean_interval, paired_t_test
-from biphase.study.folder import Workplace, claim_workplace, current_scores, trained_folder
+from biphase.study.folder import StudyFolder, claim_study_folder, read_state, trained_folder
 from biphase.study.plan import Plan, plan_study
 from biphase.study.report import report_study
 from biphase.study.run import run_study
@@ -64,7 +64,7 @@ def run_demo(folder: Path, overrides: Sequence[str] = ()) -> None:
         validation_sources=[corpus / "validation.jsonl.zst"],
     )
     plan = plan_study(load_study(BUNDLED / "demo.yaml", [f"recipe.data.shards={folder / 'shards'}", *overrides]))
-    place = claim_workplace(folder / "study", plan.study)
+    place = claim_study_folder(folder / "study", plan.study)
     say("3/5", f"pretrain {', '.join(plan.arms)}; fine-tune each and random weights: {len(plan.cells)} cells")
     failures = run_study(plan, place, Engine())
     if failures:
@@ -84,7 +84,7 @@ def say(stage: str, what: str) -> None:
     err.print(f"[bold]\\[{stage}][/bold] {what}")
 
 
-def export(plan: Plan, place: Workplace, path: Path) -> Path:
+def export(plan: Plan, place: StudyFolder, path: Path) -> Path:
     """The last arm, as a folder that transformers loads."""
     from biphase.export.model import export_checkpoint
 
@@ -97,12 +97,13 @@ def export(plan: Plan, place: Workplace, path: Path) -> Path:
     return encoder
 
 
-def collect_results(plan: Plan, place: Workplace) -> list[Result]:
+def collect_results(plan: Plan, place: StudyFolder) -> list[Result]:
     """Random weights last. Raises `InputError` for a cell that diverged."""
     assert plan.study.evaluation is not None
     results = []
+    scores = read_state(plan, place).scores
     for model in plan.models:
-        found = sorted(current_scores(plan, place, model).scores, key=lambda score: score.config.seed)
+        found = sorted(scores[model.name].scores, key=lambda score: score.config.seed)
         for score in found:
             if score.diverged:
                 raise InputError(f"{score.headline()}; please report it, with the kind of machine")

@@ -16,7 +16,7 @@ from biphase.report.statistics import mean_interval
 from biphase.run import open_run, read_metrics
 from biphase.study.advise import Evidence
 from biphase.study.cost import Sizes, measure_sizes
-from biphase.study.folder import Workplace, current_scores, is_trained, measure_cells, status, trained_folder
+from biphase.study.folder import StudyFolder, StudyState, is_trained, measure_cells, read_state, status, trained_folder
 from biphase.study.picture import draw_plan
 from biphase.study.plan import Model, Plan, history
 from biphase.tasks.spec import find_task
@@ -30,12 +30,13 @@ FAMILIES = {
 PAPER_METRICS = {"SC": "accuracy", "TC": "paper_f1", "QA": "paper_f1", "IR": "paper_ndcg_at_10"}
 
 
-def report_study(plan: Plan, place: Workplace, out: Path, commands: Sequence[str]) -> Path:
+def report_study(plan: Plan, place: StudyFolder, out: Path, commands: Sequence[str]) -> Path:
     """Write tables, figures, verdicts and the page of what is finished into the folder `out`; returns the page.
 
     `commands` make the results again, in their order.
     """
-    scores = {model.name: current_scores(plan, place, model) for model in plan.models}
+    state = read_state(plan, place)
+    scores = state.scores
     results = ResultSet(tuple(collect_results(plan, scores)))
     with TemporaryDirectory() as folder:
         picture = Path(folder) / "plan.svg"
@@ -49,7 +50,7 @@ def report_study(plan: Plan, place: Workplace, out: Path, commands: Sequence[str
         plan_svg=svg,
         costs=list_costs(plan, place, scores),
         commands=commands,
-        missing=list(list_missing(plan, place, scores)),
+        missing=list(list_missing(plan, place, state)),
         losses={
             name: read_metrics(open_run(trained_folder(place, name)), "train")
             + read_metrics(open_run(trained_folder(place, name)), "validation")
@@ -101,10 +102,10 @@ def collect_results(plan: Plan, scores: dict[str, ScoreSet]) -> Iterator[Result]
                 yield measured(arm, family, task, kind, chosen.test, chosen.test_by_rate)  # type: ignore[arg-type]
 
 
-def compare_curricula(plan: Plan, place: Workplace) -> list[Evidence]:
+def compare_curricula(plan: Plan, place: StudyFolder) -> list[Evidence]:
     """How the curricula of a study did: mean test score in % over all tasks, seed by seed, at the largest budget of the
     network that has most of them. Left out are arms with a task missing and curricula that have no short form."""
-    results = [r for r in collect_results(plan, {m.name: current_scores(plan, place, m) for m in plan.models})]
+    results = list(collect_results(plan, read_state(plan, place).scores))
     tasks = {result.dataset for result in results}
     scores = {(r.arm.name, r.dataset): r.samples for r in results if r.metric == "standard"}
     tables = {table.name for table in plan.study.curricula}
@@ -170,7 +171,7 @@ def sum_flops(plan: Plan, model: Model, sizes: Sizes) -> float | None:
         name, end = run.parent, run.first
 
 
-def list_costs(plan: Plan, place: Workplace, scores: dict[str, ScoreSet]) -> list[dict[str, object]]:
+def list_costs(plan: Plan, place: StudyFolder, scores: dict[str, ScoreSet]) -> list[dict[str, object]]:
     """What was spent, as measured."""
     trained = [name for name, run in plan.runs.items() if is_trained(place, run)]
     rows: list[dict[str, object]] = []
@@ -196,8 +197,8 @@ def cost_row(stage: str, units: int, steps: int, tokens: int | None, seconds: fl
     }
 
 
-def list_missing(plan: Plan, place: Workplace, scores: dict[str, ScoreSet]) -> Iterator[str]:
-    lines, failures = status(plan, place)
+def list_missing(plan: Plan, place: StudyFolder, state: StudyState) -> Iterator[str]:
+    lines, failures = status(plan, place, state)
     for line in lines:
         if line.done < line.total:
             what = "runs" if line.name == "train" else f"cells of {line.name}"
@@ -205,7 +206,7 @@ def list_missing(plan: Plan, place: Workplace, scores: dict[str, ScoreSet]) -> I
     for failure in failures:
         if not failure.is_blocked:
             yield f"Failed: {failure.unit}: {failure.reason}"
-    for found in scores.values():
+    for found in state.scores.values():
         for broken in found.broken:
             yield f"Left out, because it is damaged: {broken.path}: {broken.reason}"
         diverged = [score for score in found.scores if score.diverged]

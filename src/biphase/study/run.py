@@ -26,14 +26,14 @@ from biphase.finetuning.config import FinetuneConfig
 from biphase.run import Run, drop_step, open_run, read_recipe
 from biphase.study.folder import (
     Failure,
-    Workplace,
-    done_units,
+    StudyFolder,
     find_record,
     find_step,
     is_complete,
     is_needed,
     is_trained,
     needed_steps,
+    read_state,
     train_name,
     trained_folder,
 )
@@ -42,7 +42,7 @@ from biphase.study.spec import Study
 from biphase.tasks.sources import absolute_dir
 
 TRAINING = "train"
-"""In place of a unit's name: all training runs."""
+"""In folder of a unit's name: all training runs."""
 BUSY = "busy"
 """What a unit returns that another process is at."""
 POLL_SECONDS = 10.0
@@ -50,7 +50,7 @@ POLL_SECONDS = 10.0
 
 
 def run_study(
-    plan: Plan, place: Workplace, engine: Engine, processes: int = 1, only: str | None = None
+    plan: Plan, folder: StudyFolder, engine: Engine, processes: int = 1, only: str | None = None
 ) -> list[Failure]:
     """Do all that is missing, or `only` one unit or all of `train`; returns what failed. A failure blocks only what
     needs it.
@@ -59,8 +59,8 @@ def run_study(
 
     Raises `InputError` when `only` names no unit.
     """
-    everything = {unit.name: unit for unit in make_units(plan, place, processes)}
-    done = done_units(plan, place)
+    everything = {unit.name: unit for unit in make_units(plan, folder, processes)}
+    done = read_state(plan, folder).done
     if only == TRAINING:
         everything = {train_name(run): everything[train_name(run)] for run in plan.runs}
     elif only is not None:
@@ -82,22 +82,22 @@ def run_study(
                 if outcome.value == BUSY:
                     is_busy = True
                     continue
-                settle(place, outcome, failures, progress)
+                settle(folder, outcome, failures, progress)
                 if outcome.error is None:
                     done.add(outcome.name)
                     if outcome.name in trainings:
-                        drop_checkpoints(plan, place)
+                        drop_checkpoints(plan, folder)
             if not is_busy:
                 return list(failures.values())
             if not waiting:
                 progress.say("waiting for units that other processes are at")
                 waiting = True
             time.sleep(POLL_SECONDS)
-            done = done_units(plan, place)
+            done = read_state(plan, folder).done
 
 
-def settle(place: Workplace, outcome: Outcome, failures: dict[str, Failure], progress: console.Tracker) -> None:
-    path = place.failure(outcome.name)
+def settle(folder: StudyFolder, outcome: Outcome, failures: dict[str, Failure], progress: console.Tracker) -> None:
+    path = folder.failure(outcome.name)
     progress.advance(1, outcome.name)
     if outcome.error is None:
         path.unlink(missing_ok=True)
@@ -110,9 +110,9 @@ def settle(place: Workplace, outcome: Outcome, failures: dict[str, Failure], pro
         progress.say(f"{outcome.name}: {outcome.error}")
 
 
-def make_units(plan: Plan, place: Workplace, processes: int = 1) -> list[Unit]:
+def make_units(plan: Plan, folder: StudyFolder, processes: int = 1) -> list[Unit]:
     """One for each run and for each cell, by the names that `study status` and `--unit` know."""
-    out = str(place.path.resolve())
+    out = str(folder.path.resolve())
     study = plan.study.model_dump(mode="json", exclude={"evaluation"})
     units = []
     for run in plan.runs.values():
@@ -121,7 +121,7 @@ def make_units(plan: Plan, place: Workplace, processes: int = 1) -> list[Unit]:
         units.append(Unit(train_name(run.name), train_unit, arguments, needs=needs))
     models = {model.name: model for model in plan.models}
     is_there = {
-        name: find_step(place, model.run, plan.runs[model.run].key, model.step) for name, model in models.items()
+        name: find_step(folder, model.run, plan.runs[model.run].key, model.step) for name, model in models.items()
     }
     data_dirs = {} if plan.study.evaluation is None else plan.study.evaluation.data_dirs
     resolved = {task: absolute_dir(folder) for task, folder in data_dirs.items()}
@@ -147,45 +147,45 @@ def make_units(plan: Plan, place: Workplace, processes: int = 1) -> list[Unit]:
 
 def train_unit(study: dict[str, Any], run: str, out: str, processes: int) -> str:
     """Train a run, or make the checkpoints that it still lacks, and record its folder."""
-    place, plan = Workplace(Path(out)), plan_study(parse_config(Study, study, origin="study.yaml"))
+    folder, plan = StudyFolder(Path(out)), plan_study(parse_config(Study, study, origin="study.yaml"))
     planned = plan.runs[run]
-    if is_complete(plan, place, planned):
+    if is_complete(plan, folder, planned):
         return "done by another process"
     recipe = planned.recipe
     if planned.parent is not None:
-        begin = find_step(place, planned.parent, plan.runs[planned.parent].key, planned.first)
+        begin = find_step(folder, planned.parent, plan.runs[planned.parent].key, planned.first)
         if begin is None:  # another process is at it
             return BUSY
         recipe = start_from(planned, begin)
-    keep = tuple(step - planned.first for step in needed_steps(plan, place, planned))
+    keep = tuple(step - planned.first for step in needed_steps(plan, folder, planned))
     recipe = recipe.model_copy(update={"checkpoints": recipe.checkpoints.model_copy(update={"keep": keep})})
-    before = find_record(place, run, planned.key)
+    before = find_record(folder, run, planned.key)
     started = time.monotonic()
     try:
-        path = train_here(recipe, place) if processes == 1 else train_by_torchrun(recipe, place, processes)
+        path = train_here(recipe, folder) if processes == 1 else train_by_torchrun(recipe, folder, processes)
     except BusyError:
         return BUSY
     seconds = time.monotonic() - started
     spent = round(seconds + (before["seconds"] if before else 0.0), 1)
-    place.record(run).parent.mkdir(parents=True, exist_ok=True)
-    write_json(place.record(run), {"folder": path.name, "key": planned.key, "seconds": spent})
+    folder.record(run).parent.mkdir(parents=True, exist_ok=True)
+    write_json(folder.record(run), {"folder": path.name, "key": planned.key, "seconds": spent})
     return f"{recipe.num_steps:,} steps in {console.duration(seconds)}"
 
 
-def train_here(recipe: Recipe, place: Workplace) -> Path:
+def train_here(recipe: Recipe, folder: StudyFolder) -> Path:
     from biphase.pretraining.loop import train
 
-    return train(recipe, place.runs).path
+    return train(recipe, folder.runs).path
 
 
-def train_by_torchrun(recipe: Recipe, place: Workplace, processes: int) -> Path:
+def train_by_torchrun(recipe: Recipe, folder: StudyFolder, processes: int) -> Path:
     """The same as `biphase pretrain` under torchrun; what it prints goes to runs/NAME.log. SIGTERM is passed on."""
-    place.runs.mkdir(parents=True, exist_ok=True)
-    recipe_file = place.runs / f"{recipe.name}.yaml"
+    folder.runs.mkdir(parents=True, exist_ok=True)
+    recipe_file = folder.runs / f"{recipe.name}.yaml"
     write_text(recipe_file, yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    command += ["-m", "biphase", "pretrain", str(recipe_file), "--runs", str(place.runs)]
-    log = place.runs / f"{recipe.name}.log"
+    command += ["-m", "biphase", "pretrain", str(recipe_file), "--runs", str(folder.runs)]
+    log = folder.runs / f"{recipe.name}.log"
     with open(log, "a", encoding="utf-8") as file:
         child = subprocess.Popen(
             command, stdout=file, stderr=subprocess.STDOUT, env=os.environ | {"OMP_NUM_THREADS": "1"}
@@ -201,7 +201,7 @@ def train_by_torchrun(recipe: Recipe, place: Workplace, processes: int) -> Path:
         raise BusyError(told)
     if code:
         raise InputError(f"torchrun ended with exit code {code}: {told.removeprefix('biphase: ')}; see {log}")
-    finished = [run for path in place.runs.glob(f"{recipe.name}-????????") if (run := Run(path)).is_done]
+    finished = [run for path in folder.runs.glob(f"{recipe.name}-????????") if (run := Run(path)).is_done]
     own = [run.path for run in finished if weights_tree(read_recipe(run)) == weights_tree(recipe)]
     return max(own, key=lambda path: (path / "done.json").stat().st_mtime)
 
@@ -219,22 +219,22 @@ def score_unit(
     """Fit one cell of a model."""
     from biphase.finetuning.fit import fit_cells
 
-    place = Workplace(Path(out))
-    reference = find_step(place, run, key, step)
+    folder = StudyFolder(Path(out))
+    reference = find_step(folder, run, key, step)
     if reference is None:  # another process is at it
         return BUSY
     try:
         scores = fit_cells(
-            reference, tasks, FinetuneConfig.model_validate(config), place.scores(model), data_dirs, label=model
+            reference, tasks, FinetuneConfig.model_validate(config), folder.scores(model), data_dirs, label=model
         )
     except BusyError:
         return BUSY
     return "; ".join(score.headline() for score in scores)
 
 
-def drop_checkpoints(plan: Plan, place: Workplace) -> None:
+def drop_checkpoints(plan: Plan, folder: StudyFolder) -> None:
     """Delete checkpoints that no run needs any more and that are no model."""
     for checkpoint in plan.checkpoints:
         run = plan.runs[checkpoint.run]
-        if is_trained(place, run) and not is_needed(plan, place, checkpoint):
-            drop_step(open_run(trained_folder(place, run.name)), checkpoint.step)
+        if is_trained(folder, run) and not is_needed(plan, folder, checkpoint):
+            drop_step(open_run(trained_folder(folder, run.name)), checkpoint.step)
