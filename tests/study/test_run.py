@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from biphase.cli.study import read_evidence
-from biphase.config import parse_config
+from biphase.config import Checkpoints, parse_config
 from biphase.engine.local import Engine
 from biphase.errors import BusyError, InputError
-from biphase.files import read_json
+from biphase.files import locked, read_json
 from biphase.finetuning.config import PROTOCOL
 from biphase.run import Run
 from biphase.study import run as study_run
@@ -360,6 +360,13 @@ def test_the_run_of_torchrun_is_the_one_of_its_recipe(
     monkeypatch.setattr(study_run.subprocess, "Popen", Nothing)
     assert study_run.train_by_torchrun(other, place, 2) == newest
     assert study_run.train_by_torchrun(recipe, place, 2).name == trained_folder(place, "tiny-clm-12").name
+
+
+@pytest.mark.slow
+def test_torchrun_says_by_its_exit_code_that_a_run_is_busy(plan: Plan, finished: StudyFolder) -> None:
+    recipe = plan.runs["tiny-clm-12"].recipe.model_copy(update={"checkpoints": Checkpoints(keep=(3,))})
+    with locked(trained_folder(finished, "tiny-clm-12") / ".lock"), pytest.raises(BusyError, match="in use by another"):
+        study_run.train_by_torchrun(recipe, finished, 2)
 
 
 def test_one_unit(plan: Plan, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import typer
 
 from biphase import __version__
 from biphase.console import err, out
-from biphase.errors import InputError, StoppedError
+from biphase.errors import EXIT_BUSY, BusyError, InputError, StoppedError
 from biphase.machine import prepare_process
 
 app = typer.Typer(
@@ -377,10 +377,13 @@ def inspect(
 
 
 def main() -> Any:
-    """The `biphase` command. Exit code 2 and one line for what the user can mend; 143 after a saved stop."""
+    """The `biphase` command. Exit code 2 and one line for what the user can mend, 75 while another process is at the
+    same work, 143 after a saved stop."""
     prepare_process()
     try:
         return app()
+    except BusyError as error:
+        complain(str(error), EXIT_BUSY)
     except InputError as error:
         complain(str(error))
     except StoppedError as error:
@@ -392,9 +395,9 @@ def main() -> Any:
         complain(f"{error.strerror}: {error.filename or 'while writing'}; what was finished is kept, rerun to go on")
 
 
-def complain(line: str) -> None:
+def complain(line: str, code: int = 2) -> None:
     err.print(f"biphase: {' '.join(line.split())}", markup=False)
-    sys.exit(2)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from biphase import console
 from biphase.config import Recipe, parse_config
 from biphase.engine.local import Engine
 from biphase.engine.units import Outcome, Unit, run_units
-from biphase.errors import BusyError, InputError
+from biphase.errors import EXIT_BUSY, BusyError, InputError
 from biphase.files import write_json, write_text
 from biphase.finetuning.config import FinetuneConfig
 from biphase.run import Run, drop_step, open_run, read_recipe
@@ -183,7 +183,7 @@ def train_by_torchrun(recipe: Recipe, folder: StudyFolder, processes: int) -> Pa
     folder.runs.mkdir(parents=True, exist_ok=True)
     recipe_file = folder.runs / f"{recipe.name}.yaml"
     write_text(recipe_file, yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    command = [sys.executable, "-m", "biphase.pretraining.launch", "--standalone", f"--nproc-per-node={processes}"]
     command += ["-m", "biphase", "pretrain", str(recipe_file), "--runs", str(folder.runs)]
     log = folder.runs / f"{recipe.name}.log"
     with open(log, "a", encoding="utf-8") as file:
@@ -197,8 +197,8 @@ def train_by_torchrun(recipe: Recipe, folder: StudyFolder, processes: int) -> Pa
             signal.signal(signal.SIGTERM, previous)
     lines = log.read_text(encoding="utf-8").splitlines() or [""]
     told = next((line for line in reversed(lines) if line.startswith("biphase: ")), lines[-1])
-    if "in use by another process" in told and code:
-        raise BusyError(told)
+    if code == EXIT_BUSY:
+        raise BusyError(told.removeprefix("biphase: "))
     if code:
         raise InputError(f"torchrun ended with exit code {code}: {told.removeprefix('biphase: ')}; see {log}")
     finished = [run for path in folder.runs.glob(f"{recipe.name}-????????") if (run := Run(path)).is_done]
