@@ -6,14 +6,14 @@ one that cannot be trained.
 
 import sys
 
-from torch.distributed import run
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.run import main as torchrun
 
 
 def main() -> None:
     """torchrun with these arguments. Exits with the code of the process that failed first."""
     try:
-        run.main()
+        torchrun()
     except ChildFailedError as error:
         sys.exit(error.get_first_failure()[1].exitcode)
 

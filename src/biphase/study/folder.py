@@ -6,7 +6,7 @@ A trained run has a record in `trained`, a scored cell its folder in `scores`. B
 plan asks for: the record by a key of the recipe and of all recipes behind it, the cell by weights and settings.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from biphase.engine.batch import Failure, read_failures
 from biphase.errors import InputError
 from biphase.files import content_hash, read_json, write_text
 from biphase.finetuning.config import PLACEMENT, PROTOCOL, FinetuneConfig, settle_config
@@ -24,17 +25,6 @@ from biphase.run import Run, open_run, read_metrics, whole_steps
 from biphase.study.plan import Checkpoint, Plan, PlannedRun, StudyCell
 from biphase.study.spec import Study
 from biphase.tasks.spec import find_task
-
-
-@dataclass(frozen=True)
-class Failure:
-    unit: str
-    reason: str
-
-    @property
-    def is_blocked(self) -> bool:
-        """Whether it did not begin, because something that it needs failed."""
-        return self.reason.startswith("blocked: ")
 
 
 @dataclass(frozen=True)
@@ -52,9 +42,6 @@ class StudyFolder:
 
     def scores(self, model: str) -> Path:
         return self.path / "scores" / model
-
-    def failure(self, unit: str) -> Path:
-        return self.path / "failed" / (unit.replace("/", "-").replace(" ", "-") + ".json")
 
 
 def claim_study_folder(path: Path, study: Study) -> StudyFolder:
@@ -211,7 +198,7 @@ class StatusLine:
 
 def status(plan: Plan, folder: StudyFolder, state: StudyState) -> tuple[list[StatusLine], list[Failure]]:
     """How far a study is, and what failed last time."""
-    failures = list(read_failures(folder))
+    failures = read_failures(folder.path)
     failed = {failure.unit for failure in failures}
     spent = measure_cells(state.scores)
     cells: dict[str, list[str]] = {}
@@ -241,12 +228,6 @@ def training_status(plan: Plan, folder: StudyFolder, state: StudyState, failed: 
         total=len(plan.runs),
         seconds_left=seconds / max(steps, 1) * steps_left if state.trained else None,
     )
-
-
-def read_failures(folder: StudyFolder) -> Iterator[Failure]:
-    for path in sorted((folder.path / "failed").glob("*.json")):
-        content = read_json(path)
-        yield Failure(content["unit"], content["error"])
 
 
 def logged_steps(folder: StudyFolder, run: str) -> int:
