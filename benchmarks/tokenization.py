@@ -15,47 +15,23 @@ import argparse
 import json
 import os
 import platform
-import resource
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from datetime import date
 from pathlib import Path
 
-BATCH_CHARS = 2_000_000
-RESULTS = Path(__file__).parent / "results"
+from measuring import HERE, clocked, save, say
+
+PEER = HERE / "peers" / "tokenizers_alone.py"
 Run = dict[str, float]
 """`seconds` and `cpu_seconds` with the start, `start_seconds` and `start_cpu_seconds` of it, `text_mb`."""
 
 
-def run_tokenizers(sources: list[str], tokenizer: Path) -> Run:
-    """Loading and encoding. Reading the texts comes first, and is on no clock."""
-    from biphase.corpus.text import find_sources, read_documents
-
-    texts = [document.text for source in find_sources(sources) for document in read_documents(source)]
-    wall, cpu = time.perf_counter(), time.process_time()
-    from tokenizers import Tokenizer
-
-    backend = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
-    start = {"start_seconds": time.perf_counter() - wall, "start_cpu_seconds": time.process_time() - cpu}
-    batch: list[str] = []
-    held = 0
-    for text in texts:
-        batch.append(text)
-        held += len(text)
-        if held >= BATCH_CHARS:
-            backend.encode_batch_fast(batch, add_special_tokens=False)
-            batch, held = [], 0
-    backend.encode_batch_fast(batch, add_special_tokens=False)
-    whole = {"seconds": time.perf_counter() - wall, "cpu_seconds": time.process_time() - cpu}
-    return whole | start | {"text_mb": sum(len(text.encode()) for text in texts) / 1e6}
-
-
 def measure_tokenizers(sources: list[str], tokenizer: Path) -> Run:
-    command = [sys.executable, __file__, *sources, "--tokenizer", str(tokenizer), "--yardstick"]
+    command = [sys.executable, str(PEER), str(tokenizer), *sources]
     return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
@@ -63,23 +39,19 @@ def measure_biphase(sources: list[str], tokenizer: Path) -> Run:
     with tempfile.TemporaryDirectory() as folder:
         line = Path(folder) / "line.txt"
         line.write_text("One short line.\n")
-        start = _prepare([str(line)], tokenizer, Path(folder) / "start")
-        whole = _prepare(sources, tokenizer, Path(folder) / "set")
+        start = time_prepare([str(line)], tokenizer, Path(folder) / "start")
+        whole = time_prepare(sources, tokenizer, Path(folder) / "set")
         splits = json.loads((Path(folder) / "set" / "manifest.json").read_text())["splits"].values()
     text_mb = sum(split["text_bytes"] for split in splits) / 1e6
     return whole | {f"start_{name}": value for name, value in start.items()} | {"text_mb": text_mb}
 
 
-def _prepare(sources: list[str], tokenizer: Path, out: Path) -> Run:
+def time_prepare(sources: list[str], tokenizer: Path, out: Path) -> Run:
     command = [sys.executable, "-m", "biphase", "prepare", *sources, "--tokenizer", str(tokenizer), "--out", str(out)]
-    wall, cpu = time.perf_counter(), _cpu_seconds_of_children()
-    subprocess.run(command, check=True, capture_output=True)
-    return {"seconds": time.perf_counter() - wall, "cpu_seconds": _cpu_seconds_of_children() - cpu}
-
-
-def _cpu_seconds_of_children() -> float:
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return usage.ru_utime + usage.ru_stime
+    found: Run = {}
+    with clocked(found):
+        subprocess.run(command, check=True, capture_output=True)
+    return {"seconds": found["wall_seconds"], "cpu_seconds": found["cpu_seconds"]}
 
 
 MEASURES: dict[str, Callable[[list[str], Path], Run]] = {"tokenizers": measure_tokenizers, "biphase": measure_biphase}
@@ -97,13 +69,14 @@ def summarize(runs: list[Run]) -> Run:
     }
 
 
-def machine() -> dict[str, object]:
+def describe_versions() -> dict[str, object]:
     from importlib.metadata import version
 
     from biphase.machine import num_cores
 
     names = ("tokenizers", "transformers", "numpy", "pyarrow")
-    model = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), "")  # noqa: SIM115
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "")
     versions = {"python": platform.python_version()} | {name: version(name) for name in names}
     return {"cpu": model, "cores": num_cores(), "load_before": os.getloadavg()[0], "versions": versions}
 
@@ -114,18 +87,12 @@ def main() -> None:
     parser.add_argument("--tokenizer", type=Path, required=True)
     parser.add_argument("--files", type=int, nargs="+", help="sizes: the first so many of the files", default=[3, 11])
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--yardstick", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.yardstick:
-        print(json.dumps(run_tokenizers(arguments.sources, arguments.tokenizer)))
-        return
-
-    from biphase.corpus.text import find_sources
+    from biphase.corpus.text import find_text_sources
     from biphase.corpus.tokenizer import load_tokenizer, save_tokenizer
-    from biphase.files import write_json
 
-    found = machine()
-    files = [source.name for source in find_sources(arguments.sources)]
+    machine = describe_versions()
+    files = [source.name for source in find_text_sources(arguments.sources)]
     sizes = []
     with tempfile.TemporaryDirectory() as folder:
         tokenizer = Path(folder) / "tokenizer"
@@ -135,7 +102,7 @@ def main() -> None:
             for repeat in range(arguments.repeats):
                 for way, measure in MEASURES.items():
                     runs[way].append(measure(files[:num_files], tokenizer))
-                    print(f"{repeat + 1}/{arguments.repeats} {way}: {runs[way][-1]}", file=sys.stderr, flush=True)
+                    say(f"{repeat + 1}/{arguments.repeats} {way}: {runs[way][-1]}")
             medians = {way: summarize(listed) for way, listed in runs.items()}
             ratios = {key: medians["biphase"][key] / medians["tokenizers"][key] for key in medians["biphase"]}
             text_mb = runs["biphase"][0]["text_mb"]
@@ -152,13 +119,12 @@ def main() -> None:
             print(f"{text_mb:.0f} MB: biphase reaches of tokenizers: {told}")
     result = {
         "what": "tokenization, MB of text per second",
-        "machine": found,
+        "machine": machine,
         "tokenizer": str(arguments.tokenizer),
         "sizes": sizes,
     }
-    path = RESULTS / f"{date.today().isoformat()}-tokenization.json"
-    path.parent.mkdir(exist_ok=True)
-    write_json(path, result)
+    path = HERE / "results" / f"{date.today().isoformat()}-tokenization.json"
+    save(path, result)
     print(f"written to {path}")
 
 

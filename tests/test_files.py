@@ -9,7 +9,16 @@ import pytest
 
 import biphase.files as files
 from biphase.errors import BusyError, InputError
-from biphase.files import content_hash, file_hash, locked, read_json, whole_folder, write_json, write_text
+from biphase.files import (
+    content_hash,
+    file_hash,
+    locked,
+    read_json,
+    read_json_as,
+    whole_folder,
+    write_json,
+    write_text,
+)
 
 
 def names(folder: Path) -> list[str]:
@@ -62,6 +71,15 @@ def test_json_that_cannot_be_read(tmp_path: Path) -> None:
         (tmp_path / "b.json").write_bytes(content)
         with pytest.raises(InputError, match=r"b\.json is not valid JSON"):
             read_json(tmp_path / "b.json")
+
+
+def test_json_of_a_known_form(tmp_path: Path) -> None:
+    write_json(tmp_path / "a.json", {"a": [1, "x"]})
+    assert read_json_as(tmp_path / "a.json", dict[str, list[Any]]) == {"a": [1, "x"]}
+    with pytest.raises(InputError, match=r"a\.json is damaged \(a\.1: .*integer.*\); make it anew$"):
+        read_json_as(tmp_path / "a.json", dict[str, list[int]], remedy="make it anew")
+    with pytest.raises(InputError, match=r"b\.json does not exist"):
+        read_json_as(tmp_path / "b.json", dict[str, Any])
 
 
 def test_hashes_are_of_content(tmp_path: Path) -> None:

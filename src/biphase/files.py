@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, and the hashes that name what is in them."""
+"""Files that appear whole or not at all, locks on them, and the hashes that name what is in them."""
 
 import errno
 import fcntl
@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from biphase.errors import BusyError, InputError
 
-Kind = TypeVar("Kind")
+Stored = TypeVar("Stored")
 
 
 def write_text(path: Path, text: str) -> None:
@@ -32,11 +32,12 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
+    """`write_text` of a value as JSON, indented for people."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
 def read_json(path: Path) -> Any:
-    """Raises `InputError` naming the file when it is missing or not JSON."""
+    """What a JSON file holds. Raises `InputError` naming the file when it is missing or not JSON."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -45,10 +46,12 @@ def read_json(path: Path) -> Any:
         raise InputError(f"{path} is not valid JSON ({error}); delete it and rerun what makes it") from None
 
 
-def read_json_as(path: Path, kind: type[Kind]) -> Kind:
-    """`read_json` as a dataclass, a pydantic model or a type such as `dict[str, int]`.
+def read_json_as(path: Path, kind: type[Stored], remedy: str = "delete it and rerun what makes it") -> Stored:
+    """What a JSON file holds, as a dataclass, a pydantic model or a type such as `dict[str, int]`.
 
-    Raises `InputError` naming the file and the first key that is missing or of another type.
+    Raises:
+        InputError: as `read_json`; and naming the file, the first key that is missing or of another type, and the
+            remedy.
     """
     try:
         return TypeAdapter(kind).validate_python(read_json(path))
@@ -56,7 +59,7 @@ def read_json_as(path: Path, kind: type[Kind]) -> Kind:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
         reason = f"{place}: {first['msg']}" if place else first["msg"]
-        raise InputError(f"{path} is damaged ({reason}); delete it and rerun what makes it") from None
+        raise InputError(f"{path} is damaged ({reason}); {remedy}") from None
 
 
 @contextmanager
@@ -81,11 +84,10 @@ def whole_folder(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def locked(path: Path, *, wait: bool = False) -> Iterator[None]:
-    """Hold a lock on the file at `path` (made where it is not there). It ends with its process, so a killed one blocks
-    nothing.
+    """Hold a lock on the file at `path` (made where it is not there).
 
-    Args:
-        wait: wait for another process that holds it, instead of raising `BusyError`.
+    The lock ends with its process, so a killed one blocks nothing. Another process that holds it is waited for with
+    `wait`, and otherwise a `BusyError`.
     """
     try:
         number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)

@@ -13,7 +13,7 @@ from pathlib import Path
 from biphase.errors import InputError
 
 GPU_FILES = ("nvidia*", "nvgpu*", "nvhost*", "kfd", "dxg")
-"""Of which in Linux' /dev every GPU has one that PyTorch can use: NVIDIA's, Tegra's, AMD's, those of Windows' Linux."""
+"""Names in Linux' /dev, of which every GPU that PyTorch can use has one: NVIDIA's, Tegra's, AMD's, Windows' Linux's."""
 
 BF16_UNITS = {"amx_bf16", "avx512_bf16", "bf16"}
 """CPU flags (x86, x86, Arm) without which bf16 products are far slower than fp32 ones."""
@@ -31,7 +31,7 @@ def has_bf16_cores() -> bool:
 
 
 def visible_gpus() -> list[str]:
-    """GPUs that PyTorch would see here, each as a value of CUDA_VISIBLE_DEVICES."""
+    """The GPUs that PyTorch would see here, each as a value of CUDA_VISIBLE_DEVICES."""
     allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
     count = count_gpus(allowed)
     return allowed.split(",")[:count] if allowed else [str(number) for number in range(count)]
@@ -39,11 +39,10 @@ def visible_gpus() -> list[str]:
 
 @cache
 def count_gpus(allowed: str | None) -> int:
-    """PyTorch is asked where there may be a GPU: it is right on every platform. Where it is not loaded, in a process of
-    its own (2 s).
+    """How many GPUs PyTorch sees under that value of CUDA_VISIBLE_DEVICES.
 
-    Args:
-        allowed: the value of CUDA_VISIBLE_DEVICES that the answer holds for.
+    PyTorch itself is asked, where there may be a GPU: it is right on every platform. Where it is not loaded, it is
+    asked in a process of its own (2 s).
     """
     if allowed == "" or not has_gpu_files():
         return 0
@@ -58,11 +57,17 @@ def count_gpus(allowed: str | None) -> int:
 
 
 def has_gpu_files() -> bool:
-    return sys.platform != "linux" or any(any(Path("/dev").glob(name)) for name in GPU_FILES)
+    """Whether there may be a GPU; where the system is not Linux, one cannot tell without PyTorch."""
+    if sys.platform != "linux":
+        return True
+    return any(any(Path("/dev").glob(name)) for name in GPU_FILES)
 
 
 def prepare_process() -> None:
-    """Everything below; environment variables that the user has set stay."""
+    """Settings of a process that works: the heap, garbage, threads, the words of other libraries.
+
+    Environment variables that the user has set stay.
+    """
     keep_heap()
     collect_rarely()
     # OpenMP threads that wait by spinning take the core from the thread they wait for when other work runs too; those

@@ -133,7 +133,7 @@ def test_a_cpu_grid_asks_for_no_gpu(
     monkeypatch.setattr(evaluation, "run_missing", lambda grid, engine, *rest: engines.append(engine) or [])
     (tmp_path / "scores").mkdir()
     for device in ("cpu", "auto"):
-        evaluation.evaluate(
+        evaluation.run_evaluation(
             [str(models / "a"), f"device={device}"],
             tasks="wnut17",
             learning_rates="1e-3",

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 import biphase.corpus.prepare as prepare_module
 from biphase.corpus.prepare import WorkerDiedError, prepare
-from biphase.corpus.shards import ShardSet, check_tokenizer, describe
+from biphase.corpus.shards import ShardSet, check_tokenizer, describe_shards
 from biphase.corpus.tokenizer import load_tokenizer, save_tokenizer, token_byte_lengths, tokenizer_hash, train_tokenizer
 from biphase.errors import InputError
 
@@ -102,7 +102,7 @@ def test_manifest_counts_what_is_there(made: Path) -> None:
 def test_any_stretch_of_the_stream_can_be_read(made: Path) -> None:
     shards = ShardSet.open(made)
     stream = np.concatenate([shards.document(index) for index in range(shards.num_documents)])
-    bounds = [0, *shards._starts, shards.num_tokens]
+    bounds = [0, *shards.starts, shards.num_tokens]
     for start in bounds:
         for stop in (start, start + 1, start + 700, shards.num_tokens):
             if start <= stop <= shards.num_tokens:
@@ -420,7 +420,7 @@ def test_many_small_files_share_shards(tokenizer_folder: Path, tmp_path: Path, m
 
 
 def test_describe(made: Path) -> None:
-    text = describe(made)
+    text = describe_shards(made)
     shards = ShardSet.open(made)
     lengths = np.diff(shards.document_ends, prepend=0)
     assert f"train: {shards.num_documents:,} documents · {shards.num_tokens:,} tokens" in text

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from biphase.corpus.text import Document, find_sources, read_documents, sample_texts
+from biphase.corpus.text import Document, find_text_sources, read_documents, sample_texts
 from biphase.errors import InputError
 
 DOCUMENTS = [Document("a", "First.\nTwo lines."), Document("b", "Zweiter: äöü, 日本語, 🙂"), Document("c", "third")]
@@ -19,7 +19,7 @@ def jsonl(documents: Iterable[Document]) -> bytes:
 
 
 def read(path: Path | str, **options: str) -> list[Document]:
-    return [d for source in find_sources([path]) for d in read_documents(source, **options)]  # type: ignore[arg-type]
+    return [d for source in find_text_sources([path]) for d in read_documents(source, **options)]  # type: ignore[arg-type]
 
 
 def fails(path: Path | str, *parts: str, **options: str) -> str:
@@ -52,7 +52,7 @@ def test_parquet(tmp_path: Path) -> None:
     columns = {"id": [d.id for d in DOCUMENTS], "text": [d.text for d in DOCUMENTS], "other": [1, 2, 3]}
     pq.write_table(pa.table(columns), tmp_path / "d.parquet", row_group_size=2)
     assert read(tmp_path / "d.parquet") == DOCUMENTS
-    reader = read_documents(find_sources([tmp_path / "d.parquet"])[0])
+    reader = read_documents(find_text_sources([tmp_path / "d.parquet"])[0])
     assert len(list(reader)) == 3
     assert reader.bytes_read == (tmp_path / "d.parquet").stat().st_size
 
@@ -77,21 +77,21 @@ def test_folders_are_recursive_and_sorted_and_say_what_stays_out(tmp_path: Path,
     for name in ("b.txt", "a/z.txt", "a/b.jsonl", "notes.md", ".hidden/x.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(jsonl(DOCUMENTS[:1]))
-    names = [source.path.relative_to(tmp_path).as_posix() for source in find_sources([tmp_path]) if source.path]
+    names = [source.path.relative_to(tmp_path).as_posix() for source in find_text_sources([tmp_path]) if source.path]
     assert names == ["a/b.jsonl", "a/z.txt", "b.txt"]
     assert "1 files are no text source" in capsys.readouterr().err
-    globbed = find_sources([f"{tmp_path}/**/*.txt"])
+    globbed = find_text_sources([f"{tmp_path}/**/*.txt"])
     assert [source.name for source in globbed] == [f"{tmp_path}/a/z.txt", f"{tmp_path}/b.txt"]
 
 
 def test_a_fingerprint_changes_with_the_file(tmp_path: Path) -> None:
     path = tmp_path / "d.txt"
     path.write_text("one")
-    before = find_sources([path])[0]
-    assert before == find_sources([path])[0]
+    before = find_text_sources([path])[0]
+    assert before == find_text_sources([path])[0]
     assert before.num_bytes == 3
     path.write_text("three")
-    assert find_sources([path])[0].fingerprint != before.fingerprint
+    assert find_text_sources([path])[0].fingerprint != before.fingerprint
 
 
 @pytest.mark.parametrize(
@@ -138,9 +138,9 @@ def test_bad_names(tmp_path: Path, monkeypatch) -> None:
     fails("empty/missing", "does not exist")  # the folder is here, so no owner on the hub is meant
     fails("hub:one-word", "hub:owner/name")
     with pytest.raises(InputError, match="given twice"):
-        find_sources(["train.jsonl", tmp_path])
+        find_text_sources(["train.jsonl", tmp_path])
     with pytest.raises(InputError, match="no source"):
-        find_sources([])
+        find_text_sources([])
 
 
 class FakeHub:
@@ -168,7 +168,7 @@ def test_hub_data_sets_are_pinned_and_split_into_their_files(tmp_path: Path, mon
     load_local = datasets.load_dataset
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     monkeypatch.setattr(huggingface_hub, "HfApi", FakeHub)
-    sources = find_sources(["HuggingFaceFW/fineweb-edu:sample-10BT"])
+    sources = find_text_sources(["HuggingFaceFW/fineweb-edu:sample-10BT"])
     assert asked["path"] == "HuggingFaceFW/fineweb-edu"
     assert (asked["name"], asked["split"], asked["revision"]) == ("sample-10BT", "train", "0123abcd")
     assert asked["streaming"]
@@ -182,7 +182,7 @@ def test_hub_data_sets_are_pinned_and_split_into_their_files(tmp_path: Path, mon
 def test_sample_texts_takes_from_every_source(tmp_path: Path) -> None:
     for name in "ab":
         (tmp_path / f"{name}.jsonl").write_bytes(jsonl(Document(f"{i}", name * 100) for i in range(50)))
-    sources = find_sources([tmp_path])
+    sources = find_text_sources([tmp_path])
     texts = list(sample_texts(sources, limit_mb=0.001))
     assert texts == ["a" * 100] * 5 + ["b" * 100] * 5
     assert len(list(sample_texts(sources))) == 100

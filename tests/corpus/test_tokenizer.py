@@ -22,8 +22,8 @@ from biphase.corpus.tokenizer import (
     special_ids,
     token_byte_lengths,
     tokenizer_hash,
+    tokenizer_vocab_size,
     train_tokenizer,
-    vocabulary_size,
 )
 from biphase.errors import InputError
 
@@ -61,7 +61,7 @@ def byte_level(special: list[str] = (), vocab_size: int = 256) -> Tokenizer:  # 
 
 
 def test_trained_tokenizer_is_lossless_and_counts_bytes(trained) -> None:
-    assert vocabulary_size(trained) == len(trained) == 320
+    assert tokenizer_vocab_size(trained) == len(trained) == 320
     lengths_V = token_byte_lengths(trained)
     assert lengths_V.dtype == np.uint16 and lengths_V.shape == (320,)
     for text in [*TEXTS, "unseen: ﷽ ẞ \U0010ffff"]:
@@ -229,7 +229,7 @@ def llama3_ranks() -> dict[bytes, int]:
 
 @needs_llama3
 def test_llama3_layout(llama3, tmp_path: Path) -> None:
-    assert len(llama3) == vocabulary_size(llama3) == 128_256
+    assert len(llama3) == tokenizer_vocab_size(llama3) == 128_256
     assert (llama3.bos_token_id, llama3.eos_token_id, llama3.pad_token_id) == (128_000, 128_001, 128_001)
     assert (llama3.mask_token_id, llama3.mask_token) == (128_002, MASK)
     assert special_ids(llama3) == list(range(128_000, 128_256))

@@ -29,7 +29,7 @@ from transformers import (
 
 from biphase.cli.inspect import describe_path
 from biphase.config import Recipe
-from biphase.corpus.shards import read_manifest
+from biphase.corpus.shards import read_shard_manifest
 from biphase.corpus.tokenizer import load_tokenizer
 from biphase.encoder.attention import lay_out
 from biphase.encoder.backbone import head_input, load_model, packed_hidden
@@ -74,7 +74,7 @@ FAMILIES: dict[str, Callable[..., PreTrainedModel]] = {
 
 def adapted(family: str, tiny_recipe: Callable[..., Recipe], folder: Path) -> Recipe:
     """A recipe that goes on from a random model whose vocabulary lacks two of the shards' special tokens."""
-    manifest = read_manifest(Path(tiny_recipe().data.shards))
+    manifest = read_shard_manifest(Path(tiny_recipe().data.shards))
     tokens = {"vocab_size": manifest.vocab_size - 2, "bos_token_id": None, "eos_token_id": manifest.eos_id}
     torch.manual_seed(0)
     FAMILIES[family](**tokens, pad_token_id=manifest.pad_id).save_pretrained(folder / family)

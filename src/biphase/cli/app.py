@@ -1,4 +1,7 @@
-"""The command line: verbs, their options and dispatch. Heavy imports happen inside the verb that needs them."""
+"""The command line: verbs, their options and dispatch; errors → exit codes.
+
+A verb says what its words mean and calls what does it. Heavy imports happen inside the verb that needs them.
+"""
 
 import errno
 import sys
@@ -8,6 +11,18 @@ from typing import Annotated, Any
 import typer
 
 from biphase import __version__
+from biphase.cli.options import (
+    AddressOption,
+    EngineOption,
+    OutOption,
+    Overrides,
+    RunsOption,
+    ScoresOption,
+    SourceArguments,
+    TextFieldOption,
+    TxtDocumentsOption,
+)
+from biphase.cli.study_app import study_app
 from biphase.console import err, out
 from biphase.errors import EXIT_BUSY, BusyError, InputError, StoppedError
 from biphase.machine import prepare_process
@@ -22,30 +37,12 @@ app = typer.Typer(
 )
 tokenizer_app = typer.Typer(no_args_is_help=True, help="Train a tokenizer, or take an existing one.")
 app.add_typer(tokenizer_app, name="tokenizer")
-study_app = typer.Typer(no_args_is_help=True, help="A controlled study: one file → plan, runs, report.")
 app.add_typer(study_app, name="study")
 report_app = typer.Typer(no_args_is_help=True, help="Reports on published scores.")
 app.add_typer(report_app, name="report")
 
-Sources = Annotated[
-    list[str],
-    typer.Argument(
-        help="Files (.txt, .jsonl, .jsonl.gz, .jsonl.zst, .parquet), folders, globs, or hub data sets "
-        "(HuggingFaceFW/fineweb-edu:sample-10BT)."
-    ),
-]
-Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to single keys.")]
-Out = Annotated[Path, typer.Option("--out", help="The folder to write.")]
-TextField = Annotated[str, typer.Option(help="The JSON field or parquet column with the text.")]
-TxtDocuments = Annotated[str, typer.Option(help="What a document is in .txt files: file, paragraphs or lines.")]
-Runs = Annotated[Path, typer.Option("--runs", help="Where run folders are.")]
-Scores = Annotated[Path, typer.Option("--out", help="Where finished cells are kept.")]
-StudyFile = Annotated[Path, typer.Argument(metavar="STUDY", help="A YAML file; studies/ has examples.")]
-StudyFolder = Annotated[Path | None, typer.Option("--out", help="The study's folder; study-NAME unless given.")]
-
-
 USER_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EEXIST, errno.ENOTDIR)
-"""Of the system: a full disk, a folder that cannot be written, a file where a folder should be."""
+"""Errors of the system that are told in one line: a full disk, a folder that cannot be written, a file in its place."""
 
 
 def show_version(wanted: bool) -> None:
@@ -61,8 +58,8 @@ def root(
     pass
 
 
-@app.command()
-def demo(
+@app.command("demo")
+def demo_command(
     folder: Annotated[Path, typer.Argument(help="Where to work; finished parts are kept.")] = Path("biphase-demo"),
 ) -> None:
     """The whole path on bundled text and tasks, in minutes on a laptop: does pretraining CLM → MLM pay?
@@ -75,31 +72,31 @@ def demo(
 
 
 @tokenizer_app.command("train")
-def tokenizer_train(
-    sources: Sources,
-    out_folder: Out,
+def tokenizer_train_command(
+    sources: SourceArguments,
+    out_folder: OutOption,
     vocab_size: Annotated[int, typer.Option(help="Tokens, special ones included.")] = 32_768,
     limit_mb: Annotated[float | None, typer.Option(help="Train on at most this many MB of text.")] = 1000.0,
-    text_field: TextField = "text",
-    txt_documents: TxtDocuments = "file",
+    text_field: TextFieldOption = "text",
+    txt_documents: TxtDocumentsOption = "file",
 ) -> None:
     """Train a byte-level BPE tokenizer on text.
 
     Example: `biphase tokenizer train corpus/*.jsonl.zst --vocab-size 32768 --out tokenizer`
     """
-    from biphase.corpus.text import find_sources, sample_texts
+    from biphase.corpus.text import find_text_sources, sample_texts
     from biphase.corpus.tokenizer import save_tokenizer, train_tokenizer
 
-    texts = sample_texts(find_sources(sources), text_field, txt_documents, limit_mb)  # type: ignore[arg-type]
+    texts = sample_texts(find_text_sources(sources), text_field, txt_documents, limit_mb)  # type: ignore[arg-type]
     tokenizer = train_tokenizer(texts, vocab_size)
     save_tokenizer(tokenizer, out_folder)
     out.print(f"{out_folder}: {len(tokenizer):,} tokens")
 
 
 @tokenizer_app.command("from")
-def tokenizer_from(
+def tokenizer_from_command(
     source: Annotated[str, typer.Argument(help="A hub id, a folder, or a Llama 3 tokenizer.model file.")],
-    out_folder: Out,
+    out_folder: OutOption,
 ) -> None:
     """Take an existing tokenizer and make sure that it has mask, end-of-text and padding tokens.
 
@@ -113,17 +110,17 @@ def tokenizer_from(
     out.print(f"{out_folder}: {len(tokenizer):,} tokens, {special}")
 
 
-@app.command()
-def prepare(
-    sources: Sources,
+@app.command("prepare")
+def prepare_command(
+    sources: SourceArguments,
     tokenizer: Annotated[str, typer.Option(help="A tokenizer folder, hub id or Llama 3 tokenizer.model.")],
-    out_folder: Out,
+    out_folder: OutOption,
     validation: Annotated[list[str] | None, typer.Option(help="Sources whose documents are for validation.")] = None,
     validation_fraction: Annotated[float | None, typer.Option(help="Or this share of all documents.")] = None,
     workers: Annotated[int | None, typer.Option(help="Processes; one for four cores unless given.")] = None,
-    text_field: TextField = "text",
+    text_field: TextFieldOption = "text",
     id_field: Annotated[str, typer.Option(help="The JSON field or parquet column with the document's name.")] = "id",
-    txt_documents: TxtDocuments = "file",
+    txt_documents: TxtDocumentsOption = "file",
     seed: Annotated[int, typer.Option(help="Of the validation split.")] = 0,
 ) -> None:
     """Tokenize text into memory-mapped shards. Killed? The same command goes on where it stopped.
@@ -149,11 +146,11 @@ def prepare(
         out.print(f"{out_folder} {name}: {split.documents:,} documents, {split.tokens:,} tokens{left_out}")
 
 
-@app.command()
-def pretrain(
+@app.command("pretrain")
+def pretrain_command(
     recipe: Annotated[Path, typer.Argument(help="A YAML file; recipes/ has examples.")],
     overrides: Overrides = None,
-    runs: Runs = Path("runs"),
+    runs: RunsOption = Path("runs"),
 ) -> None:
     """Pretrain, continue or adapt as a recipe says. The same command resumes; torchrun spreads it over devices.
 
@@ -168,8 +165,8 @@ def pretrain(
     out.print(str(run.path))
 
 
-@app.command()
-def export(
+@app.command("export")
+def export_command(
     run: Annotated[str, typer.Argument(metavar="RUN[@STEP]", help="A run folder; its last step unless given.")],
     folder: Annotated[Path, typer.Argument(help="The folder to write.")],
 ) -> None:
@@ -182,12 +179,12 @@ def export(
     out.print(export_checkpoint(run, folder))
 
 
-@app.command()
-def finetune(
+@app.command("finetune")
+def finetune_command(
     model: Annotated[str, typer.Argument(help="RUN[@STEP], a model folder, or a hub id (ID@REVISION).")],
     task: Annotated[str, typer.Argument(help="A task of docs/tasks.md, or a YAML file that describes one.")],
     overrides: Overrides = None,
-    scores: Scores = Path("scores"),
+    scores: ScoresOption = Path("scores"),
     data_dir: Annotated[Path | None, typer.Option(help="The task's data as published, in place of the hub.")] = None,
 ) -> None:
     """Fine-tune one model on one task with one rate and seed, and score it on validation and test.
@@ -201,8 +198,8 @@ def finetune(
     fit_cell(model, task, parse_config(FinetuneConfig, {}, overrides or (), origin=task), scores, data_dir)
 
 
-@app.command()
-def evaluate(
+@app.command("evaluate")
+def evaluate_command(
     models: Annotated[
         list[str] | None,
         typer.Argument(
@@ -216,12 +213,12 @@ def evaluate(
     ] = "paper",
     learning_rates: Annotated[str, typer.Option(help="By commas.")] = "1e-5,2e-5,5e-5,1e-4,2e-4,5e-4",
     seeds: Annotated[str, typer.Option(help="By commas, or a range such as 0-4.")] = "0-4",
-    scores: Scores = Path("scores"),
+    scores: ScoresOption = Path("scores"),
     data_dir: Annotated[
         list[str] | None, typer.Option(help="TASK=FOLDER with the task's data as published; may be repeated.")
     ] = None,
-    engine: Annotated[str, typer.Option(help="local, or ray for many machines.")] = "local",
-    address: Annotated[str | None, typer.Option(help="Of the Ray cluster, such as `auto`.")] = None,
+    engine: EngineOption = "local",
+    address: AddressOption = None,
     workers: Annotated[int | None, typer.Option(help="Cells side by side; one per core or GPU unless given.")] = None,
     workers_per_gpu: Annotated[int, typer.Option(help="Cells that share a GPU.")] = 1,
     part: Annotated[str | None, typer.Option(help="NUMBER/TOTAL: only this part of the cells (a Slurm array).")] = None,
@@ -240,9 +237,9 @@ def evaluate(
 
     Example: `biphase evaluate --compare encoder-a encoder-b`
     """
-    from biphase.cli.evaluate import evaluate as run
+    from biphase.cli.evaluate import run_evaluation
 
-    run(
+    run_evaluation(
         list(models or ()),
         tasks=tasks,
         learning_rates=learning_rates,
@@ -256,101 +253,8 @@ def evaluate(
     )
 
 
-@study_app.command("plan")
-def study_plan(
-    study: StudyFile,
-    overrides: Overrides = None,
-    device: Annotated[str | None, typer.Option(help="Such as H100 or CPU, or a run to measure by.")] = None,
-    efficiency: Annotated[float | None, typer.Option(help="Useful FLOP/s as a share of the device's peak.")] = None,
-    format: Annotated[str, typer.Option(help="text, json, dot or mermaid.")] = "text",
-    picture: Annotated[Path | None, typer.Option(help="Draw the tree of runs into this .svg, .pdf or .png.")] = None,
-) -> None:
-    """What a study trains and evaluates, what sharing saves, and what it costs. Trains nothing.
-
-    Example: `biphase study plan studies/paper.yaml --device MI250X`
-    """
-    from biphase.cli.study import show_plan
-
-    show_plan(study, overrides or (), device, efficiency, format, picture)
-
-
-@study_app.command("run")
-def study_run(
-    study: StudyFile,
-    overrides: Overrides = None,
-    folder: StudyFolder = None,
-    engine: Annotated[str, typer.Option(help="local, or ray for many machines.")] = "local",
-    address: Annotated[str | None, typer.Option(help="Of the Ray cluster, such as `auto`.")] = None,
-    workers: Annotated[int | None, typer.Option(help="Units side by side; one per core or GPU unless given.")] = None,
-    workers_per_gpu: Annotated[int, typer.Option(help="Units that share a GPU.")] = 1,
-    processes: Annotated[int, typer.Option(help="Devices of each training run, by torchrun.")] = 1,
-    unit: Annotated[
-        str | None, typer.Option(help="Only this one, such as 'train 1m-clm-400'; train: all runs, no cell.")
-    ] = None,
-) -> None:
-    """Train and evaluate whatever is missing. Killed? The same command goes on; several of them share the work.
-
-    Example: `biphase study run studies/mini.yaml`
-    """
-    from biphase.cli.study import run
-
-    chosen = {"kind": engine, "address": address, "workers": workers, "workers_per_gpu": workers_per_gpu}
-    run(study, overrides or (), folder, chosen, processes, unit)
-
-
-@study_app.command("status")
-def study_status(study: StudyFile, overrides: Overrides = None, folder: StudyFolder = None) -> None:
-    """What is done, running and failed, and how long the rest takes.
-
-    Example: `biphase study status studies/mini.yaml`
-    """
-    from biphase.cli.study import show_status
-
-    show_status(study, overrides or (), folder)
-
-
-@study_app.command("report")
-def study_report(
-    study: StudyFile,
-    overrides: Overrides = None,
-    folder: StudyFolder = None,
-    report: Annotated[
-        Path | None, typer.Option(help="The folder to write; report/ in the study's unless given.")
-    ] = None,
-) -> None:
-    """Tables, figures, verdicts and one HTML page from what is finished so far.
-
-    Example: `biphase study report studies/mini.yaml`
-    """
-    from biphase.cli.study import write_report
-
-    out.print(str(write_report(study, overrides or (), folder, report)))
-
-
-@study_app.command("advise")
-def study_advise(
-    text: Annotated[Path | None, typer.Option(help="Your text: a file or a folder.")] = None,
-    hours: Annotated[float | None, typer.Option(help="How long the devices may work.")] = None,
-    device: Annotated[str, typer.Option(help="Such as H100 or CPU, or a run to measure by.")] = "CPU",
-    devices: Annotated[int, typer.Option(help="How many.")] = 1,
-    efficiency: Annotated[float | None, typer.Option(help="Useful FLOP/s as a share of the device's peak.")] = None,
-    flops: Annotated[float | None, typer.Option(help="A budget in FLOPs in place of hours and device.")] = None,
-    recipe: Annotated[Path | None, typer.Option(help="Write the recipe to this file.")] = None,
-    study: Annotated[
-        Path | None, typer.Option(help="The folder of a study of yours, whose scores then choose the curriculum.")
-    ] = None,
-) -> None:
-    """Model size, curriculum, batch and steps for a budget, each with its reason, as a recipe ready to run.
-
-    Example: `biphase study advise --text corpus/ --hours 8 --device H100 --recipe recipe.yaml`
-    """
-    from biphase.cli.study import show_advice
-
-    show_advice(text, hours, device, devices, efficiency, flops, recipe, study)
-
-
 @report_app.command("paper")
-def report_paper(
+def report_paper_command(
     folder: Annotated[Path, typer.Option("--out", help="The folder to write.")] = Path("paper-report"),
 ) -> None:
     """The paper's 800 published scores: its tables, its figures, and its findings judged by our code.
@@ -362,8 +266,8 @@ def report_paper(
     out.print(str(write(folder)))
 
 
-@app.command()
-def inspect(
+@app.command("inspect")
+def inspect_command(
     path: Annotated[Path, typer.Argument(help="Shards, a run, a checkpoint or a model folder.")],
     verify: Annotated[bool, typer.Option("--verify", help="Read every byte and compare hashes.")] = False,
 ) -> None:

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from biphase.console import duration, err, out
 from biphase.corpus.prepare import prepare
-from biphase.corpus.text import find_sources, sample_texts
+from biphase.corpus.text import find_text_sources, sample_texts
 from biphase.corpus.tokenizer import save_tokenizer, train_tokenizer
 from biphase.engine.local import Engine
 from biphase.errors import InputError
@@ -54,7 +54,7 @@ def run_demo(folder: Path, overrides: Sequence[str] = ()) -> None:
     corpus = BUNDLED / "corpus"
     say("1/5", "train a tokenizer on the bundled text")
     if not (folder / "tokenizer").exists():
-        texts = sample_texts(find_sources([corpus / "train.jsonl.zst"]))
+        texts = sample_texts(find_text_sources([corpus / "train.jsonl.zst"]))
         save_tokenizer(train_tokenizer(texts, VOCAB_SIZE), folder / "tokenizer")
     say("2/5", "tokenize it into shards")
     prepare(

@@ -34,12 +34,12 @@ from biphase.report.scores import read_scores
 from biphase.tasks.spec import PAPER_TASKS, find_task
 
 COMPARISON_SEED = 0
-"""Of the resampling of examples."""
+"""The seed of the resampling of examples."""
 
 Number = TypeVar("Number", int, float)
 
 
-def evaluate(
+def run_evaluation(
     words: Sequence[str],
     *,
     tasks: str,
@@ -100,14 +100,16 @@ def run_missing(grid: Grid, engine: Engine, part: str | None, dry_run: bool) -> 
     chosen = trainings if part is None else choose_part(trainings, part)
     missing = missing_trainings(chosen, grid.out)
     if dry_run:
-        describe(grid, chosen, missing, engine)
+        print_dry_run(grid, chosen, missing, engine)
         return []
     num_cells, num_missing = (sum(len(training.cells) for training in some) for some in (chosen, missing))
     err.print(f"{num_cells:,} cells, {num_cells - num_missing:,} of them finished")
     return run_grid(grid, missing, engine) if missing else []
 
 
-def describe(grid: Grid, chosen: Sequence[SharedTraining], missing: Sequence[SharedTraining], engine: Engine) -> None:
+def print_dry_run(
+    grid: Grid, chosen: Sequence[SharedTraining], missing: Sequence[SharedTraining], engine: Engine
+) -> None:
     """A table of cells by model and task, and how long the missing ones take."""
     table = Table(title=f"{len(grid.learning_rates)} rates × {len(grid.seeds)} seeds")
     for column in ("model", "task", "cells", "finished", "missing"):
@@ -115,11 +117,8 @@ def describe(grid: Grid, chosen: Sequence[SharedTraining], missing: Sequence[Sha
     for model in grid.models:
         for task in grid.tasks:
             name = find_task(task).name
-            counts = [
-                sum(cell.task.name == name for training in some if training.model == model for cell in training.cells)
-                for some in (chosen, missing)
-            ]
-            table.add_row(model, name, f"{counts[0]:,}", f"{counts[0] - counts[1]:,}", f"{counts[1]:,}")
+            total, left = count_cells(chosen, model, name), count_cells(missing, model, name)
+            table.add_row(model, name, f"{total:,}", f"{total - left:,}", f"{left:,}")
     console.print(table)
     seconds, num_unknown = estimate_seconds(missing, read_finished(chosen, grid.out))
     workers = count_workers(engine)
@@ -131,6 +130,11 @@ def describe(grid: Grid, chosen: Sequence[SharedTraining], missing: Sequence[Sha
         console.print(f"{num_unknown:,} trainings are of tasks without a finished cell to judge by: run one seed first")
     for failure in read_failures(grid.out):
         console.print(f"failed before: {failure.unit}: {failure.reason}", markup=False)
+
+
+def count_cells(trainings: Sequence[SharedTraining], model: str, task: str) -> int:
+    of_model = [training for training in trainings if training.model == model]
+    return sum(cell.task.name == task for training in of_model for cell in training.cells)
 
 
 def count_workers(engine: Engine) -> int:
@@ -168,7 +172,7 @@ def parse_data_dirs(pairs: Sequence[str], tasks: Sequence[str]) -> dict[str, str
     """
     found: dict[str, str] = {}
     grid = [find_task(task) for task in tasks]
-    known = {name for task in grid for name in (task.name, task.trained_on) if name}
+    known = {task.name for task in grid} | {task.trained_on for task in grid if task.trained_on}
     for pair in pairs:
         given, equals, folder = pair.partition("=")
         if not equals or not folder:

@@ -4,15 +4,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from biphase.corpus.shards import SPLITS, ShardSet
-from biphase.corpus.shards import describe as describe_shards
+from biphase.corpus.shards import SHARD_SPLITS, ShardSet, describe_shards
 from biphase.errors import InputError
 from biphase.files import read_json_as
 from biphase.run import Run, read_done, read_metrics, read_recipe, whole_steps
 
 
 def describe_path(path: Path, *, verify: bool = False) -> str:
-    """Lines about a folder; with `verify`, every hash is compared first.
+    """Lines about a folder, for a person; with `verify`, every hash is compared first.
 
     Raises:
         InputError: no such folder, not one of ours, or damaged (the message names the file).
@@ -20,20 +19,20 @@ def describe_path(path: Path, *, verify: bool = False) -> str:
     if not path.is_dir():
         raise InputError(f"{path} is not a folder")
     if (path / "config.yaml").exists():
-        return describe_run(Run(path), verify=verify)
+        return describe_run_folder(Run(path), verify=verify)
     if (path / "manifest.json").exists() and (path / "model").is_dir():
         return describe_checkpoint(path)
     if (path / "manifest.json").exists():
         if verify:
-            for split in SPLITS:
+            for split in SHARD_SPLITS:
                 ShardSet.open(path, split).verify()
         return describe_shards(path) + ("\nverified: every hash agrees" if verify else "")
     if (path / "config.json").exists():
-        return describe_model(path)
+        return describe_model_folder(path)
     raise InputError(f"{path} holds no shards (manifest.json), run (config.yaml) or model (config.json)")
 
 
-def describe_run(run: Run, *, verify: bool) -> str:
+def describe_run_folder(run: Run, *, verify: bool) -> str:
     recipe, done = read_recipe(run), read_done(run)
     train, steps = read_metrics(run, "train"), whole_steps(run)
     at = train[-1]["step"] if train else 0
@@ -76,7 +75,7 @@ def describe_checkpoint(folder: Path) -> str:
     )
 
 
-def describe_model(folder: Path) -> str:
+def describe_model_folder(folder: Path) -> str:
     config = read_json_as(folder / "config.json", dict[str, Any])
     shown = ("architectures", "model_type", "is_causal", "hidden_size", "num_hidden_layers", "vocab_size")
     facts = ", ".join(f"{key} {json.dumps(config[key])}" for key in shown if key in config)

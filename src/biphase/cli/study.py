@@ -17,7 +17,7 @@ from biphase.study.advise import Evidence
 from biphase.study.plan import Plan, plan_study
 from biphase.study.spec import load_study
 
-FORMATS = ("text", "json", "dot", "mermaid")
+PLAN_FORMATS = ("text", "json", "dot", "mermaid")
 
 
 def show_plan(
@@ -31,8 +31,8 @@ def show_plan(
     from biphase.study.cost import estimate, study_machine
     from biphase.study.describe import describe_plan, plan_dot, plan_json, plan_mermaid
 
-    if form not in FORMATS:
-        raise InputError(f"unknown format '{form}'{nearest(form, FORMATS)}")
+    if form not in PLAN_FORMATS:
+        raise InputError(f"unknown format '{form}'{nearest(form, PLAN_FORMATS)}")
     plan = plan_study(load_study(study, overrides))
     if form in ("dot", "mermaid"):
         out.print(plan_dot(plan) if form == "dot" else plan_mermaid(plan), markup=False)
@@ -55,10 +55,10 @@ def open_study(study: Path, overrides: Sequence[str], folder: Path | None) -> tu
     return plan, folder or Path(f"study-{plan.study.name}")
 
 
-def run(
+def run_study_words(
     study: Path, overrides: Sequence[str], folder: Path | None, engine: dict[str, Any], processes: int, unit: str | None
 ) -> None:
-    """Raises `InputError` when units failed: how many, and the first reason."""
+    """Train and evaluate what is missing. Raises `InputError` when units failed: how many, and the first reason."""
     from biphase.study.folder import claim_study_folder
     from biphase.study.run import run_study
 
@@ -102,7 +102,7 @@ def show_status(study: Path, overrides: Sequence[str], folder: Path | None) -> N
         out.print(f"{len(failures) - len(own)} more units wait for these")
 
 
-def write_report(study: Path, overrides: Sequence[str], folder: Path | None, report: Path | None) -> Path:
+def write_study_report(study: Path, overrides: Sequence[str], folder: Path | None, report: Path | None) -> Path:
     from biphase.study.folder import StudyFolder
     from biphase.study.report import report_study
 

@@ -76,12 +76,19 @@ class DocumentSamples:
         self.left_out_tokens = int(lengths[~kept].sum())
 
     def spans(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        # An example, with samples of 12 to 64 tokens: documents of 5, 100 and 130 tokens have 0, 2 and 3 pieces, so
+        # piece_ends is [0, 2, 5]. Samples 0 and 1 are of document 1, samples 2 to 4 of document 2, which lies at
+        # 105..235 of the stream. Cut at every 64 tokens, its pieces would have 64, 64 and 2; the last is too short.
         documents = np.searchsorted(self.piece_ends, ids, side="right")
         ends = self.ends[documents]
         starts = np.where(documents > 0, self.ends[documents - 1], 0)
         lengths = ends - starts
+        # Which of its document's pieces a sample is: for samples 2, 3, 4 it is 0, 1, 2.
         num_pieces = -(-lengths // self.max_tokens)
         pieces = ids - (self.piece_ends[documents] - num_pieces)
+        # Inside the document a piece begins at 0, 64, 128, but all except the first at 130 - 12 = 118 at the latest,
+        # and one that is not the last ends there at the latest: [0, 64), [64, 118), [118, 130). Where the last piece
+        # is long enough, neither limit is met and the pieces are the plain ones.
         first = np.minimum(pieces * self.max_tokens, np.where(pieces > 0, lengths - self.min_tokens, 0))
         last = np.minimum((pieces + 1) * self.max_tokens, lengths - self.min_tokens)
         last = np.where(pieces + 1 == num_pieces, lengths, last)
@@ -91,7 +98,7 @@ class DocumentSamples:
 class StreamSamples:
     """The paper's original packer, seeded: the token stream cut at random, across documents.
 
-    Each 2 · (max/2) tokens are cut once, at r ~ U{min..max - min}, into r and max - r tokens, so the mean is max / 2
+    Every `max_tokens` tokens are cut once, at r ~ U{min..max - min}, into r and max - r tokens, so the mean is max / 2
     (1,024 of 2,048). Documents inside a sample see each other. Tokens after the last whole pair are left out.
     """
 
@@ -103,6 +110,9 @@ class StreamSamples:
         self.left_out_tokens = num_stream_tokens - self.num_tokens
 
     def spans(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        # Samples 2k and 2k + 1 are the two parts of the k-th stretch of max_tokens. With limits of 12 and 2048 there
+        # are 2025 places to cut it at, 12..2036, so that both parts have 12 tokens or more; `uniform` draws one, the
+        # same for both samples. Cut at 700, samples 0 and 1 are [0, 700) and [700, 2048).
         pairs = ids // 2
         choices = self.max_tokens - 2 * self.min_tokens + 1
         cuts = self.min_tokens + (uniform(self.seed, pairs) * choices).astype(np.int64)
@@ -120,11 +130,14 @@ class Batches:
             raise InputError(f"split '{shards.split}' holds no document that is long enough for a sample")
         self.shards, self.samples = shards, samples
         self.batch_tokens, self.seed, self.origin = batch_tokens, seed, origin
-        self._block_starts = lru_cache(maxsize=4)(self._sum_blocks)
+        self.block_starts = lru_cache(maxsize=4)(self.sum_blocks)
 
     def batch(self, step: int, part: int = 0, num_parts: int = 1) -> PackedBatch:
         """Part `part` of the `num_parts` parts of batch `step` (from 0). All parts together are the batch, in order."""
         assert 0 <= part < num_parts and step >= 0
+        # With 1,000 tokens a batch, batch 2 is [2000, 3000) of the order, and its three parts are [2000, 2333),
+        # [2333, 2666) and [2666, 3000). Every sample begins in exactly one of them and belongs to it as a whole: a
+        # part may end behind its interval, and then the next one begins as far behind its own start.
         first = self.origin + step * self.batch_tokens
         ids_S, epochs_S = self.samples_between(
             first + part * self.batch_tokens // num_parts, first + (part + 1) * self.batch_tokens // num_parts
@@ -134,7 +147,7 @@ class Batches:
         pieces = [self.shards.read(start, stop) for start, stop in zip(starts_S, stops_S, strict=True)]
         return PackedBatch(
             tokens_T=np.concatenate(pieces).astype(np.int64) if pieces else np.zeros(0, np.int64),
-            positions_T=np.arange(bounds_S1[-1]) - np.repeat(bounds_S1[:-1], stops_S - starts_S),
+            positions_T=np.arange(bounds_S1[-1]) - np.repeat(bounds_S1[:-1], stops_S - starts_S),  # 0 1 2, 0 1, 0 1 2 3
             bounds_S1=bounds_S1,
             sample_ids_S=ids_S,
             epochs_S=epochs_S,
@@ -142,16 +155,23 @@ class Batches:
 
     def samples_between(self, first: int, end: int) -> tuple[np.ndarray, np.ndarray]:
         """Ids and epochs of the samples that begin in [first, end) of all epochs laid end to end."""
+        # Epoch e takes [e·n, (e + 1)·n) of this order, n being the tokens of an epoch: with n = 700, the interval
+        # [600, 1500) is [600, 700) of epoch 0, all of epoch 1, and [0, 100) of epoch 2. An empty interval is looked
+        # for in one epoch and finds nothing.
         ids, epochs = [], []
         for epoch in range(first // self.samples.num_tokens, max(first, end - 1) // self.samples.num_tokens + 1):
             origin = epoch * self.samples.num_tokens
-            found = self._in_epoch(epoch, max(first - origin, 0), min(end - origin, self.samples.num_tokens))
+            found = self.samples_in_epoch(epoch, max(first - origin, 0), min(end - origin, self.samples.num_tokens))
             ids.append(found)
             epochs.append(np.full(len(found), epoch))
         return np.concatenate(ids), np.concatenate(epochs)
 
-    def _in_epoch(self, epoch: int, first: int, end: int) -> np.ndarray:
-        starts = self._block_starts(epoch)
+    def samples_in_epoch(self, epoch: int, first: int, end: int) -> np.ndarray:
+        """Ids of the samples that begin in [first, end) of the order of one epoch."""
+        # Only where every 4,096th sample begins is known. So the blocks that the interval touches are laid out anew:
+        # from the last one that begins at `first` or before it, up to the first that begins at `end` or behind it.
+        # In there the lengths of the samples are summed up, and those that begin outside the interval are dropped.
+        starts = self.block_starts(epoch)
         from_block = int(np.searchsorted(starts, first, side="right")) - 1
         to_block = int(np.searchsorted(starts, end, side="left"))
         places = np.arange(from_block * BLOCK_SAMPLES, min(to_block * BLOCK_SAMPLES, self.samples.num_samples))
@@ -161,7 +181,7 @@ class Batches:
         offsets = starts[from_block] + np.cumsum(lengths) - lengths
         return ids[(offsets >= first) & (offsets < end)]
 
-    def _sum_blocks(self, epoch: int) -> np.ndarray:
+    def sum_blocks(self, epoch: int) -> np.ndarray:
         """Where each block of an epoch's order begins, in tokens. Reads document lengths, never tokens."""
         totals = []
         for begin in range(0, self.samples.num_samples, 256 * BLOCK_SAMPLES):
@@ -177,8 +197,12 @@ def permute(places: np.ndarray, n: int, seed: int, epoch: int) -> np.ndarray:
     A four-round Feistel network on the smallest even number of bits that holds n; results past n walk on through the
     same network until they fall inside (Black and Rogaway 2002, "Ciphers with arbitrary finite domains").
     """
+    # n = 1,000 needs 10 bits, so each half has 5. A round swaps the halves and adds (by xor) to the one a hash of the
+    # other: left, right = right, left ^ hash(right). Any such round can be undone, whatever the hash, so the network
+    # is a permutation of 0..1023. A place whose number is 1,000 or more goes through it again: along its cycle the
+    # place itself, which is below 1,000, comes in the end, and no two places meet on the way.
     half = max(1, (int(n - 1).bit_length() + 1) // 2)
-    low = np.uint64((1 << half) - 1)
+    low = np.uint64((1 << half) - 1)  # as a mask, the bits of the right half
     keys = mix(np.arange(4, dtype=np.uint64) + mix(np.uint64(seed % 2**64)) + np.uint64(epoch * 4 + 1))
 
     def network(values: np.ndarray) -> np.ndarray:

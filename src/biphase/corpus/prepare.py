@@ -27,24 +27,31 @@ import numpy as np
 from biphase import console
 from biphase.corpus.shards import (
     FORMAT_VERSION,
-    SPLITS,
+    SHARD_SPLITS,
     Options,
     Shard,
     ShardManifest,
     ShardPart,
-    ShardSplit,
-    SplitName,
-    read_manifest,
+    ShardSplitName,
+    SplitTotals,
+    read_shard_manifest,
     wrong_size,
 )
-from biphase.corpus.text import Document, TextSource, TxtDocuments, check_txt_documents, find_sources, read_documents
+from biphase.corpus.text import (
+    Document,
+    TextSource,
+    TxtDocuments,
+    check_txt_documents,
+    find_text_sources,
+    read_documents,
+)
 from biphase.corpus.tokenizer import (
     load_tokenizer,
     save_tokenizer,
     special_ids,
     token_byte_lengths,
     tokenizer_hash,
-    vocabulary_size,
+    tokenizer_vocab_size,
 )
 from biphase.errors import BusyError, InputError
 from biphase.files import content_hash, locked, read_json, whole_folder, write_json
@@ -77,7 +84,7 @@ class _Unit:
 
     folder: Path
     sources: tuple[TextSource, ...]
-    split: SplitName | None
+    split: ShardSplitName | None
     options: Options
     dtype: str
     eos_id: int
@@ -96,7 +103,7 @@ def prepare(
     id_field: str = "id",
     txt_documents: TxtDocuments = "file",
 ) -> ShardManifest:
-    """Tokenize `sources` (see `corpus.text.find_sources`) into the shard set `out`; returns its manifest.
+    """Tokenize `sources` (see `corpus.text.find_text_sources`) into the shard set `out`; returns its manifest.
 
     A document is for validation when a hash of (seed, its id) falls below `validation_fraction` (0.01 unless given),
     or when it comes from `validation_sources`; give one of the two. Each source file is one unit of work: finished
@@ -145,13 +152,13 @@ def _num_workers(num_units: int) -> int:
     return max(1, min(num_units, num_cores() // (CORES_PER_WORKER if has_threads else 1)))
 
 
-Found = list[tuple[SplitName | None, list[TextSource]]]
+Found = list[tuple[ShardSplitName | None, list[TextSource]]]
 
 
 def _find_both(sources: Sequence[str | Path], validation_sources: Sequence[str | Path]) -> Found:
     if not validation_sources:
-        return [(None, find_sources(sources))]
-    train, validation = find_sources(sources), find_sources(validation_sources)
+        return [(None, find_text_sources(sources))]
+    train, validation = find_text_sources(sources), find_text_sources(validation_sources)
     shared = {source.fingerprint for source in train} & {source.fingerprint for source in validation}
     for source in train:
         if source.fingerprint in shared:
@@ -161,7 +168,7 @@ def _find_both(sources: Sequence[str | Path], validation_sources: Sequence[str |
 
 def _facts(tokenizer: "PreTrainedTokenizerFast", found: Found, options: Options) -> dict[str, Any]:
     """The fields of the manifest that are known before the work."""
-    vocab_size = vocabulary_size(tokenizer)
+    vocab_size = tokenizer_vocab_size(tokenizer)
     return {
         "format_version": FORMAT_VERSION,
         "sources_hash": content_hash([[split, [source.fingerprint for source in group]] for split, group in found]),
@@ -178,7 +185,7 @@ def _facts(tokenizer: "PreTrainedTokenizerFast", found: Found, options: Options)
 
 
 def _same_set(out: Path, facts: dict[str, Any]) -> ShardManifest:
-    manifest = read_manifest(out)
+    manifest = read_shard_manifest(out)
     differing = [
         name for name in ("sources_hash", "tokenizer_hash", "options") if getattr(manifest, name) != facts[name]
     ]
@@ -193,7 +200,7 @@ def _same_set(out: Path, facts: dict[str, Any]) -> ShardManifest:
 
 
 def _units(
-    out: Path, sources: list[TextSource], split: SplitName | None, options: Options, facts: dict[str, Any]
+    out: Path, sources: list[TextSource], split: ShardSplitName | None, options: Options, facts: dict[str, Any]
 ) -> Iterator[_Unit]:
     per_unit = -(-len(sources) // MAX_SHARDS)
     for start in range(0, len(sources), per_unit):
@@ -206,7 +213,7 @@ def _units(
 
 def _finish(out: Path, units: list[_Unit], facts: dict[str, Any]) -> ShardManifest:
     shards = tuple(Shard.model_validate(read_json(unit.folder / "shard.json")) for unit in units)
-    splits = {split: _total(shard.parts[split] for shard in shards) for split in SPLITS}
+    splits = {split: _total(shard.parts[split] for shard in shards) for split in SHARD_SPLITS}
     if splits["train"].documents == 0:
         raise InputError("no document is left for training: every text is empty or went to validation")
     if splits["validation"].documents == 0 and facts["options"].validation_fraction > 0:
@@ -215,7 +222,7 @@ def _finish(out: Path, units: list[_Unit], facts: dict[str, Any]) -> ShardManife
             "fraction, or have .txt files split into paragraphs"
         )
     hashes = [
-        [shard.parts[split].tokens_sha256, shard.parts[split].ends_sha256] for shard in shards for split in SPLITS
+        [shard.parts[split].tokens_sha256, shard.parts[split].ends_sha256] for shard in shards for split in SHARD_SPLITS
     ]
     fingerprint = content_hash([facts["tokenizer_hash"], facts["dtype"], facts["vocab_size"], hashes])
     manifest = ShardManifest(fingerprint=fingerprint, splits=splits, shards=shards, **facts)
@@ -228,9 +235,9 @@ def _finish(out: Path, units: list[_Unit], facts: dict[str, Any]) -> ShardManife
     return manifest
 
 
-def _total(parts: Iterable[ShardPart]) -> ShardSplit:
+def _total(parts: Iterable[ShardPart]) -> SplitTotals:
     listed = list(parts)
-    return ShardSplit(**{name: sum(getattr(part, name) for part in listed) for name in ShardSplit.model_fields})
+    return SplitTotals(**{name: sum(getattr(part, name) for part in listed) for name in SplitTotals.model_fields})
 
 
 @contextmanager
@@ -411,14 +418,14 @@ class _Piece:
     """A document, or a part of a long one."""
 
     text: str
-    split: SplitName
+    split: ShardSplitName
     is_last: bool
 
 
 class _SplitWriter:
     """Appends documents to `SPLIT.tokens` and `SPLIT.ends` of a folder, hashing on the way."""
 
-    def __init__(self, folder: Path, split: SplitName, dtype: str, eos_id: int) -> None:
+    def __init__(self, folder: Path, split: ShardSplitName, dtype: str, eos_id: int) -> None:
         self.files: list[IO[bytes]] = [(folder / f"{split}.{kind}").open("wb") for kind in ("tokens", "ends")]
         self.hashes = [hashlib.sha256(), hashlib.sha256()]
         self.dtype = np.dtype(dtype).newbyteorder("<")
@@ -455,13 +462,13 @@ class _SplitWriter:
         )
 
 
-Writers = dict[SplitName, _SplitWriter]
+Writers = dict[ShardSplitName, _SplitWriter]
 
 
 def _tokenize(unit: _Unit, encoder: _Encoder, threads: int, report: Report) -> None:
     """Write the unit's folder. While `tokenizers` works on a batch, the next is read and the last one written."""
     with whole_folder(unit.folder) as folder, ExitStack() as stack:
-        writers: Writers = {split: _SplitWriter(folder, split, unit.dtype, unit.eos_id) for split in SPLITS}
+        writers: Writers = {split: _SplitWriter(folder, split, unit.dtype, unit.eos_id) for split in SHARD_SPLITS}
         for writer in writers.values():
             stack.callback(writer.close)
         helper = stack.enter_context(ThreadPoolExecutor(1))
@@ -504,7 +511,7 @@ def _batches(
         pieces, held = [], 0
 
 
-def _split_of(document: Document, unit: _Unit) -> SplitName:
+def _split_of(document: Document, unit: _Unit) -> ShardSplitName:
     """The unit's split, or a draw that depends on nothing but the seed and the document's id."""
     if unit.split is not None:
         return unit.split

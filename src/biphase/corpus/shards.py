@@ -12,32 +12,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, ValidationError
 
+from biphase.config import Strict
 from biphase.corpus.text import TxtDocuments
-from biphase.corpus.tokenizer import (
-    load_tokenizer,
-    token_byte_lengths,
-    tokenizer_hash,
-)
+from biphase.corpus.tokenizer import load_tokenizer, token_byte_lengths, tokenizer_hash
 from biphase.errors import InputError, nearest
-from biphase.files import file_hash, read_json
+from biphase.files import file_hash, read_json, read_json_as
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-SplitName = Literal["train", "validation"]
-SPLITS: tuple[SplitName, ...] = get_args(SplitName)
+ShardSplitName = Literal["train", "validation"]
+SHARD_SPLITS: tuple[ShardSplitName, ...] = get_args(ShardSplitName)
 
 FORMAT_VERSION = 1
 LONG_TOKENS = 2048
+"""Documents with more tokens than this are counted in a description."""
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class ShardPart(_Record):
+class ShardPart(Strict):
     """What one shard holds of one split."""
 
     documents: int
@@ -48,14 +41,17 @@ class ShardPart(_Record):
     ends_sha256: str
 
 
-class Shard(_Record):
+class Shard(Strict):
+    """One folder of a set: what was made of one source file, or of a few."""
+
     name: str
     sources: tuple[str, ...]
-    parts: dict[SplitName, ShardPart]
+    parts: dict[ShardSplitName, ShardPart]
 
 
-class ShardSplit(_Record):
-    """Totals. `text_bytes` counts UTF-8; `empty_texts` are texts of white space only, which become no document."""
+class SplitTotals(Strict):
+    """What all shards hold of one split. `text_bytes` counts UTF-8; `empty_texts` are texts of white space only, which
+    become no document."""
 
     documents: int
     tokens: int
@@ -63,7 +59,7 @@ class ShardSplit(_Record):
     empty_texts: int
 
 
-class Options(_Record):
+class Options(Strict):
     """What was asked for, besides the sources."""
 
     validation_fraction: float
@@ -73,11 +69,12 @@ class Options(_Record):
     txt_documents: TxtDocuments
 
 
-class ShardManifest(_Record):
-    """`fingerprint` is the hash of the content: the same for any path, number of workers and time of making."""
+class ShardManifest(Strict):
+    """The record of a whole set, in manifest.json."""
 
     format_version: int
     fingerprint: str
+    """The hash of the content: the same for any path, number of workers and time of making."""
     sources_hash: str
     tokenizer_hash: str
     dtype: Literal["uint16", "uint32"]
@@ -88,11 +85,12 @@ class ShardManifest(_Record):
     bos_id: int | None
     special_ids: tuple[int, ...]
     options: Options
-    splits: dict[SplitName, ShardSplit]
+    splits: dict[ShardSplitName, SplitTotals]
     shards: tuple[Shard, ...]
 
 
-def read_manifest(folder: Path) -> ShardManifest:
+def read_shard_manifest(folder: Path) -> ShardManifest:
+    """The manifest of the set in a folder. Raises `InputError` where there is none, or one that is not as made."""
     path = folder / "manifest.json"
     if not path.exists():
         raise InputError(
@@ -102,17 +100,11 @@ def read_manifest(folder: Path) -> ShardManifest:
     version = stored.get("format_version") if isinstance(stored, dict) else None
     if version != FORMAT_VERSION:
         raise InputError(f"{path} has format version {version}, this biphase reads {FORMAT_VERSION}: prepare it anew")
-    try:
-        return ShardManifest.model_validate(stored)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise InputError(
-            f"{path} is damaged ({place}: {first['msg']}): delete it and run biphase prepare again"
-        ) from None
+    return read_json_as(path, ShardManifest, remedy="delete it and run biphase prepare again")
 
 
-def wrong_size(folder: Path, split: SplitName, part: ShardPart, dtype: str) -> str | None:
+def wrong_size(folder: Path, split: ShardSplitName, part: ShardPart, dtype: str) -> str | None:
+    """What is wrong with the size of a shard's files for one split; None where it is right."""
     expected = {"tokens": part.tokens * np.dtype(dtype).itemsize, "ends": part.documents * 8}
     for kind, num_bytes in expected.items():
         path = folder / f"{split}.{kind}"
@@ -129,44 +121,44 @@ class ShardSet:
     Pickles as its folder and split. `fingerprint` names the content of the whole set.
     """
 
-    def __init__(self, folder: Path, split: SplitName, manifest: ShardManifest) -> None:
+    def __init__(self, folder: Path, split: ShardSplitName, manifest: ShardManifest) -> None:
         self.folder, self.split, self.manifest = folder, split, manifest
         self.num_tokens = manifest.splits[split].tokens
         self.num_documents = manifest.splits[split].documents
         self.fingerprint = manifest.fingerprint
         self.dtype = np.dtype(manifest.dtype).newbyteorder("<")
-        self._starts = [0]
+        self.starts = [0]  # where each shard begins in the stream, and where the last one ends
         for shard in manifest.shards:
-            self._starts.append(self._starts[-1] + shard.parts[split].tokens)
-        self._maps: dict[int, np.ndarray] = {}
+            self.starts.append(self.starts[-1] + shard.parts[split].tokens)
+        self.maps: dict[int, np.ndarray] = {}
 
     @classmethod
     def open(cls, folder: str | Path, split: str = "train") -> "ShardSet":
         """Raises `InputError` when the manifest is missing or damaged, or a file has not the size it should have."""
-        if split not in SPLITS:
-            raise InputError(f"split '{split}'{nearest(split, SPLITS)}")
-        shards = cls(Path(folder), split, read_manifest(Path(folder)))
+        if split not in SHARD_SPLITS:
+            raise InputError(f"split '{split}'{nearest(split, SHARD_SPLITS)}")
+        shards = cls(Path(folder), split, read_shard_manifest(Path(folder)))
         for shard in shards.manifest.shards:
-            wrong = wrong_size(shards._folder_of(shard), shards.split, shard.parts[shards.split], shards.manifest.dtype)
+            wrong = wrong_size(shards.folder_of(shard), shards.split, shard.parts[shards.split], shards.manifest.dtype)
             if wrong is not None:
-                raise InputError(f"{wrong}: {shards._remedy(shard)}")
+                raise InputError(f"{wrong}: {shards.remedy(shard)}")
         return shards
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ShardSet.open, (self.folder, self.split)
 
-    def _folder_of(self, shard: Shard) -> Path:
+    def folder_of(self, shard: Shard) -> Path:
         return self.folder / "shards" / shard.name
 
-    def _remedy(self, shard: Shard) -> str:
-        return f"delete {self._folder_of(shard)} and {self.folder / 'manifest.json'} and run biphase prepare again"
+    def remedy(self, shard: Shard) -> str:
+        return f"delete {self.folder_of(shard)} and {self.folder / 'manifest.json'} and run biphase prepare again"
 
     @cached_property
     def document_ends(self) -> np.ndarray:
-        """Offset in the stream after each document's end-of-text token, int64 [num_documents]."""
+        """The offset in the stream after each document's end-of-text token, int64 [num_documents]."""
         ends = [
-            np.fromfile(self._folder_of(shard) / f"{self.split}.ends", dtype="<i8") + start
-            for shard, start in zip(self.manifest.shards, self._starts, strict=False)
+            np.fromfile(self.folder_of(shard) / f"{self.split}.ends", dtype="<i8") + start
+            for shard, start in zip(self.manifest.shards, self.starts, strict=False)
         ]
         return np.concatenate(ends).astype(np.int64, copy=False)
 
@@ -175,19 +167,19 @@ class ShardSet:
         assert 0 <= start <= stop <= self.num_tokens, (start, stop, self.num_tokens)
         parts = []
         while start < stop:
-            index = bisect_right(self._starts, start) - 1
-            end = min(stop, self._starts[index + 1])
-            parts.append(self._map(index)[start - self._starts[index] : end - self._starts[index]])
+            index = bisect_right(self.starts, start) - 1
+            end = min(stop, self.starts[index + 1])
+            parts.append(self.memory_map(index)[start - self.starts[index] : end - self.starts[index]])
             start = end
         if len(parts) == 1:
             return parts[0]
         return np.concatenate(parts) if parts else np.empty(0, dtype=self.dtype)
 
-    def _map(self, index: int) -> np.ndarray:
-        if index not in self._maps:
-            path = self._folder_of(self.manifest.shards[index]) / f"{self.split}.tokens"
-            self._maps[index] = np.asarray(np.memmap(path, dtype=self.dtype, mode="r"))
-        return self._maps[index]
+    def memory_map(self, index: int) -> np.ndarray:
+        if index not in self.maps:
+            path = self.folder_of(self.manifest.shards[index]) / f"{self.split}.tokens"
+            self.maps[index] = np.asarray(np.memmap(path, dtype=self.dtype, mode="r"))
+        return self.maps[index]
 
     def document(self, index: int) -> np.ndarray:
         """Token ids of one document, its end-of-text token included."""
@@ -207,9 +199,9 @@ class ShardSet:
         for shard in self.manifest.shards:
             part = shard.parts[self.split]
             for kind, expected in (("tokens", part.tokens_sha256), ("ends", part.ends_sha256)):
-                path = self._folder_of(shard) / f"{self.split}.{kind}"
+                path = self.folder_of(shard) / f"{self.split}.{kind}"
                 if file_hash(path) != expected:
-                    raise InputError(f"{path} is damaged (its SHA-256 is not the manifest's): {self._remedy(shard)}")
+                    raise InputError(f"{path} is damaged (its SHA-256 is not the manifest's): {self.remedy(shard)}")
         tokenizer = self.tokenizer()
         check_tokenizer(self, tokenizer_hash(tokenizer))
         if not np.array_equal(self.token_bytes(), token_byte_lengths(tokenizer)):
@@ -226,9 +218,9 @@ def check_tokenizer(shards: ShardSet, expected_hash: str) -> None:
         )
 
 
-def describe(folder: str | Path, num_documents: int = 2) -> str:
+def describe_shards(folder: str | Path, num_documents: int = 2) -> str:
     """Counts, document lengths and the beginning of the first documents of each split, as lines of text."""
-    sets = [ShardSet.open(folder, split) for split in SPLITS]
+    sets = [ShardSet.open(folder, split) for split in SHARD_SPLITS]
     manifest = sets[0].manifest
     lines = [
         f"shard set {folder}",
@@ -236,7 +228,7 @@ def describe(folder: str | Path, num_documents: int = 2) -> str:
         f"{manifest.vocab_size:,} · {manifest.dtype} · {len(manifest.shards)} shards",
     ]
     for shards in sets:
-        lines += _describe_split(shards)
+        lines += describe_shard_split(shards)
     tokenizer = sets[0].tokenizer()
     for shards in sets:
         for index in range(min(num_documents, shards.num_documents)):
@@ -245,7 +237,7 @@ def describe(folder: str | Path, num_documents: int = 2) -> str:
     return "\n".join(lines)
 
 
-def _describe_split(shards: ShardSet) -> list[str]:
+def describe_shard_split(shards: ShardSet) -> list[str]:
     total = shards.manifest.splits[shards.split]
     counts = (
         f"{shards.split}: {total.documents:,} documents · {total.tokens:,} tokens · {total.text_bytes / 1e6:,.1f} MB"

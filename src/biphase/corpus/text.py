@@ -1,41 +1,46 @@
 """Sources → documents: files, folders, globs and hub data sets in, a stream of `Document(id, text)` out, in order.
 
-`find_sources` turns what a person typed into single files (or single files of a hub data set), each with a fingerprint;
-`read_documents` streams one of them. Whatever is wrong with the input is an `InputError` that names file and line.
+`find_text_sources` turns what a person typed into single files (or single files of a hub data set), each with a
+fingerprint; `read_documents` streams one of them. What is wrong with the input is an `InputError` that names file and
+line.
 """
 
 import glob
-import io
-import json
 import re
+import string
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from biphase import console
+from biphase.corpus.readers import CODECS, damaged, json_kind, read_json_lines, read_lines
 from biphase.errors import InputError, first_line, nearest
 
-Kind = Literal["text", "jsonl", "parquet", "hub"]
+TextKind = Literal["text", "jsonl", "parquet", "hub"]
 TxtDocuments = Literal["file", "paragraphs", "lines"]
 
-KINDS: dict[str, Kind] = {".txt": "text", ".jsonl": "jsonl", ".parquet": "parquet"}
-CODECS = {".gz": "gzip", ".zst": "zstd"}
+KINDS: dict[str, TextKind] = {".txt": "text", ".jsonl": "jsonl", ".parquet": "parquet"}
 READABLE = ".txt, .jsonl (both also as .gz or .zst) and .parquet"
 HUB_ADDRESS = re.compile(
     r"(?:hub:)?(?P<dataset>[\w.-]+/[\w.-]+)(?::(?P<config>[\w.-]*))?(?::(?P<split>[\w.]+))?(?:@(?P<revision>[\w./-]+))?"
 )
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True)
 class Document:
+    """A text, and the name by which it is known: the id that came with it, or its file and line."""
+
     id: str
     text: str
 
 
+Documents = Iterator[tuple[Document, int]]
+"""Documents, each with how many bytes of its source are read by then."""
+
+
 @dataclass(frozen=True)
-class HubPart:
+class HubFile:
     """Data file `index` of the `count` files of one split of a hub data set, at one commit."""
 
     dataset: str
@@ -51,14 +56,14 @@ class TextSource:
     """One file, or one file of a hub data set. `num_bytes` is its size on disk, None for the hub."""
 
     name: str
-    kind: Kind
+    kind: TextKind
     fingerprint: str
     num_bytes: int | None
     path: Path | None = None
-    part: HubPart | None = None
+    hub_file: HubFile | None = None
 
 
-def find_sources(sources: Sequence[str | Path]) -> list[TextSource]:
+def find_text_sources(sources: Sequence[str | Path]) -> list[TextSource]:
     """Files, folders (recursive, sorted), globs and hub data sets → sources, in the order given.
 
     A hub data set is `hub:owner/name[:config[:split]][@revision]`, for example
@@ -67,7 +72,7 @@ def find_sources(sources: Sequence[str | Path]) -> list[TextSource]:
 
     Raises `InputError` for what does not exist, matches nothing, is empty, has an unknown ending, or is given twice.
     """
-    found = [source for given in sources for source in _expand(str(given))]
+    found = [source for given in sources for source in expand(str(given))]
     if not found:
         raise InputError("no source is given: name files, folders, globs or hub data sets")
     seen: set[str] = set()
@@ -78,62 +83,63 @@ def find_sources(sources: Sequence[str | Path]) -> list[TextSource]:
     return found
 
 
-def _expand(given: str) -> list[TextSource]:
+def expand(given: str) -> list[TextSource]:
+    """The sources that one word stands for."""
     path = Path(given).expanduser()
     if path.is_dir():
-        return _folder(path)
+        return folder_sources(path)
     if path.exists():
-        return [_file(path)]
+        return [file_source(path)]
     if glob.has_magic(given):
-        return _matches(given)
-    if given.startswith("hub:") or _means_hub(path):
-        return _hub(given)
-    raise InputError(f"{given} does not exist{_hint(path)}")
+        return matching_sources(given)
+    if given.startswith("hub:") or means_hub(path):
+        return hub_sources(given)
+    raise InputError(f"{given} does not exist{hint_for(path)}")
 
 
-def _means_hub(path: Path) -> bool:
+def means_hub(path: Path) -> bool:
     """A bare `owner/name` that can be no mistyped path: no known ending, and no local folder of the owner's name."""
     is_bare = not path.is_absolute() and path.parts[0] not in (".", "..") and HUB_ADDRESS.fullmatch(str(path))
-    return bool(is_bare) and _kind(path) is None and not Path(path.parts[0]).exists()
+    return bool(is_bare) and kind_of(path) is None and not Path(path.parts[0]).exists()
 
 
-def _hint(path: Path) -> str:
+def hint_for(path: Path) -> str:
     if not path.parent.is_dir():
         return f": there is no folder {path.parent}"
     names = sorted(entry.name for entry in path.parent.iterdir())
     return nearest(path.name, names) if 0 < len(names) <= 20 else ""
 
 
-def _kind(path: Path) -> Kind | None:
+def kind_of(path: Path) -> TextKind | None:
     ending = Path(path.stem).suffix if path.suffix in CODECS else path.suffix
     kind = KINDS.get(ending)
     return None if kind == "parquet" and path.suffix in CODECS else kind
 
 
-def _folder(folder: Path) -> list[TextSource]:
-    files = sorted(
-        path
-        for path in folder.rglob("*")
-        if path.is_file() and not any(part.startswith(".") for part in path.relative_to(folder).parts)
-    )
-    readable = [path for path in files if _kind(path) is not None]
+def folder_sources(folder: Path) -> list[TextSource]:
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and not is_hidden(path.relative_to(folder)))
+    readable = [path for path in files if kind_of(path) is not None]
     if not readable:
         raise InputError(f"{folder} holds no file that can be read: {READABLE}")
     if len(readable) < len(files):
-        endings = ", ".join(sorted({path.suffix or path.name for path in files if _kind(path) is None}))
+        endings = ", ".join(sorted({path.suffix or path.name for path in files if kind_of(path) is None}))
         console.err.print(f"{folder}: {len(files) - len(readable)} files are no text source and stay out ({endings})")
-    return [_file(path) for path in readable]
+    return [file_source(path) for path in readable]
 
 
-def _matches(pattern: str) -> list[TextSource]:
+def is_hidden(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)
+
+
+def matching_sources(pattern: str) -> list[TextSource]:
     matches = sorted(glob.glob(str(Path(pattern).expanduser()), recursive=True))
     if not matches:
         raise InputError(f"{pattern} matches no file")
-    return [source for match in matches for source in _expand(match)]
+    return [source for match in matches for source in expand(match)]
 
 
-def _file(path: Path) -> TextSource:
-    kind = _kind(path)
+def file_source(path: Path) -> TextSource:
+    kind = kind_of(path)
     if kind is None:
         raise InputError(f"{path} has an unknown ending; can be read: {READABLE}")
     status = path.stat()
@@ -143,7 +149,7 @@ def _file(path: Path) -> TextSource:
     return TextSource(str(path), kind, fingerprint, status.st_size, path)
 
 
-def _hub(given: str) -> list[TextSource]:
+def hub_sources(given: str) -> list[TextSource]:
     match = HUB_ADDRESS.fullmatch(given)
     if match is None:
         raise InputError(f"{given} is no hub address; write hub:owner/name[:config[:split]][@revision]")
@@ -152,195 +158,43 @@ def _hub(given: str) -> list[TextSource]:
 
     try:
         commit = HfApi().dataset_info(match["dataset"], revision=match["revision"]).sha
-        whole = HubPart(match["dataset"], match["config"] or None, match["split"] or "train", str(commit), 0, 1)
-        count = max(_stream(whole).num_shards, 1)
+        whole = HubFile(match["dataset"], match["config"] or None, match["split"] or "train", str(commit), 0, 1)
+        count = max(stream_rows(whole).num_shards, 1)
     except (OSError, HTTPError, ValueError) as error:
         raise InputError(f"{given} cannot be read from the hub, nor is it a local path: {first_line(error)}") from None
     address = f"hub:{whole.dataset}:{whole.config or ''}:{whole.split}@{commit}"
-    return [
-        TextSource(
-            name=f"{address}#{index + 1}/{count}",
-            kind="hub",
-            fingerprint=f"{address}#{index + 1}/{count}",
-            num_bytes=None,
-            part=HubPart(whole.dataset, whole.config, whole.split, whole.revision, index, count),
-        )
-        for index in range(count)
-    ]
+    sources = []
+    for index in range(count):
+        name = f"{address}#{index + 1}/{count}"
+        hub_file = replace(whole, index=index, count=count)
+        sources.append(TextSource(name, "hub", fingerprint=name, num_bytes=None, hub_file=hub_file))
+    return sources
 
 
-def _stream(part: HubPart) -> Any:
-    """The part as a streaming data set. Code of the data set's own is never run (datasets ≥ 4 has no way to)."""
+def stream_rows(file: HubFile) -> Any:
+    """The rows of one file, as they come. Code of the data set's own is never run (datasets ≥ 4 has no way to)."""
     import datasets
 
     rows = datasets.load_dataset(
-        part.dataset, name=part.config, split=part.split, revision=part.revision, streaming=True
+        file.dataset, name=file.config, split=file.split, revision=file.revision, streaming=True
     )
-    return rows.shard(num_shards=part.count, index=part.index) if part.count > 1 else rows
+    return rows.shard(num_shards=file.count, index=file.index) if file.count > 1 else rows
 
 
-class DocumentReader(Iterator[Document]):
+class DocumentReader:
     """The documents of one source, in order. `bytes_read` is how far into the file on disk (hub: the text) it is."""
 
-    def __init__(self, source: TextSource, text_field: str, id_field: str, txt_documents: TxtDocuments) -> None:
-        self.source, self.text_field, self.id_field, self.txt_documents = source, text_field, id_field, txt_documents
+    def __init__(self, source: TextSource, documents: Documents) -> None:
+        self.source, self.documents = source, documents
         self.bytes_read = 0
-        read = {
-            "text": self._read_text,
-            "jsonl": self._read_jsonl,
-            "parquet": self._read_parquet,
-            "hub": self._read_hub,
-        }
-        self._documents = read[source.kind]()
-        self._num_read = 0
 
-    def __next__(self) -> Document:
-        try:
-            document = next(self._documents)
-        except StopIteration:
-            if self._num_read == 0:
-                raise InputError(f"{self.source.name} holds no documents: leave it out") from None
-            raise
-        self._num_read += 1
-        return document
-
-    def _read_text(self) -> Iterator[Document]:
-        name = Path(self.source.name).name
-        lines: list[bytes] = []
-        first = 1
-        for number, line in self._lines():
-            if self.txt_documents == "lines":
-                yield Document(f"{name}:{number}", self._decode(line.rstrip(b"\r\n"), number))
-            elif self.txt_documents == "file" or line.strip():
-                first = first if lines else number
-                lines.append(line)
-            elif lines:
-                yield Document(f"{name}:{first}", self._decode(b"".join(lines).rstrip(b"\r\n"), first))
-                lines = []
-        if lines:
-            whole_file = self.txt_documents == "file"
-            text = b"".join(lines) if whole_file else b"".join(lines).rstrip(b"\r\n")
-            yield Document(name if whole_file else f"{name}:{first}", self._decode(text, first))
-
-    def _read_jsonl(self) -> Iterator[Document]:
-        for number, line in self._lines():
-            text = self._decode(line, number)
-            if text.isspace():
-                continue
-            try:
-                row = json.loads(text)
-            except json.JSONDecodeError as error:
-                place = f"{self.source.name}:{number}"
-                raise InputError(
-                    f"{place}: broken JSON ({error.msg}, column {error.colno}): one object a line"
-                ) from None
-            if not isinstance(row, dict):
-                raise InputError(
-                    f"{self.source.name}:{number}: a JSON {_kind_of(row)}, where one object a line is needed"
-                )
-            yield self._document(row, f":{number}")
-
-    def _read_parquet(self) -> Iterator[Document]:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        number = 0
-        try:
-            with pq.ParquetFile(self.source.path) as file:
-                columns = [name for name in (self.text_field, self.id_field) if name in file.schema_arrow.names]
-                if self.text_field not in columns:
-                    raise self._missing_field(file.schema_arrow.names, "")
-                for group in range(file.num_row_groups):
-                    for batch in file.iter_batches(batch_size=256, row_groups=[group], columns=columns):
-                        for row in batch.to_pylist():
-                            number += 1
-                            yield self._document(row, f": row {number}")
-                    self.bytes_read = (self.source.num_bytes or 0) * (group + 1) // file.num_row_groups
-        except UnicodeDecodeError:
-            raise InputError(f"{self.source.name}: a text after row {number} is not UTF-8") from None
-        except (OSError, pa.ArrowException) as error:
-            raise self._damaged(error) from None
-
-    def _read_hub(self) -> Iterator[Document]:
-        assert self.source.part is not None
-        from huggingface_hub.errors import HTTPError
-
-        number = 0
-        try:
-            for number, row in enumerate(_stream(self.source.part), start=1):
-                document = self._document(row, f": row {number}")
-                self.bytes_read += len(document.text)
-                yield document
-        except (OSError, HTTPError) as error:
-            raise InputError(
-                f"{self.source.name}: the hub failed after row {number} ({first_line(error)}); "
-                "run the same command again"
-            ) from None
-
-    def _lines(self) -> Iterator[tuple[int, bytes]]:
-        """Numbered lines (from 1) with their ends, without a byte order mark, out of the compression."""
-        import pyarrow as pa  # its streams, unlike zstandard's, notice a file that is cut short
-
-        path = self.source.path
-        assert path is not None
-        try:
-            with pa.OSFile(str(path)) as file:
-                stream = pa.CompressedInputStream(file, CODECS[path.suffix]) if path.suffix in CODECS else file
-                for number, line in enumerate(io.BufferedReader(stream, 1 << 20), start=1):
-                    self.bytes_read = file.tell()
-                    yield number, line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line
-        except OSError as error:
-            raise self._damaged(error) from None
-
-    def _decode(self, data: bytes, first_line: int) -> str:
-        try:
-            return data.decode("utf-8")
-        except UnicodeDecodeError as error:
-            line = first_line + data.count(b"\n", 0, error.start)
-            byte = error.start - (data.rfind(b"\n", 0, error.start) + 1)
-            raise InputError(
-                f"{self.source.name}:{line}: not UTF-8 (byte {data[error.start]:#04x} at position {byte} of the line); "
-                "convert the file, for example with iconv -f latin1 -t utf-8"
-            ) from None
-
-    def _document(self, row: dict[str, Any], place: str) -> Document:
-        if self.text_field not in row:
-            raise self._missing_field(row, place)
-        text = row[self.text_field]
-        if not isinstance(text, str):
-            raise InputError(
-                f"{self.source.name}{place}: field '{self.text_field}' is {_kind_of(text)}, not a string; "
-                "mend the row or take it out"
-            )
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise InputError(
-                f"{self.source.name}{place}: half of a surrogate pair ({text[error.start]!r}) at character "
-                f"{error.start} of the text, which is no Unicode; take it out"
-            ) from None
-        given = row.get(self.id_field)
-        return Document(f"{Path(self.source.name).name}{place}" if given is None else str(given), text)
-
-    def _missing_field(self, names: Iterable[str], place: str) -> InputError:
-        there = ", ".join(names)
-        return InputError(
-            f"{self.source.name}{place}: no field '{self.text_field}'; the fields are: {there}; "
-            "name one with --text-field"
-        )
-
-    def _damaged(self, error: Exception) -> InputError:
-        return InputError(
-            f"{self.source.name} cannot be read to its end ({first_line(error)}): it is damaged, cut short or "
-            "not what its ending says"
-        )
-
-
-def _kind_of(value: Any) -> str:
-    if value is None:
-        return "null"
-    kinds = {dict: "object", list: "list", str: "string", bool: "boolean", int: "number", float: "number"}
-    return kinds.get(type(value), type(value).__name__)
+    def __iter__(self) -> Iterator[Document]:
+        is_empty = True
+        for document, bytes_read in self.documents:
+            self.bytes_read, is_empty = bytes_read, False
+            yield document
+        if is_empty:
+            raise InputError(f"{self.source.name} holds no documents: leave it out")
 
 
 def read_documents(
@@ -356,12 +210,110 @@ def read_documents(
     text that is no string, bytes that are not UTF-8, half a surrogate pair, damaged compression, no document at all.
     """
     check_txt_documents(txt_documents)
-    return DocumentReader(source, text_field, id_field, txt_documents)
+    if source.hub_file is not None:
+        return DocumentReader(source, read_hub_file(source, source.hub_file, text_field, id_field))
+    assert source.path is not None
+    if source.kind == "text":
+        return DocumentReader(source, read_txt(source.path, txt_documents))
+    read = read_jsonl if source.kind == "jsonl" else read_parquet
+    return DocumentReader(source, read(source, source.path, text_field, id_field))
 
 
 def check_txt_documents(name: str) -> None:
     if name not in get_args(TxtDocuments):
         raise InputError(f"txt_documents '{name}' is unknown{nearest(name, get_args(TxtDocuments))}")
+
+
+def read_txt(path: Path, txt_documents: TxtDocuments) -> Documents:
+    held: list[str] = []  # the lines of the document that is being read
+    first = 1  # the number of the first of them
+    num_bytes = 0
+    for number, line, num_bytes in read_lines(path):
+        if txt_documents == "file":
+            held.append(line)
+        elif txt_documents == "lines":
+            yield Document(f"{path.name}:{number}", line.rstrip("\r\n")), num_bytes
+        elif line.strip(string.whitespace):  # of ASCII: a line of other spaces is a line of the paragraph
+            first = first if held else number
+            held.append(line)
+        elif held:
+            yield Document(f"{path.name}:{first}", "".join(held).rstrip("\r\n")), num_bytes
+            held = []
+    if held and txt_documents == "file":
+        yield Document(path.name, "".join(held)), num_bytes
+    elif held:
+        yield Document(f"{path.name}:{first}", "".join(held).rstrip("\r\n")), num_bytes
+
+
+def read_jsonl(source: TextSource, path: Path, text_field: str, id_field: str) -> Documents:
+    for number, row, num_bytes in read_json_lines(path):
+        yield document_of(row, source, f":{number}", text_field, id_field), num_bytes
+
+
+def read_parquet(source: TextSource, path: Path, text_field: str, id_field: str) -> Documents:
+    """Two columns are read, a few rows at a time. A group of rows counts as read from its first row on."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    number = 0
+    try:
+        with pq.ParquetFile(path) as file:
+            names = file.schema_arrow.names
+            if text_field not in names:
+                raise missing_field(names, source, "", text_field)
+            columns = [name for name in (text_field, id_field) if name in names]
+            for group in range(file.num_row_groups):
+                num_bytes = (source.num_bytes or 0) * (group + 1) // file.num_row_groups
+                for batch in file.iter_batches(batch_size=256, row_groups=[group], columns=columns):
+                    for row in batch.to_pylist():
+                        number += 1
+                        yield document_of(row, source, f": row {number}", text_field, id_field), num_bytes
+    except UnicodeDecodeError:
+        raise InputError(f"{source.name}: a text after row {number} is not UTF-8") from None
+    except (OSError, pa.ArrowException) as error:
+        raise damaged(source.name, error) from None
+
+
+def read_hub_file(source: TextSource, hub_file: HubFile, text_field: str, id_field: str) -> Documents:
+    from huggingface_hub.errors import HTTPError
+
+    number = num_chars = 0
+    try:
+        for number, row in enumerate(stream_rows(hub_file), start=1):
+            document = document_of(row, source, f": row {number}", text_field, id_field)
+            num_chars += len(document.text)
+            yield document, num_chars
+    except (OSError, HTTPError) as error:
+        raise InputError(
+            f"{source.name}: the hub failed after row {number} ({first_line(error)}); run the same command again"
+        ) from None
+
+
+def document_of(row: dict[str, Any], source: TextSource, place: str, text_field: str, id_field: str) -> Document:
+    """The document in a row, named by its id, or else by file and line (`place`: ":3" or ": row 3")."""
+    if text_field not in row:
+        raise missing_field(row, source, place, text_field)
+    text = row[text_field]
+    if not isinstance(text, str):
+        raise InputError(
+            f"{source.name}{place}: field '{text_field}' is {json_kind(text)}, not a string; "
+            "mend the row or take it out"
+        )
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(
+            f"{source.name}{place}: half of a surrogate pair ({text[error.start]!r}) at character "
+            f"{error.start} of the text, which is no Unicode; take it out"
+        ) from None
+    given = row.get(id_field)
+    return Document(f"{Path(source.name).name}{place}" if given is None else str(given), text)
+
+
+def missing_field(names: Iterable[str], source: TextSource, place: str, text_field: str) -> InputError:
+    return InputError(
+        f"{source.name}{place}: no field '{text_field}'; the fields are: {', '.join(names)}; name one with --text-field"
+    )
 
 
 def sample_texts(

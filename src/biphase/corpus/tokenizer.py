@@ -58,7 +58,7 @@ KNOWN_NAMES = {
 NEW_NAMES = {"eos_token": EOS, "mask_token": MASK, "pad_token": PAD}
 RESERVED_SLOT = re.compile(r"<\|?(?:reserved[\w ]*|unused|extra_|dummy_|SPECIAL_)_?\d+\|?>|\[unused\d+\]")
 TOKENIZER_FILES = ("tokenizer.json", "*.model", "vocab.*")
-"""Of a model folder; without one of these transformers makes up a tokenizer that knows no word."""
+"""Files of which a model folder needs one; without any, transformers makes up a tokenizer that knows no word."""
 PICKLES = {".pkl", ".pickle", ".pt", ".pth", ".bin", ".ckpt", ".npy", ".npz"}
 
 
@@ -75,7 +75,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> "PreTrainedTokeniz
             f"vocab_size {vocab_size} is too small: 256 bytes and {len(TRAINED_SPECIALS)} special tokens "
             f"need {MIN_VOCAB_SIZE}"
         )
-    backend = _byte_level(Tokenizer(models.BPE()), TRAINED_SPLIT)
+    backend = byte_level(Tokenizer(models.BPE()), TRAINED_SPLIT)
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         special_tokens=TRAINED_SPECIALS,
@@ -92,10 +92,10 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> "PreTrainedTokeniz
         console.err.print(
             f"tokenizer: the texts give {reached:,} tokens of the {vocab_size:,} asked for; more text gives more"
         )
-    return _wrap(backend, {"eos_token": EOS, "mask_token": MASK, "pad_token": PAD})
+    return wrap_backend(backend, {"eos_token": EOS, "mask_token": MASK, "pad_token": PAD})
 
 
-def _byte_level(backend: "Tokenizer", split: str) -> "Tokenizer":
+def byte_level(backend: "Tokenizer", split: str) -> "Tokenizer":
     from tokenizers import Regex, decoders, pre_tokenizers
 
     backend.pre_tokenizer = pre_tokenizers.Sequence(
@@ -108,7 +108,7 @@ def _byte_level(backend: "Tokenizer", split: str) -> "Tokenizer":
     return backend
 
 
-def _wrap(backend: "Tokenizer", roles: dict[str, str]) -> "PreTrainedTokenizerFast":
+def wrap_backend(backend: "Tokenizer", roles: dict[str, str]) -> "PreTrainedTokenizerFast":
     from transformers import PreTrainedTokenizerFast
 
     return PreTrainedTokenizerFast(tokenizer_object=backend, clean_up_tokenization_spaces=False, **roles)
@@ -127,17 +127,17 @@ def load_tokenizer(source: str | Path) -> "PreTrainedTokenizerFast":
     if path.suffix in PICKLES:
         raise InputError(f"{path}: pickles and weights are not read; give a tokenizer.json, a folder or a hub id")
     if path.is_file():
-        return _load_file(path)
+        return load_tokenizer_file(path)
     if not path.is_dir() and (path.is_absolute() or str(source).startswith((".", "~")) or str(source).count("/") > 1):
         raise InputError(f"tokenizer {source} does not exist")
-    if path.is_dir() and not (path / "tokenizer.json").exists() and _is_tiktoken(path / "tokenizer.model"):
-        return _load_llama3(path / "tokenizer.model")
-    return _complete(_load_pretrained(path if path.is_dir() else str(source)), str(source))
+    if path.is_dir() and not (path / "tokenizer.json").exists() and is_tiktoken_file(path / "tokenizer.model"):
+        return load_llama3(path / "tokenizer.model")
+    return with_all_roles(load_pretrained_tokenizer(path if path.is_dir() else str(source)), str(source))
 
 
-def _load_file(path: Path) -> "PreTrainedTokenizerFast":
-    if _is_tiktoken(path):
-        return _load_llama3(path)
+def load_tokenizer_file(path: Path) -> "PreTrainedTokenizerFast":
+    if is_tiktoken_file(path):
+        return load_llama3(path)
     if path.suffix != ".json":
         raise InputError(
             f"{path} is neither a tokenizer.json nor a Llama 3 tokenizer.model (base64 and a rank per line)"
@@ -151,10 +151,10 @@ def _load_file(path: Path) -> "PreTrainedTokenizerFast":
         backend = Tokenizer.from_str(json.dumps(state))
     except Exception as error:  # `tokenizers` raises bare Exception for whatever it cannot parse
         raise InputError(f"{path} is not a tokenizer.json ({first_line(error)})") from None
-    return _complete(_wrap(backend, {}), str(path))
+    return with_all_roles(wrap_backend(backend, {}), str(path))
 
 
-def _load_pretrained(source: str | Path) -> "PreTrainedTokenizerFast":
+def load_pretrained_tokenizer(source: str | Path) -> "PreTrainedTokenizerFast":
     """`tokenizer.json` as it stands where there is one; otherwise the conversion that transformers knows."""
     from huggingface_hub.errors import HTTPError
     from transformers import PreTrainedTokenizerFast
@@ -176,8 +176,8 @@ def _load_pretrained(source: str | Path) -> "PreTrainedTokenizerFast":
     return tokenizer
 
 
-def _complete(tokenizer: "PreTrainedTokenizerFast", name: str) -> "PreTrainedTokenizerFast":
-    """The tokenizer with end-of-text, mask and pad; its ids for text are unchanged."""
+def with_all_roles(tokenizer: "PreTrainedTokenizerFast", name: str) -> "PreTrainedTokenizerFast":
+    """A tokenizer that has end-of-text, mask and pad too; its ids for text are unchanged."""
     from tokenizers import Tokenizer
 
     tokenizer.backend_tokenizer.no_padding()
@@ -187,31 +187,33 @@ def _complete(tokenizer: "PreTrainedTokenizerFast", name: str) -> "PreTrainedTok
     if not missing:
         return tokenizer
     state = json.loads(tokenizer.backend_tokenizer.to_str())
-    done = [_fill(state, roles, role) for role in missing]
+    done = [fill_role(state, roles, role) for role in missing]
     console.err.print(f"tokenizer {name}: {'; '.join(done)}")
-    complete = _wrap(Tokenizer.from_str(json.dumps(state)), roles)
-    ids = _ids_by_name(state)
+    complete = wrap_backend(Tokenizer.from_str(json.dumps(state)), roles)
+    ids = ids_by_name(state)
     assert all(complete.convert_tokens_to_ids(token) == ids[token] for token in roles.values())
     return complete
 
 
-def _fill(state: dict[str, Any], roles: dict[str, str], role: str) -> str:
+def fill_role(state: dict[str, Any], roles: dict[str, str], role: str) -> str:
     """Give `role` a token, in `state` (a tokenizer.json) and in `roles`; says what was done."""
-    ids = _ids_by_name(state)
+    ids = ids_by_name(state)
     short = role.removesuffix("_token")
     for name in KNOWN_NAMES[role]:
         if name in ids:
             roles[role] = name
             return f"{short} is its token {name} ({ids[name]})"
     name = roles[role] = NEW_NAMES[role]
+    # The unused reserved token of the lowest id, such as <|reserved_special_token_0|>; None where there is none.
     slot = min(
         (known for known in ids if RESERVED_SLOT.fullmatch(known) and known not in roles.values()),
         key=ids.__getitem__,
         default=None,
     )
     number = max(ids.values()) + 1 if slot is None else ids[slot]
+    # What the slot was called goes out of both lists that may name it; then its id has the new name.
     if slot is not None:
-        _forget(state, slot)
+        state["added_tokens"] = [added for added in state["added_tokens"] if added["content"] != slot]
     vocab = state["model"]["vocab"]
     if slot in (vocab if isinstance(vocab, dict) else ()):
         vocab[name] = vocab.pop(slot)
@@ -223,24 +225,22 @@ def _fill(state: dict[str, Any], roles: dict[str, str], role: str) -> str:
     return f"{short} takes the reserved slot {slot} ({number}) as {name}"
 
 
-def _forget(state: dict[str, Any], name: str) -> None:
-    state["added_tokens"] = [added for added in state["added_tokens"] if added["content"] != name]
-
-
-def _ids_by_name(state: dict[str, Any]) -> dict[str, int]:
+def ids_by_name(state: dict[str, Any]) -> dict[str, int]:
+    """The id of each token of a tokenizer.json, added ones too. A vocabulary is a dictionary there, or a list."""
     vocab = state["model"]["vocab"]
     ids = dict(vocab) if isinstance(vocab, dict) else {piece: number for number, (piece, _) in enumerate(vocab)}
     return ids | {added["content"]: added["id"] for added in state["added_tokens"]}
 
 
-def _is_tiktoken(path: Path) -> bool:
+def is_tiktoken_file(path: Path) -> bool:
+    """Whether the first line of a file is a token in base64 and its rank."""
     if not path.is_file():
         return False
     with open(path, "rb") as file:
         return re.fullmatch(rb"[A-Za-z0-9+/]+=* \d+\r?\n?", file.readline(1000)) is not None
 
 
-def _load_llama3(path: Path) -> "PreTrainedTokenizerFast":
+def load_llama3(path: Path) -> "PreTrainedTokenizerFast":
     """Ranks → a BPE with the same ids as Llama 3's own tokenizer.
 
     tiktoken joins the neighbours whose union has the lowest rank, without a list of merges. Here every way to cut a
@@ -249,7 +249,7 @@ def _load_llama3(path: Path) -> "PreTrainedTokenizerFast":
     from tokenizers import AddedToken, Tokenizer, models
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-    ranks = _read_ranks(path)
+    ranks = read_ranks(path)
     if len(ranks) != LLAMA3_RANKS:
         raise InputError(
             f"{path} holds {len(ranks):,} ranks; of tiktoken files only Llama 3's ({LLAMA3_RANKS:,}) is known"
@@ -262,13 +262,16 @@ def _load_llama3(path: Path) -> "PreTrainedTokenizerFast":
         cuts.sort(key=lambda cut: (ranks[cut[0]], ranks[cut[1]]))
         merges += [(spelled[left], spelled[right]) for left, right in cuts]
     vocab = {spelled[token]: rank for token, rank in ranks.items()}
-    backend = _byte_level(Tokenizer(models.BPE(vocab, merges, ignore_merges=True)), LLAMA3_SPLIT)
-    backend.add_special_tokens([AddedToken(name, normalized=False, special=True) for name in _llama3_slots()])
+    backend = byte_level(Tokenizer(models.BPE(vocab, merges, ignore_merges=True)), LLAMA3_SPLIT)
+    backend.add_special_tokens([AddedToken(name, normalized=False, special=True) for name in llama3_slots()])
     assert backend.get_vocab_size() == LLAMA3_VOCAB_SIZE
-    return _wrap(backend, {"bos_token": "<|begin_of_text|>", "eos_token": EOS, "pad_token": EOS, "mask_token": MASK})
+    return wrap_backend(
+        backend, {"bos_token": "<|begin_of_text|>", "eos_token": EOS, "pad_token": EOS, "mask_token": MASK}
+    )
 
 
-def _read_ranks(path: Path) -> dict[bytes, int]:
+def read_ranks(path: Path) -> dict[bytes, int]:
+    """The tokens of a tiktoken file by rank, ascending."""
     ranks: dict[bytes, int] = {}
     for number, line in enumerate(path.read_bytes().splitlines(), start=1):
         try:
@@ -281,7 +284,7 @@ def _read_ranks(path: Path) -> dict[bytes, int]:
     return ranks
 
 
-def _llama3_slots() -> list[str]:
+def llama3_slots() -> list[str]:
     """Names of 128000..128255. Slot 128002 is `<|reserved_special_token_0|>` in the original; the mask takes it."""
     numbers = iter(range(1, 256))
     return [LLAMA3_NAMED_SLOTS.get(slot) or f"<|reserved_special_token_{next(numbers)}|>" for slot in range(256)]
@@ -314,7 +317,7 @@ def tokenizer_hash(tokenizer: "PreTrainedTokenizerFast") -> str:
     return content_hash([digest, added, tokenizer.eos_token_id, tokenizer.mask_token_id])
 
 
-def vocabulary_size(tokenizer: "PreTrainedTokenizerFast") -> int:
+def tokenizer_vocab_size(tokenizer: "PreTrainedTokenizerFast") -> int:
     """Rows that an embedding needs: the highest id and one."""
     return max(tokenizer.get_vocab().values()) + 1
 
@@ -333,7 +336,7 @@ def token_byte_lengths(tokenizer: "PreTrainedTokenizerFast") -> np.ndarray:
     """
     backend = tokenizer.backend_tokenizer
     is_byte_level = "ByteLevel(" in f"{backend.decoder} {backend.pre_tokenizer}"
-    measure = len if is_byte_level else _sentencepiece_bytes
+    measure = len if is_byte_level else sentencepiece_bytes
     ids = tokenizer.get_vocab()
     added = backend.get_added_tokens_decoder()
     lengths_V = np.zeros(max(ids.values()) + 1, dtype=np.uint16)
@@ -343,7 +346,7 @@ def token_byte_lengths(tokenizer: "PreTrainedTokenizerFast") -> np.ndarray:
     return lengths_V
 
 
-def _sentencepiece_bytes(piece: str) -> int:
+def sentencepiece_bytes(piece: str) -> int:
     if re.fullmatch(r"<0x[0-9A-F]{2}>", piece):
         return 1
     return len(piece.removeprefix("##").replace("▁", " ").encode())

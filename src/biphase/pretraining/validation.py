@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from biphase.config import Phase, Recipe
 from biphase.corpus.packing import Batches
-from biphase.corpus.shards import ShardSet, read_manifest
+from biphase.corpus.shards import ShardSet, read_shard_manifest
 from biphase.distributed import World
 from biphase.pretraining.batches import BatchLoader, make_samples
 from biphase.pretraining.objectives import Vocabulary
@@ -23,7 +23,7 @@ def make_validator(
 ) -> Callable[[nn.Module, Phase], dict[str, float]] | None:
     """A function from (model, phase) to validation metrics, on the same tokens every time; None without such text."""
     folder = Path(recipe.data.shards)
-    if read_manifest(folder).splits["validation"].documents == 0:
+    if read_shard_manifest(folder).splits["validation"].documents == 0:
         world.tell(f"{folder} has no validation documents: training without validation")
         return None
     shards = ShardSet.open(folder, "validation")

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from biphase.config import Checkpoints, ComputeConfig, Data, Init, Optimizer, Phase, Recipe, Schedule, Validation
 from biphase.corpus.shards import ShardSet
-from biphase.corpus.text import find_sources, read_documents
+from biphase.corpus.text import find_text_sources, read_documents
 from biphase.encoder.presets import PRESETS
 from biphase.errors import InputError
 from biphase.study.cost import Machine
@@ -123,7 +123,7 @@ def measure_text(path: Path) -> Amount:
     if (path / "manifest.json").exists():
         shards = ShardSet.open(path, "train")
         return Amount(tokens=float(shards.num_tokens), vocab_size=shards.manifest.vocab_size)
-    sources = find_sources([path])
+    sources = find_text_sources([path])
     hub = next((source.name for source in sources if source.num_bytes is None), None)
     if hub is not None:
         raise InputError(f"{hub}: the size of a hub data set is not known here; give its tokens")

@@ -4,25 +4,20 @@ Rows are dictionaries under the source's own names of columns, each with its pla
 are opened out of .zst and .gz; nothing is unpickled, and code of a hub repository is never run.
 """
 
-import io
 import itertools
-import json
 import re
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-import pyarrow as pa  # its streams, unlike zstandard's, notice a file that is cut short
-
+from biphase.corpus.readers import CODECS, read_json_file, read_json_lines, read_lines
 from biphase.errors import InputError, first_line
 from biphase.files import content_hash, file_hash
 from biphase.tasks.spec import SPLITS, FileLayout, Format, Hub, SplitName, Task, named_splits
 
-CODECS = {".zst": "zstd", ".gz": "gzip"}
 HUB = Path("hub")
 """As `data_dir`: the hub's data also for a task that comes with the package."""
 ROWS_PER_BATCH = 1000
@@ -178,7 +173,7 @@ def read_part(source: TaskSource, part: PartName) -> Rows:
 def read_file(task: Task, layout: FileLayout, path: Path, form: Format | None = None) -> Rows:
     match form or layout.format or format_of(path):
         case "jsonl":
-            return read_jsonl(path)
+            return read_objects(path)
         case "tsv":
             return read_tsv(path, layout.has_short_rows)
         case "squad":
@@ -195,45 +190,19 @@ def format_of(path: Path) -> Format:
     return endings.get(plain.suffix, "columns")
 
 
-@contextmanager
-def opened(path: Path) -> Iterator[io.BufferedReader]:
-    """The bytes of a file, out of its compression."""
-    try:
-        with pa.OSFile(str(path)) as file:
-            stream = pa.CompressedInputStream(file, CODECS[path.suffix]) if path.suffix in CODECS else file
-            yield io.BufferedReader(stream, 1 << 20)
-    except FileNotFoundError:
-        raise InputError(f"{path} does not exist") from None
-    except OSError as error:
-        raise InputError(f"{path} cannot be read to its end ({error}): it is damaged or cut short") from None
+def read_objects(path: Path) -> Iterator[tuple[str, Row]]:
+    """The objects of a .jsonl file, each with its place."""
+    return ((f"{path}:{number}", row) for number, row, _ in read_json_lines(path))
 
 
-def read_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Numbered lines (from 1) without their ends."""
-    with opened(path) as file:
-        for number, line in enumerate(file, start=1):
-            try:
-                yield number, line.rstrip(b"\r\n").decode("utf-8-sig" if number == 1 else "utf-8")
-            except UnicodeDecodeError:
-                raise InputError(f"{path}:{number}: not UTF-8; convert the file, for example with iconv") from None
-
-
-def read_jsonl(path: Path) -> Iterator[tuple[str, Row]]:
-    for number, line in read_lines(path):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise InputError(f"{path}:{number}: broken JSON ({error.msg}, column {error.colno})") from None
-        if not isinstance(row, dict):
-            raise InputError(f"{path}:{number}: one JSON object per line is needed")
-        yield f"{path}:{number}", row
+def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Lines without their ends, each with its number (from 1)."""
+    return ((number, line.rstrip("\r\n")) for number, line, _ in read_lines(path))
 
 
 def read_tsv(path: Path, has_short_rows: bool = False) -> Rows:
     """GLUE's and BEIR's form: a header, tabs, no quoting."""
-    lines = read_lines(path)
+    lines = numbered_lines(path)
     header = next(lines, (1, ""))[1].split("\t")
     for number, line in lines:
         fields = line.split("\t")
@@ -256,7 +225,7 @@ def read_columns(path: Path, task: Task, layout: FileLayout) -> Rows:
     tags: list[str] = []
     row: Row = {}
     first = 0
-    for number, line in itertools.chain(read_lines(path), [(0, "")]):
+    for number, line in itertools.chain(numbered_lines(path), [(0, "")]):
         if not line.strip() or line.startswith("-DOCSTART-"):
             if words:
                 yield f"{path}:{first}", row | {task.words: words, task.label: tags}
@@ -275,17 +244,11 @@ def read_columns(path: Path, task: Task, layout: FileLayout) -> Rows:
 
 def read_squad(path: Path) -> Rows:
     """SQuAD's form, 1.1 and 2.0: one JSON document, data → paragraphs → qas."""
-    with opened(path) as file:
-        content = file.read()
     try:
-        paragraphs = [paragraph for article in json.loads(content)["data"] for paragraph in article["paragraphs"]]
+        paragraphs = [paragraph for article in read_json_file(path)["data"] for paragraph in article["paragraphs"]]
         rows = [
             {**answered, "context": paragraph["context"]} for paragraph in paragraphs for answered in paragraph["qas"]
         ]
-    except json.JSONDecodeError as error:
-        raise InputError(f"{path}:{error.lineno}: broken JSON ({error.msg}, column {error.colno})") from None
-    except UnicodeDecodeError:
-        raise InputError(f"{path}: not UTF-8; convert the file, for example with iconv") from None
     except (KeyError, TypeError):
         raise InputError(f"{path}: not SQuAD's form, data → paragraphs → context and qas") from None
     return ((str(path), row) for row in rows)
@@ -293,7 +256,7 @@ def read_squad(path: Path) -> Rows:
 
 def read_record(path: Path) -> Rows:
     """SuperGLUE's form of ReCoRD: a passage with its entities per line, and the questions about it."""
-    for place, line in read_jsonl(path):
+    for place, line in read_objects(path):
         try:
             passage, number = line["passage"], line["idx"]
             spans = [(entity["start"], entity["end"] + 1) for entity in passage["entities"]]  # ends are inclusive there

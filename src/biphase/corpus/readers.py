@@ -1,0 +1,95 @@
+"""Files → lines → rows: plain, .gz and .zst files, read line by line with the number of each.
+
+Texts to pretrain on and the data of tasks both come through here. Whatever is wrong with a file is an `InputError` that
+names the file, and the line where there is one.
+"""
+
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from biphase.errors import InputError, first_line
+
+CODECS = {".zst": "zstd", ".gz": "gzip"}
+"""The endings of compressed files, and what pyarrow calls their compression."""
+
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+BUFFER_BYTES = 1 << 20
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, str, int]]:
+    """Lines with their ends, each with its number (from 1) and how many bytes of the file on disk are read by then.
+
+    A byte order mark is left out. Raises `InputError` for a file that does not exist, is damaged or cut short, and for
+    a line that is not UTF-8.
+    """
+    import pyarrow as pa  # its streams, unlike zstandard's, notice a file that is cut short
+
+    try:
+        with pa.OSFile(str(path)) as file:
+            stream = pa.CompressedInputStream(file, CODECS[path.suffix]) if path.suffix in CODECS else file
+            for number, line in enumerate(io.BufferedReader(stream, BUFFER_BYTES), start=1):
+                if number == 1:
+                    line = line.removeprefix(BYTE_ORDER_MARK)
+                try:
+                    text = line.decode()
+                except UnicodeDecodeError as error:
+                    raise not_utf8(path, number, error) from None
+                yield number, text, file.tell()
+    except FileNotFoundError:
+        raise InputError(f"{path} does not exist") from None
+    except OSError as error:
+        raise damaged(path, error) from None
+
+
+def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any], int]]:
+    """The objects of a file that has one JSON object per line, with what `read_lines` says of the line of each.
+
+    Blank lines are skipped. Raises `InputError` as `read_lines` does, for broken JSON, and for what is no object.
+    """
+    for number, line, num_bytes in read_lines(path):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise broken_json(f"{path}:{number}", error, "one object a line") from None
+        if not isinstance(row, dict):
+            raise InputError(f"{path}:{number}: one JSON object per line is needed, here is a {json_kind(row)}")
+        yield number, row, num_bytes
+
+
+def read_json_file(path: Path) -> Any:
+    """The one JSON value that a file holds, over any number of lines. Raises `InputError` as `read_json_lines` does."""
+    try:
+        return json.loads("".join(line for _, line, _ in read_lines(path)))
+    except json.JSONDecodeError as error:
+        raise broken_json(f"{path}:{error.lineno}", error) from None
+
+
+def not_utf8(path: Path, number: int, error: UnicodeDecodeError) -> InputError:
+    return InputError(
+        f"{path}:{number}: not UTF-8 (byte {error.object[error.start]:#04x} at position {error.start} of the line); "
+        "convert the file, for example with iconv -f latin1 -t utf-8"
+    )
+
+
+def damaged(path: str | Path, error: Exception) -> InputError:
+    return InputError(
+        f"{path} cannot be read to its end ({first_line(error)}): it is damaged, cut short or not what its ending says"
+    )
+
+
+def broken_json(place: str, error: json.JSONDecodeError, needed: str = "") -> InputError:
+    remedy = f": {needed}" if needed else ""
+    return InputError(f"{place}: broken JSON ({error.msg}, column {error.colno}){remedy}")
+
+
+def json_kind(value: Any) -> str:
+    """What JSON calls a value: null, object, list, string, boolean or number."""
+    if value is None:
+        return "null"
+    kinds = {dict: "object", list: "list", str: "string", bool: "boolean", int: "number", float: "number"}
+    return kinds.get(type(value), type(value).__name__)
