@@ -55,7 +55,7 @@ def open_study(study: Path, overrides: Sequence[str], folder: Path | None) -> tu
     return plan, folder or Path(f"study-{plan.study.name}")
 
 
-def run_study_words(
+def run_missing_units(
     study: Path, overrides: Sequence[str], folder: Path | None, engine: dict[str, Any], processes: int, unit: str | None
 ) -> None:
     """Train and evaluate what is missing. Raises `InputError` when units failed: how many, and the first reason."""
