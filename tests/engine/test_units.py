@@ -42,10 +42,14 @@ def pid(seconds=0.0):
     time.sleep(seconds)
     return os.getpid()
 
-def nap_on_node(seconds, folder):
+def meet_on_nodes(folder, marker):
+    # Says on which node it is, once units are under way on two of them and the marker is there.
     node = os.environ["RAY_RAYLET_PID"]
     Path(folder, node).touch()
-    time.sleep(seconds)
+    deadline = time.monotonic() + 120
+    while len(list(Path(folder).iterdir())) < 2 or not Path(marker).exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
     return node
 
 def environment(keys):
@@ -133,7 +137,7 @@ def is_alive(pid: int) -> bool:
     return bool(state.strip()) and not state.startswith("Z")
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
+def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
@@ -329,7 +333,7 @@ def test_a_failure_blocks_only_what_needs_it(number: int, deeds: ModuleType) -> 
         Unit("other", deeds.add, {"x": "a", "y": "b"}, needs=("fine",)),
     ]
     outcomes = by_name(run_units(units, crew(number)))
-    assert outcomes["root"].error == "ZeroDivisionError: division by zero (deeds_of_units.py:28)"
+    assert outcomes["root"].error == "ZeroDivisionError: division by zero (deeds_of_units.py:32)"
     assert "return 1 / x" in outcomes["root"].traceback
     assert outcomes["child"].error == f"blocked: root failed: {outcomes['root'].error}"
     assert outcomes["grandchild"].error == outcomes["child"].error
@@ -632,18 +636,20 @@ def test_ray_runs_units_on_all_nodes_and_outlives_one(deeds: ModuleType, tmp_pat
         folders = [tmp_path / name for name in "abc"]
         for folder in folders:
             folder.mkdir()
+        meeting = {"marker": str(tmp_path)}  # is there
 
         units = [
-            *(Unit(f"nap{i}", deeds.nap_on_node, {"seconds": 0.3, "folder": str(folders[0])}) for i in range(8)),
+            *(Unit(f"meet{i}", deeds.meet_on_nodes, meeting | {"folder": str(folders[0])}) for i in range(8)),
             Unit("killed", deeds.receive, {"number": 9}),
             Unit("bug", deeds.divide, {"x": 0}),
             Unit("waits", os.getpid, {}, needs=("bug",)),
             Unit("threads", deeds.environment, {"keys": ["OMP_NUM_THREADS"]}),
         ]
         outcomes = by_name(run_units(units, engine))
-        assert len({outcomes[f"nap{index}"].value for index in range(8)}) == 2
+        assert {outcomes[f"meet{index}"].value for index in range(8)} <= {path.name for path in folders[0].iterdir()}
+        assert len(list(folders[0].iterdir())) == 2, "units ran on both nodes at a time"
         assert outcomes["killed"].error == "worker was killed (signal 9, SIGKILL; out of memory?)"
-        assert outcomes["bug"].error == "ZeroDivisionError: division by zero (deeds_of_units.py:28)"
+        assert outcomes["bug"].error == "ZeroDivisionError: division by zero (deeds_of_units.py:32)"
         assert outcomes["waits"].error == f"blocked: bug failed: {outcomes['bug'].error}"
         assert outcomes["threads"].value == {"OMP_NUM_THREADS": "1"}
 
@@ -653,14 +659,18 @@ def test_ray_runs_units_on_all_nodes_and_outlives_one(deeds: ModuleType, tmp_pat
         stopped.close()
         assert wait_until(lambda: not any(is_alive(pid) for pid in pids))
 
+        lost = tmp_path / "lost"
+
         def lose_node() -> None:
             bred(folders[2], 2)
             cluster.remove_node(node, allow_graceful=False)
+            lost.touch()
 
         losing = Thread(target=lose_node)
         losing.start()
-        naps = [Unit(f"nap{i}", deeds.nap_on_node, {"seconds": 0.8, "folder": str(folders[2])}) for i in range(5)]
-        errors = [outcome.error for outcome in run_units(naps, engine)]
+        meeting = {"folder": str(folders[2]), "marker": str(lost)}
+        meetings = [Unit(f"meet{index}", deeds.meet_on_nodes, meeting) for index in range(5)]
+        errors = [outcome.error for outcome in run_units(meetings, engine)]
         losing.join()
         assert len(errors) == 5 and errors.count(None) == 4
         assert next(error for error in errors if error).startswith("worker was lost: ")
