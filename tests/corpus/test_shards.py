@@ -20,6 +20,7 @@ import biphase.corpus.tokenize as tokenize_module
 from biphase.corpus.prepare import prepare
 from biphase.corpus.shards import ShardSet, check_tokenizer, describe_shards
 from biphase.corpus.tokenizer import load_tokenizer, save_tokenizer, token_byte_lengths, tokenizer_hash, train_tokenizer
+from biphase.engine.local import Engine
 from biphase.errors import InputError
 
 WORDS = ["the", "quick", "brown", "fox", "jumps", "größer", "日本語", "12345", "<|mask|>", "<|end_of_text|>", "x[0]"]
@@ -121,6 +122,20 @@ def test_content_does_not_depend_on_workers_or_place(made: Path, tokenizer_folde
         [tmp_path / "elsewhere"], tokenizer_folder, tmp_path / "seed1", validation_fraction=0.2, seed=1, workers=1
     )
     assert other.fingerprint != manifest.fingerprint
+
+
+@pytest.mark.slow
+def test_a_ray_cluster_makes_the_same_set(made: Path, tokenizer_folder: Path, tmp_path: Path, monkeypatch) -> None:
+    """From paths that are relative here: its workers stand elsewhere."""
+    pytest.importorskip("ray", reason="Ray is not installed")
+    monkeypatch.chdir(made.parent)
+    out, engine = Path(os.path.relpath(tmp_path)) / "out", Engine(kind="ray")
+    manifest = prepare(["corpus"], tokenizer_folder, out, validation_fraction=0.2, engine=engine)
+    assert manifest.fingerprint == ShardSet.open(made).fingerprint
+    (Path("corpus") / "bad.jsonl").write_text("{")
+    with pytest.raises(InputError, match=r"bad.jsonl:1: broken JSON"):
+        prepare(["corpus"], tokenizer_folder, tmp_path / "other", engine=engine)
+    (Path("corpus") / "bad.jsonl").unlink()
 
 
 def test_workers_are_few_and_large(monkeypatch) -> None:

@@ -118,6 +118,8 @@ def prepare_command(
     validation: Annotated[list[str] | None, typer.Option(help="Sources whose documents are for validation.")] = None,
     validation_fraction: Annotated[float | None, typer.Option(help="Or this share of all documents.")] = None,
     workers: Annotated[int | None, typer.Option(help="Processes; one for four cores unless given.")] = None,
+    engine: EngineOption = "local",
+    address: AddressOption = None,
     text_field: TextFieldOption = "text",
     id_field: Annotated[str, typer.Option(help="The JSON field or parquet column with the document's name.")] = "id",
     txt_documents: TxtDocumentsOption = "file",
@@ -127,7 +129,9 @@ def prepare_command(
 
     Example: `biphase prepare corpus/ --tokenizer tokenizer --out shards`
     """
+    from biphase.config import parse_config
     from biphase.corpus.prepare import prepare as prepare_shards
+    from biphase.engine.local import Engine
 
     manifest = prepare_shards(
         sources,
@@ -136,6 +140,7 @@ def prepare_command(
         validation_fraction=validation_fraction,
         validation_sources=validation or (),
         workers=workers,
+        engine=parse_config(Engine, {"kind": engine, "address": address}, (), origin="prepare"),
         seed=seed,
         text_field=text_field,
         id_field=id_field,
