@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 out = Console(highlight=False, soft_wrap=True)
@@ -42,16 +42,23 @@ class Tracker:
         self.bar: Progress | None = None
         if err.is_terminal and not err.quiet:
             columns = ("{task.description}", BarColumn(bar_width=24), TextColumn("{task.fields[note]}"))
-            self.bar = Progress(*columns, TimeRemainingColumn(), console=err, transient=True)
+            self.bar = Progress(*columns, console=err, transient=True)
             self.bar.start()
             self.task: TaskID = self.bar.add_task(label, total=total, note="")
 
-    def advance(self, amount: float, note: str = "", *, already_done: bool = False) -> None:
-        """Count `amount` units as finished; `already_done` ones (of an earlier call) do not count towards the rate."""
+    def advance(
+        self, amount: float, note: str = "", *, already_done: bool = False, seconds_left: float | None = None
+    ) -> None:
+        """Count `amount` units as finished.
+
+        Args:
+            already_done: they are of an earlier call, and do not count towards the rate.
+            seconds_left: how long the rest takes, where the units differ too much to tell it by their rate.
+        """
         self.done += amount
         if already_done:
             self.credited += amount
-        text = self.describe(note)
+        text = self.describe(note, seconds_left)
         if self.bar is not None:
             self.bar.update(self.task, completed=self.done, note=text)
         elif not err.quiet and time.monotonic() - self.last_line >= self.every_seconds:
@@ -62,12 +69,14 @@ class Tracker:
         """A line that stays, above the bar."""
         (self.bar.console if self.bar is not None else err).print(line, markup=False)
 
-    def describe(self, note: str = "") -> str:
+    def describe(self, note: str = "", seconds_left: float | None = None) -> str:
         elapsed = max(time.monotonic() - self.started, 1e-9)
         rate = (self.done - self.credited) / elapsed
         speed = f"{rate:,.3g} {self.unit}/s" if rate >= 0.1 or rate == 0 else f"{rate * 3600:,.3g} {self.unit}/h"
         share = f"{self.done:,.6g}" + (f"/{self.total:,.6g}" if self.total else "") + f" {self.unit}"
-        left = f" · {duration((self.total - self.done) / rate)} left" if self.total and rate > 0 else ""
+        if seconds_left is None and self.total and rate > 0:
+            seconds_left = (self.total - self.done) / rate
+        left = "" if seconds_left is None else f" · {duration(seconds_left)} left"
         return f"{share} · {speed}{left}" + (f" · {note}" if note else "")
 
     def close(self) -> None:

@@ -1,4 +1,5 @@
-"""What a user did or gave that cannot work. The command line prints it as one line and exits with code 2."""
+"""What a user did or gave that cannot work. The command line prints it as one line and exits with code 2, or with
+`EXIT_BUSY` where nothing is wrong and the same command may succeed later."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -6,6 +7,10 @@ from difflib import get_close_matches
 
 class InputError(ValueError):
     """Names the culprit (a file and line, a key, a value) and the remedy, in one line."""
+
+
+EXIT_BUSY = 75
+"""The exit code of a command that ended with `BusyError`: EX_TEMPFAIL of sysexits.h."""
 
 
 class BusyError(InputError):

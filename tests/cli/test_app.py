@@ -1,4 +1,4 @@
-"""The command: help with examples, one line and exit code 2 for what a user can mend, 143 after a saved stop."""
+"""The command: help with examples; one line; exit code 2 for what a user can mend, 75 while busy, 143 when stopped."""
 
 import errno
 import os
@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 import biphase.cli.app as cli
 from biphase import __version__
 from biphase.config import Recipe
-from biphase.errors import InputError, StoppedError
+from biphase.errors import BusyError, InputError, StoppedError
 from biphase.files import read_json
 from biphase.run import Run, read_metrics, whole_steps
 
@@ -109,6 +109,7 @@ def test_wrong_usage_is_exit_code_two(run_main: Any) -> None:
             "biphase: Disk quota exceeded: while writing; what was fin",
         ),
         (PermissionError(errno.EACCES, "Permission denied", "runs"), 2, "biphase: Permission denied: runs; what was"),
+        (BusyError("runs/a is in use by another process"), 75, "biphase: runs/a is in use"),
         (
             StoppedError("stopped at step 5 of 20; run the same command to go on"),
             143,

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
@@ -20,17 +21,19 @@ from biphase import machine
 from biphase.engine import local
 from biphase.engine import ray as ray_module
 from biphase.engine import units as units_module
-from biphase.engine.local import Engine, Processes
+from biphase.engine.local import Engine, LocalPool
 from biphase.engine.ray import share_nodes
-from biphase.engine.units import Outcome, Queue, Unit, run_units
-from biphase.errors import InputError, StoppedError
+from biphase.engine.scheduler import run_units
+from biphase.engine.units import Outcome, Unit, UnitQueue
+from biphase.errors import BusyError, InputError, StoppedError
 from biphase.machine import num_cores
 
 DEEDS = """
 import os, signal, subprocess, sys, time
 from pathlib import Path
 
-from biphase.errors import InputError, StoppedError
+from biphase.engine.local import report_progress
+from biphase.errors import BusyError, InputError, StoppedError
 
 def add(x, y):
     return x + y
@@ -39,10 +42,14 @@ def pid(seconds=0.0):
     time.sleep(seconds)
     return os.getpid()
 
-def nap_on_node(seconds, folder):
+def meet_on_nodes(folder, marker):
+    # Says on which node it is, once units are under way on two of them and the marker is there.
     node = os.environ["RAY_RAYLET_PID"]
     Path(folder, node).touch()
-    time.sleep(seconds)
+    deadline = time.monotonic() + 120
+    while len(list(Path(folder).iterdir())) < 2 or not Path(marker).exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
     return node
 
 def environment(keys):
@@ -53,6 +60,18 @@ def refuse(text):
 
 def divide(x):
     return 1 / x
+
+def be_busy_once(folder):
+    path = Path(folder, "tried")
+    if not path.exists():
+        path.touch()
+        raise BusyError("held")
+    return os.getpid()
+
+def count_to(number):
+    for step in range(number):
+        report_progress(step)
+    return number
 
 def count_shards():
     from biphase.files import read_json
@@ -118,7 +137,7 @@ def is_alive(pid: int) -> bool:
     return bool(state.strip()) and not state.startswith("Z")
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
+def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
@@ -154,15 +173,15 @@ def forest(rng: random.Random, number: int) -> list[Unit]:
 
 
 def slow_choices(ready: list[Unit], last: str, others: list[str], chains: dict[str, int]) -> set[str]:
-    """The affinities that the rule allows, by its words: longest chain, own affinity, largest unheld, largest."""
+    """The affinities that the rule allows, by its words: longest chain, own affinity, one unheld, largest."""
     longest = max(chains[unit.name] for unit in ready)
     urgent = [unit.affinity for unit in ready if chains[unit.name] == longest]
     if last and last in urgent:
         return {last}
-    unheld = [affinity for affinity in urgent if not affinity or affinity not in others]
-    among = unheld or urgent
-    most = max(among.count(affinity) for affinity in among)
-    return {affinity for affinity in among if among.count(affinity) == most}
+    if unheld := {affinity for affinity in urgent if not affinity or affinity not in others}:
+        return unheld
+    most = max(urgent.count(affinity) for affinity in urgent)
+    return {affinity for affinity in urgent if urgent.count(affinity) == most}
 
 
 def slow_chain(name: str, units: list[Unit]) -> int:
@@ -175,7 +194,7 @@ def test_queue_follows_its_rule(seed: int) -> None:
     rng = random.Random(seed)
     units = forest(rng, 30)
     chains = {unit.name: slow_chain(unit.name, units) for unit in units}
-    queue, over, failed = Queue(units), set(), set()
+    queue, over, failed = UnitQueue(units), set(), set()
     last, busy = ["", "", ""], [None, None, None]
     waiting = {unit.name: unit for unit in units}
     while queue.num_left:
@@ -230,20 +249,75 @@ def test_what_others_wait_for_goes_first() -> None:
     assert order[:2] == ["first", "second"]
 
 
+class CountedCounter(Counter):
+    looks = 0
+
+    def __getitem__(self, key: str) -> int:
+        self.looks += 1
+        return super().__getitem__(key)
+
+
 @pytest.mark.parametrize("num_affinities", [50, 15_000])
-def test_many_units_are_scheduled_with_few_steps(num_affinities: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    pushed = 0
-    push = units_module.heapq.heappush
-
-    def count(*arguments: object) -> None:
-        nonlocal pushed
-        pushed += 1
-        push(*arguments)
-
-    monkeypatch.setattr(units_module.heapq, "heappush", count)
+def test_many_units_are_scheduled_with_few_steps(num_affinities: int) -> None:
+    """A decision looks at as many groups as there are workers, here eight, however many groups there are."""
     units = [Unit(str(index), os.getpid, {}, str(index % num_affinities)) for index in range(15_000)]
-    assert sum(1 for _ in run_units(units, HERE)) == 15_000
-    assert pushed < 5 * 15_000
+    queue, last = UnitQueue(units), [""] * 8
+    queue.holders = looked_up = CountedCounter()
+    taken = 0
+    while (unit := queue.take(last[taken % 8])) is not None:
+        last[taken % 8] = unit.affinity
+        taken += 1
+    assert taken == 15_000
+    assert looked_up.looks < (8 + 3) * 15_000
+
+
+def test_what_another_process_is_at_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It holds up only what needs it, and is done when the other process lets go."""
+    tries = []
+
+    def be_busy() -> str:
+        tries.append(1)
+        if len(tries) < 3:
+            raise BusyError("held")
+        return "done"
+
+    units = [
+        Unit("busy", be_busy, {}),
+        Unit("after", os.getpid, {}, needs=("busy",)),
+        Unit("other", os.getpid, {}),
+    ]
+    left = by_name(run_units(units, HERE))
+    assert [left[name].is_busy for name in ("busy", "after", "other")] == [True, True, False]
+    assert all(outcome.error is None for outcome in left.values())
+    tries.clear()
+    monkeypatch.setattr(units_module, "POLL_SECONDS", 0.05)
+    outcomes = list(run_units(units, HERE, waits_for_busy=True))
+    assert [(outcome.name, outcome.is_busy) for outcome in outcomes] == [
+        ("busy", True),
+        ("other", False),
+        ("busy", True),
+        ("busy", False),
+        ("after", False),
+    ]
+
+
+def test_workers_try_again_what_another_process_is_at(
+    deeds: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(units_module, "POLL_SECONDS", 0.05)
+    units = [Unit("busy", deeds.be_busy_once, {"folder": str(tmp_path)}), Unit("other", deeds.pid, {})]
+    outcomes = list(run_units(units, crew(1), waits_for_busy=True))
+    assert [outcome.name for outcome in outcomes if not outcome.is_busy] == ["other", "busy"]
+    assert outcomes[0].is_busy and outcomes[-1].value == outcomes[1].value, "bad luck costs no worker"
+
+
+@pytest.mark.parametrize("number", [0, 2])
+def test_units_say_how_far_they_are(number: int, deeds: ModuleType) -> None:
+    heard = []
+    units = [Unit(name, deeds.count_to, {"number": 3}) for name in "ab"]
+    outcomes = by_name(run_units(units, crew(number), on_progress=lambda name, value: heard.append((name, value))))
+    assert sorted(heard) == [(name, step) for name in "ab" for step in range(3)]
+    assert [outcomes[name].value for name in "ab"] == [3, 3]
 
 
 # Outcomes
@@ -259,7 +333,7 @@ def test_a_failure_blocks_only_what_needs_it(number: int, deeds: ModuleType) -> 
         Unit("other", deeds.add, {"x": "a", "y": "b"}, needs=("fine",)),
     ]
     outcomes = by_name(run_units(units, crew(number)))
-    assert outcomes["root"].error == "ZeroDivisionError: division by zero (deeds_of_units.py:27)"
+    assert outcomes["root"].error == "ZeroDivisionError: division by zero (deeds_of_units.py:32)"
     assert "return 1 / x" in outcomes["root"].traceback
     assert outcomes["child"].error == f"blocked: root failed: {outcomes['root'].error}"
     assert outcomes["grandchild"].error == outcomes["child"].error
@@ -360,24 +434,24 @@ def test_gpus_go_round(allowed: str | None, per_gpu: int, expected: list[str], m
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if allowed is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", allowed)
-    pool = Processes(Engine(workers_per_gpu=per_gpu), 100)
+    pool = LocalPool(Engine(workers_per_gpu=per_gpu), 100)
     assert pool.limit == len(expected)
     assert [pool.environment(number)["CUDA_VISIBLE_DEVICES"] for number in range(pool.limit)] == expected
-    assert Processes(Engine(workers_per_gpu=per_gpu, device="cpu"), 100).limit == num_cores()
+    assert LocalPool(Engine(workers_per_gpu=per_gpu, device="cpu"), 100).limit == num_cores()
 
 
 def test_workers_that_start_processes_of_their_own_have_several_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """As torchrun needs them: `biphase study run --processes 4`."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(machine, "count_gpus", lambda allowed: 9)
-    pool = Processes(Engine(devices_per_worker=4), 100)
+    pool = LocalPool(Engine(devices_per_worker=4), 100)
     shown = [pool.environment(number)["CUDA_VISIBLE_DEVICES"] for number in range(3)]
     assert (pool.limit, shown) == (2, ["0,1,2,3", "4,5,6,7", "0,1,2,3"])
     with pytest.raises(InputError, match="16 devices for each worker, but this machine has 9 GPUs"):
-        Processes(Engine(devices_per_worker=16), 100)
+        LocalPool(Engine(devices_per_worker=16), 100)
     monkeypatch.setattr(machine, "count_gpus", lambda allowed: 0)
     monkeypatch.setattr(local, "num_cores", lambda: 8)
-    assert Processes(Engine(devices_per_worker=4), 100).limit == 2
+    assert LocalPool(Engine(devices_per_worker=4), 100).limit == 2
     with pytest.raises(ValueError, match="share a GPU or have several"):
         Engine(devices_per_worker=2, workers_per_gpu=2)
 
@@ -461,7 +535,8 @@ def test_a_stopped_unit_is_an_outcome_and_its_worker_is_replaced(deeds: ModuleTy
 def test_no_orphans_when_the_parent_is_ended(number: int, deeds: ModuleType, tmp_path: Path) -> None:
     code = (
         "import deeds_of_units as deeds, sys\n"
-        "from biphase.engine.units import Unit, run_units\n"
+        "from biphase.engine.scheduler import run_units\n"
+        "from biphase.engine.units import Unit\n"
         "from biphase.engine.local import Engine\n"
         "units = [Unit(str(index), deeds.breed, {'folder': sys.argv[1]}) for index in range(2)]\n"
         "list(run_units(units, Engine(workers=2, device='cpu')))\n"
@@ -561,18 +636,20 @@ def test_ray_runs_units_on_all_nodes_and_outlives_one(deeds: ModuleType, tmp_pat
         folders = [tmp_path / name for name in "abc"]
         for folder in folders:
             folder.mkdir()
+        meeting = {"marker": str(tmp_path)}  # is there
 
         units = [
-            *(Unit(f"nap{i}", deeds.nap_on_node, {"seconds": 0.3, "folder": str(folders[0])}) for i in range(8)),
+            *(Unit(f"meet{i}", deeds.meet_on_nodes, meeting | {"folder": str(folders[0])}) for i in range(8)),
             Unit("killed", deeds.receive, {"number": 9}),
             Unit("bug", deeds.divide, {"x": 0}),
             Unit("waits", os.getpid, {}, needs=("bug",)),
             Unit("threads", deeds.environment, {"keys": ["OMP_NUM_THREADS"]}),
         ]
         outcomes = by_name(run_units(units, engine))
-        assert len({outcomes[f"nap{index}"].value for index in range(8)}) == 2
+        assert {outcomes[f"meet{index}"].value for index in range(8)} <= {path.name for path in folders[0].iterdir()}
+        assert len(list(folders[0].iterdir())) == 2, "units ran on both nodes at a time"
         assert outcomes["killed"].error == "worker was killed (signal 9, SIGKILL; out of memory?)"
-        assert outcomes["bug"].error == "ZeroDivisionError: division by zero (deeds_of_units.py:27)"
+        assert outcomes["bug"].error == "ZeroDivisionError: division by zero (deeds_of_units.py:32)"
         assert outcomes["waits"].error == f"blocked: bug failed: {outcomes['bug'].error}"
         assert outcomes["threads"].value == {"OMP_NUM_THREADS": "1"}
 
@@ -582,14 +659,18 @@ def test_ray_runs_units_on_all_nodes_and_outlives_one(deeds: ModuleType, tmp_pat
         stopped.close()
         assert wait_until(lambda: not any(is_alive(pid) for pid in pids))
 
+        lost = tmp_path / "lost"
+
         def lose_node() -> None:
             bred(folders[2], 2)
             cluster.remove_node(node, allow_graceful=False)
+            lost.touch()
 
         losing = Thread(target=lose_node)
         losing.start()
-        naps = [Unit(f"nap{i}", deeds.nap_on_node, {"seconds": 0.8, "folder": str(folders[2])}) for i in range(5)]
-        errors = [outcome.error for outcome in run_units(naps, engine)]
+        meeting = {"folder": str(folders[2]), "marker": str(lost)}
+        meetings = [Unit(f"meet{index}", deeds.meet_on_nodes, meeting) for index in range(5)]
+        errors = [outcome.error for outcome in run_units(meetings, engine)]
         losing.join()
         assert len(errors) == 5 and errors.count(None) == 4
         assert next(error for error in errors if error).startswith("worker was lost: ")

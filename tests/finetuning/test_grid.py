@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from biphase.engine.batch import read_failures
 from biphase.engine.local import Engine
 from biphase.engine.units import Outcome, Unit
 from biphase.errors import InputError
@@ -18,7 +19,6 @@ from biphase.finetuning.grid import (
     estimate_seconds,
     missing_trainings,
     plan_grid,
-    read_failures,
     read_finished,
     resolve_for,
     run_grid,
@@ -77,7 +77,7 @@ def test_a_cell_that_another_process_is_at_is_no_failure(grid: Grid, capsys: pyt
     with cells_claimed(small.out, trainings[0].cells):
         assert run_grid(small, trainings, HERE) == []
     assert "left to the process that is at it" in capsys.readouterr().err
-    assert missing(small) == 1 and not list(read_failures(small.out))
+    assert missing(small) == 1 and not read_failures(small.out)
 
 
 def test_a_failed_cell_is_told_and_run_again(
@@ -94,12 +94,12 @@ def test_a_failed_cell_is_told_and_run_again(
     monkeypatch.setattr(fit, "fit_cells", fail_once)
     [failure] = run_grid(grid, trainings, HERE)
     monkeypatch.setattr(fit, "fit_cells", real)
-    assert failure.name == trainings[0].name and "no memory left" in failure.reason
+    assert failure.unit == trainings[0].name and "no memory left" in failure.reason
     assert "no memory left" in capsys.readouterr().err
-    assert [name for name, _ in read_failures(grid.out)] == [trainings[0].cells[0].folder(grid.out).name]
+    assert read_failures(grid.out) == [failure]
     assert missing(grid) == 1
     assert run_grid(grid, missing_trainings(trainings, grid.out), HERE) == []
-    assert missing(grid) == 0 and not list(read_failures(grid.out))
+    assert missing(grid) == 0 and not read_failures(grid.out)
 
 
 def test_bad_data_fails_its_task_alone(grid: Grid, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -114,8 +114,9 @@ def test_bad_data_fails_its_task_alone(grid: Grid, tmp_path: Path, capsys: pytes
     blocked = [failure for failure in failures if failure.reason.startswith("blocked: encode snli for ")]
     assert len(blocked) == 4 and all(failure.is_blocked for failure in blocked)
     assert capsys.readouterr().err.count("label 7 is not one of") == 1
-    kept = dict(read_failures(small.out))
-    assert len(kept) == 4 and all("train.jsonl:1: label 7 is not one of" in reason for reason in kept.values())
+    kept = read_failures(small.out)
+    assert len(kept) == 1 + 4 and all("train.jsonl:1: label 7 is not one of" in one.reason for one in kept)
+    assert {one.unit for one in kept if one.is_blocked} == {t.name for t in plan_grid(small) if "snli" in t.name}
     assert {score.task for score in read_finished(plan_grid(small), small.out)} == {"wnut17"}
     assert missing(small) == 4
 

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,20 +10,20 @@ from typing import Any
 import pytest
 
 from biphase.cli.study import read_evidence
-from biphase.config import parse_config
+from biphase.config import Checkpoints, parse_config
+from biphase.engine import batch, scheduler, units
 from biphase.engine.local import Engine
 from biphase.errors import BusyError, InputError
-from biphase.files import read_json
+from biphase.files import locked, read_json
 from biphase.finetuning.config import PROTOCOL
 from biphase.run import Run
 from biphase.study import run as study_run
 from biphase.study.cost import measure_sizes
 from biphase.study.folder import (
-    Workplace,
-    claim_workplace,
-    current_scores,
-    done_units,
+    StudyFolder,
+    claim_study_folder,
     is_trained,
+    read_state,
     status,
     train_name,
     trained_folder,
@@ -80,40 +81,40 @@ def plan(tiny_recipe: Any, words_dir: Path) -> Plan:
 
 
 @pytest.fixture(scope="module")
-def finished(plan: Plan, tmp_path_factory: pytest.TempPathFactory) -> Workplace:
-    place = claim_workplace(tmp_path_factory.mktemp("study"), plan.study)
+def finished(plan: Plan, tmp_path_factory: pytest.TempPathFactory) -> StudyFolder:
+    place = claim_study_folder(tmp_path_factory.mktemp("study"), plan.study)
     assert run_study(plan, place, HERE) == []
     return place
 
 
-def test_every_unit_is_done_once(plan: Plan, finished: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_unit_is_done_once(plan: Plan, finished: StudyFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     names = {unit.name for unit in make_units(plan, finished)}
     assert len(names) == len(plan.runs) + len(plan.cells) == 5 + 5 * 4
-    assert done_units(plan, finished) == names
-    monkeypatch.setattr(study_run, "run_units", lambda units, engine: iter([]) if not list(units) else pytest.fail())
+    assert read_state(plan, finished).done == names
+    monkeypatch.setattr(batch, "run_units", lambda units, *_, **__: iter([]) if not list(units) else pytest.fail())
     assert run_study(plan, finished, HERE) == []
 
 
-def test_branches_start_from_the_trunk(plan: Plan, finished: Workplace) -> None:
+def test_branches_start_from_the_trunk(plan: Plan, finished: StudyFolder) -> None:
     branch = plan.runs["tiny-50-50-12"]
     assert (branch.parent, branch.first) == ("tiny-clm-12", 6)
     config = (trained_folder(finished, branch.name) / "config.yaml").read_text()
     assert f"{trained_folder(finished, 'tiny-clm-12')}@6" in config
 
 
-def test_checkpoints_that_nobody_needs_are_dropped(plan: Plan, finished: Workplace) -> None:
+def test_checkpoints_that_nobody_needs_are_dropped(plan: Plan, finished: StudyFolder) -> None:
     steps = {int(path.name) for path in Run(trained_folder(finished, "tiny-clm-12")).steps.iterdir()}
     assert steps == {12}  # step 6, from which a branch went, and step 7, before the decay, are gone
 
 
-def test_status_of_a_finished_study(plan: Plan, finished: Workplace) -> None:
-    lines, failures = status(plan, finished)
+def test_status_of_a_finished_study(plan: Plan, finished: StudyFolder) -> None:
+    lines, failures = status(plan, finished, read_state(plan, finished))
     assert [(line.name, line.done, line.total) for line in lines] == [("train", 5, 5), ("wnut17", 20, 20)]
     assert not failures and all(line.seconds_left == 0 for line in lines)
 
 
-def test_results_in_the_papers_terms(plan: Plan, finished: Workplace) -> None:
-    scores = {model.name: current_scores(plan, finished, model) for model in plan.models}
+def test_results_in_the_papers_terms(plan: Plan, finished: StudyFolder) -> None:
+    scores = read_state(plan, finished).scores
     results = list(collect_results(plan, scores))
     arms = {(result.arm.name, result.arm.setup): result.arm for result in results}
     both = arms["tiny-50-50-12", "ratio"]
@@ -125,7 +126,7 @@ def test_results_in_the_papers_terms(plan: Plan, finished: Workplace) -> None:
     assert {(result.family, result.metric) for result in results} == {("TC", "standard"), ("TC", "paper")}
 
 
-def test_report(plan: Plan, finished: Workplace, tmp_path: Path) -> None:
+def test_report(plan: Plan, finished: StudyFolder, tmp_path: Path) -> None:
     page = report_study(plan, finished, tmp_path / "report", ["biphase study run study.yaml a.b=1"])
     text = page.read_text(encoding="utf-8")
     assert "Does anything work?" in text and "biphase study run study.yaml a.b=1" in text
@@ -135,16 +136,16 @@ def test_report(plan: Plan, finished: Workplace, tmp_path: Path) -> None:
     assert report_study(plan, finished, tmp_path / "report", []) == page
 
 
-def test_a_study_is_evidence_for_advice(plan: Plan, finished: Workplace, tmp_path: Path) -> None:
+def test_a_study_is_evidence_for_advice(plan: Plan, finished: StudyFolder, tmp_path: Path) -> None:
     found = compare_curricula(plan, finished)
     assert [item.curriculum for item in found] == ["clm", "50/50", "mlm40"], "what continues another arm says nothing"
-    scores = {m.name: current_scores(plan, finished, m) for m in plan.models}
+    scores = read_state(plan, finished).scores
     (both,) = [r for r in collect_results(plan, scores) if (r.arm.name, r.arm.setup, r.metric) == BOTH]
     assert found[1].mean == pytest.approx(100 * both.mean)
     assert found[1].half_width == pytest.approx(100 * both.half_width)
     with pytest.raises(InputError, match=r"is not the folder of a study \(it has no study.yaml\)"):
         read_evidence(tmp_path)
-    empty = claim_workplace(tmp_path / "empty", plan.study)
+    empty = claim_study_folder(tmp_path / "empty", plan.study)
     with pytest.raises(InputError, match="no curriculum with a score on every task yet"):
         read_evidence(empty.path)
 
@@ -152,7 +153,7 @@ def test_a_study_is_evidence_for_advice(plan: Plan, finished: Workplace, tmp_pat
 BOTH = ("tiny-50-50-12", "ratio", "standard")
 
 
-def test_a_study_that_grows_trains_only_what_is_new(plan: Plan, finished: Workplace, tmp_path: Path) -> None:
+def test_a_study_that_grows_trains_only_what_is_new(plan: Plan, finished: StudyFolder, tmp_path: Path) -> None:
     """The new arm branches where the finished trunk kept nothing: up to there the trunk is trained once more."""
     place = copy_of(finished, tmp_path / "grown")
     tree = plan.study.model_dump(mode="json", exclude={"evaluation"})
@@ -160,7 +161,7 @@ def test_a_study_that_grows_trains_only_what_is_new(plan: Plan, finished: Workpl
     grown = plan_study(parse_config(Study, tree, origin="grown"))
     new = "tiny-25-75-12"
     assert grown.runs[new].first == 3
-    missing = {train_name(name) for name in grown.runs} - done_units(grown, place)
+    missing = {train_name(name) for name in grown.runs} - read_state(grown, place).done
     assert missing == {train_name(new), train_name("tiny-clm-12")}
     folders = set(place.runs.iterdir())
     models = {path: path.read_bytes() for path in place.runs.glob("*/steps/*/model/model.safetensors")}
@@ -168,39 +169,39 @@ def test_a_study_that_grows_trains_only_what_is_new(plan: Plan, finished: Workpl
     assert set(place.runs.iterdir()) - folders == {trained_folder(place, new)}
     assert all(path.read_bytes() == content for path, content in models.items())
     assert {int(path.name) for path in Run(trained_folder(place, "tiny-clm-12")).steps.iterdir()} == {12}
-    assert not {train_name(name) for name in grown.runs} - done_units(grown, place)
+    assert not {train_name(name) for name in grown.runs} - read_state(grown, place).done
 
 
-def copy_of(place: Workplace, folder: Path) -> Workplace:
+def copy_of(place: StudyFolder, folder: Path) -> StudyFolder:
     shutil.copytree(place.path, folder)
-    return Workplace(folder)
+    return StudyFolder(folder)
 
 
-def test_damaged_scores_are_named_and_made_again(plan: Plan, finished: Workplace, tmp_path: Path) -> None:
+def test_damaged_scores_are_named_and_made_again(plan: Plan, finished: StudyFolder, tmp_path: Path) -> None:
     place = copy_of(finished, tmp_path / "copy")
     path = next(place.scores("tiny-clm-12").glob("wnut17-*/score.json"))
     path.write_text(path.read_text()[:100])
     model = next(model for model in plan.models if model.name == "tiny-clm-12")
-    assert current_scores(plan, place, model).broken[0].path == path
-    assert len(done_units(plan, place)) == 24
+    assert read_state(plan, place).scores[model.name].broken[0].path == path
+    assert len(read_state(plan, place).done) == 24
     shutil.rmtree(path.parent)
     assert run_study(plan, place, HERE) == []
-    assert len(done_units(plan, place)) == 25
+    assert len(read_state(plan, place).done) == 25
 
 
-def test_scores_of_other_weights_do_not_count(plan: Plan, finished: Workplace, tmp_path: Path) -> None:
+def test_scores_of_other_weights_do_not_count(plan: Plan, finished: StudyFolder, tmp_path: Path) -> None:
     place = copy_of(finished, tmp_path / "copy")
     model = next(model for model in plan.models if model.name == "tiny-mlm40-12")
     config = trained_folder(place, "tiny-mlm40-12") / "steps" / "12" / "model" / "config.json"
     config.write_text(config.read_text() + " ")
-    assert len(current_scores(plan, place, model).scores) == 0
+    assert len(read_state(plan, place).scores[model.name].scores) == 0
 
 
-def test_scores_of_an_older_protocol_do_not_count(plan: Plan, finished: Workplace, tmp_path: Path) -> None:
+def test_scores_of_an_older_protocol_do_not_count(plan: Plan, finished: StudyFolder, tmp_path: Path) -> None:
     place = copy_of(finished, tmp_path / "copy")
     path = next(place.scores("tiny-clm-12").glob("wnut17-*/score.json"))
     path.write_text(json.dumps({**json.loads(path.read_text()), "protocol": PROTOCOL - 1}))
-    assert len(done_units(plan, place)) == 24
+    assert len(read_state(plan, place).done) == 24
 
 
 @pytest.mark.parametrize(
@@ -213,20 +214,20 @@ def test_scores_of_an_older_protocol_do_not_count(plan: Plan, finished: Workplac
     ],
 )
 def test_only_what_decides_a_result_makes_a_cell_another(
-    plan: Plan, finished: Workplace, settings: dict, left: int
+    plan: Plan, finished: StudyFolder, settings: dict, left: int
 ) -> None:
     """Beyond the network's positions every limit is the same, and token classification has no temperature."""
     cells = [replace(cell, config=cell.config.model_copy(update=settings)) for cell in plan.cells]
-    assert len(done_units(replace(plan, cells=tuple(cells)), finished)) == 25 - left
+    assert len(read_state(replace(plan, cells=tuple(cells)), finished).done) == 25 - left
 
 
 def test_a_failure_blocks_only_what_needs_it(
     plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    place = claim_workplace(tmp_path / "study", plan.study)
+    place = claim_study_folder(tmp_path / "study", plan.study)
     real = study_run.train_here
 
-    def fail_one(recipe: Any, place: Workplace) -> Path:
+    def fail_one(recipe: Any, place: StudyFolder) -> Path:
         if recipe.name == "tiny-mlm40-12":
             raise InputError("the loss is not finite at step 3")
         return real(recipe, place)
@@ -236,33 +237,40 @@ def test_a_failure_blocks_only_what_needs_it(
     blocked = [failure for failure in failures if failure.reason.startswith("blocked")]
     assert len(failures) == 1 + 1 + 8 and len(blocked) == 9
     assert is_trained(place, plan.runs["tiny-50-50-12"]) and not is_trained(place, plan.runs["tiny-mlm40-12"])
-    lines, told = status(plan, place)
+    lines, told = status(plan, place, read_state(plan, place))
     assert (lines[0].done, lines[0].failed) == (3, 2) and len(told) == 10
     monkeypatch.setattr(study_run, "train_here", real)
     assert run_study(plan, place, HERE) == []
-    assert not status(plan, place)[1]
+    assert not status(plan, place, read_state(plan, place))[1]
 
 
 def test_what_another_process_is_at_is_left_to_it(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other process holds the first run's folder and finishes it while this one waits."""
-    place = claim_workplace(tmp_path / "study", plan.study)
+    place = claim_study_folder(tmp_path / "study", plan.study)
     unit = next(unit for unit in make_units(plan, place) if unit.name == train_name("tiny-clm-12"))
     unit.function(**unit.arguments)
     record = place.record("tiny-clm-12")
     hidden = record.rename(record.with_suffix(".hidden"))
     waits = []
-    monkeypatch.setattr(study_run.time, "sleep", lambda seconds: waits.append(hidden.rename(record)))
+
+    def wait(seconds: float) -> None:
+        waits.append(hidden.rename(record))
+        monkeypatch.setattr(units, "POLL_SECONDS", 0.0)
+
+    monkeypatch.setattr(units, "POLL_SECONDS", 3600.0)
+    monkeypatch.setattr(scheduler.time, "sleep", wait)
+    monkeypatch.setattr(units.time, "monotonic", lambda: time.perf_counter() + 3600.0 * len(waits))
 
     real = study_run.train_here
 
-    def train_unless_held(recipe: Any, place: Workplace) -> Path:
+    def train_unless_held(recipe: Any, place: StudyFolder) -> Path:
         if not waits and recipe.name == "tiny-clm-12":
             raise BusyError("held")
         return real(recipe, place)
 
     monkeypatch.setattr(study_run, "train_here", train_unless_held)
     assert run_study(plan, place, HERE) == []
-    assert len(waits) == 1 and len(done_units(plan, place)) == 25
+    assert len(waits) == 1 and len(read_state(plan, place).done) == 25
 
 
 def test_only_mlm_continues_as_in_the_paper(plan: Plan) -> None:
@@ -279,48 +287,52 @@ def changed(plan: Plan, *overrides: str) -> Plan:
     return plan_study(parse_config(Study, plan.study.model_dump(mode="json"), overrides, origin="changed.yaml"))
 
 
-def test_scores_of_other_settings_are_not_reported(plan: Plan, finished: Workplace, tmp_path: Path) -> None:
+def test_scores_of_other_settings_are_not_reported(plan: Plan, finished: StudyFolder, tmp_path: Path) -> None:
     """A study that asks for other epochs, or for fewer rates, reports on those alone."""
     place = copy_of(finished, tmp_path / "changed")
     model = plan.models[0]
     longer = changed(plan, "evaluation.finetune.epochs=7", "evaluation.learning_rates=[1e-3]", "evaluation.seeds=[0]")
-    assert not current_scores(longer, place, model).scores
+    assert not read_state(longer, place).scores[model.name].scores
     assert not run_study(longer, place, HERE)
-    (score,) = current_scores(longer, place, model).scores
+    (score,) = read_state(longer, place).scores[model.name].scores
     assert score.config.epochs == 7
     fewer = changed(plan, "evaluation.learning_rates=[1e-3]")
-    assert {score.config.learning_rate for score in current_scores(fewer, place, model).scores} == {1e-3}
-    assert {score.config.epochs for score in current_scores(plan, place, model).scores} == {plan.cells[0].config.epochs}
+    assert {score.config.learning_rate for score in read_state(fewer, place).scores[model.name].scores} == {1e-3}
+    assert {score.config.epochs for score in read_state(plan, place).scores[model.name].scores} == {
+        plan.cells[0].config.epochs
+    }
 
 
-def test_a_precision_that_is_asked_for_is_part_of_what_is_done(plan: Plan, finished: Workplace) -> None:
-    made = current_scores(plan, finished, plan.models[0]).scores[0].config.precision  # what `auto` means here
+def test_a_precision_that_is_asked_for_is_part_of_what_is_done(plan: Plan, finished: StudyFolder) -> None:
+    made = read_state(plan, finished).scores[plan.models[0].name].scores[0].config.precision  # what `auto` means here
     for precision, done in (("auto", 25), ("fp32", 25 if made == "fp32" else 5), ("bf16", 25 if made == "bf16" else 5)):
-        assert len(done_units(changed(plan, f"evaluation.finetune.precision={precision}"), finished)) == done
-    assert not done_units(changed(plan, "recipe.compute.precision=bf16"), finished)
+        assert len(read_state(changed(plan, f"evaluation.finetune.precision={precision}"), finished).done) == done
+    assert not read_state(changed(plan, "recipe.compute.precision=bf16"), finished).done
 
 
-def test_what_begins_at_a_changed_run_is_trained_anew(plan: Plan, finished: Workplace, tmp_path: Path) -> None:
+def test_what_begins_at_a_changed_run_is_trained_anew(plan: Plan, finished: StudyFolder, tmp_path: Path) -> None:
     """Branches and continuations, whether or not their own recipes changed."""
     faster = changed(plan, "arms.0.recipe={schedule: {peak_lr: 2e-2}}")
-    assert not {train_name(name) for name in faster.runs} & done_units(faster, finished)
+    assert not {train_name(name) for name in faster.runs} & read_state(faster, finished).done
     slower = changed(plan, "arms.1.recipe={schedule: {peak_lr: 1e-3, warmup_steps: 0}}")
-    trained = {name for name in slower.runs if train_name(name) in done_units(slower, finished)}
+    trained = {name for name in slower.runs if train_name(name) in read_state(slower, finished).done}
     assert trained == {name for name in slower.runs if "-then-" not in name}
     # Another process that has not seen the new parent yet must wait for it, not start from the old one.
     place = copy_of(finished, tmp_path / "faster")
     units = {unit.name: unit for unit in make_units(faster, place)}
     child = units[train_name("tiny-clm-12-then-mlm40-6")]
     cell = next(unit for unit in units.values() if unit.name.startswith("tiny-clm-12/"))
-    assert child.function(**child.arguments) == cell.function(**cell.arguments) == study_run.BUSY
+    for unit in (child, cell):
+        with pytest.raises(BusyError):
+            unit.function(**unit.arguments)
 
 
-def test_a_branch_that_lacks_a_checkpoint_gets_it(plan: Plan, finished: Workplace, tmp_path: Path) -> None:
+def test_a_branch_that_lacks_a_checkpoint_gets_it(plan: Plan, finished: StudyFolder, tmp_path: Path) -> None:
     """Also when the checkpoint in which it began is gone: that is made once more first, and dropped again."""
     place = copy_of(finished, tmp_path / "grown")
     grown = changed(plan, "intermediate=[{arms: [tiny-50-50-12], steps: [7]}]", "evaluation=null")
-    assert {train_name("tiny-50-50-12"), train_name("tiny-clm-12")}.isdisjoint(done_units(grown, place))
-    assert status(grown, place)[0][0].done == 3
+    assert {train_name("tiny-50-50-12"), train_name("tiny-clm-12")}.isdisjoint(read_state(grown, place).done)
+    assert status(grown, place, read_state(grown, place))[0][0].done == 3
     before = read_json(place.record("tiny-clm-12"))["seconds"]
     papers = (trained_folder(place, "tiny-clm-12") / "environment.json").read_bytes()
     assert not run_study(grown, place, HERE)
@@ -330,21 +342,23 @@ def test_a_branch_that_lacks_a_checkpoint_gets_it(plan: Plan, finished: Workplac
     assert (trained_folder(place, "tiny-clm-12") / "environment.json").read_bytes() == papers
 
 
-def test_a_checkpoint_that_is_made_elsewhere_is_waited_for(plan: Plan, finished: Workplace, tmp_path: Path) -> None:
+def test_a_checkpoint_that_is_made_elsewhere_is_waited_for(plan: Plan, finished: StudyFolder, tmp_path: Path) -> None:
     """While another process makes it, what begins there neither fails nor trains the trunk for itself."""
     place = copy_of(finished, tmp_path / "grown")
     grown = changed(plan, "arms.0.curricula=[clm, 50/50, mlm40, 25/75]", "evaluation=null")
     units = {unit.name: unit for unit in make_units(grown, place)}
     trunk, branch = units[train_name("tiny-clm-12")], units[train_name("tiny-25-75-12")]
-    assert branch.function(**branch.arguments) == study_run.BUSY
-    assert trunk.function(**trunk.arguments) != study_run.BUSY
-    assert branch.function(**branch.arguments) != study_run.BUSY
+    with pytest.raises(BusyError):
+        branch.function(**branch.arguments)
+    trunk.function(**trunk.arguments)
+    branch.function(**branch.arguments)
     study_run.drop_checkpoints(grown, place)
-    assert trunk.function(**trunk.arguments) == "done by another process", "a late process trains nothing again"
+    (line,) = trunk.function(**trunk.arguments)
+    assert line.endswith(": done by another process"), "a late process trains nothing again"
 
 
 def test_the_run_of_torchrun_is_the_one_of_its_recipe(
-    plan: Plan, finished: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    plan: Plan, finished: StudyFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not the newest of that name."""
     place = copy_of(finished, tmp_path / "study")
@@ -362,8 +376,15 @@ def test_the_run_of_torchrun_is_the_one_of_its_recipe(
     assert study_run.train_by_torchrun(recipe, place, 2).name == trained_folder(place, "tiny-clm-12").name
 
 
+@pytest.mark.slow
+def test_torchrun_says_by_its_exit_code_that_a_run_is_busy(plan: Plan, finished: StudyFolder) -> None:
+    recipe = plan.runs["tiny-clm-12"].recipe.model_copy(update={"checkpoints": Checkpoints(keep=(3,))})
+    with locked(trained_folder(finished, "tiny-clm-12") / ".lock"), pytest.raises(BusyError, match="in use by another"):
+        study_run.train_by_torchrun(recipe, finished, 2)
+
+
 def test_one_unit(plan: Plan, tmp_path: Path) -> None:
-    place = claim_workplace(tmp_path / "study", plan.study)
+    place = claim_study_folder(tmp_path / "study", plan.study)
     with pytest.raises(InputError, match="no unit 'train tiny-clm' in this study; did you mean 'train tiny-clm-12'"):
         run_study(plan, place, HERE, only="train tiny-clm")
     with pytest.raises(InputError, match="no unit 'trian' in this study; did you mean 'train'"):
@@ -371,11 +392,11 @@ def test_one_unit(plan: Plan, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="needs 'train tiny-clm-12', which is not done yet"):
         run_study(plan, place, HERE, only="train tiny-50-50-12")
     assert run_study(plan, place, HERE, only="train tiny-clm-12") == []
-    assert done_units(plan, place) == {"train tiny-clm-12"}
+    assert read_state(plan, place).done == {"train tiny-clm-12"}
     assert run_study(plan, place, HERE, only="train") == []
-    assert done_units(plan, place) == {train_name(name) for name in plan.runs}
+    assert read_state(plan, place).done == {train_name(name) for name in plan.runs}
 
 
-def test_the_folder_of_another_study(plan: Plan, finished: Workplace) -> None:
+def test_the_folder_of_another_study(plan: Plan, finished: StudyFolder) -> None:
     with pytest.raises(InputError, match="is the folder of the study 'tiny', not of 'other'"):
-        claim_workplace(finished.path, plan.study.model_copy(update={"name": "other"}))
+        claim_study_folder(finished.path, plan.study.model_copy(update={"name": "other"}))

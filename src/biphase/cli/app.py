@@ -24,7 +24,7 @@ from biphase.cli.options import (
 )
 from biphase.cli.study_app import study_app
 from biphase.console import err, out
-from biphase.errors import InputError, StoppedError
+from biphase.errors import EXIT_BUSY, BusyError, InputError, StoppedError
 from biphase.machine import prepare_process
 
 app = typer.Typer(
@@ -118,6 +118,8 @@ def prepare_command(
     validation: Annotated[list[str] | None, typer.Option(help="Sources whose documents are for validation.")] = None,
     validation_fraction: Annotated[float | None, typer.Option(help="Or this share of all documents.")] = None,
     workers: Annotated[int | None, typer.Option(help="Processes; one for four cores unless given.")] = None,
+    engine: EngineOption = "local",
+    address: AddressOption = None,
     text_field: TextFieldOption = "text",
     id_field: Annotated[str, typer.Option(help="The JSON field or parquet column with the document's name.")] = "id",
     txt_documents: TxtDocumentsOption = "file",
@@ -127,7 +129,9 @@ def prepare_command(
 
     Example: `biphase prepare corpus/ --tokenizer tokenizer --out shards`
     """
+    from biphase.config import parse_config
     from biphase.corpus.prepare import prepare as prepare_shards
+    from biphase.engine.local import Engine
 
     manifest = prepare_shards(
         sources,
@@ -136,6 +140,7 @@ def prepare_command(
         validation_fraction=validation_fraction,
         validation_sources=validation or (),
         workers=workers,
+        engine=parse_config(Engine, {"kind": engine, "address": address}, (), origin="prepare"),
         seed=seed,
         text_field=text_field,
         id_field=id_field,
@@ -281,10 +286,13 @@ def inspect_command(
 
 
 def main() -> Any:
-    """The `biphase` command. Exit code 2 and one line for what the user can mend; 143 after a saved stop."""
+    """The `biphase` command. Exit code 2 and one line for what the user can mend, 75 while another process is at the
+    same work, 143 after a saved stop."""
     prepare_process()
     try:
         return app()
+    except BusyError as error:
+        complain(str(error), EXIT_BUSY)
     except InputError as error:
         complain(str(error))
     except StoppedError as error:
@@ -296,9 +304,9 @@ def main() -> Any:
         complain(f"{error.strerror}: {error.filename or 'while writing'}; what was finished is kept, rerun to go on")
 
 
-def complain(line: str) -> None:
+def complain(line: str, code: int = 2) -> None:
     err.print(f"biphase: {' '.join(line.split())}", markup=False)
-    sys.exit(2)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

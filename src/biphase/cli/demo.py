@@ -17,7 +17,7 @@ from biphase.corpus.text import find_text_sources, sample_texts
 from biphase.corpus.tokenizer import save_tokenizer, train_tokenizer
 from biphase.engine.local import Engine
 from biphase.errors import InputError
-from biphase.study.folder import Workplace, claim_workplace, trained_folder
+from biphase.study.folder import StudyFolder, claim_study_folder, trained_folder
 from biphase.study.plan import Plan, plan_study
 from biphase.study.report import report_study
 from biphase.study.run import run_study
@@ -46,7 +46,7 @@ def run_demo(folder: Path, overrides: Sequence[str] = ()) -> None:
         validation_sources=[corpus / "validation.jsonl.zst"],
     )
     plan = plan_study(load_study(BUNDLED / "demo.yaml", [f"recipe.data.shards={folder / 'shards'}", *overrides]))
-    place = claim_workplace(folder / "study", plan.study)
+    place = claim_study_folder(folder / "study", plan.study)
     say("3/5", f"pretrain {', '.join(plan.arms)}; fine-tune each and random weights: {len(plan.cells)} cells")
     failures = run_study(plan, place, Engine())
     if failures:
@@ -66,7 +66,7 @@ def say(stage: str, what: str) -> None:
     err.print(f"[bold]\\[{stage}][/bold] {what}")
 
 
-def export_encoder(plan: Plan, place: Workplace, path: Path) -> Path:
+def export_encoder(plan: Plan, place: StudyFolder, path: Path) -> Path:
     """The last arm, as a folder that transformers loads."""
     from biphase.export.model import export_checkpoint
 

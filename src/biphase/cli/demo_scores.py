@@ -16,7 +16,7 @@ from biphase.report.plots import plot_panel
 from biphase.report.printing import PLAIN, print_table
 from biphase.report.results import Result
 from biphase.report.statistics import Difference, mean_interval
-from biphase.study.folder import Workplace, current_scores
+from biphase.study.folder import StudyFolder, read_state
 from biphase.study.plan import Plan
 from biphase.study.results import collect_results
 from biphase.style import NEUTRAL, SERIES, Look
@@ -28,9 +28,9 @@ Results = Mapping[tuple[str, str], Result]
 """(model, task) → the test scores there; models in the order of the plan, random weights last."""
 
 
-def collect_by_task(plan: Plan, place: Workplace) -> Results:
+def collect_by_task(plan: Plan, place: StudyFolder) -> Results:
     """Raises `InputError` for a cell that diverged."""
-    scores = {model.name: current_scores(plan, place, model) for model in plan.models}
+    scores = read_state(plan, place).scores
     for found in scores.values():
         for score in found.scores:
             if score.diverged:

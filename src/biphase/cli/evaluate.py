@@ -13,18 +13,17 @@ from rich.table import Table
 from biphase.config import parse_config
 from biphase.console import duration, err
 from biphase.console import out as console
+from biphase.engine.batch import Failure, read_failures
 from biphase.engine.local import Engine
 from biphase.errors import InputError, nearest
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.grid import (
-    Failure,
     Grid,
     SharedTraining,
     choose_part,
     estimate_seconds,
     missing_trainings,
     plan_grid,
-    read_failures,
     read_finished,
     resolve_for,
     run_grid,
@@ -130,8 +129,8 @@ def print_dry_run(
         console.print(f"about {spent} {told}, judged by finished cells")
     if num_unknown:
         console.print(f"{num_unknown:,} trainings are of tasks without a finished cell to judge by: run one seed first")
-    for name, reason in read_failures(grid.out):
-        console.print(f"failed before: {name}: {reason}", markup=False)
+    for failure in read_failures(grid.out):
+        console.print(f"failed before: {failure.unit}: {failure.reason}", markup=False)
 
 
 def count_cells(trainings: Sequence[SharedTraining], model: str, task: str) -> int:

@@ -55,16 +55,16 @@ def open_study(study: Path, overrides: Sequence[str], folder: Path | None) -> tu
     return plan, folder or Path(f"study-{plan.study.name}")
 
 
-def run_study_words(
+def run_missing_units(
     study: Path, overrides: Sequence[str], folder: Path | None, engine: dict[str, Any], processes: int, unit: str | None
 ) -> None:
     """Train and evaluate what is missing. Raises `InputError` when units failed: how many, and the first reason."""
-    from biphase.study.folder import claim_workplace
+    from biphase.study.folder import claim_study_folder
     from biphase.study.run import run_study
 
     plan, path = open_study(study, overrides, folder)
     chosen = parse_config(Engine, engine | {"devices_per_worker": processes}, (), origin="study run")
-    failures = run_study(plan, claim_workplace(path, plan.study), chosen, processes, unit)
+    failures = run_study(plan, claim_study_folder(path, plan.study), chosen, processes, unit)
     if failures:
         own = [failure for failure in failures if not failure.is_blocked]
         first = (own or failures)[0]
@@ -82,10 +82,11 @@ def command_line(verb: str, study: Path, overrides: Sequence[str], folder: Path 
 
 
 def show_status(study: Path, overrides: Sequence[str], folder: Path | None) -> None:
-    from biphase.study.folder import Workplace, status
+    from biphase.study.folder import StudyFolder, read_state, status
 
     plan, path = open_study(study, overrides, folder)
-    lines, failures = status(plan, Workplace(path))
+    place = StudyFolder(path)
+    lines, failures = status(plan, place, read_state(plan, place))
     table = Table(title=f"{plan.study.name}: {path}")
     for column in ("what", "done", "running", "failed", "of", "one worker needs"):
         table.add_column(column, justify="left" if column == "what" else "right")
@@ -102,22 +103,22 @@ def show_status(study: Path, overrides: Sequence[str], folder: Path | None) -> N
 
 
 def write_study_report(study: Path, overrides: Sequence[str], folder: Path | None, report: Path | None) -> Path:
-    from biphase.study.folder import Workplace
+    from biphase.study.folder import StudyFolder
     from biphase.study.report import report_study
 
     plan, path = open_study(study, overrides, folder)
     commands = [command_line(verb, study, overrides, folder) for verb in ("run", "report")]
-    return report_study(plan, Workplace(path), report or path / "report", commands)
+    return report_study(plan, StudyFolder(path), report or path / "report", commands)
 
 
 def read_evidence(folder: Path) -> list[Evidence]:
     """What the study in a folder says of curricula. Raises `InputError` when it says nothing yet."""
-    from biphase.study.folder import Workplace
+    from biphase.study.folder import StudyFolder
     from biphase.study.results import compare_curricula
 
     if not (folder / "study.yaml").exists():
         raise InputError(f"{folder} is not the folder of a study (it has no study.yaml); give what study run wrote")
-    evidence = compare_curricula(plan_study(load_study(folder / "study.yaml")), Workplace(folder))
+    evidence = compare_curricula(plan_study(load_study(folder / "study.yaml")), StudyFolder(folder))
     if not evidence:
         raise InputError(f"{folder} has no curriculum with a score on every task yet; finish it with study run")
     return evidence

@@ -55,10 +55,10 @@ def study_run_command(
 
     Example: `biphase study run studies/mini.yaml`
     """
-    from biphase.cli.study import run_study_words
+    from biphase.cli.study import run_missing_units
 
     chosen = {"kind": engine, "address": address, "workers": workers, "workers_per_gpu": workers_per_gpu}
-    run_study_words(study, overrides or (), folder, chosen, processes, unit)
+    run_missing_units(study, overrides or (), folder, chosen, processes, unit)
 
 
 @study_app.command("status")

@@ -8,19 +8,20 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from pydantic import model_validator
 
 from biphase.config import Count, PositiveCount, Strict
 from biphase.console import err, silence
-from biphase.errors import InputError, StoppedError
+from biphase.errors import BusyError, InputError, StoppedError
 from biphase.machine import num_cores, prepare_process, visible_gpus
 
 GRACE_SECONDS = 20.0
@@ -45,7 +46,8 @@ class Engine(Strict):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto`: GPUs where there are some. `cpu` hides them from the units."""
     address: str | None = None
-    """Of a Ray cluster: `auto`, HOST:PORT or `ray://HOST:10001`. None: the one on this machine, else a new one."""
+    """The address of a Ray cluster: `auto`, HOST:PORT or `ray://HOST:10001`. None: that of this machine, else a new
+    one."""
 
     @model_validator(mode="after")
     def devices_are_whole(self) -> "Engine":
@@ -68,30 +70,54 @@ class Engine(Strict):
 
 
 @dataclass(frozen=True)
-class Reply:
-    """What a worker says: that it is ready (all empty), what came of a unit, or why it ends (then the last reply).
-
-    `seconds` is None when nobody measured them, because the worker died.
-    """
+class WorkerMessage:
+    """What a worker says: that it is ready (all empty), how far a unit is, what came of it, or why the worker ends."""
 
     value: Any = None
     error: str | None = None
     traceback: str = ""
     seconds: float | None = None
+    """How long the unit took; None when nobody measured it, because the worker died."""
+    is_progress: bool = False
+    """Whether the unit goes on, and `value` is what it says of its progress."""
+    is_busy: bool = False
+    """Whether another process is at what the unit makes."""
     is_last: bool = False
+    """Whether the worker ends."""
 
 
-def attempt(function: Callable[..., Any], arguments: dict[str, Any]) -> Reply:
+listener: ContextVar[Callable[[Any], None]] = ContextVar("listener")
+
+
+@contextmanager
+def listening(told: Callable[[Any], None]) -> Iterator[None]:
+    """Inside the block, what a unit says of its progress goes to `told`."""
+    token = listener.set(told)
+    try:
+        yield
+    finally:
+        listener.reset(token)
+
+
+def report_progress(value: Any) -> None:
+    """For units: tell whoever runs them how far this one is, in plain data. Does nothing where nobody listens."""
+    listener.get(lambda _: None)(value)
+
+
+def attempt(function: Callable[..., Any], arguments: dict[str, Any]) -> WorkerMessage:
+    """Call a unit's function. Only `StoppedError` and `KeyboardInterrupt` pass."""
     started = time.perf_counter()
-    value, error, trace, is_last = None, None, "", False
+    value, error, trace, is_last, is_busy = None, None, "", False, False
     try:
         value = function(**arguments)
     except StoppedError:
         raise
-    except (Exception, SystemExit) as problem:
-        error, is_last = describe_error(problem), not isinstance(problem, InputError)
+    except (Exception, SystemExit) as problem:  # whatever a unit may raise is what came of it
+        error = describe_error(problem)
+        is_last, is_busy = not isinstance(problem, InputError), isinstance(problem, BusyError)
         trace = "".join(traceback.format_exception(problem))
-    return Reply(value, error, trace, time.perf_counter() - started, is_last)
+    seconds = time.perf_counter() - started
+    return WorkerMessage(value, error, trace, seconds, is_busy=is_busy, is_last=is_last)
 
 
 def describe_error(error: BaseException) -> str:
@@ -109,15 +135,52 @@ def describe_error(error: BaseException) -> str:
     return type(error).__name__ + (f": {text}" if text else "") + place
 
 
+# Where units run
+
+
+class Worker(Protocol):
+    """A worker that units can be sent to."""
+
+    def send(self, payload: bytes) -> None:
+        """Hand it a unit: function and arguments, pickled."""
+        ...
+
+    def receive(self) -> WorkerMessage:
+        """What it says next; how it ended, if it did. Waits."""
+        ...
+
+
+class Pool(Protocol):
+    """Where workers come from."""
+
+    limit: int
+    """How many there may be at a time."""
+
+    def start(self, number: int) -> Worker:
+        """A new worker in the place `number`, from 0 to `limit` - 1."""
+        ...
+
+    def wait(self, workers: list[Any]) -> list[Any]:
+        """Those of the workers that have said something, or ended, after a second at most."""
+        ...
+
+    def end(self, workers: list[Any]) -> None:
+        """Ask workers to end, give them time to save their state, then kill them."""
+        ...
+
+    def close(self) -> None: ...
+
+
 # Worker processes
 
 START = (
     "import sys; number, parent, *sys.path = sys.argv[1:]; "
     "from biphase.engine.local import serve; serve(int(number), int(parent))"
 )
+"""The program of a worker: its end of the pipe and its parent, then the folders that the parent imports from."""
 
 
-class Process:
+class WorkerProcess:
     """A worker process, with a pipe to it. It leads a process group: Ctrl-C passes it by, and its children end with it.
 
     Not `multiprocessing`'s: that one would run the main script again in each worker, with our environment.
@@ -139,26 +202,26 @@ class Process:
         with suppress(BrokenPipeError, ConnectionResetError):  # `receive` tells that it is gone
             self.connection.send_bytes(payload)
 
-    def receive(self) -> Reply:
+    def receive(self) -> WorkerMessage:
         return pickle.loads(self.receive_bytes())
 
     def receive_bytes(self) -> bytes:
-        """Its next reply, pickled; how it ended, if it did. Waits."""
+        """Its next message, pickled; how it ended, if it did. Waits."""
         # Its children may hold the pipe open after its end, so that the end of the pipe is not enough to know.
         while not self.connection.poll(1.0):
             if self.popen.poll() is not None and not self.connection.poll():
-                return pickle.dumps(self.last_reply())
+                return pickle.dumps(self.last_message())
         try:
             return self.connection.recv_bytes()
         except (EOFError, OSError):
-            return pickle.dumps(self.last_reply())
+            return pickle.dumps(self.last_message())
 
-    def last_reply(self) -> Reply:
+    def last_message(self) -> WorkerMessage:
         try:
             self.popen.wait(GRACE_SECONDS)
         except subprocess.TimeoutExpired:
             self.signal_group(signal.SIGKILL)
-        return Reply(error=describe_exit(self.popen.wait()), is_last=True)
+        return WorkerMessage(error=describe_exit(self.popen.wait()), is_last=True)
 
     def signal_group(self, number: int) -> None:
         """Send a signal to the worker and all that it started, as far as they are left."""
@@ -174,7 +237,7 @@ def describe_exit(code: int) -> str:
     return f"worker was killed (signal {-code}{names.get(-code, '')}{memory})"
 
 
-def end_processes(processes: Sequence[Process], tell: Callable[[str], None]) -> None:
+def end_processes(processes: Sequence[WorkerProcess], tell: Callable[[str], None]) -> None:
     """Ask them to end, wait, kill what they leave behind; a Ctrl-C meanwhile kills at once."""
     started, told = time.monotonic(), False
     try:
@@ -195,8 +258,8 @@ def end_processes(processes: Sequence[Process], tell: Callable[[str], None]) -> 
             process.connection.close()
 
 
-class Processes:
-    """The workers of this machine."""
+class LocalPool:
+    """Worker processes on this machine."""
 
     def __init__(self, engine: Engine, num_units: int) -> None:
         self.gpus = visible_gpus() if engine.device != "cpu" else []
@@ -211,7 +274,7 @@ class Processes:
         self.limit = min(engine.workers or max(1, per_place * places // engine.devices_per_worker), num_units)
 
     def environment(self, number: int) -> dict[str, str]:
-        """Of the worker in a slot: its share of the cores, its GPU."""
+        """What a worker finds in its environment: its share of the cores, its GPU."""
         threads = share_threads(num_cores() // self.limit)
         if self.gpus:
             first = number * self.gpus_each % (len(self.gpus) // self.gpus_each * self.gpus_each)
@@ -219,14 +282,14 @@ class Processes:
             return {**os.environ, **threads, "CUDA_VISIBLE_DEVICES": own}
         return {**os.environ, **threads, **({"CUDA_VISIBLE_DEVICES": ""} if self.hides_gpus else {})}
 
-    def start(self, number: int) -> Process:
-        return Process(self.environment(number), sys.path)
+    def start(self, number: int) -> WorkerProcess:
+        return WorkerProcess(self.environment(number), sys.path)
 
-    def wait(self, workers: list[Process]) -> list[Process]:
+    def wait(self, workers: list[WorkerProcess]) -> list[WorkerProcess]:
         heard = wait([worker.connection for worker in workers], timeout=1.0)
         return [worker for worker in workers if worker.connection in heard or worker.popen.poll() is not None]
 
-    def end(self, workers: list[Process]) -> None:
+    def end(self, workers: list[WorkerProcess]) -> None:
         end_processes(workers, lambda line: err.print(line, markup=False))
 
     def close(self) -> None:
@@ -242,26 +305,27 @@ def share_threads(threads: int) -> dict[str, str]:
 
 
 def serve(number: int, parent: int) -> None:
-    """Units in, replies out, over the file descriptor `number`; ends with the process `parent`."""
+    """Units in, messages out, over the file descriptor `number`; ends with the process `parent`."""
     threading.Thread(target=end_with_parent, args=(parent,), daemon=True).start()
     os.set_inheritable(number, False)
     prepare_process()
     silence()
     with suppress(EOFError, ConnectionResetError, BrokenPipeError), Connection(number) as connection:
-        reply = Reply()
-        while True:
-            connection.send_bytes(pickle_reply(reply))
-            if reply.is_last:
-                return
-            reply = answer_request(connection.recv_bytes())
+        message = WorkerMessage()
+        with listening(lambda value: connection.send_bytes(pickle.dumps(WorkerMessage(value, is_progress=True)))):
+            while True:
+                connection.send_bytes(pickle_message(message))
+                if message.is_last:
+                    return
+                message = answer_request(connection.recv_bytes())
 
 
-def answer_request(payload: bytes) -> Reply:
+def answer_request(payload: bytes) -> WorkerMessage:
     started = time.perf_counter()
     try:
         return attempt(load_and_call, {"payload": payload})
     except StoppedError as stop:
-        return Reply(error=str(stop), seconds=time.perf_counter() - started, is_last=True)
+        return WorkerMessage(error=str(stop), seconds=time.perf_counter() - started, is_last=True)
 
 
 def load_and_call(payload: bytes) -> Any:
@@ -270,12 +334,12 @@ def load_and_call(payload: bytes) -> Any:
     return function(**arguments)
 
 
-def pickle_reply(reply: Reply) -> bytes:
+def pickle_message(message: WorkerMessage) -> bytes:
     try:
-        return pickle.dumps(reply)
+        return pickle.dumps(message)
     except Exception as error:  # whatever the value's own code raises
-        problem = f"its value, of type {type(reply.value).__name__}, cannot be sent: {describe_error(error)}"
-        return pickle.dumps(Reply(None, problem, "", reply.seconds, reply.is_last))
+        problem = f"its value, of type {type(message.value).__name__}, cannot be sent: {describe_error(error)}"
+        return pickle.dumps(replace(message, value=None, error=problem, traceback=""))
 
 
 def end_with_parent(parent: int) -> None:

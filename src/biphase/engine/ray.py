@@ -8,19 +8,20 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
-from biphase.engine.local import GRACE_SECONDS, Engine, Process, Reply, end_processes, share_threads
+from biphase.engine.local import GRACE_SECONDS, Engine, WorkerMessage, WorkerProcess, end_processes, share_threads
 from biphase.errors import InputError
 
 
-class Host:
+class RayActor:
     """A Ray actor that holds one worker process: units get the main thread, their own signals and a clean death.
 
-    Its methods run beside each other, in threads, so that `stop` is heard while `run` waits.
+    Its methods run beside each other, in threads, so that `stop` is heard while `receive` waits.
     """
 
     def __init__(self, environment: dict[str, str]) -> None:
@@ -28,47 +29,49 @@ class Host:
 
         theirs = Path(ray.__file__).parent  # Ray's own vendored packages must not hide those of the user
         paths = [path for path in sys.path if not Path(path).is_relative_to(theirs)]
-        self.process = Process({**os.environ, **environment}, paths)
-
-    def start(self) -> bytes:
-        return self.process.receive_bytes()
+        self.process = WorkerProcess({**os.environ, **environment}, paths)
 
     def run(self, payload: bytes) -> bytes:
         self.process.send(payload)
+        return self.process.receive_bytes()
+
+    def receive(self) -> bytes:
         return self.process.receive_bytes()
 
     def stop(self) -> None:
         end_processes([self.process], lambda line: None)
 
 
-class Actor:
-    """A handle to a `Host`, with the call to it that is under way."""
+class RayWorker:
+    """A `RayActor` as the scheduler sees it, with the call to it that is under way."""
 
-    def __init__(self, host: Any) -> None:
-        self.host = host
-        self.pending = host.start.remote()
+    def __init__(self, actor: Any) -> None:
+        self.actor = actor
+        self.pending = actor.receive.remote()
         self.answers = False
 
     def send(self, payload: bytes) -> None:
-        self.pending = self.host.run.remote(payload)
+        self.pending = self.actor.run.remote(payload)
 
-    def receive(self) -> Reply:
+    def receive(self) -> WorkerMessage:
         import ray
 
         pending, self.pending = self.pending, None
         try:
-            reply = pickle.loads(ray.get(pending))  # from a worker that this run started
+            message: WorkerMessage = pickle.loads(ray.get(pending))  # from a worker that this run started
         except ray.exceptions.RayError as error:
             self.answers = False
             lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
             text = lines[0] if len(lines) == 1 else f"{lines[0]} {lines[-1]}"
-            return Reply(error=f"worker was lost: {shorten(text, 300)}", traceback=str(error), is_last=True)
+            return WorkerMessage(error=f"worker was lost: {shorten(text, 300)}", traceback=str(error), is_last=True)
         self.answers = True
-        return reply
+        if message.is_progress:
+            self.pending = self.actor.receive.remote()
+        return message
 
 
-class Actors:
-    """The workers of a Ray cluster: joined, or started on this machine for this run."""
+class RayPool:
+    """Workers on a Ray cluster: joined, or started on this machine for this run."""
 
     def __init__(self, engine: Engine, num_units: int) -> None:
         ray = import_ray()
@@ -83,28 +86,31 @@ class Actors:
             raise
         hidden = {"CUDA_VISIBLE_DEVICES": ""} if engine.device == "cpu" else {}
         self.environment = {**share_threads(cpus), **hidden}
-        self.host = ray.remote(Host).options(num_cpus=cpus, num_gpus=gpus, max_restarts=0, max_concurrency=2)
+        self.actor = ray.remote(RayActor).options(num_cpus=cpus, num_gpus=gpus, max_restarts=0, max_concurrency=2)
 
-    def start(self, number: int) -> Actor:
-        return Actor(self.host.remote(self.environment))
+    def start(self, number: int) -> RayWorker:
+        return RayWorker(self.actor.remote(self.environment))
 
-    def wait(self, workers: list[Actor]) -> list[Actor]:
+    def wait(self, workers: list[RayWorker]) -> list[RayWorker]:
         import ray
 
         pending = {worker.pending: worker for worker in workers if worker.pending is not None}
+        if not pending:  # all are idle, until a postponed unit is tried again
+            time.sleep(1.0)
+            return []
         heard, _ = ray.wait(list(pending), num_returns=1, timeout=1.0)
         return [pending[reference] for reference in heard]
 
-    def end(self, workers: list[Actor]) -> None:
+    def end(self, workers: list[RayWorker]) -> None:
         import ray
 
         try:
-            stopping = [worker.host.stop.remote() for worker in workers if worker.answers]
+            stopping = [worker.actor.stop.remote() for worker in workers if worker.answers]
             if stopping:
                 ray.wait(stopping, num_returns=len(stopping), timeout=GRACE_SECONDS + 5)
         finally:
             for worker in workers:
-                ray.kill(worker.host)
+                ray.kill(worker.actor)
 
     def close(self) -> None:
         import ray

@@ -3,30 +3,27 @@
 PyTorch is loaded by the workers only.
 """
 
-import json
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from biphase import console
+from biphase.engine.batch import Failure, run_batch
 from biphase.engine.local import Engine
-from biphase.engine.units import Unit, run_units
-from biphase.errors import BusyError, InputError
-from biphase.files import write_json
+from biphase.engine.scheduler import run_units
+from biphase.engine.units import Unit
+from biphase.errors import InputError
 from biphase.finetuning.cells import CellPlan, DataDirs, find_task_sources, plan_cell, resolve_precision
 from biphase.finetuning.config import FinetuneConfig
-from biphase.finetuning.models import identify
+from biphase.finetuning.models import find_folder, identify, stamp_files
 from biphase.finetuning.scores import Score, read_score
 from biphase.run import split_reference
 from biphase.tasks.sources import absolute_dir
 from biphase.tasks.spec import find_task
 
 PAPER_LEARNING_RATES = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4)
-BUSY = "busy"
-"""What a unit returns that another process is at."""
 PAPER_SEEDS = (0, 1, 2, 3, 4)
 
 
@@ -35,7 +32,7 @@ class Grid:
     models: tuple[str, ...]
     tasks: tuple[str, ...]
     config: FinetuneConfig
-    """Of all cells, apart from rate and seed."""
+    """The settings of all cells, apart from rate and seed."""
     out: Path
     learning_rates: tuple[float, ...] = PAPER_LEARNING_RATES
     seeds: tuple[int, ...] = PAPER_SEEDS
@@ -148,43 +145,17 @@ def precision_unit(config: dict[str, Any]) -> str:
     return resolve_precision(FinetuneConfig.model_validate(config)).precision
 
 
-@dataclass(frozen=True)
-class Failure:
-    name: str
-    reason: str
-
-    @property
-    def is_blocked(self) -> bool:
-        """Whether it was not run, because what it needs failed."""
-        return self.reason.startswith("blocked: ")
-
-
 def run_grid(grid: Grid, trainings: Sequence[SharedTraining], engine: Engine) -> list[Failure]:
-    """Run the given trainings. A failed one is kept as `failed/NAME.json`, and told unless it was not even run; the
-    others go on."""
-    failures: list[Failure] = []
-    by_name = {training.name: training for training in trainings}
-    num_cells = sum(len(training.cells) for training in trainings)
-    with console.track("evaluate", num_cells, "cells") as progress:
-        for outcome in run_units(make_units(grid, trainings), engine):
-            training = by_name.get(outcome.name)
-            if outcome.error is not None:
-                failures.append(Failure(outcome.name, outcome.error))
-                if not failures[-1].is_blocked:  # one bad file may block hundreds
-                    progress.say(f"{outcome.name}: {outcome.error}")
-            if outcome.value == [BUSY]:
-                progress.say(f"{outcome.name}: left to the process that is at it")
-                continue
-            for cell in training.cells if training else ():
-                mark_failure(grid.out, cell, outcome.error)
-                progress.advance(1, outcome.name)
-            for headline in outcome.value or ():
-                progress.say(headline)
-    return failures
+    """Run the given trainings; returns what failed. Cells that another process is at are left to it."""
+    return run_batch(make_units(grid, trainings), engine, grid.out, label="evaluate", things="cells")
 
 
 def make_units(grid: Grid, trainings: Sequence[SharedTraining]) -> list[Unit]:
-    """A unit for each training, after one for each (model, task) that turns the task's texts into token ids."""
+    """A unit for each training, after one for each (model, task) that turns the task's texts into token ids.
+
+    Trainings on one task take time by the size of their model's weights.
+    """
+    weights = {model: count_weights(model) for model in {training.model for training in trainings}}
     encodings: dict[str, Unit] = {}
     units = []
     data_dirs = {task: absolute_dir(folder) for task, folder in grid.data_dirs.items()}
@@ -201,7 +172,7 @@ def make_units(grid: Grid, trainings: Sequence[SharedTraining]) -> list[Unit]:
                     "config": config,
                     "data_dirs": data_dirs,
                 }
-                encodings[name] = Unit(name, encode_unit, arguments, affinity=training.model)
+                encodings[name] = Unit(name, encode_unit, arguments, affinity=training.model, size=0)
         arguments = {
             "model": absolute(training.model),
             "label": training.model,
@@ -211,8 +182,25 @@ def make_units(grid: Grid, trainings: Sequence[SharedTraining]) -> list[Unit]:
             "data_dirs": data_dirs,
         }
         needs = tuple(f"encode {task} for {training.model}" for task in dict.fromkeys((trained_on, *references)))
-        units.append(Unit(training.name, fit_unit, arguments, f"{training.model} {trained_on}", needs))
+        units.append(
+            Unit(
+                training.name,
+                fit_unit,
+                arguments,
+                affinity=f"{training.model} {trained_on}",
+                needs=needs,
+                kind=trained_on,
+                cost=weights[training.model],
+                size=len(training.cells),
+                file=training.cells[0].folder(grid.out).name,
+            )
+        )
     return [*encodings.values(), *units]
+
+
+def count_weights(model: str) -> float:
+    """Bytes of a model's weights."""
+    return float(sum(size for path, size, _ in stamp_files(find_folder(model)) if path.endswith(".safetensors")))
 
 
 def absolute(model: str) -> str:
@@ -244,26 +232,8 @@ def fit_unit(
 ) -> list[str]:
     from biphase.finetuning.fit import fit_cells
 
-    try:
-        scores = fit_cells(model, tasks, FinetuneConfig.model_validate(config), Path(out), data_dirs, label)
-    except BusyError:
-        return [BUSY]
+    scores = fit_cells(model, tasks, FinetuneConfig.model_validate(config), Path(out), data_dirs, label)
     return [score.headline() for score in scores]
-
-
-def mark_failure(out: Path, cell: CellPlan, error: str | None) -> None:
-    path = out / "failed" / f"{cell.folder(out).name}.json"
-    if error is None:
-        path.unlink(missing_ok=True)
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, {"task": cell.task.name, "cell": cell.hash, "error": error})
-
-
-def read_failures(out: Path) -> Iterator[tuple[str, str]]:
-    """(cell folder's name, reason) of cells that failed last time."""
-    for path in sorted((out / "failed").glob("*.json")):
-        yield path.stem, json.loads(path.read_text(encoding="utf-8"))["error"]
 
 
 def estimate_seconds(trainings: Sequence[SharedTraining], finished: Sequence[Score]) -> tuple[float, int]:

@@ -13,18 +13,19 @@ from biphase.paper.published import TABLE_NUMBERS
 from biphase.report.page import write_report
 from biphase.report.results import ResultSet
 from biphase.run import open_run, read_metrics
-from biphase.study.folder import Workplace, current_scores, is_trained, measure_cells, status, trained_folder
+from biphase.study.folder import StudyFolder, StudyState, is_trained, measure_cells, read_state, status, trained_folder
 from biphase.study.picture import draw_plan
 from biphase.study.plan import Plan
 from biphase.study.results import collect_results
 
 
-def report_study(plan: Plan, place: Workplace, out: Path, commands: Sequence[str]) -> Path:
+def report_study(plan: Plan, place: StudyFolder, out: Path, commands: Sequence[str]) -> Path:
     """Write tables, figures, verdicts and the page of what is finished into the folder `out`; returns the page.
 
     `commands` make the results again, in their order.
     """
-    scores = {model.name: current_scores(plan, place, model) for model in plan.models}
+    state = read_state(plan, place)
+    scores = state.scores
     results = ResultSet(tuple(collect_results(plan, scores)))
     with TemporaryDirectory() as folder:
         picture = Path(folder) / "plan.svg"
@@ -40,7 +41,7 @@ def report_study(plan: Plan, place: Workplace, out: Path, commands: Sequence[str
         plan_svg=svg,
         costs=list_costs(plan, place, scores),
         commands=commands,
-        missing=list(list_missing(plan, place, scores)),
+        missing=list(list_missing(plan, place, state)),
         losses={
             name: read_metrics(open_run(trained_folder(place, name)), "train")
             + read_metrics(open_run(trained_folder(place, name)), "validation")
@@ -76,7 +77,7 @@ def write_cells(scores: dict[str, ScoreSet], path: Path) -> None:
             writer.writerow([*own, *shown])
 
 
-def list_costs(plan: Plan, place: Workplace, scores: dict[str, ScoreSet]) -> list[dict[str, object]]:
+def list_costs(plan: Plan, place: StudyFolder, scores: dict[str, ScoreSet]) -> list[dict[str, object]]:
     """What was spent, as measured."""
     trained = [name for name, run in plan.runs.items() if is_trained(place, run)]
     rows: list[dict[str, object]] = []
@@ -102,8 +103,8 @@ def cost_row(stage: str, units: int, steps: int, tokens: int | None, seconds: fl
     }
 
 
-def list_missing(plan: Plan, place: Workplace, scores: dict[str, ScoreSet]) -> Iterator[str]:
-    lines, failures = status(plan, place)
+def list_missing(plan: Plan, place: StudyFolder, state: StudyState) -> Iterator[str]:
+    lines, failures = status(plan, place, state)
     for line in lines:
         if line.done < line.total:
             what = "runs" if line.name == "train" else f"cells of {line.name}"
@@ -111,7 +112,7 @@ def list_missing(plan: Plan, place: Workplace, scores: dict[str, ScoreSet]) -> I
     for failure in failures:
         if not failure.is_blocked:
             yield f"Failed: {failure.unit}: {failure.reason}"
-    for found in scores.values():
+    for found in state.scores.values():
         for broken in found.broken:
             yield f"Left out, because it is damaged: {broken.path}: {broken.reason}"
         diverged = [score for score in found.scores if score.diverged]

@@ -11,7 +11,7 @@ from biphase.report.results import ReportArm, Result, measured
 from biphase.report.statistics import mean_interval
 from biphase.study.advise import Evidence
 from biphase.study.cost import Sizes, measure_sizes
-from biphase.study.folder import Workplace, current_scores
+from biphase.study.folder import StudyFolder, read_state
 from biphase.study.plan import EvaluatedModel, Plan, history
 from biphase.tasks.spec import find_task
 
@@ -42,10 +42,10 @@ def collect_results(plan: Plan, scores: dict[str, ScoreSet]) -> Iterator[Result]
                 yield measured(arm, family, task, kind, chosen.test, chosen.test_by_rate, chosen.seeds)  # type: ignore[arg-type]
 
 
-def compare_curricula(plan: Plan, place: Workplace) -> list[Evidence]:
+def compare_curricula(plan: Plan, place: StudyFolder) -> list[Evidence]:
     """How the curricula of a study did: mean test score in % over all tasks, seed by seed, at the largest budget of the
     network that has most of them. Left out are arms with a task missing and curricula that have no short form."""
-    results = list(collect_results(plan, {model.name: current_scores(plan, place, model) for model in plan.models}))
+    results = list(collect_results(plan, read_state(plan, place).scores))
     tasks = {result.dataset for result in results}
     scores = {(r.arm.name, r.dataset): r.samples for r in results if r.metric == "standard"}
     tables = {table.name for table in plan.study.curricula}

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Set
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -16,42 +17,40 @@ from typing import Any
 
 import yaml
 
-from biphase import console
 from biphase.config import Recipe, parse_config
+from biphase.console import duration
+from biphase.engine.batch import Failure, run_batch
 from biphase.engine.local import Engine
-from biphase.engine.units import Outcome, Unit, run_units
-from biphase.errors import BusyError, InputError
+from biphase.engine.units import Unit
+from biphase.errors import EXIT_BUSY, BusyError, InputError
 from biphase.files import write_json, write_text
 from biphase.finetuning.config import FinetuneConfig
 from biphase.run import Run, drop_step, open_run, read_recipe
+from biphase.study.cost import cell_cost, measure_sizes
 from biphase.study.folder import (
-    Failure,
-    Workplace,
-    done_units,
+    StudyFolder,
     find_record,
     find_step,
     is_complete,
     is_needed,
     is_trained,
+    logged_steps,
     needed_steps,
+    read_state,
     train_name,
     trained_folder,
 )
 from biphase.study.plan import Plan, plan_study
 from biphase.study.spec import Study
-from biphase.study.trunks import start_from, weights_tree
+from biphase.study.trunks import PlannedRun, start_from, weights_tree
 from biphase.tasks.sources import absolute_dir
 
 TRAINING = "train"
-"""In place of a unit's name: all training runs."""
-BUSY = "busy"
-"""What a unit returns that another process is at."""
-POLL_SECONDS = 10.0
-"""How often to look again at what other processes are at."""
+"""The kind of the units that are training runs; in place of a unit's name, all of them."""
 
 
 def run_study(
-    plan: Plan, place: Workplace, engine: Engine, processes: int = 1, only: str | None = None
+    plan: Plan, folder: StudyFolder, engine: Engine, processes: int = 1, only: str | None = None
 ) -> list[Failure]:
     """Do all that is missing, or `only` one unit or all of `train`; returns what failed. A failure blocks only what
     needs it.
@@ -60,75 +59,73 @@ def run_study(
 
     Raises `InputError` when `only` names no unit.
     """
-    everything = {unit.name: unit for unit in make_units(plan, place, processes)}
-    done = done_units(plan, place)
+    everything = {unit.name: unit for unit in make_units(plan, folder, processes)}
+    done = read_state(plan, folder).done
     if only == TRAINING:
         everything = {train_name(run): everything[train_name(run)] for run in plan.runs}
     elif only is not None:
-        if only not in everything:
-            close = get_close_matches(only, [TRAINING, *everything], 1)
-            raise InputError(f"no unit '{only}' in this study" + (f"; did you mean '{close[0]}'?" if close else ""))
-        everything = {only: everything[only]}
-        if only not in done and (lacking := set(everything[only].needs) - done):
-            raise InputError(f"'{only}' needs '{lacking.pop()}', which is not done yet")
-    trainings = {train_name(run) for run in plan.runs}
-    failures: dict[str, Failure] = {}
-    waiting = False
-    with console.track("study", len(everything), "units") as progress:
-        progress.advance(len(done & everything.keys()), already_done=True)
-        while True:
-            left = [unit for name, unit in everything.items() if name not in done and name not in failures]
-            is_busy = False
-            for outcome in run_units([replace(unit, needs=tuple(set(unit.needs) - done)) for unit in left], engine):
-                if outcome.value == BUSY:
-                    is_busy = True
-                    continue
-                settle(place, outcome, failures, progress)
-                if outcome.error is None:
-                    done.add(outcome.name)
-                    if outcome.name in trainings:
-                        drop_checkpoints(plan, place)
-            if not is_busy:
-                return list(failures.values())
-            if not waiting:
-                progress.say("waiting for units that other processes are at")
-                waiting = True
-            time.sleep(POLL_SECONDS)
-            done = done_units(plan, place)
+        everything = {only: find_unit(only, everything, done)}
+
+    def clean_up(unit: Unit) -> None:
+        if unit.kind == TRAINING:
+            drop_checkpoints(plan, folder)
+
+    left = []
+    for unit in everything.values():
+        if unit.name not in done:
+            cost = (
+                unit.cost * share_left(plan.runs[unit.arguments["run"]], folder) if unit.kind == TRAINING else unit.cost
+            )
+            left.append(replace(unit, needs=tuple(set(unit.needs) - done), cost=cost))
+    return run_batch(
+        left,
+        engine,
+        folder.path,
+        label="study",
+        things="units",
+        num_done=len(everything) - len(left),
+        waits_for_busy=True,
+        on_done=clean_up,
+    )
 
 
-def settle(place: Workplace, outcome: Outcome, failures: dict[str, Failure], progress: console.Tracker) -> None:
-    path = place.failure(outcome.name)
-    progress.advance(1, outcome.name)
-    if outcome.error is None:
-        path.unlink(missing_ok=True)
-        progress.say(f"{outcome.name}: {outcome.value}")
-        return
-    failures[outcome.name] = Failure(outcome.name, outcome.error)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, {"unit": outcome.name, "error": outcome.error, "traceback": outcome.traceback})
-    if not failures[outcome.name].is_blocked:
-        progress.say(f"{outcome.name}: {outcome.error}")
+def share_left(run: PlannedRun, folder: StudyFolder) -> float:
+    """The share of its steps that a run has yet to train; the smallest one where only a checkpoint is to be made."""
+    return max(run.steps - logged_steps(folder, run.name), 1) / run.steps
 
 
-def make_units(plan: Plan, place: Workplace, processes: int = 1) -> list[Unit]:
+def find_unit(name: str, units: Mapping[str, Unit], done: Set[str]) -> Unit:
+    """The unit of this name. Raises `InputError` when there is none, or when it cannot be done yet."""
+    if name not in units:
+        close = get_close_matches(name, [TRAINING, *units], 1)
+        raise InputError(f"no unit '{name}' in this study" + (f"; did you mean '{close[0]}'?" if close else ""))
+    lacking = sorted(set(units[name].needs) - done)
+    if name not in done and lacking:
+        raise InputError(f"'{name}' needs '{lacking[0]}', which is not done yet")
+    return units[name]
+
+
+def make_units(plan: Plan, folder: StudyFolder, processes: int = 1) -> list[Unit]:
     """One for each run and for each cell, by the names that `study status` and `--unit` know."""
-    out = str(place.path.resolve())
+    out = str(folder.path.resolve())
+    costs = estimate_costs(plan)
     study = plan.study.model_dump(mode="json", exclude={"evaluation"})
     units = []
     for run in plan.runs.values():
         arguments = {"study": study, "run": run.name, "out": out, "processes": processes}
         needs = (train_name(run.parent),) if run.parent else ()
-        units.append(Unit(train_name(run.name), train_unit, arguments, needs=needs))
+        name = train_name(run.name)
+        units.append(Unit(name, train_unit, arguments, needs=needs, kind=TRAINING, cost=costs[name]))
     models = {model.name: model for model in plan.models}
     is_there = {
-        name: find_step(place, model.run, plan.runs[model.run].key, model.step) for name, model in models.items()
+        name: find_step(folder, model.run, plan.runs[model.run].key, model.step) for name, model in models.items()
     }
     data_dirs = {} if plan.study.evaluation is None else plan.study.evaluation.data_dirs
     resolved = {task: absolute_dir(folder) for task, folder in data_dirs.items()}
     for cell in plan.cells:
         model = models[cell.model]
         settings: dict[str, Any] = {
+            "name": cell.name,
             "model": model.name,
             "run": model.run,
             "key": plan.runs[model.run].key,
@@ -139,54 +136,73 @@ def make_units(plan: Plan, place: Workplace, processes: int = 1) -> list[Unit]:
             "data_dirs": resolved,
         }
         needs = () if is_there[model.name] else (train_name(model.run),)
-        units.append(Unit(cell.name, score_unit, settings, f"{cell.model} {cell.task}", needs))
+        affinity = f"{cell.model} {cell.task}"
+        units.append(Unit(cell.name, score_unit, settings, affinity, needs, kind=cell.task, cost=costs[cell.name]))
     return units
+
+
+def estimate_costs(plan: Plan) -> dict[str, float]:
+    """What each unit computes, by its name: FLOPs, or tokens where the size of a network is not known."""
+    try:
+        sizes = measure_sizes(plan)
+    except InputError:  # cells do without the shards, which say how large the vocabulary is
+        sizes = None
+    runs = {model.name: plan.runs[model.run] for model in plan.models}
+    has_flops = sizes is not None and None not in sizes.shapes.values()
+    costs: dict[str, float] = {}
+    for run in plan.runs.values():
+        flops = sum(sizes.flops(run).values()) if sizes is not None else 0.0
+        costs[train_name(run.name)] = flops if has_flops else float(run.steps * run.recipe.batch_tokens)
+    for cell in plan.cells:
+        run = runs[cell.model]
+        shape = sizes.shapes[run.name] if sizes is not None else None
+        context = run.recipe.data.max_sample_tokens
+        _, tokens, flops = cell_cost(shape, cell.task, cell.evaluates, cell.config, context)
+        costs[cell.name] = flops if has_flops else tokens
+    return costs
 
 
 # Units
 
 
-def train_unit(study: dict[str, Any], run: str, out: str, processes: int) -> str:
+def train_unit(study: dict[str, Any], run: str, out: str, processes: int) -> list[str]:
     """Train a run, or make the checkpoints that it still lacks, and record its folder."""
-    place, plan = Workplace(Path(out)), plan_study(parse_config(Study, study, origin="study.yaml"))
+    folder, plan = StudyFolder(Path(out)), plan_study(parse_config(Study, study, origin="study.yaml"))
     planned = plan.runs[run]
-    if is_complete(plan, place, planned):
-        return "done by another process"
+    if is_complete(plan, folder, planned):
+        return [f"{train_name(run)}: done by another process"]
     recipe = planned.recipe
     if planned.parent is not None:
-        begin = find_step(place, planned.parent, plan.runs[planned.parent].key, planned.first)
-        if begin is None:  # another process is at it
-            return BUSY
+        begin = find_step(folder, planned.parent, plan.runs[planned.parent].key, planned.first)
+        if begin is None:
+            raise BusyError(f"another process makes {planned.parent}@{planned.first}, in which {run} begins")
         recipe = start_from(planned, begin)
-    keep = tuple(step - planned.first for step in needed_steps(plan, place, planned))
+    keep = tuple(step - planned.first for step in needed_steps(plan, folder, planned))
     recipe = recipe.model_copy(update={"checkpoints": recipe.checkpoints.model_copy(update={"keep": keep})})
-    before = find_record(place, run, planned.key)
+    before = find_record(folder, run, planned.key)
     started = time.monotonic()
-    try:
-        path = train_here(recipe, place) if processes == 1 else train_by_torchrun(recipe, place, processes)
-    except BusyError:
-        return BUSY
+    path = train_here(recipe, folder) if processes == 1 else train_by_torchrun(recipe, folder, processes)
     seconds = time.monotonic() - started
     spent = round(seconds + (before["seconds"] if before else 0.0), 1)
-    place.record(run).parent.mkdir(parents=True, exist_ok=True)
-    write_json(place.record(run), {"folder": path.name, "key": planned.key, "seconds": spent})
-    return f"{recipe.num_steps:,} steps in {console.duration(seconds)}"
+    folder.record(run).parent.mkdir(parents=True, exist_ok=True)
+    write_json(folder.record(run), {"folder": path.name, "key": planned.key, "seconds": spent})
+    return [f"{train_name(run)}: {recipe.num_steps:,} steps in {duration(seconds)}"]
 
 
-def train_here(recipe: Recipe, place: Workplace) -> Path:
+def train_here(recipe: Recipe, folder: StudyFolder) -> Path:
     from biphase.pretraining.loop import train
 
-    return train(recipe, place.runs).path
+    return train(recipe, folder.runs).path
 
 
-def train_by_torchrun(recipe: Recipe, place: Workplace, processes: int) -> Path:
+def train_by_torchrun(recipe: Recipe, folder: StudyFolder, processes: int) -> Path:
     """The same as `biphase pretrain` under torchrun; what it prints goes to runs/NAME.log. SIGTERM is passed on."""
-    place.runs.mkdir(parents=True, exist_ok=True)
-    recipe_file = place.runs / f"{recipe.name}.yaml"
+    folder.runs.mkdir(parents=True, exist_ok=True)
+    recipe_file = folder.runs / f"{recipe.name}.yaml"
     write_text(recipe_file, yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    command += ["-m", "biphase", "pretrain", str(recipe_file), "--runs", str(place.runs)]
-    log = place.runs / f"{recipe.name}.log"
+    command = [sys.executable, "-m", "biphase.pretraining.launch", "--standalone", f"--nproc-per-node={processes}"]
+    command += ["-m", "biphase", "pretrain", str(recipe_file), "--runs", str(folder.runs)]
+    log = folder.runs / f"{recipe.name}.log"
     with open(log, "a", encoding="utf-8") as file:
         child = subprocess.Popen(
             command, stdout=file, stderr=subprocess.STDOUT, env=os.environ | {"OMP_NUM_THREADS": "1"}
@@ -198,16 +214,17 @@ def train_by_torchrun(recipe: Recipe, place: Workplace, processes: int) -> Path:
             signal.signal(signal.SIGTERM, previous)
     lines = log.read_text(encoding="utf-8").splitlines() or [""]
     told = next((line for line in reversed(lines) if line.startswith("biphase: ")), lines[-1])
-    if "in use by another process" in told and code:
-        raise BusyError(told)
+    if code == EXIT_BUSY:
+        raise BusyError(told.removeprefix("biphase: "))
     if code:
         raise InputError(f"torchrun ended with exit code {code}: {told.removeprefix('biphase: ')}; see {log}")
-    finished = [run for path in place.runs.glob(f"{recipe.name}-????????") if (run := Run(path)).is_done]
+    finished = [run for path in folder.runs.glob(f"{recipe.name}-????????") if (run := Run(path)).is_done]
     own = [run.path for run in finished if weights_tree(read_recipe(run)) == weights_tree(recipe)]
     return max(own, key=lambda path: (path / "done.json").stat().st_mtime)
 
 
 def score_unit(
+    name: str,
     model: str,
     run: str,
     key: str,
@@ -216,26 +233,22 @@ def score_unit(
     config: dict[str, Any],
     out: str,
     data_dirs: dict[str, str],
-) -> str:
+) -> list[str]:
     """Fit one cell of a model."""
     from biphase.finetuning.fit import fit_cells
 
-    place = Workplace(Path(out))
-    reference = find_step(place, run, key, step)
-    if reference is None:  # another process is at it
-        return BUSY
-    try:
-        scores = fit_cells(
-            reference, tasks, FinetuneConfig.model_validate(config), place.scores(model), data_dirs, label=model
-        )
-    except BusyError:
-        return BUSY
-    return "; ".join(score.headline() for score in scores)
+    folder = StudyFolder(Path(out))
+    reference = find_step(folder, run, key, step)
+    if reference is None:
+        raise BusyError(f"another process makes {run}@{step}")
+    settings = FinetuneConfig.model_validate(config)
+    scores = fit_cells(reference, tasks, settings, folder.scores(model), data_dirs, label=model)
+    return [f"{name}: {'; '.join(score.headline() for score in scores)}"]
 
 
-def drop_checkpoints(plan: Plan, place: Workplace) -> None:
+def drop_checkpoints(plan: Plan, folder: StudyFolder) -> None:
     """Delete checkpoints that no run needs any more and that are no model."""
     for checkpoint in plan.checkpoints:
         run = plan.runs[checkpoint.run]
-        if is_trained(place, run) and not is_needed(plan, place, checkpoint):
-            drop_step(open_run(trained_folder(place, run.name)), checkpoint.step)
+        if is_trained(folder, run) and not is_needed(plan, folder, checkpoint):
+            drop_step(open_run(trained_folder(folder, run.name)), checkpoint.step)

@@ -1,0 +1,194 @@
+"""How long `biphase study status` and `biphase study report` take on a study of which all is finished.
+
+`reading` is what the report does before it draws: finding out what is done, and what all cells scored.
+
+A synthetic folder: every run of a plan with its checkpoints (of a few bytes), every cell with its `score.json`, made in
+a temporary folder. Scores are random numbers; what is measured is bookkeeping: which runs and cells are done, by the
+models' fingerprints and the cells' settings. Each measurement is a process of its own, so that no cache helps.
+
+    python benchmarks/bookkeeping.py                     # the plan of the paper: 38 runs, 15,000 cells
+    python benchmarks/bookkeeping.py --study studies/mini.yaml
+"""
+
+import argparse
+import json
+import os
+import platform
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+RESULTS = Path(__file__).parent / "results"
+METRICS = {
+    "sequence_classification": ("accuracy",),
+    "token_classification": ("f1", "paper_f1"),
+    "question_answering": ("f1", "paper_f1"),
+    "retrieval": ("ndcg_at_10", "paper_ndcg_at_10"),
+}
+
+READING = """
+import sys
+from pathlib import Path
+from biphase.study.folder import StudyFolder, read_state, status
+from biphase.study.plan import plan_study
+from biphase.study.spec import load_study
+plan, folder = plan_study(load_study(Path(sys.argv[1]))), StudyFolder(Path(sys.argv[2]))
+status(plan, folder, read_state(plan, folder))
+"""
+"""What `report` does before it draws."""
+
+WAYS = {
+    "status": ["-m", "biphase", "study", "status", "{study}", "--out", "{folder}"],
+    "reading": ["-c", READING, "{study}", "{folder}"],
+    "report": ["-m", "biphase", "study", "report", "{study}", "--out", "{folder}"],
+}
+"""Arguments of Python for each measurement."""
+
+
+def make_folder(study: Path, folder: Path) -> dict[str, int]:
+    """Everything that a finished study leaves behind; returns how many runs, cells and scores that is."""
+    from biphase.files import write_json
+    from biphase.finetuning.models import identify
+    from biphase.study.folder import claim_study_folder, find_step
+    from biphase.study.plan import plan_study
+    from biphase.study.spec import load_study
+
+    plan = plan_study(load_study(study))
+    place = claim_study_folder(folder, plan.study)
+    (folder / "trained").mkdir()
+    for run in plan.runs.values():
+        path = place.runs / f"{run.name}-{run.key[:8]}"
+        steps = [checkpoint.step for checkpoint in plan.checkpoints if checkpoint.run == run.name]
+        write_run(path, run.last, steps, run.recipe.model_dump(mode="json"))
+        write_json(place.record(run.name), {"folder": path.name, "key": run.key, "seconds": 3600.0})
+    rng = random.Random(0)
+    references = {m.name: find_step(place, m.run, plan.runs[m.run].key, m.step) for m in plan.models}
+    fingerprints = {name: identify(reference) for name, reference in references.items() if reference is not None}
+    num_scores = sum(write_scores(plan, place, cell, fingerprints[cell.model], rng) for cell in plan.cells)
+    return {"runs": len(plan.runs), "models": len(plan.models), "cells": len(plan.cells), "scores": num_scores}
+
+
+def write_run(path: Path, last: int, steps: list[int], config: dict[str, Any]) -> None:
+    import numpy as np
+    import yaml
+    from safetensors.numpy import save
+
+    for step in steps:
+        model = path / "steps" / str(step) / "model"
+        model.mkdir(parents=True)
+        (model / "config.json").write_text(json.dumps({"model_type": "llama", "max_position_embeddings": 2048}))
+        (model / "tokenizer.json").write_text("{}")
+        weights = np.frombuffer(f"{path.name}@{step}".encode(), dtype=np.uint8)
+        (model / "model.safetensors").write_bytes(save({"weight": weights}))
+        (path / "steps" / str(step) / "manifest.json").write_text("{}")
+    (path / "config.yaml").write_text(yaml.safe_dump(config))
+    records = [
+        {"kind": "train", "step": s, "objective": "clm", "loss": 9 / (1 + s)} for s in range(1, last, last // 50)
+    ]
+    (path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    (path / "done.json").write_text(json.dumps({"step": last, "tokens_seen": last}))
+
+
+def write_scores(plan: Any, place: Any, cell: Any, fingerprint: Any, rng: random.Random) -> int:
+    from biphase.finetuning.config import PROTOCOL, settle_config
+    from biphase.tasks.spec import find_task
+
+    for name in cell.evaluates:
+        task = find_task(name)
+        values = {metric: rng.random() for metric in {task.metric, *METRICS[task.family]}}
+        config = settle_config(cell.config, task, fingerprint.max_length)
+        score = {
+            "protocol": PROTOCOL,
+            "cell": f"{rng.getrandbits(256):064x}",
+            "model": cell.model,
+            "model_hash": fingerprint.hash,
+            "task": name,
+            "trained_on": cell.task,
+            "source": "synthetic",
+            "data_hash": "0" * 64,
+            "metric": task.metric,
+            "config": config.model_copy(update={"precision": "bf16"}).model_dump(mode="json"),
+            "metrics": {"validation": values, "test": {key: value - 0.01 for key, value in values.items()}},
+            "num_examples": {"train": 1000, "validation": 100, "test": 100},
+            "num_truncated": {"train": 0, "validation": 0, "test": 0},
+            "num_left_out": 0,
+            "num_steps": 1000,
+            "diverged": False,
+            "diverged_at_step": None,
+            "final_loss": 0.5,
+            "seconds": {"train": 60.0, "evaluate": 6.0},
+            "tokens_per_second": {"train": 1e5, "evaluate": 3e5},
+            "peak_memory_bytes": 10**9,
+            "machine": {"device": "synthetic"},
+        }
+        path = place.scores(cell.model) / f"{name}-{score['cell'][:16]}"
+        path.mkdir(parents=True)
+        (path / "score.json").write_text(json.dumps(score, indent=2))
+    return len(cell.evaluates)
+
+
+def measure(way: str, study: Path, folder: Path) -> float:
+    begun = time.perf_counter()
+    places = {"{study}": str(study), "{folder}": str(folder)}
+    words = [sys.executable, *(places.get(word, word) for word in WAYS[way])]
+    done = subprocess.run(words, check=False, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{way}: {done.stderr}")
+    return time.perf_counter() - begun
+
+
+def machine() -> dict[str, object]:
+    from biphase.machine import num_cores
+
+    names = ("pydantic", "numpy", "scipy", "matplotlib")
+    cpus = [
+        line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
+    ]
+    versions = {"python": platform.python_version()} | {name: version(name) for name in names}
+    return {
+        "cpu": cpus[0] if cpus else "",
+        "cores": num_cores(),
+        "load_before": os.getloadavg()[0],
+        "versions": versions,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--study", type=Path, default=ROOT / "studies" / "paper.yaml")
+    parser.add_argument("--repeats", type=int, default=3)
+    arguments = parser.parse_args()
+    from biphase.files import write_json
+
+    found = machine()
+    with tempfile.TemporaryDirectory() as folder:
+        counts = make_folder(arguments.study, Path(folder) / "study")
+        seconds: dict[str, list[float]] = {way: [] for way in WAYS}
+        for _ in range(arguments.repeats):
+            for way in WAYS:
+                seconds[way].append(measure(way, arguments.study, Path(folder) / "study"))
+                print(f"{way}: {seconds[way][-1]:.1f} s", file=sys.stderr, flush=True)
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True, cwd=ROOT)
+    result = {
+        "what": "bookkeeping of a finished study: seconds of a whole command",
+        "study": arguments.study.name,
+        "machine": found,
+        "commit": commit.stdout.strip(),
+        "counts": counts,
+        "seconds": seconds,
+    }
+    path = RESULTS / f"{date.today().isoformat()}-bookkeeping.json"
+    write_json(path, result)
+    medians = ", ".join(f"{way} {sorted(times)[len(times) // 2]:.1f} s" for way, times in seconds.items())
+    print(f"{counts['cells']:,} cells: {medians}; written to {path}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,258 @@
+"""One source file, or a few small ones → one shard folder: read, split, encode, write.
+
+A folder appears when it is whole. What it holds depends on the sources, the tokenizer and the options alone.
+"""
+
+import array
+import errno
+import hashlib
+import os
+import re
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+import numpy as np
+
+from biphase.corpus.shards import SHARD_SPLITS, Options, Shard, ShardPart, ShardSplitName, wrong_size
+from biphase.corpus.text import Document, TextSource, read_documents
+from biphase.engine.local import report_progress
+from biphase.errors import InputError
+from biphase.files import locked, read_json, whole_folder, write_json
+from biphase.machine import num_cores
+
+if TYPE_CHECKING:
+    from tokenizers import Encoding, Tokenizer
+
+BATCH_BYTES = 2_000_000
+"""Text handed to `tokenizers` at once, per core: enough to keep the cores busy, little enough to stay in memory."""
+PIECE_CHARS = 200_000
+"""A longer document is encoded in pieces: one call on a whole book would use one core, and about 100 bytes a token."""
+
+
+@dataclass(frozen=True)
+class ShardPlan:
+    """The work behind one shard folder."""
+
+    folder: Path
+    sources: tuple[TextSource, ...]
+    split: ShardSplitName | None
+    """Where all its documents go; None draws it for each document."""
+    options: Options
+    dtype: str
+    eos_id: int
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of its sources on disk; those of the hub count as none."""
+        return sum(source.num_bytes or 0 for source in self.sources)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the folder is whole. Sizes are checked too: a power cut can leave names without their data."""
+        if not (self.folder / "shard.json").exists():
+            return False
+        shard = Shard.model_validate(read_json(self.folder / "shard.json"))
+        return all(wrong_size(self.folder, split, part, self.dtype) is None for split, part in shard.parts.items())
+
+
+@contextmanager
+def tell_full_disk(out: str | Path) -> Iterator[None]:
+    """Raises `InputError` in place of the system's error when there is no space left."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise InputError(
+            f"no space left for {out}: finished files are kept; make room and run the same command again"
+        ) from None
+
+
+# The tokenizer
+
+
+@dataclass(frozen=True)
+class TextEncoder:
+    """A tokenizer, and how long texts may be given to it in pieces."""
+
+    backend: "Tokenizer"
+    cuts_at_lines: bool
+    """Whether a text may be cut before a letter that begins a line, and its parts be encoded alone."""
+
+
+def make_text_encoder(backend: "Tokenizer") -> TextEncoder:
+    backend.encode_special_tokens = True  # a document that spells out `<|mask|>` holds these letters, not the token
+    lines = ["a\n", "b", "B.\n\n", "b ,\r\n", "é \n", "b\t\n \n", "c12\n", "the\n"]
+
+    def ids(text: str) -> list[int]:
+        return backend.encode(text, add_special_tokens=False).ids
+
+    cuts = all(ids(first + then) == ids(first) + ids(then) for first in lines if first != "b" for then in lines)
+    return TextEncoder(backend, cuts)
+
+
+ENCODERS: dict[str, TextEncoder] = {}
+"""The encoder of this process, by the hash of its tokenizer: loading one takes as long as a few MB of text."""
+
+
+def find_encoder(tokenizer_file: str, hash: str) -> TextEncoder:
+    from tokenizers import Tokenizer
+
+    if hash not in ENCODERS:
+        keep_encoder(hash, Tokenizer.from_file(tokenizer_file))
+    return ENCODERS[hash]
+
+
+def keep_encoder(hash: str, backend: "Tokenizer") -> None:
+    """Use a tokenizer that is loaded already, in this process."""
+    ENCODERS.clear()
+    ENCODERS[hash] = make_text_encoder(backend)
+
+
+# One shard
+
+
+def tokenize_unit(plan: ShardPlan, tokenizer_file: str, tokenizer_hash: str, out: str) -> None:
+    """Make a shard folder that is not there yet. Reports bytes read from disk, bytes of text and tokens on the way.
+
+    Its lock is waited for: where the process that started them was killed, workers may live for another moment.
+    """
+    lock = Path(out) / ".locks" / plan.folder.name
+    with tell_full_disk(out), locked(lock, wait=True):
+        if not plan.is_done:
+            threads = int(os.environ.get("RAYON_NUM_THREADS") or num_cores())
+            tokenize_shard(plan, find_encoder(tokenizer_file, tokenizer_hash), threads)
+
+
+@dataclass(frozen=True)
+class TextPiece:
+    """A document, or a part of a long one."""
+
+    text: str
+    split: ShardSplitName
+    is_last: bool
+
+
+class SplitWriter:
+    """Appends documents to `SPLIT.tokens` and `SPLIT.ends` of a folder, hashing on the way."""
+
+    def __init__(self, folder: Path, split: ShardSplitName, dtype: str, eos_id: int) -> None:
+        self.files: list[IO[bytes]] = [(folder / f"{split}.{kind}").open("wb") for kind in ("tokens", "ends")]
+        self.hashes = [hashlib.sha256(), hashlib.sha256()]
+        self.dtype = np.dtype(dtype).newbyteorder("<")
+        self.eos_id = eos_id
+        self.documents = self.tokens = self.text_bytes = self.empty_texts = 0
+
+    def write(self, encoded: list[tuple[TextPiece, "Encoding"]]) -> None:
+        tokens = array.array("I")
+        ends = []
+        for piece, encoding in encoded:
+            tokens.fromlist(encoding.ids)
+            if piece.is_last:
+                tokens.append(self.eos_id)
+                ends.append(self.tokens + len(tokens))
+            self.text_bytes += len(piece.text.encode())
+        columns = np.frombuffer(tokens, dtype=np.uint32).astype(self.dtype, copy=False), np.array(ends, dtype="<i8")
+        for file, digest, values in zip(self.files, self.hashes, columns, strict=True):
+            digest.update(values.data)
+            file.write(values.data)
+        self.documents += len(ends)
+        self.tokens += len(tokens)
+
+    def close(self) -> ShardPart:
+        for file in self.files:
+            file.close()
+        tokens_sha256, ends_sha256 = (digest.hexdigest() for digest in self.hashes)
+        return ShardPart(
+            documents=self.documents,
+            tokens=self.tokens,
+            text_bytes=self.text_bytes,
+            empty_texts=self.empty_texts,
+            tokens_sha256=tokens_sha256,
+            ends_sha256=ends_sha256,
+        )
+
+
+Writers = dict[ShardSplitName, SplitWriter]
+
+
+def tokenize_shard(plan: ShardPlan, encoder: TextEncoder, threads: int) -> None:
+    """Write the shard's folder. While `tokenizers` works on a batch, the next is read and the last one written."""
+    with whole_folder(plan.folder) as folder, ExitStack() as stack:
+        writers: Writers = {split: SplitWriter(folder, split, plan.dtype, plan.eos_id) for split in SHARD_SPLITS}
+        for writer in writers.values():
+            stack.callback(writer.close)
+        helper = stack.enter_context(ThreadPoolExecutor(1))
+        before: tuple[list[TextPiece], int, Future] | None = None
+        for pieces, num_bytes in read_batches(plan, encoder.cuts_at_lines, writers, BATCH_BYTES * threads):
+            texts = [piece.text for piece in pieces]
+            encodings = helper.submit(encoder.backend.encode_batch_fast, texts, add_special_tokens=False)
+            if before is not None:
+                write_batch(*before, writers)
+            before = pieces, num_bytes, encodings
+        if before is not None:
+            write_batch(*before, writers)
+        names = tuple(Path(source.name).name for source in plan.sources)
+        parts = {split: writer.close() for split, writer in writers.items()}
+        shard = Shard(name=plan.folder.name, sources=names, parts=parts)
+        write_json(folder / "shard.json", shard.model_dump(mode="json"))
+
+
+def read_batches(
+    plan: ShardPlan, cuts_at_lines: bool, writers: Writers, batch_bytes: int
+) -> Iterator[tuple[list[TextPiece], int]]:
+    """Pieces in lots of about `batch_bytes`, each with the bytes read for it. Empty texts are counted here."""
+    pieces: list[TextPiece] = []
+    held = 0
+    for source in plan.sources:
+        reader = read_documents(source, plan.options.text_field, plan.options.id_field, plan.options.txt_documents)
+        reported = 0
+        for document in reader:
+            split = choose_split(document, plan)
+            if not document.text or document.text.isspace():
+                writers[split].empty_texts += 1
+                continue
+            for text, is_last in cut_text(document.text, cuts_at_lines):
+                pieces.append(TextPiece(text, split, is_last))
+                held += len(text)
+                if held >= batch_bytes:
+                    yield pieces, reader.bytes_read - reported
+                    pieces, held, reported = [], 0, reader.bytes_read
+        yield pieces, (source.num_bytes or reader.bytes_read) - reported
+        pieces, held = [], 0
+
+
+def choose_split(document: Document, plan: ShardPlan) -> ShardSplitName:
+    """The shard's split, or a draw that depends on nothing but the seed and the document's id."""
+    if plan.split is not None:
+        return plan.split
+    key = f"{plan.options.seed}\0{document.id}".encode("utf-8", "surrogatepass")
+    draw = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest()) / 2**64
+    return "validation" if draw < plan.options.validation_fraction else "train"
+
+
+LINE_START = re.compile(r"(?<=\n)(?=[^\W\d_])")
+
+
+def cut_text(text: str, cuts_at_lines: bool) -> Iterator[tuple[str, bool]]:
+    """The text in pieces of at least `PIECE_CHARS` (the last is smaller), each with whether it is the last."""
+    start = 0
+    while cuts_at_lines and (cut := LINE_START.search(text, start + PIECE_CHARS)):
+        yield text[start : cut.start()], False
+        start = cut.start()
+    yield text[start:], True
+
+
+def write_batch(pieces: list[TextPiece], num_bytes: int, encodings: Future, writers: Writers) -> None:
+    encoded = list(zip(pieces, encodings.result(), strict=True))
+    before = [(writer.text_bytes, writer.tokens) for writer in writers.values()]
+    for split, writer in writers.items():
+        if chosen := [pair for pair in encoded if pair[0].split == split]:
+            writer.write(chosen)
+    after = [(writer.text_bytes, writer.tokens) for writer in writers.values()]
+    text_bytes, tokens = np.subtract(after, before).sum(axis=0).tolist()
+    report_progress((num_bytes, text_bytes, tokens))

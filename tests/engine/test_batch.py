@@ -1,0 +1,67 @@
+"""Units as a grid and a study do them: one record of what failed, and an honest time left."""
+
+from pathlib import Path
+
+import pytest
+
+from biphase.engine.batch import Failure, Forecast, read_failures, run_batch
+from biphase.engine.local import Engine
+from biphase.engine.units import Outcome, Unit
+from biphase.errors import InputError
+
+HERE = Engine(workers=0)
+
+
+def refuse(marker: str) -> list[str]:
+    if not Path(marker).exists():
+        raise InputError("no marker")
+    return []
+
+
+def test_failures_are_kept_until_the_unit_is_done(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    marker = tmp_path / "marker"
+    units = [
+        Unit("a b/c", refuse, {"marker": str(marker)}),
+        Unit("a-b-c", list, {}, needs=("a b/c",)),
+        Unit("fine", list, {}),
+    ]
+    failures = run_batch(units, HERE, tmp_path, label="test", things="units")
+    assert [(failure.unit, failure.reason) for failure in failures] == [
+        ("a b/c", "no marker"),
+        ("a-b-c", "blocked: a b/c failed: no marker"),
+    ]
+    assert [failure.is_blocked for failure in failures] == [False, True]
+    assert sorted(read_failures(tmp_path), key=lambda failure: failure.unit) == failures, "one file for each"
+    assert capsys.readouterr().err.count("no marker") == 1
+    marker.touch()
+    done = []
+    assert run_batch(units, HERE, tmp_path, label="test", things="units", on_done=lambda u: done.append(u.name)) == []
+    assert not read_failures(tmp_path) and len(done) == 3
+
+
+def test_time_left_is_told_by_cost_and_kind() -> None:
+    """A training of 960 s stays 960 s after ten cells of 20 s; two at a time need half as long."""
+    training = Unit("train", list, {}, kind="train", cost=48e12)
+    cells = [Unit(f"cell{index}", list, {}, kind="cell", cost=1e12) for index in range(20)]
+    encode = Unit("encode", list, {})
+    forecast = Forecast([training, encode, *cells])
+    forecast.note(encode, Outcome("encode", [], None, 3.0))
+    assert forecast.seconds_left is None
+    for cell in cells[:10]:
+        forecast.note(cell, Outcome(cell.name, [], None, 20.0))
+    assert forecast.seconds_left == pytest.approx(48 * 20 + 10 * 20), "as long for its cost as all, until one is done"
+    forecast.note(cells[10], Outcome(cells[10].name, None, "broken", 0.1))
+    assert forecast.seconds_left == pytest.approx(48 * 20 + 9 * 20), "what failed says nothing of speed"
+    forecast.note(cells[11], Outcome(cells[11].name, [], None, 20.0, num_running=2))
+    assert forecast.seconds_left == pytest.approx((48 * 20 + 8 * 20) / 2)
+    forecast.note(training, Outcome("train", [], None, 4800.0))
+    assert forecast.seconds_left == pytest.approx(8 * 20), "each kind at its own speed"
+
+
+def test_records_of_failures(tmp_path: Path) -> None:
+    assert read_failures(tmp_path) == []
+    (tmp_path / "failed").mkdir()
+    (tmp_path / "failed" / "a.json").write_text('{"unit": "a"}')
+    with pytest.raises(InputError, match=r"a\.json is damaged \(reason"):
+        read_failures(tmp_path)
+    assert Failure("a", "blocked: b failed: c").is_blocked
