@@ -11,7 +11,7 @@ from huggingface_hub.errors import HTTPError
 
 from biphase import console
 from biphase.errors import InputError
-from biphase.files import read_json
+from biphase.files import content_hash, file_hash, read_json
 
 FILES = ["*.json", "*.safetensors", "*.model", "*.txt"]
 """Neither code nor pickles."""
@@ -48,6 +48,17 @@ def fetch_model(id: str, revision: str | None = None) -> Path:
     if revision != folder.name:
         console.err.print(f"model {id}: commit {folder.name}", markup=False)
     return folder
+
+
+def folder_fingerprint(folder: Path) -> str:
+    """Names the weights in a folder by what is in its files."""
+    files = sorted([*folder.glob("*.safetensors"), *folder.glob(INDEX), *folder.glob("config.json")])
+    return content_hash({path.name: file_hash(path) for path in files})
+
+
+def hub_fingerprint(id: str, commit: str) -> str:
+    """Names the weights of a hub repository."""
+    return content_hash({"model": id, "revision": commit})
 
 
 def refuse_pickles(source: str | Path) -> None:

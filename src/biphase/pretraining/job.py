@@ -51,7 +51,7 @@ class Job:
 def open_job(recipe: Recipe, root: Path, world: World) -> Job:
     """The recipe's run under `root`, named by what decides its weights. Writes nothing and loads no weights."""
     shards = ShardSet.open(Path(recipe.data.shards), "train")
-    origin = find_start(recipe, shards)
+    origin = find_start(recipe, shards, world)
     dtype = choose_dtype(recipe.compute.precision, world.device)
     run = Run(run_path(root, recipe.name, recipe.identity(shards.fingerprint, origin.parent, str(dtype))))
     return Job(recipe, run, world, dtype, shards, origin)

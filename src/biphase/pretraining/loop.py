@@ -55,7 +55,7 @@ def finish_run(job: Job) -> None:
     run, world = job.run, job.world
     saved, start = whole_steps(run), job.origin
     if saved:
-        start = resume_start(run, saved[-1])
+        start = resume_start(run, saved[-1], world)
         world.tell(f"resuming {run.path} at step {start.run_step}")
     if world.is_main:
         run.forget_after(start.run_step)
@@ -68,7 +68,7 @@ def finish_run(job: Job) -> None:
 def rebuild_checkpoint(job: Job, lost: int) -> None:
     """Train a finished run once more to a checkpoint that is lost, from the whole one before it, and log nothing."""
     earlier = [step for step in whole_steps(job.run) if step - job.origin.step < lost]
-    start = resume_start(job.run, earlier[-1]) if earlier else job.origin
+    start = resume_start(job.run, earlier[-1], job.world) if earlier else job.origin
     job.world.tell(f"{job.run.path}: once more from step {start.run_step} to {lost}, to be kept now")
     train_steps(job, start, lost, lambda done, every: done == lost, is_logged=False)
     job.world.barrier()

@@ -11,12 +11,12 @@ from transformers import AutoModelForMaskedLM, EuroBertConfig, PreTrainedModel
 from biphase.config import Data, Recipe
 from biphase.corpus.shards import ShardSet, check_tokenizer
 from biphase.corpus.tokenizer import TOKENIZER_FILES, load_tokenizer, tokenizer_hash
+from biphase.distributed import World
 from biphase.encoder.load import TokenIds, language_model_class, load_model, load_model_config, make_model
 from biphase.encoder.packed import position_limit
 from biphase.encoder.proofs import check_head
 from biphase.errors import InputError
-from biphase.files import content_hash, file_hash
-from biphase.hub import fetch_model
+from biphase.hub import fetch_model, folder_fingerprint, hub_fingerprint
 from biphase.pretraining.checkpoint import CheckpointManifest, read_checkpoint_manifest
 from biphase.pretraining.objectives import is_causal
 from biphase.run import Run, find_checkpoint, read_recipe, split_reference, whole_steps
@@ -38,8 +38,8 @@ class Start:
     optimizer_folder: Path | None = None
 
 
-def find_start(recipe: Recipe, shards: ShardSet) -> Start:
-    """The beginning that `init` names. Loads no weights."""
+def find_start(recipe: Recipe, shards: ShardSet, world: World) -> Start:
+    """The beginning that `init` names. Loads no weights. Every process must call it."""
     init = recipe.init
     if init.preset is not None:
         return Start()
@@ -51,7 +51,7 @@ def find_start(recipe: Recipe, shards: ShardSet) -> Start:
         return Start(parent=parent, carried=("weights",), model_folder=str(folder))
     assert init.checkpoint is not None
     folder = find_parent(init.checkpoint)
-    manifest = read_checkpoint_manifest(folder)
+    manifest = whole_checkpoint(folder, world)
     check_tokenizer(shards, manifest.tokenizer_hash)
     goes_on = same_order(manifest, recipe.data, folder, shards)
     carried = ["weights"]
@@ -87,10 +87,22 @@ def same_order(manifest: CheckpointManifest, data: Data, folder: Path, shards: S
     return manifest.data_fingerprint == shards.fingerprint and theirs.model_copy(update={"shards": data.shards}) == data
 
 
-def resume_start(run: Run, step: int) -> Start:
-    """Where an interrupted run goes on."""
+def whole_checkpoint(folder: Path, world: World) -> CheckpointManifest:
+    """The manifest of a checkpoint whose files the first process alone has read and found unchanged. A collective."""
+    manifest, failure = None, None
+    try:
+        manifest = read_checkpoint_manifest(folder, check_files=world.is_main)
+    except InputError as error:
+        failure = error
+    world.raise_any(failure, f"{folder} cannot be taken over; the first process says why")
+    assert manifest is not None
+    return manifest
+
+
+def resume_start(run: Run, step: int, world: World) -> Start:
+    """Where an interrupted run goes on. Every process must call it."""
     folder = run.steps / str(step)
-    manifest = read_checkpoint_manifest(folder)
+    manifest = whole_checkpoint(folder, world)
     return Start(
         run_step=manifest.run_step,
         step=manifest.step,
@@ -152,14 +164,3 @@ def check_foreign_tokenizer(folder: Path, shards: ShardSet) -> None:
         raise InputError(
             f"{folder} knows {vocab_size} tokens and the shards have {shards.manifest.vocab_size}: another tokenizer"
         )
-
-
-def folder_fingerprint(folder: Path) -> str:
-    """Names the weights in a folder by what is in its files."""
-    files = sorted(folder.glob("*.safetensors")) + sorted(folder.glob("config.json"))
-    return content_hash({path.name: file_hash(path) for path in files})
-
-
-def hub_fingerprint(id: str, commit: str) -> str:
-    """Names the weights of a hub repository."""
-    return content_hash({"model": id, "revision": commit})
