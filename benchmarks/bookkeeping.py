@@ -24,8 +24,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
-RESULTS = Path(__file__).parent / "results"
+from measuring import HERE, git_commit, save, say
+
 METRICS = {
     "sequence_classification": ("accuracy",),
     "token_classification": ("f1", "paper_f1"),
@@ -144,48 +144,40 @@ def measure(way: str, study: Path, folder: Path) -> float:
     return time.perf_counter() - begun
 
 
-def machine() -> dict[str, object]:
+def describe_machine() -> dict[str, Any]:
+    """The machine and the versions that matter to what is measured; PyTorch is none of them."""
     from biphase.machine import num_cores
 
     names = ("pydantic", "numpy", "scipy", "matplotlib")
-    cpus = [
-        line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
-    ]
     versions = {"python": platform.python_version()} | {name: version(name) for name in names}
-    return {
-        "cpu": cpus[0] if cpus else "",
-        "cores": num_cores(),
-        "load_before": os.getloadavg()[0],
-        "versions": versions,
-    }
+    models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    cpu = models[0].split(":")[1].strip() if models else ""
+    return {"cpu": cpu, "cores": num_cores(), "load_before": os.getloadavg()[0], "versions": versions}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--study", type=Path, default=ROOT / "studies" / "paper.yaml")
+    parser.add_argument("--study", type=Path, default=HERE.parent / "studies" / "paper.yaml")
     parser.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args()
-    from biphase.files import write_json
-
-    found = machine()
+    found = describe_machine()
     with tempfile.TemporaryDirectory() as folder:
         counts = make_folder(arguments.study, Path(folder) / "study")
         seconds: dict[str, list[float]] = {way: [] for way in WAYS}
         for _ in range(arguments.repeats):
             for way in WAYS:
                 seconds[way].append(measure(way, arguments.study, Path(folder) / "study"))
-                print(f"{way}: {seconds[way][-1]:.1f} s", file=sys.stderr, flush=True)
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True, cwd=ROOT)
+                say(f"{way}: {seconds[way][-1]:.1f} s")
     result = {
         "what": "bookkeeping of a finished study: seconds of a whole command",
         "study": arguments.study.name,
         "machine": found,
-        "commit": commit.stdout.strip(),
+        "commit": git_commit(),
         "counts": counts,
         "seconds": seconds,
     }
-    path = RESULTS / f"{date.today().isoformat()}-bookkeeping.json"
-    write_json(path, result)
+    path = HERE / "results" / f"{date.today().isoformat()}-bookkeeping.json"
+    save(path, result)
     medians = ", ".join(f"{way} {sorted(times)[len(times) // 2]:.1f} s" for way, times in seconds.items())
     print(f"{counts['cells']:,} cells: {medians}; written to {path}")
 

@@ -44,19 +44,19 @@ class Run:
     def forget_after(self, step: int) -> None:
         """Drop what was logged past the step from which the run goes on: it will be logged again."""
         if self.metrics.exists():
-            kept = [line for line in read_lines(self.metrics) if is_whole(line, step)]
+            kept = [line for line in read_log_lines(self.metrics) if is_record(line, step)]
             write_text(self.metrics, "".join(line + "\n" for line in kept))
 
     def mark_done(self, summary: dict[str, Any]) -> None:
         write_json(self.path / "done.json", summary)
 
 
-def read_lines(path: Path) -> list[str]:
-    """Bytes that are no text, as a power cut may leave them, spoil their own line only."""
+def read_log_lines(path: Path) -> list[str]:
+    """The lines of a log. Bytes that are no text, as a power cut may leave them, spoil their own line only."""
     return path.read_text(encoding="utf-8", errors="replace").splitlines()
 
 
-def is_whole(line: str, step: float = math.inf) -> bool:
+def is_record(line: str, step: float = math.inf) -> bool:
     """Whether a line is a record of a step up to this one; what a killed process cut short is none."""
     try:
         record = json.loads(line)
@@ -96,8 +96,8 @@ def read_metrics(run: Run, kind: str) -> list[dict[str, Any]]:
     """The records of one kind (`train`, `validation`) of metrics.jsonl, in order."""
     if not run.metrics.exists():
         return []
-    lines = read_lines(run.metrics)
-    return [record for line in lines if is_whole(line) and (record := json.loads(line)).get("kind") == kind]
+    lines = read_log_lines(run.metrics)
+    return [record for line in lines if is_record(line) and (record := json.loads(line)).get("kind") == kind]
 
 
 def read_recipe(run: Run) -> Recipe:

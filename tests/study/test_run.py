@@ -18,6 +18,7 @@ from biphase.files import locked, read_json
 from biphase.finetuning.config import PROTOCOL
 from biphase.run import Run
 from biphase.study import run as study_run
+from biphase.study import units as study_units_module
 from biphase.study.cost import measure_sizes
 from biphase.study.folder import (
     StudyFolder,
@@ -31,7 +32,7 @@ from biphase.study.folder import (
 from biphase.study.plan import Plan, plan_study
 from biphase.study.report import report_study
 from biphase.study.results import arm_of_model, collect_results, compare_curricula
-from biphase.study.run import make_units, run_study
+from biphase.study.run import run_study, study_units
 from biphase.study.spec import Study
 
 HERE = Engine(workers=0)
@@ -88,7 +89,7 @@ def finished(plan: Plan, tmp_path_factory: pytest.TempPathFactory) -> StudyFolde
 
 
 def test_every_unit_is_done_once(plan: Plan, finished: StudyFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = {unit.name for unit in make_units(plan, finished)}
+    names = {unit.name for unit in study_units(plan, finished)}
     assert len(names) == len(plan.runs) + len(plan.cells) == 5 + 5 * 4
     assert read_state(plan, finished).done == names
     monkeypatch.setattr(batch, "run_units", lambda units, *_, **__: iter([]) if not list(units) else pytest.fail())
@@ -225,21 +226,21 @@ def test_a_failure_blocks_only_what_needs_it(
     plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     place = claim_study_folder(tmp_path / "study", plan.study)
-    real = study_run.train_here
+    real = study_units_module.train_here
 
     def fail_one(recipe: Any, place: StudyFolder) -> Path:
         if recipe.name == "tiny-mlm40-12":
             raise InputError("the loss is not finite at step 3")
         return real(recipe, place)
 
-    monkeypatch.setattr(study_run, "train_here", fail_one)
+    monkeypatch.setattr(study_units_module, "train_here", fail_one)
     failures = run_study(plan, place, HERE)
     blocked = [failure for failure in failures if failure.reason.startswith("blocked")]
     assert len(failures) == 1 + 1 + 8 and len(blocked) == 9
     assert is_trained(place, plan.runs["tiny-50-50-12"]) and not is_trained(place, plan.runs["tiny-mlm40-12"])
     lines, told = status(plan, place, read_state(plan, place))
     assert (lines[0].done, lines[0].failed) == (3, 2) and len(told) == 10
-    monkeypatch.setattr(study_run, "train_here", real)
+    monkeypatch.setattr(study_units_module, "train_here", real)
     assert run_study(plan, place, HERE) == []
     assert not status(plan, place, read_state(plan, place))[1]
 
@@ -247,7 +248,7 @@ def test_a_failure_blocks_only_what_needs_it(
 def test_what_another_process_is_at_is_left_to_it(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other process holds the first run's folder and finishes it while this one waits."""
     place = claim_study_folder(tmp_path / "study", plan.study)
-    unit = next(unit for unit in make_units(plan, place) if unit.name == train_name("tiny-clm-12"))
+    unit = next(unit for unit in study_units(plan, place) if unit.name == train_name("tiny-clm-12"))
     unit.function(**unit.arguments)
     record = place.record("tiny-clm-12")
     hidden = record.rename(record.with_suffix(".hidden"))
@@ -261,14 +262,14 @@ def test_what_another_process_is_at_is_left_to_it(plan: Plan, tmp_path: Path, mo
     monkeypatch.setattr(scheduler.time, "sleep", wait)
     monkeypatch.setattr(units.time, "monotonic", lambda: time.perf_counter() + 3600.0 * len(waits))
 
-    real = study_run.train_here
+    real = study_units_module.train_here
 
     def train_unless_held(recipe: Any, place: StudyFolder) -> Path:
         if not waits and recipe.name == "tiny-clm-12":
             raise BusyError("held")
         return real(recipe, place)
 
-    monkeypatch.setattr(study_run, "train_here", train_unless_held)
+    monkeypatch.setattr(study_units_module, "train_here", train_unless_held)
     assert run_study(plan, place, HERE) == []
     assert len(waits) == 1 and len(read_state(plan, place).done) == 25
 
@@ -319,7 +320,7 @@ def test_what_begins_at_a_changed_run_is_trained_anew(plan: Plan, finished: Stud
     assert trained == {name for name in slower.runs if "-then-" not in name}
     # Another process that has not seen the new parent yet must wait for it, not start from the old one.
     place = copy_of(finished, tmp_path / "faster")
-    units = {unit.name: unit for unit in make_units(faster, place)}
+    units = {unit.name: unit for unit in study_units(faster, place)}
     child = units[train_name("tiny-clm-12-then-mlm40-6")]
     cell = next(unit for unit in units.values() if unit.name.startswith("tiny-clm-12/"))
     for unit in (child, cell):
@@ -346,7 +347,7 @@ def test_a_checkpoint_that_is_made_elsewhere_is_waited_for(plan: Plan, finished:
     """While another process makes it, what begins there neither fails nor trains the trunk for itself."""
     place = copy_of(finished, tmp_path / "grown")
     grown = changed(plan, "arms.0.curricula=[clm, 50/50, mlm40, 25/75]", "evaluation=null")
-    units = {unit.name: unit for unit in make_units(grown, place)}
+    units = {unit.name: unit for unit in study_units(grown, place)}
     trunk, branch = units[train_name("tiny-clm-12")], units[train_name("tiny-25-75-12")]
     with pytest.raises(BusyError):
         branch.function(**branch.arguments)
@@ -364,23 +365,23 @@ def test_the_run_of_torchrun_is_the_one_of_its_recipe(
     place = copy_of(finished, tmp_path / "study")
     recipe = plan.runs["tiny-clm-12"].recipe
     other = changed(plan, "recipe.schedule.peak_lr=2e-2").runs["tiny-clm-12"].recipe
-    newest = study_run.train_here(other, place)
+    newest = study_units_module.train_here(other, place)
 
     class Nothing:
         def __init__(self, *_: Any, **__: Any) -> None: ...
         def wait(self) -> int:
             return 0
 
-    monkeypatch.setattr(study_run.subprocess, "Popen", Nothing)
-    assert study_run.train_by_torchrun(other, place, 2) == newest
-    assert study_run.train_by_torchrun(recipe, place, 2).name == trained_folder(place, "tiny-clm-12").name
+    monkeypatch.setattr(study_units_module.subprocess, "Popen", Nothing)
+    assert study_units_module.train_by_torchrun(other, place, 2) == newest
+    assert study_units_module.train_by_torchrun(recipe, place, 2).name == trained_folder(place, "tiny-clm-12").name
 
 
 @pytest.mark.slow
 def test_torchrun_says_by_its_exit_code_that_a_run_is_busy(plan: Plan, finished: StudyFolder) -> None:
     recipe = plan.runs["tiny-clm-12"].recipe.model_copy(update={"checkpoints": Checkpoints(keep=(3,))})
     with locked(trained_folder(finished, "tiny-clm-12") / ".lock"), pytest.raises(BusyError, match="in use by another"):
-        study_run.train_by_torchrun(recipe, finished, 2)
+        study_units_module.train_by_torchrun(recipe, finished, 2)
 
 
 def test_one_unit(plan: Plan, tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def listening(told: Callable[[Any], None]) -> Iterator[None]:
 
 
 def report_progress(value: Any) -> None:
-    """For units: tell whoever runs them how far this one is, in plain data. Does nothing where nobody listens."""
+    """Tell whoever runs this unit how far it is, in plain data. Does nothing where nobody listens."""
     listener.get(lambda _: None)(value)
 
 

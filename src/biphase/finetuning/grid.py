@@ -8,7 +8,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from biphase.engine.batch import Failure, run_batch
 from biphase.engine.local import Engine
@@ -19,7 +18,7 @@ from biphase.finetuning.cells import CellPlan, DataDirs, find_task_sources, plan
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.models import find_folder, identify, stamp_files
 from biphase.finetuning.scores import Score, read_score
-from biphase.run import split_reference
+from biphase.finetuning.units import absolute_model, encode_unit, fit_unit, precision_unit
 from biphase.tasks.sources import absolute_dir
 from biphase.tasks.spec import find_task
 
@@ -141,16 +140,12 @@ def resolve_for(config: FinetuneConfig, engine: Engine) -> FinetuneConfig:
     return config.model_copy(update={"precision": outcome.value})
 
 
-def precision_unit(config: dict[str, Any]) -> str:
-    return resolve_precision(FinetuneConfig.model_validate(config)).precision
-
-
 def run_grid(grid: Grid, trainings: Sequence[SharedTraining], engine: Engine) -> list[Failure]:
     """Run the given trainings; returns what failed. Cells that another process is at are left to it."""
-    return run_batch(make_units(grid, trainings), engine, grid.out, label="evaluate", things="cells")
+    return run_batch(grid_units(grid, trainings), engine, grid.out, label="evaluate", things="cells")
 
 
-def make_units(grid: Grid, trainings: Sequence[SharedTraining]) -> list[Unit]:
+def grid_units(grid: Grid, trainings: Sequence[SharedTraining]) -> list[Unit]:
     """A unit for each training, after one for each (model, task) that turns the task's texts into token ids.
 
     Trainings on one task take time by the size of their model's weights.
@@ -167,14 +162,14 @@ def make_units(grid: Grid, trainings: Sequence[SharedTraining]) -> list[Unit]:
             name = f"encode {task} for {training.model}"
             if name not in encodings:
                 arguments = {
-                    "model": absolute(training.model),
+                    "model": absolute_model(training.model),
                     "task": references.get(task, task),
                     "config": config,
                     "data_dirs": data_dirs,
                 }
                 encodings[name] = Unit(name, encode_unit, arguments, affinity=training.model, size=0)
         arguments = {
-            "model": absolute(training.model),
+            "model": absolute_model(training.model),
             "label": training.model,
             "tasks": list(references.values()),
             "config": config,
@@ -203,37 +198,10 @@ def count_weights(model: str) -> float:
     return float(sum(size for path, size, _ in stamp_files(find_folder(model)) if path.endswith(".safetensors")))
 
 
-def absolute(model: str) -> str:
-    """The model's name for a worker that may stand in another folder."""
-    path, step = split_reference(model)
-    if not Path(path).exists():
-        return model
-    return str(Path(path).resolve()) + (f"@{step}" if step else "")
-
-
 def reference_of(cell: CellPlan, grid: Grid) -> str:
     """How the user named the task of a cell: by its name or by its file."""
     given = next(task for task in grid.tasks if find_task(task).name == cell.task.name)
     return str(Path(given).resolve()) if Path(given).suffix in (".yaml", ".yml") else given
-
-
-def encode_unit(model: str, task: str, config: dict[str, Any], data_dirs: dict[str, str]) -> list[str]:
-    from biphase.finetuning.encoders import check_length, load_encoder
-    from biphase.finetuning.encoding_cache import load_encoded
-
-    encoder, settings = load_encoder(model), FinetuneConfig.model_validate(config)
-    check_length(encoder, settings)
-    load_encoded(find_task_sources(task, data_dirs)[1], encoder.tokenizer, settings)
-    return []
-
-
-def fit_unit(
-    model: str, label: str, tasks: list[str], config: dict[str, Any], out: str, data_dirs: dict[str, str]
-) -> list[str]:
-    from biphase.finetuning.fit import fit_cells
-
-    scores = fit_cells(model, tasks, FinetuneConfig.model_validate(config), Path(out), data_dirs, label)
-    return [score.headline() for score in scores]
 
 
 def estimate_seconds(trainings: Sequence[SharedTraining], finished: Sequence[Score]) -> tuple[float, int]:

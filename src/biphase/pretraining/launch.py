@@ -10,7 +10,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.run import main as torchrun
 
 
-def main() -> None:
+def run_torchrun() -> None:
     """torchrun with these arguments. Exits with the code of the process that failed first."""
     try:
         torchrun()
@@ -19,4 +19,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_torchrun()

@@ -80,7 +80,7 @@ def find_step(folder: StudyFolder, run: str, key: str, step: int) -> str | None:
 
 
 def trained_folder(folder: StudyFolder, run: str) -> Path:
-    """Of a run that is trained."""
+    """The folder of a run that is trained."""
     return (folder.runs / read_json(folder.record(run))["folder"]).resolve()
 
 

@@ -4,45 +4,30 @@ What the study's folder has is never done again (`study.folder`). Any number of 
 leaves alone what another one is at, and waits for it where it needs it.
 """
 
-import os
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Mapping, Set
 from dataclasses import replace
 from difflib import get_close_matches
-from pathlib import Path
 from typing import Any
 
-import yaml
-
-from biphase.config import Recipe, parse_config
-from biphase.console import duration
 from biphase.engine.batch import Failure, run_batch
 from biphase.engine.local import Engine
 from biphase.engine.units import Unit
-from biphase.errors import EXIT_BUSY, BusyError, InputError
-from biphase.files import write_json, write_text
-from biphase.finetuning.config import FinetuneConfig
-from biphase.run import Run, drop_step, open_run, read_recipe
+from biphase.errors import InputError
+from biphase.run import drop_step, open_run
 from biphase.study.cost import cell_cost, measure_sizes
 from biphase.study.folder import (
     StudyFolder,
-    find_record,
     find_step,
-    is_complete,
     is_needed,
     is_trained,
     logged_steps,
-    needed_steps,
     read_state,
     train_name,
     trained_folder,
 )
-from biphase.study.plan import Plan, plan_study
-from biphase.study.spec import Study
-from biphase.study.trunks import PlannedRun, start_from, weights_tree
+from biphase.study.plan import Plan
+from biphase.study.trunks import PlannedRun
+from biphase.study.units import score_unit, train_unit
 from biphase.tasks.sources import absolute_dir
 
 TRAINING = "train"
@@ -59,7 +44,7 @@ def run_study(
 
     Raises `InputError` when `only` names no unit.
     """
-    everything = {unit.name: unit for unit in make_units(plan, folder, processes)}
+    everything = {unit.name: unit for unit in study_units(plan, folder, processes)}
     done = read_state(plan, folder).done
     if only == TRAINING:
         everything = {train_name(run): everything[train_name(run)] for run in plan.runs}
@@ -105,7 +90,7 @@ def find_unit(name: str, units: Mapping[str, Unit], done: Set[str]) -> Unit:
     return units[name]
 
 
-def make_units(plan: Plan, folder: StudyFolder, processes: int = 1) -> list[Unit]:
+def study_units(plan: Plan, folder: StudyFolder, processes: int = 1) -> list[Unit]:
     """One for each run and for each cell, by the names that `study status` and `--unit` know."""
     out = str(folder.path.resolve())
     costs = estimate_costs(plan)
@@ -160,90 +145,6 @@ def estimate_costs(plan: Plan) -> dict[str, float]:
         _, tokens, flops = cell_cost(shape, cell.task, cell.evaluates, cell.config, context)
         costs[cell.name] = flops if has_flops else tokens
     return costs
-
-
-# Units
-
-
-def train_unit(study: dict[str, Any], run: str, out: str, processes: int) -> list[str]:
-    """Train a run, or make the checkpoints that it still lacks, and record its folder."""
-    folder, plan = StudyFolder(Path(out)), plan_study(parse_config(Study, study, origin="study.yaml"))
-    planned = plan.runs[run]
-    if is_complete(plan, folder, planned):
-        return [f"{train_name(run)}: done by another process"]
-    recipe = planned.recipe
-    if planned.parent is not None:
-        begin = find_step(folder, planned.parent, plan.runs[planned.parent].key, planned.first)
-        if begin is None:
-            raise BusyError(f"another process makes {planned.parent}@{planned.first}, in which {run} begins")
-        recipe = start_from(planned, begin)
-    keep = tuple(step - planned.first for step in needed_steps(plan, folder, planned))
-    recipe = recipe.model_copy(update={"checkpoints": recipe.checkpoints.model_copy(update={"keep": keep})})
-    before = find_record(folder, run, planned.key)
-    started = time.monotonic()
-    path = train_here(recipe, folder) if processes == 1 else train_by_torchrun(recipe, folder, processes)
-    seconds = time.monotonic() - started
-    spent = round(seconds + (before["seconds"] if before else 0.0), 1)
-    folder.record(run).parent.mkdir(parents=True, exist_ok=True)
-    write_json(folder.record(run), {"folder": path.name, "key": planned.key, "seconds": spent})
-    return [f"{train_name(run)}: {recipe.num_steps:,} steps in {duration(seconds)}"]
-
-
-def train_here(recipe: Recipe, folder: StudyFolder) -> Path:
-    from biphase.pretraining.loop import train
-
-    return train(recipe, folder.runs).path
-
-
-def train_by_torchrun(recipe: Recipe, folder: StudyFolder, processes: int) -> Path:
-    """The same as `biphase pretrain` under torchrun; what it prints goes to runs/NAME.log. SIGTERM is passed on."""
-    folder.runs.mkdir(parents=True, exist_ok=True)
-    recipe_file = folder.runs / f"{recipe.name}.yaml"
-    write_text(recipe_file, yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False))
-    command = [sys.executable, "-m", "biphase.pretraining.launch", "--standalone", f"--nproc-per-node={processes}"]
-    command += ["-m", "biphase", "pretrain", str(recipe_file), "--runs", str(folder.runs)]
-    log = folder.runs / f"{recipe.name}.log"
-    with open(log, "a", encoding="utf-8") as file:
-        child = subprocess.Popen(
-            command, stdout=file, stderr=subprocess.STDOUT, env=os.environ | {"OMP_NUM_THREADS": "1"}
-        )
-        previous = signal.signal(signal.SIGTERM, lambda *_: child.terminate())
-        try:
-            code = child.wait()
-        finally:
-            signal.signal(signal.SIGTERM, previous)
-    lines = log.read_text(encoding="utf-8").splitlines() or [""]
-    told = next((line for line in reversed(lines) if line.startswith("biphase: ")), lines[-1])
-    if code == EXIT_BUSY:
-        raise BusyError(told.removeprefix("biphase: "))
-    if code:
-        raise InputError(f"torchrun ended with exit code {code}: {told.removeprefix('biphase: ')}; see {log}")
-    finished = [run for path in folder.runs.glob(f"{recipe.name}-????????") if (run := Run(path)).is_done]
-    own = [run.path for run in finished if weights_tree(read_recipe(run)) == weights_tree(recipe)]
-    return max(own, key=lambda path: (path / "done.json").stat().st_mtime)
-
-
-def score_unit(
-    name: str,
-    model: str,
-    run: str,
-    key: str,
-    step: int,
-    tasks: list[str],
-    config: dict[str, Any],
-    out: str,
-    data_dirs: dict[str, str],
-) -> list[str]:
-    """Fit one cell of a model."""
-    from biphase.finetuning.fit import fit_cells
-
-    folder = StudyFolder(Path(out))
-    reference = find_step(folder, run, key, step)
-    if reference is None:
-        raise BusyError(f"another process makes {run}@{step}")
-    settings = FinetuneConfig.model_validate(config)
-    scores = fit_cells(reference, tasks, settings, folder.scores(model), data_dirs, label=model)
-    return [f"{name}: {'; '.join(score.headline() for score in scores)}"]
 
 
 def drop_checkpoints(plan: Plan, folder: StudyFolder) -> None:

@@ -1,0 +1,103 @@
+"""What a worker does for a study: train a run, fit a cell. PyTorch is loaded by the worker only."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from biphase.config import Recipe, parse_config
+from biphase.console import duration
+from biphase.errors import EXIT_BUSY, BusyError, InputError
+from biphase.files import write_json, write_text
+from biphase.finetuning.config import FinetuneConfig
+from biphase.run import Run, read_recipe
+from biphase.study.folder import StudyFolder, find_record, find_step, is_complete, needed_steps, train_name
+from biphase.study.plan import plan_study
+from biphase.study.spec import Study
+from biphase.study.trunks import start_from, weights_tree
+
+
+def train_unit(study: dict[str, Any], run: str, out: str, processes: int) -> list[str]:
+    """Train a run, or make the checkpoints that it still lacks, and record its folder."""
+    folder, plan = StudyFolder(Path(out)), plan_study(parse_config(Study, study, origin="study.yaml"))
+    planned = plan.runs[run]
+    if is_complete(plan, folder, planned):
+        return [f"{train_name(run)}: done by another process"]
+    recipe = planned.recipe
+    if planned.parent is not None:
+        begin = find_step(folder, planned.parent, plan.runs[planned.parent].key, planned.first)
+        if begin is None:
+            raise BusyError(f"another process makes {planned.parent}@{planned.first}, in which {run} begins")
+        recipe = start_from(planned, begin)
+    keep = tuple(step - planned.first for step in needed_steps(plan, folder, planned))
+    recipe = recipe.model_copy(update={"checkpoints": recipe.checkpoints.model_copy(update={"keep": keep})})
+    before = find_record(folder, run, planned.key)
+    started = time.monotonic()
+    path = train_here(recipe, folder) if processes == 1 else train_by_torchrun(recipe, folder, processes)
+    seconds = time.monotonic() - started
+    spent = round(seconds + (before["seconds"] if before else 0.0), 1)
+    folder.record(run).parent.mkdir(parents=True, exist_ok=True)
+    write_json(folder.record(run), {"folder": path.name, "key": planned.key, "seconds": spent})
+    return [f"{train_name(run)}: {recipe.num_steps:,} steps in {duration(seconds)}"]
+
+
+def train_here(recipe: Recipe, folder: StudyFolder) -> Path:
+    from biphase.pretraining.loop import train
+
+    return train(recipe, folder.runs).path
+
+
+def train_by_torchrun(recipe: Recipe, folder: StudyFolder, processes: int) -> Path:
+    """The same as `biphase pretrain` under torchrun; what it prints goes to runs/NAME.log. SIGTERM is passed on."""
+    folder.runs.mkdir(parents=True, exist_ok=True)
+    recipe_file = folder.runs / f"{recipe.name}.yaml"
+    write_text(recipe_file, yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False))
+    command = [sys.executable, "-m", "biphase.pretraining.launch", "--standalone", f"--nproc-per-node={processes}"]
+    command += ["-m", "biphase", "pretrain", str(recipe_file), "--runs", str(folder.runs)]
+    log = folder.runs / f"{recipe.name}.log"
+    with open(log, "a", encoding="utf-8") as file:
+        child = subprocess.Popen(
+            command, stdout=file, stderr=subprocess.STDOUT, env=os.environ | {"OMP_NUM_THREADS": "1"}
+        )
+        previous = signal.signal(signal.SIGTERM, lambda *_: child.terminate())
+        try:
+            code = child.wait()
+        finally:
+            signal.signal(signal.SIGTERM, previous)
+    lines = log.read_text(encoding="utf-8").splitlines() or [""]
+    told = next((line for line in reversed(lines) if line.startswith("biphase: ")), lines[-1])
+    if code == EXIT_BUSY:
+        raise BusyError(told.removeprefix("biphase: "))
+    if code:
+        raise InputError(f"torchrun ended with exit code {code}: {told.removeprefix('biphase: ')}; see {log}")
+    finished = [run for path in folder.runs.glob(f"{recipe.name}-????????") if (run := Run(path)).is_done]
+    own = [run.path for run in finished if weights_tree(read_recipe(run)) == weights_tree(recipe)]
+    return max(own, key=lambda path: (path / "done.json").stat().st_mtime)
+
+
+def score_unit(
+    name: str,
+    model: str,
+    run: str,
+    key: str,
+    step: int,
+    tasks: list[str],
+    config: dict[str, Any],
+    out: str,
+    data_dirs: dict[str, str],
+) -> list[str]:
+    """Fit one cell of a model."""
+    from biphase.finetuning.fit import fit_cells
+
+    folder = StudyFolder(Path(out))
+    reference = find_step(folder, run, key, step)
+    if reference is None:
+        raise BusyError(f"another process makes {run}@{step}")
+    settings = FinetuneConfig.model_validate(config)
+    scores = fit_cells(reference, tasks, settings, folder.scores(model), data_dirs, label=model)
+    return [f"{name}: {'; '.join(score.headline() for score in scores)}"]
