@@ -95,6 +95,19 @@ def test_too_little_vocabulary_or_text(capsys) -> None:
     assert "of the 1,000 asked for" in capsys.readouterr().err
 
 
+def test_a_model_folder_is_never_replaced_by_a_tokenizer(trained: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    trained.save_pretrained(tmp_path / "model")
+    (tmp_path / "model" / "model.safetensors").write_bytes(b"weights")
+    save_tokenizer(trained, tmp_path / "t")
+    save_tokenizer(trained, tmp_path / "t")  # our own may be
+    (tmp_path / "t" / "config.json").write_text("{}")  # now it is a model's too
+    for folder in (tmp_path / "model", tmp_path / "t"):
+        before = {path.name: path.read_bytes() for path in folder.iterdir()}
+        with pytest.raises(InputError, match="give a new or an empty folder"):
+            save_tokenizer(trained, folder)
+        assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
 def test_save_and_load_keep_ids_and_hash(trained, tmp_path: Path, capsys) -> None:
     save_tokenizer(trained, tmp_path / "t")
     for loaded in (

@@ -176,14 +176,17 @@ def test_what_is_given_is_escaped_and_shown(part: ResultSet, tmp_path: Path) -> 
 def test_an_earlier_report_is_replaced_and_nothing_else(part: ResultSet, tmp_path: Path) -> None:
     out = tmp_path / "report"
     page = write_report(part, out, title="one", question="")
-    (out / "tables" / "old.csv").write_text("old")
     assert write_report(part, out, title="two", question="") == page
-    assert not (out / "tables" / "old.csv").exists() and "<h1>two</h1>" in page.read_text()
+    assert "<h1>two</h1>" in page.read_text()
+    (out / "tables" / "notes.csv").write_text("mine")
+    with pytest.raises(InputError, match="notes.csv is not as biphase wrote it"):
+        write_report(part, out, title="three", question="")
+    assert (out / "tables" / "notes.csv").read_text() == "mine" and "<h1>two</h1>" in page.read_text()
     other = tmp_path / "work"
     other.mkdir()
     (other / "index.html").write_text("<html>my own page</html>")
-    for folder in (other, other / "index.html"):
-        with pytest.raises(InputError, match="has other files than a report"):
+    for folder, said in ((other, "has files that biphase did not write"), (other / "index.html", "is a file")):
+        with pytest.raises(InputError, match=said):
             write_report(part, folder, title="three", question="")
     assert (other / "index.html").read_text() == "<html>my own page</html>"
 

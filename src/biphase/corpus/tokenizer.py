@@ -17,7 +17,7 @@ import numpy as np
 
 from biphase import console
 from biphase.errors import InputError, first_line
-from biphase.files import content_hash, whole_folder
+from biphase.files import content_hash, own_folder
 
 if TYPE_CHECKING:  # slow to import, and workers that only tokenize do without
     from tokenizers import Tokenizer
@@ -293,12 +293,9 @@ def llama3_slots() -> list[str]:
 def save_tokenizer(tokenizer: "PreTrainedTokenizerFast", folder: Path) -> None:
     """Write a folder that `load_tokenizer` and `AutoTokenizer` load. It appears whole or not at all.
 
-    Raises `InputError` rather than replace a folder that holds anything but a tokenizer.
+    Raises `InputError` rather than replace anything but a tokenizer that was written here and not changed since.
     """
-    taken = folder.exists() and not (folder.is_dir() and not any(folder.iterdir()))
-    if taken and not (folder / "tokenizer.json").exists():
-        raise InputError(f"{folder} holds something else than a tokenizer; choose another folder")
-    with whole_folder(folder) as part:
+    with own_folder(folder, "tokenizer") as part:
         tokenizer.save_pretrained(part)
 
 

@@ -16,7 +16,7 @@ from markupsafe import Markup
 
 from biphase import __version__
 from biphase.errors import InputError
-from biphase.files import whole_folder, write_text
+from biphase.files import own_folder, refuse_foreign, write_text
 from biphase.report.claims import Claim, Finding, Inequality, Verdicts, count_tests
 from biphase.report.figures import draw_figures
 from biphase.report.formats import MISSING, show_p_value, show_points, show_share
@@ -68,8 +68,8 @@ def write_report(
 ) -> Path:
     """Write `tables/`, `figures/` and `index.html` into the folder `out`; returns the page.
 
-    The folder appears whole or not at all. An earlier report there is replaced; any other folder that is not empty is
-    an `InputError`, and so are results without a score.
+    The folder appears whole or not at all. An earlier report there is replaced if nothing in it was added or changed;
+    any other folder that is not empty is an `InputError`, and so are results without a score.
 
     Args:
         results: of one study; averages that are missing are added.
@@ -86,10 +86,10 @@ def write_report(
     """
     if not results.results:
         raise InputError("there is no finished score to report on yet")
-    refuse_other_folder(out)
+    refuse_foreign(out, "report")  # before the work of drawing
     results = with_averages(results.results)
     tables = make_tables(results, table_numbers)
-    with whole_folder(out) as folder:
+    with own_folder(out, "report") as folder:
         write_tables(tables, folder / "tables")
         figures, lacking = draw_figures(results, folder / "figures", losses)
         html = render(
@@ -107,15 +107,6 @@ def write_report(
         )
         write_text(folder / "index.html", html)
     return out / "index.html"
-
-
-def refuse_other_folder(out: Path) -> None:
-    """A report replaces what is in its folder: only an earlier report may be there."""
-    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
-        return
-    page = out / "index.html"
-    if not page.is_file() or GENERATOR not in page.read_text(encoding="utf-8", errors="replace")[:2000]:
-        raise InputError(f"{out} has other files than a report; give a new or an empty folder")
 
 
 def render(**parts: Any) -> str:
