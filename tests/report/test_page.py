@@ -179,7 +179,7 @@ def test_an_earlier_report_is_replaced_and_nothing_else(part: ResultSet, tmp_pat
     assert write_report(part, out, title="two", question="") == page
     assert "<h1>two</h1>" in page.read_text()
     (out / "tables" / "notes.csv").write_text("mine")
-    with pytest.raises(InputError, match="notes.csv is not as biphase wrote it"):
+    with pytest.raises(InputError, match=r"notes\.csv is not as biphase wrote it"):
         write_report(part, out, title="three", question="")
     assert (out / "tables" / "notes.csv").read_text() == "mine" and "<h1>two</h1>" in page.read_text()
     other = tmp_path / "work"
