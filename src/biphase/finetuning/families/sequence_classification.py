@@ -19,8 +19,8 @@ from biphase.finetuning.batches import (
     targets_on_device,
 )
 from biphase.finetuning.config import FinetuneConfig
+from biphase.finetuning.encoders import SequenceClassifier
 from biphase.finetuning.encoding import EncodedSplit, EncodedTask, HashedTokenizer, encode_texts
-from biphase.finetuning.heads import SequenceClassifier
 from biphase.finetuning.metrics.classification import sequence_metrics
 from biphase.tasks.examples import LabelledText, TaskData
 
@@ -51,16 +51,16 @@ def build_model(backbone: nn.Module, cell: CellContext) -> nn.Module:
 def accumulate_gradients(model: nn.Module, split: LabelledSplit, items: np.ndarray, cell: CellContext) -> Tensor:
     def loss_of(batch: Batch) -> Tensor:
         logits_SC = model(batch.tokens_T, batch.positions_T, batch.layout)
-        targets_S = targets_on_device(split.labels_S[batch.samples], cell.runtime)
+        targets_S = targets_on_device(split.labels_S[batch.samples], cell)
         return cross_entropy(logits_SC, targets_S, reduction="sum") / len(items)
 
-    return backward_in_microbatches(split.texts, items, cell.runtime, loss_of)
+    return backward_in_microbatches(split.texts, items, cell, loss_of)
 
 
 def predict(model: nn.Module, split: LabelledSplit, cell: CellContext) -> np.ndarray:
     """The label of each sample."""
     predicted_S = np.zeros(split.num_examples, dtype=np.int64)
-    for batch, logits_SC in evaluation_batches(model, split.texts, np.arange(split.num_examples), cell.runtime):
+    for batch, logits_SC in evaluation_batches(model, split.texts, np.arange(split.num_examples), cell):
         predicted_S[batch.samples] = logits_SC.argmax(-1).cpu().numpy()
     return predicted_S
 
