@@ -133,13 +133,11 @@ def count_entities(rows: PredictionRows, is_strict: bool = False) -> np.ndarray:
         sides.append(entities_E[is_whole_E] if is_strict else entities_E)
     gold_E, predicted_E = sides
     entities_per_word = bounds_N1[-1] * len(labels)
-
-    def count_by_sentence(entities_E: np.ndarray) -> np.ndarray:
+    columns = []
+    for entities_E in (np.intersect1d(gold_E, predicted_E), predicted_E, gold_E):
         sentences_E = np.searchsorted(bounds_N1, entities_E // entities_per_word, side="right") - 1
-        return np.bincount(sentences_E, minlength=len(rows))
-
-    found_E = np.intersect1d(gold_E, predicted_E)
-    return np.stack([count_by_sentence(entities_E) for entities_E in (found_E, predicted_E, gold_E)], axis=1)
+        columns.append(np.bincount(sentences_E, minlength=len(rows)))
+    return np.stack(columns, axis=1)
 
 
 def is_tags(value: Any) -> bool:

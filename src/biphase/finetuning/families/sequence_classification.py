@@ -3,7 +3,7 @@
 Letters: S samples, C classes.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,12 +36,13 @@ split_kind = LabelledSplit
 def encode_task(
     data: TaskData[LabelledText], tokenizer: HashedTokenizer, config: FinetuneConfig
 ) -> EncodedTask[LabelledSplit]:
-    def encode(examples: Sequence[LabelledText]) -> LabelledSplit:
+    splits = {}
+    for name, examples in data.splits.items():
+        ids = [example.id for example in examples]
         texts = encode_texts(tokenizer, [example.text for example in examples], config.max_length)
         labels_S = np.array([example.label for example in examples], dtype=np.int64)
-        return LabelledSplit([example.id for example in examples], texts, len(examples), len(texts.truncated), labels_S)
-
-    return EncodedTask({name: encode(examples) for name, examples in data.splits.items()}, data.left_out)
+        splits[name] = LabelledSplit(ids, texts, len(examples), len(texts.truncated), labels_S)
+    return EncodedTask(splits, data.left_out)
 
 
 def build_model(backbone: nn.Module, cell: CellContext) -> nn.Module:
