@@ -37,9 +37,8 @@ from biphase.encoder.packed import head_input, packed_hidden
 from biphase.errors import InputError
 from biphase.export.model import export_checkpoint
 from biphase.export.sentence_transformers import close_texts
-from biphase.finetuning.encoders import load_encoder
+from biphase.finetuning.encoders import Embedder, load_encoder
 from biphase.finetuning.encoding import encode_texts
-from biphase.finetuning.heads import Embedder
 from biphase.pretraining.loop import train
 from biphase.run import find_checkpoint
 

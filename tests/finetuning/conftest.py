@@ -8,7 +8,7 @@ import torch
 
 from biphase.corpus.tokenizer import train_tokenizer
 from biphase.encoder.load import TokenIds, make_model
-from biphase.finetuning.batches import CellContext, Runtime
+from biphase.finetuning.batches import CellContext
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.encoders import Encoder, load_encoder
 from biphase.finetuning.encoding import EncodedSplit
@@ -23,10 +23,9 @@ SHAPE = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
 }
-CPU = Runtime(torch.device("cpu"), torch.float32, microbatch_tokens=65_536)
 
 
-def make_cell(task: str, runtime: Runtime = CPU, **settings: object) -> CellContext:
+def make_cell(task: str, dtype: torch.dtype = torch.float32, **settings: object) -> CellContext:
     """A quick cell."""
     given = {
         "precision": "fp32",
@@ -36,7 +35,8 @@ def make_cell(task: str, runtime: Runtime = CPU, **settings: object) -> CellCont
         "epochs": 2,
         "max_length": 256,
     }
-    return CellContext(task_table()[task], FinetuneConfig.model_validate(given | settings), runtime)
+    config = FinetuneConfig.model_validate(given | settings)
+    return CellContext(task_table()[task], config, torch.device("cpu"), dtype)
 
 
 def predict_split(model: torch.nn.Module, split: EncodedSplit, cell: CellContext) -> Any:

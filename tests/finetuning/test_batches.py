@@ -2,10 +2,12 @@ import numpy as np
 import torch
 
 from biphase.encoder.attention import PAD_TO_MULTIPLE_OF
-from biphase.finetuning.batches import Runtime, evaluation_batches, pack, split_by_tokens, training_order
+from biphase.finetuning.batches import evaluation_batches, pack, split_by_tokens, training_order
 from biphase.finetuning.encoding import TokenizedTexts, bounds_of_lengths
 
-CPU = Runtime(torch.device("cpu"), torch.float32, microbatch_tokens=100)
+from .conftest import make_cell
+
+CELL = make_cell("snli", microbatch_tokens=100)
 
 
 def texts_of(lengths: list[int]) -> TokenizedTexts:
@@ -16,7 +18,7 @@ def texts_of(lengths: list[int]) -> TokenizedTexts:
 
 def test_batch_is_its_samples() -> None:
     texts = texts_of([3, 2, 4])
-    batch = pack(texts, np.array([2, 0, 2]), CPU)
+    batch = pack(texts, np.array([2, 0, 2]), CELL)
     assert batch.tokens_T.tolist() == [5, 6, 7, 8, 0, 1, 2, 5, 6, 7, 8]
     assert batch.positions_T.tolist() == [0, 1, 2, 3, 0, 1, 2, 0, 1, 2, 3]
     assert batch.layout.bounds_S1.tolist() == [0, 4, 7, 11] and not batch.layout.causal
@@ -44,7 +46,7 @@ def test_evaluation_sees_each_sample_once_within_the_budget() -> None:
         def forward(self, tokens_T, positions_T, layout):
             return torch.tensor(len(tokens_T))
 
-    found = [(batch, int(size)) for batch, size in evaluation_batches(Sizes(), texts, chosen, CPU)]
+    found = [(batch, int(size)) for batch, size in evaluation_batches(Sizes(), texts, chosen, CELL)]
     assert found[0][0].samples.tolist() == [17]
     assert sorted(np.concatenate([batch.samples for batch, _ in found])) == sorted(chosen)
     assert all(size <= 100 for _, size in found[1:])

@@ -41,7 +41,7 @@ def test_a_classification_token_opens_inputs(encoder: Encoder) -> None:
 
 def test_spans_are_characters(encoder: Encoder) -> None:
     text = "naïve 🤖 dogs"
-    [tokens] = tokenize(encoder.tokenizer, [text], with_spans=True)
-    assert tokens.spans is not None and len(tokens.spans) == len(tokens.ids)
-    assert tokens.spans[:, 1].max() == len(text)
-    assert tokens.spans[-1].tolist()[1] == len(text)
+    [(ids, spans)] = tokenize(encoder.tokenizer, [text], with_spans=True)
+    assert len(spans) == len(ids)
+    assert spans[:, 1].max() == len(text)
+    assert spans[-1].tolist()[1] == len(text)

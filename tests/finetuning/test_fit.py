@@ -13,7 +13,7 @@ from transformers import get_linear_schedule_with_warmup
 
 from biphase.errors import InputError
 from biphase.finetuning import fit
-from biphase.finetuning.batches import CellContext, Runtime
+from biphase.finetuning.batches import CellContext
 from biphase.finetuning.cells import find_task_sources, plan_cell, resolve_precision
 from biphase.finetuning.config import PROTOCOL, FinetuneConfig
 from biphase.finetuning.encoders import Encoder, load_encoder
@@ -28,7 +28,7 @@ from biphase.finetuning.training import build_network, finetuning_rate, train_ne
 from biphase.tasks.drawing import draw_indices
 from biphase.tasks.spec import METRICS, find_task, task_table
 
-from .conftest import CPU, make_cell, predict_split, write_jsonl
+from .conftest import make_cell, predict_split, write_jsonl
 
 ONE_PER_FAMILY = ("snli", "wnut17", "squad_v2", "squad_retrieval")
 Dirs = dict[str, Path]
@@ -73,7 +73,7 @@ def test_packed_evaluation_equals_one_by_one(encoder: Encoder, data_dirs: Dirs, 
     cell = make_cell(task, qa_head=head)
     split = encoded_for(encoder, cell, data_dirs).splits["test"]
     model = fresh(encoder, cell)
-    alone = CellContext(cell.task, cell.config, Runtime(CPU.device, CPU.dtype, microbatch_tokens=1))
+    alone = make_cell(task, qa_head=head, microbatch_tokens=1)
     family = FAMILY_MODULES[cell.task.family]
     packed, single = (predict_split(model, split, each) for each in (cell, alone))
     assert family.compute_metrics(split, packed, cell) == pytest.approx(family.compute_metrics(split, single, cell))
@@ -296,7 +296,7 @@ def test_random_weights_are_the_same_network_without_its_training(encoder: Encod
 def test_microbatches_leave_the_gradient_unchanged(encoder: Encoder, data_dirs: Dirs, task: str) -> None:
     results = []
     for budget in (65_536, 40):
-        cell = make_cell(task, Runtime(CPU.device, CPU.dtype, budget), head_dropout=0.0)
+        cell = make_cell(task, microbatch_tokens=budget, head_dropout=0.0)
         model = fresh(encoder, cell)
         encoded = encoded_for(encoder, cell, data_dirs)
         loss = FAMILY_MODULES[cell.task.family].accumulate_gradients(model, encoded.splits["train"], np.arange(9), cell)
@@ -327,7 +327,7 @@ def test_a_subset_of_questions_has_all_their_windows(encoder: Encoder, data_dirs
 def test_bf16_arithmetic_keeps_fp32_weights(encoder: Encoder, data_dirs: Dirs) -> None:
     losses = {}
     for dtype in (torch.bfloat16, torch.float32):
-        cell = make_cell("wnut17", Runtime(CPU.device, dtype, 65_536))
+        cell = make_cell("wnut17", dtype)
         model = fresh(encoder, cell)
         losses[dtype] = train_network(model, encoded_for(encoder, cell, data_dirs), cell).losses
         assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
@@ -341,7 +341,7 @@ def test_bf16_weights_lose_small_updates(encoder: Encoder, data_dirs: Dirs, task
     unmoved = {}
     for kind in ("bf16", "fp32"):
         dtype = torch.bfloat16 if kind == "bf16" else torch.float32
-        cell = make_cell(task, Runtime(CPU.device, dtype, 65_536), weight_dtype=kind, learning_rate=1e-6, epochs=1)
+        cell = make_cell(task, dtype, weight_dtype=kind, learning_rate=1e-6, epochs=1)
         model = fresh(encoder, cell)
         before = {name: value.clone() for name, value in model.named_parameters() if "proj" in name}
         assert train_network(model, encoded_for(encoder, cell, data_dirs), cell).diverged_at is None

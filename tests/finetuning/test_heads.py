@@ -5,11 +5,10 @@ import numpy as np
 import torch
 
 from biphase.encoder.attention import lay_out
-from biphase.finetuning.encoders import Encoder
-from biphase.finetuning.heads import (
+from biphase.finetuning.encoders import (
     Embedder,
+    Encoder,
     SequenceClassifier,
-    SpanFinder,
     TokenClassifier,
     mean_pool,
     reference_mean_pool,
@@ -70,5 +69,5 @@ def test_dropout_is_the_token_heads_alone(encoder: Encoder) -> None:
 def test_shapes_of_the_other_heads(encoder: Encoder) -> None:
     tokens, positions = inputs(BOUNDS)
     layout = lay_out(BOUNDS, causal=False)
-    assert SpanFinder(encoder.backbone)(tokens, positions, layout).shape == (13, 2)
+    assert TokenClassifier(encoder.backbone, 2, dropout=0.0)(tokens, positions, layout).shape == (13, 2)
     assert Embedder(encoder.backbone)(tokens, positions, layout).shape == (3, 32)

@@ -10,43 +10,24 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from biphase.device import choose_device, choose_dtype
-from biphase.encoder.attention import PAD_TO_MULTIPLE_OF, Backend, PackedLayout, choose_backend, lay_out
+from biphase.encoder.attention import PAD_TO_MULTIPLE_OF, PackedLayout, choose_backend, lay_out
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.encoding import TokenizedTexts, bounds_of_lengths
 from biphase.tasks.spec import Task
 
 
 @dataclass(frozen=True)
-class Runtime:
-    """Where and in which type a cell computes."""
-
-    device: torch.device
-    dtype: torch.dtype
-    """The type of the arithmetic; autocast from the type of the weights."""
-    microbatch_tokens: int
-
-    @property
-    def backend(self) -> Backend:
-        return choose_backend(self.device, self.dtype)
-
-    def autocast(self) -> torch.autocast:
-        return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
-
-
-def make_runtime(config: FinetuneConfig) -> Runtime:
-    """Raises `InputError` for a GPU that is asked for and not there."""
-    device = choose_device(config.device)
-    return Runtime(device, choose_dtype(config.precision, device), config.microbatch_tokens)
-
-
-@dataclass(frozen=True)
 class CellContext:
-    """The task, configuration and machine of one cell, the same throughout it."""
+    """What one cell is about, and where and in which type it computes: the same throughout it."""
 
     task: Task
     config: FinetuneConfig
-    runtime: Runtime
+    device: torch.device
+    dtype: torch.dtype
+    """The type of the arithmetic; autocast from the type of the weights."""
+
+    def autocast(self) -> torch.autocast:
+        return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
 
 
 @dataclass(frozen=True)
@@ -62,7 +43,7 @@ class Batch:
     """Where each token stands in `TokenizedTexts.tokens_T`, so that targets are looked up as `targets[indices_T]`."""
 
 
-def pack(texts: TokenizedTexts, samples: np.ndarray, runtime: Runtime) -> Batch:
+def pack(texts: TokenizedTexts, samples: np.ndarray, cell: CellContext) -> Batch:
     """The given samples in the given order.
 
     Of texts with the bounds 0, 3, 5, 9, the samples 2 and 0 give bounds 0, 4, 7, positions 0 1 2 3 0 1 2 and indices
@@ -72,21 +53,20 @@ def pack(texts: TokenizedTexts, samples: np.ndarray, runtime: Runtime) -> Batch:
     bounds = bounds_of_lengths(lengths)
     positions_T = np.arange(bounds[-1]) - np.repeat(bounds[:-1], lengths)
     indices_T = np.repeat(texts.bounds_S1[samples], lengths) + positions_T
-    layout = lay_out(
-        bounds, causal=False, device=runtime.device, backend=runtime.backend, pad_to_multiple_of=PAD_TO_MULTIPLE_OF
-    )
+    backend = choose_backend(cell.device, cell.dtype)
+    layout = lay_out(bounds, causal=False, device=cell.device, backend=backend, pad_to_multiple_of=PAD_TO_MULTIPLE_OF)
     return Batch(
-        tokens_T=torch.from_numpy(texts.tokens_T[indices_T].astype(np.int64)).to(runtime.device),
-        positions_T=torch.from_numpy(positions_T).to(runtime.device),
+        tokens_T=torch.from_numpy(texts.tokens_T[indices_T].astype(np.int64)).to(cell.device),
+        positions_T=torch.from_numpy(positions_T).to(cell.device),
         layout=layout,
         samples=samples,
         indices_T=indices_T,
     )
 
 
-def targets_on_device(targets: np.ndarray, runtime: Runtime) -> Tensor:
+def targets_on_device(targets: np.ndarray, cell: CellContext) -> Tensor:
     """Targets as int64."""
-    return torch.from_numpy(np.ascontiguousarray(targets, dtype=np.int64)).to(runtime.device)
+    return torch.from_numpy(np.ascontiguousarray(targets, dtype=np.int64)).to(cell.device)
 
 
 def training_order(num_items: int, batch_size: int, num_steps: int, seed: int) -> Iterator[np.ndarray]:
@@ -100,29 +80,30 @@ def training_order(num_items: int, batch_size: int, num_steps: int, seed: int) -
 
 
 def backward_in_microbatches(
-    texts: TokenizedTexts, samples: np.ndarray, runtime: Runtime, loss_of: Callable[[Batch], Tensor]
+    texts: TokenizedTexts, samples: np.ndarray, cell: CellContext, loss_of: Callable[[Batch], Tensor]
 ) -> Tensor:
     """The sum of `loss_of` over microbatches that fit into memory, and its gradient."""
-    total = torch.zeros((), device=runtime.device)
-    for part in split_by_tokens(samples, texts.lengths_S, runtime.microbatch_tokens):
-        with runtime.autocast():
-            loss = loss_of(pack(texts, part, runtime))
+    total = torch.zeros((), device=cell.device)
+    for part in split_by_tokens(samples, texts.lengths_S, cell.config.microbatch_tokens):
+        with cell.autocast():
+            loss = loss_of(pack(texts, part, cell))
         loss.backward()
         total += loss.detach()
     return total
 
 
 def evaluation_batches(
-    model: nn.Module, texts: TokenizedTexts, samples: np.ndarray, runtime: Runtime
+    model: nn.Module, texts: TokenizedTexts, samples: np.ndarray, cell: CellContext
 ) -> Iterator[tuple[Batch, Tensor]]:
     """The model's output for the given samples, longest first, batch by batch. Call under `torch.no_grad`."""
-    # On a CPU a batch is what its caches hold.
-    most = runtime.microbatch_tokens if runtime.device.type == "cuda" else min(4096, runtime.microbatch_tokens)
+    most = cell.config.microbatch_tokens
+    if cell.device.type == "cpu":
+        most = min(4096, most)  # what its caches hold
     lengths = texts.bounds_S1[samples + 1] - texts.bounds_S1[samples]
     ordered = samples[np.argsort(-lengths, kind="stable")]
     for part in split_by_tokens(ordered, texts.lengths_S, most):
-        batch = pack(texts, part, runtime)
-        with runtime.autocast():
+        batch = pack(texts, part, cell)
+        with cell.autocast():
             output = model(batch.tokens_T, batch.positions_T, batch.layout)
         yield batch, output
 

@@ -1,16 +1,17 @@
-"""A model's name → the network with its tokenizer, shared by cells, and a cell's copy of the network.
+"""A model's name → the network with its tokenizer, shared by cells; a cell's copy of it; the heads that stand on one.
 
 The copy has those rows of the embedding only that the cell's texts use. The other rows get no gradient and are looked
 up by nobody, so scores stay the same; but every step they would cost their share of gradients, norm and optimizer: with
 a vocabulary of 128,256 and small batches, more than all else.
 
-Letters: V vocabulary, U tokens in use.
+Letters: V vocabulary, U tokens in use, T tokens of a batch, S samples, D width, C classes.
 """
 
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from biphase.corpus.tokenizer import NEW_NAMES, load_tokenizer, tokenizer_hash
+from biphase.encoder.attention import PackedLayout
 from biphase.encoder.load import fresh_backbone, load_backbone
+from biphase.encoder.packed import packed_hidden
 from biphase.errors import InputError
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.encoding import HashedTokenizer, TokenizedTexts
@@ -121,3 +124,65 @@ def is_table(backbone: nn.Module, embedding: nn.Module) -> bool:
         return False
     owners = [module for module in backbone.modules() if getattr(module, "weight", None) is embedding.weight]
     return owners == [embedding]
+
+
+class SequenceClassifier(nn.Module):
+    """Mean over a sample's tokens, end-of-text included → dense → GELU → linear."""
+
+    def __init__(self, backbone: Any, num_labels: int) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.dense = new_linear(backbone, backbone.config.hidden_size)
+        self.out = new_linear(backbone, num_labels)
+
+    def forward(self, tokens_T: Tensor, positions_T: Tensor, layout: PackedLayout) -> Tensor:
+        """Logits [S, C], fp32."""
+        hidden_TD = packed_hidden(self.backbone, tokens_T, positions_T, layout)
+        pooled_SD = mean_pool(hidden_TD, layout.bounds_S1)
+        return self.out(nn.functional.gelu(self.dense(pooled_SD.to(self.dense.weight.dtype)))).float()
+
+
+class TokenClassifier(nn.Module):
+    """Dropout → linear, for each token: its tag, or how well an answer starts and ends there."""
+
+    def __init__(self, backbone: nn.Module, num_labels: int, dropout: float) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.dropout = nn.Dropout(dropout)
+        self.out = new_linear(backbone, num_labels)
+
+    def forward(self, tokens_T: Tensor, positions_T: Tensor, layout: PackedLayout) -> Tensor:
+        """Logits [T, C], fp32."""
+        hidden_TD = packed_hidden(self.backbone, tokens_T, positions_T, layout)
+        return self.out(self.dropout(hidden_TD)).float()
+
+
+class Embedder(nn.Module):
+    """Mean over a sample's tokens."""
+
+    def __init__(self, backbone: nn.Module) -> None:
+        super().__init__()
+        self.backbone = backbone
+
+    def forward(self, tokens_T: Tensor, positions_T: Tensor, layout: PackedLayout) -> Tensor:
+        """Embeddings [S, D], fp32, not normalised."""
+        return mean_pool(packed_hidden(self.backbone, tokens_T, positions_T, layout), layout.bounds_S1)
+
+
+def new_linear(backbone: Any, num_outputs: int) -> nn.Linear:
+    """Normal weights with the standard deviation that the network itself was initialised with, biases 0."""
+    layer = nn.Linear(backbone.config.hidden_size, num_outputs)
+    nn.init.normal_(layer.weight, std=getattr(backbone.config, "initializer_range", 0.02))
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+def mean_pool(hidden_TD: Tensor, bounds_S1: Tensor) -> Tensor:
+    """The mean of each sample's rows, [S, D], summed in fp32."""
+    return torch.segment_reduce(hidden_TD.float(), "mean", offsets=bounds_S1.long(), axis=0)
+
+
+def reference_mean_pool(hidden_TD: Tensor, bounds_S1: Tensor) -> Tensor:
+    """The slow twin of `mean_pool`."""
+    bounds = bounds_S1.tolist()
+    return torch.stack([hidden_TD[a:b].float().mean(0) for a, b in pairwise(bounds)])

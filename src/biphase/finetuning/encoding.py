@@ -9,7 +9,6 @@ Letters: T tokens, S samples, U tokens in use.
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -110,22 +109,14 @@ class EncodedTask(Generic[Split]):
     left_out: int
     """Rows of the data without a gold label."""
 
-    @property
-    def all_texts(self) -> list[TokenizedTexts]:
-        return [texts for split in self.splits.values() for texts in split.all_texts]
 
+def tokenize(
+    tokenizer: HashedTokenizer, texts: Sequence[str], *, with_spans: bool = False
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """The tokens of each text, in order, neither opened nor closed nor cut.
 
-@dataclass(frozen=True)
-class TokenizedText:
-    """One text without special tokens."""
-
-    ids: np.ndarray
-    spans: np.ndarray | None
-    """Where each token begins and ends in the text, in characters."""
-
-
-def tokenize(tokenizer: HashedTokenizer, texts: Sequence[str], *, with_spans: bool = False) -> Iterator[TokenizedText]:
-    """The tokens of each text, in order, neither opened nor closed nor cut."""
+    With each comes where its tokens begin and end, [T, 2], in characters; nothing is in there without `with_spans`.
+    """
     from tokenizers import Tokenizer
 
     backend = Tokenizer.from_str(tokenizer.pretrained.backend_tokenizer.to_str())
@@ -135,8 +126,8 @@ def tokenize(tokenizer: HashedTokenizer, texts: Sequence[str], *, with_spans: bo
     encode = backend.encode_batch if with_spans else backend.encode_batch_fast
     for begin in range(0, len(texts), TEXTS_PER_CALL):
         for encoding in encode(texts[begin : begin + TEXTS_PER_CALL], add_special_tokens=False):
-            spans = np.array(encoding.offsets, dtype=np.int32).reshape(-1, 2) if with_spans else None
-            yield TokenizedText(np.array(encoding.ids, dtype=np.int32), spans)
+            spans_T2 = np.array(encoding.offsets if with_spans else [], dtype=np.int32).reshape(-1, 2)
+            yield np.array(encoding.ids, dtype=np.int32), spans_T2
 
 
 def concatenate(tokenizer: HashedTokenizer, parts: Iterable[np.ndarray], max_length: int) -> TokenizedTexts:
@@ -156,13 +147,9 @@ def concatenate(tokenizer: HashedTokenizer, parts: Iterable[np.ndarray], max_len
 
 
 def encode_texts(tokenizer: HashedTokenizer, texts: Sequence[str], max_length: int) -> TokenizedTexts:
-    return concatenate(tokenizer, (text.ids for text in tokenize(tokenizer, texts)), max_length)
+    return concatenate(tokenizer, (ids for ids, _ in tokenize(tokenizer, texts)), max_length)
 
 
 def bounds_of_lengths(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
     """The bounds of parts laid end to end, int64, from 0: lengths 3, 2 give 0, 3, 5."""
     return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-
-
-def flatten(lists: Iterable[Iterable[int]]) -> np.ndarray:
-    return np.fromiter(chain.from_iterable(lists), dtype=np.int64)

@@ -25,7 +25,7 @@ from biphase.finetuning.encoding import EncodedTask, HashedTokenizer
 from biphase.finetuning.families import FAMILY_MODULES
 from biphase.tasks.examples import limit_evaluation, load_examples
 from biphase.tasks.sources import TaskSource
-from biphase.tasks.spec import TASK_SPLITS, Family, Task
+from biphase.tasks.spec import TASK_SPLITS, Family
 
 ENCODING = 3
 """Part of the name of what is kept on disk: raise it when the same text no longer gives the same arrays, or when they
@@ -34,26 +34,31 @@ are kept in another form."""
 ARRAYS, VALUES, HASHES = "arrays.safetensors", "values.json", "hashes.json"
 
 
-def cache_folder() -> Path:
-    """Where encoded tasks are kept: $BIPHASE_CACHE, else biphase/ in the user's cache folder. Safe to delete."""
-    given = os.environ.get("BIPHASE_CACHE")
-    return Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "biphase"
-
-
 def load_encoded(source: TaskSource, tokenizer: HashedTokenizer, config: FinetuneConfig) -> EncodedTask[Any]:
-    """The examples of a source as token ids, from the disk; made first where they are not there."""
+    """The examples of a source as token ids, from the disk; made first where they are not there.
+
+    They are kept in $BIPHASE_CACHE, else in biphase/ in the user's cache folder. It is safe to delete.
+    """
     task = source.task
     settings = {name: getattr(config, name) for name in ("max_length", "max_eval_examples")}
     settings |= {name: getattr(config, name) for name in ENCODING_SETTINGS[task.family]}
     specials = [tokenizer.hash, tokenizer.opening, tokenizer.closing]
     key = content_hash([ENCODING, source.hash, specials, settings])
-    folder = cache_folder() / "encoded" / f"{task.name}-{key[:24]}"
+    given = os.environ.get("BIPHASE_CACHE")
+    cache = Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "biphase"
+    folder = cache / "encoded" / f"{task.name}-{key[:24]}"
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
         with locked(folder.with_name(f".{folder.name}.lock"), wait=True):
             if not folder.exists():  # another process may have made it while this one waited
                 encoded = encode_source(source, tokenizer, config)
-                report_truncation(task, encoded, config)
+                # What training and scores will not see.
+                if encoded.left_out:
+                    console.err.print(f"{task.name}: {encoded.left_out:,} rows without a gold label are left out")
+                counts = {name: split.num_truncated for name, split in encoded.splits.items()}
+                if any(counts.values()):
+                    cut = ", ".join(f"{number:,} of {name}" for name, number in counts.items() if number)
+                    console.err.print(f"{task.name}: cut at {config.max_length:,} tokens: {cut}")
                 save_encoded(folder, encoded)
     return read_encoded(folder, task.family)
 
@@ -63,15 +68,6 @@ def encode_source(source: TaskSource, tokenizer: HashedTokenizer, config: Finetu
     if config.max_eval_examples is not None:
         data = limit_evaluation(data, config.max_eval_examples)
     return FAMILY_MODULES[source.task.family].encode_task(data, tokenizer, config)
-
-
-def report_truncation(task: Task, encoded: EncodedTask[Any], config: FinetuneConfig) -> None:
-    """Say on stderr what training and scores will not see."""
-    if encoded.left_out:
-        console.err.print(f"{task.name}: {encoded.left_out:,} rows without a gold label are left out")
-    cut = [f"{split.num_truncated:,} of {name}" for name, split in encoded.splits.items() if split.num_truncated]
-    if cut:
-        console.err.print(f"{task.name}: cut at {config.max_length:,} tokens: {', '.join(cut)}")
 
 
 def save_encoded(folder: Path, encoded: EncodedTask[Any]) -> None:

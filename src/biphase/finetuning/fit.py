@@ -13,16 +13,16 @@ from pathlib import Path
 import torch
 
 from biphase import console
+from biphase.device import choose_device, choose_dtype
 from biphase.errors import BusyError
 from biphase.files import locked, whole_folder, write_json
-from biphase.finetuning.batches import CellContext, make_runtime
+from biphase.finetuning.batches import CellContext
 from biphase.finetuning.cells import CellPlan, DataDirs, plan_cells
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.encoders import check_length, load_encoder
 from biphase.finetuning.encoding_cache import load_encoded
-from biphase.finetuning.evaluation import FinishedCell, evaluate_cell
 from biphase.finetuning.scores import Score, read_score
-from biphase.finetuning.training import build_network, train_network
+from biphase.finetuning.training import SplitRows, build_network, evaluate_cell, train_network
 from biphase.tasks.spec import find_task
 
 
@@ -62,13 +62,19 @@ def fit_cells(
 def fit_plans(model: str, plans: Sequence[CellPlan], out: Path | None, label: str | None = None) -> list[Score]:
     """The scores of cells that share a training, read where they are finished."""
     if out is None:
-        return [cell.score for cell in run_cells(model, plans, label)]
+        return [score for score, _, _ in run_cells(model, plans, label)]
     missing = [plan for plan in plans if not plan.is_finished(out)]
     if missing:
         with cells_claimed(out, missing):
             missing = [plan for plan in missing if not plan.is_finished(out)]  # another process may have done some
-            for plan, cell in zip(missing, run_cells(model, missing, label) if missing else (), strict=True):
-                write_cell(plan.folder(out), cell)
+            cells = run_cells(model, missing, label) if missing else ()
+            for plan, (score, losses, predictions) in zip(missing, cells, strict=True):
+                with whole_folder(plan.folder(out)) as part:
+                    for split, rows in predictions.items():
+                        lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+                        (part / f"{split}.jsonl").write_text("".join(lines), encoding="utf-8")
+                    write_json(part / "losses.json", losses)
+                    write_json(part / "score.json", score.model_dump(mode="json"))
     return [read_score(plan.folder(out)) for plan in plans]
 
 
@@ -86,15 +92,17 @@ def cells_claimed(out: Path, plans: Sequence[CellPlan]) -> Iterator[None]:
         yield
 
 
-def run_cells(model: str, plans: Sequence[CellPlan], label: str | None = None) -> Iterator[FinishedCell]:
-    """Train once, then evaluate each task."""
+def run_cells(
+    model: str, plans: Sequence[CellPlan], label: str | None = None
+) -> Iterator[tuple[Score, list[float], SplitRows]]:
+    """Train once, then evaluate each task: its score, the losses, the predictions."""
     assert len({plan.train.hash for plan in plans}) == 1, "these tasks do not share a training"
     assert len({plan.config for plan in plans}) == 1, "tasks of one training have one configuration"
     # 1. The encoder, and where it computes.
     encoder = load_encoder(model)
-    runtime = make_runtime(plans[0].config)
-    device = runtime.device
+    device = choose_device(plans[0].config.device)
     config = plans[0].config.model_copy(update={"device": device.type})
+    dtype = choose_dtype(config.precision, device)
     check_length(encoder, config)
     # 2. The data as token ids: of the task that is trained on, and of those that are evaluated.
     source = plans[0].train
@@ -108,20 +116,11 @@ def run_cells(model: str, plans: Sequence[CellPlan], label: str | None = None) -
         torch.cuda.reset_peak_memory_stats(device)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(config.seed)
-        cell = CellContext(source.task, config, runtime)
+        cell = CellContext(source.task, config, device, dtype)
         network = build_network(encoder, cell, [trained, *evaluated]).to(device)
         training = train_network(network, trained, cell)
     # 4. Predictions and scores, task by task.
     for plan, encoded in zip(plans, evaluated, strict=True):
-        cell = CellContext(plan.task, config, runtime)
-        yield evaluate_cell(network, encoded, training, plan, cell, encoder, label or encoder.name)
-
-
-def write_cell(folder: Path, cell: FinishedCell) -> None:
-    """The score and the predictions as files, all or nothing."""
-    with whole_folder(folder) as part:
-        for split, rows in cell.prediction_rows.items():
-            lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-            (part / f"{split}.jsonl").write_text("".join(lines), encoding="utf-8")
-        write_json(part / "losses.json", cell.losses)
-        write_json(part / "score.json", cell.score.model_dump(mode="json"))
+        cell = CellContext(plan.task, config, device, dtype)
+        score, predictions = evaluate_cell(network, encoded, training, plan, cell, encoder, label or encoder.name)
+        yield score, training.losses, predictions

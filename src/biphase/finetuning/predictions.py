@@ -5,7 +5,7 @@ Letters: N examples, L labels, C columns of counts, E entities, U words.
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import numpy as np
 from biphase.errors import InputError
 from biphase.files import content_hash
 from biphase.finetuning.metrics.answers import counted_answers, exact_match
-from biphase.finetuning.metrics.tagging import find_entities
+from biphase.finetuning.metrics.classification import find_entities
 from biphase.finetuning.scores import Score
 
 Statistic = Callable[[np.ndarray], np.ndarray]
@@ -40,7 +40,17 @@ def read_examples(score: Score) -> ExampleScores:
     """
     if score.folder is None or not (path := score.folder / "test.jsonl").exists():
         raise InputError(f"{score.folder or 'a score'} has no per-example predictions (test.jsonl)")
-    rows = list(read_predictions(path))
+    rows: list[tuple[str, dict[str, Any]]] = []
+    with path.open(encoding="utf-8") as file:
+        for line_number, line in enumerate(file, start=1):
+            place = f"{path}:{line_number}"
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise InputError(f"{place}: broken JSON ({error.msg}); rerun its cell") from None
+            if not isinstance(row, dict) or "id" not in row:
+                raise InputError(f"{place}: a JSON object with an id is needed; rerun its cell")
+            rows.append((place, row))
     if not rows:
         raise InputError(f"{path} is empty; rerun its cell")
     values, statistic = contributions(score, path, rows)
@@ -65,33 +75,22 @@ def contributions(score: Score, path: Path, rows: PredictionRows) -> tuple[np.nd
             return np.concatenate([right_NL, predicted_NL + gold_NL], axis=1), macro_f1
         return np.stack([right_NL[:, 1], predicted_NL[:, 1], gold_NL[:, 1]], axis=1), micro_f1
     if score.metric == "exact":
-        predicted, gold = read_answers(rows)
-        return np.array([exact_match(*pair) for pair in zip(predicted, counted_answers(gold), strict=True)]), None
+        for place, row in rows:
+            answers = row.get("gold")
+            is_right = isinstance(answers, list) and all(isinstance(answer, str) for answer in answers)
+            if not is_right or not isinstance(row.get("predicted"), str):
+                raise InputError(f"{place}: neither a predicted answer nor a list of right ones; rerun its cell")
+        counted = counted_answers([row["gold"] for _, row in rows])
+        pairs = zip((row["predicted"] for _, row in rows), counted, strict=True)
+        return np.array([exact_match(predicted, answers) for predicted, answers in pairs]), None
     if all("score" in row for _, row in rows):
-        return np.array([check_number(place, row["score"]) for place, row in rows]), None
+        for place, row in rows:
+            if not isinstance(row["score"], int | float) or not math.isfinite(row["score"]):
+                raise InputError(f"{place}: score {row['score']!r} is not a number; rerun its cell")
+        return np.array([float(row["score"]) for _, row in rows]), None
     if score.metric in ("f1", "strict_f1"):
         return count_entities(rows, is_strict=score.metric == "strict_f1"), micro_f1
     raise InputError(f"{path} does not say what each example contributes to {score.metric}")
-
-
-def read_predictions(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Rows with the place of each."""
-    with path.open(encoding="utf-8") as file:
-        for line_number, line in enumerate(file, start=1):
-            place = f"{path}:{line_number}"
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise InputError(f"{place}: broken JSON ({error.msg}); rerun its cell") from None
-            if not isinstance(row, dict) or "id" not in row:
-                raise InputError(f"{place}: a JSON object with an id is needed; rerun its cell")
-            yield place, row
-
-
-def check_number(place: str, value: Any) -> float:
-    if not isinstance(value, int | float) or not math.isfinite(value):
-        raise InputError(f"{place}: score {value!r} is not a number; rerun its cell")
-    return float(value)
 
 
 def read_labels(score: Score, rows: PredictionRows) -> tuple[np.ndarray, np.ndarray]:
@@ -108,20 +107,10 @@ def read_labels(score: Score, rows: PredictionRows) -> tuple[np.ndarray, np.ndar
     return predicted_NL, gold_NL
 
 
-def read_answers(rows: PredictionRows) -> tuple[list[str], list[list[str]]]:
-    """The predicted answer of each example, and the right ones."""
-    for place, row in rows:
-        answers = row.get("gold")
-        is_right = isinstance(answers, list) and all(isinstance(answer, str) for answer in answers)
-        if not is_right or not isinstance(row.get("predicted"), str):
-            raise InputError(f"{place}: neither a predicted answer nor a list of right ones; rerun its cell")
-    return [row["predicted"] for _, row in rows], [row["gold"] for _, row in rows]
-
-
 def count_entities(rows: PredictionRows, is_strict: bool = False) -> np.ndarray:
     """[N, 3] entities of each sentence: found with the right type and both ends, predicted, and in gold.
 
-    `is_strict`: without those that do not begin with B- (see `metrics.tagging`).
+    `is_strict`: without those that do not begin with B- (see `metrics.classification`).
     """
     for place, row in rows:
         if (
@@ -144,13 +133,11 @@ def count_entities(rows: PredictionRows, is_strict: bool = False) -> np.ndarray:
         sides.append(entities_E[is_whole_E] if is_strict else entities_E)
     gold_E, predicted_E = sides
     entities_per_word = bounds_N1[-1] * len(labels)
-
-    def count_by_sentence(entities_E: np.ndarray) -> np.ndarray:
+    columns = []
+    for entities_E in (np.intersect1d(gold_E, predicted_E), predicted_E, gold_E):
         sentences_E = np.searchsorted(bounds_N1, entities_E // entities_per_word, side="right") - 1
-        return np.bincount(sentences_E, minlength=len(rows))
-
-    found_E = np.intersect1d(gold_E, predicted_E)
-    return np.stack([count_by_sentence(entities_E) for entities_E in (found_E, predicted_E, gold_E)], axis=1)
+        columns.append(np.bincount(sentences_E, minlength=len(rows)))
+    return np.stack(columns, axis=1)
 
 
 def is_tags(value: Any) -> bool:

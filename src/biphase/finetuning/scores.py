@@ -6,11 +6,11 @@ Everything here is a share from 0 to 1; percent is for printing.
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import Field, ValidationError
 
@@ -142,7 +142,8 @@ class ScoreSet:
 def read_scores(folder: Path) -> ScoreSet:
     """All finished scores below `folder`, in the order of their paths.
 
-    What is damaged is named in `broken` and left out. Folders that start with a dot are unfinished and not looked at.
+    What is damaged, or has no finite value of its metric, is named in `broken` and left out. Folders that start with a
+    dot are unfinished and not looked at.
     """
     if not folder.is_dir():
         raise InputError(f"{folder} is not a folder; give the one that the scores were written to")
@@ -151,7 +152,12 @@ def read_scores(folder: Path) -> ScoreSet:
         if any(part.startswith(".") for part in path.relative_to(folder).parts):
             continue
         try:
-            scores.append(check_score(read_score(path.parent)))
+            score = read_score(path.parent)
+            for split in () if score.diverged else EVALUATED_SPLITS:
+                value = score.metrics.get(split, {}).get(score.metric)
+                if value is None or not math.isfinite(value):
+                    raise InputError(f"its {score.metric} on {split} is {'missing' if value is None else value}")
+            scores.append(score)
         except (InputError, OSError) as error:
             broken.append(BrokenScore(path, str(error).removeprefix(f"{path} ")))
     return ScoreSet(tuple(scores), tuple(broken))
@@ -163,15 +169,6 @@ def show_rate(rate: float) -> str:
     return f"{float(mantissa):g}e{int(exponent)}"
 
 
-def check_score(score: Score) -> Score:
-    """Raises `InputError` unless the score diverged or has a finite value of its metric in both splits."""
-    for split in () if score.diverged else EVALUATED_SPLITS:
-        value = score.metrics.get(split, {}).get(score.metric)
-        if value is None or not math.isfinite(value):
-            raise InputError(f"its {score.metric} on {split} is {'missing' if value is None else value}")
-    return score
-
-
 def name_models(scores: Sequence[Score]) -> list[str]:
     """What the model of each score is called: its name, with more where the name alone would mix different things.
 
@@ -179,7 +176,9 @@ def name_models(scores: Sequence[Score]) -> list[str]:
     from different settings: those that differ, unless they are the defaults.
     """
     names = [score.model.rstrip("/") for score in scores]
-    hashes = distinct((name, score.model_hash) for name, score in zip(names, scores, strict=True))
+    hashes: dict[str, set[str]] = defaultdict(set)
+    for name, score in zip(names, scores, strict=True):
+        hashes[name].add(score.model_hash)
     for number, score in enumerate(scores):
         if len(hashes[names[number]]) > 1:
             names[number] += f"@{score.model_hash[:8]}"
@@ -187,13 +186,13 @@ def name_models(scores: Sequence[Score]) -> list[str]:
     # The settings that vary among the scores of a name on a task tell its models apart on this task. Those that do not
     # belong to the task itself tell them apart on every other task, too: `m [weights=random]` is called so everywhere.
     settings = [settings_of(score) for score in scores]
-    groups = distinct(
-        ((name, score.task), number) for number, (name, score) in enumerate(zip(names, scores, strict=True))
-    )
+    groups: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for number, score in enumerate(scores):
+        groups[names[number], score.task].append(number)
     varied: dict[tuple[str, str], set[str]] = {}
     varied_anywhere: dict[str, set[str]] = defaultdict(set)
     for (name, task), numbers in groups.items():
-        varied[name, task] = set(differing(settings[number] for number in numbers))
+        varied[name, task] = set(differing([settings[number] for number in numbers]))
         varied_anywhere[name] |= varied[name, task] - TASK_SETTINGS
     for (name, task), numbers in groups.items():
         keys = sorted(varied_anywhere[name] | varied[name, task])
@@ -203,25 +202,10 @@ def name_models(scores: Sequence[Score]) -> list[str]:
     return names
 
 
-Key = TypeVar("Key")
-Value = TypeVar("Value")
-
-
-def distinct(pairs: Iterable[tuple[Key, Value]]) -> dict[Key, list[Value]]:
-    """The different values of each key, in the order in which they come."""
-    found: dict[Key, dict[Value, None]] = defaultdict(dict)
-    for key, value in pairs:
-        found[key][value] = None
-    return {key: list(values) for key, values in found.items()}
-
-
 def settings_of(score: Score) -> dict[str, str]:
     """What decides a score apart from model, task, rate and seed, as text."""
-    return as_text(score.config) | {
-        "protocol": str(score.protocol),
-        "metric": score.metric,
-        "data": score.data_hash[:8],
-    }
+    own = {"protocol": str(score.protocol), "metric": score.metric, "data": score.data_hash[:8]}
+    return as_text(score.config) | own
 
 
 def as_text(config: FinetuneConfig) -> dict[str, str]:
@@ -233,10 +217,9 @@ TASK_SETTINGS = {"metric", "data"}
 """Settings whose values on different tasks have nothing to do with each other."""
 
 
-def differing(settings: Iterable[Mapping[str, str]]) -> list[str]:
+def differing(settings: Sequence[Mapping[str, str]]) -> list[str]:
     """The keys whose values are not the same in all."""
-    values = distinct(pair for some in settings for pair in some.items())
-    return [key for key, seen in values.items() if len(seen) > 1]
+    return [key for key in settings[0] if len({some[key] for some in settings}) > 1]
 
 
 def short_name(model: str) -> str:

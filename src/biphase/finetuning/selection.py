@@ -108,29 +108,21 @@ def select_rate(scores: ScoreSet, model: str, task: str, metric: str | None = No
         raise InputError(f"no scores of {model} on task '{task}'")
     metric = metric or next(iter(cells.values())).metric
 
-    def value(score: Score, split: str) -> float | None:
-        if score.diverged:
-            return None
-        known = score.metrics[split]
-        if metric not in known:
-            raise InputError(f"{score.folder} has no metric '{metric}'{nearest(metric, known)}")
-        return known[metric]
-
-    by_rate: dict[float, list[float | None]] = defaultdict(list)
-    for point in sorted(cells):
-        by_rate[point[0]].append(value(cells[point], "validation"))
+    test: dict[GridPoint, float] = {}  # of those that did not diverge
+    by_rate: dict[float, list[float | None]] = defaultdict(list)  # validation
+    for point, score in sorted(cells.items(), key=lambda item: item[0]):
+        for known in score.metrics.values():
+            if metric not in known:
+                raise InputError(f"{score.folder} has no metric '{metric}'{nearest(metric, known)}")
+        by_rate[point[0]].append(None if score.diverged else score.metrics["validation"][metric])
+        if not score.diverged:
+            test[point] = score.metrics["test"][metric]
     try:
         rate = choose_rate(by_rate)
     except InputError as error:
         raise InputError(f"{model} on {task}: {error}") from None
-    chosen = [cells[point] for point in sorted(cells) if point[0] == rate and not cells[point].diverged]
+    chosen = [cells[point] for point in test if point[0] == rate]
     rates, seeds = scores.grids[task]
-
-    def test_score(rate: float, seed: int) -> float:
-        score = cells.get((rate, seed))
-        found = None if score is None else value(score, "test")
-        return math.nan if found is None else found
-
     return Selection(
         model=model,
         task=task,
@@ -142,7 +134,7 @@ def select_rate(scores: ScoreSet, model: str, task: str, metric: str | None = No
         scores=tuple(chosen),
         missing=find_missing(scores, model, task),
         diverged=tuple(point for point in sorted(cells) if cells[point].diverged),
-        test_by_rate={rate: tuple(test_score(rate, seed) for seed in seeds) for rate in rates},
+        test_by_rate={rate: tuple(test.get((rate, seed), math.nan) for seed in seeds) for rate in rates},
     )
 
 

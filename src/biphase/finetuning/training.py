@@ -1,8 +1,9 @@
-"""Training of one cell: the encoder's copy with a new head, AdamW, a linear schedule, until the steps are done."""
+"""One cell: the encoder's copy with a new head is trained (AdamW, a linear schedule), then predicts and is scored."""
 
 import math
+import resource
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,15 +12,18 @@ import torch
 from torch import Tensor, nn
 
 from biphase import console
+from biphase.device import describe_machine
 from biphase.finetuning.batches import CellContext, training_order
-from biphase.finetuning.config import FinetuneConfig
+from biphase.finetuning.cells import CellPlan
+from biphase.finetuning.config import EVALUATED_SPLITS, PROTOCOL, FinetuneConfig
 from biphase.finetuning.encoders import Encoder, copy_backbone
 from biphase.finetuning.encoding import EncodedTask
 from biphase.finetuning.families import FAMILY_MODULES
+from biphase.finetuning.scores import Score
 from biphase.tasks.drawing import draw_indices
 
-CHECK_EVERY_STEPS = 25
-"""How often the losses are fetched from the device and looked at."""
+SplitRows = dict[str, Iterator[dict[str, Any]]]
+"""Rows of the predictions for each split, to be consumed once; no split when training diverged."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,8 @@ def build_network(encoder: Encoder, cell: CellContext, tasks: Sequence[EncodedTa
 
     Random weights come from torch's generator.
     """
-    texts = [texts for encoded in tasks for texts in encoded.all_texts]
+    splits = [split for encoded in tasks for split in encoded.splits.values()]
+    texts = [texts for split in splits for texts in split.all_texts]
     backbone = copy_backbone(encoder.backbone, texts, cell.config.weights)
     network = FAMILY_MODULES[cell.task.family].build_model(backbone, cell)
     return network.to(torch.bfloat16) if cell.config.weight_dtype == "bf16" else network
@@ -56,10 +61,14 @@ def train_network(network: nn.Module, encoded: EncodedTask[Any], cell: CellConte
     examples = draw_indices(split.num_examples, config.max_train_examples or split.num_examples)
     items = split.items_of(examples)
     num_steps = min(config.max_steps, config.epochs * math.ceil(len(items) / config.batch_size))
-    # 2. Optimizer.
-    optimizer = make_adamw(network, config)
+    # 2. Optimizer. Weight decay is on matrices, not on norms and biases.
+    parameters = list(network.parameters())
+    matrices = [parameter for parameter in parameters if parameter.ndim >= 2]
+    vectors = [parameter for parameter in parameters if parameter.ndim < 2]
+    groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, betas=config.betas, eps=config.eps, fused=True)
     network.train()
-    # 3. Updates. What a step gives stays on the device until it is looked at, so that no step waits for it.
+    # 3. Updates. What a step gives stays on the device for up to 25 steps, so that few steps wait for it.
     unseen: list[Tensor] = []
     losses: list[float] = []
     diverged_at = None
@@ -70,19 +79,19 @@ def train_network(network: nn.Module, encoded: EncodedTask[Any], cell: CellConte
             for group in optimizer.param_groups:
                 group["lr"] = finetuning_rate(config, step, num_steps)
             loss = family.accumulate_gradients(network, split, items[indices], cell)
-            norm = nn.utils.clip_grad_norm_(network.parameters(), config.max_grad_norm)
+            norm = nn.utils.clip_grad_norm_(parameters, config.max_grad_norm)
             optimizer.step()
             optimizer.zero_grad()
             unseen.append(torch.stack([loss.float(), norm.float()]))
             num_tokens += split.count_tokens(items[indices])
-            if len(unseen) == CHECK_EVERY_STEPS or step + 1 == num_steps:
+            if len(unseen) == 25 or step + 1 == num_steps:
                 diverged_at = append_losses(losses, unseen)
                 progress.advance(len(unseen), f"loss {losses[-1]:.3f}" if losses else "")
                 unseen.clear()
             if diverged_at is not None:
                 break
     # 4. The last update may itself have broken the weights: no loss saw it.
-    if diverged_at is None and not all(parameter.isfinite().all() for parameter in network.parameters()):
+    if diverged_at is None and not all(parameter.isfinite().all() for parameter in parameters):
         diverged_at = num_steps - 1
     return TrainingResult(losses, num_steps, num_tokens, time.perf_counter() - started, diverged_at)
 
@@ -100,14 +109,6 @@ def finetuning_rate(config: FinetuneConfig, step: int, num_steps: int) -> float:
     return config.learning_rate * min(climbing, falling, 1.0)
 
 
-def make_adamw(network: nn.Module, config: FinetuneConfig) -> torch.optim.AdamW:
-    """Weight decay is on matrices, not on norms and biases."""
-    matrices = [parameter for parameter in network.parameters() if parameter.ndim >= 2]
-    vectors = [parameter for parameter in network.parameters() if parameter.ndim < 2]
-    groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=config.betas, eps=config.eps, fused=True)
-
-
 def append_losses(losses: list[float], unseen: Sequence[Tensor]) -> int | None:
     """Append the losses of steps up to the first that is not finite, in loss or gradient norm; its number, or None."""
     for loss, norm in torch.stack(list(unseen)).tolist():
@@ -115,3 +116,58 @@ def append_losses(losses: list[float], unseen: Sequence[Tensor]) -> int | None:
             return len(losses)
         losses.append(loss)
     return None
+
+
+def evaluate_cell(
+    network: nn.Module,
+    encoded: EncodedTask[Any],
+    training: TrainingResult,
+    plan: CellPlan,
+    cell: CellContext,
+    encoder: Encoder,
+    label: str,
+) -> tuple[Score, SplitRows]:
+    """Predict validation and test of one task, unless training diverged, and say how good that is."""
+    family, device = FAMILY_MODULES[plan.task.family], cell.device
+    started = time.perf_counter()
+    metrics: dict[str, dict[str, float]] = {}
+    rows: SplitRows = {}
+    network.eval()
+    for name in EVALUATED_SPLITS if training.diverged_at is None else ():
+        split = encoded.splits[name]
+        with torch.no_grad():
+            predictions = family.predict(network, split, cell)
+        metrics[name] = family.compute_metrics(split, predictions, cell)
+        rows[name] = family.prediction_rows(split, predictions, cell)
+    # The most memory that was in use: by the cell on a GPU, by the process on a CPU.
+    if device.type == "cuda":
+        peak_memory_bytes = torch.cuda.max_memory_allocated(device)
+    else:
+        peak_memory_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    seconds = {"train": training.seconds, "evaluate": time.perf_counter() - started}
+    score = Score(
+        protocol=PROTOCOL,
+        cell=plan.hash,
+        model=label,
+        model_hash=encoder.hash,
+        task=plan.task.name,
+        trained_on=plan.train.task.name,
+        source=plan.evaluation.name,
+        data_hash=plan.evaluation.hash,
+        metric=plan.task.metric,
+        classes=plan.task.classes,
+        config=cell.config,
+        metrics=metrics,
+        num_examples={name: split.num_examples for name, split in encoded.splits.items()},
+        num_truncated={name: split.num_truncated for name, split in encoded.splits.items()},
+        num_left_out=encoded.left_out,
+        num_steps=training.num_steps,
+        diverged=training.diverged_at is not None,
+        diverged_at_step=training.diverged_at,
+        final_loss=training.final_loss,
+        seconds={name: round(value, 3) for name, value in seconds.items()},
+        tokens_per_second={"train": round(training.num_tokens / training.seconds, 1)},
+        peak_memory_bytes=peak_memory_bytes,
+        machine=describe_machine(device),
+    )
+    return score, rows

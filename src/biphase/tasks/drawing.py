@@ -16,7 +16,6 @@ from biphase.tasks.spec import TaskSplit
 DRAW_SEED = 42
 TRAIN_SHARE = 0.95
 """Where there is no validation split, the rest of train becomes it, as in the paper."""
-MIN_HELD_QUERIES = 100
 
 Item = TypeVar("Item")
 Judgements = dict[str, dict[str, int]]
@@ -55,7 +54,7 @@ def draw_queries(source: TaskSource, judged: dict[TaskSplit, Judgements]) -> dic
     num_ids = len(ids)
     ends: dict[TaskSplit, int]
     if drawn_from == "train":
-        num_held = max(num_ids - math.floor(TRAIN_SHARE * num_ids), min(MIN_HELD_QUERIES, num_ids // 2))
+        num_held = max(num_ids - math.floor(TRAIN_SHARE * num_ids), min(100, num_ids // 2))
         ends = {"validation": num_held, "train": num_ids}
     elif source.task.trained_on is not None:
         ends = {"validation": num_ids // 2, "test": num_ids}

@@ -1,10 +1,12 @@
 """Rows of a source → checked examples of a task, in its splits. Whatever comes out is well-formed.
 
-Splits that the source does not have are drawn, as `spec.Splits` says. Labels and tags come out as
-numbers, tags in IOB2, answers as exact spans of their context, documents without the prefixes of the encoder's input.
+Splits that the source does not have are drawn, as `spec.Splits` says. Labels and tags come out as numbers, tags in
+IOB2, answers as exact spans of their context, documents without the prefixes of the encoder's input.
 """
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+import itertools
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -13,10 +15,7 @@ from biphase import console
 from biphase.errors import InputError
 from biphase.tasks.drawing import Judgements, draw_items, draw_queries, hold_out
 from biphase.tasks.sources import PartName, Row, TaskSource, column, id_of, own_name, read_rows, shown, text_column
-from biphase.tasks.spec import TASK_SPLITS, EvaluatedSplit, Scheme, Task, TaskSplit, template_columns
-
-DOCUMENTS_PER_NOTE = 10_000
-"""How often the progress of reading a collection is shown."""
+from biphase.tasks.spec import TASK_SPLITS, EvaluatedSplit, Family, Scheme, Task, TaskSplit, template_columns
 
 
 @dataclass(frozen=True)
@@ -104,7 +103,34 @@ def load_examples(source: TaskSource, judged_only: bool) -> TaskData[Any] | Coll
             label outside its set, tags that do not match words, an answer that is not in its context, a judgement of
             an unknown document; a split without examples, or one too small to draw another from.
     """
-    return load_collection(source, judged_only) if source.task.family == "retrieval" else load_splits(source)
+    if source.task.family == "retrieval":
+        return load_collection(source, judged_only)
+    makers: dict[Family, Callable[[TaskSource, str, Row], AnyExample | None]] = {
+        "sequence_classification": make_text,
+        "token_classification": make_words,
+        "question_answering": make_question,
+    }
+    task, make = source.task, makers[source.task.family]
+    examples: dict[TaskSplit, list[AnyExample]] = {}
+    left_out = 0
+    for split in source.splits:
+        found = [None if row is None else make(source, place, row) for place, row in read_rows(source, split)]
+        examples[split] = [example for example in found if example is not None]
+        left_out += len(found) - len(examples[split])
+        if not examples[split]:
+            raise InputError(f"task '{task.name}': the {split} split in {source.name} has no labelled examples")
+        if task.family == "question_answering":  # answers are compared by id
+            [(id, times)] = Counter(example.id for example in examples[split]).most_common(1)
+            if times > 1:
+                raise InputError(f"{source.name}: the {split} split has two questions with the id '{id}'")
+    if "validation" not in examples:
+        if len(examples["train"]) < 2:
+            raise InputError(
+                f"task '{task.name}': the train split in {source.name} is too small to hold out a validation"
+            )
+        examples["train"], examples["validation"] = hold_out(examples["train"])
+    train, validation, test = (tuple(examples[split]) for split in TASK_SPLITS)
+    return TaskData[Any](task, source.name, train, validation, test, left_out)
 
 
 def limit_evaluation(data: TaskData[Any] | Collection, num_examples: int) -> TaskData[Any] | Collection:
@@ -119,53 +145,6 @@ def limit_evaluation(data: TaskData[Any] | Collection, num_examples: int) -> Tas
     for split, judged in data.relevance.items():
         relevance[split] = {query: judged[query] for query in draw_items(tuple(judged), num_examples)}
     return replace(data, relevance=relevance)
-
-
-def load_splits(source: TaskSource) -> TaskData[Any]:
-    task = source.task
-    examples: dict[TaskSplit, list[AnyExample]] = {}
-    left_out = 0
-    for split in source.splits:
-        examples[split] = []
-        for place, row in read_rows(source, split):
-            example = None if row is None else make_task_example(source, place, row)
-            if example is None:
-                left_out += 1
-            else:
-                examples[split].append(example)
-        if not examples[split]:
-            raise InputError(f"task '{task.name}': the {split} split in {source.name} has no labelled examples")
-        check_ids(source, split, examples[split])
-    if "validation" not in examples:
-        if len(examples["train"]) < 2:
-            raise InputError(
-                f"task '{task.name}': the train split in {source.name} is too small to hold out a validation"
-            )
-        examples["train"], examples["validation"] = hold_out(examples["train"])
-    train, validation, test = (tuple(examples[split]) for split in TASK_SPLITS)
-    return TaskData[Any](task, source.name, train, validation, test, left_out)
-
-
-def check_ids(source: TaskSource, split: TaskSplit, examples: Iterable[AnyExample]) -> None:
-    """Answers are compared by id, so no two questions of a split may share one."""
-    seen: set[str] = set()
-    for example in examples:
-        if not isinstance(example, Question):
-            continue
-        if example.id in seen:
-            raise InputError(f"{source.name}: the {split} split has two questions with the id '{example.id}'")
-        seen.add(example.id)
-
-
-def make_task_example(source: TaskSource, place: str, row: Row) -> AnyExample | None:
-    """A checked example; None for a row without a gold label."""
-    match source.task.family:
-        case "sequence_classification":
-            return make_text(source, place, row)
-        case "token_classification":
-            return make_words(source, place, row)
-        case _:
-            return make_question(source, place, row)
 
 
 def make_text(source: TaskSource, place: str, row: Row) -> LabelledText | None:
@@ -247,12 +226,9 @@ def make_question(source: TaskSource, place: str, row: Row) -> Question | None:
     # The hub keeps only the texts of answers: their mentions are the candidates that read so.
     mentions = {candidate for candidate in candidates if candidate.text in {text for text, _ in gold}}
     mentions |= {locate(text, start) for text, start in gold if text not in {mention.text for mention in mentions}}
-    question = text_column(source, place, row, "question")
-    return Question(id, question, context, in_order(mentions), in_order(candidates | mentions))
-
-
-def in_order(answers: Iterable[Answer]) -> tuple[Answer, ...]:
-    return tuple(sorted(answers, key=lambda answer: (answer.start, len(answer.text))))
+    ordered = sorted(candidates | mentions, key=lambda answer: (answer.start, len(answer.text)))
+    answers = tuple(answer for answer in ordered if answer in mentions)
+    return Question(id, text_column(source, place, row, "question"), context, answers, tuple(ordered))
 
 
 def read_spans(place: str, name: str, value: Any) -> list[tuple[str, int]]:
@@ -293,40 +269,33 @@ def load_collection(source: TaskSource, judged_only: bool) -> Collection:
     judged = draw_queries(source, judged)
     # 2. The texts that they name.
     wanted = {query for judgements in judged.values() for query in judgements}
-    named = {document for judgements in judged.values() for document in documents_in(judgements)}
+    documents_of = {
+        split: tuple(dict.fromkeys(itertools.chain.from_iterable(judgements.values())))
+        for split, judgements in judged.items()
+    }
+    named = set(itertools.chain.from_iterable(documents_of.values()))
     queries = read_texts(source, "queries", wanted)
     documents = read_texts(source, "corpus", named if judged_only else None)
     check_known(source, "query", wanted, queries)
     check_known(source, "document", named, documents)
     # 3. Pairs to train on. A query without a relevant document gives none; no split may have such queries alone.
+    pairs: dict[TaskSplit, list[tuple[str, str]]] = {"train": []}
     for split, judgements in judged.items():
-        if not relevant_pairs(judgements):
+        pairs[split] = []
+        for query, grades in judgements.items():
+            pairs[split] += [(query, document) for document, grade in grades.items() if grade > 0]
+        if not pairs[split]:
             raise InputError(f"task '{task.name}': the {split} split in {source.name} has no relevant document")
-    pairs = relevant_pairs(judged.get("train", {}))
-    evaluated: dict[EvaluatedSplit, Judgements] = {"validation": judged["validation"], "test": judged["test"]}
     return Collection(
         task=task,
         source=source.name,
         documents=documents,
         queries=queries,
-        train=pairs,
-        relevance=evaluated,
-        judged_documents={split: documents_in(judgements) for split, judgements in evaluated.items()},
-        left_out=len(judged.get("train", {})) - len({query for query, _ in pairs}),
+        train=tuple(pairs["train"]),
+        relevance={"validation": judged["validation"], "test": judged["test"]},
+        judged_documents={"validation": documents_of["validation"], "test": documents_of["test"]},
+        left_out=len(judged.get("train", {})) - len({query for query, _ in pairs["train"]}),
     )
-
-
-def documents_in(judgements: Judgements) -> tuple[str, ...]:
-    """Every document that the judgements name, once."""
-    return tuple(dict.fromkeys(document for grades in judgements.values() for document in grades))
-
-
-def relevant_pairs(judgements: Judgements) -> tuple[tuple[str, str], ...]:
-    """(query id, relevant document id)."""
-    pairs = []
-    for query, grades in judgements.items():
-        pairs += [(query, document) for document, grade in grades.items() if grade > 0]
-    return tuple(pairs)
 
 
 def read_judgements(source: TaskSource, split: TaskSplit) -> Judgements:
@@ -353,8 +322,8 @@ def read_texts(source: TaskSource, part: PartName, wanted: Set[str] | None) -> d
         for number, (place, row) in enumerate(read_rows(source, part), start=1):
             assert row is not None
             id = str(column(source, place, row, "_id"))
-            if number % DOCUMENTS_PER_NOTE == 0:
-                progress.advance(DOCUMENTS_PER_NOTE)
+            if number % 10_000 == 0:
+                progress.advance(10_000)
             if wanted is not None and id not in wanted:
                 continue
             text = text_column(source, place, row, "text")

@@ -21,7 +21,6 @@ from biphase.tasks.spec import TASK_SPLITS, FileLayout, Format, Hub, Task, TaskS
 
 HUB = Path("hub")
 """A `data_dir` of this name stands for the hub's data, also for a task that comes with the package."""
-ROWS_PER_BATCH = 1000
 
 PartName = TaskSplit | Literal["corpus", "queries"]
 Row = dict[str, Any]
@@ -51,14 +50,24 @@ class TaskSource:
 def find_source(task: Task, data_dir: Path | None) -> TaskSource:
     """The files in `data_dir`, or in the package for a bundled task, or else the hub's data, not yet read or parsed.
 
-    Any layout that the task lists may be in `data_dir`; `hub` as its name stands for the hub.
+    In `data_dir` may be any layout that the task lists: the first that is complete. `hub` as its name stands for the
+    hub.
 
     Raises:
         InputError: a folder without the files (naming what is needed), a task without a source, a hub repository
             whose commit cannot be found out.
     """
     if data_dir is not None and data_dir != HUB:
-        return source_of_files(task, str(data_dir), *find_files(task, data_dir))
+        if not data_dir.is_dir():
+            raise InputError(f"data_dir {data_dir} is not a folder")
+        for layout in task.files:
+            files = find_layout(task, layout, data_dir)
+            if all(files.values()):
+                return source_of_files(task, str(data_dir), layout, files)
+        if not task.files:
+            raise InputError(f"task '{task.name}' does not say what files a data_dir holds: give them as files")
+        needed = " or ".join(" + ".join(parts_of(task, layout).values()) for layout in task.files)
+        raise InputError(f"data_dir {data_dir}: task '{task.name}' needs {needed} there")
     if data_dir is None and task.bundled:
         folder = Path(str(resources.files("biphase"))) / "bundled" / "tasks"
         train, validation, test = (f"{task.name}-{split}.jsonl" for split in TASK_SPLITS)
@@ -78,10 +87,9 @@ def absolute_dir(data_dir: str | Path) -> str:
 
 
 def source_of_files(task: Task, name: str, layout: FileLayout, files: dict[PartName, tuple[Path, ...]]) -> TaskSource:
-    stamps = {
-        part: [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files[part]] for part in files
-    }
-    hashes = {part: [stamped_hash(*stamp) for stamp in part_stamps] for part, part_stamps in stamps.items()}
+    hashes: dict[PartName, list[str]] = {}
+    for part, paths in files.items():
+        hashes[part] = [stamped_hash(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
     form = layout.model_dump(mode="json", exclude={*TASK_SPLITS, "corpus", "queries"})
     return TaskSource(task, name, content_hash([definition(task), form, hashes]), layout, files)
 
@@ -126,20 +134,6 @@ def id_of(place: str, row: Row) -> str:
 @lru_cache(maxsize=1024)
 def stamped_hash(path: str, size: int, modified_ns: int) -> str:
     return file_hash(Path(path))
-
-
-def find_files(task: Task, folder: Path) -> tuple[FileLayout, dict[PartName, tuple[Path, ...]]]:
-    """The first layout that is complete in `folder`, compressed or not, and its files."""
-    if not folder.is_dir():
-        raise InputError(f"data_dir {folder} is not a folder")
-    for layout in task.files:
-        files = find_layout(task, layout, folder)
-        if all(files.values()):
-            return layout, files
-    if not task.files:
-        raise InputError(f"task '{task.name}' does not say what files a data_dir holds: give them as files")
-    needed = " or ".join(" + ".join(parts_of(task, layout).values()) for layout in task.files)
-    raise InputError(f"data_dir {folder}: task '{task.name}' needs {needed} there")
 
 
 def find_layout(task: Task, layout: FileLayout, folder: Path) -> dict[PartName, tuple[Path, ...]]:
@@ -198,14 +192,16 @@ def read_rows(source: TaskSource, part: PartName) -> Rows:
         return itertools.chain.from_iterable(chains)
     if part == "corpus" or part == "queries":
         place = getattr(form, part)
-        return itertools.chain.from_iterable(read_hub(task, form, place.config, split) for split in place.splits)
-    return read_hub(task, form, form.config, named_splits(form.splits)[part])
+        return itertools.chain.from_iterable(read_hub(source, form, place.config, split) for split in place.splits)
+    return read_hub(source, form, form.config, named_splits(form.splits)[part])
 
 
-def read_file(task: Task, layout: FileLayout, path: Path, form: Format | None = None) -> Rows:
-    match form or layout.format or format_of(path):
+def read_file(task: Task, layout: FileLayout, path: Path, form: Format | None) -> Rows:
+    plain = path.with_suffix("") if path.suffix in CODECS else path
+    endings: dict[str, Format] = {".jsonl": "jsonl", ".tsv": "tsv", ".json": "squad"}
+    match form or layout.format or endings.get(plain.suffix, "columns"):
         case "jsonl":
-            return read_objects(path)
+            return ((f"{path}:{number}", row) for number, row, _ in read_json_lines(path))
         case "tsv":
             return read_tsv(path, layout.has_short_rows)
         case "squad":
@@ -214,17 +210,6 @@ def read_file(task: Task, layout: FileLayout, path: Path, form: Format | None = 
             return read_record(path)
         case "columns":
             return read_columns(path, task, layout)
-
-
-def format_of(path: Path) -> Format:
-    plain = path.with_suffix("") if path.suffix in CODECS else path
-    endings: dict[str, Format] = {".jsonl": "jsonl", ".tsv": "tsv", ".json": "squad"}
-    return endings.get(plain.suffix, "columns")
-
-
-def read_objects(path: Path) -> Iterator[tuple[str, Row]]:
-    """The objects of a .jsonl file, each with its place."""
-    return ((f"{path}:{number}", row) for number, row, _ in read_json_lines(path))
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -288,7 +273,8 @@ def read_squad(path: Path) -> Rows:
 
 def read_record(path: Path) -> Rows:
     """SuperGLUE's form of ReCoRD: a passage with its entities per line, and the questions about it."""
-    for place, line in read_objects(path):
+    for line_number, line, _ in read_json_lines(path):
+        place = f"{path}:{line_number}"
         try:
             passage, number = line["passage"], line["idx"]
             spans = [(entity["start"], entity["end"] + 1) for entity in passage["entities"]]  # ends are inclusive there
@@ -310,7 +296,7 @@ def read_record(path: Path) -> Rows:
         yield from ((place, row) for row in rows)
 
 
-def read_hub(task: Task, hub: Hub, config: str | None, split: str) -> Rows:
+def read_hub(source: TaskSource, hub: Hub, config: str | None, split: str) -> Rows:
     """Rows at the resolved commit; labels that the repository names come as names."""
     import datasets
     from huggingface_hub.errors import HfHubHTTPError, HTTPError
@@ -324,20 +310,17 @@ def read_hub(task: Task, hub: Hub, config: str | None, split: str) -> Rows:
         raise InputError(
             f"{hub.id}: split '{split}' cannot be read from the hub ({reason}); a local copy works with data_dir=…"
         ) from None
-    label = next((theirs for theirs, ours in hub.rename.items() if ours == task.label), task.label)
-    names = label_names(table.features.get(label))
+    # The column of labels, or of lists of labels, may name them.
+    label = own_name(source, source.task.label)
+    feature: Any = table.features.get(label)
+    names = list(getattr(getattr(feature, "feature", feature), "names", None) or [])
     number = 0
-    for batch in table.with_format("arrow").iter(batch_size=ROWS_PER_BATCH):
+    for batch in table.with_format("arrow").iter(batch_size=1000):
         for row in batch.to_pylist():
             if names:
                 row[label] = with_names(row[label], names)
             yield f"{hub.id} {split}: row {number}", row
             number += 1
-
-
-def label_names(feature: Any) -> list[str]:
-    """The names of the labels in a column of labels or of lists of labels; none where the repository has none."""
-    return list(getattr(getattr(feature, "feature", feature), "names", None) or [])
 
 
 def with_names(value: Any, names: list[str]) -> Any:

@@ -86,7 +86,7 @@ def test_span_loss_is_cross_entropy_over_context_and_end(encoder: Encoder) -> No
     split = encode(encoder, max_length=64, doc_stride=10)
     cell = make_cell("squad_v2")
     windows = np.arange(split.texts.num_samples)
-    batch = pack(split.texts, windows, cell.runtime)
+    batch = pack(split.texts, windows, cell)
     logits = torch.randn(len(batch.indices_T), 2, generator=torch.Generator().manual_seed(0))
     expected = 0.0
     for a, b in pairwise(split.texts.bounds_S1.tolist()):
@@ -105,7 +105,7 @@ def test_span_loss_is_cross_entropy_over_context_and_end(encoder: Encoder) -> No
 def test_token_loss_labels_the_first_answer(encoder: Encoder) -> None:
     split = encode(encoder, qa_head="token")
     cell = make_cell("squad_v2", qa_head="token")
-    batch = pack(split.texts, np.array([1, 0]), cell.runtime)
+    batch = pack(split.texts, np.array([1, 0]), cell)
     sure = torch.zeros(len(batch.indices_T), 2)
     begins, ends = split.answers_Q2[[1, 0]].T
     inside = np.zeros(len(batch.indices_T), dtype=bool)

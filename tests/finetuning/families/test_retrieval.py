@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 import torch
 
-from biphase.finetuning.batches import Runtime
 from biphase.finetuning.encoders import Encoder
 from biphase.finetuning.encoding import EncodedTask
 from biphase.finetuning.encoding_cache import load_encoded
@@ -14,7 +13,7 @@ from biphase.finetuning.families.retrieval import accumulate_gradients, contrast
 from biphase.finetuning.training import build_network
 from biphase.tasks.sources import find_source
 
-from ..conftest import CPU, make_cell, predict_split
+from ..conftest import make_cell, predict_split
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +60,7 @@ def test_gradient_caching_changes_memory_not_the_gradient(
     results = []
     for budget in (65_536, 30, 1):
         model = make_model(encoder)
-        cell = make_cell("squad_retrieval", Runtime(CPU.device, CPU.dtype, budget))
+        cell = make_cell("squad_retrieval", microbatch_tokens=budget)
         loss = accumulate_gradients(model, encoded.splits["train"], np.arange(9), cell)
         results.append((loss, [parameter.grad for parameter in model.parameters()]))
     for other in results[1:]:

@@ -26,6 +26,7 @@ from biphase.finetuning.batches import (
     targets_on_device,
 )
 from biphase.finetuning.config import FinetuneConfig
+from biphase.finetuning.encoders import TokenClassifier
 from biphase.finetuning.encoding import (
     EncodedSplit,
     EncodedTask,
@@ -34,12 +35,10 @@ from biphase.finetuning.encoding import (
     concatenate,
     tokenize,
 )
-from biphase.finetuning.heads import SpanFinder, TokenClassifier
 from biphase.finetuning.metrics.answers import (
     answer_scores,
     counted_answers,
     paper_answer_f1,
-    record_scores,
     token_f1,
 )
 from biphase.finetuning.spans import LOWEST, best_spans, margin_sums, segment_logsumexp
@@ -118,15 +117,14 @@ def encode_questions(
     candidates: list[tuple[int, int]] = []
     num_truncated = 0
     first = 0  # the number in K of the first context token of the question at hand
-    for number, (example, prefix, tokens) in enumerate(
+    for number, (example, prefix, (ids, spans_T2)) in enumerate(
         zip(examples, prefixes, tokenize(tokenizer, inputs, with_spans=True), strict=True)
     ):
         # 1. Question and context were tokenized as one text; tokens that end within the prefix are the question's. Of a
         #    question that takes more than half of the room, the rest is cut off.
-        assert tokens.spans is not None
-        num_question = int(np.searchsorted(tokens.spans[:, 1], len(prefix), side="right"))
-        question, context = tokens.ids[: min(num_question, room // 2)], tokens.ids[num_question:]
-        spans_K2 = np.maximum(tokens.spans[num_question:] - len(prefix), 0)
+        num_question = int(np.searchsorted(spans_T2[:, 1], len(prefix), side="right"))
+        question, context = ids[: min(num_question, room // 2)], ids[num_question:]
+        spans_K2 = np.maximum(spans_T2[num_question:] - len(prefix), 0)
         # 2. Windows: the question, then a part of the context.
         parts = cut_windows(len(context), room - len(question), config)
         num_covered = parts[-1][1]
@@ -185,9 +183,7 @@ def tokens_of_answer(answer: Answer | None, spans_K2: np.ndarray, first: int, li
 
 
 def build_model(backbone: nn.Module, cell: CellContext) -> nn.Module:
-    if cell.config.qa_head == "span":
-        return SpanFinder(backbone)
-    return TokenClassifier(backbone, 2, cell.config.head_dropout)
+    return TokenClassifier(backbone, 2, cell.config.head_dropout if cell.config.qa_head == "token" else 0.0)
 
 
 def accumulate_gradients(model: nn.Module, split: QuestionSplit, items: np.ndarray, cell: CellContext) -> Tensor:
@@ -200,13 +196,13 @@ def accumulate_gradients(model: nn.Module, split: QuestionSplit, items: np.ndarr
         loss = span_loss if is_span else token_loss
         return loss(logits_T2, split, batch, cell) / num_targets
 
-    return backward_in_microbatches(split.texts, items, cell.runtime, loss_of)
+    return backward_in_microbatches(split.texts, items, cell, loss_of)
 
 
 def token_loss(logits_T2: Tensor, split: QuestionSplit, batch: Batch, cell: CellContext) -> Tensor:
     """Sum of cross-entropies: label 1 on the first answer's tokens, 0 on all others, the question's too."""
     targets_T = is_in_answer(split, batch).astype(np.int64)
-    return cross_entropy(logits_T2, targets_on_device(targets_T, cell.runtime), reduction="sum")
+    return cross_entropy(logits_T2, targets_on_device(targets_T, cell), reduction="sum")
 
 
 def is_in_answer(split: QuestionSplit, batch: Batch) -> np.ndarray:
@@ -241,7 +237,7 @@ def span_loss(logits_T2: Tensor, split: QuestionSplit, batch: Batch, cell: CellC
     is_hidden_T = torch.from_numpy(~is_choice_T).to(logits_T2.device)
     masked_T2 = logits_T2.masked_fill(is_hidden_T[:, None], float("-inf"))
     logsumexp_W2 = segment_logsumexp(masked_T2, batch.layout.bounds_S1.long())
-    chosen_W2 = masked_T2.gather(0, targets_on_device(targets_W2, cell.runtime))
+    chosen_W2 = masked_T2.gather(0, targets_on_device(targets_W2, cell))
     return (logsumexp_W2 - chosen_W2).mean(1).sum()
 
 
@@ -263,7 +259,7 @@ def predict(model: nn.Module, split: QuestionSplit, cell: CellContext) -> SpanPr
     is_span = cell.config.qa_head == "span"
     # 1. Logits of all tokens of all windows, and of each context token those of one window.
     logits_T2 = np.zeros((len(split.texts.tokens_T), 2), dtype=np.float32)
-    for batch, logits in evaluation_batches(model, split.texts, np.arange(split.texts.num_samples), cell.runtime):
+    for batch, logits in evaluation_batches(model, split.texts, np.arange(split.texts.num_samples), cell):
         logits_T2[batch.indices_T] = logits.cpu().numpy()
     logits_K2 = context_logits(split, logits_T2)
     # 2. How good it is to start and to end at each context token, and to have no answer. With the span head that is the
@@ -287,7 +283,11 @@ def predict(model: nn.Module, split: QuestionSplit, cell: CellContext) -> SpanPr
     is_empty_Q = (null_Q > scores_Q) & split.has_unanswerable
     best_texts = [text_of_span(split, number, begin, end) for number, (begin, end) in enumerate(spans_Q2.tolist())]
     texts = ["" if empty else text for text, empty in zip(best_texts, is_empty_Q, strict=True)]
-    selected = tokens_of_spans(split, spans_Q2, is_empty_Q) if is_span else labelled_tokens(split, logits_T2)
+    if is_span:
+        selected = tokens_of_spans(split, spans_Q2, is_empty_Q)
+    else:  # all tokens that are labelled 1, in the question too, of the one window that a question has with this head
+        is_labelled_T = logits_T2[:, 1] > logits_T2[:, 0]
+        selected = [np.flatnonzero(part) for part in np.split(is_labelled_T, split.texts.bounds_S1[1:-1])]
     return SpanPredictions(texts, best_texts, null_Q - scores_Q, selected)
 
 
@@ -318,12 +318,6 @@ def tokens_of_spans(split: QuestionSplit, spans_Q2: np.ndarray, is_empty_Q: np.n
     return tokens
 
 
-def labelled_tokens(split: QuestionSplit, logits_T2: np.ndarray) -> list[np.ndarray]:
-    """All tokens that the token head, which has one window per question, labels 1: in the question too."""
-    is_labelled_T = logits_T2[:, 1] > logits_T2[:, 0]
-    return [np.flatnonzero(is_labelled_T[begin:end]) for begin, end in pairwise(split.texts.bounds_S1.tolist())]
-
-
 def text_of_span(split: QuestionSplit, question: int, begin: int, end: int) -> str:
     if begin == end:
         return ""
@@ -333,7 +327,7 @@ def text_of_span(split: QuestionSplit, question: int, begin: int, end: int) -> s
 def compute_metrics(split: QuestionSplit, predictions: SpanPredictions, cell: CellContext) -> dict[str, float]:
     texts = dict(zip(split.ids, predictions.texts, strict=True))
     gold = dict(zip(split.ids, split.gold, strict=True))
-    scores = record_scores(texts, gold) if len(split.candidates_C2) else answer_scores(texts, gold)
+    scores = answer_scores(texts, gold)
     if split.has_unanswerable:
         best = dict(zip(split.ids, predictions.best_texts, strict=True))
         no_answer = dict(zip(split.ids, predictions.no_answer_scores_Q.tolist(), strict=True))

@@ -19,8 +19,8 @@ from torch.nn.functional import cross_entropy, normalize
 
 from biphase.finetuning.batches import CellContext, evaluation_batches, pack, split_by_tokens
 from biphase.finetuning.config import EVALUATED_SPLITS, FinetuneConfig
+from biphase.finetuning.encoders import Embedder
 from biphase.finetuning.encoding import EncodedSplit, EncodedTask, HashedTokenizer, TokenizedTexts, encode_texts
-from biphase.finetuning.heads import Embedder
 from biphase.finetuning.metrics.ranking import ranking_scores
 from biphase.tasks.examples import Collection
 
@@ -108,7 +108,7 @@ def build_model(backbone: nn.Module, cell: CellContext) -> nn.Module:
 def accumulate_gradients(model: nn.Module, split: JudgedSplit, items: np.ndarray, cell: CellContext) -> Tensor:
     """The mean InfoNCE loss over pairs, each query against all documents of the batch, and its gradient."""
     queries, documents = split.queries_J[items], split.documents_J[items]
-    most = cell.runtime.microbatch_tokens
+    most = cell.config.microbatch_tokens
     parts = [(split.texts, part) for part in split_by_tokens(queries, split.texts.lengths_S, most)]
     parts += [(split.documents, part) for part in split_by_tokens(documents, split.documents.lengths_S, most)]
     # 1. Embed all texts; with a graph only where all of them fit into memory at once.
@@ -132,8 +132,8 @@ def accumulate_gradients(model: nn.Module, split: JudgedSplit, items: np.ndarray
 
 def embed(model: nn.Module, texts: TokenizedTexts, samples: np.ndarray, cell: CellContext) -> Tensor:
     """Mean embeddings [S, D], fp32."""
-    batch = pack(texts, samples, cell.runtime)
-    with cell.runtime.autocast():
+    batch = pack(texts, samples, cell)
+    with cell.autocast():
         return model(batch.tokens_T, batch.positions_T, batch.layout)
 
 
@@ -188,7 +188,7 @@ def embed_all(model: nn.Module, texts: TokenizedTexts, samples: np.ndarray, cell
     """Unit embeddings [S, D] of the given samples, in their order."""
     rows_of = {int(sample): row for row, sample in enumerate(samples)}
     embeddings = None
-    for batch, output in evaluation_batches(model, texts, samples, cell.runtime):
+    for batch, output in evaluation_batches(model, texts, samples, cell):
         if embeddings is None:
             embeddings = output.new_empty(len(samples), output.shape[1])
         rows = torch.tensor([rows_of[int(sample)] for sample in batch.samples], device=output.device)

@@ -3,7 +3,7 @@
 Letters: S samples, C classes.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +19,8 @@ from biphase.finetuning.batches import (
     targets_on_device,
 )
 from biphase.finetuning.config import FinetuneConfig
+from biphase.finetuning.encoders import SequenceClassifier
 from biphase.finetuning.encoding import EncodedSplit, EncodedTask, HashedTokenizer, encode_texts
-from biphase.finetuning.heads import SequenceClassifier
 from biphase.finetuning.metrics.classification import sequence_metrics
 from biphase.tasks.examples import LabelledText, TaskData
 
@@ -36,12 +36,13 @@ split_kind = LabelledSplit
 def encode_task(
     data: TaskData[LabelledText], tokenizer: HashedTokenizer, config: FinetuneConfig
 ) -> EncodedTask[LabelledSplit]:
-    def encode(examples: Sequence[LabelledText]) -> LabelledSplit:
+    splits = {}
+    for name, examples in data.splits.items():
+        ids = [example.id for example in examples]
         texts = encode_texts(tokenizer, [example.text for example in examples], config.max_length)
         labels_S = np.array([example.label for example in examples], dtype=np.int64)
-        return LabelledSplit([example.id for example in examples], texts, len(examples), len(texts.truncated), labels_S)
-
-    return EncodedTask({name: encode(examples) for name, examples in data.splits.items()}, data.left_out)
+        splits[name] = LabelledSplit(ids, texts, len(examples), len(texts.truncated), labels_S)
+    return EncodedTask(splits, data.left_out)
 
 
 def build_model(backbone: nn.Module, cell: CellContext) -> nn.Module:
@@ -51,16 +52,16 @@ def build_model(backbone: nn.Module, cell: CellContext) -> nn.Module:
 def accumulate_gradients(model: nn.Module, split: LabelledSplit, items: np.ndarray, cell: CellContext) -> Tensor:
     def loss_of(batch: Batch) -> Tensor:
         logits_SC = model(batch.tokens_T, batch.positions_T, batch.layout)
-        targets_S = targets_on_device(split.labels_S[batch.samples], cell.runtime)
+        targets_S = targets_on_device(split.labels_S[batch.samples], cell)
         return cross_entropy(logits_SC, targets_S, reduction="sum") / len(items)
 
-    return backward_in_microbatches(split.texts, items, cell.runtime, loss_of)
+    return backward_in_microbatches(split.texts, items, cell, loss_of)
 
 
 def predict(model: nn.Module, split: LabelledSplit, cell: CellContext) -> np.ndarray:
     """The label of each sample."""
     predicted_S = np.zeros(split.num_examples, dtype=np.int64)
-    for batch, logits_SC in evaluation_batches(model, split.texts, np.arange(split.num_examples), cell.runtime):
+    for batch, logits_SC in evaluation_batches(model, split.texts, np.arange(split.num_examples), cell):
         predicted_S[batch.samples] = logits_SC.argmax(-1).cpu().numpy()
     return predicted_S
 

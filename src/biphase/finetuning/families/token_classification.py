@@ -23,21 +23,17 @@ from biphase.finetuning.batches import (
     targets_on_device,
 )
 from biphase.finetuning.config import FinetuneConfig
+from biphase.finetuning.encoders import TokenClassifier
 from biphase.finetuning.encoding import (
     EncodedSplit,
     EncodedTask,
     HashedTokenizer,
     bounds_of_lengths,
     concatenate,
-    flatten,
     tokenize,
 )
-from biphase.finetuning.heads import TokenClassifier
-from biphase.finetuning.metrics.tagging import token_metrics
+from biphase.finetuning.metrics.classification import token_metrics
 from biphase.tasks.examples import TaggedWords, TaskData
-
-IGNORED = -100
-"""The target of a token that has none (torch's convention)."""
 
 
 @dataclass(frozen=True)
@@ -64,25 +60,24 @@ def encode_sentences(examples: Sequence[TaggedWords], tokenizer: HashedTokenizer
     word_bounds_S1 = bounds_of_lengths([len(example.words) for example in examples])
     sentences = [" ".join(example.words) for example in examples]
     room = tokenizer.room(max_length)
-    ids, words = [], []
-    for example, first, tokens in zip(
-        examples, word_bounds_S1[:-1].tolist(), tokenize(tokenizer, sentences, with_spans=True), strict=True
+    parts, words = [], []
+    for example, first, (ids, spans_T2) in zip(
+        examples, word_bounds_S1[:-1], tokenize(tokenizer, sentences, with_spans=True), strict=True
     ):
-        assert tokens.spans is not None
-        ids.append(tokens.ids)
+        parts.append(ids)
         # The words of the tokens that are kept, numbered through the whole split, between special tokens (-1).
-        last_characters = np.maximum(tokens.spans[:, 1] - 1, tokens.spans[:, 0])[:room]
+        last_characters = np.maximum(spans_T2[:, 1] - 1, spans_T2[:, 0])[:room]
         inside = first + words_of_tokens(example.words, last_characters)
-        words += [[-1] * len(tokenizer.opening), inside.tolist(), [-1]]
-    texts = concatenate(tokenizer, ids, max_length)
+        words += [np.full(len(tokenizer.opening), -1), inside, np.full(1, -1)]
+    texts = concatenate(tokenizer, parts, max_length)
     return TaggedSplit(
         ids=[example.id for example in examples],
         texts=texts,
         num_examples=len(examples),
         num_truncated=len(texts.truncated),
-        tags_W=flatten(example.tags for example in examples),
+        tags_W=np.concatenate([example.tags for example in examples]).astype(np.int64),
         word_bounds_S1=word_bounds_S1,
-        words_T=flatten(words),
+        words_T=np.concatenate(words),
     )
 
 
@@ -106,17 +101,19 @@ def accumulate_gradients(model: nn.Module, split: TaggedSplit, items: np.ndarray
     def loss_of(batch: Batch) -> Tensor:
         logits_TC = model(batch.tokens_T, batch.positions_T, batch.layout)
         words_T = split.words_T[batch.indices_T]
-        targets_T = targets_on_device(np.where(words_T >= 0, split.tags_W[words_T], IGNORED), cell.runtime)
-        return cross_entropy(logits_TC, targets_T, ignore_index=IGNORED, reduction="sum") / max(num_targets, 1)
+        targets_T = targets_on_device(
+            np.where(words_T >= 0, split.tags_W[words_T], -100), cell
+        )  # torch's for: no target
+        return cross_entropy(logits_TC, targets_T, reduction="sum") / max(num_targets, 1)
 
-    return backward_in_microbatches(split.texts, items, cell.runtime, loss_of)
+    return backward_in_microbatches(split.texts, items, cell, loss_of)
 
 
 def predict(model: nn.Module, split: TaggedSplit, cell: CellContext) -> np.ndarray:
     """The tag of each word."""
     classes = cell.task.classes
     labels_T = np.zeros(len(split.texts.tokens_T), dtype=np.int64)
-    for batch, logits_TC in evaluation_batches(model, split.texts, np.arange(split.num_examples), cell.runtime):
+    for batch, logits_TC in evaluation_batches(model, split.texts, np.arange(split.num_examples), cell):
         labels_T[batch.indices_T] = logits_TC.argmax(-1).cpu().numpy()
     return vote(labels_T, split.words_T, len(split.tags_W), len(classes), default=classes.index("O"))
 

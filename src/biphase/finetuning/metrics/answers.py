@@ -35,12 +35,13 @@ def token_f1(prediction: str, answers: Sequence[str]) -> float:
     """
     if not answers:
         return exact_match(prediction, answers)
-    return max(shared_f1(normalise(prediction).split(), normalise(answer).split()) for answer in answers)
-
-
-def shared_f1(predicted: Sequence[str], gold: Sequence[str]) -> float:
-    num_shared = (Counter(predicted) & Counter(gold)).total() if not set(predicted).isdisjoint(gold) else 0
-    return 2 * num_shared / (len(predicted) + len(gold)) if num_shared else 0.0
+    predicted, best = normalise(prediction).split(), 0.0
+    for answer in answers:
+        gold = normalise(answer).split()
+        if not set(predicted).isdisjoint(gold):
+            num_shared = (Counter(predicted) & Counter(gold)).total()
+            best = max(best, 2 * num_shared / (len(predicted) + len(gold)))
+    return best
 
 
 def counted_answers(gold: Sequence[Sequence[str]], is_version_2: bool | None = None) -> list[Sequence[str]]:
@@ -58,7 +59,7 @@ def answer_scores(
     gold: Mapping[str, Sequence[str]],
     no_answer_scores: Mapping[str, float] | None = None,
 ) -> dict[str, float]:
-    """SQuAD's `exact` and `f1`, by the official script of version 1.1 or 2.0.
+    """SQuAD's `exact` and `f1`, by the official script of version 1.1 or 2.0; ReCoRD's is that of 1.1.
 
     All three go by question id. `gold` holds the texts of all annotators, none for an unanswerable question; the
     prediction "" means no answer. Version 2.0 is meant when a question is unanswerable or `no_answer_scores` are
@@ -101,15 +102,6 @@ def best_share(
     gains = [scores[id] if has_answer[id] else -float(predictions[id] != "") for id in order]
     num_unanswerable = sum(not answerable for answerable in has_answer.values())
     return float(np.cumsum([num_unanswerable, *gains]).max()) / len(scores)
-
-
-def record_scores(predictions: Mapping[str, str], gold: Mapping[str, Sequence[str]]) -> dict[str, float]:
-    """ReCoRD's official `exact` and `f1`; `gold` holds all entity mentions that are right, at least one for each query.
-
-    The script is that of SQuAD 1.1: the best over the mentions.
-    """
-    assert all(gold.values()), "a query without an answer"
-    return answer_scores(predictions, gold)
 
 
 def paper_answer_f1(
