@@ -19,7 +19,7 @@ from biphase.encoder.presets import PRESETS, shape_of
 from biphase.errors import InputError
 from biphase.flops import SampleLengths, Shape, flops_per_token
 from biphase.study.cost import Machine
-from biphase.study.curricula import PhaseTemplate, curriculum_label, fill_budget, read_curriculum, write_steps
+from biphase.study.curricula import curriculum_label, fill_budget, read_curriculum, write_steps
 from biphase.study.describe import format_hours
 from biphase.study.rules import (
     CAVEATS,
@@ -185,12 +185,9 @@ def make_candidate(preset: str, text: TextAmount | None, budget: float, curricul
 def scale_curriculum(curriculum: str, mask: float, steps: int) -> tuple[Phase, ...]:
     """The phases of a curriculum within a number of steps, by their proportions where it is given in steps too."""
     templates = read_curriculum(curriculum, {}, mask)
-    total = sum(template.phase.steps for template in templates)
-    shares = []
-    for template in templates:
-        share = Fraction(template.phase.steps, total) if template.share is None else template.share
-        shares.append(PhaseTemplate(template.phase, share))
-    return fill_budget(tuple(shares), steps, f"curriculum '{curriculum}'")
+    total = sum(phase.steps for phase, _ in templates)
+    shares = tuple((phase, share or Fraction(phase.steps, total)) for phase, share in templates)
+    return fill_budget(shares, steps, f"curriculum '{curriculum}'")
 
 
 def mean_token_flops(shape: Shape, phases: Sequence[Phase], context: int) -> float:
@@ -218,7 +215,7 @@ def choose_curriculum(evidence: Sequence[Evidence]) -> Choice:
     # The default split first, if the study has it, and then its other splits from the best to the worst.
     splits = []
     for item in ranked:
-        phases = [template.phase.objective for template in read_curriculum(item.curriculum, {}, 0.4)]
+        phases = [phase.objective for phase, _ in read_curriculum(item.curriculum, {}, 0.4)]
         if phases == ["clm", "mlm"]:
             splits.append(item)
     for item in sorted(splits, key=lambda item: item.curriculum != DEFAULT_CURRICULUM):

@@ -11,7 +11,6 @@ What these short forms cannot say has a name and a list of phases in the study's
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate, pairwise
 from typing import Annotated, Any
@@ -41,14 +40,8 @@ class NamedCurriculum(Strict):
     """How often the list is gone through: shares and steps are those of one round."""
 
 
-@dataclass(frozen=True)
-class PhaseTemplate:
-    """A phase whose budget may not be known yet."""
-
-    phase: Phase
-    """The phase with its own number of steps, or with a single step where it has a share."""
-    share: Fraction | None
-    """The share of the budget that it gets; None where it says its steps."""
+PhaseTemplate = tuple[Phase, Fraction | None]
+"""A phase with its own number of steps and None, or with a single step and its share of a budget not known yet."""
 
 
 def read_steps(value: Any) -> Any:
@@ -135,12 +128,12 @@ def read_named_phases(curriculum: NamedCurriculum, mask_probability: float) -> t
 def make_template(settings: Mapping[str, Any], steps: Any, share: Fraction | None, where: str) -> PhaseTemplate:
     """The template of a phase in `steps` or of a `share`. Raises `InputError` for what a recipe would refuse."""
     tree = {**settings, "steps": steps if share is None else 1}
-    return PhaseTemplate(parse_config(Phase, tree, origin=where), share)
+    return parse_config(Phase, tree, origin=where), share
 
 
 def fill_budget(templates: tuple[PhaseTemplate, ...], budget: int | None, where: str) -> tuple[Phase, ...]:
     """The phases within a budget of steps. Shares round where each phase ends, so that the sum is the budget."""
-    shares = [template.share for template in templates if template.share is not None]
+    shares = [share for _, share in templates if share is not None]
     if shares and len(shares) < len(templates):
         raise InputError(f"{where} mixes steps and shares; use one of the two")
     if shares:
@@ -153,14 +146,14 @@ def fill_budget(templates: tuple[PhaseTemplate, ...], budget: int | None, where:
         ends = [round(share * budget) for share in reached]
         steps = [end - begin for begin, end in pairwise([0, *ends])]
     else:
-        steps = [template.phase.steps for template in templates]
+        steps = [phase.steps for phase, _ in templates]
         if budget not in (None, sum(steps)):
             raise InputError(f"{where} has {sum(steps)} steps, which is not the budget of {budget}; leave budgets out")
     if min(steps) < 1:
         raise InputError(f"{where} gives one of its phases less than a step of {budget}")
     phases = []
-    for template, count in zip(templates, steps, strict=True):
-        phases.append(template.phase.model_copy(update={"steps": count}))
+    for (phase, _), count in zip(templates, steps, strict=True):
+        phases.append(phase.model_copy(update={"steps": count}))
     return join_phases(phases)
 
 
