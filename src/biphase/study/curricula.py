@@ -85,24 +85,22 @@ def read_curriculum(
                 f"unknown curriculum '{text}'{nearest(text, [*named, *SHORT_OBJECTIVES])}; short forms are such as "
                 "mlm30, 25/75, 5k+17k and 40k clm + 2k mlm20"
             )
-        templates.append(read_short_phase(match, f"curriculum '{text}'", mask_probability))
+        where = f"curriculum '{text}'"
+        amount, unit, objective, percent = match.group("amount", "unit", "objective", "percent")
+        settings: dict[str, Any] = {"objective": objective}
+        if objective == "clm" and percent:
+            raise InputError(f"{where}: clm masks nothing; write clm, not clm{percent}")
+        if objective != "clm":
+            settings["mask_probability"] = float(percent) / 100 if percent else mask_probability
+        # Without an amount, a phase has all of the budget.
+        if amount is None or unit == "%":
+            templates.append(make_template(settings, None, Fraction(amount or "100") / 100, where))
+            continue
+        steps = Fraction(amount) * (1000 if unit == "k" else 1)
+        if steps.denominator != 1:
+            raise InputError(f"{where}: {amount}{unit} is no whole number of steps")
+        templates.append(make_template(settings, int(steps), None, where))
     return tuple(templates)
-
-
-def read_short_phase(match: re.Match[str], where: str, mask_probability: float) -> PhaseTemplate:
-    """The phase that `SHORT_PHASE` has found. Without an amount it has all of the budget."""
-    amount, unit, objective, percent = match.group("amount", "unit", "objective", "percent")
-    settings: dict[str, Any] = {"objective": objective}
-    if objective == "clm" and percent:
-        raise InputError(f"{where}: clm masks nothing; write clm, not clm{percent}")
-    if objective != "clm":
-        settings["mask_probability"] = float(percent) / 100 if percent else mask_probability
-    if amount is None or unit == "%":
-        return make_template(settings, None, Fraction(amount or "100") / 100, where)
-    steps = Fraction(amount) * (1000 if unit == "k" else 1)
-    if steps.denominator != 1:
-        raise InputError(f"{where}: {amount}{unit} is no whole number of steps")
-    return make_template(settings, int(steps), None, where)
 
 
 def read_named_phases(curriculum: NamedCurriculum, mask_probability: float) -> tuple[PhaseTemplate, ...]:
