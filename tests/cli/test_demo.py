@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from biphase.cli import demo
-from biphase.cli.demo_scores import compare_arms, draw_scores, gain, verdict
+from biphase.cli.demo_scores import draw_scores, gain, verdict
 from biphase.report.results import ReportArm, Result, measured
 
 SHORT = (
@@ -52,7 +52,7 @@ def test_the_verdict_says_no_more_than_the_intervals() -> None:
     assert "clm leads on genre by 10.2" in text and "more than noise" in text
     better = results(clm=(60.0, 61.0, 62.0), mlm=(60.5, 60.0, 62.5), random=RANDOM)
     assert verdict(better).startswith("Pretraining pays: every arm beats random weights on every task")
-    assert "within noise" in compare_arms(better)
+    assert "within noise" in verdict(better)
     noise = results(clm=(1.0, 9.0, 2.0), mlm=(2.0, 2.0, 2.0), random=(3.0, 2.0, 4.0))
     assert verdict(noise).startswith("No gain over random weights is clear of zero")
 

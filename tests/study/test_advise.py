@@ -20,9 +20,7 @@ from biphase.study.advise import (
     recipe_yaml,
 )
 from biphase.study.cost import find_machine
-from biphase.study.rules import MOST_EPOCHS, RULES, Choice, apply_rule
-from biphase.study.scaling_law import predict_loss
-from biphase.study.text_amount import TextAmount, measure_text
+from biphase.study.rules import MOST_EPOCHS, RULES, Choice, TextAmount, apply_rule, measure_text, predict_loss
 
 H100 = find_machine("H100", efficiency=0.4)
 
@@ -151,8 +149,8 @@ def test_long_sources_are_judged_by_their_beginning(tmp_path: Path, monkeypatch:
     line = json.dumps({"text": "word " * 200}) + "\n"
     for name in ("a", "b", "c"):
         (tmp_path / f"{name}.jsonl").write_text(line * 10_000)
-    monkeypatch.setattr("biphase.study.text_amount.SAMPLED_SOURCES", 2)
-    monkeypatch.setattr("biphase.study.text_amount.SAMPLED_BYTES", 5e6)
+    monkeypatch.setattr("biphase.study.rules.SAMPLED_SOURCES", 2)
+    monkeypatch.setattr("biphase.study.rules.SAMPLED_BYTES", 5e6)
     assert measure_text(tmp_path).text_bytes == pytest.approx(3e7, rel=0.2)
 
 

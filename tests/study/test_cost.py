@@ -121,14 +121,14 @@ def test_the_papers_cost(paper: Plan) -> None:
 def test_disk_counts_weights_and_moments(paper: Plan) -> None:
     disk = estimate(paper).disk
     bytes_of = {name: 4.0 * shape_of(name, {}, 128_256).parameters for name in ("210m", "610m", "1b")}
-    assert disk.models == pytest.approx(5 * bytes_of["210m"] + 40 * bytes_of["610m"] + 5 * bytes_of["1b"])
+    assert disk["models"] == pytest.approx(5 * bytes_of["210m"] + 40 * bytes_of["610m"] + 5 * bytes_of["1b"])
     # 17 branch points, whose moments go on: 12 on the CLM trunk, 3 on the MLM trunk, one in each continuation. Of them,
     # 7 on the CLM trunk and those in the continuations are no models.
     branch_points = {(run.parent, run.first) for run in paper.runs.values() if run.parent}
     no_models = sum(1 for checkpoint in paper.checkpoints if checkpoint.needed_by and not checkpoint.models)
     assert (len(branch_points), no_models) == (17, 9)
-    assert disk.needed == pytest.approx(disk.models + (9 + 2 * 17) * bytes_of["610m"])
-    assert disk.everything > disk.needed
+    assert disk["needed"] == pytest.approx(disk["models"] + (9 + 2 * 17) * bytes_of["610m"])
+    assert disk["everything"] > disk["needed"]
 
 
 def test_muon_keeps_one_moment_for_the_blocks(paper: Plan) -> None:

@@ -11,18 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from biphase import __version__
-from biphase.cli.options import (
-    AddressOption,
-    EngineOption,
-    OutOption,
-    Overrides,
-    RunsOption,
-    ScoresOption,
-    SourceArguments,
-    TextFieldOption,
-    TxtDocumentsOption,
-)
-from biphase.cli.study_app import study_app
+from biphase.cli.study import AddressOption, EngineOption, Overrides, study_app
 from biphase.console import err, out
 from biphase.errors import EXIT_BUSY, BusyError, InputError, StoppedError
 from biphase.machine import prepare_process
@@ -40,6 +29,19 @@ app.add_typer(tokenizer_app, name="tokenizer")
 app.add_typer(study_app, name="study")
 report_app = typer.Typer(no_args_is_help=True, help="Reports on published scores.")
 app.add_typer(report_app, name="report")
+
+# Arguments and options that several verbs have.
+SourceArguments = Annotated[
+    list[str],
+    typer.Argument(
+        help="Files (.txt, .jsonl, .jsonl.gz, .jsonl.zst, .parquet), folders, globs, or hub data sets "
+        "(HuggingFaceFW/fineweb-edu:sample-10BT)."
+    ),
+]
+OutOption = Annotated[Path, typer.Option("--out", help="The folder to write.")]
+TextFieldOption = Annotated[str, typer.Option(help="The JSON field or parquet column with the text.")]
+TxtDocumentsOption = Annotated[str, typer.Option(help="What a document is in .txt files: file, paragraphs or lines.")]
+ScoresOption = Annotated[Path, typer.Option("--out", help="Where finished cells are kept.")]
 
 USER_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EEXIST, errno.ENOTDIR)
 """Errors of the system that are told in one line: a full disk, a folder that cannot be written, a file in its place."""
@@ -155,7 +157,7 @@ def prepare_command(
 def pretrain_command(
     recipe: Annotated[Path, typer.Argument(help="A YAML file; recipes/ has examples.")],
     overrides: Overrides = None,
-    runs: RunsOption = Path("runs"),
+    runs: Annotated[Path, typer.Option("--runs", help="Where run folders are.")] = Path("runs"),
 ) -> None:
     """Pretrain, continue or adapt as a recipe says. The same command resumes; torchrun spreads it over devices.
 

@@ -17,8 +17,8 @@ from biphase.corpus.text import find_text_sources, sample_texts
 from biphase.corpus.tokenizer import save_tokenizer, train_tokenizer
 from biphase.engine.local import Engine
 from biphase.errors import InputError
-from biphase.study.folder import StudyFolder, claim_study_folder, trained_folder
-from biphase.study.plan import Plan, plan_study
+from biphase.study.folder import claim_study_folder, trained_folder
+from biphase.study.plan import plan_study
 from biphase.study.report import report_study
 from biphase.study.run import run_study
 from biphase.study.spec import load_study
@@ -52,7 +52,13 @@ def run_demo(folder: Path, overrides: Sequence[str] = ()) -> None:
     if failures:
         raise InputError(f"{failures[0].unit}: {failures[0].reason}; the same command goes on")
     say("4/5", "export the biphasic encoder for transformers")
-    encoder = export_encoder(plan, place, folder / "encoder")
+    last = next(model for model in plan.models if model.name == list(plan.arms)[-1])
+    run = trained_folder(place, last.run)
+    encoder = folder / f"encoder-{run.name.rpartition('-')[2]}"
+    if not encoder.exists():
+        from biphase.export.model import export_checkpoint
+
+        out.print(export_checkpoint(f"{run}@{last.step}", encoder), markup=False)
     say("5/5", "report")
     page = report_study(plan, place, folder / "report", [f"biphase demo {shlex.quote(str(folder))}"])
     results = collect_by_task(plan, place)
@@ -64,16 +70,3 @@ def run_demo(folder: Path, overrides: Sequence[str] = ()) -> None:
 
 def say(stage: str, what: str) -> None:
     err.print(f"[bold]\\[{stage}][/bold] {what}")
-
-
-def export_encoder(plan: Plan, place: StudyFolder, path: Path) -> Path:
-    """The last arm, as a folder that transformers loads."""
-    from biphase.export.model import export_checkpoint
-
-    arm = list(plan.arms)[-1]
-    model = next(model for model in plan.models if model.name == arm)
-    folder = trained_folder(place, model.run)
-    encoder = path.with_name(f"{path.name}-{folder.name.rpartition('-')[2]}")
-    if not encoder.exists():
-        out.print(export_checkpoint(f"{folder}@{model.step}", encoder), markup=False)
-    return encoder

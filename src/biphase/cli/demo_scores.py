@@ -74,20 +74,15 @@ def verdict(results: Results) -> str:
         paid = f"Clearly better than random weights: {known}."
     else:
         paid = "No gain over random weights is clear of zero at this budget."
-    return f"{paid}\n{compare_arms(results)}"
-
-
-def compare_arms(results: Results) -> str:
-    """The best arm of each task, and whether its lead over the next is more than noise."""
-    models, _ = models_of(results)
+    # The best arm of each task, and whether its lead over the next is more than noise.
     told = []
-    for task in tasks_of(results):
+    for task in tasks:
         first, second = sorted(models, key=lambda model: -results[model, task].mean)[:2]
         lead = difference(results[first, task], results[second, task]).against()
         sure = "more than noise by a test of these two alone" if is_clear(lead) else "within noise"
         size = f"{100 * lead.mean:.1f} (±{100 * (lead.high - lead.mean):.1f})"
         told.append(f"{first} leads on {task} by {size}, {sure}")
-    return f"Between the arms: {'; '.join(told)}."
+    return f"{paid}\nBetween the arms: {'; '.join(told)}."
 
 
 def print_scores(results: Results) -> None:

@@ -115,10 +115,14 @@ def print_dry_run(
     table = Table(title=f"{len(grid.learning_rates)} rates × {len(grid.seeds)} seeds")
     for column in ("model", "task", "cells", "finished", "missing"):
         table.add_column(column, justify="left" if column in ("model", "task") else "right")
+    totals, lefts = (
+        Counter((training.model, cell.task.name) for training in some for cell in training.cells)
+        for some in (chosen, missing)
+    )
     for model in grid.models:
         for task in grid.tasks:
             name = find_task(task).name
-            total, left = count_cells(chosen, model, name), count_cells(missing, model, name)
+            total, left = totals[model, name], lefts[model, name]
             table.add_row(model, name, f"{total:,}", f"{total - left:,}", f"{left:,}")
     console.print(table)
     seconds, num_unknown = estimate_seconds(missing, read_finished(chosen, grid.out))
@@ -131,11 +135,6 @@ def print_dry_run(
         console.print(f"{num_unknown:,} trainings are of tasks without a finished cell to judge by: run one seed first")
     for failure in read_failures(grid.out):
         console.print(f"failed before: {failure.unit}: {failure.reason}", markup=False)
-
-
-def count_cells(trainings: Sequence[SharedTraining], model: str, task: str) -> int:
-    of_model = [training for training in trainings if training.model == model]
-    return sum(cell.task.name == task for training in of_model for cell in training.cells)
 
 
 def count_workers(engine: Engine) -> int:

@@ -28,7 +28,10 @@ def describe_path(path: Path, *, verify: bool = False) -> str:
                 ShardSet.open(path, split).verify()
         return describe_shards(path) + ("\nverified: every hash agrees" if verify else "")
     if (path / "config.json").exists():
-        return describe_model_folder(path)
+        config = read_json_as(path / "config.json", dict[str, Any])
+        shown = ("architectures", "model_type", "is_causal", "hidden_size", "num_hidden_layers", "vocab_size")
+        facts = ", ".join(f"{key} {json.dumps(config[key])}" for key in shown if key in config)
+        return f"model {path}: {facts}"
     raise InputError(f"{path} holds no shards (manifest.json), run (config.yaml) or model (config.json)")
 
 
@@ -73,10 +76,3 @@ def describe_checkpoint(folder: Path) -> str:
             f"parent: {parent}",
         ]
     )
-
-
-def describe_model_folder(folder: Path) -> str:
-    config = read_json_as(folder / "config.json", dict[str, Any])
-    shown = ("architectures", "model_type", "is_causal", "hidden_size", "num_hidden_layers", "vocab_size")
-    facts = ", ".join(f"{key} {json.dumps(config[key])}" for key in shown if key in config)
-    return f"model {folder}: {facts}"

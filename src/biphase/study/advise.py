@@ -5,7 +5,7 @@ rest follows from rules of thumb (`study.rules`), the curriculum from the user's
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -19,7 +19,7 @@ from biphase.encoder.presets import PRESETS, shape_of
 from biphase.errors import InputError
 from biphase.flops import SampleLengths, Shape, flops_per_token
 from biphase.study.cost import Machine
-from biphase.study.curricula import PhaseTemplate, curriculum_label, fill_budget, read_curriculum, write_steps
+from biphase.study.curricula import curriculum_label, fill_budget, read_curriculum, write_steps
 from biphase.study.describe import format_hours
 from biphase.study.rules import (
     CAVEATS,
@@ -29,25 +29,22 @@ from biphase.study.rules import (
     RULES,
     WITHIN_NOISE,
     Choice,
+    TextAmount,
     apply_rule,
+    predict_loss,
 )
-from biphase.study.scaling_law import predict_loss
-from biphase.study.text_amount import TextAmount, unique_tokens
 
 USUAL_VOCABULARIES = {"1m": 8192, "3m": 8192, "11m": 32_768, "36m": 32_768}
-PAPER_VOCABULARY = 128_256
 USUAL_CONTEXTS = {"1m": 256, "3m": 256, "11m": 512, "36m": 1024}
-PAPER_CONTEXT = 2048
+PAPER_VOCABULARY, PAPER_CONTEXT = 128_256, 2048
+"""Tokens of a vocabulary, and of the longest sample: ours below the paper's sizes, and the paper's."""
 
 LEAST_TOKENS = 100_000
 """With fewer tokens of training a network learns nothing worth having."""
 DEMO_TOKENS, DEMO_BATCH_TOKENS = 1.2e6, 2048
 PAPER_TOKENS, PAPER_BATCH_TOKENS = 99.1e9, 2_359_296
 """Tokens of training, and of a batch, that worked: at our demo's budget and at the paper's."""
-PAPER_LEAST_TOKENS = 12_000 * PAPER_BATCH_TOKENS
-"""The smallest budget of the paper."""
 DEFAULT_CURRICULUM = "25/75"
-SMALLEST_FOR_40_PERCENT = "610m"
 
 
 @dataclass(frozen=True)
@@ -67,6 +64,10 @@ class Candidate:
     parameters: int
     """Parameters without the language model head."""
     vocab_size: int
+    context: int
+    """The longest sample, in tokens."""
+    mask: float
+    """The masking probability."""
     tokens: float
     """Tokens of training; read `epochs` times, where the text is known."""
     epochs: float
@@ -80,9 +81,9 @@ class Candidate:
         return self.tokens / self.parameters
 
     @property
-    def millions(self) -> float:
-        """The parameters in millions, for people."""
-        return self.parameters / 1e6
+    def is_small(self) -> bool:
+        """Whether nothing is published about networks of this size."""
+        return self.preset not in PAPER_SIZES
 
 
 @dataclass(frozen=True)
@@ -113,35 +114,6 @@ def advise(
     Raises:
         InputError: no budget or two, hours without a machine, or a budget too small to train anything.
     """
-    budget = budget_flops(flops, hours, machine)
-    curriculum = choose_curriculum(evidence)
-    candidates = tuple(make_candidate(preset, text, budget, curriculum.value) for preset in PRESETS)
-    possible = [item for item in candidates if item.tokens >= LEAST_TOKENS]
-    if not possible:
-        tokens = candidates[-1].tokens
-        raise InputError(
-            f"{budget:.3g} FLOPs and the text given are {tokens:,.0f} tokens for the smallest preset, too few to learn "
-            f"from; {LEAST_TOKENS:,} are the least, which cost {candidates[-1].flops / tokens * LEAST_TOKENS:.2g} FLOPs"
-        )
-    # Presets stand from large to small: of those that the law cannot tell from the best, the smallest.
-    lowest = min(item.loss for item in possible)
-    chosen = next(item for item in reversed(possible) if item.loss <= lowest * (1 + WITHIN_NOISE))
-    recipe = write_recipe(chosen, curriculum.value, machine)
-    spent = recipe_flops(recipe, shape_of(chosen.preset, {}, chosen.vocab_size))
-    return Advice(
-        recipe=recipe,
-        vocab_size=chosen.vocab_size,
-        flops=spent,
-        machine=machine,
-        choices=explain_choices(chosen, possible, recipe, curriculum, text),
-        candidates=candidates,
-        chosen=chosen,
-        caveats=tuple(list_caveats(chosen, text, budget, spent, evidence)),
-    )
-
-
-def budget_flops(flops: float | None, hours: float | None, machine: Machine | None) -> float:
-    """The budget in FLOPs, however it is given."""
     if (flops is None) == (hours is None):
         raise InputError("give a budget, either in FLOPs or in hours on a device")
     if hours is not None:
@@ -151,56 +123,78 @@ def budget_flops(flops: float | None, hours: float | None, machine: Machine | No
     assert flops is not None
     if not (math.isfinite(flops) and flops > 0):
         raise InputError(f"a budget of {flops:g} FLOPs buys nothing; give a number above 0")
-    return flops
+    curriculum = choose_curriculum(evidence)
+    candidates = tuple(make_candidate(preset, text, flops, curriculum.value) for preset in PRESETS)
+    possible = [item for item in candidates if item.tokens >= LEAST_TOKENS]
+    if not possible:
+        tokens = candidates[-1].tokens
+        raise InputError(
+            f"{flops:.3g} FLOPs and the text given are {tokens:,.0f} tokens for the smallest preset, too few to learn "
+            f"from; {LEAST_TOKENS:,} are the least, which cost {candidates[-1].flops / tokens * LEAST_TOKENS:.2g} FLOPs"
+        )
+    # Presets stand from large to small: of those that the law cannot tell from the best, the smallest.
+    lowest = min(item.loss for item in possible)
+    chosen = next(item for item in reversed(possible) if item.loss <= lowest * (1 + WITHIN_NOISE))
+    recipe = write_recipe(chosen, curriculum.value, machine)
+    shape = shape_of(chosen.preset, {}, chosen.vocab_size)
+    spent = recipe.num_steps * recipe.batch_tokens * mean_token_flops(shape, recipe.curriculum, chosen.context)
+    holds = {
+        # The paper's smallest budget is 12,000 of its steps.
+        "extrapolated": not evidence and (chosen.is_small or chosen.tokens < 12_000 * PAPER_BATCH_TOKENS),
+        "beyond the law": chosen.is_small or chosen.tokens_per_parameter < 20,
+        "tokens guessed": text is not None and text.tokens is None,
+        "budget left": spent < 0.8 * flops,
+        "decoders": True,
+    }
+    return Advice(
+        recipe=recipe,
+        vocab_size=chosen.vocab_size,
+        flops=spent,
+        machine=machine,
+        choices=tuple(explain_choices(chosen, possible, recipe, curriculum, text)),
+        candidates=candidates,
+        chosen=chosen,
+        caveats=tuple(CAVEATS[name].format(used=spent / flops) for name, is_so in holds.items() if is_so),
+    )
 
 
 def make_candidate(preset: str, text: TextAmount | None, budget: float, curriculum: str) -> Candidate:
     """What the budget, or all of the text, trains of a preset."""
     vocab_size = (text.vocab_size if text else None) or USUAL_VOCABULARIES.get(preset, PAPER_VOCABULARY)
-    unique = unique_tokens(text, vocab_size)
-    shape, samples = shape_of(preset, {}, vocab_size), assumed_samples(context_of(preset))
-    # FLOPs of a token, averaged over the phases by their shares of 10,000 steps.
-    each = 0.0
-    for phase in scale_curriculum(curriculum, preset, 10_000):
-        each += phase.steps / 10_000 * flops_per_token(shape, phase, samples)
-    tokens = min(budget / each, MOST_EPOCHS * unique)
-    parameters = shape.parameters_without_head
-    loss = predict_loss(parameters, tokens, unique)
-    return Candidate(preset, parameters, vocab_size, tokens, tokens / unique, loss, tokens * each)
-
-
-def context_of(preset: str) -> int:
-    """The longest sample, in tokens."""
-    return USUAL_CONTEXTS.get(preset, PAPER_CONTEXT)
-
-
-def mask_of(preset: str) -> float:
-    """The masking probability; PRESETS stand from large to small."""
+    unique = text.unique_tokens(vocab_size) if text else math.inf
+    context = USUAL_CONTEXTS.get(preset, PAPER_CONTEXT)
+    # PRESETS stand from large to small: from 610m up, more is masked.
     names = list(PRESETS)
-    return 0.4 if names.index(preset) <= names.index(SMALLEST_FOR_40_PERCENT) else 0.3
+    mask = 0.4 if names.index(preset) <= names.index("610m") else 0.3
+    shape = shape_of(preset, {}, vocab_size)
+    each = mean_token_flops(shape, scale_curriculum(curriculum, mask, 10_000), context)
+    tokens = min(budget / each, MOST_EPOCHS * unique)
+    return Candidate(
+        preset=preset,
+        parameters=shape.parameters_without_head,
+        vocab_size=vocab_size,
+        context=context,
+        mask=mask,
+        tokens=tokens,
+        epochs=tokens / unique,
+        loss=predict_loss(shape.parameters_without_head, tokens, unique),
+        flops=tokens * each,
+    )
 
 
-def scale_curriculum(curriculum: str, preset: str, steps: int) -> tuple[Phase, ...]:
+def scale_curriculum(curriculum: str, mask: float, steps: int) -> tuple[Phase, ...]:
     """The phases of a curriculum within a number of steps, by their proportions where it is given in steps too."""
-    templates = read_curriculum(curriculum, {}, mask_of(preset))
-    total = sum(template.phase.steps for template in templates)
-    shares = []
-    for template in templates:
-        share = Fraction(template.phase.steps, total) if template.share is None else template.share
-        shares.append(PhaseTemplate(template.phase, share))
-    return fill_budget(tuple(shares), steps, f"curriculum '{curriculum}'")
+    templates = read_curriculum(curriculum, {}, mask)
+    total = sum(phase.steps for phase, _ in templates)
+    shares = tuple((phase, share or Fraction(phase.steps, total)) for phase, share in templates)
+    return fill_budget(shares, steps, f"curriculum '{curriculum}'")
 
 
-def assumed_samples(context: int) -> SampleLengths:
-    """Samples of half the context each: the text is not looked into."""
-    return SampleLengths(context / 2, context / 2, "assumed")
-
-
-def recipe_flops(recipe: Recipe, shape: Shape) -> float:
-    """What it costs to train the recipe."""
-    samples = assumed_samples(recipe.data.max_sample_tokens)
-    steps = ((phase.steps, flops_per_token(shape, phase, samples)) for phase in recipe.curriculum)
-    return sum(count * recipe.batch_tokens * each for count, each in steps)
+def mean_token_flops(shape: Shape, phases: Sequence[Phase], context: int) -> float:
+    """FLOPs of a token of training, averaged over the phases; the text is not looked into."""
+    samples = SampleLengths(context / 2, context / 2, "assumed")
+    total = sum(phase.steps for phase in phases)
+    return sum(phase.steps / total * flops_per_token(shape, phase, samples) for phase in phases)
 
 
 def choose_steps(tokens: float, context: int) -> tuple[int, int]:
@@ -219,7 +213,11 @@ def choose_curriculum(evidence: Sequence[Evidence]) -> Choice:
     ranked = sorted(evidence, key=lambda item: -item.mean)
     best = ranked[0]
     # The default split first, if the study has it, and then its other splits from the best to the worst.
-    splits = [item for item in ranked if is_clm_then_mlm(item.curriculum)]
+    splits = []
+    for item in ranked:
+        phases = [phase.objective for phase, _ in read_curriculum(item.curriculum, {}, 0.4)]
+        if phases == ["clm", "mlm"]:
+            splits.append(item)
     for item in sorted(splits, key=lambda item: item.curriculum != DEFAULT_CURRICULUM):
         if item is best:
             break
@@ -229,16 +227,10 @@ def choose_curriculum(evidence: Sequence[Evidence]) -> Choice:
     return apply_rule("curriculum", "best", curriculum=best.curriculum, best=best, num_compared=len(evidence))
 
 
-def is_clm_then_mlm(curriculum: str) -> bool:
-    """Whether a short form is the paper's biphasic curriculum."""
-    return [template.phase.objective for template in read_curriculum(curriculum, {}, 0.4)] == ["clm", "mlm"]
-
-
 def write_recipe(chosen: Candidate, curriculum: str, machine: Machine | None) -> Recipe:
     """The recipe by the rules that `study.rules` tells of."""
-    context = context_of(chosen.preset)
+    context, is_small = chosen.context, chosen.is_small
     steps, batch = choose_steps(chosen.tokens, context)
-    is_small = chosen.preset not in PAPER_SIZES
     # The paper's rate at a width of 768 and more, up to four times that below; Muon takes three times AdamW's.
     width = PRESETS[chosen.preset]["hidden_size"]
     rate = min(5e-4 * max(1.0, 768 / width), 2e-3) * (3 if is_small else 1)
@@ -250,7 +242,7 @@ def write_recipe(chosen: Candidate, curriculum: str, machine: Machine | None) ->
         name=f"{chosen.preset}-{curriculum_label(curriculum)}-{write_steps(steps)}",
         init=Init(preset=chosen.preset),
         data=Data(shards="shards", max_sample_tokens=context),
-        curriculum=scale_curriculum(curriculum, chosen.preset, steps),
+        curriculum=scale_curriculum(curriculum, chosen.mask, steps),
         schedule=Schedule(peak_lr=float(f"{rate:.1g}"), warmup_steps=warmup, decay_steps=min(steps - warmup, decay)),
         batch_tokens=batch,
         optimizer=Optimizer(name="muon", eps=1e-8) if is_small else Optimizer(),
@@ -262,10 +254,9 @@ def write_recipe(chosen: Candidate, curriculum: str, machine: Machine | None) ->
 
 def explain_choices(
     chosen: Candidate, possible: Sequence[Candidate], recipe: Recipe, curriculum: Choice, text: TextAmount | None
-) -> tuple[Choice, ...]:
+) -> Iterator[Choice]:
     """The row of `RULES` that holds for each thing that is chosen, in the order of the table."""
-    is_small = chosen.preset not in PAPER_SIZES
-    by_size = "small network" if is_small else "the paper's size"
+    by_size = "small network" if chosen.is_small else "the paper's size"
     others = ", ".join(f"{item.preset} {item.loss:.3f}" for item in possible if item.preset != chosen.preset)
     is_lowest = chosen.loss == min(item.loss for item in possible)
     if text is None:
@@ -277,7 +268,7 @@ def explain_choices(
     cases = {
         "size": "one" if not others else "lowest" if is_lowest else "near the lowest",
         "tokens": tokens,
-        "masking": "small network" if is_small else "MLM alone" if curriculum.value == "mlm" else "after CLM",
+        "masking": "small network" if chosen.is_small else "MLM alone" if curriculum.value == "mlm" else "after CLM",
         "batch": "any",
         "schedule": "any",
         "rate": by_size,
@@ -285,25 +276,12 @@ def explain_choices(
         "context": by_size,
         "vocabulary": "of the shards" if text is not None and text.vocab_size is not None else by_size,
     }
-    choices = {"curriculum": curriculum}
-    for what, case in cases.items():
-        choices[what] = apply_rule(what, case, chosen=chosen, others=others, recipe=recipe, mask=mask_of(chosen.preset))
-    return tuple(choices[what] for what in dict.fromkeys(what for what, _ in RULES))
-
-
-def list_caveats(
-    chosen: Candidate, text: TextAmount | None, budget: float, spent: float, evidence: Sequence[Evidence]
-) -> list[str]:
-    """Those of `CAVEATS` that hold."""
-    is_small = chosen.preset not in PAPER_SIZES
-    holds = {
-        "extrapolated": not evidence and (is_small or chosen.tokens < PAPER_LEAST_TOKENS),
-        "beyond the law": is_small or chosen.tokens_per_parameter < 20,
-        "tokens guessed": text is not None and text.tokens is None,
-        "budget left": spent < 0.8 * budget,
-        "decoders": True,
-    }
-    return [CAVEATS[name].format(used=spent / budget) for name, is_so in holds.items() if is_so]
+    for what in dict.fromkeys(what for what, _ in RULES):
+        if what == "curriculum":
+            yield curriculum
+        else:
+            millions = chosen.parameters / 1e6
+            yield apply_rule(what, cases[what], chosen=chosen, millions=millions, others=others, recipe=recipe)
 
 
 def recipe_yaml(advice: Advice) -> str:

@@ -60,9 +60,26 @@ def expand_arms(study: Study) -> dict[str, Arm]:
             )
         unresolved[one.name] = one
     arms: dict[str, Arm] = {}
-    for one in parents_first(unresolved):
-        model = one.source if one.group.models else arms[one.source].model
-        arms[one.name] = write_arm(study, one, models[model])
+
+    def write(arm: UnresolvedArm, children: tuple[str, ...]) -> None:
+        """Write an arm behind the parent that it names, over any number of generations."""
+        if arm.name in children:
+            circle = " → ".join([*children[children.index(arm.name) :], arm.name])
+            raise InputError(f"arms '{arm.group.group}': a circle of parents: {circle}")
+        if arm.name in arms:
+            return
+        model = arm.source
+        if arm.group.parents:
+            if arm.source not in unresolved:
+                raise InputError(
+                    f"arm '{arm.name}' continues the unknown arm '{arm.source}'{nearest(arm.source, unresolved)}"
+                )
+            write(unresolved[arm.source], (*children, arm.name))
+            model = arms[arm.source].model
+        arms[arm.name] = write_arm(study, arm, models[model])
+
+    for arm in unresolved.values():
+        write(arm, ())
     return arms
 
 
@@ -115,29 +132,6 @@ def name_arm(group: ArmGroup, source: str, curriculum: str, steps: int) -> str:
     if unknown is not None:
         raise InputError(f"arms '{group.group}': unknown field '{{{unknown}}}' in name{nearest(unknown, values)}")
     return name
-
-
-def parents_first(arms: Mapping[str, UnresolvedArm]) -> list[UnresolvedArm]:
-    """The arms in their order, but each behind the parent that it names, over any number of generations."""
-    done: dict[str, UnresolvedArm] = {}
-
-    def visit(arm: UnresolvedArm, children: tuple[str, ...]) -> None:
-        if arm.name in children:
-            circle = " → ".join([*children[children.index(arm.name) :], arm.name])
-            raise InputError(f"arms '{arm.group.group}': a circle of parents: {circle}")
-        if arm.name in done:
-            return
-        if arm.group.parents:
-            if arm.source not in arms:
-                raise InputError(
-                    f"arm '{arm.name}' continues the unknown arm '{arm.source}'{nearest(arm.source, arms)}"
-                )
-            visit(arms[arm.source], (*children, arm.name))
-        done[arm.name] = arm
-
-    for arm in arms.values():
-        visit(arm, ())
-    return list(done.values())
 
 
 def write_arm(study: Study, arm: UnresolvedArm, model: StartingModel) -> Arm:

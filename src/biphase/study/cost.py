@@ -6,7 +6,7 @@ are as good as the efficiency: where there is a run to measure, name its folder 
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -100,7 +100,7 @@ def find_lengths(data: Data, planning: Planning) -> SampleLengths:
         variance = ((high - 2 * low + 1) ** 2 - 1) / 12
         squares = 2 * ((high / 2) ** 2 + variance)
         return SampleLengths(high / 2, squares / high, "of a token stream cut at random")
-    if has_shards(data):
+    if (Path(data.shards) / "manifest.json").exists():
         from biphase.corpus.packing import DocumentSamples
         from biphase.corpus.shards import ShardSet
 
@@ -115,14 +115,11 @@ def find_lengths(data: Data, planning: Planning) -> SampleLengths:
     return SampleLengths(mean, mean, "assumed: all samples as long as the mean")
 
 
-def has_shards(data: Data) -> bool:
-    return (Path(data.shards) / "manifest.json").exists()
-
-
 def find_vocab_size(data: Data, planning: Planning) -> int:
     """The vocabulary of the shards where they are here, else as the study says. Raises `InputError` without either."""
-    if has_shards(data):
-        return int(json.loads((Path(data.shards) / "manifest.json").read_text(encoding="utf-8"))["vocab_size"])
+    manifest = Path(data.shards) / "manifest.json"
+    if manifest.exists():
+        return int(json.loads(manifest.read_text(encoding="utf-8"))["vocab_size"])
     if planning.vocab_size is None:
         raise InputError(f"the shards {data.shards} are not here yet: give planning.vocab_size, such as 32768")
     return planning.vocab_size
@@ -193,18 +190,6 @@ class GroupCost:
 
 
 @dataclass(frozen=True)
-class Disk:
-    """How many bytes checkpoints take."""
-
-    models: float
-    """The weights of the models alone, when no run needs more."""
-    needed: float
-    """The weights of models and branch points, and moments where a run goes on with them."""
-    everything: float
-    """Every checkpoint that is there when all runs are done, with its moments."""
-
-
-@dataclass(frozen=True)
 class Estimate:
     """What a plan costs, and what that is based on."""
 
@@ -212,7 +197,10 @@ class Estimate:
     groups: tuple[GroupCost, ...]
     flops_by_objective: dict[str, float]
     """The FLOPs of pretraining alone."""
-    disk: Disk
+    disk: dict[str, float]
+    """Bytes of checkpoints: the weights of the `models` alone, when no run needs more; what is `needed`, with the
+    weights of branch points, and moments where a run goes on with them; `everything` with its moments, when all runs
+    are done."""
     unknown: tuple[str, ...]
     """The runs of networks whose shape is not known here, which are not counted."""
     assumptions: tuple[str, ...]
@@ -243,27 +231,25 @@ def estimate(plan: Plan, machine: Machine | None = None) -> Estimate:
         for objective, flops in sizes.flops(run).items():
             spent[objective] = spent.get(objective, 0.0) + flops
     rows = [group_cost(plan, group, sizes, machine, published.get(group)) for group in groups]
+    # What the figures rest on, for people.
+    assumptions = []
+    for text in dict.fromkeys(sizes.texts.values()):
+        what = f"samples of {text.mean_tokens:,.0f} tokens, a token meets {text.mean_keys:,.0f}"
+        assumptions.append(f"{what} ({text.source})")
+    if machine:
+        peak = f"{machine.peak_flops / 1e12:,.4g} TFLOP/s"
+        assumptions.append(f"{machine.name}: {peak}, {machine.efficiency:.0%} of them used, {machine.source}")
     if plan.cells:
         rows.append(evaluation_cost(plan, sizes, machine, published.get("evaluation")))
+        assumptions.append("fine-tuning: rounded sizes of the tasks' published data, at the same efficiency")
     return Estimate(
         machine=machine,
         groups=tuple(rows),
         flops_by_objective=spent,
         disk=count_disk(plan, sizes),
         unknown=tuple(name for name, shape in sizes.shapes.items() if shape is None),
-        assumptions=tuple(list_assumptions(plan, sizes, machine)),
+        assumptions=tuple(assumptions),
     )
-
-
-def list_assumptions(plan: Plan, sizes: Sizes, machine: Machine | None) -> Iterator[str]:
-    """What the figures rest on, for people."""
-    for text in dict.fromkeys(sizes.texts.values()):
-        yield f"samples of {text.mean_tokens:,.0f} tokens, a token meets {text.mean_keys:,.0f} ({text.source})"
-    if machine:
-        peak = f"{machine.peak_flops / 1e12:,.4g} TFLOP/s"
-        yield f"{machine.name}: {peak}, {machine.efficiency:.0%} of them used, {machine.source}"
-    if plan.cells:
-        yield "fine-tuning: rounded sizes of the tasks' published data, at the same efficiency"
 
 
 def group_cost(plan: Plan, group: str, sizes: Sizes, machine: Machine | None, published: Published | None) -> GroupCost:
@@ -332,7 +318,7 @@ def cell_cost(
     return steps, tokens, each * (tokens + evaluated / 3)
 
 
-def count_disk(plan: Plan, sizes: Sizes) -> Disk:
+def count_disk(plan: Plan, sizes: Sizes) -> dict[str, float]:
     """Bytes of all checkpoints, of those that must be there for a while, and of the models' weights."""
     everything, needed, models = 0.0, 0.0, 0.0
     for checkpoint in plan.checkpoints:
@@ -348,7 +334,7 @@ def count_disk(plan: Plan, sizes: Sizes) -> Disk:
             needed += weights
         if checkpoint.moments_needed_by:
             needed += moments
-    return Disk(models, needed, everything)
+    return {"models": models, "needed": needed, "everything": everything}
 
 
 def moment_bytes(shape: Shape, recipe: Recipe) -> float:

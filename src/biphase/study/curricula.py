@@ -11,7 +11,6 @@ What these short forms cannot say has a name and a list of phases in the study's
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate, pairwise
 from typing import Annotated, Any
@@ -41,14 +40,8 @@ class NamedCurriculum(Strict):
     """How often the list is gone through: shares and steps are those of one round."""
 
 
-@dataclass(frozen=True)
-class PhaseTemplate:
-    """A phase whose budget may not be known yet."""
-
-    phase: Phase
-    """The phase with its own number of steps, or with a single step where it has a share."""
-    share: Fraction | None
-    """The share of the budget that it gets; None where it says its steps."""
+PhaseTemplate = tuple[Phase, Fraction | None]
+"""A phase with its own number of steps and None, or with a single step and its share of a budget not known yet."""
 
 
 def read_steps(value: Any) -> Any:
@@ -92,24 +85,22 @@ def read_curriculum(
                 f"unknown curriculum '{text}'{nearest(text, [*named, *SHORT_OBJECTIVES])}; short forms are such as "
                 "mlm30, 25/75, 5k+17k and 40k clm + 2k mlm20"
             )
-        templates.append(read_short_phase(match, f"curriculum '{text}'", mask_probability))
+        where = f"curriculum '{text}'"
+        amount, unit, objective, percent = match.group("amount", "unit", "objective", "percent")
+        settings: dict[str, Any] = {"objective": objective}
+        if objective == "clm" and percent:
+            raise InputError(f"{where}: clm masks nothing; write clm, not clm{percent}")
+        if objective != "clm":
+            settings["mask_probability"] = float(percent) / 100 if percent else mask_probability
+        # Without an amount, a phase has all of the budget.
+        if amount is None or unit == "%":
+            templates.append(make_template(settings, None, Fraction(amount or "100") / 100, where))
+            continue
+        steps = Fraction(amount) * (1000 if unit == "k" else 1)
+        if steps.denominator != 1:
+            raise InputError(f"{where}: {amount}{unit} is no whole number of steps")
+        templates.append(make_template(settings, int(steps), None, where))
     return tuple(templates)
-
-
-def read_short_phase(match: re.Match[str], where: str, mask_probability: float) -> PhaseTemplate:
-    """The phase that `SHORT_PHASE` has found. Without an amount it has all of the budget."""
-    amount, unit, objective, percent = match.group("amount", "unit", "objective", "percent")
-    settings: dict[str, Any] = {"objective": objective}
-    if objective == "clm" and percent:
-        raise InputError(f"{where}: clm masks nothing; write clm, not clm{percent}")
-    if objective != "clm":
-        settings["mask_probability"] = float(percent) / 100 if percent else mask_probability
-    if amount is None or unit == "%":
-        return make_template(settings, None, Fraction(amount or "100") / 100, where)
-    steps = Fraction(amount) * (1000 if unit == "k" else 1)
-    if steps.denominator != 1:
-        raise InputError(f"{where}: {amount}{unit} is no whole number of steps")
-    return make_template(settings, int(steps), None, where)
 
 
 def read_named_phases(curriculum: NamedCurriculum, mask_probability: float) -> tuple[PhaseTemplate, ...]:
@@ -135,12 +126,12 @@ def read_named_phases(curriculum: NamedCurriculum, mask_probability: float) -> t
 def make_template(settings: Mapping[str, Any], steps: Any, share: Fraction | None, where: str) -> PhaseTemplate:
     """The template of a phase in `steps` or of a `share`. Raises `InputError` for what a recipe would refuse."""
     tree = {**settings, "steps": steps if share is None else 1}
-    return PhaseTemplate(parse_config(Phase, tree, origin=where), share)
+    return parse_config(Phase, tree, origin=where), share
 
 
 def fill_budget(templates: tuple[PhaseTemplate, ...], budget: int | None, where: str) -> tuple[Phase, ...]:
     """The phases within a budget of steps. Shares round where each phase ends, so that the sum is the budget."""
-    shares = [template.share for template in templates if template.share is not None]
+    shares = [share for _, share in templates if share is not None]
     if shares and len(shares) < len(templates):
         raise InputError(f"{where} mixes steps and shares; use one of the two")
     if shares:
@@ -153,14 +144,14 @@ def fill_budget(templates: tuple[PhaseTemplate, ...], budget: int | None, where:
         ends = [round(share * budget) for share in reached]
         steps = [end - begin for begin, end in pairwise([0, *ends])]
     else:
-        steps = [template.phase.steps for template in templates]
+        steps = [phase.steps for phase, _ in templates]
         if budget not in (None, sum(steps)):
             raise InputError(f"{where} has {sum(steps)} steps, which is not the budget of {budget}; leave budgets out")
     if min(steps) < 1:
         raise InputError(f"{where} gives one of its phases less than a step of {budget}")
     phases = []
-    for template, count in zip(templates, steps, strict=True):
-        phases.append(template.phase.model_copy(update={"steps": count}))
+    for (phase, _), count in zip(templates, steps, strict=True):
+        phases.append(phase.model_copy(update={"steps": count}))
     return join_phases(phases)
 
 

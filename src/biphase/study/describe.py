@@ -1,7 +1,7 @@
 """Plan and estimate → what a person or another program reads: tables, JSON, Graphviz, Mermaid."""
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from pydantic_core import to_jsonable_python
@@ -10,28 +10,17 @@ from rich.markup import escape
 from rich.table import Table
 from rich.tree import Tree
 
-from biphase.config import Phase
 from biphase.study.cost import Estimate
 from biphase.study.curricula import are_alike, join_phases, write_steps
 from biphase.study.plan import Plan, history
 from biphase.study.spec import trainings
-from biphase.study.trunks import PlannedRun
+from biphase.study.trunks import Segment
 from biphase.style import COLORS
 
 
-@dataclass(frozen=True)
-class PhaseSpan:
-    """Steps of a run with one objective, between two kept checkpoints: segments without the cuts of the schedule."""
-
-    run: str
-    phase: Phase
-    first: int
-    last: int
-
-
-def list_spans(plan: Plan) -> list[PhaseSpan]:
-    """All spans, in the order of the runs: warm-up, constant and decay are one unless something is kept between."""
-    spans: list[PhaseSpan] = []
+def list_spans(plan: Plan) -> list[Segment]:
+    """Segments without the cuts of the schedule: warm-up, constant and decay are one unless a step between is kept."""
+    spans: list[Segment] = []
     for segment in plan.segments:
         if spans:
             last = spans[-1]
@@ -39,36 +28,20 @@ def list_spans(plan: Plan) -> list[PhaseSpan]:
             if last.run == segment.run and are_alike(last.phase, segment.phase) and not is_kept:
                 spans[-1] = replace(last, last=segment.last)
                 continue
-        spans.append(PhaseSpan(segment.run, segment.phase, segment.first, segment.last))
+        spans.append(segment)
     return spans
 
 
 def describe_plan(plan: Plan, estimate: Estimate) -> RenderableType:
     """What the study trains, in what order, what sharing saves, and what it costs."""
-    heading = [f"[bold]{escape(plan.study.title or plan.study.name)}[/bold]"]
-    if plan.study.question:
-        heading.append(escape(plan.study.question))
-    return Group(
-        *heading,
-        "",
-        *summary_lines(plan),
-        "",
-        run_tree(plan),
-        "",
-        steps_table(estimate),
-        *step_lines(estimate),
-        "",
-        cost_table(estimate),
-        *cost_lines(estimate),
-    )
-
-
-def summary_lines(plan: Plan) -> list[str]:
-    """How many models, runs, steps and fine-tunings there are."""
     kinds = Counter(model.kind for model in plan.models)
     controls = f", and {kinds['random']} from random weights" if kinds["random"] else ""
     saved = 1 - plan.steps / plan.steps_alone
-    lines = [
+    lines = [f"[bold]{escape(plan.study.title or plan.study.name)}[/bold]"]
+    if plan.study.question:
+        lines.append(escape(plan.study.question))
+    lines += [
+        "",
         f"{kinds['final']} final models and {kinds['intermediate']} intermediate checkpoints{controls}",
         f"{len(plan.runs)} runs of {len(plan.segments)} segments: {plan.steps:,} steps; each arm alone would need "
         f"{plan.steps_alone:,}, so sharing saves {saved:.0%}",
@@ -82,32 +55,29 @@ def summary_lines(plan: Plan) -> list[str]:
             f"({len(evaluation.tasks)} tasks) × {len(evaluation.learning_rates)} rates × {len(evaluation.seeds)} seeds "
             f"→ {scores:,} scores"
         )
-    return lines
+    return Group(
+        *lines, "", run_tree(plan), "", *describe_steps(estimate), "", cost_table(estimate), *cost_lines(estimate)
+    )
 
 
 def run_tree(plan: Plan) -> Tree:
-    """Runs under the runs that they start from."""
+    """Runs under the runs that they start from: `610m-3k-9k-12k: 3k → 12k, mlm40 9k`, and what is kept on the way."""
     root = Tree("runs, with the step that each starts from and ends at")
     branches: dict[str, Tree] = {}
     spans = list_spans(plan)
-    for run in plan.runs.values():
+    for name, run in plan.runs.items():
+        phases = join_phases(span.phase.model_copy(update={"steps": span.steps}) for span in spans if span.run == name)
+        trained = ", ".join(f"{phase.label} {write_steps(phase.steps)}" for phase in phases)
+        passed = [write_steps(step) for step in run.kept if step != run.last]
+        kept = f"; keeps {', '.join(passed)}" if passed else ""
+        line = f"{name}: {write_steps(run.first)} → {write_steps(run.last)}, {trained}{kept}"
         above = branches[run.parent] if run.parent else root
-        line = run_line(run, [span for span in spans if span.run == run.name])
-        branches[run.name] = above.add(escape(line))
+        branches[name] = above.add(escape(line))
     return root
 
 
-def run_line(run: PlannedRun, spans: list[PhaseSpan]) -> str:
-    """`610m-3k-9k-12k: 3k → 12k, mlm40 9k`, and what is kept on the way."""
-    phases = join_phases(span.phase.model_copy(update={"steps": span.last - span.first}) for span in spans)
-    trained = ", ".join(f"{phase.label} {write_steps(phase.steps)}" for phase in phases)
-    passed = [write_steps(step) for step in run.kept if step != run.last]
-    kept = f"; keeps {', '.join(passed)}" if passed else ""
-    return f"{run.name}: {write_steps(run.first)} → {write_steps(run.last)}, {trained}{kept}"
-
-
-def steps_table(estimate: Estimate) -> Table:
-    """Models, steps and tokens of each group of arms, and the published steps where there are some."""
+def describe_steps(estimate: Estimate) -> list[RenderableType]:
+    """A table of models, steps and tokens of each group of arms, and how they differ from published steps."""
     rows = [row for row in estimate.groups if row.group != "evaluation"]
     table = Table(title="Steps", show_footer=True)
     table.add_column("arms", "all")
@@ -124,16 +94,18 @@ def steps_table(estimate: Estimate) -> Table:
         table.add_column("published", justify="right")
     for row in rows:
         steps = row.published.steps if row.published else None
-        published = [] if not is_published else ["" if steps is None else f"{steps:,}"]
-        table.add_row(
-            escape(row.group),
-            str(row.models),
-            f"{row.steps_alone:,}",
-            f"{row.steps:,}",
-            f"{row.tokens:.3g}",
-            *published,
-        )
-    return table
+        cells = [escape(row.group), str(row.models), f"{row.steps_alone:,}", f"{row.steps:,}", f"{row.tokens:.3g}"]
+        if is_published:
+            cells.append("" if steps is None else f"{steps:,}")
+        table.add_row(*cells)
+    lines: list[RenderableType] = [table]
+    for row in estimate.groups:
+        if row.published and row.published.steps is not None:
+            more = row.steps - row.published.steps
+            note = f" {row.published.note}" if row.published.note else ""
+            line = f"{row.group}: {row.steps:,} steps, published {row.published.steps:,} ({more:+,}).{note}"
+            lines.append(escape(line))
+    return lines
 
 
 def cost_table(estimate: Estimate) -> Table:
@@ -167,17 +139,6 @@ def format_hours(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def step_lines(estimate: Estimate) -> list[str]:
-    """Where the steps differ from the published ones, and why."""
-    lines = []
-    for row in estimate.groups:
-        if row.published and row.published.steps is not None:
-            more = row.steps - row.published.steps
-            note = f" {row.published.note}" if row.published.note else ""
-            lines.append(f"{row.group}: {row.steps:,} steps, published {row.published.steps:,} ({more:+,}).{note}")
-    return [escape(line) for line in lines]
-
-
 def cost_lines(estimate: Estimate) -> list[str]:
     """FLOPs by objective, the time with all devices at work, bytes on disk, and what all of it assumes."""
     spent = sum(estimate.flops_by_objective.values())
@@ -189,11 +150,9 @@ def cost_lines(estimate: Estimate) -> list[str]:
     if machine and machine.devices > 1:
         hours = sum(row.device_hours or 0.0 for row in estimate.groups) / machine.devices
         lines.append(f"on {machine.devices} of them, all busy: {format_hours(hours)} hours")
-    disk = estimate.disk
-    lines.append(
-        f"disk: {format_bytes(disk.models)} for the models' weights, {format_bytes(disk.needed)} with what branches "
-        f"need, {format_bytes(disk.everything)} when nothing is dropped"
-    )
+    models, needed, everything = (format_bytes(estimate.disk[what]) for what in ("models", "needed", "everything"))
+    disk = f"{models} for the models' weights, {needed} with what branches need, {everything} when nothing is dropped"
+    lines.append(f"disk: {disk}")
     lines += [f"assumed: {line}" for line in estimate.assumptions]
     if estimate.unknown:
         lines.append(f"not counted, for their shape is not known here: {', '.join(estimate.unknown)}")
@@ -214,19 +173,9 @@ def plan_json(plan: Plan, estimate: Estimate | None = None) -> dict[str, Any]:
     models = []
     for model in plan.models:
         arm = plan.arms[model.arm]
-        models.append(
-            {
-                "name": model.name,
-                "arm": arm.name,
-                "kind": model.kind,
-                "group": arm.group,
-                "model": arm.model,
-                "parent": arm.parent,
-                "curriculum": arm.curriculum,
-                "checkpoint": model.checkpoint,
-                "history": history(plan, model),
-            }
-        )
+        facts = {name: getattr(arm, name) for name in ("group", "model", "parent", "curriculum")}
+        own = {"name": model.name, "arm": arm.name, "kind": model.kind, **facts}
+        models.append({**own, "checkpoint": model.checkpoint, "history": history(plan, model)})
     checkpoints = []
     for kept in plan.checkpoints:
         users = {"models": kept.models, "needed_by": kept.needed_by, "moments_needed_by": kept.moments_needed_by}
@@ -243,58 +192,40 @@ def plan_json(plan: Plan, estimate: Estimate | None = None) -> dict[str, Any]:
         "cells": [{"name": cell.name, "evaluates": cell.evaluates} for cell in plan.cells],
     }
     if estimate is not None:
-        tree["cost"] = estimate_json(estimate)
+        machine = estimate.machine
+        tree["cost"] = {
+            "machine": machine and {"name": machine.name, "devices": machine.devices, "efficiency": machine.efficiency},
+            "flops": estimate.flops,
+            "flops_by_objective": estimate.flops_by_objective,
+            "groups": estimate.groups,
+            "disk_bytes": estimate.disk,
+            "not_counted": estimate.unknown,
+            "assumptions": estimate.assumptions,
+        }
     return to_jsonable_python(tree)
 
 
-def estimate_json(estimate: Estimate) -> dict[str, Any]:
-    """What `plan_json` says of the cost."""
-    machine = estimate.machine
-    return {
-        "machine": machine and {"name": machine.name, "devices": machine.devices, "efficiency": machine.efficiency},
-        "flops": estimate.flops,
-        "flops_by_objective": estimate.flops_by_objective,
-        "groups": estimate.groups,
-        "disk_bytes": estimate.disk,
-        "not_counted": estimate.unknown,
-        "assumptions": estimate.assumptions,
-    }
-
-
-@dataclass(frozen=True)
-class GraphLanguage:
-    """How a language for graphs writes the lines of one."""
-
-    begin: str
-    model: str
-    """The line of a node that is a model."""
-    checkpoint: str
-    """The line of a node that is another kept checkpoint."""
-    start: str
-    """The line of a node for random weights or a foreign model."""
-    edge: str
-    end: str
-
-
 GRAPH_LANGUAGES = {
-    "dot": GraphLanguage(
-        begin='digraph plan {\n  rankdir=LR;\n  node [fontname="sans-serif"]; edge [fontname="sans-serif"];\n',
-        model='  {node} [label="{text}", shape=box];\n',
-        checkpoint='  {node} [label="{text}", shape=ellipse];\n',
-        start='  {node} [label="{text}", shape=plaintext];\n',
-        edge='  {start} -> {end} [label="{text}", color="{color}", fontcolor="{color}"];\n',
-        end="}\n",
-    ),
-    "mermaid": GraphLanguage(
-        begin="flowchart LR\n",
-        model='  {node}["{text}"]\n',
-        checkpoint='  {node}("{text}")\n',
-        start='  {node}("{text}")\n',
-        edge='  {start} -- "{text}" --> {end}\n  linkStyle {number} stroke:{color}\n',
-        end="",
-    ),
+    "dot": {
+        "begin": 'digraph plan {\n  rankdir=LR;\n  node [fontname="sans-serif"]; edge [fontname="sans-serif"];\n',
+        "model": '  {node} [label="{text}", shape=box];\n',
+        "checkpoint": '  {node} [label="{text}", shape=ellipse];\n',
+        "start": '  {node} [label="{text}", shape=plaintext];\n',
+        "edge": '  {start} -> {end} [label="{text}", color="{color}", fontcolor="{color}"];\n',
+        "end": "}\n",
+    },
+    "mermaid": {
+        "begin": "flowchart LR\n",
+        "model": '  {node}["{text}"]\n',
+        "checkpoint": '  {node}("{text}")\n',
+        "start": '  {node}("{text}")\n',
+        "edge": '  {start} -- "{text}" --> {end}\n  linkStyle {number} stroke:{color}\n',
+        "end": "",
+    },
 }
-"""For Graphviz (`dot -Tsvg`), and for Mermaid, as Markdown pages draw it."""
+"""How the lines of a graph are written for Graphviz (`dot -Tsvg`), and for Mermaid, as Markdown pages draw it.
+
+A node is a model, another kept checkpoint, or a start: random weights or a foreign model."""
 
 
 def plan_graph(plan: Plan, language: str) -> str:
@@ -325,10 +256,10 @@ def plan_graph(plan: Plan, language: str) -> str:
             kind = "random weights" if run.recipe.init.preset else "pretrained"
             begin = (f"{kind}: {run.model}", 0)
         # Only a start of all training is met as the begin of a span first; everything else has been the end of one.
-        start = node_at(begin, begin[0], write.start)
-        form = write.model if finish in models else write.checkpoint
+        start = node_at(begin, begin[0], write["start"])
+        form = write["model"] if finish in models else write["checkpoint"]
         end = node_at(finish, models.get(finish, f"{span.run}@{span.last}"), form)
-        text = f"{span.phase.label} {write_steps(span.last - span.first)}"
+        text = f"{span.phase.label} {write_steps(span.steps)}"
         color = COLORS[span.phase.objective]
-        edge_lines.append(write.edge.format(start=start, end=end, text=text, color=color, number=number))
-    return "".join([write.begin, *node_lines, *edge_lines, write.end])
+        edge_lines.append(write["edge"].format(start=start, end=end, text=text, color=color, number=number))
+    return "".join([write["begin"], *node_lines, *edge_lines, write["end"]])

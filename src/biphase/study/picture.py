@@ -31,12 +31,14 @@ def draw_plan(plan: Plan, path: Path) -> None:
         raise InputError(f"{path}: a picture ends in {', '.join(PICTURE_FORMATS)}")
     with matplotlib.rc_context({"svg.hashsalt": "biphase", "font.size": 9, "hatch.linewidth": 0.5}):
         figure = Figure(figsize=(10, 1.3 + LANE_INCHES * len(plan.runs)), layout="constrained")
-        axes = plot_plan(plan, figure.subplots())
+        axes = figure.subplots()
+        plot_runs(plan, axes)
         place_key(plan, axes)
         figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
-def plot_plan(plan: Plan, axes: Axes) -> Axes:
+def plot_runs(plan: Plan, axes: Axes) -> None:
+    """A lane for each run, a dot for each model."""
     lanes = {name: lane for lane, name in enumerate(order_lanes(plan))}
     end = max(run.last for run in plan.runs.values())
     axes.set_xlim(-0.01 * end, 1.01 * end)
@@ -60,7 +62,6 @@ def plot_plan(plan: Plan, axes: Axes) -> Axes:
     axes.set_xticks(ticks, [f"{tick / 1000:g}k" if end >= 10_000 and tick else f"{tick:g}" for tick in ticks])
     axes.set_xlabel("steps since random weights")
     axes.spines[["left", "right", "top"]].set_visible(False)
-    return axes
 
 
 def order_lanes(plan: Plan) -> Iterator[str]:

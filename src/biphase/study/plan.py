@@ -132,20 +132,8 @@ def list_models(study: Study, paths: Mapping[str, ArmPath]) -> tuple[EvaluatedMo
     finals = []
     for name, path in paths.items():
         finals.append(EvaluatedModel(name, name, "final", run_that_trains(path.last, name, paths), path.last))
-    controls: dict[str, EvaluatedModel] = {}
-    if study.evaluation is not None and study.evaluation.random_weights:
-        # The first final model of each network lends its checkpoint for the network and the tokenizer.
-        for final in finals:
-            network = paths[final.arm].arm.model
-            if f"{network}-random" in paths:
-                raise InputError(f"arm '{network}-random' has the name of the control; give its group another name")
-            controls.setdefault(network, replace(final, name=f"{network}-random", kind="random"))
-    return (*finals, *list_intermediate(study, paths), *controls.values())
-
-
-def list_intermediate(study: Study, paths: Mapping[str, ArmPath]) -> list[EvaluatedModel]:
-    """The checkpoints before a decay that the study file names, each once."""
-    found: dict[str, EvaluatedModel] = {}
+    # By name, for a checkpoint that is named twice is one model.
+    before_decay: dict[str, EvaluatedModel] = {}
     for intermediate in study.intermediate:
         for name in intermediate.arms:
             if name not in paths:
@@ -157,8 +145,16 @@ def list_intermediate(study: Study, paths: Mapping[str, ArmPath]) -> list[Evalua
                     begin = path.flat_end - path.origin
                     raise InputError(f"intermediate: arm '{name}' decays from step {begin} on, before step {count}")
                 run = run_that_trains(step, name, paths)
-                found[f"{name}@{count}"] = EvaluatedModel(f"{name}@{count}", name, "intermediate", run, step)
-    return list(found.values())
+                before_decay[f"{name}@{count}"] = EvaluatedModel(f"{name}@{count}", name, "intermediate", run, step)
+    controls: dict[str, EvaluatedModel] = {}
+    if study.evaluation is not None and study.evaluation.random_weights:
+        # The first final model of each network lends its checkpoint for the network and the tokenizer.
+        for final in finals:
+            network = paths[final.arm].arm.model
+            if f"{network}-random" in paths:
+                raise InputError(f"arm '{network}-random' has the name of the control; give its group another name")
+            controls.setdefault(network, replace(final, name=f"{network}-random", kind="random"))
+    return (*finals, *before_decay.values(), *controls.values())
 
 
 def list_checkpoints(runs: Mapping[str, PlannedRun], models: tuple[EvaluatedModel, ...]) -> Iterator[Checkpoint]:

@@ -79,28 +79,20 @@ def write_cells(scores: dict[str, ScoreSet], path: Path) -> None:
 
 def list_costs(plan: Plan, place: StudyFolder, scores: dict[str, ScoreSet]) -> list[dict[str, object]]:
     """What was spent, as measured."""
+    # What was done, how often, with how many steps and tokens, in how many seconds.
+    spent: list[tuple[str, int, int, str, float]] = []
     trained = [name for name, run in plan.runs.items() if is_trained(place, run)]
-    rows: list[dict[str, object]] = []
     if trained:
         seconds = sum(read_json(place.record(name))["seconds"] for name in trained)
         steps = sum(plan.runs[name].steps for name in trained)
         tokens = sum(plan.runs[name].steps * plan.runs[name].recipe.batch_tokens for name in trained)
-        rows.append(cost_row("pretraining", len(trained), steps, tokens, seconds))
+        spent.append(("pretraining", len(trained), steps, f"{tokens:,}", seconds))
     for task, cells in measure_cells(scores).items():
         steps = sum(cell.steps for cell in cells)
         seconds = sum(cell.seconds for cell in cells)
-        rows.append(cost_row(f"fine-tuning and evaluation: {task}", len(cells), steps, None, seconds))
-    return rows
-
-
-def cost_row(stage: str, units: int, steps: int, tokens: int | None, seconds: float) -> dict[str, object]:
-    return {
-        "stage": stage,
-        "units": units,
-        "steps": steps,
-        "tokens": "" if tokens is None else f"{tokens:,}",
-        "worker time": duration(seconds),
-    }
+        spent.append((f"fine-tuning and evaluation: {task}", len(cells), steps, "", seconds))
+    columns = ("stage", "units", "steps", "tokens", "worker time")
+    return [dict(zip(columns, (*row[:4], duration(row[4])), strict=True)) for row in spent]
 
 
 def list_missing(plan: Plan, place: StudyFolder, state: StudyState) -> Iterator[str]:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-from biphase.config import Phase
 from biphase.errors import InputError
 from biphase.finetuning.scores import ScoreSet
 from biphase.finetuning.selection import select_rate
@@ -79,9 +78,12 @@ def arm_of_model(plan: Plan, model: EvaluatedModel, sizes: Sizes) -> ReportArm:
     later = sum(phase.steps for phase in phases) - num_before if parent is not None else 0
     masks = [phase.mask_probability for phase in phases if phase.objective != "clm"]
     is_intermediate = model.kind == "intermediate"
+    # The paper has CLM, MLM, or CLM and then MLM; and MLM that continues one of these.
+    kinds, later_kinds = ([part.objective for p in some for part, _ in p.parts] for some in (pretraining, rest))
+    is_of_the_paper = kinds in (["clm"], ["mlm"], ["clm", "mlm"]) and later_kinds in ([], ["mlm"])
     return ReportArm(
         name=model.name,
-        setup="efficiency" if is_intermediate else "objective" if is_of_the_paper(pretraining, rest) else "other",
+        setup="efficiency" if is_intermediate else "objective" if is_of_the_paper else "other",
         size=arm.model,
         objective="clm" if not mlm else "mlm" if not clm else "clm+mlm",
         mask_percent=round(100 * masks[-1]) if masks else None,
@@ -92,12 +94,6 @@ def arm_of_model(plan: Plan, model: EvaluatedModel, sizes: Sizes) -> ReportArm:
         parent=model.arm if is_intermediate else arm.parent,
         flops=sum_flops(plan, model, sizes),
     )
-
-
-def is_of_the_paper(pretraining: tuple[Phase, ...], rest: tuple[Phase, ...]) -> bool:
-    """CLM, MLM, or CLM and then MLM; and MLM that continues one of these."""
-    kinds, later = ([part.objective for phase in phases for part, _ in phase.parts] for phases in (pretraining, rest))
-    return kinds in (["clm"], ["mlm"], ["clm", "mlm"]) and later in ([], ["mlm"])
 
 
 def sum_flops(plan: Plan, model: EvaluatedModel, sizes: Sizes) -> float | None:

@@ -1,12 +1,18 @@
-"""What `biphase study advise` chooses and why: rules of thumb as a table, each with its reason and its source.
+"""What advice rests on: rules of thumb with their reasons and sources, a scaling law, and how much text there is.
 
 F1 to F8 are the findings of arXiv 2507.00994. It trained 210M to 1.2B parameters on 28 to 99 billion tokens, and says
 nothing about other sizes, batches or rates: what stands here for those is a scaling law of decoders or a rule of our
 own, and is called that. `study.advise` decides which case holds and fills in the numbers.
 """
 
+import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+from biphase.corpus.shards import ShardSet
+from biphase.corpus.text import find_text_sources, read_documents
+from biphase.errors import InputError
 
 PAPER = "arXiv 2507.00994"
 LAW = "Muennighoff et al. 2023 (arXiv 2305.16264), a law of decoders' loss; none is published for encoders"
@@ -30,7 +36,7 @@ class Choice:
     source: str
 
 
-SIZE_CHOSEN = "{chosen.preset}, {chosen.millions:,.3g}M parameters without head"
+SIZE_CHOSEN = "{chosen.preset}, {millions:,.3g}M parameters without head"
 TOKENS_CHOSEN = "{chosen.tokens:.3g} tokens, {chosen.tokens_per_parameter:,.3g} for each parameter"
 TOKENS_READ = TOKENS_CHOSEN + ", {chosen.epochs:.2g} times the text"
 NO_BEST_MASK = "no ratio is best everywhere: larger models and retrieval like more, small models less (F3)"
@@ -81,12 +87,12 @@ RULES = {
         "your study",
     ),
     ("masking", "small network"): (
-        "{mask:.0%}",
+        "{chosen.mask:.0%}",
         "below 210M nothing is published; 30 % is best on average at 210M, and the margins are small",
         f"{PAPER} (F3), extrapolated",
     ),
-    ("masking", "MLM alone"): ("{mask:.0%}", NO_BEST_MASK, PAPER),
-    ("masking", "after CLM"): ("{mask:.0%}", f"{NO_BEST_MASK}; after CLM it matters less (F7)", PAPER),
+    ("masking", "MLM alone"): ("{chosen.mask:.0%}", NO_BEST_MASK, PAPER),
+    ("masking", "after CLM"): ("{chosen.mask:.0%}", f"{NO_BEST_MASK}; after CLM it matters less (F7)", PAPER),
     ("batch", "any"): (
         "{recipe.batch_tokens:,} tokens, {recipe.num_steps:,} steps",
         "a power of the tokens of training through 1.2M → 2,048 and 99B → 2.36M",
@@ -127,3 +133,90 @@ def apply_rule(what: str, case: str, **facts: Any) -> Choice:
     """A row of `RULES` with the numbers filled in."""
     value, reason, source = RULES[what, case]
     return Choice(what, value.format(**facts), reason.format(**facts), source)
+
+
+# The scaling law
+#
+# Muennighoff et al. 2023 (arXiv 2305.16264, appendix A): Chinchilla's law with one exponent,
+#
+#     loss = FLOOR + A / parameters ^ EXPONENT + B / tokens ^ EXPONENT
+#
+# Text that is read again counts as fewer tokens, parameters beyond what the text can fill as fewer parameters.
+# The constants were fitted on decoders of 10M to 9B parameters; no such law is published for encoders. So the losses
+# rank candidates, and are good for nothing else.
+
+A, B, FLOOR = math.exp(6.255414), math.exp(7.3049974), math.exp(0.6254804)
+EXPONENT = 0.3526596
+TOKENS_DECAY, PARAMETERS_DECAY = 15.387756, 5.309743
+"""How many repeats, and how many times too many parameters, it takes until each further one counts 1/e."""
+
+
+def predict_loss(parameters: float, tokens: float, unique_tokens: float) -> float:
+    """The loss of a network trained on `tokens`, of which `unique_tokens` at most are different text."""
+    read = min(tokens, unique_tokens)
+    # Read four times, tokens / read - 1 = 3 repeats: worth 3 times new text at the most, ever less as they grow.
+    effective_tokens = discounted(read, tokens / read - 1, TOKENS_DECAY)
+    # The parameters that are optimal for `read` tokens: with one exponent for both, a fixed share of them.
+    filled = min(parameters, read * (A / B) ** (1 / EXPONENT))
+    effective_parameters = discounted(filled, parameters / filled - 1, PARAMETERS_DECAY)
+    return FLOOR + A / effective_parameters**EXPONENT + B / effective_tokens**EXPONENT
+
+
+def discounted(amount: float, excess: float, decay: float) -> float:
+    """`amount` and `excess` times as much on top, of which the n-th time counts about exp(-n / decay)."""
+    return amount * (1 + decay * (1 - math.exp(-excess / decay)))
+
+
+# The amount of text
+
+BYTES_PER_TOKEN = {4096: 3.4, 8192: 3.9, 32_768: 4.5, 128_256: 4.7}
+"""Held-out English text over the tokens of byte-level BPE with a vocabulary of that size, measured here; 128,256 is
+Llama 3's."""
+SAMPLED_SOURCES, SAMPLED_BYTES = 8, 16e6
+"""Sources that are looked into for how much text there is, and bytes of text that are read in each."""
+
+
+@dataclass(frozen=True)
+class TextAmount:
+    """How much text there is: in tokens where it is prepared, else in bytes."""
+
+    text_bytes: float | None = None
+    tokens: float | None = None
+    vocab_size: int | None = None
+
+    def unique_tokens(self, vocab_size: int) -> float:
+        """Its tokens; from its bytes, by what is measured for the vocabulary nearest in size."""
+        if self.tokens is not None:
+            return self.tokens
+        assert self.text_bytes is not None
+        nearest_size = min(BYTES_PER_TOKEN, key=lambda size: abs(math.log(size / vocab_size)))
+        return self.text_bytes / BYTES_PER_TOKEN[nearest_size]
+
+
+def measure_text(path: Path) -> TextAmount:
+    """How much text a shard set, or a file or folder of documents, holds; large ones are judged by their beginnings.
+
+    Raises:
+        InputError: nothing readable there, or a hub data set, whose size is not known before it is read.
+    """
+    if (path / "manifest.json").exists():
+        shards = ShardSet.open(path, "train")
+        return TextAmount(tokens=float(shards.num_tokens), vocab_size=shards.manifest.vocab_size)
+    sources = find_text_sources([path])
+    hub = next((source.name for source in sources if source.num_bytes is None), None)
+    if hub is not None:
+        raise InputError(f"{hub}: the size of a hub data set is not known here; give its tokens")
+    # Sources are looked into at equal distances. What they begin with says how much text is in a byte of a file, which
+    # may be compressed, and so how much is in all of them.
+    distance = math.ceil(len(sources) / SAMPLED_SOURCES)
+    text_bytes, file_bytes = 0, 0
+    for source in sources[::distance]:
+        reader, before = read_documents(source), text_bytes
+        for document in reader:
+            text_bytes += len(document.text.encode())
+            if text_bytes - before >= SAMPLED_BYTES:
+                file_bytes += reader.bytes_read
+                break
+        else:
+            file_bytes += source.num_bytes or 0
+    return TextAmount(text_bytes=text_bytes * sum(source.num_bytes or 0 for source in sources) / file_bytes)

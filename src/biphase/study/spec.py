@@ -19,13 +19,13 @@ NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 """What names of studies and models look like: they become names of folders."""
 
 
-def read_seeds(value: Any) -> Any:
-    """5 → 0, 1, 2, 3, 4."""
-    return tuple(range(value)) if isinstance(value, int) else value
-
-
 Steps = Annotated[PositiveCount, BeforeValidator(read_steps)]
-Seeds = Annotated[tuple[Count, ...], BeforeValidator(read_seeds), Field(min_length=1)]
+Seeds = Annotated[
+    tuple[Count, ...],
+    BeforeValidator(lambda value: tuple(range(value)) if isinstance(value, int) else value),
+    Field(min_length=1),
+]
+"""A list, or how many: 5 means 0 to 4."""
 Rates = Annotated[tuple[Annotated[float, Field(gt=0)], ...], Field(min_length=1)]
 
 
@@ -87,7 +87,6 @@ class Evaluation(Strict):
     tasks: Annotated[tuple[str, ...], Field(min_length=1)]
     learning_rates: Rates
     seeds: Seeds
-    """A list, or how many: 5 means 0 to 4."""
     finetune: dict[str, Any] = Field(default_factory=dict)
     """Settings for all tasks, with the keys of `biphase finetune`."""
     per_task: dict[str, dict[str, Any]] = Field(default_factory=dict)

@@ -51,11 +51,6 @@ class ArmPath:
     """What `trunk_key` says of the arm: only arms with equal ones can share steps, and they begin at one origin."""
 
     @property
-    def is_run(self) -> bool:
-        """False for an arm whose every step another arm's run trains: its model is a checkpoint of that run."""
-        return self.first < self.last
-
-    @property
     def flat_end(self) -> int:
         """The step at which the decay begins."""
         return self.last - self.arm.recipe.schedule.decay_steps
@@ -176,7 +171,8 @@ def trunk_key(recipe: Recipe) -> str:
 
 def make_runs(paths: Mapping[str, ArmPath], evaluated: Iterable[tuple[str, int]]) -> dict[str, PlannedRun]:
     """A run for each arm that has steps of its own; `evaluated` are the (run, step) that evaluations need."""
-    own = {name: path for name, path in paths.items() if path.is_run}
+    # An arm whose every step another arm's run trains is a checkpoint of that run.
+    own = {name: path for name, path in paths.items() if path.first < path.last}
     kept = {name: {path.last} for name, path in own.items()}
     for path in own.values():
         if path.parent is not None:
