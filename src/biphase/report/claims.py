@@ -199,15 +199,14 @@ def strongest(rivals: Sequence[tuple[str, Contrast]], on_par: float) -> Inequali
         p_value = seen.against().p_value
         return (p_value if seen.estimate > 0 and not math.isnan(p_value) else 2.0, -seen.estimate)
 
-    def excess(seen: Contrast) -> float:
-        """The p-value of "more than on par above" in the direction of "it is not"."""
-        p_value = seen.against(on_par).p_value
-        return p_value if seen.estimate < on_par or math.isnan(p_value) else 1.0
-
     best = make_inequality(*min(rivals, key=evidence), 0.0)
     # The contrary must hold for every rival, so its p-value is the largest of theirs. What cannot be tested cannot be
     # shown: it counts as 1, unless nothing can be tested. 0.01, nan, 0.2 → 1; 0.01, 0.03, 0.2 → 0.2; nan, nan → nan.
-    contrary_N = np.array([excess(seen) for _, seen in rivals])
+    contrary = []
+    for _, seen in rivals:
+        p_value = seen.against(on_par).p_value
+        contrary.append(p_value if seen.estimate < on_par or math.isnan(p_value) else 1.0)
+    contrary_N = np.array(contrary)
     is_tested_N = ~np.isnan(contrary_N)
     return replace(
         best,

@@ -70,8 +70,8 @@ def summarize(scores: ScoreSet) -> list[SummaryRow]:
         chosen = None if len(diverged) == len(cells) else select_rate(scores, model, task)
         tests = chosen.test if chosen else ()
         by_rate = chosen.test_by_rate if chosen else {}
-        inside = [scores for rate, scores in by_rate.items() if is_stability_rate(rate)]
-        num_scored = sum(not all(map(math.isnan, scores)) for scores in inside)
+        inside_RS = [by_seed for rate, by_seed in by_rate.items() if is_stability_rate(rate)]
+        num_scored = sum(not all(map(math.isnan, by_seed)) for by_seed in inside_RS)
         rows.append(
             SummaryRow(
                 model=model,
@@ -84,7 +84,7 @@ def summarize(scores: ScoreSet) -> list[SummaryRow]:
                 num_cells=len(cells),
                 diverged=diverged,
                 missing=find_missing(scores, model, task),
-                spread=rate_spread(inside, np.random.default_rng(0)) if num_scored > 1 else None,
+                spread=rate_spread(inside_RS, np.random.default_rng(0)) if num_scored > 1 else None,
             )
         )
     return sorted(rows, key=lambda row: (row.task, row.rate is None, -row.interval.mean, row.model))

@@ -60,8 +60,6 @@ def write_report(
 
     Args:
         results: of one study; averages that are missing are added.
-        out: the folder.
-        title: the page's.
         question: what the study asks, in a sentence or two.
         verdicts: what is claimed of these results, judged.
         table_numbers: (setup, family) → the number under which the table stands in a paper.
@@ -79,14 +77,16 @@ def write_report(
     with whole_folder(out) as folder:
         write_tables(tables, folder / "tables")
         figures, lacking = draw_figures(results, folder / "figures", losses)
+        pictures = []
+        for name, *about in figures:
+            svg = (folder / "figures" / f"{name}.svg").read_text(encoding="utf-8")
+            pictures.append((name, *about, inline_svg(svg, name)))
         html = render(
             title=title,
             question=question,
             facts=describe_results(results),
             verdicts=verdicts,
-            figures=[
-                (*about, inline_svg((folder / f"figures/{about[0]}.svg").read_text(), about[0])) for about in figures
-            ],
+            figures=pictures,
             groups=group_tables(tables),
             plan=None if plan_svg is None else inline_svg(plan_svg, "plan"),
             costs=list(costs or ()),

@@ -123,30 +123,27 @@ def describe_comparison(one: TaskComparison, names: Mapping[str, str]) -> str:
     if difference is None:
         return f"{start}: cannot be told{reasons}"
     ahead, behind = (one.model_a, one.model_b) if difference.mean >= 0 else (one.model_b, one.model_a)
-    size, tests = f"{100 * abs(difference.mean):.2f} points", show_tests(one)
+    size = f"{100 * abs(difference.mean):.2f} points"
     if not math.isnan(difference.low):
         # The ends as seen by the one ahead: `1.20 points [0.27, 2.13]`.
         low, high = sorted(math.copysign(1, difference.mean) * end for end in (difference.low, difference.high))
         size += f" [{100 * low:.2f}, {100 * high:.2f}]"
+    # Both tests: ` (p = 0.031 over 5 pairs of seeds, p < 0.001 over 2,000 examples; adjusted over 3 tasks)`.
+    shown = []
+    if not math.isnan(one.p_seeds):
+        assert one.a and one.b
+        seeds = f"{show_count(one.a.num, 'pair')} of seeds" if one.is_paired else f"{one.a.num} and {one.b.num} seeds"
+        shown.append(f"p = {show_p_value(one.p_seeds)} over {seeds}".replace("= <", "<"))
+    if not math.isnan(one.p_examples):
+        examples = show_count(one.num_examples, "example")
+        shown.append(f"p = {show_p_value(one.p_examples)} over {examples}".replace("= <", "<"))
+    adjusted = f"; adjusted over {one.num_tasks} tasks" if one.num_tasks > 1 else ""
+    tests = f" ({', '.join(shown)}{adjusted})" if shown else ""
     if one.verdict in ("A better", "B better"):
         return f"{start}: {names[ahead]} beats {names[behind]} by {size}, more than noise{tests}{reasons}"
     lead = "both score the same" if difference.mean == 0 else f"{names[ahead]} is ahead by {size}"
     judged = "within noise" if one.verdict == "within noise" else "but which is better cannot be told"
     return f"{start}: {lead}, {judged}{tests}{reasons}"
-
-
-def show_tests(one: TaskComparison) -> str:
-    """` (p = 0.031 over 5 pairs of seeds, p < 0.001 over 2,000 examples; adjusted over 3 tasks)`."""
-    shown = []
-    if not math.isnan(one.p_seeds):
-        assert one.a and one.b
-        seeds = f"{show_count(one.a.num, 'pair')} of seeds" if one.is_paired else f"{one.a.num} and {one.b.num} seeds"
-        shown.append(f"p = {show_p_value(one.p_seeds)} over {seeds}")
-    if not math.isnan(one.p_examples):
-        shown.append(f"p = {show_p_value(one.p_examples)} over {show_count(one.num_examples, 'example')}")
-    shown = [text.replace("p = <", "p <") for text in shown]
-    adjusted = f"; adjusted over {one.num_tasks} tasks" if one.num_tasks > 1 else ""
-    return f" ({', '.join(shown)}{adjusted})" if shown else ""
 
 
 def shorten(models: set[str]) -> dict[str, str]:
