@@ -9,9 +9,8 @@ import pytest
 from scipy import stats
 
 from biphase.paper.published import read_reference
-from biphase.report.contrasts import contrast, difference, is_significant, judge_difference
 from biphase.report.results import AVERAGE, ReportArm, Result, measured
-from biphase.report.statistics import Difference
+from biphase.report.statistics import Difference, contrast, difference, is_significant, judge_difference
 
 CLM = ReportArm("clm", "objective", "1m", "clm", None, 100, 100, 0)
 MLM = ReportArm("mlm", "objective", "1m", "mlm", 40, 100, 0, 100)

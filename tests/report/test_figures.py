@@ -16,11 +16,10 @@ from matplotlib.figure import Figure
 from biphase import style
 from biphase.paper.published import read_reference
 from biphase.report import panels
-from biphase.report.contrasts import difference
-from biphase.report.figures import FIGURES, DrawnFigure, draw_figures, plot_loss_curves
+from biphase.report.figures import FIGURES, draw_figures, plot_loss_curves, plot_panel
 from biphase.report.panels import Panel
-from biphase.report.plots import plot_panel
 from biphase.report.results import AVERAGE, ResultSet, measured, with_averages
+from biphase.report.statistics import difference
 from biphase.style import CURVE_POINTS, LOOKS, SERIES, thin
 
 LOSSES = {
@@ -60,8 +59,14 @@ def study() -> ResultSet:
 
 
 @pytest.fixture(scope="module")
-def drawn(study: ResultSet, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[DrawnFigure], list[str]]:
-    return draw_figures(study, tmp_path_factory.mktemp("figures"), LOSSES)
+def drawn(study: ResultSet, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with every figure."""
+    folder = tmp_path_factory.mktemp("figures")
+    made, missing = draw_figures(study, folder, LOSSES)
+    assert missing == []
+    assert [name for name, _, _ in made] == [*(spec.name for spec in FIGURES), "losses"]
+    assert all(caption.endswith(".") for _, _, caption in made)
+    return folder
 
 
 def draw(panel: Panel) -> Any:
@@ -70,19 +75,19 @@ def draw(panel: Panel) -> Any:
     return axes
 
 
-def test_all_are_drawn(drawn: tuple[list[DrawnFigure], list[str]]) -> None:
-    made, missing = drawn
-    assert missing == []
-    assert [figure.name for figure in made] == [*(spec.name for spec in FIGURES), "losses"]
-    for figure in made:
-        assert figure.svg.read_text().count("<svg") == 1
-        assert figure.pdf.read_bytes().startswith(b"%PDF")
-        assert "NaN" not in figure.svg.read_text() and figure.caption.endswith(".")
+def test_all_are_drawn(drawn: Path) -> None:
+    names = {*(spec.name for spec in FIGURES), "losses"}
+    assert {path.name for path in drawn.iterdir()} == {
+        f"{name}{suffix}" for name in names for suffix in (".svg", ".pdf")
+    }
+    for name in names:
+        svg = (drawn / f"{name}.svg").read_text()
+        assert svg.count("<svg") == 1 and "NaN" not in svg
+        assert (drawn / f"{name}.pdf").read_bytes().startswith(b"%PDF")
 
 
-def test_text_stays_text_and_axes_have_units(drawn: tuple[list[DrawnFigure], list[str]]) -> None:
-    by_name = {figure.name: figure.svg.read_text() for figure in drawn[0]}
-    words = {name: re.findall(r"<text[^>]*>([^<]+)</text>", text) for name, text in by_name.items()}
+def test_text_stays_text_and_axes_have_units(drawn: Path) -> None:
+    words = {path.stem: re.findall(r"<text[^>]*>([^<]+)</text>", path.read_text()) for path in drawn.glob("*.svg")}
     assert {"accuracy (%)", "F1 of token positions (%)", "parameters without the head", "MLM 40 %", "1B"} <= set(
         words["objective-by-size"]
     )
@@ -97,10 +102,9 @@ def test_text_stays_text_and_axes_have_units(drawn: tuple[list[DrawnFigure], lis
 def test_the_same_every_time(tmp_path: Path) -> None:
     part = read_reference().select("QA", setup="ratio")
     first, second = (draw_figures(part, tmp_path / name)[0] for name in ("first", "second"))
-    assert [figure.name for figure in first] == ["splits", "score-by-flops"]
-    for one, other in zip(first, second, strict=True):
-        assert one.svg.read_bytes() == other.svg.read_bytes()
-        assert one.pdf.read_bytes() == other.pdf.read_bytes()
+    assert first == second and [name for name, _, _ in first] == ["splits", "score-by-flops"]
+    for one in (tmp_path / "first").iterdir():
+        assert one.read_bytes() == (tmp_path / "second" / one.name).read_bytes()
 
 
 def test_what_is_missing_is_said(tmp_path: Path) -> None:
@@ -187,7 +191,7 @@ def test_long_curves_are_thinned_by_means() -> None:
     assert len(thin([])[0]) == 0
 
 
-def test_families_without_scores_have_no_panel(drawn: tuple[list[DrawnFigure], list[str]], study: ResultSet) -> None:
+def test_families_without_scores_have_no_panel(drawn: Path, study: ResultSet) -> None:
     assert study.families == ["SC", "QA"]
-    text = drawn[0][0].svg.read_text()
+    text = (drawn / f"{FIGURES[0].name}.svg").read_text()
     assert "SC · sequence classification" in text and "IR · retrieval" not in text

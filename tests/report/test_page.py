@@ -13,9 +13,8 @@ import pytest
 
 from biphase import style
 from biphase.errors import InputError
-from biphase.paper.findings import FINDINGS, judge_findings
+from biphase.paper.findings import FINDINGS, judge_findings, report_paper
 from biphase.paper.published import read_reference
-from biphase.paper.report import report_paper
 from biphase.report.figures import FIGURES
 from biphase.report.formats import show_p_value, show_points
 from biphase.report.page import inline_svg, sort_value, write_report

@@ -268,7 +268,7 @@ def report_paper_command(
 
     Example: `biphase report paper`
     """
-    from biphase.paper.report import report_paper as write
+    from biphase.paper.findings import report_paper as write
 
     out.print(str(write(folder)))
 

@@ -6,7 +6,7 @@ Should We Still Pretrain Encoders with Masked Language Modeling? arXiv 2507.0099
 
 import csv
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from importlib import resources
 from itertools import count, product
@@ -23,38 +23,39 @@ TABLE_NUMBERS = dict(zip(product(PUBLISHED_SETUPS, FAMILY_NAMES), count(2), stri
 def read_reference() -> ResultSet:
     """The paper's 800 published cells, averages included, in the order of its tables (`reference/SOURCE.md`)."""
     flops = {row["arm"]: float(row["flops"]) for row in read_reference_rows("paper_flops.csv")}
-    return ResultSet(tuple(read_cell(row, flops) for row in read_reference_rows("paper_scores.csv")))
+    results = []
+    for row in read_reference_rows("paper_scores.csv"):
+        arm = ReportArm(
+            name="",
+            setup=row["setup"],
+            size=row["size"],
+            objective=row["objective"].lower(),  # type: ignore[arg-type]
+            mask_percent=int(row["mask_percent"]) if row["mask_percent"] else None,
+            pretrain_steps=int(row["pretrain_steps"]),
+            clm_steps=int(row["clm_steps"]),
+            mlm_steps=int(row["mlm_steps"]),
+            cpt_steps=int(row["cpt_steps"] or 0),
+        )
+        name, parent = published_name(arm)
+        results.append(
+            Result(
+                arm=replace(arm, name=name, parent=parent, flops=flops[name]),
+                family=row["family"],  # type: ignore[arg-type]
+                dataset=row["dataset"],
+                metric="paper",
+                mean=float(row["mean"]) / 100,
+                half_width=float(row["ci95"]) / 100,
+                samples=(),
+                by_rate=None,
+                num=5,
+            )
+        )
+    return ResultSet(tuple(results))
 
 
 def read_reference_rows(name: str) -> Iterable[dict[str, str]]:
     text = (resources.files("biphase.paper") / "reference" / name).read_text(encoding="utf-8")
     return csv.DictReader(text.splitlines())
-
-
-def read_cell(row: Mapping[str, str], flops: Mapping[str, float]) -> Result:
-    arm = ReportArm(
-        name="",
-        setup=row["setup"],
-        size=row["size"],
-        objective=row["objective"].lower(),  # type: ignore[arg-type]
-        mask_percent=int(row["mask_percent"]) if row["mask_percent"] else None,
-        pretrain_steps=int(row["pretrain_steps"]),
-        clm_steps=int(row["clm_steps"]),
-        mlm_steps=int(row["mlm_steps"]),
-        cpt_steps=int(row["cpt_steps"] or 0),
-    )
-    name, parent = published_name(arm)
-    return Result(
-        arm=replace(arm, name=name, parent=parent, flops=flops[name]),
-        family=row["family"],  # type: ignore[arg-type]
-        dataset=row["dataset"],
-        metric="paper",
-        mean=float(row["mean"]) / 100,
-        half_width=float(row["ci95"]) / 100,
-        samples=(),
-        by_rate=None,
-        num=5,
-    )
 
 
 def published_name(arm: ReportArm) -> tuple[str, str | None]:

@@ -8,17 +8,16 @@ from collections.abc import Sequence
 import numpy as np
 
 from biphase.report.claims import Claim, make_inequality
-from biphase.report.contrasts import Contrast, jackknife
 from biphase.report.results import (
     FAMILY_NAMES,
     ReportArm,
-    Result,
     ResultSet,
     objective_pairs,
     scores_by_rate,
     short_steps,
     stability_rates,
 )
+from biphase.report.statistics import Contrast, jackknife
 
 
 def clm_is_steadier(results: ResultSet) -> list[Claim]:
@@ -60,10 +59,6 @@ def clm_first_forgives(results: ResultSet) -> list[Claim]:
     return [Claim("After CLM, results depend less on the masking ratio", tuple(inequalities), tuple(untested))]
 
 
-def rates_of(result: Result | None) -> set[float]:
-    return set(result.by_rate) if result is not None and result.by_rate is not None else set()
-
-
 def spread_gap(results: ResultSet, wide: ReportArm, narrow: ReportArm) -> tuple[Contrast | None, list[float]]:
     """Spread over rates and seeds of `wide` minus that of `narrow`, mean over datasets, and the rates."""
     metric = results.primary_metric
@@ -71,7 +66,8 @@ def spread_gap(results: ResultSet, wide: ReportArm, narrow: ReportArm) -> tuple[
     for family in results.families:
         for dataset in results.datasets(family, metric):
             ours, theirs = (results.find(arm, family, dataset, metric) for arm in (wide, narrow))
-            rates = stability_rates(sorted(rates_of(ours) & rates_of(theirs)))
+            tuned = [set(one.by_rate if one and one.by_rate else ()) for one in (ours, theirs)]
+            rates = stability_rates(sorted(tuned[0] & tuned[1]))
             tables = [scores_by_rate(ours, rates), scores_by_rate(theirs, rates)]
             if tables[0] is None or tables[1] is None or tables[0].shape != tables[1].shape:
                 continue

@@ -14,16 +14,12 @@ from typing import Literal
 import numpy as np
 from scipy import stats
 
-from biphase.report.contrasts import Contrast, contrast, is_significant, judge_difference
 from biphase.report.results import Result
-from biphase.report.statistics import SIGNIFICANCE, holm
+from biphase.report.statistics import SIGNIFICANCE, Contrast, contrast, holm, is_significant, judge_difference
 
 ClaimVerdict = Literal["supported", "contradicted", "undecided"]
 Terms = list[tuple[float, Result]]
 """Scores with their weights in a sum."""
-
-POWER = 0.8
-MOST_SEEDS = 1000
 
 
 @dataclass(frozen=True)
@@ -52,10 +48,6 @@ class Inequality:
     @property
     def estimate(self) -> float:
         return self.contrast.estimate
-
-    @property
-    def p_values(self) -> tuple[float, float]:
-        return self.p_value, self.p_contrary
 
 
 @dataclass(frozen=True)
@@ -88,15 +80,8 @@ class Finding:
             yield from claim.inequalities
 
 
-@dataclass(frozen=True)
-class Verdicts:
-    """What a report says of its claims."""
-
-    findings: tuple[Finding, ...]
-    answer: str
-    """The question's answer, in a sentence or two."""
-    note: str = ""
-    """What else a reader must know to read the verdicts."""
+Verdicts = tuple[tuple[Finding, ...], str, str]
+"""The findings of a report, the answer to its question in a sentence or two, and what else a reader must know."""
 
 
 def judge_claims(findings: Sequence[Finding]) -> tuple[Finding, ...]:
@@ -109,7 +94,7 @@ def judge_claims(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     would give.
     """
     asked = [inequality for finding in findings for inequality in finding.inequalities]
-    adjusted = holm([p_value for inequality in asked for p_value in inequality.p_values]).reshape(-1, 2)
+    adjusted = holm(np.ravel([(inequality.p_value, inequality.p_contrary) for inequality in asked])).reshape(-1, 2)
     num_tests = count_tests(findings)
     decided = (
         decide(inequality, for_it, against_it, num_tests)
@@ -117,13 +102,16 @@ def judge_claims(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     )
     judged = []
     for finding in findings:
-        claims = []
+        claims: list[Claim] = []
+        needs: list[str] = []
         for claim in finding.claims:
             inequalities = tuple(next(decided) for _ in claim.inequalities)
             verdicts = [inequality.verdict for inequality in inequalities] + ["undecided" for _ in claim.untested]
             claims.append(replace(claim, inequalities=inequalities, verdict=together(verdicts)))
+            needs += [f"{inequality.label}: {inequality.needs}" for inequality in inequalities if inequality.needs]
+            needs += [f"scores that are not there: {what}" for what in claim.untested]
         verdict = together([claim.verdict for claim in claims])
-        judged.append(replace(finding, claims=tuple(claims), verdict=verdict, needs=tuple(open_questions(claims))))
+        judged.append(replace(finding, claims=tuple(claims), verdict=verdict, needs=tuple(needs)))
     return tuple(judged)
 
 
@@ -132,7 +120,7 @@ def count_tests(findings: Iterable[Finding]) -> int:
     num = 0
     for finding in findings:
         for inequality in finding.inequalities:
-            num += sum(not math.isnan(p_value) for p_value in inequality.p_values)
+            num += (not math.isnan(inequality.p_value)) + (not math.isnan(inequality.p_contrary))
     return num
 
 
@@ -155,20 +143,12 @@ def together(verdicts: Sequence[str]) -> ClaimVerdict:
     return "supported" if verdicts and set(verdicts) == {"supported"} else "undecided"
 
 
-def open_questions(claims: Iterable[Claim]) -> list[str]:
-    """What would decide the undecided, one line each."""
-    lines = []
-    for claim in claims:
-        lines += [f"{inequality.label}: {inequality.needs}" for inequality in claim.inequalities if inequality.needs]
-        lines += [f"scores that are not there: {what}" for what in claim.untested]
-    return lines
-
-
 def seeds_needed(inequality: Inequality, num_tests: int) -> str:
     """How many fine-tuning seeds would decide it if the estimate and the spread stay as they are.
 
     With a probability of 80 %, at the level that Holm's correction asks of the first of `num_tests`.
     """
+    power, most_seeds = 0.8, 1000
     seen = inequality.contrast
     if math.isnan(inequality.p_value) or not seen.error > 0:
         return "scores that differ between seeds, of two seeds or more" if seen.num > 1 else "two seeds or more"
@@ -178,12 +158,12 @@ def seeds_needed(inequality: Inequality, num_tests: int) -> str:
     def is_enough(num: int) -> bool:
         degrees = seen.degrees * (num - 1) / (seen.num - 1)
         error = seen.error * math.sqrt(seen.num / num)
-        return bool(distance / error >= stats.t.isf(level / 2, degrees) + stats.t.ppf(POWER, degrees))
+        return bool(distance / error >= stats.t.isf(level / 2, degrees) + stats.t.ppf(power, degrees))
 
-    numbers = range(seen.num + 1, MOST_SEEDS + 1)
+    numbers = range(seen.num + 1, most_seeds + 1)
     at = bisect.bisect_left(numbers, True, key=is_enough)
     if at == len(numbers):
-        return f"not even {MOST_SEEDS:,} seeds: for this spread it is too close to {100 * inequality.bound:g}"
+        return f"not even {most_seeds:,} seeds: for this spread it is too close to {100 * inequality.bound:g}"
     return f"about {numbers[at]} seeds instead of {seen.num}, if difference and spread stay as they are"
 
 
@@ -219,15 +199,14 @@ def strongest(rivals: Sequence[tuple[str, Contrast]], on_par: float) -> Inequali
         p_value = seen.against().p_value
         return (p_value if seen.estimate > 0 and not math.isnan(p_value) else 2.0, -seen.estimate)
 
-    def excess(seen: Contrast) -> float:
-        """The p-value of "more than on par above" in the direction of "it is not"."""
-        p_value = seen.against(on_par).p_value
-        return p_value if seen.estimate < on_par or math.isnan(p_value) else 1.0
-
     best = make_inequality(*min(rivals, key=evidence), 0.0)
     # The contrary must hold for every rival, so its p-value is the largest of theirs. What cannot be tested cannot be
     # shown: it counts as 1, unless nothing can be tested. 0.01, nan, 0.2 → 1; 0.01, 0.03, 0.2 → 0.2; nan, nan → nan.
-    contrary_N = np.array([excess(seen) for _, seen in rivals])
+    contrary = []
+    for _, seen in rivals:
+        p_value = seen.against(on_par).p_value
+        contrary.append(p_value if seen.estimate < on_par or math.isnan(p_value) else 1.0)
+    contrary_N = np.array(contrary)
     is_tested_N = ~np.isnan(contrary_N)
     return replace(
         best,

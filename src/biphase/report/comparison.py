@@ -21,7 +21,6 @@ from biphase.finetuning.scores import (
     show_rate,
 )
 from biphase.finetuning.selection import Selection, find_missing, find_scored_model, select_rate
-from biphase.report.contrasts import difference, judge_difference
 from biphase.report.formats import show_count
 from biphase.report.statistics import (
     Difference,
@@ -29,17 +28,15 @@ from biphase.report.statistics import (
     Spread,
     bootstrap_difference,
     bootstrap_statistic,
+    difference,
     holm,
     is_stability_rate,
+    judge_difference,
     mean_interval,
     rate_spread,
 )
 
 ComparisonVerdict = Literal["A better", "B better", "within noise", "cannot be told"]
-SPREAD_SEED = 0
-"""The seed of the resampling behind the interval of a spread."""
-
-VERDICTS: tuple[ComparisonVerdict, ...] = ("A better", "B better", "within noise", "cannot be told")
 
 
 @dataclass(frozen=True)
@@ -72,6 +69,9 @@ def summarize(scores: ScoreSet) -> list[SummaryRow]:
         diverged = tuple(point for point in sorted(cells) if cells[point].diverged)
         chosen = None if len(diverged) == len(cells) else select_rate(scores, model, task)
         tests = chosen.test if chosen else ()
+        by_rate = chosen.test_by_rate if chosen else {}
+        inside_RS = [by_seed for rate, by_seed in by_rate.items() if is_stability_rate(rate)]
+        num_scored = sum(not all(map(math.isnan, by_seed)) for by_seed in inside_RS)
         rows.append(
             SummaryRow(
                 model=model,
@@ -84,16 +84,10 @@ def summarize(scores: ScoreSet) -> list[SummaryRow]:
                 num_cells=len(cells),
                 diverged=diverged,
                 missing=find_missing(scores, model, task),
-                spread=measure_spread(chosen) if chosen else None,
+                spread=rate_spread(inside_RS, np.random.default_rng(0)) if num_scored > 1 else None,
             )
         )
     return sorted(rows, key=lambda row: (row.task, row.rate is None, -row.interval.mean, row.model))
-
-
-def measure_spread(chosen: Selection) -> Spread | None:
-    inside = [scores for rate, scores in chosen.test_by_rate.items() if is_stability_rate(rate)]
-    scored = [scores for scores in inside if not all(map(math.isnan, scores))]
-    return rate_spread(inside, np.random.default_rng(SPREAD_SEED)) if len(scored) > 1 else None
 
 
 @dataclass(frozen=True)
@@ -159,8 +153,8 @@ def compare(
         measure_task(scores, model_a, model_b, task, rng, num_resamples)
         for task in sorted(tasks[model_a] | tasks[model_b])
     ]
-    p_seeds = holm([p_value_of(one.over_seeds) for one in measured])
-    p_examples = holm([p_value_of(one.over_examples) for one in measured])
+    p_seeds = holm([one.over_seeds.p_value if one.over_seeds else math.nan for one in measured])
+    p_examples = holm([one.over_examples.p_value if one.over_examples else math.nan for one in measured])
     num_tasks = int((~np.isnan(p_seeds) | ~np.isnan(p_examples)).sum())
     return [
         judge(replace(one, p_seeds=float(seeds), p_examples=float(examples), num_tasks=num_tasks))
@@ -221,10 +215,6 @@ def resample_examples(
     else:
         test = bootstrap_statistic(values_a, values_b, first.statistic, rng, num_resamples)
     return test, len(values_a)
-
-
-def p_value_of(test: Difference | None) -> float:
-    return math.nan if test is None else test.p_value
 
 
 def judge(measured: TaskComparison) -> TaskComparison:

@@ -1,4 +1,7 @@
-"""Results → figures, each as SVG and PDF: those for which there are scores, and what the others lack."""
+"""Results → figures, each as SVG and PDF: those for which there are scores, and what the others lack.
+
+Panels become lines through means, bars of differences and points of spreads, all with their intervals.
+"""
 
 import itertools
 import math
@@ -10,24 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from biphase.report import panels
-from biphase.report.plots import plot_panel
 from biphase.report.results import ResultSet, objective_pairs
-from biphase.style import PLOT_STYLE, SERIES, Look, plot_losses
+from biphase.style import INK, PLOT_STYLE, SERIES, Look, plot_losses
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-
-@dataclass(frozen=True)
-class DrawnFigure:
-    """A drawn figure and its files."""
-
-    name: str
-    title: str
-    caption: str
-    svg: Path
-    pdf: Path
 
 
 @dataclass(frozen=True)
@@ -40,14 +31,6 @@ class FigureSpec:
     needs: str
     make_panel: Callable[[ResultSet, str], panels.Panel]
     can_draw: Callable[[ResultSet], bool]
-
-
-def has_spreads(results: ResultSet) -> bool:
-    """Whether any arm that is compared has its scores at every rate and seed."""
-    for arm in itertools.chain(*objective_pairs(results)):
-        if any(panels.spread_scores(results, arm, family) is not None for family in results.families):
-            return True
-    return False
 
 
 FIGURES = (
@@ -82,7 +65,10 @@ FIGURES = (
         "intervals over seeds.",
         "test scores at every fine-tuning rate and seed",
         panels.spread_over_rates,
-        has_spreads,
+        lambda results: any(
+            panels.spread_scores(results, arm, family) is not None
+            for arm, family in itertools.product(itertools.chain(*objective_pairs(results)), results.families)
+        ),
     ),
     FigureSpec(
         "splits",
@@ -126,36 +112,113 @@ FIGURES = (
     ),
 )
 
-LOSS_FIGURE = "losses"
-LEGEND_SIGNS = 105
-"""How many characters fit into a line of the legend."""
-
 
 def draw_figures(
     results: ResultSet, folder: Path, losses: Mapping[str, Sequence[Mapping[str, Any]]] | None = None
-) -> tuple[list[DrawnFigure], list[str]]:
-    """Write every figure for which there are scores, as `NAME.svg` and `NAME.pdf`; and say what the others lack.
+) -> tuple[list[tuple[str, str, str]], list[str]]:
+    """Write every figure for which there are scores, as `NAME.svg` and `NAME.pdf`.
 
     The same results give the same SVG, to the byte. `losses`: run → records as in metrics.jsonl.
+
+    Returns:
+        Name, title and caption of what was drawn, and a line for each figure that was not: what it lacks.
     """
     folder.mkdir(parents=True, exist_ok=True)
     drawn, missing = [], []
     for spec in FIGURES:
         if spec.can_draw(results):
             made = [spec.make_panel(results, family) for family in results.families]
-            plots = [partial(plot_panel, panel) for panel in made]
-            drawn.append(draw_panels(folder, spec.name, spec.title, spec.caption, plots))
+            save_figure(folder, spec.name, [partial(plot_panel, panel) for panel in made])
+            drawn.append((spec.name, spec.title, spec.caption))
         else:
             missing.append(f"{spec.title}: needs {spec.needs}")
     losses = losses or {}
     objectives = list(dict.fromkeys(row["objective"] for rows in losses.values() for row in rows))
     if objectives:
+        save_figure(folder, "losses", [partial(plot_loss_curves, losses, objective) for objective in objectives])
         caption = "Training loss as lines (means of neighbouring steps), validation loss as markers."
-        curves = [partial(plot_loss_curves, losses, objective) for objective in objectives]
-        drawn.append(draw_panels(folder, LOSS_FIGURE, "Loss curves", caption, curves))
+        drawn.append(("losses", "Loss curves", caption))
     else:
         missing.append("Loss curves: needs the metrics.jsonl of the runs")
     return drawn, missing
+
+
+def plot_panel(panel: panels.Panel, axes: "Axes") -> None:
+    {"lines": plot_lines, "bars": plot_bars, "points": plot_points, "rings": plot_points}[panel.kind](panel, axes)
+    if panel.is_logarithmic:
+        axes.set_xscale("log")
+    axes.set_xticks(panel.ticks, panel.tick_labels)
+    if panel.is_logarithmic:
+        axes.minorticks_off()
+    if panel.x_margin is not None:
+        axes.set_xlim(min(panel.ticks) - panel.x_margin, max(panel.ticks) + panel.x_margin)
+    axes.set_xlabel(panel.x_label)
+    axes.set_ylabel(panel.y_label)
+    axes.set_title(panel.title)
+
+
+def plot_lines(panel: panels.Panel, axes: "Axes") -> None:
+    """A line through the marks of each series."""
+    for label, look, marks in panel.series:
+        if marks:
+            axes.errorbar(
+                [mark.x for mark in marks],
+                [mark.value for mark in marks],
+                yerr=[[mark.down for mark in marks], [mark.up for mark in marks]],
+                color=look.color,
+                marker=look.marker,
+                linestyle=look.line,
+                elinewidth=0.9,
+                label=label,
+            )
+
+
+def plot_bars(panel: panels.Panel, axes: "Axes") -> None:
+    """Bars from zero, side by side in each group."""
+    width = 0.8 / max(len(panel.series), 1)
+    for number, (label, look, marks) in enumerate(panel.series):
+        # A third of the way to white, so that intervals are seen on it.
+        channels = (int(look.color[at : at + 2], 16) for at in (1, 3, 5))
+        lighter = "#" + "".join(f"{round(channel + (255 - channel) / 3):02x}" for channel in channels)
+        shift = width * (number - (len(panel.series) - 1) / 2)
+        axes.bar(
+            [mark.x + shift for mark in marks],
+            [mark.value for mark in marks],
+            min(0.9 * width, 0.5),
+            yerr=[mark.up for mark in marks],
+            facecolor=lighter,
+            edgecolor=INK,
+            linewidth=0.6,
+            hatch=look.hatch,
+            label=label,
+            error_kw={"elinewidth": 0.9, "ecolor": INK},
+        )
+        for mark in marks:
+            if mark.dots:
+                axes.plot([mark.x + shift for _ in mark.dots], mark.dots, ".", color=INK, markersize=4)
+    axes.axhline(0, color=INK, linewidth=0.8)
+    axes.margins(y=0.1)
+    axes.grid(False, axis="x")
+
+
+def plot_points(panel: panels.Panel, axes: "Axes") -> None:
+    """Marks that no line connects; the size of each is its own."""
+    hollow: dict[str, Any] = {"markerfacecolor": "none"} if panel.kind == "rings" else {}
+    for label, look, marks in panel.series:
+        for number, mark in enumerate(marks):
+            axes.errorbar(
+                mark.x,
+                mark.value,
+                yerr=[[mark.down], [mark.up]],
+                fmt=look.marker,
+                color=look.color,
+                markersize=mark.size,
+                elinewidth=0.9,
+                label=label if number == 0 else None,
+                **hollow,
+            )
+    if panel.kind == "points":
+        axes.set_ylim(bottom=0)
 
 
 def plot_loss_curves(losses: Mapping[str, Sequence[Mapping[str, Any]]], objective: str, axes: "Axes") -> None:
@@ -168,17 +231,13 @@ def plot_loss_curves(losses: Mapping[str, Sequence[Mapping[str, Any]]], objectiv
     axes.set_title(objective.upper())
 
 
-def draw_panels(
-    folder: Path, name: str, title: str, caption: str, plots: Sequence[Callable[["Axes"], object]]
-) -> DrawnFigure:
+def save_figure(folder: Path, name: str, plots: Sequence[Callable[["Axes"], object]]) -> None:
     """Write `NAME.svg` and `NAME.pdf` with what each of `plots` draws on its axes."""
     with plot_settings(name):
         figure = arrange_panels(plots)
-        svg, pdf = folder / f"{name}.svg", folder / f"{name}.pdf"
-        figure.savefig(svg, metadata={"Date": None})
+        figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
         figure.set_layout_engine("none")  # it is laid out; once is enough
-        figure.savefig(pdf, metadata={"CreationDate": None})
-    return DrawnFigure(name, title, caption, svg, pdf)
+        figure.savefig(folder / f"{name}.pdf", metadata={"CreationDate": None})
 
 
 def plot_settings(name: str) -> AbstractContextManager[None]:
@@ -204,6 +263,6 @@ def arrange_panels(plots: Sequence[Callable[["Axes"], object]]) -> "Figure":
     for axes in grid[: len(plots)]:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             entries.setdefault(label, handle)
-    columns = max(LEGEND_SIGNS // max(len(label) + 8 for label in ("", *entries)), 1)
+    columns = max(105 // max(len(label) + 8 for label in ("", *entries)), 1)  # 105 characters fit into a line
     figure.legend(entries.values(), entries.keys(), loc="outside upper center", ncols=min(columns, len(entries) or 1))
     return figure

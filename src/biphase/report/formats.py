@@ -35,13 +35,6 @@ def show_difference(difference: Difference) -> str:
     return f"{100 * difference.mean:+.2f} ± {show_share(difference.high - difference.mean):>4}"
 
 
-def show_size(difference: Difference) -> str:
-    """`1.20 points [0.27, 2.13]`, as seen by the one ahead."""
-    low, high = sorted(math.copysign(1, difference.mean) * end for end in (difference.low, difference.high))
-    size = f"{100 * abs(difference.mean):.2f} points"
-    return size if math.isnan(low) else f"{size} [{100 * low:.2f}, {100 * high:.2f}]"
-
-
 def show_spread(spread: Spread | None) -> str:
     """`1.20 [0.93, 1.41]`."""
     if spread is None or math.isnan(spread.std):

@@ -6,7 +6,6 @@ The page needs no network and no file beside it: styles, script and figures are 
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -17,15 +16,14 @@ from markupsafe import Markup
 from biphase import __version__
 from biphase.errors import InputError
 from biphase.files import own_folder, refuse_foreign, write_text
-from biphase.report.claims import Claim, Finding, Inequality, Verdicts, count_tests
+from biphase.report.claims import Claim, Verdicts, count_tests
 from biphase.report.figures import draw_figures
 from biphase.report.formats import MISSING, show_p_value, show_points, show_share
 from biphase.report.results import (
-    AVERAGE,
     FAMILY_NAMES,
     SETUPS,
     ResultSet,
-    disagreeing_averages,
+    check_averages,
     missing_cells,
     num_parameters,
     with_averages,
@@ -39,17 +37,6 @@ SIGNS = {"supported": "✓", "contradicted": "✕", "undecided": "?"}
 
 BAR_WIDTH, BAR_HEIGHT = 170.0, 18.0
 GENERATOR = "biphase report"
-
-
-@dataclass(frozen=True)
-class Bar:
-    """An inequality as a picture: places in pixels from the left."""
-
-    zero: float
-    bound: float
-    low: float
-    high: float
-    estimate: float
 
 
 def write_report(
@@ -73,8 +60,6 @@ def write_report(
 
     Args:
         results: of one study; averages that are missing are added.
-        out: the folder.
-        title: the page's.
         question: what the study asks, in a sentence or two.
         verdicts: what is claimed of these results, judged.
         table_numbers: (setup, family) → the number under which the table stands in a paper.
@@ -92,12 +77,16 @@ def write_report(
     with own_folder(out, "report") as folder:
         write_tables(tables, folder / "tables")
         figures, lacking = draw_figures(results, folder / "figures", losses)
+        pictures = []
+        for name, *about in figures:
+            svg = (folder / "figures" / f"{name}.svg").read_text(encoding="utf-8")
+            pictures.append((name, *about, inline_svg(svg, name)))
         html = render(
             title=title,
             question=question,
             facts=describe_results(results),
             verdicts=verdicts,
-            figures=[(figure, inline_svg(figure.svg.read_text(encoding="utf-8"), figure.name)) for figure in figures],
+            figures=pictures,
             groups=group_tables(tables),
             plan=None if plan_svg is None else inline_svg(plan_svg, "plan"),
             costs=list(costs or ()),
@@ -111,9 +100,11 @@ def write_report(
 
 def render(**parts: Any) -> str:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    here = resources.files("biphase.report")
+    css, js, page = ((here / name).read_text("utf-8") for name in ("page.css", "page.js", "page.html.j2"))
     environment.globals.update(
-        style=Markup(read_resource("page.css")),
-        script=Markup(read_resource("page.js")),
+        style=Markup(css),
+        script=Markup(js),
         version=__version__,
         generator=GENERATOR,
         signs=SIGNS,
@@ -128,13 +119,8 @@ def render(**parts: Any) -> str:
         show_p_value=show_p_value,
         show_share=show_share,
         sort_value=sort_value,
-        tally=tally,
     )
-    return environment.from_string(read_resource("page.html.j2")).render(**parts)
-
-
-def read_resource(name: str) -> str:
-    return (resources.files("biphase.report") / name).read_text(encoding="utf-8")
+    return environment.from_string(page).render(**parts)
 
 
 def describe_results(results: ResultSet) -> list[str]:
@@ -152,19 +138,6 @@ def describe_results(results: ResultSet) -> list[str]:
     ]
 
 
-def tally(finding: Finding) -> str:
-    """How many inequalities of a finding are supported."""
-    verdicts = [inequality.verdict for inequality in finding.inequalities]
-    return f"{verdicts.count('supported')} of {len(verdicts)}" if verdicts else "not tested"
-
-
-def check_averages(results: ResultSet) -> list[str]:
-    """That every average is the mean of its datasets, or which are not."""
-    num = len(results.select(dataset=AVERAGE).results)
-    wrong = disagreeing_averages(results)
-    return [f"{num - len(wrong)} of {num} averages are the mean of their datasets, up to rounding.", *wrong]
-
-
 def group_tables(tables: Sequence[ScoreTable]) -> list[tuple[str, list[ScoreTable]]]:
     """By comparison and metric, with a heading each."""
     groups: dict[tuple[str, str], list[ScoreTable]] = {}
@@ -175,9 +148,9 @@ def group_tables(tables: Sequence[ScoreTable]) -> list[tuple[str, list[ScoreTabl
     return [(heading[key] + (f" · {key[0]} metrics" if has_both else ""), group) for key, group in groups.items()]
 
 
-def bars_of(claim: Claim) -> list[Bar | None]:
-    """The inequalities of a claim on one scale, which has zero, every bound and every interval on it; None without an
-    interval."""
+def bars_of(claim: Claim) -> list[dict[str, float] | None]:
+    """The inequalities of a claim on one scale, which has zero, every bound and every interval on it: places in pixels
+    from the left; None without an interval."""
     known = [one for one in claim.inequalities if not math.isnan(one.low)]
     edges = [0.0, *(value for one in known for value in (one.low, one.high, one.bound))]
     low, high = min(edges), max(edges)
@@ -186,10 +159,11 @@ def bars_of(claim: Claim) -> list[Bar | None]:
     def place(value: float) -> float:
         return round(margin + (value - low) / ((high - low) or 1.0) * (BAR_WIDTH - 2 * margin), 1)
 
-    def draw_bar(one: Inequality) -> Bar:
-        return Bar(*map(place, (0.0, one.bound, one.low, one.high, one.estimate)))
-
-    return [None if math.isnan(one.low) else draw_bar(one) for one in claim.inequalities]
+    bars: list[dict[str, float] | None] = []
+    for one in claim.inequalities:
+        values = {"zero": 0.0, "bound": one.bound, "low": one.low, "high": one.high, "estimate": one.estimate}
+        bars.append(None if math.isnan(one.low) else {name: place(value) for name, value in values.items()})
+    return bars
 
 
 def sort_value(text: str) -> str:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from rich import box
 from rich.measure import Measurement
@@ -10,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from biphase import console
-from biphase.finetuning.scores import BrokenScore, GridPoint, short_name, show_rate
-from biphase.report.comparison import VERDICTS, SummaryRow, TaskComparison
+from biphase.finetuning.scores import BrokenScore, short_name, show_rate
+from biphase.report.comparison import ComparisonVerdict, SummaryRow, TaskComparison
 from biphase.report.formats import (
     MISSING,
     show_count,
@@ -19,7 +19,6 @@ from biphase.report.formats import (
     show_interval,
     show_p_value,
     show_share,
-    show_size,
     show_spread,
 )
 from biphase.report.statistics import STABILITY_RATES, mean_interval
@@ -52,7 +51,9 @@ def print_summary(rows: Sequence[SummaryRow], broken: Sequence[BrokenScore] = ()
         lines = ["no finished scores"]
     for row in rows:
         if row.missing:
-            lines.append(f"missing: {names[row.model]} on {row.task}: {show_cells(row.missing)}")
+            shown = [f"{show_rate(rate)} seed {seed}" for rate, seed in row.missing[:3]]
+            lost = f"{show_count(len(row.missing), 'cell')}: {', '.join(shown)}{', …' if len(row.missing) > 3 else ''}"
+            lines.append(f"missing: {names[row.model]} on {row.task}: {lost}")
         if row.spread and row.spread.num_left_out:
             lost = show_count(row.spread.num_left_out, "cell")
             lines.append(
@@ -102,7 +103,8 @@ def print_comparison(comparisons: Sequence[TaskComparison]) -> None:
     print_table(table)
     for one in comparisons:
         console.out.print(describe_comparison(one, names), markup=False)
-    counts = [f"{verdict} on {sum(one.verdict == verdict for one in comparisons)}" for verdict in VERDICTS]
+    verdicts = get_args(ComparisonVerdict)
+    counts = [f"{verdict} on {sum(one.verdict == verdict for one in comparisons)}" for verdict in verdicts]
     console.out.print(f"of {show_count(len(comparisons), 'task')}: {', '.join(counts)}", markup=False)
 
 
@@ -121,7 +123,22 @@ def describe_comparison(one: TaskComparison, names: Mapping[str, str]) -> str:
     if difference is None:
         return f"{start}: cannot be told{reasons}"
     ahead, behind = (one.model_a, one.model_b) if difference.mean >= 0 else (one.model_b, one.model_a)
-    size, tests = show_size(difference), show_tests(one)
+    size = f"{100 * abs(difference.mean):.2f} points"
+    if not math.isnan(difference.low):
+        # The ends as seen by the one ahead: `1.20 points [0.27, 2.13]`.
+        low, high = sorted(math.copysign(1, difference.mean) * end for end in (difference.low, difference.high))
+        size += f" [{100 * low:.2f}, {100 * high:.2f}]"
+    # Both tests: ` (p = 0.031 over 5 pairs of seeds, p < 0.001 over 2,000 examples; adjusted over 3 tasks)`.
+    shown = []
+    if not math.isnan(one.p_seeds):
+        assert one.a and one.b
+        seeds = f"{show_count(one.a.num, 'pair')} of seeds" if one.is_paired else f"{one.a.num} and {one.b.num} seeds"
+        shown.append(f"p = {show_p_value(one.p_seeds)} over {seeds}".replace("= <", "<"))
+    if not math.isnan(one.p_examples):
+        examples = show_count(one.num_examples, "example")
+        shown.append(f"p = {show_p_value(one.p_examples)} over {examples}".replace("= <", "<"))
+    adjusted = f"; adjusted over {one.num_tasks} tasks" if one.num_tasks > 1 else ""
+    tests = f" ({', '.join(shown)}{adjusted})" if shown else ""
     if one.verdict in ("A better", "B better"):
         return f"{start}: {names[ahead]} beats {names[behind]} by {size}, more than noise{tests}{reasons}"
     lead = "both score the same" if difference.mean == 0 else f"{names[ahead]} is ahead by {size}"
@@ -129,39 +146,7 @@ def describe_comparison(one: TaskComparison, names: Mapping[str, str]) -> str:
     return f"{start}: {lead}, {judged}{tests}{reasons}"
 
 
-def show_tests(one: TaskComparison) -> str:
-    """` (p = 0.031 over 5 pairs of seeds, p < 0.001 over 2,000 examples; adjusted over 3 tasks)`."""
-    shown = []
-    if not math.isnan(one.p_seeds):
-        shown.append(f"{name_p_value(one.p_seeds)} over {show_seeds(one)}")
-    if not math.isnan(one.p_examples):
-        shown.append(f"{name_p_value(one.p_examples)} over {show_count(one.num_examples, 'example')}")
-    adjusted = f"; adjusted over {one.num_tasks} tasks" if one.num_tasks > 1 else ""
-    return f" ({', '.join(shown)}{adjusted})" if shown else ""
-
-
 def shorten(models: set[str]) -> dict[str, str]:
     """The last parts of the models' paths, where they tell them apart."""
     short = {model: short_name(model) for model in models}
     return short if len(set(short.values())) == len(models) else {model: model for model in models}
-
-
-def name_p_value(p_value: float) -> str:
-    """`p = 0.031`, `p < 0.001`."""
-    shown = show_p_value(p_value)
-    return f"p {shown}" if shown.startswith("<") else f"p = {shown}"
-
-
-def show_seeds(one: TaskComparison) -> str:
-    """`5 pairs of seeds`, or `5 and 3 seeds`."""
-    assert one.a and one.b
-    num_a, num_b = one.a.num, one.b.num
-    return f"{show_count(num_a, 'pair')} of seeds" if one.is_paired else f"{num_a} and {num_b} seeds"
-
-
-def show_cells(points: Sequence[GridPoint], most: int = 3) -> str:
-    """`4 cells: 5e-5 seed 3, 5e-5 seed 4, 1e-4 seed 3, …`."""
-    shown = [f"{show_rate(rate)} seed {seed}" for rate, seed in points[:most]]
-    if len(points) > most:
-        shown.append("…")
-    return f"{show_count(len(points), 'cell')}: {', '.join(shown)}"

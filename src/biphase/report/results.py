@@ -291,10 +291,11 @@ def missing_cells(results: ResultSet) -> list[str]:
     return lines
 
 
-def disagreeing_averages(results: ResultSet) -> list[str]:
-    """A line for every average that is not the mean of its datasets, up to the rounding of both to 0.01 %."""
+def check_averages(results: ResultSet) -> list[str]:
+    """How many averages are the mean of their datasets, up to the rounding of both to 0.01 %; a line for any other."""
     lines = []
-    for result in results.select(dataset=AVERAGE).results:
+    averages = results.select(dataset=AVERAGE).results
+    for result in averages:
         means = [
             None if cell is None else cell.mean for cell in results.find_all(result.arm, result.family, result.metric)
         ]
@@ -304,4 +305,5 @@ def disagreeing_averages(results: ResultSet) -> list[str]:
         if abs(recomputed - result.mean) > PUBLISHED_DIGIT * (1 + 1e-9):
             where = f"{SETUPS[result.arm.setup]} · {result.arm.name} · {result.family}"
             lines.append(f"{where}: {100 * result.mean:.2f}, but its datasets give {100 * recomputed:.2f}")
-    return lines
+    num_right = len(averages) - len(lines)
+    return [f"{num_right} of {len(averages)} averages are the mean of their datasets, up to rounding.", *lines]

@@ -7,9 +7,10 @@ and has no p-value.)
 Letters: N pairs (seeds or examples), S seeds, R learning rates, C columns of counts, B resamples.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Literal
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -18,7 +19,6 @@ from scipy import stats
 SIGNIFICANCE = 0.05
 """The level of every test in this house: a p-value below it, adjusted for the questions asked, is more than noise."""
 
-CONFIDENCE = 1 - SIGNIFICANCE
 TAILS = SIGNIFICANCE / 2, 1 - SIGNIFICANCE / 2
 
 STABILITY_RATES = (1e-5, 1e-4)
@@ -38,14 +38,6 @@ class Interval:
     mean: float
     half_width: float
     num: int
-
-    @property
-    def low(self) -> float:
-        return self.mean - self.half_width
-
-    @property
-    def high(self) -> float:
-        return self.mean + self.half_width
 
 
 @dataclass(frozen=True)
@@ -75,7 +67,7 @@ def mean_interval(values: ArrayLike, method: Literal["t", "normal"] = "t") -> In
     `t`: q is Student's with n-1 degrees of freedom (2.776 for five seeds). `normal`: q is the normal quantile (1.960),
     as in the paper; too narrow for few values. A single value has a half-width of nan: its spread is unknown, not zero.
     """
-    values_N = as_vector(values)
+    values_N = np.asarray(values, dtype=np.float64)
     num = len(values_N)
     if num == 0:
         return Interval(np.nan, np.nan, 0)
@@ -109,7 +101,7 @@ def bootstrap_difference(
     of zero (those at zero count), plus one in both counts. So p < 0.05 where the interval leaves zero out, up to the
     last resample. Not for fewer than about 20 examples, where it claims too much.
     """
-    a_N, b_N = as_vector(a), as_vector(b)
+    a_N, b_N = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
     assert len(a_N) == len(b_N) > 0, f"{len(a_N)} and {len(b_N)} values are no pairs"
     differences_N = a_N - b_N
     means_B = resample_sums(differences_N[:, None], rng, num_resamples)[:, 0] / len(differences_N)
@@ -151,7 +143,7 @@ def holm(p_values: ArrayLike) -> np.ndarray:
     At a threshold t, whoever calls adjusted values below t significant calls anything wrongly with probability below t.
     A nan stays nan and is not counted: it asked nothing.
     """
-    p_N = as_vector(p_values)
+    p_N = np.asarray(p_values, dtype=np.float64)
     adjusted_N = np.full(len(p_N), np.nan)
     asked = np.flatnonzero(~np.isnan(p_N))
     order = asked[np.argsort(p_N[asked], kind="stable")]
@@ -207,18 +199,13 @@ def resample_sums(columns_NC: np.ndarray, rng: np.random.Generator, num_resample
     # Draw `rows` resamples of N row numbers; shifted by N for each resample, one bincount tells how often each resample
     # drew each row. N = 3, draws (0, 0, 2) and (1, 2, 2): weights (2, 0, 1) and (0, 1, 2).
     made = []
-    for rows in row_blocks(num_resamples, num):
+    most = max(BLOCK_CELLS // num, 1)
+    for begin in range(0, num_resamples, most):
+        rows = min(most, num_resamples - begin)
         drawn_BN = rng.integers(0, num, (rows, num)) + np.arange(rows)[:, None] * num
         weights_BN = np.bincount(drawn_BN.ravel(), minlength=rows * num).reshape(rows, num)
         made.append(weights_BN.astype(np.float64) @ columns_NC)
     return np.concatenate(made)
-
-
-def row_blocks(num_rows: int, row_cells: int) -> Iterator[int]:
-    """Numbers of rows that add up to `num_rows`, each small enough to be in memory."""
-    most = max(BLOCK_CELLS // row_cells, 1)
-    for begin in range(0, num_rows, most):
-        yield min(most, num_rows - begin)
 
 
 def percentile_difference(seen: float, samples_B: np.ndarray, num: int) -> Difference:
@@ -231,7 +218,103 @@ def percentile_difference(seen: float, samples_B: np.ndarray, num: int) -> Diffe
     return Difference(seen, float(low), float(high), p_value)
 
 
-def as_vector(values: ArrayLike) -> np.ndarray:
-    values_N = np.asarray(values, dtype=np.float64)
-    assert values_N.ndim == 1
-    return values_N
+class SeedScores(Protocol):
+    """Scores of one model, one for each fine-tuning seed; or their mean and spread alone, as published."""
+
+    @property
+    def mean(self) -> float: ...
+    @property
+    def std(self) -> float:
+        """Over seeds (n-1); nan for a single one."""
+
+    @property
+    def num(self) -> int:
+        """How many seeds."""
+
+    @property
+    def samples(self) -> tuple[float, ...]:
+        """The score of each seed; () where only mean and spread are known."""
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """Which seeds these are, in the same order."""
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """A weighted sum of mean scores, such as a difference, with what is needed to test it."""
+
+    estimate: float
+    error: float
+    """The standard error of the estimate; nan where one of the scores has no spread (one seed)."""
+    degrees: float
+    """The degrees of freedom of the t-distribution."""
+    size: float
+    """The size of the scores behind it, to tell a spread from rounding."""
+    test: Literal["paired t", "Welch", "jackknife t"]
+    num: int
+    """How many seeds are behind each score, at least."""
+
+    def against(self, bound: float = 0.0) -> Difference:
+        """Estimate, 95 % interval, and two-sided p-value of "it equals `bound`"."""
+        tested = t_test(self.estimate - bound, self.error, self.degrees, self.size)
+        return replace(tested, mean=self.estimate, low=tested.low + bound, high=tested.high + bound)
+
+
+def contrast(terms: Iterable[tuple[float, SeedScores]]) -> Contrast:
+    """Σ weight · mean over the scores of different models.
+
+    Paired by seed (Student's t over the sum of each seed) where the score of each seed is known and all have the same
+    seeds. Else means count as independent, from their standard deviations alone (Welch 1947, with degrees of freedom by
+    Satterthwaite).
+    """
+    weights, scores = zip(*terms, strict=True)
+    num = min(score.num for score in scores)
+    size = max(abs(score.mean) for score in scores)
+    estimate = float(np.dot(weights, [score.mean for score in scores]))
+    if scores[0].samples and all(score.samples and score.seeds == scores[0].seeds for score in scores):
+        sums_S = np.dot(weights, np.array([score.samples for score in scores]))
+        error = float(sums_S.std(ddof=1)) / math.sqrt(num) if num > 1 else math.nan
+        return Contrast(estimate, error, num - 1, size, "paired t", num)
+    if num < 2:
+        return Contrast(estimate, math.nan, math.nan, size, "Welch", num)
+    # The variance of each weighted mean; Satterthwaite weighs the degrees of freedom of each by its share of the sum.
+    variances = [(weight * score.std) ** 2 / score.num for weight, score in zip(weights, scores, strict=True)]
+    variance = sum(variances)
+    denominator = sum(part**2 / (score.num - 1) for part, score in zip(variances, scores, strict=True))
+    degrees = variance**2 / denominator if denominator else math.nan
+    return Contrast(estimate, math.sqrt(variance), degrees, size, "Welch", num)
+
+
+def difference(a: SeedScores, b: SeedScores) -> Contrast:
+    """Mean of `a` minus mean of `b`."""
+    return contrast([(1.0, a), (-1.0, b)])
+
+
+def jackknife(statistic: Callable[[np.ndarray], float], num: int, size: float) -> Contrast:
+    """A function of `num` seeds, with its standard error from leaving out one at a time (Tukey's pseudo-values)."""
+    seeds_S = np.arange(num)
+    seen = statistic(seeds_S)
+    if num < 2:
+        return Contrast(seen, math.nan, math.nan, size, "jackknife t", num)
+    values_S = np.array([num * seen - (num - 1) * statistic(np.delete(seeds_S, seed)) for seed in seeds_S])
+    return Contrast(seen, float(values_S.std(ddof=1)) / math.sqrt(num), num - 1, size, "jackknife t", num)
+
+
+def is_significant(p_value: float) -> bool:
+    """Whether a p-value, adjusted for all questions asked, is below the level of this house; nan is not."""
+    return p_value < SIGNIFICANCE
+
+
+def judge_difference(
+    estimate: float, p_value: float, bound: float = 0.0
+) -> Literal["above", "below", "within noise", "untested"]:
+    """The rule of every verdict: on which side of `bound` the two-sided test of "it equals the bound" puts an estimate.
+
+    "within noise" never means "equal": look at the interval. "untested": there is no p-value (one seed, no spread).
+    """
+    if math.isnan(p_value):
+        return "untested"
+    if not is_significant(p_value):
+        return "within noise"
+    return "above" if estimate > bound else "below"

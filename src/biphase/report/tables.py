@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Literal
 
 from biphase.files import write_text
-from biphase.report.contrasts import difference, judge_difference
 from biphase.report.formats import MISSING, show_share
 from biphase.report.results import AVERAGE, FAMILY_NAMES, MEASURES, SETUPS, ReportArm, Result, ResultSet
+from biphase.report.statistics import difference, judge_difference
 
 RULE = (
     "Test scores in %: mean over fine-tuning seeds (± half of the 95 % interval). Bold: the best of its block. "
@@ -25,10 +25,8 @@ RULE = (
 OBJECTIVE_NAMES = {"clm": "CLM", "mlm": "MLM", "clm+mlm": "CLM → MLM", "none": "random"}
 
 
-@dataclass(frozen=True)
-class TableCell:
-    result: Result | None
-    mark: Literal["best", "tied", ""]
+TableCell = tuple[Result | None, Literal["best", "tied", ""]]
+"""A score, if there is one, and how it stands to the others of its block."""
 
 
 @dataclass(frozen=True)
@@ -56,58 +54,49 @@ class ScoreTable:
         """Arms and datasets without a score."""
         lost = []
         for row in self.rows:
-            for column, cell in zip(self.columns, row.cells, strict=True):
-                if cell.result is None:
+            for column, (result, _) in zip(self.columns, row.cells, strict=True):
+                if result is None:
                     lost.append(f"{row.arm.name}: {column}")
         return lost
-
-
-@dataclass(frozen=True)
-class TableForm:
-    """How a comparison is laid out: what stands before the scores, and which rows compete."""
-
-    stub: tuple[str, ...]
-    describe: Callable[[ReportArm], tuple[str, ...]]
-    block: Callable[[ReportArm], tuple[str | int, ...]]
 
 
 def percent(mask: int | None) -> str:
     return MISSING if mask is None else f"{mask} %"
 
 
-def describe_parent(arm: ReportArm) -> str:
-    return f"{OBJECTIVE_NAMES[arm.objective]} {arm.pretrain_steps:,}"
+TableForm = tuple[tuple[str, ...], Callable[[ReportArm], tuple[str, ...]], Callable[[ReportArm], tuple[str | int, ...]]]
 
-
-FORMS = {
-    "objective": TableForm(
+FORMS: dict[str, TableForm] = {
+    "objective": (
         ("size", "objective", "masked"),
         lambda arm: (arm.size, OBJECTIVE_NAMES[arm.objective], percent(arm.mask_percent)),
         lambda arm: (arm.size,),
     ),
-    "efficiency": TableForm(
+    "efficiency": (
         ("size", "steps", "objective"),
         lambda arm: (arm.size, f"{arm.pretrain_steps:,}", OBJECTIVE_NAMES[arm.objective]),
         lambda arm: (arm.size, arm.pretrain_steps),
     ),
-    "ratio": TableForm(
+    "ratio": (
         ("size", "steps", "of them CLM", "of them MLM"),
         lambda arm: (arm.size, f"{arm.pretrain_steps:,}", f"{arm.clm_steps:,}", f"{arm.mlm_steps:,}"),
         lambda arm: (arm.size, arm.pretrain_steps),
     ),
-    "adapted": TableForm(
+    "adapted": (
         ("size", "CLM steps", "MLM steps", "masked"),
         lambda arm: (arm.size, f"{arm.clm_steps:,}", f"{arm.mlm_steps:,}", percent(arm.mask_percent)),
         lambda arm: (arm.size, arm.clm_steps, arm.mlm_steps),
     ),
-    "cpt": TableForm(
+    "cpt": (
         ("size", "continued steps", "parent"),
-        lambda arm: (arm.size, f"{arm.cpt_steps:,}", describe_parent(arm)),
+        lambda arm: (arm.size, f"{arm.cpt_steps:,}", f"{OBJECTIVE_NAMES[arm.objective]} {arm.pretrain_steps:,}"),
         lambda arm: (arm.size, arm.cpt_steps),
     ),
-    "control": TableForm(("size", "model"), lambda arm: (arm.size, arm.name), lambda arm: (arm.size,)),
-    "other": TableForm(("size", "arm"), lambda arm: (arm.size, arm.name), lambda arm: (arm.size,)),
+    "control": (("size", "model"), lambda arm: (arm.size, arm.name), lambda arm: (arm.size,)),
+    "other": (("size", "arm"), lambda arm: (arm.size, arm.name), lambda arm: (arm.size,)),
 }
+"""How each comparison is laid out: the headers of what stands before the scores, what stands there, and the block of an
+arm: rows of one block are compared with each other."""
 assert FORMS.keys() == SETUPS.keys()
 
 
@@ -127,45 +116,39 @@ def make_tables(results: ResultSet, numbers: Mapping[tuple[str, str], int] | Non
 
 def make_table(results: ResultSet, setup: str, family: str, metric: str, number: int | None) -> ScoreTable:
     """The table of a comparison's results: a row for every arm, also for one that lacks this family."""
-    form = FORMS[setup]
+    stub, describe, block_of = FORMS[setup]
     columns = [*results.datasets(family, metric), AVERAGE]
     if len(columns) == 2:
         columns.pop()
     rows = []
-    for block in dict.fromkeys(form.block(arm) for arm in results.arms()):
-        rows += make_block(results, form, block, columns, family, metric)
+    for block in dict.fromkeys(block_of(arm) for arm in results.arms()):
+        arms = [arm for arm in results.arms() if block_of(arm) == block]
+        marked = [mark_column([results.find(arm, family, column, metric) for arm in arms]) for column in columns]
+        for arm, cells in zip(arms, zip(*marked, strict=True), strict=True):
+            rows.append(TableRow(arm, describe(arm), cells, block))
     title, name = f"{SETUPS[setup]}, {FAMILY_NAMES[family]} ({MEASURES[metric][family]})", f"{setup}-{family.lower()}"
     if number is None:
         name = f"table-{name}"
     else:
         title, name = f"{title}, in the form of the paper's table {number}", f"table-{number:02d}-{name}"
     title = title[0].upper() + title[1:]
-    return ScoreTable(f"{name}-{metric}", title, setup, metric, form.stub, tuple(columns), tuple(rows))
-
-
-def make_block(
-    results: ResultSet, form: TableForm, block: tuple[str | int, ...], columns: Sequence[str], family: str, metric: str
-) -> list[TableRow]:
-    arms = [arm for arm in results.arms() if form.block(arm) == block]
-    marked = [mark_column([results.find(arm, family, column, metric) for arm in arms]) for column in columns]
-    cells = zip(*marked, strict=True)
-    return [TableRow(arm, form.describe(arm), row, block) for arm, row in zip(arms, cells, strict=True)]
+    return ScoreTable(f"{name}-{metric}", title, setup, metric, stub, tuple(columns), tuple(rows))
 
 
 def mark_column(scores: Sequence[Result | None]) -> list[TableCell]:
     """The best of the scores, and those that are not shown to be different from it. A score alone is neither."""
     known = [score for score in scores if score is not None]
     if len(known) < 2:
-        return [TableCell(score, "") for score in scores]
+        return [(score, "") for score in scores]
     best = max(known, key=lambda score: score.mean)
-
-    def mark(score: Result | None) -> Literal["best", "tied", ""]:
+    cells: list[TableCell] = []
+    for score in scores:
         if score is None or score is best:
-            return "best" if score is best else ""
-        gap = difference(best, score).against()
-        return "" if judge_difference(gap.mean, gap.p_value) == "above" else "tied"
-
-    return [TableCell(score, mark(score)) for score in scores]
+            cells.append((score, "" if score is None else "best"))
+        else:
+            gap = difference(best, score).against()
+            cells.append((score, "" if judge_difference(gap.mean, gap.p_value) == "above" else "tied"))
+    return cells
 
 
 def to_markdown(table: ScoreTable) -> str:
@@ -173,11 +156,12 @@ def to_markdown(table: ScoreTable) -> str:
         return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
     def show(cell: TableCell) -> str:
-        if cell.result is None:
+        result, mark = cell
+        if result is None:
             return MISSING
-        mean, half_width = show_share(cell.result.mean), show_share(cell.result.half_width)
+        mean, half_width = show_share(result.mean), show_share(result.half_width)
         marked = {"best": f"**{mean}** (± {half_width})", "tied": f"{mean} (± {half_width}) ="}
-        return marked.get(cell.mark, f"{mean} (± {half_width})")
+        return marked.get(mark, f"{mean} (± {half_width})")
 
     lines = [
         f"**{table.title}**",
@@ -197,13 +181,14 @@ def to_latex(table: ScoreTable) -> str:
     """For `booktabs`, without document preamble."""
 
     def show(cell: TableCell) -> str:
-        if cell.result is None:
+        result, mark = cell
+        if result is None:
             return "--"
-        mean = show_share(cell.result.mean)
-        if cell.mark == "best":
+        mean = show_share(result.mean)
+        if mark == "best":
             mean = rf"\textbf{{{mean}}}"
-        half_width = show_share(cell.result.half_width).replace(MISSING, "--")
-        return rf"{mean}{'$^{=}$' if cell.mark == 'tied' else ''} {{\scriptsize($\pm$\,{half_width})}}"
+        half_width = show_share(result.half_width).replace(MISSING, "--")
+        return rf"{mean}{'$^{=}$' if mark == 'tied' else ''} {{\scriptsize($\pm$\,{half_width})}}"
 
     lines = []
     for previous, row in zip((None, *table.rows), table.rows, strict=False):
@@ -256,8 +241,8 @@ def to_csv(table: ScoreTable) -> str:
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(CSV_COLUMNS)
     for row in table.rows:
-        for cell in row.cells:
-            if (result := cell.result) is None:
+        for result, mark in row.cells:
+            if result is None:
                 continue
             arm = result.arm
             writer.writerow(
@@ -265,7 +250,7 @@ def to_csv(table: ScoreTable) -> str:
                     *(table.name, arm.name, arm.parent, arm.size, arm.objective, arm.mask_percent),
                     *(arm.pretrain_steps, arm.clm_steps, arm.mlm_steps, arm.cpt_steps),
                     *(result.family, result.metric, result.dataset, show_share(result.mean)),
-                    *(show_share(result.half_width).replace(MISSING, ""), result.num, cell.mark),
+                    *(show_share(result.half_width).replace(MISSING, ""), result.num, mark),
                 )
             )
     return file.getvalue()
