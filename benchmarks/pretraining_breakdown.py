@@ -48,11 +48,10 @@ def open_update(job: PretrainingJob) -> tuple[Callable[..., Any], Callable[[int]
     from biphase.distributed import World
     from biphase.encoder.packed import PackedModel, count_flops
     from biphase.pretraining.batches import open_loader
-    from biphase.pretraining.job import Job
+    from biphase.pretraining.job import Job, TrainState
     from biphase.pretraining.optimizer import make_optimizers
     from biphase.pretraining.parallel import parallelize, should_compile
     from biphase.pretraining.start import Start, load_network
-    from biphase.pretraining.state import TrainState
     from biphase.run import Run
 
     recipe, shards = recipe_of(job), ShardSet.open(job.shards)

@@ -297,7 +297,13 @@ def explain(kind: type[Strict], error: Any) -> str:
     location = error["loc"]
     key = ".".join(str(part) for part in location)
     if error["type"] == "extra_forbidden":
-        return f"unknown key '{key}'{nearest(str(location[-1]), keys_at(kind, location[:-1]))}"
+        # The keys that are valid there: those of the model at that place in the tree of `kind`.
+        for part in location[:-1]:
+            if isinstance(part, str):
+                annotation: Any = kind.model_fields[part].annotation
+                nested = [annotation, *get_args(annotation)]
+                kind = next(item for item in nested if isinstance(item, type) and issubclass(item, Strict))
+        return f"unknown key '{key}'{nearest(str(location[-1]), kind.model_fields)}"
     if error["type"] == "missing":
         return f"'{key}' is required"
     message = error["msg"].removeprefix("Value error, ")
@@ -305,14 +311,3 @@ def explain(kind: type[Strict], error: Any) -> str:
     if error["type"] == "value_error":
         return f"{key}: {message}" if key else message
     return f"'{key}' is {error['input']!r}: {message}"
-
-
-def keys_at(kind: type[Strict], location: Sequence[int | str]) -> list[str]:
-    """The keys that are valid at a place in the tree of `kind`."""
-    for part in location:
-        if isinstance(part, int):
-            continue
-        annotation: Any = kind.model_fields[part].annotation
-        nested = [annotation, *get_args(annotation)]
-        kind = next(item for item in nested if isinstance(item, type) and issubclass(item, Strict))
-    return list(kind.model_fields)

@@ -50,16 +50,14 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> float:
             return PEAK_FLOPS[known]
     size = 8192 if device.type == "cuda" else 1536
     left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-    return 2.0 * size**3 / min(timed_product(left, right) for _ in range(4))
-
-
-def timed_product(left: torch.Tensor, right: torch.Tensor) -> float:
-    """Seconds that one matrix product takes."""
-    synchronize(left.device)
-    started = time.perf_counter()
-    left @ right
-    synchronize(left.device)
-    return time.perf_counter() - started
+    seconds = []
+    for _ in range(4):
+        synchronize(device)
+        started = time.perf_counter()
+        left @ right
+        synchronize(device)
+        seconds.append(time.perf_counter() - started)
+    return 2.0 * size**3 / min(seconds)
 
 
 def synchronize(device: torch.device) -> None:

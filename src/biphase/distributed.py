@@ -1,6 +1,11 @@
-"""The other processes of a run, as torchrun sets them up. The only module that names process groups."""
+"""The other processes of a run, as torchrun sets them up. The only module that names process groups.
+
+`python -m biphase.distributed` is torchrun that ends as its processes did: torchrun's own exit code is 1 whatever
+happened, and whoever started it must tell a run that another process is at (75) from one that cannot be trained.
+"""
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -73,3 +78,13 @@ def join_world(device: str) -> Iterator[World]:
         yield World(dist.get_rank(), size, chosen)
     finally:
         dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import main as torchrun
+
+    try:
+        torchrun()
+    except ChildFailedError as failed:
+        sys.exit(failed.get_first_failure()[1].exitcode)

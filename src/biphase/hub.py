@@ -50,15 +50,12 @@ def fetch_model(id: str, revision: str | None = None) -> Path:
     return folder
 
 
-def folder_fingerprint(folder: Path) -> str:
-    """Names the weights in a folder by what is in its files."""
+def model_fingerprint(source: str, folder: Path) -> str:
+    """Names the weights of a model: on the hub by its commit (the folder's name), else by what is in its files."""
+    if not Path(source).is_dir():
+        return content_hash({"model": source, "revision": folder.name})
     files = sorted([*folder.glob("*.safetensors"), *folder.glob(INDEX), *folder.glob("config.json")])
     return content_hash({path.name: file_hash(path) for path in files})
-
-
-def hub_fingerprint(id: str, commit: str) -> str:
-    """Names the weights of a hub repository."""
-    return content_hash({"model": id, "revision": commit})
 
 
 def refuse_pickles(source: str | Path) -> None:

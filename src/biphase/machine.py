@@ -69,7 +69,10 @@ def prepare_process() -> None:
     Environment variables that the user has set stay.
     """
     keep_heap()
-    collect_rarely()
+    # Fewer searches for cyclic garbage, and none at the end: a third of the time that a short command takes. PyTorch
+    # and transformers bring half a million objects that stay; Python would look through them again and again.
+    gc.set_threshold(100_000)
+    atexit.register(gc.freeze)
     # OpenMP threads that wait by spinning take the core from the thread they wait for when other work runs too; those
     # that sleep at once wake up too late for the many short operations of a step. GNU's runtime spins for microseconds.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -92,12 +95,3 @@ def keep_heap() -> None:
     libc.mallopt(m_mmap_threshold, 1 << 30)
     libc.mallopt(m_trim_threshold, -1)
     libc.mallopt(m_mmap_max, 0)
-
-
-def collect_rarely() -> None:
-    """Fewer searches for cyclic garbage, and none at the end: a third of the time that a short command takes.
-
-    PyTorch and transformers bring half a million objects that stay; Python would look through them again and again.
-    """
-    gc.set_threshold(100_000)
-    atexit.register(gc.freeze)

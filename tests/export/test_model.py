@@ -35,8 +35,7 @@ from biphase.encoder.attention import lay_out
 from biphase.encoder.load import load_model
 from biphase.encoder.packed import head_input, packed_hidden
 from biphase.errors import InputError
-from biphase.export.model import export_checkpoint
-from biphase.export.sentence_transformers import close_texts
+from biphase.export.model import close_texts, export_checkpoint
 from biphase.finetuning.encoders import Embedder, load_encoder
 from biphase.finetuning.encoding import encode_texts
 from biphase.pretraining.loop import train

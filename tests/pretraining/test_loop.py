@@ -17,7 +17,7 @@ from transformers import (
 )
 
 import biphase.pretraining.loop as loop
-import biphase.pretraining.validation as validation
+import biphase.pretraining.metrics as metrics
 from biphase.config import Recipe
 from biphase.corpus.shards import ShardSet
 from biphase.distributed import World
@@ -112,14 +112,14 @@ def test_causality_is_proved_at_each_switch(
     tiny_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     proved: list[bool] = []
-    original = validation.probe_causality
+    original = metrics.probe_causality
 
     def probe(model: Any, causal: bool, *rest: Any) -> None:
         proved.append(causal)
         assert not model.training
         original(model, causal, *rest)
 
-    monkeypatch.setattr(validation, "probe_causality", probe)
+    monkeypatch.setattr(metrics, "probe_causality", probe)
     phases = ", ".join(f"{{objective: {name}, steps: 2}}" for name in ("clm", "mlm", "mntp", "clm"))
     train(tiny_recipe(*only("clm", 1, f"curriculum=[{phases}]")), tmp_path / "right")
     assert proved == [True, False, False, True]
@@ -136,9 +136,9 @@ def always_causal(bounds_S1: np.ndarray, **options: Any) -> Any:
 def test_objectives_mixed_by_batch(tiny_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every second step is CLM, on the same samples; a branch keeps the rhythm, and the model counts as masked."""
     proved: list[bool] = []
-    original = validation.probe_causality
+    original = metrics.probe_causality
     monkeypatch.setattr(
-        validation,
+        metrics,
         "probe_causality",
         lambda model, causal, *rest: proved.append(causal) or original(model, causal, *rest),
     )

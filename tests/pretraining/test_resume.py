@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from training_runs import MakeRecipe, digests, losses, numbers, only, other_shards, shorter, stop_after, train_until
 
 import biphase.pretraining.checkpoint as checkpoint
-import biphase.pretraining.state as state
+import biphase.pretraining.job as job
 from biphase.config import Recipe
 from biphase.errors import InputError, StoppedError
 from biphase.files import read_json
@@ -86,7 +86,7 @@ def no_large_file(patch: pytest.MonkeyPatch) -> None:
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
-    patch.setattr(state, "save_checkpoint", save)
+    patch.setattr(job, "save_checkpoint", save)
 
 
 @pytest.mark.parametrize(

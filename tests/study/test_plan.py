@@ -244,8 +244,7 @@ def test_each_network_is_evaluated_from_random_weights_where_asked() -> None:
 
 def test_a_run_stores_what_the_plan_says() -> None:
     """The loop's own rule for what it keeps, on every run of a plan."""
-    from biphase.pretraining.curriculum import mixture_ends
-    from biphase.pretraining.schedule import decay_start
+    from biphase.pretraining.schedule import decay_start, mixture_ends
 
     arms = [
         {"curricula": ["clm"], "budgets": [200]},

@@ -10,7 +10,7 @@ Letters: T tokens of a batch, S samples of a batch.
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -44,20 +44,8 @@ class PackedBatch:
         return np.diff(self.bounds_S1)
 
 
-class Samples(Protocol):
-    """A table of samples, none of which is stored: `spans` computes where each lies in the token stream."""
-
-    num_samples: int
-    num_tokens: int
-    left_out_documents: int
-    left_out_tokens: int
-
-    def spans(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """First token and end (exclusive) of each sample, as offsets into the token stream of the shards."""
-
-
 class DocumentSamples:
-    """Documents cut into samples of at most `max_tokens`.
+    """Documents cut into samples of at most `max_tokens`. None is stored: `spans` computes where each lies.
 
     A last piece that would be shorter than `min_tokens` takes tokens from the piece before it. Only documents that are
     shorter than `min_tokens` as a whole are left out; `left_out_documents` and `left_out_tokens` count them.
@@ -76,6 +64,7 @@ class DocumentSamples:
         self.left_out_tokens = int(lengths[~kept].sum())
 
     def spans(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """First token and end (exclusive) of each sample, as offsets into the token stream of the shards."""
         # An example, with samples of 12 to 64 tokens: documents of 5, 100 and 130 tokens have 0, 2 and 3 pieces, so
         # piece_ends is [0, 2, 5]. Samples 0 and 1 are of document 1, samples 2 to 4 of document 2, which lies at
         # 105..235 of the stream. Cut at every 64 tokens, its pieces would have 64, 64 and 2; the last is too short.
@@ -106,10 +95,10 @@ class StreamSamples:
         self.min_tokens, self.max_tokens, self.seed = min_tokens, max_tokens, seed
         self.num_samples = 2 * (num_stream_tokens // max_tokens)
         self.num_tokens = self.num_samples // 2 * max_tokens
-        self.left_out_documents = 0
         self.left_out_tokens = num_stream_tokens - self.num_tokens
 
     def spans(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """As `DocumentSamples.spans`."""
         # Samples 2k and 2k + 1 are the two parts of the k-th stretch of max_tokens. With limits of 12 and 2048 there
         # are 2025 places to cut it at, 12..2036, so that both parts have 12 tokens or more; `uniform` draws one, the
         # same for both samples. Cut at 700, samples 0 and 1 are [0, 700) and [700, 2048).
@@ -119,6 +108,9 @@ class StreamSamples:
         is_second = ids % 2 == 1
         starts = pairs * self.max_tokens
         return starts + np.where(is_second, cuts, 0), starts + np.where(is_second, self.max_tokens, cuts)
+
+
+Samples = DocumentSamples | StreamSamples
 
 
 class Batches:

@@ -36,7 +36,11 @@ def read_text_lines(path: Path) -> Iterator[tuple[int, str, int]]:
                 try:
                     text = line.decode()
                 except UnicodeDecodeError as error:
-                    raise not_utf8(path, number, error) from None
+                    byte = f"byte {error.object[error.start]:#04x} at position {error.start} of the line"
+                    raise InputError(
+                        f"{path}:{number}: not UTF-8 ({byte}); convert the file, for example with iconv -f latin1 "
+                        "-t utf-8"
+                    ) from None
                 yield number, text, file.tell()
     except FileNotFoundError:
         raise InputError(f"{path} does not exist") from None
@@ -67,13 +71,6 @@ def read_json_file(path: Path) -> Any:
         return json.loads("".join(line for _, line, _ in read_text_lines(path)))
     except json.JSONDecodeError as error:
         raise broken_json(f"{path}:{error.lineno}", error) from None
-
-
-def not_utf8(path: Path, number: int, error: UnicodeDecodeError) -> InputError:
-    return InputError(
-        f"{path}:{number}: not UTF-8 (byte {error.object[error.start]:#04x} at position {error.start} of the line); "
-        "convert the file, for example with iconv -f latin1 -t utf-8"
-    )
 
 
 def damaged(path: str | Path, error: Exception) -> InputError:

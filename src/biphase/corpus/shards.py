@@ -30,13 +30,19 @@ LONG_TOKENS = 2048
 """Documents with more tokens than this are counted in a description."""
 
 
-class ShardPart(Strict):
-    """What one shard holds of one split."""
+class SplitTotals(Strict):
+    """What all shards hold of one split. `text_bytes` counts UTF-8; `empty_texts` are texts of white space only, which
+    become no document."""
 
     documents: int
     tokens: int
     text_bytes: int
     empty_texts: int
+
+
+class ShardPart(SplitTotals):
+    """What one shard holds of one split."""
+
     tokens_sha256: str
     ends_sha256: str
 
@@ -47,16 +53,6 @@ class Shard(Strict):
     name: str
     sources: tuple[str, ...]
     parts: dict[ShardSplitName, ShardPart]
-
-
-class SplitTotals(Strict):
-    """What all shards hold of one split. `text_bytes` counts UTF-8; `empty_texts` are texts of white space only, which
-    become no document."""
-
-    documents: int
-    tokens: int
-    text_bytes: int
-    empty_texts: int
 
 
 class Options(Strict):
@@ -169,17 +165,14 @@ class ShardSet:
         while start < stop:
             index = bisect_right(self.starts, start) - 1
             end = min(stop, self.starts[index + 1])
-            parts.append(self.memory_map(index)[start - self.starts[index] : end - self.starts[index]])
+            if index not in self.maps:
+                path = self.folder_of(self.manifest.shards[index]) / f"{self.split}.tokens"
+                self.maps[index] = np.asarray(np.memmap(path, dtype=self.dtype, mode="r"))
+            parts.append(self.maps[index][start - self.starts[index] : end - self.starts[index]])
             start = end
         if len(parts) == 1:
             return parts[0]
         return np.concatenate(parts) if parts else np.empty(0, dtype=self.dtype)
-
-    def memory_map(self, index: int) -> np.ndarray:
-        if index not in self.maps:
-            path = self.folder_of(self.manifest.shards[index]) / f"{self.split}.tokens"
-            self.maps[index] = np.asarray(np.memmap(path, dtype=self.dtype, mode="r"))
-        return self.maps[index]
 
     def document(self, index: int) -> np.ndarray:
         """Token ids of one document, its end-of-text token included."""
@@ -228,26 +221,21 @@ def describe_shards(folder: str | Path, num_documents: int = 2) -> str:
         f"{manifest.vocab_size:,} · {manifest.dtype} · {len(manifest.shards)} shards",
     ]
     for shards in sets:
-        lines += describe_shard_split(shards)
+        total = manifest.splits[shards.split]
+        lines.append(
+            f"{shards.split}: {total.documents:,} documents · {total.tokens:,} tokens · "
+            f"{total.text_bytes / 1e6:,.1f} MB of text · {total.empty_texts:,} empty texts left out"
+        )
+        if shards.num_documents:
+            lengths = np.diff(shards.document_ends, prepend=0)
+            lines.append(
+                f"  tokens per document: mean {lengths.mean():,.0f}, median {np.median(lengths):,.0f}, "
+                f"{np.mean(lengths > LONG_TOKENS):.1%} longer than {LONG_TOKENS:,} · "
+                f"{total.text_bytes / total.tokens:.2f} bytes per token"
+            )
     tokenizer = sets[0].tokenizer()
     for shards in sets:
         for index in range(min(num_documents, shards.num_documents)):
             text = str(tokenizer.decode(shards.document(index)[:80]))
             lines.append(f"{shards.split} {index}: {' '.join(text.split())[:200]}")
     return "\n".join(lines)
-
-
-def describe_shard_split(shards: ShardSet) -> list[str]:
-    total = shards.manifest.splits[shards.split]
-    counts = (
-        f"{shards.split}: {total.documents:,} documents · {total.tokens:,} tokens · {total.text_bytes / 1e6:,.1f} MB"
-    )
-    lines = [counts + f" of text · {total.empty_texts:,} empty texts left out"]
-    if shards.num_documents:
-        lengths = np.diff(shards.document_ends, prepend=0)
-        lines.append(
-            f"  tokens per document: mean {lengths.mean():,.0f}, median {np.median(lengths):,.0f}, "
-            f"{np.mean(lengths > LONG_TOKENS):.1%} longer than {LONG_TOKENS:,} · "
-            f"{total.text_bytes / total.tokens:.2f} bytes per token"
-        )
-    return lines

@@ -91,23 +91,18 @@ def expand(given: str) -> list[TextSource]:
     if path.exists():
         return [file_source(path)]
     if glob.has_magic(given):
-        return matching_sources(given)
-    if given.startswith("hub:") or means_hub(path):
-        return hub_sources(given)
-    raise InputError(f"{given} does not exist{hint_for(path)}")
-
-
-def means_hub(path: Path) -> bool:
-    """A bare `owner/name` that can be no mistyped path: no known ending, and no local folder of the owner's name."""
+        matches = sorted(glob.glob(str(path), recursive=True))
+        if not matches:
+            raise InputError(f"{given} matches no file")
+        return [source for match in matches for source in expand(match)]
+    # A bare `owner/name` can be no mistyped path: no known ending, and no local folder of the owner's name.
     is_bare = not path.is_absolute() and path.parts[0] not in (".", "..") and HUB_ADDRESS.fullmatch(str(path))
-    return bool(is_bare) and kind_of(path) is None and not Path(path.parts[0]).exists()
-
-
-def hint_for(path: Path) -> str:
+    if given.startswith("hub:") or (is_bare and kind_of(path) is None and not Path(path.parts[0]).exists()):
+        return hub_sources(given)
     if not path.parent.is_dir():
-        return f": there is no folder {path.parent}"
+        raise InputError(f"{given} does not exist: there is no folder {path.parent}")
     names = sorted(entry.name for entry in path.parent.iterdir())
-    return nearest(path.name, names) if 0 < len(names) <= 20 else ""
+    raise InputError(f"{given} does not exist{nearest(path.name, names) if 0 < len(names) <= 20 else ''}")
 
 
 def kind_of(path: Path) -> TextKind | None:
@@ -117,7 +112,11 @@ def kind_of(path: Path) -> TextKind | None:
 
 
 def folder_sources(folder: Path) -> list[TextSource]:
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and not is_hidden(path.relative_to(folder)))
+    files = []
+    for path in sorted(folder.rglob("*")):
+        is_hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+        if path.is_file() and not is_hidden:
+            files.append(path)
     readable = [path for path in files if kind_of(path) is not None]
     if not readable:
         raise InputError(f"{folder} holds no file that can be read: {READABLE}")
@@ -125,17 +124,6 @@ def folder_sources(folder: Path) -> list[TextSource]:
         endings = ", ".join(sorted({path.suffix or path.name for path in files if kind_of(path) is None}))
         console.err.print(f"{folder}: {len(files) - len(readable)} files are no text source and stay out ({endings})")
     return [file_source(path) for path in readable]
-
-
-def is_hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)
-
-
-def matching_sources(pattern: str) -> list[TextSource]:
-    matches = sorted(glob.glob(str(Path(pattern).expanduser()), recursive=True))
-    if not matches:
-        raise InputError(f"{pattern} matches no file")
-    return [source for match in matches for source in expand(match)]
 
 
 def file_source(path: Path) -> TextSource:
@@ -215,8 +203,11 @@ def read_documents(
     assert source.path is not None
     if source.kind == "text":
         return DocumentReader(source, read_txt(source.path, txt_documents))
-    read = read_jsonl if source.kind == "jsonl" else read_parquet
-    return DocumentReader(source, read(source, source.path, text_field, id_field))
+    if source.kind == "parquet":
+        return DocumentReader(source, read_parquet(source, source.path, text_field, id_field))
+    rows = read_json_lines(source.path)
+    documents = ((document_of(row, source, f":{number}", text_field, id_field), size) for number, row, size in rows)
+    return DocumentReader(source, documents)
 
 
 def check_txt_documents(name: str) -> None:
@@ -243,11 +234,6 @@ def read_txt(path: Path, txt_documents: TxtDocuments) -> Documents:
         yield Document(path.name, "".join(held)), num_bytes
     elif held:
         yield Document(f"{path.name}:{first}", "".join(held).rstrip("\r\n")), num_bytes
-
-
-def read_jsonl(source: TextSource, path: Path, text_field: str, id_field: str) -> Documents:
-    for number, row, num_bytes in read_json_lines(path):
-        yield document_of(row, source, f":{number}", text_field, id_field), num_bytes
 
 
 def read_parquet(source: TextSource, path: Path, text_field: str, id_field: str) -> Documents:

@@ -263,7 +263,10 @@ def load_llama3(path: Path) -> "PreTrainedTokenizerFast":
         merges += [(spelled[left], spelled[right]) for left, right in cuts]
     vocab = {spelled[token]: rank for token, rank in ranks.items()}
     backend = byte_level(Tokenizer(models.BPE(vocab, merges, ignore_merges=True)), LLAMA3_SPLIT)
-    backend.add_special_tokens([AddedToken(name, normalized=False, special=True) for name in llama3_slots()])
+    # Tokens 128000..128255. Slot 128002 is <|reserved_special_token_0|> in the original; the mask takes it.
+    numbers = iter(range(1, 256))
+    names = [LLAMA3_NAMED_SLOTS.get(slot) or f"<|reserved_special_token_{next(numbers)}|>" for slot in range(256)]
+    backend.add_special_tokens([AddedToken(name, normalized=False, special=True) for name in names])
     assert backend.get_vocab_size() == LLAMA3_VOCAB_SIZE
     return wrap_backend(
         backend, {"bos_token": "<|begin_of_text|>", "eos_token": EOS, "pad_token": EOS, "mask_token": MASK}
@@ -282,12 +285,6 @@ def read_ranks(path: Path) -> dict[bytes, int]:
         if int(rank) != number - 1:
             raise InputError(f"{path}:{number}: rank {int(rank)} where {number - 1} is due; the file is damaged")
     return ranks
-
-
-def llama3_slots() -> list[str]:
-    """Names of 128000..128255. Slot 128002 is `<|reserved_special_token_0|>` in the original; the mask takes it."""
-    numbers = iter(range(1, 256))
-    return [LLAMA3_NAMED_SLOTS.get(slot) or f"<|reserved_special_token_{next(numbers)}|>" for slot in range(256)]
 
 
 def save_tokenizer(tokenizer: "PreTrainedTokenizerFast", folder: Path) -> None:
@@ -333,17 +330,17 @@ def token_byte_lengths(tokenizer: "PreTrainedTokenizerFast") -> np.ndarray:
     """
     backend = tokenizer.backend_tokenizer
     is_byte_level = "ByteLevel(" in f"{backend.decoder} {backend.pre_tokenizer}"
-    measure = len if is_byte_level else sentencepiece_bytes
     ids = tokenizer.get_vocab()
     added = backend.get_added_tokens_decoder()
     lengths_V = np.zeros(max(ids.values()) + 1, dtype=np.uint16)
     for name, number in ids.items():
-        lengths_V[number] = len(name.encode()) if number in added else measure(name)
+        if number in added:
+            lengths_V[number] = len(name.encode())
+        elif is_byte_level:
+            lengths_V[number] = len(name)
+        elif re.fullmatch(r"<0x[0-9A-F]{2}>", name):
+            lengths_V[number] = 1
+        else:
+            lengths_V[number] = len(name.removeprefix("##").replace("▁", " ").encode())
     lengths_V[special_ids(tokenizer)] = 0
     return lengths_V
-
-
-def sentencepiece_bytes(piece: str) -> int:
-    if re.fullmatch(r"<0x[0-9A-F]{2}>", piece):
-        return 1
-    return len(piece.removeprefix("##").replace("▁", " ").encode())

@@ -187,26 +187,25 @@ class Bucket:
         return x[first * num_heads : (first + num) * num_heads].view(self.num * self.num_kv_heads, -1, width)
 
     def attention_weights(self, q: Tensor, k: Tensor, causal: bool, window: int, into: Tensor | None = None) -> Tensor:
-        """Softmax of the scores; PyTorch sums those of 16 bits in fp32."""
-        scores = torch.bmm(self.query_rows(q), self.key_rows(k).transpose(1, 2), out=into)
-        self.mask_scores(scores.view(self.num, self.num_heads, self.length, self.length), causal, window)
-        return torch.ops.aten._softmax.out(scores, -1, False, out=scores)
+        """Softmax of the scores, -inf where a query must not see a key; PyTorch sums those of 16 bits in fp32.
 
-    def mask_scores(self, scores_NHLL: Tensor, causal: bool, window: int) -> None:
-        """-inf where a query must not see a key. What padded queries see does not matter, but it must be something."""
+        What padded queries see does not matter, but it must be something.
+        """
+        scores = torch.bmm(self.query_rows(q), self.key_rows(k).transpose(1, 2), out=into)
+        scores_NHLL = scores.view(self.num, self.num_heads, self.length, self.length)
         # 1. What the objective hides, alike for all samples: later keys when causal, keys outside of the window.
-        indices_L = torch.arange(self.length, device=scores_NHLL.device)
+        indices_L = torch.arange(self.length, device=scores.device)
         if causal or window:
             sees_LL = visible(indices_L[:, None] - indices_L, causal, window)
-            scores_NHLL += scores_NHLL.new_zeros(sees_LL.shape).masked_fill_(~sees_LL, float("-inf"))
-        # 2. Padded keys, which begin behind each sample's own length; before the shortest one's there are none.
-        shortest = int(self.lengths_N.min())
-        if causal or shortest == self.length:  # when causal, padding is behind all that a token may see
-            return
-        padded_N11L = (indices_L[shortest:] >= self.lengths_N[:, None])[:, None, None, :]
-        if window:  # padded queries whose window is all padding see themselves
-            padded_N11L = padded_N11L & (indices_L[:, None] != indices_L[shortest:])
-        scores_NHLL[..., shortest:].masked_fill_(padded_N11L, float("-inf"))
+            scores_NHLL += scores.new_zeros(sees_LL.shape).masked_fill_(~sees_LL, float("-inf"))
+        # 2. Padded keys, which begin behind each sample's own length; before the shortest one's there are none. When
+        # causal, padding is behind all that a token may see.
+        if not causal and (shortest := int(self.lengths_N.min())) < self.length:
+            padded_N11L = (indices_L[shortest:] >= self.lengths_N[:, None])[:, None, None, :]
+            if window:  # padded queries whose window is all padding see themselves
+                padded_N11L = padded_N11L & (indices_L[:, None] != indices_L[shortest:])
+            scores_NHLL[..., shortest:].masked_fill_(padded_N11L, float("-inf"))
+        return torch.ops.aten._softmax.out(scores, -1, False, out=scores)
 
 
 def open_plan(

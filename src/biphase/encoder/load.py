@@ -241,17 +241,12 @@ def load_headless(source: str | Path, config: PretrainedConfig, attention: str) 
 
 def fresh_backbone(backbone: nn.Module) -> nn.Module:
     """The same network with random weights from torch's generator."""
-    if isinstance(backbone, PaddedBackbone):
-        return PaddedBackbone(fresh_network(backbone.network))
-    network = fresh_network(backbone)
-    network.first_position = backbone.first_position
-    return network
-
-
-def fresh_network(network: Any) -> PreTrainedModel:
-    """A network of the same class and configuration with random weights, without a pooler."""
+    network: Any = backbone.network if isinstance(backbone, PaddedBackbone) else backbone
     fresh: Any = type(network)(copy.deepcopy(network.config))
     if getattr(fresh, "pooler", None) is not None:
         fresh.pooler = None
     train_padding_row(fresh)
+    if isinstance(backbone, PaddedBackbone):
+        return PaddedBackbone(fresh)
+    fresh.first_position = network.first_position
     return fresh

@@ -74,15 +74,10 @@ def roberta_transform(network: Any, hidden_ND: Tensor) -> Tensor:
     return head.layer_norm(nn.functional.gelu(head.dense(hidden_ND)))
 
 
-def distilbert_transform(network: Any, hidden_ND: Tensor) -> Tensor:
-    """Dense, activation and norm of DistilBERT's head."""
-    return network.vocab_layer_norm(network.activation(network.vocab_transform(hidden_ND)))
-
-
 HEAD_TRANSFORMS: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "bert": lambda network, hidden_ND: network.cls.predictions.transform(hidden_ND),
     "camembert": roberta_transform,
-    "distilbert": distilbert_transform,
+    "distilbert": lambda network, x: network.vocab_layer_norm(network.activation(network.vocab_transform(x))),
     "electra": lambda network, hidden_ND: network.generator_predictions(hidden_ND),
     "modernbert": lambda network, hidden_ND: network.head(hidden_ND),
     "roberta": roberta_transform,

@@ -70,8 +70,10 @@ embeddings = SentenceTransformer("{name}").encode(["A text.", "Another one."])
 """What the card of a model says that looks both ways."""
 
 
-def write_card(run: Run, manifest: CheckpointManifest, name: str, auto_class: str, network: PreTrainedModel) -> str:
-    """The model card as Markdown."""
+def write_card(
+    run: Run, manifest: CheckpointManifest, name: str, auto_class: str, network: PreTrainedModel, eos: str
+) -> str:
+    """The model card as Markdown; `eos` is the end-of-text token."""
     from biphase import __version__
 
     config = read_recipe(run).model_dump(mode="json")
@@ -92,7 +94,7 @@ def write_card(run: Run, manifest: CheckpointManifest, name: str, auto_class: st
         millions=sum(parameter.numel() for parameter in network.parameters()) / 1e6,
         predicts=PREDICTS[manifest.objective],
         auto_class=auto_class,
-        eos=eos_name(run, manifest),
+        eos=eos,
         embeddings="" if manifest.objective == "clm" else EMBEDDINGS.format(name=name),
         curriculum=f"{phases}, {config['batch_tokens']:,} tokens a step, peak rate {config['schedule']['peak_lr']}.",
         tokens_seen=manifest.tokens_seen,
@@ -115,14 +117,6 @@ def describe_phases(curriculum: list[dict[str, Any]], num_steps: int) -> str:
         if steps > 0:
             parts.append(f"{steps:,} steps of {phase['objective'].upper()}{mixed}")
     return " → ".join(parts)
-
-
-def eos_name(run: Run, manifest: CheckpointManifest) -> str:
-    """The end-of-text token of a checkpoint's tokenizer."""
-    from transformers import AutoTokenizer
-
-    folder = run.steps / str(manifest.step) / "model"
-    return str(AutoTokenizer.from_pretrained(folder, trust_remote_code=False).eos_token)
 
 
 def draw_curves(run: Run, last_step: int, path: Path) -> None:

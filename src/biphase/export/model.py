@@ -1,11 +1,14 @@
 """A checkpoint → a folder that transformers loads: weights, configuration that says which way to look, tokenizer, card.
 
+One that looks both ways is a folder for sentence-transformers too: mean pooling over the tokens of a text.
+
 EuroBERT has no causal class, but a EuroBERT is a Llama without its causal mask: weight for weight the same network. So
 a run that ended with CLM is written as Llama, and one that ended with MLM as EuroBERT. An adapted decoder keeps its own
 class; `is_causal` in its configuration tells transformers to look both ways.
 """
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import (
@@ -19,11 +22,10 @@ from transformers import (
 
 from biphase.encoder.attention import lay_out
 from biphase.encoder.load import language_model_class, load_model
-from biphase.encoder.packed import head_input, packed_hidden
+from biphase.encoder.packed import head_input, packed_hidden, position_limit
 from biphase.errors import InputError
 from biphase.export.card import draw_curves, write_card
-from biphase.export.sentence_transformers import close_texts, write_sentence_transformer
-from biphase.files import whole_folder, write_text
+from biphase.files import whole_folder, write_json, write_text
 from biphase.pretraining.checkpoint import read_checkpoint_manifest
 from biphase.run import Run, find_checkpoint
 
@@ -49,6 +51,20 @@ SHARED_WITH_LLAMA = (
     "mask_token_id",
 )
 
+SENTENCE_TRANSFORMERS_FILES: dict[str, Any] = {
+    "modules.json": [
+        {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
+        {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+    ],
+    "config_sentence_transformers.json": {
+        "model_type": "SentenceTransformer",
+        "prompts": {},
+        "default_prompt_name": None,
+        "similarity_fn_name": "cosine",
+    },
+}
+"""The fixed files of sentence-transformers, in the spelling of version 2, which later ones read too."""
+
 
 def export_checkpoint(reference: str, folder: Path) -> str:
     """Write the checkpoint `RUN[@STEP]` as a model folder; returns a line that says how to load it.
@@ -66,7 +82,11 @@ def export_checkpoint(reference: str, folder: Path) -> str:
     run = Run(source.parent.parent)
     network = load_model(source / "model")
     causal = manifest.objective == "clm"
-    exported = as_llama(network) if causal and isinstance(network.config, EuroBertConfig) else network
+    exported = network
+    if causal and isinstance(network.config, EuroBertConfig):  # the same weights under the causal class
+        shared = {key: getattr(network.config, key) for key in SHARED_WITH_LLAMA if hasattr(network.config, key)}
+        exported = LlamaForCausalLM(LlamaConfig(**shared))
+        exported.load_state_dict(network.state_dict(), strict=True)
     kind = language_model_class(exported.config)
     if kind is AutoModelForCausalLM:
         exported.config.is_causal = causal
@@ -79,19 +99,10 @@ def export_checkpoint(reference: str, folder: Path) -> str:
         tokenizer.save_pretrained(part)
         check_export(part, kind, network, causal)
         draw_curves(run, manifest.run_step, part / "curves.png")
-        write_text(part / "README.md", write_card(run, manifest, folder.name, kind.__name__, exported))
+        card = write_card(run, manifest, folder.name, kind.__name__, exported, tokenizer.eos_token)
+        write_text(part / "README.md", card)
     looks = "causal" if causal else "bidirectional"
     return f"{folder}: {type(exported).__name__}, {looks}; load it with {kind.__name__} or AutoModel"
-
-
-def as_llama(network: PreTrainedModel) -> PreTrainedModel:
-    """The same weights under the causal class."""
-    config = LlamaConfig(
-        **{key: getattr(network.config, key) for key in SHARED_WITH_LLAMA if hasattr(network.config, key)}
-    )
-    llama = LlamaForCausalLM(config)
-    llama.load_state_dict(network.state_dict(), strict=True)
-    return llama
 
 
 @torch.no_grad()
@@ -112,3 +123,28 @@ def check_export(folder: Path, kind: type, network: PreTrainedModel, causal: boo
     assert torch.allclose(ours_TV, theirs_TV, rtol=1e-3, atol=1e-3), "the exported model computes something else"
     moved = bool((reloaded(input_ids=changed_T[None]).logits[0, :-1] != theirs_TV[:-1]).any())
     assert moved != causal, f"the exported model is not {'causal' if causal else 'bidirectional'}"
+
+
+def close_texts(tokenizer: Any) -> None:
+    """Make a tokenizer end each text with the end-of-text token, as training and evaluation do.
+
+    One that opens texts with a classification token closes them itself.
+    """
+    from tokenizers.processors import TemplateProcessing
+
+    if tokenizer.cls_token_id is None or tokenizer.sep_token_id is None:
+        eos = {"id": "EOS", "ids": [tokenizer.eos_token_id], "tokens": [tokenizer.eos_token]}
+        tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+            single="$A EOS", pair="$A EOS $B EOS", special_tokens=[eos]
+        )
+
+
+def write_sentence_transformer(folder: Path, network: PreTrainedModel) -> None:
+    """The files that make a model folder one of sentence-transformers: the network, then the mean over its tokens."""
+    for name, content in SENTENCE_TRANSFORMERS_FILES.items():
+        write_json(folder / name, content)
+    limit = position_limit(network)
+    write_json(folder / "sentence_bert_config.json", {"max_seq_length": limit, "do_lower_case": False})
+    (folder / "1_Pooling").mkdir()
+    pooling = {"word_embedding_dimension": network.config.hidden_size, "pooling_mode_mean_tokens": True}
+    write_json(folder / "1_Pooling" / "config.json", pooling)

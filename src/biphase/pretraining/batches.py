@@ -17,8 +17,8 @@ from biphase.corpus.shards import ShardSet
 from biphase.distributed import World
 from biphase.encoder.attention import PAD_TO_MULTIPLE_OF, PackedLayout, choose_backend, lay_out
 from biphase.errors import InputError
-from biphase.pretraining.curriculum import mixture_number, pure_phase
 from biphase.pretraining.objectives import Vocabulary, label_batch
+from biphase.pretraining.schedule import mixture_number, pure_phase
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,10 @@ class BatchLoader:
         device = self.world.device
         batch = self.batches.batch(step, part, num_parts)
         if len(batch.sample_ids_S) == 0:
-            batch = self.empty_batch()
+            # A part of a small validation set may hold no sample, but its process must take part in every layer, and
+            # transformers cannot compute on no token: so one special token, which no objective asks for.
+            zero = np.zeros(1, np.int64)
+            batch = PackedBatch(np.array([self.vocabulary.mask_id]), zero, np.array([0, 1]), zero, zero)
         labelled = label_batch(phase, batch, self.vocabulary, self.seed)
         layout = lay_out(
             batch.bounds_S1,
@@ -78,12 +81,6 @@ class BatchLoader:
             lengths_S=batch.lengths_S,
         )
 
-    def empty_batch(self) -> PackedBatch:
-        """One special token, which no objective asks for: a part of a small validation set may hold no sample, but its
-        process must take part in every layer, and transformers cannot compute on no token."""
-        zero = np.zeros(1, np.int64)
-        return PackedBatch(np.array([self.vocabulary.mask_id]), zero, np.array([0, 1]), zero, zero)
-
 
 def open_loader(recipe: Recipe, shards: ShardSet, world: World, dtype: torch.dtype, origin: int) -> BatchLoader:
     """The batches of a recipe for this process; `origin` is the place in the data order where the run began."""
@@ -95,12 +92,8 @@ def open_loader(recipe: Recipe, shards: ShardSet, world: World, dtype: torch.dty
             f"less than one sample of {recipe.data.max_sample_tokens} tokens each; raise one of the two"
         )
     batches = Batches(shards, samples, recipe.batch_tokens, recipe.data.order_seed, origin=origin)
-    return BatchLoader(batches, vocabulary_of(shards), recipe.seed, world, dtype, recipe.compute.microbatch_tokens)
-
-
-def vocabulary_of(shards: ShardSet) -> Vocabulary:
-    """What objectives must know of the shards' tokenizer."""
-    return Vocabulary(shards.manifest.vocab_size, shards.manifest.mask_id, shards.manifest.special_ids)
+    vocabulary = Vocabulary(shards.manifest.vocab_size, shards.manifest.mask_id, shards.manifest.special_ids)
+    return BatchLoader(batches, vocabulary, recipe.seed, world, dtype, recipe.compute.microbatch_tokens)
 
 
 def make_samples(recipe: Recipe, shards: ShardSet) -> Samples:
@@ -111,29 +104,18 @@ def make_samples(recipe: Recipe, shards: ShardSet) -> Samples:
     return DocumentSamples(shards.document_ends, data.min_sample_tokens, data.max_sample_tokens)
 
 
-@dataclass(frozen=True)
-class TrainStep:
-    """One update to make."""
-
-    number: int
-    """The updates of this run before it."""
-    mixture_number: int
-    """Which entry of the curriculum it belongs to."""
-    phase: Phase
-    """The pure phase of that mixture that it has."""
-    microbatches: list[Microbatch]
-
-
-def prefetch(recipe: Recipe, loader: BatchLoader, steps: range, origin_step: int = 0) -> Iterator[TrainStep]:
-    """Each step with its microbatches; the next step's are made while the current one computes.
+def prefetch(
+    recipe: Recipe, loader: BatchLoader, steps: range, origin_step: int = 0
+) -> Iterator[tuple[int, Phase, list[Microbatch]]]:
+    """Each step's number, pure phase and microbatches; the next step's are made while the current one computes.
 
     `origin_step` is the number of updates before this run, over all parents.
     """
 
-    def make(number: int) -> TrainStep:
-        mixture = mixture_number(recipe.curriculum, number)
-        phase = pure_phase(recipe.curriculum[mixture], origin_step + number)
-        return TrainStep(number, mixture, phase, loader.microbatches(phase, number))
+    def make(number: int) -> tuple[int, Phase, list[Microbatch]]:
+        mixture = recipe.curriculum[mixture_number(recipe.curriculum, number)]
+        phase = pure_phase(mixture, origin_step + number)
+        return number, phase, loader.microbatches(phase, number)
 
     if not steps:
         return

@@ -5,9 +5,7 @@ hold whole tensors, gathered from however many processes trained, so a run resum
 process ever holds, or reads, all moments.
 """
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +24,7 @@ from biphase.distributed import World
 from biphase.encoder.packed import PackedModel
 from biphase.errors import InputError
 from biphase.files import content_hash, file_hash, read_json_as, whole_folder, write_json
-from biphase.pretraining.muon import Muon
+from biphase.pretraining.optimizer import Muon
 from biphase.run import Run
 
 STATE_KEYS = {torch.optim.AdamW: {"step", "exp_avg", "exp_avg_sq"}, Muon: {"momentum_buffer"}}
@@ -77,7 +75,10 @@ def save_checkpoint(
     """
     target = run.steps / str(manifest.step)
     weights = whole_weights(model.network, world.is_main)
-    moments = whole_moments(model, optimizers)
+    # The optimizers' state as PARAMETER/KEY → whole tensor, on the CPU of the first process.
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    state: Any = get_optimizer_state_dict(model, optimizers, options=options).get("state", {})
+    moments = {f"{name}/{key}": tensor for name, entry in state.items() for key, tensor in entry.items()}
     failure: OSError | InputError | None = None
     if world.is_main:
         try:
@@ -109,20 +110,19 @@ def whole_weights(network: nn.Module, is_main: bool) -> dict[str, Tensor]:
     return {name: gathered[id(tensor)] for name, tensor in named.items()} if is_main else {}
 
 
-def whole_moments(model: PackedModel, optimizers: list[torch.optim.Optimizer]) -> dict[str, Tensor]:
-    """The optimizers' state as `PARAMETER/KEY` → whole tensor on the CPU of the first process. A collective."""
-    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    state: Any = get_optimizer_state_dict(model, optimizers, options=options).get("state", {})
-    return {f"{name}/{key}": tensor for name, entry in state.items() for key, tensor in entry.items()}
-
-
 def load_optimizer(folder: Path, model: PackedModel, optimizers: list[torch.optim.Optimizer], world: World) -> None:
     """Put the moments of a checkpoint into optimizers that have not stepped yet, sharded as their parameters are.
 
     The first process reads the file and hands each tensor to the others. Every process must call it.
     """
     path = folder / "optimizer.safetensors"
-    groups = name_groups(model, optimizers)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    groups: list[dict[str, list[str]]] = []
+    kinds: dict[str, type[torch.optim.Optimizer]] = {}  # the optimizer of each parameter
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            groups.append({"params": [names[id(parameter)] for parameter in group["params"]]})
+            kinds.update(dict.fromkeys(groups[-1]["params"], type(optimizer)))
     moments: dict[str, dict[str, Tensor]] = {}
     failure: InputError | None = None
     if world.is_main:
@@ -130,39 +130,19 @@ def load_optimizer(folder: Path, model: PackedModel, optimizers: list[torch.opti
             for key, tensor in load_file(path).items():
                 name, _, part = key.rpartition("/")
                 moments.setdefault(name, {})[part] = tensor
-            check_moments(moments, optimizers, groups, folder)
+            for name, kind in kinds.items():
+                if set(moments.get(name, ())) != STATE_KEYS[kind]:
+                    raise InputError(
+                        f"{folder} holds no {kind.__name__} state for '{name}'; use init.carry_optimizer=false"
+                    )
         except (OSError, SafetensorError) as error:
             failure = InputError(f"{path} cannot be read: {error}")
         except InputError as error:
             failure = error
     world.raise_any(failure, f"{path} cannot be taken over; the first process says why")
-    named = [{"params": names} for names_of_one in groups for names in names_of_one]
-    state = {"state": moments, "param_groups": named} if world.is_main else {}
+    state = {"state": moments, "param_groups": groups} if world.is_main else {}
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=world.size > 1)
     set_optimizer_state_dict(model, optimizers, state, options=options)  # type: ignore[arg-type]
-
-
-def name_groups(model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> list[list[list[str]]]:
-    """The names of the parameters in each group of each optimizer."""
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    return [
-        [[names[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
-        for optimizer in optimizers
-    ]
-
-
-def check_moments(
-    moments: Mapping[str, Mapping[str, Tensor]],
-    optimizers: list[torch.optim.Optimizer],
-    groups: list[list[list[str]]],
-    folder: Path,
-) -> None:
-    """Raise `InputError` where a parameter lacks what its optimizer keeps, or has what another kind keeps."""
-    for optimizer, names_of_groups in zip(optimizers, groups, strict=True):
-        for name in chain.from_iterable(names_of_groups):
-            if set(moments.get(name, ())) != STATE_KEYS[type(optimizer)]:
-                kind = type(optimizer).__name__
-                raise InputError(f"{folder} holds no {kind} state for '{name}'; use init.carry_optimizer=false")
 
 
 def read_checkpoint_manifest(folder: Path, *, check_files: bool = True) -> CheckpointManifest:

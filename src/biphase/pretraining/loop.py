@@ -20,13 +20,12 @@ from biphase.config import Recipe
 from biphase.distributed import join_world
 from biphase.errors import InputError, StoppedError
 from biphase.pretraining.batches import Microbatch, open_loader, prefetch
-from biphase.pretraining.job import Job, hold_run, open_job
-from biphase.pretraining.metrics import StepResult, describe_start, open_log
+from biphase.pretraining.job import Job, TrainState, hold_run, load_state, open_job, save_state
+from biphase.pretraining.metrics import StepResult, describe_start, make_validator, open_log, prove_causality
 from biphase.pretraining.optimizer import set_rate
 from biphase.pretraining.parallel import autocast, gradient_sync
+from biphase.pretraining.schedule import mixture_number
 from biphase.pretraining.start import Start, resume_start
-from biphase.pretraining.state import TrainState, load_state, save_state
-from biphase.pretraining.validation import make_validator, prove_causality
 from biphase.run import Run, whole_steps
 
 
@@ -39,15 +38,21 @@ def train(recipe: Recipe, root: Path = Path("runs")) -> Run:
     """
     with join_world(recipe.compute.device) as world:
         job = open_job(recipe, root, world)
-        if job.run.is_done and not job.lost_steps:
-            world.tell(f"{job.run.path} is already done")
-            return job.run
+        run = job.run
+        if run.is_done and not job.lost_steps:
+            world.tell(f"{run.path} is already done")
+            return run
         with hold_run(job):
-            if not job.run.is_done:
+            if not run.is_done:
                 finish_run(job)
-            for step in job.lost_steps:
-                rebuild_checkpoint(job, step)
-        return job.run
+            # Train a finished run once more to each lost checkpoint, from the whole one before it, and log nothing.
+            for lost in job.lost_steps:
+                earlier = [step for step in whole_steps(run) if step - job.origin.step < lost]
+                start = resume_start(run, earlier[-1], world) if earlier else job.origin
+                world.tell(f"{run.path}: once more from step {start.run_step} to {lost}, to be kept now")
+                train_steps(job, start, lost, is_logged=False)
+                world.barrier()
+        return run
 
 
 def finish_run(job: Job) -> None:
@@ -59,27 +64,17 @@ def finish_run(job: Job) -> None:
         world.tell(f"resuming {run.path} at step {start.run_step}")
     if world.is_main:
         run.forget_after(start.run_step)
-    tokens_seen = train_steps(job, start, job.recipe.num_steps, job.is_due, is_logged=True)
+    tokens_seen = train_steps(job, start, job.recipe.num_steps, is_logged=True)
     if world.is_main:
         run.mark_done({"step": job.origin.step + job.recipe.num_steps, "tokens_seen": tokens_seen})
     world.barrier()
 
 
-def rebuild_checkpoint(job: Job, lost: int) -> None:
-    """Train a finished run once more to a checkpoint that is lost, from the whole one before it, and log nothing."""
-    earlier = [step for step in whole_steps(job.run) if step - job.origin.step < lost]
-    start = resume_start(job.run, earlier[-1], job.world) if earlier else job.origin
-    job.world.tell(f"{job.run.path}: once more from step {start.run_step} to {lost}, to be kept now")
-    train_steps(job, start, lost, lambda done, every: done == lost, is_logged=False)
-    job.world.barrier()
-
-
-def train_steps(job: Job, start: Start, stop: int, is_due: Callable[[int, int], bool], *, is_logged: bool) -> int:
+def train_steps(job: Job, start: Start, stop: int, *, is_logged: bool) -> int:
     """The updates from `start` to `stop`; returns the tokens seen in the end.
 
-    Args:
-        is_due: from (updates done, every how many) to whether to save, or to validate, now.
-        is_logged: whether metrics.jsonl tells of it, validation included.
+    With `is_logged`, metrics.jsonl tells of it, validation included, and checkpoints are written when the recipe says;
+    without it, at the end alone.
     """
     recipe, world = job.recipe, job.world
     # 1. Data: what each step is made of, and what it is measured on.
@@ -91,25 +86,27 @@ def train_steps(job: Job, start: Start, stop: int, is_due: Callable[[int, int], 
     tokens_seen = start.tokens_seen
     proved: set[tuple[int, str]] = set()
     with stop_signals() as stop_asked, open_log(job, range(start.run_step, stop), is_logged=is_logged) as log:
-        for step in prefetch(recipe, loader, range(start.run_step, stop), job.origin.step):
-            done, mixture = step.number + 1, recipe.curriculum[step.mixture_number]
+        for step, phase, microbatches in prefetch(recipe, loader, range(start.run_step, stop), job.origin.step):
+            done, number = step + 1, mixture_number(recipe.curriculum, step)
+            mixture = recipe.curriculum[number]
             # 3. At each switch of a mixture's direction: prove on the path that trains that it looks where it should.
-            if (switch := (step.mixture_number, step.phase.objective)) not in proved:
-                prove_causality(state.model, step.phase, job)
-                proved.add(switch)
+            if (number, phase.objective) not in proved:
+                prove_causality(state.model, phase, job)
+                proved.add((number, phase.objective))
             # 4. One update. Whether any process is asked to stop, or could not log, travels with its loss.
-            rate = set_rate(state.optimizers, recipe.schedule, step.number, recipe.num_steps)
-            result = update(state, step.microbatches, step.number, job, lambda: (stop_asked(), log.failure is not None))
+            rate = set_rate(state.optimizers, recipe.schedule, step, recipe.num_steps)
+            result = update(state, microbatches, step, job, lambda: (stop_asked(), log.failure is not None))
             is_stopping, could_not_log = result.flags
             tokens_seen += result.tokens
-            log.record_step(done, step.phase, rate, result, tokens_seen)
+            log.record_step(done, phase, rate, result, tokens_seen)
             # 5. Validation, a checkpoint, or neither. A line that cannot be written ends all processes, at the latest
             # with the next update.
-            validates = is_due(done, recipe.validation.every_steps)
-            saves = is_stopping or is_due(done, recipe.checkpoints.every_steps)
+            validates = is_logged and job.is_due(done, recipe.validation.every_steps)
+            is_due = job.is_due(done, recipe.checkpoints.every_steps) if is_logged else done == stop
+            saves = is_stopping or is_due
             if validate is not None and validates:
-                for phase, _ in mixture.parts:
-                    log.record_validation(done, phase, validate(state.model, phase))
+                for part, _ in mixture.parts:
+                    log.record_validation(done, part, validate(state.model, part))
             if validates or saves or could_not_log:
                 world.raise_any(log.failure, f"{job.run.metrics} could not be written; the first process says why")
             if saves:

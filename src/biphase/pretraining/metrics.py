@@ -1,22 +1,89 @@
-"""What a run tells: records for metrics.jsonl and TensorBoard, and the lines that a person reads."""
+"""What is measured, proved and told while a run trains.
 
+Held-out text → loss, accuracy at the targets, bits per byte, always of the same tokens and masks, on the path that
+trains; before the first step in each direction the proof that the network looks where its objective says; and records
+for metrics.jsonl and TensorBoard, with the lines that a person reads.
+"""
+
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+import numpy as np
+import torch
+from torch import Tensor, nn
 
-from biphase.config import Phase
+from biphase.config import Phase, Recipe
 from biphase.console import Tracker, track
+from biphase.corpus.packing import Batches
+from biphase.corpus.shards import ShardSet, read_shard_manifest
 from biphase.device import peak_flops
+from biphase.distributed import World
+from biphase.encoder.attention import choose_backend
+from biphase.encoder.proofs import probe_causality
 from biphase.errors import InputError
-from biphase.pretraining.batches import BatchLoader
+from biphase.pretraining.batches import BatchLoader, make_samples
 from biphase.pretraining.job import Job
-from biphase.pretraining.parallel import unwrap
+from biphase.pretraining.objectives import Vocabulary, is_causal
+from biphase.pretraining.parallel import autocast, unwrap
 from biphase.run import Run
+
+
+def make_validator(
+    recipe: Recipe, world: World, dtype: torch.dtype, vocabulary: Vocabulary
+) -> Callable[[nn.Module, Phase], dict[str, float]] | None:
+    """A function from (model, phase) to validation metrics, on the same tokens every time; None without such text."""
+    folder = Path(recipe.data.shards)
+    if read_shard_manifest(folder).splits["validation"].documents == 0:
+        world.tell(f"{folder} has no validation documents: training without validation")
+        return None
+    shards = ShardSet.open(folder, "validation")
+    samples = make_samples(recipe, shards)
+    tokens = min(recipe.validation.tokens, samples.num_tokens)
+    batches = Batches(shards, samples, tokens, seed=0)
+    loader = BatchLoader(batches, vocabulary, recipe.seed, world, dtype, recipe.compute.microbatch_tokens)
+    token_bytes = torch.from_numpy(shards.token_bytes().astype(np.int64)).to(world.device)
+    return partial(validate, loader, token_bytes)
+
+
+@torch.no_grad()
+def validate(loader: BatchLoader, token_bytes_V: Tensor, model: nn.Module, phase: Phase) -> dict[str, float]:
+    """Loss (nats per target), accuracy at the targets, and bits per byte of the text that the targets stand for."""
+    model.eval()
+    totals = np.zeros(4)
+    for microbatch in loader.microbatches(phase, 0):
+        with autocast(loader.world.device, loader.dtype):
+            loss_sum, _, correct_N = model(*microbatch.arguments())
+        num_bytes = token_bytes_V[microbatch.targets_N].sum()
+        totals += [float(loss_sum), float(correct_N.sum()), len(microbatch.targets_N), float(num_bytes)]
+    model.train()
+    nats, correct, count, text_bytes = loader.world.sum(*totals)
+    return {
+        "loss": nats / max(count, 1.0),
+        "accuracy": correct / max(count, 1.0),
+        "bits_per_byte": nats / math.log(2) / max(text_bytes, 1.0),
+        "targets": count,
+    }
+
+
+def prove_causality(model: nn.Module, phase: Phase, job: Job) -> None:
+    """The probe with the attention backend and the type of the arithmetic that train.
+
+    Raises:
+        AssertionError: the network looks elsewhere than the phase's objective says.
+    """
+    packed: Any = unwrap(model)
+    name, device = type(packed.network).__name__, job.world.device
+    model.eval()
+    with autocast(device, job.dtype):
+        backend = choose_backend(device, job.dtype)
+        probe_causality(model, is_causal(phase), job.shards.manifest.vocab_size, device, name, backend)
+    model.train()
 
 
 @dataclass(frozen=True)
@@ -42,8 +109,8 @@ class MetricsLog:
     """FLOP/s of all devices, to which the share of peak refers."""
     is_written: bool
     """Whether this process writes records: the main one does, unless they are there already from an earlier time."""
-    write_scalars: Callable[[dict[str, Any]], None]
-    """What `open_tensorboard` gives."""
+    tensorboard: Any
+    """A `SummaryWriter`, where the recipe wants one, else None."""
     failure: OSError | None = None
     """Why a record could not be written, such as a full disk. The loop ends all processes with it."""
     since: float = field(default_factory=time.perf_counter)
@@ -89,7 +156,9 @@ class MetricsLog:
             return
         try:
             self.run.log(record)
-            self.write_scalars(record)
+            for key, value in record.items() if self.tensorboard else ():
+                if isinstance(value, int | float) and key != "step":
+                    self.tensorboard.add_scalar(f"{record['kind']}/{key}", value, record["step"])
         except OSError as error:
             self.failure = error
 
@@ -101,8 +170,15 @@ def open_log(job: Job, steps: range, *, is_logged: bool) -> Iterator[MetricsLog]
     with track("pretrain", steps.stop, "steps") as progress:
         progress.advance(steps.start, already_done=True)
         peak = peak_flops(job.world.device, job.dtype) * job.world.size
-        write_scalars = open_tensorboard(job.run.path, is_written and job.recipe.tensorboard, steps.start)
-        yield MetricsLog(job.run, progress, peak, is_written, write_scalars)
+        tensorboard = None
+        if is_written and job.recipe.tensorboard:
+            try:
+                from torch.utils.tensorboard import SummaryWriter
+            except ImportError:
+                raise InputError("tensorboard: true needs TensorBoard; pip install tensorboard") from None
+            # What an earlier process wrote after these steps began is purged: it will be written again.
+            tensorboard = SummaryWriter(str(job.run.path / "tensorboard"), purge_step=steps.start + 1)
+        yield MetricsLog(job.run, progress, peak, is_written, tensorboard)
 
 
 def describe_start(job: Job, model: nn.Module, loader: BatchLoader) -> str:
@@ -118,24 +194,3 @@ def describe_start(job: Job, model: nn.Module, loader: BatchLoader) -> str:
         f"{run.path}: {type(network.network).__name__} of {millions:.1f}M parameters, {phases} steps of "
         f"{recipe.batch_tokens:,} tokens, {epochs:.2g} epochs of {samples.num_samples:,} samples{left_out}{taken}"
     )
-
-
-def open_tensorboard(folder: Path, wanted: bool, after_step: int) -> Callable[[dict[str, Any]], None]:
-    """A function that writes a record's numbers as TensorBoard scalars, or one that does nothing.
-
-    What an earlier process wrote after `after_step` is purged: it will be written again.
-    """
-    if not wanted:
-        return lambda record: None
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise InputError("tensorboard: true needs TensorBoard; pip install tensorboard") from None
-    writer = SummaryWriter(str(folder / "tensorboard"), purge_step=after_step + 1)
-
-    def write(record: dict[str, Any]) -> None:
-        for key, value in record.items():
-            if isinstance(value, int | float) and key != "step":
-                writer.add_scalar(f"{record['kind']}/{key}", value, record["step"])
-
-    return write

@@ -55,20 +55,15 @@ def label_batch(phase: Phase, batch: PackedBatch, vocabulary: Vocabulary, seed: 
         is_last_T[batch.bounds_S1[1:] - 1] = True
         positions_N = np.flatnonzero(~is_last_T[:-1])
         return LabelledBatch(batch.tokens_T, positions_N, batch.tokens_T[positions_N + 1], causal=True)
-    chosen_T = choose_tokens(phase, batch, vocabulary, seed)
+    may_T = ~np.isin(batch.tokens_T, vocabulary.special_ids)
+    if phase.objective == "mntp":
+        may_T &= batch.positions_T > 0
+    chosen_T = may_T & (random_per_token(batch, seed, CHOOSE) < phase.mask_probability)
     positions_N = np.flatnonzero(chosen_T)
     targets_N = batch.tokens_T[positions_N]
     inputs_T = hide_tokens(phase, batch, chosen_T, vocabulary, seed)
     shift = 1 if phase.objective == "mntp" else 0
     return LabelledBatch(inputs_T, positions_N - shift, targets_N, causal=False)
-
-
-def choose_tokens(phase: Phase, batch: PackedBatch, vocabulary: Vocabulary, seed: int) -> np.ndarray:
-    """Boolean [T]: the tokens to predict, each non-special token independently with `mask_probability`."""
-    may_T = ~np.isin(batch.tokens_T, vocabulary.special_ids)
-    if phase.objective == "mntp":
-        may_T &= batch.positions_T > 0
-    return may_T & (random_per_token(batch, seed, CHOOSE) < phase.mask_probability)
 
 
 def hide_tokens(

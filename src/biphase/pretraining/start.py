@@ -8,7 +8,7 @@ from pathlib import Path
 
 from transformers import AutoModelForMaskedLM, EuroBertConfig, PreTrainedModel
 
-from biphase.config import Data, Recipe
+from biphase.config import Recipe
 from biphase.corpus.shards import ShardSet, check_tokenizer
 from biphase.corpus.tokenizer import TOKENIZER_FILES, load_tokenizer, tokenizer_hash
 from biphase.distributed import World
@@ -16,7 +16,7 @@ from biphase.encoder.load import TokenIds, language_model_class, load_model, loa
 from biphase.encoder.packed import position_limit
 from biphase.encoder.proofs import check_head
 from biphase.errors import InputError
-from biphase.hub import fetch_model, folder_fingerprint, hub_fingerprint
+from biphase.hub import fetch_model, model_fingerprint
 from biphase.pretraining.checkpoint import CheckpointManifest, read_checkpoint_manifest
 from biphase.pretraining.objectives import is_causal
 from biphase.run import Run, find_checkpoint, read_recipe, split_reference, whole_steps
@@ -44,16 +44,22 @@ def find_start(recipe: Recipe, shards: ShardSet, world: World) -> Start:
     if init.preset is not None:
         return Start()
     if init.model is not None:
-        is_folder = Path(init.model).is_dir()
-        folder = Path(init.model) if is_folder else fetch_model(init.model, init.revision)
+        folder = Path(init.model) if Path(init.model).is_dir() else fetch_model(init.model, init.revision)
         check_foreign_tokenizer(folder, shards)
-        parent = folder_fingerprint(folder) if is_folder else hub_fingerprint(init.model, folder.name)
+        parent = model_fingerprint(init.model, folder)
         return Start(parent=parent, carried=("weights",), model_folder=str(folder))
     assert init.checkpoint is not None
-    folder = find_parent(init.checkpoint)
+    folder = find_checkpoint(init.checkpoint)
+    path, step = split_reference(init.checkpoint)
+    parent_run = Run(Path(path))
+    if not step and not parent_run.is_done:  # its last step would name another parent later, and another run
+        steps = ", ".join(f"@{step}" for step in whole_steps(parent_run))
+        raise InputError(f"{path} is not done, so its last step may change: say which one, {path}@STEP; it has {steps}")
     manifest = whole_checkpoint(folder, world)
     check_tokenizer(shards, manifest.tokenizer_hash)
-    goes_on = same_order(manifest, recipe.data, folder, shards)
+    # The parent's place in the data order means something only where both walk through the same samples.
+    theirs = read_recipe(Run(folder.parent.parent)).data.model_copy(update={"shards": recipe.data.shards})
+    goes_on = manifest.data_fingerprint == shards.fingerprint and theirs == recipe.data
     carried = ["weights"]
     if init.carry_optimizer:
         carried.append("optimizer")
@@ -68,23 +74,6 @@ def find_start(recipe: Recipe, shards: ShardSet, world: World) -> Start:
         model_folder=str(folder / "model"),
         optimizer_folder=folder if init.carry_optimizer else None,
     )
-
-
-def find_parent(reference: str) -> Path:
-    """The checkpoint behind `init.checkpoint`. `RUN` alone must be done: its last step would name another parent later,
-    and the same command another run."""
-    folder = find_checkpoint(reference)
-    path, step = split_reference(reference)
-    if not step and not Run(Path(path)).is_done:
-        steps = ", ".join(f"@{step}" for step in whole_steps(Run(Path(path))))
-        raise InputError(f"{path} is not done, so its last step may change: say which one, {path}@STEP; it has {steps}")
-    return folder
-
-
-def same_order(manifest: CheckpointManifest, data: Data, folder: Path, shards: ShardSet) -> bool:
-    """Whether the parent walked through the same samples in the same order, so that its place in it means something."""
-    theirs = read_recipe(Run(folder.parent.parent)).data
-    return manifest.data_fingerprint == shards.fingerprint and theirs.model_copy(update={"shards": data.shards}) == data
 
 
 def whole_checkpoint(folder: Path, world: World) -> CheckpointManifest:
@@ -125,33 +114,29 @@ def load_network(recipe: Recipe, start: Start, shards: ShardSet) -> PreTrainedMo
             recipe.init.preset, recipe.init.architecture, tokens, recipe.data.max_sample_tokens, recipe.seed
         )
     network = load_model(start.model_folder, vocab_size=manifest.vocab_size, seed=recipe.seed)
-    check_fit(network, recipe, start.model_folder, manifest.pad_id)
-    for role in ("mask", "eos", "pad"):
-        setattr(network.config, f"{role}_token_id", getattr(manifest, f"{role}_id"))
-    check_head(network)
-    return network
-
-
-def check_fit(network: PreTrainedModel, recipe: Recipe, source: str, pad_id: int) -> None:
-    """Refuse a network that cannot do what the recipe asks of it."""
+    source = start.model_folder
     limit = position_limit(network) or recipe.data.max_sample_tokens
     if limit < recipe.data.max_sample_tokens:
         raise InputError(
             f"{source} takes {limit} positions; set data.max_sample_tokens={limit} or lower "
             f"(it is {recipe.data.max_sample_tokens})"
         )
-    if language_model_class(network.config) is not AutoModelForMaskedLM or isinstance(network.config, EuroBertConfig):
-        return
-    if any(is_causal(phase) for phase in recipe.curriculum):
-        raise InputError(
-            f"{source}: transformers knows {type(network).__name__} as bidirectional only; leave clm out of the "
-            "curriculum, or start from a decoder"
-        )
-    if network.base_model.first_position and pad_id != network.config.pad_token_id:
-        raise InputError(
-            f"{source} counts positions from behind its padding token {network.config.pad_token_id}, and that of the "
-            f"shards is {pad_id}: prepare the text with the model's own tokenizer"
-        )
+    is_encoder = language_model_class(network.config) is AutoModelForMaskedLM
+    if is_encoder and not isinstance(network.config, EuroBertConfig):
+        if any(is_causal(phase) for phase in recipe.curriculum):
+            raise InputError(
+                f"{source}: transformers knows {type(network).__name__} as bidirectional only; leave clm out of the "
+                "curriculum, or start from a decoder"
+            )
+        if network.base_model.first_position and manifest.pad_id != network.config.pad_token_id:
+            raise InputError(
+                f"{source} counts positions from behind its padding token {network.config.pad_token_id}, and that of "
+                f"the shards is {manifest.pad_id}: prepare the text with the model's own tokenizer"
+            )
+    for role in ("mask", "eos", "pad"):
+        setattr(network.config, f"{role}_token_id", getattr(manifest, f"{role}_id"))
+    check_head(network)
+    return network
 
 
 def check_foreign_tokenizer(folder: Path, shards: ShardSet) -> None:
