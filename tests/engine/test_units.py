@@ -45,7 +45,7 @@ def pid(seconds=0.0):
 def meet_on_nodes(folder, marker):
     # Says on which node it is, once units are under way on two of them and the marker is there.
     node = os.environ["RAY_RAYLET_PID"]
-    Path(folder, node).touch()
+    Path(folder, node).write_text(str(os.getpid()))
     deadline = time.monotonic() + 120
     while len(list(Path(folder).iterdir())) < 2 or not Path(marker).exists():
         assert time.monotonic() < deadline
@@ -664,6 +664,8 @@ def test_ray_runs_units_on_all_nodes_and_outlives_one(deeds: ModuleType, tmp_pat
         def lose_node() -> None:
             bred(folders[2], 2)
             cluster.remove_node(node, allow_graceful=False)
+            (gone,) = [path for path in folders[2].iterdir() if not is_alive(int(path.name))]
+            wait_until(lambda: not is_alive(int(gone.read_text())))  # else it may still end well
             lost.touch()
 
         losing = Thread(target=lose_node)
