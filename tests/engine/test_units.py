@@ -45,7 +45,7 @@ def pid(seconds=0.0):
 def meet_on_nodes(folder, marker):
     # Says on which node it is, once units are under way on two of them and the marker is there; nothing on a lost node.
     node = os.environ["RAY_RAYLET_PID"]
-    Path(folder, node).touch()
+    Path(folder, node).write_text(str(os.getpid()))
     deadline = time.monotonic() + 120
     while len(list(Path(folder).iterdir())) < 2 or not Path(marker).exists():
         assert time.monotonic() < deadline
@@ -439,7 +439,7 @@ def test_gpus_go_round(allowed: str | None, per_gpu: int, expected: list[str], m
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", allowed)
     pool = LocalPool(Engine(workers_per_gpu=per_gpu), 100)
     assert pool.limit == len(expected)
-    assert [pool.environment(number)["CUDA_VISIBLE_DEVICES"] for number in range(pool.limit)] == expected
+    assert [pool.choose_gpus(number) for number in range(pool.limit)] == expected
     assert LocalPool(Engine(workers_per_gpu=per_gpu, device="cpu"), 100).limit == num_cores()
 
 
@@ -448,7 +448,7 @@ def test_workers_that_start_processes_of_their_own_have_several_gpus(monkeypatch
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(machine, "count_gpus", lambda allowed: 9)
     pool = LocalPool(Engine(devices_per_worker=4), 100)
-    shown = [pool.environment(number)["CUDA_VISIBLE_DEVICES"] for number in range(3)]
+    shown = [pool.choose_gpus(number) for number in range(3)]
     assert (pool.limit, shown) == (2, ["0,1,2,3", "4,5,6,7", "0,1,2,3"])
     with pytest.raises(InputError, match="16 devices for each worker, but this machine has 9 GPUs"):
         LocalPool(Engine(devices_per_worker=16), 100)
@@ -667,6 +667,8 @@ def test_ray_runs_units_on_all_nodes_and_outlives_one(deeds: ModuleType, tmp_pat
         def lose_node() -> None:
             bred(folders[2], 2)
             cluster.remove_node(node, allow_graceful=False)
+            (gone,) = [path for path in folders[2].iterdir() if not is_alive(int(path.name))]
+            wait_until(lambda: not is_alive(int(gone.read_text())))  # else it may still end well
             lost.touch()
 
         losing = Thread(target=lose_node)

@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +22,6 @@ from biphase.corpus.shards import (
     Options,
     Shard,
     ShardManifest,
-    ShardPart,
     ShardSplitName,
     SplitTotals,
     read_shard_manifest,
@@ -52,8 +51,6 @@ MAX_SHARDS = 1024
 CORES_PER_WORKER = 4
 """As many as one Python process feeds with ease: reading, taking ids out and writing cost it about a tenth of the
 encoding. Fewer, larger workers load the tokenizer less often, and the last file is shared by more cores."""
-THREADS_OFF = ("", "off", "false", "f", "no", "n", "0")
-DEFAULT_VALIDATION_FRACTION = 0.01
 
 
 def prepare(
@@ -83,9 +80,15 @@ def prepare(
     """
     if workers is not None and workers < 1:
         raise InputError(f"workers {workers} is less than 1")
+    if validation_fraction and validation_sources:
+        raise InputError("validation_fraction and validation_sources are both given: choose one")
+    if validation_fraction is None:
+        validation_fraction = 0.0 if validation_sources else 0.01
+    if not 0 <= validation_fraction < 1:
+        raise InputError(f"validation_fraction {validation_fraction} is not in [0, 1)")
     check_txt_documents(txt_documents)
     options = Options(
-        validation_fraction=choose_fraction(validation_fraction, validation_sources),
+        validation_fraction=validation_fraction,
         seed=seed,
         text_field=text_field,
         id_field=id_field,
@@ -105,17 +108,8 @@ def prepare(
         return finish_set(out, plans, facts)
 
 
-def choose_fraction(given: float | None, validation_sources: Sequence[str | Path]) -> float:
-    if given and validation_sources:
-        raise InputError("validation_fraction and validation_sources are both given: choose one")
-    if given is None:
-        return 0.0 if validation_sources else DEFAULT_VALIDATION_FRACTION
-    if not 0 <= given < 1:
-        raise InputError(f"validation_fraction {given} is not in [0, 1)")
-    return given
-
-
 Found = list[tuple[ShardSplitName | None, list[TextSource]]]
+"""The source files, by the split that they are for; None: drawn for each document."""
 
 
 def find_both(sources: Sequence[str | Path], validation_sources: Sequence[str | Path]) -> Found:
@@ -177,7 +171,11 @@ def plan_shards(
 
 def finish_set(out: Path, plans: list[ShardPlan], facts: dict[str, Any]) -> ShardManifest:
     shards = tuple(Shard.model_validate(read_json(plan.folder / "shard.json")) for plan in plans)
-    splits = {split: total_parts(shard.parts[split] for shard in shards) for split in SHARD_SPLITS}
+    splits = {}
+    for split in SHARD_SPLITS:
+        parts = [shard.parts[split] for shard in shards]
+        totals = {name: sum(getattr(part, name) for part in parts) for name in SplitTotals.model_fields}
+        splits[split] = SplitTotals(**totals)
     if splits["train"].documents == 0:
         raise InputError("no document is left for training: every text is empty or went to validation")
     if splits["validation"].documents == 0 and facts["options"].validation_fraction > 0:
@@ -198,11 +196,6 @@ def finish_set(out: Path, plans: list[ShardPlan], facts: dict[str, Any]) -> Shar
             shutil.rmtree(folder)  # of an unfinished call with other sources or options
     shutil.rmtree(out / ".locks")
     return manifest
-
-
-def total_parts(parts: Iterable[ShardPart]) -> SplitTotals:
-    listed = list(parts)
-    return SplitTotals(**{name: sum(getattr(part, name) for part in listed) for name in SplitTotals.model_fields})
 
 
 @contextmanager
@@ -266,8 +259,8 @@ def tokenize_missing(
 def choose_engine(engine: Engine | None, workers: int | None, num_shards: int) -> Engine:
     """Where shards are made. On this machine a single worker is this process: its tokenizer is loaded already."""
     # Where TOKENIZERS_PARALLELISM turns the threads of `tokenizers` off, there is a worker for each core.
-    has_threads = os.environ.get("TOKENIZERS_PARALLELISM", "true").lower() not in THREADS_OFF
-    cores = CORES_PER_WORKER if has_threads else 1
+    switch = os.environ.get("TOKENIZERS_PARALLELISM", "true").lower()
+    cores = 1 if switch in ("", "off", "false", "f", "no", "n", "0") else CORES_PER_WORKER
     if engine is not None and engine.kind == "ray":
         return engine.model_copy(update={"workers": workers, "device": "cpu", "devices_per_worker": cores})
     number = min(num_shards, workers or num_cores() // cores)

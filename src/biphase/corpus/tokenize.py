@@ -84,7 +84,12 @@ class TextEncoder:
     """Whether a text may be cut before a letter that begins a line, and its parts be encoded alone."""
 
 
-def make_text_encoder(backend: "Tokenizer") -> TextEncoder:
+ENCODERS: dict[str, TextEncoder] = {}
+"""The encoder of this process, by the hash of its tokenizer: loading one takes as long as a few MB of text."""
+
+
+def keep_encoder(hash: str, backend: "Tokenizer") -> None:
+    """Use a tokenizer that is loaded already, in this process."""
     backend.encode_special_tokens = True  # a document that spells out `<|mask|>` holds these letters, not the token
     lines = ["a\n", "b", "B.\n\n", "b ,\r\n", "é \n", "b\t\n \n", "c12\n", "the\n"]
 
@@ -92,25 +97,8 @@ def make_text_encoder(backend: "Tokenizer") -> TextEncoder:
         return backend.encode(text, add_special_tokens=False).ids
 
     cuts = all(ids(first + then) == ids(first) + ids(then) for first in lines if first != "b" for then in lines)
-    return TextEncoder(backend, cuts)
-
-
-ENCODERS: dict[str, TextEncoder] = {}
-"""The encoder of this process, by the hash of its tokenizer: loading one takes as long as a few MB of text."""
-
-
-def find_encoder(tokenizer_file: str, hash: str) -> TextEncoder:
-    from tokenizers import Tokenizer
-
-    if hash not in ENCODERS:
-        keep_encoder(hash, Tokenizer.from_file(tokenizer_file))
-    return ENCODERS[hash]
-
-
-def keep_encoder(hash: str, backend: "Tokenizer") -> None:
-    """Use a tokenizer that is loaded already, in this process."""
     ENCODERS.clear()
-    ENCODERS[hash] = make_text_encoder(backend)
+    ENCODERS[hash] = TextEncoder(backend, cuts)
 
 
 # One shard
@@ -124,8 +112,12 @@ def tokenize_unit(plan: ShardPlan, tokenizer_file: str, tokenizer_hash: str, out
     lock = Path(out) / ".locks" / plan.folder.name
     with tell_full_disk(out), locked(lock, wait=True):
         if not plan.is_done:
+            if tokenizer_hash not in ENCODERS:
+                from tokenizers import Tokenizer
+
+                keep_encoder(tokenizer_hash, Tokenizer.from_file(tokenizer_file))
             threads = int(os.environ.get("RAYON_NUM_THREADS") or num_cores())
-            tokenize_shard(plan, find_encoder(tokenizer_file, tokenizer_hash), threads)
+            tokenize_shard(plan, ENCODERS[tokenizer_hash], threads)
 
 
 @dataclass(frozen=True)

@@ -39,12 +39,6 @@ def failure_path(folder: Path, unit: Unit) -> Path:
     return folder / "failed" / f"{plain}.json"
 
 
-def keep_failure(folder: Path, unit: Unit, failure: Failure) -> None:
-    path = failure_path(folder, unit)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, asdict(failure))
-
-
 def read_failures(folder: Path) -> list[Failure]:
     """What failed last time in a folder that units worked on."""
     return [read_json_as(path, Failure) for path in sorted((folder / "failed").glob("*.json"))]
@@ -134,7 +128,9 @@ def run_batch(
                 on_done(unit)
                 continue
             failures.append(Failure(unit.name, outcome.error, outcome.traceback))
-            keep_failure(folder, unit, failures[-1])
+            path = failure_path(folder, unit)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_json(path, asdict(failures[-1]))
             if not failures[-1].is_blocked:
                 progress.say(f"{unit.name}: {outcome.error}")
     return failures

@@ -9,9 +9,10 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -21,6 +22,7 @@ from pydantic import model_validator
 
 from biphase.config import Count, PositiveCount, Strict
 from biphase.console import err, silence
+from biphase.engine.units import Outcome
 from biphase.errors import BusyError, InputError, StoppedError
 from biphase.machine import num_cores, prepare_process, visible_gpus
 
@@ -50,15 +52,11 @@ class Engine(Strict):
     one."""
 
     @model_validator(mode="after")
-    def devices_are_whole(self) -> "Engine":
+    def makes_sense(self) -> "Engine":
         if self.workers_per_gpu > 1 and self.devices_per_worker > 1:
             raise ValueError(
                 "workers either share a GPU or have several: leave workers_per_gpu or devices_per_worker at 1"
             )
-        return self
-
-    @model_validator(mode="after")
-    def ray_has_workers(self) -> "Engine":
         if self.kind == "ray" and self.workers == 0:
             raise ValueError("workers is 0: only the local engine runs units in this process; use 1 or more")
         if self.kind == "local" and self.address is not None:
@@ -68,35 +66,11 @@ class Engine(Strict):
 
 # What a worker says
 
-
-@dataclass(frozen=True)
-class WorkerMessage:
-    """What a worker says: that it is ready (all empty), how far a unit is, what came of it, or why the worker ends."""
-
-    value: Any = None
-    error: str | None = None
-    traceback: str = ""
-    seconds: float | None = None
-    """How long the unit took; None when nobody measured it, because the worker died."""
-    is_progress: bool = False
-    """Whether the unit goes on, and `value` is what it says of its progress."""
-    is_busy: bool = False
-    """Whether another process is at what the unit makes."""
-    is_last: bool = False
-    """Whether the worker ends."""
-
+Message = tuple[Literal["ready", "progress", "over", "ended"], Any]
+"""`ready`; `progress` and what a unit says of it; `over` and the unit's outcome; `ended` and the outcome, after which
+the worker is gone. The outcomes are without the unit's name."""
 
 listener: ContextVar[Callable[[Any], None]] = ContextVar("listener")
-
-
-@contextmanager
-def listening(told: Callable[[Any], None]) -> Iterator[None]:
-    """Inside the block, what a unit says of its progress goes to `told`."""
-    token = listener.set(told)
-    try:
-        yield
-    finally:
-        listener.reset(token)
 
 
 def report_progress(value: Any) -> None:
@@ -104,20 +78,24 @@ def report_progress(value: Any) -> None:
     listener.get(lambda _: None)(value)
 
 
-def attempt(function: Callable[..., Any], arguments: dict[str, Any]) -> WorkerMessage:
-    """Call a unit's function. Only `StoppedError` and `KeyboardInterrupt` pass."""
+def attempt(call: Callable[[], Any], told: Callable[[Any], None]) -> Message:
+    """Do what a unit does; what it says of its progress goes to `told`. Only `StoppedError` and `KeyboardInterrupt`
+    pass. Any error but one of input ends the worker."""
     started = time.perf_counter()
-    value, error, trace, is_last, is_busy = None, None, "", False, False
+    token = listener.set(told)
     try:
-        value = function(**arguments)
+        value = call()
     except StoppedError:
         raise
     except (Exception, SystemExit) as problem:  # whatever a unit may raise is what came of it
-        error = describe_error(problem)
-        is_last, is_busy = not isinstance(problem, InputError), isinstance(problem, BusyError)
-        trace = "".join(traceback.format_exception(problem))
-    seconds = time.perf_counter() - started
-    return WorkerMessage(value, error, trace, seconds, is_busy=is_busy, is_last=is_last)
+        seconds = time.perf_counter() - started
+        is_busy = isinstance(problem, BusyError)
+        error = None if is_busy else describe_error(problem)
+        outcome = Outcome("", None, error, seconds, "".join(traceback.format_exception(problem)), is_busy)
+        return ("over" if isinstance(problem, InputError) else "ended"), outcome
+    finally:
+        listener.reset(token)
+    return "over", Outcome("", value, None, time.perf_counter() - started)
 
 
 def describe_error(error: BaseException) -> str:
@@ -138,37 +116,29 @@ def describe_error(error: BaseException) -> str:
 # Where units run
 
 
-class Worker(Protocol):
-    """A worker that units can be sent to."""
+class Pool(Protocol):
+    """Workers that units can be sent to, each by the number of its place."""
 
-    def send(self, payload: bytes) -> None:
+    limit: int
+    """How many there may be at a time, in the places from 0 to `limit` - 1."""
+
+    def start(self, number: int) -> None: ...
+
+    def send(self, number: int, payload: bytes) -> None:
         """Hand it a unit: function and arguments, pickled."""
         ...
 
-    def receive(self) -> WorkerMessage:
-        """What it says next; how it ended, if it did. Waits."""
+    def listen(self) -> Iterator[tuple[int, Message]]:
+        """What workers have said, or how they ended, after a second at most."""
         ...
 
-
-class Pool(Protocol):
-    """Where workers come from."""
-
-    limit: int
-    """How many there may be at a time."""
-
-    def start(self, number: int) -> Worker:
-        """A new worker in the place `number`, from 0 to `limit` - 1."""
-        ...
-
-    def wait(self, workers: list[Any]) -> list[Any]:
-        """Those of the workers that have said something, or ended, after a second at most."""
-        ...
-
-    def end(self, workers: list[Any]) -> None:
+    def end(self, numbers: list[int]) -> None:
         """Ask workers to end, give them time to save their state, then kill them."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """End all that are left."""
+        ...
 
 
 # Worker processes
@@ -183,17 +153,29 @@ START = (
 class WorkerProcess:
     """A worker process, with a pipe to it. It leads a process group: Ctrl-C passes it by, and its children end with it.
 
-    Not `multiprocessing`'s: that one would run the main script again in each worker, with our environment.
+    Not `multiprocessing`'s: that one would run the main script again in each worker, with our environment. On a cluster
+    it is the process of a Ray actor, which gives its methods threads, so that `stop` is heard while `receive` waits:
+    units have the main thread, their own signals and a clean death.
     """
 
-    def __init__(self, environment: dict[str, str], paths: Sequence[str]) -> None:
+    def __init__(self, threads: int, gpus: str | None) -> None:
+        """
+        Args:
+            gpus: what it finds in CUDA_VISIBLE_DEVICES; None: the same as this process.
+        """
+        variables = dict.fromkeys(THREAD_VARIABLES, str(max(1, threads)))
+        if gpus is not None:
+            variables["CUDA_VISIBLE_DEVICES"] = gpus
+        paths = sys.path
+        if ray := sys.modules.get("ray"):  # its own vendored packages must not hide those of the user
+            paths = [path for path in paths if not Path(path).is_relative_to(Path(str(ray.__file__)).parent)]
         self.connection, theirs = Pipe()
         with theirs:
             number = theirs.fileno()
             self.popen = subprocess.Popen(
                 [sys.executable, "-P", "-c", START, str(number), str(os.getpid()), *paths],
                 stdin=subprocess.DEVNULL,
-                env=environment,
+                env=os.environ | variables,
                 pass_fds=[number],
                 process_group=0,
             )
@@ -202,26 +184,29 @@ class WorkerProcess:
         with suppress(BrokenPipeError, ConnectionResetError):  # `receive` tells that it is gone
             self.connection.send_bytes(payload)
 
-    def receive(self) -> WorkerMessage:
-        return pickle.loads(self.receive_bytes())
-
-    def receive_bytes(self) -> bytes:
+    def receive(self) -> bytes:
         """Its next message, pickled; how it ended, if it did. Waits."""
         # Its children may hold the pipe open after its end, so that the end of the pipe is not enough to know.
-        while not self.connection.poll(1.0):
-            if self.popen.poll() is not None and not self.connection.poll():
-                return pickle.dumps(self.last_message())
+        with suppress(EOFError, OSError):
+            while self.popen.poll() is None or self.connection.poll():
+                if self.connection.poll(1.0):
+                    return self.connection.recv_bytes()
         try:
-            return self.connection.recv_bytes()
-        except (EOFError, OSError):
-            return pickle.dumps(self.last_message())
-
-    def last_message(self) -> WorkerMessage:
-        try:
-            self.popen.wait(GRACE_SECONDS)
+            code = self.popen.wait(GRACE_SECONDS)
         except subprocess.TimeoutExpired:
             self.signal_group(signal.SIGKILL)
-        return WorkerMessage(error=describe_exit(self.popen.wait()), is_last=True)
+            code = self.popen.wait()
+        error = f"worker ended with exit code {code}"
+        if code < 0:
+            names = {number.value: f", {number.name}" for number in signal.Signals}
+            memory = "; out of memory?" if -code == signal.SIGKILL else ""
+            error = f"worker was killed (signal {-code}{names.get(-code, '')}{memory})"
+        return pickle.dumps(("ended", Outcome("", None, error, 0.0, worker_died=True)))
+
+    def stop(self) -> None:
+        """End it from inside of an actor, whose lines nobody reads."""
+        silence()
+        end_processes([self])
 
     def signal_group(self, number: int) -> None:
         """Send a signal to the worker and all that it started, as far as they are left."""
@@ -229,15 +214,7 @@ class WorkerProcess:
             os.killpg(self.popen.pid, number)
 
 
-def describe_exit(code: int) -> str:
-    if code >= 0:
-        return f"worker ended with exit code {code}"
-    names = {number.value: f", {number.name}" for number in signal.Signals}
-    memory = "; out of memory?" if -code == signal.SIGKILL else ""
-    return f"worker was killed (signal {-code}{names.get(-code, '')}{memory})"
-
-
-def end_processes(processes: Sequence[WorkerProcess], tell: Callable[[str], None]) -> None:
+def end_processes(processes: Sequence[WorkerProcess]) -> None:
     """Ask them to end, wait, kill what they leave behind; a Ctrl-C meanwhile kills at once."""
     started, told = time.monotonic(), False
     try:
@@ -248,7 +225,8 @@ def end_processes(processes: Sequence[WorkerProcess], tell: Callable[[str], None
             if waited > GRACE_SECONDS:
                 break
             if waited > 1 and not told:
-                tell(f"waiting up to {GRACE_SECONDS:.0f} s for {left} workers to save their state; Ctrl-C kills them")
+                line = f"waiting up to {GRACE_SECONDS:.0f} s for {left} workers to save their state; Ctrl-C kills them"
+                err.print(line, markup=False)
                 told = True
             time.sleep(0.01)
     finally:
@@ -272,33 +250,32 @@ class LocalPool:
         places = len(self.gpus) or num_cores()
         per_place = engine.workers_per_gpu if self.gpus else 1
         self.limit = min(engine.workers or max(1, per_place * places // engine.devices_per_worker), num_units)
+        self.processes: dict[int, WorkerProcess] = {}
 
-    def environment(self, number: int) -> dict[str, str]:
-        """What a worker finds in its environment: its share of the cores, its GPU."""
-        threads = share_threads(num_cores() // self.limit)
-        if self.gpus:
-            first = number * self.gpus_each % (len(self.gpus) // self.gpus_each * self.gpus_each)
-            own = ",".join(self.gpus[first : first + self.gpus_each])
-            return {**os.environ, **threads, "CUDA_VISIBLE_DEVICES": own}
-        return {**os.environ, **threads, **({"CUDA_VISIBLE_DEVICES": ""} if self.hides_gpus else {})}
+    def choose_gpus(self, number: int) -> str | None:
+        """What the worker in a place finds in CUDA_VISIBLE_DEVICES; None: the same as this process."""
+        if not self.gpus:
+            return "" if self.hides_gpus else None
+        first = number * self.gpus_each % (len(self.gpus) // self.gpus_each * self.gpus_each)
+        return ",".join(self.gpus[first : first + self.gpus_each])
 
-    def start(self, number: int) -> WorkerProcess:
-        return WorkerProcess(self.environment(number), sys.path)
+    def start(self, number: int) -> None:
+        self.processes[number] = WorkerProcess(num_cores() // self.limit, self.choose_gpus(number))
 
-    def wait(self, workers: list[WorkerProcess]) -> list[WorkerProcess]:
-        heard = wait([worker.connection for worker in workers], timeout=1.0)
-        return [worker for worker in workers if worker.connection in heard or worker.popen.poll() is not None]
+    def send(self, number: int, payload: bytes) -> None:
+        self.processes[number].send(payload)
 
-    def end(self, workers: list[WorkerProcess]) -> None:
-        end_processes(workers, lambda line: err.print(line, markup=False))
+    def listen(self) -> Iterator[tuple[int, Message]]:
+        heard = wait([process.connection for process in self.processes.values()], timeout=1.0)
+        for number, process in list(self.processes.items()):
+            if process.connection in heard or process.popen.poll() is not None:
+                yield number, pickle.loads(process.receive())
+
+    def end(self, numbers: list[int]) -> None:
+        end_processes([self.processes.pop(number) for number in numbers])
 
     def close(self) -> None:
-        pass
-
-
-def share_threads(threads: int) -> dict[str, str]:
-    """Must stand in the environment before PyTorch is loaded."""
-    return dict.fromkeys(THREAD_VARIABLES, str(max(1, threads)))
+        self.end(list(self.processes))
 
 
 # Inside a worker
@@ -311,35 +288,32 @@ def serve(number: int, parent: int) -> None:
     prepare_process()
     silence()
     with suppress(EOFError, ConnectionResetError, BrokenPipeError), Connection(number) as connection:
-        message = WorkerMessage()
-        with listening(lambda value: connection.send_bytes(pickle.dumps(WorkerMessage(value, is_progress=True)))):
-            while True:
-                connection.send_bytes(pickle_message(message))
-                if message.is_last:
-                    return
-                message = answer_request(connection.recv_bytes())
-
-
-def answer_request(payload: bytes) -> WorkerMessage:
-    started = time.perf_counter()
-    try:
-        return attempt(load_and_call, {"payload": payload})
-    except StoppedError as stop:
-        return WorkerMessage(error=str(stop), seconds=time.perf_counter() - started, is_last=True)
+        message: Message = ("ready", None)
+        while True:
+            try:
+                data = pickle.dumps(message)
+            except Exception as error:  # whatever the value's own code raises
+                kind, outcome = message
+                problem = f"its value, of type {type(outcome.value).__name__}, cannot be sent: {describe_error(error)}"
+                data = pickle.dumps((kind, replace(outcome, value=None, error=problem)))
+            connection.send_bytes(data)
+            if message[0] == "ended":
+                return
+            payload = connection.recv_bytes()
+            started = time.perf_counter()
+            try:
+                message = attempt(
+                    partial(load_and_call, payload),
+                    lambda value: connection.send_bytes(pickle.dumps(("progress", value))),
+                )
+            except StoppedError as stop:
+                message = "ended", Outcome("", None, str(stop), time.perf_counter() - started)
 
 
 def load_and_call(payload: bytes) -> Any:
     """Loading imports the function's module, so it may fail as the function may. The bytes are from the parent."""
     function, arguments = pickle.loads(payload)
     return function(**arguments)
-
-
-def pickle_message(message: WorkerMessage) -> bytes:
-    try:
-        return pickle.dumps(message)
-    except Exception as error:  # whatever the value's own code raises
-        problem = f"its value, of type {type(message.value).__name__}, cannot be sent: {describe_error(error)}"
-        return pickle.dumps(replace(message, value=None, error=problem, traceback=""))
 
 
 def end_with_parent(parent: int) -> None:

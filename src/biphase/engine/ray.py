@@ -1,7 +1,6 @@
-"""The workers of a Ray cluster, each a process of its own beside an actor."""
+"""The workers of a Ray cluster, each the process of an actor."""
 
 import logging
-import os
 import pickle
 import signal
 import socket
@@ -9,73 +8,31 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from textwrap import shorten
 from typing import Any
 
-from biphase.engine.local import GRACE_SECONDS, Engine, WorkerMessage, WorkerProcess, end_processes, share_threads
+from biphase.engine.local import GRACE_SECONDS, Engine, Message, WorkerProcess
+from biphase.engine.units import Outcome
 from biphase.errors import InputError
 
-
-class RayActor:
-    """A Ray actor that holds one worker process: units get the main thread, their own signals and a clean death.
-
-    Its methods run beside each other, in threads, so that `stop` is heard while `receive` waits.
-    """
-
-    def __init__(self, environment: dict[str, str]) -> None:
-        import ray
-
-        theirs = Path(ray.__file__).parent  # Ray's own vendored packages must not hide those of the user
-        paths = [path for path in sys.path if not Path(path).is_relative_to(theirs)]
-        self.process = WorkerProcess({**os.environ, **environment}, paths)
-
-    def run(self, payload: bytes) -> bytes:
-        self.process.send(payload)
-        return self.process.receive_bytes()
-
-    def receive(self) -> bytes:
-        return self.process.receive_bytes()
-
-    def stop(self) -> None:
-        end_processes([self.process], lambda line: None)
-
-
-class RayWorker:
-    """A `RayActor` as the scheduler sees it, with the call to it that is under way."""
-
-    def __init__(self, actor: Any) -> None:
-        self.actor = actor
-        self.pending = actor.receive.remote()
-        self.answers = False
-
-    def send(self, payload: bytes) -> None:
-        self.pending = self.actor.run.remote(payload)
-
-    def receive(self) -> WorkerMessage:
-        import ray
-
-        pending, self.pending = self.pending, None
-        try:
-            message: WorkerMessage = pickle.loads(ray.get(pending))  # from a worker that this run started
-        except ray.exceptions.RayError as error:
-            self.answers = False
-            lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-            text = lines[0] if len(lines) == 1 else f"{lines[0]} {lines[-1]}"
-            return WorkerMessage(error=f"worker was lost: {shorten(text, 300)}", traceback=str(error), is_last=True)
-        self.answers = True
-        if message.is_progress:
-            self.pending = self.actor.receive.remote()
-        return message
+JOIN_SECONDS = 60.0
+"""Until an address that does not answer is given up."""
 
 
 class RayPool:
     """Workers on a Ray cluster: joined, or started on this machine for this run."""
 
     def __init__(self, engine: Engine, num_units: int) -> None:
-        ray = import_ray()
+        try:
+            import ray
+        except ImportError:
+            raise InputError("the engine is ray, but Ray is not installed: pip install 'biphase[cluster]'") from None
         self.is_ours = not ray.is_initialized()
+        self.actors: dict[int, Any] = {}
+        self.pending: dict[int, Any] = {}
+        """The call for the next message of each worker that has one to give."""
+        self.answering: set[int] = set()
         if self.is_ours:
             connect_ray(engine.address)
         try:
@@ -84,56 +41,67 @@ class RayPool:
         except BaseException:  # Ctrl-C too: a cluster that was started here must not stay behind
             self.close()
             raise
-        hidden = {"CUDA_VISIBLE_DEVICES": ""} if engine.device == "cpu" else {}
-        self.environment = {**share_threads(cpus), **hidden}
-        self.actor = ray.remote(RayActor).options(num_cpus=cpus, num_gpus=gpus, max_restarts=0, max_concurrency=2)
+        self.arguments = cpus, "" if engine.device == "cpu" else None
+        self.actor = ray.remote(WorkerProcess).options(num_cpus=cpus, num_gpus=gpus, max_restarts=0, max_concurrency=2)
 
-    def start(self, number: int) -> RayWorker:
-        return RayWorker(self.actor.remote(self.environment))
+    def start(self, number: int) -> None:
+        self.actors[number] = self.actor.remote(*self.arguments)
+        self.pending[number] = self.actors[number].receive.remote()
 
-    def wait(self, workers: list[RayWorker]) -> list[RayWorker]:
+    def send(self, number: int, payload: bytes) -> None:
+        self.actors[number].send.remote(payload)
+        self.pending[number] = self.actors[number].receive.remote()
+
+    def listen(self) -> Iterator[tuple[int, Message]]:
         import ray
 
-        pending = {worker.pending: worker for worker in workers if worker.pending is not None}
-        if not pending:  # all are idle, until a postponed unit is tried again
+        if not self.pending:  # all are idle, until a postponed unit is tried again
             time.sleep(1.0)
-            return []
-        heard, _ = ray.wait(list(pending), num_returns=1, timeout=1.0)
-        return [pending[reference] for reference in heard]
+            return
+        heard, _ = ray.wait(list(self.pending.values()), num_returns=1, timeout=1.0)
+        for number in [number for number, call in self.pending.items() if call in heard]:
+            try:
+                message: Message = pickle.loads(
+                    ray.get(self.pending.pop(number))
+                )  # from a worker that this run started
+            except ray.exceptions.RayError as error:
+                self.answering.discard(number)
+                lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+                text = lines[0] if len(lines) == 1 else f"{lines[0]} {lines[-1]}"
+                lost = f"worker was lost: {shorten(text, 300)}"
+                yield number, ("ended", Outcome("", None, lost, 0.0, str(error), worker_died=True))
+                continue
+            self.answering.add(number)
+            if message[0] == "progress":
+                self.pending[number] = self.actors[number].receive.remote()
+            yield number, message
 
-    def end(self, workers: list[RayWorker]) -> None:
+    def end(self, numbers: list[int]) -> None:
         import ray
 
+        actors = [self.actors.pop(number) for number in numbers]
         try:
-            stopping = [worker.actor.stop.remote() for worker in workers if worker.answers]
+            stopping = [actor.stop.remote() for actor, n in zip(actors, numbers, strict=True) if n in self.answering]
             if stopping:
                 ray.wait(stopping, num_returns=len(stopping), timeout=GRACE_SECONDS + 5)
         finally:
-            for worker in workers:
-                ray.kill(worker.actor)
+            for number, actor in zip(numbers, actors, strict=True):
+                ray.kill(actor)
+                self.pending.pop(number, None)
+                self.answering.discard(number)
 
     def close(self) -> None:
         import ray
 
-        if self.is_ours:
-            ray.shutdown()
-
-
-JOIN_SECONDS = 60.0
-"""Until an address that does not answer is given up."""
-
-JOIN = "import sys, ray; ray.init(sys.argv[1], log_to_driver=False, logging_level=40, include_dashboard=False)"
-
-
-def import_ray() -> Any:
-    try:
-        import ray
-    except ImportError:
-        raise InputError("the engine is ray, but Ray is not installed: pip install 'biphase[cluster]'") from None
-    return ray
+        try:
+            self.end(list(self.actors))
+        finally:
+            if self.is_ours:
+                ray.shutdown()
 
 
 def connect_ray(address: str | None) -> None:
+    """Raises `InputError` when there is no cluster at the address, or when it does not answer."""
     import ray
 
     host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
@@ -143,7 +111,22 @@ def connect_ray(address: str | None) -> None:
         except OSError as error:
             raise InputError(f"no Ray cluster at '{address}': {error.strerror or error}") from None
     if address is not None:
-        try_to_join(address)
+        # Join in a process that can be ended first: where something listens but does not answer as a cluster, Ray
+        # tries for minutes, in code that no signal interrupts.
+        join = "import sys, ray; ray.init(sys.argv[1], log_to_driver=False, logging_level=40, include_dashboard=False)"
+        problem = ""
+        try:
+            command = [sys.executable, "-P", "-c", join, address]
+            subprocess.run(command, capture_output=True, text=True, timeout=JOIN_SECONDS, check=True)
+        except subprocess.TimeoutExpired:
+            problem = f"no answer within {JOIN_SECONDS:.0f} s"
+        except subprocess.CalledProcessError as error:
+            problem = (error.stderr.strip().splitlines() or [f"exit code {error.returncode}"])[-1]
+        if problem:
+            raise InputError(
+                f"no Ray cluster at '{address}': {shorten(problem, 300)}; is it of the same version of Ray, and "
+                "RAY_AUTH_TOKEN its token, where it wants one?"
+            )
     before = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
@@ -152,23 +135,6 @@ def connect_ray(address: str | None) -> None:
         raise InputError(f"no Ray cluster at '{address}': {problem}" if address else f"Ray: {problem}") from None
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, before)  # `ray.init` put its own in its place
-
-
-def try_to_join(address: str) -> None:
-    """Join in a process that can be ended: where something listens but does not answer as a cluster, Ray tries for
-    minutes, in code that no signal interrupts. Raises `InputError` then, and for whatever Ray says."""
-    command = [sys.executable, "-P", "-c", JOIN, address]
-    try:
-        subprocess.run(command, capture_output=True, text=True, timeout=JOIN_SECONDS, check=True)
-        return
-    except subprocess.TimeoutExpired:
-        problem = f"no answer within {JOIN_SECONDS:.0f} s"
-    except subprocess.CalledProcessError as error:
-        problem = (error.stderr.strip().splitlines() or [f"exit code {error.returncode}"])[-1]
-    raise InputError(
-        f"no Ray cluster at '{address}': {shorten(problem, 300)}; is it of the same version of Ray, and RAY_AUTH_TOKEN "
-        "its token, where it wants one?"
-    )
 
 
 def share_nodes(nodes: Sequence[dict[str, float]], engine: Engine, num_units: int) -> tuple[int, int, float]:

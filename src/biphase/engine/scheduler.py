@@ -11,11 +11,11 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from biphase.engine.local import Engine, LocalPool, Pool, Worker, WorkerMessage, attempt, listening
+from biphase.engine.local import Engine, LocalPool, Pool, attempt
 from biphase.engine.ray import RayPool
 from biphase.engine.units import Outcome, Unit, UnitQueue
 from biphase.errors import InputError, StoppedError
@@ -27,12 +27,12 @@ Listener = Callable[[str, Any], None]
 """Called with a unit's name and what it says on the way (`local.report_progress`)."""
 
 
-def ignore_progress(name: str, value: Any) -> None:
-    pass
-
-
 def run_units(
-    units: Iterable[Unit], engine: Engine, *, waits_for_busy: bool = False, on_progress: Listener = ignore_progress
+    units: Iterable[Unit],
+    engine: Engine,
+    *,
+    waits_for_busy: bool = False,
+    on_progress: Listener = lambda name, value: None,
 ) -> Generator[Outcome, None, None]:
     """The outcomes of all units, as they end. Closing the generator ends the workers.
 
@@ -69,100 +69,21 @@ def run_here(queue: UnitQueue, on_progress: Listener) -> Generator[Outcome, None
     while queue.num_left:
         unit = queue.take(affinity)
         if unit is None:
-            assert queue.postponed, "units are left, but none of them is ready"
-            time.sleep(queue.seconds_to_next())
+            queue.sleep()
             continue
         affinity = unit.affinity
-        with listening(partial(on_progress, unit.name)):
-            message = attempt(unit.function, unit.arguments)
-        yield from queue.settle(outcome_of(unit, message, 0.0, 1))
-
-
-def outcome_of(unit: Unit, message: WorkerMessage, seconds: float, num_running: int) -> Outcome:
-    """
-    Args:
-        seconds: how long it took as seen from here, for a worker that died.
-        num_running: how many units were under way.
-    """
-    return Outcome(
-        unit.name,
-        message.value,
-        None if message.is_busy else message.error,
-        seconds if message.seconds is None else message.seconds,
-        message.traceback,
-        is_busy=message.is_busy,
-        worker_died=message.seconds is None,
-        num_running=num_running,
-    )
+        _, outcome = attempt(partial(unit.function, **unit.arguments), partial(on_progress, unit.name))
+        yield from queue.settle(replace(outcome, name=unit.name))
 
 
 @dataclass
-class WorkerState:
-    """What the scheduler knows of a worker: its place in the pool, what it is at, since when, and what it had last."""
+class Worker:
+    """What is known of a worker: what it is at, since when, and what it had last."""
 
-    number: int
     is_ready: bool = False
     unit: Unit | None = None
     affinity: str = ""
     since: float = 0.0
-
-
-class Scheduler:
-    """Hands the units of a queue to the workers of a pool."""
-
-    def __init__(self, queue: UnitQueue, pool: Pool, on_progress: Listener) -> None:
-        self.queue, self.pool, self.on_progress = queue, pool, on_progress
-        self.workers: dict[Worker, WorkerState] = {}
-        self.failed_starts = 0
-
-    def start_missing(self) -> None:
-        """Start workers for the ready units that no idle or starting one will take."""
-        self.queue.readmit()
-        taken = {state.number for state in self.workers.values()}
-        free = [number for number in range(self.pool.limit) if number not in taken]
-        needed = self.queue.num_ready - sum(state.unit is None for state in self.workers.values())
-        for number in free[: max(needed, 0)]:
-            self.workers[self.pool.start(number)] = WorkerState(number)
-
-    def hand_out(self) -> None:
-        for worker, state in self.workers.items():
-            if state.is_ready and state.unit is None:
-                state.unit = self.queue.take(state.affinity)
-                if state.unit is None:
-                    return
-                state.affinity, state.since = state.unit.affinity, time.monotonic()
-                worker.send(pickle.dumps((state.unit.function, state.unit.arguments)))
-
-    def collect(self) -> list[Outcome]:
-        """Wait for a second, or until a worker says something or ends; returns what is over by that."""
-        if not self.workers:
-            assert self.queue.postponed, "units are left, but none of them is ready or under way"
-            time.sleep(min(1.0, self.queue.seconds_to_next()))
-        over = []
-        for worker in self.pool.wait(list(self.workers)):
-            state, message = self.workers[worker], worker.receive()
-            if message.is_progress:
-                if state.unit is not None:
-                    self.on_progress(state.unit.name, message.value)
-                continue
-            if state.unit is not None:
-                num_running = sum(other.unit is not None for other in self.workers.values())
-                seconds = time.monotonic() - state.since
-                over += self.queue.settle(outcome_of(state.unit, message, seconds, num_running))
-                state.unit = None
-            elif not state.is_ready:
-                self.note_start(state, message)
-            if message.is_last:
-                del self.workers[worker]
-                self.queue.release(state.affinity)
-                self.pool.end([worker])
-        return over
-
-    def note_start(self, state: WorkerState, message: WorkerMessage) -> None:
-        state.is_ready = not message.is_last
-        self.failed_starts = 0 if state.is_ready else self.failed_starts + 1
-        if self.failed_starts == START_ATTEMPTS:
-            raise InputError(f"workers do not start: {message.error}")
 
 
 def run_in_workers(queue: UnitQueue, engine: Engine, on_progress: Listener) -> Generator[Outcome, None, None]:
@@ -170,19 +91,61 @@ def run_in_workers(queue: UnitQueue, engine: Engine, on_progress: Listener) -> G
         return
     with sigterm_stops():
         pool: Pool = RayPool(engine, queue.num_left) if engine.kind == "ray" else LocalPool(engine, queue.num_left)
-        scheduler = Scheduler(queue, pool, on_progress)
         try:
-            while queue.num_left:
-                scheduler.start_missing()
-                scheduler.hand_out()
-                over = scheduler.collect()
-                scheduler.hand_out()  # before the caller takes its time with the outcomes
-                yield from over
+            yield from schedule(queue, pool, on_progress)
         finally:
-            try:
-                pool.end(list(scheduler.workers))
-            finally:
-                pool.close()
+            pool.close()
+
+
+def schedule(queue: UnitQueue, pool: Pool, on_progress: Listener) -> Iterator[Outcome]:
+    workers: dict[int, Worker] = {}
+    failed_starts = 0
+    while queue.num_left:
+        # 1. Start workers for the ready units that no idle or starting one will take.
+        queue.readmit()
+        needed = queue.num_ready - sum(worker.unit is None for worker in workers.values())
+        free = [number for number in range(pool.limit) if number not in workers]
+        for number in free[: max(needed, 0)]:
+            pool.start(number)
+            workers[number] = Worker()
+        hand_out(queue, pool, workers)
+        if not workers:
+            queue.sleep()
+        # 2. Hear what they say: how far a unit is, what came of it, that they are ready, that they end.
+        over: list[Outcome] = []
+        for number, (kind, said) in pool.listen():
+            worker = workers[number]
+            if kind == "progress":
+                if worker.unit is not None:
+                    on_progress(worker.unit.name, said)
+                continue
+            if worker.unit is not None:
+                num_running = sum(other.unit is not None for other in workers.values())
+                seconds = time.monotonic() - worker.since if said.worker_died else said.seconds
+                over += queue.settle(replace(said, name=worker.unit.name, seconds=seconds, num_running=num_running))
+                worker.unit = None
+            elif not worker.is_ready:
+                worker.is_ready = kind == "ready"
+                failed_starts = 0 if worker.is_ready else failed_starts + 1
+                if failed_starts == START_ATTEMPTS:
+                    raise InputError(f"workers do not start: {said.error}")
+            if kind == "ended":
+                del workers[number]
+                queue.holders[worker.affinity] -= 1
+                pool.end([number])
+        hand_out(queue, pool, workers)  # before the caller takes its time with the outcomes
+        yield from over
+
+
+def hand_out(queue: UnitQueue, pool: Pool, workers: dict[int, Worker]) -> None:
+    """Give the idle workers a unit each, as long as there are some."""
+    for number, worker in workers.items():
+        if worker.is_ready and worker.unit is None:
+            worker.unit = queue.take(worker.affinity)
+            if worker.unit is None:
+                return
+            worker.affinity, worker.since = worker.unit.affinity, time.monotonic()
+            pool.send(number, pickle.dumps((worker.unit.function, worker.unit.arguments)))
 
 
 @contextmanager

@@ -74,6 +74,7 @@ class UnitQueue:
         self.dependents: dict[str, list[str]] = defaultdict(list)
         self.groups: dict[int, dict[str, deque[Unit]]] = defaultdict(dict)
         self.holders: Counter[str] = Counter()
+        """How many workers had a unit of an affinity last."""
         self.postponed: deque[tuple[float, Unit]] = deque()
         if len(self.units) < len(units):
             raise ValueError(f"two units are named '{Counter(unit.name for unit in units).most_common(1)[0][0]}'")
@@ -98,37 +99,30 @@ class UnitQueue:
             return None
         chain = max(self.groups)
         groups = self.groups[chain]
-        affinity = last if last and last in groups else self.choose_affinity(groups)
+        affinity: str | None = last
+        if not last or last not in groups:
+            affinity = next((name for name in groups if not name or self.holders[name] <= 0), None)
+        if affinity is None:  # workers are at all of them, so these are few
+            affinity = max(groups, key=lambda name: len(groups[name]))
         unit = groups[affinity].popleft()
         if not groups[affinity]:
             del groups[affinity]
         if not groups:
             del self.groups[chain]
         self.num_ready -= 1
-        self.release(last)
+        self.holders[last] -= 1
         self.holders[unit.affinity] += 1
         return unit
-
-    def choose_affinity(self, groups: dict[str, deque[Unit]]) -> str:
-        held = []
-        for affinity in groups:
-            if not affinity or self.holders[affinity] <= 0:
-                return affinity
-            held.append(affinity)
-        return max(held, key=lambda affinity: len(groups[affinity]))
-
-    def release(self, affinity: str) -> None:
-        """A worker of this affinity turned to another one, or is gone."""
-        self.holders[affinity] -= 1
 
     def readmit(self) -> None:
         """Make the postponed units ready whose time has come."""
         while self.postponed and self.postponed[0][0] <= time.monotonic():
             self.add(self.postponed.popleft()[1])
 
-    def seconds_to_next(self) -> float:
-        """How long until a postponed unit is ready again; 0 where there is none."""
-        return max(0.0, self.postponed[0][0] - time.monotonic()) if self.postponed else 0.0
+    def sleep(self) -> None:
+        """Wait for a second, or until a postponed unit is ready again, when nothing is ready or under way."""
+        assert self.postponed, "units are left, but none of them is ready or under way"
+        time.sleep(min(1.0, max(0.0, self.postponed[0][0] - time.monotonic())))
 
     def settle(self, outcome: Outcome) -> list[Outcome]:
         """What is over by this outcome: the unit, and when it failed, all that waited for it, as blocked. After a unit

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from biphase.engine.batch import Failure, run_batch
 from biphase.engine.local import Engine
@@ -18,7 +19,7 @@ from biphase.finetuning.cells import CellPlan, DataDirs, find_task_sources, plan
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.models import find_folder, identify, stamp_files
 from biphase.finetuning.scores import Score, read_score
-from biphase.finetuning.units import absolute_model, encode_unit, fit_unit, precision_unit
+from biphase.run import split_reference
 from biphase.tasks.sources import absolute_dir
 from biphase.tasks.spec import find_task
 
@@ -65,7 +66,15 @@ def plan_grid(grid: Grid) -> list[SharedTraining]:
 
     Raises `InputError` for an unknown task, a model or data that are not there, and for what is named twice.
     """
-    check_values(grid)
+    names = tuple(find_task(task).name for task in grid.tasks)
+    values = {"model": grid.models, "task": names, "rate": grid.learning_rates, "seed": grid.seeds}
+    for what, given in values.items():
+        twice = next((value for value in given if given.count(value) > 1), None)
+        if twice is not None:
+            raise InputError(f"{what} {twice} is named twice")
+    wrong = next((rate for rate in grid.learning_rates if not 0 < rate < math.inf), None)
+    if wrong is not None:
+        raise InputError(f"learning rate {wrong} must be above 0 and finite")
     sources = {task: find_task_sources(task, grid.data_dirs) for task in grid.tasks}
     groups: dict[str, list[str]] = {}
     for task in grid.tasks:
@@ -89,18 +98,6 @@ def plan_grid(grid: Grid) -> list[SharedTraining]:
                     SharedTraining(model, tuple(plan_cell(identity, *sources[task], config) for task in tasks))
                 )
     return trainings
-
-
-def check_values(grid: Grid) -> None:
-    names = tuple(find_task(task).name for task in grid.tasks)
-    values = {"model": grid.models, "task": names, "rate": grid.learning_rates, "seed": grid.seeds}
-    for what, given in values.items():
-        twice = next((value for value in given if given.count(value) > 1), None)
-        if twice is not None:
-            raise InputError(f"{what} {twice} is named twice")
-    wrong = next((rate for rate in grid.learning_rates if not 0 < rate < math.inf), None)
-    if wrong is not None:
-        raise InputError(f"learning rate {wrong} must be above 0 and finite")
 
 
 def missing_trainings(trainings: Iterable[SharedTraining], out: Path) -> list[SharedTraining]:
@@ -148,60 +145,50 @@ def run_grid(grid: Grid, trainings: Sequence[SharedTraining], engine: Engine) ->
 def grid_units(grid: Grid, trainings: Sequence[SharedTraining]) -> list[Unit]:
     """A unit for each training, after one for each (model, task) that turns the task's texts into token ids.
 
-    Trainings on one task take time by the size of their model's weights.
+    Trainings on one task take time by the size of their model's weights. Arguments are absolute: a worker may stand in
+    another folder.
     """
-    weights = {model: count_weights(model) for model in {training.model for training in trainings}}
+    given: dict[str, str] = {}  # how the user named a task: by its name, or by its file
+    for task in grid.tasks:
+        is_file = Path(task).suffix in (".yaml", ".yml")
+        given[find_task(task).name] = str(Path(task).resolve()) if is_file else task
+    absolute: dict[str, str] = {}
+    weights: dict[str, float] = {}  # bytes
+    for model in {training.model for training in trainings}:
+        path, step = split_reference(model)
+        absolute[model] = str(Path(path).resolve()) + (f"@{step}" if step else "") if Path(path).exists() else model
+        sizes = [size for name, size, _ in stamp_files(find_folder(model)) if name.endswith(".safetensors")]
+        weights[model] = float(sum(sizes))
+    data_dirs = {task: absolute_dir(folder) for task, folder in grid.data_dirs.items()}
     encodings: dict[str, Unit] = {}
     units = []
-    data_dirs = {task: absolute_dir(folder) for task, folder in grid.data_dirs.items()}
     for training in trainings:
-        references = {cell.task.name: reference_of(cell, grid) for cell in training.cells}
-        trained_on = training.cells[0].train.task.name
-        config = training.config.model_dump(mode="json")
-        for task in dict.fromkeys((trained_on, *references)):
-            name = f"encode {task} for {training.model}"
-            if name not in encodings:
-                arguments = {
-                    "model": absolute_model(training.model),
-                    "task": references.get(task, task),
-                    "config": config,
-                    "data_dirs": data_dirs,
-                }
-                encodings[name] = Unit(name, encode_unit, arguments, affinity=training.model, size=0)
-        arguments = {
-            "model": absolute_model(training.model),
-            "label": training.model,
-            "tasks": list(references.values()),
-            "config": config,
-            "out": str(grid.out.resolve()),
+        model, trained_on = training.model, training.cells[0].train.task.name
+        shared = {
+            "model": absolute[model],
+            "config": training.config.model_dump(mode="json"),
             "data_dirs": data_dirs,
         }
-        needs = tuple(f"encode {task} for {training.model}" for task in dict.fromkeys((trained_on, *references)))
+        tasks = [cell.task.name for cell in training.cells]
+        needs = {f"encode {task} for {model}": given.get(task, task) for task in (trained_on, *tasks)}
+        for name, task in needs.items():
+            if name not in encodings:
+                encodings[name] = Unit(name, encode_unit, shared | {"task": task}, affinity=model, size=0)
+        fitting = {"label": model, "tasks": [given[task] for task in tasks], "out": str(grid.out.resolve())}
         units.append(
             Unit(
                 training.name,
                 fit_unit,
-                arguments,
-                affinity=f"{training.model} {trained_on}",
-                needs=needs,
+                shared | fitting,
+                affinity=f"{model} {trained_on}",
+                needs=tuple(needs),
                 kind=trained_on,
-                cost=weights[training.model],
+                cost=weights[model],
                 size=len(training.cells),
                 file=training.cells[0].folder(grid.out).name,
             )
         )
     return [*encodings.values(), *units]
-
-
-def count_weights(model: str) -> float:
-    """Bytes of a model's weights."""
-    return float(sum(size for path, size, _ in stamp_files(find_folder(model)) if path.endswith(".safetensors")))
-
-
-def reference_of(cell: CellPlan, grid: Grid) -> str:
-    """How the user named the task of a cell: by its name or by its file."""
-    given = next(task for task in grid.tasks if find_task(task).name == cell.task.name)
-    return str(Path(given).resolve()) if Path(given).suffix in (".yaml", ".yml") else given
 
 
 def estimate_seconds(trainings: Sequence[SharedTraining], finished: Sequence[Score]) -> tuple[float, int]:
@@ -222,3 +209,29 @@ def estimate_seconds(trainings: Sequence[SharedTraining], finished: Sequence[Sco
         else:
             num_unknown += 1
     return total, num_unknown
+
+
+# What a worker does. PyTorch is loaded there only
+
+
+def precision_unit(config: dict[str, Any]) -> str:
+    return resolve_precision(FinetuneConfig.model_validate(config)).precision
+
+
+def encode_unit(model: str, task: str, config: dict[str, Any], data_dirs: dict[str, str]) -> list[str]:
+    from biphase.finetuning.encoders import check_length, load_encoder
+    from biphase.finetuning.encoding_cache import load_encoded
+
+    encoder, settings = load_encoder(model), FinetuneConfig.model_validate(config)
+    check_length(encoder, settings)
+    load_encoded(find_task_sources(task, data_dirs)[1], encoder.tokenizer, settings)
+    return []
+
+
+def fit_unit(
+    model: str, label: str, tasks: list[str], config: dict[str, Any], out: str, data_dirs: dict[str, str]
+) -> list[str]:
+    from biphase.finetuning.fit import fit_cells
+
+    scores = fit_cells(model, tasks, FinetuneConfig.model_validate(config), Path(out), data_dirs, label)
+    return [score.headline() for score in scores]

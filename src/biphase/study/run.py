@@ -26,7 +26,6 @@ from biphase.study.folder import (
     trained_folder,
 )
 from biphase.study.plan import Plan
-from biphase.study.trunks import PlannedRun
 from biphase.study.units import score_unit, train_unit
 from biphase.tasks.sources import absolute_dir
 
@@ -58,9 +57,10 @@ def run_study(
     left = []
     for unit in everything.values():
         if unit.name not in done:
-            cost = (
-                unit.cost * share_left(plan.runs[unit.arguments["run"]], folder) if unit.kind == TRAINING else unit.cost
-            )
+            cost = unit.cost
+            if unit.kind == TRAINING:  # of the steps left, or of one, where only a checkpoint is to be made
+                run = plan.runs[unit.arguments["run"]]
+                cost *= max(run.steps - logged_steps(folder, run.name), 1) / run.steps
             left.append(replace(unit, needs=tuple(set(unit.needs) - done), cost=cost))
     return run_batch(
         left,
@@ -72,11 +72,6 @@ def run_study(
         waits_for_busy=True,
         on_done=clean_up,
     )
-
-
-def share_left(run: PlannedRun, folder: StudyFolder) -> float:
-    """The share of its steps that a run has yet to train; the smallest one where only a checkpoint is to be made."""
-    return max(run.steps - logged_steps(folder, run.name), 1) / run.steps
 
 
 def find_unit(name: str, units: Mapping[str, Unit], done: Set[str]) -> Unit:
