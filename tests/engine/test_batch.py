@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from biphase.engine.batch import Failure, Forecast, read_failures, run_batch
 from biphase.engine.local import Engine
+from biphase.engine.scheduler import Failure, Forecast, read_failures, run_batch
 from biphase.engine.units import Outcome, Unit
 from biphase.errors import InputError
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from biphase.engine.batch import read_failures
 from biphase.engine.local import Engine
+from biphase.engine.scheduler import read_failures
 from biphase.engine.units import Outcome, Unit
 from biphase.errors import InputError
 from biphase.finetuning import cells, fit

@@ -11,7 +11,7 @@ import pytest
 
 from biphase.cli.study import read_evidence
 from biphase.config import Checkpoints, parse_config
-from biphase.engine import batch, scheduler, units
+from biphase.engine import scheduler, units
 from biphase.engine.local import Engine
 from biphase.errors import BusyError, InputError
 from biphase.files import locked, read_json
@@ -92,7 +92,7 @@ def test_every_unit_is_done_once(plan: Plan, finished: StudyFolder, monkeypatch:
     names = {unit.name for unit in study_units(plan, finished)}
     assert len(names) == len(plan.runs) + len(plan.cells) == 5 + 5 * 4
     assert read_state(plan, finished).done == names
-    monkeypatch.setattr(batch, "run_units", lambda units, *_, **__: iter([]) if not list(units) else pytest.fail())
+    monkeypatch.setattr(scheduler, "run_units", lambda units, *_, **__: iter([]) if not list(units) else pytest.fail())
     assert run_study(plan, finished, HERE) == []
 
 

@@ -13,8 +13,8 @@ from rich.table import Table
 from biphase.config import parse_config
 from biphase.console import duration, err
 from biphase.console import out as console
-from biphase.engine.batch import Failure, read_failures
 from biphase.engine.local import Engine
+from biphase.engine.scheduler import Failure, read_failures
 from biphase.errors import InputError, nearest
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.grid import (

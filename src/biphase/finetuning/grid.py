@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from biphase.engine.batch import Failure, run_batch
 from biphase.engine.local import Engine
-from biphase.engine.scheduler import run_units
+from biphase.engine.scheduler import Failure, run_batch, run_units
 from biphase.engine.units import Unit
 from biphase.errors import InputError
 from biphase.finetuning.cells import CellPlan, DataDirs, find_task_sources, plan_cell, resolve_precision

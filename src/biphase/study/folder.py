@@ -14,12 +14,12 @@ from typing import Any
 
 import yaml
 
-from biphase.engine.batch import Failure, read_failures
+from biphase.engine.scheduler import Failure, read_failures
 from biphase.errors import InputError
 from biphase.files import content_hash, read_json, write_text
 from biphase.finetuning.config import PLACEMENT, PROTOCOL, FinetuneConfig, settle_config
 from biphase.finetuning.models import identify
-from biphase.finetuning.scores import Score, ScoreSet, read_scores
+from biphase.finetuning.scores import ScoreSet, read_scores
 from biphase.run import Run, open_run, read_metrics, whole_steps
 from biphase.study.plan import Checkpoint, Plan, StudyCell
 from biphase.study.spec import Study
@@ -144,7 +144,9 @@ def read_state(plan: Plan, folder: StudyFolder) -> StudyState:
         asked = set().union(*keys.values())
         found, current, seen = read_scores(folder.scores(model.name)), [], set[ScoreKey]()
         for score in found.scores:
-            own = keys_of_score(score)
+            # It may have been asked for with its precision, or with whatever the machine has units for.
+            configs = (score.config, score.config.model_copy(update={"precision": "auto"}))
+            own = {score_key(score.task, config) for config in configs}
             if (score.model_hash, score.protocol) == (fingerprint.hash, PROTOCOL) and own & asked:
                 current.append(score)
                 seen |= own
@@ -165,13 +167,6 @@ def keys_of_cell(cell: StudyCell, max_length: int) -> set[ScoreKey]:
     """
     tasks = [find_task(task) for task in cell.evaluates]
     return {score_key(task.name, settle_config(cell.config, task, max_length)) for task in tasks}
-
-
-def keys_of_score(score: Score) -> set[ScoreKey]:
-    """The keys under which a study may have asked for a score: with its precision, or with whatever the machine has
-    units for."""
-    configs = (score.config, score.config.model_copy(update={"precision": "auto"}))
-    return {score_key(score.task, config) for config in configs}
 
 
 @cache

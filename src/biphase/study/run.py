@@ -9,8 +9,8 @@ from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any
 
-from biphase.engine.batch import Failure, run_batch
 from biphase.engine.local import Engine
+from biphase.engine.scheduler import Failure, run_batch
 from biphase.engine.units import Unit
 from biphase.errors import InputError
 from biphase.run import drop_step, open_run
