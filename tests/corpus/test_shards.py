@@ -138,6 +138,22 @@ def test_a_ray_cluster_makes_the_same_set(made: Path, tokenizer_folder: Path, tm
     (Path("corpus") / "bad.jsonl").unlink()
 
 
+@pytest.mark.parametrize("name", ["tokenizer", "token_bytes.npy", "shards"])
+def test_nothing_is_written_through_a_link(name: str, made: Path, tokenizer_folder: Path, tmp_path: Path) -> None:
+    theirs = tmp_path / "theirs"
+    if name == "token_bytes.npy":
+        theirs.write_text("theirs")
+    else:
+        save_tokenizer(load_tokenizer(tokenizer_folder), theirs)
+    before = {path.name: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / name).symlink_to(theirs)
+    with pytest.raises(InputError, match=f"{name} is a link"):
+        prepare([made.parent / "corpus"], tokenizer_folder, tmp_path / "out", workers=1)
+    after = {path.name: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert {key: after[key] for key in before} == before
+
+
 def test_workers_are_few_and_large(monkeypatch) -> None:
     def num_workers(num_files: int, cores: int) -> int:
         monkeypatch.setattr(prepare_module, "num_cores", lambda: cores)

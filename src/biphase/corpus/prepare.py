@@ -100,6 +100,9 @@ def prepare(
         facts = known_facts(tokenizer, found, options)
         if (out / "manifest.json").exists():
             return check_same_set(out, facts)
+        for name in ("tokenizer", "token_bytes.npy", "shards"):
+            if (out / name).is_symlink():
+                raise InputError(f"{out / name} is a link, through which nothing is written; remove it")
         save_tokenizer(tokenizer, out / "tokenizer")
         np.save(out / "token_bytes.npy", token_byte_lengths(tokenizer))
         plans = [plan for split, group in found for plan in plan_shards(out, group, split, options, facts)]

@@ -1,6 +1,7 @@
 """The workers of a Ray cluster, each the process of an actor."""
 
 import logging
+import os
 import pickle
 import signal
 import socket
@@ -101,9 +102,14 @@ class RayPool:
 
 
 def connect_ray(address: str | None) -> None:
-    """Raises `InputError` when there is no cluster at the address, or when it does not answer."""
+    """Join the cluster at an address (else at `RAY_ADDRESS`), or start one of this machine alone.
+
+    Ray left to itself would join any cluster whose address file it finds, another user's too. Raises `InputError` when
+    there is no cluster at the address, or when it does not answer.
+    """
     import ray
 
+    address = address or os.environ.get("RAY_ADDRESS")
     host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
     if colon and port.isdecimal():  # Ray itself tries for minutes
         try:
@@ -129,7 +135,7 @@ def connect_ray(address: str | None) -> None:
             )
     before = signal.getsignal(signal.SIGTERM)
     try:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
+        ray.init(address=address or "local", log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
     except (ConnectionError, RuntimeError, ValueError, ImportError) as error:
         problem = " ".join(str(error).split())
         raise InputError(f"no Ray cluster at '{address}': {problem}" if address else f"Ray: {problem}") from None

@@ -52,6 +52,7 @@ def write_report(
     commands: Sequence[str] = (),
     missing: Sequence[str] = (),
     losses: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
+    files: Mapping[str, str] | None = None,
 ) -> Path:
     """Write `tables/`, `figures/` and `index.html` into the folder `out`; returns the page.
 
@@ -68,6 +69,7 @@ def write_report(
         commands: that make these results again, in their order.
         missing: lines that say what else is not here.
         losses: run → records of its metrics.jsonl, for the loss curves.
+        files: name → text of what stands beside the page.
     """
     if not results.results:
         raise InputError("there is no finished score to report on yet")
@@ -95,6 +97,8 @@ def write_report(
             checks=check_averages(results),
         )
         write_text(folder / "index.html", html)
+        for name, text in (files or {}).items():
+            write_text(folder / name, text)
     return out / "index.html"
 
 

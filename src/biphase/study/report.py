@@ -1,6 +1,7 @@
 """A study's folder, finished or not → the report on it."""
 
 import csv
+import io
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -31,7 +32,7 @@ def report_study(plan: Plan, place: StudyFolder, out: Path, commands: Sequence[s
         picture = Path(folder) / "plan.svg"
         draw_plan(plan, picture)
         svg = picture.read_text(encoding="utf-8")
-    page = write_report(
+    return write_report(
         results,
         out,
         title=plan.study.title or f"The study {plan.study.name}",
@@ -48,12 +49,11 @@ def report_study(plan: Plan, place: StudyFolder, out: Path, commands: Sequence[s
             for name, run in plan.runs.items()
             if is_trained(place, run)
         },
+        files={"scores.csv": list_cells(scores)},
     )
-    write_cells(scores, page.parent / "scores.csv")
-    return page
 
 
-def write_cells(scores: dict[str, ScoreSet], path: Path) -> None:
+def list_cells(scores: dict[str, ScoreSet]) -> str:
     """Every cell as it was measured: a row for each model, task, rate and seed, in shares; empty where it diverged."""
     rows = [
         (model, score)
@@ -65,16 +65,17 @@ def write_cells(scores: dict[str, ScoreSet], path: Path) -> None:
         for split in score.metrics:
             names |= {(split, metric) for metric in score.metrics[split]}
     columns = sorted(names)
-    with open(path, "w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        labels = [f"{split} {metric}" for split, metric in columns]
-        writer.writerow(["model", "task", "learning_rate", "seed", "metric", "steps", "seconds", *labels])
-        for model, score in rows:
-            values = [score.metrics.get(split, {}).get(metric) for split, metric in columns]
-            shown = ["" if value is None else f"{value:.6f}" for value in values]
-            config, seconds = score.config, round(sum(score.seconds.values()), 1)
-            own = [model, score.task, config.learning_rate, config.seed, score.metric, score.num_steps, seconds]
-            writer.writerow([*own, *shown])
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    labels = [f"{split} {metric}" for split, metric in columns]
+    writer.writerow(["model", "task", "learning_rate", "seed", "metric", "steps", "seconds", *labels])
+    for model, score in rows:
+        values = [score.metrics.get(split, {}).get(metric) for split, metric in columns]
+        shown = ["" if value is None else f"{value:.6f}" for value in values]
+        config, seconds = score.config, round(sum(score.seconds.values()), 1)
+        own = [model, score.task, config.learning_rate, config.seed, score.metric, score.num_steps, seconds]
+        writer.writerow([*own, *shown])
+    return file.getvalue()
 
 
 def list_costs(plan: Plan, place: StudyFolder, scores: dict[str, ScoreSet]) -> list[dict[str, object]]:
