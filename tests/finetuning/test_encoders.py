@@ -19,6 +19,7 @@ from transformers import (
 )
 
 from biphase.errors import InputError
+from biphase.files import file_hash
 from biphase.finetuning import models as identity_module
 from biphase.finetuning.encoders import load_encoder
 from biphase.finetuning.fit import fit_cell
@@ -95,3 +96,18 @@ def test_what_lacks_is_named_without_loading(model_folder: Path, tmp_path: Path)
     (folder / "config.json").write_text("{")
     with pytest.raises(InputError, match="cannot read a model configuration"):
         identify(str(folder))
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])
+def test_a_damaged_checkpoint_is_no_model(name: str, model_folder: Path, tmp_path: Path) -> None:
+    """One flipped bit would give other scores, under a name of their own."""
+    model = tmp_path / "runs" / "run" / "steps" / "10" / "model"
+    shutil.copytree(model_folder, model)
+    files = {f"model/{path.name}": file_hash(path) for path in model.iterdir()}
+    (model.parent / "manifest.json").write_text(json.dumps({"files": files}))
+    assert identify(str(model)).hash == identify(str(model_folder)).hash
+    content = bytearray((model / name).read_bytes())
+    content[len(content) // 2] ^= 1
+    (model / name).write_bytes(content)
+    with pytest.raises(InputError, match=rf"{name} is not as it was written"):
+        identify(str(model))

@@ -14,7 +14,7 @@ from biphase.config import Checkpoints, parse_config
 from biphase.engine import scheduler, units
 from biphase.engine.local import Engine
 from biphase.errors import BusyError, InputError
-from biphase.files import locked, read_json
+from biphase.files import file_hash, locked, read_json
 from biphase.finetuning.config import PROTOCOL
 from biphase.run import Run
 from biphase.study import run as study_run
@@ -195,6 +195,12 @@ def test_scores_of_other_weights_do_not_count(plan: Plan, finished: StudyFolder,
     model = next(model for model in plan.models if model.name == "tiny-mlm40-12")
     config = trained_folder(place, "tiny-mlm40-12") / "steps" / "12" / "model" / "config.json"
     config.write_text(config.read_text() + " ")
+    with pytest.raises(InputError, match=r"config\.json is not as it was written"):
+        read_state(plan, place)
+    manifest = config.parents[1] / "manifest.json"  # as if it had been trained anew
+    content = json.loads(manifest.read_text())
+    content["files"]["model/config.json"] = file_hash(config)
+    manifest.write_text(json.dumps(content))
     assert len(read_state(plan, place).scores[model.name].scores) == 0
 
 

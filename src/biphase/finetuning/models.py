@@ -13,11 +13,11 @@ from typing import Any
 from biphase.corpus.tokenizer import TOKENIZER_FILES
 from biphase.errors import InputError
 from biphase.files import content_hash, file_hash, read_json_as
-from biphase.hub import fetch_model, refuse_pickles
+from biphase.hub import INDEX, fetch_model, refuse_pickles
 from biphase.run import find_model
 
 IDENTIFYING_FILES = (
-    *("config.json", "*.safetensors"),
+    *("config.json", "*.safetensors", INDEX),
     *("tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "*.model", "vocab*", "merges*"),
 )
 
@@ -77,7 +77,17 @@ def stamp_files(folder: Path) -> FileStamps:
 
 @lru_cache
 def hash_files(stamps: FileStamps) -> str:
-    return content_hash([[Path(path).name, file_hash(Path(path))] for path, _, _ in stamps])
+    """One hash of all these files. Raises `InputError` where one of a checkpoint of ours is not as it was written."""
+    hashes = {Path(path): file_hash(Path(path)) for path, _, _ in stamps}
+    folder = next(iter(hashes)).parent
+    if folder.name == "model" and (folder.parent / "manifest.json").exists():
+        written = read_json_as(folder.parent / "manifest.json", dict[str, Any]).get("files")
+        for path, digest in hashes.items():
+            if not isinstance(written, dict) or written.get(f"model/{path.name}") != digest:
+                raise InputError(
+                    f"checkpoint {folder.parent} is damaged: {path} is not as it was written; rerun its run"
+                )
+    return content_hash([[path.name, digest] for path, digest in hashes.items()])
 
 
 def read_model_config(folder: Path) -> Any:
