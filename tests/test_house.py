@@ -1,6 +1,7 @@
 """How the house is built: the order of the folders is the path of the data, and what can do without torch does."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections import defaultdict
@@ -184,3 +185,15 @@ def test_modules_can_be_read(path: Path) -> None:
         if isinstance(node, ast.FunctionDef):
             assert (node.end_lineno or 0) - node.lineno < 60, f"{node.name} is long: it has more than one job"
     assert text.count("\n") <= 400, "is this one room or two?"
+
+
+def test_the_map_names_every_room() -> None:
+    """A newcomer finds each file in docs/path_of_data.md, and nothing there that is gone."""
+    text = (SOURCE.parents[1] / "docs" / "path_of_data.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`(?:[a-z_]+/)*([a-z_0-9]+\.py|[a-z_]+/)`", text))
+    files = {path.name: path for path in MODULES if not path.name.startswith("__")}
+    folders = {f"{path.parent.name}/" for path in MODULES}
+    for name, path in files.items():
+        assert {name, f"{path.parent.name}/"} & named, f"docs/path_of_data.md does not name {path.relative_to(SOURCE)}"
+    gone = {name for name in named if name not in files | dict.fromkeys(folders) and name != "test_house.py"}
+    assert not gone, f"docs/path_of_data.md names {sorted(gone)}, which are not here"

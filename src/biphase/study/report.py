@@ -49,11 +49,11 @@ def report_study(plan: Plan, place: StudyFolder, out: Path, commands: Sequence[s
             for name, run in plan.runs.items()
             if is_trained(place, run)
         },
-        files={"scores.csv": list_cells(scores)},
+        files={"scores.csv": cells_csv(scores)},
     )
 
 
-def list_cells(scores: dict[str, ScoreSet]) -> str:
+def cells_csv(scores: dict[str, ScoreSet]) -> str:
     """Every cell as it was measured: a row for each model, task, rate and seed, in shares; empty where it diverged."""
     rows = [
         (model, score)
