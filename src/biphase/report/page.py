@@ -79,16 +79,12 @@ def write_report(
     with own_folder(out, "report") as folder:
         write_tables(tables, folder / "tables")
         figures, lacking = draw_figures(results, folder / "figures", losses)
-        pictures = []
-        for name, *about in figures:
-            svg = (folder / "figures" / f"{name}.svg").read_text(encoding="utf-8")
-            pictures.append((name, *about, inline_svg(svg, name)))
         html = render(
             title=title,
             question=question,
             facts=describe_results(results),
             verdicts=verdicts,
-            figures=pictures,
+            figures=[(name, *about, figure_svg(folder, name)) for name, *about in figures],
             groups=group_tables(tables),
             plan=None if plan_svg is None else inline_svg(plan_svg, "plan"),
             costs=list(costs or ()),
@@ -100,6 +96,10 @@ def write_report(
         for name, text in (files or {}).items():
             write_text(folder / name, text)
     return out / "index.html"
+
+
+def figure_svg(folder: Path, name: str) -> Markup:
+    return inline_svg((folder / "figures" / f"{name}.svg").read_text(encoding="utf-8"), name)
 
 
 def render(**parts: Any) -> str:
