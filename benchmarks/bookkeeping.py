@@ -80,6 +80,8 @@ def write_run(path: Path, last: int, steps: list[int], config: dict[str, Any]) -
     import yaml
     from safetensors.numpy import save
 
+    from biphase.files import file_hash
+
     for step in steps:
         model = path / "steps" / str(step) / "model"
         model.mkdir(parents=True)
@@ -87,7 +89,8 @@ def write_run(path: Path, last: int, steps: list[int], config: dict[str, Any]) -
         (model / "tokenizer.json").write_text("{}")
         weights = np.frombuffer(f"{path.name}@{step}".encode(), dtype=np.uint8)
         (model / "model.safetensors").write_bytes(save({"weight": weights}))
-        (path / "steps" / str(step) / "manifest.json").write_text("{}")
+        files = {f"model/{file.name}": file_hash(file) for file in model.iterdir()}
+        (path / "steps" / str(step) / "manifest.json").write_text(json.dumps({"files": files}))
     (path / "config.yaml").write_text(yaml.safe_dump(config))
     records = [
         {"kind": "train", "step": s, "objective": "clm", "loss": 9 / (1 + s)} for s in range(1, last, last // 50)
