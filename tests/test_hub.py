@@ -78,3 +78,18 @@ def test_an_index_names_safetensors_of_its_own_folder_only(index: object, said: 
     (tmp_path / INDEX).write_text(json.dumps(index))
     with pytest.raises(InputError, match=said):
         refuse_pickles(tmp_path)
+
+
+def test_no_way_to_load_weights_opens_what_an_index_names_elsewhere(tmp_path: Path) -> None:
+    from transformers import LlamaConfig
+
+    from biphase.encoder.load import load_backbone, load_model
+
+    shape = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    LlamaConfig(vocab_size=8, **shape).save_pretrained(tmp_path)
+    (tmp_path / "part.safetensors").touch()
+    (tmp_path / "pytorch_model.bin").touch()
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"a": "pytorch_model.bin"}}))
+    for load in (load_model, load_backbone):
+        with pytest.raises(InputError, match=r"names 'pytorch_model\.bin'"):
+            load(tmp_path)

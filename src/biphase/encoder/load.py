@@ -32,7 +32,7 @@ from biphase.encoder.packed import PaddedBackbone
 from biphase.encoder.presets import PRESETS
 from biphase.encoder.proofs import FOREIGN_ERRORS, check_causality, find_first_position, is_foreign
 from biphase.errors import InputError, first_line, nearest
-from biphase.hub import refuse_pickles
+from biphase.hub import INDEX, check_index, refuse_pickles
 
 
 @dataclass(frozen=True)
@@ -151,6 +151,7 @@ def load_weights(
     kind: Any, source: str | Path, config: PretrainedConfig, attention: str = ATTENTION
 ) -> PreTrainedModel:
     """`kind.from_pretrained` in fp32 from safetensors, every weight accounted for."""
+    check_index(Path(source) / INDEX)  # transformers opens whatever it names
     for key, value in config.to_dict().items():
         if ("dropout" in key or key.endswith("_pdrop")) and isinstance(value, float):
             setattr(config, key, 0.0)  # pretraining uses none (Table 1)
