@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from biphase.report.results import AVERAGE, ReportArm, Result, ResultSet, measured, missing_cells, with_averages
+from biphase.report.results import AVERAGE, ReportArm, Result, ResultSet, measured, missing_cells, pool, with_averages
 
 CLM = ReportArm("clm", "objective", "1m", "clm", None, 100, 100, 0)
 MLM = ReportArm("mlm", "objective", "1m", "mlm", 40, 100, 0, 100)
@@ -25,6 +25,21 @@ def test_averages_go_seed_by_seed() -> None:
     assert average is not None
     assert average.samples == pytest.approx((0.65, 0.65))
     assert average.half_width == pytest.approx(0)
+
+
+def test_pretrainings_are_pooled() -> None:
+    """Two pretraining seeds with two and three fine-tuning seeds: the interval is over the two means, 0.6 and 0.7."""
+    parts = [
+        measured(CLM, "SC", "a", "standard", scores, {1e-5: scores}, range(len(scores)), [seed] * len(scores))
+        for seed, scores in ((7, (0.5, 0.7)), (8, (0.6, 0.7, 0.8)))
+    ]
+    pooled = pool(parts)
+    assert pooled.samples == (0.5, 0.7, 0.6, 0.7, 0.8) and pooled.num == 5 and pooled.num_pretrainings == 2
+    assert (pooled.seeds, pooled.pretraining_seeds) == ((0, 1, 0, 1, 2), (7, 7, 8, 8, 8))
+    assert pooled.by_rate == {1e-5: pooled.samples}
+    assert pooled.mean == pytest.approx(0.65)
+    assert pooled.half_width == pytest.approx(12.7062 * 0.05, rel=1e-4)  # s/√2 of 0.6 and 0.7, one degree of freedom
+    assert pool(parts[:1]) is parts[0]
 
 
 def test_averages_of_unequal_seeds_are_independent() -> None:

@@ -1,12 +1,13 @@
 """Predictions that were kept beside a score (test.jsonl) → what each test example contributes to it.
 
-Letters: N examples, L labels, C columns of counts, E entities, U words.
+Letters: N examples, S scores, L labels, C columns of counts, E entities, U words.
 """
 
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,42 @@ def read_examples(score: Score) -> ExampleScores:
     if abs(total - stated) > 1e-4:
         raise InputError(f"{path} gives {score.metric} {total:.4f} where score.json says {stated:.4f}; rerun its cell")
     return ExampleScores(content_hash([row["id"] for _, row in rows]), values, statistic)
+
+
+@dataclass(frozen=True)
+class ExampleTable:
+    """What each test example contributes to each of several scores on the same examples."""
+
+    fingerprint: str
+    """That of `ExampleScores`."""
+    values_SN: np.ndarray
+    """The mean of a row is its score; the spread of a row, as of any N values, gives the score's standard error."""
+
+
+@dataclass(frozen=True)
+class KeptExamples:
+    """The predictions that were kept beside scores of one model or recipe on a task; read when first asked for."""
+
+    scores: tuple[Score, ...]
+
+    @cached_property
+    def table(self) -> ExampleTable:
+        """Rows in the order of `scores`. Raises `InputError` as `read_examples`, and where examples differ."""
+        read = [read_examples(score) for score in self.scores]
+        if len({(one.fingerprint, len(one.values)) for one in read}) > 1:
+            raise InputError("the test examples are not the same")
+        return ExampleTable(read[0].fingerprint, np.stack([linearize(one) for one in read]))
+
+
+def linearize(examples: ExampleScores) -> np.ndarray:
+    """[N] values whose mean is the score and whose spread is its noise: the examples' own values where the score is
+    their mean, else the jackknife's pseudo-values (Tukey 1958), moved so that their mean is the score."""
+    if examples.statistic is None:
+        return np.asarray(examples.values, dtype=np.float64)
+    counts_NC = examples.values.astype(np.float64)
+    sums_C = counts_NC.sum(axis=0)
+    without_N = examples.statistic(sums_C - counts_NC)
+    return np.asarray(examples.statistic(sums_C) + (len(counts_NC) - 1) * (without_N.mean() - without_N))
 
 
 PredictionRows = Sequence[tuple[str, Mapping[str, Any]]]

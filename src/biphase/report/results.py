@@ -6,13 +6,14 @@ A result is one cell: an arm (a trained model in its place in a comparison) on a
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 
-from biphase.report.statistics import is_stability_rate, mean_interval
+from biphase.finetuning.predictions import KeptExamples
+from biphase.report.statistics import is_stability_rate, mean_interval, seed_means
 
 Family = Literal["SC", "TC", "QA", "IR"]
 Metric = Literal["standard", "paper"]
@@ -89,19 +90,30 @@ class Result:
     metric: Metric
     mean: float
     half_width: float
-    """Half of the 95 % interval: Student's t over `samples`; where those are not known, the paper's 1.96·s/√num."""
+    """Half of the 95 % interval: Student's t over `samples`, or over their means by pretraining seed where there are
+    several; where samples are not known, the paper's 1.96·s/√num."""
     samples: tuple[float, ...]
     """The score of each seed, in the order of `seeds`; () where only the mean ± is known."""
     by_rate: Mapping[float, tuple[float, ...]] | None
     """Test scores of the seeds at every learning rate, nan where training diverged."""
     num: int
-    """How many fine-tuning seeds."""
+    """How many scores there are: fine-tuning seeds, over all pretraining seeds."""
     seeds: tuple[int, ...] = ()
-    """Which ones `samples` are of."""
+    """The fine-tuning seed of each of `samples`."""
+    pretraining_seeds: tuple[int, ...] = ()
+    """The pretraining seed of each of `samples`; () where all are of one pretraining."""
+    examples: KeptExamples | None = field(default=None, repr=False, compare=False)
+    """What the test examples contribute to each of `samples`, read when first needed; None where it is not known."""
+    cells: tuple["Result", ...] = field(default=(), repr=False, compare=False)
+    """What an average is the mean of: results on datasets, where these were measured."""
+
+    @property
+    def num_pretrainings(self) -> int:
+        return len(set(self.pretraining_seeds)) or 1
 
     @property
     def std(self) -> float:
-        """The standard deviation over seeds (n-1). A published half-width of 0.00 counts as 0.005."""
+        """The standard deviation of all samples (n-1). A published half-width of 0.00 counts as 0.005."""
         if self.samples:
             return float(np.std(self.samples, ddof=1)) if self.num > 1 else math.nan
         return max(self.half_width, PUBLISHED_DIGIT / 2) * math.sqrt(self.num) / NORMAL_QUANTILE
@@ -175,12 +187,18 @@ def measured(
     samples: Sequence[float],
     by_rate: Mapping[float, Sequence[float]] | None = None,
     seeds: Sequence[int] | None = None,
+    pretraining_seeds: Sequence[int] = (),
+    examples: KeptExamples | None = None,
 ) -> Result:
-    """The result of a finished study: mean and Student's interval over the seeds' test scores at the chosen rate.
+    """The result of a finished study: mean and Student's interval over the seeds' test scores at the chosen rate; over
+    the means of pretraining seeds, where there are several.
 
-    Seeds are 0, 1, … unless given.
+    Each sample is the score of one fine-tuning seed of one pretraining seed. Fine-tuning seeds are 0, 1, … unless
+    given; `pretraining_seeds` has one for each sample, or none where the arm was pretrained once. `examples` are the
+    kept predictions behind the samples, in the same order. Results of an arm that was pretrained several times are
+    made one by one and then joined by `pool`.
     """
-    interval = mean_interval(samples)
+    interval = mean_interval(seed_means(samples, pretraining_seeds))
     return Result(
         arm=arm,
         family=family,
@@ -190,8 +208,34 @@ def measured(
         half_width=interval.half_width,
         samples=tuple(samples),
         by_rate=None if by_rate is None else {rate: tuple(by_rate[rate]) for rate in sorted(by_rate)},
-        num=interval.num,
+        num=len(samples),
         seeds=tuple(range(len(samples)) if seeds is None else seeds),
+        pretraining_seeds=tuple(pretraining_seeds),
+        examples=examples,
+    )
+
+
+def pool(results: Sequence[Result]) -> Result:
+    """The result of an arm on a dataset from those of each of its pretraining seeds, which have `pretraining_seeds`."""
+    first, *rest = results
+    if not rest:
+        return first
+    assert all(len(one.pretraining_seeds) == len(one.samples) > 0 for one in results)
+    tuned = [one.by_rate for one in results]
+    by_rate = None
+    if first.by_rate is not None and all(one is not None and one.keys() == first.by_rate.keys() for one in tuned):
+        by_rate = {rate: [score for one in tuned if one is not None for score in one[rate]] for rate in first.by_rate}
+    kept = [one.examples for one in results]
+    return measured(
+        first.arm,
+        first.family,
+        first.dataset,
+        first.metric,
+        [score for one in results for score in one.samples],
+        by_rate,
+        [seed for one in results for seed in one.seeds],
+        [seed for one in results for seed in one.pretraining_seeds],
+        None if None in kept else KeptExamples(tuple(score for one in kept if one for score in one.scores)),
     )
 
 
@@ -228,9 +272,14 @@ def with_averages(results: Iterable[Result]) -> ResultSet:
 def average(cells: Sequence[Result]) -> Result:
     """The average of an arm over the datasets of a family."""
     first = cells[0]
-    if first.samples and all(cell.seeds == first.seeds for cell in cells):
-        means_S = np.mean([cell.samples for cell in cells], axis=0)
-        return measured(first.arm, first.family, AVERAGE, first.metric, means_S.tolist(), seeds=first.seeds)
+    places = {(cell.seeds, cell.pretraining_seeds) for cell in cells}
+    if first.samples and len(places) == 1:
+        ((seeds, pretraining_seeds),) = places
+        means = np.mean([cell.samples for cell in cells], axis=0).tolist()
+        made = measured(
+            first.arm, first.family, AVERAGE, first.metric, means, seeds=seeds, pretraining_seeds=pretraining_seeds
+        )
+        return replace(made, cells=tuple(cells))
     mean = float(np.mean([cell.mean for cell in cells]))
     error = math.sqrt(sum(cell.std**2 / cell.num for cell in cells)) / len(cells)
     num = min(cell.num for cell in cells)

@@ -8,7 +8,7 @@ Letters: N pairs (seeds or examples), S seeds, R learning rates, C columns of co
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
@@ -76,6 +76,17 @@ def mean_interval(values: ArrayLike, method: Literal["t", "normal"] = "t") -> In
         return Interval(mean, np.nan, 1)
     quantile = stats.t.ppf(TAILS[1], num - 1) if method == "t" else stats.norm.ppf(TAILS[1])
     return Interval(mean, float(quantile * values_N.std(ddof=1) / np.sqrt(num)), num)
+
+
+def seed_means(samples: Sequence[float], pretraining_seeds: Sequence[int]) -> list[float]:
+    """The mean of the samples of each pretraining seed, lowest seed first; the samples themselves where all are of one
+    pretraining: what can be repeated independently, and so what an interval is over."""
+    if len(set(pretraining_seeds)) < 2:
+        return list(samples)
+    by_seed: dict[int, list[float]] = {}
+    for seed, sample in zip(pretraining_seeds, samples, strict=True):
+        by_seed.setdefault(seed, []).append(sample)
+    return [float(np.mean(by_seed[seed])) for seed in sorted(by_seed)]
 
 
 def t_test(mean: float, error: float, degrees: float, size: float) -> Difference:

@@ -3,10 +3,11 @@
 from collections.abc import Iterator
 
 from biphase.errors import InputError
+from biphase.finetuning.predictions import KeptExamples
 from biphase.finetuning.scores import ScoreSet
 from biphase.finetuning.selection import select_rate
 from biphase.paper.published import place_arms
-from biphase.report.results import ReportArm, Result, measured
+from biphase.report.results import ReportArm, Result, measured, pool
 from biphase.report.statistics import mean_interval
 from biphase.study.advise import Evidence
 from biphase.study.cost import Sizes, measure_sizes
@@ -24,21 +25,45 @@ PAPER_METRICS = {"SC": "accuracy", "TC": "paper_f1", "QA": "paper_f1", "IR": "pa
 
 
 def collect_results(plan: Plan, scores: dict[str, ScoreSet]) -> Iterator[Result]:
-    """Every model on every task, by the standard metric and by the paper's, in each of its comparisons."""
+    """Every arm on every task, by the standard metric and by the paper's, in each of its comparisons.
+
+    Models that `arm_of_model` describes alike, by name and all, are one arm that was pretrained several times: their
+    results are pooled, each with the seed of its recipe as pretraining seed.
+    """
     sizes = measure_sizes(plan)
-    arms = place_arms(arm_of_model(plan, model, sizes) for model in plan.models)
-    for arm in arms:
-        found = scores[arm.name]
-        for task in found.tasks:
-            name = next(model for model in found.models if (model, task) in found.cells)
-            family = FAMILY_CODES[find_task(task).family]
-            own = next(iter(found.cells[name, task].values())).metric
-            for kind, metric in (("standard", own), ("paper", PAPER_METRICS[family])):
-                try:
-                    chosen = select_rate(found, name, task, metric)
-                except InputError:
-                    continue  # diverged everywhere: told as missing
-                yield measured(arm, family, task, kind, chosen.test, chosen.test_by_rate, chosen.seeds)  # type: ignore[arg-type]
+    models: dict[ReportArm, list[EvaluatedModel]] = {}
+    for model in plan.models:
+        models.setdefault(arm_of_model(plan, model, sizes), []).append(model)
+    for arm in place_arms(models):
+        found: dict[tuple[str, str], list[Result]] = {}
+        for model in next(some for known, some in models.items() if known.name == arm.name):
+            for result in collect_model(arm, plan.arms[model.arm].recipe.seed, scores[model.name]):
+                found.setdefault((result.dataset, result.metric), []).append(result)
+        yield from map(pool, found.values())
+
+
+def collect_model(arm: ReportArm, pretraining_seed: int, found: ScoreSet) -> Iterator[Result]:
+    """A model's results on every task, by both metrics. Test examples are known for the metric that chose the rate."""
+    for task in found.tasks:
+        name = next(model for model in found.models if (model, task) in found.cells)
+        family = FAMILY_CODES[find_task(task).family]
+        own = next(iter(found.cells[name, task].values())).metric
+        for kind, metric in (("standard", own), ("paper", PAPER_METRICS[family])):
+            try:
+                chosen = select_rate(found, name, task, metric)
+            except InputError:
+                continue  # diverged everywhere: told as missing
+            yield measured(
+                arm,
+                family,  # type: ignore[arg-type]
+                task,
+                kind,  # type: ignore[arg-type]
+                chosen.test,
+                chosen.test_by_rate,
+                chosen.seeds,
+                [pretraining_seed] * chosen.num,
+                KeptExamples(chosen.scores) if metric == own else None,
+            )
 
 
 def compare_curricula(plan: Plan, place: StudyFolder) -> list[Evidence]:
