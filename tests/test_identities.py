@@ -31,11 +31,13 @@ BUNDLED = sorted(name for name, task in task_table().items() if task.bundled)
 
 
 def as_tree(value: Any) -> Any:
-    """Plain data of what a plan holds, by the names of its fields, so that a class may get another name."""
+    """Plain data of what a plan holds, by the names of its fields, so that a class may get another name. A field that
+    stands at its default is left out, so that a class may get a new one."""
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json")
     if is_dataclass(value):
-        return {field.name: as_tree(getattr(value, field.name)) for field in fields(value)}
+        given = {field.name: getattr(value, field.name) for field in fields(value)}
+        return {field.name: as_tree(given[field.name]) for field in fields(value) if given[field.name] != field.default}
     if isinstance(value, dict):
         return {str(key): as_tree(inner) for key, inner in value.items()}
     if isinstance(value, tuple | list):

@@ -683,3 +683,15 @@ def test_ray_runs_units_on_all_nodes_and_outlives_one(deeds: ModuleType, tmp_pat
     finally:
         cluster.shutdown()
         signal.signal(signal.SIGTERM, before)
+
+
+def test_an_earlier_wave_goes_first_where_both_are_ready() -> None:
+    def named(name: str, needs: tuple[str, ...] = (), wave: int = 0) -> Unit:
+        return Unit(name, print, {}, needs=needs, wave=wave)
+
+    queue = UnitQueue([named("b", wave=1), named("b2", ("b",), 1), named("a"), named("a2", ("a",)), named("a3")])
+    taken = []
+    while (unit := queue.take("")) is not None:
+        taken.append(unit.name)
+        queue.settle(Outcome(unit.name, [], None, 1.0))
+    assert taken == ["a", "a3", "a2", "b", "b2"] or taken == ["a", "a2", "a3", "b", "b2"]

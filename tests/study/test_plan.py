@@ -383,3 +383,48 @@ def test_curricula_beyond_the_paper() -> None:
     assert labels["11m-falling-mask-4k"] == ["mlm50", "mlm40", "mlm30", "mlm20"]
     assert labels["11m-mlm40-4k-then-detour-1k"] == ["clm", "mlm40"]
     assert {arm.recipe.num_steps for name, arm in plan.arms.items() if "-then-" not in name} == {4000}
+
+
+def test_pretraining_seeds_are_planned_one_after_the_other() -> None:
+    arms: list[dict[str, Any]] = [
+        {"curricula": ["clm", "50/50"], "budgets": [100]},
+        {"group": "once", "curricula": ["mlm20"], "budgets": [100], "pretraining_seeds": 1},
+    ]
+    study = make_study(arms, "pretraining_seeds={count: 3, order: true}", data={"shards": "shards", "order_seed": 5})
+    plan = plan_study(study)
+    one = plan_study(make_study(arms, data={"shards": "shards", "order_seed": 5}))
+    assert list(plan.arms)[:3] == list(one.arms) and plan.num_seeds == 3 and one.num_seeds == 1
+    assert list(plan.arms)[3:] == [f"1m-{name}-100-seed{seed}" for seed in (1, 2) for name in ("clm", "50-50")]
+    assert plan.of_first_seed.runs == one.runs and plan.of_first_seed.cells == one.cells
+    last = plan.runs["1m-50-50-100-seed2"]
+    assert (last.parent, last.first) == ("1m-clm-100-seed2", 50), "a trunk is shared within a seed"
+    assert (last.recipe.seed, last.recipe.data.order_seed) == (2, 7)
+    assert plan.arms["1m-50-50-100-seed2"].pooled_name == "1m-50-50-100"
+    same_order = plan_study(make_study(arms, "pretraining_seeds=2"))
+    assert {run.recipe.data.order_seed for run in same_order.runs.values()} == {42}
+
+
+def test_seeds_of_a_parent_and_of_intermediate_models() -> None:
+    arms: list[dict[str, Any]] = [
+        {"curricula": ["clm"], "budgets": [100]},
+        {"group": "more", "models": [], "parents": ["1m-clm-100"], "curricula": ["mlm"], "budgets": [40]},
+    ]
+    intermediate = "intermediate=[{arms: [1m-clm-100], steps: [60]}]"
+    plan = plan_study(make_study(arms, "pretraining_seeds=2", intermediate))
+    assert plan.runs["1m-clm-100-mlm-40-seed1"].parent == "1m-clm-100-seed1"
+    on_the_way = [model for model in plan.models if model.kind == "intermediate"]
+    assert [(model.name, model.pooled_name) for model in on_the_way] == [
+        ("1m-clm-100@60", "1m-clm-100@60"),
+        ("1m-clm-100-seed1@60", "1m-clm-100@60"),
+    ]
+    arms[0]["pretraining_seeds"] = 1
+    with pytest.raises(InputError, match="has 2 pretraining seeds and continues '1m-clm-100', which has 1; give arms"):
+        plan_study(make_study(arms, "pretraining_seeds=2"))
+
+
+def test_seeds_that_would_change_nothing_are_refused() -> None:
+    models = [{"name": "given", "model": "somebody/decoder"}]
+    arms: list[dict[str, Any]] = [{"models": ["given"], "curricula": ["clm"], "budgets": [100]}]
+    with pytest.raises(InputError, match="nothing of it is drawn"):
+        plan_study(make_study(arms, f"models={models}", "pretraining_seeds=2"))
+    plan_study(make_study(arms, f"models={models}", "pretraining_seeds={count: 2, order: true}"))

@@ -25,6 +25,7 @@ from biphase.study.folder import (
     claim_study_folder,
     is_trained,
     read_state,
+    seed_progress,
     status,
     train_name,
     trained_folder,
@@ -106,6 +107,33 @@ def test_branches_start_from_the_trunk(plan: Plan, finished: StudyFolder) -> Non
 def test_checkpoints_that_nobody_needs_are_dropped(plan: Plan, finished: StudyFolder) -> None:
     steps = {int(path.name) for path in Run(trained_folder(finished, "tiny-clm-12")).steps.iterdir()}
     assert steps == {12}  # step 6, from which a branch went, and step 7, before the decay, are gone
+
+
+def test_more_pretraining_seeds_train_nothing_anew(plan: Plan, finished: StudyFolder, tmp_path: Path) -> None:
+    """From one pretraining seed to two: what is done counts, the second has weights of its own, one seed at a time."""
+    place = copy_of(finished, tmp_path / "seeds")
+    tree = plan.study.model_dump(mode="json")
+    grown = plan_study(parse_config(Study, tree | {"pretraining_seeds": 2}, origin="grown"))
+    first, second = grown.of_first_seed, [name for name, arm in grown.arms.items() if arm.seed]
+    assert (first.runs, first.models, first.cells) == (plan.runs, plan.models, plan.cells)
+    assert second == [f"{name}-seed1" for name in plan.arms]
+    before = {path: path.stat().st_mtime_ns for path in place.path.rglob("model.safetensors")}
+    done = read_state(grown, place).done
+    assert done == read_state(plan, place).done and seed_progress(grown, read_state(grown, place)) == [
+        "pretraining seed 0: done",
+        "pretraining seed 1: 0 of 25 units",
+    ]
+    assert not run_study(grown, place, HERE)
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert seed_progress(grown, read_state(grown, place)) == ["pretraining seed 0: done", "pretraining seed 1: done"]
+    child = grown.runs["tiny-clm-12-then-mlm40-6-seed1"]
+    assert child.parent == "tiny-clm-12-seed1" and child.recipe.seed == plan.arms["tiny-clm-12"].recipe.seed + 1
+    hashes = {file_hash(path) for path in place.runs.glob("tiny-clm-12-*/steps/12/model/model.safetensors")}
+    assert len(hashes) == 2, "another pretraining seed gives other weights"
+    results = list(collect_results(grown, read_state(grown, place).scores))
+    assert {result.arm.name for result in results} == {
+        r.arm.name for r in collect_results(plan, read_state(plan, finished).scores)
+    }
 
 
 def test_status_of_a_finished_study(plan: Plan, finished: StudyFolder) -> None:

@@ -124,11 +124,12 @@ def study_status_command(study: StudyArgument, overrides: Overrides = None, fold
 
     Example: `biphase study status studies/mini.yaml`
     """
-    from biphase.study.folder import StudyFolder, read_state, status
+    from biphase.study.folder import StudyFolder, read_state, seed_progress, status
 
     plan, path = open_study(study, overrides, folder)
     place = StudyFolder(path)
-    lines, failures = status(plan, place, read_state(plan, place))
+    state = read_state(plan, place)
+    lines, failures = status(plan, place, state)
     table = Table(title=f"{plan.study.name}: {path}")
     for column in ("what", "done", "running", "failed", "of", "one worker needs"):
         table.add_column(column, justify="left" if column == "what" else "right")
@@ -137,6 +138,8 @@ def study_status_command(study: StudyArgument, overrides: Overrides = None, fold
         numbers = (line.done, line.running or "", line.failed or "", line.total)
         table.add_row(line.name, *map(str, numbers), left if line.done < line.total else "")
     out.print(table)
+    for progress in seed_progress(plan, state):
+        out.print(progress)
     own = [failure for failure in failures if not failure.is_blocked]
     for failure in own:
         out.print(f"failed: {failure.unit}: {failure.reason}", markup=False)

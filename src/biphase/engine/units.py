@@ -32,6 +32,8 @@ class Unit:
     """How much work it is, in FLOPs, bytes or seconds, the same for all units of a call; 0 for next to nothing."""
     size: int = 1
     """How many of the things that the progress counts it makes."""
+    wave: int = 0
+    """Units of an earlier wave go first where both are ready, however long the chains behind them."""
     file: str = ""
     """What the record of its failure is called, where its name is not the same in the next call."""
 
@@ -56,10 +58,10 @@ class Outcome:
 class UnitQueue:
     """The units that wait for a worker, and those that wait for other units.
 
-    Ready units stand in groups, by the length of the chain of units that wait for them, then by affinity. A worker
-    takes from the groups of the longest chain: from that of its last affinity, else from the first one that no other
-    worker is at, else from the largest. So a decision looks at as many groups as there are workers, however many units
-    there are.
+    Ready units stand in groups, by wave, by the length of the chain of units that wait for them, then by affinity. A
+    worker takes from the groups of the first wave and its longest chain: from that of its last affinity, else from the
+    first one that no other worker is at, else from the largest. So a decision looks at as many groups as there are
+    workers, however many units there are.
     """
 
     def __init__(self, units: Sequence[Unit], waits_for_busy: bool = False) -> None:
@@ -72,7 +74,8 @@ class UnitQueue:
         self.num_left, self.num_ready = len(units), 0
         self.missing = {unit.name: set(unit.needs) for unit in units}
         self.dependents: dict[str, list[str]] = defaultdict(list)
-        self.groups: dict[int, dict[str, deque[Unit]]] = defaultdict(dict)
+        self.groups: dict[tuple[int, int], dict[str, deque[Unit]]] = defaultdict(dict)
+        """(minus the wave, the length of the chain) → affinity → units; the largest key comes first."""
         self.holders: Counter[str] = Counter()
         """How many workers had a unit of an affinity last."""
         self.postponed: deque[tuple[float, Unit]] = deque()
@@ -89,7 +92,7 @@ class UnitQueue:
                 self.add(unit)
 
     def add(self, unit: Unit) -> None:
-        self.groups[self.chains[unit.name]].setdefault(unit.affinity, deque()).append(unit)
+        self.groups[-unit.wave, self.chains[unit.name]].setdefault(unit.affinity, deque()).append(unit)
         self.num_ready += 1
 
     def take(self, last: str) -> Unit | None:
@@ -97,8 +100,8 @@ class UnitQueue:
         self.readmit()
         if not self.groups:
             return None
-        chain = max(self.groups)
-        groups = self.groups[chain]
+        first = max(self.groups)
+        groups = self.groups[first]
         affinity: str | None = last
         if not last or last not in groups:
             affinity = next((name for name in groups if not name or self.holders[name] <= 0), None)
@@ -108,7 +111,7 @@ class UnitQueue:
         if not groups[affinity]:
             del groups[affinity]
         if not groups:
-            del self.groups[chain]
+            del self.groups[first]
         self.num_ready -= 1
         self.holders[last] -= 1
         self.holders[unit.affinity] += 1

@@ -9,14 +9,15 @@ from biphase.config import Phase, Recipe, parse_config
 from biphase.encoder.presets import PRESETS
 from biphase.errors import InputError, nearest
 from biphase.study.curricula import curriculum_label, fill_budget, read_curriculum, write_steps
-from biphase.study.spec import ArmGroup, StartingModel, Study
+from biphase.study.spec import ArmGroup, PretrainingSeeds, StartingModel, Study
 
 
 @dataclass(frozen=True)
 class Arm:
-    """One final model of a study."""
+    """One final model of a study: an arm of the file, trained with one pretraining seed."""
 
     name: str
+    """As `seeded_name` gives it."""
     group: str
     """The `group` of the entry of the study file that it is from."""
     model: str
@@ -27,6 +28,18 @@ class Arm:
     """The curriculum as the study file writes it."""
     recipe: Recipe
     """The whole recipe, as if nothing were shared. With a parent, `init.checkpoint` is the parent's name."""
+    seed: int = 0
+    """Its pretraining seed."""
+
+    @property
+    def pooled_name(self) -> str:
+        """The name under which reports pool it with the other seeds of the same arm of the file."""
+        return self.name.removesuffix(seeded_name("", self.seed))
+
+
+def seeded_name(name: str, seed: int) -> str:
+    """`1m-clm-400` with the pretraining seeds 0 and 2 → `1m-clm-400`, `1m-clm-400-seed2`."""
+    return f"{name}-seed{seed}" if seed else name
 
 
 @dataclass(frozen=True)
@@ -39,10 +52,12 @@ class UnresolvedArm:
     """The name of a model, or of a parent where the group has parents."""
     curriculum: str
     phases: tuple[Phase, ...]
+    seeds: PretrainingSeeds
 
 
 def expand_arms(study: Study) -> dict[str, Arm]:
-    """All arms by name, in the order of the file but parents before their children.
+    """All arms by name, in the order of the file but parents before their children; all of the first pretraining seed
+    before those of the second.
 
     Raises:
         InputError: an unknown model, curriculum or parent; two arms with one name; a circle of parents; a split that
@@ -61,26 +76,42 @@ def expand_arms(study: Study) -> dict[str, Arm]:
         unresolved[one.name] = one
     arms: dict[str, Arm] = {}
 
-    def write(arm: UnresolvedArm, children: tuple[str, ...]) -> None:
+    def write(arm: UnresolvedArm, seed: int, children: tuple[str, ...]) -> None:
         """Write an arm behind the parent that it names, over any number of generations."""
+        name = seeded_name(arm.name, seed)
         if arm.name in children:
             circle = " → ".join([*children[children.index(arm.name) :], arm.name])
             raise InputError(f"arms '{arm.group.group}': a circle of parents: {circle}")
-        if arm.name in arms:
+        if name in arms:
             return
         model = arm.source
         if arm.group.parents:
-            if arm.source not in unresolved:
-                raise InputError(
-                    f"arm '{arm.name}' continues the unknown arm '{arm.source}'{nearest(arm.source, unresolved)}"
-                )
-            write(unresolved[arm.source], (*children, arm.name))
-            model = arms[arm.source].model
-        arms[arm.name] = write_arm(study, arm, models[model])
+            write(find_parent(arm, unresolved), seed, (*children, arm.name))
+            model = arms[seeded_name(arm.source, seed)].model
+        if name in unresolved and seed:
+            raise InputError(
+                f"arm '{name}' has the name of another arm's pretraining seed; give its group another name"
+            )
+        arms[name] = write_arm(study, arm, models[model], seed)
 
-    for arm in unresolved.values():
-        write(arm, ())
+    for seed in range(max((arm.seeds.count for arm in unresolved.values()), default=0)):
+        for arm in unresolved.values():
+            if seed < arm.seeds.count:
+                write(arm, seed, ())
     return arms
+
+
+def find_parent(arm: UnresolvedArm, unresolved: Mapping[str, UnresolvedArm]) -> UnresolvedArm:
+    """The arm that another one continues. Raises `InputError` where it is not there, or has fewer pretraining seeds."""
+    if arm.source not in unresolved:
+        raise InputError(f"arm '{arm.name}' continues the unknown arm '{arm.source}'{nearest(arm.source, unresolved)}")
+    parent = unresolved[arm.source]
+    if arm.seeds.count > parent.seeds.count:
+        raise InputError(
+            f"arm '{arm.name}' has {arm.seeds.count} pretraining seeds and continues '{arm.source}', which has "
+            f"{parent.seeds.count}; give arms '{parent.group.group}' pretraining_seeds: {arm.seeds.count}"
+        )
+    return parent
 
 
 def starting_models(study: Study) -> dict[str, StartingModel]:
@@ -115,7 +146,8 @@ def list_combinations(study: Study, models: Mapping[str, StartingModel]) -> Iter
                 for budget in group.budgets or (None,):
                     phases = fill_budget(templates, budget, f"arms '{group.group}': curriculum '{text}'")
                     name = name_arm(group, source, text, sum(phase.steps for phase in phases))
-                    yield UnresolvedArm(name, group, source, text, phases)
+                    seeds = group.pretraining_seeds or study.pretraining_seeds
+                    yield UnresolvedArm(name, group, source, text, phases, seeds)
 
 
 def name_arm(group: ArmGroup, source: str, curriculum: str, steps: int) -> str:
@@ -134,8 +166,11 @@ def name_arm(group: ArmGroup, source: str, curriculum: str, steps: int) -> str:
     return name
 
 
-def write_arm(study: Study, arm: UnresolvedArm, model: StartingModel) -> Arm:
-    """The arm with its recipe: the study's, changed by that of the model and then by that of the group."""
+def write_arm(study: Study, arm: UnresolvedArm, model: StartingModel, seed: int) -> Arm:
+    """The arm with its recipe: the study's, changed by that of the model and then by that of the group.
+
+    The recipe's own seeds are those of the first pretraining seed; the others count on from there.
+    """
     settings: dict[str, Any] = {}
     for changes in (study.recipe, model.recipe, arm.group.recipe):
         taken = {"name", "init", "curriculum"} & changes.keys()
@@ -151,13 +186,36 @@ def write_arm(study: Study, arm: UnresolvedArm, model: StartingModel) -> Arm:
         )
     parent = arm.source if arm.group.parents else None
     if parent is not None:
-        init = {"checkpoint": parent, "carry_optimizer": arm.group.carry_optimizer}
+        init = {"checkpoint": seeded_name(parent, seed), "carry_optimizer": arm.group.carry_optimizer}
     else:
         init = model.model_dump(include={"preset", "architecture", "model", "revision"})
-    settings["name"], settings["init"] = arm.name, init
+    settings["name"], settings["init"] = seeded_name(arm.name, seed), init
     settings["curriculum"] = [phase.model_dump() for phase in arm.phases]
     recipe = parse_config(Recipe, settings, origin=f"arm '{arm.name}'")
-    return Arm(arm.name, arm.group.group, model.name, parent, arm.curriculum, recipe)
+    if seed:
+        recipe = with_seed(recipe, seed, arm.seeds.order)
+    return Arm(
+        name=recipe.name,
+        group=arm.group.group,
+        model=model.name,
+        parent=recipe.init.checkpoint,
+        curriculum=arm.curriculum,
+        recipe=recipe,
+        seed=seed,
+    )
+
+
+def with_seed(recipe: Recipe, seed: int, order: bool) -> Recipe:
+    """A recipe for another pretraining seed than the first. Raises `InputError` where it would train the same model."""
+    draws = recipe.init.model is None or any(phase.objective != "clm" for phase in recipe.curriculum)
+    if not draws and not order:
+        raise InputError(
+            f"arm '{recipe.name}': nothing of it is drawn, for its weights are given and CLM masks nothing: all its "
+            "pretraining seeds would be one model; give its group pretraining_seeds: 1, or let the order of the data "
+            "differ with order: true"
+        )
+    data = recipe.data.model_copy(update={"order_seed": recipe.data.order_seed + seed}) if order else recipe.data
+    return recipe.model_copy(update={"seed": recipe.seed + seed, "data": data})
 
 
 def merge_settings(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

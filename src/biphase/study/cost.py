@@ -195,6 +195,8 @@ class Estimate:
 
     machine: Machine | None
     groups: tuple[GroupCost, ...]
+    first_seed_flops: float | None
+    """What the first pretraining seed costs, with its fine-tunings; None where there are no others."""
     flops_by_objective: dict[str, float]
     """The FLOPs of pretraining alone."""
     disk: dict[str, float]
@@ -245,11 +247,18 @@ def estimate(plan: Plan, machine: Machine | None = None) -> Estimate:
     return Estimate(
         machine=machine,
         groups=tuple(rows),
+        first_seed_flops=seed_flops(plan.of_first_seed, sizes) if plan.num_seeds > 1 else None,
         flops_by_objective=spent,
         disk=count_disk(plan, sizes),
         unknown=tuple(name for name, shape in sizes.shapes.items() if shape is None),
         assumptions=tuple(assumptions),
     )
+
+
+def seed_flops(plan: Plan, sizes: Sizes) -> float:
+    """FLOPs of all runs and all fine-tunings of a plan."""
+    spent = sum(flops for run in plan.runs.values() for flops in sizes.flops(run).values())
+    return spent + evaluation_cost(plan, sizes, None, None).flops
 
 
 def group_cost(plan: Plan, group: str, sizes: Sizes, machine: Machine | None, published: Published | None) -> GroupCost:

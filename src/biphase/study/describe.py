@@ -40,9 +40,10 @@ def describe_plan(plan: Plan, estimate: Estimate) -> RenderableType:
     lines = [f"[bold]{escape(plan.study.title or plan.study.name)}[/bold]"]
     if plan.study.question:
         lines.append(escape(plan.study.question))
+    repeated = f", with {plan.num_seeds} pretraining seeds" if plan.num_seeds > 1 else ""
     lines += [
         "",
-        f"{kinds['final']} final models and {kinds['intermediate']} intermediate checkpoints{controls}",
+        f"{kinds['final']} final models{repeated} and {kinds['intermediate']} intermediate checkpoints{controls}",
         f"{len(plan.runs)} runs of {len(plan.segments)} segments: {plan.steps:,} steps; each arm alone would need "
         f"{plan.steps_alone:,}, so sharing saves {saved:.0%}",
         f"longest chain of runs: {plan.longest_chain:,} steps",
@@ -63,6 +64,7 @@ def describe_plan(plan: Plan, estimate: Estimate) -> RenderableType:
 def run_tree(plan: Plan) -> Tree:
     """Runs under the runs that they start from: `610m-3k-9k-12k: 3k → 12k, mlm40 9k`, and what is kept on the way."""
     root = Tree("runs, with the step that each starts from and ends at")
+    num_seeds, plan = plan.num_seeds, plan.of_first_seed
     branches: dict[str, Tree] = {}
     spans = list_spans(plan)
     for name, run in plan.runs.items():
@@ -73,6 +75,9 @@ def run_tree(plan: Plan) -> Tree:
         line = f"{name}: {write_steps(run.first)} → {write_steps(run.last)}, {trained}{kept}"
         above = branches[run.parent] if run.parent else root
         branches[name] = above.add(escape(line))
+    if num_seeds > 1:
+        seeds = ", ".join(map(str, range(1, num_seeds)))
+        root.add(f"the same again for pretraining seed{'s' if num_seeds > 2 else ''} {seeds}, named …-seed1 and so on")
     return root
 
 
@@ -150,6 +155,12 @@ def cost_lines(estimate: Estimate) -> list[str]:
     if machine and machine.devices > 1:
         hours = sum(row.device_hours or 0.0 for row in estimate.groups) / machine.devices
         lines.append(f"on {machine.devices} of them, all busy: {format_hours(hours)} hours")
+    if estimate.first_seed_flops is not None:
+        first = f"{estimate.first_seed_flops:.3g} FLOPs"
+        if machine:
+            hours = machine.device_hours(estimate.first_seed_flops) / machine.devices
+            first += f", {format_hours(hours)} hours with all devices busy"
+        lines.append(f"the first pretraining seed alone, with its fine-tunings: {first}")
     models, needed, everything = (format_bytes(estimate.disk[what]) for what in ("models", "needed", "everything"))
     disk = f"{models} for the models' weights, {needed} with what branches need, {everything} when nothing is dropped"
     lines.append(f"disk: {disk}")
@@ -174,7 +185,7 @@ def plan_json(plan: Plan, estimate: Estimate | None = None) -> dict[str, Any]:
     for model in plan.models:
         arm = plan.arms[model.arm]
         facts = {name: getattr(arm, name) for name in ("group", "model", "parent", "curriculum")}
-        own = {"name": model.name, "arm": arm.name, "kind": model.kind, **facts}
+        own = {"name": model.name, "arm": arm.name, "kind": model.kind, "seed": model.seed, **facts}
         models.append({**own, "checkpoint": model.checkpoint, "history": history(plan, model)})
     checkpoints = []
     for kept in plan.checkpoints:
@@ -229,7 +240,9 @@ A node is a model, another kept checkpoint, or a start: random weights or a fore
 
 
 def plan_graph(plan: Plan, language: str) -> str:
-    """The tree of runs in one of `GRAPH_LANGUAGES`: checkpoints, and what is trained between them."""
+    """The tree of runs of the first pretraining seed in one of `GRAPH_LANGUAGES`: checkpoints, and what is trained
+    between them."""
+    plan = plan.of_first_seed
     write = GRAPH_LANGUAGES[language]
     # The models at a (run, step); final ones come last and win, for they bear the names of arms.
     models: dict[tuple[str, int], str] = {}

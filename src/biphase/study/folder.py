@@ -209,6 +209,19 @@ def status(plan: Plan, folder: StudyFolder, state: StudyState) -> tuple[list[Sta
     return lines, failures
 
 
+def seed_progress(plan: Plan, state: StudyState) -> list[str]:
+    """How far each pretraining seed is, a line for each; none where there is only one."""
+    seeds = {train_name(name): plan.arms[name].seed for name in plan.runs}
+    of_models = {model.name: model.seed for model in plan.models}
+    seeds |= {cell.name: of_models[cell.model] for cell in plan.cells}
+    lines = []
+    for seed in range(plan.num_seeds if plan.num_seeds > 1 else 0):
+        names = {name for name, own in seeds.items() if own == seed}
+        done = len(names & state.done)
+        lines.append(f"pretraining seed {seed}: " + ("done" if done == len(names) else f"{done} of {len(names)} units"))
+    return lines
+
+
 def training_status(plan: Plan, folder: StudyFolder, state: StudyState, failed: set[str]) -> StatusLine:
     """Time left is that of the steps left, as long as those of the complete runs took on average."""
     started = {name: logged_steps(folder, name) for name in plan.runs if name not in state.trained}

@@ -26,7 +26,9 @@ NAMES = {"clm": "CLM: next token", "mlm": "MLM: masked tokens", "mntp": "MNTP: m
 
 
 def draw_plan(plan: Plan, path: Path) -> None:
-    """Write the picture as SVG, PNG or PDF; the same plan gives the same bytes of SVG."""
+    """Write the picture as SVG, PNG or PDF; the same plan gives the same bytes of SVG. It is that of the first
+    pretraining seed: the others look alike."""
+    plan = plan.of_first_seed
     if path.suffix not in PICTURE_FORMATS:
         raise InputError(f"{path}: a picture ends in {', '.join(PICTURE_FORMATS)}")
     with matplotlib.rc_context({"svg.hashsalt": "biphase", "font.size": 9, "hatch.linewidth": 0.5}):

@@ -7,7 +7,7 @@ from typing import Literal
 from biphase.config import Phase
 from biphase.errors import InputError, nearest
 from biphase.finetuning.config import FinetuneConfig
-from biphase.study.arms import Arm, expand_arms
+from biphase.study.arms import Arm, expand_arms, seeded_name
 from biphase.study.curricula import join_phases
 from biphase.study.spec import Study, check_evaluation, finetune_config, trainings
 from biphase.study.trunks import (
@@ -33,6 +33,15 @@ class EvaluatedModel:
     """`random` is the network and tokenizer of the checkpoint with fresh weights."""
     run: str
     step: int
+    seed: int = 0
+    """The pretraining seed of its arm."""
+
+    @property
+    def pooled_name(self) -> str:
+        """The name under which reports pool it with the other pretraining seeds: its own, without the seed."""
+        if not self.seed:
+            return self.name
+        return self.arm.removesuffix(seeded_name("", self.seed)) + self.name.removeprefix(self.arm)
 
     @property
     def checkpoint(self) -> str:
@@ -83,6 +92,28 @@ class Plan:
     cells: tuple[StudyCell, ...]
 
     @property
+    def num_seeds(self) -> int:
+        """The most pretraining seeds that an arm has."""
+        return 1 + max(arm.seed for arm in self.arms.values())
+
+    @property
+    def of_first_seed(self) -> "Plan":
+        """The part of the plan that is of the first pretraining seed: a plan for itself. The others repeat it, or a
+        part of it."""
+        runs = {name: run for name, run in self.runs.items() if not self.arms[name].seed}
+        models = tuple(model for model in self.models if not model.seed)
+        names = {model.name for model in models}
+        return replace(
+            self,
+            arms={name: arm for name, arm in self.arms.items() if not arm.seed},
+            runs=runs,
+            segments=tuple(segment for segment in self.segments if segment.run in runs),
+            models=models,
+            checkpoints=tuple(checkpoint for checkpoint in self.checkpoints if checkpoint.run in runs),
+            cells=tuple(cell for cell in self.cells if cell.model in names),
+        )
+
+    @property
     def steps(self) -> int:
         """The steps that are trained, each once."""
         return sum(run.steps for run in self.runs.values())
@@ -131,21 +162,26 @@ def list_models(study: Study, paths: Mapping[str, ArmPath]) -> tuple[EvaluatedMo
     """Final models in the order of the file, then intermediate ones, then each network from random weights."""
     finals = []
     for name, path in paths.items():
-        finals.append(EvaluatedModel(name, name, "final", run_that_trains(path.last, name, paths), path.last))
+        run = run_that_trains(path.last, name, paths)
+        finals.append(EvaluatedModel(name, name, "final", run, path.last, path.arm.seed))
     # By name, for a checkpoint that is named twice is one model.
     before_decay: dict[str, EvaluatedModel] = {}
     for intermediate in study.intermediate:
+        pooled = {path.arm.pooled_name for path in paths.values()}
         for name in intermediate.arms:
-            if name not in paths:
-                raise InputError(f"intermediate: unknown arm '{name}'{nearest(name, paths)}")
-            path = paths[name]
+            if name not in pooled:
+                raise InputError(f"intermediate: unknown arm '{name}'{nearest(name, pooled)}")
+        chosen = [path for name in intermediate.arms for path in paths.values() if path.arm.pooled_name == name]
+        for path in chosen:
+            name = path.arm.name
             for count in intermediate.steps:
                 step = path.origin + count
                 if step > path.flat_end:
                     begin = path.flat_end - path.origin
                     raise InputError(f"intermediate: arm '{name}' decays from step {begin} on, before step {count}")
                 run = run_that_trains(step, name, paths)
-                before_decay[f"{name}@{count}"] = EvaluatedModel(f"{name}@{count}", name, "intermediate", run, step)
+                own = f"{name}@{count}"
+                before_decay[own] = EvaluatedModel(own, name, "intermediate", run, step, path.arm.seed)
     controls: dict[str, EvaluatedModel] = {}
     if study.evaluation is not None and study.evaluation.random_weights:
         # The first final model of each network lends its checkpoint for the network and the tokenizer.

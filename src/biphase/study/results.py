@@ -86,8 +86,9 @@ def compare_curricula(plan: Plan, place: StudyFolder) -> list[Evidence]:
 
 
 def arm_of_model(plan: Plan, model: EvaluatedModel, sizes: Sizes) -> ReportArm:
-    """A model as the paper would describe it."""
+    """A model as the paper would describe it; the pretraining seeds of one arm are described alike."""
     arm = plan.arms[model.arm]
+    above = None if arm.parent is None else plan.arms[arm.parent].pooled_name
     if model.kind == "random":
         return ReportArm(model.name, "control", arm.model, "none", None, pretrain_steps=0, clm_steps=0, mlm_steps=0)
     phases = history(plan, model)
@@ -107,7 +108,7 @@ def arm_of_model(plan: Plan, model: EvaluatedModel, sizes: Sizes) -> ReportArm:
     kinds, later_kinds = ([part.objective for p in some for part, _ in p.parts] for some in (pretraining, rest))
     is_of_the_paper = kinds in (["clm"], ["mlm"], ["clm", "mlm"]) and later_kinds in ([], ["mlm"])
     return ReportArm(
-        name=model.name,
+        name=model.pooled_name,
         setup="efficiency" if is_intermediate else "objective" if is_of_the_paper else "other",
         size=arm.model,
         objective="clm" if not mlm else "mlm" if not clm else "clm+mlm",
@@ -116,7 +117,7 @@ def arm_of_model(plan: Plan, model: EvaluatedModel, sizes: Sizes) -> ReportArm:
         clm_steps=clm,
         mlm_steps=mlm,
         cpt_steps=later,
-        parent=model.arm if is_intermediate else arm.parent,
+        parent=arm.pooled_name if is_intermediate else above,
         flops=sum_flops(plan, model, sizes),
     )
 

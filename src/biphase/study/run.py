@@ -86,16 +86,20 @@ def find_unit(name: str, units: Mapping[str, Unit], done: Set[str]) -> Unit:
 
 
 def study_units(plan: Plan, folder: StudyFolder, processes: int = 1) -> list[Unit]:
-    """One for each run and for each cell, by the names that `study status` and `--unit` know."""
+    """One for each run and for each cell, by the names that `study status` and `--unit` know.
+
+    Each pretraining seed is a wave: a study that is stopped has whole seeds, as far as it came.
+    """
     out = str(folder.path.resolve())
     costs = estimate_costs(plan)
-    study = plan.study.model_dump(mode="json", exclude={"evaluation"})
+    study = plan.study.model_dump(mode="json", exclude={"evaluation", "hypotheses"})
     units = []
     for run in plan.runs.values():
         arguments = {"study": study, "run": run.name, "out": out, "processes": processes}
         needs = (train_name(run.parent),) if run.parent else ()
         name = train_name(run.name)
-        units.append(Unit(name, train_unit, arguments, needs=needs, kind=TRAINING, cost=costs[name]))
+        wave = plan.arms[run.name].seed
+        units.append(Unit(name, train_unit, arguments, needs=needs, kind=TRAINING, cost=costs[name], wave=wave))
     models = {model.name: model for model in plan.models}
     is_there = {
         name: find_step(folder, model.run, plan.runs[model.run].key, model.step) for name, model in models.items()
@@ -117,7 +121,8 @@ def study_units(plan: Plan, folder: StudyFolder, processes: int = 1) -> list[Uni
         }
         needs = () if is_there[model.name] else (train_name(model.run),)
         affinity = f"{cell.model} {cell.task}"
-        units.append(Unit(cell.name, score_unit, settings, affinity, needs, kind=cell.task, cost=costs[cell.name]))
+        cost = costs[cell.name]
+        units.append(Unit(cell.name, score_unit, settings, affinity, needs, kind=cell.task, cost=cost, wave=model.seed))
     return units
 
 

@@ -29,6 +29,20 @@ Seeds = Annotated[
 Rates = Annotated[tuple[Annotated[float, Field(gt=0)], ...], Field(min_length=1)]
 
 
+class PretrainingSeeds(Strict):
+    """How often every arm is pretrained: with initial weights and masks of its own each time."""
+
+    count: PositiveCount = 1
+    order: bool = False
+    """Whether the order of the data differs as well; else it is the same, so that the seeds differ in less."""
+
+
+SeededTraining = Annotated[
+    PretrainingSeeds, BeforeValidator(lambda value: {"count": value} if isinstance(value, int) else value)
+]
+"""`3`, or `{count: 3, order: true}`."""
+
+
 class StartingModel(Strict):
     """What an arm starts from: a network with random weights, or a pretrained one. A plain preset needs no entry."""
 
@@ -59,6 +73,8 @@ class ArmGroup(Strict):
     """Short forms such as `25/75` (`study.curricula`), or names of the study's `curricula`."""
     budgets: tuple[Steps, ...] = ()
     """Budgets are in steps, and not needed where a curriculum says its steps."""
+    pretraining_seeds: SeededTraining | None = None
+    """In place of the study's."""
     carry_optimizer: bool = True
     """Whether arms with `parents` go on with the optimizer moments of their parent; else they start at zero."""
     recipe: dict[str, Any] = Field(default_factory=dict)
@@ -129,6 +145,8 @@ class Study(Strict):
     """What the study is to answer; the plan and the report begin with it."""
     recipe: dict[str, Any]
     """A recipe without name, init and curriculum: what all arms have in common."""
+    pretraining_seeds: SeededTraining = PretrainingSeeds()
+    """Every arm is trained so often; the first time gives the runs and names of a study without this key."""
     mask_probability: Annotated[float, Field(gt=0, lt=1)] = 0.4
     """The masking probability of MLM and MNTP phases that say none."""
     models: tuple[StartingModel, ...] = ()
