@@ -60,9 +60,9 @@ class Ledger:
 
 def recipe_of(job: PretrainingJob) -> Any:
     """The recipe of both sides: MLM at 40 %, all [MASK], a constant rate, the paper's optimizer."""
-    from biphase.config import Recipe
     from biphase.corpus.shards import ShardSet
     from biphase.pretraining.batches import make_samples
+    from biphase.recipe import Recipe
 
     tree: dict[str, Any] = {
         "name": "bench",

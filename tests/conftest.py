@@ -76,7 +76,8 @@ def corpus(tmp_path_factory: pytest.TempPathFactory, documents: list[str]) -> Co
 @pytest.fixture(scope="session")
 def tiny_recipe(corpus: Corpus) -> Callable[..., Any]:
     """A recipe of a second or less, 10 steps CLM and 10 steps MLM, changed by `key.sub=value` overrides."""
-    from biphase.config import Recipe, parse_config
+    from biphase.config import parse_config
+    from biphase.recipe import Recipe
 
     tree = {
         "name": "tiny",

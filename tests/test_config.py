@@ -7,8 +7,9 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from biphase.config import Phase, Recipe, load_config, parse_config
+from biphase.config import load_config, parse_config
 from biphase.errors import InputError
+from biphase.recipe import Phase, Recipe
 
 TREE: dict[str, Any] = {
     "name": "r",
@@ -81,6 +82,10 @@ def test_yaml_reads_on_and_off_as_booleans(text: str, value: str) -> None:
         ),
         ("curriculum.0.objective=mml", "'curriculum.0.objective' is 'mml': input should be 'clm', 'mlm' or 'mntp'"),
         ("curriculum.0.steps=0", "'curriculum.0.steps' is 0: input should be greater than or equal to 1"),
+        ("curriculum.0.mask_probability={from: 1.0, to: 0.2}", "'curriculum.0.mask_probability.from' is 1.0"),
+        ("curriculum.0.mask_probability={form: 0.4, to: 0.2}", "did you mean 'from'?"),
+        ("batch_tokens={from: 8, to: 4096, steps: 2}", "batch_tokens is 8, less than one sample"),
+        ("batch_tokens={from: 4096, to: 8192}", "'batch_tokens.steps' is required"),
         ("curriculum.0.mask_probability=1.0", "'curriculum.0.mask_probability' is 1.0"),
         (
             "curriculum.0={objective: mlm, steps: 4, mask_token_share: 0.8, random_token_share: 0.3}",

@@ -7,11 +7,11 @@ import pytest
 import torch
 from transformers import EuroBertConfig, EuroBertForMaskedLM
 
-from biphase.config import Phase
 from biphase.encoder.load import TokenIds, make_model
 from biphase.encoder.packed import count_flops
 from biphase.encoder.presets import PRESETS, shape_of
 from biphase.flops import PEAK_FLOPS, SampleLengths, flops_per_token, known_device
+from biphase.recipe import Phase
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ ORDER = [
     # What everything stands on ...
     ("errors",),
     ("files", "console", "machine"),
-    ("config", "run", "flops", "device", "hub", "style"),
+    ("config", "recipe", "run", "flops", "device", "hub", "style"),
     ("distributed", "engine"),
     # ... and the path of the data.
     ("corpus",),

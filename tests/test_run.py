@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from biphase.cli.inspect import describe_path
-from biphase.config import Recipe
 from biphase.errors import InputError
 from biphase.files import read_json
+from biphase.recipe import Recipe
 from biphase.run import Run, claim_run, open_run, read_done, read_metrics, read_recipe, run_path
 
 

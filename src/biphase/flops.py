@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from biphase.config import Phase
+from biphase.recipe import Phase
 
 PEAK_FLOPS = {
     "H200": 989e12,
@@ -138,10 +138,11 @@ class SampleLengths:
 def flops_per_token(shape: Shape, phase: Phase, lengths: SampleLengths) -> float:
     """FLOPs of training on one token of a phase, on average; one that mixes objectives costs the mean of its parts.
 
-    Under CLM all tokens but the last of a sample have a loss, else a share of `mask_probability`.
+    Under CLM all tokens but the last of a sample have a loss, else a share of `mask_probability`, of its mean
+    where it moves.
     """
     if phase.clm_share:
         return sum(share * flops_per_token(shape, part, lengths) for part, share in phase.parts)
     if phase.objective == "clm":
         return shape.flops.token(lengths.mean_keys / 2, 1 - 1 / lengths.mean_tokens)
-    return shape.flops.token(lengths.mean_keys, phase.mask_probability)
+    return shape.flops.token(lengths.mean_keys, phase.mask_at(0.5))

@@ -15,9 +15,10 @@ from typing import Any
 
 import yaml
 
-from biphase.config import Recipe, load_config
+from biphase.config import load_config
 from biphase.errors import BusyError, InputError
 from biphase.files import locked, read_json_as, write_json, write_text
+from biphase.recipe import Recipe
 
 
 @dataclass(frozen=True)

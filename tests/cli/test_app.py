@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 
 import biphase.cli.app as cli
 from biphase import __version__
-from biphase.config import Recipe
 from biphase.errors import BusyError, InputError, StoppedError
 from biphase.files import read_json
+from biphase.recipe import Recipe
 from biphase.run import Run, read_metrics, whole_steps
 
 

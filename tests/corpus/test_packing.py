@@ -31,7 +31,7 @@ def document_batches(
     lengths: Any, batch_tokens: int = 500, *, seed: int = 7, origin: int = 0, limits: tuple[int, int] = (12, 64)
 ) -> Batches:
     stream: Any = Stream(lengths)
-    return Batches(stream, DocumentSamples(stream.document_ends, *limits), batch_tokens, seed, origin=origin)
+    return Batches(stream, DocumentSamples(stream.document_ends, *limits), batch_tokens.__mul__, seed, origin=origin)
 
 
 def same(left: PackedBatch, right: PackedBatch) -> bool:
@@ -127,7 +127,7 @@ def test_stream_packing() -> None:
 
 def test_stream_batches_hold_every_token_once() -> None:
     stream: Any = Stream([10] * 1000)
-    batches = Batches(stream, StreamSamples(stream.num_tokens, 12, 64, seed=3), 640, seed=3)
+    batches = Batches(stream, StreamSamples(stream.num_tokens, 12, 64, seed=3), (640).__mul__, seed=3)
     tokens = np.concatenate([batches.batch(step).tokens_T for step in range(9984 // 640 + 1)])
     assert np.array_equal(np.sort(tokens[:9984]), np.arange(9984))
 

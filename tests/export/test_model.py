@@ -28,7 +28,6 @@ from transformers import (
 )
 
 from biphase.cli.inspect import describe_path
-from biphase.config import Recipe
 from biphase.corpus.shards import read_shard_manifest
 from biphase.corpus.tokenizer import load_tokenizer
 from biphase.encoder.attention import lay_out
@@ -39,6 +38,7 @@ from biphase.export.model import close_texts, export_checkpoint
 from biphase.finetuning.encoders import Embedder, load_encoder
 from biphase.finetuning.encoding import encode_texts
 from biphase.pretraining.loop import train
+from biphase.recipe import Recipe
 from biphase.run import find_checkpoint
 
 TOKENS_T = torch.arange(3, 43)

@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from biphase.config import Recipe
 from biphase.pretraining.loop import train
+from biphase.recipe import Recipe
 from biphase.run import Run
 
 sys.path.append(str(Path(__file__).parent))  # for training_runs.py: pytest's importlib mode adds nothing itself

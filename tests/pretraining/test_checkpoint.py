@@ -11,7 +11,6 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 import biphase.pretraining.checkpoint as checkpoint
-from biphase.config import Optimizer
 from biphase.corpus.tokenizer import load_tokenizer
 from biphase.distributed import World
 from biphase.encoder.attention import lay_out
@@ -21,6 +20,7 @@ from biphase.errors import InputError
 from biphase.files import read_json, write_json
 from biphase.pretraining.checkpoint import CheckpointManifest, load_optimizer, read_checkpoint_manifest, save_checkpoint
 from biphase.pretraining.optimizer import make_optimizers
+from biphase.recipe import Optimizer
 from biphase.run import Run, drop_old, find_checkpoint, find_model, whole_steps
 
 ALONE = World(0, 1, torch.device("cpu"))

@@ -21,11 +21,11 @@ import torch
 from safetensors.torch import load_file
 from transformers import RobertaConfig, RobertaForMaskedLM
 
-from biphase.config import Recipe
 from biphase.distributed import join_world
 from biphase.errors import StoppedError
 from biphase.pretraining.checkpoint import read_checkpoint_manifest
 from biphase.pretraining.loop import train
+from biphase.recipe import Recipe
 from biphase.run import Run, read_metrics, whole_steps
 
 pytestmark = pytest.mark.slow

@@ -18,7 +18,6 @@ from transformers import (
 
 import biphase.pretraining.loop as loop
 import biphase.pretraining.metrics as metrics
-from biphase.config import Recipe
 from biphase.corpus.shards import ShardSet
 from biphase.distributed import World
 from biphase.encoder.attention import PAD_TO_MULTIPLE_OF, lay_out
@@ -29,6 +28,7 @@ from biphase.pretraining.checkpoint import read_checkpoint_manifest
 from biphase.pretraining.loop import train
 from biphase.pretraining.parallel import checkpoint_activations
 from biphase.pretraining.schedule import learning_rate
+from biphase.recipe import Recipe
 from biphase.run import Run, read_metrics, whole_steps
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "pretraining.json"
@@ -248,7 +248,14 @@ def test_compiling_changes_no_number(tiny_recipe: MakeRecipe, tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     "change",
-    ["data.packing=stream", "optimizer.name=muon", "curriculum.1.objective=mntp", "curriculum.1.clm_share=0.4"],
+    [
+        "data.packing=stream",
+        "optimizer={name: muon, muon_weight_decay: 0.01}",
+        "curriculum.1.objective=mntp",
+        "curriculum.1.clm_share=0.4",
+        "curriculum.1.mask_probability={from: 0.5, to: 0.1}",
+        "batch_tokens={from: 150, to: 900, steps: 4}",
+    ],
 )
 def test_variants_train_and_resume(change: str, tiny_recipe: MakeRecipe, tmp_path: Path) -> None:
     recipe = tiny_recipe(*shorter(change))

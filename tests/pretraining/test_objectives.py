@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from biphase.config import Phase
 from biphase.corpus.packing import PackedBatch
 from biphase.pretraining.objectives import LabelledBatch, Vocabulary, is_causal, label_batch
+from biphase.recipe import Phase
 
 MASK, EOS, PAD = 3, 1, 7
 VOCABULARY = Vocabulary(size=200, mask_id=MASK, special_ids=(EOS, MASK, PAD))

@@ -4,12 +4,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config
 
-from biphase.config import Optimizer, Schedule
 from biphase.encoder.attention import ATTENTION
 from biphase.encoder.load import TokenIds, make_model
 from biphase.encoder.packed import PackedModel
 from biphase.errors import InputError
 from biphase.pretraining.optimizer import Muon, block_matrices, make_optimizers, orthogonalize, set_rate
+from biphase.recipe import Optimizer, Schedule
 
 
 def constant(rate: float) -> Schedule:
@@ -54,6 +54,9 @@ def test_muon_takes_the_matrices_inside_the_blocks() -> None:
     assert in_muon == {f"network.model.layers.{i}.{part}.weight" for i in (0, 1) for part in projections}
     set_rate(optimizers, constant(0.5), 0, 1)
     assert [optimizer.param_groups[0]["lr"] for optimizer in optimizers] == [0.5, 1.0]
+    decays = [optimizer.param_groups[0]["weight_decay"] for optimizer in optimizers]
+    own = make_optimizers(Optimizer(name="muon", muon_weight_decay=0.0), model)
+    assert (decays, [optimizer.param_groups[0]["weight_decay"] for optimizer in own]) == ([0.1, 0.1], [0.1, 0.0])
 
 
 def test_embeddings_are_not_matrices_inside_the_blocks() -> None:

@@ -14,11 +14,11 @@ from training_runs import MakeRecipe, digests, losses, numbers, only, other_shar
 
 import biphase.pretraining.checkpoint as checkpoint
 import biphase.pretraining.job as job
-from biphase.config import Recipe
 from biphase.errors import InputError, StoppedError
 from biphase.files import read_json
 from biphase.pretraining.checkpoint import read_checkpoint_manifest
 from biphase.pretraining.loop import train
+from biphase.recipe import Recipe
 from biphase.run import Run, claim_run, read_metrics, whole_steps
 
 

@@ -1,11 +1,20 @@
 """The rate of every update, exactly; and a curriculum gives each step its mixture, a mixture its pure phase."""
 
 from fractions import Fraction
+from itertools import pairwise
+from math import floor
 
 import pytest
 
-from biphase.config import Phase, Schedule
-from biphase.pretraining.schedule import decay_start, learning_rate, mixture_ends, mixture_number, pure_phase
+from biphase.pretraining.schedule import (
+    decay_start,
+    learning_rate,
+    mixture_ends,
+    mixture_number,
+    phase_of_step,
+    pure_phase,
+)
+from biphase.recipe import BatchRamp, Phase, Schedule
 
 
 def rates(warmup: int, decay: int, steps: int, peak: float = 8.0) -> list[float]:
@@ -78,3 +87,33 @@ def test_steps_of_clm_as_the_comment_says() -> None:
 def test_a_pure_phase_is_its_own() -> None:
     phase = Phase(objective="clm", steps=3)
     assert pure_phase(phase, 2) is phase
+
+
+FALLING = Phase(objective="mlm", steps=40, mask_probability={"from": 0.5, "to": 0.1})
+
+
+def test_a_masking_ratio_falls_in_equal_steps() -> None:
+    curriculum = [Phase(objective="clm", steps=7), FALLING]
+    ratios = [phase_of_step(curriculum, step, 3).mask_probability for step in range(7, 47)]
+    assert ratios == pytest.approx([0.495 - 0.01 * step for step in range(40)], abs=1e-12)
+    assert sum(ratios) / 40 == pytest.approx(FALLING.mask_at(0.5), abs=1e-12)
+    assert FALLING.label == "mlm50-10"
+
+
+@pytest.mark.parametrize("cuts", [(0, 40), (0, 1, 40), (0, 13, 14, 33, 40)])
+def test_a_part_of_a_phase_has_the_ratios_of_the_whole(cuts: tuple[int, ...]) -> None:
+    pieces = [FALLING.between(begin, end) for begin, end in pairwise(cuts)]
+    assert [piece.steps for piece in pieces] == [end - begin for begin, end in pairwise(cuts)]
+    found = [phase_of_step(pieces, step, 0).mask_probability for step in range(40)]
+    assert found == pytest.approx([phase_of_step([FALLING], step, 0).mask_probability for step in range(40)], abs=1e-14)
+
+
+@pytest.mark.parametrize(("start", "to", "steps"), [(512, 4096, 100), (4096, 512, 7), (1000, 1001, 3), (8, 9_999, 1)])
+def test_a_batch_grows_in_equal_steps_and_loses_no_token(start: int, to: int, steps: int) -> None:
+    """Against the sum of the exact sizes; every batch is within a token of its own."""
+    ramp = BatchRamp(start=start, to=to, steps=steps)
+    exact = [Fraction(start) + Fraction(to - start, steps) * (Fraction(step) + Fraction(1, 2)) for step in range(steps)]
+    exact += [Fraction(to)] * 20
+    for step in range(steps + 20):
+        assert ramp.tokens_before(step) == floor(sum(exact[:step]))
+        assert abs(ramp.tokens_before(step + 1) - ramp.tokens_before(step) - exact[step]) < 1

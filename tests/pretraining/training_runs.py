@@ -12,11 +12,11 @@ import torch
 from safetensors.torch import load_file
 
 import biphase.pretraining.loop as loop
-from biphase.config import Recipe
 from biphase.corpus.tokenizer import save_tokenizer
 from biphase.errors import StoppedError
 from biphase.files import file_hash
 from biphase.pretraining.loop import train
+from biphase.recipe import Recipe
 from biphase.run import Run, read_metrics
 
 MakeRecipe = Callable[..., Recipe]

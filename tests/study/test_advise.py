@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from biphase.config import Recipe, load_config
+from biphase.config import load_config
 from biphase.encoder.presets import PRESETS
 from biphase.errors import InputError
+from biphase.recipe import Recipe
 from biphase.study.advise import (
     Evidence,
     advise,

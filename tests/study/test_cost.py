@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from biphase.config import Data, parse_config
+from biphase.config import parse_config
 from biphase.encoder.presets import shape_of
 from biphase.errors import InputError
+from biphase.recipe import Data
 from biphase.study.cost import (
     TYPICAL_SIZES,
     cell_cost,

@@ -2,10 +2,11 @@
 
 import pytest
 
+from biphase.recipe import MaskRamp
 from biphase.study.curricula import NamedCurriculum, fill_budget, read_curriculum, write_steps
 
 
-def phases_of(text: str, budget: int | None, *named: NamedCurriculum) -> list[tuple[str, int, float]]:
+def phases_of(text: str, budget: int | None, *named: NamedCurriculum) -> list[tuple[str, int, float | MaskRamp]]:
     templates = read_curriculum(text, {one.name: one for one in named}, 0.4)
     return [(p.objective, p.steps, p.mask_probability) for p in fill_budget(templates, budget, text)]
 
@@ -24,6 +25,12 @@ def phases_of(text: str, budget: int | None, *named: NamedCurriculum) -> list[tu
         ("40k clm + 2k mlm30", None, [("clm", 40_000, 0.4), ("mlm", 2_000, 0.3)]),
         ("40% mlm + 20% clm + 40% mlm50", 10, [("mlm", 4, 0.4), ("clm", 2, 0.4), ("mlm", 4, 0.5)]),
         ("50% mlm + 50% mlm40", 10, [("mlm", 10, 0.4)]),
+        ("25% clm + 75% mlm40-15", 8, [("clm", 2, 0.4), ("mlm", 6, MaskRamp(start=0.4, to=0.15))]),
+        (
+            "50% mlm40-15 + 50% mlm40-15",
+            8,
+            [("mlm", 4, MaskRamp(start=0.4, to=0.15)), ("mlm", 4, MaskRamp(start=0.4, to=0.15))],
+        ),
     ],
 )
 def test_short_forms(text: str, budget: int | None, expected: list[tuple[str, int, float]]) -> None:

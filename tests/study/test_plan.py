@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from biphase.config import Phase, Recipe, parse_config
+from biphase.config import parse_config
 from biphase.errors import InputError
 from biphase.pretraining.schedule import learning_rate
+from biphase.recipe import Phase, Recipe
 from biphase.study.arms import expand_arms
 from biphase.study.plan import Plan, history, plan_study
 from biphase.study.spec import Study, load_study
@@ -49,8 +50,8 @@ def updates(recipe: Recipe) -> Iterator[Update]:
     """What the loop does in each step: objective, masking, rate."""
     run_step = 0
     for phase in recipe.curriculum:
-        for _ in range(phase.steps):
-            masked = 0.0 if phase.objective == "clm" else phase.mask_probability
+        for step in range(phase.steps):
+            masked = 0.0 if phase.objective == "clm" else round(phase.mask_at((step + 0.5) / phase.steps), 9)
             yield phase.objective, masked, learning_rate(recipe.schedule, run_step, recipe.num_steps)
             run_step += 1
 
@@ -96,9 +97,10 @@ def check_plan(plan: Plan) -> None:
 
 def random_curriculum(rng: random.Random) -> str:
     """Phases no shorter than warm-up and decay: within those, arms do not part."""
-    kinds = [rng.choice(("clm", "mlm", "mlm20"))]
+    known = ("clm", "mlm", "mlm20", "mlm50-20")
+    kinds = [rng.choice(known)]
     for _ in range(rng.randint(0, 2)):
-        kinds.append(rng.choice([kind for kind in ("clm", "mlm", "mlm20") if kind != kinds[-1]]))
+        kinds.append(rng.choice([kind for kind in known if kind != kinds[-1]]))
     return " + ".join(f"{rng.randrange(30, 90, 10)} {kind}" for kind in kinds)
 
 
@@ -260,14 +262,17 @@ def test_a_run_stores_what_the_plan_says() -> None:
 
 
 def test_runs_give_the_weights_of_the_arms_trained_alone(tiny_recipe: Any, tmp_path: Path) -> None:
-    """To the last bit."""
+    """To the last bit, with a batch that grows and a masking ratio that falls too."""
     from biphase.pretraining.checkpoint import read_checkpoint_manifest
     from biphase.pretraining.loop import train
     from biphase.run import find_checkpoint
 
-    recipe = tiny_recipe("schedule.decay_steps=2", "schedule.warmup_steps=1", "validation.every_steps=0").model_dump(
-        mode="json", exclude={"name", "init", "curriculum"}
-    )
+    recipe = tiny_recipe(
+        "schedule.decay_steps=2",
+        "schedule.warmup_steps=1",
+        "validation.every_steps=0",
+        "batch_tokens={from: 300, to: 700, steps: 9}",
+    ).model_dump(mode="json", exclude={"name", "init", "curriculum"})
     model = {"name": "net", "preset": "1m", "architecture": tiny_recipe().init.architecture}
     tree = {
         "name": "exact",
@@ -275,12 +280,14 @@ def test_runs_give_the_weights_of_the_arms_trained_alone(tiny_recipe: Any, tmp_p
         "models": [model],
         "arms": [
             {"group": "a", "models": ["net"], "curricula": ["clm"], "budgets": [10]},
-            {"group": "a", "models": ["net"], "curricula": ["6+4"]},
+            {"group": "a", "models": ["net"], "curricula": ["6+4", "6 clm + 8 mlm50-20"]},
+            {"group": "a", "models": ["net"], "curricula": ["6 clm + 8 mlm50-20 + 3 mlm"]},
             {"group": "b", "parents": ["net-clm-10"], "curricula": ["mlm"], "budgets": [5, 4]},
         ],
     }
     plan = plan_study(parse_config(Study, tree, origin="exact.yaml"))
     assert plan.runs["net-6-4-10"].parent == "net-clm-10"
+    assert plan.runs["net-6-clm-8-mlm50-20-3-mlm-17"].first == 12, "both fall alike until the first one's decay"
     folders: dict[str, Path] = {}
     for name, run in plan.runs.items():
         recipe = start_from(run, f"{folders[run.parent]}@{run.first}") if run.parent else run.recipe
@@ -380,8 +387,8 @@ def test_curricula_beyond_the_paper() -> None:
     labels = {name: [phase.label for phase in arm.recipe.curriculum] for name, arm in plan.arms.items()}
     assert labels["11m-alternation-4k"] == ["clm", "mlm40"] * 3
     assert labels["11m-mixed-4k"] == ["mlm40+clm25", "mlm40"]
-    assert labels["11m-falling-mask-4k"] == ["mlm50", "mlm40", "mlm30", "mlm20"]
-    assert labels["11m-mlm40-4k-then-detour-1k"] == ["clm", "mlm40"]
+    assert labels["11m-falling-mask-4k"] == ["mlm50-15"]
+    assert labels["11m-mlm40-4k-then-detour-1k"] == ["clm", "mlm15"]
     assert {arm.recipe.num_steps for name, arm in plan.arms.items() if "-then-" not in name} == {4000}
 
 

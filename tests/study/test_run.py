@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from biphase.cli.study import read_evidence
-from biphase.config import Checkpoints, parse_config
+from biphase.config import parse_config
 from biphase.engine import scheduler, units
 from biphase.engine.local import Engine
 from biphase.errors import BusyError, InputError
 from biphase.files import file_hash, locked, read_json
 from biphase.finetuning.config import PROTOCOL
+from biphase.recipe import Checkpoints
 from biphase.run import Run
 from biphase.study import run as study_run
 from biphase.study import units as study_units_module

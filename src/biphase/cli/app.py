@@ -165,8 +165,9 @@ def pretrain_command(
 
     Several processes: `torchrun --nproc-per-node 8 -m biphase pretrain recipes/210m.yaml compute.parallel=fsdp`
     """
-    from biphase.config import Recipe, load_config
+    from biphase.config import load_config
     from biphase.pretraining.loop import train
+    from biphase.recipe import Recipe
 
     run = train(load_config(Recipe, recipe, overrides or ()), runs)
     out.print(str(run.path))

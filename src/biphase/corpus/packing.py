@@ -1,13 +1,15 @@
 """Shards → packed batches: which token is in which batch is a pure function of (shards, settings, step).
 
 A *sample* is a stretch of 12..2048 tokens of one document. The samples of an epoch stand in a seeded order, and batch k
-is the samples whose first token falls into [k·B, (k+1)·B) of that order laid end to end. A part of a batch (a rank, a
+is the samples whose first token falls into [k·B, (k+1)·B) of that order laid end to end (with batches that grow,
+between the sums of their sizes). A part of a batch (a rank, a
 microbatch) is a part of that interval. So batch k of any rank of any world size is computed without reading what
 precedes it, every objective sees the same samples in the same order, and resuming needs a step number only.
 
 Letters: T tokens of a batch, S samples of a batch.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -116,13 +118,19 @@ Samples = DocumentSamples | StreamSamples
 class Batches:
     """The batches of a training run: `batch(step, part, num_parts)`, computed from nothing but its arguments."""
 
-    def __init__(self, shards: ShardSet, samples: Samples, batch_tokens: int, seed: int, *, origin: int = 0) -> None:
-        """Batch 0 begins `origin` tokens into the order."""
+    def __init__(
+        self, shards: ShardSet, samples: Samples, tokens_before: Callable[[int], int], seed: int, *, origin: int = 0
+    ) -> None:
+        """Batch `step` begins `origin` + `tokens_before(step)` tokens into the order."""
         if samples.num_samples == 0:
             raise InputError(f"split '{shards.split}' holds no document that is long enough for a sample")
         self.shards, self.samples = shards, samples
-        self.batch_tokens, self.seed, self.origin = batch_tokens, seed, origin
+        self.tokens_before, self.seed, self.origin = tokens_before, seed, origin
         self.block_starts = lru_cache(maxsize=4)(self.sum_blocks)
+
+    def batch_tokens(self, step: int) -> int:
+        """How long batch `step` is, up to the rest of its last sample."""
+        return self.tokens_before(step + 1) - self.tokens_before(step)
 
     def batch(self, step: int, part: int = 0, num_parts: int = 1) -> PackedBatch:
         """Part `part` of the `num_parts` parts of batch `step` (from 0). All parts together are the batch, in order."""
@@ -130,9 +138,9 @@ class Batches:
         # With 1,000 tokens a batch, batch 2 is [2000, 3000) of the order, and its three parts are [2000, 2333),
         # [2333, 2666) and [2666, 3000). Every sample begins in exactly one of them and belongs to it as a whole: a
         # part may end behind its interval, and then the next one begins as far behind its own start.
-        first = self.origin + step * self.batch_tokens
+        first, tokens = self.origin + self.tokens_before(step), self.batch_tokens(step)
         ids_S, epochs_S = self.samples_between(
-            first + part * self.batch_tokens // num_parts, first + (part + 1) * self.batch_tokens // num_parts
+            first + part * tokens // num_parts, first + (part + 1) * tokens // num_parts
         )
         starts_S, stops_S = self.samples.spans(ids_S)
         bounds_S1 = np.concatenate([[0], np.cumsum(stops_S - starts_S)])

@@ -76,7 +76,8 @@ def write_card(
     """The model card as Markdown; `eos` is the end-of-text token."""
     from biphase import __version__
 
-    config = read_recipe(run).model_dump(mode="json")
+    recipe = read_recipe(run)
+    config = recipe.model_dump(mode="json")
     config["data"]["shards"] = Path(config["data"]["shards"]).name
     phases = describe_phases(config["curriculum"], manifest.run_step)
     if manifest.parent:
@@ -96,7 +97,7 @@ def write_card(
         auto_class=auto_class,
         eos=eos,
         embeddings="" if manifest.objective == "clm" else EMBEDDINGS.format(name=name),
-        curriculum=f"{phases}, {config['batch_tokens']:,} tokens a step, peak rate {config['schedule']['peak_lr']}.",
+        curriculum=f"{phases}, {recipe.batch_label} tokens a step, peak rate {config['schedule']['peak_lr']}.",
         tokens_seen=manifest.tokens_seen,
         step=manifest.step,
         data=manifest.data_fingerprint[:16],

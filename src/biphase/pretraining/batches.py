@@ -11,14 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from biphase.config import Phase, Recipe
 from biphase.corpus.packing import Batches, DocumentSamples, PackedBatch, Samples, StreamSamples
 from biphase.corpus.shards import ShardSet
 from biphase.distributed import World
 from biphase.encoder.attention import PAD_TO_MULTIPLE_OF, PackedLayout, choose_backend, lay_out
 from biphase.errors import InputError
 from biphase.pretraining.objectives import Vocabulary, label_batch
-from biphase.pretraining.schedule import mixture_number, pure_phase
+from biphase.pretraining.schedule import phase_of_step
+from biphase.recipe import Phase, Recipe
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class BatchLoader:
     def microbatches(self, phase: Phase, step: int) -> list[Microbatch]:
         """This process's parts of batch `step`: as many on every process, each about `microbatch_tokens` long."""
         size, rank = self.world.size, self.world.rank
-        num = -(-self.batches.batch_tokens // (size * self.microbatch_tokens))
+        num = -(-self.batches.batch_tokens(step) // (size * self.microbatch_tokens))
         return [self.microbatch(phase, step, rank * num + i, size * num) for i in range(num)]
 
     def microbatch(self, phase: Phase, step: int, part: int, num_parts: int) -> Microbatch:
@@ -82,16 +82,30 @@ class BatchLoader:
         )
 
 
-def open_loader(recipe: Recipe, shards: ShardSet, world: World, dtype: torch.dtype, origin: int) -> BatchLoader:
-    """The batches of a recipe for this process; `origin` is the place in the data order where the run began."""
+def open_loader(
+    recipe: Recipe, shards: ShardSet, world: World, dtype: torch.dtype, position: int = 0, origin_step: int = 0
+) -> BatchLoader:
+    """The batches of a recipe for this process.
+
+    `position` is the place in the data order where the run began, `origin_step` the updates before it.
+    """
     samples = make_samples(recipe, shards)
-    microbatches = -(-recipe.batch_tokens // (world.size * recipe.compute.microbatch_tokens))
-    if recipe.batch_tokens // (world.size * microbatches) < recipe.data.max_sample_tokens:
+    seen = recipe.tokens_before(origin_step)
+    batches = Batches(
+        shards,
+        samples,
+        lambda step: recipe.tokens_before(origin_step + step) - seen,
+        recipe.data.order_seed,
+        origin=position,
+    )
+    # A batch grows or shrinks from its first to its last update.
+    smallest = min(batches.batch_tokens(0), batches.batch_tokens(recipe.num_steps - 1))
+    microbatches = -(-smallest // (world.size * recipe.compute.microbatch_tokens))
+    if smallest // (world.size * microbatches) < recipe.data.max_sample_tokens:
         raise InputError(
-            f"batch_tokens {recipe.batch_tokens} over {world.size} processes and {microbatches} microbatches leaves "
+            f"batch_tokens {smallest} over {world.size} processes and {microbatches} microbatches leaves "
             f"less than one sample of {recipe.data.max_sample_tokens} tokens each; raise one of the two"
         )
-    batches = Batches(shards, samples, recipe.batch_tokens, recipe.data.order_seed, origin=origin)
     vocabulary = Vocabulary(shards.manifest.vocab_size, shards.manifest.mask_id, shards.manifest.special_ids)
     return BatchLoader(batches, vocabulary, recipe.seed, world, dtype, recipe.compute.microbatch_tokens)
 
@@ -113,8 +127,7 @@ def prefetch(
     """
 
     def make(number: int) -> tuple[int, Phase, list[Microbatch]]:
-        mixture = recipe.curriculum[mixture_number(recipe.curriculum, number)]
-        phase = pure_phase(mixture, origin_step + number)
+        phase = phase_of_step(recipe.curriculum, number, origin_step)
         return number, phase, loader.microbatches(phase, number)
 
     if not steps:

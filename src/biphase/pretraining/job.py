@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from biphase.config import Phase, Recipe
 from biphase.corpus.shards import ShardSet
 from biphase.device import choose_dtype, describe_machine
 from biphase.distributed import World
@@ -25,6 +24,7 @@ from biphase.pretraining.optimizer import make_optimizers
 from biphase.pretraining.parallel import parallelize, unwrap
 from biphase.pretraining.schedule import decay_start, mixture_ends
 from biphase.pretraining.start import Start, find_start, load_network
+from biphase.recipe import Phase, Recipe
 from biphase.run import Run, claim_run, drop_old, run_path, whole_steps
 
 
@@ -46,6 +46,11 @@ class Job:
         recipe = self.recipe
         decay = decay_start(recipe.schedule, recipe.num_steps)
         return {*mixture_ends(recipe.curriculum), decay, *recipe.checkpoints.keep} - {0}
+
+    def tokens_before(self, run_step: int) -> int:
+        """The tokens of all updates of this run before `run_step`."""
+        origin = self.origin.step
+        return self.recipe.tokens_before(origin + run_step) - self.recipe.tokens_before(origin)
 
     @property
     def lost_steps(self) -> list[int]:
@@ -98,7 +103,7 @@ def load_state(job: Job, start: Start) -> TrainState:
     recipe, world = job.recipe, job.world
     network = load_network(recipe, start, job.shards)
     flops = count_flops(network)
-    work = recipe.num_steps * recipe.batch_tokens * flops.per_token
+    work = job.tokens_before(recipe.num_steps) * flops.per_token
     model = parallelize(PackedModel(network), recipe.compute, job.dtype, world, work=work)
     sharded = world.size > 1 and recipe.compute.parallel == "fsdp"
     optimizers = make_optimizers(recipe.optimizer, model, dtype=job.dtype, sharded=sharded)
@@ -114,7 +119,7 @@ def save_state(job: Job, state: TrainState, done: int, mixture: Phase, tokens_se
         step=origin.step + done,
         run_step=done,
         tokens_seen=tokens_seen,
-        data_position=origin.data_position + done * recipe.batch_tokens,
+        data_position=origin.data_position + job.tokens_before(done),
         data_fingerprint=job.shards.fingerprint,
         tokenizer_hash=job.shards.manifest.tokenizer_hash,
         objective=mixture.objective,

@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from biphase.config import Recipe
 from biphase.distributed import join_world
 from biphase.errors import InputError, StoppedError
 from biphase.pretraining.batches import Microbatch, open_loader, prefetch
@@ -26,6 +25,7 @@ from biphase.pretraining.optimizer import set_rate
 from biphase.pretraining.parallel import autocast, gradient_sync
 from biphase.pretraining.schedule import mixture_number
 from biphase.pretraining.start import Start, resume_start
+from biphase.recipe import Recipe
 from biphase.run import Run, whole_steps
 
 
@@ -78,7 +78,7 @@ def train_steps(job: Job, start: Start, stop: int, *, is_logged: bool) -> int:
     """
     recipe, world = job.recipe, job.world
     # 1. Data: what each step is made of, and what it is measured on.
-    loader = open_loader(recipe, job.shards, world, job.dtype, job.origin.data_position)
+    loader = open_loader(recipe, job.shards, world, job.dtype, job.origin.data_position, job.origin.step)
     validate = make_validator(recipe, world, job.dtype, loader.vocabulary) if is_logged else None
     # 2. Model and optimizers, as they are at the start.
     state = load_state(job, start)
@@ -106,7 +106,7 @@ def train_steps(job: Job, start: Start, stop: int, *, is_logged: bool) -> int:
             saves = is_stopping or is_due
             if validate is not None and validates:
                 for part, _ in mixture.parts:
-                    log.record_validation(done, part, validate(state.model, part))
+                    log.record_validation(done, part, validate(state.model, part.with_mask_at(1)))
             if validates or saves or could_not_log:
                 world.raise_any(log.failure, f"{job.run.metrics} could not be written; the first process says why")
             if saves:

@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from biphase.config import Phase, Recipe
 from biphase.console import Tracker, track
 from biphase.corpus.packing import Batches
 from biphase.corpus.shards import ShardSet, read_shard_manifest
@@ -31,6 +30,7 @@ from biphase.pretraining.batches import BatchLoader, make_samples
 from biphase.pretraining.job import Job
 from biphase.pretraining.objectives import Vocabulary, is_causal
 from biphase.pretraining.parallel import autocast, unwrap
+from biphase.recipe import Phase, Recipe
 from biphase.run import Run
 
 
@@ -45,7 +45,7 @@ def make_validator(
     shards = ShardSet.open(folder, "validation")
     samples = make_samples(recipe, shards)
     tokens = min(recipe.validation.tokens, samples.num_tokens)
-    batches = Batches(shards, samples, tokens, seed=0)
+    batches = Batches(shards, samples, lambda step: step * tokens, seed=0)
     loader = BatchLoader(batches, vocabulary, recipe.seed, world, dtype, recipe.compute.microbatch_tokens)
     token_bytes = torch.from_numpy(shards.token_bytes().astype(np.int64)).to(world.device)
     return partial(validate, loader, token_bytes)
@@ -186,11 +186,11 @@ def describe_start(job: Job, model: nn.Module, loader: BatchLoader) -> str:
     run, recipe, carried, samples = job.run, job.recipe, job.origin.carried, loader.batches.samples
     network: Any = unwrap(model)
     millions = sum(parameter.numel() for parameter in network.parameters()) / 1e6
-    epochs = recipe.num_steps * recipe.batch_tokens / samples.num_tokens
+    epochs = job.tokens_before(recipe.num_steps) / samples.num_tokens
     phases = " → ".join(f"{phase.label} {phase.steps}" for phase in recipe.curriculum)
     left_out = f", {samples.left_out_tokens:,} tokens left out" if samples.left_out_tokens else ""
     taken = f"; taken over: {', '.join(carried)}" if carried else ""
     return (
         f"{run.path}: {type(network.network).__name__} of {millions:.1f}M parameters, {phases} steps of "
-        f"{recipe.batch_tokens:,} tokens, {epochs:.2g} epochs of {samples.num_samples:,} samples{left_out}{taken}"
+        f"{recipe.batch_label} tokens, {epochs:.2g} epochs of {samples.num_samples:,} samples{left_out}{taken}"
     )

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from biphase.config import Phase
 from biphase.corpus.packing import PackedBatch, uniform
+from biphase.recipe import Phase
 
 CHOOSE, REPLACE, RANDOM_TOKEN = range(3)
 """Which of the independent random numbers of a token is meant."""
@@ -55,6 +55,7 @@ def label_batch(phase: Phase, batch: PackedBatch, vocabulary: Vocabulary, seed: 
         is_last_T[batch.bounds_S1[1:] - 1] = True
         positions_N = np.flatnonzero(~is_last_T[:-1])
         return LabelledBatch(batch.tokens_T, positions_N, batch.tokens_T[positions_N + 1], causal=True)
+    assert not phase.is_ramped, "a masking ratio that moves has one value in each step"
     may_T = ~np.isin(batch.tokens_T, vocabulary.special_ids)
     if phase.objective == "mntp":
         may_T &= batch.positions_T > 0

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from biphase.config import Optimizer, Schedule
 from biphase.errors import InputError
 from biphase.pretraining.parallel import transformer_blocks
 from biphase.pretraining.schedule import learning_rate
+from biphase.recipe import Optimizer, Schedule
 
 QUINTIC = (3.4445, -4.7750, 2.0315)
 """Coefficients that pull singular values into about 0.7..1.2 in five iterations."""
@@ -46,7 +46,8 @@ def make_optimizers(
     if sharded:
         raise InputError("optimizer.name muon needs whole matrices; use compute.parallel=ddp or optimizer.name=adamw")
     groups = [{"params": matrices, "lr_scale": settings.muon_lr_scale}]
-    return [adamw, Muon(groups, weight_decay=settings.weight_decay, dtype=dtype)]
+    decay = settings.weight_decay if settings.muon_weight_decay is None else settings.muon_weight_decay
+    return [adamw, Muon(groups, weight_decay=decay, dtype=dtype)]
 
 
 def block_matrices(model: nn.Module) -> list[nn.Parameter]:

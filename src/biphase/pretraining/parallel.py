@@ -9,10 +9,10 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from biphase.config import ComputeConfig
 from biphase.device import has_cpp_compiler
 from biphase.distributed import World
 from biphase.errors import InputError
+from biphase.recipe import ComputeConfig
 
 COMPILE_PAYS_AFTER_FLOPS = 3e14
 """On a CPU, compiling takes up to a minute and saves time in bf16; in fp32 the products are all that counts."""

@@ -11,7 +11,7 @@ from fractions import Fraction
 from itertools import accumulate
 from math import floor
 
-from biphase.config import Phase, Schedule
+from biphase.recipe import Phase, Schedule
 
 
 def mixture_ends(curriculum: Sequence[Phase]) -> list[int]:
@@ -22,6 +22,18 @@ def mixture_ends(curriculum: Sequence[Phase]) -> list[int]:
 def mixture_number(curriculum: Sequence[Phase], run_step: int) -> int:
     """Which mixture update `run_step` (from 0) belongs to."""
     return bisect_right(mixture_ends(curriculum), run_step)
+
+
+def phase_of_step(curriculum: Sequence[Phase], run_step: int, origin_step: int) -> Phase:
+    """The pure phase of update `run_step` of a run that `origin_step` updates came before, its masking ratio fixed.
+
+    A ratio that moves is, at step i of n, that of (i + ½) / n of the way: its mean is the mean of both ends, and a part
+    of a phase (`Phase.between`) has the ratios of the whole.
+    """
+    number = mixture_number(curriculum, run_step)
+    mixture = curriculum[number]
+    step = run_step - (mixture_ends(curriculum)[number] - mixture.steps)
+    return pure_phase(mixture, origin_step + run_step).with_mask_at((step + 0.5) / mixture.steps)
 
 
 def pure_phase(mixture: Phase, step: int) -> Phase:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from transformers import AutoModelForMaskedLM, EuroBertConfig, PreTrainedModel
 
-from biphase.config import Recipe
 from biphase.corpus.shards import ShardSet, check_tokenizer
 from biphase.corpus.tokenizer import TOKENIZER_FILES, load_tokenizer, tokenizer_hash
 from biphase.distributed import World
@@ -19,6 +18,7 @@ from biphase.errors import InputError
 from biphase.hub import fetch_model, model_fingerprint
 from biphase.pretraining.checkpoint import CheckpointManifest, read_checkpoint_manifest
 from biphase.pretraining.objectives import is_causal
+from biphase.recipe import Recipe
 from biphase.run import Run, find_checkpoint, read_recipe, split_reference, whole_steps
 
 

@@ -14,10 +14,10 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from biphase.config import Checkpoints, ComputeConfig, Data, Init, Optimizer, Phase, Recipe, Schedule, Validation
 from biphase.encoder.presets import PRESETS, shape_of
 from biphase.errors import InputError
 from biphase.flops import SampleLengths, Shape, flops_per_token
+from biphase.recipe import Checkpoints, ComputeConfig, Data, Init, Optimizer, Phase, Recipe, Schedule, Validation
 from biphase.study.cost import Machine
 from biphase.study.curricula import curriculum_label, fill_budget, read_curriculum, write_steps
 from biphase.study.describe import format_hours
@@ -137,7 +137,7 @@ def advise(
     chosen = next(item for item in reversed(possible) if item.loss <= lowest * (1 + WITHIN_NOISE))
     recipe = write_recipe(chosen, curriculum.value, machine)
     shape = shape_of(chosen.preset, {}, chosen.vocab_size)
-    spent = recipe.num_steps * recipe.batch_tokens * mean_token_flops(shape, recipe.curriculum, chosen.context)
+    spent = recipe.tokens_before(recipe.num_steps) * mean_token_flops(shape, recipe.curriculum, chosen.context)
     holds = {
         # The paper's smallest budget is 12,000 of its steps.
         "extrapolated": not evidence and (chosen.is_small or chosen.tokens < 12_000 * PAPER_BATCH_TOKENS),
@@ -234,9 +234,9 @@ def write_recipe(chosen: Candidate, curriculum: str, machine: Machine | None) ->
     # The paper's rate at a width of 768 and more, up to four times that below; Muon takes three times AdamW's.
     width = PRESETS[chosen.preset]["hidden_size"]
     rate = min(5e-4 * max(1.0, 768 / width), 2e-3) * (3 if is_small else 1)
-    # 2,000 steps up and down, if they are no more than 5 % and 20 % of all; the decay has 5 % at least.
+    # 2,000 steps up and down, if they are no more than 5 % and 20 % of all; the decay has 10 % at least.
     warmup = min(2000, math.ceil(0.05 * steps))
-    decay = max(min(2000, round(0.2 * steps)), round(0.05 * steps))
+    decay = max(min(2000, round(0.2 * steps)), round(0.1 * steps))
     on_cpu = machine is not None and machine.name == "CPU"
     return Recipe(
         name=f"{chosen.preset}-{curriculum_label(curriculum)}-{write_steps(steps)}",

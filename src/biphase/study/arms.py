@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from string import Formatter
 from typing import Any
 
-from biphase.config import Phase, Recipe, parse_config
+from biphase.config import parse_config
 from biphase.encoder.presets import PRESETS
 from biphase.errors import InputError, nearest
+from biphase.recipe import Phase, Recipe
 from biphase.study.curricula import curriculum_label, fill_budget, read_curriculum, write_steps
 from biphase.study.spec import ArmGroup, PretrainingSeeds, StartingModel, Study
 

@@ -13,12 +13,12 @@ from statistics import median
 
 import numpy as np
 
-from biphase.config import Data, Recipe
 from biphase.encoder.presets import shape_of
 from biphase.errors import InputError, nearest
 from biphase.files import read_json
 from biphase.finetuning.config import FinetuneConfig
 from biphase.flops import PEAK_FLOPS, SHAPE_KEYS, SampleLengths, Shape, flops_per_token, known_device, read_shape
+from biphase.recipe import Data, Recipe
 from biphase.run import open_run, read_metrics
 from biphase.study.arms import starting_models
 from biphase.study.plan import Plan
@@ -150,10 +150,12 @@ class Sizes:
         shape, spent = self.shapes[run.name], dict[str, float]()
         if shape is None:
             return spent
+        end = run.first
         for phase in run.recipe.curriculum:
+            begin, end = end, end + phase.steps
+            tokens = run.recipe.tokens_before(end) - run.recipe.tokens_before(begin)
             for part, share in phase.parts:
-                each = flops_per_token(shape, part, self.texts[run.name])
-                flops = share * phase.steps * run.recipe.batch_tokens * each
+                flops = share * tokens * flops_per_token(shape, part, self.texts[run.name])
                 spent[part.objective] = spent.get(part.objective, 0.0) + flops
         return spent
 
@@ -271,7 +273,7 @@ def group_cost(plan: Plan, group: str, sizes: Sizes, machine: Machine | None, pu
         models=len(arms),
         steps_alone=sum(arm.recipe.num_steps for arm in arms),
         steps=sum(run.steps for run in runs),
-        tokens=float(sum(run.steps * run.recipe.batch_tokens for run in runs)),
+        tokens=float(sum(run.tokens for run in runs)),
         flops=float(flops),
         device_hours=machine.device_hours(flops) if machine else None,
         published=published,

@@ -3,6 +3,7 @@
     mlm   mlm30   mntp12.5       one objective for the whole budget; the number is the percentage of masked tokens
     25/75                        25 % of the budget CLM, then 75 % MLM
     5k+17k                       5,000 steps of CLM, then 17,000 of MLM: the budget is their sum
+    mlm40-15                     a percentage that falls (or rises) linearly over its phase
     40k clm + 2k mlm20           any list of phases in steps ...
     40% mlm + 20% clm + 40% mlm  ... or in shares of the budget, which add up to 100 %
 
@@ -17,8 +18,9 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from biphase.config import Phase, PositiveCount, Strict, parse_config
+from biphase.config import PositiveCount, Strict, parse_config
 from biphase.errors import InputError, nearest
+from biphase.recipe import Phase
 
 SHORT_OBJECTIVES = ("clm", "mlm", "mntp")
 """The words for objectives in the short forms: those of a recipe's phase."""
@@ -26,8 +28,10 @@ SHORT_OBJECTIVES = ("clm", "mlm", "mntp")
 NUMBER = r"\d+(?:\.\d+)?"
 SPLIT_IN_SHARES = re.compile(rf"({NUMBER})/({NUMBER})")
 SPLIT_IN_STEPS = re.compile(rf"({NUMBER}k?)\+({NUMBER}k?)")
-SHORT_PHASE = re.compile(rf"(?:(?P<amount>{NUMBER})(?P<unit>k|%|)\s+)?(?P<objective>[a-z]+)(?P<percent>{NUMBER})?")
-"""`40k clm`, `25% mlm20`, `500 mntp`, `mlm`."""
+SHORT_PHASE = re.compile(
+    rf"(?:(?P<amount>{NUMBER})(?P<unit>k|%|)\s+)?(?P<objective>[a-z]+)(?P<percent>{NUMBER})?(?:(?<=\d)-(?P<to>{NUMBER}))?"
+)
+"""`40k clm`, `25% mlm20`, `500 mntp`, `mlm`, `mlm40-15`."""
 
 
 class NamedCurriculum(Strict):
@@ -86,11 +90,13 @@ def read_curriculum(
                 "mlm30, 25/75, 5k+17k and 40k clm + 2k mlm20"
             )
         where = f"curriculum '{text}'"
-        amount, unit, objective, percent = match.group("amount", "unit", "objective", "percent")
+        amount, unit, objective, percent, to = match.group("amount", "unit", "objective", "percent", "to")
         settings: dict[str, Any] = {"objective": objective}
         if objective == "clm" and percent:
             raise InputError(f"{where}: clm masks nothing; write clm, not clm{percent}")
-        if objective != "clm":
+        if to:
+            settings["mask_probability"] = {"from": float(percent) / 100, "to": float(to) / 100}
+        elif objective != "clm":
             settings["mask_probability"] = float(percent) / 100 if percent else mask_probability
         # Without an amount, a phase has all of the budget.
         if amount is None or unit == "%":
@@ -161,12 +167,14 @@ def join_phases(phases: Iterable[Phase]) -> tuple[Phase, ...]:
     for phase in phases:
         # Settings of masking mean nothing under CLM; without them, two CLM phases are alike.
         plain = Phase(objective="clm", steps=phase.steps) if phase.objective == "clm" else phase
-        if joined and are_alike(joined[-1], plain):
+        if joined and are_alike(joined[-1], plain) and not plain.is_ramped:
             plain = plain.model_copy(update={"steps": joined.pop().steps + plain.steps})
         joined.append(plain)
     return tuple(joined)
 
 
 def are_alike(phase: Phase, other: Phase) -> bool:
-    """Whether two phases differ in their steps at most."""
+    """Whether two phases differ in their steps at most, and the shorter one is how the longer one begins."""
+    if phase.is_ramped and phase.steps != other.steps:
+        return False
     return phase.model_copy(update={"steps": other.steps}) == other

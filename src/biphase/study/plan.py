@@ -4,9 +4,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from biphase.config import Phase
 from biphase.errors import InputError, nearest
 from biphase.finetuning.config import FinetuneConfig
+from biphase.recipe import Phase
 from biphase.study.arms import Arm, expand_arms, seeded_name
 from biphase.study.curricula import join_phases
 from biphase.study.spec import Study, check_evaluation, finetune_config, trainings

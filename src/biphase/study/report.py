@@ -86,7 +86,7 @@ def list_costs(plan: Plan, place: StudyFolder, scores: dict[str, ScoreSet]) -> l
     if trained:
         seconds = sum(read_json(place.record(name))["seconds"] for name in trained)
         steps = sum(plan.runs[name].steps for name in trained)
-        tokens = sum(plan.runs[name].steps * plan.runs[name].recipe.batch_tokens for name in trained)
+        tokens = sum(plan.runs[name].tokens for name in trained)
         spent.append(("pretraining", len(trained), steps, f"{tokens:,}", seconds))
     for task, cells in measure_cells(scores).items():
         steps = sum(cell.steps for cell in cells)

@@ -102,11 +102,12 @@ def arm_of_model(plan: Plan, model: EvaluatedModel, sizes: Sizes) -> ReportArm:
     clm = round(clm_steps)
     mlm = sum(phase.steps for phase in pretraining) - clm
     later = sum(phase.steps for phase in phases) - num_before if parent is not None else 0
-    masks = [phase.mask_probability for phase in phases if phase.objective != "clm"]
+    masks = [phase.mask_at(1) for phase in phases if phase.objective != "clm"]
     is_intermediate = model.kind == "intermediate"
     # The paper has CLM, MLM, or CLM and then MLM; and MLM that continues one of these.
     kinds, later_kinds = ([part.objective for p in some for part, _ in p.parts] for some in (pretraining, rest))
-    is_of_the_paper = kinds in (["clm"], ["mlm"], ["clm", "mlm"]) and later_kinds in ([], ["mlm"])
+    is_ramped = any(phase.is_ramped for phase in phases) or not isinstance(arm.recipe.batch_tokens, int)
+    is_of_the_paper = kinds in (["clm"], ["mlm"], ["clm", "mlm"]) and later_kinds in ([], ["mlm"]) and not is_ramped
     return ReportArm(
         name=model.pooled_name,
         setup="efficiency" if is_intermediate else "objective" if is_of_the_paper else "other",

@@ -94,14 +94,14 @@ RULES = {
     ("masking", "MLM alone"): ("{chosen.mask:.0%}", NO_BEST_MASK, PAPER),
     ("masking", "after CLM"): ("{chosen.mask:.0%}", f"{NO_BEST_MASK}; after CLM it matters less (F7)", PAPER),
     ("batch", "any"): (
-        "{recipe.batch_tokens:,} tokens, {recipe.num_steps:,} steps",
+        "{recipe.batch_label} tokens, {recipe.num_steps:,} steps",
         "a power of the tokens of training through 1.2M → 2,048 and 99B → 2.36M",
         OURS,
     ),
     ("schedule", "any"): (
         "{recipe.schedule.warmup_steps:,} steps up, {recipe.schedule.decay_steps:,} down",
-        "2,000 and 2,000 where there is room, else 5 % and 20 % of the steps",
-        f"{PAPER}; {OURS}",
+        "2,000 up, at most 5 % of the steps; 2,000 down, at least 10 % and at most 20 % of them",
+        f"{PAPER}; a tenth was the best decay in arXiv 2605.12438",
     ),
     ("rate", "small network"): (
         RATE_CHOSEN,

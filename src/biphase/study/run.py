@@ -137,7 +137,7 @@ def estimate_costs(plan: Plan) -> dict[str, float]:
     costs: dict[str, float] = {}
     for run in plan.runs.values():
         flops = sum(sizes.flops(run).values()) if sizes is not None else 0.0
-        costs[train_name(run.name)] = flops if has_flops else float(run.steps * run.recipe.batch_tokens)
+        costs[train_name(run.name)] = flops if has_flops else float(run.tokens)
     for cell in plan.cells:
         run = runs[cell.model]
         shape = sizes.shapes[run.name] if sizes is not None else None

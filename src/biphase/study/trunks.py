@@ -27,9 +27,9 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import Any, Literal
 
-from biphase.config import Init, Phase, Recipe
 from biphase.errors import InputError
 from biphase.files import content_hash
+from biphase.recipe import Init, Phase, Recipe
 from biphase.study.arms import Arm
 from biphase.study.curricula import are_alike
 
@@ -79,6 +79,10 @@ class PlannedRun:
     @property
     def steps(self) -> int:
         return self.last - self.first
+
+    @property
+    def tokens(self) -> int:
+        return self.recipe.tokens_before(self.last) - self.recipe.tokens_before(self.first)
 
 
 @dataclass(frozen=True)
@@ -224,7 +228,7 @@ def cut_phases(phases: tuple[Phase, ...], steps: Collection[int]) -> Iterator[tu
         end = begin + phase.steps
         ends = sorted({begin, end, *(step for step in steps if begin < step < end)})
         for a, b in pairwise(ends):
-            yield a, b, phase.model_copy(update={"steps": b - a})
+            yield a, b, phase.between(a - begin, b - begin)
         begin = end
 
 

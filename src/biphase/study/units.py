@@ -10,11 +10,12 @@ from typing import Any
 
 import yaml
 
-from biphase.config import Recipe, parse_config
+from biphase.config import parse_config
 from biphase.console import duration
 from biphase.errors import EXIT_BUSY, BusyError, InputError
 from biphase.files import write_json, write_text
 from biphase.finetuning.config import FinetuneConfig
+from biphase.recipe import Recipe
 from biphase.run import Run, read_recipe
 from biphase.study.folder import StudyFolder, find_record, find_step, is_complete, needed_steps, train_name
 from biphase.study.plan import plan_study

@@ -1,0 +1,314 @@
+"""A pretraining run as its YAML file says it: where it starts, data, curriculum, schedule, optimizer, how it computes.
+
+Inert: nothing here reads data, touches torch or decides from the machine. Units stand in the names (`warmup_steps`,
+`batch_tokens`), and defaults are the paper's where the paper has a value (Table 1).
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    ConfigDict,
+    Discriminator,
+    Field,
+    SerializerFunctionWrapHandler,
+    Tag,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
+
+from biphase.config import Count, PositiveCount, Share, Strict
+from biphase.files import content_hash
+
+MaskShare = Annotated[float, Field(gt=0, lt=1)]
+
+
+class Init(Strict):
+    """Where the weights come from: exactly one of `preset`, `checkpoint` and `model`."""
+
+    preset: str | None = None
+    """A size of `biphase.encoder.presets.PRESETS`, from random weights."""
+    architecture: dict[str, bool | int | float | str] = Field(default={})
+    """Changes to the preset under transformers' names, such as `num_hidden_layers: 6`."""
+    checkpoint: str | None = None
+    """A run of ours, `runs/NAME-HASH@STEP`, or `runs/NAME-HASH` once it is done: steps and data order go on."""
+    carry_optimizer: bool = True
+    """With `checkpoint`: go on with its optimizer moments too, or start them at zero."""
+    model: str | None = None
+    """A Hugging Face decoder or encoder: a folder or a hub id."""
+    revision: str | None = None
+    """With `model`: a commit, tag or branch of the hub repository."""
+
+    @model_validator(mode="after")
+    def one_source(self) -> "Init":
+        given = [key for key in ("preset", "checkpoint", "model") if getattr(self, key) is not None]
+        if len(given) != 1:
+            raise ValueError(f"give exactly one of preset, checkpoint and model (given: {', '.join(given) or 'none'})")
+        return self
+
+
+class Data(Strict):
+    """Which tokens are trained on, how they are cut into samples, and in which order."""
+
+    shards: str
+    """A folder that `biphase prepare` wrote."""
+    packing: Literal["documents", "stream"] = "documents"
+    """`documents`: samples never cross documents. `stream`: the paper's original packer, which cuts a token stream at
+    random lengths and lets the documents inside a sample see each other."""
+    min_sample_tokens: PositiveCount = 12
+    max_sample_tokens: PositiveCount = 2048
+    order_seed: int = 42
+
+    @model_validator(mode="after")
+    def lengths_fit(self) -> "Data":
+        if self.max_sample_tokens < 2 * self.min_sample_tokens:
+            raise ValueError("max_sample_tokens must be at least twice min_sample_tokens")
+        return self
+
+
+class MaskRamp(Strict):
+    """A masking ratio that moves within a phase, linearly in its steps."""
+
+    model_config = ConfigDict(validate_by_name=True, serialize_by_alias=True)
+
+    start: Annotated[MaskShare, Field(alias="from")]
+    to: MaskShare
+
+    def at(self, share: float) -> float:
+        """The ratio where this share of the phase is done."""
+        return self.start + (self.to - self.start) * share
+
+
+class BatchRamp(Strict):
+    """A batch that grows linearly over so many updates and keeps its last size from there on.
+
+    Updates count over all parents, as checkpoints do: a branch goes on where its trunk was.
+    """
+
+    model_config = ConfigDict(validate_by_name=True, serialize_by_alias=True)
+
+    start: Annotated[PositiveCount, Field(alias="from")]
+    to: PositiveCount
+    steps: PositiveCount
+
+    def tokens_before(self, step: int) -> int:
+        """The tokens of all updates before `step` together."""
+        # Update k of n has from + (to - from) · (k + ½) / n tokens. Summed up over k that is a square, rounded here in
+        # whole numbers, and a batch is what lies between two of these sums: no rounding adds up.
+        climbing = min(step, self.steps)
+        climbed = (2 * self.steps * self.start * climbing + (self.to - self.start) * climbing**2) // (2 * self.steps)
+        return climbed + (step - climbing) * self.to
+
+
+NUMBER_OR_RAMP = Discriminator(lambda value: "ramp" if isinstance(value, dict | Strict) else "number")
+"""Which of the two a setting that may move is, so that an error is about the one that was meant."""
+
+
+class Phase(Strict):
+    """One stretch of training under one objective."""
+
+    objective: Literal["clm", "mlm", "mntp"]
+    steps: PositiveCount
+    mask_probability: Annotated[
+        Annotated[MaskShare, Tag("number")] | Annotated[MaskRamp, Tag("ramp")], NUMBER_OR_RAMP
+    ] = 0.4
+    """The share of the tokens to predict, or `{from: 0.4, to: 0.15}`: linear in the steps of the phase."""
+    mask_token_share: Share = 1.0
+    """The share of the chosen positions that show the mask token. The paper: all of them. BERT: 0.8."""
+    random_token_share: Share = 0.0
+    """The share of the chosen positions that show a random token. BERT: 0.1; the rest keep their token."""
+    clm_share: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """The share of a masked objective's steps that predict the next token instead, spread evenly: CLM and MLM mixed
+    by batch. The phase still counts as its masked objective: its model is bidirectional."""
+
+    @model_validator(mode="after")
+    def shares_add_up(self) -> "Phase":
+        if self.mask_token_share + self.random_token_share > 1 + 1e-9:
+            raise ValueError("mask_token_share + random_token_share must not exceed 1")
+        if self.objective == "clm" and self.clm_share:
+            raise ValueError("clm_share mixes CLM into a masked objective; write objective: mlm with it")
+        return self
+
+    @property
+    def label(self) -> str:
+        """`clm`, `mlm40`, `mlm40+clm25`: the objective, the masked percentage, the share of CLM where it has one."""
+        if self.objective == "clm":
+            return "clm"
+        mixed = f"+clm{100 * self.clm_share:g}" if self.clm_share else ""
+        ramp = self.mask_probability
+        ends = [ramp.start, ramp.to] if isinstance(ramp, MaskRamp) else [ramp]
+        return f"{self.objective}{'-'.join(f'{100 * share:g}' for share in ends)}{mixed}"
+
+    @property
+    def is_ramped(self) -> bool:
+        """Whether its masking ratio moves."""
+        return isinstance(self.mask_probability, MaskRamp)
+
+    def with_mask_at(self, share: float) -> "Phase":
+        """The phase with the masking ratio that it has where this share of its steps is done."""
+        return self.model_copy(update={"mask_probability": self.mask_at(share)}) if self.is_ramped else self
+
+    def mask_at(self, share: float) -> float:
+        """The masking ratio where this share of its steps is done."""
+        ratio = self.mask_probability
+        return ratio.at(share) if isinstance(ratio, MaskRamp) else ratio
+
+    def between(self, begin: int, end: int) -> "Phase":
+        """Its steps from `begin` to `end` as a phase of their own, each with the masking ratio that it has here."""
+        changes: dict[str, Any] = {"steps": end - begin}
+        if isinstance(ramp := self.mask_probability, MaskRamp) and (begin, end) != (0, self.steps):
+            changes["mask_probability"] = MaskRamp(start=ramp.at(begin / self.steps), to=ramp.at(end / self.steps))
+        return self.model_copy(update=changes)
+
+    @property
+    def parts(self) -> tuple[tuple["Phase", float], ...]:
+        """The pure phases that it mixes, each with its share of the steps."""
+        if not self.clm_share:
+            return ((self, 1.0),)
+        masked = self.model_copy(update={"clm_share": 0.0})
+        return (masked, 1 - self.clm_share), (Phase(objective="clm", steps=self.steps), self.clm_share)
+
+
+class Schedule(Strict):
+    """Warmup-stable-decay: linear from 0, constant, linear to 0. Either end may have 0 steps."""
+
+    peak_lr: Annotated[float, Field(gt=0)] = 5e-4
+    warmup_steps: Count = 2000
+    decay_steps: Count = 2000
+
+
+class Optimizer(Strict):
+    """How gradients become updates; the defaults are the paper's AdamW."""
+
+    name: Literal["adamw", "muon"] = "adamw"
+    """`muon`: orthogonalised momentum for the matrices inside the blocks, AdamW for everything else."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-5
+    weight_decay: float = 0.1
+    """On every parameter, norms and embeddings included, as the paper's code does."""
+    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    muon_lr_scale: Annotated[float, Field(gt=0)] = 1.0
+    """With `muon`: its rate as a multiple of AdamW's (updates are scaled to AdamW's root mean square)."""
+    muon_weight_decay: Annotated[float, Field(ge=0)] | None = None
+    """With `muon`: the weight decay of its matrices; `weight_decay` unless given."""
+
+    @model_serializer(mode="wrap")
+    def leave_out_what_is_not_given(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """A recipe without the key keeps the name that it had before there was such a key."""
+        return {key: value for key, value in serialize(self).items() if value is not None}
+
+
+class Validation(Strict):
+    """When held-out text is measured, and how much of it."""
+
+    every_steps: Count = 1000
+    """0: only at the end of a phase."""
+    tokens: PositiveCount = 1_000_000
+    """At most this many tokens of the validation split, always the same ones."""
+
+
+class Checkpoints(Strict):
+    """When a checkpoint is written, and which ones stay."""
+
+    every_steps: Count = 1000
+    """0: only where a phase ends, before the decay begins, and after the updates in `keep`; all these stay."""
+    keep_last: Count = 2
+    """How many of the `every_steps` checkpoints stay (0: all)."""
+    keep: tuple[PositiveCount, ...] = ()
+    """Updates of this run after which the checkpoint stays, such as those where another run will branch off. Where one
+    is added to a finished run, the same command trains up to it again."""
+
+
+class ComputeConfig(Strict):
+    """How, not what: with fixed `precision`, nothing here changes a run's identity."""
+
+    microbatch_tokens: PositiveCount = 16_384
+    precision: Literal["auto", "bf16", "fp32"] = "auto"
+    """The type of the arithmetic; master weights are always fp32. `auto`: bf16 where the device has units for it, else
+    fp32."""
+    compile: Literal["auto", "on", "off"] = "auto"
+    """torch.compile of the blocks. `auto`: on CUDA, and in long bf16 runs on a CPU with a C++ compiler."""
+    parallel: Literal["ddp", "fsdp"] = "ddp"
+    """Under torchrun: whole weights on each process, or weights, gradients and moments sharded (FSDP2)."""
+    activation_checkpointing: bool = False
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+
+    @field_validator("compile", mode="before")
+    @classmethod
+    def read_on_and_off(cls, value: Any) -> Any:
+        """YAML reads a bare on or off as a boolean."""
+        return ("on" if value else "off") if isinstance(value, bool) else value
+
+
+class Recipe(Strict):
+    """One pretraining run: init + curriculum + schedule + data + seed."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    init: Init
+    data: Data
+    curriculum: Annotated[tuple[Phase, ...], Field(min_length=1)]
+    schedule: Schedule = Schedule()
+    batch_tokens: Annotated[
+        Annotated[PositiveCount, Tag("number")] | Annotated[BatchRamp, Tag("ramp")], NUMBER_OR_RAMP
+    ] = 2_359_296
+    """The tokens of an update, or `{from: 8192, to: 65536, steps: 1000}`: growing over so many updates."""
+    optimizer: Optimizer = Optimizer()
+    seed: int = 0
+    """What the initial weights and the masks are drawn from."""
+    validation: Validation = Validation()
+    checkpoints: Checkpoints = Checkpoints()
+    compute: ComputeConfig = ComputeConfig()
+    tensorboard: bool = False
+    """Write TensorBoard event files beside metrics.jsonl (needs `pip install tensorboard`)."""
+
+    @property
+    def num_steps(self) -> int:
+        return sum(phase.steps for phase in self.curriculum)
+
+    def tokens_before(self, step: int) -> int:
+        """The tokens of all updates before `step`, which counts over all parents."""
+        batch = self.batch_tokens
+        return batch.tokens_before(step) if isinstance(batch, BatchRamp) else batch * step
+
+    @property
+    def batch_label(self) -> str:
+        """`8,192`, or `8,192 to 65,536`."""
+        batch = self.batch_tokens
+        return f"{batch.start:,} to {batch.to:,}" if isinstance(batch, BatchRamp) else f"{batch:,}"
+
+    @model_validator(mode="after")
+    def steps_and_batches_fit(self) -> "Recipe":
+        ends = self.schedule.warmup_steps + self.schedule.decay_steps
+        if ends > self.num_steps:
+            raise ValueError(
+                f"schedule: {self.schedule.warmup_steps} warm-up + {self.schedule.decay_steps} decay steps do not fit "
+                f"into the {self.num_steps} steps of the curriculum"
+            )
+        if late := [step for step in self.checkpoints.keep if step > self.num_steps]:
+            raise ValueError(
+                f"checkpoints.keep: step {late[0]} lies behind the {self.num_steps} steps of the curriculum"
+            )
+        smallest = self.batch_tokens
+        if isinstance(smallest, BatchRamp):
+            smallest = min(smallest.start, smallest.to)
+        for key, tokens in (
+            ("batch_tokens", smallest),
+            ("compute.microbatch_tokens", self.compute.microbatch_tokens),
+        ):
+            if tokens < self.data.max_sample_tokens:
+                raise ValueError(f"{key} is {tokens}, less than one sample of {self.data.max_sample_tokens} tokens")
+        return self
+
+    def identity(self, data_fingerprint: str, parent: str | None, precision: str) -> str:
+        """A hash of everything that decides the weights. Paths are replaced by what they hold.
+
+        Args:
+            data_fingerprint: content hash of the shard set.
+            parent: content hash of the checkpoint or model behind `init`, None for a preset.
+            precision: what `compute.precision` means on the device at hand, such as `torch.bfloat16`.
+        """
+        tree = self.model_dump(mode="json", exclude={"name", "validation", "checkpoints", "tensorboard", "compute"})
+        tree["data"]["shards"] = data_fingerprint
+        tree["init"]["checkpoint"] = tree["init"]["model"] = tree["init"]["revision"] = parent
+        tree["precision"] = precision
+        return content_hash(tree)
