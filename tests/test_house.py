@@ -25,6 +25,7 @@ ORDER = [
     ("pretraining",),
     ("export",),
     ("finetuning",),
+    ("embedding",),
     ("report",),
     ("paper",),
     ("study",),
