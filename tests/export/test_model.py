@@ -28,7 +28,7 @@ from transformers import (
 )
 
 from biphase.cli.inspect import describe_path
-from biphase.corpus.shards import read_shard_manifest
+from biphase.corpus.manifest import read_shard_manifest
 from biphase.corpus.tokenizer import load_tokenizer
 from biphase.encoder.attention import lay_out
 from biphase.encoder.load import load_model

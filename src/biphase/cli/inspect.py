@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from biphase.corpus.shards import SHARD_SPLITS, ShardSet, describe_shards
+from biphase.corpus.manifest import SHARD_SPLITS
+from biphase.corpus.shards import ShardSet, describe_shards
 from biphase.errors import InputError
 from biphase.files import read_json_as
 from biphase.run import Run, read_done, read_metrics, read_recipe, whole_steps

@@ -16,18 +16,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from biphase import console
-from biphase.corpus.shards import (
+from biphase.corpus.duplicates import count_copies
+from biphase.corpus.manifest import (
     FORMAT_VERSION,
-    SHARD_SPLITS,
     Options,
     Shard,
     ShardManifest,
     ShardSplitName,
-    SplitTotals,
     read_shard_manifest,
+    set_fingerprint,
+    sum_splits,
+    write_shard_manifest,
+    wrong_size,
 )
 from biphase.corpus.text import TextSource, TxtDocuments, check_txt_documents, find_text_sources
-from biphase.corpus.tokenize import ShardPlan, keep_encoder, tell_full_disk, tokenize_unit
+from biphase.corpus.tokenize import ShardPlan, keep_encoder, source_hash, tell_full_disk, tokenize_unit
 from biphase.corpus.tokenizer import (
     load_tokenizer,
     save_tokenizer,
@@ -40,7 +43,7 @@ from biphase.engine.local import Engine
 from biphase.engine.scheduler import run_units
 from biphase.engine.units import Unit
 from biphase.errors import BusyError, InputError
-from biphase.files import content_hash, locked, read_json, write_json
+from biphase.files import content_hash, file_hash, locked, read_json_as
 from biphase.machine import num_cores
 
 if TYPE_CHECKING:
@@ -48,6 +51,8 @@ if TYPE_CHECKING:
 
 MAX_SHARDS = 1024
 """More source files than this are tokenized several to a shard, so that a set never has too many files to map."""
+NAMED_BY = 1
+"""The way in which folders of shards are named."""
 CORES_PER_WORKER = 4
 """As many as one Python process feeds with ease: reading, taking ids out and writing cost it about a tenth of the
 encoding. Fewer, larger workers load the tokenizer less often, and the last file is shared by more cores."""
@@ -66,6 +71,7 @@ def prepare(
     text_field: str = "text",
     id_field: str = "id",
     txt_documents: TxtDocuments = "file",
+    append: bool = False,
 ) -> ShardManifest:
     """Tokenize `sources` (see `corpus.text.find_text_sources`) into the shard set `out`; returns its manifest.
 
@@ -75,40 +81,54 @@ def prepare(
     four cores, at most one per file), or those of a Ray cluster where `engine` is one. The content does not depend on
     their number.
 
+    With `append`, a finished set grows by those of the sources that are not in it yet. What is there stays as it is,
+    and the manifest goes on to know the set as it was. A finished set that lacks files gets them again by the call that
+    made it.
+
     Raises `InputError` (one line: file, line, remedy) for bad input, no space left, a killed worker, or an `out` that
     holds a set made from something else; `BusyError` while another process makes it. What is finished stays.
     """
     if workers is not None and workers < 1:
         raise InputError(f"workers {workers} is less than 1")
-    if validation_fraction and validation_sources:
-        raise InputError("validation_fraction and validation_sources are both given: choose one")
-    if validation_fraction is None:
-        validation_fraction = 0.0 if validation_sources else 0.01
-    if not 0 <= validation_fraction < 1:
-        raise InputError(f"validation_fraction {validation_fraction} is not in [0, 1)")
     check_txt_documents(txt_documents)
-    options = Options(
-        validation_fraction=validation_fraction,
-        seed=seed,
-        text_field=text_field,
-        id_field=id_field,
-        txt_documents=txt_documents,
-    )
+    fraction = choose_fraction(validation_fraction, bool(validation_sources))
+    chosen = {"text_field": text_field, "id_field": id_field, "txt_documents": txt_documents}
+    options = Options(validation_fraction=fraction, seed=seed, **chosen)  # type: ignore[arg-type]
     found = find_both(sources, validation_sources)
     tokenizer = load_tokenizer(tokenizer_source)
     with tell_full_disk(out), claim_set(out):
-        facts = known_facts(tokenizer, found, options)
-        if (out / "manifest.json").exists():
-            return check_same_set(out, facts)
-        for name in ("tokenizer", "token_bytes.npy", "shards"):
-            if (out / name).is_symlink():
-                raise InputError(f"{out / name} is a link, through which nothing is written; remove it")
-        save_tokenizer(tokenizer, out / "tokenizer")
-        np.save(out / "token_bytes.npy", token_byte_lengths(tokenizer))
+        refuse_links(out)
+        before = read_shard_manifest(out) if (out / "manifest.json").exists() else None
+        if append and before is None:
+            raise InputError(f"{out} holds no finished shard set that could grow: leave --append out")
+        sources_hash = content_hash([[split, [source.fingerprint for source in group]] for split, group in found])
+        facts = known_facts(tokenizer) | {"sources_hash": sources_hash, "options": options}
+        is_made = before is not None and check_same_set(out, before, facts, append=append)
+        if before is None:
+            save_tokenizer(tokenizer, out / "tokenizer")
+        elif not is_made:
+            found = leave_out_present(found, before)
+        facts["token_bytes_sha256"] = save_token_bytes(tokenizer, out)
         plans = [plan for split, group in found for plan in plan_shards(out, group, split, options, facts)]
         keep_encoder(facts["tokenizer_hash"], tokenizer.backend_tokenizer)
-        tokenize_missing(plans, out, facts["tokenizer_hash"], workers, engine)
-        return finish_set(out, plans, facts)
+        if before is not None and is_made:
+            lost = [plan for plan in plans if is_lost(plan, before)]
+            tokenize_missing(plans, lost, out, facts["tokenizer_hash"], workers, engine)
+            return mend_set(out, before, lost)
+        missing = [plan for plan in plans if not plan.is_done]
+        tokenize_missing(plans, missing, out, facts["tokenizer_hash"], workers, engine)
+        return finish_set(out, plans, facts, before)
+
+
+def choose_fraction(given: float | None, has_sources: bool) -> float:
+    """The share of documents that goes to validation."""
+    if given and has_sources:
+        raise InputError("validation_fraction and validation_sources are both given: choose one")
+    if given is None:
+        return 0.0 if has_sources else 0.01
+    if not 0 <= given < 1:
+        raise InputError(f"validation_fraction {given} is not in [0, 1)")
+    return given
 
 
 Found = list[tuple[ShardSplitName | None, list[TextSource]]]
@@ -126,12 +146,11 @@ def find_both(sources: Sequence[str | Path], validation_sources: Sequence[str | 
     return [("train", train), ("validation", validation)]
 
 
-def known_facts(tokenizer: "PreTrainedTokenizerFast", found: Found, options: Options) -> dict[str, Any]:
-    """The fields of the manifest that are known before the work."""
+def known_facts(tokenizer: "PreTrainedTokenizerFast") -> dict[str, Any]:
+    """The fields of the manifest that the tokenizer decides."""
     vocab_size = tokenizer_vocab_size(tokenizer)
     return {
         "format_version": FORMAT_VERSION,
-        "sources_hash": content_hash([[split, [source.fingerprint for source in group]] for split, group in found]),
         "tokenizer_hash": tokenizer_hash(tokenizer),
         "dtype": "uint16" if vocab_size <= 1 << 16 else "uint32",
         "vocab_size": vocab_size,
@@ -140,23 +159,82 @@ def known_facts(tokenizer: "PreTrainedTokenizerFast", found: Found, options: Opt
         "pad_id": tokenizer.pad_token_id,
         "bos_id": tokenizer.bos_token_id,
         "special_ids": tuple(special_ids(tokenizer)),
-        "options": options,
     }
 
 
-def check_same_set(out: Path, facts: dict[str, Any]) -> ShardManifest:
-    manifest = read_shard_manifest(out)
-    differing = [
-        name for name in ("sources_hash", "tokenizer_hash", "options") if getattr(manifest, name) != facts[name]
-    ]
-    if differing:
-        what = ", ".join(name.removesuffix("_hash") for name in differing)
-        raise InputError(
-            f"{out} holds a finished shard set of other {what}: choose another folder, or delete "
-            f"{out / 'manifest.json'} to make it anew (files that are still the same are not tokenized again)"
-        )
-    console.err.print(f"{out} is complete, nothing to do")
-    return manifest
+def refuse_links(out: Path) -> None:
+    """Nothing is written, replaced or cleared through a link that someone put into the set."""
+    inside = (out / "shards").iterdir() if (out / "shards").is_dir() else ()
+    for path in (out / "tokenizer", out / "token_bytes.npy", out / "shards", out / ".locks", *inside):
+        if path.is_symlink():
+            raise InputError(f"{path} is a link, through which nothing is written; remove it")
+
+
+def save_token_bytes(tokenizer: "PreTrainedTokenizerFast", out: Path) -> str:
+    """Write token_bytes.npy where it is not there as it should be; returns its SHA-256."""
+    path, part = out / "token_bytes.npy", out / ".token_bytes.part.npy"
+    part.unlink(missing_ok=True)
+    np.save(part, token_byte_lengths(tokenizer))
+    digest = file_hash(part)
+    if path.is_file() and file_hash(path) == digest:
+        part.unlink()
+    else:
+        os.replace(part, path)
+    return digest
+
+
+def check_same_set(out: Path, before: ShardManifest, facts: dict[str, Any], *, append: bool) -> bool:
+    """Whether a finished set was made by this very call, now or before it grew. Otherwise it may grow with `append`."""
+    if before.tokenizer_hash == facts["tokenizer_hash"]:
+        asked = facts["sources_hash"], facts["options"]
+        if any((stage.sources_hash, stage.options) == asked for stage in before.stages):
+            return True
+        if append:
+            return False
+    first = before.stages[0].model_dump() | {"tokenizer_hash": before.tokenizer_hash}
+    asked_for = facts | {"options": facts["options"].model_dump()}
+    names = ("tokenizer_hash",) if append else ("sources_hash", "tokenizer_hash", "options")
+    what = ", ".join(name.removesuffix("_hash") for name in names if first[name] != asked_for[name])
+    grow = "" if append or "tokenizer" in what else "add to it with --append, "
+    raise InputError(
+        f"{out} holds a finished shard set of other {what}: {grow}choose another folder, or delete "
+        f"{out / 'manifest.json'} to make it anew (files that are still the same are not tokenized again)"
+    )
+
+
+def leave_out_present(found: Found, before: ShardManifest) -> Found:
+    """The sources that are not in a set yet."""
+    present = {name for shard in before.shards for name in shard.source_hashes}
+    new = [(split, [source for source in group if source_hash(source) not in present]) for split, group in found]
+    num_present = sum(len(group) for _, group in found) - sum(len(group) for _, group in new)
+    if num_present:
+        console.err.print(f"{num_present} of the sources are in the set already and stay as they are", markup=False)
+    return new
+
+
+def is_lost(plan: ShardPlan, before: ShardManifest) -> bool:
+    """Whether files are missing of the shard of a finished set that was made by this plan."""
+    for shard in before.shards:
+        if shard.name == plan.folder.name:
+            return any(wrong_size(plan.folder, split, part, plan.dtype) for split, part in shard.parts.items())
+    return False  # made from sources that were grouped in another way
+
+
+def mend_set(out: Path, before: ShardManifest, lost: list[ShardPlan]) -> ShardManifest:
+    """Raises `InputError` unless the shards that were lost and made again hold what the manifest says."""
+    shards = {shard.name: shard for shard in before.shards}
+    for plan in lost:
+        made = read_json_as(plan.folder / "shard.json", Shard)
+        for split, part in shards[plan.folder.name].parts.items():
+            for name in ("tokens_sha256", "ends_sha256"):
+                if getattr(made.parts[split], name) != getattr(part, name):
+                    raise InputError(
+                        f"{plan.folder} came out otherwise than it was, though its sources have the same size and "
+                        "time: take the folder from a copy of the set, or delete manifest.json to make the set anew"
+                    )
+    console.err.print(f"{out} {'lacked files and has them again' if lost else 'is complete, nothing to do'}")
+    shutil.rmtree(out / ".locks", ignore_errors=True)
+    return before
 
 
 def plan_shards(
@@ -167,18 +245,21 @@ def plan_shards(
         group = tuple(sources[start : start + per_unit])
         decides = [[source.fingerprint for source in group], split, options.model_dump(), facts["tokenizer_hash"]]
         stem = re.sub(r"[^\w.-]+", "-", Path(group[0].name).name)[:40].lstrip(".")
-        name = f"{stem}-{content_hash([*decides, FORMAT_VERSION])[:12]}"
+        name = f"{stem}-{content_hash([*decides, NAMED_BY])[:12]}"
         group = tuple(replace(source, path=source.path and source.path.resolve()) for source in group)
         yield ShardPlan(out.resolve() / "shards" / name, group, split, options, facts["dtype"], facts["eos_id"])
 
 
-def finish_set(out: Path, plans: list[ShardPlan], facts: dict[str, Any]) -> ShardManifest:
-    shards = tuple(Shard.model_validate(read_json(plan.folder / "shard.json")) for plan in plans)
-    splits = {}
-    for split in SHARD_SPLITS:
-        parts = [shard.parts[split] for shard in shards]
-        totals = {name: sum(getattr(part, name) for part in parts) for name in SplitTotals.model_fields}
-        splits[split] = SplitTotals(**totals)
+def finish_set(out: Path, plans: list[ShardPlan], facts: dict[str, Any], before: ShardManifest | None) -> ShardManifest:
+    """Write the manifest of the shards that are there and, where the set grows, of those `before`."""
+    known = before.shards if before else ()
+    present = {shard.name for shard in known}
+    new = [plan for plan in plans if plan.folder.name not in present]
+    if before is not None and not new:
+        console.err.print(f"{out} holds all of it, nothing to do", markup=False)
+        return before
+    shards = (*known, *(read_json_as(plan.folder / "shard.json", Shard) for plan in new))
+    splits = sum_splits(shards)
     if splits["train"].documents == 0:
         raise InputError("no document is left for training: every text is empty or went to validation")
     if splits["validation"].documents == 0 and facts["options"].validation_fraction > 0:
@@ -186,18 +267,21 @@ def finish_set(out: Path, plans: list[ShardPlan], facts: dict[str, Any]) -> Shar
             f"no document fell into validation ({splits['train'].documents} in all): give validation sources, a higher "
             "fraction, or have .txt files split into paragraphs"
         )
-    hashes = [
-        [shard.parts[split].tokens_sha256, shard.parts[split].ends_sha256] for shard in shards for split in SHARD_SPLITS
-    ]
-    fingerprint = content_hash([facts["tokenizer_hash"], facts["dtype"], facts["vocab_size"], hashes])
-    manifest = ShardManifest(fingerprint=fingerprint, splits=splits, shards=shards, **facts)
-    write_json(out / "manifest.json", manifest.model_dump(mode="json"))
-    kept = {plan.folder.name for plan in plans}
+    manifest = ShardManifest(
+        fingerprint=set_fingerprint(facts["tokenizer_hash"], facts["dtype"], facts["vocab_size"], shards),
+        splits=splits,
+        shards=shards,
+        earlier=before.stages if before else (),
+        duplicates=count_copies(out, shards),
+        **facts,
+    )
+    write_shard_manifest(out, manifest)
+    kept = {shard.name for shard in shards}
     for folder in (out / "shards").iterdir():
         is_ours = (folder / "shard.json").exists() or folder.name.endswith(".part")
         if folder.name not in kept and is_ours:
             shutil.rmtree(folder)  # of an unfinished call with other sources or options
-    shutil.rmtree(out / ".locks")
+    shutil.rmtree(out / ".locks", ignore_errors=True)
     return manifest
 
 
@@ -214,16 +298,22 @@ def claim_set(out: Path) -> Iterator[None]:
 
 
 def tokenize_missing(
-    plans: list[ShardPlan], out: Path, tokenizer_hash: str, workers: int | None, engine: Engine | None
+    plans: list[ShardPlan],
+    missing: list[ShardPlan],
+    out: Path,
+    tokenizer_hash: str,
+    workers: int | None,
+    engine: Engine | None,
 ) -> None:
-    """Make the shard folders that are not there, large ones first where there are several workers. A failure stops all.
+    """Make the shard folders that are missing, large ones first where there are several workers. A failure stops all.
 
     The bar counts bytes on disk; its note tells how fast text is read, and how many tokens it makes.
     """
-    missing = [plan for plan in plans if not plan.is_done]
+    if not missing:
+        return
     where = choose_engine(engine, workers, len(missing))
     if where.workers != 0:
-        missing.sort(key=lambda plan: -plan.num_bytes)
+        missing = sorted(missing, key=lambda plan: -plan.num_bytes)
     (out / ".locks").mkdir(exist_ok=True)
     arguments = {
         "tokenizer_file": str(out.resolve() / "tokenizer" / "tokenizer.json"),

@@ -1,120 +1,83 @@
-"""A set of token shards: its records, and one split of it read as a single stream of tokens.
+"""A set of token shards: one split of it read as a single stream of tokens, each document checked when it is touched.
 
 On disk: manifest.json (written last), tokenizer/, token_bytes.npy, and for each shard a folder shards/NAME/ with
-shard.json and, for train and validation, SPLIT.tokens and SPLIT.ends. Tokens are little-endian uint16, or uint32 where
-the vocabulary needs it, one end-of-text token after each document; ends are the int64 offsets behind those, counted
-from the shard's first token.
+shard.json and, for train and validation, SPLIT.tokens, SPLIT.ends and SPLIT.hashes. Tokens are little-endian uint16, or
+uint32 where the vocabulary needs it, one end-of-text token after each document; ends are the int64 offsets behind
+those, counted from the shard's first token; hashes are the XXH3 (64 bits) of the bytes of each document's tokens.
 """
 
+import hashlib
 from bisect import bisect_right
 from functools import cached_property
+from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import xxhash
 
-from biphase.config import Strict
-from biphase.corpus.text import TxtDocuments
+from biphase.corpus.manifest import (
+    SHARD_SPLITS,
+    Shard,
+    ShardManifest,
+    ShardPart,
+    ShardSplitName,
+    read_shard_manifest,
+    wrong_size,
+)
 from biphase.corpus.tokenizer import load_tokenizer, token_byte_lengths, tokenizer_hash
 from biphase.errors import InputError, nearest
-from biphase.files import file_hash, read_json, read_json_as
+from biphase.files import file_hash
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-ShardSplitName = Literal["train", "validation"]
-SHARD_SPLITS: tuple[ShardSplitName, ...] = get_args(ShardSplitName)
-
-FORMAT_VERSION = 1
 LONG_TOKENS = 2048
 """Documents with more tokens than this are counted in a description."""
 
 
-class SplitTotals(Strict):
-    """What all shards hold of one split. `text_bytes` counts UTF-8; `empty_texts` are texts of white space only, which
-    become no document."""
+class ShardTokens:
+    """The tokens of one shard and split, memory-mapped, each document checked the first time that it is read.
 
-    documents: int
-    tokens: int
-    text_bytes: int
-    empty_texts: int
+    Where documents have no hashes (sets of version 1), the whole file is checked when it is opened.
+    """
 
+    def __init__(self, folder: Path, split: str, part: ShardPart, ends: np.ndarray, dtype: np.dtype) -> None:
+        """`ends` are the document ends in the shard. Raises `InputError` saying what is wrong, without a remedy."""
+        self.path = folder / f"{split}.tokens"
+        self.tokens = np.asarray(np.memmap(self.path, dtype=dtype, mode="r"))
+        self.ends = ends
+        self.hashes: np.ndarray | None = None
+        if part.hashes_sha256 is not None:
+            self.hashes = np.asarray(np.memmap(folder / f"{split}.hashes", dtype="<u8", mode="r"))
+            self.is_checked = bytearray(len(ends) // 8 + 1)  # a bit for each document
+        elif file_hash(self.path) != part.tokens_sha256:
+            raise InputError(f"{self.path} is damaged (its SHA-256 is not the manifest's)")
 
-class ShardPart(SplitTotals):
-    """What one shard holds of one split."""
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """Tokens [start, stop), a view of the file. Raises `InputError` when a document there is not as made."""
+        if self.hashes is not None and start < stop:
+            first, last = np.searchsorted(self.ends, (start, stop - 1), side="right").tolist()
+            for number in range(first, last + 1):
+                if not self.is_checked[number >> 3] >> (number & 7) & 1:
+                    self.check(number, int(self.hashes[number]))
+        return self.tokens[start:stop]
 
-    tokens_sha256: str
-    ends_sha256: str
-
-
-class Shard(Strict):
-    """One folder of a set: what was made of one source file, or of a few."""
-
-    name: str
-    sources: tuple[str, ...]
-    parts: dict[ShardSplitName, ShardPart]
-
-
-class Options(Strict):
-    """What was asked for, besides the sources."""
-
-    validation_fraction: float
-    seed: int
-    text_field: str
-    id_field: str
-    txt_documents: TxtDocuments
-
-
-class ShardManifest(Strict):
-    """The record of a whole set, in manifest.json."""
-
-    format_version: int
-    fingerprint: str
-    """The hash of the content: the same for any path, number of workers and time of making."""
-    sources_hash: str
-    tokenizer_hash: str
-    dtype: Literal["uint16", "uint32"]
-    vocab_size: int
-    eos_id: int
-    mask_id: int
-    pad_id: int
-    bos_id: int | None
-    special_ids: tuple[int, ...]
-    options: Options
-    splits: dict[ShardSplitName, SplitTotals]
-    shards: tuple[Shard, ...]
-
-
-def read_shard_manifest(folder: Path) -> ShardManifest:
-    """The manifest of the set in a folder. Raises `InputError` where there is none, or one that is not as made."""
-    path = folder / "manifest.json"
-    if not path.exists():
-        raise InputError(
-            f"{folder} is no shard set, or one that was not finished ({path.name} is missing): run biphase prepare"
-        )
-    stored = read_json(path)
-    version = stored.get("format_version") if isinstance(stored, dict) else None
-    if version != FORMAT_VERSION:
-        raise InputError(f"{path} has format version {version}, this biphase reads {FORMAT_VERSION}: prepare it anew")
-    return read_json_as(path, ShardManifest, remedy="delete it and run biphase prepare again")
-
-
-def wrong_size(folder: Path, split: ShardSplitName, part: ShardPart, dtype: str) -> str | None:
-    """What is wrong with the size of a shard's files for one split; None where it is right."""
-    expected = {"tokens": part.tokens * np.dtype(dtype).itemsize, "ends": part.documents * 8}
-    for kind, num_bytes in expected.items():
-        path = folder / f"{split}.{kind}"
-        if not path.exists():
-            return f"{path} is missing"
-        if path.stat().st_size != num_bytes:
-            return f"{path} has {path.stat().st_size:,} bytes, not {num_bytes:,}"
-    return None
+    def check(self, number: int, expected: int) -> None:
+        """Compare one document with its hash, and note that it was."""
+        start = self.ends[number - 1] if number > 0 else 0
+        if xxhash.xxh3_64_intdigest(self.tokens[start : self.ends[number]].data) != expected:
+            raise InputError(
+                f"{self.path} is damaged: document {number} (tokens {start:,} to {self.ends[number]:,}) is not as its "
+                "hash says"
+            )
+        self.is_checked[number >> 3] |= 1 << (number & 7)
 
 
 class ShardSet:
     """One split of a shard set as a single stream of tokens: the shards in the order of the manifest, memory-mapped.
 
-    Pickles as its folder and split. `fingerprint` names the content of the whole set.
+    Pickles as its folder, split and content. `fingerprint` names the content of the whole set.
     """
 
     def __init__(self, folder: Path, split: ShardSplitName, manifest: ShardManifest) -> None:
@@ -123,52 +86,82 @@ class ShardSet:
         self.num_documents = manifest.splits[split].documents
         self.fingerprint = manifest.fingerprint
         self.dtype = np.dtype(manifest.dtype).newbyteorder("<")
-        self.starts = [0]  # where each shard begins in the stream, and where the last one ends
+        # Where each shard begins in the stream and among the documents, and where the last one ends.
+        self.starts, self.first_documents = [0], [0]
         for shard in manifest.shards:
             self.starts.append(self.starts[-1] + shard.parts[split].tokens)
-        self.maps: dict[int, np.ndarray] = {}
+            self.first_documents.append(self.first_documents[-1] + shard.parts[split].documents)
+        self.opened: dict[int, ShardTokens] = {}
 
     @classmethod
-    def open(cls, folder: str | Path, split: str = "train") -> "ShardSet":
-        """Raises `InputError` when the manifest is missing or damaged, or a file has not the size it should have."""
+    def open(cls, folder: str | Path, split: str = "train", content: str | None = None) -> "ShardSet":
+        """A set as it is, or, where it has grown since, as it was when its fingerprint began with `content`.
+
+        Raises `InputError` when the manifest is missing or damaged, a file has not the size that it should have, or
+        the set never had that content.
+        """
         if split not in SHARD_SPLITS:
             raise InputError(f"split '{split}'{nearest(split, SHARD_SPLITS)}")
-        shards = cls(Path(folder), split, read_shard_manifest(Path(folder)))
-        for shard in shards.manifest.shards:
-            wrong = wrong_size(shards.folder_of(shard), shards.split, shard.parts[shards.split], shards.manifest.dtype)
+        now = read_shard_manifest(Path(folder))
+        manifest = now if content is None else now.at_stage(content)
+        if manifest is None:
+            known = ", ".join(stage.fingerprint[:16] for stage in now.stages)
+            raise InputError(f"{folder} never had the content {content}; it had {known}")
+        shards = cls(Path(folder), split, manifest)
+        for shard in manifest.shards:
+            wrong = wrong_size(shards.folder_of(shard), shards.split, shard.parts[shards.split], manifest.dtype)
             if wrong is not None:
                 raise InputError(f"{wrong}: {shards.remedy(shard)}")
         return shards
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ShardSet.open, (self.folder, self.split)
+        return ShardSet.open, (self.folder, self.split, self.fingerprint)
 
     def folder_of(self, shard: Shard) -> Path:
         return self.folder / "shards" / shard.name
 
     def remedy(self, shard: Shard) -> str:
-        return f"delete {self.folder_of(shard)} and {self.folder / 'manifest.json'} and run biphase prepare again"
+        return f"delete {self.folder_of(shard)} and run its biphase prepare again, with the same sources"
 
     @cached_property
     def document_ends(self) -> np.ndarray:
-        """The offset in the stream after each document's end-of-text token, int64 [num_documents]."""
-        ends = [
-            np.fromfile(self.folder_of(shard) / f"{self.split}.ends", dtype="<i8") + start
-            for shard, start in zip(self.manifest.shards, self.starts, strict=False)
-        ]
-        return np.concatenate(ends).astype(np.int64, copy=False)
+        """The offset in the stream after each document's end-of-text token, int64 [num_documents].
+
+        Raises `InputError` naming a file that is not as made.
+        """
+        ends_D = np.empty(self.num_documents, np.int64)
+        for number, shard in enumerate(self.manifest.shards):
+            data = (self.folder_of(shard) / f"{self.split}.ends").read_bytes()
+            if hashlib.sha256(data).hexdigest() != shard.parts[self.split].ends_sha256:
+                raise self.damaged(shard, "ends")
+            first, last = self.first_documents[number : number + 2]
+            ends_D[first:last] = np.frombuffer(data, dtype="<i8")
+            ends_D[first:last] += self.starts[number]
+        return ends_D
+
+    def damaged(self, shard: Shard, kind: str) -> InputError:
+        path = self.folder_of(shard) / f"{self.split}.{kind}"
+        return InputError(f"{path} is damaged (its SHA-256 is not the manifest's): {self.remedy(shard)}")
 
     def read(self, start: int, stop: int) -> np.ndarray:
-        """Token ids [start, stop) of the stream, read-only where they lie in one shard (a view of the file)."""
+        """Token ids [start, stop) of the stream, read-only where they lie in one shard (a view of the file).
+
+        Raises `InputError` naming a file in which a document was changed that lies there.
+        """
         assert 0 <= start <= stop <= self.num_tokens, (start, stop, self.num_tokens)
         parts = []
         while start < stop:
             index = bisect_right(self.starts, start) - 1
             end = min(stop, self.starts[index + 1])
-            if index not in self.maps:
-                path = self.folder_of(self.manifest.shards[index]) / f"{self.split}.tokens"
-                self.maps[index] = np.asarray(np.memmap(path, dtype=self.dtype, mode="r"))
-            parts.append(self.maps[index][start - self.starts[index] : end - self.starts[index]])
+            shard, origin = self.manifest.shards[index], self.starts[index]
+            try:
+                if index not in self.opened:
+                    ends = self.document_ends[slice(*self.first_documents[index : index + 2])] - origin
+                    part = shard.parts[self.split]
+                    self.opened[index] = ShardTokens(self.folder_of(shard), self.split, part, ends, self.dtype)
+                parts.append(self.opened[index].read(start - origin, end - origin))
+            except InputError as error:
+                raise InputError(f"{error}: {self.remedy(shard)}") from None
             start = end
         if len(parts) == 1:
             return parts[0]
@@ -180,25 +173,46 @@ class ShardSet:
         return self.read(start, int(self.document_ends[index]))
 
     def tokenizer(self) -> "PreTrainedTokenizerFast":
-        """The tokenizer that the set was made with."""
-        return load_tokenizer(self.folder / "tokenizer")
+        """The tokenizer that the set was made with. Raises `InputError` when its folder holds another one."""
+        tokenizer = load_tokenizer(self.folder / "tokenizer")
+        if tokenizer_hash(tokenizer) != self.manifest.tokenizer_hash:
+            raise InputError(
+                f"{self.folder / 'tokenizer'} is damaged or another tokenizer than the set was made with: put the one "
+                f"of hash {self.manifest.tokenizer_hash[:16]} there, or prepare the text anew"
+            )
+        return tokenizer
 
     def token_bytes(self) -> np.ndarray:
-        """`corpus.tokenizer.token_byte_lengths` of that tokenizer."""
-        return np.load(self.folder / "token_bytes.npy", allow_pickle=False)
+        """`corpus.tokenizer.token_byte_lengths` of that tokenizer. Raises `InputError` when the file is not as made."""
+        path = self.folder / "token_bytes.npy"
+        remedy = "delete it and run the set's biphase prepare again, with the same sources"
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            raise InputError(f"{path} is missing: {remedy}") from None
+        expected = self.manifest.token_bytes_sha256
+        try:
+            lengths_V = np.load(BytesIO(data), allow_pickle=False)
+        except (ValueError, EOFError, OSError):
+            raise InputError(f"{path} is damaged: {remedy}") from None
+        if expected is None:  # version 1
+            agrees = np.array_equal(lengths_V, token_byte_lengths(self.tokenizer()))
+        else:
+            agrees = hashlib.sha256(data).hexdigest() == expected
+        if not agrees:
+            raise InputError(f"{path} is damaged: {remedy}")
+        return lengths_V
 
     def verify(self) -> None:
         """Read every byte of the split and the tokenizer. Raises `InputError` naming a file that is not as made."""
         for shard in self.manifest.shards:
             part = shard.parts[self.split]
-            for kind, expected in (("tokens", part.tokens_sha256), ("ends", part.ends_sha256)):
-                path = self.folder_of(shard) / f"{self.split}.{kind}"
-                if file_hash(path) != expected:
-                    raise InputError(f"{path} is damaged (its SHA-256 is not the manifest's): {self.remedy(shard)}")
-        tokenizer = self.tokenizer()
-        check_tokenizer(self, tokenizer_hash(tokenizer))
-        if not np.array_equal(self.token_bytes(), token_byte_lengths(tokenizer)):
-            raise InputError(f"{self.folder / 'token_bytes.npy'} is damaged: delete the set and prepare it anew")
+            for kind in ("tokens", "ends", "hashes"):
+                expected = getattr(part, f"{kind}_sha256")
+                if expected is not None and file_hash(self.folder_of(shard) / f"{self.split}.{kind}") != expected:
+                    raise self.damaged(shard, kind)
+        if not np.array_equal(self.token_bytes(), token_byte_lengths(self.tokenizer())):
+            raise InputError(f"{self.folder / 'token_bytes.npy'} is not that of the tokenizer: prepare the set anew")
 
 
 def check_tokenizer(shards: ShardSet, expected_hash: str) -> None:

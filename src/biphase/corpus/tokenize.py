@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 import numpy as np
+import xxhash
 
-from biphase.corpus.shards import SHARD_SPLITS, Options, Shard, ShardPart, ShardSplitName, wrong_size
+from biphase.corpus.manifest import SHARD_SPLITS, Options, Shard, ShardPart, ShardSplitName, wrong_size
 from biphase.corpus.text import Document, TextSource, read_documents
 from biphase.engine.local import report_progress
 from biphase.errors import InputError
-from biphase.files import locked, read_json, whole_folder, write_json
+from biphase.files import content_hash, locked, read_json_as, whole_folder, write_json
 from biphase.machine import num_cores
 
 if TYPE_CHECKING:
@@ -55,8 +56,16 @@ class ShardPlan:
         """Whether the folder is whole. Sizes are checked too: a power cut can leave names without their data."""
         if not (self.folder / "shard.json").exists():
             return False
-        shard = Shard.model_validate(read_json(self.folder / "shard.json"))
-        return all(wrong_size(self.folder, split, part, self.dtype) is None for split, part in shard.parts.items())
+        parts = read_json_as(self.folder / "shard.json", Shard, f"delete {self.folder} and rerun").parts
+        return set(parts) == set(SHARD_SPLITS) and all(
+            part.hashes_sha256 is not None and wrong_size(self.folder, split, part, self.dtype) is None
+            for split, part in parts.items()
+        )
+
+
+def source_hash(source: TextSource) -> str:
+    """What a shard knows a source by: a hash of its place, size and time."""
+    return content_hash(source.fingerprint)[:16]
 
 
 @contextmanager
@@ -130,26 +139,35 @@ class TextPiece:
 
 
 class SplitWriter:
-    """Appends documents to `SPLIT.tokens` and `SPLIT.ends` of a folder, hashing on the way."""
+    """Appends documents to `SPLIT.tokens`, `SPLIT.ends` and `SPLIT.hashes` of a folder, hashing on the way."""
 
     def __init__(self, folder: Path, split: ShardSplitName, dtype: str, eos_id: int) -> None:
-        self.files: list[IO[bytes]] = [(folder / f"{split}.{kind}").open("wb") for kind in ("tokens", "ends")]
-        self.hashes = [hashlib.sha256(), hashlib.sha256()]
+        kinds = ("tokens", "ends", "hashes")
+        self.files: list[IO[bytes]] = [(folder / f"{split}.{kind}").open("wb") for kind in kinds]
+        self.digests = [hashlib.sha256() for _ in kinds]
+        self.document = xxhash.xxh3_64()  # of the tokens so far of the document that is being written
         self.dtype = np.dtype(dtype).newbyteorder("<")
         self.eos_id = eos_id
         self.documents = self.tokens = self.text_bytes = self.empty_texts = 0
 
     def write(self, encoded: list[tuple[TextPiece, "Encoding"]]) -> None:
         tokens = array.array("I")
-        ends = []
+        ends = []  # in `tokens`
         for piece, encoding in encoded:
             tokens.fromlist(encoding.ids)
             if piece.is_last:
                 tokens.append(self.eos_id)
-                ends.append(self.tokens + len(tokens))
+                ends.append(len(tokens))
             self.text_bytes += len(piece.text.encode())
-        columns = np.frombuffer(tokens, dtype=np.uint32).astype(self.dtype, copy=False), np.array(ends, dtype="<i8")
-        for file, digest, values in zip(self.files, self.hashes, columns, strict=True):
+        tokens_T = np.frombuffer(tokens, dtype=np.uint32).astype(self.dtype, copy=False)
+        hashes: list[int] = []
+        for start, end in zip([0, *ends], [*ends, len(tokens)], strict=True):
+            self.document.update(tokens_T[start:end].data)
+            if len(hashes) < len(ends):  # else the document goes on in the next lot
+                hashes.append(self.document.intdigest())
+                self.document.reset()
+        columns = tokens_T, np.array(ends, dtype="<i8") + self.tokens, np.array(hashes, dtype="<u8")
+        for file, digest, values in zip(self.files, self.digests, columns, strict=True):
             digest.update(values.data)
             file.write(values.data)
         self.documents += len(ends)
@@ -158,7 +176,7 @@ class SplitWriter:
     def close(self) -> ShardPart:
         for file in self.files:
             file.close()
-        tokens_sha256, ends_sha256 = (digest.hexdigest() for digest in self.hashes)
+        tokens_sha256, ends_sha256, hashes_sha256 = (digest.hexdigest() for digest in self.digests)
         return ShardPart(
             documents=self.documents,
             tokens=self.tokens,
@@ -166,6 +184,7 @@ class SplitWriter:
             empty_texts=self.empty_texts,
             tokens_sha256=tokens_sha256,
             ends_sha256=ends_sha256,
+            hashes_sha256=hashes_sha256,
         )
 
 
@@ -190,7 +209,8 @@ def tokenize_shard(plan: ShardPlan, encoder: TextEncoder, threads: int) -> None:
             write_batch(*before, writers)
         names = tuple(Path(source.name).name for source in plan.sources)
         parts = {split: writer.close() for split, writer in writers.items()}
-        shard = Shard(name=plan.folder.name, sources=names, parts=parts)
+        hashes = tuple(source_hash(source) for source in plan.sources)
+        shard = Shard(name=plan.folder.name, sources=names, source_hashes=hashes, parts=parts)
         write_json(folder / "shard.json", shard.model_dump(mode="json"))
 
 

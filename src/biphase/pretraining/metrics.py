@@ -19,8 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from biphase.console import Tracker, track
+from biphase.corpus.manifest import read_shard_manifest
 from biphase.corpus.packing import Batches
-from biphase.corpus.shards import ShardSet, read_shard_manifest
+from biphase.corpus.shards import ShardSet
 from biphase.device import peak_flops
 from biphase.distributed import World
 from biphase.encoder.attention import choose_backend

@@ -1,0 +1,217 @@
+"""The record of a shard set: what it holds, what it was made of and how, and by which hashes all of it is known.
+
+manifest.json is written last, by `corpus.prepare`; it holds a hash of itself, so that no number in it can change
+unnoticed. A set may have grown: then `earlier` tells what it was after each call, and each of these is a set of its
+own, the first `num_shards` shards.
+"""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+import numpy as np
+from pydantic import Field
+
+from biphase.config import Count, PositiveCount, Strict
+from biphase.corpus.text import TxtDocuments
+from biphase.errors import InputError
+from biphase.files import content_hash, read_json, read_json_as, write_json
+
+ShardSplitName = Literal["train", "validation"]
+SHARD_SPLITS: tuple[ShardSplitName, ...] = get_args(ShardSplitName)
+
+FORMAT_VERSION = 2
+READABLE_VERSIONS = (1, 2)
+"""Sets of version 1 have one hash for each file, and none of their documents and of the manifest."""
+
+
+class SplitTotals(Strict):
+    """What all shards hold of one split. `text_bytes` counts UTF-8; `empty_texts` are texts of white space only, which
+    become no document."""
+
+    documents: Count
+    tokens: Count
+    text_bytes: Count
+    empty_texts: Count
+
+
+class ShardPart(SplitTotals):
+    """What one shard holds of one split."""
+
+    tokens_sha256: str
+    ends_sha256: str
+    hashes_sha256: str | None = None
+    """The hash of SPLIT.hashes; None in sets of version 1, which have no such file."""
+
+
+class Shard(Strict):
+    """One folder of a set: what was made of one source file, or of a few."""
+
+    name: Annotated[str, Field(pattern=r"^[\w.-]+-[0-9a-f]{12}$")]
+    sources: tuple[str, ...]
+    source_hashes: tuple[str, ...] = ()
+    """What the sources are known by; empty in sets of version 1."""
+    parts: dict[ShardSplitName, ShardPart]
+
+
+class Options(Strict):
+    """What was asked for, besides the sources."""
+
+    validation_fraction: float
+    seed: int
+    text_field: str
+    id_field: str
+    txt_documents: TxtDocuments
+
+
+class Stage(Strict):
+    """What a set was after one call of `prepare`."""
+
+    fingerprint: str
+    """The hash of the content: the same for any path, number of workers and time of making."""
+    sources_hash: str
+    options: Options
+    num_shards: PositiveCount
+
+
+class Duplicates(Strict):
+    """How many documents have exactly the tokens of another one before them."""
+
+    train: Count
+    validation: Count
+    in_both: Count
+    """Documents for validation that are also among those for training."""
+
+
+class ShardManifest(Strict):
+    """The record of a whole set, in manifest.json."""
+
+    format_version: int
+    fingerprint: str
+    """That of the last stage, as are `sources_hash` and `options`."""
+    sources_hash: str
+    tokenizer_hash: str
+    token_bytes_sha256: str | None = None
+    dtype: Literal["uint16", "uint32"]
+    vocab_size: PositiveCount
+    eos_id: Count
+    mask_id: Count
+    pad_id: Count
+    bos_id: Count | None
+    special_ids: tuple[Count, ...]
+    options: Options
+    splits: dict[ShardSplitName, SplitTotals]
+    shards: tuple[Shard, ...]
+    earlier: tuple[Stage, ...] = ()
+    """The stages before the last, where the set has grown."""
+    duplicates: Duplicates | None = None
+    record_hash: str = ""
+    """The hash of everything else in the file; empty in sets of version 1."""
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """All of them; the last one is the set as it is."""
+        now = Stage(
+            fingerprint=self.fingerprint,
+            sources_hash=self.sources_hash,
+            options=self.options,
+            num_shards=len(self.shards),
+        )
+        return *self.earlier, now
+
+    def at_stage(self, content: str) -> "ShardManifest | None":
+        """The record of the set when its fingerprint began with `content`; None where it never did."""
+        for number, stage in enumerate(self.stages):
+            if stage.fingerprint.startswith(content):
+                shards = self.shards[: stage.num_shards]
+                changes = {
+                    "fingerprint": stage.fingerprint,
+                    "sources_hash": stage.sources_hash,
+                    "options": stage.options,
+                    "shards": shards,
+                    "splits": sum_splits(shards),
+                    "earlier": self.earlier[:number],
+                    "duplicates": self.duplicates if stage.num_shards == len(self.shards) else None,
+                }
+                return self.model_copy(update=changes)
+        return None
+
+
+def sum_splits(shards: tuple[Shard, ...]) -> dict[ShardSplitName, SplitTotals]:
+    splits = {}
+    for split in SHARD_SPLITS:
+        parts = [shard.parts[split] for shard in shards]
+        splits[split] = SplitTotals(**{name: sum(getattr(p, name) for p in parts) for name in SplitTotals.model_fields})
+    return splits
+
+
+def set_fingerprint(tokenizer_hash: str, dtype: str, vocab_size: int, shards: tuple[Shard, ...]) -> str:
+    hashes = [
+        [shard.parts[split].tokens_sha256, shard.parts[split].ends_sha256] for shard in shards for split in SHARD_SPLITS
+    ]
+    return content_hash([tokenizer_hash, dtype, vocab_size, hashes])
+
+
+def write_shard_manifest(folder: Path, manifest: ShardManifest) -> None:
+    tree = manifest.model_dump(mode="json", exclude={"record_hash"})
+    write_json(folder / "manifest.json", tree | {"record_hash": content_hash(tree)})
+
+
+def read_shard_manifest(folder: Path) -> ShardManifest:
+    """The manifest of the set in a folder. Raises `InputError` where there is none, or one that is not as made."""
+    path = folder / "manifest.json"
+    if not path.exists():
+        raise InputError(
+            f"{folder} is no shard set, or one that was not finished ({path.name} is missing): run biphase prepare"
+        )
+    stored = read_json(path)
+    version = stored.get("format_version") if isinstance(stored, dict) else None
+    if version not in READABLE_VERSIONS:
+        raise InputError(f"{path} has format version {version}, this biphase reads {FORMAT_VERSION}: prepare it anew")
+    remedy = "delete it and run biphase prepare again"
+    manifest = read_json_as(path, ShardManifest, remedy)
+    wrong = wrong_record(stored) if version > 1 else None
+    if wrong := wrong or wrong_facts(manifest):
+        raise InputError(f"{path} is damaged ({wrong}); {remedy}")
+    return manifest
+
+
+def wrong_record(stored: dict[str, Any]) -> str | None:
+    """What is wrong with a stored manifest by its own hash; None where it agrees."""
+    rest = {key: value for key, value in stored.items() if key != "record_hash"}
+    try:
+        agrees = content_hash(rest) == stored.get("record_hash")
+    except UnicodeEncodeError:
+        agrees = False
+    return None if agrees else "it is not what was written, by its own hash"
+
+
+def wrong_facts(manifest: ShardManifest) -> str | None:
+    """What in a manifest contradicts the rest of it; None where all of it fits together."""
+    ids = [manifest.eos_id, manifest.mask_id, manifest.pad_id, manifest.bos_id or 0, *manifest.special_ids]
+    if max(ids) >= manifest.vocab_size:
+        return f"a special token's id is not among the {manifest.vocab_size} of the vocabulary"
+    if any(set(shard.parts) != set(SHARD_SPLITS) for shard in manifest.shards):
+        return "a shard is not described in both splits"
+    if len({shard.name for shard in manifest.shards}) != len(manifest.shards):
+        return "a shard is named twice"
+    if manifest.splits != sum_splits(manifest.shards):
+        return "its totals are not the sums over its shards"
+    known_by = manifest.tokenizer_hash, manifest.dtype, manifest.vocab_size
+    for stage in manifest.stages:
+        if stage.fingerprint != set_fingerprint(*known_by, manifest.shards[: stage.num_shards]):
+            return "its fingerprint is not that of its shards"
+    return None
+
+
+def wrong_size(folder: Path, split: ShardSplitName, part: ShardPart, dtype: str) -> str | None:
+    """What is wrong with the size of a shard's files for one split; None where it is right."""
+    expected = {"tokens": part.tokens * np.dtype(dtype).itemsize, "ends": part.documents * 8}
+    if part.hashes_sha256 is not None:
+        expected["hashes"] = part.documents * 8
+    for kind, num_bytes in expected.items():
+        path = folder / f"{split}.{kind}"
+        if not path.is_file():
+            return f"{path} is missing"
+        if path.stat().st_size != num_bytes:
+            return f"{path} has {path.stat().st_size:,} bytes, not {num_bytes:,}"
+    return None
