@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -41,7 +42,43 @@ def test_kept_examples_are_read_when_asked_for(write_cell: Callable[..., Path]) 
     table = KeptExamples(tuple(scores)).table
     assert table.values_SN.tolist() == [[1, 1, 1, 0]] * 2 and table.fingerprint == read_examples(scores[0]).fingerprint
     other = read_score(write_cell("m", seed=2, test=0.75, lines=[{**row, "id": f"x{row['id']}"} for row in lines]))
-    with pytest.raises(InputError, match="not the same"):
-        _ = KeptExamples((*scores, other)).table
-    with pytest.raises(InputError, match="no per-example predictions"):
-        _ = KeptExamples((read_score(write_cell("m", seed=3)),)).table
+    lost = read_score(write_cell("m", seed=3))
+    for kept, why in (((*scores, other), "not the same"), ((*scores, lost), "no per-example predictions")):
+        found = KeptExamples(kept)
+        assert found.table is None and isinstance(found.found, InputError) and why in str(found.found)
+
+
+def test_one_answer_for_all_is_degenerate(write_cell: Callable[..., Path]) -> None:
+    """One class, tags all O, one answer; not where the right ones are all the same, or nothing was kept of them."""
+
+    def is_degenerate(predicted: list[Any], gold: list[Any], **settings: Any) -> bool:
+        pairs = enumerate(zip(predicted, gold, strict=True))
+        lines = [{"id": str(i), "predicted": p, "gold": g, "score": 0.5} for i, (p, g) in pairs]
+        return read_examples(read_score(write_cell("m", lines=lines, name=str(next(names)), **settings))).is_degenerate
+
+    names = iter(range(9))
+    assert is_degenerate(["no", "no"], ["no", "yes"]) and not is_degenerate(["no", "yes"], ["no", "yes"])
+    assert not is_degenerate(["no", "no"], ["no", "no"])
+    assert is_degenerate([["O"], ["O", "O"]], [["O"], ["B-X", "O"]])
+    assert not is_degenerate([["O"], ["B-X", "O"]], [["O"], ["B-X", "O"]])
+    assert is_degenerate(["", ""], [["the cat"], ["a dog"]])
+    assert not is_degenerate([["d1"], ["d1"]], [[], []])
+
+
+def test_micro_f1_by_hand() -> None:
+    """Two of three predicted entities are right, four are in gold: F1 = 2·2/(3+4). None anywhere: 0."""
+    assert micro_f1(np.array([[2, 3, 4], [0, 0, 0]])).tolist() == [4 / 7, 0]
+
+
+def test_macro_f1_is_that_of_scikit_learn() -> None:
+    """Of each resample; a label that is nowhere does not count."""
+    from sklearn.metrics import f1_score
+
+    rng = np.random.default_rng(0)
+    for num_labels in (2, 3, 6):
+        gold, predicted = rng.integers(0, num_labels, (2, 5))
+        onehot = np.eye(num_labels, dtype=int)
+        counts = np.concatenate([onehot[gold] * onehot[predicted], onehot[gold] + onehot[predicted]], axis=1)
+        theirs = f1_score(gold, predicted, average="macro")
+        assert macro_f1(counts.sum(axis=0)) == pytest.approx(theirs)
+        assert macro_f1(np.stack([counts.sum(axis=0)] * 2)[None]).shape == (1, 2)

@@ -14,8 +14,9 @@ from biphase.paper.gaps import slope
 from biphase.paper.published import read_reference
 from biphase.paper.spreads import spread_gap
 from biphase.report.claims import Finding, Inequality, count_tests, together
+from biphase.report.contrasts import difference, jackknife
 from biphase.report.results import AVERAGE, ReportArm, Result, ResultSet, measured
-from biphase.report.statistics import SIGNIFICANCE, difference, holm, jackknife, rate_spread
+from biphase.report.statistics import SIGNIFICANCE, holm, rate_spread
 
 Change = Callable[[ReportArm, str], float]
 RATES = (1e-5, 5e-5, 1e-4)

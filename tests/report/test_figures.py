@@ -16,10 +16,10 @@ from matplotlib.figure import Figure
 from biphase import style
 from biphase.paper.published import read_reference
 from biphase.report import panels
+from biphase.report.contrasts import difference
 from biphase.report.figures import FIGURES, draw_figures, plot_loss_curves, plot_panel
 from biphase.report.panels import Panel
 from biphase.report.results import AVERAGE, ResultSet, measured, with_averages
-from biphase.report.statistics import difference
 from biphase.style import CURVE_POINTS, LOOKS, SERIES, thin
 
 LOSSES = {

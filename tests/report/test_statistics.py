@@ -6,10 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from biphase.finetuning.predictions import macro_f1, micro_f1
 from biphase.report.statistics import (
-    bootstrap_difference,
-    bootstrap_statistic,
     holm,
     mean_interval,
     rate_spread,
@@ -65,95 +62,6 @@ def test_resampling_in_parts_keeps_number_and_law(monkeypatch: pytest.MonkeyPatc
     assert sums.mean() == pytest.approx(30 * 14.5, abs=4 * math.sqrt(30 * 74.9 / 1000))
     more_than_a_part = resample_sums(np.ones((150, 1)), np.random.default_rng(0), 2)
     assert more_than_a_part.tolist() == [[150], [150]]
-
-
-def test_bootstrap_by_hand() -> None:
-    """Two examples, differences 0 and 1: a resample's mean is 0, ½, ½ or 1 with ¼ each, so p = 2·¼ and [0, 1]."""
-    test = bootstrap_difference([1, 1], [1, 0], np.random.default_rng(0), num_resamples=4000)
-    assert (test.mean, test.low, test.high) == (0.5, 0, 1)
-    assert_rate(round(test.p_value / 2 * 4001) - 1, 4000, 0.25)
-
-
-def test_bootstrap_without_a_difference_and_without_doubt() -> None:
-    rng = np.random.default_rng(0)
-    assert bootstrap_difference([1, 0, 1], [1, 0, 1], rng).p_value == 1
-    sure = bootstrap_difference(np.ones(50), np.zeros(50), rng, num_resamples=999)
-    assert sure.p_value == 2 / 1000 and (sure.low, sure.high) == (1, 1)
-    assert math.isnan(bootstrap_difference([1], [0], rng).p_value)
-
-
-def test_bootstrap_is_near_the_closed_form() -> None:
-    """For many examples: the normal interval of the mean difference, and p of SciPy's sign-flip test."""
-    rng = np.random.default_rng(2)
-    a, b = rng.random(3000) < 0.72, rng.random(3000) < 0.70
-    test = bootstrap_difference(a, b, rng)
-    error = (a.astype(float) - b).std(ddof=1) / math.sqrt(3000)
-    assert test.high - test.low == pytest.approx(2 * 1.96 * error, rel=0.04)
-    assert test.p_value == pytest.approx(2 * stats.norm.sf(abs(test.mean) / error), abs=0.02)
-    differences = a.astype(float) - b
-    far = {"permutation_type": "samples", "alternative": "greater", "n_resamples": 2000, "rng": rng}
-    flipped = stats.permutation_test((differences,), lambda x, axis: np.abs(np.mean(x, axis)), vectorized=True, **far)
-    assert test.p_value == pytest.approx(flipped.pvalue, abs=0.04)
-
-
-def test_bootstrap_repeats_under_its_generator() -> None:
-    a, b = np.random.default_rng(0).random((2, 40))
-    first, again, other = (bootstrap_difference(a, b, np.random.default_rng(seed)) for seed in (7, 7, 8))
-    assert first == again != other
-
-
-def test_bootstrap_covers() -> None:
-    rng = np.random.default_rng(4)
-    tests = [bootstrap_difference(*rng.normal(0, 1, (2, 150)), rng, num_resamples=600) for _ in range(500)]
-    assert_rate(sum(test.low <= 0 <= test.high for test in tests), 500, 0.95)
-    assert_rate(sum(test.p_value < 0.05 for test in tests), 500, 0.05)
-
-
-def test_micro_f1_by_hand() -> None:
-    """Two of three predicted entities are right, four are in gold: F1 = 2·2/(3+4). None anywhere: 0."""
-    assert micro_f1(np.array([[2, 3, 4], [0, 0, 0]])).tolist() == [4 / 7, 0]
-
-
-def test_macro_f1_is_that_of_scikit_learn() -> None:
-    """Of each resample; a label that is nowhere does not count."""
-    from sklearn.metrics import f1_score
-
-    rng = np.random.default_rng(0)
-    for num_labels in (2, 3, 6):
-        gold, predicted = rng.integers(0, num_labels, (2, 5))
-        onehot = np.eye(num_labels, dtype=int)
-        counts = np.concatenate([onehot[gold] * onehot[predicted], onehot[gold] + onehot[predicted]], axis=1)
-        theirs = f1_score(gold, predicted, average="macro")
-        assert macro_f1(counts.sum(axis=0)) == pytest.approx(theirs)
-        assert macro_f1(np.stack([counts.sum(axis=0)] * 2)[None]).shape == (1, 2)
-
-
-def test_bootstrap_of_counts_is_that_of_sentences() -> None:
-    """Twin: draw the sentences, add up their counts, take F1 of each seed."""
-    rng = np.random.default_rng(0)
-    gold = rng.integers(0, 4, 60)
-    a, b = ((gold[:, None] * rng.random((60, seeds)) + 0.5).astype(int) for seeds in (3, 2))
-    counts_a, counts_b = (np.stack([x, x + 1, np.repeat(gold[:, None], x.shape[1], 1)], -1) for x in (a, b))
-    test = bootstrap_statistic(counts_a, counts_b, micro_f1, np.random.default_rng(9), num_resamples=500)
-
-    def f1(counts: np.ndarray, rows: np.ndarray) -> float:
-        sums = [counts[rows, seed].sum(axis=0) for seed in range(counts.shape[1])]
-        return float(np.mean([2 * found / (predicted + gold) for found, predicted, gold in sums]))
-
-    draws = np.random.default_rng(9).integers(0, 60, (500, 60))
-    twin = [f1(counts_a, rows) - f1(counts_b, rows) for rows in draws]
-    assert test.mean == pytest.approx(f1(counts_a, np.arange(60)) - f1(counts_b, np.arange(60)))
-    assert (test.low, test.high) == pytest.approx(tuple(np.quantile(twin, [0.025, 0.975])))
-
-
-def test_bootstrap_of_counts_equals_that_of_means_for_a_mean() -> None:
-    rng = np.random.default_rng(0)
-    a, b = rng.random((2, 80))
-    of_counts = bootstrap_statistic(
-        a[:, None, None], b[:, None, None], lambda sums: sums[..., 0] / 80, np.random.default_rng(1), 400
-    )
-    of_means = bootstrap_difference(a, b, np.random.default_rng(1), 400)
-    assert (of_counts.low, of_counts.high) == pytest.approx((of_means.low, of_means.high))
 
 
 def test_holm_by_hand() -> None:

@@ -8,12 +8,13 @@ from pathlib import Path
 from rich.table import Table
 
 from biphase.errors import InputError
+from biphase.report.contrasts import difference, judge_difference
 from biphase.report.figures import arrange_panels, plot_panel, plot_settings
 from biphase.report.formats import show_difference, show_interval
 from biphase.report.panels import Mark, Panel
 from biphase.report.printing import PLAIN, print_table
 from biphase.report.results import Result
-from biphase.report.statistics import Difference, difference, judge_difference, mean_interval
+from biphase.report.statistics import Difference, mean_interval
 from biphase.study.folder import StudyFolder, read_state
 from biphase.study.plan import Plan
 from biphase.study.results import collect_results

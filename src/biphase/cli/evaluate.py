@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
 from rich.table import Table
 
 from biphase.config import parse_config
@@ -33,9 +32,6 @@ from biphase.machine import num_cores, visible_gpus
 from biphase.report.comparison import compare, summarize
 from biphase.report.printing import print_comparison, print_summary
 from biphase.tasks.spec import PAPER_TASKS, find_task
-
-COMPARISON_SEED = 0
-"""The seed of the resampling of examples."""
 
 Number = TypeVar("Number", int, float)
 
@@ -84,7 +80,7 @@ def run_evaluation(
     scores = read_scores(out)
     print_summary(summarize(scores), scores.broken)
     if pair is not None:
-        print_comparison(compare(scores, *pair, np.random.default_rng(COMPARISON_SEED)))
+        print_comparison(compare(scores, *pair))
     if failures:
         reasons = Counter(failure.reason for failure in failures if not failure.is_blocked)
         num_blocked = len(failures) - reasons.total()

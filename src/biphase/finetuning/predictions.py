@@ -5,7 +5,7 @@ Letters: N examples, S scores, L labels, C columns of counts, E entities, U word
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -32,6 +32,8 @@ class ExampleScores:
     values: np.ndarray
     """[N] shares, where the score is their mean; or [N, C] counts, where it is `statistic` of their sums."""
     statistic: Statistic | None = None
+    is_degenerate: bool = False
+    """Whether one and the same was predicted for all: one class, no entity, one answer."""
 
 
 def read_examples(score: Score) -> ExampleScores:
@@ -59,7 +61,20 @@ def read_examples(score: Score) -> ExampleScores:
     stated = score.metrics["test"][score.metric]
     if abs(total - stated) > 1e-4:
         raise InputError(f"{path} gives {score.metric} {total:.4f} where score.json says {stated:.4f}; rerun its cell")
-    return ExampleScores(content_hash([row["id"] for _, row in rows]), values, statistic)
+    fingerprint = content_hash([row["id"] for _, row in rows])
+    return ExampleScores(fingerprint, values, statistic, is_one_for_all(row for _, row in rows))
+
+
+def is_one_for_all(rows: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether predictions say nothing about their examples: all the same, where what is right is not; tags all O."""
+    predicted, gold = set[str](), set[str]()
+    for row in rows:
+        is_sentence = isinstance(row.get("predicted"), list)
+        predicted |= set(row["predicted"]) if is_sentence else {str(row.get("predicted"))}
+        gold |= set(row.get("gold", ())) if is_sentence else {str(row.get("gold"))}
+        if len(predicted) > 1:
+            return False
+    return len(gold) > 1 and predicted != {"None"}
 
 
 @dataclass(frozen=True)
@@ -70,6 +85,8 @@ class ExampleTable:
     """That of `ExampleScores`."""
     values_SN: np.ndarray
     """The mean of a row is its score; the spread of a row, as of any N values, gives the score's standard error."""
+    num_degenerate: int = 0
+    """How many of the scores come from predictions that are one and the same for all examples."""
 
 
 @dataclass(frozen=True)
@@ -79,12 +96,21 @@ class KeptExamples:
     scores: tuple[Score, ...]
 
     @cached_property
-    def table(self) -> ExampleTable:
-        """Rows in the order of `scores`. Raises `InputError` as `read_examples`, and where examples differ."""
-        read = [read_examples(score) for score in self.scores]
+    def found(self) -> ExampleTable | InputError:
+        """The table, in the order of `scores`; or why there is none: not kept, damaged, or of other examples."""
+        try:
+            read = [read_examples(score) for score in self.scores]
+        except InputError as error:
+            return error
         if len({(one.fingerprint, len(one.values)) for one in read}) > 1:
-            raise InputError("the test examples are not the same")
-        return ExampleTable(read[0].fingerprint, np.stack([linearize(one) for one in read]))
+            return InputError("the test examples are not the same")
+        values_SN = np.stack([linearize(one) for one in read])
+        return ExampleTable(read[0].fingerprint, values_SN, sum(one.is_degenerate for one in read))
+
+    @property
+    def table(self) -> ExampleTable | None:
+        """None where it is not known what examples contribute."""
+        return None if isinstance(self.found, InputError) else self.found
 
 
 def linearize(examples: ExampleScores) -> np.ndarray:

@@ -4,14 +4,16 @@ The rate is chosen by a function that sees validation scores only.
 """
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 
 import numpy as np
 
 from biphase.errors import InputError, nearest
+from biphase.finetuning.predictions import KeptExamples
 from biphase.finetuning.scores import GridPoint, Score, ScoreSet, short_name
 
 
@@ -77,6 +79,21 @@ class Selection:
         return self.test
 
     @property
+    def pretraining_seeds(self) -> tuple[int, ...]:
+        """() as all scores are of one model."""
+        return ()
+
+    @property
+    def cells(self) -> tuple["Selection", ...]:
+        """() as it is no average."""
+        return ()
+
+    @cached_property
+    def examples(self) -> KeptExamples:
+        """What the test examples contribute to the scores."""
+        return KeptExamples(self.scores)
+
+    @property
     def num(self) -> int:
         """How many seeds finished at the chosen rate."""
         return len(self.test)
@@ -89,6 +106,12 @@ class Selection:
     def std(self) -> float:
         """Over seeds (n-1); nan for a single one."""
         return float(np.std(self.test, ddof=1)) if self.num > 1 else math.nan
+
+    @property
+    def num_rates(self) -> int:
+        """How many rates it was chosen from."""
+        missing = Counter(rate for rate, _ in self.missing)
+        return sum(missing[rate] < len(by_seed) for rate, by_seed in self.test_by_rate.items())
 
     @property
     def num_diverged(self) -> int:

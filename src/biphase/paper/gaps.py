@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from biphase.report.claims import Claim, ClaimTest, Terms, make_claim, strongest
+from biphase.report.claims import Claim, ClaimTest, make_claim, strongest
+from biphase.report.contrasts import Contrast, Terms, difference
 from biphase.report.results import FAMILY_NAMES, ReportArm, ResultSet, objective_pairs, short_steps, sizes_of
-from biphase.report.statistics import Contrast, difference
 
 ON_PAR = 0.01
 """What "on par" and "closed" allow for: one point. The paper gives no number; this one is ours."""

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from biphase.report.claims import Claim, make_inequality
+from biphase.report.contrasts import Contrast, jackknife
 from biphase.report.results import (
     FAMILY_NAMES,
     ReportArm,
@@ -17,7 +18,6 @@ from biphase.report.results import (
     short_steps,
     stability_rates,
 )
-from biphase.report.statistics import Contrast, jackknife
 
 
 def clm_is_steadier(results: ResultSet) -> list[Claim]:

@@ -14,12 +14,10 @@ from typing import Literal
 import numpy as np
 from scipy import stats
 
-from biphase.report.results import Result
-from biphase.report.statistics import SIGNIFICANCE, Contrast, contrast, holm, is_significant, judge_difference
+from biphase.report.contrasts import Contrast, Terms, contrast, is_significant, judge_difference
+from biphase.report.statistics import SIGNIFICANCE, holm
 
 ClaimVerdict = Literal["supported", "contradicted", "undecided"]
-Terms = list[tuple[float, Result]]
-"""Scores with their weights in a sum."""
 
 
 @dataclass(frozen=True)

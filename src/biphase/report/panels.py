@@ -11,6 +11,7 @@ from typing import Literal
 
 import numpy as np
 
+from biphase.report.contrasts import difference
 from biphase.report.results import (
     FAMILY_NAMES,
     MEASURES,
@@ -22,7 +23,7 @@ from biphase.report.results import (
     short_steps,
     sizes_of,
 )
-from biphase.report.statistics import difference, rate_spread
+from biphase.report.statistics import rate_spread
 from biphase.style import LOOKS, SERIES, Look
 
 

@@ -59,6 +59,9 @@ def print_summary(rows: Sequence[SummaryRow], broken: Sequence[BrokenScore] = ()
             lines.append(
                 f"spread of {names[row.model]} on {row.task}: lacks {lost} without a score, so it may be too small"
             )
+        if row.num_degenerate:
+            seeds = f"{row.num_degenerate} of {show_count(len(row.seeds), 'seed')}"
+            lines.append(f"degenerate: {names[row.model]} on {row.task} predicts the same for all with {seeds}")
     for line in (*lines, *(f"left out: {one.path} ({one.reason})" for one in broken)):
         console.out.print(line, markup=False)
 
@@ -94,8 +97,8 @@ def print_comparison(comparisons: Sequence[TaskComparison]) -> None:
         table.add_row(
             Text(one.task),
             *(show_interval(mean_interval(side.test)) if side else MISSING for side in (one.a, one.b)),
-            MISSING if one.over_seeds is None else show_difference(one.over_seeds),
-            show_p_value(one.p_seeds).replace(" ", ""),
+            MISSING if one.seen is None else show_difference(one.seen.against()),
+            show_p_value(one.p_value).replace(" ", ""),
             one.verdict,
         )
     for letter, model in (("A", first.model_a), ("B", first.model_b)):
@@ -105,7 +108,8 @@ def print_comparison(comparisons: Sequence[TaskComparison]) -> None:
         console.out.print(describe_comparison(one, names), markup=False)
     verdicts = get_args(ComparisonVerdict)
     counts = [f"{verdict} on {sum(one.verdict == verdict for one in comparisons)}" for verdict in verdicts]
-    console.out.print(f"of {show_count(len(comparisons), 'task')}: {', '.join(counts)}", markup=False)
+    counted = f"of {show_count(len(comparisons), 'task')}: {', '.join(counts)}"
+    console.out.print(f"{counted}; about these two checkpoints, not about how they were pretrained", markup=False)
 
 
 def print_table(table: Table) -> None:
@@ -116,7 +120,7 @@ def print_table(table: Table) -> None:
 
 
 def describe_comparison(one: TaskComparison, names: Mapping[str, str]) -> str:
-    """One comparison in words: who is ahead, by how much, whether that is more than noise, and by which tests."""
+    """One comparison in words: who is ahead, by how much, whether that is more than noise, and by which test."""
     start = f"{one.task} ({one.metric})" if one.metric else one.task
     reasons = "".join(f"; {note}" for note in one.notes)
     difference = one.difference
@@ -128,22 +132,21 @@ def describe_comparison(one: TaskComparison, names: Mapping[str, str]) -> str:
         # The ends as seen by the one ahead: `1.20 points [0.27, 2.13]`.
         low, high = sorted(math.copysign(1, difference.mean) * end for end in (difference.low, difference.high))
         size += f" [{100 * low:.2f}, {100 * high:.2f}]"
-    # Both tests: ` (p = 0.031 over 5 pairs of seeds, p < 0.001 over 2,000 examples; adjusted over 3 tasks)`.
-    shown = []
-    if not math.isnan(one.p_seeds):
-        assert one.a and one.b
-        seeds = f"{show_count(one.a.num, 'pair')} of seeds" if one.is_paired else f"{one.a.num} and {one.b.num} seeds"
-        shown.append(f"p = {show_p_value(one.p_seeds)} over {seeds}".replace("= <", "<"))
-    if not math.isnan(one.p_examples):
-        examples = show_count(one.num_examples, "example")
-        shown.append(f"p = {show_p_value(one.p_examples)} over {examples}".replace("= <", "<"))
-    adjusted = f"; adjusted over {one.num_tasks} tasks" if one.num_tasks > 1 else ""
-    tests = f" ({', '.join(shown)}{adjusted})" if shown else ""
+    # What the test is over: ` (p = 0.031 over 5 pairs of seeds and 2,000 examples; adjusted over 3 tasks)`.
+    test = ""
+    if not math.isnan(one.p_value):
+        assert one.a and one.b and one.seen
+        is_paired = one.seen.test == "paired t"
+        over = f"{show_count(one.a.num, 'pair')} of seeds" if is_paired else f"{one.a.num} and {one.b.num} seeds"
+        examples = one.seen.num_examples
+        over += f" and {show_count(examples, 'example')}" if examples else " only"
+        test = f"p = {show_p_value(one.p_value)} over {over}".replace("= <", "<")
+        test = f" ({test}{f'; adjusted over {one.num_tasks} tasks' if one.num_tasks > 1 else ''})"
     if one.verdict in ("A better", "B better"):
-        return f"{start}: {names[ahead]} beats {names[behind]} by {size}, more than noise{tests}{reasons}"
+        return f"{start}: {names[ahead]} beats {names[behind]} by {size}, more than noise{test}{reasons}"
     lead = "both score the same" if difference.mean == 0 else f"{names[ahead]} is ahead by {size}"
     judged = "within noise" if one.verdict == "within noise" else "but which is better cannot be told"
-    return f"{start}: {lead}, {judged}{tests}{reasons}"
+    return f"{start}: {lead}, {judged}{test}{reasons}"
 
 
 def shorten(models: set[str]) -> dict[str, str]:

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Literal
 
 from biphase.files import write_text
+from biphase.report.contrasts import difference, judge_difference
 from biphase.report.formats import MISSING, show_share
 from biphase.report.results import AVERAGE, FAMILY_NAMES, MEASURES, SETUPS, ReportArm, Result, ResultSet
-from biphase.report.statistics import difference, judge_difference
 
 RULE = (
     "Test scores in %: mean over fine-tuning seeds (± half of the 95 % interval). Bold: the best of its block. "

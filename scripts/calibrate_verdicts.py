@@ -1,0 +1,145 @@
+"""How often equally good models are called different, and different ones are: the test of all verdicts
+(`biphase.report.contrasts`) on simulated predictions of known accuracy.
+
+    python scripts/calibrate_verdicts.py --trials 4000 --out benchmarks/results/DATE-verdicts.json
+
+A model gets an example right where a number drawn for the example lies below the model's accuracy, 85 %. On a share of
+the examples that number is drawn for each model alone (their errors are independent there), on the others for all
+models together. Each fine-tuning seed moves the accuracy by noise, as does each pretraining seed, which also draws the
+numbers of some examples anew.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from biphase.finetuning.predictions import ExampleTable
+from biphase.report.contrasts import Contrast, difference, is_significant
+from biphase.report.results import ReportArm, Result, measured
+
+MIXES = ((0.5, 0.2), (0.5, 0.5), (0.3, 0.5), (0.0, 0.5))
+"""Share of examples on which the errors of two models are independent; noise of fine-tuning seeds in points."""
+
+NUM_EXAMPLES = (300, 1_000, 10_000)
+ACCURACY = 0.85
+
+
+@dataclass(frozen=True)
+class World:
+    """Two models or recipes, and what chance makes of them."""
+
+    num_examples: int
+    independent: float
+    seed_noise: float
+    """Standard deviation over fine-tuning seeds, in points."""
+    num_seeds: int = 5
+    num_pretrainings: int = 1
+    pretraining_noise: float = 0.0
+    """Standard deviation over pretraining seeds, in points."""
+    redrawn: float = 0.0
+    """The share of examples that each pretraining seed draws anew."""
+    disagreement: float = 0.0
+    """The share of examples that each fine-tuning seed draws anew."""
+    gap: float = 0.0
+    """By how many points the first is better."""
+    is_paired: bool = True
+    """Whether both have the same seeds."""
+
+
+@dataclass(frozen=True)
+class KnownExamples:
+    """Contributions of examples, where `KeptExamples` would read them."""
+
+    table: ExampleTable
+
+
+def draw_models(world: World, rng: np.random.Generator) -> tuple[Result, Result]:
+    """Scores of two models, with what each example contributes."""
+    num, repeated = world.num_examples, (world.num_pretrainings, world.num_seeds)
+    drawn_N = rng.random(num)
+    models = []
+    for number, sign in enumerate((0.5, -0.5)):
+        own_N = np.where(rng.random(num) < world.independent, rng.random(num), drawn_N)
+        levels_PSN = np.broadcast_to(own_N, (*repeated, num))
+        if world.redrawn:
+            anew_PN = np.where(rng.random((repeated[0], num)) < world.redrawn, rng.random((repeated[0], num)), own_N)
+            levels_PSN = np.broadcast_to(anew_PN[:, None], (*repeated, num))
+        if world.disagreement:
+            is_anew = rng.random((*repeated, num)) < world.disagreement
+            levels_PSN = np.where(is_anew, rng.random((*repeated, num)), levels_PSN)
+        points_PS = sign * world.gap + rng.normal(0, world.seed_noise, repeated)
+        points_PS = points_PS + rng.normal(0, world.pretraining_noise, (repeated[0], 1))
+        right_PSN = levels_PSN < ACCURACY + points_PS[:, :, None] / 100
+        values_SN = right_PSN.reshape(-1, num).astype(np.float64)
+        pretraining, seeds = (axis.ravel().tolist() for axis in np.indices(repeated))
+        shift = 0 if world.is_paired else 100 * number
+        arm = ReportArm(f"model {number}", "other", "1m", "mlm", 40, 1, 0, 1)
+        examples: Any = KnownExamples(ExampleTable("examples", values_SN))
+        models.append(
+            measured(
+                arm,
+                "SC",
+                "task",
+                "standard",
+                values_SN.mean(axis=1).tolist(),
+                seeds=[seed + shift for seed in seeds],
+                pretraining_seeds=[seed + shift for seed in pretraining],
+                examples=examples,
+            )
+        )
+    return models[0], models[1]
+
+
+def difference_of_seeds(a: Result, b: Result) -> Contrast:
+    """The test as it would be without knowing what examples contribute: over seeds alone."""
+    return difference(replace(a, examples=None), replace(b, examples=None))
+
+
+def share_called_different(world: World, trials: int, seed: int = 0) -> dict[str, float]:
+    """In how many of so many trials the test, and the one over seeds alone, calls the two different."""
+    rng = np.random.default_rng(seed)
+    hits = {"both": 0, "seeds_only": 0}
+    for _ in range(trials):
+        a, b = draw_models(world, rng)
+        hits["both"] += is_significant(difference(a, b).against().p_value)
+        hits["seeds_only"] += is_significant(difference_of_seeds(a, b).against().p_value)
+    return {name: count / trials for name, count in hits.items()}
+
+
+def list_worlds() -> Iterator[World]:
+    """Equal models, then unequal ones."""
+    for gap in (0.0, 0.5, 1.0, 2.0):
+        for independent, noise in MIXES:
+            for num in NUM_EXAMPLES:
+                world = World(num, independent, noise, gap=gap)
+                yield world
+                if not gap:
+                    yield replace(world, num_seeds=3)
+                    yield replace(world, is_paired=False)
+                    yield replace(world, disagreement=0.05)
+                yield replace(world, num_seeds=2, num_pretrainings=3, pretraining_noise=0.5, redrawn=0.1)
+                if not gap:
+                    yield replace(world, num_seeds=2, num_pretrainings=5, pretraining_noise=0.5, redrawn=0.1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trials", type=int, default=2000)
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    rows = []
+    for world in list_worlds():
+        trials = arguments.trials if world.num_examples < 10_000 else arguments.trials // 2
+        rows.append(asdict(world) | {"trials": trials} | share_called_different(world, trials))
+        print(json.dumps(rows[-1]), flush=True)
+    if arguments.out:
+        arguments.out.write_text("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,304 @@
+"""Scores of several models → a difference between them, and whether it is more than noise: the one test of this house.
+
+Three things make two models differ that are equally good: another pretraining seed, another fine-tuning seed, other
+test examples. A test accounts for those of them that the scores show, and says which these are.
+
+Letters: R independent repetitions (pretraining seeds where there are several, else fine-tuning seeds), N examples.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from scipy import special, stats
+
+from biphase.finetuning.predictions import ExampleTable, KeptExamples
+from biphase.report.statistics import SIGNIFICANCE, TAILS, Difference
+
+ROUNDING = 1e-12
+"""A spread below this share of the values' size is the rounding of equal values, not a spread."""
+
+Noise = Literal["pretraining seeds", "fine-tuning seeds", "test examples"]
+"""Where a difference between equally good models comes from."""
+
+
+class SeedScores(Protocol):
+    """Scores of one model or recipe, one for each fine-tuning seed of each pretraining seed; or their mean and spread
+    alone, as published."""
+
+    @property
+    def mean(self) -> float: ...
+    @property
+    def std(self) -> float:
+        """Over seeds (n-1); nan for a single one."""
+
+    @property
+    def num(self) -> int:
+        """How many scores."""
+
+    @property
+    def samples(self) -> tuple[float, ...]:
+        """The scores; () where only mean and spread are known."""
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """The fine-tuning seed of each."""
+
+    @property
+    def pretraining_seeds(self) -> tuple[int, ...]:
+        """The pretraining seed of each; () where all are of one pretraining."""
+
+    @property
+    def examples(self) -> KeptExamples | None:
+        """What the test examples contribute to each."""
+
+    @property
+    def cells(self) -> Sequence[Any]:
+        """The scores (of this form) that these are the mean of; none where these are no average."""
+
+
+Terms = list[tuple[float, SeedScores]]
+"""Scores with their weights in a sum."""
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """A weighted sum of mean scores, such as a difference, with what is needed to test it."""
+
+    estimate: float
+    error: float
+    """The standard error of the estimate; nan where one of the scores has no spread (one seed)."""
+    degrees: float
+    """The degrees of freedom of the t-distribution."""
+    size: float
+    """The size of the scores behind it, to tell a spread from rounding."""
+    test: Literal["paired t", "Welch", "jackknife t"]
+    """Whether all scores are paired by seed. Test examples, where they are known, are always paired."""
+    num: int
+    """How many seeds are behind each score, at least: of pretraining where there are several, else of fine-tuning."""
+    num_pretrainings: int = 1
+    """How many pretraining seeds are behind each score, at least."""
+    num_examples: int = 0
+    """How many test examples are accounted for; 0: none, as it is not known what each contributes."""
+    seed_variance: float = math.nan
+    """The part of the squared error that more seeds make smaller."""
+    example_variance: float = 0.0
+    """The part of the squared error that more test examples make smaller."""
+
+    @property
+    def noise(self) -> tuple[Noise, ...]:
+        """What the test accounts for."""
+        found: list[Noise] = ["pretraining seeds"] if self.num_pretrainings > 1 else []
+        found += ["fine-tuning seeds"] if self.num > 1 else []
+        return (*found, "test examples") if self.num_examples else tuple(found)
+
+    def against(self, bound: float = 0.0) -> Difference:
+        """Estimate, 95 % interval, and two-sided p-value of "it equals `bound`"."""
+        tested = t_test(self.estimate - bound, self.error, self.degrees, self.size)
+        return replace(tested, mean=self.estimate, low=tested.low + bound, high=tested.high + bound)
+
+    def over_examples(self) -> Difference:
+        """The test of these very runs over test examples alone, which says nothing about other seeds."""
+        error = math.sqrt(self.example_variance) if self.num_examples > 1 else math.nan
+        return t_test(self.estimate, error, self.num_examples - 1, self.size)
+
+
+def t_test(mean: float, error: float, degrees: float, size: float) -> Difference:
+    """A difference with its standard error against zero, by Student's t with so many degrees of freedom.
+
+    No spread (no more than what rounding makes of values of this `size`, or none that is known) leaves nothing to judge
+    by: no interval and no p-value, except that a difference of zero without spread has p = 1.
+    """
+    if not error > ROUNDING * size:
+        is_zero = error >= 0 and abs(mean) <= ROUNDING * size
+        return Difference(0.0 if is_zero else mean, np.nan, np.nan, 1.0 if is_zero else np.nan)
+    half_width = float(stats.t.ppf(TAILS[1], degrees)) * error
+    p_value = float(2 * stats.t.sf(abs(mean) / error, degrees))
+    return Difference(mean, mean - half_width, mean + half_width, p_value)
+
+
+def contrast(terms: Iterable[tuple[float, SeedScores]]) -> Contrast:
+    """Σ weight · mean over the scores of different models, with its error from seeds and test examples together.
+
+    Scores of the same seeds are paired by seed; others count as independent. What is known of test examples is paired
+    by example. With a, the variance of the sum from R repetitions (Student's, or Welch's of groups of seeds), b, that
+    from N examples, and c, what both of them contain (seeds that differ on single examples), the squared error is
+    a + b - c, and never below a or b: the variance of a mean over two crossed random factors. The quantile of 95 % is
+    the mean of those for a and for b alone, weighted by a and b (Cochran and Cox 1950): Satterthwaite's rule, which
+    holds within a and within b, calls too much significant where a few seeds make up most of the error. Where examples
+    are not known it is the t test over seeds alone.
+    """
+    terms = list(expand_averages(terms))
+    size = max(abs(score.mean) for _, score in terms)
+    num_pretrainings = min(len(set(score.pretraining_seeds)) or 1 for _, score in terms)
+    groups = group_by_seeds(terms)
+    if groups is None:  # means and spreads alone, as published
+        parts = [((weight * score.std) ** 2 / score.num, score.num - 1) for weight, score in terms]
+        num, estimate = min(score.num for _, score in terms), sum(weight * score.mean for weight, score in terms)
+    else:
+        rows = [np.sum([weight * row_means(score) for weight, score in group], axis=0) for group in groups]
+        parts = [(variance(rows_R) / len(rows_R), len(rows_R) - 1) for rows_R in rows]
+        num, estimate = min(len(rows_R) for rows_R in rows), sum(float(rows_R.mean()) for rows_R in rows)
+    tables = None if groups is None else read_tables(terms)
+    seed_variance, degrees = add_parts(parts)
+    example_variance, shared, num_examples = 0.0, 0.0, 0
+    if groups is not None and tables is not None:
+        example_parts, shared = over_test_sets(groups, tables)
+        num_examples = min(num for _, num in example_parts) + 1
+        example_variance, example_degrees = add_parts(example_parts)
+        degrees = mix_degrees([(seed_variance, degrees), (example_variance, example_degrees)])
+    # A nan (one seed) stays one: without a spread over seeds there is no error.
+    total = max(seed_variance + example_variance - shared, seed_variance, example_variance) if num > 1 else math.nan
+    return Contrast(
+        estimate=float(estimate),
+        error=math.sqrt(total),
+        degrees=degrees,
+        size=size,
+        test="paired t" if groups is not None and len(groups) == 1 else "Welch",
+        num=num,
+        num_pretrainings=num_pretrainings,
+        num_examples=num_examples,
+        seed_variance=seed_variance,
+        example_variance=example_variance,
+    )
+
+
+def add_parts(parts: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """The sum of independent variances, and its degrees of freedom from theirs (Satterthwaite 1946)."""
+    total = sum(part for part, _ in parts)
+    if math.isnan(total):
+        return math.nan, math.nan
+    denominator = sum(part**2 / degrees for part, degrees in parts)
+    return total, total**2 / denominator if denominator else math.nan
+
+
+def mix_degrees(parts: Sequence[tuple[float, float]]) -> float:
+    """The degrees of freedom at which Student's quantile of 95 % is the mean of those of the parts, by their shares."""
+    known = [(part, degrees) for part, degrees in parts if part > 0]
+    total = sum(part for part, _ in known)
+    if len(known) < 2:
+        return known[0][1] if known else math.nan
+    quantile = sum(part * float(stats.t.ppf(TAILS[1], degrees)) for part, degrees in known) / total
+    return float(special.stdtridf(TAILS[1], quantile))
+
+
+def expand_averages(terms: Iterable[tuple[float, SeedScores]]) -> Iterable[tuple[float, SeedScores]]:
+    """The sum with each average written as the scores that it is the mean of."""
+    for weight, score in terms:
+        if score.cells:
+            yield from expand_averages((weight / len(score.cells), cell) for cell in score.cells)
+        else:
+            yield weight, score
+
+
+def group_by_seeds(terms: Terms) -> list[Terms] | None:
+    """The terms in groups of the same repetitions, which are paired; None where samples are not known."""
+    groups: dict[tuple[int, ...], Terms] = {}
+    for weight, score in terms:
+        if not score.samples:
+            return None
+        # Seeds of fine-tuning and of pretraining are different things, also where their numbers are the same.
+        is_repeated = len(set(score.pretraining_seeds)) > 1
+        key = (-1, *sorted(set(score.pretraining_seeds))) if is_repeated else score.seeds
+        groups.setdefault(key, []).append((weight, score))
+    return list(groups.values())
+
+
+def repetitions(score: SeedScores) -> np.ndarray:
+    """[R, samples] weights that make of samples the means of repetitions: of each pretraining seed's samples, lowest
+    seed first, or the samples themselves."""
+    seeds = np.array(score.pretraining_seeds)
+    if len(set(score.pretraining_seeds)) < 2:
+        return np.eye(len(score.samples))
+    chosen = (seeds == np.unique(seeds)[:, None]).astype(np.float64)
+    return np.asarray(chosen / chosen.sum(axis=1, keepdims=True))
+
+
+def row_means(score: SeedScores) -> np.ndarray:
+    """[R] the score of each repetition."""
+    return np.asarray(repetitions(score) @ np.array(score.samples))
+
+
+def variance(values: np.ndarray) -> float:
+    return float(values.var(ddof=1)) if len(values) > 1 else math.nan
+
+
+def read_tables(terms: Terms) -> dict[int, ExampleTable] | None:
+    """What the examples contribute to each score, by the score's id; None unless it is known of all."""
+    tables = {}
+    for _, score in terms:
+        table = None if score.examples is None else score.examples.table
+        if table is None or table.values_SN.shape[1] < 2:
+            return None
+        tables[id(score)] = table
+    return tables
+
+
+def over_test_sets(groups: list[Terms], tables: dict[int, ExampleTable]) -> tuple[list[tuple[float, int]], float]:
+    """The variance of the sum from the examples of each test set, with its degrees of freedom; and the part that seeds
+    and examples share."""
+    fingerprints = dict.fromkeys(table.fingerprint for table in tables.values())
+    parts, shared = [], 0.0
+    for fingerprint in fingerprints:
+        means_N: Any = 0.0
+        for group in groups:
+            # What each example contributes to the sum under each repetition.
+            sums_RN: Any = 0.0
+            for weight, score in group:
+                if tables[id(score)].fingerprint == fingerprint:
+                    sums_RN = sums_RN + weight * (repetitions(score) @ tables[id(score)].values_SN)
+            if np.ndim(sums_RN):
+                means_N = means_N + sums_RN.mean(axis=0)
+                shared += interaction(sums_RN) / sums_RN.size
+        parts.append((variance(means_N) / len(means_N), len(means_N) - 1))
+    return parts, shared
+
+
+def interaction(values_RN: np.ndarray) -> float:
+    """The mean square of what is left of a table without the means of its rows and columns; 0 with a single row."""
+    num_rows, num_columns = values_RN.shape
+    if min(num_rows, num_columns) < 2:
+        return 0.0
+    # Sum of squares of the residuals = all squares - those of row means - those of column means, around the mean.
+    centred_RN = values_RN - values_RN.mean()
+    rows, columns = centred_RN.mean(axis=1), centred_RN.mean(axis=0)
+    squares = (centred_RN**2).sum() - num_columns * (rows**2).sum() - num_rows * (columns**2).sum()
+    return max(float(squares), 0.0) / ((num_rows - 1) * (num_columns - 1))
+
+
+def difference(a: SeedScores, b: SeedScores) -> Contrast:
+    """Mean of `a` minus mean of `b`."""
+    return contrast([(1.0, a), (-1.0, b)])
+
+
+def jackknife(statistic: Callable[[np.ndarray], float], num: int, size: float) -> Contrast:
+    """A function of `num` seeds, with its standard error from leaving out one at a time (Tukey's pseudo-values)."""
+    seeds_S = np.arange(num)
+    seen = statistic(seeds_S)
+    if num < 2:
+        return Contrast(seen, math.nan, math.nan, size, "jackknife t", num)
+    values_S = np.array([num * seen - (num - 1) * statistic(np.delete(seeds_S, seed)) for seed in seeds_S])
+    variance_of_mean = variance(values_S) / num
+    error = math.sqrt(variance_of_mean)
+    return Contrast(seen, error, num - 1, size, "jackknife t", num, seed_variance=variance_of_mean)
+
+
+def is_significant(p_value: float) -> bool:
+    """Whether a p-value, adjusted for all questions asked, is below the level of this house; nan is not."""
+    return p_value < SIGNIFICANCE
+
+
+def judge_difference(
+    estimate: float, p_value: float, bound: float = 0.0
+) -> Literal["above", "below", "within noise", "untested"]:
+    """The rule of every verdict: on which side of `bound` the two-sided test of "it equals the bound" puts an estimate.
+
+    "within noise" never means "equal": look at the interval. "untested": there is no p-value (one seed, no spread).
+    """
+    if math.isnan(p_value):
+        return "untested"
+    if not is_significant(p_value):
+        return "within noise"
+    return "above" if estimate > bound else "below"
