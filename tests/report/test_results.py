@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from biphase.report.results import AVERAGE, ReportArm, Result, ResultSet, measured, missing_cells, pool, with_averages
+from biphase.report.results import AVERAGE, ReportArm, Result, measured, missing_cells, pool, with_averages
 
 CLM = ReportArm("clm", "objective", "1m", "clm", None, 100, 100, 0)
 MLM = ReportArm("mlm", "objective", "1m", "mlm", 40, 100, 0, 100)
@@ -63,4 +63,4 @@ def test_no_average_of_a_part() -> None:
 def test_a_cell_stands_once() -> None:
     cell = measured(CLM, "SC", "a", "standard", (0.5, 0.7))
     with pytest.raises(AssertionError, match="twice"):
-        ResultSet((cell, cell))
+        with_averages((cell, cell))

@@ -5,6 +5,9 @@ Panels become lines through means, bars of differences and points of spreads, al
 
 import itertools
 import math
+import multiprocessing
+import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -12,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from biphase.machine import num_cores
 from biphase.report import panels
 from biphase.report.results import ResultSet, objective_pairs
 from biphase.style import INK, PLOT_STYLE, SERIES, Look, plot_losses
@@ -19,6 +23,10 @@ from biphase.style import INK, PLOT_STYLE, SERIES, Look, plot_losses
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+
+Picture = tuple[Path, str, Sequence[Callable[["Axes"], object]]]
+"""The folder and the name of a figure's files, and what each of its panels draws."""
 
 
 @dataclass(frozen=True)
@@ -124,23 +132,39 @@ def draw_figures(
         Name, title and caption of what was drawn, and a line for each figure that was not: what it lacks.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    drawn, missing = [], []
+    drawn, missing, pictures = [], [], list[Picture]()
     for spec in FIGURES:
         if spec.can_draw(results):
             made = [spec.make_panel(results, family) for family in results.families]
-            save_figure(folder, spec.name, [partial(plot_panel, panel) for panel in made])
+            pictures.append((folder, spec.name, [partial(plot_panel, panel) for panel in made]))
             drawn.append((spec.name, spec.title, spec.caption))
         else:
             missing.append(f"{spec.title}: needs {spec.needs}")
     losses = losses or {}
     objectives = list(dict.fromkeys(row["objective"] for rows in losses.values() for row in rows))
     if objectives:
-        save_figure(folder, "losses", [partial(plot_loss_curves, losses, objective) for objective in objectives])
+        curves = [partial(plot_loss_curves, losses, objective) for objective in objectives]
+        pictures.append((folder, "losses", curves))
         caption = "Training loss as lines (means of neighbouring steps), validation loss as markers."
         drawn.append(("losses", "Loss curves", caption))
     else:
         missing.append("Loss curves: needs the metrics.jsonl of the runs")
+    save_figures(pictures)
     return drawn, missing
+
+
+def save_figures(pictures: Sequence[Picture]) -> None:
+    """Draw them all, on several cores where a copy of this process is safe: on Linux, while it has a single thread."""
+    num = min(num_cores(), len(pictures))
+    if num < 2 or sys.platform != "linux" or threading.active_count() > 1:
+        for picture in pictures:
+            save_figure(*picture)
+        return
+    import matplotlib.backends.backend_pdf
+    import matplotlib.backends.backend_svg  # noqa: F401 (once, before the copies are made)
+
+    with multiprocessing.get_context("fork").Pool(num) as pool:
+        pool.starmap(save_figure, pictures, chunksize=1)
 
 
 def plot_panel(panel: panels.Panel, axes: "Axes") -> None:
@@ -233,11 +257,15 @@ def plot_loss_curves(losses: Mapping[str, Sequence[Mapping[str, Any]]], objectiv
 
 def save_figure(folder: Path, name: str, plots: Sequence[Callable[["Axes"], object]]) -> None:
     """Write `NAME.svg` and `NAME.pdf` with what each of `plots` draws on its axes."""
+    from matplotlib.backends.backend_pdf import FigureCanvasPdf
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+
     with plot_settings(name):
         figure = arrange_panels(plots)
-        figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
+        # Each canvas draws once; `savefig` would draw everything twice, to find out what is rasterized.
+        FigureCanvasSVG(figure).print_svg(folder / f"{name}.svg", metadata={"Date": None})
         figure.set_layout_engine("none")  # it is laid out; once is enough
-        figure.savefig(folder / f"{name}.pdf", metadata={"CreationDate": None})
+        FigureCanvasPdf(figure).print_pdf(folder / f"{name}.pdf", metadata={"CreationDate": None})
 
 
 def plot_settings(name: str) -> AbstractContextManager[None]:

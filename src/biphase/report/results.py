@@ -125,12 +125,22 @@ class ResultSet:
 
     results: tuple[Result, ...]
 
-    def __post_init__(self) -> None:
-        assert len(self.cells) == len(self.results), "a cell is there twice"
-
     @cached_property
     def cells(self) -> dict[tuple[str, str, str, str, str], Result]:
-        return {(r.arm.setup, r.arm.name, r.family, r.dataset, r.metric): r for r in self.results}
+        found: dict[tuple[str, str, str, str, str], Result] = {}
+        for one in self.results:
+            found[one.arm.setup, one.arm.name, one.family, one.dataset, one.metric] = one
+        assert len(found) == len(self.results), "a cell is there twice"
+        return found
+
+    @cached_property
+    def dataset_names(self) -> dict[tuple[str, str], list[str]]:
+        """The datasets of each (family, metric), in the order in which they come; the average is none of them."""
+        names: dict[tuple[str, str], dict[str, None]] = {}
+        for result in self.results:
+            if result.dataset != AVERAGE:
+                names.setdefault((result.family, result.metric), {})[result.dataset] = None
+        return {key: list(found) for key, found in names.items()}
 
     @cached_property
     def metrics(self) -> list[Metric]:
@@ -147,20 +157,18 @@ class ResultSet:
 
     def datasets(self, family: str, metric: str) -> list[str]:
         """Names in the order in which they come; the average is none of them."""
-        chosen = self.select(family, metric=metric).results
-        return list(dict.fromkeys(r.dataset for r in chosen if r.dataset != AVERAGE))
+        return self.dataset_names.get((family, metric), [])
 
     def select(
         self, family: str | None = None, dataset: str | None = None, metric: str | None = None, **arm: Any
     ) -> "ResultSet":
         """Results with these values, where given; `arm` names fields of `ReportArm`, such as `setup="ratio"`."""
-        wanted = {"family": family, "dataset": dataset, "metric": metric}
-        chosen = [
-            result
-            for result in self.results
-            if all(value is None or getattr(result, key) == value for key, value in wanted.items())
-            and all(getattr(result.arm, key) == value for key, value in arm.items())
-        ]
+        chosen = list(self.results)
+        for key, value in (("family", family), ("dataset", dataset), ("metric", metric)):
+            if value is not None:
+                chosen = [result for result in chosen if getattr(result, key) == value]
+        for key, value in arm.items():
+            chosen = [result for result in chosen if getattr(result.arm, key) == value]
         return ResultSet(tuple(chosen))
 
     def arms(self, family: str | None = None, metric: str | None = None, **arm: Any) -> list[ReportArm]:
