@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, TypeVar, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
 from biphase.errors import InputError, nearest
 
@@ -20,6 +20,18 @@ class Strict(BaseModel):
     """A frozen model in which an unknown key is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Grown(Strict):
+    """A model that got keys after its first hashes were written: those in `later` are left out of its tree where they
+    stand at their defaults, so that the hash of what does not use them stays."""
+
+    later: ClassVar[frozenset[str]] = frozenset()
+
+    @model_serializer(mode="wrap")
+    def without_unused(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        unused = {key for key in self.later if getattr(self, key) == type(self).model_fields[key].default}
+        return {key: value for key, value in serialize(self).items() if key not in unused}
 
 
 def load_config(kind: type[Config], path: Path, overrides: Sequence[str] = ()) -> Config:

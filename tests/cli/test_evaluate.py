@@ -39,6 +39,7 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = [{"tokens": [a, b], "ner_tags": ["B-location", "O"]} for a in NOUNS for b in NOUNS]
     for split in ("train", "validation", "test"):
         (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        rows = rows[1:]
     return folder
 
 
@@ -79,7 +80,7 @@ def test_failed_cells_are_exit_code_two(call: Any, models: Path, tmp_path: Path)
     bad = tmp_path / "bad"
     bad.mkdir()
     for split in ("train", "validation", "test"):
-        (bad / f"{split}.jsonl").write_text('{"tokens": ["a"], "ner_tags": ["O", "O"]}\n')
+        (bad / f"{split}.jsonl").write_text(f'{{"tokens": ["{split}"], "ner_tags": ["O", "O"]}}\n')
     code, _, err = call(models / "a", "device=cpu", data=bad)
     assert code == 2 and err.splitlines()[-1].startswith("biphase: ")
     assert "train.jsonl:1: 2 tags for 1 words" in err.splitlines()[-1]

@@ -9,7 +9,7 @@ import torch
 from biphase.corpus.tokenizer import train_tokenizer
 from biphase.encoder.load import TokenIds, make_model
 from biphase.finetuning.batches import CellContext
-from biphase.finetuning.config import FinetuneConfig
+from biphase.finetuning.config import FinetuneConfig, settle_config
 from biphase.finetuning.encoders import Encoder, load_encoder
 from biphase.finetuning.encoding import EncodedSplit
 from biphase.finetuning.families import FAMILY_MODULES
@@ -36,7 +36,8 @@ def make_cell(task: str, dtype: torch.dtype = torch.float32, **settings: object)
         "max_length": 256,
     }
     config = FinetuneConfig.model_validate(given | settings)
-    return CellContext(task_table()[task], config, torch.device("cpu"), dtype)
+    own = task_table()[task]
+    return CellContext(own, settle_config(config, own, 10**6), torch.device("cpu"), dtype)
 
 
 def predict_split(model: torch.nn.Module, split: EncodedSplit, cell: CellContext) -> Any:

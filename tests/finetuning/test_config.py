@@ -2,7 +2,7 @@
 
 import pytest
 
-from biphase.finetuning.config import FAMILY_SETTINGS, QA_HEAD_SETTINGS, FinetuneConfig, settle_config
+from biphase.finetuning.config import FAMILY_SETTINGS, PAPER_SEARCH, QA_HEAD_SETTINGS, FinetuneConfig, settle_config
 from biphase.tasks.spec import find_task
 
 ODD = FinetuneConfig(head_dropout=0.5, doc_stride=7, max_answer_tokens=9, scale=5.0, judged_only=False)
@@ -22,7 +22,7 @@ ODD = FinetuneConfig(head_dropout=0.5, doc_stride=7, max_answer_tokens=9, scale=
 def test_what_does_not_matter_stands_at_its_default(task: str, head: str, kept: set[str]) -> None:
     asked = ODD.model_copy(update={"qa_head": head, "seed": 3})
     settled = settle_config(asked, find_task(task), 10**6)
-    defaults = FinetuneConfig(seed=3)
+    defaults = FinetuneConfig(seed=3, **PAPER_SEARCH)
     assert {key for key, value in settled if value != getattr(defaults, key)} == kept
     assert all(getattr(settled, key) == getattr(asked, key) for key in kept)
     assert settle_config(settled, find_task(task), 10**6) == settled
@@ -39,3 +39,28 @@ def test_no_more_tokens_than_positions() -> None:
 def test_the_table_names_settings() -> None:
     named = {name for names in (*FAMILY_SETTINGS.values(), *QA_HEAD_SETTINGS.values()) for name in names}
     assert named <= FinetuneConfig.model_fields.keys()
+
+
+def test_only_the_papers_tasks_search_judged_documents_and_short_answers_unasked() -> None:
+    found, asked = find_task("msmarco"), find_task("squad")
+    assert settle_config(FinetuneConfig(), found, 512).judged_only is True
+    assert settle_config(FinetuneConfig(), found.model_copy(update={"name": "mine"}), 512).judged_only is False
+    assert settle_config(FinetuneConfig(), find_task("cranfield"), 512).judged_only is False
+    assert settle_config(FinetuneConfig(), asked, 512).max_answer_tokens == 30
+    assert settle_config(FinetuneConfig(), asked.model_copy(update={"name": "mine"}), 512).max_answer_tokens is None
+
+
+def test_only_pairs_that_may_be_too_long_got_another_name() -> None:
+    """Pairs were once cut at their end: cells of these differ, and all others are called what they were called."""
+    for task, limit, cut in (
+        ("snli", 10**6, None),
+        ("snli", 512, None),
+        ("snli", 256, "longest"),
+        ("mnli", 512, "longest"),
+        ("sst2", 512, None),
+    ):
+        settled = settle_config(FinetuneConfig(), find_task(task), limit)
+        assert settled.truncation == cut
+        assert ("truncation" in settled.model_dump(mode="json")) == (cut is not None)
+    mine = find_task("snli").model_copy(update={"name": "mine"})
+    assert settle_config(FinetuneConfig(), mine, 10**6).truncation == "longest"

@@ -1,7 +1,11 @@
+import copy
+
 import numpy as np
+import pytest
 
 from biphase.finetuning.encoders import Encoder
-from biphase.finetuning.encoding import HashedTokenizer, encode_texts, tokenize
+from biphase.finetuning.encoding import HashedTokenizer, cut_longest, encode_filled, encode_texts, tokenize
+from biphase.tasks.examples import fill_template
 
 TEXTS = ["the dog", "Premise: a cat .\nHypothesis: a tree .", "", "<|mask|> and <|end_of_text|> are text"]
 
@@ -45,3 +49,41 @@ def test_spans_are_characters(encoder: Encoder) -> None:
     assert len(spans) == len(ids)
     assert spans[:, 1].max() == len(text)
     assert spans[-1].tolist()[1] == len(text)
+
+
+@pytest.mark.parametrize("lengths", [(40, 3), (3, 40), (20, 20), (21, 20), (20, 21), (9, 9), (12, 60)])
+@pytest.mark.parametrize("room", [12, 17, 18])
+def test_the_longer_text_of_a_pair_is_cut_as_transformers_does(
+    encoder: Encoder, lengths: tuple[int, int], room: int
+) -> None:
+    """Held against the truncation of transformers' own tokenizer, which gets both texts without the template."""
+    texts = {"first": " dog" * lengths[0], "second": " cat" * lengths[1]}
+    text, columns = fill_template("{first}{second}", texts)
+    theirs = copy.deepcopy(encoder.tokenizer.pretrained)
+    wanted = theirs(
+        texts["first"], texts["second"], truncation="longest_first", max_length=room, add_special_tokens=False
+    )["input_ids"]
+    encoded = encode_filled(encoder.tokenizer, [text], [columns], room + 1)
+    assert encoded.tokens_T[:-1].tolist() == wanted
+    whole = theirs(texts["first"], texts["second"], truncation=False, add_special_tokens=False)["input_ids"]
+    assert encoded.truncated.tolist() == [0] * (len(whole) > room)
+
+
+def test_both_hypotheses_of_a_long_premise_are_seen(encoder: Encoder) -> None:
+    template = "Premise: {premise}\nHypothesis: {hypothesis}"
+    said = ("no dog is there", "a cat is there")
+    pairs = [{"premise": "the dog sees a cat " * 60, "hypothesis": hypothesis} for hypothesis in said]
+    filled = [fill_template(template, pair) for pair in pairs]
+    encoded = encode_filled(encoder.tokenizer, [text for text, _ in filled], [columns for _, columns in filled], 64)
+    first, second = (encoded.tokens_T[a:b] for a, b in zip(encoded.bounds_S1, encoded.bounds_S1[1:], strict=False))
+    assert len(first) == len(second) == 64 and encoded.truncated.tolist() == [0, 1]
+    for sample, pair in zip((first, second), pairs, strict=True):
+        decoded = encoder.tokenizer.pretrained.decode(sample[:-1])
+        assert decoded.endswith("\nHypothesis: " + pair["hypothesis"]) and decoded.startswith("Premise: the dog")
+
+
+def test_caps_of_columns() -> None:
+    spans = np.array([(n, n + 1) for n in range(17)])
+    kept = cut_longest(spans, [(0, 9), (9, 11), (11, 17)], 12)
+    assert kept.tolist() == [0, 1, 2, 3, 4, 9, 10, 11, 12, 13, 14, 15]
+    assert len(cut_longest(spans, [(0, 2), (3, 5)], 7)) == 7  # more text around the columns than there is room

@@ -234,7 +234,7 @@ def test_one_training_for_several_tasks(
     folders = {"msmarco": tmp_path / "msmarco", "nq": data_dirs["squad_retrieval"]}
     shutil.copytree(data_dirs["squad_retrieval"], folders["msmarco"])
     judged = folders["msmarco"] / "qrels"
-    shutil.copy(judged / "test.tsv", judged / "dev.tsv")
+    (judged / "dev.tsv").write_text("".join((judged / "test.tsv").read_text().splitlines(keepends=True)[:-1]))
     calls = []
     monkeypatch.setattr(fit, "train_network", lambda *given: calls.append(1) or train_network(*given))
     config = make_cell("msmarco").config

@@ -106,7 +106,7 @@ def test_bad_data_fails_its_task_alone(grid: Grid, tmp_path: Path, capsys: pytes
     bad = tmp_path / "bad"
     bad.mkdir()
     for split in ("train", "validation", "test"):
-        rows = [{"premise": "a", "hypothesis": "b", "label": 7}]
+        rows = [{"premise": split, "hypothesis": "b", "label": 7}]
         (bad / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     small = replace(grid, data_dirs={**grid.data_dirs, "snli": bad})
     failures = run_grid(small, plan_grid(small), HERE)
@@ -137,8 +137,9 @@ def test_tasks_that_share_a_training_are_one(grid: Grid, data_dirs: dict[str, Pa
     judged.mkdir(parents=True)
     for name in ("corpus.jsonl", "queries.jsonl"):
         (judged.parent / name).symlink_to(folder / name)
-    for name, place in (("train", "train"), ("dev", "test"), ("test", "test")):
+    for name, place in (("train", "train"), ("test", "test")):
         (judged / f"{name}.tsv").symlink_to(folder / "qrels" / f"{place}.tsv")
+    (judged / "dev.tsv").write_text("".join((judged / "test.tsv").read_text().splitlines(keepends=True)[:-1]))
     shared = replace(grid, tasks=("nq", "msmarco"), data_dirs={"nq": folder, "msmarco": judged.parent})
     trainings = plan_grid(shared)
     assert len(trainings) == 4 and shared.num_cells == 8

@@ -48,11 +48,11 @@ def write(folder: Path, **files: str) -> Path:
 
 
 def pairs(folder: Path, train: str) -> Path:
-    return write(folder, train_jsonl=train, validation_jsonl=lines(PAIR), test_jsonl=lines(PAIR))
+    return write(folder, train_jsonl=train, validation_jsonl=lines(PAIR), test_jsonl=lines(PAIR) + "\n")
 
 
 def tagged(folder: Path, row: dict) -> Path:
-    return write(folder, train_jsonl=lines(row), validation_jsonl=lines(TAGGED), test_jsonl=lines(TAGGED))
+    return write(folder, train_jsonl=lines(row), validation_jsonl=lines(TAGGED), test_jsonl=lines(TAGGED) + "\n")
 
 
 def asked(folder: Path, row: dict) -> Path:
@@ -158,7 +158,6 @@ BAD_PAIRS = [
     (PAIR | {"label": "maybe"}, r"train\.jsonl:1: label 'maybe'"),
     (PAIR | {"label": True}, r"train\.jsonl:1: label True"),
     (PAIR | {"label": 0.5}, r"train\.jsonl:1: label 0\.5"),
-    (PAIR | {"label": 1.0}, r"train\.jsonl:1: label 1\.0"),
     (PAIR | {"premise": None}, r"train\.jsonl:1: column 'premise' is null, not a text"),
     (PAIR | {"label": -1}, r"the train split in .* has no labelled examples"),
 ]
@@ -229,14 +228,14 @@ def test_tags_outside_the_scheme(scheme: str, tag: object) -> None:
 def test_conll2003_as_published(tmp_path: Path) -> None:
     text = "-DOCSTART- -X- -X- O\n\nEU NNP I-NP I-ORG\nGerman JJ I-NP I-MISC\nUK NNP B-NP B-MISC\n\n"
     for name in ("eng.train", "eng.testa", "eng.testb"):
-        (tmp_path / name).write_text(text)
+        (tmp_path / name).write_text(text + "\n" * (name == "eng.testb"))
     assert load_task("conll2003", tmp_path).train == (TaggedWords("eng.train:3", ("EU", "German", "UK"), (3, 7, 7)),)
 
 
 def test_tags_by_number(tmp_path: Path) -> None:
     row = {"tokens": ["May", "5"], "tags": [2, 3]}
     data = load_task(
-        "ontonotes5", write(tmp_path, train00_json=lines(row), valid_json=lines(row), test_json=lines(row))
+        "ontonotes5", write(tmp_path, train00_json=lines(row), valid_json=lines(row), test_json=lines(row, row))
     )
     assert data.test[0].tags == (2, 3) and data.task.classes[3] == "I-DATE"
 

@@ -1,6 +1,7 @@
 import gzip
 import json
 import os
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,8 @@ import zstandard
 
 from biphase.errors import InputError
 from biphase.tasks import sources
-from biphase.tasks.sources import HUB, find_source, read_columns, read_record, read_rows, read_squad, read_tsv
+from biphase.tasks.rows import read_columns, read_file, read_record, read_tsv
+from biphase.tasks.sources import HUB, find_source, read_rows
 from biphase.tasks.spec import FileLayout, Hub, HubRows, Splits, Task, task_table
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -56,7 +58,7 @@ def test_every_layout_is_found(tmp_path: Path, name: str) -> None:
         assert source.form == layout and source.name == str(folder)
         last = source.files["test"][0]
         last.unlink()
-        with pytest.raises(InputError, match=f"data_dir {folder}: task '{name}' needs ") as caught:
+        with pytest.raises(InputError, match=f"--data-dir {folder}: task '{name}' needs ") as caught:
             find_source(task, folder)
         assert all(file in str(caught.value) for file in names)
 
@@ -89,7 +91,7 @@ def test_bundled() -> None:
     assert sum(file.stat().st_size for file in files) < 1_500_000
     notice = (folder / "LICENSES.md").read_text(encoding="utf-8")
     assert all(f"## {name}-" in notice for name, task in task_table().items() if task.bundled)
-    with pytest.raises(InputError, match=r"'snli' comes neither .* give its folder as data_dir"):
+    with pytest.raises(InputError, match=r"'snli' comes neither .* give its folder with --data-dir"):
         find_source(changed("snli", bundled=False, hub=None), None)
     with pytest.raises(InputError, match="'genre' is not on the hub"):
         find_source(task_table()["genre"], HUB)
@@ -133,13 +135,14 @@ def test_files_are_hashed_once_until_they_change(tmp_path: Path, monkeypatch: py
 def test_tables(tmp_path: Path) -> None:
     path = tmp_path / "t.tsv"
     path.write_text('\ufeffa\tb\r\n"x\ty"\r\nshort\n\u2028\t\n', encoding="utf-8")
-    rows = list(read_tsv(path, has_short_rows=True))
+    short = FileLayout(test="", has_short_rows=True)
+    rows = list(read_tsv(path, short))
     assert rows == [(f"{path}:2", {"a": '"x', "b": 'y"'}), (f"{path}:3", None), (f"{path}:4", {"a": "\u2028", "b": ""})]
     with pytest.raises(InputError, match=r"t\.tsv:3: 1 fields where the header names 2"):
-        list(read_tsv(path))
+        list(read_tsv(path, FileLayout(test="")))
     path.write_text("a\tb\n1\t2\t3\n")
     with pytest.raises(InputError, match=r"t\.tsv:2: 3 fields"):
-        list(read_tsv(path, has_short_rows=True))
+        list(read_tsv(path, short))
 
 
 def test_columns(tmp_path: Path) -> None:
@@ -165,20 +168,22 @@ def test_squad(tmp_path: Path) -> None:
     asked = {"id": "a", "question": "Q?", "answers": []}
     paragraphs = [{"context": "c", "qas": [asked, asked | {"is_impossible": True}]}]
     path.write_text(json.dumps({"version": "v2.0", "data": [{"title": "t", "paragraphs": paragraphs}]}))
-    rows = [row for _, row in read_squad(path)]
+    read = partial(read_file, task_table()["squad"], FileLayout(test=""), path, None)
+    rows = [row for _, row in read()]
     assert rows == [asked | {"context": "c"}, asked | {"context": "c", "is_impossible": True}]
     for broken, message in (
         ("{", r"dev\.json:1: broken JSON"),
-        ("[]", "not SQuAD's form"),
+        ("[1]", "row 0 is no object"),
+        ('{"data": [1]}', "not SQuAD's form"),
         ('{"data": [{"paragraphs": [{"qas": []}]}]}', None),
         ('{"data": [{"paragraphs": [{"qas": [{}]}]}]}', "not SQuAD's form"),
     ):
         path.write_text(broken)
         if message is None:
-            assert list(read_squad(path)) == []
+            assert list(read()) == []
             continue
         with pytest.raises(InputError, match=message):
-            list(read_squad(path))
+            list(read())
 
 
 def test_record(tmp_path: Path) -> None:

@@ -81,7 +81,9 @@ def test_a_size_is_no_part_of_what_a_task_is() -> None:
 
 
 FILES = {
-    "reviews": {f"{split}.tsv": "title\tbody\tstars\nA\tb\tpositive\nC\td\t0\n" for split in ("train", "dev", "test")},
+    "reviews": {
+        f"{split}.tsv": f"title\tbody\tstars\n{split}\tb\tpositive\nC\td\t0\n" for split in ("train", "dev", "test")
+    },
     "prescriptions": {f"{split}.conll": "ten NN B-dose\nmg NN E-dose\n\n" * 4 for split in ("train", "test")},
     "manuals": {
         f"{split}.json": json.dumps(
@@ -142,7 +144,8 @@ def test_unknown_task() -> None:
 BAD_TASKS = [
     ({"templat": "{text}"}, "unknown key 'templat'; did you mean 'template'"),
     ({"files": [{"train": "a", "tset": "b", "test": "c"}]}, r"unknown key 'files\.0\.tset'; did you mean 'test'"),
-    ({"files": [{"train": "a"}]}, r"'files\.0\.test' is required"),
+    ({"files": [{}]}, "train is missing beside test: nothing"),
+    ({"files": [{"train": "a", "validation": "b", "test": "b"}]}, "b is given as two splits"),
     ({"files": [{"test": "a.tsv"}]}, r"train is missing beside test: a\.tsv"),
     ({"family": "tagging"}, "'family' is 'tagging'"),
     ({"name": "a/b"}, "'name' is 'a/b'"),
@@ -152,7 +155,7 @@ BAD_TASKS = [
     ({"metric": "f1", "classes": ["a", "b", "c"]}, "'f1' needs two classes"),
     ({"classes": ["a"]}, "two or more"),
     ({"classes": ["a", "a"]}, "none of them twice"),
-    ({"classes": [False, True]}, r"'classes\.0' is False"),
+    ({"classes": [False, True]}, "quote them, as in "),
     ({"template": "text"}, "template must name a column in braces"),
     ({"template": "{}"}, "only names of columns may stand in braces"),
     ({"template": "{a.__class__}"}, "only names of columns may stand in braces"),
@@ -162,7 +165,7 @@ BAD_TASKS = [
     ({"trained_on": "msmarco"}, "trained_on is for retrieval"),
     (TAGGED | {"classes": ["B-x", "I-x", "O"]}, "classes must begin with O"),
     (TAGGED | {"classes": ["O", "S-x"]}, "not 'S-x'"),
-    (TAGGED | {"files": [{"train": "a", "test": "b", "scheme": "BILOU"}]}, r"'files\.0\.scheme' is 'BILOU'"),
+    (TAGGED | {"files": [{"train": "a", "test": "b", "scheme": "IOBES"}]}, r"'files\.0\.scheme' is 'IOBES'"),
     (ASKED | {"template": "{context} {question}"}, "template must have {question} and, at its end, {context}"),
     (ASKED | {"template": "{question} {context}", "classes": ["a", "b"]}, "question_answering has no classes"),
     (FOUND | {"trained_on": "nope"}, "trained_on: no retrieval task 'nope'; known: cranfield"),

@@ -27,11 +27,11 @@ from biphase.finetuning.grid import (
     resolve_for,
     run_grid,
 )
-from biphase.finetuning.scores import read_scores
+from biphase.finetuning.scores import Score, read_scores
 from biphase.machine import num_cores, visible_gpus
 from biphase.report.comparison import compare, summarize
 from biphase.report.printing import print_comparison, print_summary
-from biphase.tasks.spec import PAPER_TASKS, find_task
+from biphase.tasks.spec import METRICS, PAPER_TASKS, find_task
 
 Number = TypeVar("Number", int, float)
 
@@ -79,6 +79,9 @@ def run_evaluation(
         raise InputError(f"which model? Only settings are given: {' '.join(settings)}")
     scores = read_scores(out)
     print_summary(summarize(scores), scores.broken)
+    judged = sorted({score.task for score in scores.scores if is_easier_search(score)})
+    if judged:
+        console.print(f"among judged documents only, which scores higher than among all: {', '.join(judged)}")
     if pair is not None:
         print_comparison(compare(scores, *pair))
     if failures:
@@ -89,6 +92,10 @@ def run_evaluation(
             f"{reasons.total()} failed{waiting}; most often: {reasons.most_common(1)[0][0]}; finished cells are kept, "
             "the same command runs the others again"
         )
+
+
+def is_easier_search(score: Score) -> bool:
+    return score.metric in METRICS["retrieval"] and bool(score.config.judged_only)
 
 
 def run_missing(grid: Grid, engine: Engine, part: str | None, dry_run: bool) -> list[Failure]:

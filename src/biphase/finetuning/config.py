@@ -1,11 +1,11 @@
 """The configuration of a cell: all that it does, apart from which encoder and which task, and what of that names it."""
 
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Field
 
-from biphase.config import Count, PositiveCount, Share, Strict
-from biphase.tasks.spec import EvaluatedSplit, Family, Task
+from biphase.config import Count, Grown, PositiveCount, Share
+from biphase.tasks.spec import PAPER_TASKS, EvaluatedSplit, Family, Task, is_own_task, template_columns
 
 EVALUATED_SPLITS: tuple[EvaluatedSplit, ...] = get_args(EvaluatedSplit)
 
@@ -39,8 +39,16 @@ ENCODING_SETTINGS: dict[Family, tuple[str, ...]] = {
 """The settings that decide, beside lengths and limits, what a family's texts look like as token ids."""
 
 
-class FinetuneConfig(Strict):
+PAPER_SEARCH = {"judged_only": True, "max_answer_tokens": 30}
+"""What these settings are for the paper's tasks, where nobody gives them; and wherever they do not matter."""
+
+DEFAULT_MAX_LENGTH = 2028
+
+
+class FinetuneConfig(Grown):
     """All that a cell does, apart from which encoder and which task. Defaults are the paper's where it has a value."""
+
+    later: ClassVar[frozenset[str]] = frozenset({"truncation"})
 
     learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 5e-5
     seed: Count = 0
@@ -55,8 +63,10 @@ class FinetuneConfig(Strict):
     weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.1
     """Weight decay is on matrices (embeddings included); not on norms and biases."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
-    max_length: Annotated[int, Field(ge=2)] = 2028
+    max_length: Annotated[int, Field(ge=2)] = DEFAULT_MAX_LENGTH
     """The longest input in tokens, end-of-text included; a network made for fewer positions sets a lower limit."""
+    truncation: Literal["longest"] | None = None
+    """Pairs: of one that is too long, the longer text is cut. `settle_config` sets it wherever a pair may be."""
     weights: Literal["pretrained", "random"] = "pretrained"
     """`random`: the same network with fresh weights (drawn with `seed`), the control that pretraining must beat."""
     max_train_examples: PositiveCount | None = None
@@ -75,11 +85,14 @@ class FinetuneConfig(Strict):
     """Question answering by start and end of a span, or, as in the paper, by classifying tokens."""
     doc_stride: Count = 128
     """Question answering: tokens that two windows of a long context share. The token head has one window."""
-    max_answer_tokens: PositiveCount = 30
+    max_answer_tokens: PositiveCount | None = None
+    """Question answering: the longest answer that is predicted. None: 30 for the paper's tasks, for others what 99 % of
+    train's answers fit into, and at least 30."""
     scale: Annotated[float, Field(gt=0)] = 20.0
     """Retrieval: what cosines are multiplied with in the loss (1 / temperature)."""
-    judged_only: bool = True
-    """Retrieval: search only the documents that the split's judgements name, as in the paper."""
+    judged_only: bool | None = None
+    """Retrieval: search only the documents that the split's judgements name. None: as in the paper for its tasks, else
+    all documents are searched."""
     microbatch_tokens: PositiveCount = 65_536
     """A batch of more tokens than this is computed in parts, which changes memory, not the gradient."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -95,5 +108,16 @@ def settle_config(config: FinetuneConfig, task: Task, max_length: int) -> Finetu
     if task.family == "question_answering":
         matters |= {*QA_HEAD_SETTINGS[config.qa_head]}
     special = {name for names in (*FAMILY_SETTINGS.values(), *QA_HEAD_SETTINGS.values()) for name in names}
-    unused = {name: FinetuneConfig.model_fields[name].default for name in special - matters}
-    return config.model_copy(update={**unused, "max_length": min(config.max_length, max_length)})
+    settled: dict[str, Any] = {name: FinetuneConfig.model_fields[name].default for name in special - matters}
+    for name, value in PAPER_SEARCH.items():
+        if name not in matters or (getattr(config, name) is None and task.name in PAPER_TASKS):
+            settled[name] = value
+    if "judged_only" in matters and config.judged_only is None:
+        settled["judged_only"] = task.name in PAPER_TASKS
+    # Pairs were once cut at their end, which took the second text whole. Those of biphase's own tasks are shorter than
+    # the default length, and bundled ones have at most 501 bytes: such cells keep their names.
+    settled["max_length"] = min(config.max_length, max_length)
+    has_pairs = task.family == "sequence_classification" and len(template_columns(task.template)) > 1
+    is_short = is_own_task(task) and settled["max_length"] >= (512 if task.bundled else DEFAULT_MAX_LENGTH)
+    settled["truncation"] = "longest" if has_pairs and not is_short else None
+    return config.model_copy(update=settled)

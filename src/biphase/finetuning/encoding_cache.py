@@ -23,11 +23,11 @@ from biphase.files import content_hash, file_hash, locked, read_json, read_json_
 from biphase.finetuning.config import ENCODING_SETTINGS, FinetuneConfig
 from biphase.finetuning.encoding import EncodedTask, HashedTokenizer
 from biphase.finetuning.families import FAMILY_MODULES
-from biphase.tasks.examples import limit_evaluation, load_examples
+from biphase.tasks.examples import count_shared, limit_evaluation, load_examples
 from biphase.tasks.sources import TaskSource
 from biphase.tasks.spec import TASK_SPLITS, Family
 
-ENCODING = 3
+ENCODING = 4
 """Part of the name of what is kept on disk: raise it when the same text no longer gives the same arrays, or when they
 are kept in another form."""
 
@@ -64,7 +64,11 @@ def load_encoded(source: TaskSource, tokenizer: HashedTokenizer, config: Finetun
 
 
 def encode_source(source: TaskSource, tokenizer: HashedTokenizer, config: FinetuneConfig) -> EncodedTask[Any]:
+    assert config.judged_only is not None, "the configuration is settled"
     data = load_examples(source, judged_only=config.judged_only)
+    for split, number in count_shared(data).items():
+        if number:
+            console.err.print(f"{source.task.name}: {number:,} inputs of {split} stand in train too")
     if config.max_eval_examples is not None:
         data = limit_evaluation(data, config.max_eval_examples)
     return FAMILY_MODULES[source.task.family].encode_task(data, tokenizer, config)

@@ -93,9 +93,11 @@ def plan_grid(grid: Grid) -> list[SharedTraining]:
         identities[identity.hash] = model
         for tasks in groups.values():
             for config in configs:
-                trainings.append(
-                    SharedTraining(model, tuple(plan_cell(identity, *sources[task], config) for task in tasks))
-                )
+                shared: dict[FinetuneConfig, list[CellPlan]] = {}  # tasks of one training may settle differently
+                for task in tasks:
+                    cell = plan_cell(identity, *sources[task], config)
+                    shared.setdefault(cell.config, []).append(cell)
+                trainings += [SharedTraining(model, tuple(cells)) for cells in shared.values()]
     return trainings
 
 

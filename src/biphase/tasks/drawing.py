@@ -16,6 +16,8 @@ from biphase.tasks.spec import TaskSplit
 DRAW_SEED = 42
 TRAIN_SHARE = 0.95
 """Where there is no validation split, the rest of train becomes it, as in the paper."""
+TEST_SHARE = 0.1
+"""Where there is no test split, this part of train becomes it, before validation is drawn from the rest."""
 
 Item = TypeVar("Item")
 Judgements = dict[str, dict[str, int]]
@@ -34,9 +36,9 @@ def draw_indices(num_items: int, wanted: int) -> np.ndarray:
     return np.sort(np.random.default_rng(DRAW_SEED).permutation(num_items)[:wanted])
 
 
-def hold_out(examples: Sequence[Item]) -> tuple[list[Item], list[Item]]:
-    """Train and validation, in the order of `datasets.Dataset.train_test_split(train_size=0.95, seed=42)`."""
-    num_held = len(examples) - math.floor(TRAIN_SHARE * len(examples))
+def hold_out(examples: Sequence[Item], train_share: float = TRAIN_SHARE) -> tuple[list[Item], list[Item]]:
+    """Train and what is held out of it, in the order of `Dataset.train_test_split(train_size=0.95, seed=42)`."""
+    num_held = len(examples) - math.floor(train_share * len(examples))
     shuffled = shuffle(examples)
     return shuffled[num_held:], shuffled[:num_held]
 

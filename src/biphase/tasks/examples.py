@@ -4,18 +4,32 @@ Splits that the source does not have are drawn, as `spec.Splits` says. Labels an
 IOB2, answers as exact spans of their context, documents without the prefixes of the encoder's input.
 """
 
-import itertools
+import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
+from string import Formatter
 from typing import Any, Generic, TypeVar
 
-from biphase import console
 from biphase.errors import InputError
-from biphase.tasks.drawing import Judgements, draw_items, draw_queries, hold_out
-from biphase.tasks.sources import PartName, Row, TaskSource, column, id_of, own_name, read_rows, shown, text_column
+from biphase.tasks.collection import Collection, load_collection
+from biphase.tasks.drawing import TEST_SHARE, TRAIN_SHARE, Judgements, draw_items, hold_out
+from biphase.tasks.rows import Row
+from biphase.tasks.sources import (
+    TaskSource,
+    check_distinct,
+    column,
+    id_of,
+    own_name,
+    read_rows,
+    shown,
+    text_column,
+)
 from biphase.tasks.spec import TASK_SPLITS, EvaluatedSplit, Family, Scheme, Task, TaskSplit, template_columns
+
+Stretch = tuple[int, int]
+"""Characters of a text, from and up to."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +38,8 @@ class LabelledText:
     text: str
     """The task's template, filled."""
     label: int
+    columns: tuple[Stretch, ...] = field(default=(), compare=False)
+    """Where the columns of the template stand in the text."""
 
 
 @dataclass(frozen=True)
@@ -73,24 +89,6 @@ class TaskData(Generic[ExampleKind]):
         return {"train": self.train, "validation": self.validation, "test": self.test}
 
 
-@dataclass(frozen=True)
-class Collection:
-    """Documents, the queries that are judged, and the judgements, of a retrieval task. Texts have no prefixes."""
-
-    task: Task
-    source: str
-    documents: dict[str, str]
-    queries: dict[str, str]
-    train: tuple[tuple[str, str], ...]
-    """(query id, relevant document id); empty where the task is trained on another one."""
-    relevance: dict[EvaluatedSplit, Judgements]
-    """Every judgement of the queries that are evaluated, of grade 0 and below too."""
-    judged_documents: dict[EvaluatedSplit, tuple[str, ...]]
-    """The documents that a judgement of the split names, whether its query is evaluated or not."""
-    left_out: int
-    """Queries of train without a relevant document."""
-
-
 def load_examples(source: TaskSource, judged_only: bool) -> TaskData[Any] | Collection:
     """Read and check everything.
 
@@ -103,6 +101,7 @@ def load_examples(source: TaskSource, judged_only: bool) -> TaskData[Any] | Coll
             label outside its set, tags that do not match words, an answer that is not in its context, a judgement of
             an unknown document; a split without examples, or one too small to draw another from.
     """
+    check_distinct(source)
     if source.task.family == "retrieval":
         return load_collection(source, judged_only)
     makers: dict[Family, Callable[[TaskSource, str, Row], AnyExample | None]] = {
@@ -118,19 +117,42 @@ def load_examples(source: TaskSource, judged_only: bool) -> TaskData[Any] | Coll
         examples[split] = [example for example in found if example is not None]
         left_out += len(found) - len(examples[split])
         if not examples[split]:
-            raise InputError(f"task '{task.name}': the {split} split in {source.name} has no labelled examples")
+            remedy = "; leave `test` out: a part of train takes its place" if split == "test" else ""
+            raise InputError(f"task '{task.name}': the {split} split in {source.name} has no labelled examples{remedy}")
         if task.family == "question_answering":  # answers are compared by id
             [(id, times)] = Counter(example.id for example in examples[split]).most_common(1)
             if times > 1:
                 raise InputError(f"{source.name}: the {split} split has two questions with the id '{id}'")
-    if "validation" not in examples:
+    shares: dict[TaskSplit, float] = {"test": 1 - TEST_SHARE, "validation": TRAIN_SHARE}
+    for split in (split for split in shares if split not in examples):
         if len(examples["train"]) < 2:
-            raise InputError(
-                f"task '{task.name}': the train split in {source.name} is too small to hold out a validation"
-            )
-        examples["train"], examples["validation"] = hold_out(examples["train"])
+            raise InputError(f"task '{task.name}': the train split in {source.name} is too small to hold out a {split}")
+        examples["train"], examples[split] = hold_out(examples["train"], shares[split])
     train, validation, test = (tuple(examples[split]) for split in TASK_SPLITS)
     return TaskData[Any](task, source.name, train, validation, test, left_out)
+
+
+def count_shared(data: TaskData[Any] | Collection) -> dict[EvaluatedSplit, int]:
+    """How many inputs of validation and of test stand in train too, whatever their labels are."""
+    if isinstance(data, Collection):
+        trained = {data.queries[query] for query, _ in data.train}
+        return {
+            split: sum(data.queries[query] in trained for query in judged) for split, judged in data.relevance.items()
+        }
+    seen = {input_of(example) for example in data.train}
+    splits: dict[EvaluatedSplit, tuple[AnyExample, ...]] = {"validation": data.validation, "test": data.test}
+    return {split: sum(input_of(example) in seen for example in examples) for split, examples in splits.items()}
+
+
+def input_of(example: AnyExample) -> Any:
+    """All that a network sees of an example."""
+    match example:
+        case LabelledText():
+            return example.text
+        case TaggedWords():
+            return example.words
+        case Question():
+            return example.question, example.context
 
 
 def limit_evaluation(data: TaskData[Any] | Collection, num_examples: int) -> TaskData[Any] | Collection:
@@ -153,15 +175,34 @@ def make_text(source: TaskSource, place: str, row: Row) -> LabelledText | None:
     if str(label) in task.unlabelled:
         return None
     texts = {name: text_column(source, place, row, name) for name in template_columns(task.template)}
-    return LabelledText(id_of(place, row), task.template.format(**texts), label_number(task, place, label))
+    text, columns = fill_template(task.template, texts)
+    return LabelledText(id_of(place, row), text, label_number(task, place, label), columns)
+
+
+def fill_template(template: str, texts: Mapping[str, str]) -> tuple[str, tuple[Stretch, ...]]:
+    """The text, and where each column stands in it."""
+    text, columns = "", []
+    for literal, name, _, _ in Formatter().parse(template):
+        text += literal
+        if name is not None:
+            columns.append((len(text), len(text) + len(texts[name])))
+            text += texts[name]
+    return text, tuple(columns)
 
 
 def label_number(task: Task, place: str, value: Any) -> int:
-    """The number of a label given by name or by number (GLUE's files write numbers as text)."""
-    is_number = isinstance(value, int) and not isinstance(value, bool)
-    if (isinstance(value, str) or is_number) and str(value) in task.classes:
+    """The number of a label given by name or by number, which tables write as text and pandas may write as 1.0.
+
+    JSON's true and false are names, in any case of their letters.
+    """
+    if isinstance(value, bool):
+        names = [name.lower() for name in task.classes]
+        value = names.index(str(value).lower()) if str(value).lower() in names else value
+    elif isinstance(value, str | int) and str(value) in task.classes:
         return task.classes.index(str(value))
-    number = int(value) if isinstance(value, str) and value.isdecimal() else value
+    number = value
+    if isinstance(value, str | float) and re.fullmatch(r"\d+(\.0+)?", str(value)):
+        number = int(float(value))
     if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < len(task.classes):
         raise InputError(
             f"{place}: label {value!r} is not one of task '{task.name}': {', '.join(task.classes)} "
@@ -186,20 +227,20 @@ def make_words(source: TaskSource, place: str, row: Row) -> TaggedWords:
 
 
 def to_iob2(tags: Sequence[Any], scheme: Scheme, place: str) -> list[Any]:
-    """The tags of a sentence in IOB2: every entity begins with B-. Broken ones in IOB2 or BIOES stay broken.
+    """The tags of a sentence in IOB2: every entity begins with B-. Broken ones of other schemes than IOB1 stay broken.
 
     IOB1 marks a beginning only where an entity follows another of its type, so IOB2 read as IOB1 is itself.
     """
     if scheme == "IOB2":
         return list(tags)
-    known = {"IOB1": "BI", "BIOES": "BIES"}[scheme]
+    known = {"IOB1": "BI", "BIOES": "BIES", "BILOU": "BILU"}[scheme]
     before = "O"
     made = []
     for tag in tags:
         if not isinstance(tag, str) or (tag != "O" and (tag[:1] not in known or tag[1:2] != "-")):
             raise InputError(f"{place}: tag {tag!r} is not of the scheme {scheme}")
-        if tag != "O" and scheme == "BIOES":
-            tag = {"S": "B", "E": "I"}.get(tag[0], tag[0]) + tag[1:]
+        if tag != "O" and scheme in ("BIOES", "BILOU"):
+            tag = {"S": "B", "E": "I", "U": "B", "L": "I"}.get(tag[0], tag[0]) + tag[1:]
         elif tag[:1] == "I" and before[1:] != tag[1:]:
             tag = "B" + tag[1:]
         made.append(tag)
@@ -257,92 +298,3 @@ def find_answer(place: str, context: str, text: str, start: int) -> Answer:
     if not found:
         raise InputError(f"{place}: a context without its answer '{text[:40]}'")
     return Answer(text, min(found, key=lambda at: abs(at - start)))
-
-
-def load_collection(source: TaskSource, judged_only: bool) -> Collection:
-    task = source.task
-    # 1. Judgements, whose queries are drawn into splits where the source has no such split.
-    judged = {split: read_judgements(source, split) for split in source.splits}
-    for split, judgements in judged.items():
-        if not judgements:
-            raise InputError(f"task '{task.name}': the {split} split in {source.name} has no judgements")
-    judged = draw_queries(source, judged)
-    # 2. The texts that they name.
-    wanted = {query for judgements in judged.values() for query in judgements}
-    documents_of = {
-        split: tuple(dict.fromkeys(itertools.chain.from_iterable(judgements.values())))
-        for split, judgements in judged.items()
-    }
-    named = set(itertools.chain.from_iterable(documents_of.values()))
-    queries = read_texts(source, "queries", wanted)
-    documents = read_texts(source, "corpus", named if judged_only else None)
-    check_known(source, "query", wanted, queries)
-    check_known(source, "document", named, documents)
-    # 3. Pairs to train on. A query without a relevant document gives none; no split may have such queries alone.
-    pairs: dict[TaskSplit, list[tuple[str, str]]] = {"train": []}
-    for split, judgements in judged.items():
-        pairs[split] = []
-        for query, grades in judgements.items():
-            pairs[split] += [(query, document) for document, grade in grades.items() if grade > 0]
-        if not pairs[split]:
-            raise InputError(f"task '{task.name}': the {split} split in {source.name} has no relevant document")
-    return Collection(
-        task=task,
-        source=source.name,
-        documents=documents,
-        queries=queries,
-        train=tuple(pairs["train"]),
-        relevance={"validation": judged["validation"], "test": judged["test"]},
-        judged_documents={"validation": documents_of["validation"], "test": documents_of["test"]},
-        left_out=len(judged.get("train", {})) - len({query for query, _ in pairs["train"]}),
-    )
-
-
-def read_judgements(source: TaskSource, split: TaskSplit) -> Judgements:
-    judgements: Judgements = {}
-    for place, row in read_rows(source, split):
-        assert row is not None
-        query, document = (str(column(source, place, row, name)) for name in ("query-id", "corpus-id"))
-        value = column(source, place, row, "score")
-        try:
-            grade = int(value)
-        except (TypeError, ValueError):
-            grade = None
-        if grade is None or (isinstance(value, float) and value != grade):
-            raise InputError(f"{place}: grade {value!r} is not a whole number")
-        if judgements.setdefault(query, {}).setdefault(document, grade) != grade:
-            raise InputError(f"{place}: document '{document}' has two grades for query '{query}'")
-    return judgements
-
-
-def read_texts(source: TaskSource, part: PartName, wanted: Set[str] | None) -> dict[str, str]:
-    """Texts by id, of all rows or of those that are wanted; a title goes before its text."""
-    texts: dict[str, str] = {}
-    with console.track(f"read {source.task.name} {part}", None, "rows") as progress:
-        for number, (place, row) in enumerate(read_rows(source, part), start=1):
-            assert row is not None
-            id = str(column(source, place, row, "_id"))
-            if number % 10_000 == 0:
-                progress.advance(10_000)
-            if wanted is not None and id not in wanted:
-                continue
-            text = text_column(source, place, row, "text")
-            if row.get(own_name(source, "title")):
-                text = f"{text_column(source, place, row, 'title')} {text}"
-            if texts.setdefault(id, text.strip()) != text.strip():
-                raise InputError(f"{place}: a second text with the id '{id}'")
-    return texts
-
-
-def check_known(source: TaskSource, kind: str, judged: Set[str], texts: Mapping[str, str]) -> None:
-    """Every judged query or document has its text."""
-    missing = judged - texts.keys()
-    if not missing:
-        return
-    name = {"query": "query-id", "document": "corpus-id"}[kind]
-    for split in source.splits:
-        for place, row in read_rows(source, split):
-            if row is not None and str(row[own_name(source, name)]) in missing:
-                id = row[own_name(source, name)]
-                raise InputError(f"{place}: a judgement of {kind} '{id}', which {source.name} does not have")
-    raise AssertionError("what is missing stands in a judgement")

@@ -1,31 +1,27 @@
 """A task → where its rows come from (a folder, the package, the hub) and what they hash to → the rows, unchecked.
 
-Rows are dictionaries under the source's own names of columns, each with its place (`train.tsv:12`) for messages. Files
-are opened out of .zst and .gz; nothing is unpickled, and code of a hub repository is never run.
+Rows of files are read in `rows.py`; code of a hub repository is never run.
 """
 
 import itertools
 import json
 import re
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-from biphase.corpus.readers import CODECS, read_json_file, read_json_lines, read_text_lines
+from biphase.corpus.readers import CODECS
 from biphase.errors import InputError, first_line
 from biphase.files import content_hash, file_hash
-from biphase.tasks.spec import TASK_SPLITS, FileLayout, Format, Hub, Task, TaskSplit, named_splits
+from biphase.tasks.rows import SAVED, Row, Rows, read_file, rows_of_dataset
+from biphase.tasks.spec import TASK_SPLITS, FileLayout, Hub, Task, TaskSplit, named_splits
 
 HUB = Path("hub")
 """A `data_dir` of this name stands for the hub's data, also for a task that comes with the package."""
 
 PartName = TaskSplit | Literal["corpus", "queries"]
-Row = dict[str, Any]
-Rows = Iterable[tuple[str, Row | None]]
-"""Rows with the place of each; None for one that the source is known to have broken."""
 
 
 @dataclass(frozen=True)
@@ -59,15 +55,15 @@ def find_source(task: Task, data_dir: Path | None) -> TaskSource:
     """
     if data_dir is not None and data_dir != HUB:
         if not data_dir.is_dir():
-            raise InputError(f"data_dir {data_dir} is not a folder")
+            raise InputError(f"--data-dir {data_dir} is not a folder")
         for layout in task.files:
             files = find_layout(task, layout, data_dir)
             if all(files.values()):
                 return source_of_files(task, str(data_dir), layout, files)
         if not task.files:
-            raise InputError(f"task '{task.name}' does not say what files a data_dir holds: give them as files")
+            raise InputError(f"task '{task.name}' does not say what files a folder holds: give them as files")
         needed = " or ".join(" + ".join(parts_of(task, layout).values()) for layout in task.files)
-        raise InputError(f"data_dir {data_dir}: task '{task.name}' needs {needed} there")
+        raise InputError(f"--data-dir {data_dir}: task '{task.name}' needs {needed} there")
     if data_dir is None and task.bundled:
         folder = Path(str(resources.files("biphase"))) / "bundled" / "tasks"
         train, validation, test = (f"{task.name}-{split}.jsonl" for split in TASK_SPLITS)
@@ -75,7 +71,7 @@ def find_source(task: Task, data_dir: Path | None) -> TaskSource:
         return source_of_files(task, "biphase", layout, find_layout(task, layout, folder))
     if task.hub is None:
         where = "is not on the hub" if data_dir == HUB else "comes neither with biphase nor from the hub"
-        raise InputError(f"task '{task.name}' {where}: give its folder as data_dir=…")
+        raise InputError(f"task '{task.name}' {where}: give its folder with --data-dir")
     hub = task.hub.model_copy(update={"revision": pin_commit(task.hub.id, task.hub.revision)})
     digest = content_hash([definition(task), hub.model_dump(mode="json")])
     return TaskSource(task, f"{hub.id}@{hub.revision}", digest, hub, {})
@@ -89,7 +85,7 @@ def absolute_dir(data_dir: str | Path) -> str:
 def source_of_files(task: Task, name: str, layout: FileLayout, files: dict[PartName, tuple[Path, ...]]) -> TaskSource:
     hashes: dict[PartName, list[str]] = {}
     for part, paths in files.items():
-        hashes[part] = [stamped_hash(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
+        hashes[part] = [hash_part(path) for path in paths]
     form = layout.model_dump(mode="json", exclude={*TASK_SPLITS, "corpus", "queries"})
     return TaskSource(task, name, content_hash([definition(task), form, hashes]), layout, files)
 
@@ -131,6 +127,24 @@ def id_of(place: str, row: Row) -> str:
     return "-".join(str(part) for part in own.values()) if isinstance(own, dict) else str(own)
 
 
+def check_distinct(source: TaskSource) -> None:
+    """Raises `InputError` where validation and test are the same bytes: the rate would be chosen on the test."""
+    hashes = {part: [hash_part(path) for path in paths] for part, paths in source.files.items()}
+    if "validation" in hashes and hashes["validation"] == hashes.get("test"):
+        raise InputError(
+            f"task '{source.task.name}': validation and test in {source.name} are the same data "
+            f"({source.files['validation'][0].name}, {source.files['test'][0].name}), so the learning rate would be "
+            "chosen on the test; leave validation out: a part of train takes its place"
+        )
+
+
+def hash_part(path: Path) -> str:
+    """The hash of a file's bytes, or of all data files in a saved folder."""
+    if path.is_dir():
+        return content_hash([hash_part(file) for file in sorted(path.glob("*.arrow"))])
+    return stamped_hash(str(path), path.stat().st_size, path.stat().st_mtime_ns)
+
+
 @lru_cache(maxsize=1024)
 def stamped_hash(path: str, size: int, modified_ns: int) -> str:
     return file_hash(Path(path))
@@ -144,7 +158,7 @@ def find_layout(task: Task, layout: FileLayout, folder: Path) -> dict[PartName, 
         for ending in ("", *CODECS):
             matches = folder.glob(name + ending) if "*" in name else [folder / (name + ending)]
             for path in matches:
-                if path.is_file():
+                if path.is_file() or (path / SAVED).is_file():
                     by_name.setdefault(str(path).removesuffix(ending), path)
         found[part] = tuple(path for _, path in sorted(by_name.items()))
     return found
@@ -172,7 +186,7 @@ def pin_commit(hub_id: str, revision: str | None) -> str:
     except (OSError, ValueError, HTTPError, HfHubHTTPError) as error:
         raise InputError(
             f"{hub_id}: the commit of its {revision or 'newest'} revision cannot be had from the hub "
-            f"({first_line(error)}); a local copy works with data_dir=…"
+            f"({first_line(error)}); a local copy works with --data-dir"
         ) from None
     assert commit is not None
     return commit
@@ -196,134 +210,20 @@ def read_rows(source: TaskSource, part: PartName) -> Rows:
     return read_hub(source, form, form.config, named_splits(form.splits)[part])
 
 
-def read_file(task: Task, layout: FileLayout, path: Path, form: Format | None) -> Rows:
-    plain = path.with_suffix("") if path.suffix in CODECS else path
-    endings: dict[str, Format] = {".jsonl": "jsonl", ".tsv": "tsv", ".json": "squad"}
-    match form or layout.format or endings.get(plain.suffix, "columns"):
-        case "jsonl":
-            return ((f"{path}:{number}", row) for number, row, _ in read_json_lines(path))
-        case "tsv":
-            return read_tsv(path, layout.has_short_rows)
-        case "squad":
-            return read_squad(path)
-        case "record":
-            return read_record(path)
-        case "columns":
-            return read_columns(path, task, layout)
-
-
-def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Lines without their ends, each with its number (from 1)."""
-    return ((number, line.rstrip("\r\n")) for number, line, _ in read_text_lines(path))
-
-
-def read_tsv(path: Path, has_short_rows: bool = False) -> Rows:
-    """GLUE's and BEIR's form: a header, tabs, no quoting."""
-    lines = numbered_lines(path)
-    header = next(lines, (1, ""))[1].split("\t")
-    for number, line in lines:
-        fields = line.split("\t")
-        if len(fields) == len(header):
-            yield f"{path}:{number}", dict(zip(header, fields, strict=True))
-        elif has_short_rows and len(fields) < len(header):
-            yield f"{path}:{number}", None
-        else:
-            raise InputError(f"{path}:{number}: {len(fields)} fields where the header names {len(header)}")
-
-
-def read_columns(path: Path, task: Task, layout: FileLayout) -> Rows:
-    """CoNLL's form: a word and its tag per line, an empty line or -DOCSTART- between sentences.
-
-    Where words are numbered (they stand behind the first column), a line with `#` is a comment; elsewhere it is a word.
-    """
-    word_at, tag_at = layout.columns
-    is_numbered = word_at > 0
-    words: list[str] = []
-    tags: list[str] = []
-    row: Row = {}
-    first = 0
-    for number, line in itertools.chain(numbered_lines(path), [(0, "")]):
-        if not line.strip() or line.startswith("-DOCSTART-"):
-            if words:
-                yield f"{path}:{first}", row | {task.words: words, task.label: tags}
-            words, tags, row = [], [], {}
-        elif is_numbered and line.startswith("#"):
-            key, _, value = line[1:].partition("=")
-            row |= {"id": value.strip()} if key.strip() == "sent_id" else {}
-        else:
-            fields = line.split("\t") if "\t" in line else line.split()
-            if len(fields) <= max(word_at, tag_at):
-                raise InputError(f"{path}:{number}: a line without a tag: '{line[:40]}'")
-            first = first if words else number
-            words.append(fields[word_at])
-            tags.append(fields[tag_at].strip())
-
-
-def read_squad(path: Path) -> Rows:
-    """SQuAD's form, 1.1 and 2.0: one JSON document, data → paragraphs → qas."""
-    try:
-        paragraphs = [paragraph for article in read_json_file(path)["data"] for paragraph in article["paragraphs"]]
-        rows = [
-            {**answered, "context": paragraph["context"]} for paragraph in paragraphs for answered in paragraph["qas"]
-        ]
-    except (KeyError, TypeError):
-        raise InputError(f"{path}: not SQuAD's form, data → paragraphs → context and qas") from None
-    return ((str(path), row) for row in rows)
-
-
-def read_record(path: Path) -> Rows:
-    """SuperGLUE's form of ReCoRD: a passage with its entities per line, and the questions about it."""
-    for line_number, line, _ in read_json_lines(path):
-        place = f"{path}:{line_number}"
-        try:
-            passage, number = line["passage"], line["idx"]
-            spans = [(entity["start"], entity["end"] + 1) for entity in passage["entities"]]  # ends are inclusive there
-            entities = {"text": [passage["text"][a:b] for a, b in spans], "start": [a for a, _ in spans]}
-            rows = [
-                {
-                    "id": f"{number}-{asked['idx']}",
-                    "question": asked["query"],
-                    "context": passage["text"],
-                    "candidates": entities,
-                    "answers": [{"text": answer["text"], "start": answer["start"]} for answer in asked["answers"]],
-                }
-                for asked in line["qas"]
-            ]
-        except (KeyError, TypeError):
-            raise InputError(
-                f"{place}: not SuperGLUE's form of ReCoRD, passage (text, entities), qas (query, answers, idx) and idx"
-            ) from None
-        yield from ((place, row) for row in rows)
-
-
 def read_hub(source: TaskSource, hub: Hub, config: str | None, split: str) -> Rows:
     """Rows at the resolved commit; labels that the repository names come as names."""
     import datasets
     from huggingface_hub.errors import HfHubHTTPError, HTTPError
 
     try:
-        table = datasets.load_dataset(hub.id, config, split=split, revision=hub.revision)
+        table: Any = datasets.load_dataset(hub.id, config, split=split, revision=hub.revision)
     except (OSError, ValueError, RuntimeError, HTTPError, HfHubHTTPError) as error:
         reason = first_line(error)
         if "scripts are no longer supported" in reason or "trust_remote_code" in reason:
-            raise InputError(f"{hub.id} needs remote code, which is never run: use a local copy, data_dir=…") from None
+            raise InputError(
+                f"{hub.id} needs remote code, which is never run: give a local copy as --data-dir"
+            ) from None
         raise InputError(
-            f"{hub.id}: split '{split}' cannot be read from the hub ({reason}); a local copy works with data_dir=…"
+            f"{hub.id}: split '{split}' cannot be read from the hub ({reason}); a local copy works with --data-dir"
         ) from None
-    # The column of labels, or of lists of labels, may name them.
-    label = own_name(source, source.task.label)
-    feature: Any = table.features.get(label)
-    names = list(getattr(getattr(feature, "feature", feature), "names", None) or [])
-    number = 0
-    for batch in table.with_format("arrow").iter(batch_size=1000):
-        for row in batch.to_pylist():
-            if names:
-                row[label] = with_names(row[label], names)
-            yield f"{hub.id} {split}: row {number}", row
-            number += 1
-
-
-def with_names(value: Any, names: list[str]) -> Any:
-    if isinstance(value, list):
-        return [with_names(item, names) for item in value]
-    return names[value] if isinstance(value, int) and 0 <= value < len(names) else value
+    return rows_of_dataset(table, own_name(source, source.task.label), f"{hub.id} {split}")

@@ -7,20 +7,20 @@ What differs between tasks is data, not code: biphase's own stand in `tasks.yaml
 from functools import cache, lru_cache
 from pathlib import Path
 from string import Formatter
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import yaml
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from biphase.config import Count, Strict, load_config, parse_config
+from biphase.config import Count, Grown, Strict, load_config, parse_config
 from biphase.errors import InputError, nearest
 
 Family = Literal["sequence_classification", "token_classification", "question_answering", "retrieval"]
 TaskSplit = Literal["train", "validation", "test"]
 TASK_SPLITS: tuple[TaskSplit, ...] = get_args(TaskSplit)
 EvaluatedSplit = Literal["validation", "test"]
-Format = Literal["jsonl", "tsv", "columns", "squad", "record"]
-Scheme = Literal["IOB1", "IOB2", "BIOES"]
+Format = Literal["jsonl", "tsv", "csv", "json", "parquet", "columns", "squad", "record", "trec"]
+Scheme = Literal["IOB1", "IOB2", "BIOES", "BILOU"]
 
 PAPER_TASKS = (
     *("sst2", "mnli", "qqp"),
@@ -39,24 +39,40 @@ METRICS: dict[Family, tuple[str, ...]] = {
 """The ones that may choose a learning rate."""
 
 
-class Splits(Strict):
+class Splits(Grown):
     """Where each split is: file names in a folder, or split names on the hub; for retrieval, those of the judgements.
 
-    What has no place is drawn with seed 42: validation is 5 % of train. In retrieval whole queries are drawn: 5 % of
-    train's and at least 100 (but no more than half); without train, validation is half of test's queries for a task
-    that is trained on another one, else train is half of them, and validation and test are a quarter each.
+    What has no place is drawn with seed 42: test is 10 % of train, then validation 5 % of the rest. In retrieval whole
+    queries are drawn, and test must have a place: 5 % of train's and at least 100 (but no more than half); without
+    train, validation is half of test's queries for a task that is trained on another one, else train is half of them,
+    and validation and test are a quarter each.
     """
 
     train: str | None = None
     validation: str | None = None
-    test: str
+    test: str | None = None
+
+    @model_validator(mode="after")
+    def splits_differ(self) -> "Splits":
+        places = [place for place in (self.train, self.validation, self.test) if place is not None]
+        twice = next((place for place in places if places.count(place) > 1), None)
+        if twice is not None:
+            raise ValueError(f"{twice} is given as two splits; leave one out: what has no place is drawn from train")
+        return self
 
 
 class FileLayout(Splits):
     """Files that a folder may hold. `.zst` and `.gz` are opened; `*` in a name stands for several files in order."""
 
+    later: ClassVar[frozenset[str]] = frozenset({"quotes", "has_header"})
+
     format: Format | None = None
-    """The form of the splits. None: by the ending, .jsonl, .tsv (with a header), .json (SQuAD's), else columns."""
+    """The form of the splits. None: by the ending (see `rows.FORMATS`), else columns."""
+    quotes: bool | None = None
+    """Whether fields of a .tsv may stand in quotes, as pandas and Excel write them; those of a .csv always may. None:
+    what the header shows, and an error where that leaves it open. Tables of biphase's own tasks have no quoting."""
+    has_header: bool = True
+    """Whether the first row of a .csv or .tsv names the columns; else they are called 0, 1, … (see `rename`)."""
     corpus: str = "corpus.jsonl"
     queries: str = "queries.jsonl"
     rename: dict[str, str] = Field(default_factory=dict)
@@ -67,6 +83,11 @@ class FileLayout(Splits):
     """How the file writes tags. Examples always have IOB2."""
     has_short_rows: bool = False
     """Some rows of the published .tsv have too few fields: they are left out and counted, not errors."""
+
+    @field_validator("rename", mode="before")
+    @classmethod
+    def numbers_are_names(cls, rename: Any) -> Any:
+        return {str(key): value for key, value in rename.items()} if isinstance(rename, dict) else rename
 
 
 class HubRows(Strict):
@@ -136,6 +157,18 @@ class Task(Strict):
     def __hash__(self) -> int:
         return hash(self.name)
 
+    @field_validator("classes", "unlabelled", mode="before")
+    @classmethod
+    def names_are_texts(cls, names: Any) -> Any:
+        """Numbers become texts; what YAML makes of a bare yes or no is an error, as it cannot be told from true."""
+        if not isinstance(names, list | tuple):
+            return names
+        if any(isinstance(name, bool) or name is None for name in names):
+            raise ValueError(
+                'yes, no, on, off, true, false and null mean something else in YAML: quote them, as in ["yes", "no"]'
+            )
+        return [str(name) if isinstance(name, int | float) else name for name in names]
+
     @model_validator(mode="after")
     def metric_fits(self) -> "Task":
         known = METRICS[self.family]
@@ -182,11 +215,13 @@ class Task(Strict):
         if is_retrieval and self.hub is not None and (self.hub.corpus is None or self.hub.queries is None):
             raise ValueError("hub: retrieval needs corpus and queries")
         for splits in (*self.files, *([] if self.hub is None else [self.hub.splits])):
+            if splits.test is None and is_retrieval:
+                raise ValueError("test is missing: retrieval needs the judgements of its queries")
             if splits.train is not None and self.trained_on is not None:
                 raise ValueError("a task that is trained_on another one has no train")
             may_lack_train = is_retrieval and (self.trained_on is not None or splits.validation is None)
             if splits.train is None and not may_lack_train:
-                raise ValueError(f"train is missing beside test: {splits.test}")
+                raise ValueError(f"train is missing beside test: {splits.test or 'nothing'}")
         return self
 
 
@@ -218,6 +253,11 @@ def task_table() -> dict[str, Task]:
     with open(path, encoding="utf-8") as file:
         tasks = [parse_config(Task, tree, origin=str(path)) for tree in yaml.load_all(file, loader)]
     return {task.name: task for task in tasks}
+
+
+def is_own_task(task: Task) -> bool:
+    """Whether biphase brings the task: its published files are as its layouts say, its settings the paper's."""
+    return task.name in task_table()
 
 
 def find_task(name: str) -> Task:

@@ -11,11 +11,12 @@ from biphase.finetuning.families.question_answering import (
     QuestionSplit,
     cut_windows,
     encode_questions,
+    encode_task,
     span_loss,
     text_of_span,
     token_loss,
 )
-from biphase.tasks.examples import Answer, Question
+from biphase.tasks.examples import Answer, Question, TaskData
 from biphase.tasks.spec import task_table
 
 from ..conftest import make_cell
@@ -116,3 +117,18 @@ def test_token_loss_labels_the_first_answer(encoder: Encoder) -> None:
     sure[~inside, 0] = 50.0
     assert token_loss(sure, split, batch, cell).item() == pytest.approx(0, abs=1e-6)
     assert token_loss(-sure, split, batch, cell).item() == pytest.approx(50 * len(sure), rel=1e-4)
+
+
+@pytest.mark.parametrize(("num_long", "given"), [(0, None), (3, None), (3, 20)])
+def test_the_longest_answer_is_chosen_from_train(
+    encoder: Encoder, capsys: pytest.CaptureFixture[str], num_long: int, given: int | None
+) -> None:
+    long, short = Answer("dog " * 40 + "dog", 0), Answer("dog", 0)
+    train = [Question(str(n), "Who?", "dog " * 60, (long if n < num_long else short,)) for n in range(100)]
+    task = task_table()["squad"].model_copy(update={"name": "mine"})
+    data = TaskData(task, "here", tuple(train), tuple(train[:2]), tuple(train[:2]), 0)
+    encoded = encode_task(data, encoder.tokenizer, FinetuneConfig(max_answer_tokens=given))
+    begin, end = encoded.splits["train"].answers_Q2[0].tolist()
+    assert {split.max_answer_tokens for split in encoded.splits.values()} == {max(30, end - begin)}
+    assert (end - begin > 100) == (num_long > 0)
+    assert ("tokens are predicted" in capsys.readouterr().err) == (num_long > 0)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from biphase import console
 from biphase.finetuning.batches import (
     Batch,
     CellContext,
@@ -44,6 +45,10 @@ from biphase.finetuning.metrics.answers import (
 from biphase.finetuning.spans import LOWEST, best_spans, margin_sums, segment_logsumexp
 from biphase.tasks.examples import Answer, Question, TaskData
 from biphase.tasks.spec import Task
+
+LEAST_LONGEST = 30
+"""The longest answer, in tokens, that is predicted at least."""
+ANSWERS_WITHIN = 0.99
 
 
 @dataclass(frozen=True)
@@ -78,6 +83,8 @@ class QuestionSplit(EncodedSplit):
     candidate_bounds_Q1: np.ndarray
     has_unanswerable: bool
     """Whether a question of train has no answer: only then may one be predicted."""
+    max_answer_tokens: int
+    """What 99 % of train's answers fit into, and at least 30: the longest answer where the configuration has none."""
 
     def items_of(self, examples: np.ndarray) -> np.ndarray:
         """All windows of some questions' contexts."""
@@ -95,7 +102,24 @@ def encode_task(
     for name, examples in data.splits.items():
         encoded = encode_questions(data.task, examples, tokenizer, config, has_unanswerable)
         splits[name] = replace(encoded, contexts=[]) if name == "train" else encoded
-    return EncodedTask(splits, data.left_out)
+    longest = choose_longest(data.task, splits["train"], config)
+    return EncodedTask({name: replace(s, max_answer_tokens=longest) for name, s in splits.items()}, data.left_out)
+
+
+def choose_longest(task: Task, train: QuestionSplit, config: FinetuneConfig) -> int:
+    """`max_answer_tokens` by the answers of train. Tells it where it is not 30, and answers that a given one cuts."""
+    lengths_Q = np.diff(train.answers_Q2[train.answers_Q2[:, 0] >= 0], axis=1)[:, 0]
+    if not len(lengths_Q) or len(train.candidates_C2):
+        return LEAST_LONGEST
+    longest = max(LEAST_LONGEST, int(np.quantile(lengths_Q, ANSWERS_WITHIN, method="inverted_cdf")))
+    given = config.max_answer_tokens
+    num_longer = int((lengths_Q > (given or longest)).sum())
+    if (given is None and longest > LEAST_LONGEST) or num_longer > (1 - ANSWERS_WITHIN) * len(lengths_Q):
+        console.err.print(
+            f"{task.name}: answers of up to {given or longest} tokens are predicted; {num_longer / len(lengths_Q):.1%} "
+            f"of train's are longer" + (f" (max_answer_tokens={longest} holds 99 %)" if given else "")
+        )
+    return longest
 
 
 def encode_questions(
@@ -156,6 +180,7 @@ def encode_questions(
         candidates_C2=np.array(candidates, dtype=np.int64).reshape(-1, 2),
         candidate_bounds_Q1=bounds_of_lengths([len(example.candidates) for example in examples]),
         has_unanswerable=has_unanswerable,
+        max_answer_tokens=LEAST_LONGEST,
     )
 
 
@@ -272,7 +297,8 @@ def predict(model: nn.Module, split: QuestionSplit, cell: CellContext) -> SpanPr
         starts_K, ends_K = margin_sums(logits_K2[:, 1] - logits_K2[:, 0])
         null_Q = np.zeros(split.num_examples)
     # 3. The best span of each question, or the best of its candidates.
-    spans_Q2, scores_Q = best_spans(starts_K, ends_K, split.context_bounds_Q1, cell.config.max_answer_tokens)
+    longest = cell.config.max_answer_tokens or split.max_answer_tokens
+    spans_Q2, scores_Q = best_spans(starts_K, ends_K, split.context_bounds_Q1, longest)
     for number, (begin, end) in enumerate(pairwise(split.candidate_bounds_Q1.tolist())):
         candidates = split.candidates_C2[begin:end]
         whole = candidates[candidates[:, 0] >= 0]

@@ -169,8 +169,10 @@ class Ranking:
 def predict(model: nn.Module, split: JudgedSplit, cell: CellContext) -> Ranking:
     """Exact search by cosine: documents in chunks, of each chunk and of what was best before only the best stay."""
     queries_Q = np.unique(split.queries_J)
+    assert cell.config.judged_only is not None, "the configuration is settled"
     documents_N = split.judged_N if cell.config.judged_only else np.arange(split.documents.num_samples)
     queries_QD = embed_all(model, split.texts, queries_Q, cell)
+    names_N = torch.from_numpy(np.argsort(np.argsort(np.array(split.document_ids, dtype=object), kind="stable")))
     best_scores = queries_QD.new_empty(len(queries_QD), 0)
     best_documents = torch.empty(len(queries_QD), 0, dtype=torch.long, device=queries_QD.device)
     longest_first = documents_N[np.argsort(-split.documents.lengths_S[documents_N], kind="stable")]
@@ -179,9 +181,23 @@ def predict(model: nn.Module, split: JudgedSplit, cell: CellContext) -> Ranking:
         scores = queries_QD @ embed_all(model, split.documents, chunk, cell).T
         documents = torch.from_numpy(chunk).to(scores.device).expand(len(scores), -1)
         scores, documents = torch.cat([best_scores, scores], 1), torch.cat([best_documents, documents], 1)
-        best_scores, order = scores.topk(min(TOP, scores.shape[1]), dim=1)
-        best_documents = documents.gather(1, order)
+        best_scores, best_documents = keep_best(scores, documents, names_N.to(scores.device))
     return Ranking(queries_Q, best_documents.cpu().numpy(), best_scores.cpu().numpy())
+
+
+def keep_best(scores_QN: Tensor, documents_QN: Tensor, names: Tensor) -> tuple[Tensor, Tensor]:
+    """The `TOP` columns of each row; of equal scores at the last place, by trec_eval's rule, those whose ids are last.
+
+    `names` is the place of each document's id in the order of characters.
+    """
+    best, order = scores_QN.topk(min(TOP, scores_QN.shape[1]), dim=1)
+    is_tied_Q = (scores_QN >= best[:, -1:]).sum(1) > best.shape[1]
+    if is_tied_Q.any():
+        tied = scores_QN[is_tied_Q]
+        by_name = names[documents_QN[is_tied_Q]].argsort(dim=1, descending=True)
+        by_score = tied.gather(1, by_name).argsort(dim=1, descending=True, stable=True)[:, : best.shape[1]]
+        order[is_tied_Q] = by_name.gather(1, by_score)
+    return scores_QN.gather(1, order), documents_QN.gather(1, order)
 
 
 def embed_all(model: nn.Module, texts: TokenizedTexts, samples: np.ndarray, cell: CellContext) -> Tensor:

@@ -20,7 +20,7 @@ from biphase.finetuning.batches import (
 )
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.encoders import SequenceClassifier
-from biphase.finetuning.encoding import EncodedSplit, EncodedTask, HashedTokenizer, encode_texts
+from biphase.finetuning.encoding import EncodedSplit, EncodedTask, HashedTokenizer, encode_filled
 from biphase.finetuning.metrics.classification import sequence_metrics
 from biphase.tasks.examples import LabelledText, TaskData
 
@@ -39,7 +39,8 @@ def encode_task(
     splits = {}
     for name, examples in data.splits.items():
         ids = [example.id for example in examples]
-        texts = encode_texts(tokenizer, [example.text for example in examples], config.max_length)
+        columns = [example.columns for example in examples]
+        texts = encode_filled(tokenizer, [example.text for example in examples], columns, config.max_length)
         labels_S = np.array([example.label for example in examples], dtype=np.int64)
         splits[name] = LabelledSplit(ids, texts, len(examples), len(texts.truncated), labels_S)
     return EncodedTask(splits, data.left_out)

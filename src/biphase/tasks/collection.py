@@ -1,0 +1,118 @@
+"""Rows of a retrieval task → its documents, queries and judgements, checked, in splits that are published or drawn."""
+
+import itertools
+from collections.abc import Mapping, Set
+from dataclasses import dataclass
+
+from biphase import console
+from biphase.errors import InputError
+from biphase.tasks.drawing import Judgements, draw_queries
+from biphase.tasks.sources import PartName, TaskSource, column, own_name, read_rows, text_column
+from biphase.tasks.spec import EvaluatedSplit, Task, TaskSplit
+
+
+@dataclass(frozen=True)
+class Collection:
+    """Documents, the queries that are judged, and the judgements, of a retrieval task. Texts have no prefixes."""
+
+    task: Task
+    source: str
+    documents: dict[str, str]
+    queries: dict[str, str]
+    train: tuple[tuple[str, str], ...]
+    """(query id, relevant document id); empty where the task is trained on another one."""
+    relevance: dict[EvaluatedSplit, Judgements]
+    """Every judgement of the queries that are evaluated, of grade 0 and below too."""
+    judged_documents: dict[EvaluatedSplit, tuple[str, ...]]
+    """The documents that a judgement of the split names, whether its query is evaluated or not."""
+    left_out: int
+    """Queries of train without a relevant document."""
+
+
+def load_collection(source: TaskSource, judged_only: bool) -> Collection:
+    task = source.task
+    # 1. Judgements, whose queries are drawn into splits where the source has no such split.
+    judged = {split: read_judgements(source, split) for split in source.splits}
+    for split, judgements in judged.items():
+        if not judgements:
+            raise InputError(f"task '{task.name}': the {split} split in {source.name} has no judgements")
+    judged = draw_queries(source, judged)
+    # 2. The texts that they name.
+    wanted = {query for judgements in judged.values() for query in judgements}
+    documents_of = {
+        split: tuple(dict.fromkeys(itertools.chain.from_iterable(judgements.values())))
+        for split, judgements in judged.items()
+    }
+    named = set(itertools.chain.from_iterable(documents_of.values()))
+    queries = read_texts(source, "queries", wanted)
+    documents = read_texts(source, "corpus", named if judged_only else None)
+    check_known(source, "query", wanted, queries)
+    check_known(source, "document", named, documents)
+    # 3. Pairs to train on. A query without a relevant document gives none; no split may have such queries alone.
+    pairs: dict[TaskSplit, list[tuple[str, str]]] = {"train": []}
+    for split, judgements in judged.items():
+        pairs[split] = []
+        for query, grades in judgements.items():
+            pairs[split] += [(query, document) for document, grade in grades.items() if grade > 0]
+        if not pairs[split]:
+            raise InputError(f"task '{task.name}': the {split} split in {source.name} has no relevant document")
+    return Collection(
+        task=task,
+        source=source.name,
+        documents=documents,
+        queries=queries,
+        train=tuple(pairs["train"]),
+        relevance={"validation": judged["validation"], "test": judged["test"]},
+        judged_documents={"validation": documents_of["validation"], "test": documents_of["test"]},
+        left_out=len(judged.get("train", {})) - len({query for query, _ in pairs["train"]}),
+    )
+
+
+def read_judgements(source: TaskSource, split: TaskSplit) -> Judgements:
+    judgements: Judgements = {}
+    for place, row in read_rows(source, split):
+        assert row is not None
+        query, document = (str(column(source, place, row, name)) for name in ("query-id", "corpus-id"))
+        value = column(source, place, row, "score")
+        try:
+            grade = int(value)
+        except (TypeError, ValueError):
+            grade = None
+        if grade is None or (isinstance(value, float) and value != grade):
+            raise InputError(f"{place}: grade {value!r} is not a whole number")
+        if judgements.setdefault(query, {}).setdefault(document, grade) != grade:
+            raise InputError(f"{place}: document '{document}' has two grades for query '{query}'")
+    return judgements
+
+
+def read_texts(source: TaskSource, part: PartName, wanted: Set[str] | None) -> dict[str, str]:
+    """Texts by id, of all rows or of those that are wanted; a title goes before its text."""
+    texts: dict[str, str] = {}
+    with console.track(f"read {source.task.name} {part}", None, "rows") as progress:
+        for number, (place, row) in enumerate(read_rows(source, part), start=1):
+            assert row is not None
+            id = str(column(source, place, row, "_id"))
+            if number % 10_000 == 0:
+                progress.advance(10_000)
+            if wanted is not None and id not in wanted:
+                continue
+            text = text_column(source, place, row, "text")
+            if row.get(own_name(source, "title")):
+                text = f"{text_column(source, place, row, 'title')} {text}"
+            if texts.setdefault(id, text.strip()) != text.strip():
+                raise InputError(f"{place}: a second text with the id '{id}'")
+    return texts
+
+
+def check_known(source: TaskSource, kind: str, judged: Set[str], texts: Mapping[str, str]) -> None:
+    """Every judged query or document has its text."""
+    missing = judged - texts.keys()
+    if not missing:
+        return
+    name = {"query": "query-id", "document": "corpus-id"}[kind]
+    for split in source.splits:
+        for place, row in read_rows(source, split):
+            if row is not None and str(row[own_name(source, name)]) in missing:
+                id = row[own_name(source, name)]
+                raise InputError(f"{place}: a judgement of {kind} '{id}', which {source.name} does not have")
+    raise AssertionError("what is missing stands in a judgement")

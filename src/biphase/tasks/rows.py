@@ -1,0 +1,295 @@
+"""One file of a task → its rows, unchecked: a reader for each form that files have.
+
+Rows are dictionaries under the file's own names of columns, each with its place (`train.tsv:12`) for messages. Files
+are opened out of .zst and .gz; nothing is unpickled.
+"""
+
+import csv
+import itertools
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from biphase.corpus.readers import CODECS, damaged, read_json_file, read_json_lines, read_text_lines
+from biphase.errors import InputError
+from biphase.tasks.spec import FileLayout, Format, Task, is_own_task
+
+Row = dict[str, Any]
+Rows = Iterable[tuple[str, Row | None]]
+"""Rows with the place of each; None for one that the source is known to have broken."""
+
+FORMATS: dict[str, Format] = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".tsv": "tsv",
+    ".csv": "csv",
+    ".json": "json",
+    ".parquet": "parquet",
+    ".qrels": "trec",
+    ".trec": "trec",
+}
+"""What a file is by its ending, where its layout does not say it; anything else has columns."""
+
+SAVED = "state.json"
+"""A folder with a file of this name was written by `datasets.Dataset.save_to_disk`."""
+
+QUOTE = '"'
+LONGEST_FIELD = 1 << 28
+"""Characters that a field in quotes may have: an open quote must not swallow a file of any size."""
+
+
+def read_file(task: Task, layout: FileLayout, path: Path, form: Format | None) -> Rows:
+    """The rows of one file (or saved folder) in a form; None: as the layout says, or the ending."""
+    if path.is_dir():
+        return read_saved(path, next((old for old, new in layout.rename.items() if new == task.label), task.label))
+    form = form or layout.format or format_of(task, path)
+    match form:
+        case "jsonl":
+            return ((f"{path}:{number}", row) for number, row, _ in read_json_lines(path))
+        case "tsv" if layout.quotes is None and not is_own_task(task):
+            return read_tsv(path, layout, is_guessed=task.family != "retrieval")
+        case "tsv":
+            return read_quoted(path, layout, "\t") if layout.quotes else read_tsv(path, layout)
+        case "csv":
+            return read_quoted(path, layout, None)
+        case "json":
+            return read_json_rows(path)
+        case "parquet":
+            return read_arrow_table(path)
+        case "squad":
+            return read_squad(path, read_json_file(path))
+        case "record":
+            return read_record(path)
+        case "trec":
+            return read_trec(path)
+        case "columns":
+            return read_columns(path, task, layout)
+
+
+def format_of(task: Task, path: Path) -> Format:
+    plain = path.with_suffix("") if path.suffix in CODECS else path
+    form = FORMATS.get(plain.suffix, "trec" if task.family == "retrieval" else "columns")
+    if task.family == "retrieval" and form == "tsv":  # TREC's judgements have no header, and four fields
+        fields = next(numbered_lines(path), (1, ""))[1].split("\t")
+        return "trec" if len(fields) == 4 and fields[-1].lstrip("-").isdecimal() else "tsv"
+    return form
+
+
+def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Lines without their ends, each with its number (from 1)."""
+    return ((number, line.rstrip("\r\n")) for number, line, _ in read_text_lines(path))
+
+
+def read_tsv(path: Path, layout: FileLayout, is_guessed: bool = False) -> Rows:
+    """GLUE's and BEIR's form: a header, tabs, no quoting.
+
+    Where nobody said that there is no quoting (`is_guessed`), a header in quotes makes the table one of quoted fields,
+    and a single field in quotes is an error: whether they belong to the text cannot be seen.
+    """
+    lines = numbered_lines(path)
+    number, first = next(lines, (1, ""))
+    if is_guessed and first.startswith(QUOTE):
+        yield from read_quoted(path, layout, "\t")
+        return
+    header = first.split("\t")
+    if not layout.has_header:
+        header, lines = [str(at) for at in range(len(header))], itertools.chain([(number, first)], lines)
+    for number, line in lines:
+        fields = line.split("\t")
+        if is_guessed and any(len(field) > 1 and field[0] == field[-1] == QUOTE for field in fields):
+            raise InputError(
+                f"{path}:{number}: a field in quotes: say `quotes: true` in the task's entry of files if they only "
+                "enclose it (as pandas and Excel write them), `quotes: false` if they belong to the text"
+            )
+        if len(fields) == len(header):
+            yield f"{path}:{number}", dict(zip(header, fields, strict=True))
+        elif layout.has_short_rows and len(fields) < len(header):
+            yield f"{path}:{number}", None
+        else:
+            raise ragged(f"{path}:{number}", len(fields), len(header))
+
+
+def read_quoted(path: Path, layout: FileLayout, delimiter: str | None) -> Rows:
+    """CSV as pandas, Excel and most others write it: fields with delimiters or line ends stand in quotes, a quote in
+    there is doubled. The delimiter is a comma, or where the header has none of them, a semicolon."""
+    lines = (line for _, line, _ in read_text_lines(path))
+    first = next(lines, "")
+    delimiter = delimiter or (";" if ";" in first and "," not in first else ",")
+    csv.field_size_limit(LONGEST_FIELD)
+    reader = csv.reader(itertools.chain([first], lines), delimiter=delimiter, strict=True)
+    header: list[str] = []
+    before = 0  # lines that earlier rows took
+    try:
+        for fields in reader:
+            place, before = f"{path}:{before + 1}", reader.line_num
+            if not fields:  # an empty line
+                continue
+            if not header:
+                header = fields if layout.has_header else [str(at) for at in range(len(fields))]
+                if len(set(header)) < len(header):
+                    raise InputError(f"{place}: the header names a column twice")
+                if layout.has_header:
+                    continue
+            if len(fields) != len(header):
+                raise ragged(place, len(fields), len(header))
+            yield place, dict(zip(header, fields, strict=True))
+    except csv.Error as error:
+        raise InputError(f"{path}:{before + 1}: broken quotes ({error}); a quote inside quotes is doubled") from None
+
+
+def ragged(place: str, num_fields: int, num_columns: int) -> InputError:
+    return InputError(f"{place}: {num_fields} fields where the header names {num_columns}")
+
+
+def read_columns(path: Path, task: Task, layout: FileLayout) -> Rows:
+    """CoNLL's form: a word and its tag per line, an empty line or -DOCSTART- between sentences.
+
+    Words may hold any character but tabs and spaces, no-break spaces too. Where words are numbered (they stand behind
+    the first column), a line with `#` is a comment; elsewhere it is a word.
+    """
+    word_at, tag_at = layout.columns
+    is_numbered = word_at > 0
+    words: list[str] = []
+    tags: list[str] = []
+    row: Row = {}
+    first = 0
+    for number, line in itertools.chain(numbered_lines(path), [(0, "")]):
+        if not line.strip(" \t") or line.startswith("-DOCSTART-"):
+            if words:
+                yield f"{path}:{first}", row | {task.words: words, task.label: tags}
+            words, tags, row = [], [], {}
+        elif is_numbered and line.startswith("#"):
+            key, _, value = line[1:].partition("=")
+            row |= {"id": value.strip()} if key.strip() == "sent_id" else {}
+        else:
+            fields = line.split("\t") if "\t" in line else [field for field in line.split(" ") if field]
+            if len(fields) <= max(word_at, tag_at):
+                raise InputError(f"{path}:{number}: a line without a tag: '{line[:40]}'")
+            first = first if words else number
+            words.append(fields[word_at])
+            tags.append(fields[tag_at].strip())
+
+
+def read_trec(path: Path) -> Rows:
+    """TREC's judgements: query, a number that nobody uses, document, grade; blanks between them."""
+    for number, line in numbered_lines(path):
+        fields = line.split()
+        if len(fields) == 4:
+            yield f"{path}:{number}", {"query-id": fields[0], "corpus-id": fields[2], "score": fields[3]}
+        elif fields:
+            raise InputError(f"{path}:{number}: {len(fields)} fields where TREC has query, 0, document and grade")
+
+
+def read_json_rows(path: Path) -> Rows:
+    """A JSON file of rows: a list of objects, objects by their id, one object a line, or SQuAD's form."""
+    lines = ((number, line) for number, line, _ in read_text_lines(path) if line.strip())
+    first, second = next(lines, (1, ""))[1].strip(), next(lines, None)
+    if second is not None and first.startswith("{") and first.endswith("}") and is_object(first):
+        return ((f"{path}:{number}", row) for number, row, _ in read_json_lines(path))
+    content = read_json_file(path)
+    if isinstance(content, list):
+        rows = [(f"{path}: row {number}", row) for number, row in enumerate(content)]
+    elif isinstance(content, dict) and not isinstance(content.get("data"), list):
+        rows = [(f"{path}: row {id}", {"id": id} | row if is_row(row) else row) for id, row in content.items()]
+    else:
+        return read_squad(path, content)
+    wrong = next((place for place, row in rows if not is_row(row)), None)
+    if wrong is not None:
+        raise InputError(f"{wrong} is no object: a list of objects, objects by their id, or SQuAD's form is needed")
+    return rows
+
+
+def is_row(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def is_object(line: str) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except json.JSONDecodeError:
+        return False
+
+
+def read_arrow_table(path: Path) -> Rows:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    number = 0
+    try:
+        with pq.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=1000):
+                for row in batch.to_pylist():
+                    yield f"{path}: row {number}", row
+                    number += 1
+    except (pa.ArrowException, OSError) as error:
+        raise damaged(path, error) from None
+
+
+def read_saved(path: Path, label: str) -> Rows:
+    """The rows of a folder that `datasets.Dataset.save_to_disk` wrote; labels that it names come as names."""
+    import datasets
+
+    try:
+        table = datasets.load_from_disk(str(path))
+    except (OSError, ValueError, KeyError) as error:
+        raise damaged(path, error) from None
+    if not isinstance(table, datasets.Dataset):
+        raise InputError(f"{path} holds several splits: name one of its folders as the split")
+    return rows_of_dataset(table, label, str(path))
+
+
+def rows_of_dataset(table: Any, label: str, place: str) -> Rows:
+    """The rows of a data set; of a column of labels, or of lists of labels, that names them, the names."""
+    feature: Any = table.features.get(label)
+    names = list(getattr(getattr(feature, "feature", feature), "names", None) or [])
+    number = 0
+    for batch in table.with_format("arrow").iter(batch_size=1000):
+        for row in batch.to_pylist():
+            if names:
+                row[label] = with_names(row[label], names)
+            yield f"{place}: row {number}", row
+            number += 1
+
+
+def with_names(value: Any, names: list[str]) -> Any:
+    if isinstance(value, list):
+        return [with_names(item, names) for item in value]
+    return names[value] if isinstance(value, int) and 0 <= value < len(names) else value
+
+
+def read_squad(path: Path, content: Any) -> Rows:
+    """SQuAD's form, 1.1 and 2.0: one JSON document, data → paragraphs → qas."""
+    try:
+        paragraphs = [paragraph for article in content["data"] for paragraph in article["paragraphs"]]
+        rows = [
+            {**answered, "context": paragraph["context"]} for paragraph in paragraphs for answered in paragraph["qas"]
+        ]
+    except (KeyError, TypeError):
+        raise InputError(f"{path}: not SQuAD's form, data → paragraphs → context and qas") from None
+    return ((str(path), row) for row in rows)
+
+
+def read_record(path: Path) -> Rows:
+    """SuperGLUE's form of ReCoRD: a passage with its entities per line, and the questions about it."""
+    for line_number, line, _ in read_json_lines(path):
+        place = f"{path}:{line_number}"
+        try:
+            passage, number = line["passage"], line["idx"]
+            spans = [(entity["start"], entity["end"] + 1) for entity in passage["entities"]]  # ends are inclusive there
+            entities = {"text": [passage["text"][a:b] for a, b in spans], "start": [a for a, _ in spans]}
+            rows = [
+                {
+                    "id": f"{number}-{asked['idx']}",
+                    "question": asked["query"],
+                    "context": passage["text"],
+                    "candidates": entities,
+                    "answers": [{"text": answer["text"], "start": answer["start"]} for answer in asked["answers"]],
+                }
+                for asked in line["qas"]
+            ]
+        except (KeyError, TypeError):
+            raise InputError(
+                f"{place}: not SuperGLUE's form of ReCoRD, passage (text, entities), qas (query, answers, idx) and idx"
+            ) from None
+        yield from ((place, row) for row in rows)

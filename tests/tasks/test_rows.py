@@ -1,0 +1,177 @@
+"""Files as other programs write them: what pandas, datasets and seqeval read there is what we read."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pandas
+import pytest
+from seqeval.scheme import BILOU, IOBES, Entities
+
+from biphase.errors import InputError
+from biphase.tasks.examples import Collection, TaskData, count_shared, label_number, load_examples, to_iob2
+from biphase.tasks.rows import read_columns, read_file
+from biphase.tasks.sources import find_source
+from biphase.tasks.spec import FileLayout, Task, find_task, task_table
+
+TEXTS = ["plain", 'said "yes"', "a, b; c\td", "two\nlines", "", " ünï\u00a0code ", '"', "x;y"]
+CLASSES = {"name": "mine", "family": "sequence_classification", "metric": "accuracy", "template": "{text}"}
+
+
+def task_of(**changes: Any) -> Task:
+    files = [{"train": "train.csv", "test": "test.csv"}]
+    return Task.model_validate(CLASSES | {"classes": ["no", "yes"], "files": files} | changes)
+
+
+def rows_of(path: Path, **layout: Any) -> list[Any]:
+    return [row for _, row in read_file(task_of(), FileLayout(**layout), path, None)]
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+@pytest.mark.parametrize("quoting", [csv.QUOTE_MINIMAL, csv.QUOTE_ALL, csv.QUOTE_NONNUMERIC])
+@pytest.mark.parametrize("ends", ["\n", "\r\n"])
+def test_tables_as_pandas_writes_them(tmp_path: Path, separator: str, quoting: Any, ends: str) -> None:
+    table = pandas.DataFrame({"text": TEXTS, "label": ["yes"] * len(TEXTS)})
+    path = tmp_path / ("t.tsv" if separator == "\t" else "t.csv")
+    table.to_csv(path, sep=separator, quoting=quoting, index=False, lineterminator=ends, encoding="utf-8-sig")
+    theirs = pandas.read_csv(path, sep=separator, dtype=str, keep_default_na=False)
+    found = rows_of(path, quotes=True) if separator == "\t" else rows_of(path)
+    assert found == theirs.to_dict("records")
+    if separator == "\t" and quoting != csv.QUOTE_MINIMAL:
+        assert rows_of(path) == found
+
+
+def test_quotes_in_tsv_are_never_kept_unasked(tmp_path: Path) -> None:
+    path = tmp_path / "t.tsv"
+    path.write_text('text\tlabel\n"said ""yes"""\tyes\n')
+    with pytest.raises(InputError, match=r"t\.tsv:2: a field in quotes: say `quotes: true`"):
+        rows_of(path)
+    assert rows_of(path, quotes=False)[0]["text"] == '"said ""yes"""'
+    assert rows_of(path, quotes=True)[0]["text"] == 'said "yes"'
+    own = read_file(task_table()["qqp"], FileLayout(), path, None)  # GLUE has no quoting
+    assert next(iter(own))[1] == {"text": '"said ""yes"""', "label": "yes"}
+
+
+def test_ragged_rows_are_named_by_line(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text('text,label\n"two\nlines",yes\n\none\n')
+    with pytest.raises(InputError, match=r"t\.csv:5: 1 fields where the header names 2"):
+        rows_of(path)
+    path.write_text('text,label\nfine,yes\n"open,yes\nmore,no\n')
+    with pytest.raises(InputError, match=r"t\.csv:3: broken quotes"):
+        rows_of(path)
+
+
+def test_columns_by_number(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("1,a b,x\n0,c,y\n")
+    assert rows_of(path, has_header=False) == [{"0": "1", "1": "a b", "2": "x"}, {"0": "0", "1": "c", "2": "y"}]
+    task = task_of(files=[{"train": "t.csv", "has_header": False, "rename": {0: "label", 1: "text"}}])
+    (tmp_path / "t.csv").write_text("1,a b,x\n0,c,y\n" * 10)
+    data = load_examples(find_source(task, tmp_path), judged_only=False)
+    assert isinstance(data, TaskData)
+    assert (len(data.train), len(data.validation), len(data.test)) == (17, 1, 2)
+    assert {(example.text, example.label) for example in data.train} == {("a b", 1), ("c", 0)}
+
+
+def test_json_of_any_shape(tmp_path: Path) -> None:
+    rows = [{"text": "a", "label": True}, {"text": "b", "label": False}]
+    path = tmp_path / "t.json"
+    shapes = (json.dumps(rows), json.dumps(rows, indent=2), "".join(json.dumps(row) + "\n" for row in rows))
+    for text in shapes:
+        path.write_text(text)
+        assert rows_of(path) == rows
+    path.write_text(json.dumps({"17": rows[0], "18": rows[1]}))
+    assert rows_of(path) == [{"id": "17"} | rows[0], {"id": "18"} | rows[1]]
+    path.write_text("[1, 2]")
+    with pytest.raises(InputError, match="row 0 is no object"):
+        rows_of(path)
+
+
+def test_parquet_and_saved_data_sets(tmp_path: Path) -> None:
+    features = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["no", "yes"])})
+    rows = [{"text": f"text {n}", "label": n % 2} for n in range(2500)]
+    table = datasets.Dataset.from_list(rows, features=features)
+    table.to_parquet(tmp_path / "t.parquet")
+    assert rows_of(tmp_path / "t.parquet") == rows
+    datasets.DatasetDict(train=table, test=table.select(range(10))).save_to_disk(str(tmp_path / "saved"))
+    task = task_of(classes=["yes", "no"], files=[{"train": "train", "test": "test"}])
+    source = find_source(task, tmp_path / "saved")
+    data = load_examples(source, judged_only=False)
+    assert isinstance(data, TaskData) and len(data.train) + len(data.validation) == 2500
+    assert [example.label for example in data.test[:2]] == [1, 0]  # by name: the file's 0 is called no
+    assert count_shared(data)["test"] == sum(
+        example.text in {other.text for other in data.train} for example in data.test
+    )
+    (tmp_path / "t.parquet").write_bytes(b"PAR1 not really")
+    with pytest.raises(InputError, match=r"t\.parquet cannot be read to its end"):
+        rows_of(tmp_path / "t.parquet")
+
+
+def test_labels_as_files_write_them() -> None:
+    task = task_of(classes=["False", "True"])
+    assert [label_number(task, "here", value) for value in (True, "True", 1, "1", 1.0, "1.0", "1.00")] == [1] * 7
+    for wrong in (2, "1.5", 0.5, -1, "maybe", None):
+        with pytest.raises(InputError, match="is not one of task"):
+            label_number(task, "here", wrong)
+
+
+def test_judgements_as_trec_writes_them(tmp_path: Path) -> None:
+    for name, blank in (("a.qrels", " "), ("b.tsv", "\t"), ("c.txt", " ")):
+        (tmp_path / name).write_text("".join(f"q{n}{blank}0{blank}d{n}{blank}1\n" for n in range(8)))
+    (tmp_path / "corpus.jsonl").write_text("".join(json.dumps({"_id": f"d{n}", "text": "x"}) + "\n" for n in range(9)))
+    (tmp_path / "queries.jsonl").write_text("".join(json.dumps({"_id": f"q{n}", "text": "?"}) + "\n" for n in range(8)))
+    for name in ("a.qrels", "b.tsv", "c.txt"):
+        task = task_of(family="retrieval", metric="ndcg_at_10", template="", classes=[], files=[{"test": name}])
+        data = load_examples(find_source(task, tmp_path), judged_only=False)
+        assert isinstance(data, Collection) and len(data.documents) == 9
+        assert sum(len(judged) for judged in data.relevance.values()) + len(data.train) == 8
+
+
+@pytest.mark.parametrize(("scheme", "theirs"), [("BILOU", BILOU), ("BIOES", IOBES)])
+def test_schemes_are_read_as_seqeval_does(scheme: Any, theirs: Any) -> None:
+    last, single = ("L", "U") if scheme == "BILOU" else ("E", "S")
+    tags = ["O", f"{single}-a", "B-b", "I-b", f"{last}-b", f"{single}-b", "B-a", f"{last}-a", "O"]
+    spans = {(entity.start, entity.end, entity.tag) for entity in Entities([tags], theirs).entities[0]}
+    made = to_iob2(tags, scheme, "here")
+    starts = [n for n, tag in enumerate(made) if tag[0] == "B"]
+    ends = [next(m for m in range(n + 1, len(made) + 1) if m == len(made) or made[m][0] != "I") for n in starts]
+    assert spans == {(a, b, made[a][2:]) for a, b in zip(starts, ends, strict=True)}
+
+
+def test_words_may_hold_no_break_spaces(tmp_path: Path) -> None:
+    path = tmp_path / "t.conll"
+    path.write_text("10\u00a0000 B-x\n\u2009 O\n\u0085\tO\n", encoding="utf-8")
+    task = task_table()["conll2003"]
+    [(_, row)] = read_columns(path, task, FileLayout())
+    assert row == {task.words: ["10\u00a0000", "\u2009", "\u0085"], task.label: ["B-x", "O", "O"]}
+
+
+def test_validation_and_test_must_differ(tmp_path: Path) -> None:
+    text = "text,label\na,yes\nb,no\n"
+    for name in ("train.csv", "dev.csv", "test.csv"):
+        (tmp_path / name).write_text(text)
+    task = task_of(files=[{"train": "train.csv", "validation": "dev.csv", "test": "test.csv"}])
+    with pytest.raises(InputError, match=r"validation and test in .* are the same data \(dev\.csv, test\.csv\)"):
+        load_examples(find_source(task, tmp_path), judged_only=False)
+    (tmp_path / "dev.csv").write_text("text,label\na,yes\nc,no\n")
+    data = load_examples(find_source(task, tmp_path), judged_only=False)
+    assert count_shared(data) == {"validation": 1, "test": 2}
+
+
+def test_a_test_without_labels_is_told(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text("text,label\n" + "a,yes\nb,no\n" * 10)
+    (tmp_path / "test.csv").write_text("text,label\na,-1\n")
+    task = task_of(unlabelled=[-1])
+    with pytest.raises(InputError, match="no labelled examples; leave `test` out"):
+        load_examples(find_source(task, tmp_path), judged_only=False)
+
+
+def test_what_yaml_makes_of_yes_and_no(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    kind = "family: sequence_classification\nmetric: accuracy\n"
+    path.write_text(f'name: mine\n{kind}template: "{{a}}"\nclasses: [yes, no]\n')
+    with pytest.raises(InputError, match="quote them"):
+        find_task(str(path))
