@@ -50,7 +50,7 @@ from biphase.encoder.attention import ATTENTION, Backend, PackedLayout, lay_out
 from biphase.encoder.load import TokenIds, language_model_class, load_backbone, load_model, make_model
 from biphase.encoder.packed import PackedModel, count_flops, packed_hidden
 from biphase.encoder.presets import PRESETS
-from biphase.encoder.proofs import check_causality, check_head, probe_causality
+from biphase.encoder.proofs import FailedProofError, check_causality, check_head, probe_causality
 from biphase.errors import InputError
 
 V = 96
@@ -205,13 +205,13 @@ def test_probe_catches_each_leak() -> None:
         return lay_out(np.arange(17), causal=layout.causal)
 
     probe(True, lambda layout: layout)
-    with pytest.raises(AssertionError, match="sees later tokens"):
+    with pytest.raises(FailedProofError, match="sees later tokens"):
         probe(True, flipped)
-    with pytest.raises(AssertionError, match="does not see later tokens"):
+    with pytest.raises(FailedProofError, match="does not see later tokens"):
         probe(False, flipped)
-    with pytest.raises(AssertionError, match="see each other"):
+    with pytest.raises(FailedProofError, match="see each other"):
         probe(True, without_bounds)
-    with pytest.raises(AssertionError, match="does not reach"):
+    with pytest.raises(FailedProofError, match="does not reach"):
         probe(True, blind)
 
 

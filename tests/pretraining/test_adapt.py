@@ -17,8 +17,10 @@ from transformers import (
     BertForMaskedLM,
     LlamaConfig,
     LlamaForCausalLM,
+    MixtralConfig,
     ModernBertConfig,
     ModernBertForMaskedLM,
+    Qwen3MoeConfig,
     RobertaConfig,
     RobertaForMaskedLM,
 )
@@ -28,8 +30,9 @@ from biphase.corpus.tokenizer import load_tokenizer, save_tokenizer
 from biphase.distributed import World
 from biphase.encoder.attention import lay_out
 from biphase.encoder.load import load_backbone
-from biphase.encoder.packed import packed_hidden
+from biphase.encoder.packed import PaddedBackbone, packed_hidden
 from biphase.errors import InputError
+from biphase.export.model import export_checkpoint
 from biphase.files import read_json
 from biphase.pretraining.batches import open_loader
 from biphase.pretraining.checkpoint import read_checkpoint_manifest
@@ -70,6 +73,19 @@ def test_a_decoder_becomes_an_encoder(decoder: Path, tiny_recipe: MakeRecipe, tm
         torch.testing.assert_close(
             packed_TD, theirs(input_ids=tokens_T[None]).last_hidden_state[0], rtol=1e-4, atol=1e-5
         )
+
+
+@pytest.mark.parametrize("kind", [MixtralConfig, Qwen3MoeConfig])
+def test_a_mixture_of_experts_becomes_an_encoder(kind: Any, tiny_recipe: MakeRecipe, tmp_path: Path) -> None:
+    """A changed token regroups the products of the experts, and moves other samples by rounding."""
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    experts = {"num_local_experts": 4} if kind is MixtralConfig else {"num_experts": 4, "moe_intermediate_size": 24}
+    config = kind(vocab_size=384, num_key_value_heads=2, num_experts_per_tok=2, head_dim=8, **sizes, **experts)
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "mixture")
+    run = train(tiny_recipe(f"init={{model: {tmp_path / 'mixture'}}}", *shorter("curriculum.1.steps=3")), tmp_path)
+    assert "bidirectional" in export_checkpoint(str(run.path), tmp_path / "encoder")
+    assert not isinstance(load_backbone(tmp_path / "encoder"), PaddedBackbone)
 
 
 def test_adaptation_resumes_bit_exactly(decoder: Path, tiny_recipe: MakeRecipe, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ import biphase.pretraining.metrics as metrics
 from biphase.corpus.shards import ShardSet
 from biphase.distributed import World
 from biphase.encoder.attention import PAD_TO_MULTIPLE_OF, lay_out
+from biphase.encoder.proofs import FailedProofError
 from biphase.errors import InputError
 from biphase.files import file_hash, read_json
 from biphase.pretraining.batches import open_loader
@@ -125,7 +126,7 @@ def test_causality_is_proved_at_each_switch(
     assert proved == [True, False, False, True]
     monkeypatch.setattr("biphase.encoder.proofs.lay_out", always_causal)
     monkeypatch.setattr(loop, "update", lambda *args: pytest.fail("trained before the proof"))
-    with pytest.raises(AssertionError, match="does not see later tokens"):
+    with pytest.raises(FailedProofError, match="does not see later tokens"):
         train(tiny_recipe(*only("mlm", 1)), tmp_path / "wrong")
 
 

@@ -30,9 +30,13 @@ from biphase import console
 from biphase.encoder.attention import ATTENTION
 from biphase.encoder.packed import PaddedBackbone
 from biphase.encoder.presets import PRESETS
-from biphase.encoder.proofs import FOREIGN_ERRORS, check_causality, find_first_position, is_foreign
+from biphase.encoder.proofs import FailedProofError, check_padded, find_first_position, looks_both_ways
 from biphase.errors import InputError, first_line, nearest
 from biphase.hub import INDEX, check_index, refuse_pickles
+
+
+class OwnAttentionError(InputError):
+    """A network knows no attention but its own."""
 
 
 @dataclass(frozen=True)
@@ -112,13 +116,14 @@ def load_model(source: str | Path, *, vocab_size: int | None = None, seed: int =
             f"{source} is a '{config.model_type}' model, for which transformers has no language model head"
         )
     model = load_weights(kind, source, config)
-    if model.get_output_embeddings() is None:
-        raise InputError(f"{source}: {type(model).__name__} has no output embeddings")
+    if model.get_output_embeddings() is None or model.base_model is model:
+        raise InputError(f"{source}: {type(model).__name__} does not keep its head apart from the network below it")
     causal = kind is AutoModelForCausalLM and getattr(config, "is_causal", True)
-    if not find_first_position(model.base_model, causal):
+    reason = find_first_position(model.base_model, causal)
+    if reason:
         raise InputError(
             f"{source}: {type(model).__name__} computes something else on packed samples than on each alone, so it "
-            "cannot be trained here; take a model whose layers all attend through transformers' AttentionInterface"
+            f"cannot be trained here: {reason}"
         )
     embedding: Any = model.get_input_embeddings()
     old_size = embedding.weight.shape[0]
@@ -169,7 +174,7 @@ def load_weights(
     except KeyError as error:
         if error.args != (attention,):
             raise
-        raise InputError(
+        raise OwnAttentionError(
             f"{source}: '{config.model_type}' chooses among attention classes of its own and cannot be packed; take a "
             "model that attends through transformers' AttentionInterface"
         ) from None
@@ -193,16 +198,22 @@ def language_model_class(config: PretrainedConfig) -> Any:
     return None
 
 
-def train_padding_row(model: PreTrainedModel) -> None:
-    """Let the padding row of the embedding learn: where pad = eos (Llama 3), eos would stay a zero vector for ever."""
+def free_padding_row(model: PreTrainedModel) -> int | None:
+    """Let the padding row of the embedding learn, and leave it as it is; returns its number, where there is one."""
     embedding = model.get_input_embeddings()
-    if not isinstance(embedding, nn.Embedding) or embedding.padding_idx is None:
-        return
-    padding_idx = embedding.padding_idx
-    embedding.padding_idx = None
-    with torch.no_grad():
-        if not embedding.weight[padding_idx].any():
-            embedding.weight[padding_idx].normal_(std=getattr(model.config, "initializer_range", 0.02))
+    if not isinstance(embedding, nn.Embedding):
+        return None
+    padding_idx, embedding.padding_idx = embedding.padding_idx, None
+    return padding_idx
+
+
+def train_padding_row(model: PreTrainedModel) -> None:
+    """Let the padding row learn from a random start: where pad = eos (Llama 3), eos would stay zero for ever."""
+    padding_idx = free_padding_row(model)
+    weight: Any = model.get_input_embeddings().weight
+    if padding_idx is not None and not weight[padding_idx].any():
+        with torch.no_grad():
+            weight[padding_idx].normal_(std=getattr(model.config, "initializer_range", 0.02))
 
 
 def load_backbone(source: str | Path) -> nn.Module:
@@ -214,21 +225,32 @@ def load_backbone(source: str | Path) -> nn.Module:
     config = load_model_config(source)
     refuse_pickles(source)
     refuse_encoder_decoder(config, source)
-    config.is_causal = False
-    network = load_headless(source, config, ATTENTION)
-    if find_first_position(network, causal=False):
+    network = load_attending(source, config)
+    if network is not None:
         return network
     # Loaded anew: a network that ignores the switch of its attention may still make its masks by the name of it.
     padded = PaddedBackbone(load_headless(source, load_model_config(source), "eager"))
+    if not looks_both_ways(padded.network):
+        padded.config.is_causal = False
     try:
-        check_causality(padded, causal=False, vocab_size=config.vocab_size)
-    except (AssertionError, *FOREIGN_ERRORS) as error:
-        if not (isinstance(error, AssertionError) or is_foreign(error)):
-            raise
+        check_padded(padded)
+    except FailedProofError as error:
         raise InputError(f"{source} cannot be made a bidirectional encoder: {first_line(error)}") from None
+    batches = "batches of equal lengths" if padded.equal_lengths else "padded batches"
     kind = type(padded.network).__name__
-    console.err.print(f"{source}: {kind} attends over padded batches only, which is slower", markup=False)
+    console.err.print(f"{source}: {kind} attends over {batches} only, which is slower", markup=False)
     return padded
+
+
+def load_attending(source: str | Path, config: PretrainedConfig) -> PreTrainedModel | None:
+    """A bidirectional network that attends through `biphase`, None where packing would give something else."""
+    try:
+        network = load_headless(source, config, ATTENTION)
+    except OwnAttentionError:
+        return None
+    if not looks_both_ways(network):  # transformers' own switch, which its masks obey
+        network.config.is_causal = False
+    return None if find_first_position(network, causal=False) else network
 
 
 def load_headless(source: str | Path, config: PretrainedConfig, attention: str) -> PreTrainedModel:
@@ -236,7 +258,7 @@ def load_headless(source: str | Path, config: PretrainedConfig, attention: str) 
     network: Any = load_weights(AutoModel, source, config, attention)
     if getattr(network, "pooler", None) is not None:
         network.pooler = None
-    train_padding_row(network)
+    free_padding_row(network)
     return network.eval()
 
 
@@ -248,6 +270,6 @@ def fresh_backbone(backbone: nn.Module) -> nn.Module:
         fresh.pooler = None
     train_padding_row(fresh)
     if isinstance(backbone, PaddedBackbone):
-        return PaddedBackbone(fresh)
+        return PaddedBackbone(fresh, backbone.equal_lengths)
     fresh.first_position = network.first_position
     return fresh

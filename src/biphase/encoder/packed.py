@@ -34,7 +34,7 @@ def packed_hidden(backbone: nn.Module, inputs_T: Tensor, positions_T: Tensor, la
 def position_limit(network: PreTrainedModel) -> int | None:
     """The longest sample that the network has positions for, None for any length."""
     limit = getattr(network.config, "max_position_embeddings", None)
-    return limit - getattr(network.base_model, "first_position", 0) if limit else None
+    return limit - getattr(network.base_model, "first_position", 0) if limit and limit > 0 else None
 
 
 class PackedModel(nn.Module):
@@ -113,19 +113,36 @@ def count_flops(model: PreTrainedModel) -> FlopCount:
 class PaddedBackbone(nn.Module):
     """A network that knows only padded batches, called with packed tokens like any other."""
 
-    def __init__(self, network: PreTrainedModel) -> None:
+    def __init__(self, network: PreTrainedModel, equal_lengths: bool = False) -> None:
         super().__init__()
         self.network = network
         self.config = network.config
+        self.equal_lengths = equal_lengths
+        """Whether it is given texts of equal length only, because it computes something else beside longer ones."""
 
     def forward(self, input_ids: Tensor, position_ids: Tensor, layout: PackedLayout, use_cache: bool = False) -> Any:
         """`last_hidden_state` [1, T, D] of tokens [1, T]; the network numbers the positions itself."""
-        lengths_F = layout.bounds_F1.diff()
-        is_token_FL = torch.arange(layout.max_seqlen, device=input_ids.device) < lengths_F[:, None]
-        tokens_FL = input_ids.new_full(is_token_FL.shape, getattr(self.config, "pad_token_id", None) or 0)
-        tokens_FL[is_token_FL] = input_ids[0]
-        output = self.network(input_ids=tokens_FL, attention_mask=is_token_FL.long())
-        return SimpleNamespace(last_hidden_state=output.last_hidden_state[is_token_FL][None])
+        lengths_S = layout.bounds_S1.diff()
+        samples = list(input_ids[0, : int(layout.bounds_S1[-1])].split(lengths_S.tolist()))
+        groups = [(lengths_S == length).nonzero()[:, 0] for length in lengths_S.unique()]
+        if not self.equal_lengths:
+            groups = [torch.arange(len(samples))]
+        hidden: list[Tensor] = [input_ids] * len(samples)
+        for group in groups:
+            numbers = group.tolist()
+            for number, hidden_LD in zip(numbers, self.read_padded([samples[n] for n in numbers]), strict=True):
+                hidden[number] = hidden_LD
+        hidden_TD = torch.cat(hidden)
+        return SimpleNamespace(last_hidden_state=nn.functional.pad(hidden_TD, (0, 0, 0, layout.num_padding))[None])
+
+    def read_padded(self, samples: list[Tensor]) -> list[Tensor]:
+        """The hidden states of each sample, read in one padded batch."""
+        pad_id = getattr(self.config, "pad_token_id", None) or 0
+        tokens_NL = nn.utils.rnn.pad_sequence(samples, batch_first=True, padding_value=pad_id)
+        lengths_N = torch.tensor([len(sample) for sample in samples], device=tokens_NL.device)
+        is_token_NL = torch.arange(tokens_NL.shape[1], device=tokens_NL.device) < lengths_N[:, None]
+        output = self.network(input_ids=tokens_NL, attention_mask=is_token_NL.long())
+        return [row[: len(sample)] for row, sample in zip(output.last_hidden_state, samples, strict=True)]
 
     def get_input_embeddings(self) -> nn.Module:
         return self.network.get_input_embeddings()

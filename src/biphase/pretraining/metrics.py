@@ -76,7 +76,7 @@ def prove_causality(model: nn.Module, phase: Phase, job: Job) -> None:
     """The probe with the attention backend and the type of the arithmetic that train.
 
     Raises:
-        AssertionError: the network looks elsewhere than the phase's objective says.
+        FailedProofError: the network looks elsewhere than the phase's objective says.
     """
     packed: Any = unwrap(model)
     name, device = type(packed.network).__name__, job.world.device
