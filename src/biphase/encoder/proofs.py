@@ -33,7 +33,7 @@ WINDOW_PROOF_TOKENS = 300
 AGREEMENT = 1e-3
 """How far two computations of the same hidden states may differ, in units of the states and of their mean size."""
 
-ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 1e-2}
+MOVED_BY_ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 1e-2}
 """How far a hidden state may move by rounding alone, in units of the states' mean size."""
 
 FOREIGN_ERRORS = (AssertionError, AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
@@ -165,7 +165,7 @@ def looks_both_ways(network: Any) -> bool:
             raise
         return False
     moved_T = relative_moves(before_TD, after_TD)
-    return bool((moved_T[9 - 1 - reach(network) :] > ROUNDING[torch.float32]).all())
+    return bool((moved_T[9 - 1 - reach(network) :] > MOVED_BY_ROUNDING[torch.float32]).all())
 
 
 def reach(network: Any) -> int:
@@ -211,7 +211,7 @@ def probe_causality(
     positions_T = torch.cat([torch.arange(9), torch.arange(7)]).to(device)
     before_TD = hidden_of(tokens_T, positions_T, layout)
     in_16_bits = before_TD.dtype != torch.float32 or torch.is_autocast_enabled(torch.device(device).type)
-    rounding = ROUNDING[torch.bfloat16 if in_16_bits else torch.float32]
+    rounding = MOVED_BY_ROUNDING[torch.bfloat16 if in_16_bits else torch.float32]
     failure = ""
     for step in (1, 2, 3):
         changed_T = tokens_T.clone()
@@ -226,7 +226,7 @@ def probe_causality(
 def why_not_seen(moved_T: Sequence[float], causal: bool, rounding: float, furthest: int) -> str:
     """What is wrong about how far each of 9 + 7 tokens moved when the eighth changed, or ""."""
     noise = max(moved_T[9:])
-    least = max(ROUNDING[torch.float32], 2 * noise)
+    least = max(MOVED_BY_ROUNDING[torch.float32], 2 * noise)
     if not noise <= rounding:
         return "samples of a packed batch see each other"
     if not min(moved_T[7:9]) > least:

@@ -23,7 +23,7 @@ from transformers import (
 from biphase.encoder.attention import lay_out
 from biphase.encoder.load import language_model_class, load_model
 from biphase.encoder.packed import head_input, packed_hidden, position_limit
-from biphase.encoder.proofs import ROUNDING, FailedProofError, agree, reach, relative_moves
+from biphase.encoder.proofs import MOVED_BY_ROUNDING, FailedProofError, agree, reach, relative_moves
 from biphase.errors import InputError
 from biphase.export.card import draw_curves, write_card
 from biphase.files import whole_folder, write_json, write_text
@@ -124,7 +124,7 @@ def check_export(folder: Path, kind: type, network: PreTrainedModel, causal: boo
     if not agree(ours_TV, theirs_TV):
         raise FailedProofError(f"{type(reloaded).__name__} of plain transformers computes something else than trained")
     moved_T = relative_moves(theirs_TV, reloaded(input_ids=changed_T[None]).logits[0])
-    is_still = moved_T[-1 - reach(reloaded) : -1] <= ROUNDING[torch.float32]
+    is_still = moved_T[-1 - reach(reloaded) : -1] <= MOVED_BY_ROUNDING[torch.float32]
     if not (is_still.all() if causal else not is_still.any()):
         direction = "causal" if causal else "bidirectional"
         raise FailedProofError(f"{type(reloaded).__name__} of plain transformers is not {direction}")
