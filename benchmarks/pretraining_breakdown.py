@@ -43,6 +43,7 @@ def run_breakdown(job: PretrainingJob) -> dict[str, Any]:
 def open_update(job: PretrainingJob) -> tuple[Callable[..., Any], Callable[[int], Any], Any]:
     """The loop's own `update` and batches, without its records and checkpoints; scopes named for `sort_events`."""
     import biphase.pretraining.loop as loop
+    from biphase.corpus.mixture import open_text
     from biphase.corpus.shards import ShardSet
     from biphase.device import choose_device, choose_dtype, synchronize
     from biphase.distributed import World
@@ -57,7 +58,7 @@ def open_update(job: PretrainingJob) -> tuple[Callable[..., Any], Callable[[int]
     recipe, shards = recipe_of(job), ShardSet.open(job.shards)
     device = choose_device(job.device)
     world, dtype = World(0, 1, device), choose_dtype("auto", device)
-    source = open_loader(recipe, shards, world, dtype, 0)
+    source = open_loader(recipe, open_text(recipe.data), world, dtype, 0)
     network = load_network(recipe, Start(), shards)
     if not should_compile(recipe.compute, device, dtype, 0.0):
         for module in network.modules():
@@ -67,7 +68,7 @@ def open_update(job: PretrainingJob) -> tuple[Callable[..., Any], Callable[[int]
     model = parallelize(PackedModel(network), recipe.compute, dtype, world, work=0.0)
     model.train()
     optimizers = make_optimizers(recipe.optimizer, model)
-    mine = Job(recipe, Run(Path(os.devnull)), world, dtype, shards, Start())
+    mine = Job(recipe, Run(Path(os.devnull)), world, dtype, open_text(recipe.data), Start())
     state = TrainState(model, optimizers, flops)
 
     def update(microbatches: Any, step: int) -> None:

@@ -60,8 +60,8 @@ class Ledger:
 
 def recipe_of(job: PretrainingJob) -> Any:
     """The recipe of both sides: MLM at 40 %, all [MASK], a constant rate, the paper's optimizer."""
+    from biphase.corpus.mixture import make_samples
     from biphase.corpus.shards import ShardSet
-    from biphase.pretraining.batches import make_samples
     from biphase.recipe import Recipe
 
     tree: dict[str, Any] = {
@@ -79,7 +79,7 @@ def recipe_of(job: PretrainingJob) -> Any:
         "checkpoints": {"every_steps": 0},
         "compute": {"compile": compile_setting(job), "device": job.device},
     }
-    samples = make_samples(Recipe.model_validate(tree), ShardSet.open(job.shards))
+    samples = make_samples(Recipe.model_validate(tree).data, ShardSet.open(job.shards))
     real_tokens = max(job.context, round(job.batch_samples * samples.num_tokens / samples.num_samples))
     tree["batch_tokens"] = real_tokens * job.accumulate
     tree["compute"]["microbatch_tokens"] = max(job.context, job.microbatch_tokens or real_tokens)

@@ -14,9 +14,9 @@ from pretraining_job import Ledger, PretrainingJob, measured_peak, note_step, re
 from transformers import DataCollatorForLanguageModeling, Trainer, TrainerCallback, TrainingArguments
 from transformers.utils import is_flash_attn_2_available
 
+from biphase.corpus.mixture import make_samples
 from biphase.corpus.shards import ShardSet
 from biphase.encoder.packed import count_flops
-from biphase.pretraining.batches import make_samples
 from biphase.pretraining.start import Start, load_network
 from biphase.recipe import Recipe
 
@@ -73,7 +73,7 @@ def run_trainer(job: PretrainingJob) -> dict[str, Any]:
 
     with tempfile.TemporaryDirectory() as folder:
         arguments = training_arguments(job, recipe, device, dtype, folder)
-        data = SampleList(shards, make_samples(recipe, shards), shards.manifest.special_ids)
+        data = SampleList(shards, make_samples(recipe.data, shards), shards.manifest.special_ids)
         trainer = Trainer(model, arguments, train_dataset=data, data_collator=weighed, callbacks=[Clock()])
         trainer.train()
     ledger.passes = ledger.passes[: job.num_steps * job.accumulate]  # the loader reads one batch ahead

@@ -47,11 +47,26 @@ class Init(Strict):
         return self
 
 
+class MixturePart(Strict):
+    """One of several texts, and how much of each batch is of it."""
+
+    path: str
+    """A folder that `biphase prepare` wrote."""
+    weight: Annotated[float, Field(gt=0, le=1e9)]
+    """Its share of the tokens is its weight divided by the sum of all weights."""
+    content: str | None = None
+    """As `Data.content`."""
+
+
 class Data(Strict):
     """Which tokens are trained on, how they are cut into samples, and in which order."""
 
     shards: str
-    """A folder that `biphase prepare` wrote."""
+    """A folder that `biphase prepare` wrote. With `mixture`, its tokenizer and its validation text count."""
+    mixture: Annotated[tuple[MixturePart, ...], Field(min_length=2)] | None = None
+    """The texts to train on in place of `shards`, all of them in each batch."""
+    content: Annotated[str, Field(pattern=r"^[0-9a-f]{8,64}$")] | None = None
+    """The beginning of a fingerprint that the set had (`biphase inspect` prints it): what came later is left out."""
     packing: Literal["documents", "stream"] = "documents"
     """`documents`: samples never cross documents. `stream`: the paper's original packer, which cuts a token stream at
     random lengths and lets the documents inside a sample see each other."""
@@ -64,6 +79,17 @@ class Data(Strict):
         if self.max_sample_tokens < 2 * self.min_sample_tokens:
             raise ValueError("max_sample_tokens must be at least twice min_sample_tokens")
         return self
+
+    @model_serializer(mode="wrap")
+    def leave_out_new_keys(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """A recipe without `mixture` and `content` keeps the name that it had before there were such keys."""
+        tree = serialize(self)
+        return {key: value for key, value in tree.items() if value is not None or key not in ("mixture", "content")}
+
+    @property
+    def order(self) -> dict[str, Any]:
+        """What decides the data order, besides the content of the texts: all but their places."""
+        return self.model_dump(mode="json", exclude={"shards", "mixture", "content"})
 
 
 class MaskRamp(Strict):
@@ -303,12 +329,12 @@ class Recipe(Strict):
         """A hash of everything that decides the weights. Paths are replaced by what they hold.
 
         Args:
-            data_fingerprint: content hash of the shard set.
+            data_fingerprint: content hash of the text, with the shares of a mixture.
             parent: content hash of the checkpoint or model behind `init`, None for a preset.
             precision: what `compute.precision` means on the device at hand, such as `torch.bfloat16`.
         """
         tree = self.model_dump(mode="json", exclude={"name", "validation", "checkpoints", "tensorboard", "compute"})
-        tree["data"]["shards"] = data_fingerprint
+        tree["data"] = self.data.order | {"shards": data_fingerprint}
         tree["init"]["checkpoint"] = tree["init"]["model"] = tree["init"]["revision"] = parent
         tree["precision"] = precision
         return content_hash(tree)

@@ -25,7 +25,7 @@ from transformers import (
     RobertaForMaskedLM,
 )
 
-from biphase.corpus.shards import ShardSet
+from biphase.corpus.mixture import open_text
 from biphase.corpus.tokenizer import load_tokenizer, save_tokenizer
 from biphase.distributed import World
 from biphase.encoder.attention import lay_out
@@ -152,8 +152,7 @@ def test_a_masked_language_model_goes_on(family: str, tiny_recipe: MakeRecipe, t
     whole = train(recipe, tmp_path / "whole")
     assert np.mean(losses(whole)[-3:]) < losses(whole)[0] - 0.3
     network = AutoModelForMaskedLM.from_pretrained(folder, attn_implementation="eager").eval()
-    shards = ShardSet.open(recipe.data.shards, "train")
-    source = open_loader(recipe, shards, World(0, 1, torch.device("cpu")), torch.float32, 0)
+    source = open_loader(recipe, open_text(recipe.data), World(0, 1, torch.device("cpu")), torch.float32, 0)
     total, count = 0.0, 0
     for part in source.microbatches(recipe.curriculum[0], 0):
         assert len(part.inputs_T) > 90

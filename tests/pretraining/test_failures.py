@@ -8,7 +8,7 @@ import pytest
 import torch
 from training_runs import MakeRecipe, losses, only, weights_at
 
-from biphase.corpus.shards import ShardSet
+from biphase.corpus.mixture import open_text
 from biphase.distributed import World
 from biphase.encoder.packed import PackedModel
 from biphase.errors import InputError
@@ -34,8 +34,7 @@ def test_a_loss_that_is_not_finite_names_step_and_samples(
     recipe = tiny_recipe(*only("clm", 3, "checkpoints.every_steps=1"))
     with pytest.raises(InputError) as caught:
         train(recipe, tmp_path)
-    shards = ShardSet.open(recipe.data.shards, "train")
-    source = open_loader(recipe, shards, World(0, 1, torch.device("cpu")), torch.float32, 0)
+    source = open_loader(recipe, open_text(recipe.data), World(0, 1, torch.device("cpu")), torch.float32, 0)
     ids = source.microbatches(recipe.curriculum[0], 1)[1].sample_ids_S
     line = str(caught.value)
     assert "loss nan" in line

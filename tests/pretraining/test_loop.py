@@ -18,6 +18,7 @@ from transformers import (
 
 import biphase.pretraining.loop as loop
 import biphase.pretraining.metrics as metrics
+from biphase.corpus.mixture import open_text
 from biphase.corpus.shards import ShardSet
 from biphase.distributed import World
 from biphase.encoder.attention import PAD_TO_MULTIPLE_OF, lay_out
@@ -162,8 +163,7 @@ def test_every_objective_sees_the_same_samples(tiny_recipe: MakeRecipe) -> None:
     seen = {}
     for objective in ("clm", "mlm", "mntp"):
         recipe = tiny_recipe(*only(objective, 9))
-        shards = ShardSet.open(recipe.data.shards, "train")
-        source = open_loader(recipe, shards, World(0, 1, torch.device("cpu")), torch.float32, 0)
+        source = open_loader(recipe, open_text(recipe.data), World(0, 1, torch.device("cpu")), torch.float32, 0)
         made = [source.microbatches(recipe.curriculum[0], step) for step in (0, 8)]
         seen[objective] = [m.sample_ids_S.tolist() for step in made for m in step]
     assert seen["clm"] == seen["mlm"] == seen["mntp"]
@@ -171,8 +171,7 @@ def test_every_objective_sees_the_same_samples(tiny_recipe: MakeRecipe) -> None:
 
 def test_a_part_without_a_sample_asks_nothing(tiny_recipe: MakeRecipe) -> None:
     recipe = tiny_recipe()
-    shards = ShardSet.open(recipe.data.shards, "train")
-    source = open_loader(recipe, shards, World(0, 1, torch.device("cpu")), torch.float32, 0)
+    source = open_loader(recipe, open_text(recipe.data), World(0, 1, torch.device("cpu")), torch.float32, 0)
     for phase in recipe.curriculum:
         parts = [source.microbatch(phase, 0, part, 40) for part in range(40)]
         assert any(len(part.inputs_T) == 1 for part in parts)

@@ -126,12 +126,18 @@ def prepare_command(
     id_field: Annotated[str, typer.Option(help="The JSON field or parquet column with the document's name.")] = "id",
     txt_documents: TxtDocumentsOption = "file",
     seed: Annotated[int, typer.Option(help="Of the validation split.")] = 0,
+    append: Annotated[
+        bool, typer.Option("--append", help="Add to a finished set; what is there stays as it is.")
+    ] = False,
 ) -> None:
     """Tokenize text into memory-mapped shards. Killed? The same command goes on where it stopped.
 
     Example: `biphase prepare corpus/ --tokenizer tokenizer --out shards`
+
+    Example: `biphase prepare news/ --tokenizer tokenizer --out shards --append`
     """
     from biphase.config import parse_config
+    from biphase.corpus.duplicates import describe_copies
     from biphase.corpus.prepare import prepare as prepare_shards
     from biphase.engine.local import Engine
 
@@ -147,10 +153,15 @@ def prepare_command(
         text_field=text_field,
         id_field=id_field,
         txt_documents=txt_documents,  # type: ignore[arg-type]
+        append=append,
     )
     for name, split in manifest.splits.items():
         left_out = f", {split.empty_texts:,} empty texts left out" if split.empty_texts else ""
-        out.print(f"{out_folder} {name}: {split.documents:,} documents, {split.tokens:,} tokens{left_out}")
+        out.print(
+            f"{out_folder} {name}: {split.documents:,} documents, {split.tokens:,} tokens{left_out}", markup=False
+        )
+    if manifest.duplicates is not None and any(manifest.duplicates.model_dump().values()):
+        out.print(f"{out_folder}: {describe_copies(manifest.duplicates)}", markup=False)
 
 
 @app.command("pretrain")

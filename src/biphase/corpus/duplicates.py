@@ -39,3 +39,10 @@ def hashes_between(folder: Path, shards: Iterable[Shard], split: ShardSplitName,
         hashes_D = np.fromfile(folder / "shards" / shard.name / f"{split}.hashes", dtype="<u8")
         found.append(hashes_D[(hashes_D >= np.uint64(low)) & (hashes_D <= np.uint64(high))])
     return np.concatenate(found)
+
+
+def describe_copies(found: Duplicates) -> str:
+    return (
+        f"exact copies of an earlier document: {found.train:,} for training, {found.validation:,} for validation; "
+        f"{found.in_both:,} documents for validation are also among those for training"
+    )

@@ -2,25 +2,23 @@
 
 A *sample* is a stretch of 12..2048 tokens of one document. The samples of an epoch stand in a seeded order, and batch k
 is the samples whose first token falls into [k·B, (k+1)·B) of that order laid end to end (with batches that grow,
-between the sums of their sizes). A part of a batch (a rank, a
-microbatch) is a part of that interval. So batch k of any rank of any world size is computed without reading what
-precedes it, every objective sees the same samples in the same order, and resuming needs a step number only.
+between the sums of their sizes). A part of a batch (a rank, a microbatch) is a part of that interval. So batch k of any
+rank of any world size is computed without reading what precedes it, every objective sees the same samples in the same
+order, and resuming needs a step number only.
 
 Letters: T tokens of a batch, S samples of a batch.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from math import floor
 
 import numpy as np
 
+from biphase.corpus.order import Growth, SampleOrder, uniform
 from biphase.corpus.shards import ShardSet
 from biphase.errors import InputError
-
-BLOCK_SAMPLES = 4096
-"""Samples per stored prefix sum of an epoch's order: 100 million samples need 200 kB."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +63,10 @@ class DocumentSamples:
         self.left_out_documents = int((~kept).sum())
         self.left_out_tokens = int(lengths[~kept].sum())
 
+    def num_first(self, num_documents: int, num_tokens: int) -> int:
+        """How many of the samples lie in the first documents, which have so many tokens."""
+        return int(self.piece_ends[num_documents - 1]) if num_documents else 0
+
     def spans(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """First token and end (exclusive) of each sample, as offsets into the token stream of the shards."""
         # An example, with samples of 12 to 64 tokens: documents of 5, 100 and 130 tokens have 0, 2 and 3 pieces, so
@@ -99,6 +101,10 @@ class StreamSamples:
         self.num_tokens = self.num_samples // 2 * max_tokens
         self.left_out_tokens = num_stream_tokens - self.num_tokens
 
+    def num_first(self, num_documents: int, num_tokens: int) -> int:
+        """As `DocumentSamples.num_first`."""
+        return 2 * (num_tokens // self.max_tokens)
+
     def spans(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """As `DocumentSamples.spans`."""
         # Samples 2k and 2k + 1 are the two parts of the k-th stretch of max_tokens. With limits of 12 and 2048 there
@@ -116,17 +122,24 @@ Samples = DocumentSamples | StreamSamples
 
 
 class Batches:
-    """The batches of a training run: `batch(step, part, num_parts)`, computed from nothing but its arguments."""
+    """The batches of one set: `batch(step, part, num_parts)`, computed from nothing but its arguments."""
 
     def __init__(
-        self, shards: ShardSet, samples: Samples, tokens_before: Callable[[int], int], seed: int, *, origin: int = 0
+        self,
+        shards: ShardSet,
+        samples: Samples,
+        tokens_before: Callable[[int], int],
+        seed: int,
+        *,
+        origin: int = 0,
+        growth: Sequence[Growth] = (),
     ) -> None:
-        """Batch `step` begins `origin` + `tokens_before(step)` tokens into the order."""
+        """Batch `step` begins `origin` + `tokens_before(step)` tokens into the order; `growth`: where the set grew."""
         if samples.num_samples == 0:
             raise InputError(f"split '{shards.split}' holds no document that is long enough for a sample")
         self.shards, self.samples = shards, samples
-        self.tokens_before, self.seed, self.origin = tokens_before, seed, origin
-        self.block_starts = lru_cache(maxsize=4)(self.sum_blocks)
+        self.tokens_before, self.origin = tokens_before, origin
+        self.order = SampleOrder(samples, seed, growth)
 
     def batch_tokens(self, step: int) -> int:
         """How long batch `step` is, up to the rest of its last sample."""
@@ -139,9 +152,11 @@ class Batches:
         # [2333, 2666) and [2666, 3000). Every sample begins in exactly one of them and belongs to it as a whole: a
         # part may end behind its interval, and then the next one begins as far behind its own start.
         first, tokens = self.origin + self.tokens_before(step), self.batch_tokens(step)
-        ids_S, epochs_S = self.samples_between(
-            first + part * tokens // num_parts, first + (part + 1) * tokens // num_parts
-        )
+        return self.pack(first + part * tokens // num_parts, first + (part + 1) * tokens // num_parts)
+
+    def pack(self, first: int, end: int) -> PackedBatch:
+        """The samples that begin in [first, end) of the order."""
+        ids_S, epochs_S = self.order.between(first, end)
         starts_S, stops_S = self.samples.spans(ids_S)
         bounds_S1 = np.concatenate([[0], np.cumsum(stops_S - starts_S)])
         pieces = [self.shards.read(start, stop) for start, stop in zip(starts_S, stops_S, strict=True)]
@@ -153,85 +168,81 @@ class Batches:
             epochs_S=epochs_S,
         )
 
-    def samples_between(self, first: int, end: int) -> tuple[np.ndarray, np.ndarray]:
-        """Ids and epochs of the samples that begin in [first, end) of all epochs laid end to end."""
-        # Epoch e takes [e·n, (e + 1)·n) of this order, n being the tokens of an epoch: with n = 700, the interval
-        # [600, 1500) is [600, 700) of epoch 0, all of epoch 1, and [0, 100) of epoch 2. An empty interval is looked
-        # for in one epoch and finds nothing.
-        ids, epochs = [], []
-        for epoch in range(first // self.samples.num_tokens, max(first, end - 1) // self.samples.num_tokens + 1):
-            origin = epoch * self.samples.num_tokens
-            found = self.samples_in_epoch(epoch, max(first - origin, 0), min(end - origin, self.samples.num_tokens))
-            ids.append(found)
-            epochs.append(np.full(len(found), epoch))
-        return np.concatenate(ids), np.concatenate(epochs)
 
-    def samples_in_epoch(self, epoch: int, first: int, end: int) -> np.ndarray:
-        """Ids of the samples that begin in [first, end) of the order of one epoch."""
-        # Only where every 4,096th sample begins is known. So the blocks that the interval touches are laid out anew:
-        # from the last one that begins at `first` or before it, up to the first that begins at `end` or behind it.
-        # In there the lengths of the samples are summed up, and those that begin outside the interval are dropped.
-        starts = self.block_starts(epoch)
-        from_block = int(np.searchsorted(starts, first, side="right")) - 1
-        to_block = int(np.searchsorted(starts, end, side="left"))
-        places = np.arange(from_block * BLOCK_SAMPLES, min(to_block * BLOCK_SAMPLES, self.samples.num_samples))
-        ids = permute(places, self.samples.num_samples, self.seed, epoch)
-        begins, stops = self.samples.spans(ids)
-        lengths = stops - begins
-        offsets = starts[from_block] + np.cumsum(lengths) - lengths
-        return ids[(offsets >= first) & (offsets < end)]
+class MixedBatches:
+    """The batches of several sets: of each batch, every set has its share of the tokens and goes on in its own order.
 
-    def sum_blocks(self, epoch: int) -> np.ndarray:
-        """Where each block of an epoch's order begins, in tokens. Reads document lengths, never tokens."""
-        totals = []
-        for begin in range(0, self.samples.num_samples, 256 * BLOCK_SAMPLES):
-            places = np.arange(begin, min(begin + 256 * BLOCK_SAMPLES, self.samples.num_samples))
-            begins, stops = self.samples.spans(permute(places, self.samples.num_samples, self.seed, epoch))
-            totals.append(np.add.reduceat(stops - begins, np.arange(0, len(places), BLOCK_SAMPLES)))
-        return np.concatenate([[0], np.cumsum(np.concatenate(totals))[:-1]])
-
-
-def permute(places: np.ndarray, n: int, seed: int, epoch: int) -> np.ndarray:
-    """Which of n things stands at each place: a permutation of 0..n-1, computed for the asked places alone.
-
-    A four-round Feistel network on the smallest even number of bits that holds n; results past n walk on through the
-    same network until they fall inside (Black and Rogaway 2002, "Ciphers with arbitrary finite domains").
+    Has what the loop needs of `Batches`, and like them is computed from nothing but its arguments.
     """
-    # n = 1,000 needs 10 bits, so each half has 5. A round swaps the halves and adds (by xor) to the one a hash of the
-    # other: left, right = right, left ^ hash(right). Any such round can be undone, whatever the hash, so the network
-    # is a permutation of 0..1023. A place whose number is 1,000 or more goes through it again: along its cycle the
-    # place itself, which is below 1,000, comes in the end, and no two places meet on the way.
-    half = max(1, (int(n - 1).bit_length() + 1) // 2)
-    low = np.uint64((1 << half) - 1)  # as a mask, the bits of the right half
-    keys = mix(np.arange(4, dtype=np.uint64) + mix(np.uint64(seed % 2**64)) + np.uint64(epoch * 4 + 1))
 
-    def network(values: np.ndarray) -> np.ndarray:
-        left, right = values >> np.uint64(half), values & low
-        for key in keys:
-            left, right = right, left ^ (mix(right ^ key) & low)
-        return (left << np.uint64(half)) | right
+    def __init__(
+        self, parts: Sequence[Batches], shares: Sequence[Fraction], tokens_before: Callable[[int], int], origin: int = 0
+    ) -> None:
+        """The shares sum up to 1. The parts are asked for their orders only, not for batches."""
+        assert sum(shares) == 1 and len(parts) == len(shares)
+        self.parts, self.shares = parts, shares
+        self.tokens_before, self.origin = tokens_before, origin
 
-    values = network(places.astype(np.uint64))
-    outside = values >= n
-    while outside.any():
-        values[outside] = network(values[outside])
-        outside = values >= n
-    return values.astype(np.int64)
+    def batch_tokens(self, step: int) -> int:
+        """How long batch `step` is, up to the rest of the last sample of each set."""
+        return self.tokens_before(step + 1) - self.tokens_before(step)
+
+    def batch(self, step: int, part: int = 0, num_parts: int = 1) -> PackedBatch:
+        """As `Batches.batch`. A sample is named by its number in its set plus 2⁴⁰ times the number of the set."""
+        assert 0 <= part < num_parts and step >= 0
+        # With shares of 0.3 and 0.7 and 1,000 tokens a batch, batch 2 is [600, 900) of the first set's order and
+        # [1400, 2100) of the second's. Laid end to end they are 1,000 places, of which each part takes its stretch, so
+        # that most parts lie in one set, and none is longer than its share by more than a sample for each set in it.
+        first = self.origin + self.tokens_before(step)
+        end = first + self.batch_tokens(step)
+        intervals = [(floor(first * share), floor(end * share)) for share in self.shares]
+        tokens = sum(stop - start for start, stop in intervals)
+        low, high = part * tokens // num_parts, (part + 1) * tokens // num_parts
+        batches, place = [], 0
+        for number, (start, stop) in enumerate(intervals):
+            begin, until = max(low - place, 0), min(high - place, stop - start)
+            if begin < until or number == len(intervals) - 1:  # one at least, so that no part is nothing
+                batches.append(name_set(self.parts[number].pack(start + begin, start + max(begin, until)), number))
+            place += stop - start
+        return join_batches(batches)
+
+    @property
+    def samples(self) -> "MixedCounts":
+        return MixedCounts([batches.samples for batches in self.parts])
 
 
-def uniform(seed: int, *words: np.ndarray | int) -> np.ndarray:
-    """A number in [0, 1) that depends on the seed and the words alone; words broadcast."""
-    with np.errstate(over="ignore"):
-        state = mix(np.uint64(seed % 2**64))
-        for word in words:
-            state = mix(state ^ mix(np.asarray(word).astype(np.uint64)))
-    return (state >> np.uint64(11)).astype(np.float64) * 2.0**-53
+@dataclass(frozen=True)
+class MixedCounts:
+    """How much several sets hold together."""
+
+    parts: Sequence[Samples]
+
+    @property
+    def num_samples(self) -> int:
+        return sum(samples.num_samples for samples in self.parts)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(samples.num_tokens for samples in self.parts)
+
+    @property
+    def left_out_tokens(self) -> int:
+        return sum(samples.left_out_tokens for samples in self.parts)
 
 
-def mix(word: Any) -> Any:
-    """SplitMix64's output function (Steele, Lea and Flood 2014): every input bit moves every output bit."""
-    with np.errstate(over="ignore"):
-        word = np.asarray(word, dtype=np.uint64) + np.uint64(0x9E3779B97F4A7C15)
-        word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        return word ^ (word >> np.uint64(31))
+def name_set(batch: PackedBatch, number: int) -> PackedBatch:
+    """The batch with samples that are called otherwise than those of other sets, so that masks are drawn for each."""
+    return replace(batch, sample_ids_S=batch.sample_ids_S + (number << 40))
+
+
+def join_batches(batches: Sequence[PackedBatch]) -> PackedBatch:
+    """Several batches laid end to end."""
+    offsets = np.cumsum([0, *(batch.bounds_S1[-1] for batch in batches)])
+    bounds = [batch.bounds_S1[1:] + offset for batch, offset in zip(batches, offsets[:-1], strict=True)]
+    return PackedBatch(
+        tokens_T=np.concatenate([batch.tokens_T for batch in batches]),
+        positions_T=np.concatenate([batch.positions_T for batch in batches]),
+        bounds_S1=np.concatenate([[0], *bounds]),
+        sample_ids_S=np.concatenate([batch.sample_ids_S for batch in batches]),
+        epochs_S=np.concatenate([batch.epochs_S for batch in batches]),
+    )

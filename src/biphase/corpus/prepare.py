@@ -240,7 +240,7 @@ def mend_set(out: Path, before: ShardManifest, lost: list[ShardPlan]) -> ShardMa
 def plan_shards(
     out: Path, sources: list[TextSource], split: ShardSplitName | None, options: Options, facts: dict[str, Any]
 ) -> Iterator[ShardPlan]:
-    per_unit = -(-len(sources) // MAX_SHARDS)
+    per_unit = max(1, -(-len(sources) // MAX_SHARDS))
     for start in range(0, len(sources), per_unit):
         group = tuple(sources[start : start + per_unit])
         decides = [[source.fingerprint for source in group], split, options.model_dump(), facts["tokenizer_hash"]]

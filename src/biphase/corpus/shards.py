@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xxhash
 
+from biphase.corpus.duplicates import describe_copies
 from biphase.corpus.manifest import (
     SHARD_SPLITS,
     Shard,
@@ -23,6 +24,7 @@ from biphase.corpus.manifest import (
     ShardPart,
     ShardSplitName,
     read_shard_manifest,
+    sum_splits,
     wrong_size,
 )
 from biphase.corpus.tokenizer import load_tokenizer, token_byte_lengths, tokenizer_hash
@@ -234,6 +236,14 @@ def describe_shards(folder: str | Path, num_documents: int = 2) -> str:
         f"content {manifest.fingerprint[:16]} · tokenizer {manifest.tokenizer_hash[:16]} · vocabulary "
         f"{manifest.vocab_size:,} · {manifest.dtype} · {len(manifest.shards)} shards",
     ]
+    for stage in manifest.earlier:
+        splits = sum_splits(manifest.shards[: stage.num_shards])
+        lines.append(
+            f"it has grown: content {stage.fingerprint[:16]} was {splits['train'].documents:,} documents and "
+            f"{splits['train'].tokens:,} tokens for training"
+        )
+    if manifest.duplicates is not None:
+        lines.append(describe_copies(manifest.duplicates))
     for shards in sets:
         total = manifest.splits[shards.split]
         lines.append(

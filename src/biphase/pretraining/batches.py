@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from biphase.corpus.packing import Batches, DocumentSamples, PackedBatch, Samples, StreamSamples
-from biphase.corpus.shards import ShardSet
+from biphase.corpus.mixture import TextHistory, TrainingText, make_batches
+from biphase.corpus.packing import Batches, MixedBatches, PackedBatch
 from biphase.distributed import World
 from biphase.encoder.attention import PAD_TO_MULTIPLE_OF, PackedLayout, choose_backend, lay_out
 from biphase.errors import InputError
@@ -41,7 +41,7 @@ class Microbatch:
 class BatchLoader:
     """Everything that turns a step number into microbatches for this process."""
 
-    batches: Batches
+    batches: Batches | MixedBatches
     vocabulary: Vocabulary
     seed: int
     world: World
@@ -83,20 +83,26 @@ class BatchLoader:
 
 
 def open_loader(
-    recipe: Recipe, shards: ShardSet, world: World, dtype: torch.dtype, position: int = 0, origin_step: int = 0
+    recipe: Recipe,
+    text: TrainingText,
+    world: World,
+    dtype: torch.dtype,
+    position: int = 0,
+    origin_step: int = 0,
+    history: TextHistory = (),
 ) -> BatchLoader:
     """The batches of a recipe for this process.
 
-    `position` is the place in the data order where the run began, `origin_step` the updates before it.
+    `position` is the place in the data order where the run began, `origin_step` the updates before it, and `history`
+    what the text was up to there.
     """
-    samples = make_samples(recipe, shards)
     seen = recipe.tokens_before(origin_step)
-    batches = Batches(
-        shards,
-        samples,
+    batches = make_batches(
+        recipe.data,
+        text,
         lambda step: recipe.tokens_before(origin_step + step) - seen,
-        recipe.data.order_seed,
         origin=position,
+        history=history,
     )
     # A batch grows or shrinks from its first to its last update.
     smallest = min(batches.batch_tokens(0), batches.batch_tokens(recipe.num_steps - 1))
@@ -106,16 +112,9 @@ def open_loader(
             f"batch_tokens {smallest} over {world.size} processes and {microbatches} microbatches leaves "
             f"less than one sample of {recipe.data.max_sample_tokens} tokens each; raise one of the two"
         )
-    vocabulary = Vocabulary(shards.manifest.vocab_size, shards.manifest.mask_id, shards.manifest.special_ids)
+    manifest = text.main.manifest
+    vocabulary = Vocabulary(manifest.vocab_size, manifest.mask_id, manifest.special_ids)
     return BatchLoader(batches, vocabulary, recipe.seed, world, dtype, recipe.compute.microbatch_tokens)
-
-
-def make_samples(recipe: Recipe, shards: ShardSet) -> Samples:
-    """How the shards' tokens are cut into samples, by `data.packing`."""
-    data = recipe.data
-    if data.packing == "stream":
-        return StreamSamples(shards.num_tokens, data.min_sample_tokens, data.max_sample_tokens, data.order_seed)
-    return DocumentSamples(shards.document_ends, data.min_sample_tokens, data.max_sample_tokens)
 
 
 def prefetch(

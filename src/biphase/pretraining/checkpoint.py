@@ -51,6 +51,8 @@ class CheckpointManifest:
     """Content hash of the checkpoint or model that the run started from."""
     carried: list[str]
     """What was taken over from it: weights, optimizer, data position."""
+    data_history: list[tuple[int, tuple[str, ...]]] = field(default_factory=list)
+    """As `corpus.mixture.TextHistory`; empty in checkpoints of runs over one set that were written without it."""
     files: dict[str, str] = field(default_factory=dict)
     """SHA-256 of each file."""
 

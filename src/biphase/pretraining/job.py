@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from biphase.corpus.mixture import TrainingText, open_text
 from biphase.corpus.shards import ShardSet
 from biphase.device import choose_dtype, describe_machine
 from biphase.distributed import World
@@ -36,9 +37,14 @@ class Job:
     run: Run
     world: World
     dtype: torch.dtype
-    shards: ShardSet
+    text: TrainingText
     origin: Start
     """Where the run began, however often it was resumed since."""
+
+    @property
+    def shards(self) -> ShardSet:
+        """The set whose tokenizer is the run's."""
+        return self.text.main
 
     @property
     def kept_steps(self) -> set[int]:
@@ -65,11 +71,29 @@ class Job:
 
 def open_job(recipe: Recipe, root: Path, world: World) -> Job:
     """The recipe's run under `root`, named by what decides its weights. Writes nothing and loads no weights."""
-    shards = ShardSet.open(Path(recipe.data.shards), "train")
-    origin = find_start(recipe, shards, world)
+    text = open_text(recipe.data)
+    origin = find_start(recipe, text, world)
     dtype = choose_dtype(recipe.compute.precision, world.device)
-    run = Run(run_path(root, recipe.name, recipe.identity(shards.fingerprint, origin.parent, str(dtype))))
-    return Job(recipe, run, world, dtype, shards, origin)
+
+    def run_over(content: str) -> Run:
+        return Run(run_path(root, recipe.name, recipe.identity(content, origin.parent, str(dtype))))
+
+    run = run_over(text.fingerprint)
+    if not run.path.exists() and not recipe.data.mixture:
+        refuse_forgotten(recipe, text, [run_over(stage.fingerprint) for stage in text.main.manifest.earlier])
+    return Job(recipe, run, world, dtype, text, origin)
+
+
+def refuse_forgotten(recipe: Recipe, text: TrainingText, runs: list[Run]) -> None:
+    """Do not start a recipe anew that was half-way through when its text grew: the user says what is meant."""
+    for run, stage in zip(runs, text.main.manifest.earlier, strict=True):
+        steps = whole_steps(run)
+        if steps and not run.is_done:
+            raise InputError(
+                f"{run.path} is not done, and {recipe.data.shards} has grown since: to go on over all of it, set "
+                f"init.checkpoint={run.path}@{steps[-1]} and the curriculum that is left; to finish it as it began, "
+                f"set data.content={stage.fingerprint[:16]}; to begin anew, give the recipe another name"
+            )
 
 
 @contextmanager
@@ -120,7 +144,8 @@ def save_state(job: Job, state: TrainState, done: int, mixture: Phase, tokens_se
         run_step=done,
         tokens_seen=tokens_seen,
         data_position=origin.data_position + job.tokens_before(done),
-        data_fingerprint=job.shards.fingerprint,
+        data_fingerprint=job.text.fingerprint,
+        data_history=list(origin.data_history),
         tokenizer_hash=job.shards.manifest.tokenizer_hash,
         objective=mixture.objective,
         is_decayed=done > decay_start(recipe.schedule, recipe.num_steps),

@@ -78,7 +78,10 @@ def train_steps(job: Job, start: Start, stop: int, *, is_logged: bool) -> int:
     """
     recipe, world = job.recipe, job.world
     # 1. Data: what each step is made of, and what it is measured on.
-    loader = open_loader(recipe, job.shards, world, job.dtype, job.origin.data_position, job.origin.step)
+    origin = job.origin
+    loader = open_loader(
+        recipe, job.text, world, job.dtype, origin.data_position, origin.step, history=origin.data_history
+    )
     validate = make_validator(recipe, world, job.dtype, loader.vocabulary) if is_logged else None
     # 2. Model and optimizers, as they are at the start.
     state = load_state(job, start)

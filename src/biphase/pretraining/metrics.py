@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from biphase.console import Tracker, track
-from biphase.corpus.manifest import read_shard_manifest
+from biphase.corpus.mixture import make_samples
 from biphase.corpus.packing import Batches
 from biphase.corpus.shards import ShardSet
 from biphase.device import peak_flops
@@ -27,7 +27,7 @@ from biphase.distributed import World
 from biphase.encoder.attention import choose_backend
 from biphase.encoder.proofs import probe_causality
 from biphase.errors import InputError
-from biphase.pretraining.batches import BatchLoader, make_samples
+from biphase.pretraining.batches import BatchLoader
 from biphase.pretraining.job import Job
 from biphase.pretraining.objectives import Vocabulary, is_causal
 from biphase.pretraining.parallel import autocast, unwrap
@@ -40,11 +40,11 @@ def make_validator(
 ) -> Callable[[nn.Module, Phase], dict[str, float]] | None:
     """A function from (model, phase) to validation metrics, on the same tokens every time; None without such text."""
     folder = Path(recipe.data.shards)
-    if read_shard_manifest(folder).splits["validation"].documents == 0:
+    shards = ShardSet.open(folder, "validation", recipe.data.content)
+    if shards.num_documents == 0:
         world.tell(f"{folder} has no validation documents: training without validation")
         return None
-    shards = ShardSet.open(folder, "validation")
-    samples = make_samples(recipe, shards)
+    samples = make_samples(recipe.data, shards)
     tokens = min(recipe.validation.tokens, samples.num_tokens)
     batches = Batches(shards, samples, lambda step: step * tokens, seed=0)
     loader = BatchLoader(batches, vocabulary, recipe.seed, world, dtype, recipe.compute.microbatch_tokens)

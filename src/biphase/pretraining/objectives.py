@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from biphase.corpus.packing import PackedBatch, uniform
+from biphase.corpus.order import uniform
+from biphase.corpus.packing import PackedBatch
 from biphase.recipe import Phase
 
 CHOOSE, REPLACE, RANDOM_TOKEN = range(3)

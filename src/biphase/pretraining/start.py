@@ -8,6 +8,7 @@ from pathlib import Path
 
 from transformers import AutoModelForMaskedLM, EuroBertConfig, PreTrainedModel
 
+from biphase.corpus.mixture import TextHistory, TrainingText, find_shares
 from biphase.corpus.shards import ShardSet, check_tokenizer
 from biphase.corpus.tokenizer import TOKENIZER_FILES, load_tokenizer, tokenizer_hash
 from biphase.distributed import World
@@ -32,22 +33,25 @@ class Start:
     tokens_seen: int = 0
     data_position: int = 0
     parent: str | None = None
+    data_history: TextHistory = ()
+    """What the text was up to here, and is from here on."""
     carried: tuple[str, ...] = ()
     model_folder: str | None = None
     """A transformers folder, None for random weights."""
     optimizer_folder: Path | None = None
 
 
-def find_start(recipe: Recipe, shards: ShardSet, world: World) -> Start:
+def find_start(recipe: Recipe, text: TrainingText, world: World) -> Start:
     """The beginning that `init` names. Loads no weights. Every process must call it."""
-    init = recipe.init
+    init, shards = recipe.init, text.main
+    anew: TextHistory = ((0, text.contents),)
     if init.preset is not None:
-        return Start()
+        return Start(data_history=anew)
     if init.model is not None:
         folder = Path(init.model) if Path(init.model).is_dir() else fetch_model(init.model, init.revision)
         check_foreign_tokenizer(folder, shards)
         parent = model_fingerprint(init.model, folder)
-        return Start(parent=parent, carried=("weights",), model_folder=str(folder))
+        return Start(parent=parent, carried=("weights",), model_folder=str(folder), data_history=anew)
     assert init.checkpoint is not None
     folder = find_checkpoint(init.checkpoint)
     path, step = split_reference(init.checkpoint)
@@ -57,9 +61,14 @@ def find_start(recipe: Recipe, shards: ShardSet, world: World) -> Start:
         raise InputError(f"{path} is not done, so its last step may change: say which one, {path}@STEP; it has {steps}")
     manifest = whole_checkpoint(folder, world)
     check_tokenizer(shards, manifest.tokenizer_hash)
-    # The parent's place in the data order means something only where both walk through the same samples.
-    theirs = read_recipe(Run(folder.parent.parent)).data.model_copy(update={"shards": recipe.data.shards})
-    goes_on = manifest.data_fingerprint == shards.fingerprint and theirs == recipe.data
+    # The parent's place in the data order means something only where both walk through the same samples, those that a
+    # text has got since apart.
+    theirs = read_recipe(Run(folder.parent.parent)).data
+    history = tuple(manifest.data_history) or ((0, (manifest.data_fingerprint,)),)
+    same_order = (theirs.order, find_shares(theirs)) == (recipe.data.order, find_shares(recipe.data))
+    goes_on = same_order and text.grew_from(history[-1][1])
+    if goes_on and history[-1][1] != text.contents:
+        history = (*history, (manifest.data_position, text.contents))
     carried = ["weights"]
     if init.carry_optimizer:
         carried.append("optimizer")
@@ -69,6 +78,7 @@ def find_start(recipe: Recipe, shards: ShardSet, world: World) -> Start:
         step=manifest.step,
         tokens_seen=manifest.tokens_seen,
         data_position=manifest.data_position if goes_on else 0,
+        data_history=history if goes_on else anew,
         parent=manifest.content,
         carried=tuple(carried),
         model_folder=str(folder / "model"),
