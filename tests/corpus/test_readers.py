@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import zstandard
 
+import biphase.corpus.readers as readers
 from biphase.corpus.readers import read_json_file, read_json_lines, read_text_lines
 from biphase.errors import InputError
 
@@ -64,3 +65,15 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "b.json").write_text("[1,\n2")
     with pytest.raises(InputError, match=r"b\.json:2: broken JSON \(.*\)$"):
         read_json_file(tmp_path / "b.json")
+
+
+@pytest.mark.parametrize(("ending", "pack"), PACKINGS)
+def test_a_line_is_bounded(ending: str, pack: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few kilobytes of .zst may hold a line of gigabytes."""
+    monkeypatch.setattr(readers, "MAX_LINE_BYTES", 1000)
+    path = tmp_path / f"a.txt{ending}"
+    path.write_bytes(pack(b"short\n" + b"x" * 999 + b"\n" + b"y" * 5_000_000))
+    lines = read_text_lines(path)
+    assert [len(next(lines)[1]) for _ in range(2)] == [6, 1000]
+    with pytest.raises(InputError, match=r"a\.txt.*:3: the line has more than 1,000 bytes; split it"):
+        next(lines)

@@ -289,6 +289,7 @@ def report_paper_command(
 def inspect_command(
     path: Annotated[Path, typer.Argument(help="Shards, a run, a checkpoint or a model folder.")],
     verify: Annotated[bool, typer.Option("--verify", help="Read every byte and compare hashes.")] = False,
+    near_copies: Annotated[bool, typer.Option("--near-copies", help="Count like documents of shards.")] = False,
 ) -> None:
     """Say what is in a folder, and check that it is whole.
 
@@ -296,7 +297,7 @@ def inspect_command(
     """
     from biphase.cli.inspect import describe_path
 
-    out.print(describe_path(path, verify=verify), markup=False)
+    out.print(describe_path(path, verify=verify, near_copies=near_copies), markup=False)
 
 
 def main() -> Any:

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from biphase.corpus.duplicates import count_near_copies
 from biphase.corpus.manifest import SHARD_SPLITS
 from biphase.corpus.shards import ShardSet, describe_shards
 from biphase.errors import InputError
@@ -11,8 +12,9 @@ from biphase.files import read_json_as
 from biphase.run import Run, read_done, read_metrics, read_recipe, whole_steps
 
 
-def describe_path(path: Path, *, verify: bool = False) -> str:
-    """Lines about a folder, for a person; with `verify`, every hash is compared first.
+def describe_path(path: Path, *, verify: bool = False, near_copies: bool = False) -> str:
+    """Lines about a folder, for a person; with `verify`, every hash is compared first, and with `near_copies`
+    documents of a shard set with each other.
 
     Raises:
         InputError: no such folder, not one of ours, or damaged (the message names the file).
@@ -27,7 +29,10 @@ def describe_path(path: Path, *, verify: bool = False) -> str:
         if verify:
             for split in SHARD_SPLITS:
                 ShardSet.open(path, split).verify()
-        return describe_shards(path) + ("\nverified: every hash agrees" if verify else "")
+        lines = [describe_shards(path)]
+        if near_copies:
+            lines += [count_near_copies(ShardSet.open(path, split)) for split in SHARD_SPLITS]
+        return "\n".join([*lines, *(["verified: every hash agrees"] if verify else [])])
     if (path / "config.json").exists():
         config = read_json_as(path / "config.json", dict[str, Any])
         shown = ("architectures", "model_type", "is_causal", "hidden_size", "num_hidden_layers", "vocab_size")

@@ -1,12 +1,18 @@
-"""Documents that are there more than once: exact copies by their hashes."""
+"""Documents that are there more than once: exact copies by their hashes, near copies by MinHash."""
 
 from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from biphase.corpus.manifest import SHARD_SPLITS, Duplicates, Shard, ShardSplitName
+from biphase.corpus.order import mix
+from biphase.errors import InputError
+
+if TYPE_CHECKING:
+    from biphase.corpus.shards import ShardSet
 
 HASHES_AT_ONCE = 1 << 26
 """Hashes of documents that are sorted in memory together: half a GB."""
@@ -46,3 +52,47 @@ def describe_copies(found: Duplicates) -> str:
         f"exact copies of an earlier document: {found.train:,} for training, {found.validation:,} for validation; "
         f"{found.in_both:,} documents for validation are also among those for training"
     )
+
+
+COMPARED_DOCUMENTS = 20_000
+SHINGLE_TOKENS, PERMUTATIONS, NEAR = 5, 128, 0.8
+"""Documents are compared by their stretches of five tokens; two whose sets of these overlap by about 0.8 (Jaccard),
+estimated from 128 permutations (MinHash, Broder 1997; thresholds as in common corpora), count as near copies."""
+
+
+def count_near_copies(shards: "ShardSet", limit: int = COMPARED_DOCUMENTS) -> str:
+    """A line on the documents that are like an earlier one, of all or of `limit` that are drawn.
+
+    In a part, pairs of which only one document is drawn are not found. Raises `InputError` where datasketch is missing.
+    """
+    try:
+        from datasketch import MinHash, MinHashLSH
+    except ImportError:
+        raise InputError("near copies are found with datasketch: pip install 'biphase[duplicates]'") from None
+    drawn = np.arange(shards.num_documents)
+    if len(drawn) > limit:
+        drawn = np.sort(np.random.default_rng(0).choice(len(drawn), limit, replace=False))
+    index = MinHashLSH(threshold=NEAR, num_perm=PERMUTATIONS)
+    empty = MinHash(num_perm=PERMUTATIONS, seed=1, hashfunc=int)
+    num_near = 0
+    for number in drawn.tolist():
+        signature = empty.copy()
+        signature.update_batch(shingles(shards.document(number)).tolist())
+        num_near += bool(index.query(signature))
+        index.insert(number, signature)
+    total = f"{shards.num_documents:,} documents"
+    part = total if len(drawn) == shards.num_documents else f"{len(drawn):,} drawn from {total}"
+    return (
+        f"near copies of an earlier document ({shards.split}): {num_near:,} of {part} (exact ones included; MinHash, "
+        f"{SHINGLE_TOKENS} tokens, {PERMUTATIONS} permutations, overlap {NEAR})"
+    )
+
+
+def shingles(tokens_T: np.ndarray) -> np.ndarray:
+    """The stretches of `SHINGLE_TOKENS` tokens of a document, each as a number below 2³², once; a short text is one."""
+    size = min(SHINGLE_TOKENS, len(tokens_T))
+    windows_NK = np.lib.stride_tricks.sliding_window_view(tokens_T.astype(np.uint64), size)
+    hashed_N = mix(np.zeros(len(windows_NK), np.uint64))
+    for column_N in windows_NK.T:
+        hashed_N = mix(hashed_N ^ column_N)
+    return np.unique(hashed_N >> np.uint64(32))

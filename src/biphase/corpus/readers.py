@@ -7,6 +7,7 @@ names the file, and the line where there is one.
 import io
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ CODECS = {".zst": "zstd", ".gz": "gzip"}
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 BUFFER_BYTES = 1 << 20
+MAX_LINE_BYTES = 1 << 28
+"""A longer line is refused: a small compressed file may hold one of many gigabytes."""
 
 
 def read_text_lines(path: Path) -> Iterator[tuple[int, str, int]]:
@@ -30,7 +33,12 @@ def read_text_lines(path: Path) -> Iterator[tuple[int, str, int]]:
     try:
         with pa.OSFile(str(path)) as file:
             stream = pa.CompressedInputStream(file, CODECS[path.suffix]) if path.suffix in CODECS else file
-            for number, line in enumerate(io.BufferedReader(stream, BUFFER_BYTES), start=1):
+            lines = iter(partial(io.BufferedReader(stream, BUFFER_BYTES).readline, MAX_LINE_BYTES + 1), b"")
+            for number, line in enumerate(lines, start=1):
+                if len(line) > MAX_LINE_BYTES:
+                    raise InputError(
+                        f"{path}:{number}: the line has more than {MAX_LINE_BYTES:,} bytes; split it, or leave it out"
+                    )
                 if number == 1:
                     line = line.removeprefix(BYTE_ORDER_MARK)
                 try:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from biphase import console
-from biphase.corpus.readers import CODECS, damaged, json_kind, read_json_lines, read_text_lines
+from biphase.corpus.readers import CODECS, MAX_LINE_BYTES, damaged, json_kind, read_json_lines, read_text_lines
 from biphase.errors import InputError, first_line, nearest
 
 TextKind = Literal["text", "jsonl", "parquet", "hub"]
@@ -219,7 +219,14 @@ def read_txt(path: Path, txt_documents: TxtDocuments) -> Documents:
     held: list[str] = []  # the lines of the document that is being read
     first = 1  # the number of the first of them
     num_bytes = 0
+    num_chars = 0
     for number, line, num_bytes in read_text_lines(path):
+        num_chars = num_chars + len(line) if held else len(line)
+        if num_chars > MAX_LINE_BYTES and txt_documents != "lines":
+            raise InputError(
+                f"{path}:{number}: the document has more than {MAX_LINE_BYTES:,} characters; have the file split into "
+                "paragraphs or lines (--txt-documents), or split it"
+            )
         if txt_documents == "file":
             held.append(line)
         elif txt_documents == "lines":
@@ -256,7 +263,9 @@ def read_parquet(source: TextSource, path: Path, text_field: str, id_field: str)
                         yield document_of(row, source, f": row {number}", text_field, id_field), num_bytes
     except UnicodeDecodeError:
         raise InputError(f"{source.name}: a text after row {number} is not UTF-8") from None
-    except (OSError, pa.ArrowException) as error:
+    except InputError:
+        raise
+    except (OSError, pa.ArrowException, ValueError, OverflowError) as error:  # the last two: dates beyond Python's
         raise damaged(source.name, error) from None
 
 

@@ -1,0 +1,50 @@
+"""Copies are counted exactly by hash, and near copies as all pairs say."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import biphase.corpus.duplicates as duplicates
+from biphase.corpus.duplicates import count_copies, count_near_copies, shingles
+from biphase.corpus.manifest import Duplicates, read_shard_manifest
+from biphase.corpus.prepare import prepare
+from biphase.corpus.shards import ShardSet, describe_shards
+
+WORDS = [f"word{number}" for number in range(200)]
+
+
+@pytest.fixture
+def made(corpus: Any, tmp_path: Path) -> Path:
+    """Twenty texts, of which 0 and 1 come again, 2 and 3 with a word changed, and 0 and 4 for validation too."""
+    rng = np.random.default_rng(1)
+    texts = [rng.choice(WORDS, 60).tolist() for _ in range(20)]
+    near = [[*texts[number][:30], "other", *texts[number][31:]] for number in (2, 3)]
+    for name, rows in (("train", [*texts, texts[0], texts[1], *near]), ("held", [texts[0], texts[4], ["new"] * 9])):
+        lines = [json.dumps({"text": " ".join(row)}) for row in rows]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
+    held_out = [tmp_path / "held.jsonl"]
+    prepare([tmp_path / "train.jsonl"], corpus.tokenizer, tmp_path / "set", validation_sources=held_out, workers=1)
+    return tmp_path / "set"
+
+
+def test_exact_copies(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest = read_shard_manifest(made)
+    assert manifest.duplicates == Duplicates(train=2, validation=0, in_both=2)
+    monkeypatch.setattr(duplicates, "HASHES_AT_ONCE", 3)
+    assert count_copies(made, manifest.shards) == manifest.duplicates, "in ranges"
+    line = "exact copies of an earlier document: 2 for training, 0 for validation; 2 documents for validation are also"
+    assert line in describe_shards(made)
+
+
+def test_near_copies(made: Path) -> None:
+    pytest.importorskip("datasketch", reason="datasketch is not installed")
+    shards = ShardSet.open(made)
+    sets = [set(shingles(shards.document(number)).tolist()) for number in range(shards.num_documents)]
+    overlaps = [max([len(a & b) / len(a | b) for b in sets[:number]], default=0.0) for number, a in enumerate(sets)]
+    expected = sum(overlap > 0.8 for overlap in overlaps)
+    assert expected == 4 and not any(0.6 < overlap < 0.85 for overlap in overlaps), "clear cases"
+    assert f"(train): 4 of {shards.num_documents} documents" in count_near_copies(shards)
+    assert f"of 10 drawn from {shards.num_documents} documents" in count_near_copies(shards, limit=10)
