@@ -137,7 +137,6 @@ def prepare_command(
     Example: `biphase prepare news/ --tokenizer tokenizer --out shards --append`
     """
     from biphase.config import parse_config
-    from biphase.corpus.duplicates import describe_copies
     from biphase.corpus.prepare import prepare as prepare_shards
     from biphase.engine.local import Engine
 
@@ -161,7 +160,7 @@ def prepare_command(
             f"{out_folder} {name}: {split.documents:,} documents, {split.tokens:,} tokens{left_out}", markup=False
         )
     if manifest.duplicates is not None and any(manifest.duplicates.model_dump().values()):
-        out.print(f"{out_folder}: {describe_copies(manifest.duplicates)}", markup=False)
+        out.print(f"{out_folder}: {manifest.duplicates.line}", markup=False)
 
 
 @app.command("pretrain")

@@ -3,16 +3,13 @@
 from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from biphase.corpus.manifest import SHARD_SPLITS, Duplicates, Shard, ShardSplitName
 from biphase.corpus.order import mix
+from biphase.corpus.shards import ShardSet
 from biphase.errors import InputError
-
-if TYPE_CHECKING:
-    from biphase.corpus.shards import ShardSet
 
 HASHES_AT_ONCE = 1 << 26
 """Hashes of documents that are sorted in memory together: half a GB."""
@@ -47,20 +44,13 @@ def hashes_between(folder: Path, shards: Iterable[Shard], split: ShardSplitName,
     return np.concatenate(found)
 
 
-def describe_copies(found: Duplicates) -> str:
-    return (
-        f"exact copies of an earlier document: {found.train:,} for training, {found.validation:,} for validation; "
-        f"{found.in_both:,} documents for validation are also among those for training"
-    )
-
-
 COMPARED_DOCUMENTS = 20_000
 SHINGLE_TOKENS, PERMUTATIONS, NEAR = 5, 128, 0.8
 """Documents are compared by their stretches of five tokens; two whose sets of these overlap by about 0.8 (Jaccard),
 estimated from 128 permutations (MinHash, Broder 1997; thresholds as in common corpora), count as near copies."""
 
 
-def count_near_copies(shards: "ShardSet", limit: int = COMPARED_DOCUMENTS) -> str:
+def count_near_copies(shards: ShardSet, limit: int = COMPARED_DOCUMENTS) -> str:
     """A line on the documents that are like an earlier one, of all or of `limit` that are drawn.
 
     In a part, pairs of which only one document is drawn are not found. Raises `InputError` where datasketch is missing.

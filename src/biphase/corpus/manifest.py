@@ -81,6 +81,13 @@ class Duplicates(Strict):
     in_both: Count
     """Documents for validation that are also among those for training."""
 
+    @property
+    def line(self) -> str:
+        return (
+            f"exact copies of an earlier document: {self.train:,} for training, {self.validation:,} for validation; "
+            f"{self.in_both:,} documents for validation are also among those for training"
+        )
+
 
 class ShardManifest(Strict):
     """The record of a whole set, in manifest.json."""

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xxhash
 
-from biphase.corpus.duplicates import describe_copies
 from biphase.corpus.manifest import (
     SHARD_SPLITS,
     Shard,
@@ -243,7 +242,7 @@ def describe_shards(folder: str | Path, num_documents: int = 2) -> str:
             f"{splits['train'].tokens:,} tokens for training"
         )
     if manifest.duplicates is not None:
-        lines.append(describe_copies(manifest.duplicates))
+        lines.append(manifest.duplicates.line)
     for shards in sets:
         total = manifest.splits[shards.split]
         lines.append(
