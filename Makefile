@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # For a PyTorch without CUDA: make demo TORCH='torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu'
 TORCH ?= torch==2.13.0
 
-.PHONY: demo test lint check format bench clean
+.PHONY: demo test lint check format bench fuzz clean
 
 demo: $(VENV)/installed
 	$(BIN)/biphase demo
@@ -34,6 +34,13 @@ bench: $(VENV)/developer
 	$(BIN)/python benchmarks/tokenization.py $(TEXT) --tokenizer $(VENV)/bench-tokenizer
 	$(BIN)/python benchmarks/pretraining.py
 	$(BIN)/python benchmarks/grid.py
+
+# Broken and hostile input of every kind, through the real command: prints attempts, survived, lost.
+COUNT ?= 2000
+SEED ?= 0
+
+fuzz: $(VENV)/developer
+	$(BIN)/python tests/campaigns/fuzzing.py --count $(COUNT) --seed $(SEED)
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache biphase-demo

@@ -150,7 +150,7 @@ def test_files(tmp_path: Path) -> None:
     path.write_bytes(b"name: \xff")
     with pytest.raises(InputError, match="is not valid YAML"):
         load_config(Recipe, path)
-    with pytest.raises(InputError, match="is a folder"):
+    with pytest.raises(InputError, match="Is a directory"):
         load_config(Recipe, tmp_path)
 
 

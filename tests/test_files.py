@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import biphase.files as files
+from biphase.console import duration
 from biphase.errors import BusyError, InputError
 from biphase.files import (
     MARK,
@@ -17,6 +18,9 @@ from biphase.files import (
     own_folder,
     read_json,
     read_json_as,
+    reading,
+    remove_folder,
+    sweep_parts,
     whole_folder,
     write_json,
     write_text,
@@ -147,3 +151,51 @@ def test_a_file_is_never_replaced_by_a_folder(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="made is a file"), own_folder(tmp_path / "made", "report"):
         pytest.fail("nothing may be begun")
     assert (tmp_path / "made").read_text() == "mine"
+
+
+def test_what_a_library_raises_over_a_file_names_the_file(tmp_path: Path) -> None:
+    from safetensors.numpy import load_file
+
+    path = tmp_path / "x"
+    for content in (b"", b"\xff" * 99):
+        path.write_bytes(content)
+        with (
+            pytest.raises(InputError, match=r"x cannot be read \(.+\); ask for it again"),
+            reading(path, "ask for it again"),
+        ):
+            load_file(path)
+    with pytest.raises(InputError, match="x cannot be read"), reading(path):
+        path.read_bytes().decode()
+    with pytest.raises(InputError, match="y does not exist"), reading(tmp_path / "y"):
+        (tmp_path / "y").read_text()
+    with pytest.raises(InputError, match=r"cannot be read \(Is a directory\)"), reading(tmp_path):
+        tmp_path.read_text()
+    with pytest.raises(TypeError), reading(path):  # raised by a line of biphase, so a mistake of ours
+        duration(None)  # type: ignore[arg-type]
+
+
+def test_a_full_disk_is_one_in_the_words_of_every_library(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="No space left") as caught, whole_folder(tmp_path / "x"):
+        raise Exception("Error while serializing: I/O error: No space left on device (os error 28)")
+    assert caught.value.errno == errno.ENOSPC
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_sweeping_removes_only_what_was_being_written(tmp_path: Path) -> None:
+    for name in (".5.part", ".x.json.12.part", ".7.old.part", "a.part", ".lock", "5"):
+        (tmp_path / name).mkdir()
+    (tmp_path / ".b.1.part").write_text("")
+    (tmp_path / ".c.part").symlink_to(tmp_path / "5")
+    sweep_parts(tmp_path, older_than_seconds=60)
+    assert len(list(tmp_path.iterdir())) == 8
+    sweep_parts(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "5", "a.part"]
+
+
+def test_a_kill_while_a_folder_is_removed_leaves_only_a_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import shutil
+
+    (tmp_path / "5" / "model").mkdir(parents=True)
+    monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)
+    remove_folder(tmp_path / "5")
+    assert [path.name for path in tmp_path.iterdir()] == [".5.part"]

@@ -15,6 +15,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "biphase"
 ORDER = [
     # What everything stands on ...
     ("errors",),
+    ("trees",),
     ("files", "console", "machine"),
     ("config", "recipe", "run", "flops", "device", "hub", "style"),
     ("distributed", "engine"),

@@ -7,11 +7,18 @@ from typing import Annotated, Any, ClassVar, TypeVar, get_args
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
-from biphase.errors import InputError, nearest
+from biphase.errors import InputError, clipped, nearest
+from biphase.files import reading
+from biphase.trees import parse_yaml
 
-Count = Annotated[int, Field(ge=0)]
-PositiveCount = Annotated[int, Field(ge=1)]
+MAX_COUNT = 2**53
+"""More of anything is a slip of the pen; up to here a count is exact as a float too."""
+
+Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
+PositiveCount = Annotated[int, Field(ge=1, le=MAX_COUNT)]
+Seed = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 Share = Annotated[float, Field(ge=0, le=1)]
+Beta = Annotated[float, Field(ge=0, lt=1)]
 
 Config = TypeVar("Config", bound="Strict")
 
@@ -19,7 +26,7 @@ Config = TypeVar("Config", bound="Strict")
 class Strict(BaseModel):
     """A frozen model in which an unknown key is an error."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Grown(Strict):
@@ -40,17 +47,20 @@ def load_config(kind: type[Config], path: Path, overrides: Sequence[str] = ()) -
     Raises:
         InputError: missing file, broken YAML, unknown key (with the nearest valid one), wrong type or value.
     """
+    return parse_config(kind, read_yaml(path), overrides, origin=str(path))
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping that a YAML file holds. Raises `InputError` naming the file."""
+    with reading(path, "give a YAML file"):
+        content = path.read_bytes()
     try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError(f"{path} does not exist") from None
-    except IsADirectoryError:
-        raise InputError(f"{path} is a folder; give a YAML file") from None
+        tree = parse_yaml(content.decode())
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+        raise InputError(f"{path} is not valid YAML: {clipped(' '.join(str(error).split()))}") from None
     if not isinstance(tree, dict):
         raise InputError(f"{path} must be a mapping of keys to values")
-    return parse_config(kind, tree, overrides, origin=str(path))
+    return tree
 
 
 def parse_config(kind: type[Config], tree: dict[str, Any], overrides: Sequence[str] = (), *, origin: str) -> Config:
@@ -76,9 +86,10 @@ def apply_override(tree: Any, override: str) -> Any:
     if not equals or not key:
         raise InputError(f"'{override}' is not of the form key=value")
     try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError:
-        raise InputError(f"the value in '{override}' is not valid YAML") from None
+        value = parse_yaml(text)
+    except yaml.YAMLError as error:
+        reason = " ".join(str(error).split())
+        raise InputError(f"the value in '{clipped(override)}' is not valid YAML ({clipped(reason)})") from None
 
     def replaced(node: Any, path: list[str]) -> Any:
         if not path:
@@ -121,4 +132,4 @@ def explain(kind: type[Strict], error: Any) -> str:
     message = message[0].lower() + message[1:]
     if error["type"] == "value_error":
         return f"{key}: {message}" if key else message
-    return f"'{key}' is {error['input']!r}: {message}"
+    return f"'{key}' is {clipped(repr(error['input']))}: {message}"

@@ -1,15 +1,37 @@
 """What a person sees while waiting: one bar with rate and time left on a terminal, plain lines elsewhere."""
 
+import re
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.text import Text
 
-err = Console(stderr=True, highlight=False, soft_wrap=True)
-out = Console(highlight=False, soft_wrap=True)
+UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Characters that act on a terminal, or turn text around, in place of being seen; and what no terminal can be sent."""
+
+
+def printable(text: str) -> str:
+    """A text in which what a terminal would obey is written out: `\\x1b` for an escape. Line ends and tabs stay."""
+    return UNSEEN.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+class PlainConsole(Console):
+    """A console that shows a string as it is: names of files and texts of others are no markup and no commands."""
+
+    def __init__(self, *, stderr: bool = False) -> None:
+        super().__init__(stderr=stderr, highlight=False, soft_wrap=True, markup=False, emoji=False)
+
+    def render_str(self, text: str, **settings: Any) -> Text:
+        return super().render_str(printable(text), **settings)
+
+
+err = PlainConsole(stderr=True)
+out = PlainConsole()
 
 
 def silence() -> None:
@@ -41,10 +63,14 @@ class Tracker:
         self.started = self.last_line = time.monotonic()
         self.bar: Progress | None = None
         if err.is_terminal and not err.quiet:
-            columns = ("{task.description}", BarColumn(bar_width=24), TextColumn("{task.fields[note]}"))
+            columns = (
+                TextColumn("{task.description}", markup=False),
+                BarColumn(bar_width=24),
+                TextColumn("{task.fields[note]}", markup=False),
+            )
             self.bar = Progress(*columns, console=err, transient=True)
             self.bar.start()
-            self.task: TaskID = self.bar.add_task(label, total=total, note="")
+            self.task: TaskID = self.bar.add_task(printable(label), total=total, note="")
 
     def advance(
         self, amount: float, note: str = "", *, already_done: bool = False, seconds_left: float | None = None
@@ -60,10 +86,10 @@ class Tracker:
             self.credited += amount
         text = self.describe(note, seconds_left)
         if self.bar is not None:
-            self.bar.update(self.task, completed=self.done, note=text)
+            self.bar.update(self.task, completed=self.done, note=printable(text))
         elif not err.quiet and time.monotonic() - self.last_line >= self.every_seconds:
             self.last_line = time.monotonic()
-            print(f"{self.label}: {text}", file=sys.stderr, flush=True)
+            print(printable(f"{self.label}: {text}"), file=sys.stderr, flush=True)
 
     def say(self, line: str) -> None:
         """A line that stays, above the bar."""

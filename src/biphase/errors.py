@@ -1,8 +1,14 @@
 """What a user did or gave that cannot work. The command line prints it as one line and exits with code 2, or with
 `EXIT_BUSY` where nothing is wrong and the same command may succeed later."""
 
-from collections.abc import Iterable
+import traceback
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
+from pathlib import Path
+
+SOURCE = Path(__file__).parent
+"""The folder of biphase."""
 
 
 class InputError(ValueError):
@@ -21,9 +27,43 @@ class StoppedError(Exception):
     """The work was asked to stop (SIGTERM or Ctrl-C) and has saved its state; the same command goes on."""
 
 
+def is_raised_here(error: BaseException) -> bool:
+    """Whether an error was raised by a line of biphase itself, and not by a library that it called.
+
+    Libraries written in Rust leave no line of theirs: they are known by a class of their own, or by a bare `Exception`.
+    """
+    if type(error) is Exception or not type(error).__module__.startswith(("builtins", "biphase")):
+        return False
+    *_, (innermost, _) = traceback.walk_tb(error.__traceback__)
+    return SOURCE in Path(innermost.f_code.co_filename).parents
+
+
+@contextmanager
+def told_as(what: str) -> Iterator[None]:
+    """Whatever a library raises in the block becomes an `InputError`: `what`, and in brackets what the library says.
+
+    What a line of biphase raises itself passes: that is a mistake of ours, and keeps its traceback.
+    """
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        if is_raised_here(error) and not isinstance(error, UnicodeError | MemoryError):
+            raise
+        raise InputError(f"{what} ({first_line(error)})") from error
+
+
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text that is not blank, or its type where it has no text."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    """The first line of an error's text that is not blank, or its type where it has no text, or a key for its text."""
+    name = type(error).__name__
+    text = next((line.strip() for line in str(error).splitlines() if line.strip()), name)
+    return f"{name} {text}" if isinstance(error, KeyError) else text
+
+
+def clipped(text: str, limit: int = 200) -> str:
+    """A text as an error may quote it: the beginning of a long one."""
+    return text if len(text) <= limit else f"{text[:limit]}…"
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

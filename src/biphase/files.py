@@ -5,7 +5,9 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +15,11 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from biphase.errors import BusyError, InputError
+from biphase.errors import BusyError, InputError, first_line, is_raised_here
+from biphase.trees import parse_json
+
+ANEW = "delete it and rerun what makes it"
+"""The remedy for a file that biphase itself made."""
 
 Stored = TypeVar("Stored")
 
@@ -36,17 +42,33 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
-def read_json(path: Path) -> Any:
-    """What a JSON file holds. Raises `InputError` naming the file when it is missing or not JSON."""
+@contextmanager
+def reading(path: Path, remedy: str = ANEW) -> Iterator[None]:
+    """Whatever the system or a library raises over a file in the block becomes an `InputError` that names the file."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        yield
+    except InputError:
+        raise
     except FileNotFoundError:
         raise InputError(f"{path} does not exist") from None
+    except Exception as error:
+        if is_raised_here(error) and not isinstance(error, OSError | UnicodeError | MemoryError):
+            raise
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
+        raise InputError(f"{path} cannot be read ({reason}); {remedy}") from None
+
+
+def read_json(path: Path) -> Any:
+    """What a JSON file holds. Raises `InputError` naming the file when it is missing or not JSON."""
+    with reading(path):
+        content = path.read_bytes()
+    try:
+        return parse_json(content.decode())
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is not valid JSON ({error}); delete it and rerun what makes it") from None
+        raise InputError(f"{path} is not valid JSON ({error}); {ANEW}") from None
 
 
-def read_json_as(path: Path, kind: type[Stored], remedy: str = "delete it and rerun what makes it") -> Stored:
+def read_json_as(path: Path, kind: type[Stored], remedy: str = ANEW) -> Stored:
     """What a JSON file holds, as a dataclass, a pydantic model or a type such as `dict[str, int]`.
 
     Raises:
@@ -67,19 +89,61 @@ def whole_folder(path: Path) -> Iterator[Path]:
     """A folder to fill that takes its name only when the block ends without an error.
 
     An existing folder at `path` is replaced. What a killed process left behind is cleared by the next call.
+
+    Raises:
+        OSError: the disk is full or the like, also where a library that writes says so in an error of its own.
     """
     path = path.resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.part")
-    shutil.rmtree(part, ignore_errors=True)
+    part, old = path.with_name(f".{path.name}.part"), path.with_name(f".{path.name}.old.part")
+    for leftover in (part, old):
+        shutil.rmtree(leftover, ignore_errors=True)
     part.mkdir()
     try:
         yield part
         if path.exists():
-            shutil.rmtree(path)
+            os.replace(path, old)
         os.replace(part, path)
+    except Exception as error:
+        number = RUST_SYSTEM_ERROR.search(str(error))
+        if isinstance(error, OSError | InputError) or number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
     finally:
-        shutil.rmtree(part, ignore_errors=True)
+        for leftover in (part, old):
+            shutil.rmtree(leftover, ignore_errors=True)
+
+
+RUST_SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")
+"""How `safetensors` and `tokenizers` tell of an error of the system."""
+
+
+def remove_folder(path: Path) -> None:
+    """Remove a folder of ours; a kill on the way leaves nothing under its name, only a `.part` to be swept."""
+    part = path.with_name(f".{path.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    try:
+        os.replace(path, part)
+    except FileNotFoundError:
+        return
+    shutil.rmtree(part, ignore_errors=True)
+
+
+def sweep_parts(folder: Path, older_than_seconds: float = 0.0) -> None:
+    """Remove what killed writers left in a folder of ours: `.NAME.part` and `.NAME.PID.part`, nothing else.
+
+    Where other processes may be writing, only what is older than their writing takes.
+    """
+    for part in folder.glob(".*.part"):
+        try:
+            if time.time() - part.lstat().st_mtime < older_than_seconds:
+                continue
+            if part.is_dir() and not part.is_symlink():
+                shutil.rmtree(part, ignore_errors=True)
+            else:
+                part.unlink(missing_ok=True)
+        except FileNotFoundError:  # another process swept it
+            continue
 
 
 MARK = ".biphase.json"

@@ -17,7 +17,7 @@ from pydantic import (
     model_validator,
 )
 
-from biphase.config import Count, PositiveCount, Share, Strict
+from biphase.config import Beta, Count, PositiveCount, Seed, Share, Strict
 from biphase.files import content_hash
 
 MaskShare = Annotated[float, Field(gt=0, lt=1)]
@@ -72,7 +72,7 @@ class Data(Strict):
     random lengths and lets the documents inside a sample see each other."""
     min_sample_tokens: PositiveCount = 12
     max_sample_tokens: PositiveCount = 2048
-    order_seed: int = 42
+    order_seed: Seed = 42
 
     @model_validator(mode="after")
     def lengths_fit(self) -> "Data":
@@ -198,7 +198,7 @@ class Phase(Strict):
 class Schedule(Strict):
     """Warmup-stable-decay: linear from 0, constant, linear to 0. Either end may have 0 steps."""
 
-    peak_lr: Annotated[float, Field(gt=0)] = 5e-4
+    peak_lr: Annotated[float, Field(gt=0, le=1000)] = 5e-4
     warmup_steps: Count = 2000
     decay_steps: Count = 2000
 
@@ -208,9 +208,9 @@ class Optimizer(Strict):
 
     name: Literal["adamw", "muon"] = "adamw"
     """`muon`: orthogonalised momentum for the matrices inside the blocks, AdamW for everything else."""
-    betas: tuple[float, float] = (0.9, 0.95)
-    eps: float = 1e-5
-    weight_decay: float = 0.1
+    betas: tuple[Beta, Beta] = (0.9, 0.95)
+    eps: Annotated[float, Field(gt=0, le=1)] = 1e-5
+    weight_decay: Annotated[float, Field(ge=0)] = 0.1
     """On every parameter, norms and embeddings included, as the paper's code does."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     muon_lr_scale: Annotated[float, Field(gt=0)] = 1.0
@@ -279,7 +279,7 @@ class Recipe(Strict):
     ] = 2_359_296
     """The tokens of an update, or `{from: 8192, to: 65536, steps: 1000}`: growing over so many updates."""
     optimizer: Optimizer = Optimizer()
-    seed: int = 0
+    seed: Seed = 0
     """What the initial weights and the masks are drawn from."""
     validation: Validation = Validation()
     checkpoints: Checkpoints = Checkpoints()

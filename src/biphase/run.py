@@ -6,7 +6,6 @@ runs/NAME-HASH8/  config.yaml  environment.json  metrics.jsonl  done.json
 
 import json
 import math
-import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -17,8 +16,17 @@ import yaml
 
 from biphase.config import load_config
 from biphase.errors import BusyError, InputError
-from biphase.files import locked, read_json_as, write_json, write_text
+from biphase.files import (
+    locked,
+    read_json_as,
+    reading,
+    remove_folder,
+    sweep_parts,
+    write_json,
+    write_text,
+)
 from biphase.recipe import Recipe
+from biphase.trees import parse_json
 
 
 @dataclass(frozen=True)
@@ -54,13 +62,14 @@ class Run:
 
 def read_log_lines(path: Path) -> list[str]:
     """The lines of a log. Bytes that are no text, as a power cut may leave them, spoil their own line only."""
-    return path.read_text(encoding="utf-8", errors="replace").splitlines()
+    with reading(path):
+        return path.read_bytes().decode(errors="replace").splitlines()
 
 
 def is_record(line: str, step: float = math.inf) -> bool:
     """Whether a line is a record of a step up to this one; what a killed process cut short is none."""
     try:
-        record = json.loads(line)
+        record = parse_json(line)
     except json.JSONDecodeError:
         return False
     return isinstance(record, dict) and isinstance(record.get("step"), int) and record["step"] <= step
@@ -72,7 +81,10 @@ def run_path(root: Path, name: str, identity: str) -> Path:
 
 @contextmanager
 def claim_run(run: Run, config: dict[str, Any], environment: dict[str, Any]) -> Iterator[None]:
-    """Hold the folder while training into it. Raises `BusyError` when another process holds it."""
+    """Hold the folder while training into it, cleared of what killed processes left half-written.
+
+    Raises `BusyError` when another process holds it.
+    """
     path = run.path
     path.mkdir(parents=True, exist_ok=True)
     with ExitStack() as held:
@@ -80,6 +92,8 @@ def claim_run(run: Run, config: dict[str, Any], environment: dict[str, Any]) -> 
             held.enter_context(locked(path / ".lock"))
         except BusyError:
             raise BusyError(f"{path} is in use by another process; wait for it, or stop it first") from None
+        for folder in (path, run.steps):
+            sweep_parts(folder)
         if not run.is_done:  # else only a checkpoint is made once more
             write_text(path / "config.yaml", yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
             write_json(path / "environment.json", environment)
@@ -160,5 +174,4 @@ def drop_old(run: Run, candidates: list[int], keep_last: int) -> None:
 
 
 def drop_step(run: Run, step: int) -> None:
-    (run.steps / str(step) / "manifest.json").unlink(missing_ok=True)  # first: half a checkpoint is none
-    shutil.rmtree(run.steps / str(step), ignore_errors=True)
+    remove_folder(run.steps / str(step))

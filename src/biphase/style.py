@@ -40,6 +40,7 @@ PLOT_STYLE: Any = {
     "xtick.labelsize": 8,
     "ytick.labelsize": 8,
     "text.color": INK,
+    "text.parse_math": False,
     "legend.frameon": False,
     "legend.fontsize": 8.5,
     "lines.linewidth": 1.5,

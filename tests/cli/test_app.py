@@ -108,6 +108,11 @@ def test_wrong_usage_is_exit_code_two(run_main: Any) -> None:
             2,
             "biphase: Disk quota exceeded: while writing; what was fin",
         ),
+        (
+            OSError(errno.ENAMETOOLONG, "File name too long", "n"),
+            2,
+            "biphase: File name too long: n; what was finished",
+        ),
         (PermissionError(errno.EACCES, "Permission denied", "runs"), 2, "biphase: Permission denied: runs; what was"),
         (BusyError("runs/a is in use by another process"), 75, "biphase: runs/a is in use"),
         (
@@ -129,7 +134,7 @@ def test_exit_codes(error: Exception, code: int, line: str, run_main: Any, monke
 
 
 def test_our_own_mistakes_keep_their_traceback(run_main: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    for error in (AssertionError("ours"), KeyError("ours"), OSError(errno.EIO, "disk")):
+    for error in (AssertionError("ours"), KeyError("ours"), OSError("without a number")):
 
         def fail(error: Exception = error) -> None:
             raise error
@@ -137,6 +142,23 @@ def test_our_own_mistakes_keep_their_traceback(run_main: Any, monkeypatch: pytes
         monkeypatch.setattr(cli, "app", fail)
         with pytest.raises(type(error)):
             cli.main()
+
+
+def test_ctrl_c(run_main: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """One line and 130; while a module is loaded too, where errors may be swallowed."""
+    import biphase.cli.demo as demo
+
+    def interrupted(folder: Path) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    line = "biphase: interrupted; what was finished is kept, rerun to go on\n"
+    monkeypatch.setattr(demo, "run_demo", interrupted)
+    assert run_main("demo", tmp_path) == (130, "", line)
+    lines = ["import os, signal, time", "try:", " os.kill(os.getpid(), signal.SIGINT)", " time.sleep(60)"]
+    (tmp_path / "swallows.py").write_text("\n".join([*lines, "except BaseException:", " pass"]))
+    code = "import biphase.cli.app as cli; cli.app = lambda: __import__('swallows'); cli.main()"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, line)
 
 
 def test_bad_recipes(run_main: Any, recipe_file: Path, tmp_path: Path) -> None:

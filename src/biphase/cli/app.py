@@ -3,21 +3,38 @@
 A verb says what its words mean and calls what does it. Heavy imports happen inside the verb that needs them.
 """
 
-import errno
+import os
+import signal
 import sys
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from biphase import __version__
 from biphase.cli.study import AddressOption, EngineOption, Overrides, study_app
 from biphase.console import err, out
-from biphase.errors import EXIT_BUSY, BusyError, InputError, StoppedError
+from biphase.errors import EXIT_BUSY, BusyError, InputError, StoppedError, clipped
 from biphase.machine import prepare_process
+
+
+class Verbs(TyperGroup):
+    """The verbs. Typer would end a command in silence that a file which is cut short, or Ctrl-C, breaks off."""
+
+    def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
+        try:
+            return super().invoke(ctx)
+        except EOFError as error:
+            raise AssertionError("a file ended early where nobody was ready for it") from error
+        except KeyboardInterrupt:
+            complain(INTERRUPTED, EXIT_INTERRUPTED)
+
 
 app = typer.Typer(
     name="biphase",
+    cls=Verbs,
     help="From text, or a decoder, and a compute budget to the best text encoder that the budget can buy.",
     no_args_is_help=True,
     add_completion=False,
@@ -43,8 +60,13 @@ TextFieldOption = Annotated[str, typer.Option(help="The JSON field or parquet co
 TxtDocumentsOption = Annotated[str, typer.Option(help="What a document is in .txt files: file, paragraphs or lines.")]
 ScoresOption = Annotated[Path, typer.Option("--out", help="Where finished cells are kept.")]
 
-USER_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EEXIST, errno.ENOTDIR)
-"""Errors of the system that are told in one line: a full disk, a folder that cannot be written, a file in its place."""
+EXIT_INTERRUPTED = 130
+"""The exit code of a command that Ctrl-C ended: 128 and the number of the signal, as shells count."""
+
+MOST_CHARACTERS = 2000
+"""The longest line of a complaint: what it quotes may be a file without line ends."""
+
+INTERRUPTED = "interrupted; what was finished is kept, rerun to go on"
 
 
 def show_version(wanted: bool) -> None:
@@ -301,8 +323,10 @@ def inspect_command(
 
 def main() -> Any:
     """The `biphase` command. Exit code 2 and one line for what the user can mend, 75 while another process is at the
-    same work, 143 after a saved stop."""
+    same work, 143 after a saved stop, 130 after Ctrl-C; 1 and a traceback for what is a mistake of ours."""
     prepare_process()
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, interrupt)
     try:
         return app()
     except BusyError as error:
@@ -312,15 +336,25 @@ def main() -> Any:
     except StoppedError as error:
         err.print(f"biphase: {error}", markup=False)
         sys.exit(143)
-    except OSError as error:
-        if error.errno not in USER_ERRORS:
+    except OSError as error:  # a full disk, a folder in place of a file, a name that is too long: never our mistake
+        if error.errno is None:
             raise
         complain(f"{error.strerror}: {error.filename or 'while writing'}; what was finished is kept, rerun to go on")
 
 
 def complain(line: str, code: int = 2) -> None:
-    err.print(f"biphase: {' '.join(line.split())}", markup=False)
+    err.print(f"biphase: {clipped(' '.join(line.split()), MOST_CHARACTERS)}")
     sys.exit(code)
+
+
+def interrupt(signum: int, frame: FrameType | None) -> None:
+    """Ctrl-C. While a module is loaded, which takes seconds, the process ends here: loading PyTorch swallows errors."""
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            os.write(2, f"biphase: {INTERRUPTED}\n".encode())
+            os._exit(EXIT_INTERRUPTED)
+        frame = frame.f_back
+    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

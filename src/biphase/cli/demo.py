@@ -10,8 +10,10 @@ from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
+from rich.text import Text
+
 from biphase.cli.demo_scores import collect_by_task, draw_scores, print_scores, verdict
-from biphase.console import duration, err, out
+from biphase.console import duration, err, out, printable
 from biphase.corpus.prepare import prepare
 from biphase.corpus.text import find_text_sources, sample_texts
 from biphase.corpus.tokenizer import save_tokenizer, train_tokenizer
@@ -69,4 +71,4 @@ def run_demo(folder: Path, overrides: Sequence[str] = ()) -> None:
 
 
 def say(stage: str, what: str) -> None:
-    err.print(f"[bold]\\[{stage}][/bold] {what}")
+    err.print(Text.assemble((f"[{stage}]", "bold"), f" {printable(what)}"))

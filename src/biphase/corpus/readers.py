@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from biphase.errors import InputError, first_line
+from biphase.trees import parse_json
 
 CODECS = {".zst": "zstd", ".gz": "gzip"}
 """The endings of compressed files, and what pyarrow calls their compression."""
@@ -65,7 +66,7 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any], int]]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
+            row = parse_json(line)
         except json.JSONDecodeError as error:
             raise broken_json(f"{path}:{number}", error, "one object a line") from None
         if not isinstance(row, dict):
@@ -76,7 +77,7 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any], int]]:
 def read_json_file(path: Path) -> Any:
     """The one JSON value that a file holds, over any number of lines. Raises `InputError` as `read_json_lines` does."""
     try:
-        return json.loads("".join(line for _, line, _ in read_text_lines(path)))
+        return parse_json("".join(line for _, line, _ in read_text_lines(path)))
     except json.JSONDecodeError as error:
         raise broken_json(f"{path}:{error.lineno}", error) from None
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from biphase import console
-from biphase.errors import InputError, first_line
+from biphase.errors import InputError, first_line, is_raised_here, told_as
 from biphase.files import content_hash, own_folder
 
 if TYPE_CHECKING:  # slow to import, and workers that only tokenize do without
@@ -132,7 +132,8 @@ def load_tokenizer(source: str | Path) -> "PreTrainedTokenizerFast":
         raise InputError(f"tokenizer {source} does not exist")
     if path.is_dir() and not (path / "tokenizer.json").exists() and is_tiktoken_file(path / "tokenizer.model"):
         return load_llama3(path / "tokenizer.model")
-    return with_all_roles(load_pretrained_tokenizer(path if path.is_dir() else str(source)), str(source))
+    with told_as(f"tokenizer {source} cannot be used"):
+        return with_all_roles(load_pretrained_tokenizer(path if path.is_dir() else str(source)), str(source))
 
 
 def load_tokenizer_file(path: Path) -> "PreTrainedTokenizerFast":
@@ -156,7 +157,6 @@ def load_tokenizer_file(path: Path) -> "PreTrainedTokenizerFast":
 
 def load_pretrained_tokenizer(source: str | Path) -> "PreTrainedTokenizerFast":
     """`tokenizer.json` as it stands where there is one; otherwise the conversion that transformers knows."""
-    from huggingface_hub.errors import HTTPError
     from transformers import PreTrainedTokenizerFast
     from transformers.utils import cached_file
 
@@ -167,7 +167,9 @@ def load_pretrained_tokenizer(source: str | Path) -> "PreTrainedTokenizerFast":
             from transformers import AutoTokenizer  # imports torch, so it comes late
 
             tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
-    except (OSError, HTTPError, ValueError, ImportError, KeyError, TypeError) as error:
+    except Exception as error:  # whatever a file that others made may lead to; `tokenizers` raises bare `Exception`
+        if is_raised_here(error):
+            raise
         raise InputError(f"tokenizer {source} cannot be loaded ({first_line(error)})") from None
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise InputError(

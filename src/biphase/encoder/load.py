@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -31,8 +30,11 @@ from biphase.encoder.attention import ATTENTION
 from biphase.encoder.packed import PaddedBackbone
 from biphase.encoder.presets import PRESETS
 from biphase.encoder.proofs import FailedProofError, check_padded, find_first_position, looks_both_ways
-from biphase.errors import InputError, first_line, nearest
+from biphase.errors import InputError, first_line, is_raised_here, nearest, told_as
 from biphase.hub import INDEX, check_index, refuse_pickles
+
+MOST_OF_A_SIZE = 2**26
+"""The largest size, of a vocabulary for example, that a change to a preset may ask for."""
 
 
 class OwnAttentionError(InputError):
@@ -82,7 +84,8 @@ def make_model(preset: str, architecture: dict[str, Any], tokens: TokenIds, max_
     torch.manual_seed(seed)
     config._attn_implementation = ATTENTION
     config.use_cache = False  # as in every network that is loaded, so that branches and fresh runs save the same
-    model = EuroBertForMaskedLM(config)
+    with told_as("init.architecture makes no network"):
+        model = EuroBertForMaskedLM(config)
     train_padding_row(model)
     return model
 
@@ -95,6 +98,13 @@ def check_architecture(architecture: dict[str, Any], vocab_size: int) -> None:
             raise InputError(f"init.architecture: unknown key '{key}'{nearest(key, known)}")
         if key.endswith("token_id"):
             raise InputError(f"init.architecture: '{key}' follows from the tokenizer of the shards; leave it out")
+        own = type(known[key])
+        if own in (bool, int, str) and type(architecture[key]) is not own:
+            raise InputError(f"init.architecture: '{key}' is {architecture[key]!r}; it must be of type {own.__name__}")
+        if own is int and not 0 < architecture[key] <= MOST_OF_A_SIZE:
+            raise InputError(
+                f"init.architecture: '{key}' is {architecture[key]}; from 1 to {MOST_OF_A_SIZE:,} it can be"
+            )
     if architecture.get("vocab_size", vocab_size) < vocab_size:
         raise InputError(f"init.architecture: vocab_size is below the {vocab_size:,} tokens of the shards")
 
@@ -147,9 +157,11 @@ def load_model_config(source: str | Path) -> PretrainedConfig:
         raise InputError(f"{source} is not a folder")
     try:
         config = AutoConfig.from_pretrained(str(source), trust_remote_code=False)
-    except (OSError, ValueError, StrictDataclassError) as error:
+        return config.get_text_config()
+    except Exception as error:  # whatever a file that others made may lead to
+        if is_raised_here(error):
+            raise
         raise InputError(f"cannot read a model configuration from {source}: {first_line(error)}") from None
-    return config.get_text_config()
 
 
 def load_weights(
@@ -171,14 +183,14 @@ def load_weights(
             trust_remote_code=False,
             output_loading_info=True,
         )
-    except KeyError as error:
-        if error.args != (attention,):
+    except Exception as error:  # whatever a file that others made may lead to
+        if isinstance(error, KeyError) and error.args == (attention,):
+            raise OwnAttentionError(
+                f"{source}: '{config.model_type}' chooses among attention classes of its own and cannot be packed; "
+                "take a model that attends through transformers' AttentionInterface"
+            ) from None
+        if is_raised_here(error):
             raise
-        raise OwnAttentionError(
-            f"{source}: '{config.model_type}' chooses among attention classes of its own and cannot be packed; take a "
-            "model that attends through transformers' AttentionInterface"
-        ) from None
-    except (OSError, ValueError, SafetensorError) as error:
         raise InputError(f"cannot load weights from {source}: {first_line(error)}") from None
     missing = sorted(key for key in report["missing_keys"] if not key.startswith("pooler."))
     if missing:

@@ -9,10 +9,8 @@ memory, are raised as what they are.
 Letters: T tokens, D width.
 """
 
-import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,10 +20,7 @@ from transformers import PreTrainedModel
 
 from biphase.encoder.attention import Backend, NoLayoutError, PackedLayout, lay_out
 from biphase.encoder.packed import PackedModel, PaddedBackbone, head_input, packed_hidden, position_limit
-from biphase.errors import InputError, first_line
-
-SOURCE = Path(__file__).parents[1]
-"""The folder of biphase."""
+from biphase.errors import InputError, first_line, is_raised_here
 
 WINDOW_PROOF_TOKENS = 300
 """Longest sample of the proof of packing: enough to see the local attention of ModernBERT (128)."""
@@ -49,8 +44,7 @@ def is_foreign(error: BaseException) -> bool:
     """Whether an error comes from a foreign network: it was not raised in biphase itself, nor for want of memory."""
     if isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error):
         return False
-    *_, (innermost, _) = traceback.walk_tb(error.__traceback__)
-    return SOURCE not in Path(innermost.f_code.co_filename).parents
+    return not is_raised_here(error)
 
 
 def agree(ours: Tensor, theirs: Tensor) -> bool:

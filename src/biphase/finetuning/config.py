@@ -4,7 +4,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Field
 
-from biphase.config import Count, Grown, PositiveCount, Share
+from biphase.config import Beta, Count, Grown, PositiveCount, Share
 from biphase.tasks.spec import PAPER_TASKS, EvaluatedSplit, Family, Task, is_own_task, template_columns
 
 EVALUATED_SPLITS: tuple[EvaluatedSplit, ...] = get_args(EvaluatedSplit)
@@ -16,7 +16,6 @@ PROTOCOL = 4
 `max_eval_examples` retrieval searches what it searches without.
 """
 
-Beta = Annotated[float, Field(ge=0, lt=1)]
 
 PLACEMENT = {"device", "microbatch_tokens"}
 """Settings that decide where and how fast a cell runs, not what comes out."""

@@ -18,6 +18,7 @@ from biphase.files import content_hash
 from biphase.finetuning.metrics.answers import counted_answers, exact_match
 from biphase.finetuning.metrics.classification import find_entities
 from biphase.finetuning.scores import Score
+from biphase.trees import parse_json
 
 Statistic = Callable[[np.ndarray], np.ndarray]
 """Sums of counts [..., C] → scores [...]."""
@@ -48,7 +49,7 @@ def read_examples(score: Score) -> ExampleScores:
         for line_number, line in enumerate(file, start=1):
             place = f"{path}:{line_number}"
             try:
-                row = json.loads(line)
+                row = parse_json(line)
             except json.JSONDecodeError as error:
                 raise InputError(f"{place}: broken JSON ({error.msg}); rerun its cell") from None
             if not isinstance(row, dict) or "id" not in row:

@@ -78,9 +78,9 @@ def tabulate(
         chosen = [row for row in rows if row.task == task]
         metric = " / ".join(sorted({row.metric for row in chosen}))
         table.add_section()
-        table.add_row(Text(task, style="bold"), "", Text(metric, style="italic"))
+        table.add_row(Text(console.printable(task), style="bold"), "", Text(metric, style="italic"))
         for row in chosen:
-            table.add_row(Text(f"  {names[row.model]}"), *(show(row) for show in columns.values()))
+            table.add_row(f"  {names[row.model]}", *(show(row) for show in columns.values()))
     return table
 
 
@@ -95,7 +95,7 @@ def print_comparison(comparisons: Sequence[TaskComparison]) -> None:
     table.add_column("verdict", no_wrap=True)
     for one in comparisons:
         table.add_row(
-            Text(one.task),
+            one.task,
             *(show_interval(mean_interval(side.test)) if side else MISSING for side in (one.a, one.b)),
             MISSING if one.seen is None else show_difference(one.seen.against()),
             show_p_value(one.p_value).replace(" ", ""),

@@ -11,7 +11,6 @@ from fractions import Fraction
 
 import yaml
 from rich.console import Group, RenderableType
-from rich.markup import escape
 from rich.table import Table
 
 from biphase.encoder.presets import PRESETS, shape_of
@@ -302,7 +301,7 @@ def describe_advice(advice: Advice) -> RenderableType:
     for name in ("what", "choice", "reason", "source"):
         choices.add_column(name)
     for choice in advice.choices:
-        choices.add_row(*(escape(text) for text in (choice.what, choice.value, choice.reason, choice.source)))
+        choices.add_row(choice.what, choice.value, choice.reason, choice.source)
     sizes = Table(title="What the budget buys by size")
     for name in ("preset", "tokens", "per parameter", "epochs", "loss by the law"):
         sizes.add_column(name, justify="left" if name == "preset" else "right")
@@ -319,4 +318,4 @@ def describe_advice(advice: Advice) -> RenderableType:
         hours = machine.device_hours(advice.flops) / machine.devices
         cost += f", {format_hours(hours)} hours on {machine.devices} × {machine.name}"
         cost += f" at {machine.efficiency:.0%} of peak ({machine.source})"
-    return Group(choices, "", sizes, "", cost, *(escape(f"note: {caveat}") for caveat in advice.caveats))
+    return Group(choices, "", sizes, "", cost, *(f"note: {caveat}" for caveat in advice.caveats))

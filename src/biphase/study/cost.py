@@ -4,18 +4,19 @@ FLOPs are counted as the training loop counts them (`biphase.flops`); hours are 
 are as good as the efficiency: where there is a run to measure, name its folder as the device.
 """
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 
+from biphase.config import MAX_COUNT
 from biphase.encoder.presets import shape_of
-from biphase.errors import InputError, nearest
-from biphase.files import read_json
+from biphase.errors import InputError, clipped, nearest
+from biphase.files import read_json, read_json_as
 from biphase.finetuning.config import FinetuneConfig
 from biphase.flops import PEAK_FLOPS, SHAPE_KEYS, SampleLengths, Shape, flops_per_token, known_device, read_shape
 from biphase.recipe import Data, Recipe
@@ -119,7 +120,10 @@ def find_vocab_size(data: Data, planning: Planning) -> int:
     """The vocabulary of the shards where they are here, else as the study says. Raises `InputError` without either."""
     manifest = Path(data.shards) / "manifest.json"
     if manifest.exists():
-        return int(json.loads(manifest.read_text(encoding="utf-8"))["vocab_size"])
+        vocab_size: int = read_json_as(manifest, dict[str, Any]).get("vocab_size", 0)
+        if not isinstance(vocab_size, int) or vocab_size < 1:
+            raise InputError(f"{manifest} is damaged (vocab_size is {vocab_size!r}); prepare the shards anew")
+        return vocab_size
     if planning.vocab_size is None:
         raise InputError(f"the shards {data.shards} are not here yet: give planning.vocab_size, such as 32768")
     return planning.vocab_size
@@ -132,9 +136,13 @@ def model_shape(model: StartingModel, vocab_size: int) -> Shape | None:
     config = Path(model.model or "") / "config.json"
     if not config.is_file():
         return None
-    settings = json.loads(config.read_text(encoding="utf-8"))
+    settings = read_json_as(config, dict[str, Any], "save the model anew")
     if any(key not in settings for key in SHAPE_KEYS):
         return None
+    for key in (*SHAPE_KEYS, "head_dim", "vocab_size"):
+        size = settings.get(key) or 1
+        if not isinstance(size, int) or not 0 < size <= MAX_COUNT:
+            raise InputError(f"{config}: {key} is {clipped(repr(size))}, which is no size; save the model anew")
     return read_shape(settings | {"vocab_size": max(vocab_size, settings.get("vocab_size", 0))})
 
 

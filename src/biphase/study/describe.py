@@ -6,10 +6,11 @@ from typing import Any
 
 from pydantic_core import to_jsonable_python
 from rich.console import Group, RenderableType
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 from rich.tree import Tree
 
+from biphase.console import printable
 from biphase.study.cost import Estimate
 from biphase.study.curricula import are_alike, join_phases, write_steps
 from biphase.study.plan import Plan, history
@@ -37,9 +38,9 @@ def describe_plan(plan: Plan, estimate: Estimate) -> RenderableType:
     kinds = Counter(model.kind for model in plan.models)
     controls = f", and {kinds['random']} from random weights" if kinds["random"] else ""
     saved = 1 - plan.steps / plan.steps_alone
-    lines = [f"[bold]{escape(plan.study.title or plan.study.name)}[/bold]"]
+    lines: list[RenderableType] = [Text(printable(plan.study.title or plan.study.name), style="bold")]
     if plan.study.question:
-        lines.append(escape(plan.study.question))
+        lines.append(plan.study.question)
     repeated = f", with {plan.num_seeds} pretraining seeds" if plan.num_seeds > 1 else ""
     lines += [
         "",
@@ -74,7 +75,7 @@ def run_tree(plan: Plan) -> Tree:
         kept = f"; keeps {', '.join(passed)}" if passed else ""
         line = f"{name}: {write_steps(run.first)} → {write_steps(run.last)}, {trained}{kept}"
         above = branches[run.parent] if run.parent else root
-        branches[name] = above.add(escape(line))
+        branches[name] = above.add(line)
     if num_seeds > 1:
         seeds = ", ".join(map(str, range(1, num_seeds)))
         root.add(f"the same again for pretraining seed{'s' if num_seeds > 2 else ''} {seeds}, named …-seed1 and so on")
@@ -99,7 +100,7 @@ def describe_steps(estimate: Estimate) -> list[RenderableType]:
         table.add_column("published", justify="right")
     for row in rows:
         steps = row.published.steps if row.published else None
-        cells = [escape(row.group), str(row.models), f"{row.steps_alone:,}", f"{row.steps:,}", f"{row.tokens:.3g}"]
+        cells = [row.group, str(row.models), f"{row.steps_alone:,}", f"{row.steps:,}", f"{row.tokens:.3g}"]
         if is_published:
             cells.append("" if steps is None else f"{steps:,}")
         table.add_row(*cells)
@@ -109,7 +110,7 @@ def describe_steps(estimate: Estimate) -> list[RenderableType]:
             more = row.steps - row.published.steps
             note = f" {row.published.note}" if row.published.note else ""
             line = f"{row.group}: {row.steps:,} steps, published {row.published.steps:,} ({more:+,}).{note}"
-            lines.append(escape(line))
+            lines.append(line)
     return lines
 
 
@@ -128,7 +129,7 @@ def cost_table(estimate: Estimate) -> Table:
     if hours and machine:
         table.add_column("which is of peak", justify="right")
     for row in rows:
-        cells = [escape(row.group), f"{row.flops:.3g}"]
+        cells = [row.group, f"{row.flops:.3g}"]
         if machine:
             cells.append(format_hours(row.device_hours or 0.0))
         if hours:
@@ -167,7 +168,7 @@ def cost_lines(estimate: Estimate) -> list[str]:
     lines += [f"assumed: {line}" for line in estimate.assumptions]
     if estimate.unknown:
         lines.append(f"not counted, for their shape is not known here: {', '.join(estimate.unknown)}")
-    return [escape(line) for line in lines]
+    return lines
 
 
 def format_bytes(num_bytes: float) -> str:

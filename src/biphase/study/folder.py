@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import yaml
 
+from biphase.config import read_yaml
 from biphase.engine.scheduler import Failure, read_failures
 from biphase.errors import InputError
-from biphase.files import content_hash, read_json, write_text
+from biphase.files import content_hash, read_json_as, write_text
 from biphase.finetuning.config import PLACEMENT, PROTOCOL, FinetuneConfig, settle_config
 from biphase.finetuning.models import identify
 from biphase.finetuning.scores import ScoreSet, read_scores
@@ -49,7 +49,7 @@ def claim_study_folder(path: Path, study: Study) -> StudyFolder:
     text = yaml.safe_dump(study.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
     kept = path / "study.yaml"
     if kept.exists():
-        name = (yaml.safe_load(kept.read_text(encoding="utf-8")) or {}).get("name")
+        name = read_yaml(kept).get("name")
         if name != study.name:
             raise InputError(f"{path} is the folder of the study '{name}', not of '{study.name}'; choose another --out")
     path.mkdir(parents=True, exist_ok=True)
@@ -64,24 +64,35 @@ def train_name(run: str) -> str:
 # What is done
 
 
-def find_record(folder: StudyFolder, run: str, key: str) -> dict[str, Any] | None:
+@dataclass(frozen=True)
+class TrainedRecord:
+    """What `trained/RUN.json` says of a run."""
+
+    key: str
+    """The key of the plan that it was trained by."""
+    folder: str
+    """Its name below runs/."""
+    seconds: float
+
+
+def find_record(folder: StudyFolder, run: str, key: str) -> TrainedRecord | None:
     """What is recorded of a run, if it was trained as the plan wants it and is still there."""
     path = folder.record(run)
-    record = read_json(path) if path.exists() else {}
-    return record if record.get("key") == key and Run(folder.runs / record["folder"]).is_done else None
+    record = read_json_as(path, TrainedRecord) if path.exists() else None
+    return record if record and record.key == key and Run(folder.runs / record.folder).is_done else None
 
 
 def find_step(folder: StudyFolder, run: str, key: str, step: int) -> str | None:
     """`FOLDER@STEP` of a run that was trained as the plan wants it; None where there is no such checkpoint."""
     record = find_record(folder, run, key)
-    if record is None or step not in whole_steps(Run(folder.runs / record["folder"])):
+    if record is None or step not in whole_steps(Run(folder.runs / record.folder)):
         return None
-    return f"{(folder.runs / record['folder']).resolve()}@{step}"
+    return f"{(folder.runs / record.folder).resolve()}@{step}"
 
 
 def trained_folder(folder: StudyFolder, run: str) -> Path:
     """The folder of a run that is trained."""
-    return (folder.runs / read_json(folder.record(run))["folder"]).resolve()
+    return (folder.runs / read_json_as(folder.record(run), TrainedRecord).folder).resolve()
 
 
 def is_trained(folder: StudyFolder, run: PlannedRun) -> bool:
@@ -227,7 +238,7 @@ def training_status(plan: Plan, folder: StudyFolder, state: StudyState, failed: 
     started = {name: logged_steps(folder, name) for name in plan.runs if name not in state.trained}
     steps_left = sum(plan.runs[name].steps - steps for name, steps in started.items())
     steps = sum(plan.runs[name].steps for name in state.trained)
-    seconds = sum(read_json(folder.record(name))["seconds"] for name in state.trained)
+    seconds = sum(read_json_as(folder.record(name), TrainedRecord).seconds for name in state.trained)
     return StatusLine(
         name="train",
         done=len(state.trained),

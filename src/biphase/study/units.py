@@ -41,7 +41,7 @@ def train_unit(study: dict[str, Any], run: str, out: str, processes: int) -> lis
     started = time.monotonic()
     path = train_here(recipe, folder) if processes == 1 else train_by_torchrun(recipe, folder, processes)
     seconds = time.monotonic() - started
-    spent = round(seconds + (before["seconds"] if before else 0.0), 1)
+    spent = round(seconds + (before.seconds if before else 0.0), 1)
     folder.record(run).parent.mkdir(parents=True, exist_ok=True)
     write_json(folder.record(run), {"folder": path.name, "key": planned.key, "seconds": spent})
     return [f"{train_name(run)}: {recipe.num_steps:,} steps in {duration(seconds)}"]

@@ -1,0 +1,61 @@
+"""What Python's readers of JSON and YAML let through, and what of it is refused."""
+
+import json
+
+import pytest
+import yaml
+
+from biphase.trees import parse_json, parse_yaml
+
+BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 10)
+)
+
+
+@pytest.mark.parametrize("value", [{"a": [1, 2.5, None, True, "ä 😀 [[[["]}, "x", [[[]]], {"text": "{" * 500}])
+def test_json_reads_as_python_does(value: object) -> None:
+    assert parse_json(json.dumps(value)) == value
+    assert parse_json(json.dumps(value, ensure_ascii=False)) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("[" * 100_000, "nested more than 100 deep"),
+        ("[" * 200 + "]" * 200, "nested more than 100 deep"),
+        ('{"a":' * 200 + "1" + "}" * 200, "nested more than 100 deep"),
+        ("9" * 5000, "thousands of digits"),
+        (r'"\ud800"', "surrogate"),
+        (r'{"\uDC00": 1}', "surrogate"),
+        ("[1,", "Expecting value"),
+    ],
+)
+def test_json_that_is_refused(text: str, reason: str) -> None:
+    with pytest.raises(json.JSONDecodeError, match=reason):
+        parse_json(text)
+
+
+def test_yaml_reads_as_pyyaml_does() -> None:
+    text = "a: &x {b: 1, c: [1, 2]}\nd: *x\ne:\n  <<: *x\n  b: 3\n1: 2020-02-03\n"
+    assert parse_yaml(text) == yaml.safe_load(text)
+    assert parse_yaml("") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("a: 1\nb: 2\na: 3\n", "the key 'a' stands twice, in lines 1 and 3"),
+        ("a:\n  b: 1\n  'b': 2\n", "the key 'b' stands twice, in lines 2 and 3"),
+        (BOMB, "aliases that stand for more than"),
+        ("a: &a [*a]\n", "line 1: a value that holds itself"),
+        ("a: " + "[" * 5000 + "]" * 5000, "nested more than 100 deep"),
+        ("a: " + "9" * 5000, "thousands of digits"),
+        ("a: 2020-99-99\n", "month must be in 1..12"),
+        ('a: "\\ud800"\n', "surrogate"),
+        ("a: !!python/object/apply:os.system ['true']\n", "could not determine a constructor"),
+        ("x" * 2_000_001, "2,000,000 characters"),
+    ],
+)
+def test_yaml_that_is_refused(text: str, reason: str) -> None:
+    with pytest.raises(yaml.YAMLError, match=reason):
+        parse_yaml(text)
