@@ -1,10 +1,10 @@
-"""kill −9 at any moment of a command; the same command goes on, and what comes out is what an undisturbed one makes.
+"""kill -9 at any moment of a command; the same command goes on, and what comes out is what an undisturbed one makes.
 
     python tests/campaigns/killing.py --count 100 --seed 0        (a part of make campaigns)
 
 A killed process is a fork of this one, in which the modules are loaded already. Attempt k of a seed is always the same:
-the process kills itself before its n-th change to a file or folder (Python tells of each by an audit event), or, in every
-fourth attempt, after a while. It is started again, and killed again, up to twice; then it ends in peace. Lost is an
+the process kills itself before its n-th change to a file or folder (Python tells of each by an audit event), or, every
+fourth time, after a while. It is started again, and killed again, up to twice; then it ends in peace. Lost is an
 attempt in which
 
     a result differs from that of the undisturbed twin, or is missing          (lost)
@@ -220,14 +220,20 @@ def changed_since(before: dict[str, tuple[int, int]], folder: Path, pattern: str
     return [name for name, stamp in before.items() if name in after and after[name] != stamp]
 
 
-def campaign(count: int, seed: int, folder: Path, only: str | None = None) -> list[tuple[str, int, int, str]]:
-    """Attempts until each scenario had `count` kills: (scenario, attempt, kills, what was lost)."""
+def open_world(folder: Path) -> Path:
+    """The small world in a folder, made where it is not there; this process is one that can be forked."""
     world = folder / "world"
     if not world.exists():
         builder = Path(__file__).with_name("fuzzing.py")
         subprocess.run([sys.executable, builder, "--build", world], check=True, stdout=subprocess.DEVNULL)
     settle_process()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # its threads would not be in a fork
+    return world
+
+
+def campaign(count: int, seed: int, folder: Path, only: str | None = None) -> list[tuple[str, int, int, str]]:
+    """Attempts until each scenario had `count` kills: (scenario, attempt, kills, what was lost)."""
+    world = open_world(folder)
     outcomes = []
     for scenario in list_scenarios():
         if only is not None and only != scenario.name:

@@ -14,16 +14,19 @@ from biphase.errors import InputError
 from biphase.pretraining.schedule import learning_rate
 from biphase.recipe import Phase, Recipe
 from biphase.study.arms import expand_arms
+from biphase.study.curricula import are_alike
 from biphase.study.plan import Plan, history, plan_study
 from biphase.study.spec import Study, load_study
 from biphase.study.trunks import (
     ArmPath,
+    TrunkIndex,
     cut_phases,
     phases_between,
     place_on_trunk,
     run_that_trains,
     start_from,
     stored_steps,
+    trunk_key,
 )
 
 STUDIES = Path(__file__).parents[2] / "studies"
@@ -136,9 +139,10 @@ def test_a_trunk_is_shared_until_objective_or_decay_differ() -> None:
 def test_the_drawing_in_trunks_is_of_these_arms() -> None:
     """What the docstring of `study.trunks` says in numbers."""
     arms = [{"curricula": ["clm"], "budgets": [200, 100]}, {"curricula": ["60+100"]}]
-    paths: dict[str, ArmPath] = {}
+    index = TrunkIndex()
     for arm in expand_arms(make_study(arms)).values():
-        paths[arm.name] = place_on_trunk(arm, paths)
+        place_on_trunk(arm, index)
+    paths = index.paths
     assert [(path.origin, path.parent, path.first, path.last) for path in paths.values()] == [
         (0, None, 0, 200),
         (0, "1m-clm-200", 80, 100),
@@ -146,6 +150,42 @@ def test_the_drawing_in_trunks_is_of_these_arms() -> None:
     ]
     assert run_that_trains(60, "1m-60-100-160", paths) == "1m-clm-200"
     assert run_that_trains(61, "1m-60-100-160", paths) == "1m-60-100-160"
+
+
+def shared_steps(path: ArmPath, other: ArmPath) -> int:
+    """How many steps two arms with one `trunk_key` have in common: the slow twin of `TrunkIndex.longest_beginning`."""
+    recipe, common = path.arm.recipe, 0
+    for mine, theirs in zip(recipe.curriculum, other.arm.recipe.curriculum, strict=False):
+        if are_alike(mine, theirs):
+            common += min(mine.steps, theirs.steps)
+        if mine != theirs:
+            break
+    common = min(common, path.flat_end - path.origin, other.flat_end - other.origin)
+    return common if common >= recipe.schedule.warmup_steps else 0
+
+
+def test_trunks_are_found_as_by_comparing_each_with_each() -> None:
+    draw, found = random.Random(0), 0
+    for _ in range(40):
+        texts = set()
+        for _ in range(12):
+            parts = [
+                f"{10 * draw.randint(1, 4)} {draw.choice(('clm', 'mlm', 'mlm20'))}" for _ in range(draw.randint(1, 3))
+            ]
+            texts.add(" + ".join(parts))
+        arms = [{"group": f"g{n}", "name": f"a{n}", "curricula": [text]} for n, text in enumerate(sorted(texts))]
+        schedule = {"warmup_steps": draw.randint(0, 5), "decay_steps": draw.randint(0, 5)}
+        index = TrunkIndex()
+        for arm in expand_arms(make_study(arms, schedule=schedule)).values():
+            alone = ArmPath(arm, 0, None, 0, arm.recipe.num_steps, trunk_key(arm.recipe))
+            trunk, longest = None, 0
+            for name, other in index.paths.items():
+                if shared_steps(alone, other) > longest:
+                    trunk, longest = name, shared_steps(alone, other)
+            assert index.longest_beginning(alone) == (trunk, longest)
+            found += trunk is not None
+            index.add(arm.name, alone)
+    assert found > 100
 
 
 def test_phases_are_cut_where_it_is_asked_for() -> None:

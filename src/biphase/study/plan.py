@@ -14,6 +14,7 @@ from biphase.study.trunks import (
     ArmPath,
     PlannedRun,
     Segment,
+    TrunkIndex,
     cut_segments,
     make_runs,
     phases_between,
@@ -142,9 +143,10 @@ def plan_study(study: Study) -> Plan:
     arms = expand_arms(study)
     if study.evaluation is not None:
         check_evaluation(study.evaluation)
-    paths: dict[str, ArmPath] = {}
+    index = TrunkIndex()
     for arm in arms.values():
-        paths[arm.name] = place_on_trunk(arm, paths)
+        place_on_trunk(arm, index)
+    paths = index.paths
     models = list_models(study, paths)
     runs = make_runs(paths, ((model.run, model.step) for model in models))
     return Plan(

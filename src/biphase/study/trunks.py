@@ -22,6 +22,8 @@ An arm that continues clm-200 (`parents` in the study file) has origin 200: step
 over all parents, as checkpoints do.
 """
 
+from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
@@ -31,7 +33,6 @@ from biphase.errors import InputError
 from biphase.files import content_hash
 from biphase.recipe import Init, Phase, Recipe
 from biphase.study.arms import Arm
-from biphase.study.curricula import are_alike
 
 SchedulePart = Literal["warm-up", "constant", "decay"]
 
@@ -103,35 +104,86 @@ class Segment:
         return self.last - self.first
 
 
-def place_on_trunk(arm: Arm, paths: Mapping[str, ArmPath]) -> ArmPath:
-    """The path of an arm, behind the longest beginning that it shares with one of the earlier arms in `paths`.
+class TrunkIndex:
+    """The paths of arms, and how far each beginning of a curriculum has been trained.
+
+    An arm is compared with the beginnings of all others at once: a plan of thousands of arms takes seconds.
+    """
+
+    def __init__(self) -> None:
+        self.paths: dict[str, ArmPath] = {}
+        self.models: dict[tuple[str, tuple[Phase, ...], int], str] = {}
+        self.reached: dict[Beginning, list[tuple[int, int, str]]] = defaultdict(list)
+        """(how far its own rate does not fall, number, name) of each arm that goes farther than all before it."""
+
+    def add(self, name: str, path: ArmPath) -> None:
+        limit, number = path.flat_end - path.origin, len(self.paths)
+        self.paths[name] = path
+        for beginning, end in beginnings(path):
+            farthest = self.reached[beginning]
+            if not farthest or min(end, limit) > farthest[-1][0]:
+                farthest.append((min(end, limit), number, name))
+
+    def longest_beginning(self, path: ArmPath) -> tuple[str | None, int]:
+        """The arm with which a path has the most steps in common from their origin on, and how many.
+
+        Among equals it is the first in the file.
+        """
+        # Phase by phase, up to and into the first that differs:
+        #   clm 200           | 60 clm + 100 mlm   →  60: of the first phases, the shorter one
+        #   60 clm + 100 mlm  | 60 clm + 80 mlm    → 140: equal first phases, and the shorter one of the second
+        #   60 clm + 100 mlm  | 60 clm + 80 mlm20  →  60: the second phases have nothing in common
+        # and not beyond the step where either's rate begins to fall, and not a part of the warm-up.
+        found: list[tuple[int, int, str]] = []
+        for beginning, end in beginnings(path):
+            if beginning not in self.reached:
+                break
+            farthest, wanted = self.reached[beginning], min(end, path.flat_end - path.origin)
+            far_enough = bisect_left(farthest, (wanted, -1, ""))
+            reach, number, name = farthest[min(far_enough, len(farthest) - 1)]
+            found.append((min(reach, wanted), -number, name))
+        common, _, name = max(found, default=(0, 0, ""))
+        return (name, common) if common >= max(1, path.arm.recipe.schedule.warmup_steps) else (None, 0)
+
+
+Beginning = tuple[str, tuple[Phase, ...], Phase]
+"""A trunk key, whole phases, and the phase behind them, of one step where its length may be any."""
+
+
+def beginnings(path: ArmPath) -> Iterator[tuple[Beginning, int]]:
+    """Each beginning of an arm's curriculum, up to and into a phase, and how many steps it has there."""
+    phases, end = path.arm.recipe.curriculum, 0
+    for number, phase in enumerate(phases):
+        end += phase.steps
+        yield (
+            (path.trunk_key, phases[:number], phase if phase.is_ramped else phase.model_copy(update={"steps": 1})),
+            end,
+        )
+
+
+def place_on_trunk(arm: Arm, index: TrunkIndex) -> None:
+    """Add the path of an arm, behind the longest beginning that it shares with one of the earlier arms.
 
     Raises `InputError` when an earlier arm is the same model.
     """
     # Alone, the arm would train all its steps, from random weights or from the end of the arm that it continues.
+    paths, recipe = index.paths, arm.recipe
     origin, parent = 0, None
     if arm.parent is not None:
         origin = paths[arm.parent].last
         parent = run_that_trains(origin, arm.parent, paths)
-    alone = ArmPath(arm, origin, parent, origin, origin + arm.recipe.num_steps, trunk_key(arm.recipe))
-
-    # How far it goes along with each earlier arm; among equals, the first in the file is the trunk.
-    trunk, longest = None, 0
-    for name, other in paths.items():
-        if other.trunk_key != alone.trunk_key:
-            continue
-        mine, theirs = arm.recipe, other.arm.recipe
-        if (mine.curriculum, mine.schedule.decay_steps) == (theirs.curriculum, theirs.schedule.decay_steps):
-            raise InputError(f"arms '{name}' and '{arm.name}' are the same model under two names; remove one of them")
-        common = shared_steps(alone, other)
-        if common > longest:
-            trunk, longest = name, common
-    if trunk is None:
-        return alone
+    alone = ArmPath(arm, origin, parent, origin, origin + recipe.num_steps, trunk_key(recipe))
+    model = (alone.trunk_key, recipe.curriculum, recipe.schedule.decay_steps)
+    twin = index.models.setdefault(model, arm.name)
+    if twin != arm.name:
+        raise InputError(f"arms '{twin}' and '{arm.name}' are the same model under two names; remove one of them")
 
     # The trunk's arm may itself be a branch of a third one, whose run then has the checkpoint.
-    first = origin + longest
-    return replace(alone, first=first, parent=run_that_trains(first, trunk, paths))
+    trunk, longest = index.longest_beginning(alone)
+    if trunk is not None:
+        first = origin + longest
+        alone = replace(alone, first=first, parent=run_that_trains(first, trunk, paths))
+    index.add(arm.name, alone)
 
 
 def run_that_trains(step: int, arm: str, paths: Mapping[str, ArmPath]) -> str:
@@ -141,23 +193,6 @@ def run_that_trains(step: int, arm: str, paths: Mapping[str, ArmPath]) -> str:
         assert parent is not None
         arm = parent
     return arm
-
-
-def shared_steps(path: ArmPath, other: ArmPath) -> int:
-    """How many steps two arms with one `trunk_key` have in common from their origin on."""
-    # Phase by phase, up to and into the first that differs:
-    #   clm 200           | 60 clm + 100 mlm   →  60: of the first phases, the shorter one
-    #   60 clm + 100 mlm  | 60 clm + 80 mlm    → 140: equal first phases, and the shorter one of the second
-    #   60 clm + 100 mlm  | 60 clm + 80 mlm20  →  60: the second phases have nothing in common
-    recipe, common = path.arm.recipe, 0
-    for mine, theirs in zip(recipe.curriculum, other.arm.recipe.curriculum, strict=False):
-        if are_alike(mine, theirs):
-            common += min(mine.steps, theirs.steps)
-        if mine != theirs:
-            break
-    # Not beyond the step where either's rate begins to fall, and not a part of the warm-up.
-    common = min(common, path.flat_end - path.origin, other.flat_end - other.origin)
-    return common if common >= recipe.schedule.warmup_steps else 0
 
 
 def weights_tree(recipe: Recipe) -> dict[str, Any]:
