@@ -343,7 +343,21 @@ def replace_file(rng: random.Random, path: Path) -> str:
     return f"replace_file: {kind}"
 
 
-ODD_WORDS = ["n" * 300, "loop", "[/red]", "[bold]x", "a\x1b[31mb", "\udc80", "", ".", "..", "/", "~", "a\nb", "-1"]
+ODD_WORDS = [
+    "n" * 300,
+    "loop",
+    "[/red]",
+    "[bold]x",
+    "a\x1b[31mb",
+    "\udc80",
+    "",
+    ".",
+    "..",
+    "/dev/null/x",
+    "~",
+    "a\nb",
+    "-1",
+]
 ODD_WORDS += ["nan", "é" * 200, "$x^$"]
 ODD_VALUES = ["9" * 5000, "1e400", "-1", ".nan", ".inf", "-.inf", "[" * 3000, "{a: 1, a: 2}", "0", "null", "[]", "1e18"]
 ODD_VALUES += ["999999999999", *ODD_WORDS]

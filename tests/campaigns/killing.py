@@ -52,7 +52,7 @@ class Scenario:
 
 def list_scenarios() -> list[Scenario]:
     text = ["text/train.jsonl", "text/plain.txt", "text/packed.jsonl.gz"]
-    prepare = ["prepare", *text, "--tokenizer", "tokenizer", "--workers", "0", "--out", "made"]
+    prepare = ["prepare", *text, "--tokenizer", "tokenizer", "--workers", "1", "--out", "made"]
     more = ["checkpoints.every_steps=1", "checkpoints.keep=[]", "validation.every_steps=2", "curriculum.1.steps=5"]
     return [
         Scenario("pretrain", ["pretrain", "recipe.yaml", *more, "--runs", "made"], "made", "*/steps/*/manifest.json"),

@@ -230,7 +230,7 @@ def write_sources(folder: Path) -> None:
     for name, task in TASKS.items():
         text = yaml.safe_dump({"name": name, **task}, sort_keys=False)
         (folder / "tasks" / f"{name}.yaml").write_text(text, encoding="utf-8")
-    write_task_data(folder / "data", [" ".join(text.split()[:12]) for text in paragraphs])
+    write_task_data(folder / "data", [" ".join(text.replace('"', "").split()[:12]) for text in paragraphs])
 
 
 def write_task_data(folder: Path, texts: list[str]) -> None:
