@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # For a PyTorch without CUDA: make demo TORCH='torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu'
 TORCH ?= torch==2.13.0
 
-.PHONY: demo test lint check format bench fuzz clean
+.PHONY: demo test lint check format bench fuzz campaigns clean
 
 demo: $(VENV)/installed
 	$(BIN)/biphase demo
@@ -41,6 +41,12 @@ SEED ?= 0
 
 fuzz: $(VENV)/developer
 	$(BIN)/python tests/campaigns/fuzzing.py --count $(COUNT) --seed $(SEED)
+
+# Kills, full disks and hostile models too, in an hour on two cores; figures for docs/LOG.md.
+campaigns: fuzz
+	$(BIN)/python tests/campaigns/killing.py --count 100 --seed $(SEED)
+	$(BIN)/python tests/campaigns/full_disk.py --count 10 --seed $(SEED)
+	$(BIN)/python tests/campaigns/hostile.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache biphase-demo

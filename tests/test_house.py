@@ -142,6 +142,17 @@ def test_one_module_talks_to_other_processes() -> None:
         assert not names_groups or name_of(path) == "distributed", f"{name_of(path)} imports {names_groups}"
 
 
+def test_every_claim_of_the_readme_names_its_test() -> None:
+    text = (SOURCE.parents[1] / "README.md").read_text(encoding="utf-8")
+    claims = text.partition("## What you can rely on")[2].partition("\n## ")[0].split("\n- ")[1:]
+    assert len(claims) >= 6
+    for claim in claims:
+        named = re.findall(r"`([\w/]+(?:\.py|/))`", claim)
+        assert named, f"a claim of README.md names no test: {claim}"
+        for name in named:
+            assert (SOURCE.parents[1] / "tests" / name).exists(), f"README.md names tests/{name}, which is not there"
+
+
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_modules_say_what_they_are(path: Path) -> None:
     tree = ast.parse(path.read_text(encoding="utf-8"))

@@ -37,7 +37,7 @@ def parse_json(text: str) -> Any:
         raise json.JSONDecodeError(DIGITS, text, 0) from None
     if text.count("[") + text.count("{") > MAX_DEPTH and is_deep(value):
         raise json.JSONDecodeError(DEEP, text, 0)
-    if "\\ud" in text.lower() and has_surrogates(value):
+    if "\\u" in text and "\\ud" in text.lower() and has_surrogates(value):
         raise json.JSONDecodeError(HALF, text, text.lower().find("\\ud"))
     return value
 

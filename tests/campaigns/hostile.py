@@ -209,11 +209,12 @@ def campaign(folder: Path, every: int = 1) -> Iterator[tuple[str, str]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--every", type=int, default=1, help="only every n-th attack")
     parser.add_argument("--folder", type=Path)
     given = parser.parse_args()
     folder = given.folder or Path(tempfile.mkdtemp(prefix="biphase-hostile-"))
     outcomes = []
-    for name, lost in campaign(folder):
+    for name, lost in campaign(folder, given.every):
         outcomes.append(lost)
         if lost:
             print(f"{name}: {lost}", flush=True)

@@ -112,8 +112,9 @@ def read_encoded(folder: Path, family: Family) -> EncodedTask[Any]:
 
     Raises `InputError` where a file is not the one that was written.
     """
-    for name, written in read_json_as(folder / HASHES, dict[str, str]).items():
-        if not (folder / name).is_file() or file_hash(folder / name) != written:
+    written = read_json_as(folder / HASHES, dict[str, str])
+    for name in (ARRAYS, VALUES):
+        if not (folder / name).is_file() or file_hash(folder / name) != written.get(name):
             raise InputError(f"{folder / name} is damaged; delete its folder and rerun, which makes it again")
     content = read_json(folder / VALUES)
     leaves = content["values"]
