@@ -2,6 +2,7 @@
 
 import errno
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -199,3 +200,17 @@ def test_a_kill_while_a_folder_is_removed_leaves_only_a_part(tmp_path: Path, mon
     monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)
     remove_folder(tmp_path / "5")
     assert [path.name for path in tmp_path.iterdir()] == [".5.part"]
+
+
+def test_a_text_whose_writer_was_killed_leaves_nothing_behind(tmp_path: Path) -> None:
+    (tmp_path / ".a.json.part").write_text("half of a long text that somebody was writing")
+    write_text(tmp_path / "a.json", "1")
+    assert (names(tmp_path), (tmp_path / "a.json").read_text()) == (["a.json"], "1")
+
+
+def test_many_write_one_text(tmp_path: Path) -> None:
+    texts = [str(number) * 100_000 for number in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        for _ in range(5):
+            list(pool.map(lambda text: write_text(tmp_path / "a", text), texts))
+            assert names(tmp_path) == ["a"] and (tmp_path / "a").read_text() in texts

@@ -25,16 +25,34 @@ Stored = TypeVar("Stored")
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write and rename: a reader sees the old file or the whole new one, also after a power cut."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with open(part, "w", encoding="utf-8") as file:
+    """Write and rename: a reader sees the old file or the whole new one, also after a power cut.
+
+    What a killed process left of its writing is used up by the next one that writes the same file.
+    """
+    part = path.with_name(f".{path.name}.part")
+    with open(open_alone(part), "w", encoding="utf-8") as file:
+        try:
+            file.truncate()
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
+            os.replace(part, path)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
+
+
+def open_alone(part: Path) -> int:
+    """Open a file for writing, made where it is not there, once no other process writes it; never through a link."""
+    while True:
+        number = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        fcntl.flock(number, fcntl.LOCK_EX)
+        try:
+            if os.path.samestat(os.fstat(number), os.lstat(part)):
+                return number
+        except FileNotFoundError:
+            pass
+        os.close(number)  # another process gave it its name meanwhile
 
 
 def write_json(path: Path, value: Any) -> None:
