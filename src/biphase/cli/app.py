@@ -226,16 +226,19 @@ def finetune_command(
     overrides: Overrides = None,
     scores: ScoresOption = Path("scores"),
     data_dir: Annotated[Path | None, typer.Option(help="The task's data as published, in place of the hub.")] = None,
+    keep: Annotated[
+        Path | None, typer.Option(help="Write the fine-tuned model to this folder, for transformers' pipelines.")
+    ] = None,
 ) -> None:
     """Fine-tune one model on one task with one rate and seed, and score it on validation and test.
 
-    Example: `biphase finetune runs/tiny-1a2b3c4d snli learning_rate=1e-4 seed=3`
+    Example: `biphase finetune runs/tiny-1a2b3c4d snli learning_rate=1e-4 seed=3 --keep snli-model`
     """
     from biphase.config import parse_config
     from biphase.finetuning.config import FinetuneConfig
     from biphase.finetuning.fit import fit_cell
 
-    fit_cell(model, task, parse_config(FinetuneConfig, {}, overrides or (), origin=task), scores, data_dir)
+    fit_cell(model, task, parse_config(FinetuneConfig, {}, overrides or (), origin=task), scores, data_dir, keep)
 
 
 @app.command("evaluate")

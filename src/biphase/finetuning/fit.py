@@ -21,23 +21,32 @@ from biphase.finetuning.cells import CellPlan, DataDirs, plan_cells
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.encoders import check_length, load_encoder
 from biphase.finetuning.encoding_cache import load_encoded
+from biphase.finetuning.keep import check_keepable, keep_network
 from biphase.finetuning.scores import Score, read_score
 from biphase.finetuning.training import SplitRows, build_network, evaluate_cell, train_network
 from biphase.tasks.spec import find_task
 
 
 def fit_cell(
-    model: str, task: str, config: FinetuneConfig, out: Path | None = None, data_dir: str | Path | None = None
+    model: str,
+    task: str,
+    config: FinetuneConfig,
+    out: Path | None = None,
+    data_dir: str | Path | None = None,
+    keep: Path | None = None,
 ) -> Score:
     """Fine-tune `model` on a task of the table (or of a YAML file) and evaluate it.
 
     With `out`, the result appears as the folder `out/TASK-HASH` when it is finished, and a finished cell is read, not
     rerun. On a CPU the same cell gives the same scores to the last bit. Training that diverges is a result, not an
     error. Many cells in one process load the model and encode the task once. Prints one line.
+
+    With `keep`, the trained network becomes a model folder there (`keep.keep_network`); a finished cell is trained
+    again for it, its score stays.
     """
     plans = plan_cells(model, [task], config, {} if data_dir is None else {find_task(task).name: data_dir})
     was_there = out is not None and plans[0].is_finished(out)
-    [score] = fit_plans(model, plans, out)
+    [score] = fit_plans(model, plans, out, keep=keep)
     console.out.print(score.headline() + (" · finished before" if was_there else ""), markup=False)
     return score
 
@@ -59,15 +68,19 @@ def fit_cells(
     return fit_plans(model, plan_cells(model, tasks, config, data_dirs or {}), out, label)
 
 
-def fit_plans(model: str, plans: Sequence[CellPlan], out: Path | None, label: str | None = None) -> list[Score]:
+def fit_plans(
+    model: str, plans: Sequence[CellPlan], out: Path | None, label: str | None = None, keep: Path | None = None
+) -> list[Score]:
     """The scores of cells that share a training, read where they are finished."""
     if out is None:
-        return [score for score, _, _ in run_cells(model, plans, label)]
+        return [score for score, _, _ in run_cells(model, plans, label, keep)]
     missing = [plan for plan in plans if not plan.is_finished(out)]
+    if keep is not None and not missing:
+        list(run_cells(model, plans, label, keep))
     if missing:
         with cells_claimed(out, missing):
             missing = [plan for plan in missing if not plan.is_finished(out)]  # another process may have done some
-            cells = run_cells(model, missing, label) if missing else ()
+            cells = run_cells(model, missing, label, keep) if missing else ()
             for plan, (score, losses, predictions) in zip(missing, cells, strict=True):
                 with whole_folder(plan.folder(out)) as part:
                     for split, rows in predictions.items():
@@ -93,7 +106,7 @@ def cells_claimed(out: Path, plans: Sequence[CellPlan]) -> Iterator[None]:
 
 
 def run_cells(
-    model: str, plans: Sequence[CellPlan], label: str | None = None
+    model: str, plans: Sequence[CellPlan], label: str | None = None, keep: Path | None = None
 ) -> Iterator[tuple[Score, list[float], SplitRows]]:
     """Train once, then evaluate each task: its score, the losses, the predictions."""
     assert len({plan.train.hash for plan in plans}) == 1, "these tasks do not share a training"
@@ -104,6 +117,8 @@ def run_cells(
     config = plans[0].config.model_copy(update={"device": device.type})
     dtype = choose_dtype(config.precision, device)
     check_length(encoder, config)
+    if keep is not None:
+        check_keepable(encoder, CellContext(plans[0].task, config, torch.device("cpu"), torch.float32), keep)
     # 2. The data as token ids: of the task that is trained on, and of those that are evaluated.
     source = plans[0].train
     trained = load_encoded(source, encoder.tokenizer, config)
@@ -124,3 +139,5 @@ def run_cells(
         cell = CellContext(plan.task, config, device, dtype)
         score, predictions = evaluate_cell(network, encoded, training, plan, cell, encoder, label or encoder.name)
         yield score, training.losses, predictions
+        if keep is not None and not score.diverged:
+            keep_network(network, encoder, cell, keep, score.headline())

@@ -1,0 +1,133 @@
+"""A fine-tuned network → a folder of the transformers class that users expect; its `pipeline` predicts as ours does.
+
+Sequence and token classification become the AutoModel class of their kind, retrieval a SentenceTransformer. A network
+whose head no class of transformers has is refused before it is trained: what is kept computes what was scored.
+
+Letters: T tokens of a sample, V vocabulary.
+"""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoModel, AutoModelForSequenceClassification, AutoModelForTokenClassification
+
+from biphase.encoder.attention import lay_out
+from biphase.errors import InputError
+from biphase.export.model import SENTENCE_TRANSFORMERS_FILES, close_texts, write_sentence_transformer
+from biphase.files import whole_folder, write_json, write_text
+from biphase.finetuning.batches import CellContext
+from biphase.finetuning.encoders import Encoder, UsedEmbedding, copy_backbone
+from biphase.finetuning.families import FAMILY_MODULES
+from biphase.tasks.spec import Family, Task
+
+AUTO_CLASSES: dict[Family, Any] = {
+    "sequence_classification": AutoModelForSequenceClassification,
+    "token_classification": AutoModelForTokenClassification,
+    "retrieval": AutoModel,
+}
+"""What a family's networks are kept as. No class of transformers has our heads for question answering."""
+
+
+def check_keepable(encoder: Encoder, cell: CellContext, folder: Path) -> None:
+    """Raises `InputError` for a folder that is not empty, and for a network that transformers has no class for."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InputError(f"--keep {folder} is not an empty folder; choose another, or delete it first")
+    if cell.task.family not in AUTO_CLASSES:
+        raise InputError(f"--keep: {cell.task.family} cannot be kept: transformers has no class with its head")
+    with torch.random.fork_rng(devices=[]):
+        backbone = copy_backbone(encoder.backbone, [])
+        to_transformers(FAMILY_MODULES[cell.task.family].build_model(backbone, cell).eval(), encoder, cell)
+
+
+def keep_network(network: Any, encoder: Encoder, cell: CellContext, folder: Path, scored: str) -> None:
+    """Write a trained network as a model folder with its labels, tokenizer and card, whole or not at all."""
+    network = network.float().cpu().eval()
+    model = to_transformers(network, encoder, cell)
+    tokenizer = copy.deepcopy(encoder.tokenizer.pretrained)
+    close_texts(tokenizer)
+    tokenizer.model_max_length = cell.config.max_length
+    with whole_folder(folder) as part:
+        model.save_pretrained(part)
+        tokenizer.save_pretrained(part)
+        if cell.task.family == "retrieval":
+            write_sentence_transformer(part, model)
+            texts = {"query": cell.task.query_template, "document": cell.task.document_template}
+            prompts = {name: text.removesuffix("{text}") for name, text in texts.items() if text.endswith("{text}")}
+            fixed = SENTENCE_TRANSFORMERS_FILES["config_sentence_transformers.json"]
+            write_json(part / "config_sentence_transformers.json", fixed | {"prompts": prompts})
+        write_text(part / "README.md", card_text(cell.task, encoder, type(model).__name__, scored))
+
+
+def to_transformers(network: Any, encoder: Encoder, cell: CellContext) -> Any:
+    """The network as transformers has it, on the CPU, with the whole embedding.
+
+    Raises `InputError` where the class of its type has another head.
+    """
+    restore_embedding(network.backbone, encoder.backbone)
+    if cell.task.family == "retrieval":
+        return network.backbone
+    config = copy.deepcopy(network.backbone.config)
+    config.id2label = dict(enumerate(cell.task.classes))
+    config.label2id = {name: number for number, name in config.id2label.items()}
+    config.classifier_pooling = "mean"  # EuroBERT's and ModernBERT's name for what our head does
+    refusal = InputError(
+        f"--keep: transformers has no class for '{config.model_type}' with our head for {cell.task.family}; encoders "
+        "of biphase's own, and EuroBERTs, have one"
+    )
+    try:
+        model = AUTO_CLASSES[cell.task.family].from_config(config, attn_implementation="sdpa").float().eval()
+    except ValueError:
+        raise refusal from None
+    body = getattr(model, model.base_model_prefix)
+    body.load_state_dict(network.backbone.state_dict(), strict=False)
+    theirs = [layer for name, layer in model.named_children() if isinstance(layer, nn.Linear)]
+    ours = [layer for layer in network.children() if isinstance(layer, nn.Linear)]
+    if [layer.weight.shape for layer in theirs] != [layer.weight.shape for layer in ours]:
+        raise refusal
+    for new, old in zip(theirs, ours, strict=True):
+        new.load_state_dict(old.state_dict(), strict=False)
+    if not computes_the_same(model, network, config.vocab_size):
+        raise refusal
+    return model
+
+
+@torch.no_grad()
+def computes_the_same(model: Any, network: nn.Module, vocab_size: int) -> bool:
+    """Whether padded samples give transformers' class the logits that packed ones give ours."""
+    lengths = [12, 5]
+    samples = [torch.arange(2, 2 + length) * 7 % vocab_size for length in lengths]
+    layout = lay_out(torch.tensor([0, 12, 17]).numpy(), causal=False)
+    ours = network(torch.cat(samples), torch.cat([torch.arange(length) for length in lengths]), layout)
+    mask = torch.tensor([[1] * 12, [1] * 5 + [0] * 7])
+    padded = torch.stack([samples[0], nn.functional.pad(samples[1], (0, 7))])
+    theirs = model(input_ids=padded, attention_mask=mask).logits
+    theirs = theirs[mask.bool()] if theirs.ndim == 3 else theirs
+    return torch.allclose(ours, theirs, rtol=1e-3, atol=1e-4)
+
+
+def restore_embedding(backbone: Any, pretrained: Any) -> None:
+    """Give a copy of an encoder its whole embedding again: trained rows where texts used them, the others as before."""
+    used = backbone.get_input_embeddings()
+    if not isinstance(used, UsedEmbedding):
+        return
+    whole = copy.deepcopy(pretrained.get_input_embeddings()).to(used.weight.dtype)
+    is_used_V = used.row_of_V < used.num_embeddings
+    with torch.no_grad():
+        whole.weight[is_used_V] = used.weight[used.row_of_V[is_used_V]].to(whole.weight.device)
+    backbone.set_input_embeddings(whole)
+
+
+def card_text(task: Task, encoder: Encoder, kind: str, scored: str) -> str:
+    """A small model card."""
+    load = f"SentenceTransformer(folder)  # {kind}" if task.family == "retrieval" else f"{kind}.from_pretrained(folder)"
+    inputs = {
+        "sequence_classification": f"The input is `{task.template!r}`, columns filled in.",
+        "token_classification": "The input is a sentence; each token carries the tag of its word.",
+        "retrieval": f"Queries are given as `{task.query_template}`, documents as `{task.document_template}`.",
+    }
+    licence = f"Licence of the data: {task.licence}.\n" if task.licence else ""
+    said = f"{encoder.name} fine-tuned by biphase.\n\n{scored}\n\n    {load}\n"
+    return f"# {task.name}\n\n{said}\n{inputs[task.family]}\n{licence}"

@@ -1,0 +1,100 @@
+"""What `--keep` writes is loaded by transformers and sentence-transformers alone, and predicts what was scored."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from biphase.errors import InputError
+from biphase.finetuning.encoders import load_encoder
+from biphase.finetuning.fit import fit_cell
+from biphase.tasks.examples import load_examples
+from biphase.tasks.sources import find_source
+from biphase.tasks.spec import task_table
+
+from .conftest import make_cell
+
+
+def fit_and_keep(task: str, model: Path, data: Path, tmp_path: Path, **settings: Any) -> tuple[Any, Any, list[Any]]:
+    """The kept folder, the task's examples, and the rows of test.jsonl."""
+    config = make_cell(task, **settings).config
+    score = fit_cell(str(model), task, config, tmp_path / "scores", data, keep=tmp_path / "kept")
+    assert score.folder is not None
+    rows = [json.loads(line) for line in (score.folder / "test.jsonl").read_text().splitlines()]
+    return tmp_path / "kept", load_examples(find_source(task_table()[task], data), judged_only=True), rows
+
+
+def test_a_pipeline_classifies_texts_as_scored(model_folder: Path, data_dirs: dict[str, Path], tmp_path: Path) -> None:
+    kept, data, rows = fit_and_keep("snli", model_folder, data_dirs["snli"], tmp_path, learning_rate=3e-3)
+    classify = transformers.pipeline("text-classification", str(kept), device="cpu")
+    said = [classify([example.text])[0]["label"] for example in data.test]
+    assert said == [row["predicted"] for row in rows]
+    assert type(classify.model).__name__ == "EuroBertForSequenceClassification"
+    before = (tmp_path / "scores").glob("*/score.json")
+    stamps = {path: path.stat().st_mtime_ns for path in before}
+    with pytest.raises(InputError, match="kept is not an empty folder"):
+        fit_and_keep("snli", model_folder, data_dirs["snli"], tmp_path, learning_rate=3e-3)
+    fit_cell(
+        str(model_folder),
+        "snli",
+        make_cell("snli", learning_rate=3e-3).config,
+        tmp_path / "scores",
+        data_dirs["snli"],
+        keep=tmp_path / "again",
+    )
+    assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
+    assert (tmp_path / "again" / "model.safetensors").read_bytes() == (kept / "model.safetensors").read_bytes()
+
+
+def test_a_pipeline_tags_tokens_as_scored(model_folder: Path, data_dirs: dict[str, Path], tmp_path: Path) -> None:
+    """The majority of a word's tokens, as the pipeline labels them, is what was scored."""
+    kept, data, rows = fit_and_keep(
+        "wnut17", model_folder, data_dirs["wnut17"], tmp_path, epochs=30, learning_rate=1e-2
+    )
+    tag = transformers.pipeline("token-classification", str(kept), device="cpu", ignore_labels=[])
+    for example, row in zip(data.test, rows, strict=True):
+        found = tag(" ".join(example.words))
+        ends = np.cumsum([len(word) + 1 for word in example.words]) - 1
+        votes: list[list[str]] = [[] for _ in example.words]
+        for token in found:
+            if token["end"] > token["start"]:
+                votes[int(np.searchsorted(ends, token["end"] - 1, side="right"))].append(token["entity"])
+        assert [max(labels, key=labels.count) for labels in votes] == row["predicted"]
+    assert {tag for row in rows for tag in row["predicted"]} == {"O", "B-location"}
+
+
+def test_retrieval_is_kept_for_sentence_transformers(
+    model_folder: Path, data_dirs: dict[str, Path], tmp_path: Path
+) -> None:
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    kept, data, rows = fit_and_keep("squad_retrieval", model_folder, data_dirs["squad_retrieval"], tmp_path)
+    model = sentence_transformers.SentenceTransformer(str(kept), device="cpu")
+    ids = list(data.documents)
+    documents = model.encode(list(data.documents.values()), prompt_name="document", normalize_embeddings=True)
+    for row in rows[:10]:
+        query = model.encode([data.queries[row["id"]]], prompt_name="query", normalize_embeddings=True)[0]
+        cosines = dict(zip(ids, (documents @ query).tolist(), strict=True))
+        assert [cosines[id] for id in row["predicted"]] == pytest.approx(row["scores"], abs=1e-4)
+        assert max(cosines.values()) == pytest.approx(row["scores"][0], abs=1e-4)
+
+
+def test_what_cannot_be_kept_is_refused_before_training(
+    model_folder: Path, data_dirs: dict[str, Path], tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match="question_answering cannot be kept"):
+        fit_and_keep("squad_v2", model_folder, data_dirs["squad_v2"], tmp_path)
+    config = transformers.BertConfig(
+        vocab_size=400, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32
+    )
+    torch.manual_seed(0)
+    transformers.BertModel(config).save_pretrained(tmp_path / "bert")
+    load_encoder(str(model_folder)).tokenizer.pretrained.save_pretrained(tmp_path / "bert")
+    with pytest.raises(InputError, match="transformers has no class for 'bert' with our head for sequence_class"):
+        fit_and_keep("snli", tmp_path / "bert", data_dirs["snli"], tmp_path)
+    assert not (tmp_path / "kept").exists() and not list((tmp_path / "scores").glob("*/score.json"))
+    kept, _, _ = fit_and_keep("wnut17", tmp_path / "bert", data_dirs["wnut17"], tmp_path)
+    assert transformers.AutoModelForTokenClassification.from_pretrained(kept).config.id2label[1] == "B-corporation"
