@@ -47,6 +47,7 @@ def words_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = [{"tokens": [a, "near", b], "ner_tags": ["B-location", "O", "O"]} for a in NOUNS for b in NOUNS[:3]]
     for split in ("train", "validation", "test"):
         (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        rows = rows[1:]  # test must not be validation
     return folder
 
 
