@@ -20,6 +20,9 @@ TABLE_NUMBERS = dict(zip(product(PUBLISHED_SETUPS, FAMILY_NAMES), count(2), stri
 """The paper's number of the table for each comparison and family: tables 2 to 17."""
 
 
+TOKENS_PER_STEP = 2_359_296
+
+
 def read_reference() -> ResultSet:
     """The paper's 800 published cells, averages included, in the order of its tables (`reference/SOURCE.md`)."""
     flops = {row["arm"]: float(row["flops"]) for row in read_reference_rows("paper_flops.csv")}
@@ -39,7 +42,13 @@ def read_reference() -> ResultSet:
         name, parent = published_name(arm)
         results.append(
             Result(
-                arm=replace(arm, name=name, parent=parent, flops=flops[name]),
+                arm=replace(
+                    arm,
+                    name=name,
+                    parent=parent,
+                    flops=flops[name],
+                    tokens=float(TOKENS_PER_STEP * (arm.pretrain_steps + arm.cpt_steps)),
+                ),
                 family=row["family"],  # type: ignore[arg-type]
                 dataset=row["dataset"],
                 metric="paper",

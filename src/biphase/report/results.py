@@ -74,6 +74,10 @@ class ReportArm:
     """The name of the arm that this one continues, or on whose way it lies."""
     flops: float | None = None
     """Floating-point operations of all its training, its parents' included."""
+    tokens: float | None = None
+    """Tokens of all its training, likewise."""
+    device_hours: float | None = None
+    """What its training took, likewise, in hours as measured on the devices that it had."""
 
     @property
     def clm_share(self) -> float:

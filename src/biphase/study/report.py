@@ -27,7 +27,10 @@ def report_study(plan: Plan, place: StudyFolder, out: Path, commands: Sequence[s
     """
     state = read_state(plan, place)
     scores = state.scores
-    results = ResultSet(tuple(collect_results(plan, scores)))
+    seconds = {
+        name: read_json(place.record(name))["seconds"] for name, run in plan.runs.items() if is_trained(place, run)
+    }
+    results = ResultSet(tuple(collect_results(plan, scores, seconds)))
     with TemporaryDirectory() as folder:
         picture = Path(folder) / "plan.svg"
         draw_plan(plan, picture)

@@ -1,6 +1,7 @@
 """A plan and the scores of its models → results in the paper's terms: what each model is, and what it scored."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from biphase.errors import InputError
 from biphase.finetuning.predictions import KeptExamples
@@ -13,6 +14,7 @@ from biphase.study.advise import Evidence
 from biphase.study.cost import Sizes, measure_sizes
 from biphase.study.folder import StudyFolder, read_state
 from biphase.study.plan import EvaluatedModel, Plan, history
+from biphase.study.trunks import PlannedRun
 from biphase.tasks.spec import find_task
 
 FAMILY_CODES = {
@@ -24,22 +26,39 @@ FAMILY_CODES = {
 PAPER_METRICS = {"SC": "accuracy", "TC": "paper_f1", "QA": "paper_f1", "IR": "paper_ndcg_at_10"}
 
 
-def collect_results(plan: Plan, scores: dict[str, ScoreSet]) -> Iterator[Result]:
+def collect_results(
+    plan: Plan, scores: dict[str, ScoreSet], seconds: Mapping[str, float] | None = None
+) -> Iterator[Result]:
     """Every arm on every task, by the standard metric and by the paper's, in each of its comparisons.
 
     Models that `arm_of_model` describes alike, by name and all, are one arm that was pretrained several times: their
     results are pooled, each with the seed of its recipe as pretraining seed.
+
+    Args:
+        seconds: what the training of each run took, where that is known.
     """
     sizes = measure_sizes(plan)
     models: dict[ReportArm, list[EvaluatedModel]] = {}
     for model in plan.models:
         models.setdefault(arm_of_model(plan, model, sizes), []).append(model)
+    models = {with_device_hours(plan, arm, some, seconds or {}): some for arm, some in models.items()}
     for arm in place_arms(models):
         found: dict[tuple[str, str], list[Result]] = {}
         for model in next(some for known, some in models.items() if known.name == arm.name):
             for result in collect_model(arm, plan.arms[model.arm].recipe.seed, scores[model.name]):
                 found.setdefault((result.dataset, result.metric), []).append(result)
         yield from map(pool, found.values())
+
+
+def with_device_hours(
+    plan: Plan, arm: ReportArm, models: Sequence[EvaluatedModel], seconds: Mapping[str, float]
+) -> ReportArm:
+    """The arm with what its training took, from the beginning: the mean over its pretraining seeds;
+    as it is where a run was not timed."""
+    spent = [sum_runs(plan, model, lambda run: seconds.get(run.name)) for model in models]
+    known = [one for one in spent if one is not None]
+    is_timed = len(known) == len(spent) and arm.objective != "none"
+    return replace(arm, device_hours=sum(known) / len(known) / 3600) if is_timed else arm
 
 
 def collect_model(arm: ReportArm, pretraining_seed: int, found: ScoreSet) -> Iterator[Result]:
@@ -119,20 +138,21 @@ def arm_of_model(plan: Plan, model: EvaluatedModel, sizes: Sizes) -> ReportArm:
         mlm_steps=mlm,
         cpt_steps=later,
         parent=arm.pooled_name if is_intermediate else above,
-        flops=sum_flops(plan, model, sizes),
+        flops=sum_runs(plan, model, lambda run: sum((sizes.flops(run) or {}).values())),
+        tokens=float(plan.runs[model.run].recipe.tokens_before(model.step)),
     )
 
 
-def sum_flops(plan: Plan, model: EvaluatedModel, sizes: Sizes) -> float | None:
-    """FLOPs of all training from the beginning to this step, its parents' included; None for a network of unknown
-    shape."""
+def sum_runs(plan: Plan, model: EvaluatedModel, cost: Callable[[PlannedRun], float | None]) -> float | None:
+    """What all training of a model cost, from the beginning to its step, its parents' included; None where the cost of
+    a run is not known."""
     total, name, end = 0.0, model.run, model.step
     while True:
         run = plan.runs[name]
-        spent = sizes.flops(run)
+        spent = cost(run)
         if not spent:
             return None
-        total += sum(spent.values()) * (end - run.first) / run.steps
+        total += spent * (end - run.first) / run.steps
         if run.parent is None:
             return total
         name, end = run.parent, run.first

@@ -1,0 +1,247 @@
+"""Scores of a baseline at several budgets → the share of its compute at which another arm reaches its score.
+
+The baseline's ladder is a line through its scores against the logarithm of compute, made monotone; nothing is read off
+beyond its ends. The interval is what the test of all verdicts (`contrasts`) leaves: the shares at which the arm and the
+baseline, interpolated between two rungs, cannot be told apart. So it is over all noise that the scores show.
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from scipy import optimize
+
+from biphase.errors import InputError
+from biphase.report.contrasts import Contrast, Noise, Terms, contrast, judge_difference
+from biphase.report.results import AVERAGE, ReportArm, Result, ResultSet
+
+Compute = Literal["tokens", "flops", "device_hours"]
+"""What compute is counted in: fields of `ReportArm`."""
+
+POINTS_BETWEEN = 40
+"""At how many places between two rungs the arm is tested against the baseline."""
+
+
+@dataclass(frozen=True)
+class Rung:
+    """A budget of the baseline."""
+
+    compute: float
+    terms: Terms
+    """Its score, as a weighted sum."""
+    score: float
+
+
+@dataclass(frozen=True)
+class Equivalent:
+    """The share of the baseline's compute at which an arm reaches the baseline's score."""
+
+    share: float
+    """The arm's compute over the baseline's for the same score: 0.6 saves 40 %."""
+    bound: Literal["", "at most", "at least"]
+    """Whether the arm's score lies above or below the whole ladder, so that the share is only bounded by it."""
+    low: float
+    """Ends of the 95 % interval; 0 and infinity where the ladder ends before the interval does, nan without a test."""
+    high: float
+    noise: tuple[Noise, ...]
+    """What the interval accounts for."""
+    score: float
+    compute: float
+    """The arm's."""
+    ladder: tuple[tuple[float, float], ...]
+    """Compute and score of the baseline, made monotone, least compute first."""
+    datasets: tuple[str, ...] = ()
+    """What the score is the mean of."""
+
+    @property
+    def matching(self) -> float:
+        """The baseline's compute for the arm's score."""
+        return self.compute / self.share
+
+
+def compute_equivalent(
+    results: ResultSet,
+    arm: ReportArm,
+    baseline: Sequence[ReportArm],
+    axis: Compute = "flops",
+    datasets: Sequence[str] | None = None,
+    extrapolate: bool = False,
+) -> Equivalent:
+    """The equivalent of an arm on the ladder of a baseline, by the mean over data sets that all of them have.
+
+    Args:
+        baseline: one recipe at several budgets.
+        datasets: those that count; None: all that the arm and the whole ladder have scores on.
+        extrapolate: go on along the last stretch of the ladder where it ends; for comparison with what was published.
+
+    Raises:
+        InputError: fewer than two budgets, compute that is not known, or no data set in common.
+    """
+    names = shared_datasets(results, (arm, *baseline), datasets)
+    rungs = make_ladder(results, baseline, axis, names)
+    found = find_equivalent(mean_score(results, arm, names), compute_of(arm, axis), rungs, extrapolate)
+    return Equivalent(**{**vars(found), "datasets": names})
+
+
+def contrast_at_share(
+    results: ResultSet,
+    arm: ReportArm,
+    baseline: Sequence[ReportArm],
+    share: float,
+    axis: Compute = "flops",
+    datasets: Sequence[str] | None = None,
+) -> Contrast | None:
+    """The arm's score minus the baseline's at the compute of which the arm has this share: above zero, if the arm's
+    equivalent is less than `share`. None where the ladder does not reach there."""
+    names = shared_datasets(results, (arm, *baseline), datasets)
+    rungs = make_ladder(results, baseline, axis, names)
+    between = interpolate(rungs, compute_of(arm, axis) / share)
+    return None if between is None else contrast([*mean_score(results, arm, names), *negative(between)])
+
+
+def shared_datasets(results: ResultSet, arms: Sequence[ReportArm], wanted: Sequence[str] | None) -> tuple[str, ...]:
+    """Raises `InputError` where a wanted one is missing, or none is shared."""
+    by_arm = [{r.dataset for r in find_scores(results, arm)} for arm in arms]
+    shared = set.intersection(*by_arm)
+    order = list(dict.fromkeys(r.dataset for r in find_scores(results, arms[0])))
+    if wanted is not None and (lost := sorted(set(wanted) - shared)):
+        raise InputError(f"no scores of {', '.join(arm.name for arm in arms)} on {', '.join(lost)}; finish their cells")
+    names = tuple(name for name in order if name in shared and (wanted is None or name in wanted))
+    if not names:
+        raise InputError(f"{', '.join(arm.name for arm in arms)} have no data set in common; evaluate them on the same")
+    return names
+
+
+def find_scores(results: ResultSet, arm: ReportArm) -> list[Result]:
+    """The scores of an arm by the primary metric, of whichever of its comparisons."""
+    found: dict[str, Result] = {}
+    for result in results.results:
+        is_score = result.metric == results.primary_metric and result.dataset != AVERAGE
+        if is_score and result.arm.name == arm.name:
+            found.setdefault(result.dataset, result)
+    return list(found.values())
+
+
+def mean_score(results: ResultSet, arm: ReportArm, datasets: Sequence[str]) -> Terms:
+    """The mean over data sets as a weighted sum."""
+    return [(1 / len(datasets), result) for result in find_scores(results, arm) if result.dataset in datasets]
+
+
+def compute_of(arm: ReportArm, axis: Compute) -> float:
+    """Raises `InputError` where it is not known."""
+    value: float | None = getattr(arm, axis)
+    if not value:
+        raise InputError(f"the {axis.replace('_', ' ')} of {arm.name} are not known; choose another axis")
+    return value
+
+
+def make_ladder(
+    results: ResultSet, baseline: Sequence[ReportArm], axis: Compute, datasets: Sequence[str]
+) -> tuple[Rung, ...]:
+    """The budgets of the baseline, least compute first. Raises `InputError` with fewer than two."""
+    rungs = []
+    for arm in baseline:
+        terms = mean_score(results, arm, datasets)
+        rungs.append(Rung(compute_of(arm, axis), terms, sum(weight * score.mean for weight, score in terms)))
+    if len({rung.compute for rung in rungs}) < max(2, len(rungs)):
+        raise InputError("a ladder needs two budgets of the baseline or more, each once")
+    return tuple(sorted(rungs, key=lambda rung: rung.compute))
+
+
+def find_equivalent(terms: Terms, compute: float, rungs: Sequence[Rung], extrapolate: bool = False) -> Equivalent:
+    """The equivalent of a score that cost so much compute."""
+    score = sum(weight * one.mean for weight, one in terms)
+    logs = np.log([rung.compute for rung in rungs])
+    scores = optimize.isotonic_regression([rung.score for rung in rungs]).x
+    log, bound = read_off(logs, scores, score)
+    if bound and extrapolate:
+        at = -1 if bound == "at most" else 1
+        slope = (scores[at] - scores[at - 1]) / (logs[at] - logs[at - 1])
+        end = -1 if bound == "at most" else 0
+        if slope > 0:
+            log, bound = logs[end] + (score - scores[end]) / slope, ""
+    low, high, noise = find_interval(terms, compute, rungs)
+    return Equivalent(
+        share=compute / math.exp(log),
+        bound=bound,
+        low=low,
+        high=high,
+        noise=noise,
+        score=score,
+        compute=compute,
+        ladder=tuple((rung.compute, float(height)) for rung, height in zip(rungs, scores, strict=True)),
+    )
+
+
+def read_off(logs: np.ndarray, scores: np.ndarray, score: float) -> tuple[float, Literal["", "at most", "at least"]]:
+    """The log of the least compute at which a rising line reaches a score, or the end that it lies beyond."""
+    if score > scores[-1]:
+        return float(logs[-1]), "at most"
+    if score < scores[0]:
+        return float(logs[0]), "at least"
+    at = int(np.searchsorted(scores, score))  # scores[at - 1] < score <= scores[at]
+    if at == 0:
+        return float(logs[0]), ""
+    part = (score - scores[at - 1]) / (scores[at] - scores[at - 1])
+    return float(logs[at - 1] + part * (logs[at] - logs[at - 1])), ""
+
+
+def find_interval(terms: Terms, compute: float, rungs: Sequence[Rung]) -> tuple[float, float, tuple[Noise, ...]]:
+    """The shares between those at which the arm is above the baseline and those at which it is below, by the test of
+    all verdicts; and what that accounts for."""
+    logs = np.log([rung.compute for rung in rungs])
+    places = [np.linspace(*ends, POINTS_BETWEEN, endpoint=False) for ends in itertools.pairwise(logs)]
+    grid = np.exp(np.append(np.concatenate(places), logs[-1]))
+    grid[0], grid[-1] = rungs[0].compute, rungs[-1].compute  # exactly: the ladder's ends are on the ladder
+    sides, noise = [], None
+    for place in grid:
+        seen = contrast([*terms, *negative(interpolate(rungs, place) or [])])
+        noise = seen.noise if noise is None else noise
+        sides.append(judge_difference(seen.estimate, seen.against().p_value))
+    if "untested" in sides:
+        return math.nan, math.nan, noise or ()
+    # The baseline's compute is more than where the arm is still above it, and less than where it is below.
+    open_places = [place for place, side in zip(grid, sides, strict=True) if side == "within noise"]
+    if sides[0] == "below":
+        return compute / grid[0], math.inf, noise or ()
+    if sides[-1] == "above":
+        return 0.0, compute / grid[-1], noise or ()
+    if not open_places:  # the scores leap from below to above between two places
+        leap = next(place for place, side in zip(grid, sides, strict=True) if side == "below")
+        return compute / leap, compute / leap, noise or ()
+    low = 0.0 if sides[-1] == "within noise" else compute / max(open_places)
+    high = math.inf if sides[0] == "within noise" else compute / min(open_places)
+    return low, high, noise or ()
+
+
+def interpolate(rungs: Sequence[Rung], compute: float) -> Terms | None:
+    """The baseline's score at a compute between two of its budgets, as a weighted sum; None beyond the ladder."""
+    if not rungs[0].compute <= compute <= rungs[-1].compute:
+        return None
+    for lower, upper in itertools.pairwise(rungs):
+        if compute <= upper.compute:
+            part = math.log(compute / lower.compute) / math.log(upper.compute / lower.compute)
+            return [(weight * (1 - part), score) for weight, score in lower.terms] + [
+                (weight * part, score) for weight, score in upper.terms
+            ]
+    return None
+
+
+def negative(terms: Terms) -> Terms:
+    return [(-weight, score) for weight, score in terms]
+
+
+def show_equivalent(found: Equivalent, axis: str) -> str:
+    """`0.73 of the baseline's FLOPs [0.61, 0.82] (fine-tuning seeds only)`."""
+    words = {"flops": "FLOPs", "device_hours": "device hours"}.get(axis, axis)
+    share = f"{found.bound} {found.share:.2f}".strip()
+    interval = ""
+    if not math.isnan(found.low):
+        high = "…" if math.isinf(found.high) else f"{found.high:.2f}"
+        interval = f" [{f'{found.low:.2f}' if found.low else '…'}, {high}]"
+    over = " and ".join(filter(None, (", ".join(found.noise[:-1]), *found.noise[-1:])))
+    only = " only" if len(found.noise) == 1 else ""
+    return f"{share} of the baseline's {words}{interval}" + (f" ({over}{only})" if found.noise else "")

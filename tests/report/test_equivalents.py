@@ -1,0 +1,132 @@
+"""The share of a baseline's compute, on ladders whose answer is known and on the published scores."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from biphase.errors import InputError
+from biphase.paper.published import read_reference
+from biphase.report.equivalents import compute_equivalent, contrast_at_share, show_equivalent
+from biphase.report.results import ReportArm, ResultSet, measured
+
+BASE = ReportArm("mlm", "other", "1m", "mlm", 40, 100, 0, 100)
+NOISE = np.array([-0.01, 0.0, 0.01])
+
+
+def make_arm(name: str, flops: float) -> ReportArm:
+    return replace(BASE, name=name, flops=flops)
+
+
+def make_results(scores: dict[ReportArm, Sequence[float]], **seeds: Any) -> ResultSet:
+    return ResultSet(tuple(measured(arm, "SC", "a", "standard", values, **seeds) for arm, values in scores.items()))
+
+
+def ladder_of(means: Sequence[float], noise: float = 0.1) -> dict[ReportArm, Sequence[float]]:
+    """Budgets 1, 2, 4, …; seeds differ between rungs by a little."""
+    rng = np.random.default_rng(0)
+    return {
+        make_arm(f"mlm-{number}", 2.0**number): (mean + noise * (NOISE + rng.normal(0, 0.002, 3))).tolist()
+        for number, mean in enumerate(means)
+    }
+
+
+def test_known_share() -> None:
+    """A score that grows by 0.1 with each doubling: 0.65 at budget 1 is the baseline's at 2^1.5, a share of 0.354."""
+    ladder = ladder_of([0.5, 0.6, 0.7])
+    arm = make_arm("ours", 1.0)
+    results = make_results({**ladder, arm: (0.65 + 0.1 * NOISE[::-1]).tolist()})
+    found = compute_equivalent(results, arm, list(ladder))
+    assert found.share == pytest.approx(2**-1.5, rel=0.01) and found.matching == pytest.approx(2**1.5, rel=0.01)
+    assert 0.3 < found.low < found.share < found.high < 0.4 and found.bound == "" and found.datasets == ("a",)
+    assert found.noise == ("fine-tuning seeds",)
+    assert show_equivalent(found, "flops").startswith("0.35 of the baseline's FLOPs [0.3")
+    # The interval is where the test of a share turns: inside it, within noise; outside, above or below.
+    sides = []
+    for share in (found.low * 0.97, found.low * 1.03, found.high * 0.97, found.high * 1.03):
+        seen = contrast_at_share(results, arm, list(ladder), share)
+        assert seen is not None
+        tested = seen.against()
+        sides.append("below" if tested.high < 0 else "above" if tested.low > 0 else "within")
+    assert sides == ["below", "within", "within", "above"]
+    assert contrast_at_share(results, arm, list(ladder), 0.1) is None, "ten times the budget is beyond the ladder"
+
+
+def test_nothing_is_read_off_beyond_the_ladder() -> None:
+    ladder = ladder_of([0.5, 0.6, 0.7])
+    high, low = make_arm("high", 1.0), make_arm("low", 4.0)
+    results = make_results({**ladder, high: [0.8, 0.801, 0.802], low: [0.4, 0.401, 0.402]})
+    best = compute_equivalent(results, high, list(ladder))
+    assert (best.bound, best.share, best.low, best.high) == ("at most", 0.25, 0.0, 0.25)
+    worst = compute_equivalent(results, low, list(ladder))
+    assert (worst.bound, worst.share, worst.low, worst.high) == ("at least", 4.0, 4.0, math.inf)
+    assert show_equivalent(worst, "tokens").startswith("at least 4.00 of the baseline's tokens [4.00, …]")
+    further = compute_equivalent(results, high, list(ladder), extrapolate=True)
+    assert further.share == pytest.approx(0.125, rel=0.05) and further.bound == ""
+
+
+def test_a_ladder_that_dips_is_made_monotone() -> None:
+    """0.5, 0.7, 0.6 count as 0.5, 0.65, 0.65: 0.64 is reached before the second budget, at 2^(14/15)."""
+    ladder = ladder_of([0.5, 0.7, 0.6], noise=0.0)
+    arm = make_arm("ours", 1.0)
+    found = compute_equivalent(make_results({**ladder, arm: [0.64, 0.64, 0.64]}), arm, list(ladder))
+    assert [round(score, 3) for _, score in found.ladder] == [0.5, 0.65, 0.65]
+    assert found.share == pytest.approx(2 ** -(14 / 15))
+
+
+def test_interval_covers_the_true_share() -> None:
+    """Simulated studies over pretraining seeds: the true share lies in 95 % of the intervals, or a little more."""
+    rng = np.random.default_rng(3)
+    hits = 0
+    for _ in range(60):
+        scores: dict[ReportArm, Sequence[float]] = {
+            make_arm(f"mlm-{number}", 2.0**number): rng.normal(0.5 + 0.1 * number, 0.01, 5).tolist()
+            for number in range(3)
+        }
+        ladder, arm = list(scores), make_arm("ours", 1.0)
+        scores[arm] = rng.normal(0.6, 0.01, 5).tolist()
+        found = compute_equivalent(make_results(scores, seeds=[0] * 5, pretraining_seeds=range(5)), arm, ladder)
+        assert found.noise == ("pretraining seeds", "fine-tuning seeds")
+        hits += found.low <= 0.5 <= found.high
+    assert hits >= 52
+
+
+def test_what_cannot_be_asked() -> None:
+    ladder = ladder_of([0.5, 0.6])
+    arm = make_arm("ours", 1.0)
+    results = make_results({**ladder, arm: [0.55]})
+    assert math.isnan(compute_equivalent(results, arm, list(ladder)).low), "a single seed has no interval"
+    with pytest.raises(InputError, match="two budgets"):
+        compute_equivalent(results, arm, list(ladder)[:1])
+    with pytest.raises(InputError, match="device hours of mlm-0 are not known"):
+        compute_equivalent(results, arm, list(ladder), "device_hours")
+    with pytest.raises(InputError, match="no scores of ours, mlm-0, mlm-1 on b"):
+        compute_equivalent(results, arm, list(ladder), datasets=["b"])
+    with pytest.raises(InputError, match="no data set in common"):
+        compute_equivalent(results, make_arm("absent", 1.0), list(ladder))
+
+
+@pytest.mark.parametrize(
+    ("name", "share", "low", "high"),
+    [
+        ("610m-clm-3k-mlm40-12k", 0.78, 0.76, 0.82),
+        ("610m-clm-11k-mlm40-22k", 0.79, 0.70, 0.89),
+        ("610m-clm-10k-mlm40-42k", 0.73, None, None),
+    ],
+)
+def test_published_shares(name: str, share: float, low: float | None, high: float | None) -> None:
+    """The paper's best splits against MLM at 40 %, by the mean of its twelve data sets. What one of 42,000 steps scores
+    lies above the whole ladder: "at most", and 0.73 only along its last stretch."""
+    reference = ResultSet(tuple(r for r in read_reference().results if r.arm.size == "610M"))
+    arms = {arm.name: arm for arm in reference.arms()}
+    ladder = [arms[f"610m-mlm40-{budget}"] for budget in ("12k", "22k", "42k")]
+    found = compute_equivalent(reference, arms[name], ladder, "tokens", extrapolate=True)
+    assert found.share == pytest.approx(share, abs=0.005) and len(found.datasets) == 12
+    assert found.noise == ("fine-tuning seeds",)
+    if low is None or high is None:
+        assert compute_equivalent(reference, arms[name], ladder, "tokens").bound == "at most"
+    else:
+        assert (found.low, found.high) == (pytest.approx(low, abs=0.015), pytest.approx(high, abs=0.025))
