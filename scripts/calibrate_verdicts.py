@@ -117,14 +117,13 @@ def list_worlds() -> Iterator[World]:
         for independent, noise in MIXES:
             for num in NUM_EXAMPLES:
                 world = World(num, independent, noise, gap=gap)
+                recipes = replace(world, num_seeds=2, num_pretrainings=3, pretraining_noise=0.5, redrawn=0.1)
                 yield world
+                yield recipes
                 if not gap:
                     yield replace(world, num_seeds=3)
-                    yield replace(world, is_paired=False)
-                    yield replace(world, disagreement=0.05)
-                yield replace(world, num_seeds=2, num_pretrainings=3, pretraining_noise=0.5, redrawn=0.1)
-                if not gap:
-                    yield replace(world, num_seeds=2, num_pretrainings=5, pretraining_noise=0.5, redrawn=0.1)
+                    yield replace(world, num_seeds=3, is_paired=False)
+                    yield replace(recipes, num_pretrainings=5)
 
 
 def main() -> None:
@@ -134,7 +133,7 @@ def main() -> None:
     arguments = parser.parse_args()
     rows = []
     for world in list_worlds():
-        trials = arguments.trials if world.num_examples < 10_000 else arguments.trials // 2
+        trials = arguments.trials // (5 if world.gap else 1)
         rows.append(asdict(world) | {"trials": trials} | share_called_different(world, trials))
         print(json.dumps(rows[-1]), flush=True)
     if arguments.out:

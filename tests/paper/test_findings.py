@@ -200,7 +200,7 @@ def test_published_verdicts() -> None:
     first = findings[0].claims[0].inequalities[1]
     assert (first.label, round(100 * first.estimate, 2)) == ("SC, 610M: MLM − CLM", 3.42)
     text = answer(findings)
-    assert "in 3 of 6 comparisons and behind in none; the other 3 cannot be told from the noise" in text
+    assert "in 3 of 6 comparisons and behind in none; the other 3 cannot be told from noise" in text
     assert text.count(". ") == 1 and "F4 (CLM is more data-efficient early)" in text
 
 

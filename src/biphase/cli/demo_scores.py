@@ -81,7 +81,9 @@ def verdict(results: Results) -> str:
         sure = "more than noise by a test of these two alone" if is_clear(lead) else "within noise"
         size = f"{100 * lead.mean:.1f} (±{100 * (lead.high - lead.mean):.1f})"
         told.append(f"{first} leads on {task} by {size}, {sure}")
-    return f"{paid}\nBetween the arms: {'; '.join(told)}."
+    noise = difference(results[models[0], tasks[0]], results[models_of(results)[1], tasks[0]]).noise
+    over = f"{' and '.join(noise)}{' only' if len(noise) == 1 else ''}" if noise else "nothing"
+    return f"{paid}\nBetween the arms: {'; '.join(told)}.\nNoise accounted for: {over}."
 
 
 def print_scores(results: Results) -> None:

@@ -19,7 +19,7 @@ from biphase.paper.gaps import (
 )
 from biphase.paper.published import TABLE_NUMBERS, read_reference
 from biphase.paper.spreads import clm_first_forgives, clm_is_steadier
-from biphase.report.claims import Claim, Finding, Verdicts, count_tests, judge_claims
+from biphase.report.claims import Claim, Finding, Verdicts, count_tests, judge_claims, name_noise
 from biphase.report.page import write_report
 from biphase.report.results import ResultSet, with_averages
 
@@ -91,7 +91,8 @@ NOTE = f"“On par” allows for {100 * ON_PAR:g} point, a number that is ours."
 def judge_paper(results: ResultSet) -> Verdicts:
     """What a report in the paper's terms says: every finding, and two sentences."""
     findings = judge_findings(results)
-    return findings, answer(findings), NOTE
+    over = name_noise(findings)
+    return findings, answer(findings), f"{NOTE} Tests are over {over}." if over else NOTE
 
 
 def judge_findings(results: ResultSet) -> tuple[Finding, ...]:
@@ -110,7 +111,7 @@ def answer(findings: Sequence[Finding]) -> str:
     ahead, behind, open_ = (
         sum(one.verdict == verdict for one in inequalities) for verdict in ("supported", "contradicted", "undecided")
     )
-    noise = f"cannot be told from the noise of fine-tuning seeds, corrected for all {num_tests} tests of this report"
+    noise = f"cannot be told from noise, corrected for all {num_tests} tests of this report"
     if not inequalities:
         first = "Whether CLM then MLM beats MLM alone at the same budget is not known: no finished scores compare them."
     elif ahead == behind == 0:

@@ -5,16 +5,15 @@ in a report are corrected together (Holm), and only then is anything called supp
 there are is no matter of this module: the paper's are in `biphase.paper`.
 """
 
-import bisect
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
-from scipy import stats
 
 from biphase.report.contrasts import Contrast, Terms, contrast, is_significant, judge_difference
+from biphase.report.signal import what_decides
 from biphase.report.statistics import SIGNIFICANCE, holm
 
 ClaimVerdict = Literal["supported", "contradicted", "undecided"]
@@ -87,9 +86,9 @@ def judge_claims(findings: Sequence[Finding]) -> tuple[Finding, ...]:
 
     An inequality is supported (contradicted) if its estimate lies above (below) its bound and its p-value, adjusted
     over all tests of all findings, is below 5 %. A claim, and likewise a finding, is supported if everything in it is,
-    contradicted if anything in it is, and undecided otherwise; also where something in it cannot be tested. Seeds are
-    those of fine-tuning: a verdict is about the models at hand, not about what another pretraining run of the same arm
-    would give.
+    contradicted if anything in it is, and undecided otherwise; also where something in it cannot be tested. With one
+    pretraining seed a verdict is about the checkpoints at hand, not about what another pretraining of the same arm
+    would give (see `name_noise`).
     """
     asked = [inequality for finding in findings for inequality in finding.inequalities]
     adjusted = holm(np.ravel([(inequality.p_value, inequality.p_contrary) for inequality in asked])).reshape(-1, 2)
@@ -113,6 +112,17 @@ def judge_claims(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     return tuple(judged)
 
 
+def name_noise(findings: Iterable[Finding]) -> str:
+    """What all tests account for, and so what they are about: `fine-tuning seeds only; about these checkpoints`."""
+    tested = [one.contrast for finding in findings for one in finding.inequalities if not math.isnan(one.p_value)]
+    if not tested:
+        return ""
+    shared = [source for source in tested[0].noise if all(source in one.noise for one in tested)]
+    named = " and ".join(filter(None, (", ".join(shared[:-1]), *shared[-1:])))
+    about = "recipes" if "pretraining seeds" in shared else "these checkpoints, each pretrained once"
+    return f"{named}{' only' if len(shared) == 1 else ''}; about {about}"
+
+
 def count_tests(findings: Iterable[Finding]) -> int:
     """How many p-values there are in all, those of contraries included."""
     num = 0
@@ -131,7 +141,10 @@ def decide(inequality: Inequality, adjusted: float, adjusted_contrary: float, nu
         verdict = "supported"
     elif is_significant(adjusted_contrary) or (side == "below" and not has_own_contrary):
         verdict = "contradicted"
-    needs = seeds_needed(inequality, num_tests) if verdict == "undecided" else ""
+    needs = ""
+    if verdict == "undecided":  # at the level that Holm's correction asks of the first of all tests
+        level = SIGNIFICANCE / (max(num_tests, 1) * inequality.num_asked)
+        needs = what_decides(inequality.contrast, inequality.bound, level)
     return replace(inequality, adjusted=adjusted, adjusted_contrary=adjusted_contrary, verdict=verdict, needs=needs)
 
 
@@ -139,30 +152,6 @@ def together(verdicts: Sequence[str]) -> ClaimVerdict:
     if "contradicted" in verdicts:
         return "contradicted"
     return "supported" if verdicts and set(verdicts) == {"supported"} else "undecided"
-
-
-def seeds_needed(inequality: Inequality, num_tests: int) -> str:
-    """How many fine-tuning seeds would decide it if the estimate and the spread stay as they are.
-
-    With a probability of 80 %, at the level that Holm's correction asks of the first of `num_tests`.
-    """
-    power, most_seeds = 0.8, 1000
-    seen = inequality.contrast
-    if math.isnan(inequality.p_value) or not seen.error > 0:
-        return "scores that differ between seeds, of two seeds or more" if seen.num > 1 else "two seeds or more"
-    distance = abs(seen.estimate - inequality.bound)
-    level = SIGNIFICANCE / (num_tests * inequality.num_asked)
-
-    def is_enough(num: int) -> bool:
-        degrees = seen.degrees * (num - 1) / (seen.num - 1)
-        error = seen.error * math.sqrt(seen.num / num)
-        return bool(distance / error >= stats.t.isf(level / 2, degrees) + stats.t.ppf(power, degrees))
-
-    numbers = range(seen.num + 1, most_seeds + 1)
-    at = bisect.bisect_left(numbers, True, key=is_enough)
-    if at == len(numbers):
-        return f"not even {most_seeds:,} seeds: for this spread it is too close to {100 * inequality.bound:g}"
-    return f"about {numbers[at]} seeds instead of {seen.num}, if difference and spread stay as they are"
 
 
 ClaimTest = tuple[str, Terms | None, float]

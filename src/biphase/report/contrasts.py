@@ -126,7 +126,7 @@ def contrast(terms: Iterable[tuple[float, SeedScores]]) -> Contrast:
     by example. With a, the variance of the sum from R repetitions (Student's, or Welch's of groups of seeds), b, that
     from N examples, and c, what both of them contain (seeds that differ on single examples), the squared error is
     a + b - c, and never below a or b: the variance of a mean over two crossed random factors. The quantile of 95 % is
-    the mean of those for a and for b alone, weighted by a and b (Cochran and Cox 1950): Satterthwaite's rule, which
+    the mean of those for a and for b alone, weighted by a and b - c (Cochran and Cox 1950): Satterthwaite's rule, which
     holds within a and within b, calls too much significant where a few seeds make up most of the error. Where examples
     are not known it is the t test over seeds alone.
     """
@@ -148,7 +148,8 @@ def contrast(terms: Iterable[tuple[float, SeedScores]]) -> Contrast:
         example_parts, shared = over_test_sets(groups, tables)
         num_examples = min(num for _, num in example_parts) + 1
         example_variance, example_degrees = add_parts(example_parts)
-        degrees = mix_degrees([(seed_variance, degrees), (example_variance, example_degrees)])
+        of_examples_alone = max(example_variance - shared, 0.0)
+        degrees = mix_degrees([(seed_variance, degrees), (of_examples_alone, example_degrees)])
     # A nan (one seed) stays one: without a spread over seeds there is no error.
     total = max(seed_variance + example_variance - shared, seed_variance, example_variance) if num > 1 else math.nan
     return Contrast(

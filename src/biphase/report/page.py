@@ -29,7 +29,7 @@ from biphase.report.results import (
     with_averages,
 )
 from biphase.report.statistics import SIGNIFICANCE
-from biphase.report.tables import RULE, ScoreTable, make_tables, write_tables
+from biphase.report.tables import RULE, ScoreTable, degenerate_mark, make_tables, show_signal, write_tables
 from biphase.style import GRID, INK
 
 SIGNS = {"supported": "✓", "contradicted": "✕", "undecided": "?"}
@@ -122,6 +122,8 @@ def render(**parts: Any) -> str:
         show_points=show_points,
         show_p_value=show_p_value,
         show_share=show_share,
+        show_signal=show_signal,
+        degenerate_mark=degenerate_mark,
         sort_value=sort_value,
     )
     return environment.from_string(page).render(**parts)

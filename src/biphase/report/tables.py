@@ -14,12 +14,15 @@ from biphase.files import write_text
 from biphase.report.contrasts import difference, judge_difference
 from biphase.report.formats import MISSING, show_share
 from biphase.report.results import AVERAGE, FAMILY_NAMES, MEASURES, SETUPS, ReportArm, Result, ResultSet
+from biphase.report.signal import Signal, measure_signal
 
 RULE = (
-    "Test scores in %: mean over fine-tuning seeds (± half of the 95 % interval). Bold: the best of its block. "
-    "=: within noise of it, as the 95 % interval of the difference includes zero or cannot be told; paired by seed "
-    "where the score of each seed is known, else by Welch's test from means and half-widths; not corrected for the "
-    "number of comparisons. –: no score."
+    "Test scores in %: mean over seeds (± half of the 95 % interval over them). Bold: the best of its block. "
+    "=: within noise of it, as the 95 % interval of the difference includes zero or cannot be told; over seeds and, "
+    "where predictions were kept, test examples; not corrected for the number of comparisons. †: one and the same "
+    "predicted for all examples. –: no score. Signal ÷ noise: the spread of the trained models over the standard error "
+    "of a score; about 1 where they are equally good, in parentheses where not even the best and the worst can be told "
+    "apart."
 )
 
 OBJECTIVE_NAMES = {"clm": "CLM", "mlm": "MLM", "clm+mlm": "CLM → MLM", "none": "random"}
@@ -48,6 +51,8 @@ class ScoreTable:
     stub: tuple[str, ...]
     columns: tuple[str, ...]
     rows: tuple[TableRow, ...]
+    signals: tuple[Signal | None, ...] = ()
+    """How far each column tells the trained models of the table apart."""
 
     @property
     def missing(self) -> list[str]:
@@ -132,7 +137,11 @@ def make_table(results: ResultSet, setup: str, family: str, metric: str, number:
     else:
         title, name = f"{title}, in the form of the paper's table {number}", f"table-{number:02d}-{name}"
     title = title[0].upper() + title[1:]
-    return ScoreTable(f"{name}-{metric}", title, setup, metric, stub, tuple(columns), tuple(rows))
+    signals = []
+    for column in columns:
+        scores = [results.find(arm, family, column, metric) for arm in results.arms() if arm.objective != "none"]
+        signals.append(measure_signal([score for score in scores if score is not None]))
+    return ScoreTable(f"{name}-{metric}", title, setup, metric, stub, tuple(columns), tuple(rows), tuple(signals))
 
 
 def mark_column(scores: Sequence[Result | None]) -> list[TableCell]:
@@ -151,6 +160,30 @@ def mark_column(scores: Sequence[Result | None]) -> list[TableCell]:
     return cells
 
 
+def degenerate_mark(result: Result) -> str:
+    """`†` where a score comes from predictions that say nothing about their examples, with any seed."""
+    kept = [cell.examples for cell in result.cells or (result,)]
+    return "†" if any(one and one.table and one.table.num_degenerate for one in kept) else ""
+
+
+def show_signal(signal: Signal | None) -> str:
+    """`3.1`; `(0.9)` where nothing is decided."""
+    if signal is None:
+        return MISSING
+    return f"{signal.ratio:.1f}" if signal.decides else f"({signal.ratio:.1f})"
+
+
+def signal_stub(table: ScoreTable, name: str) -> tuple[str, ...]:
+    """What stands before the signals of a table's columns."""
+    return (name, *[""] * (len(table.stub) - 1))
+
+
+def undecided_tasks(table: ScoreTable) -> list[str]:
+    """A line for each column that decides nothing, with what it would take."""
+    pairs = zip(table.columns, table.signals, strict=False)
+    return [f"{column} decides nothing here: {signal.needs}" for column, signal in pairs if signal and signal.needs]
+
+
 def to_markdown(table: ScoreTable) -> str:
     def line(cells: Iterable[str]) -> str:
         return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
@@ -159,19 +192,24 @@ def to_markdown(table: ScoreTable) -> str:
         result, mark = cell
         if result is None:
             return MISSING
-        mean, half_width = show_share(result.mean), show_share(result.half_width)
+        mean, half_width = show_share(result.mean) + degenerate_mark(result), show_share(result.half_width)
         marked = {"best": f"**{mean}** (± {half_width})", "tied": f"{mean} (± {half_width}) ="}
         return marked.get(mark, f"{mean} (± {half_width})")
 
+    stub = signal_stub(table, "signal ÷ noise")
+    signal_line = [line((*stub, *map(show_signal, table.signals)))] if any(table.signals) else []
     lines = [
         f"**{table.title}**",
         "",
         line((*table.stub, *table.columns)),
         "|" + ":---|" * len(table.stub) + "---:|" * len(table.columns),
         *(line((*row.stub, *map(show, row.cells))) for row in table.rows),
+        *signal_line,
         "",
         RULE,
     ]
+    if undecided := undecided_tasks(table):
+        lines += ["", f"{'; '.join(undecided)}."]
     if table.missing:
         lines += ["", f"Missing: {'; '.join(table.missing)}."]
     return "\n".join(lines) + "\n"
@@ -184,7 +222,7 @@ def to_latex(table: ScoreTable) -> str:
         result, mark = cell
         if result is None:
             return "--"
-        mean = show_share(result.mean)
+        mean = show_share(result.mean) + escape_latex(degenerate_mark(result))
         if mark == "best":
             mean = rf"\textbf{{{mean}}}"
         half_width = show_share(result.half_width).replace(MISSING, "--")
@@ -195,6 +233,9 @@ def to_latex(table: ScoreTable) -> str:
         if previous is not None and previous.block != row.block:
             lines.append(r"\midrule")
         lines.append(" & ".join((*map(escape_latex, row.stub), *map(show, row.cells))) + r" \\")
+    if any(table.signals):
+        shown = (escape_latex(show_signal(signal)).replace(MISSING, "--") for signal in table.signals)
+        lines += [r"\midrule", " & ".join((*signal_stub(table, r"signal $\div$ noise"), *shown)) + r" \\"]
     return "\n".join(
         [
             r"\begin{table}",
@@ -222,6 +263,8 @@ LATEX = {
     "±": r"$\pm$",
     "→": r"$\to$",
     "–": "--",
+    "†": r"$\dagger$",
+    "÷": r"$\div$",
 }
 
 

@@ -1,0 +1,92 @@
+"""How far a task tells models apart, and what it would take to decide a difference."""
+
+import bisect
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import stats
+
+from biphase.report.contrasts import Contrast, SeedScores, difference, is_significant, mix_degrees
+from biphase.report.statistics import SIGNIFICANCE
+
+POWER = 0.8
+"""With which probability what is named as enough decides a difference."""
+
+MOST_SEEDS, MOST_EXAMPLES = 1_000, 1_000_000
+
+
+@dataclass(frozen=True)
+class Signal:
+    """What a task says about several models."""
+
+    spread: float
+    """The standard deviation of their mean scores."""
+    noise: float
+    """The standard error of such a mean beside another: that of a difference over √2, by the neighbours in rank."""
+    decides: bool
+    """Whether the best and the worst can be told apart, corrected for their being the extremes of all pairs."""
+    needs: str = ""
+    """What would tell them apart, where nothing is decided."""
+
+    @property
+    def ratio(self) -> float:
+        """About 1 where all models are equally good."""
+        return self.spread / self.noise if self.noise > 0 else math.nan
+
+
+def measure_signal(scores: Sequence[SeedScores]) -> Signal | None:
+    """None for fewer than two models, or where noise is not known."""
+    ranked = sorted(scores, key=lambda score: score.mean)
+    if len(ranked) < 2:
+        return None
+    errors = [difference(upper, lower).error for lower, upper in itertools.pairwise(ranked)]
+    if np.isnan(errors).any() or not any(errors):
+        return None
+    widest = difference(ranked[-1], ranked[0])
+    num_pairs = len(ranked) * (len(ranked) - 1) // 2
+    decides = is_significant(widest.against().p_value * num_pairs)
+    return Signal(
+        spread=float(np.std([score.mean for score in ranked], ddof=1)),
+        noise=math.sqrt(float(np.mean(np.square(errors))) / 2),
+        decides=decides,
+        needs="" if decides else what_decides(widest, 0.0, SIGNIFICANCE / num_pairs),
+    )
+
+
+def what_decides(seen: Contrast, bound: float, level: float) -> str:
+    """How many seeds, or else test examples, or else both, would put a contrast on one side of a bound at this level,
+    if estimate and spreads stay as they are."""
+    if math.isnan(seen.against(bound).p_value) or not seen.error > 0:
+        return "scores that differ between seeds, of two seeds or more" if seen.num > 1 else "two seeds or more"
+    seeds = "pretraining seeds" if seen.num_pretrainings > 1 else "seeds"
+    stay = "if difference and spread stay as they are"
+    more_seeds = range(seen.num + 1, MOST_SEEDS + 1)
+    at = bisect.bisect_left(more_seeds, True, key=lambda num: is_enough(seen, bound, level, num / seen.num, 1))
+    if at < len(more_seeds):
+        return f"about {more_seeds[at]} {seeds} instead of {seen.num}, {stay}"
+    if seen.num_examples:
+        # In steps of 5 %: more examples alone, then of both.
+        factors = [1.05**step for step in range(1, 1 + int(math.log(MOST_EXAMPLES / seen.num_examples, 1.05)))]
+        for power in (0, 1):
+            enough = [by for by in factors if is_enough(seen, bound, level, by**power, by)]
+            if enough:
+                about = float(f"{enough[0] * seen.num_examples:.2g}")
+                both = f"{math.ceil(seen.num * enough[0])} {seeds} instead of {seen.num} and " if power else ""
+                return f"about {both}{about:,.0f} test examples instead of {seen.num_examples:,}, {stay}"
+    return f"not even {MOST_SEEDS:,} {seeds}: for this spread it is too close to {100 * bound:g}"
+
+
+def is_enough(seen: Contrast, bound: float, level: float, times_seeds: float, times_examples: float) -> bool:
+    """Whether so many times the seeds and the test examples decide with the power of this house."""
+    of_examples = seen.example_variance / times_examples
+    of_seeds = max(seen.error**2 - seen.example_variance, 0.0) / times_seeds
+    num = seen.num * times_seeds
+    if seen.num_examples:
+        degrees = mix_degrees([(of_seeds, num - 1), (of_examples, seen.num_examples * times_examples - 1)])
+    else:
+        degrees = seen.degrees * (num - 1) / (seen.num - 1)
+    error = math.sqrt(of_seeds + of_examples)
+    return bool(abs(seen.estimate - bound) / error >= stats.t.isf(level / 2, degrees) + stats.t.ppf(POWER, degrees))
