@@ -44,6 +44,8 @@ app = typer.Typer(
 tokenizer_app = typer.Typer(no_args_is_help=True, help="Train a tokenizer, or take an existing one.")
 app.add_typer(tokenizer_app, name="tokenizer")
 app.add_typer(study_app, name="study")
+task_app = typer.Typer(no_args_is_help=True, help="Tasks: published ones and your own.")
+app.add_typer(task_app, name="task")
 report_app = typer.Typer(no_args_is_help=True, help="Reports on published scores.")
 app.add_typer(report_app, name="report")
 
@@ -217,6 +219,20 @@ def export_command(
     from biphase.export.model import export_checkpoint
 
     out.print(export_checkpoint(run, folder))
+
+
+@task_app.command("check")
+def task_check_command(
+    task: Annotated[str, typer.Argument(help="A task of docs/tasks.md, or a YAML file that describes one.")],
+    data_dir: Annotated[Path | None, typer.Option(help="The task's data as published, in place of the hub.")] = None,
+) -> None:
+    """Say what would be read of a task's data: counts, labels, lengths, what train and test share. Trains nothing.
+
+    Example: `biphase task check reviews.yaml --data-dir reviews/`
+    """
+    from biphase.cli.task import check_task
+
+    check_task(task, data_dir)
 
 
 @app.command("finetune")

@@ -1,0 +1,59 @@
+"""`biphase task check`, against counts by pandas."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pandas
+import pytest
+
+from biphase.cli import app as cli
+from biphase.cli.task import check_task
+
+TASK = """name: mine
+family: sequence_classification
+metric: accuracy
+template: "{text}"
+classes: ["no", "yes", "never"]
+files:
+  - {train: train.csv, test: test.csv}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "mine.yaml").write_text(TASK)
+    texts = [f"text, number {n % 90}" for n in range(100)]
+    table = pandas.DataFrame({"text": texts, "label": ["yes" if n % 4 else "no" for n in range(100)]})
+    table[:80].to_csv(tmp_path / "train.csv", index=False)
+    table[80:].to_csv(tmp_path / "test.csv", index=False)
+    return tmp_path
+
+
+def test_what_would_be_read(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    check_task(str(folder / "mine.yaml"), folder)
+    said = capsys.readouterr().out
+    test = pandas.read_csv(folder / "test.csv")
+    counts = test["label"].value_counts()
+    row = next(line for line in said.splitlines() if "test" in line and "yes" in line)
+    assert f"yes {counts['yes']}, no {counts['no']}; never: never" in row and " 20 " in row
+    assert "validation (drawn)" in said and str(folder / "train.csv") in said
+    assert "inputs of test stand in train too" in said
+
+
+def test_every_family_is_told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    check_task("wnut17", None)
+    said = capsys.readouterr().out
+    assert "3,394" in said and "B-person" in said
+
+
+def test_bad_data_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    (folder / "test.csv").write_text("text,label\none\n")
+    monkeypatch.setattr(cli, "prepare_process", lambda: None)
+    monkeypatch.setattr(sys, "argv", ["biphase", "task", "check", str(folder / "mine.yaml"), "--data-dir", str(folder)])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert caught.value.code == 2
+    assert "test.csv:2: 1 fields where the header names 2" in " ".join(capsys.readouterr().err.split())
