@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from biphase.errors import InputError
-from biphase.files import content_hash
+from biphase.files import content_hash, reading
 from biphase.finetuning.metrics.answers import counted_answers, exact_match
 from biphase.finetuning.metrics.classification import find_entities
 from biphase.finetuning.scores import Score
@@ -45,7 +45,7 @@ def read_examples(score: Score) -> ExampleScores:
     if score.folder is None or not (path := score.folder / "test.jsonl").exists():
         raise InputError(f"{score.folder or 'a score'} has no per-example predictions (test.jsonl)")
     rows: list[tuple[str, dict[str, Any]]] = []
-    with path.open(encoding="utf-8") as file:
+    with reading(path, "rerun its cell"), path.open(encoding="utf-8") as file:
         for line_number, line in enumerate(file, start=1):
             place = f"{path}:{line_number}"
             try:

@@ -54,6 +54,7 @@ def run_study(
         if unit.kind == TRAINING:
             drop_checkpoints(plan, folder)
 
+    drop_checkpoints(plan, folder)  # also what a killed process was just removing
     left = []
     for unit in everything.values():
         if unit.name not in done:
