@@ -32,6 +32,14 @@ def choose_dtype(precision: str, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if has_bf16_units(device) else torch.float32
 
 
+def explain_dtype(precision: str, device: torch.device) -> str:
+    """What `choose_dtype` chooses, and why."""
+    name = "bf16" if choose_dtype(precision, device) == torch.bfloat16 else "fp32"
+    if precision != "auto":
+        return f"{name} (compute.precision)"
+    return f"{name} (this {device.type} has {'' if name == 'bf16' else 'no '}units for bf16)"
+
+
 def has_bf16_units(device: torch.device) -> bool:
     """Whether the device multiplies in bf16 itself, rather than by emulation."""
     return torch.cuda.is_bf16_supported(including_emulation=False) if device.type == "cuda" else has_bf16_cores()
@@ -66,19 +74,23 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+def processor_name() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    models = [line for line in cpuinfo.read_text().splitlines() if "model name" in line] if cpuinfo.exists() else []
+    return models[0].partition(":")[2].strip() if models else platform.processor()
+
+
 def describe_machine(device: torch.device) -> dict[str, Any]:
     """What a result depends on besides its configuration: versions, processor, threads."""
     import transformers
 
-    cpuinfo = Path("/proc/cpuinfo")
-    models = [line for line in cpuinfo.read_text().splitlines() if "model name" in line] if cpuinfo.exists() else []
     return {
         "biphase": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "platform": platform.platform(),
-        "processor": models[0].partition(":")[2].strip() if models else platform.processor(),
+        "processor": processor_name(),
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
     }

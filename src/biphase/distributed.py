@@ -1,14 +1,24 @@
 """The other processes of a run, as torchrun sets them up. The only module that names process groups.
 
-`python -m biphase.distributed` is torchrun that ends as its processes did: torchrun's own exit code is 1 whatever
-happened, and whoever started it must tell a run that another process is at (75) from one that cannot be trained.
+They live and end together: each ends with the process that started it, and none waits for one that has died, was
+stopped or is cut off: every process beats once a second, and one whose heart is silent is named.
+
+`python -m biphase.distributed` is torchrun that says in one line which process was killed, and ends as its processes
+did: torchrun's own exit code is 1 whatever happened, and whoever started it must tell a run that another process is at
+(75) from one that cannot be trained.
 """
 
+import logging
 import os
+import signal
+import socket
 import sys
+import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -17,6 +27,19 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from biphase.console import err, silence
 from biphase.device import choose_device
 from biphase.errors import InputError
+from biphase.machine import GRACE_SECONDS, end_with_parent
+
+PARENT = "BIPHASE_PARENT"
+"""The environment variable with the process that a launcher or a rank ends with."""
+SILENCE_SECONDS = 60.0
+"""How long a process may be silent unless the recipe says otherwise."""
+BEAT_SECONDS = 1.0
+GONE_BEATS = 5
+"""After a broken connection, a process that misses so many beats is the one that has gone."""
+JOIN_PATIENCE = 10
+"""How many times longer one is waited for that has not joined yet: libraries load slowly from a busy file system."""
+HAS_LEFT = 1 << 40
+"""Added to the beats of a process that has ended as it should."""
 
 
 @dataclass(frozen=True)
@@ -63,28 +86,178 @@ class World:
         return init_device_mesh(self.device.type, (self.size,))
 
 
+class Heart(threading.Thread):
+    """The beats of this process, and its ear for those of the others, through the store in which all have met.
+
+    The first process listens to all, the others to the first. Silence is counted in beats of one's own: where the whole
+    run is suspended or starved, nobody is silent. Whoever first finds one silent tells it and ends; the others follow.
+    """
+
+    def __init__(self, store: Any, rank: int, size: int, silence_seconds: float) -> None:
+        super().__init__(daemon=True)
+        self.store = store.clone()  # a connection of its own: the main thread may block on the other
+        self.rank, self.size, self.silence_seconds = rank, size, silence_seconds
+        self.heard = dict.fromkeys(range(size), 0)
+        """The beats of each process when they were last counted."""
+        self.missed = dict.fromkeys(range(size), 0)
+        """How many own beats ago that was."""
+        self.stopped = threading.Event()
+        self.lock = threading.Lock()
+        self.store.set(f"name/{rank}", f"{socket.gethostname()}, pid {os.getpid()}")
+
+    def run(self) -> None:
+        heeded = range(1, self.size) if self.rank == 0 else range(1)
+        while not self.stopped.wait(BEAT_SECONDS):
+            with self.lock:
+                try:
+                    self.beat(heeded)
+                    if self.store.add("told", 0):
+                        self.end_at_once("")
+                except RuntimeError:  # the store does not answer
+                    # With torchrun it belongs to the launcher, with which this process ends anyway.
+                    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+                        continue
+                    self.missed[0] += 1  # it belongs to the first process
+                for rank in heeded:
+                    patience = 1 if self.heard[rank] else JOIN_PATIENCE
+                    if self.missed[rank] * BEAT_SECONDS >= self.silence_seconds * patience:
+                        self.end_at_once(self.describe_silence(rank))
+
+    def beat(self, heeded: range) -> None:
+        self.store.add(f"beats/{self.rank}", 1)
+        for rank in heeded:
+            beats = self.store.add(f"beats/{rank}", 0)
+            self.missed[rank] = 0 if beats != self.heard[rank] or beats >= HAS_LEFT else self.missed[rank] + 1
+            self.heard[rank] = beats
+
+    def leave(self) -> None:
+        """Stop beating; the others do not miss it."""
+        with self.lock, suppress(RuntimeError):
+            self.stopped.set()
+            self.store.add(f"beats/{self.rank}", HAS_LEFT)
+
+    def find_gone(self) -> int | None:
+        """After a broken connection: the process whose beats have ended, None when there is none."""
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        self.missed = dict.fromkeys(self.missed, 0)
+        for _ in range(2 * GONE_BEATS):
+            time.sleep(BEAT_SECONDS)
+            with self.lock, suppress(RuntimeError):
+                for rank in others:
+                    beats = self.store.add(f"beats/{rank}", 0)
+                    self.missed[rank] = 0 if beats != self.heard[rank] else self.missed[rank] + 1
+                    self.heard[rank] = beats
+            longest = max(others, key=lambda rank: self.missed[rank])
+            if self.missed[longest] >= GONE_BEATS:
+                return longest
+        return None
+
+    def name_of(self, rank: int) -> str:
+        name = f"process {rank} of {self.size}"
+        with suppress(RuntimeError):
+            if self.store.check([f"name/{rank}"]):
+                name += f" ({self.store.get(f'name/{rank}').decode()})"
+        return name
+
+    def describe_silence(self, rank: int) -> str:
+        what = "has been silent" if self.heard[rank] else "has not joined"
+        return (
+            f"{self.name_of(rank)} {what} for {self.missed[rank] * BEAT_SECONDS:.0f} s: stopped, starved or cut off "
+            "(compute.silence_seconds says how long is waited); whole checkpoints stay, run the same command to go on"
+        )
+
+    def may_tell(self) -> bool:
+        """Whether this process is the first to say why the run ends."""
+        try:
+            return bool(self.store.add("told", 1) == 1)
+        except RuntimeError:
+            return True
+
+    def end_at_once(self, line: str) -> NoReturn:
+        """End this process from a thread, while its main one waits for what will never come."""
+        if line and self.may_tell():
+            err.quiet = False
+            err.show_cursor(True)
+            err.print(f"biphase: {line}", markup=False)
+        sys.stderr.flush()
+        os._exit(2)  # as after any InputError
+
+
+def lost_peer(error: BaseException) -> bool:
+    """Whether an error is that of a connection to another process."""
+    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error).lower())
+
+
 @contextmanager
-def join_world(device: str) -> Iterator[World]:
-    """The processes that torchrun started (its environment variables tell), or this one alone."""
+def join_world(device: str, silence_seconds: float | None = None) -> Iterator[World]:
+    """The processes that torchrun started (its environment variables tell), or this one alone.
+
+    Raises `InputError` where another process has gone: in the one that is to tell it with its name.
+    """
     size = int(os.environ.get("WORLD_SIZE", "1"))
     chosen = choose_device(device, int(os.environ.get("LOCAL_RANK", "0")))
     if size == 1:
         yield World(0, 1, chosen)
         return
-    dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
-    if dist.get_rank() > 0:
+    silence_seconds = silence_seconds or SILENCE_SECONDS
+    parent = int(os.environ.get(PARENT) or os.getppid())
+    threading.Thread(target=end_with_parent, args=(parent, max(GRACE_SECONDS, silence_seconds)), daemon=True).start()
+    met, rank, size = next(dist.rendezvous("env://"))
+    if rank > 0:
         silence()
+    heart = Heart(dist.PrefixStore("hearts", met), rank, size, silence_seconds)
+    heart.start()
     try:
-        yield World(dist.get_rank(), size, chosen)
+        backend = "nccl" if chosen.type == "cuda" else "gloo"
+        dist.init_process_group(backend, store=dist.PrefixStore("default_pg", met), rank=rank, world_size=size)
+        yield World(rank, size, chosen)
+    except RuntimeError as error:
+        gone = heart.find_gone() if lost_peer(error) else None
+        if gone is None:
+            raise
+        if heart.may_tell():
+            err.quiet = False
+        raise InputError(
+            f"{heart.name_of(gone)} is gone: killed, out of memory, or ended by an error of its own; whole checkpoints "
+            "stay, run the same command to go on"
+        ) from None
+    else:
+        heart.leave()
     finally:
-        dist.destroy_process_group()
+        heart.stopped.set()
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
 
-if __name__ == "__main__":
+def launch() -> int:
+    """Be torchrun with the arguments of this process; the exit code."""
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main as torchrun
 
+    if PARENT in os.environ:
+        threading.Thread(target=end_with_parent, args=(int(os.environ[PARENT]),), daemon=True).start()
+    os.environ[PARENT] = str(os.getpid())
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    logging.disable(logging.ERROR)  # half a page about each process that fails
     try:
         torchrun()
     except ChildFailedError as failed:
-        sys.exit(failed.get_first_failure()[1].exitcode)
+        codes = {rank: failure.exitcode for rank, failure in failed.failures.items()}
+        if told := [code for code in codes.values() if code > 0]:
+            return told[0]
+        rank = next(
+            (rank for rank, code in codes.items() if code != -signal.SIGTERM), min(codes)
+        )  # torchrun sends that
+        number = signal.Signals(-codes[rank])
+        memory = "; out of memory?" if number == signal.SIGKILL else ""
+        err.print(
+            f"biphase: process {rank} (pid {failed.failures[rank].pid}) was killed (signal {number.value}, "
+            f"{number.name}{memory}); whole checkpoints stay, run the same command to go on",
+            markup=False,
+        )
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(launch())

@@ -1,12 +1,15 @@
-"""What must be known or set before PyTorch is loaded, which takes seconds: cores, GPUs, units for bf16, the heap."""
+"""What must be known or set before PyTorch is loaded, which takes seconds: cores, GPUs, units for bf16, the heap, and
+whom a process ends with."""
 
 import atexit
 import ctypes
 import gc
 import os
 import platform
+import signal
 import subprocess
 import sys
+import time
 from functools import cache
 from pathlib import Path
 
@@ -17,6 +20,10 @@ GPU_FILES = ("nvidia*", "nvgpu*", "nvhost*", "kfd", "dxg")
 
 BF16_UNITS = {"amx_bf16", "avx512_bf16", "bf16"}
 """CPU flags (x86, x86, Arm) without which bf16 products are far slower than fp32 ones."""
+
+
+GRACE_SECONDS = 20.0
+"""From asking a process to end until it is killed: training uses them to save its state. Slurm itself gives 30."""
 
 
 def num_cores() -> int:
@@ -81,6 +88,7 @@ def prepare_process() -> None:
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # warnings with a page of C++ frames, as a launcher ends
 
 
 def keep_heap() -> None:
@@ -95,3 +103,19 @@ def keep_heap() -> None:
     libc.mallopt(m_mmap_threshold, 1 << 30)
     libc.mallopt(m_trim_threshold, -1)
     libc.mallopt(m_mmap_max, 0)
+
+
+def end_with_parent(parent: int, grace_seconds: float = GRACE_SECONDS) -> None:
+    """No orphans: once the process `parent` is gone, this one ends, with its process group where it leads one.
+
+    It is asked first, and killed when the grace is over. For a thread of its own.
+    """
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    leads = os.getpgrp() == os.getpid()
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if leads:
+            os.killpg(0, number)
+        else:
+            os.kill(os.getpid(), number)
+        time.sleep(grace_seconds)

@@ -255,15 +255,23 @@ class ComputeConfig(Strict):
     compile: Literal["auto", "on", "off"] = "auto"
     """torch.compile of the blocks. `auto`: on CUDA, and in long bf16 runs on a CPU with a C++ compiler."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
-    """Under torchrun: whole weights on each process, or weights, gradients and moments sharded (FSDP2)."""
+    """In several processes: whole weights on each, or weights, gradients and moments sharded (FSDP2)."""
     activation_checkpointing: bool = False
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    silence_seconds: PositiveCount | None = None
+    """How long a process of several may be silent, stopped or cut off, until the others end and name it: 60 unless
+    given."""
 
     @field_validator("compile", mode="before")
     @classmethod
     def read_on_and_off(cls, value: Any) -> Any:
         """YAML reads a bare on or off as a boolean."""
         return ("on" if value else "off") if isinstance(value, bool) else value
+
+    @model_serializer(mode="wrap")
+    def leave_out_what_is_not_given(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """As in `Optimizer`."""
+        return {key: value for key, value in serialize(self).items() if value is not None}
 
 
 class Recipe(Strict):

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from importlib import import_module
 from pathlib import Path
 from threading import Thread
@@ -695,3 +695,45 @@ def test_an_earlier_wave_goes_first_where_both_are_ready() -> None:
         taken.append(unit.name)
         queue.settle(Outcome(unit.name, [], None, 1.0))
     assert taken == ["a", "a3", "a2", "b", "b2"] or taken == ["a", "a2", "a3", "b", "b2"]
+
+
+def listening(pids: Collection[int]) -> set[str]:
+    """The hexadecimal IP addresses on which some processes listen."""
+    sockets = {os.readlink(fd) for pid in pids for fd in Path(f"/proc/{pid}/fd").iterdir() if fd.is_symlink()}
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            _, local, _, state, *_, inode = line.split()[:10]
+            if state == "0A" and f"socket:[{inode}]" in sockets:
+                found.add(local.partition(":")[0])
+    return found
+
+
+def family_of(pid: int) -> list[int]:
+    """A process and all that it started."""
+    children = [int(each) for path in Path(f"/proc/{pid}/task").glob("*/children") for each in path.read_text().split()]
+    return [pid, *(each for child in children for each in family_of(child))]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_a_cluster_that_is_started_here_is_nobody_elses(tmp_path: Path) -> None:
+    """It listens on the loopback interface alone, and wants a token. In a process of its own: Ray keeps its first."""
+    pytest.importorskip("ray", reason="Ray is not installed")
+    code = (
+        "import os, sys; from biphase.engine.local import Engine; from biphase.engine.scheduler import run_units;"
+        "from biphase.engine.units import Unit;"
+        "run = run_units([Unit(name, os.getpid, {}) for name in 'ab'], Engine(kind='ray', workers=1));"
+        "assert next(run).error is None; print(os.environ['RAY_AUTH_MODE'], flush=True);"
+        "sys.stdin.read(1); run.close();"
+        "assert 'RAY_AUTH_TOKEN' not in os.environ"
+    )
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, env=environment, stdin=-1, stdout=-1, stderr=-1, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "token\n"
+        addresses = listening(family_of(process.pid))
+        _, told = process.communicate("x")
+    assert process.returncode == 0, told
+    assert addresses and addresses <= {"0100007F", "0000000000000000FFFF00000100007F", "0" * 31 + "1"}

@@ -56,7 +56,7 @@ def digests(run: Run, step: int) -> dict[str, str]:
 def numbers(run: Run) -> list[dict[str, Any]]:
     """What was logged, without what depends on the clock."""
     lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
-    timed = ("tokens_per_second", "flops_per_second", "share_of_peak")
+    timed = ("tokens_per_second", "flops_per_second", "share_of_peak", "data_wait")
     return [{k: v for k, v in line.items() if k not in timed} for line in lines]
 
 

@@ -1,5 +1,6 @@
 """Hours, disk and published figures follow from shapes and FLOPs (tests/test_flops.py)."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -179,3 +180,12 @@ def test_a_cell_costs_its_steps_and_its_evaluation(paper: Plan) -> None:
     assert flops == pytest.approx(each * (tokens + 7e4 / 3))
     short = config.model_copy(update={"max_train_examples": 100, "epochs": 2})
     assert cell_cost(shape, "sst2", ("sst2",), short, 8)[:2] == (8, 8 * 32 * 8)
+
+
+def test_a_plan_says_what_memory_its_networks_need() -> None:
+    """Muon's single moment and the microbatches of an update count; a network is named once."""
+    study = load_study(Path(__file__).parents[2] / "studies" / "paper.yaml")
+    lines = [line for line in estimate(plan_study(study)).assumptions if "GiB" in line]
+    assert [line.partition(":")[0] for line in lines] == ["210m", "610m", "1b"]
+    alone, eight, many = (float(word) for word in re.findall(r"(\d+\.\d)", lines[-1]))
+    assert 50 < alone < 80 and eight > many

@@ -3,9 +3,11 @@
 A verb says what its words mean and calls what does it. Heavy imports happen inside the verb that needs them.
 """
 
+import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
@@ -15,7 +17,7 @@ from typer.core import TyperGroup
 
 from biphase import __version__
 from biphase.cli.study import AddressOption, EngineOption, Overrides, study_app
-from biphase.console import err, out
+from biphase.console import err, out, silence
 from biphase.errors import EXIT_BUSY, BusyError, InputError, StoppedError, clipped
 from biphase.machine import prepare_process
 
@@ -69,6 +71,9 @@ MOST_CHARACTERS = 2000
 """The longest line of a complaint: what it quotes may be a file without line ends."""
 
 INTERRUPTED = "interrupted; what was finished is kept, rerun to go on"
+
+TELLING_SECONDS = 30.0
+"""How long a silenced process waits, before it ends, for the launcher to end it."""
 
 
 def show_version(wanted: bool) -> None:
@@ -340,12 +345,33 @@ def inspect_command(
     out.print(describe_path(path, verify=verify, near_copies=near_copies), markup=False)
 
 
+@app.command("doctor")
+def doctor_command(
+    folder: Annotated[
+        Path, typer.Argument(help="Where you mean to work: its disk and its locks are looked at.")
+    ] = Path(),
+    form: Annotated[str, typer.Option("--format", help="text or json.")] = "text",
+) -> None:
+    """Versions, devices, what `auto` chooses and why, disk, locks, hub: for bug reports. `!` marks what is wrong.
+
+    Example: `biphase doctor /shared/runs`
+    """
+    from biphase.cli.doctor import examine, show
+
+    if form not in ("text", "json"):
+        raise InputError(f"--format is {form}; it is text or json")
+    facts = examine(folder)
+    out.print(json.dumps(facts, indent=2, ensure_ascii=False) if form == "json" else show(facts), markup=False)
+
+
 def main() -> Any:
     """The `biphase` command. Exit code 2 and one line for what the user can mend, 75 while another process is at the
     same work, 143 after a saved stop, 130 after Ctrl-C; 1 and a traceback for what is a mistake of ours."""
     prepare_process()
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, interrupt)
+    if is_one_of_several() and os.environ.get("LOCAL_RANK", "0") != "0":
+        silence()  # one of the processes of a machine tells what is wrong with the command
     try:
         return app()
     except BusyError as error:
@@ -353,15 +379,24 @@ def main() -> Any:
     except InputError as error:
         complain(str(error))
     except StoppedError as error:
-        err.print(f"biphase: {error}", markup=False)
-        sys.exit(143)
+        complain(str(error), 143)
     except OSError as error:  # a full disk, a folder in place of a file, a name that is too long: never our mistake
         if error.errno is None:
             raise
         complain(f"{error.strerror}: {error.filename or 'while writing'}; what was finished is kept, rerun to go on")
 
 
+def is_one_of_several() -> bool:
+    """Whether a launcher started this process beside others of the same run."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
 def complain(line: str, code: int = 2) -> None:
+    """One line and the exit code. A silenced process of several lets the one that tells go first: the launcher ends all
+    as soon as one has ended. Where none has told, it tells."""
+    if err.quiet and is_one_of_several():
+        time.sleep(TELLING_SECONDS)
+        err.quiet = False
     err.print(f"biphase: {clipped(' '.join(line.split()), MOST_CHARACTERS)}")
     sys.exit(code)
 

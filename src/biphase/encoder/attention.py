@@ -104,6 +104,13 @@ def choose_backend(device: torch.device, dtype: torch.dtype) -> Backend:
     return "varlen" if device.type == "cuda" and dtype != torch.float32 else "buckets"
 
 
+def explain_backend(device: torch.device, dtype: torch.dtype) -> str:
+    """What `choose_backend` chooses, and why."""
+    if choose_backend(device, dtype) == "varlen":
+        return "varlen, PyTorch's packed flash attention (CUDA, 16 bits)"
+    return f"buckets, samples of about one length batched (varlen needs CUDA and bf16, here is {device.type})"
+
+
 def packed_attention(
     module: torch.nn.Module,
     query: Tensor,

@@ -24,10 +24,7 @@ from biphase.config import Count, PositiveCount, Strict
 from biphase.console import err, silence
 from biphase.engine.units import Outcome
 from biphase.errors import BusyError, InputError, StoppedError
-from biphase.machine import num_cores, prepare_process, visible_gpus
-
-GRACE_SECONDS = 20.0
-"""From asking a worker to end until it is killed: training uses them to save its state. Slurm itself gives 30."""
+from biphase.machine import GRACE_SECONDS, end_with_parent, num_cores, prepare_process, visible_gpus
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
 
@@ -314,12 +311,3 @@ def load_and_call(payload: bytes) -> Any:
     """Loading imports the function's module, so it may fail as the function may. The bytes are from the parent."""
     function, arguments = pickle.loads(payload)
     return function(**arguments)
-
-
-def end_with_parent(parent: int) -> None:
-    """No orphans: once the parent is gone, this process and all that it started end as if it had asked them to."""
-    while os.getppid() == parent:
-        time.sleep(0.5)
-    os.killpg(0, signal.SIGTERM)
-    time.sleep(GRACE_SECONDS)
-    os.killpg(0, signal.SIGKILL)

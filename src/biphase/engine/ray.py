@@ -3,6 +3,7 @@
 import logging
 import os
 import pickle
+import secrets
 import signal
 import socket
 import subprocess
@@ -13,9 +14,10 @@ from collections.abc import Iterator, Sequence
 from textwrap import shorten
 from typing import Any
 
-from biphase.engine.local import GRACE_SECONDS, Engine, Message, WorkerProcess
+from biphase.engine.local import Engine, Message, WorkerProcess
 from biphase.engine.units import Outcome
 from biphase.errors import InputError
+from biphase.machine import GRACE_SECONDS
 
 JOIN_SECONDS = 60.0
 """Until an address that does not answer is given up."""
@@ -25,6 +27,9 @@ class RayPool:
     """Workers on a Ray cluster: joined, or started on this machine for this run."""
 
     def __init__(self, engine: Engine, num_units: int) -> None:
+        self.variables: dict[str, str] = {}
+        if not (engine.address or os.environ.get("RAY_ADDRESS")):
+            self.variables = keep_to_this_machine()
         try:
             import ray
         except ImportError:
@@ -99,6 +104,26 @@ class RayPool:
         finally:
             if self.is_ours:
                 ray.shutdown()
+            for variable in self.variables:
+                os.environ.pop(variable, None)
+
+
+def keep_to_this_machine() -> dict[str, str]:
+    """Have a cluster that is started here listen on the loopback interface alone, and to nobody without its token.
+
+    Ray itself listens on all interfaces, and runs whatever it is sent. Returns the environment variables that are set:
+    a token is drawn unless the user has said how to authenticate; Ray before 2.52 knows none.
+    """
+    loaded: Any = sys.modules.get("ray")
+    if loaded is not None and loaded.is_initialized():
+        return {}  # by the caller, who knows where
+    variables = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # on all systems: the address of a node is 127.0.0.1
+    if not {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys():
+        variables |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    os.environ.update(variables)
+    if loaded is not None:  # it has read the variable when it was imported
+        loaded._private.ray_constants.ENABLE_RAY_CLUSTER = False
+    return variables
 
 
 def connect_ray(address: str | None) -> None:

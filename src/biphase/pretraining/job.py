@@ -122,13 +122,17 @@ class TrainState:
     flops: FlopCount
 
 
+def total_work(job: Job, flops: FlopCount) -> float:
+    """The FLOPs of the blocks in the whole run, resumed or not."""
+    return job.tokens_before(job.recipe.num_steps) * flops.per_token
+
+
 def load_state(job: Job, start: Start) -> TrainState:
     """The model and the optimizers as they are at `start`. Every process must call it."""
     recipe, world = job.recipe, job.world
     network = load_network(recipe, start, job.shards)
     flops = count_flops(network)
-    work = job.tokens_before(recipe.num_steps) * flops.per_token
-    model = parallelize(PackedModel(network), recipe.compute, job.dtype, world, work=work)
+    model = parallelize(PackedModel(network), recipe.compute, job.dtype, world, work=total_work(job, flops))
     sharded = world.size > 1 and recipe.compute.parallel == "fsdp"
     optimizers = make_optimizers(recipe.optimizer, model, dtype=job.dtype, sharded=sharded)
     if start.optimizer_folder is not None:

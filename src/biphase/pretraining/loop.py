@@ -20,7 +20,14 @@ from biphase.distributed import join_world
 from biphase.errors import InputError, StoppedError
 from biphase.pretraining.batches import Microbatch, open_loader, prefetch
 from biphase.pretraining.job import Job, TrainState, hold_run, load_state, open_job, save_state
-from biphase.pretraining.metrics import StepResult, describe_start, make_validator, open_log, prove_causality
+from biphase.pretraining.metrics import (
+    StepResult,
+    describe_compute,
+    describe_start,
+    make_validator,
+    open_log,
+    prove_causality,
+)
 from biphase.pretraining.optimizer import set_rate
 from biphase.pretraining.parallel import autocast, gradient_sync
 from biphase.pretraining.schedule import mixture_number
@@ -36,7 +43,7 @@ def train(recipe: Recipe, root: Path = Path("runs")) -> Run:
         InputError: for what the user can mend, a diverging loss included.
         StoppedError: after SIGTERM or SIGINT, once the state is saved.
     """
-    with join_world(recipe.compute.device) as world:
+    with join_world(recipe.compute.device, recipe.compute.silence_seconds) as world:
         job = open_job(recipe, root, world)
         run = job.run
         if run.is_done and not job.lost_steps:
@@ -86,10 +93,12 @@ def train_steps(job: Job, start: Start, stop: int, *, is_logged: bool) -> int:
     # 2. Model and optimizers, as they are at the start.
     state = load_state(job, start)
     world.tell(describe_start(job, state.model, loader))
+    world.tell(describe_compute(job, state.flops))
     tokens_seen = start.tokens_seen
     proved: set[tuple[int, str]] = set()
     with stop_signals() as stop_asked, open_log(job, range(start.run_step, stop), is_logged=is_logged) as log:
         for step, phase, microbatches in prefetch(recipe, loader, range(start.run_step, stop), job.origin.step):
+            log.note_batch()
             done, number = step + 1, mixture_number(recipe.curriculum, step)
             mixture = recipe.curriculum[number]
             # 3. At each switch of a mixture's direction: prove on the path that trains that it looks where it should.

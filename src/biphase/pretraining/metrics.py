@@ -22,15 +22,16 @@ from biphase.console import Tracker, track
 from biphase.corpus.mixture import make_samples
 from biphase.corpus.packing import Batches
 from biphase.corpus.shards import ShardSet
-from biphase.device import peak_flops
+from biphase.device import explain_dtype, peak_flops
 from biphase.distributed import World
-from biphase.encoder.attention import choose_backend
+from biphase.encoder.attention import choose_backend, explain_backend
 from biphase.encoder.proofs import probe_causality
 from biphase.errors import InputError
+from biphase.flops import FlopCount
 from biphase.pretraining.batches import BatchLoader
-from biphase.pretraining.job import Job
+from biphase.pretraining.job import Job, total_work
 from biphase.pretraining.objectives import Vocabulary, is_causal
-from biphase.pretraining.parallel import autocast, unwrap
+from biphase.pretraining.parallel import autocast, explain_compile, unwrap
 from biphase.recipe import Phase, Recipe
 from biphase.run import Run
 
@@ -116,6 +117,12 @@ class MetricsLog:
     """Why a record could not be written, such as a full disk. The loop ends all processes with it."""
     since: float = field(default_factory=time.perf_counter)
     """When the last step ended, or what came after it."""
+    waited: float = 0.0
+    """How many seconds of the current step had passed when its batch was there."""
+
+    def note_batch(self) -> None:
+        """The batch of the next step is there; what has passed since the last one was waiting for it."""
+        self.waited = time.perf_counter() - self.since
 
     def restart_clock(self) -> None:
         """Leave out of the next step's time what came after the last one, validation and checkpoints."""
@@ -137,12 +144,14 @@ class MetricsLog:
             "tokens_per_second": round(result.tokens / seconds, 1),
             "flops_per_second": round(result.flops / seconds),
             "share_of_peak": round(result.flops / seconds / self.peak, 4),
+            "data_wait": round(self.waited / seconds, 4),
         }
         self.write(record)
+        wait = self.waited / seconds
         self.progress.advance(
             1,
             f"{phase.objective} loss {result.loss:.3f} · {record['tokens_per_second']:,.0f} tokens/s · "
-            f"{record['share_of_peak']:.0%} of peak",
+            f"{record['share_of_peak']:.0%} of peak" + (f" · {wait:.0%} waiting for data" if wait >= 0.01 else ""),
         )
 
     def record_validation(self, done: int, phase: Phase, metrics: dict[str, float]) -> None:
@@ -180,6 +189,16 @@ def open_log(job: Job, steps: range, *, is_logged: bool) -> Iterator[MetricsLog]
             # What an earlier process wrote after these steps began is purged: it will be written again.
             tensorboard = SummaryWriter(str(job.run.path / "tensorboard"), purge_step=steps.start + 1)
         yield MetricsLog(job.run, progress, peak, is_written, tensorboard)
+
+
+def describe_compute(job: Job, flops: FlopCount) -> str:
+    """One line on how a run is computed, and why so."""
+    world, compute, work = job.world, job.recipe.compute, total_work(job, flops)
+    several = f"{world.size} processes, {compute.parallel} · " if world.size > 1 else ""
+    return (
+        f"{several}{world.device}, {explain_dtype(compute.precision, world.device)} · attention: "
+        f"{explain_backend(world.device, job.dtype)} · blocks {explain_compile(compute, world.device, job.dtype, work)}"
+    )
 
 
 def describe_start(job: Job, model: nn.Module, loader: BatchLoader) -> str:

@@ -69,6 +69,20 @@ def should_compile(compute: ComputeConfig, device: torch.device, dtype: torch.dt
     return dtype == torch.bfloat16 and has_cpp_compiler() and work > COMPILE_PAYS_AFTER_FLOPS
 
 
+def explain_compile(compute: ComputeConfig, device: torch.device, dtype: torch.dtype, work: float) -> str:
+    """What `should_compile` decides, and why."""
+    decision = "compiled" if should_compile(compute, device, dtype, work) else "not compiled"
+    if compute.compile != "auto":
+        return f"{decision} (compute.compile)"
+    if device.type == "cuda":
+        return f"{decision} (CUDA)"
+    if dtype != torch.bfloat16:
+        return f"{decision} (fp32 on a CPU: it would save next to nothing)"
+    if not has_cpp_compiler():
+        return f"{decision} (there is no C++ compiler)"
+    return f"{decision} (bf16 on a CPU, {'a long' if work > COMPILE_PAYS_AFTER_FLOPS else 'too short a'} run)"
+
+
 def transformer_blocks(model: nn.Module) -> list[nn.Module]:
     """The repeated layers of a transformers model: its longest module list."""
     lists = [list(module) for module in model.modules() if isinstance(module, nn.ModuleList)]

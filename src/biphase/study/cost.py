@@ -19,6 +19,7 @@ from biphase.errors import InputError, clipped, nearest
 from biphase.files import read_json, read_json_as
 from biphase.finetuning.config import FinetuneConfig
 from biphase.flops import PEAK_FLOPS, SHAPE_KEYS, SampleLengths, Shape, flops_per_token, known_device, read_shape
+from biphase.memory import plan_memory
 from biphase.recipe import Data, Recipe
 from biphase.run import open_run, read_metrics
 from biphase.study.arms import starting_models
@@ -254,6 +255,7 @@ def estimate(plan: Plan, machine: Machine | None = None) -> Estimate:
     if plan.cells:
         rows.append(evaluation_cost(plan, sizes, machine, published.get("evaluation")))
         assumptions.append("fine-tuning: rounded sizes of the tasks' published data, at the same efficiency")
+    assumptions += list_memory(plan, sizes)
     return Estimate(
         machine=machine,
         groups=tuple(rows),
@@ -269,6 +271,32 @@ def seed_flops(plan: Plan, sizes: Sizes) -> float:
     """FLOPs of all runs and all fine-tunings of a plan."""
     spent = sum(flops for run in plan.runs.values() for flops in sizes.flops(run).values())
     return spent + evaluation_cost(plan, sizes, None, None).flops
+
+
+def list_memory(plan: Plan, sizes: Sizes) -> list[str]:
+    """For each network and way to train it, the memory that a GPU needs, at most: alone, and as one of 8 and of 64."""
+    lines = []
+    for run in plan.runs.values():
+        shape, compute = sizes.shapes[run.name], run.recipe.compute
+        if shape is None:
+            continue
+        batch, each = run.recipe.batch_tokens, []
+        most_tokens = batch if isinstance(batch, int) else max(batch.start, batch.to)
+        for devices in (1, 8, 64):
+            planned = plan_memory(
+                shape,
+                devices,
+                microbatch_tokens=compute.microbatch_tokens,
+                num_microbatches=math.ceil(most_tokens / (devices * compute.microbatch_tokens)),
+                recomputes=compute.activation_checkpointing,
+                moments_per_weight=moment_bytes(shape, run.recipe) / (BYTES_PER_WEIGHT * shape.parameters),
+            )
+            each.append(f"{planned.total / 2**30:,.1f}")
+        lines.append(
+            f"{run.model}: at most {each[0]} GiB on one GPU, {each[1]} on each of 8 and {each[2]} of 64 under FSDP "
+            f"(microbatches of {compute.microbatch_tokens:,} tokens)"
+        )
+    return list(dict.fromkeys(lines))
 
 
 def group_cost(plan: Plan, group: str, sizes: Sizes, machine: Machine | None, published: Published | None) -> GroupCost:

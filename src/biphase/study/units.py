@@ -62,9 +62,9 @@ def train_by_torchrun(recipe: Recipe, folder: StudyFolder, processes: int) -> Pa
     command += ["-m", "biphase", "pretrain", str(recipe_file), "--runs", str(folder.runs)]
     log = folder.runs / f"{recipe.name}.log"
     with open(log, "a", encoding="utf-8") as file:
-        child = subprocess.Popen(
-            command, stdout=file, stderr=subprocess.STDOUT, env=os.environ | {"OMP_NUM_THREADS": "1"}
-        )
+        # It ends with this process, however that ends: BIPHASE_PARENT.
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "BIPHASE_PARENT": str(os.getpid())}
+        child = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=environment)
         previous = signal.signal(signal.SIGTERM, lambda *_: child.terminate())
         try:
             code = child.wait()

@@ -1,0 +1,197 @@
+"""`biphase doctor`: what a report of a problem should say of the machine, and what would surprise on it.
+
+In: this machine and a folder to work in. Out: facts by topic, each a line; what is wrong begins with `!`.
+"""
+
+import fcntl
+import os
+import platform
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from urllib.error import HTTPError, URLError
+from urllib.request import Request, urlopen
+
+from biphase.machine import num_cores
+
+PACKAGES = ("biphase", "torch", "transformers", "tokenizers", "datasets", "safetensors", "numpy", "ray")
+VARIABLES = (
+    "CUDA_VISIBLE_DEVICES",
+    "PYTORCH_ALLOC_CONF",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "OMP_NUM_THREADS",
+    "OMP_WAIT_POLICY",
+    "GOMP_SPINCOUNT",
+    "HF_HOME",
+    "HF_ENDPOINT",
+    "HF_HUB_OFFLINE",
+    "BIPHASE_CACHE",
+)
+"""Environment variables that change what runs, how fast, or where from. None holds a secret."""
+HUB_SECONDS = 5.0
+LOCAL_LOCKS = {"nolock", "localflock", "noflock", "local_lock=flock", "local_lock=all"}
+"""Mount options of NFS and Lustre under which a lock is seen by its own machine alone, or by nobody."""
+GIB = 1 << 30
+
+Facts = dict[str, dict[str, str]]
+
+
+def examine(folder: Path) -> Facts:
+    """All facts, by topic and name."""
+    return {
+        "versions": describe_versions(),
+        "machine": describe_cores(),
+        "computing": describe_computing(),
+        "environment": {name: os.environ[name] for name in VARIABLES if name in os.environ},
+        "files": describe_files(folder),
+        "hub": describe_hub(os.environ),
+    }
+
+
+def show(facts: Facts) -> str:
+    """The facts as aligned lines."""
+    lines = []
+    for topic, entries in facts.items():
+        width = max((len(name) for name in entries), default=0)
+        lines.append(topic)
+        lines += [f"  {name:<{width}}  {value}" for name, value in entries.items()]
+    return "\n".join(lines)
+
+
+def describe_versions() -> dict[str, str]:
+    found = {"python": f"{platform.python_version()} ({sys.executable})"}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed"
+    return found
+
+
+def describe_cores() -> dict[str, str]:
+    from biphase.device import processor_name
+
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if "SC_PHYS_PAGES" in os.sysconf_names else 0
+    libc = " ".join(platform.libc_ver()).strip() or "unknown C library"
+    is_glibc = platform.libc_ver()[0] == "glibc"
+    kept = "freed memory is kept (glibc's thresholds)" if is_glibc else "the C library's own (set for glibc alone)"
+    return {
+        "system": platform.platform(),
+        "processor": f"{processor_name()}, {num_cores()} of {os.cpu_count()} cores for this process",
+        "memory": f"{pages / GIB:,.1f} GiB" if pages else "unknown",
+        "heap": f"{libc}: {kept}",
+    }
+
+
+def describe_computing() -> dict[str, str]:
+    """Devices, and what `auto` chooses on the first of them, with the reasons."""
+    import torch
+
+    from biphase.device import choose_device, choose_dtype, explain_dtype, has_cpp_compiler
+    from biphase.encoder.attention import explain_backend
+    from biphase.pretraining.parallel import COMPILE_PAYS_AFTER_FLOPS, explain_compile
+    from biphase.recipe import ComputeConfig
+
+    found = {}
+    for number in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(number)
+        capability = f"compute capability {properties.major}.{properties.minor}"
+        found[f"cuda:{number}"] = f"{properties.name}, {properties.total_memory / GIB:,.0f} GiB, {capability}"
+    if not found:
+        built = torch.version.cuda or torch.version.hip
+        reason = f"built for {built}, but no device is seen" if built else "this PyTorch is built without CUDA"
+        found["GPUs"] = f"none: {reason}"
+    device = choose_device("auto")
+    dtype = choose_dtype("auto", device)
+    long_run = 2 * COMPILE_PAYS_AFTER_FLOPS
+    found["precision"] = explain_dtype("auto", device)
+    found["attention"] = explain_backend(device, dtype)
+    found["compile"] = f"in long runs {explain_compile(ComputeConfig(), device, dtype, long_run)}"
+    found["C++ compiler"] = "yes" if has_cpp_compiler() else "none: torch.compile does not work on a CPU"
+    return found
+
+
+def describe_files(folder: Path) -> dict[str, str]:
+    """Room and locks where work is done, and room where models and encoded texts are kept."""
+    existing = nearest_existing(folder)
+    kind, options = file_system(existing)
+    caches = {
+        "hub's cache": os.environ.get("HF_HOME", "~/.cache/huggingface"),
+        "our cache": os.environ.get("BIPHASE_CACHE", "~/.cache/biphase"),
+    }
+    found = {
+        "folder": f"{folder.resolve()}: {room(existing)}, {kind}",
+        "locks": describe_locks(existing, kind, options),
+    }
+    for name, path in caches.items():
+        place = Path(path).expanduser()
+        found[name] = f"{place}: {room(nearest_existing(place))}"
+    return found
+
+
+def nearest_existing(path: Path) -> Path:
+    """The path, or the nearest folder above it that is there."""
+    path = path.resolve()
+    return next(each for each in (path, *path.parents) if each.is_dir())
+
+
+def room(folder: Path) -> str:
+    free = shutil.disk_usage(folder).free
+    warning = "! only " if free < GIB else ""
+    return f"{warning}{free / GIB:,.1f} GiB free{'' if os.access(folder, os.W_OK) else ', ! not writable'}"
+
+
+def file_system(folder: Path, mounts: Path = Path("/proc/self/mounts")) -> tuple[str, set[str]]:
+    """The kind of the file system that a folder is on, and its mount options; where the system tells."""
+    if not mounts.exists():
+        return "unknown file system", set()
+    found = ("unknown file system", set[str]())
+    longest = -1
+    for line in mounts.read_text(encoding="utf-8").splitlines():
+        _, place, kind, options, *_ = line.split()
+        place = place.replace("\\040", " ")  # how a space is written there
+        if folder.is_relative_to(place) and len(place) >= longest:
+            longest, found = len(place), (kind, set(options.split(",")))
+    return found
+
+
+def describe_locks(folder: Path, kind: str, options: set[str]) -> str:
+    """Whether a lock (flock) that is held is refused to the next one, as claims of runs and cells need it."""
+    try:
+        with tempfile.NamedTemporaryFile(dir=folder) as first, open(first.name, "rb") as second:
+            fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            try:
+                fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                pass
+            else:
+                return "! a lock that is held was given a second time: two processes would train into one folder"
+    except OSError as error:
+        return f"! flock does not work here ({error.strerror}): runs cannot be claimed; use another file system"
+    if local := LOCAL_LOCKS & options:
+        return (
+            f"! flock works on this machine only ({kind}, {', '.join(sorted(local))}): keep to one machine per folder"
+        )
+    if kind.startswith("nfs") or kind == "lustre":
+        return f"flock works here, and between machines as {kind} is mounted"
+    return "flock works"
+
+
+def describe_hub(environment: Mapping[str, str]) -> dict[str, str]:
+    """Whether models and data can be fetched."""
+    endpoint = environment.get("HF_ENDPOINT", "https://huggingface.co")
+    if environment.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON"):
+        return {endpoint: "not asked: HF_HUB_OFFLINE is set, only what is in the cache is used"}
+    if not endpoint.startswith(("https://", "http://")):
+        return {endpoint: "! HF_ENDPOINT is no web address"}
+    try:
+        with urlopen(Request(endpoint, method="HEAD"), timeout=HUB_SECONDS):
+            return {endpoint: "reachable"}
+    except HTTPError as error:
+        return {endpoint: f"reachable (it answers {error.code})"}
+    except (URLError, OSError, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        return {endpoint: f"! not reachable ({reason}): use local folders, or what is in the cache"}

@@ -1,0 +1,77 @@
+"""What `biphase doctor` finds out, and what it warns of."""
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from biphase.cli import doctor
+from biphase.cli.doctor import describe_hub, describe_locks, examine, file_system, show
+
+MOUNTS = r"""/dev/vda / ext4 rw,relatime 0 0
+server:/export /shared nfs4 rw,vers=4.2,local_lock=none 0 0
+server:/old /old nfs rw,vers=3,nolock,local_lock=all 0 0
+mds:/scratch /scratch lustre rw,flock 0 0
+mds:/work /with\040space lustre rw,localflock 0 0
+"""
+
+
+@pytest.mark.parametrize(
+    ("folder", "kind", "told"),
+    [
+        ("/home/me", "ext4", "flock works"),
+        ("/shared/runs", "nfs4", "flock works here, and between machines as nfs4 is mounted"),
+        ("/old/runs", "nfs", "! flock works on this machine only (nfs, local_lock=all, nolock)"),
+        ("/scratch", "lustre", "flock works here, and between machines"),
+        ("/with space/x", "lustre", "! flock works on this machine only (lustre, localflock)"),
+        ("/sharedx", "ext4", "flock works"),
+    ],
+)
+def test_locks_by_file_system(folder: str, kind: str, told: str, tmp_path: Path) -> None:
+    (tmp_path / "mounts").write_text(MOUNTS)
+    found, options = file_system(Path(folder), tmp_path / "mounts")
+    assert found == kind
+    assert describe_locks(tmp_path, found, options).startswith(told)
+
+
+def test_locks_that_are_given_twice_and_locks_that_do_not_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.fcntl, "flock", lambda file, how: None)
+    assert describe_locks(tmp_path, "fuse", set()).startswith("! a lock that is held was given a second time")
+
+    def refuse(file: object, how: int) -> None:
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(doctor.fcntl, "flock", refuse)
+    assert describe_locks(tmp_path, "lustre", set()).startswith("! flock does not work here (Function not implemented)")
+
+
+def test_the_hub_by_what_it_answers() -> None:
+    with socket.socket() as server:  # bound, but nobody listens
+        server.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        assert describe_hub({"HF_ENDPOINT": url})[url].startswith("! not reachable (")
+    assert "HF_HUB_OFFLINE is set" in describe_hub({"HF_HUB_OFFLINE": "1"})["https://huggingface.co"]
+    assert describe_hub({"HF_ENDPOINT": "file:///etc"})["file:///etc"].startswith("! ")
+
+
+def test_all_facts_on_one_screen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    facts = examine(tmp_path / "not" / "yet")
+    assert list(facts) == ["versions", "machine", "computing", "environment", "files", "hub"]
+    assert {"precision", "attention", "compile"} <= facts["computing"].keys()
+    text = show(facts)
+    assert text.count("\n") < 45 and "secret" not in text
+    assert facts["files"]["locks"].startswith("flock works")
+
+
+def test_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    command = [sys.executable, "-m", "biphase", "doctor", "--format"]
+    told = subprocess.run([*command, "json"], capture_output=True, text=True, check=True)
+    assert json.loads(told.stdout)["versions"]["torch"]
+    wrong = subprocess.run([*command, "xml"], capture_output=True, text=True, check=False)
+    assert wrong.returncode == 2 and wrong.stderr == "biphase: --format is xml; it is text or json\n"

@@ -1,0 +1,237 @@
+"""Processes of one run end together: with who started them, and with one line where one of them is lost."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+import yaml
+
+import biphase.distributed as distributed
+from biphase.distributed import HAS_LEFT, Heart
+from biphase.files import locked
+from biphase.recipe import Recipe
+from biphase.run import Run, whole_steps
+
+PATIENCE = 300.0
+"""Seconds until a test gives up; what is waited for takes a few on a quiet machine."""
+
+
+def wait_until(is_so: Callable[[], object], what: str) -> None:
+    ends = time.monotonic() + PATIENCE
+    while not is_so():
+        assert time.monotonic() < ends, f"{what}: not within {PATIENCE:.0f} s"
+        time.sleep(0.1)
+
+
+# The heart alone
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> dist.Store:
+    monkeypatch.setattr(distributed, "BEAT_SECONDS", 0.01)
+    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    lines: list[str] = []
+
+    def end_at_once(heart: Heart, line: str) -> None:
+        lines.append(line)
+        heart.stopped.set()
+
+    monkeypatch.setattr(Heart, "end_at_once", end_at_once)
+    return lines
+
+
+def test_a_silent_process_is_named(store: dist.Store, told: list[str]) -> None:
+    first, second = Heart(store, 0, 2, 0.3), Heart(store, 1, 2, 1e6)
+    first.start()
+    second.start()
+    wait_until(lambda: first.heard[1] > 3 and second.heard[0] > 3, "beats")
+    assert told == []
+    second.stopped.set()
+    wait_until(lambda: told, "a line")
+    assert told[0].startswith("process 1 of 2 (") and f"pid {os.getpid()}) has been silent for" in told[0]
+
+
+def test_one_that_never_joined_is_waited_for_longer(store: dist.Store, told: list[str]) -> None:
+    heart = Heart(store, 0, 2, 0.05)
+    heart.start()
+    wait_until(lambda: told, "a line")
+    assert "process 1 of 2 has not joined for" in told[0]
+    assert heart.missed[1] >= 50
+
+
+def test_one_that_has_left_is_not_missed(store: dist.Store, told: list[str]) -> None:
+    first, second = Heart(store, 0, 2, 0.1), Heart(store, 1, 2, 0.1)
+    second.leave()
+    first.start()
+    wait_until(lambda: first.store.add("beats/0", 0) > 50, "beats")
+    assert told == [] and first.heard[1] >= HAS_LEFT
+    first.stopped.set()
+
+
+def test_one_of_them_tells(store: dist.Store) -> None:
+    hearts = [Heart(store, rank, 3, 1.0) for rank in range(3)]
+    assert [heart.may_tell() for heart in hearts] == [True, False, False]
+
+
+def test_after_a_broken_connection_the_one_without_beats_has_gone(store: dist.Store) -> None:
+    hearts = [Heart(store, rank, 3, 1e6) for rank in range(3)]
+    stopped = threading.Event()
+
+    def beat_until_stopped() -> None:
+        while not stopped.wait(0.001):
+            hearts[1].store.add("beats/1", 1)
+
+    hearts[2].store.add("beats/2", 7)
+    thread = threading.Thread(target=beat_until_stopped)
+    thread.start()
+    try:
+        assert hearts[0].find_gone() == 2
+    finally:
+        stopped.set()
+        thread.join()
+
+
+# Real processes
+
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+
+
+@pytest.fixture
+def long_run(tiny_recipe: Callable[..., Recipe], tmp_path: Path) -> list[str]:
+    """The command of a run by two processes that would take for ever."""
+    recipe = tiny_recipe("curriculum=[{objective: clm, steps: 1000000}]", "checkpoints.every_steps=1000")
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe.model_dump(mode="json")))
+    command = [sys.executable, "-m", "biphase.distributed", "--standalone", "--nproc-per-node=2"]
+    command += ["-m", "biphase", "pretrain", str(tmp_path / "recipe.yaml"), "--runs", str(tmp_path / "runs")]
+    return [*command, "compute.silence_seconds=20"]
+
+
+def start_process(command: list[str], folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    with open(folder / "output", "wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
+        try:
+            yield process
+        finally:
+            for pid in (*descendants(process.pid), process.pid):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            process.wait()
+
+
+@pytest.fixture
+def launched(long_run: list[str], tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    yield from start_process(long_run, tmp_path)
+
+
+def descendants(pid: int) -> list[int]:
+    """Processes that a process started, and those that they started, parents first."""
+    try:
+        tasks = Path(f"/proc/{pid}/task").iterdir()
+        children = [int(child) for task in tasks for child in (task / "children").read_text().split()]
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+    return [*children, *(below for child in children for below in descendants(child))]
+
+
+def ranks_of(pid: int, folder: Path) -> dict[int, int]:
+    """The processes of the run by their ranks, once they train."""
+    wait_until(lambda: [path for path in folder.glob("runs/*/metrics.jsonl") if path.stat().st_size], "training")
+    found = {}
+    for child in descendants(pid):
+        variables = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
+        found.update({int(each[5:]): child for each in variables if each.startswith(b"RANK=")})
+    assert found.keys() == {0, 1}
+    return found
+
+
+def wait_for_end(pids: Iterable[int]) -> None:
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), "the end of all")
+
+
+def is_free(folder: Path) -> bool:
+    """Whether nobody holds the run any more."""
+    (run,) = folder.glob("runs/*")
+    try:
+        with locked(run / ".lock"):
+            return True
+    except ValueError:
+        return False
+
+
+def complaints(folder: Path) -> list[str]:
+    lines = (folder / "output").read_text().splitlines()
+    assert not [line for line in lines if "Traceback" in line or "frame #" in line], lines
+    return [line for line in lines if line.startswith("biphase: ")]
+
+
+@on_linux
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_process_is_named_in_one_line(rank: int, launched: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    os.kill(ranks_of(launched.pid, tmp_path)[rank], signal.SIGKILL)
+    assert launched.wait(PATIENCE) == 2
+    (line,) = complaints(tmp_path)
+    assert f"process {rank} (pid " in line or f"process {rank} of 2 (" in line  # by the launcher, or by the other one
+    assert is_free(tmp_path)
+
+
+@on_linux
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_stopped_process_is_named_in_one_line(rank: int, launched: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    os.kill(ranks_of(launched.pid, tmp_path)[rank], signal.SIGSTOP)
+    assert launched.wait(PATIENCE) == 2
+    (line,) = complaints(tmp_path)
+    assert f"process {rank} of 2 (" in line and "silent for 20 s" in line
+    assert is_free(tmp_path)
+
+
+@on_linux
+@pytest.mark.slow
+def test_processes_save_and_end_when_their_launcher_is_killed(
+    launched: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    ranks = ranks_of(launched.pid, tmp_path)
+    os.kill(launched.pid, signal.SIGKILL)
+    wait_for_end(ranks.values())
+    assert "stopped at step" in complaints(tmp_path)[0]
+    (run,) = tmp_path.glob("runs/*")
+    assert whole_steps(Run(run)) and is_free(tmp_path)
+
+
+@on_linux
+@pytest.mark.slow
+def test_the_launcher_ends_with_the_worker_of_a_study(long_run: list[str], tmp_path: Path) -> None:
+    """As `study.units` starts it: BIPHASE_PARENT names the worker."""
+    code = (
+        "import os, subprocess, sys;"
+        "subprocess.run(sys.argv[1:], env=os.environ | {'BIPHASE_PARENT': str(os.getpid())}, check=False)"
+    )
+    for worker in start_process([sys.executable, "-c", code, *long_run], tmp_path):
+        ranks_of(worker.pid, tmp_path)
+        started = descendants(worker.pid)
+        os.kill(worker.pid, signal.SIGKILL)
+        wait_for_end(started)
+        (run,) = tmp_path.glob("runs/*")
+        assert whole_steps(Run(run)) and is_free(tmp_path)
+
+
+@on_linux
+@pytest.mark.slow
+def test_a_mistyped_key_is_told_once(long_run: list[str], tmp_path: Path) -> None:
+    for launcher in start_process([*long_run, "batch_token=3"], tmp_path):
+        assert launcher.wait(PATIENCE) == 2
+    (line,) = complaints(tmp_path)
+    assert "did you mean 'batch_tokens'?" in line

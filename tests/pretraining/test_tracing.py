@@ -1,0 +1,133 @@
+"""What a GPU needs and can be proved without one: compiled blocks are one graph in each direction, whatever the batch,
+and an update waits for its device once.
+
+The blocks are traced with the attention of CUDA (`varlen`) on fake tensors, which have shapes and no values, so that no
+kernel has to run.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch._dynamo.utils import counters
+from torch._functorch.aot_autograd import aot_module_simplified, make_boxed_func
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import biphase.pretraining.loop as loop
+from biphase.encoder.attention import lay_out
+from biphase.encoder.load import TokenIds, make_model
+from biphase.encoder.packed import PackedModel
+from biphase.pretraining.parallel import transformer_blocks
+from biphase.recipe import Recipe
+
+SMALL = {
+    "num_hidden_layers": 2,
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+}
+
+
+def make_fake(module: torch.nn.Module, mode: FakeTensorMode) -> None:
+    """Replace all parameters and buffers by fake ones."""
+    for part in module.modules():
+        for name, parameter in part._parameters.items():
+            if parameter is not None:
+                with mode:
+                    part._parameters[name] = torch.nn.Parameter(torch.empty(parameter.shape, dtype=parameter.dtype))
+        for name, buffer in part._buffers.items():
+            if buffer is not None:
+                with mode:
+                    part._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype)
+
+
+@pytest.mark.slow
+def test_blocks_are_one_graph_per_direction_whatever_the_batch() -> None:
+    graphs: Counter[str] = Counter()
+
+    def count(gm: Any, inputs: Any) -> Any:
+        def compile_one(kind: str) -> Callable[..., Any]:
+            def compile_graph(graph: Any, _: Any) -> Any:
+                graphs[kind] += 1
+                return make_boxed_func(graph.forward)
+
+            return compile_graph
+
+        return aot_module_simplified(
+            gm, inputs, fw_compiler=compile_one("forward"), bw_compiler=compile_one("backward")
+        )
+
+    torch._dynamo.reset()
+    counters.clear()
+    network = make_model("1m", SMALL, TokenIds(384, 4, 0, 2, None), 512, 0)
+    mode, model = FakeTensorMode(), PackedModel(network)
+    make_fake(network, mode)
+    for block in transformer_blocks(model):
+        block.compile(dynamic=True, backend=count)
+    rng = np.random.default_rng(0)
+    for number in range(8):
+        lengths = rng.integers(12, 300, size=rng.integers(3, 12))
+        bounds_S1 = np.append(0, np.cumsum(lengths))
+        layout = lay_out(bounds_S1, causal=number % 2 == 0, backend="varlen", pad_to_multiple_of=32)
+        with mode, torch.autocast("cpu", torch.bfloat16):
+            for name in ("bounds_S1", "bounds_F1", "sizes_2B", "plan_PS"):  # frozen for users, not for this
+                real = getattr(layout, name)
+                object.__setattr__(layout, name, torch.empty(real.shape, dtype=real.dtype))
+            tokens_T = torch.empty(int(bounds_S1[-1]), dtype=torch.long)
+            model(tokens_T, torch.empty_like(tokens_T), layout).float().sum().backward()
+        if number == 1:  # both directions of looking have been seen
+            after_two = dict(graphs)
+    assert after_two == {"forward": 2, "backward": 2}, "one graph each way, causal and bidirectional"
+    assert graphs == after_two, "a batch of another size was compiled anew"
+    assert not counters["graph_break"]
+
+
+READS = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "equal", "is_nonzero", "repeat_interleave")
+"""Operations that, on a GPU, wait for what it was given before."""
+
+
+class CountedReads(TorchDispatchMode):
+    def __init__(self, found: Counter[str]) -> None:
+        super().__init__()
+        self.found = found
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = function.overloadpacket.__name__
+        if name in READS:
+            self.found[name] += 1
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_an_update_waits_for_its_device_once(
+    optimizer: str, tiny_recipe: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To read all numbers at a time, by `tolist`; neither loss, nor clipping, nor the optimizer reads one itself."""
+    reads: list[Counter[str]] = []
+    original, to_list = loop.update, torch.Tensor.tolist
+
+    def update(*args: Any) -> Any:
+        reads.append(found := Counter())
+
+        def counted(tensor: torch.Tensor) -> Any:
+            found["tolist"] += tensor.is_floating_point()  # the sizes of buckets are integers, and on the CPU anyway
+            return to_list(tensor)
+
+        with monkeypatch.context() as patch, CountedReads(found):
+            patch.setattr(torch.Tensor, "tolist", counted)
+            return original(*args)
+
+    monkeypatch.setattr(loop, "update", update)
+    phases = "curriculum=[{objective: clm, steps: 2}, {objective: mlm, steps: 2}]"
+    recipe = tiny_recipe(
+        phases, "schedule.warmup_steps=0", "schedule.decay_steps=0", "validation.every_steps=0",
+        f"optimizer.name={optimizer}",
+    )  # fmt: skip
+    loop.train(recipe, tmp_path)
+    assert reads == [Counter(tolist=1)] * 4

@@ -1,0 +1,104 @@
+"""Bytes per device: the plan beside the parts that FSDP2 really makes of networks, in groups of 1 to 64 processes.
+
+The networks are on the meta device and the group is PyTorch's fake one: one process, no memory, real partitioning.
+"""
+
+from typing import Any
+
+import pytest
+import torch
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from transformers import EuroBertConfig, EuroBertForMaskedLM, LlamaConfig, LlamaForCausalLM
+
+from biphase.encoder.presets import PRESETS, shape_of
+from biphase.flops import read_shape
+from biphase.memory import plan_memory
+
+LLAMA_3B = {
+    "num_hidden_layers": 28,
+    "hidden_size": 3072,
+    "intermediate_size": 8192,
+    "num_attention_heads": 24,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 128_256,
+    "tie_word_embeddings": True,
+}
+"""Llama 3.2 3B's published sizes."""
+
+
+def networks() -> list[Any]:
+    presets = [
+        pytest.param(EuroBertForMaskedLM, EuroBertConfig, {**PRESETS[name], "vocab_size": 128_256}, id=name)
+        for name in ("210m", "1b")
+    ]
+    return [*presets, pytest.param(LlamaForCausalLM, LlamaConfig, LLAMA_3B, id="3b")]
+
+
+def local_bytes(tensors: Any) -> int:
+    return sum(tensor.to_local().numel() * tensor.element_size() for tensor in tensors)
+
+
+@pytest.mark.parametrize("devices", [2, 8, 64])
+@pytest.mark.parametrize(("kind", "config", "sizes"), networks())
+def test_parts_of_weights_gradients_and_moments(kind: Any, config: Any, sizes: dict[str, Any], devices: int) -> None:
+    """Each device has its share of every matrix; FSDP2 parts rows, so that the first has up to a row more of each."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    with torch.device("meta"):
+        network = kind(config(**sizes))
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=devices)
+    try:
+        mesh = init_device_mesh("cpu", (devices,))
+        for block in network.model.layers:
+            fully_shard(block, mesh=mesh)
+        fully_shard(network, mesh=mesh)
+        parameters = list(network.parameters())
+        optimizer = torch.optim.AdamW(parameters)
+        for parameter in parameters:
+            parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()
+        moments = [entry[key] for entry in optimizer.state.values() for key in ("exp_avg", "exp_avg_sq")]
+        planned = plan_memory(read_shape(sizes), devices, microbatch_tokens=8192)
+        assert local_bytes(parameters) == pytest.approx(planned.weights, rel=1e-3)
+        assert local_bytes(parameter.grad for parameter in parameters) == pytest.approx(planned.gradients, rel=1e-3)
+        assert local_bytes(moments) == pytest.approx(planned.moments, rel=1e-3)
+    finally:
+        dist.destroy_process_group()
+
+
+def test_what_several_microbatches_and_ddp_add() -> None:
+    shape = shape_of("1b", {}, 128_256)
+    weights = 4.0 * shape.parameters
+    one = plan_memory(shape, 8, microbatch_tokens=8192)
+    more = plan_memory(shape, 8, microbatch_tokens=8192, num_microbatches=2)
+    assert more.total - one.total == weights
+    ddp = plan_memory(shape, 8, microbatch_tokens=8192, is_sharded=False)
+    assert (ddp.weights, ddp.gradients, ddp.moments) == (weights, 2 * weights, 2 * weights)
+    alone = plan_memory(shape, 1, microbatch_tokens=8192)
+    assert alone.weights + alone.gradients + alone.moments == 4 * weights
+
+
+@pytest.mark.parametrize(("width", "ffn", "layers"), [(256, 768, 2), (256, 2048, 2), (512, 768, 3)])
+def test_activations_and_copies_beside_the_tensors_that_blocks_keep(width: int, ffn: int, layers: int) -> None:
+    """What backward keeps of transformers' blocks under autocast, the copies of the weights included."""
+    sizes: dict[str, Any] = {"num_hidden_layers": layers, "hidden_size": width, "intermediate_size": ffn}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 512}
+    network = LlamaForCausalLM(LlamaConfig(**sizes, attn_implementation="sdpa")).model
+    own = {parameter.untyped_storage().data_ptr() for parameter in network.parameters()}
+    kept: dict[int, torch.UntypedStorage] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage
+        return tensor
+
+    hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
+    with torch.autocast("cpu", torch.bfloat16), hooks:
+        output = network(torch.zeros(1, 512, dtype=torch.long)).last_hidden_state
+    assert output.requires_grad
+    planned = plan_memory(read_shape(sizes), 1, microbatch_tokens=512)
+    found = sum(storage.nbytes() for place, storage in kept.items() if place not in own)
+    assert found == pytest.approx(planned.activations + planned.copies, rel=0.05)
