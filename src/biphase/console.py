@@ -1,5 +1,6 @@
 """What a person sees while waiting: one bar with rate and time left on a terminal, plain lines elsewhere."""
 
+import os
 import re
 import sys
 import time
@@ -37,6 +38,23 @@ out = PlainConsole()
 def silence() -> None:
     """No bars and lines from this process: another one reports on its work."""
     err.quiet = out.quiet = True
+
+
+def is_one_of_several() -> bool:
+    """Whether a launcher started this process beside others of the same run."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
+TELLING_SECONDS = 30.0
+"""How long a silenced process waits, before it ends, for the launcher to end it."""
+
+
+def take_turn() -> None:
+    """A silenced process of several lets the one that tells go first: a launcher ends all as soon as one has ended.
+    Where none has told, this one will."""
+    if err.quiet and is_one_of_several():
+        time.sleep(TELLING_SECONDS)
+        err.quiet = False
 
 
 def duration(seconds: float) -> str:

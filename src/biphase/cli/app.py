@@ -3,11 +3,9 @@
 A verb says what its words mean and calls what does it. Heavy imports happen inside the verb that needs them.
 """
 
-import json
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
@@ -17,7 +15,7 @@ from typer.core import TyperGroup
 
 from biphase import __version__
 from biphase.cli.study import AddressOption, EngineOption, Overrides, study_app
-from biphase.console import err, out, silence
+from biphase.console import err, is_one_of_several, out, silence, take_turn
 from biphase.errors import EXIT_BUSY, BusyError, InputError, StoppedError, clipped
 from biphase.machine import prepare_process
 
@@ -71,9 +69,6 @@ MOST_CHARACTERS = 2000
 """The longest line of a complaint: what it quotes may be a file without line ends."""
 
 INTERRUPTED = "interrupted; what was finished is kept, rerun to go on"
-
-TELLING_SECONDS = 30.0
-"""How long a silenced process waits, before it ends, for the launcher to end it."""
 
 
 def show_version(wanted: bool) -> None:
@@ -358,10 +353,7 @@ def doctor_command(
     """
     from biphase.cli.doctor import examine, show
 
-    if form not in ("text", "json"):
-        raise InputError(f"--format is {form}; it is text or json")
-    facts = examine(folder)
-    out.print(json.dumps(facts, indent=2, ensure_ascii=False) if form == "json" else show(facts), markup=False)
+    out.print(show(examine(folder), form), markup=False)
 
 
 def main() -> Any:
@@ -370,7 +362,7 @@ def main() -> Any:
     prepare_process()
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, interrupt)
-    if is_one_of_several() and os.environ.get("LOCAL_RANK", "0") != "0":
+    if is_one_of_several() and os.environ.get("LOCAL_RANK") != "0":
         silence()  # one of the processes of a machine tells what is wrong with the command
     try:
         return app()
@@ -386,17 +378,9 @@ def main() -> Any:
         complain(f"{error.strerror}: {error.filename or 'while writing'}; what was finished is kept, rerun to go on")
 
 
-def is_one_of_several() -> bool:
-    """Whether a launcher started this process beside others of the same run."""
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1
-
-
 def complain(line: str, code: int = 2) -> None:
-    """One line and the exit code. A silenced process of several lets the one that tells go first: the launcher ends all
-    as soon as one has ended. Where none has told, it tells."""
-    if err.quiet and is_one_of_several():
-        time.sleep(TELLING_SECONDS)
-        err.quiet = False
+    """One line and the exit code."""
+    take_turn()
     err.print(f"biphase: {clipped(' '.join(line.split()), MOST_CHARACTERS)}")
     sys.exit(code)
 

@@ -4,6 +4,7 @@ In: this machine and a folder to work in. Out: facts by topic, each a line; what
 """
 
 import fcntl
+import json
 import os
 import platform
 import shutil
@@ -15,6 +16,7 @@ from pathlib import Path
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
+from biphase.errors import InputError
 from biphase.machine import num_cores
 
 PACKAGES = ("biphase", "torch", "transformers", "tokenizers", "datasets", "safetensors", "numpy", "ray")
@@ -51,8 +53,12 @@ def examine(folder: Path) -> Facts:
     }
 
 
-def show(facts: Facts) -> str:
-    """The facts as aligned lines."""
+def show(facts: Facts, form: str = "text") -> str:
+    """The facts as aligned lines, or as JSON."""
+    if form == "json":
+        return json.dumps(facts, indent=2, ensure_ascii=False)
+    if form != "text":
+        raise InputError(f"--format is {form}; it is text or json")
     lines = []
     for topic, entries in facts.items():
         width = max((len(name) for name in entries), default=0)
