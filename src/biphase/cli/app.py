@@ -362,7 +362,7 @@ def main() -> Any:
     prepare_process()
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, interrupt)
-    if is_one_of_several() and os.environ.get("LOCAL_RANK") != "0":
+    if is_one_of_several() and os.environ.get("LOCAL_RANK", "0") != "0":
         silence()  # one of the processes of a machine tells what is wrong with the command
     try:
         return app()
