@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # For a PyTorch without CUDA: make demo TORCH='torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu'
 TORCH ?= torch==2.13.0
 
-.PHONY: demo test lint check format bench fuzz campaigns clean
+.PHONY: demo test lint check format bench families fuzz campaigns clean
 
 demo: $(VENV)/installed
 	$(BIN)/biphase demo
@@ -47,6 +47,10 @@ campaigns: fuzz
 	$(BIN)/python tests/campaigns/killing.py --count 100 --seed $(SEED)
 	$(BIN)/python tests/campaigns/full_disk.py --count 10 --seed $(SEED)
 	$(BIN)/python tests/campaigns/hostile.py
+
+# Every model type of transformers against plain transformers; writes docs/families.md.
+families: $(VENV)/developer
+	$(BIN)/python -m pytest tests/encoder/test_families.py --update-golden
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache biphase-demo

@@ -1,5 +1,6 @@
 """Shapes and FLOPs equal those of real networks; devices are found by the names that they have."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from transformers import EuroBertConfig, EuroBertForMaskedLM
 from biphase.encoder.load import TokenIds, make_model
 from biphase.encoder.packed import count_flops
 from biphase.encoder.presets import PRESETS, shape_of
-from biphase.flops import PEAK_FLOPS, SampleLengths, flops_per_token, known_device
+from biphase.flops import PEAK_FLOPS, SampleLengths, flops_per_token, known_device, longest_text
 from biphase.recipe import Phase
 
 
@@ -80,3 +81,14 @@ def test_mixed_objectives_cost_the_mean_of_theirs() -> None:
 def test_devices_are_found_by_the_names_that_they_have(name: str, found: str | None) -> None:
     assert known_device(name) == found
     assert found is None or PEAK_FLOPS[found] > 1e14
+
+
+def test_long_rope_reads_texts_as_long_as_its_first_angles() -> None:
+    """Phi-3 128k: beyond 4,096 tokens one text of a batch would change the angles of all."""
+    rope = {"rope_type": "longrope", "original_max_position_embeddings": 4096}
+    assert longest_text(SimpleNamespace(max_position_embeddings=131_072, rope_parameters=rope)) == 4096
+    old = {"type": "su"}
+    config = SimpleNamespace(max_position_embeddings=131_072, rope_scaling=old, original_max_position_embeddings=4096)
+    assert longest_text(config) == 4096
+    assert longest_text(SimpleNamespace(max_position_embeddings=512, rope_parameters={"rope_type": "yarn"})) == 512
+    assert longest_text(SimpleNamespace(max_position_embeddings=-1)) is None

@@ -123,6 +123,22 @@ def read_shape(settings: Mapping[str, Any]) -> Shape:
     )
 
 
+def longest_text(config: Any) -> int | None:
+    """Up to how many tokens a network's configuration reads every text in the same way, None for any number.
+
+    Long-rope (Phi-3 128k) turns by other angles once a text is longer than those it was trained on, and a batch of
+    transformers goes by its longest text: beyond that length one text would change the others.
+    """
+    limit = getattr(config, "max_position_embeddings", None)
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    for kind in (rope, *(kind for kind in rope.values() if isinstance(kind, Mapping))):
+        if kind.get("rope_type", kind.get("type")) in ("longrope", "su"):  # the second is its first name
+            original = kind.get("original_max_position_embeddings")
+            original = original or getattr(config, "original_max_position_embeddings", None) or limit
+            limit = min((number for number in (limit, original) if number), default=0)
+    return limit if limit and limit > 0 else None
+
+
 @dataclass(frozen=True)
 class SampleLengths:
     """How long the samples of a training run are; attention and CLM depend on it."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import biphase.encoder.attention as attention
 from biphase.encoder import buckets
-from biphase.encoder.attention import Backend, attend, lay_out, packed_attention
+from biphase.encoder.attention import Backend, attend, lay_out, packed_attention, relay_out
 from biphase.encoder.buckets import bucket_attention, make_buckets
 from biphase.errors import InputError
 
@@ -161,20 +161,67 @@ def test_operator_is_what_torch_compile_believes(is_kept: bool) -> None:
     layout = lay_out(bounds_of([3, 1, 5]), causal=True)
     q, k, v = random_qkv(9, 4, 2)
     arguments = (layout.sizes_2B, layout.plan_PS, 4 * layout.num_scores * is_kept, True, 0, 0.25)
+    shaped = () if is_kept else (2.0, torch.zeros(4, requires_grad=True))
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
-    torch.library.opcheck(bucket_attention, (q, k, v, *arguments), test_utils=checks)
+    torch.library.opcheck(bucket_attention, (q, k, v, *arguments, *shaped), test_utils=checks)
 
 
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [({"dropout": 0.1}, "dropout"), ({"softcap": 50.0}, "softcap"), ({"s_aux": torch.zeros(4)}, "attention sinks")],
-)
-def test_what_is_not_supported_is_refused(options: dict[str, Any], named: str) -> None:
+@pytest.mark.parametrize("backend", ["buckets", "reference"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("causal", "window"), [(True, 0), (False, 0), (False, 5)])
+@pytest.mark.parametrize(("softcap", "with_sinks"), [(2.0, False), (0.0, True), (2.0, True)])
+def test_softcap_and_sinks(
+    softcap: float, with_sinks: bool, causal: bool, window: int, dtype: torch.dtype, backend: Backend
+) -> None:
+    """Forward and gradients, those of the sinks too, beside the textbook; keys and values of different widths."""
+    bounds_S1 = bounds_of(LENGTHS)
+    q, k, v = random_qkv(int(bounds_S1[-1]), 4, 2, dtype)
+    inputs = [q, k, v[..., :8], torch.tensor([-1.0, 0.0, 1.0, 3.0]).to(dtype)]
+    layout = lay_out(bounds_S1, causal=causal, backend=backend)
+
+    def textbook(q: Tensor, k: Tensor, v: Tensor, sinks_H: Tensor) -> Tensor:
+        outs, repeats = [], q.shape[1] // k.shape[1]
+        for first, end in itertools.pairwise(bounds_S1):
+            part, length = slice(first, end), end - first
+            q_HLK, k_HLK, v_HLK = (
+                x[part].transpose(0, 1) for x in (q, *(y.repeat_interleave(repeats, 1) for y in (k, v)))
+            )
+            scores = q_HLK @ k_HLK.transpose(1, 2) / 4
+            scores = softcap * torch.tanh(scores / softcap) if softcap else scores
+            distance = torch.arange(length)[:, None] - torch.arange(length)
+            sees = (distance >= 0) | torch.tensor(not causal)
+            sees &= (distance.abs() <= window) | torch.tensor(not window)
+            scores = scores.masked_fill(~sees, float("-inf"))
+            if with_sinks:
+                scores = torch.cat([scores, sinks_H[:, None, None].expand(-1, length, 1)], -1)
+            outs.append((scores.softmax(-1)[..., :length] @ v_HLK).transpose(0, 1))
+        return torch.cat(outs) + 0 * sinks_H.sum()
+
+    def ours(q: Tensor, k: Tensor, v: Tensor, sinks_H: Tensor) -> Tensor:
+        out = attend(q, k, v, layout, 0.25, window, softcap, sinks_H if with_sinks else None)
+        return out + 0 * sinks_H.sum()
+
+    exact = run_with_gradients(textbook, inputs, torch.float64)
+    plain = run_with_gradients(textbook, inputs, dtype)
+    found = run_with_gradients(ours, inputs, dtype)
+    for name, x, p, e in zip(("out", "q", "k", "v", "sinks"), found, plain, exact, strict=True):
+        allowed = 2 * (p - e).abs().max() + 8 * torch.finfo(dtype).eps * e.abs().max() + 1e-12
+        assert (x - e).abs().max() <= allowed, name
+
+
+def test_what_the_variable_length_kernel_cannot_is_laid_out_anew() -> None:
+    layout = lay_out(bounds_of([5, 9]), causal=True, backend="varlen", pad_to_multiple_of=16)
+    again = relay_out(layout)
+    assert (again.backend, again.num_padding) == ("buckets", 2)
+    assert again.bounds_F1.tolist() == layout.bounds_F1.tolist() and len(again.plan_PS)
+
+
+def test_what_is_not_supported_is_refused() -> None:
     q, k, v = (x.transpose(0, 1)[None] for x in random_qkv(4, 4, 4))
     module = torch.nn.Identity()
     layout = lay_out(np.array([0, 4]), causal=True)
-    with pytest.raises(InputError, match=named):
-        packed_attention(module, q, k, v, None, layout=layout, **options)
+    with pytest.raises(InputError, match="dropout"):
+        packed_attention(module, q, k, v, None, layout=layout, dropout=0.1)
     with pytest.raises(InputError, match="packed batches only"):
         packed_attention(module, q, k, v, None)
 

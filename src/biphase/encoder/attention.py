@@ -99,6 +99,16 @@ def lay_out(
     )
 
 
+def relay_out(layout: PackedLayout) -> PackedLayout:
+    """The same samples laid out for `buckets`: for networks that cap the scores of attention or have sinks."""
+    return lay_out(
+        layout.bounds_S1.cpu().numpy(),
+        causal=layout.causal,
+        device=layout.bounds_S1.device,
+        pad_to_multiple_of=max(1, int(layout.bounds_F1[-1])),
+    )
+
+
 def choose_backend(device: torch.device, dtype: torch.dtype) -> Backend:
     """The fastest backend for a device and the type of the arithmetic."""
     return "varlen" if device.type == "cuda" and dtype != torch.float32 else "buckets"
@@ -133,39 +143,63 @@ def packed_attention(
     """
     if layout is None:
         raise NoLayoutError("this model attends over packed batches only: call it through biphase, or export it first")
-    unsupported = {"dropout": dropout, "softcap": softcap, "attention sinks": s_aux is not None}
-    if any(unsupported.values()):
-        names = ", ".join(name for name, used in unsupported.items() if used)
-        raise InputError(f"{type(module).__name__} uses {names} in attention, which packed training does not support")
+    if dropout:
+        raise InputError(f"{type(module).__name__} uses dropout in attention, which packed training does not support")
     # Rotary embeddings leave q and k in fp32 under autocast; v carries the type of the computation.
     q_THK, k_TGK, v_TGK = (tensor[0].transpose(0, 1).to(value.dtype) for tensor in (query, key, value))
     scale = q_THK.shape[-1] ** -0.5 if scaling is None else scaling
     window = sliding_window or 0
     if window and not layout.causal:
         # ModernBERT passes one more, which flash kernels take off again; transformers' own masks go by the config.
-        window = min(window, getattr(getattr(module, "config", None), "sliding_window", None) or window)
-    out_THK = attend(q_THK, k_TGK, v_TGK, layout, scale, window)
+        config = getattr(module, "config", None)
+        if not getattr(config, "is_heterogeneous", False):
+            window = min(window, getattr(config, "sliding_window", None) or window)
+        # Embedding models of Gemma's kind count the token itself on both sides, as published; transformers' switch not.
+        window -= bool(getattr(config, "use_bidirectional_attention", None) and getattr(config, "is_causal", True))
+    out_THK = attend(q_THK, k_TGK, v_TGK, layout, scale, window, softcap or 0.0, s_aux)
     return out_THK.unsqueeze(0), None
 
 
 AttentionInterface.register(ATTENTION, packed_attention)
 
 
-def attend(q_THK: Tensor, k_TGK: Tensor, v_TGK: Tensor, layout: PackedLayout, scale: float, window: int = 0) -> Tensor:
-    """Softmax attention inside each sample, [T, H, K]. `window` 0 means no limit on the distance."""
+def attend(
+    q_THK: Tensor,
+    k_TGK: Tensor,
+    v_TGK: Tensor,
+    layout: PackedLayout,
+    scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
+    sinks_H: Tensor | None = None,
+) -> Tensor:
+    """Softmax attention inside each sample, [T, H, K]. `window` 0 means no limit on the distance.
+
+    With `softcap` c a score s becomes c · tanh(s / c); a sink is a further key of each head, with that score and
+    without a value. Of the backends, `varlen` knows neither (`relay_out`).
+    """
     if layout.backend == "varlen":
+        assert not softcap and sinks_H is None, "scores that the kernel cannot form"
         return varlen_attention(q_THK, k_TGK, v_TGK, layout, scale, window)
     if layout.backend == "reference":
-        return reference_attention(q_THK, k_TGK, v_TGK, layout, scale, window)
+        return reference_attention(q_THK, k_TGK, v_TGK, layout, scale, window, softcap, sinks_H)
     # With n kept scores a head, backward finds the softmax weights of forward; with none it forms them again.
     is_kept = torch.is_grad_enabled() and layout.num_scores <= KEPT_KEYS * q_THK.shape[0]
+    is_kept = is_kept and not softcap and sinks_H is None  # their gradients want more than the weights
     num_kept = layout.num_scores * q_THK.shape[1] if is_kept else 0
     plan = (layout.sizes_2B, layout.plan_PS, num_kept)
-    return bucket_attention(q_THK, k_TGK, v_TGK, *plan, layout.causal, window, scale)[0]
+    return bucket_attention(q_THK, k_TGK, v_TGK, *plan, layout.causal, window, scale, softcap, sinks_H)[0]
 
 
 def reference_attention(
-    q_THK: Tensor, k_TGK: Tensor, v_TGK: Tensor, layout: PackedLayout, scale: float, window: int
+    q_THK: Tensor,
+    k_TGK: Tensor,
+    v_TGK: Tensor,
+    layout: PackedLayout,
+    scale: float,
+    window: int,
+    softcap: float = 0.0,
+    sinks_H: Tensor | None = None,
 ) -> Tensor:
     """The slow twin: every pair of tokens is scored, and a mask says which may meet."""
     indices_T = torch.arange(len(q_THK), device=q_THK.device)
@@ -175,7 +209,13 @@ def reference_attention(
     repeats = q_THK.shape[1] // k_TGK.shape[1]
     k_THK, v_THK = k_TGK.repeat_interleave(repeats, 1), v_TGK.repeat_interleave(repeats, 1)
     scores_HTT = torch.einsum("thk,shk->hts", q_THK.float(), k_THK.float()) * scale
-    weights_HTT = scores_HTT.masked_fill(~sees_TT, float("-inf")).softmax(-1)
+    if softcap:
+        scores_HTT = softcap * torch.tanh(scores_HTT / softcap)
+    scores_HTT = scores_HTT.masked_fill(~sees_TT, float("-inf"))
+    if sinks_H is not None:
+        sinks_HT1 = sinks_H.float()[:, None, None].expand(-1, len(q_THK), 1)
+        scores_HTT = torch.cat([scores_HTT, sinks_HT1], -1)
+    weights_HTT = scores_HTT.softmax(-1)[..., : len(q_THK)]
     return torch.einsum("hts,shk->thk", weights_HTT, v_THK.float()).to(v_TGK.dtype)
 
 
@@ -192,6 +232,9 @@ def varlen_attention(
             k_TGK, v_TGK = k_TGK.repeat_interleave(repeats, 1), v_TGK.repeat_interleave(repeats, 1)
     # The kernel counts how far a query sees to its left and to its right; -1 is no limit.
     side = farthest(layout.causal, window) if window else -1
+    width = v_TGK.shape[2]
+    if width != q_THK.shape[2]:  # the kernel knows one width of heads
+        v_TGK = torch.nn.functional.pad(v_TGK, (0, q_THK.shape[2] - width))
     out_THK: Any = varlen.varlen_attn(
         q_THK.contiguous(),
         k_TGK.contiguous(),
@@ -204,4 +247,4 @@ def varlen_attention(
         window_size=(side, 0 if layout.causal else side),
         **grouped,
     )
-    return out_THK
+    return out_THK[..., :width]

@@ -13,7 +13,7 @@ keeps a block in one graph although buckets differ in number and shape from batc
 of one head; the rows of a bucket stand as [N, H, L, K], and buckets end to end.
 
 Letters: T packed tokens, S samples, H query heads, G key-value heads, K head width, B buckets, N samples of a bucket,
-L its length, P padded tokens of all buckets.
+L its length, P padded tokens of all buckets, V width of a value's head (K in most networks).
 """
 
 from dataclasses import dataclass
@@ -88,18 +88,23 @@ def bucket_attention(
     causal: bool,
     window: int,
     scale: float,
+    softcap: float = 0.0,
+    sinks_H: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The outputs [T, H, K], and the softmax weights of all buckets end to end where backward is to have them.
+    """The outputs [T, H, V], and the softmax weights of all buckets end to end where backward is to have them.
 
-    `sizes_2B` and `plan_PS` are those of the `PackedLayout`; `num_kept` is how many weights to give, 0 or all.
+    `sizes_2B` and `plan_PS` are those of the `PackedLayout`; `num_kept` is how many weights to give, 0 or all. With
+    `softcap` c a score s becomes c · tanh(s / c); a sink is a key that each query of its head meets, with that score
+    and without a value.
     """
     buckets, rows, kv_rows = open_plan(sizes_2B, plan_PS, q_THK.shape[1], k_TGK.shape[1])
     q, k, v = rows.gather(q_THK).mul_(scale), kv_rows.gather(k_TGK), kv_rows.gather(v_TGK)
-    out, kept = torch.empty_like(q), q.new_empty(num_kept)
+    out, kept = q.new_empty(len(q), v.shape[1]), q.new_empty(num_kept)
     for bucket in buckets:
-        weights = bucket.attention_weights(q, k, causal, window, bucket.scores(kept) if num_kept else None)
+        into = bucket.scores(kept) if num_kept else None
+        weights, _ = bucket.attention_weights(q, k, causal, window, softcap, sinks_H, into)
         torch.bmm(weights, bucket.key_rows(v), out=bucket.query_rows(out))
-    return rows.scatter(out, q_THK.shape), kept
+    return rows.scatter(out, torch.Size((*q_THK.shape[:2], v.shape[1]))), kept
 
 
 @torch.library.custom_op("biphase::bucket_attention_backward", mutates_args=())
@@ -114,21 +119,36 @@ def bucket_attention_backward(
     causal: bool,
     window: int,
     scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of q, k and v. With P = softmax(S), S = scale · q kᵀ and out = P v, a bucket at a time:
+    softcap: float,
+    sinks_H: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The gradients of q, k, v and the sinks. With P = softmax(S), S = scale · q kᵀ and out = P v, a bucket at a time:
 
     dv = Pᵀ dout, dP = dout vᵀ, dS = P ∘ (dP - rowsum(P ∘ dP)), dq = scale · dS k, dk = dSᵀ (scale · q).
+
+    A cap on S multiplies dS by 1 - tanh². A sink with the weight p takes part in the softmax as a key whose value is 0:
+    the same formulas, with rows of P that sum to 1 - p, and -p · rowsum(P ∘ dP) is its own gradient.
     """
     buckets, rows, kv_rows = open_plan(sizes_2B, plan_PS, q_THK.shape[1], k_TGK.shape[1])
     q, k, v = rows.gather(q_THK).mul_(scale), kv_rows.gather(k_TGK), kv_rows.gather(v_TGK)
     grad = rows.gather(grad_THK).index_fill_(0, rows.padding, 0)
     grad_q, grad_k, grad_v = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    grad_sinks_H = q.new_zeros(0 if sinks_H is None else len(sinks_H), dtype=torch.float32)
     for bucket in buckets:
-        weights = bucket.scores(kept) if len(kept) else bucket.attention_weights(q, k, causal, window)
+        if len(kept):
+            weights, sunk = bucket.scores(kept), None
+        else:
+            weights, sunk = bucket.attention_weights(q, k, causal, window, softcap, sinks_H)
         grad_out = bucket.query_rows(grad)
         torch.bmm(weights.transpose(1, 2), grad_out, out=bucket.key_rows(grad_v))
         grad_weights = grad_out @ bucket.key_rows(v).transpose(1, 2)
         grad_scores = torch.ops.aten._softmax_backward_data(grad_weights, weights, -1, weights.dtype)
+        if sunk is not None:
+            sums = (weights.float() * grad_weights.float()).sum(-1, keepdim=True)
+            grad_sinks_H -= bucket.by_head(sunk * sums).sum((0, 2, 3))
+        if softcap:
+            capped = torch.bmm(bucket.query_rows(q), bucket.key_rows(k).transpose(1, 2)).div_(softcap).tanh_()
+            grad_scores *= 1 - capped.square_()
         torch.bmm(grad_scores, bucket.key_rows(k), out=bucket.query_rows(grad_q))
         torch.bmm(grad_scores.transpose(1, 2), bucket.query_rows(q), out=bucket.key_rows(grad_k))
     grad_q.mul_(scale)
@@ -136,6 +156,7 @@ def bucket_attention_backward(
         rows.scatter(grad_q, q_THK.shape),
         kv_rows.scatter(grad_k, k_TGK.shape),
         kv_rows.scatter(grad_v, v_TGK.shape),
+        grad_sinks_H,
     )
 
 
@@ -186,18 +207,43 @@ class Bucket:
         """This bucket's part of what stands end to end, as one matrix for each sample and key-value head."""
         return x[first * num_heads : (first + num) * num_heads].view(self.num * self.num_kv_heads, -1, width)
 
-    def attention_weights(self, q: Tensor, k: Tensor, causal: bool, window: int, into: Tensor | None = None) -> Tensor:
-        """Softmax of the scores, -inf where a query must not see a key; PyTorch sums those of 16 bits in fp32.
+    def by_head(self, scores: Tensor) -> Tensor:
+        """[N·G, H/G·L, W] → [N, H, L, W]."""
+        return scores.view(self.num, self.num_heads, self.length, -1)
+
+    def attention_weights(
+        self,
+        q: Tensor,
+        k: Tensor,
+        causal: bool,
+        window: int,
+        softcap: float = 0.0,
+        sinks_H: Tensor | None = None,
+        into: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Softmax of the scores, -inf where a query must not see a key, and what goes to the sinks, where there are
+        any; PyTorch sums those of 16 bits in fp32.
 
         What padded queries see does not matter, but it must be something.
         """
         scores = torch.bmm(self.query_rows(q), self.key_rows(k).transpose(1, 2), out=into)
-        scores_NHLL = scores.view(self.num, self.num_heads, self.length, self.length)
+        if softcap:
+            scores.div_(softcap).tanh_().mul_(softcap)
+        self.hide(self.by_head(scores), causal, window)
+        sunk = None
+        if sinks_H is not None:  # softmax with the sink = softmax without it · (1 - what goes to the sink)
+            total = scores.float().logsumexp(-1, keepdim=True)
+            sunk = (sinks_H.float().view(-1, 1, 1) - self.by_head(total)).sigmoid_().view_as(total)
+        weights = torch.ops.aten._softmax.out(scores, -1, False, out=scores)
+        return (weights if sunk is None else weights.mul_((1 - sunk).to(weights.dtype))), sunk
+
+    def hide(self, scores_NHLL: Tensor, causal: bool, window: int) -> None:
+        """Write -inf over the scores of keys that a query must not see."""
         # 1. What the objective hides, alike for all samples: later keys when causal, keys outside of the window.
-        indices_L = torch.arange(self.length, device=scores.device)
+        indices_L = torch.arange(self.length, device=scores_NHLL.device)
         if causal or window:
             sees_LL = visible(indices_L[:, None] - indices_L, causal, window)
-            scores_NHLL += scores.new_zeros(sees_LL.shape).masked_fill_(~sees_LL, float("-inf"))
+            scores_NHLL += scores_NHLL.new_zeros(sees_LL.shape).masked_fill_(~sees_LL, float("-inf"))
         # 2. Padded keys, which begin behind each sample's own length; before the shortest one's there are none. When
         # causal, padding is behind all that a token may see.
         if not causal and (shortest := int(self.lengths_N.min())) < self.length:
@@ -205,7 +251,6 @@ class Bucket:
             if window:  # padded queries whose window is all padding see themselves
                 padded_N11L = padded_N11L & (indices_L[:, None] != indices_L[shortest:])
             scores_NHLL[..., shortest:].masked_fill_(padded_N11L, float("-inf"))
-        return torch.ops.aten._softmax.out(scores, -1, False, out=scores)
 
 
 def open_plan(
@@ -247,26 +292,30 @@ def make_rows(buckets: list[Bucket], slots_P: Tensor, num_heads: int) -> RowMap:
 
 @bucket_attention.register_fake
 def _(q_THK: Tensor, k_TGK: Tensor, v_TGK: Tensor, sizes_2B: Tensor, plan_PS: Tensor, num_kept: int, *_: Any) -> Any:
-    return q_THK.new_empty(q_THK.shape), q_THK.new_empty(num_kept)
+    return q_THK.new_empty(*q_THK.shape[:2], v_TGK.shape[2]), q_THK.new_empty(num_kept)
 
 
 @bucket_attention_backward.register_fake
-def _(grad_THK: Tensor, kept: Tensor, q_THK: Tensor, k_TGK: Tensor, v_TGK: Tensor, *_: Any) -> Any:
-    return q_THK.new_empty(q_THK.shape), k_TGK.new_empty(k_TGK.shape), v_TGK.new_empty(v_TGK.shape)
+def _(grad_THK: Tensor, kept: Tensor, q_THK: Tensor, k_TGK: Tensor, v_TGK: Tensor, *rest: Any) -> Any:
+    num_sinks = 0 if rest[-1] is None else len(rest[-1])
+    like = (q_THK.new_empty(q_THK.shape), k_TGK.new_empty(k_TGK.shape), v_TGK.new_empty(v_TGK.shape))
+    return *like, q_THK.new_empty(num_sinks, dtype=torch.float32)
 
 
 def keep_inputs(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    """What backward needs: the softmax weights, q, k, v and the plan."""
+    """What backward needs: the softmax weights, q, k, v, the plan and the sinks."""
     ctx.mark_non_differentiable(output[1])
     ctx.set_materialize_grads(False)  # else as many zeros as there are weights
-    ctx.save_for_backward(output[1], *inputs[:5])
-    ctx.settings = inputs[6:]
+    *settings, sinks_H = inputs[6:]
+    ctx.save_for_backward(output[1], *inputs[:5], sinks_H)
+    ctx.settings = settings
 
 
 def bucket_gradients(ctx: Any, grad_THK: Tensor, _: Tensor) -> tuple[Any, ...]:
-    """The gradients of `bucket_attention`'s nine arguments: three tensors, and six that have none."""
-    grads = bucket_attention_backward(grad_THK.contiguous(), *ctx.saved_tensors, *ctx.settings)
-    return (*grads, *[None] * 6)
+    """The gradients of `bucket_attention`'s eleven arguments: three tensors, seven that have none, and the sinks'."""
+    *saved, sinks_H = ctx.saved_tensors
+    *grads, grad_sinks_H = bucket_attention_backward(grad_THK.contiguous(), *saved, *ctx.settings, sinks_H)
+    return *grads, *[None] * 7, None if sinks_H is None else grad_sinks_H.to(sinks_H.dtype)
 
 
 bucket_attention.register_autograd(bucket_gradients, setup_context=keep_inputs)

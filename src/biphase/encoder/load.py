@@ -269,7 +269,7 @@ def load_headless(source: str | Path, config: PretrainedConfig, attention: str) 
     """A network without a head and without a pooler, which belongs to next sentence prediction."""
     network: Any = load_weights(AutoModel, source, config, attention)
     if getattr(network, "pooler", None) is not None:
-        network.pooler = None
+        network.pooler = nn.Identity()  # some call it, whether it is there or not
     free_padding_row(network)
     return network.eval()
 
@@ -279,7 +279,7 @@ def fresh_backbone(backbone: nn.Module) -> nn.Module:
     network: Any = backbone.network if isinstance(backbone, PaddedBackbone) else backbone
     fresh: Any = type(network)(copy.deepcopy(network.config))
     if getattr(fresh, "pooler", None) is not None:
-        fresh.pooler = None
+        fresh.pooler = nn.Identity()
     train_padding_row(fresh)
     if isinstance(backbone, PaddedBackbone):
         return PaddedBackbone(fresh, backbone.equal_lengths)

@@ -14,14 +14,16 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from biphase.encoder.attention import PackedLayout
+from biphase.encoder.attention import PackedLayout, relay_out
 from biphase.encoder.loss import language_model_loss
-from biphase.flops import FlopCount, training_flops
+from biphase.flops import FlopCount, longest_text, training_flops
 
 
 def packed_hidden(backbone: nn.Module, inputs_T: Tensor, positions_T: Tensor, layout: PackedLayout) -> Tensor:
     """Last hidden states [T, D] of a transformers base model. Positions count from 0 in every sample."""
     num_tokens = len(inputs_T)
+    if layout.backend == "varlen" and getattr(backbone, "shapes_scores", False):  # its kernel knows plain softmax
+        layout = relay_out(layout)
     positions_T = positions_T + getattr(backbone, "first_position", 0)
     if layout.num_padding:
         # The padding is a sample of its own that nothing reads: any tokens will do, at any positions.
@@ -33,8 +35,8 @@ def packed_hidden(backbone: nn.Module, inputs_T: Tensor, positions_T: Tensor, la
 
 def position_limit(network: PreTrainedModel) -> int | None:
     """The longest sample that the network has positions for, None for any length."""
-    limit = getattr(network.config, "max_position_embeddings", None)
-    return limit - getattr(network.base_model, "first_position", 0) if limit and limit > 0 else None
+    limit = longest_text(network.config)
+    return limit - getattr(network.base_model, "first_position", 0) if limit else None
 
 
 class PackedModel(nn.Module):
@@ -65,7 +67,7 @@ class PackedModel(nn.Module):
             hidden_ND = hidden_ND.to(torch.get_autocast_dtype(hidden_ND.device.type))
         head = self.network.get_output_embeddings()
         softcap = getattr(self.network.config, "final_logit_softcapping", None)
-        return language_model_loss(hidden_ND, head.weight, head.bias, targets_N, softcap)
+        return language_model_loss(hidden_ND, head.weight, head_bias(self.network), targets_N, softcap)
 
 
 def roberta_transform(network: Any, hidden_ND: Tensor) -> Tensor:
@@ -74,40 +76,79 @@ def roberta_transform(network: Any, hidden_ND: Tensor) -> Tensor:
     return head.layer_norm(nn.functional.gelu(head.dense(hidden_ND)))
 
 
+def bert_transform(network: Any, hidden_ND: Tensor) -> Tensor:
+    """Dense, activation and norm of BERT's head and its kin's."""
+    return network.cls.predictions.transform(hidden_ND)
+
+
+def albert_transform(network: Any, hidden_ND: Tensor) -> Tensor:
+    """Dense, activation and norm of ALBERT's head, to the width of its embedding."""
+    head = network.predictions
+    return head.LayerNorm(head.activation(head.dense(hidden_ND)))
+
+
+def scaled(network: Any, hidden_ND: Tensor) -> Tensor:
+    """Hidden states times the number by which logits are multiplied (Cohere, Falcon H1) or divided (Granite)."""
+    config = network.config
+    factor = getattr(config, "logit_scale", None) or getattr(config, "lm_head_multiplier", None) or 1.0
+    divisor = getattr(config, "logits_scaling", None) or 1.0
+    return hidden_ND * (factor * divisor if config.model_type == "hyperclovax" else factor / divisor)
+
+
 HEAD_TRANSFORMS: dict[str, Callable[[Any, Tensor], Tensor]] = {
-    "bert": lambda network, hidden_ND: network.cls.predictions.transform(hidden_ND),
-    "camembert": roberta_transform,
+    "albert": albert_transform,
+    **dict.fromkeys(("bert", "ernie", "layoutlm", "nomic_bert"), bert_transform),
     "distilbert": lambda network, x: network.vocab_layer_norm(network.activation(network.vocab_transform(x))),
     "electra": lambda network, hidden_ND: network.generator_predictions(hidden_ND),
     "modernbert": lambda network, hidden_ND: network.head(hidden_ND),
-    "roberta": roberta_transform,
-    "xlm-roberta": roberta_transform,
+    "modernbert-decoder": lambda network, hidden_ND: network.lm_head(hidden_ND),
+    **dict.fromkeys(("camembert", "data2vec-text", "esm", "gte", "jina_embeddings_v3", "roberta"), roberta_transform),
+    **dict.fromkeys(("roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl"), roberta_transform),
 }
 """What each model type puts between the last hidden state and the product with the output embeddings: a dense layer, an
-activation and a norm. `proofs.check_head` proves that the right one was taken, or rightly none."""
+activation and a norm; all others at most a factor. `proofs.check_head` proves that the right one was taken, or rightly
+none."""
 
 
 def head_input(network: Any, hidden_ND: Tensor) -> Tensor:
     """What is multiplied with the output embeddings: the hidden states, transformed where the network's head does."""
-    transform = HEAD_TRANSFORMS.get(network.config.model_type)
-    return hidden_ND if transform is None else transform(network, hidden_ND)
+    return HEAD_TRANSFORMS.get(network.config.model_type, scaled)(network, hidden_ND)
+
+
+def head_bias(network: Any) -> Tensor | None:
+    """What is added to the logits: ESM keeps it beside the output embeddings."""
+    bias = network.get_output_embeddings().bias
+    return network.lm_head.bias if network.config.model_type == "esm" else bias
 
 
 def count_flops(model: PreTrainedModel) -> FlopCount:
-    """The FLOPs of training a language model, from the weights that it really has."""
-    config = model.config
-    heads = config.num_attention_heads
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    """The FLOPs of training a language model, from the weights that it really has; of experts, a token's share."""
     embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     blocks = {id(p): p.numel() for p in model.base_model.parameters() if p.ndim == 2 and id(p) not in embeddings}
     head = {id(p): p.numel() for p in model.parameters() if p.ndim == 2 and id(p) not in embeddings | blocks.keys()}
     output = model.get_output_embeddings().weight
     head[id(output)] = output.numel()  # tied or not
+    experts = [p for name, p in model.base_model.named_parameters() if p.ndim == 3 and "expert" in name]
+    chosen = getattr(model.config, "num_experts_per_tok", None) or getattr(model.config, "top_k_experts", None)
     return training_flops(
-        block_weights=sum(blocks.values()),
-        attention_width=config.num_hidden_layers * heads * head_dim,
+        block_weights=sum(blocks.values()) + sum(p.numel() * min(1, (chosen or len(p)) / len(p)) for p in experts),
+        attention_width=attention_width(model.config),
         head_weights=sum(head.values()),
     )
+
+
+def attention_width(config: Any) -> float:
+    """The widths of all heads of all layers; where keys and values differ (DeepSeek), the mean of the two."""
+    layers = [config] * config.num_hidden_layers
+    if getattr(config, "is_heterogeneous", False):  # Gemma 4: heads of one width in one layer, of another in the next
+        layers = list(config.per_layer_config)
+    width = 0.0
+    for layer in layers:
+        head_dim = getattr(layer, "head_dim", None) or layer.hidden_size // layer.num_attention_heads
+        if getattr(layer, "kv_lora_rank", None):
+            head_dim = (layer.qk_nope_head_dim + layer.qk_rope_head_dim + layer.v_head_dim) / 2
+        width += layer.num_attention_heads * head_dim
+    return width
 
 
 class PaddedBackbone(nn.Module):

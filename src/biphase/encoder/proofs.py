@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from biphase.encoder.attention import Backend, NoLayoutError, PackedLayout, lay_out
-from biphase.encoder.packed import PackedModel, PaddedBackbone, head_input, packed_hidden, position_limit
+from biphase.encoder.packed import PackedModel, PaddedBackbone, head_bias, head_input, packed_hidden, position_limit
 from biphase.errors import InputError, first_line, is_raised_here
 
 WINDOW_PROOF_TOKENS = 300
@@ -57,10 +57,11 @@ def agree(ours: Tensor, theirs: Tensor) -> bool:
 def find_first_position(network: Any, causal: bool) -> str:
     """Find the number at which the network's own positions begin, so that packed samples come out as each alone.
 
-    Sets `network.first_position`, which `packed_hidden` adds. Returns why packing gives something else either way, or
-    nothing where it works.
+    Sets `network.first_position`, which `packed_hidden` adds, and `network.shapes_scores`. Returns why
+    packing gives something else either way, or nothing where it works.
     """
     pad_id = getattr(network.config, "pad_token_id", None) or 0
+    network.shapes_scores = shapes_scores(network)
     reasons = []
     for first_position in (0, pad_id + 1):  # RoBERTa counts from behind its padding index
         network.first_position = first_position
@@ -69,6 +70,12 @@ def find_first_position(network: Any, causal: bool) -> str:
             return ""
         reasons.append(reason)
     return reasons[0]
+
+
+def shapes_scores(network: nn.Module) -> bool:
+    """Whether the network caps the scores of its attention, or has sinks."""
+    is_capped = bool(getattr(network.config, "attn_logit_softcapping", None))
+    return is_capped or any(name.rpartition(".")[2].startswith("sink") for name, _ in network.named_parameters())
 
 
 @torch.no_grad()
@@ -126,8 +133,8 @@ def proof_samples(network: Any) -> tuple[Tensor, list[int]]:
     limit = position_limit(network) or WINDOW_PROOF_TOKENS
     if limit < 1:
         return torch.zeros(0), []
-    window = getattr(config, "sliding_window", None) or getattr(config, "local_attention", None) or 0
-    sees_window = 2 * window + 3 if 2 * window + 3 <= WINDOW_PROOF_TOKENS else 0
+    window = window_of(config)
+    sees_window = 4 * window + 3 if 4 * window + 3 <= WINDOW_PROOF_TOKENS else 0
     lengths = [min(9, limit), min(limit, max(16, sees_window)), min(2, limit)]
     tokens_T = torch.arange(sum(lengths)) * 7 % config.vocab_size
     pad_id = getattr(config, "pad_token_id", None)
@@ -137,13 +144,26 @@ def proof_samples(network: Any) -> tuple[Tensor, list[int]]:
 
 
 def each_alone(network: Any, tokens_T: Tensor, lengths: Sequence[int]) -> Tensor:
-    """What transformers computes for each sample alone, with its own attention and no mask given, end to end."""
+    """What transformers computes for each sample alone, with its own attention and no mask given, end to end.
+
+    That is `eager`, where it exists and takes no mask for no limit; else PyTorch's.
+    """
     implementation = network.config._attn_implementation
-    network.set_attn_implementation("eager")
     try:
-        return torch.cat([network(input_ids=part[None]).last_hidden_state[0] for part in tokens_T.split(list(lengths))])
+        return read_alone(network, tokens_T, lengths, "eager")
+    except FOREIGN_ERRORS as error:
+        if not (getattr(network, "_supports_sdpa", False) and is_foreign(error)):
+            raise
+        return read_alone(network, tokens_T, lengths, "sdpa")
     finally:
         network.set_attn_implementation(implementation)
+
+
+def read_alone(network: Any, tokens_T: Tensor, lengths: Sequence[int], implementation: str) -> Tensor:
+    """The hidden states of each sample alone under one of transformers' attentions; leaves the network with it."""
+    network.set_attn_implementation(implementation)
+    parts = tokens_T.split(list(lengths))
+    return torch.cat([network(input_ids=part[None]).last_hidden_state[0] for part in parts])
 
 
 @torch.no_grad()
@@ -164,10 +184,17 @@ def looks_both_ways(network: Any) -> bool:
 
 def reach(network: Any) -> int:
     """How far a token sees at least, up to the few tokens of a proof."""
-    config = network.config
-    local = getattr(config, "local_attention", None)
-    window = getattr(config, "sliding_window", None) or (local // 2 if local else None)
-    return min(7, window or 7)
+    return min(7, window_of(network.config) or 7)
+
+
+def window_of(config: Any) -> int:
+    """How far the narrowest layer sees to one side, 0 where nothing limits it."""
+    layers = config.per_layer_config if getattr(config, "is_heterogeneous", False) else [config]
+    windows = []
+    for layer in layers:
+        local = getattr(layer, "local_attention", None) or getattr(layer, "attention_window", None)
+        windows.append(getattr(layer, "sliding_window", None) or (local // 2 if isinstance(local, int) else 0))
+    return min((window for window in windows if window > 0), default=0)
 
 
 def relative_moves(before_TD: Tensor, after_TD: Tensor) -> Tensor:
@@ -280,7 +307,8 @@ def scores_like_itself(model: PreTrainedModel) -> bool:
     hidden_TD = head_input(model, packed(tokens_T, positions_T, layout))
     if hidden_TD.shape[1] != head.weight.shape[1]:
         return False  # a transform that we do not know lies between them
-    if head.bias is not None and len(head.bias) != len(head.weight):
+    bias = head_bias(model)
+    if bias is not None and len(bias) != len(head.weight):
         return False  # it has not grown with the embeddings
     ours = packed(tokens_T, positions_T, layout, positions_T, targets_T)[1]
     position_ids = positions_T[None] + getattr(model.base_model, "first_position", 0)

@@ -22,7 +22,7 @@ from transformers import (
 
 from biphase.encoder.attention import lay_out
 from biphase.encoder.load import language_model_class, load_model
-from biphase.encoder.packed import head_input, packed_hidden, position_limit
+from biphase.encoder.packed import head_bias, head_input, packed_hidden, position_limit
 from biphase.encoder.proofs import MOVED_BY_ROUNDING, FailedProofError, agree, reach, relative_moves
 from biphase.errors import InputError
 from biphase.export.card import draw_curves, write_card
@@ -118,7 +118,7 @@ def check_export(folder: Path, kind: type, network: PreTrainedModel, causal: boo
     hidden_TD = packed_hidden(network.base_model, tokens_T, torch.arange(12), layout)
     head = network.get_output_embeddings()
     softcap = getattr(network.config, "final_logit_softcapping", None)
-    ours_TV = head(head_input(network, hidden_TD))
+    ours_TV = torch.nn.functional.linear(head_input(network, hidden_TD), head.weight, head_bias(network))
     ours_TV = softcap * torch.tanh(ours_TV / softcap) if softcap else ours_TV
     theirs_TV = reloaded(input_ids=tokens_T[None]).logits[0]
     if not agree(ours_TV, theirs_TV):

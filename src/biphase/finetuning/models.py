@@ -13,6 +13,7 @@ from typing import Any
 from biphase.corpus.tokenizer import TOKENIZER_FILES
 from biphase.errors import InputError
 from biphase.files import content_hash, file_hash, read_json_as
+from biphase.flops import longest_text
 from biphase.hub import INDEX, fetch_model, refuse_pickles
 from biphase.run import find_model
 
@@ -107,7 +108,7 @@ def read_model_config(folder: Path) -> Any:
 
 def count_positions(config: Any, first_position: int | None = None) -> int:
     """How many tokens a network has positions for. Loading proves the number of the first; else its type tells."""
-    positions = getattr(config, "max_position_embeddings", None)
+    positions = longest_text(config)
     if not positions:
         return 2**31
     if first_position is None:

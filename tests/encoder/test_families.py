@@ -1,0 +1,180 @@
+"""Every model type of transformers, tiny and random: equal to plain transformers on each text alone, or refused.
+
+`pytest tests/encoder/test_families.py -m "slow or not slow"` goes through all of them (`make families`), and writes
+docs/families.md anew with `--update-golden`; without `slow`, a few of each kind.
+"""
+
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from tiny_families import NOT_BUILT, SEVERAL_PARTS, model_types, save_tiny
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModel
+
+from biphase.encoder.attention import lay_out
+from biphase.encoder.load import load_backbone, load_model
+from biphase.encoder.packed import PackedModel, PaddedBackbone, count_flops, packed_hidden
+from biphase.encoder.proofs import check_directions, check_head
+from biphase.errors import InputError
+
+DOCS = Path(__file__).parents[2] / "docs" / "families.md"
+QUICK = (
+    "bloom",
+    "deepseek_v3",
+    "fnet",
+    "gemma2",
+    "gemma4_text",
+    "gpt_oss",
+    "granite",
+    "modernbert-decoder",
+    "qwen3_moe",
+)
+LENGTHS = [21, 2, 5, 40, 13, 40]
+TOLERANCE = 1e-4
+"""In units of the hidden states' mean size."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """What becomes of a type: `packed`, `padded`, `equal lengths`, or the reason of a refusal."""
+
+    pretrain: str
+    evaluate: str
+
+
+def alone(network: Any, tokens: Tensor) -> Tensor:
+    """Plain transformers, each text alone; PyTorch's attention where the eager one takes no mask for an error."""
+    with torch.no_grad():
+        try:
+            network.set_attn_implementation("eager")
+            return torch.cat([network(input_ids=part[None]).last_hidden_state[0] for part in tokens.split(LENGTHS)])
+        except TypeError:
+            network.set_attn_implementation("sdpa")
+            return torch.cat([network(input_ids=part[None]).last_hidden_state[0] for part in tokens.split(LENGTHS)])
+
+
+def as_published_or_switched(network: Any, folder: Path) -> Any:
+    """The same weights in plain transformers, with `is_causal` where ours was given it."""
+    config = AutoConfig.from_pretrained(folder).get_text_config()
+    if network.config.__dict__.get("is_causal") is False:
+        config.is_causal = False
+    return AutoModel.from_pretrained(folder, attn_implementation="eager", config=config).eval()
+
+
+def evaluate(folder: Path, tokens: Tensor) -> str:
+    backbone: Any = load_backbone(folder)
+    positions = torch.cat([torch.arange(length) for length in LENGTHS])
+    layout = lay_out(np.cumsum([0, *LENGTHS]), causal=False, pad_to_multiple_of=32)
+    with torch.no_grad():
+        ours = packed_hidden(backbone.eval(), tokens, positions, layout)
+    is_padded = isinstance(backbone, PaddedBackbone)
+    theirs = as_published_or_switched(backbone.network if is_padded else backbone, folder)
+    expected = alone(theirs, tokens)
+    size = float(expected.abs().mean())
+    assert float((ours - expected).abs().max()) < TOLERANCE * size
+    changed = tokens.clone()
+    changed[20] = 4 + (changed[20] - 3) % 110  # the last token of the first text: the ones before it must move
+    moved = (alone(theirs, changed) - expected).abs().amax(-1) / size
+    assert (moved[13:20] > 1e-5).all(), "it looks back only"
+    if is_padded:
+        return "equal lengths" if backbone.equal_lengths else "padded"
+    return "packed"
+
+
+def pretrain(folder: Path, tokens: Tensor) -> str:
+    """Each target's loss, against the logits of the model's own forward pass on each text alone."""
+    model = load_model(folder)
+    check_head(model)
+    published = model.config.__dict__.get("is_causal")
+    is_decoder = "CausalLM" in type(model).__name__ or "LMHead" in type(model).__name__
+    if is_decoder:
+        check_directions(model, (False, True))
+    assert count_flops(model).per_token > 0
+    targets, positions = tokens.roll(-1), torch.cat([torch.arange(length) for length in LENGTHS])
+    causal = is_decoder and published is not False
+    layout = lay_out(np.cumsum([0, *LENGTHS]), causal=causal)
+    with torch.no_grad():
+        ours = PackedModel(model).eval()(tokens, positions, layout, torch.arange(len(tokens)), targets)[1]
+        model.set_attn_implementation("eager")
+        logits = torch.cat([model(input_ids=part[None]).logits[0] for part in tokens.split(LENGTHS)])
+    theirs = nn.functional.cross_entropy(logits, targets, reduction="none")
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4 * float(logits.std()) + 1e-5)
+    return "packed"
+
+
+def outcome(model_type: str, folder: Path) -> Row:
+    save_tiny(model_type, folder)
+    tokens = 4 + torch.randint(110, (sum(LENGTHS),), generator=torch.Generator().manual_seed(1))
+    found = []
+    for verb in (pretrain, evaluate):
+        try:
+            found.append(verb(folder, tokens))
+        except InputError as error:
+            line = str(error).replace(str(folder), "the folder")
+            assert "\n" not in line
+            found.append(line)
+    return Row(*found)
+
+
+@pytest.mark.parametrize("model_type", QUICK)
+def test_a_few_of_each_kind(model_type: str, tmp_path: Path) -> None:
+    row = outcome(model_type, tmp_path)
+    assert row.evaluate == {"bloom": "padded", "fnet": "equal lengths"}.get(model_type, "packed")
+    assert (row.pretrain == "packed") == (model_type not in ("bloom", "fnet"))
+
+
+@pytest.mark.slow
+def test_every_type_is_right_or_refused(tmp_path: Path, update_golden: bool) -> None:
+    rows = {name: outcome(name, tmp_path / name) for name in model_types()}
+    if update_golden:
+        DOCS.write_text(as_page(rows), encoding="utf-8")
+    right = sum(row.evaluate in ("packed", "padded", "equal lengths") for row in rows.values())
+    assert right > 0.6 * len(rows)
+
+
+def as_page(rows: dict[str, Row]) -> str:
+    """The table of the docs."""
+    ways = ("packed", "padded", "equal lengths")
+    pretrained = sum(row.pretrain == "packed" for row in rows.values())
+    evaluated = sum(row.evaluate in ways for row in rows.values())
+    lines = [
+        "# Model types of transformers",
+        "",
+        f"{len(rows)} types with a language model's head or for text, as of {date.today():%Y-%m-%d} with transformers "
+        f"{transformers.__version__} and PyTorch {torch.__version__.partition('+')[0]}: {pretrained} can be pretrained "
+        f"or adapted, {evaluated} evaluated. Written by `make families`: a tiny random network of each type is "
+        "compared with plain transformers (eager attention, each text alone, unequal lengths, fp32), and every earlier "
+        "token must move when a later one changes.",
+        "",
+        "*packed*: flat tokens, no padding. *padded*: right, but slower. *equal lengths*: texts of one length at a "
+        "time, because padding changes what it computes. Anything else is refused, with this reason. Layers that are "
+        "no attention (recurrences, convolutions) go on looking back only in decoders that are evaluated. "
+        "A mixture of experts is trained without its auxiliary balance loss: its router comes trained with it, and "
+        "what is compared is the loss of the objective alone.",
+        "",
+        f"Types of several parts are read by the type of their text part: {', '.join(SEVERAL_PARTS)}. Not built by the "
+        f"test: {', '.join(NOT_BUILT)}.",
+        "",
+        "| type | pretrain | evaluate |",
+        "|---|---|---|",
+        *(f"| {name} | {shown(row.pretrain)} | {shown(row.evaluate)} |" for name, row in rows.items()),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def shown(cell: str) -> str:
+    """A reason without what each of its kind says."""
+    for words in ("the folder: ", "the folder ", " in a way that packed training does not support"):
+        cell = cell.replace(words, "")
+    for words in (
+        " computes something else on packed samples than on each alone, so it cannot be trained here",
+        "; take a model that attends through transformers' AttentionInterface",
+    ):
+        cell = cell.replace(words, "")
+    return cell.replace("|", "/")
