@@ -152,9 +152,9 @@ def as_page(rows: dict[str, Row]) -> str:
         "compared with plain transformers (eager attention, each text alone, unequal lengths, fp32), and every earlier "
         "token must move when a later one changes.",
         "",
-        "*packed*: flat tokens, no padding. *padded*: right, but slower. *equal lengths*: texts of one length at a "
-        "time, because padding changes what it computes. Anything else is refused, with this reason. Layers that are "
-        "no attention (recurrences, convolutions) go on looking back only in decoders that are evaluated. "
+        "*packed*: flat tokens, no padding. *padded*: right, but slower (docs/LOG.md). *equal lengths*: texts of one "
+        "length at a time, because padding changes what it computes. Anything else is refused, with this reason. "
+        "Layers that are no attention (recurrences, convolutions) go on looking back only in decoders that are evaluated. "
         "A mixture of experts is trained without its auxiliary balance loss: its router comes trained with it, and "
         "what is compared is the loss of the objective alone.",
         "",
