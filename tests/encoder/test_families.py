@@ -154,7 +154,7 @@ def as_page(rows: dict[str, Row]) -> str:
         "",
         "*packed*: flat tokens, no padding. *padded*: right, but slower (docs/LOG.md). *equal lengths*: texts of one "
         "length at a time, because padding changes what it computes. Anything else is refused, with this reason. "
-        "Layers that are no attention (recurrences, convolutions) go on looking back only in decoders that are evaluated. "
+        "Layers that are no attention (recurrences, convolutions) go on looking back only in decoders. "
         "A mixture of experts is trained without its auxiliary balance loss: its router comes trained with it, and "
         "what is compared is the loss of the objective alone.",
         "",
