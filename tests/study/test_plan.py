@@ -475,3 +475,20 @@ def test_seeds_that_would_change_nothing_are_refused() -> None:
     with pytest.raises(InputError, match="nothing of it is drawn"):
         plan_study(make_study(arms, f"models={models}", "pretraining_seeds=2"))
     plan_study(make_study(arms, f"models={models}", "pretraining_seeds={count: 2, order: true}"))
+
+
+def test_a_sweep_has_an_arm_for_each_rate_and_a_model_for_each_network() -> None:
+    axes = {"schedule.peak_lr": [0.001, 0.002], "architecture.num_hidden_layers": [2, 4]}
+    arm: dict[str, Any] = {"curricula": ["clm"], "budgets": [200, 100], "sweep": axes}
+    plan = plan_study(make_study([arm]))
+    assert len(plan.arms) == 8 and len({arm.model for arm in plan.arms.values()}) == 2
+    one = plan.arms["1m-num_hidden_layers4-clm-100-peak_lr0.002"]
+    assert one.recipe.schedule.peak_lr == 0.002 and one.recipe.schedule.decay_steps == 20
+    assert one.recipe.init.architecture == {"num_hidden_layers": 4} and one.settings == "peak_lr0.002"
+    assert plan.runs[one.name].parent == "1m-num_hidden_layers4-clm-200-peak_lr0.002", "trunks are shared within each"
+    named = arm | {"name": "{model}-{budget}-{peak_lr}"}
+    assert "1m-num_hidden_layers2-200-0.001" in plan_study(make_study([named])).arms
+    with pytest.raises(InputError, match=r"sweep: 'init.preset' is no setting"):
+        make_study([arm | {"sweep": {"init.preset": ["1m"]}}])
+    with pytest.raises(InputError, match=r"unknown key 'schedule.peak_rate'; did you mean 'peak_lr'"):
+        plan_study(make_study([arm | {"sweep": {"schedule.peak_rate": [1]}}]))

@@ -62,7 +62,7 @@ def run_demo(folder: Path, overrides: Sequence[str] = ()) -> None:
 
         out.print(export_checkpoint(f"{run}@{last.step}", encoder), markup=False)
     say("5/5", "report")
-    page = report_study(plan, place, folder / "report", [f"biphase demo {shlex.quote(str(folder))}"])
+    page, _ = report_study(plan, place, folder / "report", [f"biphase demo {shlex.quote(str(folder))}"])
     results = collect_by_task(plan, place)
     draw_scores(results, folder / "demo.png")
     print_scores(results)

@@ -66,11 +66,13 @@ def study_plan_command(
 
 
 def open_study(study: Path, overrides: Sequence[str] | None, folder: Path | None = None) -> tuple["Plan", Path]:
-    """The plan, and the study's folder."""
+    """The plan, whose hypotheses are about arms and tasks that it has, and the study's folder."""
+    from biphase.study.hypotheses import ask
     from biphase.study.plan import plan_study
     from biphase.study.spec import load_study
 
     plan = plan_study(load_study(study, overrides or ()))
+    ask(plan)
     return plan, folder or Path(f"study-{plan.study.name}")
 
 
@@ -94,13 +96,17 @@ def study_run_command(
     """
     from biphase.config import parse_config
     from biphase.engine.local import Engine
-    from biphase.study.folder import claim_study_folder
+    from biphase.study.folder import claim_study_folder, read_state
+    from biphase.study.hypotheses import declare
     from biphase.study.run import run_study
 
     plan, path = open_study(study, overrides, folder)
     chosen = {"kind": engine, "address": address, "workers": workers, "workers_per_gpu": workers_per_gpu}
     where = parse_config(Engine, chosen | {"devices_per_worker": processes}, (), origin="study run")
-    failures = run_study(plan, claim_study_folder(path, plan.study), where, processes, unit)
+    place = claim_study_folder(path, plan.study)
+    if plan.study.hypotheses:
+        declare(plan.study, path, len(read_state(plan, place).done))
+    failures = run_study(plan, place, where, processes, unit)
     if failures:
         own = [failure for failure in failures if not failure.is_blocked]
         first = (own or failures)[0]
@@ -160,12 +166,21 @@ def study_report_command(
 
     Example: `biphase study report studies/mini.yaml`
     """
+    from biphase.report.formats import show_count
     from biphase.study.folder import StudyFolder
+    from biphase.study.hypotheses import describe_declaration
     from biphase.study.report import report_study
 
     plan, path = open_study(study, overrides, folder)
     commands = [command_line(verb, study, overrides, folder) for verb in ("run", "report")]
-    out.print(str(report_study(plan, StudyFolder(path), report or path / "report", commands)))
+    page, findings = report_study(plan, StudyFolder(path), report or path / "report", commands)
+    for finding in findings:
+        counted = [one.verdict for one in finding.inequalities].count("supported")
+        asked = show_count(sum(1 for _ in finding.inequalities), "inequality", "inequalities")
+        out.print(f"{finding.verdict}: {finding.key}: {finding.statement} ({counted} of {asked})", markup=False)
+    if findings:
+        out.print(describe_declaration(plan.study, path), markup=False)
+    out.print(str(page))
 
 
 @study_app.command("advise")

@@ -43,6 +43,6 @@ def show_spread(spread: Spread | None) -> str:
     return show_share(spread.std) + ends
 
 
-def show_count(number: int, noun: str) -> str:
-    """`1 seed`, `2,000 seeds`."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+def show_count(number: int, noun: str, nouns: str = "") -> str:
+    """`1 seed`, `2,000 seeds`, `2 inequalities`."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {nouns or noun + 's'}"

@@ -16,7 +16,7 @@ from markupsafe import Markup
 from biphase import __version__
 from biphase.errors import InputError
 from biphase.files import own_folder, refuse_foreign, write_text
-from biphase.report.claims import Claim, Verdicts, count_tests
+from biphase.report.claims import Claim, Finding, Verdicts, count_tests
 from biphase.report.figures import draw_figures
 from biphase.report.formats import MISSING, show_p_value, show_points, show_share
 from biphase.report.results import (
@@ -46,6 +46,7 @@ def write_report(
     title: str,
     question: str,
     verdicts: Verdicts | None = None,
+    hypotheses: tuple[Sequence[Finding], str] | None = None,
     table_numbers: Mapping[tuple[str, str], int] | None = None,
     plan_svg: str | None = None,
     costs: Sequence[Mapping[str, object]] | None = None,
@@ -63,6 +64,7 @@ def write_report(
         results: of one study; averages that are missing are added.
         question: what the study asks, in a sentence or two.
         verdicts: what is claimed of these results, judged.
+        hypotheses: what the study declared before it ran, judged, and a sentence on when it was declared.
         table_numbers: (setup, family) → the number under which the table stands in a paper.
         plan_svg: a picture of the plan as it was run, drawn by us: it is not escaped.
         costs: rows with the same keys, which are the headers.
@@ -84,6 +86,7 @@ def write_report(
             question=question,
             facts=describe_results(results),
             verdicts=verdicts,
+            hypotheses=hypotheses,
             figures=[(name, *about, figure_svg(folder, name)) for name, *about in figures],
             groups=group_tables(tables),
             plan=None if plan_svg is None else inline_svg(plan_svg, "plan"),

@@ -31,7 +31,7 @@ SETUPS: dict[str, str] = {
     "adapted": "masking ratio after CLM",
     "cpt": "continued pretraining with MLM",
     "control": "beside random weights",
-    "other": "further curricula",
+    "other": "further curricula and settings",
 }
 """The comparisons. The paper's tables show the first three and `cpt`; `adapted` is in one of its figures; `control` is
 every final model of a network that was also fine-tuned without any pretraining."""

@@ -1,7 +1,9 @@
 """A study → its arms: models × curricula × budgets, each a complete recipe with a name of its own."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from string import Formatter
 from typing import Any
 
@@ -10,7 +12,7 @@ from biphase.encoder.presets import PRESETS
 from biphase.errors import InputError, nearest
 from biphase.recipe import Phase, Recipe
 from biphase.study.curricula import curriculum_label, fill_budget, read_curriculum, write_steps
-from biphase.study.spec import ArmGroup, PretrainingSeeds, StartingModel, Study
+from biphase.study.spec import ARCHITECTURE, ArmGroup, PretrainingSeeds, StartingModel, Study
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,8 @@ class Arm:
     """The whole recipe, as if nothing were shared. With a parent, `init.checkpoint` is the parent's name."""
     seed: int = 0
     """Its pretraining seed."""
+    settings: str = ""
+    """What a sweep changes in its recipe, as names have it: `peak_lr0.003`."""
 
     @property
     def pooled_name(self) -> str:
@@ -54,6 +58,8 @@ class UnresolvedArm:
     curriculum: str
     phases: tuple[Phase, ...]
     seeds: PretrainingSeeds
+    swept: tuple[tuple[str, Any], ...] = ()
+    """Keys of the recipe with the values that the sweep gives them here."""
 
 
 def expand_arms(study: Study) -> dict[str, Arm]:
@@ -123,7 +129,28 @@ def starting_models(study: Study) -> dict[str, StartingModel]:
         if model.preset is not None and model.preset not in PRESETS:
             raise InputError(f"model '{model.name}': unknown preset '{model.preset}'{nearest(model.preset, PRESETS)}")
         models[model.name] = model
+    for group in study.arms:
+        for name in group.models:
+            if name in models:
+                models |= {own.name: own for own in sweep_architecture(group, models[name])}
     return models
+
+
+def sweep_architecture(group: ArmGroup, model: StartingModel) -> Iterator[StartingModel]:
+    """The networks that a group makes of one: itself, where nothing of it is swept."""
+    keys = [key for key in group.sweep if key.startswith(ARCHITECTURE)]
+    if keys and model.preset is None:
+        raise InputError(f"arms '{group.group}': sweep: '{model.name}' is given whole; only presets have {keys[0]}")
+    for values in product(*(group.sweep[key] for key in keys)):
+        changes = dict(zip(keys, values, strict=True))
+        architecture = {key.removeprefix(ARCHITECTURE): value for key, value in changes.items()}
+        name = "-".join([model.name, *label_settings(changes.items())])
+        yield model.model_copy(update={"name": name, "architecture": {**model.architecture, **architecture}})
+
+
+def label_settings(settings: Iterable[tuple[str, Any]]) -> list[str]:
+    """Settings as parts of a name: `schedule.peak_lr` 0.003 → `peak_lr0.003`."""
+    return [key.rpartition(".")[2] + re.sub(r"[^A-Za-z0-9.+_-]+", "-", str(value)) for key, value in settings]
 
 
 def refuse_doubles(what: str, names: Sequence[str]) -> None:
@@ -141,21 +168,24 @@ def list_combinations(study: Study, models: Mapping[str, StartingModel]) -> Iter
         for name in group.models:
             if name not in models:
                 raise InputError(f"arms '{group.group}': unknown model '{name}'{nearest(name, models)}")
-        for source in group.models or group.parents:
-            for text in group.curricula:
-                templates = read_curriculum(text, named, study.mask_probability)
-                for budget in group.budgets or (None,):
-                    phases = fill_budget(templates, budget, f"arms '{group.group}': curriculum '{text}'")
-                    name = name_arm(group, source, text, sum(phase.steps for phase in phases))
-                    seeds = group.pretraining_seeds or study.pretraining_seeds
-                    yield UnresolvedArm(name, group, source, text, phases, seeds)
+        sources = [own.name for name in group.models for own in sweep_architecture(group, models[name])]
+        axes, seeds = group.swept_settings, group.pretraining_seeds or study.pretraining_seeds
+        # The axes are gone through as nested loops would: the last one fastest.
+        points = product(sources or group.parents, group.curricula, group.budgets or (None,), *axes.values())
+        for source, text, budget, *values in points:
+            templates = read_curriculum(text, named, study.mask_probability)
+            phases = fill_budget(templates, budget, f"arms '{group.group}': curriculum '{text}'")
+            swept = tuple(zip(axes, values, strict=True))
+            name = name_arm(group, source, text, sum(phase.steps for phase in phases), swept)
+            yield UnresolvedArm(name, group, source, text, phases, seeds, swept)
 
 
-def name_arm(group: ArmGroup, source: str, curriculum: str, steps: int) -> str:
+def name_arm(group: ArmGroup, source: str, curriculum: str, steps: int, swept: Sequence[tuple[str, Any]] = ()) -> str:
     """The group's template for names, filled in. Raises `InputError` for a template that cannot be."""
     kind = "model" if group.models else "parent"
     values = {kind: source, "curriculum": curriculum_label(curriculum), "budget": write_steps(steps)}
-    template = group.name or f"{{{kind}}}-{{curriculum}}-{{budget}}"
+    values |= {key.rpartition(".")[2]: str(value) for key, value in swept}
+    template = group.name or "-".join([f"{{{kind}}}-{{curriculum}}-{{budget}}", *label_settings(swept)])
     try:
         fields = [field for _, field, _, _ in Formatter().parse(template)]
         unknown = next((field for field in fields if field is not None and field not in values), None)
@@ -173,7 +203,7 @@ def write_arm(study: Study, arm: UnresolvedArm, model: StartingModel, seed: int)
     The recipe's own seeds are those of the first pretraining seed; the others count on from there.
     """
     settings: dict[str, Any] = {}
-    for changes in (study.recipe, model.recipe, arm.group.recipe):
+    for changes in (study.recipe, model.recipe, arm.group.recipe, *(nest(key, value) for key, value in arm.swept)):
         taken = {"name", "init", "curriculum"} & changes.keys()
         if taken:
             raise InputError(
@@ -203,7 +233,17 @@ def write_arm(study: Study, arm: UnresolvedArm, model: StartingModel, seed: int)
         curriculum=arm.curriculum,
         recipe=recipe,
         seed=seed,
+        settings="-".join(label_settings(arm.swept)),
     )
+
+
+def nest(key: str, value: Any) -> dict[str, Any]:
+    """`schedule.peak_lr` and 0.003 → `{schedule: {peak_lr: 0.003}}`."""
+    *above, last = key.split(".")
+    tree = {last: value}
+    for part in reversed(above):
+        tree = {part: tree}
+    return tree
 
 
 def with_seed(recipe: Recipe, seed: int, order: bool) -> Recipe:

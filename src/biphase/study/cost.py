@@ -25,7 +25,7 @@ from biphase.run import open_run, read_metrics
 from biphase.study.arms import starting_models
 from biphase.study.plan import Plan
 from biphase.study.spec import Planning, Published, StartingModel, Study
-from biphase.study.trunks import PlannedRun
+from biphase.study.trunks import PlannedRun, phases_between
 from biphase.tasks.spec import Family, TaskSize, find_task
 
 EFFICIENCY = {"CPU": 0.6}
@@ -154,13 +154,13 @@ class Sizes:
     shapes: Mapping[str, Shape | None]
     texts: Mapping[str, SampleLengths]
 
-    def flops(self, run: PlannedRun) -> dict[str, float]:
-        """What a run costs, by objective; nothing for a network of unknown shape."""
+    def flops(self, run: PlannedRun, until: int | None = None) -> dict[str, float]:
+        """What a run costs, by objective, up to a step of it; nothing for a network of unknown shape."""
         shape, spent = self.shapes[run.name], dict[str, float]()
         if shape is None:
             return spent
         end = run.first
-        for phase in run.recipe.curriculum:
+        for phase in phases_between(run.recipe.curriculum, 0, (until or run.last) - run.first):
             begin, end = end, end + phase.steps
             tokens = run.recipe.tokens_before(end) - run.recipe.tokens_before(begin)
             for part, share in phase.parts:

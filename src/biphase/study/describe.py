@@ -11,8 +11,10 @@ from rich.text import Text
 from rich.tree import Tree
 
 from biphase.console import printable
+from biphase.report.formats import show_count
 from biphase.study.cost import Estimate
-from biphase.study.curricula import are_alike, join_phases, write_steps
+from biphase.study.curricula import are_alike, write_steps
+from biphase.study.hypotheses import hypotheses_hash
 from biphase.study.plan import Plan, history
 from biphase.study.spec import trainings
 from biphase.study.trunks import Segment
@@ -57,6 +59,11 @@ def describe_plan(plan: Plan, estimate: Estimate) -> RenderableType:
             f"({len(evaluation.tasks)} tasks) × {len(evaluation.learning_rates)} rates × {len(evaluation.seeds)} seeds "
             f"→ {scores:,} scores"
         )
+    if plan.study.hypotheses:
+        names = [hypothesis.name for hypothesis in plan.study.hypotheses]
+        count = show_count(len(plan.study.hypotheses), "hypothesis", "hypotheses")
+        told = f"{count}, which read {hypotheses_hash(plan.study.hypotheses)}: {', '.join(names)}"
+        lines.append(Text(printable(told)))
     return Group(
         *lines, "", run_tree(plan), "", *describe_steps(estimate), "", cost_table(estimate), *cost_lines(estimate)
     )
@@ -67,10 +74,8 @@ def run_tree(plan: Plan) -> Tree:
     root = Tree("runs, with the step that each starts from and ends at")
     num_seeds, plan = plan.num_seeds, plan.of_first_seed
     branches: dict[str, Tree] = {}
-    spans = list_spans(plan)
     for name, run in plan.runs.items():
-        phases = join_phases(span.phase.model_copy(update={"steps": span.steps}) for span in spans if span.run == name)
-        trained = ", ".join(f"{phase.label} {write_steps(phase.steps)}" for phase in phases)
+        trained = ", ".join(f"{phase.label} {write_steps(phase.steps)}" for phase in run.recipe.curriculum)
         passed = [write_steps(step) for step in run.kept if step != run.last]
         kept = f"; keeps {', '.join(passed)}" if passed else ""
         line = f"{name}: {write_steps(run.first)} → {write_steps(run.last)}, {trained}{kept}"
@@ -192,8 +197,9 @@ def plan_json(plan: Plan, estimate: Estimate | None = None) -> dict[str, Any]:
     for kept in plan.checkpoints:
         users = {"models": kept.models, "needed_by": kept.needed_by, "moments_needed_by": kept.moments_needed_by}
         checkpoints.append({"checkpoint": f"{kept.run}@{kept.step}", **users})
-    tree = {
+    tree: dict[str, Any] = {
         "study": plan.study.name,
+        "hypotheses": hypotheses_hash(plan.study.hypotheses) if plan.study.hypotheses else None,
         "steps": plan.steps,
         "steps_alone": plan.steps_alone,
         "longest_chain": plan.longest_chain,

@@ -11,17 +11,22 @@ from biphase.files import read_json
 from biphase.finetuning.scores import ScoreSet
 from biphase.paper.findings import judge_paper
 from biphase.paper.published import TABLE_NUMBERS
+from biphase.report.claims import Finding
 from biphase.report.page import write_report
 from biphase.report.results import ResultSet
 from biphase.run import open_run, read_metrics
 from biphase.study.folder import StudyFolder, StudyState, is_trained, measure_cells, read_state, status, trained_folder
+from biphase.study.hypotheses import describe_declaration, hypotheses_json, judge_hypotheses
 from biphase.study.picture import draw_plan
 from biphase.study.plan import Plan
 from biphase.study.results import collect_results
 
 
-def report_study(plan: Plan, place: StudyFolder, out: Path, commands: Sequence[str]) -> Path:
-    """Write tables, figures, verdicts and the page of what is finished into the folder `out`; returns the page.
+def report_study(
+    plan: Plan, place: StudyFolder, out: Path, commands: Sequence[str]
+) -> tuple[Path, tuple[Finding, ...]]:
+    """Write tables, figures, verdicts and the page of what is finished into the folder `out`; returns the page, and
+    the study's hypotheses with their verdicts.
 
     `commands` make the results again, in their order.
     """
@@ -35,12 +40,17 @@ def report_study(plan: Plan, place: StudyFolder, out: Path, commands: Sequence[s
         picture = Path(folder) / "plan.svg"
         draw_plan(plan, picture)
         svg = picture.read_text(encoding="utf-8")
-    return write_report(
+    hypotheses = judge_hypotheses(plan, results) if plan.study.hypotheses else ()
+    files = {"scores.csv": cells_csv(scores)}
+    if hypotheses:
+        files["hypotheses.json"] = hypotheses_json(plan, place.path, hypotheses)
+    page = write_report(
         results,
         out,
         title=plan.study.title or f"The study {plan.study.name}",
         question=plan.study.question,
         verdicts=judge_paper(results) if results.results else None,
+        hypotheses=(hypotheses, describe_declaration(plan.study, place.path)) if hypotheses else None,
         table_numbers=TABLE_NUMBERS,
         plan_svg=svg,
         costs=list_costs(plan, place, scores),
@@ -52,8 +62,9 @@ def report_study(plan: Plan, place: StudyFolder, out: Path, commands: Sequence[s
             for name, run in plan.runs.items()
             if is_trained(place, run)
         },
-        files={"scores.csv": cells_csv(scores)},
+        files=files,
     )
+    return page, hypotheses
 
 
 def cells_csv(scores: dict[str, ScoreSet]) -> str:

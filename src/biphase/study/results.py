@@ -96,7 +96,7 @@ def compare_curricula(plan: Plan, place: StudyFolder) -> list[Evidence]:
     for arm in plan.arms.values():
         samples = [scores[arm.name, task] for task in tasks if (arm.name, task) in scores]
         is_whole = len(samples) == len(tasks) and len(set(map(len, samples))) == 1
-        if arm.parent is not None or arm.curriculum in tables or not is_whole:
+        if arm.parent is not None or arm.settings or arm.curriculum in tables or not is_whole:
             continue
         interval = mean_interval([100 * sum(values) / len(values) for values in zip(*samples, strict=True)])
         evidence = Evidence(arm.curriculum, interval.mean, interval.half_width)
@@ -126,7 +126,8 @@ def arm_of_model(plan: Plan, model: EvaluatedModel, sizes: Sizes) -> ReportArm:
     # The paper has CLM, MLM, or CLM and then MLM; and MLM that continues one of these.
     kinds, later_kinds = ([part.objective for p in some for part, _ in p.parts] for some in (pretraining, rest))
     is_ramped = any(phase.is_ramped for phase in phases) or not isinstance(arm.recipe.batch_tokens, int)
-    is_of_the_paper = kinds in (["clm"], ["mlm"], ["clm", "mlm"]) and later_kinds in ([], ["mlm"]) and not is_ramped
+    is_as_usual = not is_ramped and not arm.settings
+    is_of_the_paper = kinds in (["clm"], ["mlm"], ["clm", "mlm"]) and later_kinds in ([], ["mlm"]) and is_as_usual
     return ReportArm(
         name=model.pooled_name,
         setup="efficiency" if is_intermediate else "objective" if is_of_the_paper else "other",
@@ -149,10 +150,17 @@ def sum_runs(plan: Plan, model: EvaluatedModel, cost: Callable[[PlannedRun], flo
     total, name, end = 0.0, model.run, model.step
     while True:
         run = plan.runs[name]
+<<<<<<< HEAD
         spent = cost(run)
         if not spent:
             return None
         total += spent * (end - run.first) / run.steps
+=======
+        spent = sizes.flops(run, end)
+        if not spent:
+            return None
+        total += sum(spent.values())
+>>>>>>> 1bb3b73 (Hypotheses as inequalities that a study declares before it runs, sweeps over settings and networks, and the study of MLM's price)
         if run.parent is None:
             return total
         name, end = run.parent, run.first

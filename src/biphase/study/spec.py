@@ -19,6 +19,9 @@ NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 """What names of studies and models look like: they become names of folders."""
 
 
+ARCHITECTURE = "architecture."
+"""What the axes of a sweep begin with that change a network."""
+
 Steps = Annotated[PositiveCount, BeforeValidator(read_steps)]
 Seeds = Annotated[
     tuple[Count, ...],
@@ -79,6 +82,26 @@ class ArmGroup(Strict):
     """Whether arms with `parents` go on with the optimizer moments of their parent; else they start at zero."""
     recipe: dict[str, Any] = Field(default_factory=dict)
     """Changes to the study's `recipe` for these arms."""
+    sweep: dict[str, Annotated[tuple[bool | int | float | str, ...], Field(min_length=1)]] = Field(default_factory=dict)
+    """Further axes: a key of the recipe, such as `schedule.peak_lr`, or of a preset, such as
+    `architecture.num_hidden_layers`, with its values. An architecture is a model of its own, called
+    `1m-num_hidden_layers4`; of other keys, names end in the last word and the value: `…-peak_lr0.003`."""
+
+    @property
+    def swept_settings(self) -> dict[str, tuple[Any, ...]]:
+        """The axes that change the recipe, not the network."""
+        return {key: values for key, values in self.sweep.items() if not key.startswith(ARCHITECTURE)}
+
+    @model_validator(mode="after")
+    def axes_are_known(self) -> "ArmGroup":
+        for key in self.sweep:
+            if key.startswith(ARCHITECTURE) and self.parents:
+                raise ValueError(f"sweep: {key} cannot differ from that of the parents")
+            if key.partition(".")[0] in ("name", "init", "curriculum", "architecture") and not key.startswith(
+                ARCHITECTURE
+            ):
+                raise ValueError(f"sweep: '{key}' is no setting of a recipe or of architecture.…; curricula have a key")
+        return self
 
     @model_validator(mode="after")
     def one_beginning(self) -> "ArmGroup":
@@ -136,6 +159,20 @@ class Published(Strict):
     note: str = ""
 
 
+class Hypothesis(Strict):
+    """What a study is expected to show, declared before it runs."""
+
+    name: str
+    says: str
+    """In a sentence, for people."""
+    holds: Annotated[
+        tuple[str, ...],
+        BeforeValidator(lambda value: (value,) if isinstance(value, str) else value),
+        Field(min_length=1),
+    ]
+    """Inequalities that are all to hold, in the grammar of `report.hypotheses`."""
+
+
 class Study(Strict):
     """A study file as a whole."""
 
@@ -154,6 +191,7 @@ class Study(Strict):
     arms: Annotated[tuple[ArmGroup, ...], Field(min_length=1)]
     intermediate: tuple[Intermediate, ...] = ()
     evaluation: Evaluation | None = None
+    hypotheses: tuple[Hypothesis, ...] = ()
     planning: Planning = Planning()
     published: tuple[Published, ...] = ()
 

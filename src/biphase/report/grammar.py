@@ -1,0 +1,231 @@
+"""A line of text that says what scores will show → an inequality over names of arms, tasks and budgets.
+
+    25/75 - mlm40 > 0 on token_classification at every budget
+    (mlm40 - clm on QA) - (mlm40 - clm on SC) > 0 for every model
+    compute_equivalent(stack, mlm40) < 0.6 at the largest budget
+
+The grammar, in which a name is an arm or one arm at several budgets, quoted where it has spaces:
+
+    inequality  sum ('<' | '>') number ['point' | 'points'] places
+    sum         term (('+' | '-') term)*                       operators stand between blanks
+    term        [number '*'] (name | '(' sum ')') places
+                or compute_equivalent '(' name ',' name ')', which stands alone on its side
+    places      ('on' task ('and' task)* | 'at' budget | 'for' model)*
+    task        'average' | 'every' ('family' | 'task') | a family | a task
+    budget      ['every' | 'the' ('largest' | 'smallest')] 'budget' | number 'steps'
+    model       ['every' | 'the' ('largest' | 'smallest')] 'model' | a name
+
+A place on a term fixes it for that term; on the last one of a sum, or of a bracket, for all of it. Places behind the
+number say where the inequality is to hold: at each of them, by default at every budget, for every model, on the average
+over families. Nothing in the text is run.
+"""
+
+import re
+from dataclasses import dataclass, replace
+from typing import Literal, NoReturn
+
+from biphase.errors import InputError
+
+MEAN_OF_FAMILIES = "average"
+KEYWORDS = ("on", "at", "for", "and")
+EQUIVALENT = "compute_equivalent"
+TOKEN = re.compile(r"\s*(?:'([^']*)'|\"([^\"]*)\"|([(),*<>])|([^\s(),*<>'\"]+))")
+NUMBER_FORM = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where something is asked about; None is left open."""
+
+    tasks: tuple[str, ...] | None = None
+    """Families, tasks, or `average`, or one of `every family` and `every task`."""
+    budget: str | int | None = None
+    """`every`, `largest`, `smallest`, or steps."""
+    model: str | None = None
+    """`every`, `largest`, `smallest`, or a name."""
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A name with its weight in the sum."""
+
+    weight: float
+    name: str
+    place: Place = Place()
+
+
+@dataclass(frozen=True)
+class ParsedInequality:
+    """What a line says, not yet held against any arms."""
+
+    text: str
+    operands: tuple[Operand, ...]
+    kind: Literal["difference", "compute_equivalent"]
+    """`compute_equivalent`: of the first operand, by the ladder of the second."""
+    relation: Literal["<", ">"]
+    bound: float
+    """A share of scores, or of compute."""
+    place: Place
+
+    @property
+    def placed(self) -> tuple[Operand, ...]:
+        """The operands that must be there at each place: all, but for a baseline, whose whole ladder is asked."""
+        return self.operands[:1] if self.kind == EQUIVALENT else self.operands
+
+
+class Parser:
+    """One line of text, read from left to right."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.tokens: list[tuple[str, bool]] = []
+        """Words and signs, and whether each was quoted: a quoted one is a name."""
+        at = 0
+        text = text.rstrip()
+        while at < len(text):
+            match = TOKEN.match(text, at)
+            if match is None:
+                raise InputError(f"'{self.text}': a quote is not closed")
+            quoted = match[1] if match[1] is not None else match[2]
+            self.tokens.append((quoted if quoted is not None else match[3] or match[4], quoted is not None))
+            at = match.end()
+        self.at = 0
+        self.trailing = Place()
+        """The place behind the last term."""
+
+    @property
+    def next(self) -> str:
+        """The next word or sign; empty at the end, and for a quoted name, which is neither."""
+        return "" if self.at == len(self.tokens) or self.tokens[self.at][1] else self.tokens[self.at][0]
+
+    def refuse(self, wanted: str) -> NoReturn:
+        found = f"'{self.tokens[self.at][0]}'" if self.at < len(self.tokens) else "the end"
+        raise InputError(f"'{self.text}': {wanted} is wanted where {found} stands")
+
+    def take(self, *wanted: str) -> str:
+        """The next word, if it is one of these."""
+        if self.next not in wanted or not self.next:
+            self.refuse(" or ".join(f"'{word}'" for word in wanted))
+        self.at += 1
+        return self.tokens[self.at - 1][0]
+
+    def has(self, *words: str) -> bool:
+        """Whether these come next; they are taken then."""
+        found = tuple(token for token, is_quoted in self.tokens[self.at : self.at + len(words)] if not is_quoted)
+        if found != words:
+            return False
+        self.at += len(words)
+        return True
+
+    def name(self, what: str) -> str:
+        if self.at == len(self.tokens) or self.next in ("(", ")", ",", "*", "<", ">", "+", "-", *KEYWORDS):
+            self.refuse(what)
+        self.at += 1
+        return self.tokens[self.at - 1][0]
+
+    def number(self) -> float | None:
+        """The next word as a number; None where it is none, or where it is a name such as 25/75."""
+        if not NUMBER_FORM.fullmatch(self.next):
+            return None
+        self.at += 1
+        return float(self.tokens[self.at - 1][0])
+
+    def inequality(self) -> ParsedInequality:
+        kind: Literal["difference", "compute_equivalent"] = "difference"
+        if self.has(EQUIVALENT, "("):
+            kind = "compute_equivalent"
+            operands = [Operand(1.0, self.name("an arm"))]
+            self.take(",")
+            operands.append(Operand(-1.0, self.name("an arm")))
+            self.take(")")
+        else:
+            operands = self.sum()
+        relation = self.take("<", ">")
+        bound = self.number()
+        if bound is None:
+            self.refuse("a number")
+        has_unit = self.has("points") or self.has("point")
+        if has_unit and kind == "compute_equivalent":
+            raise InputError(f"'{self.text}': a share of compute has no points; write it as a number, such as 0.6")
+        if bound and not has_unit and kind == "difference":
+            raise InputError(f"'{self.text}': {bound:g} of what? Write {bound:g} points, of 100")
+        place = self.place()
+        if self.at < len(self.tokens):
+            self.refuse("'on', 'at', 'for' or the end")
+        scale = 0.01 if kind == "difference" else 1.0
+        return ParsedInequality(self.text, tuple(operands), kind, relation, scale * bound, place)  # type: ignore[arg-type]
+
+    def sum(self) -> list[Operand]:
+        operands = self.term(1.0)
+        while self.next in ("+", "-"):
+            operands += self.term(1.0 if self.take("+", "-") == "+" else -1.0)
+        return [replace(one, place=filled(one.place, self.trailing)) for one in operands]
+
+    def term(self, sign: float) -> list[Operand]:
+        start = self.at
+        factor = self.number()
+        if factor is None or not self.has("*"):
+            self.at, factor = start, 1.0
+        if self.has("("):
+            operands = self.sum()
+            self.take(")")
+        elif self.has(EQUIVALENT):
+            raise InputError(f"'{self.text}': {EQUIVALENT}(arm, baseline) stands alone on the left")
+        else:
+            operands = [Operand(1.0, self.name("an arm"))]
+        place = self.trailing = self.place()
+        if (place.tasks and (len(place.tasks) > 1 or place.tasks[0].startswith("every"))) or "every" in (
+            place.budget,
+            place.model,
+        ):
+            raise InputError(f"'{self.text}': several places stand behind the number; a term has one")
+        # What stands nearer to a name goes before what stands behind the bracket around it.
+        return [replace(one, weight=sign * factor * one.weight, place=filled(one.place, place)) for one in operands]
+
+    def place(self) -> Place:
+        found = Place()
+        while self.next in ("on", "at", "for"):
+            if self.has("on"):
+                tasks = [self.task()]
+                while self.has("and"):
+                    tasks.append(self.task())
+                found = replace(found, tasks=tuple(tasks))
+            elif self.has("at"):
+                found = replace(found, budget=self.budget())
+            elif self.has("for"):
+                chosen = self.quantified("model")
+                found = replace(found, model=chosen or self.name("a model"))
+        return found
+
+    def task(self) -> str:
+        for what in ("family", "task"):
+            if self.has("every", what):
+                return f"every {what}"
+        return self.name("a task or a family")
+
+    def budget(self) -> str | int:
+        chosen = self.quantified("budget")
+        if chosen:
+            return chosen
+        steps = self.number()
+        if steps is None or not (self.has("steps")):
+            self.refuse(
+                "'every budget', 'the largest budget', 'the smallest budget' or a number of steps, as 400 steps,"
+            )
+        return int(steps)
+
+    def quantified(self, noun: str) -> str | None:
+        for which in ("largest", "smallest"):
+            if self.has("the", which, noun):
+                return which
+        return "every" if self.has("every", noun) else None
+
+
+def filled(near: Place, far: Place) -> Place:
+    """A place with what it leaves open taken from another one."""
+    return Place(near.tasks or far.tasks, near.budget or far.budget, near.model or far.model)
+
+
+def parse_inequality(text: str) -> ParsedInequality:
+    """What a line says. Raises `InputError` with the place at which it is not in the grammar."""
+    return Parser(text).inequality()

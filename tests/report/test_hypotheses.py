@@ -1,0 +1,93 @@
+"""Hypotheses: a line of text is read by the grammar or refused at its place, and asks for arms that are there."""
+
+import pytest
+
+from biphase.errors import InputError
+from biphase.report.grammar import parse_inequality
+from biphase.report.hypotheses import Ladder, bind
+
+LADDERS: dict[str, Ladder] = {
+    "mlm40": {(size, steps): f"{size}-mlm40-{steps}" for size in ("1m", "3m") for steps in (400, 800)},
+    "25/75": {("1m", steps): f"1m-25-75-{steps}" for steps in (400, 800, 1600)},
+    "clm": {("1m", 400): "1m-clm-400", ("3m", 400): "3m-clm-400"},
+    "1m-random": {("1m", 0): "1m-random"},
+    "two of them": {},
+}
+TASKS = {"wnut17": "TC", "uner": "TC", "genre": "SC"}
+
+
+def asked(line: str) -> list[tuple[str, str]]:
+    """Each inequality as a sum of arm@task, and its label."""
+    found = []
+    for one in bind(parse_inequality(line), LADDERS, TASKS):
+        terms = " ".join(f"{term.weight:+g}·{term.arm}@{term.task}" for term in one.terms)
+        found.append((terms, one.label))
+    return found
+
+
+def test_a_difference_at_every_budget_that_both_have() -> None:
+    assert asked("25/75 - mlm40 > 0 on token_classification at every budget") == [
+        ("+1·1m-25-75-400@TC -1·1m-mlm40-400@TC", "25/75 - mlm40 on TC 1m, 400 steps"),
+        ("+1·1m-25-75-800@TC -1·1m-mlm40-800@TC", "25/75 - mlm40 on TC 1m, 800 steps"),
+    ]
+    assert asked("25/75 - mlm40 > 0 on TC") == asked("25/75 - mlm40 > 0 on token_classification at every budget")
+
+
+def test_places_choose_budgets_models_and_tasks() -> None:
+    (one,) = asked("25/75 - mlm40 > -1 point at the largest budget")
+    assert one[0] == "+1·1m-25-75-800@average -1·1m-mlm40-800@average"
+    assert [terms for terms, _ in asked("mlm40 > 40 points on every task at 400 steps for 3m")] == [
+        "+1·3m-mlm40-400@wnut17",
+        "+1·3m-mlm40-400@uner",
+        "+1·3m-mlm40-400@genre",
+    ]
+    assert [terms for terms, _ in asked("mlm40 - clm > 0 on SC and wnut17 for the largest model")] == [
+        "+1·3m-mlm40-400@SC -1·3m-clm-400@SC",
+        "+1·3m-mlm40-400@wnut17 -1·3m-clm-400@wnut17",
+    ]
+
+
+def test_terms_have_places_and_weights_of_their_own() -> None:
+    (one, _) = asked("(mlm40 - clm on TC) - 0.5 * (mlm40 - clm on SC) > 0 at 400 steps")
+    assert one[0] == "+1·1m-mlm40-400@TC -1·1m-clm-400@TC -0.5·1m-mlm40-400@SC +0.5·1m-clm-400@SC"
+    (one,) = asked("mlm40 at the largest budget for 1m - 1m-random > 0 on uner")
+    assert one[0] == "+1·1m-mlm40-800@uner -1·1m-random@uner"
+    assert asked("mlm40 - clm on SC > 0")[0][0] == asked("(mlm40 - clm on SC) > 0")[0][0]
+    (one,) = asked("mlm40 - (clm on SC) > 0 on TC at 400 steps for 1m")
+    assert one[0] == "+1·1m-mlm40-400@TC -1·1m-clm-400@SC"
+    (one,) = asked("(mlm40 - clm for the largest model) - (mlm40 - clm for 1m) < 0 at 400 steps on SC")
+    assert one[0] == "+1·3m-mlm40-400@SC -1·3m-clm-400@SC -1·1m-mlm40-400@SC +1·1m-clm-400@SC"
+
+
+def test_a_compute_equivalent_asks_for_the_whole_ladder_of_the_baseline() -> None:
+    line = parse_inequality("compute_equivalent(25/75, mlm40) < 0.6 on TC at 1600 steps")
+    assert (line.kind, line.relation, line.bound) == ("compute_equivalent", "<", 0.6)
+    (one,) = bind(line, LADDERS, TASKS)
+    assert [term.arm for term in one.terms] == ["1m-25-75-1600"] and one.ladder == ("1m-mlm40-400", "1m-mlm40-800")
+    with pytest.raises(InputError, match="has one budget; a baseline's ladder has two or more"):
+        bind(parse_inequality("compute_equivalent(25/75, clm) < 0.6"), LADDERS, TASKS)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("mlm - clm > 0", "unknown arm 'mlm'; did you mean 'mlm40'.*known: 1m-random, 25/75, clm, mlm40, two of them"),
+        ("'two of them' > 0", "'two of them' is that of several arms of one model and budget; name one"),
+        ("mlm40 - clm > 0 on QA", "unknown task or family 'QA'; known: average, every family, every task, wnut17"),
+        ("mlm40 - clm > 0 for 7b", "unknown model '7b'; known: 1m, 3m"),
+        ("25/75 - clm > 0 at 1600 steps", "share no model and budget there; known: 25/75 for 1m, 400 steps"),
+        ("mlm40 - clm > 1", "1 of what\\? Write 1 points, of 100"),
+        ("compute_equivalent(25/75, mlm40) < 60 points", "a share of compute has no points"),
+        ("1 - compute_equivalent(25/75, mlm40) > 0", "is wanted where|stands alone on the left"),
+        ("mlm40 -clm > 0", "'<' or '>' is wanted where '-clm' stands"),
+        ("mlm40 - clm", "'<' or '>' is wanted where the end stands"),
+        ("mlm40 - clm > 0 at 400", "or a number of steps, as 400 steps, is wanted where the end stands"),
+        ("mlm40 on every task - clm > 0", "several places stand behind the number; a term has one"),
+        ("'mlm40 - clm > 0", "a quote is not closed"),
+        ("mlm40 - clm > 0 when it rains", "'on', 'at', 'for' or the end is wanted where 'when' stands"),
+        ("__import__('os') > 0", "'<' or '>' is wanted where '\\(' stands"),
+    ],
+)
+def test_what_is_not_in_the_grammar_is_refused_at_its_place(line: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        bind(parse_inequality(line), LADDERS, TASKS)

@@ -1,0 +1,104 @@
+"""The hypotheses of a study: checked against its arms, recorded when it runs, judged on its scores."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from biphase.config import parse_config
+from biphase.errors import InputError
+from biphase.report.results import ReportArm, ResultSet, measured
+from biphase.study.hypotheses import (
+    ask,
+    declare,
+    describe_declaration,
+    hypotheses_hash,
+    hypotheses_json,
+    judge_hypotheses,
+    list_ladders,
+)
+from biphase.study.plan import Plan, plan_study
+from biphase.study.spec import Study
+
+
+def make_plan(*holds: str) -> Plan:
+    schedule = {"warmup_steps": 10, "decay_steps": 20}
+    tree: dict[str, Any] = {
+        "name": "small",
+        "recipe": {"data": {"shards": "shards"}, "schedule": schedule},
+        "pretraining_seeds": 2,
+        "arms": [
+            {"group": "all", "models": ["1m"], "curricula": ["mlm40", "25/75"], "budgets": [400, 100]},
+            {
+                "group": "stack",
+                "name": "{model}-stack-{budget}",
+                "models": ["1m"],
+                "curricula": ["25/75"],
+                "budgets": [400, 100],
+                "recipe": {"optimizer": {"name": "muon"}},
+            },
+            {
+                "group": "rates",
+                "models": ["1m"],
+                "curricula": ["mlm20"],
+                "budgets": [100],
+                "sweep": {"schedule.peak_lr": [0.001, 0.002]},
+            },
+        ],
+        "evaluation": {"tasks": ["wnut17", "genre"], "learning_rates": [1e-3], "seeds": 5, "random_weights": True},
+        "hypotheses": [{"name": f"h{n}", "says": f"Number {n}", "holds": line} for n, line in enumerate(holds)],
+    }
+    return plan_study(parse_config(Study, tree, origin="small.yaml"))
+
+
+def test_what_names_stand_for() -> None:
+    ladders = list_ladders(make_plan())
+    assert ladders["1m-mlm40"] == {("1m", 400): "1m-mlm40-400", ("1m", 100): "1m-mlm40-100"} == ladders["mlm40"]
+    assert ladders["stack"] == ladders["1m-stack"] == {("1m", 400): "1m-stack-400", ("1m", 100): "1m-stack-100"}
+    assert ladders["25/75"] == {} and ladders["all"] == {}, "several arms of one budget are no ladder"
+    assert ladders["1m-mlm20-100-peak_lr0.002"] == {("1m", 100): "1m-mlm20-100-peak_lr0.002"}
+    assert "mlm20" not in ladders and not [name for name in ladders if "seed" in name]
+    assert "1m-random" in ladders
+
+
+def test_an_unknown_name_is_refused_before_anything_trains() -> None:
+    with pytest.raises(
+        InputError, match=r"hypothesis 'h1': 'mlm30 - mlm40 > 0': unknown arm 'mlm30'; did you mean 'mlm40'.*stack"
+    ):
+        ask(make_plan("stack - mlm40 > 0", "mlm30 - mlm40 > 0"))
+    with pytest.raises(InputError, match=r"hypothesis 'h0'.*unknown task or family 'snli'"):
+        ask(make_plan("stack - mlm40 > 0 on snli"))
+
+
+def test_hypotheses_are_judged_together() -> None:
+    plan = make_plan("stack - mlm40 > 0 at the largest budget", "1m-25-75 - mlm40 < 0 on TC", "stack - 1m-random > 0")
+    means = {"1m-stack-400": 0.7, "1m-mlm40-400": 0.5, "1m-25-75-400": 0.4, "1m-25-75-100": 0.31, "1m-mlm40-100": 0.45}
+    results = []
+    for name, mean in means.items():
+        arm = ReportArm(name, "other", "1m", "mlm", 40, pretrain_steps=400, clm_steps=0, mlm_steps=400)
+        for family, task in (("TC", "wnut17"), ("SC", "genre")):
+            own = [0.0007 if (seed + round(100 * mean)) % 3 else 0.0 for seed in range(5)]
+            samples = [mean + 0.001 * (seed - 2) + own[seed] for seed in range(5)]
+            results.append(measured(arm, family, task, "standard", samples))  # type: ignore[arg-type]
+    first, second, third = judge_hypotheses(plan, ResultSet(tuple(results)))
+    assert [finding.verdict for finding in (first, second, third)] == ["supported", "supported", "undecided"]
+    (one,) = first.inequalities
+    assert one.estimate == pytest.approx(0.2, abs=0.002) and one.label == "stack - mlm40 on average 1m, 400 steps"
+    assert [round(one.estimate, 2) for one in second.inequalities] == [0.14, 0.1], "that it lies below, turned around"
+    assert third.claims[0].untested, "random weights have no score yet"
+    tree = json.loads(hypotheses_json(plan, Path("nowhere"), (first, second, third)))
+    assert [one["verdict"] for one in tree["hypotheses"]] == ["supported", "supported", "undecided"]
+    assert tree["hash"] == hypotheses_hash(plan.study.hypotheses)
+
+
+def test_what_was_declared_is_recorded(tmp_path: Path) -> None:
+    before, after = make_plan("stack - mlm40 > 0").study, make_plan("stack - mlm40 > 1 point").study
+    assert "not declared" in describe_declaration(before, tmp_path)
+    declare(before, tmp_path, 0)
+    declare(before, tmp_path, 12)  # the same command goes on: nothing new is declared
+    assert "before anything was trained; unchanged since" in describe_declaration(before, tmp_path)
+    assert "changed since the study last ran" in describe_declaration(after, tmp_path)
+    declare(after, tmp_path, 12)
+    assert "changed 1 times since the first run; these were declared" in describe_declaration(after, tmp_path)
+    assert "when 12 units were done" in describe_declaration(after, tmp_path)
