@@ -92,6 +92,28 @@ def test_hypotheses_are_judged_together() -> None:
     assert tree["hash"] == hypotheses_hash(plan.study.hypotheses)
 
 
+def test_a_bound_on_the_compute_equivalent() -> None:
+    plan = make_plan(
+        "compute_equivalent(stack, 1m-mlm40) < 0.6 at 100 steps",
+        "compute_equivalent(stack, 1m-mlm40) < 0.6 at 400 steps",
+        "compute_equivalent(stack, 1m-mlm40) > 0.6 on TC at 100 steps",
+    )
+    results = []
+    for name, mean, flops in (("1m-mlm40-100", 0.5, 1e12), ("1m-mlm40-400", 0.6, 4e12), ("1m-stack-100", 0.58, 0.9e12)):
+        arm = ReportArm(name, "other", "1m", "mlm", 40, pretrain_steps=100, clm_steps=0, mlm_steps=100, flops=flops)
+        own = [0.001 * ((seed * len(name) + round(100 * mean)) % 5) for seed in range(5)]
+        results += [
+            measured(arm, "TC", "wnut17", "standard", [mean + noise for noise in own]),
+            measured(arm, "SC", "genre", "standard", [mean + noise for noise in reversed(own)]),
+        ]
+    less, missing, more = judge_hypotheses(plan, ResultSet(tuple(results)))
+    # At 1.5e12 FLOPs, 1 / 0.6 of the arm's, the baseline is at 0.529, by the logarithm of compute.
+    (one,) = less.inequalities
+    assert one.estimate == pytest.approx(0.051, abs=0.002) and less.verdict == "supported"
+    assert more.verdict == "contradicted" and "baseline − arm" in next(iter(more.inequalities)).label
+    assert "no scores" in missing.claims[0].untested[0]
+
+
 def test_what_was_declared_is_recorded(tmp_path: Path) -> None:
     before, after = make_plan("stack - mlm40 > 0").study, make_plan("stack - mlm40 > 1 point").study
     assert "not declared" in describe_declaration(before, tmp_path)

@@ -29,6 +29,7 @@ from biphase.errors import InputError
 MEAN_OF_FAMILIES = "average"
 KEYWORDS = ("on", "at", "for", "and")
 EQUIVALENT = "compute_equivalent"
+"""The share of a baseline's FLOPs at which an arm reaches its score (`report.equivalents`)."""
 TOKEN = re.compile(r"\s*(?:'([^']*)'|\"([^\"]*)\"|([(),*<>])|([^\s(),*<>'\"]+))")
 NUMBER_FORM = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?")
 
@@ -152,6 +153,8 @@ class Parser:
         place = self.place()
         if self.at < len(self.tokens):
             self.refuse("'on', 'at', 'for' or the end")
+        if kind == "compute_equivalent" and bound <= 0:
+            raise InputError(f"'{self.text}': a share of compute lies above 0")
         scale = 0.01 if kind == "difference" else 1.0
         return ParsedInequality(self.text, tuple(operands), kind, relation, scale * bound, place)  # type: ignore[arg-type]
 

@@ -2,15 +2,17 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from biphase.errors import InputError
 from biphase.files import content_hash, read_json, write_json
-from biphase.report.claims import Claim, ClaimTest, Finding, judge_claims, make_claim
+from biphase.report.claims import Claim, ClaimTest, Finding, judge_claims, make_claim, make_inequality
 from biphase.report.contrasts import Terms
-from biphase.report.grammar import EQUIVALENT, MEAN_OF_FAMILIES, parse_inequality
+from biphase.report.equivalents import contrast_at_share
+from biphase.report.grammar import EQUIVALENT, MEAN_OF_FAMILIES, ParsedInequality, parse_inequality
 from biphase.report.hypotheses import AskedInequality, AskedTerm, Ladder, Spot, bind
 from biphase.report.results import AVERAGE, FAMILY_NAMES, ReportArm, Result, ResultSet, with_averages
 from biphase.study.arms import Arm, refuse_doubles
@@ -92,19 +94,52 @@ def make_line(line: str, asked: Sequence[AskedInequality], results: ResultSet, a
     contrary."""
     parsed = parse_inequality(line)
     if parsed.kind == EQUIVALENT:
-        return Claim(line, (), tuple(f"{one.label}: compute equivalents are not computed here yet" for one in asked))
+        return make_equivalent_line(parsed, asked, results, arms)
     sign = 1.0 if parsed.relation == ">" else -1.0
     tests: list[ClaimTest] = []
     for one in asked:
         terms: Terms | None = []
         for term in one.terms:
-            found = find_scores(term, results, arms)
+            found = find_terms(term, results, arms)
             terms = None if found is None or terms is None else [*terms, *((sign * w, score) for w, score in found)]
         tests.append((one.label if sign > 0 else f"−({one.label})", terms, sign * parsed.bound))
     return make_claim(line, tests, "scores")
 
 
-def find_scores(term: AskedTerm, results: ResultSet, arms: Mapping[str, ReportArm]) -> Terms | None:
+def make_equivalent_line(
+    line: ParsedInequality, asked: Sequence[AskedInequality], results: ResultSet, arms: Mapping[str, ReportArm]
+) -> Claim:
+    """A bound on a compute equivalent, in FLOPs, as a claim about scores: that the share is below 0.6 says that the arm
+    is above the baseline's line at 1 / 0.6 of the arm's compute."""
+    inequalities, untested = [], []
+    for one in asked:
+        [term], rungs = one.terms, [arms[name] for name in one.ladder if name in arms]
+        if term.arm not in arms or len(rungs) < len(one.ladder):
+            untested.append(f"{one.label} (no scores)")
+            continue
+        try:
+            seen = contrast_at_share(results, arms[term.arm], rungs, line.bound, datasets=datasets_of(term, results))
+        except InputError as error:
+            untested.append(f"{one.label} ({error})")
+            continue
+        if seen is None:
+            untested.append(f"{one.label} (the baseline's ladder does not reach {1 / line.bound:.2g} of its compute)")
+            continue
+        above = line.relation == "<"
+        label = f"{one.label}: {'arm − baseline' if above else 'baseline − arm'} at {1 / line.bound:.2g} of its compute"
+        inequalities.append(make_inequality(label, seen if above else replace(seen, estimate=-seen.estimate), 0.0))
+    return Claim(line.text, tuple(inequalities), tuple(untested))
+
+
+def datasets_of(term: AskedTerm, results: ResultSet) -> list[str] | None:
+    """The data sets that a term is about; None for all."""
+    if term.task == MEAN_OF_FAMILIES:
+        return None
+    is_family = term.task in FAMILY_NAMES
+    return results.datasets(term.task, results.primary_metric) if is_family else [term.task]
+
+
+def find_terms(term: AskedTerm, results: ResultSet, arms: Mapping[str, ReportArm]) -> Terms | None:
     """A term over scores: that of a task, the average of a family, or the mean of these; None where one is missing."""
     if term.arm not in arms:
         return None

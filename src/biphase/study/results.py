@@ -55,7 +55,11 @@ def with_device_hours(
 ) -> ReportArm:
     """The arm with what its training took, from the beginning: the mean over its pretraining seeds;
     as it is where a run was not timed."""
-    spent = [sum_runs(plan, model, lambda run: seconds.get(run.name)) for model in models]
+
+    def took(run: PlannedRun, until: int) -> float:
+        return seconds.get(run.name, 0.0) * (until - run.first) / run.steps
+
+    spent = [sum_runs(plan, model, took) for model in models]
     known = [one for one in spent if one is not None]
     is_timed = len(known) == len(spent) and arm.objective != "none"
     return replace(arm, device_hours=sum(known) / len(known) / 3600) if is_timed else arm
@@ -139,28 +143,21 @@ def arm_of_model(plan: Plan, model: EvaluatedModel, sizes: Sizes) -> ReportArm:
         mlm_steps=mlm,
         cpt_steps=later,
         parent=arm.pooled_name if is_intermediate else above,
-        flops=sum_runs(plan, model, lambda run: sum((sizes.flops(run) or {}).values())),
+        flops=sum_runs(plan, model, lambda run, end: sum(sizes.flops(run, end).values())),
         tokens=float(plan.runs[model.run].recipe.tokens_before(model.step)),
     )
 
 
-def sum_runs(plan: Plan, model: EvaluatedModel, cost: Callable[[PlannedRun], float | None]) -> float | None:
+def sum_runs(plan: Plan, model: EvaluatedModel, cost: Callable[[PlannedRun, int], float | None]) -> float | None:
     """What all training of a model cost, from the beginning to its step, its parents' included; None where the cost of
-    a run is not known."""
+    a run up to a step is not known."""
     total, name, end = 0.0, model.run, model.step
     while True:
         run = plan.runs[name]
-<<<<<<< HEAD
-        spent = cost(run)
+        spent = cost(run, end)
         if not spent:
             return None
-        total += spent * (end - run.first) / run.steps
-=======
-        spent = sizes.flops(run, end)
-        if not spent:
-            return None
-        total += sum(spent.values())
->>>>>>> 1bb3b73 (Hypotheses as inequalities that a study declares before it runs, sweeps over settings and networks, and the study of MLM's price)
+        total += spent
         if run.parent is None:
             return total
         name, end = run.parent, run.first
