@@ -8,6 +8,7 @@ import yaml
 from pydantic import ValidationError
 
 from biphase.config import load_config, parse_config
+from biphase.embedding.recipe import EmbeddingRecipe
 from biphase.errors import InputError
 from biphase.recipe import Phase, Recipe
 
@@ -219,4 +220,4 @@ def test_published_recipes_are_valid() -> None:
     recipes = sorted((Path(__file__).parents[1] / "recipes").glob("*.yaml"))
     assert recipes
     for path in recipes:
-        load_config(Recipe, path)
+        load_config(EmbeddingRecipe if path.name.startswith("embed") else Recipe, path)

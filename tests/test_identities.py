@@ -48,6 +48,8 @@ def as_tree(value: Any) -> Any:
 
 def identities() -> Iterator[tuple[str, Any]]:
     for path in sorted((ROOT / "recipes").glob("*.yaml")):
+        if path.stem.startswith("embed"):  # of another kind; what its runs are named by is tested where they are made
+            continue
         recipe = load_config(Recipe, path)
         yield f"recipe {path.stem}", recipe.identity("data", "parent", "torch.float32")
         yield f"recipe {path.stem}, whole", content_hash(recipe.model_dump(mode="json"))

@@ -14,6 +14,9 @@ import typer
 from typer.core import TyperGroup
 
 from biphase import __version__
+from biphase.cli.embed import embed_command
+from biphase.cli.inspect import inspect_command
+from biphase.cli.search import search_command
 from biphase.cli.study import AddressOption, EngineOption, Overrides, study_app
 from biphase.console import err, is_one_of_several, out, silence, take_turn
 from biphase.errors import EXIT_BUSY, BusyError, InputError, StoppedError, clipped
@@ -257,6 +260,10 @@ def finetune_command(
     fit_cell(model, task, parse_config(FinetuneConfig, {}, overrides or (), origin=task), scores, data_dir, keep)
 
 
+app.command("embed")(embed_command)
+app.command("search")(search_command)
+
+
 @app.command("evaluate")
 def evaluate_command(
     models: Annotated[
@@ -325,19 +332,7 @@ def report_paper_command(
     out.print(str(write(folder)))
 
 
-@app.command("inspect")
-def inspect_command(
-    path: Annotated[Path, typer.Argument(help="Shards, a run, a checkpoint or a model folder.")],
-    verify: Annotated[bool, typer.Option("--verify", help="Read every byte and compare hashes.")] = False,
-    near_copies: Annotated[bool, typer.Option("--near-copies", help="Count like documents of shards.")] = False,
-) -> None:
-    """Say what is in a folder, and check that it is whole.
-
-    Example: `biphase inspect shards --verify`
-    """
-    from biphase.cli.inspect import describe_path
-
-    out.print(describe_path(path, verify=verify, near_copies=near_copies), markup=False)
+app.command("inspect")(inspect_command)
 
 
 @app.command("doctor")

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from rich.table import Table
 
+from biphase.cli.embed import is_zero_shot, run_zero_shot
 from biphase.config import parse_config
 from biphase.console import duration, err
 from biphase.console import out as console
@@ -58,6 +59,9 @@ def run_evaluation(
     for key in ("learning_rate", "seed"):
         if any(setting.startswith(f"{key}=") for setting in settings):
             raise InputError(f"{key} is one of a grid: give --{key.replace('_', '-')}s")
+    if models and is_zero_shot(tasks):
+        run_zero_shot(models, tasks, out)
+        return
     failures: list[Failure] = []
     if models:
         names = PAPER_TASKS if tasks == "paper" else tuple(tasks.split(","))

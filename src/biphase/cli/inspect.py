@@ -2,14 +2,29 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
+
+from biphase.console import out
 from biphase.corpus.duplicates import count_near_copies
 from biphase.corpus.manifest import SHARD_SPLITS
 from biphase.corpus.shards import ShardSet, describe_shards
 from biphase.errors import InputError
 from biphase.files import read_json_as
 from biphase.run import Run, read_done, read_metrics, read_recipe, whole_steps
+
+
+def inspect_command(
+    path: Annotated[Path, typer.Argument(help="Shards, a run, a checkpoint or a model folder.")],
+    verify: Annotated[bool, typer.Option("--verify", help="Read every byte and compare hashes.")] = False,
+    near_copies: Annotated[bool, typer.Option("--near-copies", help="Count like documents of shards.")] = False,
+) -> None:
+    """Say what is in a folder, and check that it is whole.
+
+    Example: `biphase inspect shards --verify`
+    """
+    out.print(describe_path(path, verify=verify, near_copies=near_copies), markup=False)
 
 
 def describe_path(path: Path, *, verify: bool = False, near_copies: bool = False) -> str:

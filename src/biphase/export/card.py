@@ -59,7 +59,7 @@ Made with biphase {version}.
 
 EMBEDDINGS = """
 With sentence-transformers, a text becomes the mean of its tokens' hidden states. These have not been trained to be
-compared: fine-tune them on pairs of texts first.
+compared: train them on pairs of texts first (`biphase embed`).
 
 ```python
 from sentence_transformers import SentenceTransformer

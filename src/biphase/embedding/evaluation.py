@@ -1,0 +1,154 @@
+"""An embedding model, or BM25, and judged texts → scores, without any fine-tuning on them.
+
+A folder in BEIR's layout is retrieval over all its documents for all queries of its test judgements; a file of scored
+pairs is similarity (STS). MTEB's own tasks are in `mteb_tasks.py`.
+
+Letters: Q queries, N documents, D width.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.stats
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.util import pairwise_cos_sim, semantic_search
+
+from biphase.corpus.readers import read_json_lines, read_text_lines
+from biphase.embedding.pairs import read_pairs
+from biphase.embedding.recipe import PairSource
+from biphase.errors import InputError
+from biphase.finetuning.metrics.ranking import ranking_scores
+
+KEPT_DOCUMENTS = 100
+"""Documents kept for a query: what the metrics look at."""
+ENCODE_TEXTS = 64
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Texts with the judgement of people: of documents by query, or of pairs by a score."""
+
+    name: str
+    documents: dict[str, str]
+    queries: dict[str, str]
+    """Those of the split that is judged."""
+    relevance: dict[str, dict[str, int]]
+    pairs: list[tuple[str, str, float]]
+
+
+def read_judged(path: Path, split: str = "test") -> Judged:
+    """A folder in BEIR's layout, or a file of scored pairs. Raises `InputError` for what is neither, or holds none."""
+    if path.is_dir():
+        return read_beir(path, split)
+    pairs = read_pairs(PairSource(path=str(path)), seed=0)
+    if pairs.kind != "scored":
+        raise InputError(f"{path}: no scored pairs: two texts and a score are needed")
+    return Judged(path.stem, {}, {}, {}, [(row[0], row[1], row[2]) for row in pairs.rows])
+
+
+def read_beir(folder: Path, split: str) -> Judged:
+    judgements = folder / "qrels" / f"{split}.tsv"
+    for path in (folder / "corpus.jsonl", folder / "queries.jsonl", judgements):
+        if not path.exists():
+            raise InputError(f"{path} does not exist: a folder in BEIR's layout is needed")
+    relevance: dict[str, dict[str, int]] = {}
+    for number, line, _ in read_text_lines(judgements):
+        fields = line.rstrip("\r\n").split("\t")
+        if number == 1 and not fields[-1].lstrip("-").isdecimal():
+            continue
+        if len(fields) != 3 or not fields[2].lstrip("-").isdecimal():
+            raise InputError(f"{judgements}:{number}: query, document and grade are needed, with tabs between")
+        relevance.setdefault(fields[0], {})[fields[1]] = int(fields[2])
+    documents = {id: f"{title} {text}".strip() for id, title, text in read_texts_of(folder / "corpus.jsonl")}
+    queries = {id: text for id, _, text in read_texts_of(folder / "queries.jsonl") if id in relevance}
+    lost = next((id for id in relevance if id not in queries), None)
+    if lost is not None or not relevance:
+        raise InputError(f"{judgements}: query '{lost}' is not in queries.jsonl" if lost else f"{judgements} is empty")
+    return Judged(folder.name, documents, queries, relevance, [])
+
+
+def read_texts_of(path: Path) -> list[tuple[str, str, str]]:
+    """Id, title and text of each row."""
+    found = []
+    for number, row, _ in read_json_lines(path):
+        if "_id" not in row or not isinstance(row.get("text"), str):
+            raise InputError(f"{path}:{number}: '_id' and 'text' are needed")
+        found.append((str(row["_id"]), row.get("title") or "", row["text"]))
+    return found
+
+
+def score_embedder(model: SentenceTransformer, judged: Judged) -> dict[str, float]:
+    """Retrieval by cosine over all documents, or the correlation of cosines with the scores."""
+    if judged.pairs:
+        first = model.encode([row[0] for row in judged.pairs], batch_size=ENCODE_TEXTS, convert_to_tensor=True)
+        second = model.encode([row[1] for row in judged.pairs], batch_size=ENCODE_TEXTS, convert_to_tensor=True)
+        return correlations(pairwise_cos_sim(first, second).cpu().numpy(), judged)
+    documents = model.encode_document(list(judged.documents.values()), batch_size=ENCODE_TEXTS, convert_to_tensor=True)
+    queries = model.encode_query(list(judged.queries.values()), batch_size=ENCODE_TEXTS, convert_to_tensor=True)
+    ids = list(judged.documents)
+    found = semantic_search(queries, documents, top_k=min(KEPT_DOCUMENTS, len(ids)))
+    ranked = {}
+    for query, hits in zip(judged.queries, found, strict=True):
+        ranked[query] = {ids[int(hit["corpus_id"])]: float(hit["score"]) for hit in hits}
+    return retrieval_scores(judged, ranked)
+
+
+def correlations(scores: np.ndarray, judged: Judged) -> dict[str, float]:
+    gold = [row[2] for row in judged.pairs]
+    return {
+        "spearman": float(scipy.stats.spearmanr(scores, gold).statistic),
+        "pearson": float(scipy.stats.pearsonr(scores, gold).statistic),
+    }
+
+
+def score_bm25(judged: Judged) -> dict[str, float]:
+    """BM25 (Lucene's form, k1 1.5, b 0.75) on lower-cased words, without stop words or stems."""
+    ranked = search_bm25(list(judged.documents.values()), list(judged.queries.values()), KEPT_DOCUMENTS)
+    ids = list(judged.documents)
+    by_query = {}
+    for query, hits in zip(judged.queries, ranked, strict=True):
+        by_query[query] = {ids[number]: score for number, score in hits}
+    return retrieval_scores(judged, by_query)
+
+
+def search_bm25(documents: list[str], queries: list[str], top: int) -> list[list[tuple[int, float]]]:
+    """The best documents of each query by their numbers, best first; those without a word of it are left out."""
+    import bm25s
+
+    retriever = bm25s.BM25()
+    retriever.index(bm25s.tokenize(documents, stopwords=None, show_progress=False), show_progress=False)
+    words = bm25s.tokenize(queries, stopwords=None, show_progress=False, return_ids=False)
+    numbers_QK, scores_QK = retriever.retrieve(words, k=min(top, len(documents)), show_progress=False)
+    found = []
+    for numbers, scores in zip(numbers_QK.tolist(), scores_QK.tolist(), strict=True):
+        found.append([(number, score) for number, score in zip(numbers, scores, strict=True) if score > 0])
+    return found
+
+
+def retrieval_scores(judged: Judged, ranked: dict[str, dict[str, float]]) -> dict[str, float]:
+    """NDCG, MRR and recall, trec_eval's; and the share of queries with a right document among the first ten."""
+    means, _ = ranking_scores(judged.relevance, ranked)
+    scores = {name: means[name] for name in ("ndcg_at_10", "mrr_at_10", "recall_at_100")}
+    recalls = []
+    for query, grades in judged.relevance.items():
+        right = {document for document, grade in grades.items() if grade > 0}
+        best = sorted(ranked.get(query, {}).items(), key=lambda hit: -hit[1])[:10]
+        recalls.append(len(right & {document for document, _ in best}) / len(right) if right else 0.0)
+    return scores | {"recall_at_10": float(np.mean(recalls))}
+
+
+def to_mteb(name: str, scores: dict[str, float], kind: str) -> dict[str, Any]:
+    """Scores as MTEB's result files have them."""
+    main = {"Retrieval": "ndcg_at_10", "STS": "spearman"}[kind]
+    if kind == "STS":
+        scores = {f"cosine_{metric}": value for metric, value in scores.items()} | scores
+    return {
+        "task_name": name,
+        "dataset_revision": "local",
+        "evaluation_time": None,
+        "kg_co2_emissions": None,
+        "mteb_version": None,
+        "scores": {"test": [scores | {"main_score": scores[main], "hf_subset": "default", "languages": []}]},
+    }

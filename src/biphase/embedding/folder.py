@@ -1,0 +1,203 @@
+"""A trained embedding model → one folder that `SentenceTransformer(path)` loads without our code, and back.
+
+Letters: D width.
+"""
+
+import copy
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Transformer
+
+from biphase.embedding.packed_module import PackedTransformer, make_embedder
+from biphase.embedding.recipe import EmbeddingRecipe
+from biphase.encoder.load import load_backbone
+from biphase.errors import InputError, first_line
+from biphase.files import content_hash, file_hash, own_folder, write_text
+from biphase.finetuning.models import find_folder, hash_files, stamp_files
+
+TOLERANCE = 1e-4
+"""How far an embedding of length 1 may be from the packed network's, in any dimension."""
+EMBEDDER_CARD = """\
+# {name}
+
+An embedding model: texts become {width} numbers, compared by cosine. Texts are cut at {max_length:,} tokens.
+
+```python
+from sentence_transformers import SentenceTransformer
+
+model = SentenceTransformer("{name}")
+scores = model.similarity(model.encode_query(["a question"]), model.encode_document(["a passage"]))
+```
+{dims}
+## How it was trained
+
+From `{model}` ({weights} weights), with pooling `{pooling}`{merge}.
+
+| stage | data | loss | steps | last loss |
+|---|---|---|---:|---:|
+{stages}
+
+## What it scores
+
+{scores}
+
+## How far it moved
+
+Cosine between the weights before and after, by layer: {cosines}
+
+<details><summary>Recipe</summary>
+
+```yaml
+{recipe}```
+
+</details>
+
+Made with biphase {version}.
+"""
+
+
+def write_embedder(
+    model: SentenceTransformer, recipe: EmbeddingRecipe, facts: dict[str, Any], texts: Sequence[str], out: Path
+) -> None:
+    """Write the folder, and prove on `texts` that sentence-transformers alone gives the packed network's embeddings.
+
+    Raises `InputError` where the folder has something that we did not write.
+    """
+    packed: Any = model[0]
+    with own_folder(out, "embedding model") as part:
+        packed.network.save_pretrained(part)
+        packed.tokenizer.save_pretrained(part)
+        transformer = Transformer(str(part), model_kwargs={"dtype": torch.float32})
+        transformer.max_seq_length = packed.max_seq_length
+        plain = SentenceTransformer(
+            modules=[transformer, *(copy.deepcopy(module) for module in list(model)[1:])],
+            prompts=recipe.prompts.model_dump(),
+            similarity_fn_name="cosine",
+            device="cpu",
+        )
+        plain.save_pretrained(str(part), create_model_card=False)
+        check_folder(part, model, texts)
+        write_text(part / "README.md", describe(model, recipe, facts))
+
+
+def check_folder(folder: Path, model: SentenceTransformer, texts: Sequence[str]) -> None:
+    """Load the folder as a user would, and compare embeddings with the packed network's."""
+    again = SentenceTransformer(str(folder), trust_remote_code=False, device="cpu")
+    ours = model.encode(list(texts), show_progress_bar=False)
+    theirs = again.encode(list(texts), show_progress_bar=False)
+    gap = float(np.abs(ours.astype(np.float64) - theirs).max())
+    assert gap < TOLERANCE, f"the saved model computes something else: embeddings differ by {gap:.1e}"
+
+
+def load_embedder(name: str) -> SentenceTransformer:
+    """An embedding model behind a name, packed where its first module is a plain network of transformers.
+
+    A run or a folder without sentence-transformers' files becomes the mean over its tokens.
+
+    Raises `InputError` for what cannot be loaded, and for what would need its own code.
+    """
+    folder = find_folder(name)
+    if not (folder / "modules.json").exists():
+        return make_embedder(name, None, "mean")
+    try:
+        plain = SentenceTransformer(str(folder), trust_remote_code=False, model_kwargs={"dtype": torch.float32})
+    except (OSError, ValueError) as error:
+        raise InputError(f"{name} is no embedding model that can be loaded ({first_line(error)})") from None
+    first: Any = plain[0]
+    if type(first) is not Transformer or first.do_lower_case or not (folder / "config.json").exists():
+        return plain
+    packed = PackedTransformer(load_backbone(folder), first.tokenizer, first.max_seq_length)
+    prompts: Any = plain.prompts
+    return SentenceTransformer(
+        modules=[packed, *list(plain)[1:]],
+        prompts=prompts,
+        default_prompt_name=plain.default_prompt_name,
+        similarity_fn_name=plain.similarity_fn_name,
+    )
+
+
+def hash_embedder(name: str) -> str:
+    """Names what an embedding model computes: network, tokenizer, pooling and prompts."""
+    folder = find_folder(name)
+    others = sorted([*folder.glob("*/config.json"), *folder.glob("modules.json"), *folder.glob("*sentence*.json")])
+    return content_hash([hash_files(stamp_files(folder)), *(file_hash(path) for path in others)])
+
+
+def merge_weights(model: SentenceTransformer, before: SentenceTransformer, share: float) -> None:
+    """Mix the network before into the trained one, in place: against forgetting (BidirLM, arXiv:2604.02045)."""
+    trained, old = (dict(each[0].named_parameters()) for each in (model, before))
+    with torch.no_grad():
+        for name, parameter in trained.items():
+            parameter.lerp_(old[name].to(parameter.device), share)
+
+
+def layer_cosines(model: SentenceTransformer, before: SentenceTransformer) -> dict[str, float]:
+    """The cosine between the weights before and after, for the embedding, each block and what is behind them."""
+    groups: dict[str, list[float]] = {}
+    old = dict(before[0].named_parameters())
+    for name, parameter in model[0].named_parameters():
+        one, other = parameter.detach().double().cpu().flatten(), old[name].detach().double().cpu().flatten()
+        sums = groups.setdefault(layer_of(name), [0.0, 0.0, 0.0])
+        for at, product in enumerate((one @ other, one @ one, other @ other)):
+            sums[at] += float(product)
+    return {group: dot / max((first * second) ** 0.5, 1e-30) for group, (dot, first, second) in groups.items()}
+
+
+def layer_of(name: str) -> str:
+    """`backbone.layers.3.mlp.up_proj.weight` → `3`; what has no number is `embeddings` or `rest`."""
+    number = next((part for part in name.split(".") if part.isdigit()), None)
+    return number or ("embeddings" if "embed" in name else "rest")
+
+
+def describe(model: SentenceTransformer, recipe: EmbeddingRecipe, facts: dict[str, Any]) -> str:
+    """The model card as Markdown, with the fields that the hub reads."""
+    from biphase import __version__
+
+    head: dict[str, Any] = {
+        "library_name": "sentence-transformers",
+        "pipeline_tag": "sentence-similarity",
+        "tags": ["sentence-transformers", "feature-extraction", "biphase"],
+    }
+    head |= {"language": list(recipe.languages)} if recipe.languages else {}
+    head |= {"license": recipe.license} if recipe.license else {}
+    dims: list[int] = facts["dims"]
+    shorter = ", ".join(map(str, dims[1:]))
+    tree = recipe.model_dump(mode="json", exclude_defaults=True)
+    return f"---\n{yaml.safe_dump(head, sort_keys=False)}---\n\n" + EMBEDDER_CARD.format(
+        name=Path(recipe.out).name,
+        width=model.get_embedding_dimension(),
+        max_length=model.max_seq_length,
+        dims=f"\nThe first {shorter} of them serve alone too: `truncate_dim={dims[-1]}`.\n" if shorter else "",
+        model=recipe.model,
+        weights=recipe.weights,
+        pooling=recipe.pooling,
+        merge=f", mixed with {recipe.merge:.0%} of the network before" if recipe.merge else "",
+        stages="\n".join(
+            "| {name} | {data} | {loss} | {steps:,} | {last_loss:.4f} |".format(
+                **each | {"data": "; ".join(each["data"])}
+            )
+            for each in facts["stages"]
+        ),
+        scores=score_table(facts["scores"]),
+        cosines=", ".join(f"{layer} {cosine:.4f}" for layer, cosine in facts["cosines"].items()),
+        recipe=yaml.safe_dump(tree, sort_keys=False, allow_unicode=True),
+        version=__version__,
+    )
+
+
+def score_table(scores: dict[str, dict[str, dict[str, float]]]) -> str:
+    """Scores by set, then by what was scored, then by metric."""
+    if not scores:
+        return "Not evaluated: name folders or files under `evaluation` in the recipe."
+    lines = ["| set | what | " + " | ".join(["score"]) + " |", "|---|---|---|"]
+    for name, arms in scores.items():
+        for arm, metrics in arms.items():
+            told = ", ".join(f"{metric} {value:.4f}" for metric, value in metrics.items())
+            lines.append(f"| {name} | {arm} | {told} |")
+    return "\n".join(lines)

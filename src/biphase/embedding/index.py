@@ -1,0 +1,120 @@
+"""A folder of documents and an embedding model → an index on disk, memory-mapped → passages for a question.
+
+INDEX/  index.json  passages.jsonl  embeddings.npy (fp32, [N, D], unit length)
+
+An index belongs to the model and the text that it was made of; one of another model is refused, never mixed.
+
+Letters: N passages, D width, K answers.
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from biphase import console
+from biphase.corpus.text import find_text_sources, read_documents
+from biphase.embedding.evaluation import search_bm25
+from biphase.embedding.folder import hash_embedder, load_embedder
+from biphase.embedding.pairs import hash_source
+from biphase.errors import InputError
+from biphase.files import own_folder, read_json_as, write_json
+
+PASSAGE_WORDS = 120
+CHUNK_PASSAGES = 512
+"""Passages that are embedded between two signs of progress."""
+
+
+@dataclass(frozen=True)
+class IndexManifest:
+    """What an index was made of."""
+
+    model: str
+    model_hash: str
+    text: str
+    text_hash: str
+    num_passages: int
+    width: int
+
+
+@dataclass(frozen=True)
+class FoundPassage:
+    """A passage that was found."""
+
+    rank: int
+    score: float
+    id: str
+    text: str
+
+
+def is_index(path: Path) -> bool:
+    return (path / "index.json").exists()
+
+
+def open_index(path: Path, model: str | None) -> IndexManifest:
+    """What an index says of itself. Raises `InputError` where its model is another one, or is not as it was."""
+    manifest = read_json_as(path / "index.json", IndexManifest, "delete the index and build it again")
+    if hash_embedder(model or manifest.model) != manifest.model_hash:
+        raise InputError(
+            f"{path} was made by {manifest.model}"
+            + (f", not by {model}" if model else ", which has changed since")
+            + ": build it again with --rebuild"
+        )
+    return manifest
+
+
+def build_index(text: str, model: str, index: Path, text_field: str = "text") -> IndexManifest:
+    """Embed all passages of the text; the folder appears whole, and replaces only what was built there before."""
+    passages = list(cut_into_passages(text, text_field))
+    if not passages:
+        raise InputError(f"{text} holds no text to search")
+    embedder = load_embedder(model)
+    width = embedder.get_embedding_dimension()
+    assert width is not None
+    manifest = IndexManifest(model, hash_embedder(model), text, hash_source(text), len(passages), width)
+    with own_folder(index, "search index") as part:
+        rows = np.lib.format.open_memmap(
+            part / "embeddings.npy", mode="w+", dtype=np.float32, shape=(len(passages), width)
+        )
+        with console.track("index", len(passages), "passages") as progress:
+            for begin in range(0, len(passages), CHUNK_PASSAGES):
+                texts = [passage for _, passage in passages[begin : begin + CHUNK_PASSAGES]]
+                rows[begin : begin + len(texts)] = embedder.encode_document(
+                    texts, normalize_embeddings=True, show_progress_bar=False
+                )
+                progress.advance(len(texts))
+        rows.flush()
+        del rows
+        lines = (json.dumps({"id": id, "text": passage}, ensure_ascii=False) + "\n" for id, passage in passages)
+        (part / "passages.jsonl").write_text("".join(lines), encoding="utf-8")
+        write_json(part / "index.json", asdict(manifest))
+    return manifest
+
+
+def cut_into_passages(text: str, text_field: str) -> list[tuple[str, str]]:
+    """Passages of about `PASSAGE_WORDS` words, named by document and number."""
+    found = []
+    for source in find_text_sources([text]):
+        for document in read_documents(source, text_field):
+            words = document.text.split()
+            for number, begin in enumerate(range(0, len(words), PASSAGE_WORDS)):
+                found.append((f"{document.id}#{number}", " ".join(words[begin : begin + PASSAGE_WORDS])))
+    return found
+
+
+def answer_question(index: Path, manifest: IndexManifest, question: str, top: int) -> dict[str, list[FoundPassage]]:
+    """The best passages by the model, and by BM25 over the same passages."""
+    passages = [json.loads(line) for line in (index / "passages.jsonl").read_text(encoding="utf-8").splitlines()]
+    rows_ND = np.load(index / "embeddings.npy", mmap_mode="r", allow_pickle=False)
+    if len(passages) != manifest.num_passages or rows_ND.shape != (manifest.num_passages, manifest.width):
+        raise InputError(f"{index} is damaged: passages and embeddings do not match; build it again with --rebuild")
+    query_D = load_embedder(manifest.model).encode_query(question, normalize_embeddings=True)
+    scores_N = rows_ND @ query_D
+    best_K = np.argsort(-scores_N, kind="stable")[:top].tolist()
+
+    def answers(hits: list[tuple[int, float]]) -> list[FoundPassage]:
+        return [FoundPassage(rank, score, **passages[number]) for rank, (number, score) in enumerate(hits, start=1)]
+
+    by_words = search_bm25([passage["text"] for passage in passages], [question], top)[0]
+    return {"model": answers([(number, float(scores_N[number])) for number in best_K]), "BM25": answers(by_words)}

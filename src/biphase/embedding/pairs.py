@@ -1,0 +1,244 @@
+"""Sources of a recipe → tables of pairs, triplets or scored pairs, checked before anything trains."""
+
+import random
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from biphase import console
+from biphase.corpus.readers import CODECS, json_kind, read_json_lines
+from biphase.corpus.text import find_text_sources, read_documents
+from biphase.embedding.recipe import PairSource
+from biphase.errors import InputError, first_line
+from biphase.files import content_hash, file_hash
+from biphase.tasks.rows import read_arrow_table, read_json_rows, read_quoted
+from biphase.tasks.spec import FileLayout
+
+Kind = Literal["pairs", "scored"]
+GUESSES: tuple[tuple[str, ...], ...] = (
+    ("anchor", "positive", "negative"),
+    ("anchor", "positive"),
+    ("query", "positive", "negative"),
+    ("query", "positive"),
+    ("sentence1", "sentence2", "score"),
+    ("sentence_A", "sentence_B", "relatedness_score"),
+    ("text1", "text2", "score"),
+    ("question", "answer"),
+    ("question", "context"),
+    ("query", "passage"),
+    ("query", "document"),
+    ("title", "text"),
+)
+"""Columns that are taken where none are given, the first that are all there."""
+SCORES = ("score", "relatedness_score", "label", "similarity")
+SHORTEST_PASSAGE = 8
+"""Words below which a passage of a document is left out."""
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """The rows of one source: texts by the columns `anchor`, `positive`, `negative_1` …; scored ones have `score`."""
+
+    name: str
+    kind: Kind
+    columns: tuple[str, ...]
+    rows: list[tuple[Any, ...]]
+    hash: str
+    """The hash of the files that they are from, or of the commit."""
+    made: str
+    """How they came about, for people."""
+
+
+def read_pairs(source: PairSource, seed: int) -> Pairs:
+    """All rows of a source. Raises `InputError` naming file and line for what is no pair of texts."""
+    if source.from_text is not None:
+        return pairs_from_text(source, source.from_text, seed)
+    assert source.path is not None
+    rows = rows_of(source.path)
+    first = next(rows, None)
+    if first is None:
+        raise InputError(f"{source.path} has no rows")
+    columns = source.columns or guess_columns(source.path, first[1])
+    missing = [column for column in columns if column not in first[1]]
+    if missing or len(columns) < 2:
+        raise InputError(
+            f"{source.path}: no column '{missing[0] if missing else '?'}'; it has {', '.join(first[1])}: name two or "
+            "more with columns"
+        )
+    is_scored = len(columns) == 3 and (columns[2] in SCORES or is_number(first[1][columns[2]]))
+    made: list[tuple[Any, ...]] = []
+    texts_of = columns[:2] if is_scored else columns
+    for place, row in [first, *rows]:
+        if source.limit is not None and len(made) >= source.limit:
+            break
+        texts = tuple(check_text(place, column, row.get(column)) for column in texts_of)
+        made.append((*texts, check_score(place, columns[2], row.get(columns[2]))) if is_scored else texts)
+    if is_scored and len({row[2] for row in made}) == 1:
+        raise InputError(f"{source.path}: all scores are {made[0][2]}, from which nothing can be learnt")
+    names = ("anchor", "positive", *(f"negative_{number + 1}" for number in range(len(columns) - 2)))
+    names = ("anchor", "positive", "score") if is_scored else names
+    told = f"{len(made):,} {'scored pairs' if is_scored else 'rows'} of {', '.join(columns)}"
+    return Pairs(source.path, "scored" if is_scored else "pairs", names, made, hash_source(source.path), told)
+
+
+def rows_of(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The rows of a file or a hub data set, each with its place."""
+    file = Path(path).expanduser()
+    if not file.exists():
+        if path.startswith((".", "/", "~")) or path.count("/") != 1 or Path(path.partition("/")[0]).exists():
+            raise InputError(f"{path} does not exist")
+        yield from hub_rows(path)
+        return
+    ending = Path(file.stem).suffix if file.suffix in CODECS else file.suffix
+    if ending in (".jsonl", ".ndjson"):
+        yield from ((f"{path}:{number}", row) for number, row, _ in read_json_lines(file))
+        return
+    if ending in (".csv", ".tsv"):
+        rows = read_quoted(file, FileLayout(), "\t" if ending == ".tsv" else None)
+    elif ending == ".parquet":
+        rows = read_arrow_table(file)
+    elif ending == ".json":
+        rows = read_json_rows(file)
+    else:
+        raise InputError(f"{path}: pairs are read from .csv, .tsv, .jsonl, .json and .parquet files")
+    yield from ((place, row) for place, row in rows if row is not None)
+
+
+def hub_rows(id: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The rows of the split `train` of `owner/name[:config]`."""
+    import datasets
+    from huggingface_hub.errors import HTTPError
+
+    name, _, config = id.partition(":")
+    try:
+        table = datasets.load_dataset(name, config or None, split="train")
+    except (OSError, ValueError, HTTPError) as error:
+        raise InputError(
+            f"{id} is no file here and cannot be had from the hub ({first_line(error)}); check its name and the network"
+        ) from None
+    for number, row in enumerate(table, start=1):
+        yield f"{id}: row {number}", dict(row)
+
+
+def hash_source(path: str) -> str:
+    """The content of a file or of all files of a folder; a hub data set by its name."""
+    found = Path(path).expanduser()
+    if found.is_dir():
+        return content_hash(
+            [[str(file.relative_to(found)), file_hash(file)] for file in sorted(found.rglob("*")) if file.is_file()]
+        )
+    return file_hash(found) if found.is_file() else content_hash(path)
+
+
+def guess_columns(name: str, row: dict[str, Any]) -> tuple[str, ...]:
+    found = next((guess for guess in GUESSES if set(guess) <= row.keys()), None)
+    texts = tuple(column for column, value in row.items() if isinstance(value, str))
+    if found is None and len(texts) == 2 and len(row) <= 3:
+        rest = [column for column in row if column not in texts and column in SCORES]
+        found = (*texts, *rest)
+    if found is None:
+        raise InputError(f"{name}: which columns are pairs? name them with columns: [a, b]; it has {', '.join(row)}")
+    console.err.print(f"{name}: pairs are its columns {', '.join(found)}", markup=False)
+    return found
+
+
+def is_number(value: Any) -> bool:
+    """Whether a field is a score: a number, or in tables a text that is one."""
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def check_text(place: str, column: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise InputError(f"{place}: '{column}' is {json_kind(value)}, not a text")
+    if not value.strip():
+        raise InputError(f"{place}: '{column}' is empty: mend the row or take it out")
+    return value
+
+
+def check_score(place: str, column: str, value: Any) -> float:
+    try:
+        score = float(value)
+    except (TypeError, ValueError):
+        raise InputError(f"{place}: '{column}' is {value!r}, not a number") from None
+    if not 0 <= score <= 5:
+        raise InputError(f"{place}: '{column}' is {value}: scores are from 0 to 1, or from 0 to 5")
+    return score
+
+
+# Pairs out of plain text
+
+
+def pairs_from_text(source: PairSource, path: str, seed: int) -> Pairs:
+    """Pairs of one's own documents, in their order. The same text, settings and seed give the same pairs."""
+    draw = random.Random(seed)
+    made: list[tuple[Any, ...]] = []
+    num_documents = num_used = 0
+    for document in documents_of(path, source.text_field):
+        num_documents += 1
+        found = list(PAIR_MAKERS[source.pairs](document, source.passage_words, draw))
+        num_used += bool(found)
+        made += found
+        if source.limit is not None and len(made) >= source.limit:
+            made = made[: source.limit]
+            break
+    if not made:
+        raise InputError(f"{path}: no pairs by '{source.pairs}' in {num_documents:,} documents; are they too short?")
+    told = f"{len(made):,} pairs by {source.pairs} from {num_used:,} of {num_documents:,} documents"
+    return Pairs(path, "pairs", ("anchor", "positive"), made, hash_source(path), told)
+
+
+def documents_of(path: str, text_field: str) -> Iterator[str]:
+    for text_source in find_text_sources([path]):
+        for document in read_documents(text_source, text_field):
+            yield document.text
+
+
+def cut_passages(words: list[str], passage_words: int) -> list[list[str]]:
+    """Passages of about equal length; a rest too short to say anything is left out."""
+    cut = [words[begin : begin + passage_words] for begin in range(0, len(words), passage_words)]
+    return [passage for passage in cut if len(passage) >= SHORTEST_PASSAGE]
+
+
+def crops(document: str, passage_words: int, draw: random.Random) -> Iterator[tuple[str, str]]:
+    """For each passage: a short and a longer piece of it, drawn on their own (Contriever's independent crops). The
+    short one is what a question would be: 4 to 16 words."""
+    for passage in cut_passages(document.split(), passage_words):
+        short = min(draw.randint(4, 16), len(passage) // 2)
+        long = draw.randint(max(short, len(passage) // 2), len(passage))
+        first, second = draw.randint(0, len(passage) - short), draw.randint(0, len(passage) - long)
+        yield " ".join(passage[first : first + short]), " ".join(passage[second : second + long])
+
+
+def neighbours(document: str, passage_words: int, draw: random.Random) -> Iterator[tuple[str, str]]:
+    """Each passage with the one after it."""
+    passages = cut_passages(document.split(), passage_words)
+    for first, second in zip(passages[::2], passages[1::2], strict=False):
+        yield " ".join(first), " ".join(second)
+
+
+def titles(document: str, passage_words: int, draw: random.Random) -> Iterator[tuple[str, str]]:
+    """The first line of a document, where it is a short one, with a passage drawn from what is below it."""
+    title, _, rest = document.strip().partition("\n")
+    passages = cut_passages(rest.split(), passage_words)
+    if passages and 1 <= len(title.split()) <= 20:
+        yield title.strip("# \t"), " ".join(draw.choice(passages))
+
+
+PAIR_MAKERS = {"crops": crops, "neighbours": neighbours, "titles": titles}
+
+
+def check_stage(name: str, sources: Iterable[Pairs], batch_size: int) -> None:
+    """Raises `InputError` for a stage whose sources do not go together or are too small for its batches."""
+    sources = list(sources)
+    for pairs in sources:
+        distinct = len({row[1] for row in pairs.rows})
+        if pairs.kind == "pairs" and distinct < batch_size:
+            raise InputError(
+                f"stage {name}: {pairs.name} has {distinct:,} different positives, too few for a batch of "
+                f"{batch_size}: give batch_size={max(2, distinct)} or more pairs"
+            )

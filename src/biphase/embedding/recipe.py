@@ -1,0 +1,147 @@
+"""A YAML file → what an embedding model is trained on, stage by stage. Inert, like `biphase.config`."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from biphase.config import PositiveCount, Share, Strict
+from biphase.files import content_hash
+
+PositiveFloat = Annotated[float, Field(gt=0)]
+LossName = Literal["auto", "cached_mnrl", "mnrl", "cosent", "angle", "triplet", "distill"]
+LOSSES: dict[str, str] = {
+    "cached_mnrl": "CachedMultipleNegativesRankingLoss",
+    "mnrl": "MultipleNegativesRankingLoss",
+    "cosent": "CoSENTLoss",
+    "angle": "AnglELoss",
+    "triplet": "TripletLoss",
+    "distill": "EmbedDistillLoss",
+}
+"""The names of losses → classes of sentence-transformers. `auto`: cached_mnrl, and cosent for scored pairs."""
+
+
+class PairSource(Strict):
+    """Where texts that belong together come from: exactly one of `path` and `from_text`."""
+
+    path: str | None = None
+    """A .csv, .tsv, .jsonl (.gz, .zst) or .parquet file with pairs, triplets or scored pairs, or a hub data set."""
+    columns: tuple[str, ...] = ()
+    """Its columns: anchor, positive, then negatives, or two texts and a score. Not given: guessed, and told."""
+    from_text: str | None = None
+    """Files or a folder of texts, out of which pairs are made."""
+    pairs: Literal["crops", "neighbours", "titles"] = "crops"
+    """How, with `from_text`: two crops of one document; a passage and the one after it; a document's first line and a
+    passage below it."""
+    passage_words: PositiveCount = 100
+    """With `from_text`: about how long a passage is, and the longest crop."""
+    text_field: str = "text"
+    limit: PositiveCount | None = None
+    """At most so many pairs, the first ones."""
+    weight: PositiveFloat = 1.0
+    """How often an epoch goes through it; 0.5: through half of it, drawn with the seed."""
+
+    @model_validator(mode="after")
+    def one_source(self) -> "PairSource":
+        if (self.path is None) == (self.from_text is None):
+            raise ValueError("give exactly one of path and from_text")
+        if self.from_text is not None and self.columns:
+            raise ValueError("columns are those of a path; from_text has text_field")
+        return self
+
+
+class HardNegatives(Strict):
+    """Passages that the network before a stage ranks high for an anchor without being its positive."""
+
+    number: PositiveCount = 3
+    margin: Annotated[float, Field(ge=0, lt=1)] = 0.05
+    """How much lower than the positive's a negative's score must be, as a share of it: nearer ones may be right."""
+    first_rank: Annotated[int, Field(ge=0)] = 0
+    last_rank: PositiveCount = 50
+
+
+class EmbeddingStage(Strict):
+    """One training of the network, from where the stage before left it."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    data: Annotated[tuple[PairSource, ...], Field(min_length=1)]
+    loss: LossName = "auto"
+    loss_settings: dict[str, Any] = Field(default_factory=dict)
+    """Further arguments of the loss under sentence-transformers' names, such as `hardness_mode: hard_negatives`."""
+    temperature: PositiveFloat = 0.05
+    """Scores are divided by it, in losses that have one."""
+    teacher: str | None = None
+    """With `loss: distill`: the embedding model to learn from, a folder or a hub id."""
+    projection: bool = False
+    """With `teacher`: learn a map to its dimension where it has another one."""
+    hard_negatives: HardNegatives | None = None
+    epochs: PositiveFloat = 1.0
+    max_steps: PositiveCount | None = None
+    batch_size: Annotated[int, Field(ge=2)] = 128
+    """Anchors of a step: each has the positives of all others as negatives."""
+    mini_batch_tokens: PositiveCount = 16_384
+    """With cached_mnrl: how many tokens are in the network at a time; decides memory, not the result."""
+    learning_rate: PositiveFloat = 2e-4
+    warmup_ratio: Share = 0.1
+    weight_decay: float = 0.01
+    save_steps: PositiveCount = 200
+
+    @model_validator(mode="after")
+    def loss_fits(self) -> "EmbeddingStage":
+        if (self.loss == "distill") != (self.teacher is not None):
+            raise ValueError("loss: distill and teacher belong together")
+        return self
+
+
+class Prompts(Strict):
+    """What is put before a text, by what it is. Saved with the model: `encode_query`, `encode_document`."""
+
+    query: str = ""
+    document: str = ""
+
+
+class EmbeddingRecipe(Strict):
+    """One embedding model: a network, stages, the folder that it is written to."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    model: str
+    """`RUN[@STEP]`, a model folder or a hub id; a decoder comes out bidirectional."""
+    out: str
+    stages: Annotated[tuple[EmbeddingStage, ...], Field(min_length=1)]
+    weights: Literal["pretrained", "random"] = "pretrained"
+    """`random`: the same network untrained, as a control."""
+    max_length: PositiveCount | None = None
+    """Tokens after which a text is cut; not given: 512, or what the network has positions for."""
+    pooling: Literal["mean", "cls", "lasttoken", "max", "weightedmean"] = "mean"
+    prompts: Prompts = Prompts()
+    matryoshka: bool | tuple[PositiveCount, ...] = True
+    """Train the first dimensions of embeddings to serve alone: halves down to 32, or the ones given."""
+    merge: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """The share of the network before training in the one that is written: against forgetting (BidirLM: 0.5)."""
+    seed: int = 0
+    precision: Literal["auto", "bf16", "fp32"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    languages: tuple[str, ...] = ()
+    license: str | None = None
+    """For the model card."""
+    evaluation: tuple[str, ...] = ()
+    """Folders in BEIR's layout, or files of scored pairs, that are scored before and after training, for the card."""
+    tensorboard: bool = False
+
+    @model_validator(mode="after")
+    def stages_fit(self) -> "EmbeddingRecipe":
+        names = [stage.name for stage in self.stages]
+        if len(set(names)) < len(names):
+            raise ValueError("stages: two have the same name")
+        return self
+
+    def identity(self, model_hash: str, data_hashes: list[str]) -> str:
+        """A hash of everything that decides the weights. Paths are replaced by what they hold."""
+        tree = self.model_dump(
+            mode="json", exclude={"name", "out", "languages", "license", "evaluation", "tensorboard", "merge"}
+        )
+        tree["model"] = model_hash
+        for stage in tree["stages"]:
+            stage.pop("save_steps"), stage.pop("mini_batch_tokens")
+            for source in stage["data"]:
+                source["path"] = source["from_text"] = None
+        return content_hash([tree, data_hashes])

@@ -1,0 +1,196 @@
+"""`biphase embed`: stages, resume after a kill, the folder that users load, what is refused before anything trains."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("sentence_transformers")
+
+from sentence_transformers import SentenceTransformer
+
+from biphase.config import parse_config
+from biphase.embedding import training
+from biphase.embedding.embed import train_embedder
+from biphase.embedding.folder import load_embedder
+from biphase.embedding.pairs import read_pairs
+from biphase.embedding.recipe import EmbeddingRecipe, PairSource
+from biphase.errors import InputError
+
+Make = Callable[..., EmbeddingRecipe]
+
+
+@pytest.fixture
+def make(encoder_folder: Path, pairs: list[dict[str, str]], tmp_path: Path) -> Make:
+    """A recipe of one stage of four steps on pairs of a file, changed by overrides."""
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in pairs), encoding="utf-8")
+    tree = {
+        "name": "tiny",
+        "model": str(encoder_folder),
+        "out": str(tmp_path / "out"),
+        "max_length": 48,
+        "precision": "fp32",
+        "device": "cpu",
+        "stages": [
+            {
+                "name": "pairs",
+                "data": [{"path": str(tmp_path / "pairs.jsonl")}],
+                "batch_size": 8,
+                "max_steps": 4,
+                "save_steps": 2,
+                "learning_rate": 1e-2,
+            }
+        ],
+    }
+    return lambda *overrides: parse_config(EmbeddingRecipe, tree, overrides, origin="test")
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return {name: tensor.cpu() for name, tensor in SentenceTransformer(str(folder)).state_dict().items()}
+
+
+def test_the_folder_loads_without_our_code(make: Make, tmp_path: Path, documents: list[str]) -> None:
+    out, facts = train_embedder(
+        make("prompts={query: 'q: ', document: 'd: '}", "license=mit", "languages=[en]"), tmp_path / "runs"
+    )
+    modules = json.loads((out / "modules.json").read_text())
+    assert all(module["type"].startswith("sentence_transformers.") for module in modules)
+    theirs, ours = SentenceTransformer(str(out)), load_embedder(str(out))
+    assert type(ours[0]).__name__ == "PackedTransformer"
+    texts = documents[:5]
+    for encode in ("encode", "encode_query", "encode_document"):
+        one, other = getattr(theirs, encode)(texts), getattr(ours, encode)(texts)
+        assert one == pytest.approx(other, abs=1e-5)
+    assert theirs.prompts["query"] == "q: "
+    card = (out / "README.md").read_text(encoding="utf-8")
+    assert "license: mit" in card and "- en" in card and "cached_mnrl" in card
+    assert facts["stages"][0]["steps"] == 4
+    assert all(0 < cosine < 1 for cosine in facts["cosines"].values())
+
+
+def test_a_killed_training_goes_on_as_if_it_had_not_been(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, _ = train_embedder(make(f"out={tmp_path / 'whole'}"), tmp_path / "a")
+
+    class KilledError(Exception):
+        pass
+
+    def die(self: Any, args: Any, state: Any, *_: Any, **__: Any) -> None:
+        if state.global_step == 3:
+            raise KilledError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training.ShowProgress, "on_step_begin", die, raising=False)
+        with pytest.raises(KilledError):
+            train_embedder(make(), tmp_path / "b")
+    again, _ = train_embedder(make(), tmp_path / "b")
+    ours, theirs = weights(again), weights(whole)
+    for name in theirs:
+        torch.testing.assert_close(ours[name], theirs[name], rtol=0, atol=1e-6)
+
+
+def test_stages_follow_each_other_and_mine_negatives(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pairs = str(tmp_path / "pairs.jsonl")
+    stages = (
+        f"stages=[{{name: a, data: [{{path: {pairs}}}], batch_size: 4, max_steps: 2}},"
+        f" {{name: b, data: [{{path: {pairs}}}], batch_size: 4, max_steps: 2,"
+        " hard_negatives: {number: 1, margin: 0.0, last_rank: 20}}]"
+    )
+    out, facts = train_embedder(make(stages, "merge=0.5"), tmp_path / "runs")
+    assert [stage["steps"] for stage in facts["stages"]] == [2, 2]
+    folder = next((tmp_path / "runs").iterdir())
+    assert (folder / "stages" / "b" / "negatives-0.parquet").exists()
+    first = weights(out)
+    monkeypatch.setattr("biphase.embedding.embed.run_stage", lambda *_: pytest.fail("trained again"))
+    again = weights(train_embedder(make(stages, "merge=0.5"), tmp_path / "runs")[0])
+    assert all(torch.equal(first[name], again[name]) for name in first)
+
+
+def test_merging_all_but_nothing_gives_the_network_before(make: Make, encoder_folder: Path, tmp_path: Path) -> None:
+    out, _ = train_embedder(make("merge=0.999999"), tmp_path / "runs")
+    before = load_embedder(str(encoder_folder))
+    assert SentenceTransformer(str(out)).encode("a text") == pytest.approx(
+        before.encode("a text", normalize_embeddings=True), abs=1e-3
+    )
+
+
+def test_a_teacher_is_followed(make: Make, encoder_folder: Path, tmp_path: Path) -> None:
+    _, facts = train_embedder(
+        make("stages.0.loss=distill", f"stages.0.teacher={encoder_folder}", "weights=random", "stages.0.max_steps=2"),
+        tmp_path / "runs",
+    )
+    assert facts["stages"][0]["loss"] == "distill"
+
+
+@pytest.mark.parametrize(
+    ("rows", "overrides", "told"),
+    [
+        ([{"anchor": "a b", "positive": " "}], (), "pairs.jsonl:1: 'positive' is empty"),
+        ([{"x": 1, "y": 2}], (), "which columns"),
+        ([{"anchor": "a", "positive": f"b {n % 3}"} for n in range(9)], (), "3 different positives"),
+        ([{"sentence1": "a", "sentence2": "b", "score": 7}], (), "from 0 to 1"),
+        ([{"sentence1": "a", "sentence2": "b", "score": 1}] * 9, (), "all scores are 1"),
+        (None, ("stages.0.loss=cosent",), "scored pairs"),
+        (None, ("stages.0.loss_settings={hardnes_mode: x}",), "did you mean 'hardness_mode'"),
+        (None, ("max_length=100000",), "positions"),
+        (None, ("matryoshka=[64]",), "above the 32"),
+        (None, ("stages.0.data.0.path=nothing.csv",), "nothing.csv"),
+        (None, ("stages.0.loss=distill",), "belong together"),
+        (None, ("stages.0.batch_siz=3",), "did you mean 'batch_size'"),
+    ],
+)
+def test_what_is_wrong_is_told_before_anything_trains(
+    rows: Any, overrides: tuple[str, ...], told: str, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("biphase.embedding.embed.train_stages", lambda job: pytest.fail("trained"))
+    if rows is not None:
+        (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    with pytest.raises(InputError, match=told):
+        train_embedder(make(*overrides), tmp_path / "runs")
+
+
+def test_a_ragged_table_is_told_with_its_line(make: Make, tmp_path: Path) -> None:
+    (tmp_path / "pairs.csv").write_text('anchor,positive\na,"b\nc"\nd,e,f\n')
+    with pytest.raises(InputError, match=r"pairs\.csv:4: 3 fields"):
+        train_embedder(make(f"stages.0.data.0.path={tmp_path / 'pairs.csv'}"), tmp_path / "runs")
+
+
+def test_a_teacher_of_another_dimension_is_refused(make: Make, encoder_folder: Path, tmp_path: Path) -> None:
+    from sentence_transformers.sentence_transformer.modules import Dense
+
+    wide = SentenceTransformer(str(encoder_folder))
+    wide.append(Dense(32, 16))
+    wide.save_pretrained(str(tmp_path / "teacher"))
+    overrides = ("stages.0.loss=distill", f"stages.0.teacher={tmp_path / 'teacher'}")
+    with pytest.raises(InputError, match="has 16 dimensions, the model 32"):
+        train_embedder(make(*overrides), tmp_path / "runs")
+
+
+def test_pairs_of_plain_text(make: Make, documents: list[str], tmp_path: Path) -> None:
+    rows = [json.dumps({"text": f"Chapter {number}\n{text}"}) + "\n" for number, text in enumerate(documents)]
+    (tmp_path / "text.jsonl").write_text("".join(rows), encoding="utf-8")
+    for pairs in ("crops", "neighbours", "titles"):
+        source = PairSource(from_text=str(tmp_path / "text.jsonl"), pairs=pairs, passage_words=40)  # type: ignore[arg-type]
+        found = read_pairs(source, seed=0)
+        assert found == read_pairs(source, seed=0)
+        assert len(found.rows) >= 8 and pairs in found.made
+        for anchor, positive in found.rows:
+            whole = [" ".join(f"Chapter {number} {text}".split()) for number, text in enumerate(documents)]
+            assert any(positive in text for text in whole)
+            assert anchor.startswith("Chapter") if pairs == "titles" else any(anchor in text for text in whole)
+    sources = [f"{{from_text: {tmp_path / 'text.jsonl'}, pairs: {pairs}}}" for pairs in ("crops", "titles")]
+    _, facts = train_embedder(make(f"stages.0.data=[{', '.join(sources)}]"), tmp_path / "runs")
+    assert facts["stages"][0]["steps"] == 4
+
+
+def test_a_folder_with_files_of_others_is_left_alone(make: Make, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.txt").write_text("mine")
+    with pytest.raises(InputError, match="did not write"):
+        train_embedder(make(), tmp_path / "runs")

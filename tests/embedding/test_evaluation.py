@@ -1,0 +1,114 @@
+"""Scores of embeddings are those of other people's code; an index answers, and only with its own model."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("sentence_transformers")
+
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.evaluation import (
+    EmbeddingSimilarityEvaluator,
+    InformationRetrievalEvaluator,
+)
+
+from biphase.cli.embed import run_zero_shot
+from biphase.cli.search import run_search
+from biphase.embedding.evaluation import read_judged, score_bm25, score_embedder
+from biphase.embedding.folder import load_embedder
+from biphase.errors import InputError
+
+
+@pytest.fixture
+def beir(pairs: list[dict[str, str]], tmp_path: Path) -> Path:
+    folder = tmp_path / "beir"
+    (folder / "qrels").mkdir(parents=True)
+    documents = [{"_id": f"d{n}", "title": "", "text": row["positive"]} for n, row in enumerate(pairs)]
+    queries = [{"_id": f"q{n}", "text": row["positive"][:30]} for n, row in enumerate(pairs)]
+    (folder / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in documents))
+    (folder / "queries.jsonl").write_text("".join(json.dumps(row) + "\n" for row in queries))
+    rows = [f"q{n}\td{n}\t1\n" for n in range(len(pairs))]
+    (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(rows))
+    return folder
+
+
+@pytest.fixture
+def scored(pairs: list[dict[str, str]], tmp_path: Path) -> Path:
+    rows = [{"sentence1": row["anchor"], "sentence2": row["positive"], "score": n % 6} for n, row in enumerate(pairs)]
+    (tmp_path / "sts").mkdir()
+    (tmp_path / "sts" / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return tmp_path / "sts" / "test.jsonl"
+
+
+def test_retrieval_is_as_sentence_transformers_scores_it(encoder_folder: Path, beir: Path) -> None:
+    judged = read_judged(beir)
+    ours = score_embedder(load_embedder(str(encoder_folder)), judged)
+    relevant = {query: set(grades) for query, grades in judged.relevance.items()}
+    evaluator = InformationRetrievalEvaluator(judged.queries, judged.documents, relevant, write_csv=False)
+    theirs = evaluator(SentenceTransformer(str(encoder_folder)))
+    for name, metric in (("ndcg_at_10", "ndcg@10"), ("recall_at_10", "recall@10"), ("mrr_at_10", "mrr@10")):
+        assert ours[name] == pytest.approx(theirs[f"cosine_{metric}"], abs=1e-6)
+
+
+def test_similarity_is_as_sentence_transformers_scores_it(encoder_folder: Path, scored: Path) -> None:
+    judged = read_judged(scored)
+    ours = score_embedder(load_embedder(str(encoder_folder)), judged)
+    columns = [list(column) for column in zip(*judged.pairs, strict=True)]
+    theirs = EmbeddingSimilarityEvaluator(*columns, main_similarity="cosine")(SentenceTransformer(str(encoder_folder)))
+    assert ours["spearman"] == pytest.approx(theirs["spearman_cosine"], abs=1e-6)
+
+
+def test_bm25_finds_the_beginnings_of_documents(beir: Path) -> None:
+    pytest.importorskip("bm25s")
+    assert score_bm25(read_judged(beir))["recall_at_10"] > 0.9
+
+
+def test_results_are_kept_in_the_form_of_mteb(encoder_folder: Path, beir: Path, tmp_path: Path) -> None:
+    pytest.importorskip("bm25s")
+    run_zero_shot([str(encoder_folder)], f"zero-shot:{beir}", tmp_path / "scores")
+    found = json.loads((tmp_path / "scores" / "zero-shot" / "encoder" / "beir.json").read_text())
+    assert found["task_name"] == "beir"
+    assert found["scores"]["test"][0]["main_score"] == found["scores"]["test"][0]["ndcg_at_10"]
+    with pytest.raises(InputError, match="fine-tuned"):
+        run_zero_shot([str(encoder_folder)], f"zero-shot:{beir},snli", tmp_path / "scores")
+
+
+@pytest.mark.slow
+def test_a_task_of_mteb_runs_from_a_folder(encoder_folder: Path, scored: Path) -> None:
+    pytest.importorskip("mteb")
+    from biphase.embedding.mteb_tasks import run_mteb
+
+    embedder = load_embedder(str(encoder_folder))
+    result = run_mteb(embedder, f"STSBenchmark={scored.parent}")
+    ours = score_embedder(embedder, read_judged(scored))
+    assert result["scores"]["test"][0]["main_score"] == pytest.approx(ours["spearman"], abs=1e-5)
+    with pytest.raises(InputError, match="no task"):
+        run_mteb(embedder, "NoSuchTask")
+
+
+def test_search_answers_and_knows_its_model(
+    encoder_folder: Path, beir: Path, documents: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("bm25s")
+    text = tmp_path / "text"
+    text.mkdir()
+    for number, document in enumerate(documents[:6]):
+        (text / f"{number}.txt").write_text(document, encoding="utf-8")
+    options = {"index": None, "top": 2, "rebuild": False, "text_field": "text"}
+    with pytest.raises(InputError, match="--model"):
+        run_search(str(text), "what did Tip make?", model=None, **options)  # type: ignore[arg-type]
+    run_search(str(text), "what did Tip make?", model=str(encoder_folder), **options)  # type: ignore[arg-type]
+    told = capsys.readouterr().out
+    assert "BM25" in told and ".txt#" in told
+    run_search(f"{text}.index", "what did Tip make?", model=None, **options)  # type: ignore[arg-type]
+    assert capsys.readouterr().out == told
+    other = tmp_path / "other"
+    model = SentenceTransformer(str(encoder_folder))
+    model[0].model.get_input_embeddings().weight.data.add_(1.0)  # type: ignore[union-attr, operator]
+    model.save_pretrained(str(other))
+    with pytest.raises(InputError, match="--rebuild"):
+        run_search(f"{text}.index", "who?", model=str(other), **options)  # type: ignore[arg-type]
+    (text / "0.txt").write_text("something else")
+    with pytest.raises(InputError, match="another text"):
+        run_search(str(text), "who?", model=None, **options)  # type: ignore[arg-type]
