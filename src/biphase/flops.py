@@ -11,6 +11,7 @@ W are the weights of the blocks, keys the tokens that a token meets (half of its
 the weights of the language model head, and targets the share of tokens with a loss: the head computes nothing else.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,24 +21,35 @@ import numpy as np
 from biphase.recipe import Phase
 
 PEAK_FLOPS = {
+    "GB200": 2500e12,
+    "B200": 2250e12,
     "H200": 989e12,
     "H100": 989e12,
     "A100": 312e12,
+    "MI300X": 1307e12,
     "MI250X": 191.5e12,
     "MI250": 181e12,
     "L40S": 362e12,
+    "L40": 181e12,
+    "L4": 121e12,
     "A10": 125e12,
+    "V100": 125e12,
+    "T4": 65e12,
+    "RTX 4090": 165e12,
+    "RTX 3090": 71e12,
     "CPU": 64e9,
 }
-"""Peak FLOP/s of one device: dense bf16 by the vendors' data sheets (MI250 and MI250X: one of their two dies, each a
-device to programs); CPU: one core, fp32 with AVX2 as measured on an EPYC (one with bf16 matrix units reaches 20 times
-that)."""
+"""Peak FLOP/s of one device: dense bf16 (V100 and T4: fp16) with sums in fp32, by the vendors' data sheets, and for the
+RTX cards by NVIDIA's whitepapers of Ada (165.2) and GA102 (71); half of what a sheet states "with sparsity". MI250 and
+MI250X: one of their two dies, each a device to programs. CPU: one core, fp32 with AVX2 as measured on an EPYC (one with
+bf16 matrix units reaches 20 times that)."""
 
 
 def known_device(name: str) -> str | None:
-    """The key of `PEAK_FLOPS` that is part of a device's name: `NVIDIA A100-SXM4-80GB` → `A100`."""
-    by_length = sorted(PEAK_FLOPS, key=len, reverse=True)  # an A100 is no A10
-    return next((key for key in by_length if key.casefold() in name.casefold()), None)
+    """The key of `PEAK_FLOPS` that is a word of a device's name: `NVIDIA A100-SXM4-80GB` → `A100`."""
+    by_length = sorted(PEAK_FLOPS, key=len, reverse=True)  # an A100 is no A10, a GB200 no B200
+    words = {key: re.sub(r"[\s_-]+", r"[\\s_-]*", key) for key in by_length}  # RTX 4090, RTX4090
+    return next((key for key in by_length if re.search(rf"{words[key]}(?!\d)", name, re.IGNORECASE)), None)
 
 
 SHAPE_KEYS = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")

@@ -159,7 +159,7 @@ def test_the_description_names_choices_sizes_and_caveats() -> None:
     console = Console(width=140, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(describe_advice(advise(TextAmount(text_bytes=2e8), hours=1, machine=H100)))
     text = console.export_text()
-    for fact in ("curriculum", "F6", "← chosen", "hours on 1 × H100 at 40% of peak", "extrapolation"):
+    for fact in ("curriculum", "F6", "← chosen", "on 1 × H100 at 40% of peak", "ModernBERT", "extrapolation"):
         assert fact in text, fact
 
 

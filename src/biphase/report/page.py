@@ -18,7 +18,7 @@ from biphase.errors import InputError
 from biphase.files import own_folder, refuse_foreign, write_text
 from biphase.report.claims import Claim, Finding, Verdicts, count_tests
 from biphase.report.figures import draw_figures
-from biphase.report.formats import MISSING, show_p_value, show_points, show_share
+from biphase.report.formats import MISSING, show_count, show_p_value, show_points, show_share
 from biphase.report.results import (
     FAMILY_NAMES,
     SETUPS,
@@ -140,7 +140,7 @@ def describe_results(results: ResultSet) -> list[str]:
     span = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
     return [
         f"{len({arm.name for arm in results.arms()})} models",
-        f"{num_datasets} datasets",
+        show_count(num_datasets, "dataset"),
         f"{span} fine-tuning seeds",
         f"{len(results.results)} table cells",
         f"verdicts and figures on the {'standard' if metric == 'standard' else 'paper’s own'} metrics",

@@ -19,12 +19,14 @@ from biphase.flops import SampleLengths, Shape, flops_per_token
 from biphase.recipe import Checkpoints, ComputeConfig, Data, Init, Optimizer, Phase, Recipe, Schedule, Validation
 from biphase.study.cost import Machine
 from biphase.study.curricula import curriculum_label, fill_budget, read_curriculum, write_steps
-from biphase.study.describe import format_hours
+from biphase.study.describe import describe_hours
 from biphase.study.rules import (
     CAVEATS,
     FRESH_EPOCHS,
     MOST_EPOCHS,
     PAPER_SIZES,
+    PUBLIC_ENCODER_FLOPS,
+    PUBLIC_ENCODER_TOKENS,
     RULES,
     WITHIN_NOISE,
     Choice,
@@ -144,6 +146,7 @@ def advise(
         "tokens guessed": text is not None and text.tokens is None,
         "budget left": spent < 0.8 * flops,
         "decoders": True,
+        "public encoder": flops >= PUBLIC_ENCODER_FLOPS and chosen.tokens < PUBLIC_ENCODER_TOKENS,
     }
     return Advice(
         recipe=recipe,
@@ -176,7 +179,8 @@ def make_candidate(preset: str, text: TextAmount | None, budget: float, curricul
         mask=mask,
         tokens=tokens,
         epochs=tokens / unique,
-        loss=predict_loss(shape.parameters_without_head, tokens, unique),
+        # The law knows no vocabulary; a network that has learned nothing spreads its guess over all of it.
+        loss=min(predict_loss(shape.parameters_without_head, tokens, unique), math.log(vocab_size)),
         flops=tokens * each,
     )
 
@@ -316,6 +320,6 @@ def describe_advice(advice: Advice) -> RenderableType:
     if advice.machine:
         machine = advice.machine
         hours = machine.device_hours(advice.flops) / machine.devices
-        cost += f", {format_hours(hours)} hours on {machine.devices} × {machine.name}"
+        cost += f", {describe_hours(hours)} on {machine.devices} × {machine.name}"
         cost += f" at {machine.efficiency:.0%} of peak ({machine.source})"
     return Group(choices, "", sizes, "", cost, *(f"note: {caveat}" for caveat in advice.caveats))

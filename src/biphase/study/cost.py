@@ -217,6 +217,8 @@ class Estimate:
     unknown: tuple[str, ...]
     """The runs of networks whose shape is not known here, which are not counted."""
     assumptions: tuple[str, ...]
+    published_on: str | None = None
+    """The device of published hours: that of the study file."""
 
     @property
     def flops(self) -> float:
@@ -264,6 +266,7 @@ def estimate(plan: Plan, machine: Machine | None = None) -> Estimate:
         disk=count_disk(plan, sizes),
         unknown=tuple(name for name, shape in sizes.shapes.items() if shape is None),
         assumptions=tuple(assumptions),
+        published_on=known_device(plan.study.planning.device or ""),
     )
 
 

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from biphase.console import printable
+from biphase.console import duration, printable
 from biphase.report.formats import show_count
 from biphase.study.cost import Estimate
 from biphase.study.curricula import are_alike, write_steps
@@ -130,8 +130,11 @@ def cost_table(estimate: Estimate) -> Table:
         total = sum(row.device_hours or 0.0 for row in rows)
         table.add_column(f"{machine.name} hours", format_hours(total), justify="right")
     if hours:
-        table.add_column("published", format_hours(sum(hours.values())), justify="right")
-    if hours and machine:
+        on = f" {estimate.published_on} hours" if estimate.published_on else ""
+        table.add_column(f"published{on}", format_hours(sum(hours.values())), justify="right")
+    # What was published was measured on the device of the study file: on another one it is a share of no peak.
+    is_same = machine is not None and machine.name == estimate.published_on
+    if hours and is_same:
         table.add_column("which is of peak", justify="right")
     for row in rows:
         cells = [row.group, f"{row.flops:.3g}"]
@@ -139,15 +142,20 @@ def cost_table(estimate: Estimate) -> Table:
             cells.append(format_hours(row.device_hours or 0.0))
         if hours:
             cells.append(format_hours(hours[row.group]) if row.group in hours else "")
-        if hours and machine and row.group in hours:
+        if machine and is_same and row.group in hours:
             cells.append(f"{row.flops / hours[row.group] / 3600 / machine.peak_flops:.1%}")
         table.add_row(*cells)
     return table
 
 
 def format_hours(value: float) -> str:
-    """Two or three digits that count: 0.62, 12.5, 81,000."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+    """Two or three digits that count: 0.02, 12.5, 81,000."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}" if value >= 1 else f"{value:.2f}"
+
+
+def describe_hours(value: float) -> str:
+    """`12.5 hours`, and below two hours as people say it: `1m26s`."""
+    return f"{format_hours(value)} hours" if value >= 2 else duration(3600 * value)
 
 
 def cost_lines(estimate: Estimate) -> list[str]:
@@ -160,12 +168,12 @@ def cost_lines(estimate: Estimate) -> list[str]:
     machine = estimate.machine
     if machine and machine.devices > 1:
         hours = sum(row.device_hours or 0.0 for row in estimate.groups) / machine.devices
-        lines.append(f"on {machine.devices} of them, all busy: {format_hours(hours)} hours")
+        lines.append(f"on {machine.devices} of them, all busy: {describe_hours(hours)}")
     if estimate.first_seed_flops is not None:
         first = f"{estimate.first_seed_flops:.3g} FLOPs"
         if machine:
             hours = machine.device_hours(estimate.first_seed_flops) / machine.devices
-            first += f", {format_hours(hours)} hours with all devices busy"
+            first += f", {describe_hours(hours)} with all devices busy"
         lines.append(f"the first pretraining seed alone, with its fine-tunings: {first}")
     models, needed, everything = (format_bytes(estimate.disk[what]) for what in ("models", "needed", "everything"))
     disk = f"{models} for the models' weights, {needed} with what branches need, {everything} when nothing is dropped"

@@ -118,7 +118,16 @@ RULES = {
     ("vocabulary", "the paper's size"): (VOCABULARY_CHOSEN, "the paper's, of Llama 3", PAPER),
 }
 
+PUBLIC_ENCODER_TOKENS = 2e12
+PUBLIC_ENCODER_FLOPS = 1e15
+"""What ModernBERT-base was trained on (arXiv 2412.13663), and the FLOPs of a million tokens of it: from there on, a
+budget can continue it."""
+
 CAVEATS = {
+    "public encoder": "for English, answerdotai/ModernBERT-base (149M parameters, 2 trillion tokens) begins where this "
+    "budget does not come: continued with MLM on your text (init: {{model: answerdotai/ModernBERT-base}}, with its own "
+    "tokenizer) it is very likely the better use; random weights pay for other languages, vocabularies or sizes, or to "
+    "compare recipes",
     "extrapolated": "the paper begins at 210M parameters and 28 billion tokens: that 25/75 is best here too is an "
     "extrapolation; studies/mini.yaml tests it on your text",
     "beyond the law": "the law is fitted on decoders of 10M to 9B parameters; read its losses as a ranking, roughly",
