@@ -17,7 +17,7 @@ from biphase import style
 from biphase.paper.published import read_reference
 from biphase.report import panels
 from biphase.report.contrasts import difference
-from biphase.report.figures import FIGURES, draw_figures, plot_loss_curves, plot_panel
+from biphase.report.figures import FIGURES, draw_figures, plot_panel, share_out_curves
 from biphase.report.panels import Panel
 from biphase.report.results import AVERAGE, ResultSet, measured, with_averages
 from biphase.style import CURVE_POINTS, LOOKS, SERIES, thin
@@ -177,11 +177,25 @@ def test_colours_differ_from_each_other() -> None:
 
 def test_losses_have_axes_for_each_objective() -> None:
     axes = Figure().add_subplot()
-    plot_loss_curves(LOSSES, "mlm", axes)
+    curves = list(share_out_curves(LOSSES))
+    assert len(curves) == 2
+    curves[1](axes)
+    assert axes.get_title(loc="left") == "MLM" or axes.get_title() == "MLM"
     train, validation = axes.lines
     assert (train.get_xdata()[0], train.get_xdata()[-1]) == (51, 100)
     assert validation.get_xydata().tolist() == [[100, 8.5]]
     assert train.get_label() == "clm-50-mlm-100"
+
+
+def test_many_runs_share_no_panel_of_more_than_five() -> None:
+    losses = {f"run-{number}": LOSSES["clm-50-mlm-100"] for number in range(14)}
+    shown = []
+    for plot in share_out_curves(losses):
+        axes = Figure().add_subplot()
+        plot(axes)
+        shown.append([text.get_text() for text in axes.get_legend().get_texts()])
+    assert [len(names) for names in shown] == [5, 5, 4] * 2
+    assert sorted(name for names in shown[:3] for name in names) == sorted(losses)
 
 
 def test_long_curves_are_thinned_by_means() -> None:

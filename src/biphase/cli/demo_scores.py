@@ -9,7 +9,7 @@ from rich.table import Table
 
 from biphase.errors import InputError
 from biphase.report.contrasts import difference, judge_difference
-from biphase.report.figures import arrange_panels, plot_panel, plot_settings
+from biphase.report.figures import Picture, arrange_panels, plot_panel, plot_settings
 from biphase.report.formats import show_difference, show_interval
 from biphase.report.panels import Mark, Panel
 from biphase.report.printing import PLAIN, print_table
@@ -128,7 +128,7 @@ def draw_scores(results: Results, path: Path) -> None:
         )
         plots.append(partial(plot_panel, panel))
     with plot_settings("demo"):
-        figure = arrange_panels(plots)
+        figure = arrange_panels(Picture("demo", plots))
         figure.supxlabel(
             "One budget, three ways to spend it, beside random weights (95 % intervals over seeds)", fontsize=9
         )

@@ -160,12 +160,14 @@ NOT_PUBLISHED = (
 def report_paper(out: Path) -> Path:
     """Write `tables/`, `figures/` and `index.html` into the folder `out`; returns the page."""
     results = read_reference()
+    verdicts = judge_paper(results)
     return write_report(
         results,
         out,
         title=TITLE,
         question=QUESTION,
-        verdicts=judge_paper(results),
+        verdicts=verdicts,
+        answer=verdicts[1],
         table_numbers=TABLE_NUMBERS,
         commands=COMMANDS,
         missing=NOT_PUBLISHED,

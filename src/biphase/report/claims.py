@@ -72,6 +72,11 @@ class Finding:
     """What would decide it, a line each."""
 
     @property
+    def is_tested(self) -> bool:
+        """Whether there are scores that say anything about it."""
+        return any(claim.inequalities for claim in self.claims)
+
+    @property
     def inequalities(self) -> Iterator[Inequality]:
         for claim in self.claims:
             yield from claim.inequalities

@@ -8,7 +8,7 @@ import math
 import multiprocessing
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -18,15 +18,31 @@ from typing import TYPE_CHECKING, Any
 from biphase.machine import num_cores
 from biphase.report import panels
 from biphase.report.results import ResultSet, objective_pairs
-from biphase.style import INK, PLOT_STYLE, SERIES, Look, plot_losses
+from biphase.style import INK, PLOT_STYLE, SERIES, plot_losses
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
-Picture = tuple[Path, str, Sequence[Callable[["Axes"], object]]]
-"""The folder and the name of a figure's files, and what each of its panels draws."""
+@dataclass(frozen=True)
+class Picture:
+    """A figure to be drawn: the name of its files, and what each of its panels draws."""
+
+    name: str
+    plots: Sequence[Callable[["Axes"], object]]
+    row_height: float = 2.25
+    """In inches."""
+    has_own_legends: bool = False
+    """Whether each panel has a legend of its own, instead of one for all."""
+
+
+LINES_A_PANEL = 5
+"""How many loss curves share a panel: as many as there are colours."""
+
+
+OVERVIEW = "overview"
+"""The name of the figure on a page's first screen."""
 
 
 @dataclass(frozen=True)
@@ -122,52 +138,64 @@ FIGURES = (
 
 
 def draw_figures(
-    results: ResultSet, folder: Path, losses: Mapping[str, Sequence[Mapping[str, Any]]] | None = None
+    results: ResultSet,
+    folder: Path,
+    losses: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
+    overview: panels.Panel | None = None,
 ) -> tuple[list[tuple[str, str, str]], list[str]]:
     """Write every figure for which there are scores, as `NAME.svg` and `NAME.pdf`.
 
-    The same results give the same SVG, to the byte. `losses`: run → records as in metrics.jsonl.
+    The same results give the same SVG, to the byte. `losses`: run → records as in metrics.jsonl. `overview`, where it
+    is given, becomes the figure `OVERVIEW`, which is not among those returned.
 
     Returns:
         Name, title and caption of what was drawn, and a line for each figure that was not: what it lacks.
     """
     folder.mkdir(parents=True, exist_ok=True)
     drawn, missing, pictures = [], [], list[Picture]()
+    if overview is not None:
+        rows = len(overview.ticks)
+        pictures.append(Picture(OVERVIEW, [partial(plot_panel, overview)], row_height=0.5 + 0.21 * rows))
     for spec in FIGURES:
         if spec.can_draw(results):
             made = [spec.make_panel(results, family) for family in results.families]
-            pictures.append((folder, spec.name, [partial(plot_panel, panel) for panel in made]))
+            pictures.append(Picture(spec.name, [partial(plot_panel, panel) for panel in made]))
             drawn.append((spec.name, spec.title, spec.caption))
         else:
             missing.append(f"{spec.title}: needs {spec.needs}")
     losses = losses or {}
-    objectives = list(dict.fromkeys(row["objective"] for rows in losses.values() for row in rows))
-    if objectives:
-        curves = [partial(plot_loss_curves, losses, objective) for objective in objectives]
-        pictures.append((folder, "losses", curves))
-        caption = "Training loss as lines (means of neighbouring steps), validation loss as markers."
+    curves = list(share_out_curves(losses))
+    if curves:
+        pictures.append(Picture("losses", curves, has_own_legends=True))
+        caption = (
+            "Training loss as lines (means of neighbouring steps), validation loss as markers; a branch begins at the "
+            "step where it leaves its trunk."
+        )
         drawn.append(("losses", "Loss curves", caption))
     else:
         missing.append("Loss curves: needs the metrics.jsonl of the runs")
-    save_figures(pictures)
+    save_figures(pictures, folder)
     return drawn, missing
 
 
-def save_figures(pictures: Sequence[Picture]) -> None:
+def save_figures(pictures: Sequence[Picture], folder: Path) -> None:
     """Draw them all, on several cores where a copy of this process is safe: on Linux, while it has a single thread."""
     num = min(num_cores(), len(pictures))
     if num < 2 or sys.platform != "linux" or threading.active_count() > 1:
         for picture in pictures:
-            save_figure(*picture)
+            save_figure(picture, folder)
         return
     import matplotlib.backends.backend_pdf
     import matplotlib.backends.backend_svg  # noqa: F401 (once, before the copies are made)
 
     with multiprocessing.get_context("fork").Pool(num) as pool:
-        pool.starmap(save_figure, pictures, chunksize=1)
+        pool.map(partial(save_figure, folder=folder), pictures, chunksize=1)
 
 
 def plot_panel(panel: panels.Panel, axes: "Axes") -> None:
+    if panel.kind == "rows":
+        plot_rows(panel, axes)
+        return
     {"lines": plot_lines, "bars": plot_bars, "points": plot_points, "rings": plot_points}[panel.kind](panel, axes)
     if panel.is_logarithmic:
         axes.set_xscale("log")
@@ -245,23 +273,53 @@ def plot_points(panel: panels.Panel, axes: "Axes") -> None:
         axes.set_ylim(bottom=0)
 
 
+def plot_rows(panel: panels.Panel, axes: "Axes") -> None:
+    """Marks under each other, a row for each, with their intervals from left to right."""
+    for label, look, marks in panel.series:
+        axes.errorbar(
+            [mark.value for mark in marks],
+            [mark.x for mark in marks],
+            xerr=[[mark.down for mark in marks], [mark.up for mark in marks]],
+            fmt=look.marker,
+            color=look.color,
+            elinewidth=1.2,
+            label=label,
+        )
+    axes.set_yticks(panel.ticks, panel.tick_labels)
+    axes.set_ylim(-0.6, len(panel.ticks) - 0.4)
+    axes.set_xlabel(panel.x_label)
+    axes.grid(False, axis="y")
+
+
+def share_out_curves(losses: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[Callable[["Axes"], object]]:
+    """A plot for every few runs of an objective: losses of different objectives are not on one scale."""
+    for objective in dict.fromkeys(row["objective"] for rows in losses.values() for row in rows):
+        chosen = {}
+        for name, records in losses.items():
+            if rows := [row for row in records if row["objective"] == objective]:
+                chosen[name] = rows
+        num_panels = math.ceil(len(chosen) / LINES_A_PANEL)
+        for number in range(num_panels):
+            # One run of each stretch of the plan: neighbours differ least, and stand in different panels.
+            yield partial(plot_loss_curves, dict(list(chosen.items())[number::num_panels]), objective)
+
+
 def plot_loss_curves(losses: Mapping[str, Sequence[Mapping[str, Any]]], objective: str, axes: "Axes") -> None:
-    """The losses of every run for one objective: those of different objectives are not on one scale."""
-    # Five colours and four lines in turn: twenty runs before two of them look alike.
-    colors, lines = itertools.cycle(SERIES), itertools.cycle(SERIES[:4])
-    for (name, records), color, line in zip(losses.items(), colors, lines, strict=False):
-        look = Look(color.color, color.marker, line.line, color.hatch)
-        plot_losses([row for row in records if row["objective"] == objective], look, (name, None), axes)
+    """The losses of a few runs for one objective."""
+    for (name, records), look in zip(losses.items(), SERIES, strict=False):
+        plot_losses(records, look, (name, None), axes)
     axes.set_title(objective.upper())
+    axes.legend(loc="upper right", fontsize="small")
 
 
-def save_figure(folder: Path, name: str, plots: Sequence[Callable[["Axes"], object]]) -> None:
-    """Write `NAME.svg` and `NAME.pdf` with what each of `plots` draws on its axes."""
+def save_figure(picture: Picture, folder: Path) -> None:
+    """Write `NAME.svg` and `NAME.pdf` of a picture."""
     from matplotlib.backends.backend_pdf import FigureCanvasPdf
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 
+    name = picture.name
     with plot_settings(name):
-        figure = arrange_panels(plots)
+        figure = arrange_panels(picture)
         # Each canvas draws once; `savefig` would draw everything twice, to find out what is rasterized.
         FigureCanvasSVG(figure).print_svg(folder / f"{name}.svg", metadata={"Date": None})
         figure.set_layout_engine("none")  # it is laid out; once is enough
@@ -275,18 +333,21 @@ def plot_settings(name: str) -> AbstractContextManager[None]:
     return matplotlib.rc_context({**PLOT_STYLE, "svg.hashsalt": name})
 
 
-def arrange_panels(plots: Sequence[Callable[["Axes"], object]]) -> "Figure":
-    """Panels in two columns under one legend; each of `plots` draws on the axes that it is given."""
+def arrange_panels(picture: Picture) -> "Figure":
+    """Panels in two columns under one legend, or one panel across."""
     from matplotlib.figure import Figure
 
+    plots = picture.plots
     rows = math.ceil(len(plots) / 2)
-    figure = Figure(figsize=(6.7 if len(plots) > 1 else 4.2, 0.4 + 2.25 * rows), layout="constrained")
+    figure = Figure(figsize=(6.7, 0.4 + picture.row_height * rows), layout="constrained")
     figure.get_layout_engine().set(w_pad=0.08, h_pad=0.06)  # type: ignore[call-arg, union-attr]
     grid = figure.subplots(rows, min(len(plots), 2), squeeze=False).ravel()
     for axes, plot in zip(grid, plots, strict=False):
         plot(axes)
     for axes in grid[len(plots) :]:
         axes.set_axis_off()
+    if picture.has_own_legends:
+        return figure
     entries: dict[str, Any] = {}
     for axes in grid[: len(plots)]:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):

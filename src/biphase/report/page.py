@@ -17,11 +17,11 @@ from biphase import __version__
 from biphase.errors import InputError
 from biphase.files import own_folder, refuse_foreign, write_text
 from biphase.report.claims import Claim, Finding, Verdicts, count_tests
-from biphase.report.figures import draw_figures
+from biphase.report.figures import OVERVIEW, draw_figures
 from biphase.report.formats import MISSING, show_count, show_p_value, show_points, show_share
+from biphase.report.overview import make_overview
 from biphase.report.results import (
     FAMILY_NAMES,
-    SETUPS,
     ResultSet,
     check_averages,
     missing_cells,
@@ -29,7 +29,7 @@ from biphase.report.results import (
     with_averages,
 )
 from biphase.report.statistics import SIGNIFICANCE
-from biphase.report.tables import RULE, ScoreTable, degenerate_mark, make_tables, show_signal, write_tables
+from biphase.report.tables import RULE, degenerate_mark, make_tables, show_signal, write_tables
 from biphase.style import GRID, INK
 
 SIGNS = {"supported": "✓", "contradicted": "✕", "undecided": "?"}
@@ -54,6 +54,7 @@ def write_report(
     missing: Sequence[str] = (),
     losses: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
     files: Mapping[str, str] | None = None,
+    answer: str = "",
 ) -> Path:
     """Write `tables/`, `figures/` and `index.html` into the folder `out`; returns the page.
 
@@ -72,23 +73,28 @@ def write_report(
         missing: lines that say what else is not here.
         losses: run → records of its metrics.jsonl, for the loss curves.
         files: name → text of what stands beside the page.
+        answer: to the question; by default the best model against the others, in a sentence or two.
     """
     if not results.results:
         raise InputError("there is no finished score to report on yet")
     refuse_foreign(out, "report")  # before the work of drawing
     results = with_averages(results.results)
+    overview = make_overview(results)
     tables = make_tables(results, table_numbers)
     with own_folder(out, "report") as folder:
-        write_tables(tables, folder / "tables")
-        figures, lacking = draw_figures(results, folder / "figures", losses)
+        write_tables([*overview.tables, *tables], folder / "tables")
+        figures, lacking = draw_figures(results, folder / "figures", losses, overview.panel)
         html = render(
             title=title,
             question=question,
             facts=describe_results(results),
+            overview=overview,
+            sentences=[answer] if answer else overview.sentences,
+            headline=None if overview.panel is None else figure_svg(folder, OVERVIEW),
             verdicts=verdicts,
             hypotheses=hypotheses,
             figures=[(name, *about, figure_svg(folder, name)) for name, *about in figures],
-            groups=group_tables(tables),
+            tables=tables,
             plan=None if plan_svg is None else inline_svg(plan_svg, "plan"),
             costs=list(costs or ()),
             commands=commands,
@@ -145,16 +151,6 @@ def describe_results(results: ResultSet) -> list[str]:
         f"{len(results.results)} table cells",
         f"verdicts and figures on the {'standard' if metric == 'standard' else 'paper’s own'} metrics",
     ]
-
-
-def group_tables(tables: Sequence[ScoreTable]) -> list[tuple[str, list[ScoreTable]]]:
-    """By comparison and metric, with a heading each."""
-    groups: dict[tuple[str, str], list[ScoreTable]] = {}
-    for table in tables:
-        groups.setdefault((table.metric, table.setup), []).append(table)
-    has_both = len({metric for metric, _ in groups}) > 1
-    heading = {key: SETUPS[key[1]][0].upper() + SETUPS[key[1]][1:] for key in groups}
-    return [(heading[key] + (f" · {key[0]} metrics" if has_both else ""), group) for key, group in groups.items()]
 
 
 def bars_of(claim: Claim) -> list[dict[str, float] | None]:

@@ -43,9 +43,9 @@ class Mark:
 @dataclass(frozen=True)
 class Panel:
     """A family's part of a figure. `lines` go through the marks, `bars` stand on zero side by side in groups, and
-    `points` stand alone; `rings` are hollow points."""
+    `points` stand alone; `rings` are hollow points; `rows` are points whose `x` is the row, with the value across."""
 
-    kind: Literal["lines", "bars", "points", "rings"]
+    kind: Literal["lines", "bars", "points", "rings", "rows"]
     series: Sequence[tuple[str, Look, Sequence[Mark]]]
     """The name in the legend, the look, and the marks of each series."""
     title: str

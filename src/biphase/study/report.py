@@ -5,6 +5,7 @@ import io
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from biphase.console import duration
 from biphase.files import read_json
@@ -56,15 +57,17 @@ def report_study(
         costs=list_costs(plan, place, scores),
         commands=commands,
         missing=list(list_missing(plan, place, state)),
-        losses={
-            name: read_metrics(open_run(trained_folder(place, name)), "train")
-            + read_metrics(open_run(trained_folder(place, name)), "validation")
-            for name, run in plan.runs.items()
-            if is_trained(place, run)
-        },
+        losses={name: read_losses(plan, place, name) for name, run in plan.runs.items() if is_trained(place, run)},
         files=files,
     )
     return page, hypotheses
+
+
+def read_losses(plan: Plan, place: StudyFolder, name: str) -> list[dict[str, Any]]:
+    """What a run logged of its losses, at steps that count from random weights: a branch begins where it branches."""
+    run = open_run(trained_folder(place, name))
+    rows = [*read_metrics(run, "train"), *read_metrics(run, "validation")]
+    return [row | {"step": plan.runs[name].first + row["step"]} for row in rows]
 
 
 def cells_csv(scores: dict[str, ScoreSet]) -> str:

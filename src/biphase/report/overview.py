@@ -1,0 +1,207 @@
+"""Results → what a reader wants first: the answer in a sentence, one table of all models and tasks, one picture."""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from biphase.report.contrasts import difference, is_significant
+from biphase.report.formats import show_points, show_share
+from biphase.report.panels import Mark, Panel
+from biphase.report.results import (
+    AVERAGE,
+    FAMILY_NAMES,
+    MEASURES,
+    ReportArm,
+    Result,
+    ResultSet,
+    average,
+    short_steps,
+)
+from biphase.report.signal import Signal, measure_signal
+from biphase.report.tables import OBJECTIVE_NAMES, ScoreTable, TableRow, mark_column, percent
+from biphase.style import LOOKS, Look
+
+ALL_TASKS = "all tasks"
+"""The column of the mean over all tasks."""
+
+MOST_ROWS = 30
+"""How many models the picture has room for."""
+
+PLAIN = Look("#767676", "o", "-", "")
+"""How a network from random weights looks."""
+
+
+@dataclass(frozen=True)
+class Overview:
+    """The first screen of a report."""
+
+    sentences: tuple[str, ...]
+    """The answer: who is ahead of whom by how much, and what pretraining is worth at all."""
+    tables: tuple[ScoreTable, ...]
+    """All models and tasks, one table for each kind of metric; the first is by the metric that verdicts are about."""
+    panel: Panel | None
+    """The means over all tasks with their intervals; None with fewer than two models that have all tasks."""
+
+
+def make_overview(results: ResultSet) -> Overview:
+    """What stands first on a page of these results, which have their averages."""
+    tables = tuple(wide_table(results, metric) for metric in results.metrics)
+    means = list(mean_scores(results, results.primary_metric).values())
+    return Overview(tuple(answer_sentences(results, means)), tables, draw_means(means) if len(means) > 1 else None)
+
+
+def distinct_arms(results: ResultSet) -> list[ReportArm]:
+    """Every model once: one that stands in several comparisons is given for each of them."""
+    return list({arm.name: arm for arm in reversed(results.arms())}.values())[::-1]
+
+
+def rivals(arm: ReportArm) -> tuple[str | int, ...]:
+    """Models with the same value are compared: one network, trained as long, decayed or not."""
+    return arm.size, arm.pretrain_steps + arm.cpt_steps, "undecayed" if arm.setup == "efficiency" else ""
+
+
+def by_model(results: ResultSet, metric: str) -> dict[tuple[str, str, str], Result]:
+    """(model, family, dataset) → its score, whichever comparison it is from."""
+    return {(one.arm.name, one.family, one.dataset): one for one in results.results if one.metric == metric}
+
+
+def mean_scores(results: ResultSet, metric: str) -> dict[str, Result]:
+    """Name of a model → its mean over all tasks, where it has all that any model has."""
+    names = [(family, dataset) for family in results.families for dataset in results.datasets(family, metric)]
+    own = by_model(results, metric)
+    found = {}
+    for arm in distinct_arms(results):
+        cells = [own.get((arm.name, *name)) for name in names]
+        known = [cell for cell in cells if cell is not None]
+        if known and len(known) == len(cells):
+            found[arm.name] = average(known) if len(known) > 1 else replace(known[0], dataset=AVERAGE)
+    return found
+
+
+def wide_table(results: ResultSet, metric: str) -> ScoreTable:
+    """A row for every model; columns are the mean over all tasks, then each family's mean and its tasks."""
+    results = results.select(metric=metric)
+    means, own = mean_scores(results, metric), by_model(results, metric)
+    columns: list[tuple[str, str]] = []  # family and dataset; no family: all tasks
+    num_tasks = 0
+    for family in results.families:
+        names = results.datasets(family, metric)
+        num_tasks += len(names)
+        columns += [(family, name) for name in ([AVERAGE, *names] if len(names) > 1 else names)]
+    if num_tasks > 1 and means:
+        columns.insert(0, ("", ALL_TASKS))
+    arms = distinct_arms(results)
+    blocks: dict[tuple[str | int, ...], list[ReportArm]] = {}
+    for arm in arms:
+        blocks.setdefault(rivals(arm), []).append(arm)
+    rows, most = [], 1
+    signals: tuple[Signal | None, ...] = ()
+    for block, members in blocks.items():
+        marked = []
+        for code, name in columns:
+            keys = [(arm.name, code, name) for arm in members]
+            scores = [own.get(key) if code else means.get(key[0]) for key in keys]
+            marked.append(mark_column(scores))
+        if len(members) > most:  # how far tasks tell models apart is a question about models that are compared
+            most = len(members)
+            signals = tuple(measure_signal([score for score, _ in cells if score]) for cells in marked)
+        for arm, cells in zip(members, zip(*marked, strict=True), strict=True):
+            steps = arm.pretrain_steps + arm.cpt_steps
+            stub = (arm.name, arm.size, short_steps(steps), OBJECTIVE_NAMES[arm.objective], percent(arm.mask_percent))
+            rows.append(TableRow(arm, stub, cells, block))
+    # A dataset may have the name of another family's: `uner` of two families becomes `uner (TC)`.
+    heads = [f"{code} mean" if name == AVERAGE else name for code, name in columns]
+    heads = [f"{head} ({columns[at][0]})" if heads.count(head) > 1 else head for at, head in enumerate(heads)]
+    about = "; ".join(f"{FAMILY_NAMES[code]}: {MEASURES[metric][code]}" for code in results.families)
+    return ScoreTable(
+        f"all-{metric}",
+        f"All models and tasks, {'standard' if metric == 'standard' else 'the paper’s own'} metrics ({about})",
+        "all",
+        metric,
+        ("model", "network", "steps", "objective", "masked"),
+        tuple(heads),
+        tuple(rows),
+        signals,
+    )
+
+
+def answer_sentences(results: ResultSet, means: Sequence[Result]) -> Iterator[str]:
+    """The best model against the best of any other objective (else the runner-up), and against random weights."""
+    groups = list(group_rivals(one for one in means if one.arm.setup != "control"))
+    if not groups:
+        return
+
+    # The group that compares most objectives; of several, the one with the most training.
+    def variety(some: list[Result]) -> tuple[int, int, tuple[float, int]]:
+        return len({one.arm.objective for one in some}), min(len(some), 2), training(some[0])
+
+    group = max(groups, key=variety)
+    best = max(group, key=lambda result: result.mean)
+    names = [name for family in results.families for name in results.datasets(family, best.metric)]
+    where = f"on average over {len(names)} tasks" if len(names) > 1 else f"on {names[0]}"
+    others = [result for result in group if result is not best]
+    if others:
+        unlike = [one for one in others if one.arm.objective != best.arm.objective]
+        yield compare_in_words(best, max(unlike or others, key=lambda result: result.mean), where, len(others))
+    else:
+        yield f"{best.arm.name} reaches {show_share(best.mean)} % {where}."
+    control = [result for result in means if result.arm.setup == "control" and result.arm.size == best.arm.size]
+    if control:
+        yield compare_in_words(best, control[0], where, num_asked=1)
+
+
+def group_rivals(means: Iterable[Result]) -> Iterable[list[Result]]:
+    """Results of models that are compared, group by group."""
+    groups: dict[tuple[str | int, ...], list[Result]] = {}
+    for result in means:
+        groups.setdefault(rivals(result.arm), []).append(result)
+    return groups.values()
+
+
+def training(result: Result) -> tuple[float, int]:
+    """How much training a model had: FLOPs where they are known, then steps."""
+    return result.arm.flops or 0.0, result.arm.pretrain_steps + result.arm.cpt_steps
+
+
+def compare_in_words(best: Result, other: Result, where: str, num_asked: int) -> str:
+    """`A is ahead of B on average over 4 tasks: 71.2 % against 70.0 %, +1.2 points [0.4, 2.0], p = 0.004.`"""
+    seen = difference(best, other)
+    tested = seen.against()
+    p_value = min(tested.p_value * num_asked, 1.0)
+    verdict: Literal["is ahead of", "cannot be told from"]
+    verdict = "is ahead of" if is_significant(p_value) else "cannot be told from"
+    effect = f"{show_points(tested.mean)} points [{show_points(tested.low)}, {show_points(tested.high)}]"
+    chosen = f", p corrected for choosing the best of {num_asked + 1}" if num_asked > 1 else ""
+    scope = "" if seen.num_pretrainings > 1 else " This is about these checkpoints: each was pretrained once."
+    return (
+        f"{best.arm.name} {verdict} {other.arm.name} {where}: {show_share(best.mean)} % against "
+        f"{show_share(other.mean)} %, {effect}{chosen}.{scope}"
+    )
+
+
+def draw_means(means: Sequence[Result]) -> Panel:
+    """Models from top to bottom as in the table, the mean over all tasks with its interval along the x axis."""
+    groups = list(group_rivals(means))
+    # Where there is no room for all, those with the most training.
+    chosen, room = set[int](), MOST_ROWS
+    for number in sorted(range(len(groups)), key=lambda at: training(groups[at][0]), reverse=True):
+        if not chosen or len(groups[number]) <= room:
+            chosen.add(number)
+            room -= len(groups[number])
+    shown = [result for number in sorted(chosen) for result in groups[number]][:MOST_ROWS]
+    series: dict[str, tuple[Look, list[Mark]]] = {}
+    for row, result in enumerate(reversed(shown)):
+        objective = result.arm.objective
+        look = LOOKS.get(objective, PLAIN)
+        reach = 0.0 if math.isnan(result.half_width) else 100 * result.half_width
+        series.setdefault(OBJECTIVE_NAMES[objective], (look, []))[1].append(Mark(row, 100 * result.mean, reach, reach))
+    return Panel(
+        kind="rows",
+        series=[(name, look, marks) for name, (look, marks) in series.items()],
+        title="",
+        x_label="mean over all tasks (%)",
+        y_label="",
+        ticks=range(len(shown)),
+        tick_labels=[result.arm.name for result in reversed(shown)],
+    )
