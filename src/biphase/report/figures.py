@@ -9,6 +9,7 @@ import multiprocessing
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -188,8 +189,8 @@ def save_figures(pictures: Sequence[Picture], folder: Path) -> None:
     import matplotlib.backends.backend_pdf
     import matplotlib.backends.backend_svg  # noqa: F401 (once, before the copies are made)
 
-    with multiprocessing.get_context("fork").Pool(num) as pool:
-        pool.map(partial(save_figure, folder=folder), pictures, chunksize=1)
+    with ProcessPoolExecutor(num, multiprocessing.get_context("fork")) as pool:  # which tells of a killed process
+        list(pool.map(partial(save_figure, folder=folder), pictures))
 
 
 def plot_panel(panel: panels.Panel, axes: "Axes") -> None:

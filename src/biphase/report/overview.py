@@ -28,7 +28,7 @@ ALL_TASKS = "all tasks"
 MOST_ROWS = 30
 """How many models the picture has room for."""
 
-PLAIN = Look("#767676", "o", "-", "")
+RANDOM_LOOK = Look("#767676", "o", "-", "")
 """How a network from random weights looks."""
 
 
@@ -44,11 +44,12 @@ class Overview:
     """The means over all tasks with their intervals; None with fewer than two models that have all tasks."""
 
 
-def make_overview(results: ResultSet) -> Overview:
-    """What stands first on a page of these results, which have their averages."""
+def make_overview(results: ResultSet, answer: str = "") -> Overview:
+    """What stands first on a page of these results, which have their averages; with the answer, where it is known."""
     tables = tuple(wide_table(results, metric) for metric in results.metrics)
     means = list(mean_scores(results, results.primary_metric).values())
-    return Overview(tuple(answer_sentences(results, means)), tables, draw_means(means) if len(means) > 1 else None)
+    sentences = (answer,) if answer else tuple(answer_sentences(results, means))
+    return Overview(sentences, tables, draw_means(means) if len(means) > 1 else None)
 
 
 def distinct_arms(results: ResultSet) -> list[ReportArm]:
@@ -193,7 +194,7 @@ def draw_means(means: Sequence[Result]) -> Panel:
     series: dict[str, tuple[Look, list[Mark]]] = {}
     for row, result in enumerate(reversed(shown)):
         objective = result.arm.objective
-        look = LOOKS.get(objective, PLAIN)
+        look = LOOKS.get(objective, RANDOM_LOOK)
         reach = 0.0 if math.isnan(result.half_width) else 100 * result.half_width
         series.setdefault(OBJECTIVE_NAMES[objective], (look, []))[1].append(Mark(row, 100 * result.mean, reach, reach))
     return Panel(

@@ -79,7 +79,7 @@ def write_report(
         raise InputError("there is no finished score to report on yet")
     refuse_foreign(out, "report")  # before the work of drawing
     results = with_averages(results.results)
-    overview = make_overview(results)
+    overview = make_overview(results, answer)
     tables = make_tables(results, table_numbers)
     with own_folder(out, "report") as folder:
         write_tables([*overview.tables, *tables], folder / "tables")
@@ -89,7 +89,6 @@ def write_report(
             question=question,
             facts=describe_results(results),
             overview=overview,
-            sentences=[answer] if answer else overview.sentences,
             headline=None if overview.panel is None else figure_svg(folder, OVERVIEW),
             verdicts=verdicts,
             hypotheses=hypotheses,
@@ -101,8 +100,7 @@ def write_report(
             missing=[*missing, *missing_cells(results), *(f"No figure: {line}" for line in lacking)],
             checks=check_averages(results),
         )
-        write_text(folder / "index.html", html)
-        for name, text in (files or {}).items():
+        for name, text in {**(files or {}), "index.html": html}.items():
             write_text(folder / name, text)
     return out / "index.html"
 
