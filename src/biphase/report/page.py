@@ -63,14 +63,10 @@ def write_report(
 
     Args:
         results: of one study; averages that are missing are added.
-        question: what the study asks, in a sentence or two.
-        verdicts: what is claimed of these results, judged.
         hypotheses: what the study declared before it ran, judged, and a sentence on when it was declared.
         table_numbers: (setup, family) → the number under which the table stands in a paper.
         plan_svg: a picture of the plan as it was run, drawn by us: it is not escaped.
         costs: rows with the same keys, which are the headers.
-        commands: that make these results again, in their order.
-        missing: lines that say what else is not here.
         losses: run → records of its metrics.jsonl, for the loss curves.
         files: name → text of what stands beside the page.
         answer: to the question; by default the best model against the others, in a sentence or two.
