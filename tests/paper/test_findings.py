@@ -299,6 +299,39 @@ def test_jackknife_of_a_mean_is_its_standard_error() -> None:
     assert seen.degrees == 3
 
 
+def test_jackknife_leaves_out_whole_pretraining_seeds() -> None:
+    """The samples of one pretraining seed go together: the error of a mean is that of the seeds' means."""
+    values, seeds = np.array([0.5, 0.6, 0.7, 0.8, 0.5, 0.54]), (7, 7, 8, 8, 9, 9)
+    seen = jackknife(lambda samples: float(values[samples].mean()), 6, 1.0, seeds)
+    assert seen.error == pytest.approx(np.std([0.55, 0.75, 0.52], ddof=1) / math.sqrt(3))
+    assert (seen.degrees, seen.num, seen.num_pretrainings) == (2, 3, 3)
+    assert seen.noise == ("pretraining seeds", "fine-tuning seeds")
+
+
+def test_f5_and_f7_leave_out_whole_pretraining_seeds() -> None:
+    """Four samples are two pretraining seeds with two of fine-tuning: by hand, two pseudo-values of the gap."""
+
+    def repeat(result: Result) -> Result:
+        return replace(result, pretraining_seeds=(3, 3, 4, 4))
+
+    results = ResultSet(tuple(map(repeat, world(num=4).results)))
+    clm, mlm = (each for each in ARMS if each.setup == "objective" and each.size == "1m" and each.mask_percent != 20)
+    seen, _ = spread_gap(results, mlm, clm)
+    assert seen is not None and (seen.num, seen.degrees) == (2, 1)
+    gaps = []
+    for chosen in ([0, 1, 2, 3], [2, 3], [0, 1]):
+        tables = {
+            each: [np.array(list((r.by_rate or {}).values()))[:, chosen] for r in results.results if r.arm == each]
+            for each in (mlm, clm)
+        }
+        wide, narrow = (np.mean([table.std(ddof=1) for table in tables[each]]) for each in (mlm, clm))
+        gaps.append(float(wide - narrow))
+    pseudo = [2 * gaps[0] - gaps[1], 2 * gaps[0] - gaps[2]]
+    assert seen.error == pytest.approx(np.std(pseudo, ddof=1) / math.sqrt(2))
+    forgiving = judge_findings(results)[6].claims[0].inequalities
+    assert forgiving and all(one.contrast.num_pretrainings == 2 for one in forgiving)
+
+
 def test_standard_metrics_come_first() -> None:
     """Verdicts are on the standard metric where there is one, whatever the paper's metric says."""
     paper = [replace(result, metric="paper") for result in world(change=AGAINST["F1"]).results]  # type: ignore[arg-type]
@@ -324,3 +357,23 @@ def test_the_jackknife_of_a_spread_finds_no_more_than_chance_would() -> None:
 
         found += jackknife(gap, 3, size=1.0).against().p_value < 0.05
     assert 20 <= found <= 70  # 50 expected, 6.9 their standard deviation; it errs on the careful side
+
+
+def test_seeds_of_one_pretraining_are_no_repetitions() -> None:
+    """Equal models whose dependence on the rate differs between pretrainings: samples that are left out one at a time
+    call far too many different, pretraining seeds do not."""
+    generator = np.random.default_rng(1)
+    seeds = np.repeat(np.arange(5), 3)
+    found = {(): 0, tuple(seeds.tolist()): 0}
+    for _ in range(500):
+        slopes = generator.normal(2, 1, size=(2, 1, 5))[..., seeds]
+        scores = generator.normal(0, 0.2, size=(2, 2, 15)) + slopes * np.array([0.0, 1.0])[None, :, None]
+
+        def gap(samples: np.ndarray, scores: np.ndarray = scores) -> float:
+            spreads = scores[..., samples].reshape(2, -1).std(axis=1, ddof=1)
+            return float(spreads[0] - spreads[1])
+
+        for pretraining_seeds in found:
+            found[pretraining_seeds] += jackknife(gap, 15, 1.0, pretraining_seeds).against().p_value < 0.05
+    by_sample, by_pretraining = found.values()
+    assert by_sample > 100 and 5 <= by_pretraining <= 40  # 25 expected of 500

@@ -2,16 +2,22 @@
 
 import json
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from rich.console import Console
+from scipy import stats
 
 from biphase.config import load_config
 from biphase.encoder.presets import PRESETS
 from biphase.errors import InputError
 from biphase.recipe import Recipe
+from biphase.report.contrasts import Terms
+from biphase.report.results import ReportArm, measured
 from biphase.study.advise import (
     Evidence,
     advise,
@@ -21,6 +27,7 @@ from biphase.study.advise import (
     recipe_yaml,
 )
 from biphase.study.cost import find_machine
+from biphase.study.results import weigh_evidence
 from biphase.study.rules import MOST_EPOCHS, RULES, Choice, TextAmount, apply_rule, measure_text, predict_loss
 
 H100 = find_machine("H100", efficiency=0.4)
@@ -85,17 +92,40 @@ def test_batches_go_through_the_two_settings_that_worked() -> None:
 
 
 def test_the_users_own_study_decides_where_it_is_clear() -> None:
-    clear = [Evidence("25/75", 60.0, 0.5), Evidence("50/50", 63.0, 0.5), Evidence("mlm", 59.0, 0.5)]
+    clear = [Evidence("25/75", 60.0, 0.5, True), Evidence("50/50", 63.0, 0.5), Evidence("mlm", 59.0, 0.5, True)]
     assert choose_curriculum(clear).value == "50/50"
     unclear = [Evidence("25/75", 60.0, 1.5), Evidence("mlm", 61.0, 1.5)]
     choice = choose_curriculum(unclear)
     assert choice.value == "25/75" and "no clear difference" in choice.reason and "your study" in choice.source
     without = [Evidence("clm", 61.0, 1.5), Evidence("50/50", 60.0, 1.5), Evidence("75/25", 59.5, 1.5)]
     assert choose_curriculum(without).value == "50/50", "its best split, where the default is not in it"
-    assert choose_curriculum([Evidence("clm", 70.0, 0.5), *without[1:]]).value == "clm"
+    behind = [replace(item, is_behind=True) for item in without[1:]]
+    choice = choose_curriculum([Evidence("clm", 70.0, math.nan), *behind])
+    assert choice.value == "clm" and "(70)" in choice.reason, "a single seed has no interval"
     for best, shares in (("mlm", [1.0]), ("1k+3k", [0.25, 0.75])):
         recipe = advise(flops=1e16, evidence=[Evidence(best, 60.0, 0.5)]).recipe
         assert [phase.steps / recipe.num_steps for phase in recipe.curriculum] == pytest.approx(shares, abs=1e-3)
+
+
+def test_evidence_is_over_pretraining_seeds() -> None:
+    """The second curriculum is 4 points behind with each fine-tuning seed: clear, unless its pretraining seeds differ
+    by 8. The third is as good as the first."""
+    arm = ReportArm("any", "other", "1m", "mlm", 40, 100, 0, 100)
+
+    def found(by_pretraining: tuple[float, ...]) -> tuple[bool, ...]:
+        def score(offsets: Sequence[float]) -> Terms:
+            pairs = [(mean + one, seed) for seed, mean in enumerate(offsets) for one in (-0.001, 0.001)]
+            values, seeds = zip(*pairs, strict=True)
+            return [(1.0, measured(arm, "SC", "a", "standard", values, None, [0, 1] * 3, seeds))]
+
+        level = (0.701, 0.7, 0.699)
+        evidence = weigh_evidence({"mlm": score(level), "25/75": score(by_pretraining), "clm": score(level[::-1])})
+        half_width = 100 * stats.t.ppf(0.975, 2) * np.std(by_pretraining, ddof=1) / 3**0.5
+        assert evidence[1].half_width == pytest.approx(half_width)
+        return tuple(item.is_behind for item in evidence)
+
+    assert found((0.661, 0.66, 0.659)) == (False, True, False)
+    assert found((0.70, 0.66, 0.62)) == (False, False, False)
 
 
 def test_what_is_said_of_the_paper_is_in_its_scores() -> None:

@@ -58,7 +58,8 @@ FINDINGS: dict[str, tuple[str, str, Callable[[ResultSet], list[Claim]]]] = {
         "The standard deviation of a model's test scores, over all seeds and all fine-tuning rates from 1e-5 "
         "to 1e-4 (all rates of the study, where fewer than two lie there), is larger for MLM than for CLM at "
         "every size, on average over datasets. A rate at which either of the two diverged is left out for "
-        "both. Intervals and tests leave out one seed at a time (the jackknife, with Student's t).",
+        "both. Intervals and tests leave out one seed at a time, of pretraining where there are several (the "
+        "jackknife, with Student's t).",
         clm_is_steadier,
     ),
     "F6": (
@@ -71,8 +72,8 @@ FINDINGS: dict[str, tuple[str, str, Callable[[ResultSet], list[Claim]]]] = {
         "After CLM, results depend less on the masking ratio",
         "The standard deviation of scores over masking ratios (each score the mean over seeds), on average "
         "over families, is larger for MLM alone than for MLM after CLM, at the same size, total steps and "
-        "ratios. Intervals and tests leave out one seed at a time (the jackknife, with Student's t); noise "
-        "between seeds widens both spreads.",
+        "ratios. Intervals and tests leave out one seed at a time, of pretraining where there are several (the "
+        "jackknife, with Student's t); noise between seeds widens both spreads.",
         clm_first_forgives,
     ),
     "F8": (

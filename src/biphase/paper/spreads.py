@@ -12,6 +12,7 @@ from biphase.report.contrasts import Contrast, jackknife
 from biphase.report.results import (
     FAMILY_NAMES,
     ReportArm,
+    Result,
     ResultSet,
     objective_pairs,
     scores_by_rate,
@@ -62,7 +63,7 @@ def clm_first_forgives(results: ResultSet) -> list[Claim]:
 def spread_gap(results: ResultSet, wide: ReportArm, narrow: ReportArm) -> tuple[Contrast | None, list[float]]:
     """Spread over rates and seeds of `wide` minus that of `narrow`, mean over datasets, and the rates."""
     metric = results.primary_metric
-    pairs, used = [], set[float]()
+    pairs, used, repeated = [], set[float](), set[tuple[int, ...]]()
     for family in results.families:
         for dataset in results.datasets(family, metric):
             ours, theirs = (results.find(arm, family, dataset, metric) for arm in (wide, narrow))
@@ -75,31 +76,44 @@ def spread_gap(results: ResultSet, wide: ReportArm, narrow: ReportArm) -> tuple[
             is_whole_R = ~np.isnan(scores_ARS).any(axis=(0, 2))
             if is_whole_R.sum() > 1:
                 pairs.append(scores_ARS[:, is_whole_R])
+                repeated |= {repeated_seeds(one) for one in (ours, theirs) if one}
                 used |= set(np.array(rates)[is_whole_R].tolist())
     numbers = {scores_ARS.shape[2] for scores_ARS in pairs}
-    if len(numbers) != 1:
+    if len(numbers) != 1 or len(repeated) != 1:
+        return None, []
+    (num,), (seeds_S,) = numbers, repeated
+    if seeds_S and len(seeds_S) != num:  # not every seed has a score at these rates
         return None, []
 
     def statistic(seeds: np.ndarray) -> float:
         spreads = [[scores_RS[:, seeds].std(ddof=1) for scores_RS in scores_ARS] for scores_ARS in pairs]
         return float(np.mean([wide - narrow for wide, narrow in spreads]))
 
-    return jackknife(statistic, numbers.pop(), size=float(max(np.abs(scores).max() for scores in pairs))), sorted(used)
+    largest = float(max(np.abs(scores).max() for scores in pairs))
+    return jackknife(statistic, num, largest, seeds_S), sorted(used)
+
+
+def repeated_seeds(result: Result) -> tuple[int, ...]:
+    """The pretraining seed of each sample; () where all are of one pretraining."""
+    return result.pretraining_seeds if result.num_pretrainings > 1 else ()
 
 
 def ratio_spread_gap(results: ResultSet, pairs: Sequence[tuple[ReportArm, ReportArm]]) -> Contrast | None:
     """Spread over ratios of the first of each pair minus that of the second, mean over families."""
-    tables = []
+    tables, repeated = [], set[tuple[int, ...]]()
     for family in FAMILY_NAMES:
         scores = [[results.find_average(arm, family) for arm in pair] for pair in pairs]
         samples = [[score.samples if score else () for score in pair] for pair in scores]
         if len({len(seeds) for pair in samples for seeds in pair}) == 1 and samples[0][0]:
             tables.append(np.array(samples))
-    if not tables or len({scores_MAS.shape[2] for scores_MAS in tables}) != 1:
+            repeated |= {repeated_seeds(score) for pair in scores for score in pair if score}
+    if not tables or len({scores_MAS.shape[2] for scores_MAS in tables}) != 1 or len(repeated) != 1:
         return None
+    (seeds_S,) = repeated
 
     def statistic(seeds: np.ndarray) -> float:
         spreads = [scores_MAS[:, :, seeds].mean(axis=2).std(axis=0, ddof=1) for scores_MAS in tables]
         return float(np.mean([alone - after for alone, after in spreads]))
 
-    return jackknife(statistic, tables[0].shape[2], size=float(max(np.abs(scores).max() for scores in tables)))
+    largest = float(max(np.abs(scores).max() for scores in tables))
+    return jackknife(statistic, tables[0].shape[2], largest, seeds_S)

@@ -274,16 +274,33 @@ def difference(a: SeedScores, b: SeedScores) -> Contrast:
     return contrast([(1.0, a), (-1.0, b)])
 
 
-def jackknife(statistic: Callable[[np.ndarray], float], num: int, size: float) -> Contrast:
-    """A function of `num` seeds, with its standard error from leaving out one at a time (Tukey's pseudo-values)."""
-    seeds_S = np.arange(num)
-    seen = statistic(seeds_S)
-    if num < 2:
-        return Contrast(seen, math.nan, math.nan, size, "jackknife t", num)
-    values_S = np.array([num * seen - (num - 1) * statistic(np.delete(seeds_S, seed)) for seed in seeds_S])
-    variance_of_mean = variance(values_S) / num
-    error = math.sqrt(variance_of_mean)
-    return Contrast(seen, error, num - 1, size, "jackknife t", num, seed_variance=variance_of_mean)
+def jackknife(
+    statistic: Callable[[np.ndarray], float], num: int, size: float, pretraining_seeds: Sequence[int] = ()
+) -> Contrast:
+    """A function of `num` samples, with its standard error from leaving out one at a time (Tukey's pseudo-values); all
+    of one pretraining seed at a time, where there are several: what is repeated independently.
+
+    `pretraining_seeds`: that of each sample, as in `SeedScores`.
+    """
+    samples_S = np.arange(num)
+    several = len(set(pretraining_seeds)) > 1
+    seeds_S = np.array(pretraining_seeds) if several else samples_S
+    seen, kinds_R = statistic(samples_S), np.unique(seeds_S)
+    num_left_out, num_pretrainings = len(kinds_R), len(kinds_R) if several else 1
+    if num_left_out < 2:
+        return Contrast(seen, math.nan, math.nan, size, "jackknife t", num_left_out)
+    without_R = np.array([statistic(samples_S[seeds_S != kind]) for kind in kinds_R])
+    variance_of_mean = variance(num_left_out * seen - (num_left_out - 1) * without_R) / num_left_out
+    return Contrast(
+        estimate=seen,
+        error=math.sqrt(variance_of_mean),
+        degrees=num_left_out - 1,
+        size=size,
+        test="jackknife t",
+        num=num_left_out,
+        num_pretrainings=num_pretrainings,
+        seed_variance=variance_of_mean,
+    )
 
 
 def is_significant(p_value: float) -> bool:

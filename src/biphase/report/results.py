@@ -77,7 +77,7 @@ class ReportArm:
     tokens: float | None = None
     """Tokens of all its training, likewise."""
     device_hours: float | None = None
-    """What its training took, likewise, in hours as measured on the devices that it had."""
+    """What its training took, likewise, in hours as measured times the devices that it had."""
 
     @property
     def clm_share(self) -> float:

@@ -50,11 +50,19 @@ DEFAULT_CURRICULUM = "25/75"
 
 @dataclass(frozen=True)
 class Evidence:
-    """A mean score of the user's own study for one curriculum, with half of its 95 % interval."""
+    """A mean score of the user's own study for one curriculum, in %, with half of its 95 % interval."""
 
     curriculum: str
     mean: float
     half_width: float
+    """Over all noise that the scores show; nan where there is a single seed."""
+    is_behind: bool = False
+    """Whether the best of the study is ahead of it by more than noise, by the test of all verdicts."""
+
+    @property
+    def score(self) -> str:
+        """`61.2 ± 0.8`; with a single seed `61.2`."""
+        return f"{self.mean:.4g}" + ("" if math.isnan(self.half_width) else f" ± {self.half_width:.2g}")
 
 
 @dataclass(frozen=True)
@@ -224,7 +232,7 @@ def choose_curriculum(evidence: Sequence[Evidence]) -> Choice:
     for item in sorted(splits, key=lambda item: item.curriculum != DEFAULT_CURRICULUM):
         if item is best:
             break
-        if best.mean - item.mean <= math.hypot(best.half_width, item.half_width):
+        if not item.is_behind:
             facts = {"curriculum": item.curriculum, "best": best, "preferred": item}
             return apply_rule("curriculum", "not told apart", **facts)
     return apply_rule("curriculum", "best", curriculum=best.curriculum, best=best, num_compared=len(evidence))

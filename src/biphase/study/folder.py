@@ -73,6 +73,12 @@ class TrainedRecord:
     folder: str
     """Its name below runs/."""
     seconds: float
+    device_seconds: float | None = None
+    """Seconds times the processes, one for each device; None where that was not recorded: a single one counts."""
+
+    @property
+    def device_hours(self) -> float:
+        return (self.seconds if self.device_seconds is None else self.device_seconds) / 3600
 
 
 def find_record(folder: StudyFolder, run: str, key: str) -> TrainedRecord | None:

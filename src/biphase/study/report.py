@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from biphase.console import duration
-from biphase.files import read_json
+from biphase.files import read_json, read_json_as
 from biphase.finetuning.scores import ScoreSet
 from biphase.paper.findings import judge_paper
 from biphase.paper.published import TABLE_NUMBERS
@@ -16,7 +16,16 @@ from biphase.report.claims import Finding
 from biphase.report.page import write_report
 from biphase.report.results import ResultSet
 from biphase.run import open_run, read_metrics
-from biphase.study.folder import StudyFolder, StudyState, is_trained, measure_cells, read_state, status, trained_folder
+from biphase.study.folder import (
+    StudyFolder,
+    StudyState,
+    TrainedRecord,
+    is_trained,
+    measure_cells,
+    read_state,
+    status,
+    trained_folder,
+)
 from biphase.study.hypotheses import describe_declaration, hypotheses_json, judge_hypotheses
 from biphase.study.picture import draw_plan
 from biphase.study.plan import Plan
@@ -33,10 +42,12 @@ def report_study(
     """
     state = read_state(plan, place)
     scores = state.scores
-    seconds = {
-        name: read_json(place.record(name))["seconds"] for name, run in plan.runs.items() if is_trained(place, run)
+    hours = {
+        name: read_json_as(place.record(name), TrainedRecord).device_hours
+        for name, run in plan.runs.items()
+        if is_trained(place, run)
     }
-    results = ResultSet(tuple(collect_results(plan, scores, seconds)))
+    results = ResultSet(tuple(collect_results(plan, scores, hours)))
     with TemporaryDirectory() as folder:
         picture = Path(folder) / "plan.svg"
         draw_plan(plan, picture)

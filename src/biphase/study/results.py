@@ -8,8 +8,8 @@ from biphase.finetuning.predictions import KeptExamples
 from biphase.finetuning.scores import ScoreSet
 from biphase.finetuning.selection import select_rate
 from biphase.paper.published import place_arms
+from biphase.report.contrasts import Terms, contrast, judge_difference
 from biphase.report.results import ReportArm, Result, measured, pool
-from biphase.report.statistics import mean_interval
 from biphase.study.advise import Evidence
 from biphase.study.cost import Sizes, measure_sizes
 from biphase.study.folder import StudyFolder, read_state
@@ -27,7 +27,7 @@ PAPER_METRICS = {"SC": "accuracy", "TC": "paper_f1", "QA": "paper_f1", "IR": "pa
 
 
 def collect_results(
-    plan: Plan, scores: dict[str, ScoreSet], seconds: Mapping[str, float] | None = None
+    plan: Plan, scores: dict[str, ScoreSet], device_hours: Mapping[str, float] | None = None
 ) -> Iterator[Result]:
     """Every arm on every task, by the standard metric and by the paper's, in each of its comparisons.
 
@@ -35,13 +35,13 @@ def collect_results(
     results are pooled, each with the seed of its recipe as pretraining seed.
 
     Args:
-        seconds: what the training of each run took, where that is known.
+        device_hours: what the training of each run took, where that is known.
     """
     sizes = measure_sizes(plan)
     models: dict[ReportArm, list[EvaluatedModel]] = {}
     for model in plan.models:
         models.setdefault(arm_of_model(plan, model, sizes), []).append(model)
-    models = {with_device_hours(plan, arm, some, seconds or {}): some for arm, some in models.items()}
+    models = {with_device_hours(plan, arm, some, device_hours or {}): some for arm, some in models.items()}
     for arm in place_arms(models):
         found: dict[tuple[str, str], list[Result]] = {}
         for model in next(some for known, some in models.items() if known.name == arm.name):
@@ -51,18 +51,18 @@ def collect_results(
 
 
 def with_device_hours(
-    plan: Plan, arm: ReportArm, models: Sequence[EvaluatedModel], seconds: Mapping[str, float]
+    plan: Plan, arm: ReportArm, models: Sequence[EvaluatedModel], hours: Mapping[str, float]
 ) -> ReportArm:
     """The arm with what its training took, from the beginning: the mean over its pretraining seeds;
     as it is where a run was not timed."""
 
     def took(run: PlannedRun, until: int) -> float:
-        return seconds.get(run.name, 0.0) * (until - run.first) / run.steps
+        return hours.get(run.name, 0.0) * (until - run.first) / run.steps
 
     spent = [sum_runs(plan, model, took) for model in models]
     known = [one for one in spent if one is not None]
     is_timed = len(known) == len(spent) and arm.objective != "none"
-    return replace(arm, device_hours=sum(known) / len(known) / 3600) if is_timed else arm
+    return replace(arm, device_hours=sum(known) / len(known)) if is_timed else arm
 
 
 def collect_model(arm: ReportArm, pretraining_seed: int, found: ScoreSet) -> Iterator[Result]:
@@ -90,22 +90,34 @@ def collect_model(arm: ReportArm, pretraining_seed: int, found: ScoreSet) -> Ite
 
 
 def compare_curricula(plan: Plan, place: StudyFolder) -> list[Evidence]:
-    """How the curricula of a study did: mean test score in % over all tasks, seed by seed, at the largest budget of the
-    network that has most of them. Left out are arms with a task missing and curricula that have no short form."""
+    """How the curricula of a study did: mean test score in % over all tasks, at the largest budget of the network that
+    has most of them. Left out are arms with a task missing and curricula that have no short form."""
     results = list(collect_results(plan, read_state(plan, place).scores))
     tasks = {result.dataset for result in results}
-    scores = {(r.arm.name, r.dataset): r.samples for r in results if r.metric == "standard"}
+    scores = {(r.arm.name, r.dataset): r for r in results if r.metric == "standard"}
     tables = {table.name for table in plan.study.curricula}
-    found: dict[tuple[str, int], list[Evidence]] = {}
-    for arm in plan.arms.values():
-        samples = [scores[arm.name, task] for task in tasks if (arm.name, task) in scores]
-        is_whole = len(samples) == len(tasks) and len(set(map(len, samples))) == 1
-        if arm.parent is not None or arm.settings or arm.curriculum in tables or not is_whole:
-            continue
-        interval = mean_interval([100 * sum(values) / len(values) for values in zip(*samples, strict=True)])
-        evidence = Evidence(arm.curriculum, interval.mean, interval.half_width)
-        found.setdefault((arm.model, arm.recipe.num_steps), []).append(evidence)
-    return max(found.items(), key=lambda item: (len(item[1]), item[0][1]), default=((), []))[1]
+    found: dict[tuple[str, int], dict[str, Terms]] = {}
+    for arm in plan.of_first_seed.arms.values():
+        own = [scores[arm.name, task] for task in tasks if (arm.name, task) in scores]
+        if arm.parent is None and not arm.settings and arm.curriculum not in tables and len(own) == len(tasks) > 0:
+            terms: Terms = [(1 / len(own), score) for score in own]
+            found.setdefault((arm.model, arm.recipe.num_steps), {})[arm.curriculum] = terms
+    curricula = max(found.items(), key=lambda item: (len(item[1]), item[0][1]), default=((), dict[str, Terms]()))[1]
+    return weigh_evidence(curricula) if curricula else []
+
+
+def weigh_evidence(curricula: Mapping[str, Terms]) -> list[Evidence]:
+    """Curricula with their mean scores as weighted sums, each told apart from the best or not, by the test of all
+    verdicts: over seeds of pretraining and fine-tuning and over test examples, as far as they are known."""
+    means = {name: contrast(terms).against() for name, terms in curricula.items()}
+    best = curricula[max(means, key=lambda name: means[name].mean)]
+    evidence = []
+    for name, terms in curricula.items():
+        gap = contrast([*best, *((-weight, score) for weight, score in terms)]).against()
+        is_behind = judge_difference(gap.mean, gap.p_value) == "above"
+        seen = means[name]
+        evidence.append(Evidence(name, 100 * seen.mean, 100 * (seen.high - seen.mean), is_behind))
+    return evidence
 
 
 def arm_of_model(plan: Plan, model: EvaluatedModel, sizes: Sizes) -> ReportArm:

@@ -77,13 +77,13 @@ RULES = {
     ),
     ("curriculum", "not told apart"): (
         "{curriculum}",
-        "your study has {best.curriculum} at {best.mean:.4g} ± {best.half_width:.2g} and {preferred.curriculum} at "
-        "{preferred.mean:.4g} ± {preferred.half_width:.2g}, no clear difference, so F6 decides",
+        "your study has {best.curriculum} at {best.score} and {preferred.curriculum} at {preferred.score}, no clear "
+        "difference, so F6 decides",
         f"your study, {PAPER}",
     ),
     ("curriculum", "best"): (
         "{curriculum}",
-        "best of {num_compared} in your study ({best.mean:.4g} ± {best.half_width:.2g})",
+        "best of {num_compared} in your study ({best.score})",
         "your study",
     ),
     ("masking", "small network"): (

@@ -41,9 +41,15 @@ def train_unit(study: dict[str, Any], run: str, out: str, processes: int) -> lis
     started = time.monotonic()
     path = train_here(recipe, folder) if processes == 1 else train_by_torchrun(recipe, folder, processes)
     seconds = time.monotonic() - started
-    spent = round(seconds + (before.seconds if before else 0.0), 1)
+    spent, device_spent = (before.seconds, 3600 * before.device_hours) if before else (0.0, 0.0)
+    record = {
+        "folder": path.name,
+        "key": planned.key,
+        "seconds": round(spent + seconds, 1),
+        "device_seconds": round(device_spent + seconds * processes, 1),
+    }
     folder.record(run).parent.mkdir(parents=True, exist_ok=True)
-    write_json(folder.record(run), {"folder": path.name, "key": planned.key, "seconds": spent})
+    write_json(folder.record(run), record)
     return [f"{train_name(run)}: {recipe.num_steps:,} steps in {duration(seconds)}"]
 
 
