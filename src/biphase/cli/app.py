@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 
 from biphase import __version__
 from biphase.cli.embed import embed_command
+from biphase.cli.export import export_command
 from biphase.cli.inspect import inspect_command
 from biphase.cli.search import search_command
 from biphase.cli.study import AddressOption, EngineOption, Overrides, study_app
@@ -210,18 +211,7 @@ def pretrain_command(
     out.print(str(run.path))
 
 
-@app.command("export")
-def export_command(
-    run: Annotated[str, typer.Argument(metavar="RUN[@STEP]", help="A run folder; its last step unless given.")],
-    folder: Annotated[Path, typer.Argument(help="The folder to write.")],
-) -> None:
-    """Write a checkpoint as a folder that transformers loads, with a model card.
-
-    Example: `biphase export runs/tiny-1a2b3c4d encoder`
-    """
-    from biphase.export.model import export_checkpoint
-
-    out.print(export_checkpoint(run, folder))
+app.command("export")(export_command)
 
 
 @task_app.command("check")

@@ -19,7 +19,7 @@ from sentence_transformers import SentenceTransformer
 from biphase import console
 from biphase.device import choose_device, choose_dtype
 from biphase.embedding.evaluation import Judged, read_judged, score_bm25, score_embedder
-from biphase.embedding.folder import hash_embedder, layer_cosines, merge_weights, write_embedder
+from biphase.embedding.folder import hash_embedder, write_embedder
 from biphase.embedding.packed_module import PackedTransformer, make_embedder
 from biphase.embedding.pairs import Pairs, check_stage, read_pairs
 from biphase.embedding.recipe import EmbeddingRecipe, EmbeddingStage
@@ -34,6 +34,7 @@ from biphase.embedding.training import (
     train_stage,
 )
 from biphase.encoder.load import load_backbone
+from biphase.encoder.merging import layer_cosines, merge_weights
 from biphase.errors import InputError
 from biphase.files import locked, read_json, refuse_foreign, whole_folder, write_json, write_text
 
@@ -176,9 +177,10 @@ def finish(
 ) -> dict[str, Any]:
     """Merge, evaluate, tell how far each layer moved, and write the folder."""
     recipe = job.recipe
-    cosines = layer_cosines(model, before)
+    trained, old = model[0], before[0]
+    cosines = layer_cosines(trained, old)
     if recipe.merge:
-        merge_weights(model, before, recipe.merge)
+        merge_weights(trained, old, recipe.merge)
     model.eval()
     scores: dict[str, dict[str, dict[str, float]]] = {}
     for judged in job.judged:

@@ -129,32 +129,6 @@ def hash_embedder(name: str) -> str:
     return content_hash([hash_files(stamp_files(folder)), *(file_hash(path) for path in others)])
 
 
-def merge_weights(model: SentenceTransformer, before: SentenceTransformer, share: float) -> None:
-    """Mix the network before into the trained one, in place: against forgetting (BidirLM, arXiv:2604.02045)."""
-    trained, old = (dict(each[0].named_parameters()) for each in (model, before))
-    with torch.no_grad():
-        for name, parameter in trained.items():
-            parameter.lerp_(old[name].to(parameter.device), share)
-
-
-def layer_cosines(model: SentenceTransformer, before: SentenceTransformer) -> dict[str, float]:
-    """The cosine between the weights before and after, for the embedding, each block and what is behind them."""
-    groups: dict[str, list[float]] = {}
-    old = dict(before[0].named_parameters())
-    for name, parameter in model[0].named_parameters():
-        one, other = parameter.detach().double().cpu().flatten(), old[name].detach().double().cpu().flatten()
-        sums = groups.setdefault(layer_of(name), [0.0, 0.0, 0.0])
-        for at, product in enumerate((one @ other, one @ one, other @ other)):
-            sums[at] += float(product)
-    return {group: dot / max((first * second) ** 0.5, 1e-30) for group, (dot, first, second) in groups.items()}
-
-
-def layer_of(name: str) -> str:
-    """`backbone.layers.3.mlp.up_proj.weight` → `3`; what has no number is `embeddings` or `rest`."""
-    number = next((part for part in name.split(".") if part.isdigit()), None)
-    return number or ("embeddings" if "embed" in name else "rest")
-
-
 def describe(model: SentenceTransformer, recipe: EmbeddingRecipe, facts: dict[str, Any]) -> str:
     """The model card as Markdown, with the fields that the hub reads."""
     from biphase import __version__

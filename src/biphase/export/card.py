@@ -6,6 +6,7 @@ from typing import Any
 import yaml
 from transformers import PreTrainedModel
 
+from biphase.export.parent import Merge
 from biphase.pretraining.checkpoint import CheckpointManifest
 from biphase.run import Run, read_metrics, read_recipe
 from biphase.style import LOOKS, plot_losses
@@ -40,7 +41,7 @@ token `{eos}`, without a token in front.
 {curriculum}
 
 {tokens_seen:,} tokens seen in {step:,} updates; data `{data}` (content hash), tokenizer `{tokenizer}`.
-
+{merged}
 ![Losses over the steps](curves.png)
 
 | step | objective | validation loss (nats) | accuracy | bits per byte |
@@ -70,8 +71,19 @@ embeddings = SentenceTransformer("{name}").encode(["A text.", "Another one."])
 """What the card of a model says that looks both ways."""
 
 
+MERGED = """
+Then merged with the decoder that it came from: {line}. Losses and accuracies below are of the network before that.
+"""
+
+
 def write_card(
-    run: Run, manifest: CheckpointManifest, name: str, auto_class: str, network: PreTrainedModel, eos: str
+    run: Run,
+    manifest: CheckpointManifest,
+    name: str,
+    auto_class: str,
+    network: PreTrainedModel,
+    eos: str,
+    merged: Merge | None = None,
 ) -> str:
     """The model card as Markdown; `eos` is the end-of-text token."""
     from biphase import __version__
@@ -100,6 +112,7 @@ def write_card(
         curriculum=f"{phases}, {recipe.batch_label} tokens a step, peak rate {config['schedule']['peak_lr']}.",
         tokens_seen=manifest.tokens_seen,
         step=manifest.step,
+        merged=MERGED.format(line=merged.line) if merged else "",
         data=manifest.data_fingerprint[:16],
         tokenizer=manifest.tokenizer_hash[:16],
         validation="\n".join(rows) or "| | no validation text | | | |",

@@ -26,6 +26,7 @@ from biphase.encoder.packed import head_bias, head_input, packed_hidden, positio
 from biphase.encoder.proofs import MOVED_BY_ROUNDING, FailedProofError, agree, reach, relative_moves
 from biphase.errors import InputError
 from biphase.export.card import draw_curves, write_card
+from biphase.export.parent import merge_with_parent
 from biphase.files import whole_folder, write_json, write_text
 from biphase.pretraining.checkpoint import read_checkpoint_manifest
 from biphase.run import Run, find_checkpoint
@@ -67,14 +68,15 @@ SENTENCE_TRANSFORMERS_FILES: dict[str, Any] = {
 """The fixed files of sentence-transformers, in the spelling of version 2, which later ones read too."""
 
 
-def export_checkpoint(reference: str, folder: Path) -> str:
-    """Write the checkpoint `RUN[@STEP]` as a model folder; returns a line that says how to load it.
+def export_checkpoint(reference: str, folder: Path, merge: float | None = None) -> str:
+    """Write the checkpoint `RUN[@STEP]` as a model folder; returns lines that say how to load it.
 
-    Before the folder takes its name it is loaded back with transformers alone, must give the same logits as the packed
+    With `merge`, it is averaged with the decoder that it came from first, which has that share of the result. Before
+    the folder takes its name it is loaded back with transformers alone, must give the same logits as the packed
     network, and must be causal or bidirectional as the last objective was.
 
     Raises:
-        InputError: no such checkpoint, a damaged one, or a folder that holds something else.
+        InputError: no such checkpoint, a damaged one, a folder that holds something else, or nothing to merge with.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(f"{folder} is not an empty folder; choose another, or delete it first")
@@ -82,6 +84,7 @@ def export_checkpoint(reference: str, folder: Path) -> str:
     manifest = read_checkpoint_manifest(source)
     run = Run(source.parent.parent)
     network = load_model(source / "model")
+    merged = None if merge is None else merge_with_parent(network, run, manifest, merge)
     causal = manifest.objective == "clm"
     exported = network
     if causal and isinstance(network.config, EuroBertConfig):  # the same weights under the causal class
@@ -100,10 +103,11 @@ def export_checkpoint(reference: str, folder: Path) -> str:
         tokenizer.save_pretrained(part)
         check_export(part, kind, network, causal)
         draw_curves(run, manifest.run_step, part / "curves.png")
-        card = write_card(run, manifest, folder.name, kind.__name__, exported, tokenizer.eos_token)
+        card = write_card(run, manifest, folder.name, kind.__name__, exported, tokenizer.eos_token, merged)
         write_text(part / "README.md", card)
     looks = "causal" if causal else "bidirectional"
-    return f"{folder}: {type(exported).__name__}, {looks}; load it with {kind.__name__} or AutoModel"
+    told = f"\n{merged.line}" if merged else ""
+    return f"{folder}: {type(exported).__name__}, {looks}; load it with {kind.__name__} or AutoModel{told}"
 
 
 @torch.no_grad()
