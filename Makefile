@@ -48,7 +48,7 @@ campaigns: fuzz
 	$(BIN)/python tests/campaigns/full_disk.py --count 10 --seed $(SEED)
 	$(BIN)/python tests/campaigns/hostile.py
 
-# Every model type of transformers against plain transformers; writes docs/families.md.
+# Every model type of transformers against plain transformers; writes docs/families.md and the README's claim.
 families: $(VENV)/developer
 	$(BIN)/python -m pytest tests/encoder/test_families.py --update-golden
 

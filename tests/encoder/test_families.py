@@ -1,9 +1,11 @@
 """Every model type of transformers, tiny and random: equal to plain transformers on each text alone, or refused.
 
 `pytest tests/encoder/test_families.py -m "slow or not slow"` goes through all of them (`make families`), and writes
-docs/families.md anew with `--update-golden`; without `slow`, a few of each kind.
+docs/families.md anew with `--update-golden`, and the README's claim from it; without `slow`, a few of each kind.
 """
 
+import re
+import textwrap
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -13,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from packaging.version import Version
 from tiny_families import NOT_BUILT, SEVERAL_PARTS, model_types, save_tiny
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel
@@ -23,7 +26,10 @@ from biphase.encoder.packed import PackedModel, PaddedBackbone, count_flops, pac
 from biphase.encoder.proofs import check_directions, check_head
 from biphase.errors import InputError
 
-DOCS = Path(__file__).parents[2] / "docs" / "families.md"
+ROOT = Path(__file__).parents[2]
+DOCS, README = ROOT / "docs" / "families.md", ROOT / "README.md"
+CLAIM = re.compile(r"- \*\*Right, or refused\..*?(?=\n- )", re.DOTALL)
+WAYS = ("packed", "padded", "equal lengths")
 QUICK = (
     "bloom",
     "deepseek_v3",
@@ -134,15 +140,52 @@ def test_every_type_is_right_or_refused(tmp_path: Path, update_golden: bool) -> 
     rows = {name: outcome(name, tmp_path / name) for name in model_types()}
     if update_golden:
         DOCS.write_text(as_page(rows), encoding="utf-8")
-    right = sum(row.evaluate in ("packed", "padded", "equal lengths") for row in rows.values())
+        claimed = CLAIM.sub(lambda _: as_claim(DOCS.read_text(encoding="utf-8")), README.read_text(encoding="utf-8"))
+        README.write_text(claimed, encoding="utf-8")
+    right = sum(row.evaluate in WAYS for row in rows.values())
     assert right > 0.6 * len(rows)
+
+
+def test_the_table_and_the_claim_are_not_stale() -> None:
+    """The README says what the table says, and the table has the types of the newest transformers that it was tried
+    with. Stale: `make families`."""
+    page = DOCS.read_text(encoding="utf-8")
+    found = CLAIM.search(README.read_text(encoding="utf-8"))
+    assert found is not None
+    assert found[0] == as_claim(page), "README.md says something else than docs/families.md: make families"
+    tried, here = Version(re.findall(r"transformers ([\d.]+) and", page)[0]), Version(transformers.__version__)
+    assert here <= tried, f"docs/families.md is of transformers {tried}, and {here} is installed: make families"
+    if here == tried:
+        assert sorted(read_rows(page)) == model_types(), "docs/families.md lacks types, or has too many: make families"
+        assert all(name in page for name in (*NOT_BUILT, *SEVERAL_PARTS))
+
+
+def read_rows(page: str) -> dict[str, Row]:
+    """The table of the docs, read back."""
+    cells = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| ")]
+    return {name: Row(pretrained, evaluated) for name, pretrained, evaluated in cells[1:]}
+
+
+def as_claim(page: str) -> str:
+    """The README's sentence, counted in the table."""
+    rows = read_rows(page).values()
+    day, version = re.findall(r"as of ([\d-]+) with transformers ([\d.]+)", page)[0]
+    refused = sum(row.pretrain not in WAYS and row.evaluate not in WAYS for row in rows)
+    untried = re.findall(r"^Not tried, .*: (.*)\.$", page, re.MULTILINE)[0].split(", ")
+    text = (
+        f"- **Right, or refused.** Of {len(rows) + len(untried)} types of text models that transformers {version} "
+        f"knows, {sum(row.pretrain in WAYS for row in rows)} can be pretrained or adapted and "
+        f"{sum(row.evaluate in WAYS for row in rows)} evaluated, proved equal to plain transformers; {refused} are "
+        f"refused with the reason, {len(untried)} are not tried (as of {day}: [all of them](docs/families.md)). "
+        "`encoder/test_families.py`"
+    )
+    return textwrap.fill(text, 120, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
 
 
 def as_page(rows: dict[str, Row]) -> str:
     """The table of the docs."""
-    ways = ("packed", "padded", "equal lengths")
     pretrained = sum(row.pretrain == "packed" for row in rows.values())
-    evaluated = sum(row.evaluate in ways for row in rows.values())
+    evaluated = sum(row.evaluate in WAYS for row in rows.values())
     lines = [
         "# Model types of transformers",
         "",
@@ -158,8 +201,9 @@ def as_page(rows: dict[str, Row]) -> str:
         "A mixture of experts is trained without its auxiliary balance loss: its router comes trained with it, and "
         "what is compared is the loss of the objective alone.",
         "",
-        f"Types of several parts are read by the type of their text part: {', '.join(SEVERAL_PARTS)}. Not built by the "
-        f"test: {', '.join(NOT_BUILT)}.",
+        f"Types of several parts are read by the type of their text part: {', '.join(SEVERAL_PARTS)}.",
+        "",
+        f"Not tried, because no tiny configuration of theirs was found that runs: {', '.join(NOT_BUILT)}.",
         "",
         "| type | pretrain | evaluate |",
         "|---|---|---|",
