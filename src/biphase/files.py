@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -25,15 +25,22 @@ Stored = TypeVar("Stored")
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write and rename: a reader sees the old file or the whole new one, also after a power cut.
+    """Write and rename: a reader sees the old file or the whole new one, also after a power cut."""
+    with whole_file(path) as file:
+        file.write(text)
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[TextIO]:
+    """A file to write that takes its name only when the block ends without an error.
 
     What a killed process left of its writing is used up by the next one that writes the same file.
     """
     part = path.with_name(f".{path.name}.part")
-    with open(open_alone(part), "w", encoding="utf-8") as file:
+    with open(open_alone(part), "w", encoding="utf-8", newline="\n") as file:
         try:
             file.truncate()
-            file.write(text)
+            yield file
             file.flush()
             os.fsync(file.fileno())
             os.replace(part, path)

@@ -85,8 +85,8 @@ def test_retrieval_is_kept_for_sentence_transformers(
 def test_what_cannot_be_kept_is_refused_before_training(
     model_folder: Path, data_dirs: dict[str, Path], tmp_path: Path
 ) -> None:
-    with pytest.raises(InputError, match="question_answering cannot be kept"):
-        fit_and_keep("squad_v2", model_folder, data_dirs["squad_v2"], tmp_path)
+    with pytest.raises(InputError, match="transformers has no class with the token head"):
+        fit_and_keep("squad_v2", model_folder, data_dirs["squad_v2"], tmp_path, qa_head="token")
     config = transformers.BertConfig(
         vocab_size=400, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32
     )

@@ -17,6 +17,7 @@ from biphase import __version__
 from biphase.cli.embed import embed_command
 from biphase.cli.export import export_command
 from biphase.cli.inspect import inspect_command
+from biphase.cli.predict import predict_command
 from biphase.cli.search import search_command
 from biphase.cli.study import AddressOption, EngineOption, Overrides, study_app
 from biphase.console import err, is_one_of_several, out, silence, take_turn
@@ -251,6 +252,7 @@ def finetune_command(
 
 
 app.command("embed")(embed_command)
+app.command("predict")(predict_command)
 app.command("search")(search_command)
 
 

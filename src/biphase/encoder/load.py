@@ -165,7 +165,7 @@ def load_model_config(source: str | Path) -> PretrainedConfig:
 
 
 def load_weights(
-    kind: Any, source: str | Path, config: PretrainedConfig, attention: str = ATTENTION
+    kind: Any, source: str | Path, config: PretrainedConfig, attention: str | None = ATTENTION
 ) -> PreTrainedModel:
     """`kind.from_pretrained` in fp32 from safetensors, every weight accounted for."""
     check_index(Path(source) / INDEX)  # transformers opens whatever it names

@@ -51,8 +51,8 @@ def load_encoder(name: str) -> Encoder:
 @lru_cache(maxsize=1)
 def load_stamped_encoder(name: str, folder: Path, stamps: FileStamps) -> Encoder:
     backbone = load_backbone(folder)
-    pretrained = load_tokenizer(folder)
-    tokenizer = HashedTokenizer(tokenizer_hash(pretrained), pretrained)
+    tokenizer = load_hashed_tokenizer(folder)
+    pretrained = tokenizer.pretrained
     config: Any = backbone.config
     highest = max(number for token, number in pretrained.get_vocab().items() if token not in NEW_NAMES.values())
     if max(highest, tokenizer.closing, *tokenizer.opening) >= config.vocab_size:
@@ -62,6 +62,11 @@ def load_stamped_encoder(name: str, folder: Path, stamps: FileStamps) -> Encoder
         )
     limit = count_positions(config, getattr(backbone, "first_position", None))
     return Encoder(name, hash_files(stamps), backbone, tokenizer, limit)
+
+
+def load_hashed_tokenizer(folder: Path) -> HashedTokenizer:
+    pretrained = load_tokenizer(folder)
+    return HashedTokenizer(tokenizer_hash(pretrained), pretrained)
 
 
 def check_length(encoder: Encoder, config: FinetuneConfig) -> None:
@@ -155,6 +160,30 @@ class TokenClassifier(nn.Module):
         """Logits [T, C], fp32."""
         hidden_TD = packed_hidden(self.backbone, tokens_T, positions_T, layout)
         return self.out(self.dropout(hidden_TD)).float()
+
+
+class PaddedNetwork(nn.Module):
+    """A class of transformers with its own head, behind the packed interface: what is packed is padded for it."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    @property
+    def backbone(self) -> Any:
+        """The network without its head."""
+        return self.model.base_model
+
+    def forward(self, tokens_T: Tensor, positions_T: Tensor, layout: PackedLayout) -> Tensor:
+        """Logits, fp32: [S, C] of samples, or [T, C] of tokens; C are start and end of an answer's span."""
+        lengths_S = layout.bounds_S1.long().diff()
+        is_token_SL = torch.arange(int(lengths_S.max()), device=tokens_T.device) < lengths_S[:, None]
+        padded_SL = tokens_T.new_full(is_token_SL.shape, getattr(self.model.config, "pad_token_id", None) or 0)
+        padded_SL[is_token_SL] = tokens_T
+        output = self.model(input_ids=padded_SL, attention_mask=is_token_SL.long())
+        is_span = "start_logits" in output
+        logits = torch.stack([output.start_logits, output.end_logits], -1) if is_span else output.logits
+        return (logits[is_token_SL] if logits.ndim == 3 else logits).float()
 
 
 class Embedder(nn.Module):

@@ -140,4 +140,4 @@ def run_cells(
         score, predictions = evaluate_cell(network, encoded, training, plan, cell, encoder, label or encoder.name)
         yield score, training.losses, predictions
         if keep is not None and not score.diverged:
-            keep_network(network, encoder, cell, keep, score.headline())
+            keep_network(network, encoder, cell, keep, score.headline(), encoded.splits["test"])

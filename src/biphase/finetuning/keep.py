@@ -12,37 +12,63 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoModel, AutoModelForSequenceClassification, AutoModelForTokenClassification
+from transformers import (
+    AutoModel,
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    EuroBertConfig,
+    LlamaConfig,
+)
 
+from biphase.config import Strict
 from biphase.encoder.attention import lay_out
 from biphase.errors import InputError
-from biphase.export.model import SENTENCE_TRANSFORMERS_FILES, close_texts, write_sentence_transformer
+from biphase.export.model import SENTENCE_TRANSFORMERS_FILES, SHARED_WITH_LLAMA, close_texts, write_sentence_transformer
 from biphase.files import whole_folder, write_json, write_text
 from biphase.finetuning.batches import CellContext
-from biphase.finetuning.encoders import Encoder, UsedEmbedding, copy_backbone
+from biphase.finetuning.config import FinetuneConfig
+from biphase.finetuning.encoders import Encoder, PaddedNetwork, UsedEmbedding, copy_backbone
+from biphase.finetuning.encoding import EncodedSplit
 from biphase.finetuning.families import FAMILY_MODULES
+from biphase.finetuning.families.question_answering import QuestionSplit
 from biphase.tasks.spec import Family, Task
 
 AUTO_CLASSES: dict[Family, Any] = {
     "sequence_classification": AutoModelForSequenceClassification,
     "token_classification": AutoModelForTokenClassification,
+    "question_answering": AutoModelForQuestionAnswering,
     "retrieval": AutoModel,
 }
-"""What a family's networks are kept as. No class of transformers has our heads for question answering."""
+"""What a family's networks are kept as."""
+
+RECORD = "biphase.json"
+"""The file of a kept folder that says what its inputs look like."""
+
+
+class KeptRecord(Strict):
+    """What `biphase predict` must know of the training, to make inputs of rows as it did."""
+
+    task: Task
+    config: FinetuneConfig
+    has_unanswerable: bool = False
+    """Question answering: whether no answer may be predicted."""
 
 
 def check_keepable(encoder: Encoder, cell: CellContext, folder: Path) -> None:
     """Raises `InputError` for a folder that is not empty, and for a network that transformers has no class for."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(f"--keep {folder} is not an empty folder; choose another, or delete it first")
-    if cell.task.family not in AUTO_CLASSES:
-        raise InputError(f"--keep: {cell.task.family} cannot be kept: transformers has no class with its head")
+    if cell.task.family == "question_answering" and cell.config.qa_head != "span":
+        raise InputError("--keep: transformers has no class with the token head; give qa_head=span")
     with torch.random.fork_rng(devices=[]):
         backbone = copy_backbone(encoder.backbone, [])
         to_transformers(FAMILY_MODULES[cell.task.family].build_model(backbone, cell).eval(), encoder, cell)
 
 
-def keep_network(network: Any, encoder: Encoder, cell: CellContext, folder: Path, scored: str) -> None:
+def keep_network(
+    network: Any, encoder: Encoder, cell: CellContext, folder: Path, scored: str, test: EncodedSplit
+) -> None:
     """Write a trained network as a model folder with its labels, tokenizer and card, whole or not at all."""
     network = network.float().cpu().eval()
     model = to_transformers(network, encoder, cell)
@@ -58,7 +84,19 @@ def keep_network(network: Any, encoder: Encoder, cell: CellContext, folder: Path
             prompts = {name: text.removesuffix("{text}") for name, text in texts.items() if text.endswith("{text}")}
             fixed = SENTENCE_TRANSFORMERS_FILES["config_sentence_transformers.json"]
             write_json(part / "config_sentence_transformers.json", fixed | {"prompts": prompts})
+        record = record_of(cell, test)
+        write_json(part / RECORD, record.model_dump(mode="json"))
         write_text(part / "README.md", card_text(cell.task, encoder, type(model).__name__, scored))
+
+
+def record_of(cell: CellContext, test: EncodedSplit) -> KeptRecord:
+    task = cell.task.model_copy(update={"hub": None})
+    if not isinstance(test, QuestionSplit):
+        return KeptRecord(task=task, config=cell.config)
+    config = cell.config.model_copy(
+        update={"max_answer_tokens": cell.config.max_answer_tokens or test.max_answer_tokens}
+    )
+    return KeptRecord(task=task, config=config, has_unanswerable=test.has_unanswerable)
 
 
 def to_transformers(network: Any, encoder: Encoder, cell: CellContext) -> Any:
@@ -70,19 +108,36 @@ def to_transformers(network: Any, encoder: Encoder, cell: CellContext) -> Any:
     if cell.task.family == "retrieval":
         return network.backbone
     config = copy.deepcopy(network.backbone.config)
+    if cell.task.family == "question_answering":
+        return with_same_head(AUTO_CLASSES[cell.task.family], as_llama(config), network, cell)
     config.id2label = dict(enumerate(cell.task.classes))
     config.label2id = {name: number for number, name in config.id2label.items()}
     config.classifier_pooling = "mean"  # EuroBERT's and ModernBERT's name for what our head does
+    return with_same_head(AUTO_CLASSES[cell.task.family], config, network, cell)
+
+
+def as_llama(config: Any) -> Any:
+    """EuroBERT has no class for question answering, but a EuroBERT is a Llama that looks both ways."""
+    if not isinstance(config, EuroBertConfig):
+        return config
+    shared = {key: getattr(config, key) for key in SHARED_WITH_LLAMA if hasattr(config, key)}
+    llama: Any = LlamaConfig(**shared)
+    llama.is_causal = False
+    return llama
+
+
+def with_same_head(kind: Any, config: Any, network: Any, cell: CellContext) -> Any:
+    """The class of transformers for a configuration, with the weights of ours. Raises `InputError` where there is none
+    that computes the same."""
     refusal = InputError(
         f"--keep: transformers has no class for '{config.model_type}' with our head for {cell.task.family}; encoders "
         "of biphase's own, and EuroBERTs, have one"
     )
     try:
-        model = AUTO_CLASSES[cell.task.family].from_config(config, attn_implementation="sdpa").float().eval()
+        model = kind.from_config(config, attn_implementation="sdpa").float().eval()
     except ValueError:
         raise refusal from None
-    body = getattr(model, model.base_model_prefix)
-    body.load_state_dict(network.backbone.state_dict(), strict=False)
+    model.base_model.load_state_dict(network.backbone.state_dict(), strict=False)
     theirs = [layer for name, layer in model.named_children() if isinstance(layer, nn.Linear)]
     ours = [layer for layer in network.children() if isinstance(layer, nn.Linear)]
     if [layer.weight.shape for layer in theirs] != [layer.weight.shape for layer in ours]:
@@ -101,10 +156,7 @@ def computes_the_same(model: Any, network: nn.Module, vocab_size: int) -> bool:
     samples = [torch.arange(2, 2 + length) * 7 % vocab_size for length in lengths]
     layout = lay_out(torch.tensor([0, 12, 17]).numpy(), causal=False)
     ours = network(torch.cat(samples), torch.cat([torch.arange(length) for length in lengths]), layout)
-    mask = torch.tensor([[1] * 12, [1] * 5 + [0] * 7])
-    padded = torch.stack([samples[0], nn.functional.pad(samples[1], (0, 7))])
-    theirs = model(input_ids=padded, attention_mask=mask).logits
-    theirs = theirs[mask.bool()] if theirs.ndim == 3 else theirs
+    theirs = PaddedNetwork(model)(torch.cat(samples), torch.zeros(17, dtype=torch.long), layout)
     return torch.allclose(ours, theirs, rtol=1e-3, atol=1e-4)
 
 
@@ -126,6 +178,7 @@ def card_text(task: Task, encoder: Encoder, kind: str, scored: str) -> str:
     inputs = {
         "sequence_classification": f"The input is `{task.template!r}`, columns filled in.",
         "token_classification": "The input is a sentence; each token carries the tag of its word.",
+        "question_answering": f"The input is `{task.template!r}` as one text; `biphase predict` makes it of rows.",
         "retrieval": f"Queries are given as `{task.query_template}`, documents as `{task.document_template}`.",
     }
     licence = f"Licence of the data: {task.licence}.\n" if task.licence else ""

@@ -22,7 +22,7 @@ from biphase.finetuning.families import (
 from biphase.finetuning.families.question_answering import QuestionSplit, SpanPredictions
 from biphase.finetuning.families.retrieval import JudgedSplit, Ranking
 from biphase.finetuning.families.sequence_classification import LabelledSplit
-from biphase.finetuning.families.token_classification import TaggedSplit
+from biphase.finetuning.families.token_classification import TaggedSplit, TagPredictions
 from biphase.tasks.examples import Collection, LabelledText, Question, TaggedWords, TaskData
 from biphase.tasks.spec import Family
 
@@ -58,7 +58,7 @@ class FamilyModule(Protocol[InputData, Split, Predictions]):
 
 # Each assignment makes the type checker hold a module against the protocol.
 SEQUENCES: FamilyModule[TaskData[LabelledText], LabelledSplit, np.ndarray] = sequence_classification
-TOKENS: FamilyModule[TaskData[TaggedWords], TaggedSplit, np.ndarray] = token_classification
+TOKENS: FamilyModule[TaskData[TaggedWords], TaggedSplit, TagPredictions] = token_classification
 QUESTIONS: FamilyModule[TaskData[Question], QuestionSplit, SpanPredictions] = question_answering
 COLLECTIONS: FamilyModule[Collection, JudgedSplit, Ranking] = retrieval
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.special import logsumexp
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -276,6 +277,10 @@ class SpanPredictions:
     """The best answer, also where no answer scores higher."""
     no_answer_scores_Q: np.ndarray
     """How much higher no answer scores than the best one."""
+    characters_Q2: np.ndarray
+    """Where the best answer begins and ends in its context."""
+    probabilities_Q: np.ndarray
+    """The probability of its start times that of its end, among the tokens of the context (of the span head)."""
     selected: list[np.ndarray]
     """The tokens of the answer, counted from the first of the input."""
 
@@ -307,14 +312,21 @@ def predict(model: nn.Module, split: QuestionSplit, cell: CellContext) -> SpanPr
             spans_Q2[number], scores_Q[number] = whole[scores.argmax()], scores.max()
     # 4. Its text, or none where having none is better.
     is_empty_Q = (null_Q > scores_Q) & split.has_unanswerable
-    best_texts = [text_of_span(split, number, begin, end) for number, (begin, end) in enumerate(spans_Q2.tolist())]
+    characters_Q2 = np.array(
+        [characters_of_span(split, number, *span) for number, span in enumerate(spans_Q2.tolist())]
+    )
+    best_texts = [text[begin:end] for text, (begin, end) in zip(split.contexts, characters_Q2.tolist(), strict=True)]
     texts = ["" if empty else text for text, empty in zip(best_texts, is_empty_Q, strict=True)]
     if is_span:
         selected = tokens_of_spans(split, spans_Q2, is_empty_Q)
     else:  # all tokens that are labelled 1, in the question too, of the one window that a question has with this head
         is_labelled_T = logits_T2[:, 1] > logits_T2[:, 0]
         selected = [np.flatnonzero(part) for part in np.split(is_labelled_T, split.texts.bounds_S1[1:-1])]
-    return SpanPredictions(texts, best_texts, null_Q - scores_Q, selected)
+    sums_Q = np.zeros(split.num_examples)
+    for number, (begin, end) in enumerate(pairwise(split.context_bounds_Q1.tolist())):
+        sums_Q[number] = logsumexp(starts_K[begin:end]) + logsumexp(ends_K[begin:end]) if begin < end else 0.0
+    probabilities_Q = np.exp(np.minimum(scores_Q - sums_Q, 0.0))
+    return SpanPredictions(texts, best_texts, null_Q - scores_Q, characters_Q2, probabilities_Q, selected)
 
 
 def context_logits(split: QuestionSplit, logits_T2: np.ndarray) -> np.ndarray:
@@ -344,10 +356,19 @@ def tokens_of_spans(split: QuestionSplit, spans_Q2: np.ndarray, is_empty_Q: np.n
     return tokens
 
 
-def text_of_span(split: QuestionSplit, question: int, begin: int, end: int) -> str:
+def characters_of_span(split: QuestionSplit, question: int, begin: int, end: int) -> tuple[int, int]:
+    """Where a span of K begins and ends in its context, without blanks around it."""
     if begin == end:
-        return ""
-    return split.contexts[question][split.spans_K2[begin, 0] : split.spans_K2[end - 1, 1]].strip()
+        return 0, 0
+    first, last = int(split.spans_K2[begin, 0]), int(split.spans_K2[end - 1, 1])
+    text = split.contexts[question][first:last]
+    first = last - len(text.lstrip())
+    return first, first + len(text.strip())
+
+
+def text_of_span(split: QuestionSplit, question: int, begin: int, end: int) -> str:
+    first, last = characters_of_span(split, question, begin, end)
+    return split.contexts[question][first:last]
 
 
 def compute_metrics(split: QuestionSplit, predictions: SpanPredictions, cell: CellContext) -> dict[str, float]:
@@ -365,11 +386,13 @@ def compute_metrics(split: QuestionSplit, predictions: SpanPredictions, cell: Ce
 
 def prediction_rows(split: QuestionSplit, predictions: SpanPredictions, cell: CellContext) -> Iterator[dict[str, Any]]:
     columns = (split.ids, split.gold, counted_answers(split.gold), predictions.texts)
-    for id, gold, counted, text, no_answer in zip(*columns, predictions.no_answer_scores_Q.tolist(), strict=True):
+    numbers = (predictions.no_answer_scores_Q.tolist(), predictions.probabilities_Q.tolist())
+    is_span = cell.config.qa_head == "span"
+    for id, gold, counted, text, no_answer, probability in zip(*columns, *numbers, strict=True):
         yield {
             "id": id,
             "gold": gold,
             "predicted": text,
             "score": token_f1(text, counted),
             "no_answer_score": round(no_answer, 5),
-        }
+        } | ({"probability": round(probability, 5)} if is_span else {})

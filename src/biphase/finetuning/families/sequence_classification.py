@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from scipy.special import softmax
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -60,22 +61,24 @@ def accumulate_gradients(model: nn.Module, split: LabelledSplit, items: np.ndarr
 
 
 def predict(model: nn.Module, split: LabelledSplit, cell: CellContext) -> np.ndarray:
-    """The label of each sample."""
-    predicted_S = np.zeros(split.num_examples, dtype=np.int64)
+    """The logits [S, C]."""
+    predicted_SC = np.zeros((split.num_examples, len(cell.task.classes)), dtype=np.float32)
     for batch, logits_SC in evaluation_batches(model, split.texts, np.arange(split.num_examples), cell):
-        predicted_S[batch.samples] = logits_SC.argmax(-1).cpu().numpy()
-    return predicted_S
+        predicted_SC[batch.samples] = logits_SC.cpu().numpy()
+    return predicted_SC
 
 
 def compute_metrics(split: LabelledSplit, predictions: np.ndarray, cell: CellContext) -> dict[str, float]:
-    return sequence_metrics(split.labels_S, predictions, len(cell.task.classes))
+    return sequence_metrics(split.labels_S, predictions.argmax(-1), len(cell.task.classes))
 
 
 def prediction_rows(split: LabelledSplit, predictions: np.ndarray, cell: CellContext) -> Iterator[dict[str, Any]]:
-    for id, gold, predicted in zip(split.ids, split.labels_S.tolist(), predictions.tolist(), strict=True):
+    columns = (split.labels_S.tolist(), predictions.argmax(-1).tolist(), softmax(predictions, axis=-1).max(-1).tolist())
+    for id, gold, predicted, probability in zip(split.ids, *columns, strict=True):
         yield {
             "id": id,
             "gold": cell.task.classes[gold],
             "predicted": cell.task.classes[predicted],
             "score": float(gold == predicted),
+            "probability": round(probability, 5),
         }

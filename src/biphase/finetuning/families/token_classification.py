@@ -109,13 +109,27 @@ def accumulate_gradients(model: nn.Module, split: TaggedSplit, items: np.ndarray
     return backward_in_microbatches(split.texts, items, cell, loss_of)
 
 
-def predict(model: nn.Module, split: TaggedSplit, cell: CellContext) -> np.ndarray:
-    """The tag of each word."""
-    classes = cell.task.classes
+@dataclass(frozen=True)
+class TagPredictions:
+    """A tag for each word of a split."""
+
+    tags_W: np.ndarray
+    probabilities_W: np.ndarray
+    """The mean, over a word's tokens, of the probability of its tag; 0 for words that were cut off."""
+
+
+def predict(model: nn.Module, split: TaggedSplit, cell: CellContext) -> TagPredictions:
+    classes, num_words = cell.task.classes, len(split.tags_W)
     labels_T = np.zeros(len(split.texts.tokens_T), dtype=np.int64)
+    probabilities_TC = np.zeros((len(labels_T), len(classes)), dtype=np.float32)
     for batch, logits_TC in evaluation_batches(model, split.texts, np.arange(split.num_examples), cell):
         labels_T[batch.indices_T] = logits_TC.argmax(-1).cpu().numpy()
-    return vote(labels_T, split.words_T, len(split.tags_W), len(classes), default=classes.index("O"))
+        probabilities_TC[batch.indices_T] = logits_TC.float().softmax(-1).cpu().numpy()
+    tags_W = vote(labels_T, split.words_T, num_words, len(classes), default=classes.index("O"))
+    inside = np.flatnonzero(split.words_T >= 0)
+    words = split.words_T[inside]
+    sums_W = np.bincount(words, probabilities_TC[inside, tags_W[words]], minlength=num_words)
+    return TagPredictions(tags_W, sums_W / np.maximum(np.bincount(words, minlength=num_words), 1))
 
 
 def vote(labels_T: np.ndarray, words_T: np.ndarray, num_words: int, num_labels: int, default: int) -> np.ndarray:
@@ -135,12 +149,18 @@ def vote(labels_T: np.ndarray, words_T: np.ndarray, num_words: int, num_labels: 
     return np.where(has_tokens_W, ranks_WC.argmax(axis=1), default)
 
 
-def compute_metrics(split: TaggedSplit, predictions: np.ndarray, cell: CellContext) -> dict[str, float]:
-    return token_metrics(split.tags_W, predictions, split.word_bounds_S1, cell.task.classes)
+def compute_metrics(split: TaggedSplit, predictions: TagPredictions, cell: CellContext) -> dict[str, float]:
+    return token_metrics(split.tags_W, predictions.tags_W, split.word_bounds_S1, cell.task.classes)
 
 
-def prediction_rows(split: TaggedSplit, predictions: np.ndarray, cell: CellContext) -> Iterator[dict[str, Any]]:
+def prediction_rows(split: TaggedSplit, predictions: TagPredictions, cell: CellContext) -> Iterator[dict[str, Any]]:
     names = np.array(cell.task.classes, dtype=object)
-    gold, predicted = names[split.tags_W].tolist(), names[predictions].tolist()
+    gold, predicted = names[split.tags_W].tolist(), names[predictions.tags_W].tolist()
+    probabilities = predictions.probabilities_W.round(5).tolist()
     for id, (begin, end) in zip(split.ids, pairwise(split.word_bounds_S1.tolist()), strict=True):
-        yield {"id": id, "gold": gold[begin:end], "predicted": predicted[begin:end]}
+        yield {
+            "id": id,
+            "gold": gold[begin:end],
+            "predicted": predicted[begin:end],
+            "probabilities": probabilities[begin:end],
+        }

@@ -1,0 +1,309 @@
+"""A fine-tuned model folder and the rows of a file → the rows with predictions, streamed.
+
+A folder that `finetune --keep` wrote says what its inputs look like: they are made, and outputs read, as when it was
+scored. Running texts to tag, and any other folder with a head for classification, go through transformers' pipelines.
+"""
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.special import softmax
+from transformers import pipeline
+
+from biphase.corpus.readers import read_text_lines
+from biphase.encoder.load import load_model_config, load_weights
+from biphase.errors import InputError
+from biphase.files import read_json_as
+from biphase.finetuning.batches import CellContext
+from biphase.finetuning.encoders import PaddedNetwork, load_hashed_tokenizer
+from biphase.finetuning.encoding import HashedTokenizer
+from biphase.finetuning.families import question_answering, sequence_classification, token_classification
+from biphase.finetuning.keep import AUTO_CLASSES, RECORD, KeptRecord
+from biphase.finetuning.models import find_folder
+from biphase.tasks.examples import (
+    LabelledText,
+    Question,
+    TaggedWords,
+    TaskData,
+    fill_template,
+    find_answer,
+    read_spans,
+)
+from biphase.tasks.rows import Row, read_file
+from biphase.tasks.spec import Family, FileLayout, Task, template_columns
+
+ROWS_AT_ONCE = 512
+"""Rows that are read, sorted by length and predicted together."""
+
+TEXT = "text"
+"""The column of running text, where no template names one."""
+
+HEADS: dict[str, Family] = {
+    "ForSequenceClassification": "sequence_classification",
+    "ForTokenClassification": "token_classification",
+    "ForQuestionAnswering": "question_answering",
+}
+"""What a folder is for, by how the class that it names ends."""
+
+PlacedRow = tuple[str, Row]
+Predictor = Callable[["Predicting", Sequence[PlacedRow]], Iterable[Row]]
+"""Rows with their places → what is predicted for each."""
+
+
+@dataclass(frozen=True)
+class Predicting:
+    """A loaded model, and what its inputs look like."""
+
+    name: str
+    task: Task
+    layout: FileLayout
+    record: KeptRecord | None
+    model: Any
+    tokenizer: HashedTokenizer
+    device: torch.device
+
+    @property
+    def cell(self) -> CellContext:
+        assert self.record is not None
+        return CellContext(self.task, self.record.config, self.device, torch.float32)
+
+    def value(self, place: str, row: Row, name: str) -> Any:
+        """A column under the task's name for it, which the file may call otherwise."""
+        own = next((old for old, new in self.layout.rename.items() if new == name), name)
+        if own not in row:
+            raise InputError(f"{place}: {self.name} needs column '{own}'; the columns are: {', '.join(row)}")
+        return row[own]
+
+    def text(self, place: str, row: Row, name: str) -> str:
+        value = self.value(place, row, name)
+        if not isinstance(value, str):
+            raise InputError(f"{place}: column '{name}' is {str(value)[:40]!r}, not a text")
+        return value
+
+    def filled(self, place: str, row: Row) -> LabelledText:
+        texts = {column: self.text(place, row, column) for column in template_columns(self.task.template)}
+        text, columns = fill_template(self.task.template, texts)
+        return LabelledText(place, text, 0, columns)
+
+
+def open_model(name: str, file: Path, template: str | None, device: torch.device) -> Predicting:
+    """Load a model folder or a hub model for the rows of a file.
+
+    Args:
+        template: columns in braces, for a folder that does not say what its inputs look like. None: `{text}`.
+
+    Raises:
+        InputError: a folder without a head that predicts, or one whose inputs nobody knows.
+    """
+    folder = find_folder(name)
+    family = family_of(name, folder)
+    if (folder / RECORD).exists():
+        record = read_json_as(folder / RECORD, KeptRecord, "fine-tune it again with --keep")
+        if template is not None:
+            raise InputError(f"{name} says itself what its inputs look like ({record.task.template!r}): no --template")
+        task = record.task
+    elif family == "question_answering":
+        raise InputError(
+            f"{name} does not say what its inputs look like: answers are found by what `finetune --keep` wrote"
+        )
+    else:
+        record, task = None, Task.model_construct(name=name, family=family, template=template or "{" + TEXT + "}")
+        try:
+            template_columns(task.template)
+        except ValueError as error:
+            raise InputError(f"--{error}") from None
+    config: Any = load_model_config(folder)
+    model = load_weights(AUTO_CLASSES[family], folder, config, attention=None).eval().to(device)
+    ending = endings(file)
+    layout = next((one for one in task.files if one.train and endings(Path(one.train)) == ending), FileLayout())
+    layout = layout.model_copy(update={"columns": (layout.columns[0],) * 2})  # tags are not needed
+    return Predicting(name, task, layout, record, model, load_hashed_tokenizer(folder), device)
+
+
+def endings(path: Path) -> str:
+    """The ending of a file without that of its compression."""
+    return next((suffix for suffix in reversed(path.suffixes) if suffix not in (".zst", ".gz")), "")
+
+
+def family_of(name: str, folder: Path) -> Family:
+    """What a folder predicts. Raises `InputError` where it is an embedding model, or an encoder alone."""
+    names = read_json_as(folder / "config.json", dict[str, Any]).get("architectures") or []
+    found = next((HEADS[end] for one in names for end in HEADS if str(one).endswith(end)), None)
+    if found is not None:
+        return found
+    if (folder / "modules.json").exists():
+        raise InputError(
+            f"{name} gives embeddings, not predictions: ask it with `biphase search TEXT QUESTION --model {name}`"
+        )
+    raise InputError(
+        f"{name} is {' '.join(map(str, names)) or 'of no named class'}, which has no head that predicts; fine-tune it "
+        "with `biphase finetune MODEL TASK --keep DIR`"
+    )
+
+
+def predict_file(predicting: Predicting, file: Path) -> Iterator[Row]:
+    """The rows of a file, each with what is predicted for it, in order and as they are needed.
+
+    Raises `InputError` naming the row that lacks a column, or has one that a prediction would take.
+    """
+    rows = file_rows(predicting, file)
+    while chunk := list(itertools.islice(rows, ROWS_AT_ONCE)):
+        predict = choose_predictor(predicting, chunk[0][1])
+        for (place, row), predicted in zip(chunk, predict(predicting, chunk), strict=True):
+            taken = sorted(row.keys() & predicted.keys())
+            if taken:
+                raise InputError(f"{place}: the file has a column '{taken[0]}' already; rename it")
+            yield row | predicted
+
+
+def file_rows(predicting: Predicting, file: Path) -> Iterator[PlacedRow]:
+    """The rows of a file of any form that tasks have; of a .txt for a template of one column, a text a line."""
+    columns = template_columns(predicting.task.template)
+    if endings(file) == ".txt" and predicting.task.family == "sequence_classification":
+        if len(columns) > 1:
+            raise InputError(f"{file}: a line is one text, but {predicting.name} needs {' and '.join(columns)}")
+        for number, line, _ in read_text_lines(file):
+            yield f"{file}:{number}", {columns[0]: line.rstrip("\r\n")}
+        return
+    if not file.exists():
+        raise InputError(f"{file} does not exist")
+    for place, row in read_file(predicting.task, predicting.layout, file, None):
+        if row is None:
+            raise InputError(f"{place}: fewer fields than the header names")
+        yield place, row
+
+
+def choose_predictor(predicting: Predicting, row: Row) -> Predictor:
+    """By the model's kind, and for tagging by whether rows are words or running text."""
+    family, is_kept = predicting.task.family, predicting.record is not None
+    if family == "question_answering":
+        return answer_questions
+    if family == "token_classification":
+        return tag_words if is_kept and predicting.task.words in row else tag_text
+    return classify if is_kept else classify_as_pipeline
+
+
+@torch.no_grad()
+def classify(predicting: Predicting, rows: Sequence[PlacedRow]) -> Iterator[Row]:
+    """The label, its probability, and that of each label; pairs are cut as in training."""
+    examples = tuple(predicting.filled(place, row) for place, row in rows)
+    data = TaskData(predicting.task, predicting.name, (), (), examples, 0)
+    encoded = sequence_classification.encode_task(data, predicting.tokenizer, predicting.cell.config)
+    network = PaddedNetwork(predicting.model)
+    logits_SC = sequence_classification.predict(network, encoded.splits["test"], predicting.cell)
+    for probabilities in softmax(logits_SC, axis=-1).tolist():
+        yield labelled(dict(zip(predicting.task.classes, probabilities, strict=True)))
+
+
+def classify_as_pipeline(predicting: Predicting, rows: Sequence[PlacedRow]) -> Iterator[Row]:
+    texts = [predicting.filled(place, row).text for place, row in rows]
+    pipe = pipeline(
+        "text-classification", predicting.model, tokenizer=predicting.tokenizer.pretrained, device=predicting.device
+    )
+    for scores in in_order_of_length(lambda part: pipe(part, top_k=None, truncation=True, batch_size=32), texts):
+        yield labelled({one["label"]: one["score"] for one in scores})
+
+
+def labelled(probabilities: dict[str, float]) -> Row:
+    best = max(probabilities, key=lambda label: probabilities[label])
+    rounded = {label: round(value, 5) for label, value in probabilities.items()}
+    return {"predicted": best, "probability": rounded[best], "probabilities": rounded}
+
+
+@torch.no_grad()
+def tag_words(predicting: Predicting, rows: Sequence[PlacedRow]) -> Iterator[Row]:
+    """A tag for each word of a list, and the spans of words that tags make."""
+    examples = []
+    for place, row in rows:
+        words = predicting.value(place, row, predicting.task.words)
+        if not isinstance(words, list) or not words or not all(isinstance(word, str) and word for word in words):
+            raise InputError(f"{place}: column '{predicting.task.words}' must be a list of words, none of them empty")
+        examples.append(TaggedWords(place, tuple(words), (0,) * len(words)))
+    config = predicting.cell.config
+    split = token_classification.encode_sentences(examples, predicting.tokenizer, config.max_length)
+    found = token_classification.predict(PaddedNetwork(predicting.model), split, predicting.cell)
+    for example, row in zip(examples, token_classification.prediction_rows(split, found, predicting.cell), strict=True):
+        tags, probabilities = row["predicted"], row["probabilities"]
+        spans = spans_of_tags(example.words, tags, probabilities)
+        yield {"predicted": tags, "probabilities": probabilities, "spans": spans}
+
+
+def spans_of_tags(words: Sequence[str], tags: Sequence[str], probabilities: Sequence[float]) -> list[Row]:
+    """The entities of IOB2 tags, from and up to a word; a stray I- begins one, as conlleval reads it."""
+    begins = [
+        tag != "O" and (tag[0] == "B" or at == 0 or tags[at - 1][1:] != tag[1:] or tags[at - 1] == "O")
+        for at, tag in enumerate(tags)
+    ]
+    spans = []
+    for begin in (at for at, is_begin in enumerate(begins) if is_begin):
+        end = begin + 1
+        while end < len(tags) and tags[end] != "O" and not begins[end]:
+            end += 1
+        mean = round(float(np.mean(probabilities[begin:end])), 5)
+        text = " ".join(words[begin:end])
+        spans.append({"label": tags[begin][2:], "start": begin, "end": end, "text": text, "probability": mean})
+    return spans
+
+
+def tag_text(predicting: Predicting, rows: Sequence[PlacedRow]) -> Iterator[Row]:
+    """The spans of running texts, in characters, as transformers' pipeline groups tokens (`simple`)."""
+    texts = [predicting.text(place, row, TEXT) for place, row in rows]
+    pipe: Any = pipeline(
+        "token-classification",
+        predicting.model,
+        tokenizer=predicting.tokenizer.pretrained,
+        device=predicting.device,
+        aggregation_strategy="simple",
+    )
+    for text, groups in zip(texts, in_order_of_length(lambda part: pipe(part, batch_size=32), texts), strict=True):
+        spans = []
+        for group in groups:
+            found = text[group["start"] : group["end"]]
+            start = group["end"] - len(found.lstrip())
+            label, score = group["entity_group"], round(float(group["score"]), 5)
+            stripped = found.strip()
+            end = start + len(stripped)
+            spans.append({"label": label, "start": start, "end": end, "text": stripped, "probability": score})
+        yield {"spans": spans}
+
+
+def in_order_of_length(predict: Callable[[list[str]], list[Any]], texts: Sequence[str]) -> list[Any]:
+    """What is predicted for texts, which are batched with others of their length."""
+    order = sorted(range(len(texts)), key=lambda number: -len(texts[number]))
+    found: list[Any] = [None] * len(texts)
+    for number, one in zip(order, predict([texts[number] for number in order]), strict=True):
+        found[number] = one
+    return found
+
+
+@torch.no_grad()
+def answer_questions(predicting: Predicting, rows: Sequence[PlacedRow]) -> Iterator[Row]:
+    """The answer, where it stands in the context, its probability, and how much better no answer is."""
+    assert predicting.record is not None
+    examples = []
+    for number, (place, row) in enumerate(rows):
+        question, context = predicting.text(place, row, "question"), predicting.text(place, row, "context")
+        if not context.strip():
+            raise InputError(f"{place}: the context is empty")
+        spans = read_spans(place, "candidates", row["candidates"]) if "candidates" in row else []
+        candidates = tuple(find_answer(place, context, text, start) for text, start in spans)
+        examples.append(Question(str(number), question, context, (), candidates))
+    config = predicting.cell.config
+    has_unanswerable = predicting.record.has_unanswerable
+    split = question_answering.encode_questions(
+        predicting.task, examples, predicting.tokenizer, config, has_unanswerable
+    )
+    split = replace(split, max_answer_tokens=config.max_answer_tokens or split.max_answer_tokens)
+    found = question_answering.predict(PaddedNetwork(predicting.model), split, predicting.cell)
+    numbers = (found.probabilities_Q.tolist(), found.no_answer_scores_Q.tolist())
+    for text, (start, end), probability, no_answer in zip(
+        found.texts, found.characters_Q2.tolist(), *numbers, strict=True
+    ):
+        place_of = {"start": start, "end": end} if text else {"start": None, "end": None}
+        no_answer_score = {"no_answer_score": round(no_answer, 5)} if has_unanswerable else {}
+        yield {"predicted": text, **place_of, "probability": round(probability, 5)} | no_answer_score

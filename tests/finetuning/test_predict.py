@@ -1,0 +1,143 @@
+"""Predictions of kept models are those that were scored, and those of transformers' pipelines."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from typer.testing import CliRunner
+
+from biphase.cli.app import app
+from biphase.errors import InputError
+from biphase.finetuning.encoders import load_encoder
+from biphase.finetuning.predict import open_model, predict_file, spans_of_tags
+
+from .conftest import write_jsonl
+from .test_keep import fit_and_keep
+
+CPU = torch.device("cpu")
+
+
+def predict_all(model: Path, file: Path, template: str | None = None) -> list[dict[str, Any]]:
+    return list(predict_file(open_model(str(model), file, template, CPU), file))
+
+
+def test_texts_as_scored_and_as_the_pipeline(model_folder: Path, data_dirs: dict[str, Path], tmp_path: Path) -> None:
+    kept, data, rows = fit_and_keep("snli", model_folder, data_dirs["snli"], tmp_path, learning_rate=3e-3)
+    file = data_dirs["snli"] / "test.jsonl"
+    found = predict_all(kept, file)
+    assert [one["predicted"] for one in found] == [row["predicted"] for row in rows]
+    assert [one["probability"] for one in found] == pytest.approx([row["probability"] for row in rows], abs=1e-4)
+    assert [one["premise"] for one in found] == [json.loads(line)["premise"] for line in file.read_text().splitlines()]
+    classify = transformers.pipeline("text-classification", str(kept), device="cpu", top_k=None)
+    for one, said in zip(found, classify([example.text for example in data.test]), strict=True):
+        assert one["probabilities"] == pytest.approx({part["label"]: part["score"] for part in said}, abs=1e-4)
+    # The command writes the same rows as a table.
+    out = tmp_path / "predicted.csv"
+    done = CliRunner().invoke(app, ["predict", str(kept), str(file), "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    with open(out, newline="") as table:
+        written = list(csv.DictReader(table))
+    assert [row["predicted"] for row in written] == [row["predicted"] for row in rows]
+    assert float(written[0]["probability_neutral"]) == pytest.approx(found[0]["probabilities"]["neutral"], abs=1e-4)
+    again = CliRunner().invoke(app, ["predict", str(kept), str(file), "--out", str(out)])
+    assert isinstance(again.exception, InputError) and "is there already" in str(again.exception)
+    for content, wrong in (
+        ([{"premise": "a dog"}], "rows.jsonl:1: .*needs column 'hypothesis'; the columns are: premise"),
+        ([{"premise": "a dog", "hypothesis": 3}], "rows.jsonl:1: column 'hypothesis' is '3', not a text"),
+        ([{"premise": "a", "hypothesis": "b", "predicted": "c"}], "has a column 'predicted' already"),
+    ):
+        write_jsonl(tmp_path / "rows.jsonl", content)
+        with pytest.raises(InputError, match=wrong):
+            predict_all(kept, tmp_path / "rows.jsonl")
+    with pytest.raises(InputError, match="a line is one text"):
+        predict_all(kept, tmp_path / "rows.txt")
+
+
+def test_words_as_scored_and_texts_as_the_pipeline(
+    model_folder: Path, data_dirs: dict[str, Path], tmp_path: Path
+) -> None:
+    settings = {"epochs": 30, "learning_rate": 1e-2}
+    kept, data, rows = fit_and_keep("wnut17", model_folder, data_dirs["wnut17"], tmp_path, **settings)
+    found = predict_all(kept, data_dirs["wnut17"] / "test.jsonl")
+    assert [one["predicted"] for one in found] == [row["predicted"] for row in rows]
+    assert found[0]["probabilities"] == pytest.approx(rows[0]["probabilities"], abs=1e-4)
+    for one in found:
+        for span in one["spans"]:
+            assert span["text"] == " ".join(one["tokens"][span["start"] : span["end"]])
+    texts = [" ".join(example.words) for example in data.test]
+    write_jsonl(tmp_path / "texts.jsonl", [{"text": text} for text in texts])
+    tag = transformers.pipeline("token-classification", str(kept), device="cpu", aggregation_strategy="simple")
+    for text, one in zip(texts, predict_all(kept, tmp_path / "texts.jsonl"), strict=True):
+        said = tag(text)
+        assert [span["label"] for span in one["spans"]] == [group["entity_group"] for group in said]
+        assert [span["end"] for span in one["spans"]] == [group["end"] for group in said]
+        assert all(text[span["start"] : span["end"]] == span["text"] for span in one["spans"])
+    # A file of columns may lack tags.
+    (tmp_path / "words.conll").write_text("dog\ntree\n\nriver\n")
+    assert [len(one["predicted"]) for one in predict_all(kept, tmp_path / "words.conll")] == [2, 1]
+
+
+def test_spans_begin_where_conlleval_begins_them() -> None:
+    words = list("abcdef")
+    spans = spans_of_tags(words, ["I-x", "I-x", "B-x", "I-y", "O", "I-y"], [1.0, 0.5, 1.0, 1.0, 1.0, 1.0])
+    assert [(span["label"], span["start"], span["end"]) for span in spans] == [
+        ("x", 0, 2),
+        ("x", 2, 3),
+        ("y", 3, 4),
+        ("y", 5, 6),
+    ]
+    assert spans[0]["probability"] == 0.75
+
+
+def test_answers_as_scored(model_folder: Path, data_dirs: dict[str, Path], tmp_path: Path) -> None:
+    """A EuroBERT that answers is kept as the Llama that it is, looking both ways."""
+    kept, _, rows = fit_and_keep(
+        "squad_v2", model_folder, data_dirs["squad_v2"], tmp_path, epochs=40, learning_rate=1e-2
+    )
+    model = transformers.AutoModelForQuestionAnswering.from_pretrained(kept)
+    assert type(model).__name__ == "LlamaForQuestionAnswering"
+    found = predict_all(kept, data_dirs["squad_v2"] / "dev-v2.0.json")
+    assert [one["predicted"] for one in found] == [row["predicted"] for row in rows]
+    assert [one["no_answer_score"] for one in found] == pytest.approx(
+        [row["no_answer_score"] for row in rows], abs=2e-3
+    )
+    assert any(one["predicted"] for one in found)
+    for one in found:
+        if one["predicted"]:
+            assert one["context"][one["start"] : one["end"]] == one["predicted"]
+
+
+def test_any_folder_with_a_head(model_folder: Path, tmp_path: Path) -> None:
+    config = transformers.BertConfig(
+        vocab_size=400,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
+        id2label={0: "bad", 1: "good", 2: "odd"},
+    )
+    torch.manual_seed(0)
+    transformers.BertForSequenceClassification(config).save_pretrained(tmp_path / "bert")
+    load_encoder(str(model_folder)).tokenizer.pretrained.save_pretrained(tmp_path / "bert")
+    texts = ["a dog sees a tree", "the river", "a house near the train near the stone"]
+    (tmp_path / "texts.txt").write_text("\n".join(texts) + "\n")
+    classify = transformers.pipeline("text-classification", str(tmp_path / "bert"), device="cpu")
+    found = predict_all(tmp_path / "bert", tmp_path / "texts.txt")
+    assert [one["text"] for one in found] == texts
+    for one, text in zip(found, texts, strict=True):
+        said = classify([text])[0]
+        assert (one["predicted"], one["probability"]) == (said["label"], pytest.approx(said["score"], abs=1e-4))
+
+
+def test_what_predicts_nothing_is_refused(model_folder: Path, data_dirs: dict[str, Path], tmp_path: Path) -> None:
+    file = tmp_path / "texts.txt"
+    file.write_text("a dog\n")
+    with pytest.raises(InputError, match="has no head that predicts; fine-tune it with"):
+        open_model(str(model_folder), file, None, CPU)
+    kept, _, _ = fit_and_keep("squad_retrieval", model_folder, data_dirs["squad_retrieval"], tmp_path)
+    with pytest.raises(InputError, match="gives embeddings, not predictions: ask it with `biphase search"):
+        open_model(str(kept), file, None, CPU)
