@@ -109,6 +109,30 @@ def read_json_as(path: Path, kind: type[Stored], remedy: str = ANEW) -> Stored:
         raise InputError(f"{path} is damaged ({reason}); {remedy}") from None
 
 
+RECORD_HASH = "record_hash"
+"""The key of a record under which the hash of everything else in it stands."""
+
+
+def write_hashed(path: Path, tree: dict[str, Any]) -> None:
+    """`write_json` of a tree with its own hash, so that nothing in it can change unnoticed."""
+    write_json(path, tree | {RECORD_HASH: content_hash(tree)})
+
+
+def read_hashed(path: Path, kind: type[Stored], remedy: str = ANEW) -> Stored:
+    """As `read_json_as`, of what `write_hashed` wrote; a record without a hash, of an earlier version, is not compared.
+
+    Raises:
+        InputError: also where the record is not what was written, by its own hash.
+    """
+    record = read_json_as(path, kind, remedy)
+    stored = read_json(path)
+    if isinstance(stored, dict) and RECORD_HASH in stored:
+        rest = {key: value for key, value in stored.items() if key != RECORD_HASH}
+        if content_hash(rest) != stored[RECORD_HASH]:
+            raise InputError(f"{path} is damaged (it is not what was written, by its own hash); {remedy}")
+    return record
+
+
 @contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
     """A folder to fill that takes its name only when the block ends without an error.

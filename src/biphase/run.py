@@ -145,13 +145,23 @@ def split_reference(reference: str) -> tuple[str, str]:
 
 
 def find_checkpoint(reference: str) -> Path:
-    """The folder behind `RUN` (its last step) or `RUN@STEP`."""
+    """The folder behind `RUN` (its last step) or `RUN@STEP`.
+
+    Raises `InputError` where there is none, and where a run is done but its last step is not there.
+    """
     path, wanted = split_reference(reference)
     run = open_run(Path(path))
     steps = whole_steps(run)
     if not steps:
         raise InputError(f"{path} has no whole checkpoint yet")
     if not wanted:
+        done = read_done(run)
+        if done is not None and done.get("step") != steps[-1]:
+            raise InputError(
+                f"{path} is done at step {done.get('step')} (done.json), whose checkpoint is damaged or was removed; "
+                f"the last whole one is @{steps[-1]}: say {path}@{steps[-1]} for that, or delete done.json and run the "
+                "run's own command again"
+            )
         return run.steps / str(steps[-1])
     if not wanted.isdecimal() or int(wanted) not in steps:
         raise InputError(f"{path} has no checkpoint '@{wanted}'; it has {', '.join(f'@{step}' for step in steps)}")

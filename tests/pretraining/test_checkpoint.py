@@ -18,6 +18,7 @@ from biphase.encoder.load import TokenIds, make_model
 from biphase.encoder.packed import PackedModel
 from biphase.errors import InputError
 from biphase.files import read_json, write_json
+from biphase.finetuning.models import identify
 from biphase.pretraining.checkpoint import CheckpointManifest, load_optimizer, read_checkpoint_manifest, save_checkpoint
 from biphase.pretraining.optimizer import make_optimizers
 from biphase.recipe import Optimizer
@@ -118,7 +119,7 @@ def test_a_step_is_whole_or_absent(
 ) -> None:
     """Whatever fails on the way, up to the manifest itself, leaves no step behind."""
     model, optimizers = stepped()
-    for name in ("save_file", "file_hash", "write_json"):
+    for name in ("save_file", "file_hash", "write_hashed"):
         with monkeypatch.context() as patch:
             patch.setattr(checkpoint, name, lambda *args: 1 / 0)
             with pytest.raises(ZeroDivisionError):
@@ -132,6 +133,17 @@ def test_whole_steps_are_ordered_as_numbers(run: Run, tmp_path: Path) -> None:
     shutil.copytree(run.steps / "3", run.steps / "²")  # a digit to str.isdigit, no number to int
     assert whole_steps(run) == [3, 12]
     assert whole_steps(Run(tmp_path / "none")) == []
+
+
+def test_the_last_step_of_a_done_run_is_not_the_one_before(run: Run) -> None:
+    run.mark_done({"step": 12, "tokens_seen": 99})
+    assert find_checkpoint(str(run.path)) == run.steps / "12"
+    manifest = run.steps / "12" / "manifest.json"
+    manifest.unlink()
+    manifest.symlink_to(manifest.name)  # a loop
+    with pytest.raises(InputError, match=r"is done at step 12 .*; the last whole one is @3: say .*@3 for that"):
+        find_checkpoint(str(run.path))
+    assert find_checkpoint(f"{run.path}@3") == run.steps / "3"
 
 
 def test_references(run: Run, tmp_path: Path) -> None:
@@ -159,7 +171,16 @@ def test_references(run: Run, tmp_path: Path) -> None:
 
 def test_damage_is_named(run: Run) -> None:
     folder = run.steps / "3"
-    tree = read_json(folder / "manifest.json")
+    stored = read_json(folder / "manifest.json")
+    for change in ({"data_fingerprint": "e"}, {"data_position": 95}, {"objective": "clm"}, {"surprise": 1}):
+        write_json(folder / "manifest.json", stored | change)
+        with pytest.raises(InputError, match=r"manifest.json is damaged \(it is not what was written, by"):
+            read_checkpoint_manifest(folder)
+        with pytest.raises(InputError, match=r"is damaged \(it is not what was written"):
+            identify(f"{run.path}@3")
+    tree = {key: value for key, value in stored.items() if key != "record_hash"}  # as earlier versions wrote it
+    write_json(folder / "manifest.json", tree)
+    assert read_checkpoint_manifest(folder).step == 3
     write_json(folder / "manifest.json", tree | {"files": tree["files"] | {"model/more.safetensors": "0"}})
     with pytest.raises(InputError, match=r"is damaged: model/more.safetensors is missing"):
         read_checkpoint_manifest(folder)
@@ -167,7 +188,7 @@ def test_damage_is_named(run: Run) -> None:
     with pytest.raises(InputError, match=r"manifest.json is not valid JSON"):
         read_checkpoint_manifest(folder)
     for change, message in (
-        ({"step": "third"}, r"manifest.json is damaged \(step: .*\); delete it and rerun"),
+        ({"step": "third"}, r"manifest.json is damaged \(step: .*\); delete the folder and rerun"),
         ({"carried": None}, r"manifest.json is damaged \(carried: "),
         ({"files": {}}, r"is damaged: manifest.json lists no files; delete"),
         ({"files": {"model": "0"}}, r"is damaged: model is missing"),

@@ -14,7 +14,7 @@ from biphase.config import parse_config
 from biphase.engine import scheduler, units
 from biphase.engine.local import Engine
 from biphase.errors import BusyError, InputError
-from biphase.files import file_hash, locked, read_json
+from biphase.files import file_hash, locked, read_json, write_hashed
 from biphase.finetuning.config import PROTOCOL
 from biphase.recipe import Checkpoints
 from biphase.run import Run
@@ -228,9 +228,9 @@ def test_scores_of_other_weights_do_not_count(plan: Plan, finished: StudyFolder,
     with pytest.raises(InputError, match=r"config\.json is not as it was written"):
         read_state(plan, place)
     manifest = config.parents[1] / "manifest.json"  # as if it had been trained anew
-    content = json.loads(manifest.read_text())
+    content = {key: value for key, value in read_json(manifest).items() if key != "record_hash"}
     content["files"]["model/config.json"] = file_hash(config)
-    manifest.write_text(json.dumps(content))
+    write_hashed(manifest, content)
     assert len(read_state(plan, place).scores[model.name].scores) == 0
 
 
@@ -439,3 +439,20 @@ def test_one_unit(plan: Plan, tmp_path: Path) -> None:
 def test_the_folder_of_another_study(plan: Plan, finished: StudyFolder) -> None:
     with pytest.raises(InputError, match="is the folder of the study 'tiny', not of 'other'"):
         claim_study_folder(finished.path, plan.study.model_copy(update={"name": "other"}))
+
+
+def test_a_task_of_ones_own(plan: Plan, finished: StudyFolder, words_dir: Path, tmp_path: Path) -> None:
+    """Its YAML file names it, its data is found under either name, and the report has it."""
+    own = tmp_path / "places.yaml"
+    shape = "classes: [O, B-location], files: [{train: train.jsonl, validation: validation.jsonl, test: test.jsonl}]"
+    own.write_text(
+        "{name: places, family: token_classification, metric: f1, label: ner_tags, " + shape + "}", encoding="utf-8"
+    )
+    place = copy_of(finished, tmp_path / "study")
+    for given in (str(own), "places"):
+        words = [f"evaluation.tasks=['{own}']", f"evaluation.data_dirs={{'{given}': '{words_dir}'}}"]
+        asked = changed(plan, *words, "evaluation.learning_rates=[1e-3]", "evaluation.seeds=1")
+        assert run_study(asked, place, HERE) == []
+    assert {result.dataset for result in collect_results(asked, read_state(asked, place).scores)} == {"places"}
+    page, _ = report_study(asked, place, tmp_path / "report", [])
+    assert "places" in page.read_text(encoding="utf-8")

@@ -15,7 +15,7 @@ from biphase.console import duration, err
 from biphase.console import out as console
 from biphase.engine.local import Engine
 from biphase.engine.scheduler import Failure, read_failures
-from biphase.errors import InputError, nearest
+from biphase.errors import InputError
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.grid import (
     Grid,
@@ -32,6 +32,7 @@ from biphase.finetuning.scores import Score, read_scores
 from biphase.machine import num_cores, visible_gpus
 from biphase.report.comparison import compare, summarize
 from biphase.report.printing import print_comparison, print_summary
+from biphase.tasks.sources import name_data_dirs
 from biphase.tasks.spec import METRICS, PAPER_TASKS, find_task
 
 Number = TypeVar("Number", int, float)
@@ -173,21 +174,11 @@ def parse_seeds(text: str) -> tuple[int, ...]:
 
 
 def parse_data_dirs(pairs: Sequence[str], tasks: Sequence[str]) -> dict[str, str]:
-    """`snli=path` → {"snli": "path"}; for these tasks (names or YAML files), by name or file, and what they share.
-
-    Raises `InputError` for any other task, and for one that is given twice.
-    """
-    found: dict[str, str] = {}
-    grid = [find_task(task) for task in tasks]
-    known = {task.name for task in grid} | {task.trained_on for task in grid if task.trained_on}
+    """`snli=path` → {"snli": "path"}; for these tasks (names or YAML files), by name or file, and what they share."""
+    parts = []
     for pair in pairs:
         given, equals, folder = pair.partition("=")
         if not equals or not folder:
-            raise InputError(f"--data-dir {pair} must be TASK=FOLDER, such as {grid[0].name}=data")
-        name = find_task(given).name if given.endswith((".yaml", ".yml")) else given
-        if name not in known:
-            raise InputError(f"--data-dir {pair}: '{given}' is none of the grid's tasks{nearest(name, known)}")
-        if name in found:
-            raise InputError(f"--data-dir {pair}: {name} has {found[name]} already")
-        found[name] = folder
-    return found
+            raise InputError(f"--data-dir {pair} must be TASK=FOLDER, such as {find_task(tasks[0]).name}=data")
+        parts.append((given, folder))
+    return name_data_dirs(parts, tasks, "--data-dir")

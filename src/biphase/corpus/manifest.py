@@ -6,7 +6,7 @@ own, the first `num_shards` shards.
 """
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Literal, get_args
 
 import numpy as np
 from pydantic import Field
@@ -14,7 +14,7 @@ from pydantic import Field
 from biphase.config import Count, PositiveCount, Strict
 from biphase.corpus.text import TxtDocuments
 from biphase.errors import InputError
-from biphase.files import content_hash, read_json, read_json_as, write_json
+from biphase.files import content_hash, read_hashed, read_json, write_hashed
 
 ShardSplitName = Literal["train", "validation"]
 SHARD_SPLITS: tuple[ShardSplitName, ...] = get_args(ShardSplitName)
@@ -159,8 +159,7 @@ def set_fingerprint(tokenizer_hash: str, dtype: str, vocab_size: int, shards: tu
 
 
 def write_shard_manifest(folder: Path, manifest: ShardManifest) -> None:
-    tree = manifest.model_dump(mode="json", exclude={"record_hash"})
-    write_json(folder / "manifest.json", tree | {"record_hash": content_hash(tree)})
+    write_hashed(folder / "manifest.json", manifest.model_dump(mode="json", exclude={"record_hash"}))
 
 
 def read_shard_manifest(folder: Path) -> ShardManifest:
@@ -175,25 +174,16 @@ def read_shard_manifest(folder: Path) -> ShardManifest:
     if version not in READABLE_VERSIONS:
         raise InputError(f"{path} has format version {version}, this biphase reads {FORMAT_VERSION}: prepare it anew")
     remedy = "delete it and run biphase prepare again"
-    manifest = read_json_as(path, ShardManifest, remedy)
-    wrong = wrong_record(stored) if version > 1 else None
-    if wrong := wrong or wrong_facts(manifest):
+    manifest = read_hashed(path, ShardManifest, remedy)
+    if wrong := wrong_facts(manifest):
         raise InputError(f"{path} is damaged ({wrong}); {remedy}")
     return manifest
 
 
-def wrong_record(stored: dict[str, Any]) -> str | None:
-    """What is wrong with a stored manifest by its own hash; None where it agrees."""
-    rest = {key: value for key, value in stored.items() if key != "record_hash"}
-    try:
-        agrees = content_hash(rest) == stored.get("record_hash")
-    except UnicodeEncodeError:
-        agrees = False
-    return None if agrees else "it is not what was written, by its own hash"
-
-
 def wrong_facts(manifest: ShardManifest) -> str | None:
     """What in a manifest contradicts the rest of it; None where all of it fits together."""
+    if manifest.format_version > 1 and not manifest.record_hash:
+        return "it has no hash of itself"
     ids = [manifest.eos_id, manifest.mask_id, manifest.pad_id, manifest.bos_id or 0, *manifest.special_ids]
     if max(ids) >= manifest.vocab_size:
         return f"a special token's id is not among the {manifest.vocab_size} of the vocabulary"

@@ -12,7 +12,7 @@ from typing import Any
 
 from biphase.corpus.tokenizer import TOKENIZER_FILES
 from biphase.errors import InputError
-from biphase.files import content_hash, file_hash, read_json_as
+from biphase.files import content_hash, file_hash, read_hashed, read_json_as
 from biphase.flops import longest_text
 from biphase.hub import INDEX, fetch_model, refuse_pickles
 from biphase.run import find_model
@@ -82,7 +82,8 @@ def hash_files(stamps: FileStamps) -> str:
     hashes = {Path(path): file_hash(Path(path)) for path, _, _ in stamps}
     folder = next(iter(hashes)).parent
     if folder.name == "model" and (folder.parent / "manifest.json").exists():
-        written = read_json_as(folder.parent / "manifest.json", dict[str, Any]).get("files")
+        remedy = f"delete {folder.parent} and rerun its run"
+        written = read_hashed(folder.parent / "manifest.json", dict[str, Any], remedy).get("files")
         for path, digest in hashes.items():
             if not isinstance(written, dict) or written.get(f"model/{path.name}") != digest:
                 raise InputError(

@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 from biphase.distributed import World
 from biphase.encoder.packed import PackedModel
 from biphase.errors import InputError
-from biphase.files import content_hash, file_hash, read_json_as, whole_folder, write_json
+from biphase.files import content_hash, file_hash, read_hashed, whole_folder, write_hashed
 from biphase.pretraining.optimizer import Muon
 from biphase.run import Run
 
@@ -90,7 +90,7 @@ def save_checkpoint(
                 save_file(moments, folder / "optimizer.safetensors")
                 files = sorted(path for path in folder.rglob("*") if path.is_file())
                 digests = {str(path.relative_to(folder)): file_hash(path) for path in files}
-                write_json(folder / "manifest.json", asdict(manifest) | {"files": digests})
+                write_hashed(folder / "manifest.json", asdict(manifest) | {"files": digests})
         except OSError as error:
             failure = error
         except SafetensorError as error:  # how safetensors reports a full disk
@@ -148,8 +148,9 @@ def load_optimizer(folder: Path, model: PackedModel, optimizers: list[torch.opti
 
 
 def read_checkpoint_manifest(folder: Path, *, check_files: bool = True) -> CheckpointManifest:
-    """The manifest of a checkpoint whose files are all there and unchanged; without `check_files`, nobody looks."""
-    manifest = read_json_as(folder / "manifest.json", CheckpointManifest)
+    """The manifest of a checkpoint, as it was written, and of files that are all there and unchanged; without
+    `check_files`, nobody looks at these."""
+    manifest = read_hashed(folder / "manifest.json", CheckpointManifest, "delete the folder and rerun")
     if not manifest.files:
         raise InputError(f"checkpoint {folder} is damaged: manifest.json lists no files; delete the folder and rerun")
     for name, digest in manifest.files.items() if check_files else ():

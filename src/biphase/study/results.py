@@ -37,6 +37,8 @@ def collect_results(
     Args:
         device_hours: what the training of each run took, where that is known.
     """
+    asked = () if plan.study.evaluation is None else plan.study.evaluation.tasks
+    families = {task.name: FAMILY_CODES[task.family] for task in map(find_task, asked)}
     sizes = measure_sizes(plan)
     models: dict[ReportArm, list[EvaluatedModel]] = {}
     for model in plan.models:
@@ -45,7 +47,7 @@ def collect_results(
     for arm in place_arms(models):
         found: dict[tuple[str, str], list[Result]] = {}
         for model in next(some for known, some in models.items() if known.name == arm.name):
-            for result in collect_model(arm, plan.arms[model.arm].recipe.seed, scores[model.name]):
+            for result in collect_model(arm, plan.arms[model.arm].recipe.seed, scores[model.name], families):
                 found.setdefault((result.dataset, result.metric), []).append(result)
         yield from map(pool, found.values())
 
@@ -65,11 +67,13 @@ def with_device_hours(
     return replace(arm, device_hours=sum(known) / len(known)) if is_timed else arm
 
 
-def collect_model(arm: ReportArm, pretraining_seed: int, found: ScoreSet) -> Iterator[Result]:
+def collect_model(
+    arm: ReportArm, pretraining_seed: int, found: ScoreSet, families: Mapping[str, str]
+) -> Iterator[Result]:
     """A model's results on every task, by both metrics. Test examples are known for the metric that chose the rate."""
     for task in found.tasks:
         name = next(model for model in found.models if (model, task) in found.cells)
-        family = FAMILY_CODES[find_task(task).family]
+        family = families[task]
         own = next(iter(found.cells[name, task].values())).metric
         for kind, metric in (("standard", own), ("paper", PAPER_METRICS[family])):
             try:

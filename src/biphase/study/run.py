@@ -26,6 +26,7 @@ from biphase.study.folder import (
     trained_folder,
 )
 from biphase.study.plan import Plan
+from biphase.study.spec import find_data_dirs
 from biphase.study.units import score_unit, train_unit
 from biphase.tasks.sources import absolute_dir
 
@@ -105,7 +106,7 @@ def study_units(plan: Plan, folder: StudyFolder, processes: int = 1) -> list[Uni
     is_there = {
         name: find_step(folder, model.run, plan.runs[model.run].key, model.step) for name, model in models.items()
     }
-    data_dirs = {} if plan.study.evaluation is None else plan.study.evaluation.data_dirs
+    data_dirs = {} if plan.study.evaluation is None else find_data_dirs(plan.study.evaluation)
     resolved = {task: absolute_dir(folder) for task, folder in data_dirs.items()}
     for cell in plan.cells:
         model = models[cell.model]

@@ -13,6 +13,7 @@ from biphase.config import Count, PositiveCount, Strict, load_config, parse_conf
 from biphase.errors import InputError, nearest
 from biphase.finetuning.config import FinetuneConfig
 from biphase.study.curricula import NamedCurriculum, read_steps
+from biphase.tasks.sources import name_data_dirs
 from biphase.tasks.spec import find_task
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
@@ -131,7 +132,7 @@ class Evaluation(Strict):
     per_task: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Settings for single tasks, which go over those of `finetune`."""
     data_dirs: dict[str, str] = Field(default_factory=dict)
-    """Folders with a task's data as published, in place of the hub."""
+    """Folders with a task's data as published, in place of the hub; by the task's name or its YAML file."""
     random_weights: bool = False
     """Whether each network is also fine-tuned from random weights: the control that pretraining must beat."""
 
@@ -224,9 +225,12 @@ def check_evaluation(evaluation: Evaluation) -> None:
             raise InputError(f"evaluation.per_task: '{task}' is trained as '{find_task(task).trained_on}'; name that")
         if task not in trained:
             raise InputError(f"evaluation.per_task: '{task}' is none of the tasks{nearest(task, trained)}")
-    for task in evaluation.data_dirs:
-        if task not in (known := {*evaluation.tasks, *trained}):
-            raise InputError(f"evaluation.data_dirs: '{task}' is none of the tasks{nearest(task, known)}")
+    find_data_dirs(evaluation)
+
+
+def find_data_dirs(evaluation: Evaluation) -> dict[str, str]:
+    """Folders of data by the names of their tasks. Raises `InputError` for what is none of the tasks."""
+    return name_data_dirs(evaluation.data_dirs.items(), evaluation.tasks, "evaluation.data_dirs")
 
 
 def finetune_config(evaluation: Evaluation, task: str, learning_rate: float, seed: int) -> FinetuneConfig:

@@ -6,6 +6,7 @@ Rows of files are read in `rows.py`; code of a hub repository is never run.
 import itertools
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import resources
@@ -13,10 +14,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from biphase.corpus.readers import CODECS
-from biphase.errors import InputError, first_line
+from biphase.errors import InputError, first_line, nearest
 from biphase.files import content_hash, file_hash
 from biphase.tasks.rows import SAVED, Row, Rows, read_file, rows_of_dataset
-from biphase.tasks.spec import TASK_SPLITS, FileLayout, Hub, Task, TaskSplit, named_splits
+from biphase.tasks.spec import TASK_SPLITS, FileLayout, Hub, Task, TaskSplit, find_task, named_splits
 
 HUB = Path("hub")
 """A `data_dir` of this name stands for the hub's data, also for a task that comes with the package."""
@@ -75,6 +76,29 @@ def find_source(task: Task, data_dir: Path | None) -> TaskSource:
     hub = task.hub.model_copy(update={"revision": pin_commit(task.hub.id, task.hub.revision)})
     digest = content_hash([definition(task), hub.model_dump(mode="json")])
     return TaskSource(task, f"{hub.id}@{hub.revision}", digest, hub, {})
+
+
+def name_data_dirs(pairs: Iterable[tuple[str, str]], tasks: Iterable[str], origin: str) -> dict[str, str]:
+    """Folders of data by the names of their tasks.
+
+    Args:
+        pairs: a task, by its name or its YAML file, and its folder.
+        tasks: names or YAML files; what these are trained on may have a folder too.
+        origin: what to call the pairs in a message.
+
+    Raises `InputError` for any other task, and for one that is given twice.
+    """
+    found: dict[str, str] = {}
+    asked = [find_task(task) for task in tasks]
+    known = {task.name for task in asked} | {task.trained_on for task in asked if task.trained_on}
+    for given, folder in pairs:
+        name = find_task(given).name if given.endswith((".yaml", ".yml")) else given
+        if name not in known:
+            raise InputError(f"{origin}: '{given}' is none of the tasks{nearest(name, known)}")
+        if name in found:
+            raise InputError(f"{origin}: {name} has {found[name]} already")
+        found[name] = folder
+    return found
 
 
 def absolute_dir(data_dir: str | Path) -> str:
