@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 
 from biphase import __version__
 from biphase.cli.embed import embed_command
-from biphase.cli.export import export_command
+from biphase.cli.export import convert_command, export_command
 from biphase.cli.inspect import inspect_command
 from biphase.cli.predict import predict_command
 from biphase.cli.search import search_command
@@ -213,6 +213,7 @@ def pretrain_command(
 
 
 app.command("export")(export_command)
+app.command("convert")(convert_command)
 
 
 @task_app.command("check")

@@ -1,4 +1,4 @@
-"""Networks are given away: a checkpoint → a folder that transformers loads."""
+"""Networks are given away: a checkpoint, or an old EuroBERT, → a folder that transformers loads."""
 
 from pathlib import Path
 from typing import Annotated
@@ -24,3 +24,16 @@ def export_command(
     from biphase.export.model import export_checkpoint
 
     out.print(export_checkpoint(run, folder, merge), markup=False)
+
+
+def convert_command(
+    model: Annotated[str, typer.Argument(help="A folder, or a hub id (ID@REVISION).")],
+    folder: Annotated[Path, typer.Argument(help="The folder to write.")],
+) -> None:
+    """Turn a EuroBERT checkpoint made for code of its own into one that transformers loads; runs none of that code.
+
+    Example: `biphase convert EuroBERT/EuroBERT-210m eurobert-210m`
+    """
+    from biphase.export.convert import convert_checkpoint
+
+    out.print(convert_checkpoint(model, folder), markup=False)
