@@ -21,7 +21,7 @@ PLACEMENT = {"device", "microbatch_tokens"}
 """Settings that decide where and how fast a cell runs, not what comes out."""
 
 FAMILY_SETTINGS: dict[Family, tuple[str, ...]] = {
-    "sequence_classification": (),
+    "sequence_classification": ("head",),
     "token_classification": ("head_dropout",),
     "question_answering": ("qa_head", "max_answer_tokens"),
     "retrieval": ("judged_only", "scale"),
@@ -47,7 +47,7 @@ DEFAULT_MAX_LENGTH = 2028
 class FinetuneConfig(Grown):
     """All that a cell does, apart from which encoder and which task. Defaults are the paper's where it has a value."""
 
-    later: ClassVar[frozenset[str]] = frozenset({"truncation"})
+    later: ClassVar[frozenset[str]] = frozenset({"truncation", "head"})
 
     learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 5e-5
     seed: Count = 0
@@ -78,6 +78,9 @@ class FinetuneConfig(Grown):
     """The type of the arithmetic. `auto`: bf16 where the device has units for it."""
     weight_dtype: Literal["fp32", "bf16"] = "fp32"
     """The type of weights and moments. `bf16`: as the paper did, where updates at low rates round away."""
+    head: Literal["own", "transformers"] = "own"
+    """Sequence classification: the paper's head, the same on every network, or the one that the network's class in
+    transformers has, which `--keep` can keep for all of them; texts are padded for it."""
     head_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
     """The dropout of the token classifier; the other heads have none."""
     qa_head: Literal["span", "token"] = "span"

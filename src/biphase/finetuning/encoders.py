@@ -20,9 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from biphase.corpus.tokenizer import NEW_NAMES, load_tokenizer, tokenizer_hash
-from biphase.encoder.attention import PackedLayout
+from biphase.encoder.attention import PackedLayout, lay_out
 from biphase.encoder.load import fresh_backbone, load_backbone
-from biphase.encoder.packed import packed_hidden
+from biphase.encoder.packed import PaddedBackbone, packed_hidden
 from biphase.errors import InputError
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.encoding import HashedTokenizer, TokenizedTexts
@@ -184,6 +184,50 @@ class PaddedNetwork(nn.Module):
         is_span = "start_logits" in output
         logits = torch.stack([output.start_logits, output.end_logits], -1) if is_span else output.logits
         return (logits[is_token_SL] if logits.ndim == 3 else logits).float()
+
+
+def with_transformers_head(backbone: Any, kind: Any, num_labels: int) -> PaddedNetwork:
+    """The network's own class for a kind of task, such as `AutoModelForSequenceClassification`, with a new head by
+    torch's generator.
+
+    Raises `InputError` where transformers has no such class, or its network computes something else than ours.
+    """
+    config = copy.deepcopy(backbone.config)
+    config.num_labels = num_labels
+    inner: Any = backbone.network if isinstance(backbone, PaddedBackbone) else backbone
+    attention = "sdpa" if getattr(inner, "_supports_sdpa", False) else "eager"
+    try:
+        model = kind.from_config(config, attn_implementation=attention).float()
+    except ValueError:
+        raise InputError(
+            f"head=transformers: there is no class for '{config.model_type}' with a head for that"
+        ) from None
+    model.base_model.set_input_embeddings(backbone.get_input_embeddings())
+    missing, unexpected = model.base_model.load_state_dict(inner.state_dict(), strict=False)
+    lost = [key for key in (*missing, *unexpected) if not key.startswith("pooler.")]
+    if lost or not hidden_agree(backbone, model.base_model):
+        raise InputError(
+            f"head=transformers: {type(model).__name__} computes something else than '{config.model_type}' does packed"
+        )
+    return PaddedNetwork(model)
+
+
+@torch.no_grad()
+def hidden_agree(backbone: Any, theirs: Any) -> bool:
+    """Whether a network of transformers computes on padded texts of 7 and 4 tokens what ours does on them packed."""
+    embedding = backbone.get_input_embeddings()
+    known = torch.arange(getattr(embedding, "num_embeddings", backbone.config.vocab_size))
+    if isinstance(embedding, UsedEmbedding):
+        known = (embedding.row_of_V < embedding.num_embeddings).nonzero()[:, 0]
+    pad_id = getattr(backbone.config, "pad_token_id", None) or 0
+    known = known[known != pad_id]
+    tokens_T = known[torch.arange(1, 12) * 7 % len(known)]
+    positions_T = torch.cat([torch.arange(7), torch.arange(4)])
+    ours_TD = packed_hidden(backbone.eval(), tokens_T, positions_T, lay_out(np.array([0, 7, 11]), causal=False))
+    padded_SL = nn.utils.rnn.pad_sequence([tokens_T[:7], tokens_T[7:]], batch_first=True, padding_value=pad_id)
+    is_token_SL = torch.arange(7) < torch.tensor([[7], [4]])
+    theirs_SLD = theirs.eval()(input_ids=padded_SL, attention_mask=is_token_SL.long()).last_hidden_state
+    return torch.allclose(ours_TD.float(), theirs_SLD[is_token_SL].float(), rtol=1e-3, atol=1e-3)
 
 
 class Embedder(nn.Module):

@@ -107,13 +107,20 @@ def to_transformers(network: Any, encoder: Encoder, cell: CellContext) -> Any:
     restore_embedding(network.backbone, encoder.backbone)
     if cell.task.family == "retrieval":
         return network.backbone
+    if isinstance(network, PaddedNetwork):
+        with_labels(network.model.config, cell.task)
+        return network.model
     config = copy.deepcopy(network.backbone.config)
     if cell.task.family == "question_answering":
         return with_same_head(AUTO_CLASSES[cell.task.family], as_llama(config), network, cell)
-    config.id2label = dict(enumerate(cell.task.classes))
-    config.label2id = {name: number for number, name in config.id2label.items()}
+    with_labels(config, cell.task)
     config.classifier_pooling = "mean"  # EuroBERT's and ModernBERT's name for what our head does
     return with_same_head(AUTO_CLASSES[cell.task.family], config, network, cell)
+
+
+def with_labels(config: Any, task: Task) -> None:
+    config.id2label = dict(enumerate(task.classes))
+    config.label2id = {name: number for number, name in config.id2label.items()}
 
 
 def as_llama(config: Any) -> Any:
@@ -129,9 +136,10 @@ def as_llama(config: Any) -> Any:
 def with_same_head(kind: Any, config: Any, network: Any, cell: CellContext) -> Any:
     """The class of transformers for a configuration, with the weights of ours. Raises `InputError` where there is none
     that computes the same."""
+    is_sequence = cell.task.family == "sequence_classification"
+    remedy = "head=transformers trains its own head" if is_sequence else "encoders of biphase's own have one"
     refusal = InputError(
-        f"--keep: transformers has no class for '{config.model_type}' with our head for {cell.task.family}; encoders "
-        "of biphase's own, and EuroBERTs, have one"
+        f"--keep: transformers has no class for '{config.model_type}' with our head for {cell.task.family}; {remedy}"
     )
     try:
         model = kind.from_config(config, attn_implementation="sdpa").float().eval()

@@ -1,5 +1,7 @@
 """Sequence classification, single texts and pairs: mean pooling → dense → GELU → linear, cross-entropy, accuracy.
 
+With `head: transformers`, the head is that of the network's class in transformers.
+
 Letters: S samples, C classes.
 """
 
@@ -11,6 +13,7 @@ import numpy as np
 from scipy.special import softmax
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from transformers import AutoModelForSequenceClassification
 
 from biphase.finetuning.batches import (
     Batch,
@@ -20,7 +23,7 @@ from biphase.finetuning.batches import (
     targets_on_device,
 )
 from biphase.finetuning.config import FinetuneConfig
-from biphase.finetuning.encoders import SequenceClassifier
+from biphase.finetuning.encoders import SequenceClassifier, with_transformers_head
 from biphase.finetuning.encoding import EncodedSplit, EncodedTask, HashedTokenizer, encode_filled
 from biphase.finetuning.metrics.classification import sequence_metrics
 from biphase.tasks.examples import LabelledText, TaskData
@@ -48,6 +51,8 @@ def encode_task(
 
 
 def build_model(backbone: nn.Module, cell: CellContext) -> nn.Module:
+    if cell.config.head == "transformers":
+        return with_transformers_head(backbone, AutoModelForSequenceClassification, len(cell.task.classes))
     return SequenceClassifier(backbone, len(cell.task.classes))
 
 
