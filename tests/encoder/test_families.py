@@ -176,8 +176,8 @@ def as_claim(page: str) -> str:
         f"- **Right, or refused.** Of {len(rows) + len(untried)} types of text models that transformers {version} "
         f"knows, {sum(row.pretrain in WAYS for row in rows)} can be pretrained or adapted and "
         f"{sum(row.evaluate in WAYS for row in rows)} evaluated, proved equal to plain transformers; {refused} are "
-        f"refused with the reason, {len(untried)} are not tried (as of {day}: [all of them](docs/families.md)). "
-        "`encoder/test_families.py`"
+        f"refused for both, with the reason, and {len(untried)} not tried (as of {day}: "
+        "[all of them](docs/families.md)). `encoder/test_families.py`"
     )
     return textwrap.fill(text, 120, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
 
