@@ -34,7 +34,7 @@ from biphase.study.folder import (
 from biphase.study.plan import Plan, plan_study
 from biphase.study.report import report_study
 from biphase.study.results import arm_of_model, collect_results, compare_curricula
-from biphase.study.run import run_study, study_units
+from biphase.study.run import measure_units, run_study, study_units
 from biphase.study.spec import Study
 
 HERE = Engine(workers=0)
@@ -44,8 +44,8 @@ NOUNS = ["dog", "cat", "boy", "girl", "tree", "house", "river", "train"]
 @pytest.fixture(scope="module")
 def words_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("words")
-    rows = [{"tokens": [a, "near", b], "ner_tags": ["B-location", "O", "O"]} for a in NOUNS for b in NOUNS[:3]]
-    for split in ("train", "validation", "test"):
+    for split, others in (("train", NOUNS[:3]), ("validation", NOUNS[3:5]), ("test", NOUNS[5:])):
+        rows = [{"tokens": [a, "near", b], "ner_tags": ["B-location", "O", "O"]} for a in NOUNS for b in others]
         (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
         rows = rows[1:]  # test must not be validation
     return folder
@@ -456,3 +456,28 @@ def test_a_task_of_ones_own(plan: Plan, finished: StudyFolder, words_dir: Path, 
     assert {result.dataset for result in collect_results(asked, read_state(asked, place).scores)} == {"places"}
     page, _ = report_study(asked, place, tmp_path / "report", [])
     assert "places" in page.read_text(encoding="utf-8")
+
+
+def test_data_are_looked_for_before_anything_trains(plan: Plan, tmp_path: Path) -> None:
+    tree = plan.study.model_dump(mode="json")
+    tree["evaluation"] |= {"data_dirs": {"wnut17": str(tmp_path)}}
+    without = plan_study(parse_config(Study, tree, origin="without"))
+    place = claim_study_folder(tmp_path / "study", without.study)
+    with pytest.raises(InputError, match=r"task 'wnut17' needs .* there"):
+        run_study(without, place, HERE)
+    assert not place.runs.exists()
+    tree["evaluation"] |= {"tasks": ["squad_retrieval"], "data_dirs": {}}
+    lacking = plan_study(parse_config(Study, tree, origin="lacking"))
+    with pytest.raises(InputError, match="task 'squad_retrieval' comes neither with biphase nor from the hub"):
+        run_study(lacking, place, HERE)
+
+
+def test_time_left_knows_what_training_took_before(plan: Plan, finished: StudyFolder) -> None:
+    units = {unit.name: unit for unit in study_units(plan, finished)}
+    spent = measure_units(plan, finished, read_state(plan, finished), units)
+    records = [read_json(finished.record(run))["seconds"] for run in plan.runs]
+    assert spent["train"] == (sum(records), pytest.approx(sum(units[train_name(run)].cost for run in plan.runs)))
+    assert spent["wnut17"][0] > 0 and set(spent) == {"train", "wnut17"}
+    training = units["train tiny-clm-12"]
+    forecast = scheduler.Forecast([training], spent | {"wnut17": (1e6, 1.0)})
+    assert forecast.seconds_left == pytest.approx(sum(records) * training.cost / spent["train"][1])

@@ -15,7 +15,7 @@ import signal
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -212,7 +212,11 @@ class Forecast:
     many units run side by side as did when the last one ended.
     """
 
-    def __init__(self, units: Sequence[Unit]) -> None:
+    def __init__(self, units: Sequence[Unit], spent: Mapping[str, tuple[float, float]] | None = None) -> None:
+        """
+        Args:
+            spent: seconds and costs of what was done before, by kind.
+        """
         self.left: dict[str, float] = defaultdict(float)
         """The cost of the units that are left, by kind."""
         self.seconds: dict[str, float] = defaultdict(float)
@@ -222,6 +226,9 @@ class Forecast:
         self.num_running = 1
         for unit in units:
             self.left[unit.kind] += unit.cost
+        for kind, (seconds, cost) in (spent or {}).items():
+            self.seconds[kind] += seconds
+            self.costs[kind] += cost
 
     def note(self, unit: Unit, outcome: Outcome) -> None:
         """A unit is over."""
@@ -253,6 +260,7 @@ def run_batch(
     num_done: int = 0,
     waits_for_busy: bool = False,
     on_done: Callable[[Unit], None] = lambda unit: None,
+    spent: Mapping[str, tuple[float, float]] | None = None,
 ) -> list[Failure]:
     """Run units whose values are lists of lines to say; returns what failed, which `folder` records too.
 
@@ -264,10 +272,11 @@ def run_batch(
         num_done: how many things were done before.
         waits_for_busy: wait for what other processes are at, in place of leaving it to them.
         on_done: called with each unit that is done.
+        spent: seconds and costs of what was done before, by kind, to tell the time left by.
     """
     by_name = {unit.name: unit for unit in units}
     failures: list[Failure] = []
-    forecast = Forecast(units)
+    forecast = Forecast(units, spent)
     has_waited = False
     with console.track(label, num_done + sum(unit.size for unit in units), things) as progress:
         progress.advance(num_done, already_done=True)

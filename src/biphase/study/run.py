@@ -7,28 +7,33 @@ leaves alone what another one is at, and waits for it where it needs it.
 from collections.abc import Mapping, Set
 from dataclasses import replace
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 from biphase.engine.local import Engine
 from biphase.engine.scheduler import Failure, run_batch
 from biphase.engine.units import Unit
 from biphase.errors import InputError
+from biphase.files import read_json
 from biphase.run import drop_step, open_run
 from biphase.study.cost import cell_cost, measure_sizes
 from biphase.study.folder import (
     StudyFolder,
+    StudyState,
     find_step,
     is_needed,
     is_trained,
     logged_steps,
+    measure_cells,
     read_state,
     train_name,
     trained_folder,
 )
 from biphase.study.plan import Plan
-from biphase.study.spec import find_data_dirs
+from biphase.study.spec import find_data_dirs, trainings
 from biphase.study.units import score_unit, train_unit
-from biphase.tasks.sources import absolute_dir
+from biphase.tasks.sources import HUB, absolute_dir, find_source
+from biphase.tasks.spec import find_task
 
 TRAINING = "train"
 """The kind of the units that are training runs; in place of a unit's name, all of them."""
@@ -45,7 +50,10 @@ def run_study(
     Raises `InputError` when `only` names no unit.
     """
     everything = {unit.name: unit for unit in study_units(plan, folder, processes)}
-    done = read_state(plan, folder).done
+    state = read_state(plan, folder)
+    done = state.done
+    if only != TRAINING and set(everything) - done:
+        look_for_data(plan)
     if only == TRAINING:
         everything = {train_name(run): everything[train_name(run)] for run in plan.runs}
     elif only is not None:
@@ -73,7 +81,26 @@ def run_study(
         num_done=len(everything) - len(left),
         waits_for_busy=True,
         on_done=clean_up,
+        spent=measure_units(plan, folder, state, everything),
     )
+
+
+def measure_units(
+    plan: Plan, folder: StudyFolder, state: StudyState, units: Mapping[str, Unit]
+) -> dict[str, tuple[float, float]]:
+    """Seconds and costs of what is done, by the kind of the units: what tells how long the rest takes, from the first
+    unit of a sitting on."""
+    trained = [name for name in state.trained if train_name(name) in units]
+    seconds = sum(read_json(folder.record(name))["seconds"] for name in trained)
+    spent = {TRAINING: (seconds, sum(units[train_name(name)].cost for name in trained))}
+    costs: dict[str, list[float]] = {}
+    for name in state.scored & units.keys():
+        costs.setdefault(units[name].kind, []).append(units[name].cost)
+    for kind, cells in measure_cells(state.scores).items():
+        if kind in costs:
+            mean = sum(cell.seconds for cell in cells) / len(cells)
+            spent[kind] = (mean * len(costs[kind]), sum(costs[kind]))
+    return {kind: values for kind, values in spent.items() if values[1]}
 
 
 def find_unit(name: str, units: Mapping[str, Unit], done: Set[str]) -> Unit:
@@ -106,8 +133,7 @@ def study_units(plan: Plan, folder: StudyFolder, processes: int = 1) -> list[Uni
     is_there = {
         name: find_step(folder, model.run, plan.runs[model.run].key, model.step) for name, model in models.items()
     }
-    data_dirs = {} if plan.study.evaluation is None else find_data_dirs(plan.study.evaluation)
-    resolved = {task: absolute_dir(folder) for task, folder in data_dirs.items()}
+    resolved = resolve_folders(plan)
     for cell in plan.cells:
         model = models[cell.model]
         settings: dict[str, Any] = {
@@ -126,6 +152,28 @@ def study_units(plan: Plan, folder: StudyFolder, processes: int = 1) -> list[Uni
         cost = costs[cell.name]
         units.append(Unit(cell.name, score_unit, settings, affinity, needs, kind=cell.task, cost=cost, wave=model.seed))
     return units
+
+
+def resolve_folders(plan: Plan) -> dict[str, str]:
+    """The data folders of the study's tasks, by the tasks' names, for a process that may stand in another folder."""
+    evaluation = plan.study.evaluation
+    folders = {} if evaluation is None else find_data_dirs(evaluation)
+    return {task: absolute_dir(folder) for task, folder in folders.items()}
+
+
+def look_for_data(plan: Plan) -> None:
+    """Raises `InputError` for a task whose data are not here, before hours of training; the hub is not asked."""
+    evaluation = plan.study.evaluation
+    if evaluation is None:
+        return
+    folders = resolve_folders(plan)
+    for name in dict.fromkeys([*evaluation.tasks, *trainings(evaluation)]):
+        task = find_task(name)
+        folder = folders.get(task.name)
+        if folder is not None and folder != str(HUB):
+            find_source(task, Path(folder))
+        elif task.hub is None:
+            find_source(task, None if folder is None else HUB)
 
 
 def estimate_costs(plan: Plan) -> dict[str, float]:
