@@ -8,7 +8,7 @@ baseline, interpolated between two rungs, cannot be told apart. So it is over al
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -20,6 +20,9 @@ from biphase.report.results import AVERAGE, ReportArm, Result, ResultSet
 
 Compute = Literal["tokens", "flops", "device_hours"]
 """What compute is counted in: fields of `ReportArm`."""
+
+AXES: dict[Compute, str] = {"flops": "FLOPs", "tokens": "tokens", "device_hours": "device hours"}
+"""In words; what comes first is preferred."""
 
 POINTS_BETWEEN = 40
 """At how many places between two rungs the arm is tested against the baseline."""
@@ -53,6 +56,8 @@ class Equivalent:
     """The arm's."""
     ladder: tuple[tuple[float, float], ...]
     """Compute and score of the baseline, made monotone, least compute first."""
+    scores: tuple[float, ...]
+    """The scores of the baseline as measured."""
     datasets: tuple[str, ...] = ()
     """What the score is the mean of."""
 
@@ -84,6 +89,30 @@ def compute_equivalent(
     rungs = make_ladder(results, baseline, axis, names)
     found = find_equivalent(mean_score(results, arm, names), compute_of(arm, axis), rungs, extrapolate)
     return Equivalent(**{**vars(found), "datasets": names})
+
+
+def recount(
+    found: Equivalent, arm: ReportArm, baseline: Sequence[ReportArm], axes: tuple[Compute, Compute]
+) -> Equivalent:
+    """An equivalent that was counted in the first of two kinds of compute, counted in the second: its places between
+    the budgets stay the same, as both rise from budget to budget. The baseline has its least compute first."""
+    before, after = ([compute_of(rung, axis) for rung in baseline] for axis in axes)
+    compute = compute_of(arm, axes[1])
+
+    def convert(share: float) -> float:
+        if not 0 < share < math.inf:  # an end beyond the ladder, or nan
+            return share
+        place = np.interp(math.log(found.compute / share), np.log(before), np.log(after))
+        return compute / math.exp(float(place))
+
+    return replace(
+        found,
+        share=convert(found.share),
+        low=convert(found.low),
+        high=convert(found.high),
+        compute=compute,
+        ladder=tuple((spent, height) for spent, (_, height) in zip(after, found.ladder, strict=True)),
+    )
 
 
 def contrast_at_share(
@@ -173,6 +202,7 @@ def find_equivalent(terms: Terms, compute: float, rungs: Sequence[Rung], extrapo
         score=score,
         compute=compute,
         ladder=tuple((rung.compute, float(height)) for rung, height in zip(rungs, scores, strict=True)),
+        scores=tuple(rung.score for rung in rungs),
     )
 
 
@@ -210,8 +240,8 @@ def find_interval(terms: Terms, compute: float, rungs: Sequence[Rung]) -> tuple[
     if sides[-1] == "above":
         return 0.0, compute / grid[-1], noise or ()
     if not open_places:  # the scores leap from below to above between two places
-        leap = next(place for place, side in zip(grid, sides, strict=True) if side == "below")
-        return compute / leap, compute / leap, noise or ()
+        leap = sides.index("below")
+        return compute / grid[leap], compute / grid[leap - 1], noise or ()
     low = 0.0 if sides[-1] == "within noise" else compute / max(open_places)
     high = math.inf if sides[0] == "within noise" else compute / min(open_places)
     return low, high, noise or ()
@@ -234,14 +264,22 @@ def negative(terms: Terms) -> Terms:
     return [(-weight, score) for weight, score in terms]
 
 
-def show_equivalent(found: Equivalent, axis: str) -> str:
-    """`0.73 of the baseline's FLOPs [0.61, 0.82] (fine-tuning seeds only)`."""
-    words = {"flops": "FLOPs", "device_hours": "device hours"}.get(axis, axis)
+def show_equivalent(found: Equivalent, axis: Compute) -> str:
+    """`0.73 [0.61, 0.82] of the baseline's FLOPs (fine-tuning seeds only)`."""
+    over = f" ({list_noise(found.noise)})" if found.noise else ""
+    return f"{show_multiple(found)} of the baseline's {AXES[axis]}{over}"
+
+
+def show_multiple(found: Equivalent) -> str:
+    """`0.73 [0.61, 0.82]`, `at most 0.50 […, 0.52]`."""
     share = f"{found.bound} {found.share:.2f}".strip()
-    interval = ""
-    if not math.isnan(found.low):
-        high = "…" if math.isinf(found.high) else f"{found.high:.2f}"
-        interval = f" [{f'{found.low:.2f}' if found.low else '…'}, {high}]"
-    over = " and ".join(filter(None, (", ".join(found.noise[:-1]), *found.noise[-1:])))
-    only = " only" if len(found.noise) == 1 else ""
-    return f"{share} of the baseline's {words}{interval}" + (f" ({over}{only})" if found.noise else "")
+    if math.isnan(found.low):
+        return share
+    high = "…" if math.isinf(found.high) else f"{found.high:.2f}"
+    return f"{share} [{f'{found.low:.2f}' if found.low else '…'}, {high}]"
+
+
+def list_noise(noise: Sequence[Noise]) -> str:
+    """`fine-tuning seeds only`, `pretraining seeds and test examples`."""
+    over = " and ".join(filter(None, (", ".join(noise[:-1]), *noise[-1:])))
+    return f"{over} only" if len(noise) == 1 else over

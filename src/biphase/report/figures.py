@@ -45,6 +45,9 @@ LINES_A_PANEL = 5
 OVERVIEW = "overview"
 """The name of the figure on a page's first screen."""
 
+LADDERS = "compute-equivalents"
+"""The name of the figure of a baseline's score against its compute."""
+
 
 @dataclass(frozen=True)
 class FigureSpec:
@@ -143,11 +146,12 @@ def draw_figures(
     folder: Path,
     losses: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
     overview: panels.Panel | None = None,
+    ladders: Sequence[panels.Panel] = (),
 ) -> tuple[list[tuple[str, str, str]], list[str]]:
     """Write every figure for which there are scores, as `NAME.svg` and `NAME.pdf`.
 
     The same results give the same SVG, to the byte. `losses`: run → records as in metrics.jsonl. `overview`, where it
-    is given, becomes the figure `OVERVIEW`, which is not among those returned.
+    is given, becomes the figure `OVERVIEW`, and `ladders` that of `LADDERS`, which are not among those returned.
 
     Returns:
         Name, title and caption of what was drawn, and a line for each figure that was not: what it lacks.
@@ -157,6 +161,8 @@ def draw_figures(
     if overview is not None:
         rows = len(overview.ticks)
         pictures.append(Picture(OVERVIEW, [partial(plot_panel, overview)], row_height=0.5 + 0.21 * rows))
+    if ladders:
+        pictures.append(Picture(LADDERS, [partial(plot_panel, panel) for panel in ladders], row_height=3.2))
     for spec in FIGURES:
         if spec.can_draw(results):
             made = [spec.make_panel(results, family) for family in results.families]
@@ -224,6 +230,8 @@ def plot_lines(panel: panels.Panel, axes: "Axes") -> None:
                 elinewidth=0.9,
                 label=label,
             )
+    for span in panel.spans:
+        axes.plot([span.begin, span.end], [span.value, span.value], ":", color=span.look.color, linewidth=1.2)
 
 
 def plot_bars(panel: panels.Panel, axes: "Axes") -> None:

@@ -8,6 +8,7 @@ from typing import Literal
 from biphase.report.contrasts import difference, is_significant
 from biphase.report.formats import show_points, show_share
 from biphase.report.panels import Mark, Panel
+from biphase.report.price import PriceList, list_prices, price_sentence
 from biphase.report.results import (
     AVERAGE,
     FAMILY_NAMES,
@@ -37,19 +38,27 @@ class Overview:
     """The first screen of a report."""
 
     sentences: tuple[str, ...]
-    """The answer: who is ahead of whom by how much, and what pretraining is worth at all."""
+    """The answer: who is ahead of whom by how much, what pretraining is worth at all, and what MLM's scores cost."""
     tables: tuple[ScoreTable, ...]
     """All models and tasks, one table for each kind of metric; the first is by the metric that verdicts are about."""
     panel: Panel | None
     """The means over all tasks with their intervals; None with fewer than two models that have all tasks."""
+    prices: tuple[PriceList, ...] = ()
+    """What other arms pay for the scores of MLM alone, by network."""
 
 
 def make_overview(results: ResultSet, answer: str = "") -> Overview:
     """What stands first on a page of these results, which have their averages; with the answer, where it is known."""
     tables = tuple(wide_table(results, metric) for metric in results.metrics)
     means = list(mean_scores(results, results.primary_metric).values())
-    sentences = (answer,) if answer else tuple(answer_sentences(results, means))
-    return Overview(sentences, tables, draw_means(means) if len(means) > 1 else None)
+    prices = tuple(list_prices(results))
+    sentences = [answer] if answer else answer_sentences(results, means)
+    return Overview(
+        sentences=(*sentences, *map(price_sentence, prices)),
+        tables=tables,
+        panel=draw_means(means) if len(means) > 1 else None,
+        prices=prices,
+    )
 
 
 def distinct_arms(results: ResultSet) -> list[ReportArm]:

@@ -17,9 +17,10 @@ from biphase import __version__
 from biphase.errors import InputError
 from biphase.files import own_folder, refuse_foreign, write_text
 from biphase.report.claims import Claim, Finding, Verdicts, count_tests
-from biphase.report.figures import OVERVIEW, draw_figures
+from biphase.report.figures import LADDERS, OVERVIEW, draw_figures
 from biphase.report.formats import MISSING, show_count, show_p_value, show_points, show_share
 from biphase.report.overview import make_overview
+from biphase.report.price import ladder_panel, price_files, price_rows
 from biphase.report.results import (
     FAMILY_NAMES,
     ResultSet,
@@ -76,16 +77,16 @@ def write_report(
     refuse_foreign(out, "report")  # before the work of drawing
     results = with_averages(results.results)
     overview = make_overview(results, answer)
-    tables = make_tables(results, table_numbers)
+    tables, ladders = make_tables(results, table_numbers), [ladder_panel(listed) for listed in overview.prices]
     with own_folder(out, "report") as folder:
         write_tables([*overview.tables, *tables], folder / "tables")
-        figures, lacking = draw_figures(results, folder / "figures", losses, overview.panel)
+        figures, lacking = draw_figures(results, folder / "figures", losses, overview.panel, ladders)
         html = render(
             title=title,
             question=question,
             facts=describe_results(results),
             overview=overview,
-            headline=None if overview.panel is None else figure_svg(folder, OVERVIEW),
+            pictures={name: figure_svg(folder, name) for name in (OVERVIEW, LADDERS)},
             verdicts=verdicts,
             hypotheses=hypotheses,
             figures=[(name, *about, figure_svg(folder, name)) for name, *about in figures],
@@ -96,13 +97,15 @@ def write_report(
             missing=[*missing, *missing_cells(results), *(f"No figure: {line}" for line in lacking)],
             checks=check_averages(results),
         )
-        for name, text in {**(files or {}), "index.html": html}.items():
+        for name, text in {**(files or {}), **price_files(overview.prices), "index.html": html}.items():
             write_text(folder / name, text)
     return out / "index.html"
 
 
-def figure_svg(folder: Path, name: str) -> Markup:
-    return inline_svg((folder / "figures" / f"{name}.svg").read_text(encoding="utf-8"), name)
+def figure_svg(folder: Path, name: str) -> Markup | None:
+    """A figure of a report as a part of its page; None where it was not drawn."""
+    path = folder / "figures" / f"{name}.svg"
+    return inline_svg(path.read_text(encoding="utf-8"), name) if path.exists() else None
 
 
 def render(**parts: Any) -> str:
@@ -128,6 +131,8 @@ def render(**parts: Any) -> str:
         show_signal=show_signal,
         degenerate_mark=degenerate_mark,
         sort_value=sort_value,
+        first_number=first_number,
+        price_rows=price_rows,
     )
     return environment.from_string(page).render(**parts)
 
@@ -174,6 +179,12 @@ def sort_value(text: str) -> str:
     if not math.isinf(parameters):
         return f"{parameters:g}"
     return plain if re.fullmatch(r"-?[0-9]+(\.[0-9]+)?", plain) else text
+
+
+def first_number(text: str) -> str:
+    """`0.71` of `at most 0.71 [0.62, 0.83]`."""
+    found = re.search(r"[0-9][0-9,]*(\.[0-9]+)?", text)
+    return found.group() if found else MISSING
 
 
 DECLARATIONS = re.compile(r"^.*?(?=<svg\b)|<metadata>.*?</metadata>|<style\b.*?</style>|<!--.*?-->", re.DOTALL)

@@ -41,6 +41,16 @@ class Mark:
 
 
 @dataclass(frozen=True)
+class Span:
+    """A distance along the x axis at one height."""
+
+    begin: float
+    end: float
+    value: float
+    look: Look
+
+
+@dataclass(frozen=True)
 class Panel:
     """A family's part of a figure. `lines` go through the marks, `bars` stand on zero side by side in groups, and
     `points` stand alone; `rings` are hollow points; `rows` are points whose `x` is the row, with the value across."""
@@ -57,6 +67,8 @@ class Panel:
     """Whether the x axis is."""
     x_margin: float | None = None
     """The room on the x axis before the first tick and after the last; None: as the marks need it."""
+    spans: Sequence[Span] = ()
+    """Dotted, in panels of `lines`."""
 
 
 def objective_by_size(results: ResultSet, family: str) -> Panel:
@@ -155,25 +167,32 @@ def score_by_flops(results: ResultSet, family: str) -> Panel:
         for arm in chosen:
             marks += mark_scores(results, family, [(arm.flops or 0.0, arm)], 3.5 + 2 * sizes.index(arm.size))
         series.append((label, LOOKS[objective], marks))
-    # Ticks are round numbers inside what is drawn, in units of a power of ten: [2, 5, 10] and 20.
-    flops = [arm.flops or 0.0 for arm in arms]
-    unit = math.floor(math.log10(min(flops)))
-    low, high = min(flops) / 10**unit, max(flops) / 10**unit
-    round_numbers = [step * 10**power for power in range(-1, 12) for step in (1, 2, 5)]
-    ticks = [tick for tick in round_numbers if low / 1.1 <= tick <= high * 1.1]
-    if len(ticks) > 8:
-        ticks = [tick for tick in ticks if math.log10(tick).is_integer()]
-    power = str(unit).translate(str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    ticks, labels, unit = round_ticks([arm.flops or 0.0 for arm in arms])
     return score_panel(
         results,
         family,
         series,
-        f"training FLOPs (×10{power})",
-        [tick * 10.0**unit for tick in ticks],
-        tick_labels=[f"{tick:g}" for tick in ticks],
+        f"training FLOPs{unit}",
+        ticks,
+        tick_labels=labels,
         kind="rings",
         is_logarithmic=True,
     )
+
+
+def round_ticks(values: Sequence[float]) -> tuple[list[float], list[str], str]:
+    """Ticks of a logarithmic axis at round numbers inside what is drawn, their labels in units of a power of ten, such
+    as 2, 5, 10 and 20, and that unit: ` (×10¹⁵)`."""
+    unit = math.floor(math.log10(min(values)))
+    low, high = min(values) / 10.0**unit, max(values) / 10.0**unit
+    round_numbers = [step * 10**power for power in range(-1, 12) for step in (1, 2, 5)]
+    ticks = [tick for tick in round_numbers if low / 1.1 <= tick <= high * 1.1]
+    if len(ticks) < 3:
+        ticks = [tick for tick in (1, 1.5, 2, 3, 4, 5, 7, 10, 15, 20) if low / 1.1 <= tick <= high * 1.1]
+    if len(ticks) > 8:
+        ticks = [tick for tick in ticks if math.log10(tick).is_integer()]
+    power = str(unit).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    return [tick * 10.0**unit for tick in ticks], [f"{tick:g}" for tick in ticks], f" (×10{power})"
 
 
 def score_panel(

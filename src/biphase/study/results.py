@@ -159,6 +159,7 @@ def arm_of_model(plan: Plan, model: EvaluatedModel, sizes: Sizes) -> ReportArm:
         mlm_steps=mlm,
         cpt_steps=later,
         parent=arm.pooled_name if is_intermediate else above,
+        is_plain=is_of_the_paper,
         flops=sum_runs(plan, model, lambda run, end: sum(sizes.flops(run, end).values())),
         tokens=float(plan.runs[model.run].recipe.tokens_before(model.step)),
     )

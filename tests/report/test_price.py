@@ -1,0 +1,166 @@
+"""The list of prices: which arms it compares with which baseline, shares that are known, and what its files say."""
+
+import csv
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from biphase.paper.published import read_reference
+from biphase.report.equivalents import AXES, compute_equivalent
+from biphase.report.figures import plot_panel
+from biphase.report.price import (
+    PriceList,
+    ladder_panel,
+    list_prices,
+    price_files,
+    price_sentence,
+    prices_csv,
+    prices_markdown,
+)
+from biphase.report.results import ReportArm, ResultSet, measured
+
+NOISE = np.array([-0.004, 0.0, 0.004])
+BASE = ReportArm("", "ratio", "1m", "mlm", 40, 100, 0, 100)
+
+
+def make_arm(name: str, steps: int, **changes: object) -> ReportArm:
+    """FLOPs are steps; tokens cost a tenth of that; hours rise slower than steps."""
+    spent = {"flops": float(steps), "tokens": 10.0 * steps, "device_hours": steps**0.5}
+    return replace(BASE, name=name, pretrain_steps=steps, mlm_steps=steps, **{**spent, **changes})  # type: ignore[arg-type]
+
+
+LADDER = {make_arm(f"mlm-{steps}", steps): 0.5 + 0.1 * at for at, steps in enumerate((100, 200, 400, 800))}
+"""0.1 more with each doubling."""
+
+
+def make_results(scores: dict[ReportArm, float], datasets: Sequence[str] = ("a", "b")) -> ResultSet:
+    rng = np.random.default_rng(0)
+    found = []
+    for arm, mean in scores.items():
+        for number, dataset in enumerate(datasets):
+            values = mean + 0.02 * number - 0.01 * (len(datasets) - 1) + rng.permutation(NOISE)
+            found.append(measured(arm, "SC", dataset, "standard", values.tolist()))
+    return ResultSet(tuple(found))
+
+
+def only(results: ResultSet) -> PriceList:
+    (listed,) = list_prices(results)
+    return listed
+
+
+def test_known_shares_in_every_kind_of_compute() -> None:
+    """0.75 is reached by the baseline at 2^0.5 of 400: a share of 0.707 for an arm of 400 steps, by half of the
+    tokens 0.354, and in hours, which go with the root of steps, 2^-0.25 of what it takes."""
+    arm = make_arm("ours", 400, mask_percent=15, tokens=2000.0)
+    results = make_results({**LADDER, arm: 0.75})
+    listed = only(results)
+    assert listed.baseline == tuple(LADDER) and [price.arm.name for price in listed.prices] == ["ours"]
+    shares = listed.prices[0].shares
+    assert list(shares) == list(AXES)
+    assert shares["flops"].share == pytest.approx(2**-0.5, rel=0.01)
+    assert shares["tokens"].share == pytest.approx(2**-1.5, rel=0.01)
+    assert shares["device_hours"].share == pytest.approx(2**-0.25, rel=0.01)
+    for axis, found in shares.items():
+        assert found.low < found.share < found.high
+        direct = compute_equivalent(results, arm, listed.baseline, axis)
+        for name in ("share", "low", "high", "compute", "score"):
+            assert getattr(found, name) == pytest.approx(getattr(direct, name)), f"{name} in {axis}"
+        assert np.allclose(found.ladder, direct.ladder)
+    sentence = price_sentence(listed)
+    assert sentence.startswith("ours reaches the score of MLM alone (40 % masked) at 0.71 [0.")
+    assert "of its FLOPs, on average over 2 tasks (interval over fine-tuning seeds only" in sentence
+
+
+def test_what_is_compared_with_what() -> None:
+    """The baseline is plain MLM at the ratio with most budgets; undecayed and continued arms, random weights and
+    other networks are no part of it, nor is what lacks a data set."""
+    others = {
+        make_arm("falling-100", 100, setup="other", mask_percent=15, is_plain=False): 0.5,
+        make_arm("falling-200", 200, setup="other", mask_percent=15, is_plain=False): 0.61,
+        make_arm("falling-400", 400, setup="other", mask_percent=15, is_plain=False): 0.72,
+        make_arm("falling-800", 800, setup="other", mask_percent=15, is_plain=False): 0.83,
+        make_arm("hot-400", 400, setup="other", is_plain=False): 0.71,
+        make_arm("mlm20-400", 400, mask_percent=20): 0.66,
+        make_arm("clm-400", 400, objective="clm", mask_percent=None): 0.55,
+    }
+    left_out = {
+        make_arm("way", 300, setup="efficiency"): 0.6,
+        make_arm("more", 800, setup="cpt", cpt_steps=100): 0.85,
+        make_arm("random", 0, setup="control", objective="none", flops=None, tokens=None): 0.3,
+        make_arm("large", 400, size="3m"): 0.8,
+    }
+    results = make_results({**LADDER, **others, **left_out})
+    partly = make_results({make_arm("partly", 400, objective="clm"): 0.7}, ["a"])
+    listed = only(ResultSet((*results.results, *partly.results)))
+    assert listed.baseline == tuple(LADDER)
+    assert {price.arm.name for price in listed.prices} == {arm.name for arm in others}
+    # At 800 steps what is better lies beyond the ladder, so those of 400 are compared.
+    assert [price.arm.name for price in listed.compared] == ["falling-400", "hot-400", "mlm20-400", "clm-400"]
+    assert listed.prices[0].arm.name == "falling-800" and listed.prices[0].main.bound == "at most"
+    assert "the least of 4 models with 400 steps" in price_sentence(listed)
+    assert not list_prices(make_results({arm: LADDER[arm] for arm in list(LADDER)[:2]} | others)), "two budgets"
+    assert list_prices(ResultSet(())) == list_prices(make_results(left_out)) == []
+
+
+def test_bounds_are_said() -> None:
+    for score, words, share in ((0.9, "scores above", "at most 0.25"), (0.3, "scores below", "at least 2.00")):
+        steps = 200
+        listed = only(make_results({**LADDER, make_arm("ours", steps, objective="clm", mask_percent=None): score}))
+        sentence = price_sentence(listed)
+        assert f"ours {words} MLM alone (40 % masked) at all of its budgets: {share}" in sentence
+        assert share in prices_markdown(listed)
+        panel = ladder_panel(listed)
+        assert panel.spans[0].end == pytest.approx(800 if score > 0.8 else 100), "the distance ends with the ladder"
+
+
+def test_unknown_compute_has_no_column() -> None:
+    """Hours of a run that was not timed, and hours that do not rise with the budget."""
+    ours = make_arm("ours", 400, objective="clm", device_hours=None)
+    assert list(only(make_results({**LADDER, ours: 0.7})).prices[0].shares) == ["flops", "tokens"]
+    odd = {replace(arm, device_hours=3.0, flops=None): score for arm, score in LADDER.items()}
+    listed = only(make_results({**odd, make_arm("ours", 400, objective="clm"): 0.7}))
+    assert list(listed.prices[0].shares) == ["tokens"]
+    assert "share of tokens |\n" in prices_markdown(listed) and "of its tokens" in price_sentence(listed)
+
+
+def test_distances_end_on_the_line() -> None:
+    """Also where the baseline dips: its line is made monotone, its intervals stay those of its scores."""
+    scores = dict(zip(LADDER, (0.5, 0.7, 0.6, 0.8), strict=True))
+    listed = only(make_results({**scores, make_arm("ours", 200, objective="clm"): 0.75}))
+    panel = ladder_panel(listed)
+    (_, _, line), (label, _, (point,)) = panel.series
+    assert [round(mark.value) for mark in line] == [50, 65, 65, 80] and label.startswith("ours: 0.3")
+    assert line[1].value + line[1].up == pytest.approx(70 + 100 * listed.half_widths[1], abs=0.1)
+    (span,) = panel.spans
+    logs = np.log([mark.x for mark in line])
+    assert np.interp(math.log(span.end), logs, [mark.value for mark in line]) == pytest.approx(span.value)
+    assert (span.begin, span.value) == (point.x, point.value)
+    from matplotlib.figure import Figure
+
+    axes = Figure().add_subplot()
+    plot_panel(panel, axes)
+    assert axes.get_xscale() == "log" and any(line.get_linestyle() == ":" for line in axes.lines)
+
+
+def test_published_prices_and_their_files() -> None:
+    """The known shares by tokens, 0.79 and 0.78, and what the intervals are over."""
+    listed = only(read_reference())
+    by_name = {price.arm.name: price for price in listed.prices}
+    assert [arm.pretrain_steps for arm in listed.baseline] == [12_000, 22_000, 42_000]
+    assert by_name["610m-clm-11k-mlm40-22k"].shares["tokens"].share == pytest.approx(0.79, abs=0.005)
+    assert by_name["610m-clm-3k-mlm40-12k"].shares["tokens"].share == pytest.approx(0.78, abs=0.005)
+    assert by_name["610m-clm-10k-mlm40-42k"].main.bound == "at most"
+    files = price_files([listed])
+    assert set(files) == {f"tables/compute-equivalents-610M{suffix}" for suffix in (".md", ".tex", ".csv")}
+    markdown, latex = (files[f"tables/compute-equivalents-610M{suffix}"] for suffix in (".md", ".tex"))
+    assert "over fine-tuning seeds only" in markdown and "Each model was pretrained once" in markdown
+    assert "…" not in latex and "“" not in latex and latex.count(r"\\") == 1 + len(listed.prices)
+    rows = list(csv.DictReader(io.StringIO(prices_csv(listed))))
+    assert len(rows) == 2 * len(listed.prices)
+    ours = next(row for row in rows if row["arm"] == "610m-clm-11k-mlm40-22k" and row["counted_in"] == "tokens")
+    assert (ours["bound"], ours["noise"]) == ("", "fine-tuning seeds")
+    assert 0.68 < float(ours["low"]) < float(ours["share"]) < float(ours["high"]) < 0.92
