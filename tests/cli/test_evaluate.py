@@ -76,6 +76,28 @@ def test_a_grid_its_summary_and_a_comparison(call: Any, models: Path) -> None:
     assert "judged by finished cells" not in out.splitlines()[0] and code == 0
 
 
+def test_the_best_of_each_task_is_kept(call: Any, models: Path, tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    code, _, err = call(models / "a", "batch_size=8", "device=cpu", "--keep", kept)
+    assert code == 0, err
+    scores = [json.loads(file.read_text()) for file in (tmp_path / "scores").glob("*/score.json")]
+    by_rate: dict[float, list[dict[str, Any]]] = {}
+    for score in scores:
+        by_rate.setdefault(score["config"]["learning_rate"], []).append(score)
+    value = lambda score: score["metrics"]["validation"]["f1"]  # noqa: E731
+    rate = max(by_rate, key=lambda rate: (sum(map(value, by_rate[rate])), -rate))
+    record = json.loads((kept / "a-wnut17" / "biphase.json").read_text())
+    assert record["config"]["learning_rate"] == rate
+    best = max(map(value, by_rate[rate]))
+    assert value(next(s for s in by_rate[rate] if s["config"]["seed"] == record["config"]["seed"])) == best
+    assert (kept / "a-wnut17" / "model.safetensors").exists()
+    code, _, err = call(models / "a", models / "b", "batch_size=8", "device=cpu", "--keep", kept)
+    assert code == 2 and "a-wnut17 is not an empty folder" in err
+    assert len(list((tmp_path / "scores").glob("*/score.json"))) == 4
+    code, _, err = call("--keep", kept)
+    assert code == 2 and "--keep is for models that are fine-tuned" in err
+
+
 def test_failed_cells_are_exit_code_two(call: Any, models: Path, tmp_path: Path) -> None:
     bad = tmp_path / "bad"
     bad.mkdir()

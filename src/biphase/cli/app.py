@@ -287,6 +287,9 @@ def evaluate_command(
     compare: Annotated[
         tuple[str, str] | None, typer.Option(help="Two models: who wins where, and is it more than noise?")
     ] = None,
+    keep: Annotated[
+        Path | None, typer.Option(help="Write the best fine-tuned model of each task, by validation, below here.")
+    ] = None,
 ) -> None:
     """Fine-tune and score models on tasks with every rate and seed; the rate is chosen on validation.
 
@@ -309,6 +312,7 @@ def evaluate_command(
         part=part,
         dry_run=dry_run,
         pair=compare,
+        keep=keep,
     )
 
 

@@ -50,8 +50,10 @@ def run_evaluation(
     part: str | None,
     dry_run: bool,
     pair: tuple[str, str] | None,
+    keep: Path | None = None,
 ) -> None:
-    """Run what is missing of the grid, then print what `out` holds, and the comparison of a pair of models.
+    """Run what is missing of the grid, then print what `out` holds, and the comparison of a pair of models. With
+    `keep`, the best network of each model on each task is written below it.
 
     Raises `InputError` for what the words do not say right, and when cells failed: how many, and the first reason.
     """
@@ -60,6 +62,8 @@ def run_evaluation(
     for key in ("learning_rate", "seed"):
         if any(setting.startswith(f"{key}=") for setting in settings):
             raise InputError(f"{key} is one of a grid: give --{key.replace('_', '-')}s")
+    if keep is not None and (not models or is_zero_shot(tasks) or part is not None):
+        raise InputError("--keep is for models that are fine-tuned on tasks, without --part")
     if models and is_zero_shot(tasks):
         run_zero_shot(models, tasks, out)
         return
@@ -76,8 +80,8 @@ def run_evaluation(
             seeds=parse_seeds(seeds),
             data_dirs=parse_data_dirs(data_dirs, names),
         )
-        where = engine | {"device": config.device}
-        failures = run_missing(grid, parse_config(Engine, where, origin="evaluate"), part, dry_run)
+        where = parse_config(Engine, engine | {"device": config.device}, origin="evaluate")
+        failures = run_and_keep(grid, where, part, dry_run, keep)
         if dry_run:
             return
     elif settings:
@@ -90,13 +94,29 @@ def run_evaluation(
     if pair is not None:
         print_comparison(compare(scores, *pair))
     if failures:
-        reasons = Counter(failure.reason for failure in failures if not failure.is_blocked)
-        num_blocked = len(failures) - reasons.total()
-        waiting = f", {num_blocked} that need them were not run" if num_blocked else ""
-        raise InputError(
-            f"{reasons.total()} failed{waiting}; most often: {reasons.most_common(1)[0][0]}; finished cells are kept, "
-            "the same command runs the others again"
-        )
+        raise told_together(failures)
+
+
+def told_together(failures: Sequence[Failure]) -> InputError:
+    """How many cells failed, and the most frequent reason."""
+    reasons = Counter(failure.reason for failure in failures if not failure.is_blocked)
+    num_blocked = len(failures) - reasons.total()
+    waiting = f", {num_blocked} that need them were not run" if num_blocked else ""
+    return InputError(
+        f"{reasons.total()} failed{waiting}; most often: {reasons.most_common(1)[0][0]}; finished cells are kept, "
+        "the same command runs the others again"
+    )
+
+
+def run_and_keep(grid: Grid, engine: Engine, part: str | None, dry_run: bool, keep: Path | None) -> list[Failure]:
+    if keep is None or dry_run:
+        return run_missing(grid, engine, part, dry_run)
+    from biphase.cli.best import check_kept, keep_best_networks
+
+    kept = check_kept(grid, resolve_for(grid.config, engine), keep)
+    failures = run_missing(grid, engine, part, dry_run)
+    keep_best_networks(kept, grid.out)
+    return failures
 
 
 def is_easier_search(score: Score) -> bool:

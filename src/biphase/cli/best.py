@@ -1,0 +1,67 @@
+"""`biphase evaluate --keep`: of each model and task of a grid, the best fine-tuned network → a folder."""
+
+import re
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from biphase.console import err
+from biphase.errors import InputError
+from biphase.finetuning.batches import CellContext
+from biphase.finetuning.cells import CellPlan
+from biphase.finetuning.config import FinetuneConfig
+from biphase.finetuning.encoders import load_encoder
+from biphase.finetuning.fit import fit_plans
+from biphase.finetuning.grid import Grid, plan_grid
+from biphase.finetuning.keep import check_keepable
+from biphase.finetuning.scores import Score, read_score, short_name
+from biphase.finetuning.selection import choose_rate
+
+Kept = dict[tuple[str, str], tuple[Path, list[CellPlan]]]
+"""For each model and task, the folder to write and the cells to choose from."""
+
+
+def check_kept(grid: Grid, config: FinetuneConfig, folder: Path) -> Kept:
+    """Where each model and task is kept, `folder/MODEL-TASK`.
+
+    Raises `InputError`, before anything is trained, for a folder that is not empty, two models of one name, and a
+    network that cannot be kept.
+    """
+    kept: Kept = {}
+    for training in plan_grid(replace(grid, config=config)):
+        name = re.sub(r"[^\w.@-]", "-", short_name(training.model))
+        for cell in training.cells:
+            place = folder / f"{name}-{cell.task.name}"
+            kept.setdefault((training.model, cell.task.name), (place, []))[1].append(cell)
+    [(place, times)] = Counter(place for place, _ in kept.values()).most_common(1)
+    if times > 1:
+        raise InputError(f"--keep: two models would be written to {place}; rename the folder of one")
+    for (model, _), (place, cells) in kept.items():
+        context = CellContext(cells[0].task, cells[0].config, torch.device("cpu"), torch.float32)
+        check_keepable(load_encoder(model), context, place)
+    return kept
+
+
+def keep_best_networks(kept: Kept, out: Path) -> None:
+    """Train the best cell of each model and task once more, and keep its network: at the rate that validation chooses
+    over all seeds, the seed that is best on validation."""
+    for (model, task), (place, cells) in kept.items():
+        scored = [(cell, read_score(cell.folder(out))) for cell in cells if cell.is_finished(out)]
+        by_rate: dict[float, list[float | None]] = {}
+        for cell, score in scored:
+            by_rate.setdefault(cell.config.learning_rate, []).append(on_validation(score))
+        if all(score.diverged for _, score in scored):
+            err.print(f"{place}: no finished cell of {model} on {task} to keep")
+            continue
+        rate = choose_rate(by_rate)
+        at_rate = [(cell, on_validation(score)) for cell, score in scored if cell.config.learning_rate == rate]
+        best, _ = max(((cell, value) for cell, value in at_rate if value is not None), key=lambda one: one[1])
+        fit_plans(model, [best], out, keep=place)
+        err.print(f"{place}: kept, learning rate {rate:g}, seed {best.config.seed}")
+
+
+def on_validation(score: Score) -> float | None:
+    """The score by which rates are chosen; None where training diverged."""
+    return None if score.diverged else score.metrics["validation"][score.metric]
