@@ -11,6 +11,7 @@ from transformers import EuroBertConfig, EuroBertForMaskedLM
 from biphase.encoder.load import TokenIds, make_model
 from biphase.encoder.packed import count_flops
 from biphase.encoder.presets import PRESETS, shape_of
+from biphase.errors import InputError
 from biphase.flops import PEAK_FLOPS, SampleLengths, flops_per_token, known_device, longest_text
 from biphase.recipe import Phase
 
@@ -92,3 +93,10 @@ def test_long_rope_reads_texts_as_long_as_its_first_angles() -> None:
     assert longest_text(config) == 4096
     assert longest_text(SimpleNamespace(max_position_embeddings=512, rope_parameters={"rope_type": "yarn"})) == 512
     assert longest_text(SimpleNamespace(max_position_embeddings=-1)) is None
+
+
+@pytest.mark.parametrize("value", ["[/bold]", 0, True, None, 1.5, [0]])
+@pytest.mark.parametrize("key", ["num_key_value_heads", "vocab_size"])
+def test_a_size_that_is_none_is_named(key: str, value: object) -> None:
+    with pytest.raises(InputError, match=rf"'{key}' is .*; it must be a whole number from 1 on"):
+        shape_of("1m", {key: value}, 300)

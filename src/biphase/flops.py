@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from biphase.errors import InputError
 from biphase.recipe import Phase
 
 PEAK_FLOPS = {
@@ -121,16 +122,23 @@ class Shape:
 
 
 def read_shape(settings: Mapping[str, Any]) -> Shape:
-    """The shape that a Llama-like configuration describes, under transformers' names."""
-    layers, width, ffn, heads, kv_heads = (int(settings[key]) for key in SHAPE_KEYS)
+    """The shape that a Llama-like configuration describes, under transformers' names.
+
+    Raises `InputError` for a size that is no number, or below 1.
+    """
+    head_dim = () if settings.get("head_dim") is None else ("head_dim",)
+    for key in (*SHAPE_KEYS, "vocab_size", *head_dim):
+        if not isinstance(settings[key], int) or isinstance(settings[key], bool) or settings[key] < 1:
+            raise InputError(f"architecture: '{key}' is {settings[key]!r}; it must be a whole number from 1 on")
+    layers, width, ffn, heads, kv_heads = (settings[key] for key in SHAPE_KEYS)
     return Shape(
         layers,
         width,
         ffn,
         heads,
         kv_heads,
-        head_width=int(settings.get("head_dim") or width // heads),
-        vocab_size=int(settings["vocab_size"]),
+        head_width=settings.get("head_dim") or width // heads,
+        vocab_size=settings["vocab_size"],
         is_tied=bool(settings.get("tie_word_embeddings", False)),
     )
 

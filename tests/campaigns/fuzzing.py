@@ -33,7 +33,7 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).parent))
 
-from small_world import FAST, Result, build, call, evaluation, finetune, run_in, settle_process, standing_in
+from small_world import FAST, WAITING, Result, build, call, evaluation, finetune, run_in, settle_process, standing_in
 
 HANG_SECONDS = 60
 MEMORY_BYTES = 6 << 30
@@ -547,7 +547,7 @@ def campaign(count: int, seed: int, folder: Path, only: str | None = None, start
         with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL) as child:
             assert child.stdout is not None
             while number < start + count:
-                ready, _, _ = select.select([child.stdout], [], [], 3 * HANG_SECONDS)
+                ready, _, _ = select.select([child.stdout], [], [], 3 * WAITING * HANG_SECONDS)
                 line = child.stdout.readline() if ready else b""
                 if not line:
                     child.kill()

@@ -105,8 +105,12 @@ class HangError(BaseException):
     """A command took longer than it may."""
 
 
+WAITING = 5
+"""How many times as long as it may compute a command may take where it waits, for a busy machine too."""
+
+
 def call(arguments: list[str], seconds: int = 60) -> Result:
-    """The `biphase` command in this process, in the current folder."""
+    """The `biphase` command in this process, in the current folder, for so many seconds of the processor."""
     import biphase.cli.app as cli
     from biphase import console
 
@@ -120,8 +124,12 @@ def call(arguments: list[str], seconds: int = 60) -> Result:
     def hang(*_: object) -> None:
         raise HangError
 
-    signal.signal(signal.SIGALRM, hang)
-    signal.alarm(seconds)
+    for number, timer, limit in (
+        (signal.SIGPROF, signal.ITIMER_PROF, seconds),
+        (signal.SIGALRM, signal.ITIMER_REAL, seconds * WAITING),
+    ):
+        signal.signal(number, hang)
+        signal.setitimer(timer, limit)
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             cli.main()
@@ -134,7 +142,8 @@ def call(arguments: list[str], seconds: int = 60) -> Result:
     except BaseException:
         return Result(1, out.getvalue(), err.getvalue(), traceback.format_exc())
     finally:
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
         sys.argv, console.out.file, console.err.file = before
 
 
