@@ -285,6 +285,20 @@ def test_printed_summary(write_cells: WriteCells, write_cell: Callable[..., Path
     assert capture.get().strip() == "no finished scores"
 
 
+def test_printed_signals(write_cells: WriteCells, scores_folder: Path) -> None:
+    """Of two models it is the t of their difference: 0.11 over 0.01/√3 on genre, 0.01 over 0.03/√3 on snli."""
+    write_cells("runs/a", "genre", [0.80, 0.82, 0.84])
+    write_cells("runs/b", "genre", [0.70, 0.71, 0.72])
+    write_cells("runs/a", "snli", [0.80, 0.80, 0.80])
+    write_cells("runs/b", "snli", [0.82, 0.79, 0.76])
+    write_cells("runs/a", "alone", [0.5, 0.6, 0.7])
+    with out.capture() as capture:
+        print_summary(summarize(read_scores(scores_folder)))
+    text = " ".join(capture.get().split())
+    assert "signal ÷ noise: genre 19.1, snli (0.6); about 1 where models are equally good" in text
+    assert "snli decides nothing here: about" in text and "genre decides" not in text
+
+
 def test_printed_comparison(write_cells: WriteCells, compare_all: Compare) -> None:
     for model, clear, modest in zip("ab", CLEAR, MODEST, strict=True):
         write_cells(model, "clear", clear, lines=same_examples)

@@ -4,8 +4,8 @@ Nothing is called better by its mean alone. Scores are shares; percent and perce
 """
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -23,6 +23,7 @@ from biphase.finetuning.scores import (
 from biphase.finetuning.selection import Selection, find_missing, find_scored_model, select_rate
 from biphase.report.contrasts import Contrast, difference, is_significant, judge_difference
 from biphase.report.formats import show_count
+from biphase.report.signal import Signal, measure_signal
 from biphase.report.statistics import (
     Difference,
     Interval,
@@ -56,6 +57,8 @@ class SummaryRow:
     """With how many of the seeds the predictions are one and the same for all test examples, as far as kept."""
     spread: Spread | None
     """The spread over seeds and over the rates of `STABILITY_RATES`; None with scores at fewer than two of them."""
+    chosen: Selection | None = field(default=None, repr=False, compare=False)
+    """The scores at that rate."""
 
 
 def summarize(scores: ScoreSet) -> list[SummaryRow]:
@@ -85,9 +88,24 @@ def summarize(scores: ScoreSet) -> list[SummaryRow]:
                 missing=find_missing(scores, model, task),
                 num_degenerate=count_degenerate(chosen) if chosen else 0,
                 spread=rate_spread(inside_RS, np.random.default_rng(0)) if num_scored > 1 else None,
+                chosen=chosen,
             )
         )
     return sorted(rows, key=lambda row: (row.task, row.rate is None, -row.interval.mean, row.model))
+
+
+def measure_signals(rows: Iterable[SummaryRow]) -> dict[str, Signal]:
+    """Task → how far it tells the models apart that have scores on it by one metric; none with fewer than two."""
+    by_task: dict[str, dict[str, list[Selection]]] = {}
+    for row in rows:
+        if row.chosen:
+            by_task.setdefault(row.task, {}).setdefault(row.metric, []).append(row.chosen)
+    found = {}
+    for task, by_metric in by_task.items():
+        signal = measure_signal(*by_metric.values()) if len(by_metric) == 1 else None
+        if signal is not None:
+            found[task] = signal
+    return found
 
 
 def count_degenerate(chosen: Selection) -> int:

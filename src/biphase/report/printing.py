@@ -11,7 +11,7 @@ from rich.text import Text
 
 from biphase import console
 from biphase.finetuning.scores import BrokenScore, short_name, show_rate
-from biphase.report.comparison import ComparisonVerdict, SummaryRow, TaskComparison
+from biphase.report.comparison import ComparisonVerdict, SummaryRow, TaskComparison, measure_signals
 from biphase.report.formats import (
     MISSING,
     show_count,
@@ -21,7 +21,9 @@ from biphase.report.formats import (
     show_share,
     show_spread,
 )
+from biphase.report.signal import Signal
 from biphase.report.statistics import STABILITY_RATES, mean_interval
+from biphase.report.tables import show_signal
 
 PLAIN: dict[str, Any] = {"box": box.SIMPLE_HEAD, "pad_edge": False, "padding": (0, 1, 0, 0), "title_justify": "left"}
 """How tables look: columns two spaces apart, one line below the head."""
@@ -62,8 +64,18 @@ def print_summary(rows: Sequence[SummaryRow], broken: Sequence[BrokenScore] = ()
         if row.num_degenerate:
             seeds = f"{row.num_degenerate} of {show_count(len(row.seeds), 'seed')}"
             lines.append(f"degenerate: {names[row.model]} on {row.task} predicts the same for all with {seeds}")
+    lines += describe_signals(measure_signals(rows))
     for line in (*lines, *(f"left out: {one.path} ({one.reason})" for one in broken)):
         console.out.print(line, markup=False)
+
+
+def describe_signals(signals: Mapping[str, Signal]) -> list[str]:
+    """How far each task tells models apart, in a line, and what it would take where it does not."""
+    if not signals:
+        return []
+    shown = ", ".join(f"{task} {show_signal(signal)}" for task, signal in signals.items())
+    lines = [f"signal ÷ noise: {shown}; about 1 where models are equally good, (…) where nothing is decided"]
+    return lines + [f"{task} decides nothing here: {one.needs}" for task, one in signals.items() if one.needs]
 
 
 def tabulate(
