@@ -104,6 +104,7 @@ class Heart(threading.Thread):
         self.stopped = threading.Event()
         self.lock = threading.Lock()
         self.store.set(f"name/{rank}", f"{socket.gethostname()}, pid {os.getpid()}")
+        self.store.add(f"beats/{rank}", 1)  # from here on it has joined, even if it is stopped before its next beat
 
     def run(self) -> None:
         heeded = range(1, self.size) if self.rank == 0 else range(1)
