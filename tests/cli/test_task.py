@@ -9,6 +9,7 @@ import pytest
 
 from biphase.cli import app as cli
 from biphase.cli.task import check_task
+from biphase.console import out
 
 TASK = """name: mine
 family: sequence_classification
@@ -31,7 +32,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_what_would_be_read(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(out, "width", 200)
     check_task(str(folder / "mine.yaml"), folder)
     said = capsys.readouterr().out
     test = pandas.read_csv(folder / "test.csv")
@@ -43,7 +44,7 @@ def test_what_would_be_read(folder: Path, capsys: pytest.CaptureFixture[str], mo
 
 
 def test_every_family_is_told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "300")
+    monkeypatch.setattr(out, "width", 300)
     check_task("wnut17", None)
     said = capsys.readouterr().out
     assert "3,394" in said and "B-person" in said

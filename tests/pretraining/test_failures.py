@@ -48,10 +48,12 @@ def test_a_loss_that_is_not_finite_names_step_and_samples(
 
 
 def test_a_rate_that_is_too_high_stops_the_run(tiny_recipe: MakeRecipe, tmp_path: Path) -> None:
+    recipe = tiny_recipe(*only("clm", 5))
+    schedule = recipe.schedule.model_copy(update={"peak_lr": 1e38})  # beyond what a recipe may ask for
     with pytest.raises(
         InputError, match=r"at step 2, samples .* no checkpoint was written yet; lower schedule.peak_lr"
     ):
-        train(tiny_recipe(*only("clm", 5, "schedule.peak_lr=1e38")), tmp_path)
+        train(recipe.model_copy(update={"schedule": schedule}), tmp_path)
 
 
 def test_batches_too_small_for_the_microbatches(tiny_recipe: MakeRecipe, tmp_path: Path) -> None:

@@ -494,7 +494,7 @@ def test_time_left_knows_what_training_took_before(plan: Plan, finished: StudyFo
     units = {unit.name: unit for unit in study_units(plan, finished)}
     spent = measure_units(plan, finished, read_state(plan, finished), units)
     records = [read_json(finished.record(run))["seconds"] for run in plan.runs]
-    assert spent["train"] == (sum(records), pytest.approx(sum(units[train_name(run)].cost for run in plan.runs)))
+    assert spent["train"] == pytest.approx((sum(records), sum(units[train_name(run)].cost for run in plan.runs)))
     assert spent["wnut17"][0] > 0 and set(spent) == {"train", "wnut17"}
     training = units["train tiny-clm-12"]
     forecast = scheduler.Forecast([training], spent | {"wnut17": (1e6, 1.0)})

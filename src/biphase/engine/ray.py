@@ -112,13 +112,14 @@ def keep_to_this_machine() -> dict[str, str]:
     """Have a cluster that is started here listen on the loopback interface alone, and to nobody without its token.
 
     Ray itself listens on all interfaces, and runs whatever it is sent. Returns the environment variables that are set:
-    a token is drawn unless the user has said how to authenticate; Ray before 2.52 knows none.
+    a token is drawn unless the user has said how to authenticate, or has loaded Ray before; Ray before 2.52 knows none.
     """
     loaded: Any = sys.modules.get("ray")
     if loaded is not None and loaded.is_initialized():
         return {}  # by the caller, who knows where
     variables = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # on all systems: the address of a node is 127.0.0.1
-    if not {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys():
+    is_said = {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys()
+    if not is_said and loaded is None:  # Ray that is loaded has read already that there is no token
         variables |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     os.environ.update(variables)
     if loaded is not None:  # it has read the variable when it was imported
