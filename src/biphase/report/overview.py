@@ -45,6 +45,8 @@ class Overview:
     """The means over all tasks with their intervals; None with fewer than two models that have all tasks."""
     prices: tuple[PriceList, ...] = ()
     """What other arms pay for the scores of MLM alone, by network."""
+    is_pretrained_once: bool = True
+    """Whether no model has several pretraining seeds."""
 
 
 def make_overview(results: ResultSet, answer: str = "") -> Overview:
@@ -58,6 +60,7 @@ def make_overview(results: ResultSet, answer: str = "") -> Overview:
         tables=tables,
         panel=draw_means(means) if len(means) > 1 else None,
         prices=prices,
+        is_pretrained_once=all(result.num_pretrainings == 1 for result in results.results),
     )
 
 

@@ -260,8 +260,9 @@ def short_steps(steps: int) -> str:
 
 def reference_mask(arms: Iterable[ReportArm]) -> int | None:
     """The masking ratio (percent) of most models with MLM: the one at which objectives are compared; None without."""
-    models = {arm.name: arm.mask_percent for arm in arms if arm.mask_percent is not None}
-    counts = Counter(models.values())
+    masked = [arm for arm in arms if arm.mask_percent is not None]
+    plain = [arm for arm in masked if arm.is_plain] or masked  # a ratio that falls is no reference
+    counts = Counter({arm.name: arm.mask_percent for arm in plain}.values())
     return max(counts, key=lambda mask: (counts[mask], mask)) if counts else None
 
 
