@@ -125,7 +125,7 @@ def answer(findings: Sequence[Finding]) -> str:
         )
     groups = []
     for verdict in ("supported", "contradicted", "undecided"):
-        chosen = [finding for finding in findings if finding.verdict == verdict]
+        chosen = [finding for finding in findings if finding.is_tested and finding.verdict == verdict]
         names = []
         for finding in chosen:
             said = finding.statement
@@ -134,6 +134,9 @@ def answer(findings: Sequence[Finding]) -> str:
             names.append(finding.key if verdict == "undecided" else f"{finding.key} ({said})")
         listed = " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
         groups.append(f"{verdict} {'is' if len(names) == 1 else 'are'} {listed}" if names else f"none is {verdict}")
+    untested = [finding.key for finding in findings if not finding.is_tested]
+    if untested:
+        groups.append(f"no scores test {', '.join(untested)}")
     return f"{first} Of the {len(findings)} findings, {'; '.join(groups)}."
 
 
