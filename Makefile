@@ -42,7 +42,7 @@ SEED ?= 0
 fuzz: $(VENV)/developer
 	$(BIN)/python tests/campaigns/fuzzing.py --count $(COUNT) --seed $(SEED)
 
-# Kills, full disks and hostile models too, in an hour on two cores; figures for docs/LOG.md.
+# Kills, full disks and hostile models too; figures for docs/LOG.md.
 campaigns: fuzz
 	$(BIN)/python tests/campaigns/killing.py --count 100 --seed $(SEED)
 	$(BIN)/python tests/campaigns/full_disk.py --count 10 --seed $(SEED)

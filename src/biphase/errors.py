@@ -48,7 +48,7 @@ def told_as(what: str) -> Iterator[None]:
         yield
     except InputError:
         raise
-    except Exception as error:
+    except Exception as error:  # libraries raise errors of their own kinds over what others wrote; ours pass on below
         if is_raised_here(error) and not isinstance(error, UnicodeError | MemoryError):
             raise
         raise InputError(f"{what} ({first_line(error)})") from error

@@ -44,7 +44,7 @@ def whole_file(path: Path) -> Iterator[TextIO]:
             file.flush()
             os.fsync(file.fileno())
             os.replace(part, path)
-        except BaseException:
+        except BaseException:  # Ctrl-C too leaves no half file; the error itself goes on
             part.unlink(missing_ok=True)
             raise
 
@@ -76,7 +76,7 @@ def reading(path: Path, remedy: str = ANEW) -> Iterator[None]:
         raise
     except FileNotFoundError:
         raise InputError(f"{path} does not exist") from None
-    except Exception as error:
+    except Exception as error:  # readers of formats raise errors of their own kinds; ours pass on below
         if is_raised_here(error) and not isinstance(error, OSError | UnicodeError | MemoryError):
             raise
         reason = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
@@ -153,7 +153,7 @@ def whole_folder(path: Path) -> Iterator[Path]:
         if path.exists():
             os.replace(path, old)
         os.replace(part, path)
-    except Exception as error:
+    except Exception as error:  # `tokenizers` raises bare Exception where the disk is full; any other error goes on
         number = RUST_SYSTEM_ERROR.search(str(error))
         if isinstance(error, OSError | InputError) or number is None:
             raise

@@ -4,20 +4,18 @@ Inert: nothing here reads data, touches torch or decides from the machine. Units
 `batch_tokens`), and defaults are the paper's where the paper has a value (Table 1).
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     ConfigDict,
     Discriminator,
     Field,
-    SerializerFunctionWrapHandler,
     Tag,
     field_validator,
-    model_serializer,
     model_validator,
 )
 
-from biphase.config import Beta, Count, PositiveCount, Seed, Share, Strict
+from biphase.config import Beta, Count, Grown, PositiveCount, Seed, Share, Strict
 from biphase.files import content_hash
 
 MaskShare = Annotated[float, Field(gt=0, lt=1)]
@@ -58,8 +56,10 @@ class MixturePart(Strict):
     """As `Data.content`."""
 
 
-class Data(Strict):
+class Data(Grown):
     """Which tokens are trained on, how they are cut into samples, and in which order."""
+
+    later: ClassVar[frozenset[str]] = frozenset({"mixture", "content"})
 
     shards: str
     """A folder that `biphase prepare` wrote. With `mixture`, its tokenizer and its validation text count."""
@@ -79,12 +79,6 @@ class Data(Strict):
         if self.max_sample_tokens < 2 * self.min_sample_tokens:
             raise ValueError("max_sample_tokens must be at least twice min_sample_tokens")
         return self
-
-    @model_serializer(mode="wrap")
-    def leave_out_new_keys(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """A recipe without `mixture` and `content` keeps the name that it had before there were such keys."""
-        tree = serialize(self)
-        return {key: value for key, value in tree.items() if value is not None or key not in ("mixture", "content")}
 
     @property
     def order(self) -> dict[str, Any]:
@@ -203,8 +197,10 @@ class Schedule(Strict):
     decay_steps: Count = 2000
 
 
-class Optimizer(Strict):
+class Optimizer(Grown):
     """How gradients become updates; the defaults are the paper's AdamW."""
+
+    later: ClassVar[frozenset[str]] = frozenset({"muon_weight_decay"})
 
     name: Literal["adamw", "muon"] = "adamw"
     """`muon`: orthogonalised momentum for the matrices inside the blocks, AdamW for everything else."""
@@ -217,11 +213,6 @@ class Optimizer(Strict):
     """With `muon`: its rate as a multiple of AdamW's (updates are scaled to AdamW's root mean square)."""
     muon_weight_decay: Annotated[float, Field(ge=0)] | None = None
     """With `muon`: the weight decay of its matrices; `weight_decay` unless given."""
-
-    @model_serializer(mode="wrap")
-    def leave_out_what_is_not_given(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """A recipe without the key keeps the name that it had before there was such a key."""
-        return {key: value for key, value in serialize(self).items() if value is not None}
 
 
 class Validation(Strict):
@@ -245,8 +236,10 @@ class Checkpoints(Strict):
     is added to a finished run, the same command trains up to it again."""
 
 
-class ComputeConfig(Strict):
+class ComputeConfig(Grown):
     """How, not what: with fixed `precision`, nothing here changes a run's identity."""
+
+    later: ClassVar[frozenset[str]] = frozenset({"silence_seconds"})
 
     microbatch_tokens: PositiveCount = 16_384
     precision: Literal["auto", "bf16", "fp32"] = "auto"
@@ -267,11 +260,6 @@ class ComputeConfig(Strict):
     def read_on_and_off(cls, value: Any) -> Any:
         """YAML reads a bare on or off as a boolean."""
         return ("on" if value else "off") if isinstance(value, bool) else value
-
-    @model_serializer(mode="wrap")
-    def leave_out_what_is_not_given(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """As in `Optimizer`."""
-        return {key: value for key, value in serialize(self).items() if value is not None}
 
 
 class Recipe(Strict):

@@ -22,7 +22,7 @@ mds:/work /with\040space lustre rw,localflock 0 0
 @pytest.mark.parametrize(
     ("folder", "kind", "told"),
     [
-        ("/home/me", "ext4", "flock works"),
+        ("/data/me", "ext4", "flock works"),
         ("/shared/runs", "nfs4", "flock works here, and between machines as nfs4 is mounted"),
         ("/old/runs", "nfs", "! flock works on this machine only (nfs, local_lock=all, nolock)"),
         ("/scratch", "lustre", "flock works here, and between machines"),

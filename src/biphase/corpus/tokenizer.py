@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from biphase import console
-from biphase.errors import InputError, first_line, is_raised_here, told_as
+from biphase.errors import InputError, told_as
 from biphase.files import content_hash, own_folder
 
 if TYPE_CHECKING:  # slow to import, and workers that only tokenize do without
@@ -147,11 +147,9 @@ def load_tokenizer_file(path: Path) -> "PreTrainedTokenizerFast":
         return load_tokenizer(path.parent)
     from tokenizers import Tokenizer
 
-    try:
+    with told_as(f"{path} is not a tokenizer.json"):
         state = json.loads(path.read_text(encoding="utf-8"))
         backend = Tokenizer.from_str(json.dumps(state))
-    except Exception as error:  # `tokenizers` raises bare Exception for whatever it cannot parse
-        raise InputError(f"{path} is not a tokenizer.json ({first_line(error)})") from None
     return with_all_roles(wrap_backend(backend, {}), str(path))
 
 
@@ -160,17 +158,13 @@ def load_pretrained_tokenizer(source: str | Path) -> "PreTrainedTokenizerFast":
     from transformers import PreTrainedTokenizerFast
     from transformers.utils import cached_file
 
-    try:
+    with told_as(f"tokenizer {source} cannot be loaded"):
         if cached_file(source, "tokenizer.json", _raise_exceptions_for_missing_entries=False) is not None:
             tokenizer = PreTrainedTokenizerFast.from_pretrained(source, trust_remote_code=False)
         else:
             from transformers import AutoTokenizer  # imports torch, so it comes late
 
             tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
-    except Exception as error:  # whatever a file that others made may lead to; `tokenizers` raises bare `Exception`
-        if is_raised_here(error):
-            raise
-        raise InputError(f"tokenizer {source} cannot be loaded ({first_line(error)})") from None
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise InputError(
             f"tokenizer {source} is a {type(tokenizer).__name__}, which has no fast version (tokenizer.json)"
