@@ -17,7 +17,7 @@ ORDER = [
     ("errors",),
     ("trees",),
     ("files", "console", "machine"),
-    ("config", "recipe", "run", "flops", "memory", "device", "hub", "style"),
+    ("config", "recipe", "run", "flops", "memory", "device", "hub", "style", "tracking"),
     ("distributed", "engine"),
     # ... and the path of the data.
     ("corpus",),

@@ -17,6 +17,7 @@ from pydantic import (
 
 from biphase.config import Beta, Count, Grown, PositiveCount, Seed, Share, Strict
 from biphase.files import content_hash
+from biphase.tracking import TrackingName, read_old_tracking
 
 MaskShare = Annotated[float, Field(gt=0, lt=1)]
 
@@ -280,8 +281,10 @@ class Recipe(Strict):
     validation: Validation = Validation()
     checkpoints: Checkpoints = Checkpoints()
     compute: ComputeConfig = ComputeConfig()
-    tensorboard: bool = False
-    """Write TensorBoard event files beside metrics.jsonl (needs `pip install tensorboard`)."""
+    tracking: TrackingName | None = None
+    """`tensorboard`: event files beside metrics.jsonl. `wandb`: Weights & Biases, online or (WANDB_MODE) offline."""
+
+    read_old = model_validator(mode="before")(read_old_tracking)
 
     @property
     def num_steps(self) -> int:
@@ -329,7 +332,7 @@ class Recipe(Strict):
             parent: content hash of the checkpoint or model behind `init`, None for a preset.
             precision: what `compute.precision` means on the device at hand, such as `torch.bfloat16`.
         """
-        tree = self.model_dump(mode="json", exclude={"name", "validation", "checkpoints", "tensorboard", "compute"})
+        tree = self.model_dump(mode="json", exclude={"name", "validation", "checkpoints", "tracking", "compute"})
         tree["data"] = self.data.order | {"shards": data_fingerprint}
         tree["init"]["checkpoint"] = tree["init"]["model"] = tree["init"]["revision"] = parent
         tree["precision"] = precision

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from training_runs import MakeRecipe, losses, only, weights_at
+from training_runs import MakeRecipe, only, weights_at
 
 from biphase.corpus.mixture import open_text
 from biphase.distributed import World
@@ -69,13 +69,3 @@ def test_without_validation_text(tiny_recipe: MakeRecipe, corpus: Any, tmp_path:
     run = train(tiny_recipe(*only("clm", 1, f"data.shards={tmp_path / 'shards'}")), tmp_path / "runs")
     assert read_metrics(run, "validation") == []
     assert "training without validation" in capsys.readouterr().err
-
-
-def test_tensorboard(tiny_recipe: MakeRecipe, tmp_path: Path) -> None:
-    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    run = train(tiny_recipe(*only("clm", 2, "tensorboard=true")), tmp_path)
-    events = reader.EventAccumulator(str(run.path / "tensorboard"))
-    events.Reload()
-    assert [event.step for event in events.Scalars("train/loss")] == [1, 2]
-    assert [event.value for event in events.Scalars("train/loss")] == pytest.approx(losses(run), rel=1e-6)
-    assert events.Scalars("validation/accuracy")

@@ -37,6 +37,7 @@ from biphase.encoder.load import load_backbone
 from biphase.encoder.merging import layer_cosines, merge_weights
 from biphase.errors import InputError
 from biphase.files import locked, read_json, refuse_foreign, whole_folder, write_json, write_text
+from biphase.tracking import check_tracking
 
 EMBEDDER_MAX_LENGTH = 512
 
@@ -63,6 +64,7 @@ def train_embedder(recipe: EmbeddingRecipe, runs: Path) -> tuple[Path, dict[str,
         InputError: before anything trains, for what is wrong with the recipe, its sources, its model or its folder.
     """
     out = Path(recipe.out)
+    check_tracking(recipe.tracking)
     refuse_foreign(out, "embedding model")
     device = choose_device(recipe.device)
     dtype = choose_dtype(recipe.precision, device)

@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from biphase.config import PositiveCount, Share, Strict
 from biphase.files import content_hash
+from biphase.tracking import TrackingName, read_old_tracking
 
 PositiveFloat = Annotated[float, Field(gt=0)]
 LossName = Literal["auto", "cached_mnrl", "mnrl", "cosent", "angle", "triplet", "distill"]
@@ -125,7 +126,10 @@ class EmbeddingRecipe(Strict):
     """For the model card."""
     evaluation: tuple[str, ...] = ()
     """Folders in BEIR's layout, or files of scored pairs, that are scored before and after training, for the card."""
-    tensorboard: bool = False
+    tracking: TrackingName | None = None
+    """As in a recipe of pretraining, by the trainer of transformers."""
+
+    read_old = model_validator(mode="before")(read_old_tracking)
 
     @model_validator(mode="after")
     def stages_fit(self) -> "EmbeddingRecipe":
@@ -137,7 +141,7 @@ class EmbeddingRecipe(Strict):
     def identity(self, model_hash: str, data_hashes: list[str]) -> str:
         """A hash of everything that decides the weights. Paths are replaced by what they hold."""
         tree = self.model_dump(
-            mode="json", exclude={"name", "out", "languages", "license", "evaluation", "tensorboard", "merge"}
+            mode="json", exclude={"name", "out", "languages", "license", "evaluation", "tracking", "merge"}
         )
         tree["model"] = model_hash
         for stage in tree["stages"]:

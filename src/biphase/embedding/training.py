@@ -211,7 +211,8 @@ def arguments_of(
         logging_steps=LOGGING_STEPS,
         save_steps=stage.save_steps,
         save_total_limit=1,
-        report_to=["tensorboard"] if recipe.tensorboard else [],
+        report_to=[recipe.tracking] if recipe.tracking else [],
+        run_name=f"{recipe.name}-{stage.name}",
         disable_tqdm=True,
     )
 

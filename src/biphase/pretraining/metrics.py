@@ -2,7 +2,7 @@
 
 Held-out text → loss, accuracy at the targets, bits per byte, always of the same tokens and masks, on the path that
 trains; before the first step in each direction the proof that the network looks where its objective says; and records
-for metrics.jsonl and TensorBoard, with the lines that a person reads.
+for metrics.jsonl and `tracking`, with the lines that a person reads.
 """
 
 import math
@@ -26,7 +26,6 @@ from biphase.device import explain_dtype, peak_flops
 from biphase.distributed import World
 from biphase.encoder.attention import choose_backend, explain_backend
 from biphase.encoder.proofs import probe_causality
-from biphase.errors import InputError
 from biphase.flops import FlopCount
 from biphase.pretraining.batches import BatchLoader
 from biphase.pretraining.job import Job, total_work
@@ -34,6 +33,7 @@ from biphase.pretraining.objectives import Vocabulary, is_causal
 from biphase.pretraining.parallel import autocast, explain_compile, unwrap
 from biphase.recipe import Phase, Recipe
 from biphase.run import Run
+from biphase.tracking import Send, open_tracking
 
 
 def make_validator(
@@ -111,8 +111,8 @@ class MetricsLog:
     """FLOP/s of all devices, to which the share of peak refers."""
     is_written: bool
     """Whether this process writes records: the main one does, unless they are there already from an earlier time."""
-    tensorboard: Any
-    """A `SummaryWriter`, where the recipe wants one, else None."""
+    send: Send
+    """Where else records go, as the recipe's `tracking` says."""
     failure: OSError | None = None
     """Why a record could not be written, such as a full disk. The loop ends all processes with it."""
     since: float = field(default_factory=time.perf_counter)
@@ -166,9 +166,7 @@ class MetricsLog:
             return
         try:
             self.run.log(record)
-            for key, value in record.items() if self.tensorboard else ():
-                if isinstance(value, int | float) and key != "step":
-                    self.tensorboard.add_scalar(f"{record['kind']}/{key}", value, record["step"])
+            self.send(record)
         except OSError as error:
             self.failure = error
 
@@ -177,18 +175,15 @@ class MetricsLog:
 def open_log(job: Job, steps: range, *, is_logged: bool) -> Iterator[MetricsLog]:
     """The log and the progress bar of these steps; without `is_logged`, the bar alone."""
     is_written = is_logged and job.world.is_main
-    with track("pretrain", steps.stop, "steps") as progress:
+    tracking = job.recipe.tracking if is_written else None
+    settings = job.recipe.model_dump(mode="json")
+    with (
+        open_tracking(tracking, job.run.path, settings, steps.start + 1) as send,
+        track("pretrain", steps.stop, "steps") as progress,
+    ):
         progress.advance(steps.start, already_done=True)
         peak = peak_flops(job.world.device, job.dtype) * job.world.size
-        tensorboard = None
-        if is_written and job.recipe.tensorboard:
-            try:
-                from torch.utils.tensorboard import SummaryWriter
-            except ImportError:
-                raise InputError("tensorboard: true needs TensorBoard; pip install tensorboard") from None
-            # What an earlier process wrote after these steps began is purged: it will be written again.
-            tensorboard = SummaryWriter(str(job.run.path / "tensorboard"), purge_step=steps.start + 1)
-        yield MetricsLog(job.run, progress, peak, is_written, tensorboard)
+        yield MetricsLog(job.run, progress, peak, is_written, send)
 
 
 def describe_compute(job: Job, flops: FlopCount) -> str:

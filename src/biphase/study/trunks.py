@@ -197,7 +197,7 @@ def run_that_trains(step: int, arm: str, paths: Mapping[str, ArmPath]) -> str:
 
 def weights_tree(recipe: Recipe) -> dict[str, Any]:
     """What of a recipe decides weights: all but its name, what is measured and kept on the way, and where it runs."""
-    aside = {"name", "validation", "checkpoints", "tensorboard", "compute"}
+    aside = {"name", "validation", "checkpoints", "tracking", "compute"}
     return recipe.model_dump(mode="json", exclude=aside) | {"precision": recipe.compute.precision}
 
 
