@@ -7,7 +7,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from biphase.config import load_config, parse_config
+from biphase.config import BUNDLED, find_yaml, load_config, parse_config
 from biphase.embedding.recipe import EmbeddingRecipe
 from biphase.errors import InputError
 from biphase.recipe import Phase, Recipe
@@ -218,7 +218,21 @@ def test_data_and_parent_are_identity_by_content() -> None:
 
 
 def test_published_recipes_are_valid() -> None:
-    recipes = sorted((Path(__file__).parents[1] / "recipes").glob("*.yaml"))
+    recipes = sorted((BUNDLED / "recipes").glob("*.yaml"))
     assert recipes
     for path in recipes:
         load_config(EmbeddingRecipe if path.name.startswith("embed") else Recipe, path)
+
+
+def test_what_comes_with_biphase_is_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of the user's goes first; what is neither is told with the nearest name."""
+    monkeypatch.chdir(tmp_path)
+    assert load_config(Recipe, Path("tiny")) == load_config(Recipe, Path("recipes/tiny.yaml"))
+    for wrong in ("tiny.yaml", "recipes/tinny.yaml", "studies/tiny.yaml", "mine/recipes/tiny.yaml"):
+        with pytest.raises(InputError, match=f"{wrong} does not exist"):
+            load_config(Recipe, Path(wrong))
+    with pytest.raises(InputError, match="tinny is no file; did you mean 'tiny'"):
+        load_config(Recipe, Path("tinny"))
+    Path("recipes").mkdir()
+    Path("recipes/tiny.yaml").write_text(find_yaml(Path("tiny")).read_text().replace("name: tiny", "name: own"))
+    assert load_config(Recipe, Path("recipes/tiny.yaml")).name == "own"

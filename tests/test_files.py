@@ -214,3 +214,17 @@ def test_many_write_one_text(tmp_path: Path) -> None:
         for _ in range(5):
             list(pool.map(lambda text: write_text(tmp_path / "a", text), texts))
             assert names(tmp_path) == ["a"] and (tmp_path / "a").read_text() in texts
+
+
+def test_files_of_a_folder_follow_the_umask(tmp_path: Path) -> None:
+    """Whoever may read the folder may read the weights, which safetensors writes for their owner alone."""
+    from safetensors.numpy import save_file
+
+    before = os.umask(0o027)
+    try:
+        with whole_folder(tmp_path / "model") as part:
+            save_file({}, part / "model.safetensors")
+            (part / "config.json").touch()
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "model").iterdir()} == {0o640}

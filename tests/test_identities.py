@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from biphase.config import load_config
+from biphase.config import BUNDLED, load_config
 from biphase.files import content_hash
 from biphase.finetuning.cells import find_task_sources, plan_cell
 from biphase.finetuning.config import FinetuneConfig
@@ -25,10 +25,9 @@ from biphase.study.spec import load_study
 from biphase.tasks.sources import definition
 from biphase.tasks.spec import task_table
 
-ROOT = Path(__file__).parents[1]
 GOLDEN = Path(__file__).parent / "golden" / "identities.json"
-STUDIES = sorted([*(ROOT / "studies").glob("*.yaml"), ROOT / "src/biphase/bundled/demo.yaml"])
-BUNDLED = sorted(name for name, task in task_table().items() if task.bundled)
+STUDIES = sorted((BUNDLED / "studies").glob("*.yaml"))
+BUNDLED_TASKS = sorted(name for name, task in task_table().items() if task.bundled)
 
 
 def as_tree(value: Any) -> Any:
@@ -47,7 +46,7 @@ def as_tree(value: Any) -> Any:
 
 
 def identities() -> Iterator[tuple[str, Any]]:
-    for path in sorted((ROOT / "recipes").glob("*.yaml")):
+    for path in sorted((BUNDLED / "recipes").glob("*.yaml")):
         if path.stem.startswith("embed"):  # of another kind; what its runs are named by is tested where they are made
             continue
         recipe = load_config(Recipe, path)
@@ -56,7 +55,7 @@ def identities() -> Iterator[tuple[str, Any]]:
     for name, task in sorted(task_table().items()):
         yield f"task {name}", content_hash(definition(task))
         yield f"task {name}, whole", content_hash(task.model_dump(mode="json"))
-    for name in BUNDLED:
+    for name in BUNDLED_TASKS:
         for precision in ("fp32", "bf16"):
             config = FinetuneConfig(precision=precision, learning_rate=2e-5, seed=3)
             plan = plan_cell(ModelFingerprint("model", 512), *find_task_sources(name, {}), config)

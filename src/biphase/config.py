@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, TypeVar, get_args
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
-from biphase.errors import InputError, clipped, nearest
+from biphase.errors import SOURCE, InputError, clipped, nearest
 from biphase.files import reading
 from biphase.trees import parse_yaml
 
@@ -21,6 +21,9 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 Config = TypeVar("Config", bound="Strict")
+
+BUNDLED = SOURCE / "bundled"
+"""Text, tasks, recipes and studies that come with biphase."""
 
 
 class Strict(BaseModel):
@@ -42,12 +45,29 @@ class Grown(Strict):
 
 
 def load_config(kind: type[Config], path: Path, overrides: Sequence[str] = ()) -> Config:
-    """The YAML file at `path`, changed by `key.sub=value` overrides, checked against `kind`.
+    """The YAML file at `path` (see `find_yaml`), changed by `key.sub=value` overrides, checked against `kind`.
 
     Raises:
         InputError: missing file, broken YAML, unknown key (with the nearest valid one), wrong type or value.
     """
-    return parse_config(kind, read_yaml(path), overrides, origin=str(path))
+    return parse_config(kind, read_yaml(find_yaml(path)), overrides, origin=str(path))
+
+
+def find_yaml(path: Path) -> Path:
+    """The user's file, or where there is none, the one that comes with biphase: `tiny` or `recipes/tiny.yaml`.
+
+    Raises:
+        InputError: a bare name that is neither.
+    """
+    if path.is_file() or len(path.parts) > 2 or (path.suffix and len(path.parts) == 1):
+        return path
+    known = {str(file.relative_to(BUNDLED)): file for file in BUNDLED.glob("*/*.yaml")}
+    if len(path.parts) == 2:
+        return known.get(str(path), path)
+    names = {file.stem: file for file in known.values()}
+    if str(path) not in names:
+        raise InputError(f"{path} is no file{nearest(str(path), names)}")
+    return names[str(path)]
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

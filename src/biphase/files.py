@@ -150,6 +150,9 @@ def whole_folder(path: Path) -> Iterator[Path]:
     part.mkdir()
     try:
         yield part
+        for file in files_below(part):
+            if not file.is_symlink():  # safetensors leaves its files to their owner alone, whatever the umask says
+                file.chmod(part.stat().st_mode & 0o666)
         if path.exists():
             os.replace(path, old)
         os.replace(part, path)

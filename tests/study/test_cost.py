@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from biphase.config import parse_config
+from biphase.config import BUNDLED, parse_config
 from biphase.encoder.presets import shape_of
 from biphase.errors import InputError
 from biphase.recipe import Data
@@ -25,7 +25,7 @@ from biphase.study.plan import Plan, plan_study
 from biphase.study.spec import Planning, Study, finetune_config, load_study
 from biphase.tasks.spec import task_table
 
-STUDIES = Path(__file__).parents[2] / "studies"
+STUDIES = BUNDLED / "studies"
 
 
 @pytest.fixture(scope="module")
@@ -184,7 +184,7 @@ def test_a_cell_costs_its_steps_and_its_evaluation(paper: Plan) -> None:
 
 def test_a_plan_says_what_memory_its_networks_need() -> None:
     """Muon's single moment and the microbatches of an update count; a network is named once."""
-    study = load_study(Path(__file__).parents[2] / "studies" / "paper.yaml")
+    study = load_study(STUDIES / "paper.yaml")
     lines = [line for line in estimate(plan_study(study)).assumptions if "GiB" in line]
     assert [line.partition(":")[0] for line in lines] == ["210m", "610m", "1b"]
     alone, eight, many = (float(word) for word in re.findall(r"(\d+\.\d)", lines[-1]))

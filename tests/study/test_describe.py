@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from biphase.config import parse_config
+from biphase.config import BUNDLED, parse_config
 from biphase.errors import InputError
 from biphase.study.cost import estimate, study_machine
 from biphase.study.describe import describe_plan, format_bytes, list_spans, plan_graph, plan_json
@@ -16,7 +16,7 @@ from biphase.study.picture import draw_plan, order_lanes
 from biphase.study.plan import Plan, plan_study
 from biphase.study.spec import Study, load_study
 
-STUDIES = Path(__file__).parents[2] / "studies"
+STUDIES = BUNDLED / "studies"
 
 
 @pytest.fixture(scope="module", params=["paper", "mini"])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from biphase.config import parse_config
+from biphase.config import BUNDLED, parse_config
 from biphase.errors import InputError
 from biphase.pretraining.schedule import learning_rate
 from biphase.recipe import Phase, Recipe
@@ -29,7 +29,7 @@ from biphase.study.trunks import (
     trunk_key,
 )
 
-STUDIES = Path(__file__).parents[2] / "studies"
+STUDIES = BUNDLED / "studies"
 
 
 def make_study(arms: list[dict[str, Any]], *overrides: str, **recipe: Any) -> Study:

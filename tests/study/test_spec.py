@@ -1,16 +1,15 @@
 """Study file → arms: the grid, the names, and one clear line for what cannot be."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from biphase.config import parse_config
+from biphase.config import BUNDLED, parse_config
 from biphase.errors import InputError
 from biphase.study.arms import expand_arms
 from biphase.study.spec import Study, check_evaluation, finetune_config, load_study, trainings
 
-STUDIES = Path(__file__).parents[2] / "studies"
+STUDIES = BUNDLED / "studies"
 
 SMALL = {
     "name": "small",

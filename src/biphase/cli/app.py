@@ -16,6 +16,7 @@ from typer.core import TyperGroup
 from biphase import __version__
 from biphase.cli.embed import embed_command
 from biphase.cli.export import convert_command, export_command
+from biphase.cli.init import init_app
 from biphase.cli.inspect import inspect_command
 from biphase.cli.predict import predict_command
 from biphase.cli.search import search_command
@@ -48,6 +49,7 @@ app = typer.Typer(
 )
 tokenizer_app = typer.Typer(no_args_is_help=True, help="Train a tokenizer, or take an existing one.")
 app.add_typer(tokenizer_app, name="tokenizer")
+app.add_typer(init_app, name="init")
 app.add_typer(study_app, name="study")
 task_app = typer.Typer(no_args_is_help=True, help="Tasks: published ones and your own.")
 app.add_typer(task_app, name="task")
@@ -194,7 +196,7 @@ def prepare_command(
 
 @app.command("pretrain")
 def pretrain_command(
-    recipe: Annotated[Path, typer.Argument(help="A YAML file; recipes/ has examples.")],
+    recipe: Annotated[Path, typer.Argument(help="A YAML file, or the name of one that comes with biphase: tiny.")],
     overrides: Overrides = None,
     runs: Annotated[Path, typer.Option("--runs", help="Where run folders are.")] = Path("runs"),
 ) -> None:

@@ -7,12 +7,12 @@ started again.
 import shlex
 import time
 from collections.abc import Sequence
-from importlib import resources
 from pathlib import Path
 
 from rich.text import Text
 
 from biphase.cli.demo_scores import collect_by_task, draw_scores, print_scores, verdict
+from biphase.config import BUNDLED
 from biphase.console import duration, err, out, printable
 from biphase.corpus.prepare import prepare
 from biphase.corpus.text import find_text_sources, sample_texts
@@ -26,7 +26,6 @@ from biphase.study.run import run_study
 from biphase.study.spec import load_study
 
 VOCAB_SIZE = 4096
-BUNDLED = Path(str(resources.files("biphase") / "bundled"))
 
 
 def run_demo(folder: Path, overrides: Sequence[str] = ()) -> None:
@@ -47,7 +46,9 @@ def run_demo(folder: Path, overrides: Sequence[str] = ()) -> None:
         folder / "shards",
         validation_sources=[corpus / "validation.jsonl.zst"],
     )
-    plan = plan_study(load_study(BUNDLED / "demo.yaml", [f"recipe.data.shards={folder / 'shards'}", *overrides]))
+    plan = plan_study(
+        load_study(BUNDLED / "studies" / "demo.yaml", [f"recipe.data.shards={folder / 'shards'}", *overrides])
+    )
     place = claim_study_folder(folder / "study", plan.study)
     say("3/5", f"pretrain {', '.join(plan.arms)}; fine-tune each and random weights: {len(plan.cells)} cells")
     failures = run_study(plan, place, Engine())

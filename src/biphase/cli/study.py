@@ -24,7 +24,9 @@ study_app = typer.Typer(no_args_is_help=True, help="A controlled study: one file
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to single keys.")]
 EngineOption = Annotated[str, typer.Option("--engine", help="local, or ray for many machines.")]
 AddressOption = Annotated[str | None, typer.Option(help="Of the Ray cluster, such as `auto`.")]
-StudyArgument = Annotated[Path, typer.Argument(metavar="STUDY", help="A YAML file; studies/ has examples.")]
+StudyArgument = Annotated[
+    Path, typer.Argument(metavar="STUDY", help="A YAML file, or the name of one that comes with biphase: mini.")
+]
 StudyFolderOption = Annotated[Path | None, typer.Option("--out", help="The study's folder; study-NAME unless given.")]
 DeviceOption = Annotated[str | None, typer.Option(help="Such as H100 or CPU, or a run to measure by.")]
 EfficiencyOption = Annotated[float | None, typer.Option(help="Useful FLOP/s as a share of the device's peak.")]

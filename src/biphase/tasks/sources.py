@@ -9,10 +9,10 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
-from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
+from biphase.config import BUNDLED
 from biphase.corpus.readers import CODECS
 from biphase.errors import InputError, first_line, nearest
 from biphase.files import content_hash, file_hash
@@ -66,10 +66,9 @@ def find_source(task: Task, data_dir: Path | None) -> TaskSource:
         needed = " or ".join(" + ".join(parts_of(task, layout).values()) for layout in task.files)
         raise InputError(f"--data-dir {data_dir}: task '{task.name}' needs {needed} there")
     if data_dir is None and task.bundled:
-        folder = Path(str(resources.files("biphase"))) / "bundled" / "tasks"
         train, validation, test = (f"{task.name}-{split}.jsonl" for split in TASK_SPLITS)
         layout = FileLayout(train=train, validation=validation, test=test)
-        return source_of_files(task, "biphase", layout, find_layout(task, layout, folder))
+        return source_of_files(task, "biphase", layout, find_layout(task, layout, BUNDLED / "tasks"))
     if task.hub is None:
         where = "is not on the hub" if data_dir == HUB else "comes neither with biphase nor from the hub"
         raise InputError(f"task '{task.name}' {where}: give its folder with --data-dir")

@@ -1,0 +1,249 @@
+"""`biphase init`: a recipe, a study or a task to start from, filled in: the text of one that comes with biphase."""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+
+from biphase.config import BUNDLED, find_yaml, parse_config
+from biphase.console import err, out
+from biphase.errors import InputError, nearest
+from biphase.trees import parse_yaml
+
+init_app = typer.Typer(no_args_is_help=True, help="A recipe, a study or a task to start from.")
+
+
+def names_of(kind: str) -> list[str]:
+    return sorted(path.stem for path in (BUNDLED / kind).glob("*.yaml"))
+
+
+SHARDS_QUESTION = "Shards (what `biphase prepare` wrote)"
+ShardsOption = Annotated[str | None, typer.Option(help="What `biphase prepare` wrote.")]
+StepsOption = Annotated[int | None, typer.Option(help="The budget in updates; schedules and phases are scaled to it.")]
+
+
+@init_app.command("recipe")
+def init_recipe_command(
+    name: Annotated[str | None, typer.Argument(help=f"Start from: {', '.join(names_of('recipes'))}.")] = None,
+    shards: ShardsOption = None,
+    model: Annotated[str | None, typer.Option(help="A preset, RUN[@STEP], a folder or a hub id.")] = None,
+    steps: StepsOption = None,
+    out_file: Annotated[Path, typer.Option("--out", help="The file to write.")] = Path("recipe.yaml"),
+) -> None:
+    """Write a recipe to start from. On a terminal, what no option says is asked.
+
+    Example: `biphase init recipe --shards shards --model 11m --steps 5000 --out mine.yaml`
+    """
+    from biphase.embedding.recipe import EmbeddingRecipe
+    from biphase.encoder.presets import PRESETS
+    from biphase.recipe import Recipe
+
+    refuse_existing(out_file)
+    model = asked(model, f"Model ({', '.join(PRESETS)}, a run, a folder or a hub id)", None if name else "1m")
+    origin = init_origin(model) if model else {}
+    name = name or {"model": "adapt", "checkpoint": "branch"}.get(next(iter(origin)), "tiny")
+    text = starting_text("recipes", name)
+    tree = parse_yaml(text)
+    is_embedding = "stages" in tree
+    if model:
+        text = with_value(text, *(("model", model) if is_embedding else ("init", origin)))
+    if not is_embedding:
+        shards = asked(shards, SHARDS_QUESTION, tree["data"]["shards"])
+    if shards:
+        text = with_value(text, "data.shards", shards)
+    if steps is not None:
+        phases = [phase["steps"] for phase in tree.get("curriculum", ())]
+        if not phases:
+            raise InputError(f"--steps: {name} counts epochs, not steps; change its stages in the file")
+        for at, number in enumerate(shared_out(phases, steps)):
+            text = with_value(text, f"curriculum.{at}.steps", number)
+        text = with_scaled_schedule(text, "", steps / sum(phases))
+        if isinstance(tree["batch_tokens"], dict):
+            text = with_value(text, "batch_tokens.steps", max(1, tree["batch_tokens"]["steps"] * steps // sum(phases)))
+    text = with_value(text, "name", out_file.stem)
+    parse_config(EmbeddingRecipe if is_embedding else Recipe, parse_yaml(text), origin=str(out_file))
+    write_start(
+        out_file, f"recipes/{name}.yaml", text, [f"biphase {'embed' if is_embedding else 'pretrain'} {out_file}"]
+    )
+
+
+@init_app.command("study")
+def init_study_command(
+    name: Annotated[str, typer.Argument(help=f"Start from: {', '.join(names_of('studies'))}.")] = "demo",
+    shards: ShardsOption = None,
+    model: Annotated[str | None, typer.Option(help="A preset, in place of the study's models.")] = None,
+    steps: StepsOption = None,
+    tasks: Annotated[str | None, typer.Option(help="By commas: names of tasks, or YAML files of yours.")] = None,
+    out_file: Annotated[Path, typer.Option("--out", help="The file to write.")] = Path("study.yaml"),
+) -> None:
+    """Write a study to start from. On a terminal, the shards are asked for where no option says them.
+
+    Example: `biphase init study --shards shards --model 3m --steps 2000 --tasks snli,reviews.yaml --out mine.yaml`
+    """
+    from biphase.study.hypotheses import ask
+    from biphase.study.plan import plan_study
+    from biphase.study.spec import Study
+
+    refuse_existing(out_file)
+    text = starting_text("studies", name)
+    study = parse_config(Study, parse_yaml(text), origin=name)
+    shards = asked(shards, SHARDS_QUESTION, study.recipe["data"]["shards"])
+    text = with_value(text, "recipe.data.shards", shards)
+    if (model or steps) and any(group.parents for group in study.arms):
+        raise InputError(f"{name} has arms that continue others by name; change model and budget in the file")
+    if model:
+        for at, group in enumerate(study.arms):
+            if group.models:
+                text = with_value(text, f"arms.{at}.models", [model])
+    if steps is not None:
+        budgets = [group.budgets for group in study.arms]
+        if not all(budgets):
+            raise InputError(f"--steps: {name} has curricula that say their steps themselves; change them in the file")
+        share = steps / max(max(group) for group in budgets)
+        text = with_scaled_schedule(text, "recipe.", share)
+        for at, group in enumerate(study.arms):
+            text = with_value(text, f"arms.{at}.budgets", [max(1, round(share * budget)) for budget in group.budgets])
+            if "decay_steps" in group.recipe.get("schedule", {}):
+                text = with_scaled_schedule(text, f"arms.{at}.recipe.", share)
+    if tasks and study.evaluation is not None:
+        chosen = tasks.split(",")
+        text = with_value(text, "evaluation.tasks", chosen)
+        if study.evaluation.per_task:
+            kept = {task: own for task, own in study.evaluation.per_task.items() if task in chosen}
+            text = with_value(text, "evaluation.per_task", kept)
+    for key, value in (("name", out_file.stem), ("title", out_file.stem)):
+        text = with_value(text, key, value)
+    ask(plan_study(parse_config(Study, parse_yaml(text), origin=str(out_file))))
+    write_start(
+        out_file,
+        f"studies/{name}.yaml",
+        text,
+        [f"biphase study {verb} {out_file}" for verb in ("plan", "run", "report")],
+    )
+
+
+@init_app.command("task")
+def init_task_command(
+    data: Annotated[Path | None, typer.Argument(help="The file to train on, or a folder in BEIR's layout.")] = None,
+    label: Annotated[
+        str | None, typer.Option(help="The column with the label; `label` and its like are known.")
+    ] = None,
+    family: Annotated[
+        str | None, typer.Option(help="Without data: sequence_classification, token_classification, …")
+    ] = None,
+    out_file: Annotated[Path, typer.Option("--out", help="The file to write.")] = Path("task.yaml"),
+) -> None:
+    """Write a task to start from: with data, its columns and classes as they stand there.
+
+    Example: `biphase init task data/reviews-train.csv --label stars --out reviews.yaml`
+    """
+    from biphase.cli.init_task import EXAMPLES, describe_data
+    from biphase.tasks.spec import Task
+
+    refuse_existing(out_file)
+    if family is not None and family not in EXAMPLES:
+        raise InputError(f"--family: unknown family '{family}'{nearest(family, EXAMPLES)}")
+    found: dict[str, Any] = {"family": family or "sequence_classification"}
+    if data is not None:
+        found = describe_data(data, label)
+        if family not in (None, found["family"]):
+            raise InputError(f"{data} looks like {found['family']}, not {family}; leave --family out")
+    example = EXAMPLES[found.pop("family")]
+    text = starting_text("tasks", example)
+    for key, value in {**found, "name": out_file.stem}.items():
+        text = with_value(text, key, value)
+    parse_config(Task, parse_yaml(text), origin=str(out_file))
+    folder = "DATA" if data is None else str(data if data.is_dir() else data.parent)
+    write_start(out_file, f"tasks/{example}.yaml", text, [f"biphase task check {out_file} --data-dir {folder}"])
+
+
+def init_origin(model: str) -> dict[str, str]:
+    """What a recipe's `init` says of a preset, a run or a model."""
+    from biphase.encoder.presets import PRESETS
+
+    if model in PRESETS:
+        return {"preset": model}
+    is_run = "@" in model and (Path(model.partition("@")[0]) / "config.yaml").exists()
+    return {"checkpoint": model} if is_run or (Path(model) / "done.json").exists() else {"model": model}
+
+
+def asked(value: str | None, question: str, default: str | None) -> str | None:
+    """The value, or on a terminal what the user answers, or the default."""
+    if value is not None or not (sys.stdin.isatty() and sys.stdout.isatty()):
+        return default if value is None else value
+    return str(typer.prompt(question, default=default or "")) or None
+
+
+def refuse_existing(path: Path) -> None:
+    if path.exists():
+        raise InputError(f"{path} is there already; give another --out")
+
+
+def starting_text(kind: str, name: str) -> str:
+    """The text of a bundled file, without the comments above its first key."""
+    known = names_of(kind)
+    if name not in known:
+        raise InputError(f"unknown {kind} '{name}'{nearest(name, known)}")
+    lines = find_yaml(Path(kind) / f"{name}.yaml").read_text(encoding="utf-8").splitlines(keepends=True)
+    return "".join(lines[next(at for at, line in enumerate(lines) if not line.startswith("#")) :])
+
+
+def with_value(text: str, key: str, value: Any) -> str:
+    """YAML text in which the value at `arms.0.models` is another one; all else, comments too, stays as it is."""
+    node: Any = yaml.compose(text, yaml.SafeLoader)
+    for part in key.split("."):
+        found = (
+            dict(enumerate(node.value)).get(int(part))
+            if isinstance(node, yaml.SequenceNode)
+            else next((inner for name, inner in node.value if name.value == part), None)
+        )
+        if found is None:
+            raise InputError(f"what is started from has no '{key}'; start from another, or add it in the file")
+        node = found
+    old = text[node.start_mark.index : node.end_mark.index]
+    space = old[len(old.rstrip()) :]  # a block reaches to the next key
+    return f"{text[: node.start_mark.index].rstrip()} {flow(value)}{space}{text[node.end_mark.index :]}"
+
+
+def flow(value: Any) -> str:
+    """A value as YAML in one line, with quotes where they are needed."""
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{flow(key)}: {flow(inner)}' for key, inner in value.items())}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(flow, value))}]"
+    if isinstance(value, str):
+        is_plain = value.replace("/", "").replace("-", "").replace("_", "").replace(".", "").isalnum()
+        return value if is_plain and yaml.safe_load(value) == value else json.dumps(value, ensure_ascii=False)
+    return json.dumps(value)
+
+
+def shared_out(parts: list[int], total: int) -> list[int]:
+    """As many whole steps as `total` in the shares of the parts, none without a step."""
+    if total < len(parts):
+        raise InputError(f"--steps: {total} are fewer than the {len(parts)} phases")
+    ends = [round(total * sum(parts[: at + 1]) / sum(parts)) for at in range(len(parts))]
+    made = [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
+    return made if min(made) > 0 else shared_out([1] * len(parts), total)
+
+
+def with_scaled_schedule(text: str, prefix: str, share: float) -> str:
+    schedule: Any = parse_yaml(text)
+    for part in f"{prefix}schedule".split("."):
+        schedule = schedule[int(part)] if isinstance(schedule, list) else schedule[part]
+    for key in ("warmup_steps", "decay_steps"):
+        if key in schedule:
+            text = with_value(text, f"{prefix}schedule.{key}", int(share * schedule[key]))
+    return text
+
+
+def write_start(path: Path, origin: str, text: str, commands: Sequence[str]) -> None:
+    """Write the file, never over another one, and say what comes next."""
+    head = [f"# Made from {origin}, which comes with biphase.", *(f"#   {command}" for command in commands)]
+    with open(path, "x", encoding="utf-8") as file:
+        file.write("\n".join([*head, text]))
+    err.print(f"{path}: next, `{commands[0]}`", markup=False)
+    out.print(str(path), markup=False)

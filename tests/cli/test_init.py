@@ -1,0 +1,131 @@
+"""`biphase init`: what it writes passes biphase's own checks, says what was asked for, and is never written over."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from biphase.cli.init import init_recipe_command, init_study_command, init_task_command, names_of
+from biphase.config import load_config
+from biphase.embedding.recipe import EmbeddingRecipe
+from biphase.errors import InputError
+from biphase.recipe import Recipe
+from biphase.study.plan import plan_study
+from biphase.study.spec import load_study
+from biphase.tasks.examples import load_examples
+from biphase.tasks.sources import find_source
+from biphase.tasks.spec import METRICS, find_task
+
+
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("name", names_of("recipes"))
+def test_every_recipe_is_one_to_start_from(name: str) -> None:
+    is_embedding = name.startswith("embed")
+    init_recipe_command(
+        name, None if is_embedding else "s", "enc/coder", None if is_embedding else 90, Path("mine.yaml")
+    )
+    if is_embedding:
+        assert load_config(EmbeddingRecipe, Path("mine.yaml")).model == "enc/coder"
+    else:
+        recipe = load_config(Recipe, Path("mine.yaml"))
+        assert (recipe.name, recipe.data.shards, recipe.num_steps, recipe.init.model) == ("mine", "s", 90, "enc/coder")
+
+
+def test_a_recipe_says_where_it_starts() -> None:
+    init_recipe_command(None, "s", "11m", 500, Path("a.yaml"))
+    recipe = load_config(Recipe, Path("a.yaml"))
+    assert recipe.init.preset == "11m"
+    assert [phase.steps for phase in recipe.curriculum] == [200, 300]
+    assert (recipe.schedule.warmup_steps, recipe.schedule.decay_steps) == (25, 100)
+    init_recipe_command(None, "s", "Qwen/Qwen3-0.6B-Base", None, Path("b.yaml"))
+    assert load_config(Recipe, Path("b.yaml")).curriculum[0].objective == "mntp"
+    Path("runs/a-12345678").mkdir(parents=True)
+    Path("runs/a-12345678/config.yaml").touch()
+    init_recipe_command(None, "s", "runs/a-12345678@400", None, Path("c.yaml"))
+    assert load_config(Recipe, Path("c.yaml")).init.checkpoint == "runs/a-12345678@400"
+
+
+@pytest.mark.parametrize("name", names_of("studies"))
+def test_every_study_is_one_to_start_from(name: str) -> None:
+    init_study_command(name, "s", out_file=Path("mine.yaml"))
+    plan = plan_study(load_study(Path("mine.yaml")))
+    assert plan.study.name == "mine" and plan.study.recipe["data"]["shards"] == "s"
+
+
+def test_a_study_by_flags() -> None:
+    init_study_command("demo", "s", "3m", 60, "snli,genre", Path("mine.yaml"))
+    study = load_study(Path("mine.yaml"))
+    assert study.evaluation is not None and study.evaluation.tasks == ("snli", "genre")
+    assert study.evaluation.per_task == {"genre": {"max_train_examples": 1600}}
+    assert (study.arms[0].models, study.arms[0].budgets) == (("3m",), (60,))
+    assert study.recipe["schedule"] == {"peak_lr": "6e-3", "warmup_steps": 2, "decay_steps": 15}
+    assert "# short cells" in Path("mine.yaml").read_text()
+
+
+@pytest.mark.parametrize("family", METRICS)
+def test_a_task_of_each_family(family: str) -> None:
+    init_task_command(None, None, family, Path("mine.yaml"))
+    task = find_task("mine.yaml")
+    assert (task.name, task.family) == ("mine", family)
+
+
+FILES: dict[str, dict[str, str]] = {
+    "sequence_classification": {
+        "train.csv": "title,body,stars\n" + "".join(f"a b {n},c d {n},{n % 2 + 1}\n" for n in range(40)),
+        "test.csv": 'title,body,stars\n"x, y",e f,2\n',
+    },
+    "token_classification": {
+        "train.jsonl": "".join(
+            f'{{"words": ["in", "Rome{n}"], "ner_tags": ["O", "B-loc"]}}\n{{"words": ["he"], "ner_tags": ["O"]}}\n'
+            for n in range(20)
+        )
+    },
+    "question_answering": {
+        "train.jsonl": "".join(
+            f'{{"id": "{n}", "question": "who {n}?", "context": "it is Ann", '
+            f'"answers": {{"text": ["Ann"], "answer_start": [6]}}}}\n'
+            for n in range(40)
+        )
+    },
+}
+
+
+@pytest.mark.parametrize("family", FILES)
+def test_a_task_is_read_off_its_data(family: str) -> None:
+    """What is written reads the data it was written of."""
+    Path("data").mkdir()
+    for name, text in FILES[family].items():
+        Path("data", name).write_text(text)
+    init_task_command(next(Path("data").glob("train.*")), None, None, Path("mine.yaml"))
+    task = find_task("mine.yaml")
+    data: Any = load_examples(find_source(task, Path("data")), judged_only=False)
+    assert task.family == family and len(data.splits["train"]) > 20
+    if family == "sequence_classification":
+        assert (task.template, task.label, task.classes) == ("{title}\n{body}", "stars", ("1", "2"))
+        assert data.splits["test"][0].text == "x, y\ne f"
+    if family == "token_classification":
+        assert task.classes == ("O", "B-loc", "I-loc")
+
+
+def test_what_cannot_be_started_from_is_told() -> None:
+    Path("mine.yaml").write_text("kept")
+    for command in (init_recipe_command, init_study_command, init_task_command):
+        with pytest.raises(InputError, match=r"mine\.yaml is there already; give another --out"):
+            command(out_file=Path("mine.yaml"))  # type: ignore[operator]
+    assert Path("mine.yaml").read_text() == "kept"
+    with pytest.raises(InputError, match="did you mean 'tiny'"):
+        init_recipe_command("tinny")
+    with pytest.raises(InputError, match="mini has arms that continue others"):
+        init_study_command("mini", steps=10)
+    Path("data.csv").write_text("text,kind\na b,1\nc d,2\n")
+    with pytest.raises(InputError, match=r"which column of data.csv is the label\? Say it with --label: text, kind"):
+        init_task_command(Path("data.csv"))
+    with pytest.raises(InputError, match="no column besides 'text' has texts"):
+        init_task_command(Path("data.csv"), "text")
+    with pytest.raises(InputError, match=r"column 'kind' has no|has 1 different values|no column 'kindd'"):
+        init_task_command(Path("data.csv"), "kindd")
+    assert not Path("recipe.yaml").exists() and not Path("task.yaml").exists()
