@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from biphase.errors import InputError
-from biphase.finetuning.predictions import ExampleScores, KeptExamples, linearize, macro_f1, micro_f1, read_examples
+from biphase.finetuning.metrics.classification import macro_f1, micro_f1
+from biphase.finetuning.predictions import ExampleScores, KeptExamples, linearize, read_examples
 from biphase.finetuning.scores import read_score
 
 

@@ -8,7 +8,8 @@ import pytest
 
 from biphase.errors import InputError
 from biphase.finetuning.config import PROTOCOL
-from biphase.finetuning.predictions import count_entities, macro_f1, micro_f1, read_examples
+from biphase.finetuning.metrics.classification import macro_f1, micro_f1
+from biphase.finetuning.predictions import count_entities, read_examples
 from biphase.finetuning.scores import read_score, read_scores, show_rate
 from biphase.finetuning.selection import choose_rate, find_scored_model, select_rate
 

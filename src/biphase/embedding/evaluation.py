@@ -15,11 +15,13 @@ import scipy.stats
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import pairwise_cos_sim, semantic_search
 
-from biphase.corpus.readers import read_json_lines, read_text_lines
 from biphase.embedding.pairs import read_pairs
 from biphase.embedding.recipe import PairSource
 from biphase.errors import InputError
 from biphase.finetuning.metrics.ranking import ranking_scores
+from biphase.tasks.collection import read_judged_texts, read_judgements
+from biphase.tasks.sources import TaskSource, find_layout, parts_of
+from biphase.tasks.spec import FileLayout, Task
 
 KEPT_DOCUMENTS = 100
 """Documents kept for a query: what the metrics look at."""
@@ -49,34 +51,18 @@ def read_judged(path: Path, split: str = "test") -> Judged:
 
 
 def read_beir(folder: Path, split: str) -> Judged:
-    judgements = folder / "qrels" / f"{split}.tsv"
-    for path in (folder / "corpus.jsonl", folder / "queries.jsonl", judgements):
-        if not path.exists():
-            raise InputError(f"{path} does not exist: a folder in BEIR's layout is needed")
-    relevance: dict[str, dict[str, int]] = {}
-    for number, line, _ in read_text_lines(judgements):
-        fields = line.rstrip("\r\n").split("\t")
-        if number == 1 and not fields[-1].lstrip("-").isdecimal():
-            continue
-        if len(fields) != 3 or not fields[2].lstrip("-").isdecimal():
-            raise InputError(f"{judgements}:{number}: query, document and grade are needed, with tabs between")
-        relevance.setdefault(fields[0], {})[fields[1]] = int(fields[2])
-    documents = {id: f"{title} {text}".strip() for id, title, text in read_texts_of(folder / "corpus.jsonl")}
-    queries = {id: text for id, _, text in read_texts_of(folder / "queries.jsonl") if id in relevance}
-    lost = next((id for id in relevance if id not in queries), None)
-    if lost is not None or not relevance:
-        raise InputError(f"{judgements}: query '{lost}' is not in queries.jsonl" if lost else f"{judgements} is empty")
+    """A folder in the layout that retrieval tasks have, read as theirs are."""
+    layout = FileLayout(test=f"qrels/{split}.tsv")
+    task = Task(name="zero-shot", family="retrieval", metric="ndcg_at_10")
+    source = TaskSource(task, str(folder), "", layout, find_layout(task, layout, folder))
+    lost = next((name for part, name in parts_of(task, layout).items() if not source.files[part]), None)
+    if lost is not None:
+        raise InputError(f"{folder / lost} does not exist: a folder in BEIR's layout is needed")
+    relevance = read_judgements(source, "test")
+    if not relevance:
+        raise InputError(f"{folder / 'qrels'}: no judgements of {split}")
+    queries, documents = read_judged_texts(source, {"test": relevance}, judged_only=False)
     return Judged(folder.name, documents, queries, relevance, [])
-
-
-def read_texts_of(path: Path) -> list[tuple[str, str, str]]:
-    """Id, title and text of each row."""
-    found = []
-    for number, row, _ in read_json_lines(path):
-        if "_id" not in row or not isinstance(row.get("text"), str):
-            raise InputError(f"{path}:{number}: '_id' and 'text' are needed")
-        found.append((str(row["_id"]), row.get("title") or "", row["text"]))
-    return found
 
 
 def score_embedder(model: SentenceTransformer, judged: Judged) -> dict[str, float]:

@@ -169,7 +169,7 @@ def score_table(scores: dict[str, dict[str, dict[str, float]]]) -> str:
     """Scores by set, then by what was scored, then by metric."""
     if not scores:
         return "Not evaluated: name folders or files under `evaluation` in the recipe."
-    lines = ["| set | what | " + " | ".join(["score"]) + " |", "|---|---|---|"]
+    lines = ["| set | what | score |", "|---|---|---|"]
     for name, arms in scores.items():
         for arm, metrics in arms.items():
             told = ", ".join(f"{metric} {value:.4f}" for metric, value in metrics.items())

@@ -30,11 +30,13 @@ from biphase.tasks.examples import (
     Question,
     TaggedWords,
     TaskData,
-    fill_template,
+    fill_row,
     find_answer,
     read_spans,
+    words_of,
 )
 from biphase.tasks.rows import Row, read_file
+from biphase.tasks.sources import TaskSource, text_column
 from biphase.tasks.spec import Family, FileLayout, Task, template_columns
 
 ROWS_AT_ONCE = 512
@@ -59,9 +61,8 @@ Predictor = Callable[["Predicting", Sequence[PlacedRow]], Iterable[Row]]
 class Predicting:
     """A loaded model, and what its inputs look like."""
 
-    name: str
-    task: Task
-    layout: FileLayout
+    source: TaskSource
+    """The task, as the rows to predict are those of a file of it."""
     record: KeptRecord | None
     model: Any
     tokenizer: HashedTokenizer
@@ -72,23 +73,9 @@ class Predicting:
         assert self.record is not None
         return CellContext(self.task, self.record.config, self.device, torch.float32)
 
-    def value(self, place: str, row: Row, name: str) -> Any:
-        """A column under the task's name for it, which the file may call otherwise."""
-        own = next((old for old, new in self.layout.rename.items() if new == name), name)
-        if own not in row:
-            raise InputError(f"{place}: {self.name} needs column '{own}'; the columns are: {', '.join(row)}")
-        return row[own]
-
-    def text(self, place: str, row: Row, name: str) -> str:
-        value = self.value(place, row, name)
-        if not isinstance(value, str):
-            raise InputError(f"{place}: column '{name}' is {str(value)[:40]!r}, not a text")
-        return value
-
-    def filled(self, place: str, row: Row) -> LabelledText:
-        texts = {column: self.text(place, row, column) for column in template_columns(self.task.template)}
-        text, columns = fill_template(self.task.template, texts)
-        return LabelledText(place, text, 0, columns)
+    @property
+    def task(self) -> Task:
+        return self.source.task
 
 
 def open_model(name: str, file: Path, template: str | None, device: torch.device) -> Predicting:
@@ -122,7 +109,8 @@ def open_model(name: str, file: Path, template: str | None, device: torch.device
     ending = endings(file)
     layout = next((one for one in task.files if one.train and endings(Path(one.train)) == ending), FileLayout())
     layout = layout.model_copy(update={"columns": (layout.columns[0],) * 2})  # tags are not needed
-    return Predicting(name, task, layout, record, model, load_hashed_tokenizer(folder), device)
+    source = TaskSource(task, name, "", layout, {})
+    return Predicting(source, record, model, load_hashed_tokenizer(folder), device)
 
 
 def endings(path: Path) -> str:
@@ -166,13 +154,12 @@ def file_rows(predicting: Predicting, file: Path) -> Iterator[PlacedRow]:
     columns = template_columns(predicting.task.template)
     if endings(file) == ".txt" and predicting.task.family == "sequence_classification":
         if len(columns) > 1:
-            raise InputError(f"{file}: a line is one text, but {predicting.name} needs {' and '.join(columns)}")
+            raise InputError(f"{file}: a line is one text, but {predicting.source.name} needs {' and '.join(columns)}")
         for number, line, _ in read_text_lines(file):
             yield f"{file}:{number}", {columns[0]: line.rstrip("\r\n")}
         return
-    if not file.exists():
-        raise InputError(f"{file} does not exist")
-    for place, row in read_file(predicting.task, predicting.layout, file, None):
+    assert isinstance(predicting.source.form, FileLayout)
+    for place, row in read_file(predicting.task, predicting.source.form, file, None):
         if row is None:
             raise InputError(f"{place}: fewer fields than the header names")
         yield place, row
@@ -191,8 +178,9 @@ def choose_predictor(predicting: Predicting, row: Row) -> Predictor:
 @torch.no_grad()
 def classify(predicting: Predicting, rows: Sequence[PlacedRow]) -> Iterator[Row]:
     """The label, its probability, and that of each label; pairs are cut as in training."""
-    examples = tuple(predicting.filled(place, row) for place, row in rows)
-    data = TaskData(predicting.task, predicting.name, (), (), examples, 0)
+    filled = [(place, *fill_row(predicting.source, place, row)) for place, row in rows]
+    examples = tuple(LabelledText(place, text, 0, columns) for place, text, columns in filled)
+    data = TaskData(predicting.task, predicting.source.name, (), (), examples, 0)
     encoded = sequence_classification.encode_task(data, predicting.tokenizer, predicting.cell.config)
     network = PaddedNetwork(predicting.model)
     logits_SC = sequence_classification.predict(network, encoded.splits["test"], predicting.cell)
@@ -201,7 +189,7 @@ def classify(predicting: Predicting, rows: Sequence[PlacedRow]) -> Iterator[Row]
 
 
 def classify_as_pipeline(predicting: Predicting, rows: Sequence[PlacedRow]) -> Iterator[Row]:
-    texts = [predicting.filled(place, row).text for place, row in rows]
+    texts = [fill_row(predicting.source, place, row)[0] for place, row in rows]
     pipe = pipeline(
         "text-classification", predicting.model, tokenizer=predicting.tokenizer.pretrained, device=predicting.device
     )
@@ -220,10 +208,8 @@ def tag_words(predicting: Predicting, rows: Sequence[PlacedRow]) -> Iterator[Row
     """A tag for each word of a list, and the spans of words that tags make."""
     examples = []
     for place, row in rows:
-        words = predicting.value(place, row, predicting.task.words)
-        if not isinstance(words, list) or not words or not all(isinstance(word, str) and word for word in words):
-            raise InputError(f"{place}: column '{predicting.task.words}' must be a list of words, none of them empty")
-        examples.append(TaggedWords(place, tuple(words), (0,) * len(words)))
+        words = words_of(predicting.source, place, row)
+        examples.append(TaggedWords(place, words, (0,) * len(words)))
     config = predicting.cell.config
     split = token_classification.encode_sentences(examples, predicting.tokenizer, config.max_length)
     found = token_classification.predict(PaddedNetwork(predicting.model), split, predicting.cell)
@@ -252,7 +238,7 @@ def spans_of_tags(words: Sequence[str], tags: Sequence[str], probabilities: Sequ
 
 def tag_text(predicting: Predicting, rows: Sequence[PlacedRow]) -> Iterator[Row]:
     """The spans of running texts, in characters, as transformers' pipeline groups tokens (`simple`)."""
-    texts = [predicting.text(place, row, TEXT) for place, row in rows]
+    texts = [text_column(predicting.source, place, row, TEXT) for place, row in rows]
     pipe: Any = pipeline(
         "token-classification",
         predicting.model,
@@ -287,7 +273,7 @@ def answer_questions(predicting: Predicting, rows: Sequence[PlacedRow]) -> Itera
     assert predicting.record is not None
     examples = []
     for number, (place, row) in enumerate(rows):
-        question, context = predicting.text(place, row, "question"), predicting.text(place, row, "context")
+        question, context = (text_column(predicting.source, place, row, name) for name in ("question", "context"))
         if not context.strip():
             raise InputError(f"{place}: the context is empty")
         spans = read_spans(place, "candidates", row["candidates"]) if "candidates" in row else []

@@ -5,7 +5,7 @@ Letters: N examples, S scores, L labels, C columns of counts, E entities, U word
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,12 +16,9 @@ import numpy as np
 from biphase.errors import InputError
 from biphase.files import content_hash, reading
 from biphase.finetuning.metrics.answers import counted_answers, exact_match
-from biphase.finetuning.metrics.classification import find_entities
+from biphase.finetuning.metrics.classification import Statistic, find_entities, label_counts, micro_f1
 from biphase.finetuning.scores import Score
 from biphase.trees import parse_json
-
-Statistic = Callable[[np.ndarray], np.ndarray]
-"""Sums of counts [..., C] → scores [...]."""
 
 
 @dataclass(frozen=True)
@@ -132,12 +129,8 @@ PredictionRows = Sequence[tuple[str, Mapping[str, Any]]]
 def contributions(score: Score, path: Path, rows: PredictionRows) -> tuple[np.ndarray, Statistic | None]:
     """`values` and `statistic` of `ExampleScores`, for any metric that may choose a rate (`tasks.METRICS`)."""
     is_labels = all(isinstance(row.get("gold"), str) for _, row in rows)
-    if is_labels and score.metric in ("macro_f1", "f1"):
-        predicted_NL, gold_NL = read_labels(score, rows)
-        right_NL = predicted_NL * gold_NL
-        if score.metric == "macro_f1":
-            return np.concatenate([right_NL, predicted_NL + gold_NL], axis=1), macro_f1
-        return np.stack([right_NL[:, 1], predicted_NL[:, 1], gold_NL[:, 1]], axis=1), micro_f1
+    if is_labels and score.metric in ("macro_f1", "f1", "mcc"):
+        return label_counts(score.metric, *read_labels(score, rows))
     if score.metric == "exact":
         for place, row in rows:
             answers = row.get("gold")
@@ -158,17 +151,17 @@ def contributions(score: Score, path: Path, rows: PredictionRows) -> tuple[np.nd
 
 
 def read_labels(score: Score, rows: PredictionRows) -> tuple[np.ndarray, np.ndarray]:
-    """Predicted and gold label of each example, as 1 in its column of [N, L], 0 in the others."""
+    """Gold and predicted label of each example, as 1 in its column of [N, L], 0 in the others."""
     if not score.classes:
         raise InputError(f"{score.folder} does not say in which order the classes are numbered; rerun its cell")
     numbers = {name: number for number, name in enumerate(score.classes)}
     for place, row in rows:
         if row["gold"] not in score.classes or row.get("predicted") not in score.classes:
             raise InputError(f"{place}: gold or predicted is none of {', '.join(score.classes)}; rerun its cell")
-    predicted_NL, gold_NL = (
-        np.eye(len(numbers), dtype=np.int64)[[numbers[row[key]] for _, row in rows]] for key in ("predicted", "gold")
+    gold_NL, predicted_NL = (
+        np.eye(len(numbers), dtype=np.int64)[[numbers[row[key]] for _, row in rows]] for key in ("gold", "predicted")
     )
-    return predicted_NL, gold_NL
+    return gold_NL, predicted_NL
 
 
 def count_entities(rows: PredictionRows, is_strict: bool = False) -> np.ndarray:
@@ -206,19 +199,3 @@ def count_entities(rows: PredictionRows, is_strict: bool = False) -> np.ndarray:
 
 def is_tags(value: Any) -> bool:
     return isinstance(value, list) and len(value) > 0 and all(isinstance(tag, str) for tag in value)
-
-
-def micro_f1(counts_C: np.ndarray) -> np.ndarray:
-    """[..., 3] entities found, predicted and in gold → F1 [...]; 0 where there is no entity at all."""
-    found, predicted, gold = np.moveaxis(counts_C, -1, 0)
-    return 2 * found / np.maximum(predicted + gold, 1)
-
-
-def macro_f1(counts_C: np.ndarray) -> np.ndarray:
-    """[..., 2L] how often each of L labels is right, then how often it is predicted plus how often gold → F1 [...].
-
-    It is the mean over the labels that are predicted or gold at all.
-    """
-    right_L, seen_L = np.split(counts_C, 2, axis=-1)
-    f1_L = 2 * right_L / np.maximum(seen_L, 1)
-    return f1_L.sum(axis=-1) / np.maximum((seen_L > 0).sum(axis=-1), 1)

@@ -38,16 +38,7 @@ def load_collection(source: TaskSource, judged_only: bool) -> Collection:
             raise InputError(f"task '{task.name}': the {split} split in {source.name} has no judgements")
     judged = draw_queries(source, judged)
     # 2. The texts that they name.
-    wanted = {query for judgements in judged.values() for query in judgements}
-    documents_of = {
-        split: tuple(dict.fromkeys(itertools.chain.from_iterable(judgements.values())))
-        for split, judgements in judged.items()
-    }
-    named = set(itertools.chain.from_iterable(documents_of.values()))
-    queries = read_texts(source, "queries", wanted)
-    documents = read_texts(source, "corpus", named if judged_only else None)
-    check_known(source, "query", wanted, queries)
-    check_known(source, "document", named, documents)
+    queries, documents = read_judged_texts(source, judged, judged_only)
     # 3. Pairs to train on. A query without a relevant document gives none; no split may have such queries alone.
     pairs: dict[TaskSplit, list[tuple[str, str]]] = {"train": []}
     for split, judgements in judged.items():
@@ -63,7 +54,7 @@ def load_collection(source: TaskSource, judged_only: bool) -> Collection:
         queries=queries,
         train=tuple(pairs["train"]),
         relevance={"validation": judged["validation"], "test": judged["test"]},
-        judged_documents={"validation": documents_of["validation"], "test": documents_of["test"]},
+        judged_documents={"validation": documents_of(judged["validation"]), "test": documents_of(judged["test"])},
         left_out=len(judged.get("train", {})) - len({query for query, _ in pairs["train"]}),
     )
 
@@ -83,6 +74,24 @@ def read_judgements(source: TaskSource, split: TaskSplit) -> Judgements:
         if judgements.setdefault(query, {}).setdefault(document, grade) != grade:
             raise InputError(f"{place}: document '{document}' has two grades for query '{query}'")
     return judgements
+
+
+def documents_of(judgements: Judgements) -> tuple[str, ...]:
+    """The documents that judgements name, each once, in their order."""
+    return tuple(dict.fromkeys(itertools.chain.from_iterable(judgements.values())))
+
+
+def read_judged_texts(
+    source: TaskSource, judged: Mapping[TaskSplit, Judgements], judged_only: bool
+) -> tuple[dict[str, str], dict[str, str]]:
+    """The queries that are judged, and all documents or those that judgements name."""
+    wanted = {query for judgements in judged.values() for query in judgements}
+    named = {document for judgements in judged.values() for document in documents_of(judgements)}
+    queries = read_texts(source, "queries", wanted)
+    documents = read_texts(source, "corpus", named if judged_only else None)
+    check_known(source, "query", wanted, queries)
+    check_known(source, "document", named, documents)
+    return queries, documents
 
 
 def read_texts(source: TaskSource, part: PartName, wanted: Set[str] | None) -> dict[str, str]:

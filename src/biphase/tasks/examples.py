@@ -6,7 +6,7 @@ IOB2, answers as exact spans of their context, documents without the prefixes of
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from string import Formatter
@@ -26,7 +26,7 @@ from biphase.tasks.sources import (
     shown,
     text_column,
 )
-from biphase.tasks.spec import TASK_SPLITS, EvaluatedSplit, Family, Scheme, Task, TaskSplit, template_columns
+from biphase.tasks.spec import TASK_SPLITS, EvaluatedSplit, Family, Scheme, Task, TaskSplit
 
 Stretch = tuple[int, int]
 """Characters of a text, from and up to."""
@@ -174,19 +174,19 @@ def make_text(source: TaskSource, place: str, row: Row) -> LabelledText | None:
     label = column(source, place, row, task.label)
     if str(label) in task.unlabelled:
         return None
-    texts = {name: text_column(source, place, row, name) for name in template_columns(task.template)}
-    text, columns = fill_template(task.template, texts)
+    text, columns = fill_row(source, place, row)
     return LabelledText(id_of(place, row), text, label_number(task, place, label), columns)
 
 
-def fill_template(template: str, texts: Mapping[str, str]) -> tuple[str, tuple[Stretch, ...]]:
-    """The text, and where each column stands in it."""
+def fill_row(source: TaskSource, place: str, row: Row) -> tuple[str, tuple[Stretch, ...]]:
+    """The template filled with a row's columns, and where each of them stands in the text."""
     text, columns = "", []
-    for literal, name, _, _ in Formatter().parse(template):
+    for literal, name, _, _ in Formatter().parse(source.task.template):
         text += literal
         if name is not None:
-            columns.append((len(text), len(text) + len(texts[name])))
-            text += texts[name]
+            value = text_column(source, place, row, name)
+            columns.append((len(text), len(text) + len(value)))
+            text += value
     return text, tuple(columns)
 
 
@@ -214,16 +214,20 @@ def label_number(task: Task, place: str, value: Any) -> int:
 def make_words(source: TaskSource, place: str, row: Row) -> TaggedWords:
     task = source.task
     tags = column(source, place, row, task.label)
-    words = column(source, place, row, task.words)
-    if not isinstance(words, list) or not words or not all(isinstance(word, str) and word for word in words):
-        raise InputError(
-            f"{place}: column '{own_name(source, task.words)}' must be a list of words, none of them empty"
-        )
+    words = words_of(source, place, row)
     if not isinstance(tags, list) or len(tags) != len(words):
         num_tags = f"{len(tags)} tags" if isinstance(tags, list) else "no list of tags"
         raise InputError(f"{place}: {num_tags} for {len(words)} words")
     tags = to_iob2(tags, source.form.scheme, place)
-    return TaggedWords(id_of(place, row), tuple(words), tuple(label_number(task, place, tag) for tag in tags))
+    return TaggedWords(id_of(place, row), words, tuple(label_number(task, place, tag) for tag in tags))
+
+
+def words_of(source: TaskSource, place: str, row: Row) -> tuple[str, ...]:
+    name = source.task.words
+    words = column(source, place, row, name)
+    if not isinstance(words, list) or not words or not all(isinstance(word, str) and word for word in words):
+        raise InputError(f"{place}: column '{own_name(source, name)}' must be a list of words, none of them empty")
+    return tuple(words)
 
 
 def to_iob2(tags: Sequence[Any], scheme: Scheme, place: str) -> list[Any]:

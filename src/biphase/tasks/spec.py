@@ -31,7 +31,7 @@ PAPER_TASKS = (
 """The paper's twelve."""
 
 METRICS: dict[Family, tuple[str, ...]] = {
-    "sequence_classification": ("accuracy", "macro_f1", "f1"),
+    "sequence_classification": ("accuracy", "macro_f1", "mcc", "f1"),
     "token_classification": ("f1", "strict_f1"),
     "question_answering": ("f1", "exact"),
     "retrieval": ("ndcg_at_10", "map_at_100", "mrr_at_10", "recall_at_100"),

@@ -9,11 +9,11 @@ from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.encoders import Encoder
 from biphase.finetuning.families.question_answering import (
     QuestionSplit,
+    characters_of_span,
     cut_windows,
     encode_questions,
     encode_task,
     span_loss,
-    text_of_span,
     token_loss,
 )
 from biphase.tasks.examples import Answer, Question, TaskData
@@ -45,10 +45,9 @@ def test_an_input_is_question_context_and_end_of_text(encoder: Encoder) -> None:
 
 def test_answers_are_found_again_as_text(encoder: Encoder) -> None:
     split = encode(encoder)
-    begin, end = split.answers_Q2[0]
-    assert text_of_span(split, 0, begin, end) == "naïve dog"
-    begin, end = split.answers_Q2[1]
-    assert text_of_span(split, 1, begin, end) == "Zoë"
+    for number, answer in enumerate(("naïve dog", "Zoë")):
+        first, last = characters_of_span(split, number, *split.answers_Q2[number])
+        assert CONTEXT[first:last] == answer
     assert split.answers_Q2[2].tolist() == [-1, -1]
     assert split.gold == [["naïve dog", "dog"], ["Zoë"], []]
 

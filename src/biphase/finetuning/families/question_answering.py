@@ -366,11 +366,6 @@ def characters_of_span(split: QuestionSplit, question: int, begin: int, end: int
     return first, first + len(text.strip())
 
 
-def text_of_span(split: QuestionSplit, question: int, begin: int, end: int) -> str:
-    first, last = characters_of_span(split, question, begin, end)
-    return split.contexts[question][first:last]
-
-
 def compute_metrics(split: QuestionSplit, predictions: SpanPredictions, cell: CellContext) -> dict[str, float]:
     texts = dict(zip(split.ids, predictions.texts, strict=True))
     gold = dict(zip(split.ids, split.gold, strict=True))

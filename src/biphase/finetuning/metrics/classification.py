@@ -3,11 +3,14 @@
 Letters: U units that carry a label (samples or words), S samples or sentences, L labels or tags, E entities.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from biphase.errors import InputError
+
+Statistic = Callable[[np.ndarray], np.ndarray]
+"""Sums of counts [..., C] → scores [...]."""
 
 
 def accuracy(gold_U: np.ndarray, predicted_U: np.ndarray) -> float:
@@ -26,13 +29,56 @@ def label_f1(gold_U: np.ndarray, predicted_U: np.ndarray, num_labels: int) -> tu
 
 
 def sequence_metrics(gold_S: np.ndarray, predicted_S: np.ndarray, num_labels: int) -> dict[str, float]:
-    """`accuracy`; `macro_f1`, the mean F1 of the labels that are in gold or predictions; of two labels also `f1`.
-
-    `f1` is that of label 1, which GLUE reports for QQP (its duplicates) and MRPC beside the accuracy.
+    """`accuracy`; `macro_f1`, the mean F1 of the labels that are in gold or predictions; `mcc`, Matthews' correlation,
+    GLUE's score of CoLA; of two labels also `f1`, that of label 1, GLUE's score of QQP and MRPC beside the accuracy.
     """
-    f1_L, is_seen_L = label_f1(gold_S, predicted_S, num_labels)
-    scores = {"accuracy": accuracy(gold_S, predicted_S), "macro_f1": float(f1_L[is_seen_L].mean())}
-    return {**scores, "f1": float(f1_L[1])} if num_labels == 2 else scores
+    gold_SL, predicted_SL = (np.eye(num_labels, dtype=np.int64)[numbers_S] for numbers_S in (gold_S, predicted_S))
+    scores = {"accuracy": accuracy(gold_S, predicted_S)}
+    for name in ("macro_f1", "mcc", "f1") if num_labels == 2 else ("macro_f1", "mcc"):
+        counts_SC, statistic = label_counts(name, gold_SL, predicted_SL)
+        scores[name] = float(statistic(counts_SC.sum(axis=0)))
+    return scores
+
+
+def label_counts(metric: str, gold_NL: np.ndarray, predicted_NL: np.ndarray) -> tuple[np.ndarray, Statistic]:
+    """What each example contributes to a metric, [N, C] counts, and what makes the score of their sums.
+
+    Labels are 1 in their columns, elsewhere 0.
+    """
+    right_NL = gold_NL * predicted_NL
+    if metric == "macro_f1":
+        return np.concatenate([right_NL, predicted_NL + gold_NL], axis=1), macro_f1
+    if metric == "mcc":
+        return np.concatenate([right_NL.sum(axis=1, keepdims=True), predicted_NL, gold_NL], axis=1), matthews
+    assert metric == "f1", metric
+    return np.stack([right_NL[:, 1], predicted_NL[:, 1], gold_NL[:, 1]], axis=1), micro_f1
+
+
+def micro_f1(counts_C: np.ndarray) -> np.ndarray:
+    """[..., 3] labels or entities found, predicted and in gold → F1 [...]; 0 where there is none at all."""
+    found, predicted, gold = np.moveaxis(counts_C, -1, 0)
+    return 2 * found / np.maximum(predicted + gold, 1)
+
+
+def macro_f1(counts_C: np.ndarray) -> np.ndarray:
+    """[..., 2L] how often each of L labels is right, then how often it is predicted plus how often gold → F1 [...].
+
+    It is the mean over the labels that are predicted or gold at all.
+    """
+    right_L, seen_L = np.split(counts_C, 2, axis=-1)
+    f1_L = 2 * right_L / np.maximum(seen_L, 1)
+    return f1_L.sum(axis=-1) / np.maximum((seen_L > 0).sum(axis=-1), 1)
+
+
+def matthews(counts_C: np.ndarray) -> np.ndarray:
+    """[..., 1 + 2L] how many are right, how often each of L labels is predicted, how often gold → Matthews' correlation
+    of two labels, Gorodkin's R_K of more; 0 where all predictions, or all of gold, are one label."""
+    counts_C = np.asarray(counts_C, dtype=np.float64)
+    right, (predicted_L, gold_L) = counts_C[..., 0], np.split(counts_C[..., 1:], 2, axis=-1)
+    num = gold_L.sum(axis=-1)
+    spreads = [num**2 - (labels_L**2).sum(axis=-1) for labels_L in (predicted_L, gold_L)]
+    product = spreads[0] * spreads[1]
+    return (right * num - (predicted_L * gold_L).sum(axis=-1)) / np.sqrt(np.where(product > 0, product, np.inf))
 
 
 def token_metrics(
