@@ -54,7 +54,7 @@ def load_collection(source: TaskSource, judged_only: bool) -> Collection:
         queries=queries,
         train=tuple(pairs["train"]),
         relevance={"validation": judged["validation"], "test": judged["test"]},
-        judged_documents={"validation": documents_of(judged["validation"]), "test": documents_of(judged["test"])},
+        judged_documents={"validation": named_documents(judged["validation"]), "test": named_documents(judged["test"])},
         left_out=len(judged.get("train", {})) - len({query for query, _ in pairs["train"]}),
     )
 
@@ -76,7 +76,7 @@ def read_judgements(source: TaskSource, split: TaskSplit) -> Judgements:
     return judgements
 
 
-def documents_of(judgements: Judgements) -> tuple[str, ...]:
+def named_documents(judgements: Judgements) -> tuple[str, ...]:
     """The documents that judgements name, each once, in their order."""
     return tuple(dict.fromkeys(itertools.chain.from_iterable(judgements.values())))
 
@@ -86,7 +86,7 @@ def read_judged_texts(
 ) -> tuple[dict[str, str], dict[str, str]]:
     """The queries that are judged, and all documents or those that judgements name."""
     wanted = {query for judgements in judged.values() for query in judgements}
-    named = {document for judgements in judged.values() for document in documents_of(judgements)}
+    named = {document for judgements in judged.values() for document in named_documents(judgements)}
     queries = read_texts(source, "queries", wanted)
     documents = read_texts(source, "corpus", named if judged_only else None)
     check_known(source, "query", wanted, queries)
