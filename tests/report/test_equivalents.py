@@ -10,7 +10,8 @@ import pytest
 
 from biphase.errors import InputError
 from biphase.paper.published import read_reference
-from biphase.report.equivalents import compute_equivalent, contrast_at_share, show_equivalent
+from biphase.report.equivalents import compute_equivalent, contrast_at_share, show_multiple
+from biphase.report.formats import show_noise
 from biphase.report.results import ReportArm, ResultSet, measured
 
 BASE = ReportArm("mlm", "other", "1m", "mlm", 40, 100, 0, 100)
@@ -43,8 +44,7 @@ def test_known_share() -> None:
     assert found.share == pytest.approx(2**-1.5, rel=0.01) and found.matching == pytest.approx(2**1.5, rel=0.01)
     assert 0.3 < found.low < found.share < found.high < 0.4 and found.bound == "" and found.datasets == ("a",)
     assert found.noise == ("fine-tuning seeds",)
-    shown = show_equivalent(found, "flops")
-    assert shown.startswith("0.35 [0.3") and shown.endswith("] of the baseline's FLOPs (fine-tuning seeds only)")
+    assert show_multiple(found).startswith("0.35 [0.3") and show_noise(found.noise) == "fine-tuning seeds only"
     # The interval is where the test of a share turns: inside it, within noise; outside, above or below.
     sides = []
     for share in (found.low * 0.97, found.low * 1.03, found.high * 0.97, found.high * 1.03):
@@ -64,7 +64,7 @@ def test_nothing_is_read_off_beyond_the_ladder() -> None:
     assert (best.bound, best.share, best.low, best.high) == ("at most", 0.25, 0.0, 0.25)
     worst = compute_equivalent(results, low, list(ladder))
     assert (worst.bound, worst.share, worst.low, worst.high) == ("at least", 4.0, 4.0, math.inf)
-    assert show_equivalent(worst, "tokens").startswith("at least 4.00 [4.00, …] of the baseline's tokens")
+    assert show_multiple(worst) == "at least 4.00 [4.00, …]"
     further = compute_equivalent(results, high, list(ladder), extrapolate=True)
     assert further.share == pytest.approx(0.125, rel=0.05) and further.bound == ""
 

@@ -10,7 +10,6 @@ from biphase.report.statistics import (
     holm,
     mean_interval,
     rate_spread,
-    resample_sums,
 )
 
 
@@ -45,23 +44,6 @@ def test_mean_interval_covers(num: int) -> None:
     rng = np.random.default_rng(num)
     intervals = [mean_interval(values) for values in rng.normal(0.7, 0.02, (2000, num))]
     assert_rate(sum(abs(interval.mean - 0.7) <= interval.half_width for interval in intervals), 2000, 0.95)
-
-
-def test_resampling_is_drawing_rows() -> None:
-    rows = np.random.default_rng(0).normal(size=(37, 2))
-    drawn = np.random.default_rng(5).integers(0, 37, (200, 37))
-    fast = resample_sums(rows, np.random.default_rng(5), 200)
-    assert fast == pytest.approx(rows[drawn].sum(axis=1))
-
-
-def test_resampling_in_parts_keeps_number_and_law(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hundred numbers at a time: three resamples of thirty rows, the last part being of one."""
-    monkeypatch.setattr("biphase.report.statistics.BLOCK_CELLS", 100)
-    sums = resample_sums(np.arange(30.0)[:, None], np.random.default_rng(0), 1000)[:, 0]
-    assert len(sums) == 1000 and len(set(sums.tolist())) > 150
-    assert sums.mean() == pytest.approx(30 * 14.5, abs=4 * math.sqrt(30 * 74.9 / 1000))
-    more_than_a_part = resample_sums(np.ones((150, 1)), np.random.default_rng(0), 2)
-    assert more_than_a_part.tolist() == [[150], [150]]
 
 
 def test_holm_by_hand() -> None:

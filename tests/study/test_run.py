@@ -492,7 +492,7 @@ def test_data_are_looked_for_before_anything_trains(plan: Plan, tmp_path: Path) 
 
 def test_time_left_knows_what_training_took_before(plan: Plan, finished: StudyFolder) -> None:
     units = {unit.name: unit for unit in study_units(plan, finished)}
-    spent = measure_units(plan, finished, read_state(plan, finished), units)
+    spent = measure_units(read_state(plan, finished), units)
     records = [read_json(finished.record(run))["seconds"] for run in plan.runs]
     assert spent["train"] == pytest.approx((sum(records), sum(units[train_name(run)].cost for run in plan.runs)))
     assert spent["wnut17"][0] > 0 and set(spent) == {"train", "wnut17"}

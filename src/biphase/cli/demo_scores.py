@@ -10,7 +10,7 @@ from rich.table import Table
 from biphase.errors import InputError
 from biphase.report.contrasts import difference, judge_difference
 from biphase.report.figures import Picture, arrange_panels, plot_panel, plot_settings
-from biphase.report.formats import show_difference, show_interval
+from biphase.report.formats import show_difference, show_interval, show_noise
 from biphase.report.panels import Mark, Panel
 from biphase.report.printing import PLAIN, print_table
 from biphase.report.results import Result
@@ -82,8 +82,7 @@ def verdict(results: Results) -> str:
         size = f"{100 * lead.mean:.1f} (±{100 * (lead.high - lead.mean):.1f})"
         told.append(f"{first} leads on {task} by {size}, {sure}")
     noise = difference(results[models[0], tasks[0]], results[models_of(results)[1], tasks[0]]).noise
-    over = f"{' and '.join(noise)}{' only' if len(noise) == 1 else ''}" if noise else "nothing"
-    return f"{paid}\nBetween the arms: {'; '.join(told)}.\nNoise accounted for: {over}."
+    return f"{paid}\nBetween the arms: {'; '.join(told)}.\nNoise accounted for: {show_noise(noise) or 'nothing'}."
 
 
 def print_scores(results: Results) -> None:

@@ -20,6 +20,7 @@ from biphase.paper.gaps import (
 from biphase.paper.published import TABLE_NUMBERS, read_reference
 from biphase.paper.spreads import clm_first_forgives, clm_is_steadier
 from biphase.report.claims import Claim, Finding, Verdicts, count_tests, judge_claims, name_noise
+from biphase.report.formats import show_list
 from biphase.report.page import write_report
 from biphase.report.results import ResultSet, with_averages
 
@@ -132,8 +133,8 @@ def answer(findings: Sequence[Finding]) -> str:
             if not said[:2].isupper():  # `At a fixed …`, but not `MLM beats …`
                 said = said[0].lower() + said[1:]
             names.append(finding.key if verdict == "undecided" else f"{finding.key} ({said})")
-        listed = " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
-        groups.append(f"{verdict} {'is' if len(names) == 1 else 'are'} {listed}" if names else f"none is {verdict}")
+        are = "is" if len(names) == 1 else "are"
+        groups.append(f"{verdict} {are} {show_list(names)}" if names else f"none is {verdict}")
     untested = [finding.key for finding in findings if not finding.is_tested]
     if untested:
         groups.append(f"no scores test {', '.join(untested)}")

@@ -13,6 +13,7 @@ from typing import Literal
 import numpy as np
 
 from biphase.report.contrasts import Contrast, Terms, contrast, is_significant, judge_difference
+from biphase.report.formats import show_noise
 from biphase.report.signal import what_decides
 from biphase.report.statistics import SIGNIFICANCE, holm
 
@@ -123,9 +124,8 @@ def name_noise(findings: Iterable[Finding]) -> str:
     if not tested:
         return ""
     shared = [source for source in tested[0].noise if all(source in one.noise for one in tested)]
-    named = " and ".join(filter(None, (", ".join(shared[:-1]), *shared[-1:])))
     about = "recipes" if "pretraining seeds" in shared else "these checkpoints, each pretrained once"
-    return f"{named}{' only' if len(shared) == 1 else ''}; about {about}"
+    return f"{show_noise(shared)}; about {about}"
 
 
 def count_tests(findings: Iterable[Finding]) -> int:

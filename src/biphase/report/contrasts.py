@@ -15,7 +15,7 @@ import numpy as np
 from scipy import special, stats
 
 from biphase.finetuning.predictions import ExampleTable, KeptExamples
-from biphase.report.statistics import SIGNIFICANCE, TAILS, Difference
+from biphase.report.statistics import SIGNIFICANCE, TAILS, Difference, seed_weights
 
 ROUNDING = 1e-12
 """A spread below this share of the values' size is the rounding of equal values, not a spread."""
@@ -138,7 +138,10 @@ def contrast(terms: Iterable[tuple[float, SeedScores]]) -> Contrast:
         parts = [((weight * score.std) ** 2 / score.num, score.num - 1) for weight, score in terms]
         num, estimate = min(score.num for _, score in terms), sum(weight * score.mean for weight, score in terms)
     else:
-        rows = [np.sum([weight * row_means(score) for weight, score in group], axis=0) for group in groups]
+        rows = [
+            np.sum([weight * (repetitions(score) @ np.array(score.samples)) for weight, score in group], axis=0)
+            for group in groups
+        ]
         parts = [(variance(rows_R) / len(rows_R), len(rows_R) - 1) for rows_R in rows]
         num, estimate = min(len(rows_R) for rows_R in rows), sum(float(rows_R.mean()) for rows_R in rows)
     tables = None if groups is None else read_tables(terms)
@@ -208,18 +211,8 @@ def group_by_seeds(terms: Terms) -> list[Terms] | None:
 
 
 def repetitions(score: SeedScores) -> np.ndarray:
-    """[R, samples] weights that make of samples the means of repetitions: of each pretraining seed's samples, lowest
-    seed first, or the samples themselves."""
-    seeds = np.array(score.pretraining_seeds)
-    if len(set(score.pretraining_seeds)) < 2:
-        return np.eye(len(score.samples))
-    chosen = (seeds == np.unique(seeds)[:, None]).astype(np.float64)
-    return np.asarray(chosen / chosen.sum(axis=1, keepdims=True))
-
-
-def row_means(score: SeedScores) -> np.ndarray:
-    """[R] the score of each repetition."""
-    return np.asarray(repetitions(score) @ np.array(score.samples))
+    """[R, samples] weights of the samples in each repetition."""
+    return seed_weights(score.pretraining_seeds, len(score.samples))
 
 
 def variance(values: np.ndarray) -> float:

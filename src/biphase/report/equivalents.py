@@ -264,12 +264,6 @@ def negative(terms: Terms) -> Terms:
     return [(-weight, score) for weight, score in terms]
 
 
-def show_equivalent(found: Equivalent, axis: Compute) -> str:
-    """`0.73 [0.61, 0.82] of the baseline's FLOPs (fine-tuning seeds only)`."""
-    over = f" ({list_noise(found.noise)})" if found.noise else ""
-    return f"{show_multiple(found)} of the baseline's {AXES[axis]}{over}"
-
-
 def show_multiple(found: Equivalent) -> str:
     """`0.73 [0.61, 0.82]`, `at most 0.50 […, 0.52]`."""
     share = f"{found.bound} {found.share:.2f}".strip()
@@ -277,9 +271,3 @@ def show_multiple(found: Equivalent) -> str:
         return share
     high = "…" if math.isinf(found.high) else f"{found.high:.2f}"
     return f"{share} [{f'{found.low:.2f}' if found.low else '…'}, {high}]"
-
-
-def list_noise(noise: Sequence[Noise]) -> str:
-    """`fine-tuning seeds only`, `pretraining seeds and test examples`."""
-    over = " and ".join(filter(None, (", ".join(noise[:-1]), *noise[-1:])))
-    return f"{over} only" if len(noise) == 1 else over

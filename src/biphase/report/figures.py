@@ -200,10 +200,15 @@ def save_figures(pictures: Sequence[Picture], folder: Path) -> None:
 
 
 def plot_panel(panel: panels.Panel, axes: "Axes") -> None:
+    (plot_bars if panel.kind == "bars" else plot_marks)(panel, axes)
+    axes.set_xlabel(panel.x_label)
+    axes.set_ylabel(panel.y_label)
+    axes.set_title(panel.title)
     if panel.kind == "rows":
-        plot_rows(panel, axes)
+        axes.set_yticks(panel.ticks, panel.tick_labels)
+        axes.set_ylim(-0.6, len(panel.ticks) - 0.4)
+        axes.grid(False, axis="y")
         return
-    {"lines": plot_lines, "bars": plot_bars, "points": plot_points, "rings": plot_points}[panel.kind](panel, axes)
     if panel.is_logarithmic:
         axes.set_xscale("log")
     axes.set_xticks(panel.ticks, panel.tick_labels)
@@ -211,27 +216,31 @@ def plot_panel(panel: panels.Panel, axes: "Axes") -> None:
         axes.minorticks_off()
     if panel.x_margin is not None:
         axes.set_xlim(min(panel.ticks) - panel.x_margin, max(panel.ticks) + panel.x_margin)
-    axes.set_xlabel(panel.x_label)
-    axes.set_ylabel(panel.y_label)
-    axes.set_title(panel.title)
 
 
-def plot_lines(panel: panels.Panel, axes: "Axes") -> None:
-    """A line through the marks of each series."""
+def plot_marks(panel: panels.Panel, axes: "Axes") -> None:
+    """The marks of each series with their intervals: along a line, or alone; of `rows`, values lie across."""
+    is_across = panel.kind == "rows"
     for label, look, marks in panel.series:
-        if marks:
+        for number, size in enumerate(dict.fromkeys(mark.size for mark in marks)):
+            own = [mark for mark in marks if mark.size == size]
+            places, values = [mark.x for mark in own], [mark.value for mark in own]
+            reach = {"xerr" if is_across else "yerr": [[mark.down for mark in own], [mark.up for mark in own]]}
             axes.errorbar(
-                [mark.x for mark in marks],
-                [mark.value for mark in marks],
-                yerr=[[mark.down for mark in marks], [mark.up for mark in marks]],
+                *((values, places) if is_across else (places, values)),
+                **reach,  # type: ignore[arg-type]
                 color=look.color,
                 marker=look.marker,
-                linestyle=look.line,
+                linestyle=look.line if panel.kind == "lines" else "",
+                markersize=size,
+                markerfacecolor="none" if panel.kind == "rings" else look.color,
                 elinewidth=0.9,
-                label=label,
+                label=None if number else label,
             )
     for span in panel.spans:
         axes.plot([span.begin, span.end], [span.value, span.value], ":", color=span.look.color, linewidth=1.2)
+    if panel.kind == "points":
+        axes.set_ylim(bottom=0)
 
 
 def plot_bars(panel: panels.Panel, axes: "Axes") -> None:
@@ -260,44 +269,6 @@ def plot_bars(panel: panels.Panel, axes: "Axes") -> None:
     axes.axhline(0, color=INK, linewidth=0.8)
     axes.margins(y=0.1)
     axes.grid(False, axis="x")
-
-
-def plot_points(panel: panels.Panel, axes: "Axes") -> None:
-    """Marks that no line connects; the size of each is its own."""
-    hollow: dict[str, Any] = {"markerfacecolor": "none"} if panel.kind == "rings" else {}
-    for label, look, marks in panel.series:
-        for number, mark in enumerate(marks):
-            axes.errorbar(
-                mark.x,
-                mark.value,
-                yerr=[[mark.down], [mark.up]],
-                fmt=look.marker,
-                color=look.color,
-                markersize=mark.size,
-                elinewidth=0.9,
-                label=label if number == 0 else None,
-                **hollow,
-            )
-    if panel.kind == "points":
-        axes.set_ylim(bottom=0)
-
-
-def plot_rows(panel: panels.Panel, axes: "Axes") -> None:
-    """Marks under each other, a row for each, with their intervals from left to right."""
-    for label, look, marks in panel.series:
-        axes.errorbar(
-            [mark.value for mark in marks],
-            [mark.x for mark in marks],
-            xerr=[[mark.down for mark in marks], [mark.up for mark in marks]],
-            fmt=look.marker,
-            color=look.color,
-            elinewidth=1.2,
-            label=label,
-        )
-    axes.set_yticks(panel.ticks, panel.tick_labels)
-    axes.set_ylim(-0.6, len(panel.ticks) - 0.4)
-    axes.set_xlabel(panel.x_label)
-    axes.grid(False, axis="y")
 
 
 def share_out_curves(losses: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[Callable[["Axes"], object]]:

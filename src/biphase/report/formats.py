@@ -1,6 +1,10 @@
-"""Numbers as people read them: shares as percent, differences in points, intervals, p-values, counts."""
+"""Numbers as people read them: shares as percent, differences in points, intervals, p-values, counts; and tables of
+them as Markdown, LaTeX and CSV."""
 
+import csv
+import io
 import math
+from collections.abc import Iterable, Sequence
 
 from biphase.report.statistics import Difference, Interval, Spread
 
@@ -43,6 +47,73 @@ def show_spread(spread: Spread | None) -> str:
     return show_share(spread.std) + ends
 
 
+def show_list(words: Sequence[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
+
+
+def show_noise(noise: Sequence[str]) -> str:
+    """What a test accounts for: `fine-tuning seeds only`, `pretraining seeds and test examples`."""
+    return show_list(noise) + (" only" if len(noise) == 1 else "")
+
+
 def show_count(number: int, noun: str, nouns: str = "") -> str:
     """`1 seed`, `2,000 seeds`, `2 inequalities`."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {nouns or noun + 's'}"
+
+
+def csv_text(rows: Iterable[Sequence[object]]) -> str:
+    file = io.StringIO()
+    csv.writer(file, lineterminator="\n").writerows(rows)
+    return file.getvalue()
+
+
+def markdown_text(
+    title: str, header: Sequence[str], rows: Iterable[Sequence[str]], num_stub: int, notes: Iterable[str]
+) -> str:
+    """A table under its title and above its notes; its first `num_stub` columns are words, the others numbers."""
+    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in (header, *rows)]
+    lines.insert(1, "|" + ":---|" * num_stub + "---:|" * (len(header) - num_stub))
+    return "\n".join([f"**{title}**", "", *lines, *(line for note in notes for line in ("", note))]) + "\n"
+
+
+def latex_text(
+    name: str, caption: str, header: Sequence[str], rows: Iterable[Sequence[str] | None], num_stub: int
+) -> str:
+    """The same for `booktabs`, without document preamble. Cells of `rows` are LaTeX; None is a line across."""
+    lines = [r"\midrule" if row is None else " & ".join(row) + r" \\" for row in rows]
+    return "\n".join(
+        [
+            r"\begin{table}",
+            r"\centering\small",
+            rf"\caption{{{escape_latex(caption)}}}",
+            rf"\label{{tab:{name}}}",
+            rf"\begin{{tabular}}{{{'l' * num_stub}{'r' * (len(header) - num_stub)}}}",
+            r"\toprule",
+            " & ".join(map(escape_latex, header)) + r" \\",
+            *(r"\midrule", *lines, r"\bottomrule"),
+            r"\end{tabular}",
+            r"\end{table}",
+            "",
+        ]
+    )
+
+
+LATEX = {
+    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "±": r"$\pm$",
+    "→": r"$\to$",
+    "–": "--",
+    "†": r"$\dagger$",
+    "÷": r"$\div$",
+    "…": r"\ldots{}",
+    "“": "``",
+    "”": "''",
+}
+
+
+def escape_latex(text: str) -> str:
+    return "".join(LATEX.get(sign, sign) for sign in text)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from biphase.errors import InputError, nearest
 from biphase.report.grammar import EQUIVALENT, MEAN_OF_FAMILIES, Operand, ParsedInequality
-from biphase.report.results import FAMILY_NAMES, num_parameters
+from biphase.report.results import FAMILY_CODES, FAMILY_NAMES, num_parameters
 
 Spot = tuple[str, int]
 """A model's name (a size) and a budget in steps."""
@@ -92,7 +92,7 @@ def spot_label(spot: Spot) -> str:
 
 def expand_tasks(wanted: Sequence[str], tasks: Mapping[str, str], text: str) -> list[str]:
     """Names of tasks, codes of families, or `average`."""
-    by_words = {**{code: code for code in FAMILY_NAMES}, **{w.replace(" ", "_"): c for c, w in FAMILY_NAMES.items()}}
+    by_words = {**{code: code for code in FAMILY_NAMES}, **FAMILY_CODES}
     there = list(dict.fromkeys(tasks.values()))
     found: list[str] = []
     for name in wanted:

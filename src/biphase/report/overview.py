@@ -1,6 +1,7 @@
 """Results → what a reader wants first: the answer in a sentence, one table of all models and tasks, one picture."""
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -20,7 +21,7 @@ from biphase.report.results import (
     short_steps,
 )
 from biphase.report.signal import Signal, measure_signal
-from biphase.report.tables import OBJECTIVE_NAMES, ScoreTable, TableRow, mark_column, percent
+from biphase.report.tables import OBJECTIVE_NAMES, ScoreTable, fill_rows, percent
 from biphase.style import LOOKS, Look
 
 ALL_TASKS = "all tasks"
@@ -104,25 +105,21 @@ def wide_table(results: ResultSet, metric: str) -> ScoreTable:
         columns += [(family, name) for name in ([AVERAGE, *names] if len(names) > 1 else names)]
     if num_tasks > 1 and means:
         columns.insert(0, ("", ALL_TASKS))
-    arms = distinct_arms(results)
-    blocks: dict[tuple[str | int, ...], list[ReportArm]] = {}
-    for arm in arms:
-        blocks.setdefault(rivals(arm), []).append(arm)
-    rows, most = [], 1
+
+    def find(arm: ReportArm, column: tuple[str, str]) -> Result | None:
+        return own.get((arm.name, *column)) if column[0] else means.get(arm.name)
+
+    def describe(arm: ReportArm) -> tuple[str, ...]:
+        steps = short_steps(arm.pretrain_steps + arm.cpt_steps)
+        return arm.name, arm.size, steps, OBJECTIVE_NAMES[arm.objective], percent(arm.mask_percent)
+
+    rows = fill_rows(distinct_arms(results), columns, rivals, describe, find)
+    # How far tasks tell models apart is a question about models that are compared: those of the largest block.
+    ((largest, num_rivals),) = Counter(row.block for row in rows).most_common(1)
     signals: tuple[Signal | None, ...] = ()
-    for block, members in blocks.items():
-        marked = []
-        for code, name in columns:
-            keys = [(arm.name, code, name) for arm in members]
-            scores = [own.get(key) if code else means.get(key[0]) for key in keys]
-            marked.append(mark_column(scores))
-        if len(members) > most:  # how far tasks tell models apart is a question about models that are compared
-            most = len(members)
-            signals = tuple(measure_signal([score for score, _ in cells if score]) for cells in marked)
-        for arm, cells in zip(members, zip(*marked, strict=True), strict=True):
-            steps = arm.pretrain_steps + arm.cpt_steps
-            stub = (arm.name, arm.size, short_steps(steps), OBJECTIVE_NAMES[arm.objective], percent(arm.mask_percent))
-            rows.append(TableRow(arm, stub, cells, block))
+    if num_rivals > 1:
+        compared = zip(*(row.cells for row in rows if row.block == largest), strict=True)
+        signals = tuple(measure_signal([score for score, _ in cells if score]) for cells in compared)
     # A dataset may have the name of another family's: `uner` of two families becomes `uner (TC)`.
     heads = [f"{code} mean" if name == AVERAGE else name for code, name in columns]
     heads = [f"{head} ({columns[at][0]})" if heads.count(head) > 1 else head for at, head in enumerate(heads)]
@@ -134,7 +131,7 @@ def wide_table(results: ResultSet, metric: str) -> ScoreTable:
         metric,
         ("model", "network", "steps", "objective", "masked"),
         tuple(heads),
-        tuple(rows),
+        rows,
         signals,
     )
 

@@ -5,7 +5,7 @@ The figures are those of the paper (its figures 2 to 12), for any study in which
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -122,15 +122,11 @@ def masking_after_clm(results: ResultSet, family: str) -> Panel:
 
 def score_by_steps(results: ResultSet, family: str) -> Panel:
     """Test score of undecayed checkpoints against the step, for CLM and MLM, on a logarithmic axis."""
-    arms = results.arms(setup="efficiency")
-    sizes = sizes_of(arms)
-    series = []
-    for number, (objective, size) in enumerate(itertools.product(("clm", "mlm"), sizes)):
-        nudge = 1 + 0.02 * (-1) ** number
-        chosen = [arm for arm in arms if (arm.objective, arm.size) == (objective, size)]
-        marks = mark_scores(results, family, [(nudge * arm.pretrain_steps, arm) for arm in chosen])
-        series.append((objective.upper() + (f", {size}" if len(sizes) > 1 else ""), LOOKS[objective], marks))
-    steps = sorted({arm.pretrain_steps for arm in arms})
+    # Side by side, so that intervals do not hide each other.
+    series = by_steps(
+        results, family, "efficiency", "{}", lambda number, arm: arm.pretrain_steps * (1.02, 0.98)[number % 2]
+    )
+    steps = sorted({arm.pretrain_steps for arm in results.arms(setup="efficiency")})
     labels = [short_steps(step) for step in steps]
     x_label = "pretraining steps, no decay"
     return score_panel(results, family, series, x_label, steps, tick_labels=labels, is_logarithmic=True)
@@ -138,17 +134,24 @@ def score_by_steps(results: ResultSet, family: str) -> Panel:
 
 def continued_steps(results: ResultSet, family: str) -> Panel:
     """Test score against the steps of continued MLM, from the CLM and from the MLM parent; 0 is the parent itself."""
-    arms = results.arms(setup="cpt")
-    sizes = sizes_of(arms)
-    series = []
-    for objective, size in itertools.product(("clm", "mlm"), sizes):
-        chosen = [arm for arm in arms if (arm.objective, arm.size) == (objective, size)]
-        marks = mark_scores(results, family, [(float(arm.cpt_steps), arm) for arm in chosen])
-        label = f"from {objective.upper()}" + (f", {size}" if len(sizes) > 1 else "")
-        series.append((label, LOOKS[objective], marks))
-    steps = sorted({arm.cpt_steps for arm in arms})
+    series = by_steps(results, family, "cpt", "from {}", lambda _, arm: arm.cpt_steps)
+    steps = sorted({arm.cpt_steps for arm in results.arms(setup="cpt")})
     labels = [short_steps(step) for step in steps]
     return score_panel(results, family, series, "steps of MLM continued", steps, tick_labels=labels)
+
+
+def by_steps(
+    results: ResultSet, family: str, setup: str, label: str, place: Callable[[int, ReportArm], float]
+) -> list[tuple[str, Look, list[Mark]]]:
+    """A series for each objective and size of a comparison; `place`: the number of a series and an arm → its x."""
+    arms = results.arms(setup=setup)
+    sizes, series = sizes_of(arms), []
+    for number, (objective, size) in enumerate(itertools.product(("clm", "mlm"), sizes)):
+        chosen = [arm for arm in arms if (arm.objective, arm.size) == (objective, size)]
+        marks = mark_scores(results, family, [(place(number, arm), arm) for arm in chosen])
+        name = label.format(objective.upper()) + (f", {size}" if len(sizes) > 1 else "")
+        series.append((name, LOOKS[objective], marks))
+    return series
 
 
 def score_by_flops(results: ResultSet, family: str) -> Panel:

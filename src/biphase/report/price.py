@@ -4,8 +4,6 @@ The baseline of a network is MLM alone at one masking ratio, with three budgets 
 against its ladder (`equivalents`).
 """
 
-import csv
-import io
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,16 +16,14 @@ from biphase.report.equivalents import (
     Equivalent,
     compute_equivalent,
     find_scores,
-    list_noise,
     mean_score,
     recount,
     shared_datasets,
     show_multiple,
 )
-from biphase.report.formats import MISSING, show_share
+from biphase.report.formats import MISSING, csv_text, escape_latex, latex_text, markdown_text, show_noise, show_share
 from biphase.report.panels import Mark, Panel, Span, round_ticks
 from biphase.report.results import ReportArm, ResultSet, reference_mask, short_steps, sizes_of
-from biphase.report.tables import escape_latex
 from biphase.style import LOOKS, SERIES
 
 LEAST_RUNGS = 3
@@ -87,7 +83,7 @@ class PriceList:
     def rule(self) -> str:
         """What the table says, in sentences."""
         noise = self.prices[0].main.noise
-        over = f", over {list_noise(noise)}" if noise else ""
+        over = f", over {show_noise(noise)}" if noise else ""
         once = "" if "pretraining seeds" in noise else " Each model was pretrained once: this is about these models."
         where = f"the mean over {len(self.datasets)} data sets" if len(self.datasets) > 1 else self.datasets[0]
         return (
@@ -182,7 +178,7 @@ def price_sentence(listed: PriceList) -> str:
         "at least": f"scores below {alone} at all of its budgets:",
     }
     where = f"on average over {len(found.datasets)} tasks" if len(found.datasets) > 1 else f"on {found.datasets[0]}"
-    notes = [f"interval over {list_noise(found.noise)}"] if found.noise else ["no interval: one seed"]
+    notes = [f"interval over {show_noise(found.noise)}"] if found.noise else ["no interval: one seed"]
     if "pretraining seeds" not in found.noise:
         notes.append("each model was pretrained once")
     if len(compared) > 1:
@@ -238,43 +234,27 @@ def price_rows(listed: PriceList) -> tuple[tuple[str, ...], list[tuple[str, ...]
 
 
 def prices_markdown(listed: PriceList) -> str:
-    header, rows = price_rows(listed)
-    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in (header, *rows)]
-    lines.insert(1, "|:---|" + "---:|" * (len(header) - 1))
-    return "\n".join([f"**{listed.title}**", "", *lines, "", listed.rule]) + "\n"
+    return markdown_text(listed.title, *price_rows(listed), 1, [listed.rule])
 
 
 def prices_latex(listed: PriceList) -> str:
-    """For `booktabs`, without document preamble."""
     header, rows = price_rows(listed)
-    top, *body = [" & ".join(map(escape_latex, row)) + r" \\" for row in (header, *rows)]
-    lines = [
-        r"\begin{table}",
-        r"\centering\small",
-        rf"\caption{{{escape_latex(f'{listed.title}. {listed.rule}')}}}",
-        rf"\label{{tab:{listed.name}}}",
-        rf"\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}",
-        *(r"\toprule", top, r"\midrule", *body, r"\bottomrule"),
-        r"\end{tabular}",
-        r"\end{table}",
-    ]
-    return "\n".join(lines) + "\n"
+    escaped = [[escape_latex(cell) for cell in row] for row in rows]
+    return latex_text(listed.name, f"{listed.title}. {listed.rule}", header, escaped, 1)
 
 
 def prices_csv(listed: PriceList) -> str:
     """A line for each arm and kind of compute; nothing where an end of the interval is open or not known."""
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
     columns = ("arm", "size", "baseline", "steps", "score", "half_width", "counted_in", "compute", "bound", "share")
-    writer.writerow([*columns, "low", "high", "noise"])
+    rows: list[Sequence[object]] = [(*columns, "low", "high", "noise")]
     for price in listed.prices:
         own = [price.arm.name, listed.size, listed.label, price.arm.pretrain_steps, show_share(price.main.score)]
         own.append(show_share(price.half_width).replace(MISSING, ""))
         for axis, found in price.shares.items():
             ends = [f"{end:.4f}" if 0 < end < math.inf else "" for end in (found.low, found.high)]
             shown = [axis, f"{found.compute:.6g}", found.bound, f"{found.share:.4f}", *ends, "; ".join(found.noise)]
-            writer.writerow([*own, *shown])
-    return file.getvalue()
+            rows.append([*own, *shown])
+    return csv_text(rows)
 
 
 PRICE_FORMATS: dict[str, Callable[[PriceList], str]] = {

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from biphase.finetuning.predictions import KeptExamples
-from biphase.report.statistics import is_stability_rate, mean_interval, seed_means
+from biphase.report.statistics import is_stability_rate, mean_interval, seed_weights
 
 Family = Literal["SC", "TC", "QA", "IR"]
 Metric = Literal["standard", "paper"]
@@ -24,6 +24,9 @@ FAMILY_NAMES: dict[str, str] = {
     "QA": "question answering",
     "IR": "retrieval",
 }
+FAMILY_CODES = {words.replace(" ", "_"): code for code, words in FAMILY_NAMES.items()}
+"""The families of tasks by the names that `biphase.tasks` has for them."""
+
 SETUPS: dict[str, str] = {
     "objective": "objective and masking ratio",
     "efficiency": "undecayed checkpoints on the way",
@@ -212,7 +215,7 @@ def measured(
     kept predictions behind the samples, in the same order. Results of an arm that was pretrained several times are
     made one by one and then joined by `pool`.
     """
-    interval = mean_interval(seed_means(samples, pretraining_seeds))
+    interval = mean_interval(seed_weights(pretraining_seeds, len(samples)) @ np.array(samples))
     return Result(
         arm=arm,
         family=family,

@@ -1,9 +1,8 @@
 """Intervals, spreads and corrected p-values. Arrays in, numbers out; no files, no printing.
 
-Whatever is random takes its generator: the same generator gives the same numbers. Resampling works in blocks of rows,
-so that it takes about 100 MB at most.
+Whatever is random takes its generator: the same generator gives the same numbers.
 
-Letters: N values, S seeds, R learning rates, C columns, B resamples.
+Letters: N values, S seeds, R learning rates or repetitions, B resamples, C sums.
 """
 
 from collections.abc import Sequence
@@ -21,9 +20,6 @@ TAILS = SIGNIFICANCE / 2, 1 - SIGNIFICANCE / 2
 
 STABILITY_RATES = (1e-5, 1e-4)
 """Between these fine-tuning rates, both included, the paper measures how much scores depend on rate and seed."""
-
-BLOCK_CELLS = 2_000_000
-"""How many cells of the matrix of resamples are in memory at a time."""
 
 
 @dataclass(frozen=True)
@@ -73,15 +69,14 @@ def mean_interval(values: ArrayLike, method: Literal["t", "normal"] = "t") -> In
     return Interval(mean, float(quantile * values_N.std(ddof=1) / np.sqrt(num)), num)
 
 
-def seed_means(samples: Sequence[float], pretraining_seeds: Sequence[int]) -> list[float]:
-    """The mean of the samples of each pretraining seed, lowest seed first; the samples themselves where all are of one
-    pretraining: what can be repeated independently, and so what an interval is over."""
-    if len(set(pretraining_seeds)) < 2:
-        return list(samples)
-    by_seed: dict[int, list[float]] = {}
-    for seed, sample in zip(pretraining_seeds, samples, strict=True):
-        by_seed.setdefault(seed, []).append(sample)
-    return [float(np.mean(by_seed[seed])) for seed in sorted(by_seed)]
+def seed_weights(pretraining_seeds: Sequence[int], num: int) -> np.ndarray:
+    """[R, num] weights that make of samples what can be repeated independently, and so what an interval is over: the
+    mean of each pretraining seed's samples, lowest seed first; the samples themselves where all are of one."""
+    kinds_R = np.unique(pretraining_seeds)
+    if len(kinds_R) < 2:
+        return np.eye(num)
+    chosen = (np.array(pretraining_seeds) == kinds_R[:, None]).astype(np.float64)
+    return np.asarray(chosen / chosen.sum(axis=1, keepdims=True))
 
 
 def holm(p_values: ArrayLike) -> np.ndarray:
@@ -134,22 +129,9 @@ def rate_spread(scores_RS: ArrayLike, rng: np.random.Generator, num_resamples: i
     seen = float(std(sums_SC.sum(axis=0, keepdims=True))[0])
     low = high = np.nan
     sums_SC = sums_SC[is_there_RS.any(axis=0)]
-    if len(sums_SC) > 1:
-        low, high = np.nanquantile(std(resample_sums(sums_SC, rng, num_resamples)), TAILS)
+    num_seeds = len(sums_SC)
+    if num_seeds > 1:
+        drawn_BS = rng.integers(0, num_seeds, (num_resamples, num_seeds))
+        weights_BS = (drawn_BS[:, :, None] == np.arange(num_seeds)).sum(axis=1)  # how often each seed was drawn
+        low, high = np.nanquantile(std(weights_BS @ sums_SC), TAILS)
     return Spread(seen, float(low), float(high), num, num_left_out)
-
-
-def resample_sums(columns_NC: np.ndarray, rng: np.random.Generator, num_resamples: int) -> np.ndarray:
-    """[B, C] sums of the columns over N rows drawn with replacement: each draw as a row of weights, so no gathering."""
-    num = len(columns_NC)
-    columns_NC = columns_NC.astype(np.float64)
-    # Draw `rows` resamples of N row numbers; shifted by N for each resample, one bincount tells how often each resample
-    # drew each row. N = 3, draws (0, 0, 2) and (1, 2, 2): weights (2, 0, 1) and (0, 1, 2).
-    made = []
-    most = max(BLOCK_CELLS // num, 1)
-    for begin in range(0, num_resamples, most):
-        rows = min(most, num_resamples - begin)
-        drawn_BN = rng.integers(0, num, (rows, num)) + np.arange(rows)[:, None] * num
-        weights_BN = np.bincount(drawn_BN.ravel(), minlength=rows * num).reshape(rows, num)
-        made.append(weights_BN.astype(np.float64) @ columns_NC)
-    return np.concatenate(made)

@@ -3,16 +3,14 @@
 One table for each comparison, family and metric: arms in rows, datasets and their average in columns.
 """
 
-import csv
-import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from biphase.files import write_text
 from biphase.report.contrasts import difference, judge_difference
-from biphase.report.formats import MISSING, show_share
+from biphase.report.formats import MISSING, csv_text, escape_latex, latex_text, markdown_text, show_share
 from biphase.report.results import AVERAGE, FAMILY_NAMES, MEASURES, SETUPS, ReportArm, Result, ResultSet
 from biphase.report.signal import Signal, measure_signal
 
@@ -27,6 +25,9 @@ RULE = (
 
 OBJECTIVE_NAMES = {"clm": "CLM", "mlm": "MLM", "clm+mlm": "CLM → MLM", "none": "random"}
 
+
+Column = TypeVar("Column")
+"""What names a column of a table to who looks for its scores."""
 
 TableCell = tuple[Result | None, Literal["best", "tied", ""]]
 """A score, if there is one, and how it stands to the others of its block."""
@@ -125,12 +126,9 @@ def make_table(results: ResultSet, setup: str, family: str, metric: str, number:
     columns = [*results.datasets(family, metric), AVERAGE]
     if len(columns) == 2:
         columns.pop()
-    rows = []
-    for block in dict.fromkeys(block_of(arm) for arm in results.arms()):
-        arms = [arm for arm in results.arms() if block_of(arm) == block]
-        marked = [mark_column([results.find(arm, family, column, metric) for arm in arms]) for column in columns]
-        for arm, cells in zip(arms, zip(*marked, strict=True), strict=True):
-            rows.append(TableRow(arm, describe(arm), cells, block))
+    rows = fill_rows(
+        results.arms(), columns, block_of, describe, lambda arm, column: results.find(arm, family, column, metric)
+    )
     title, name = f"{SETUPS[setup]}, {FAMILY_NAMES[family]} ({MEASURES[metric][family]})", f"{setup}-{family.lower()}"
     if number is None:
         name = f"table-{name}"
@@ -141,7 +139,24 @@ def make_table(results: ResultSet, setup: str, family: str, metric: str, number:
     for column in columns:
         scores = [results.find(arm, family, column, metric) for arm in results.arms() if arm.objective != "none"]
         signals.append(measure_signal([score for score in scores if score is not None]))
-    return ScoreTable(f"{name}-{metric}", title, setup, metric, stub, tuple(columns), tuple(rows), tuple(signals))
+    return ScoreTable(f"{name}-{metric}", title, setup, metric, stub, tuple(columns), rows, tuple(signals))
+
+
+def fill_rows(
+    arms: Sequence[ReportArm],
+    columns: Sequence[Column],
+    block_of: Callable[[ReportArm], tuple[str | int, ...]],
+    describe: Callable[[ReportArm], tuple[str, ...]],
+    find: Callable[[ReportArm, Column], Result | None],
+) -> tuple[TableRow, ...]:
+    """A row for every arm, block by block: what stands before its scores, and its score in each column."""
+    rows = []
+    for block in dict.fromkeys(map(block_of, arms)):
+        own = [arm for arm in arms if block_of(arm) == block]
+        marked = [mark_column([find(arm, column) for arm in own]) for column in columns]
+        for arm, cells in zip(own, zip(*marked, strict=True), strict=True):
+            rows.append(TableRow(arm, describe(arm), cells, block))
+    return tuple(rows)
 
 
 def mark_column(scores: Sequence[Result | None]) -> list[TableCell]:
@@ -185,39 +200,26 @@ def undecided_tasks(table: ScoreTable) -> list[str]:
 
 
 def to_markdown(table: ScoreTable) -> str:
-    def line(cells: Iterable[str]) -> str:
-        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
     def show(cell: TableCell) -> str:
         result, mark = cell
         if result is None:
             return MISSING
         mean, half_width = show_share(result.mean) + degenerate_mark(result), show_share(result.half_width)
-        marked = {"best": f"**{mean}** (± {half_width})", "tied": f"{mean} (± {half_width}) ="}
-        return marked.get(mark, f"{mean} (± {half_width})")
+        bold, sign = ("**" if mark == "best" else ""), (" =" if mark == "tied" else "")
+        return f"{bold}{mean}{bold} (± {half_width}){sign}"
 
-    stub = signal_stub(table, "signal ÷ noise")
-    signal_line = [line((*stub, *map(show_signal, table.signals)))] if any(table.signals) else []
-    lines = [
-        f"**{table.title}**",
-        "",
-        line((*table.stub, *table.columns)),
-        "|" + ":---|" * len(table.stub) + "---:|" * len(table.columns),
-        *(line((*row.stub, *map(show, row.cells))) for row in table.rows),
-        *signal_line,
-        "",
-        RULE,
-    ]
+    rows = [(*row.stub, *map(show, row.cells)) for row in table.rows]
+    if any(table.signals):
+        rows.append((*signal_stub(table, "signal ÷ noise"), *map(show_signal, table.signals)))
+    notes = [RULE]
     if undecided := undecided_tasks(table):
-        lines += ["", f"{'; '.join(undecided)}."]
+        notes.append(f"{'; '.join(undecided)}.")
     if table.missing:
-        lines += ["", f"Missing: {'; '.join(table.missing)}."]
-    return "\n".join(lines) + "\n"
+        notes.append(f"Missing: {'; '.join(table.missing)}.")
+    return markdown_text(table.title, (*table.stub, *table.columns), rows, len(table.stub), notes)
 
 
 def to_latex(table: ScoreTable) -> str:
-    """For `booktabs`, without document preamble."""
-
     def show(cell: TableCell) -> str:
         result, mark = cell
         if result is None:
@@ -228,51 +230,15 @@ def to_latex(table: ScoreTable) -> str:
         half_width = show_share(result.half_width).replace(MISSING, "--")
         return rf"{mean}{'$^{=}$' if mark == 'tied' else ''} {{\scriptsize($\pm$\,{half_width})}}"
 
-    lines = []
+    rows: list[Sequence[str] | None] = []
     for previous, row in zip((None, *table.rows), table.rows, strict=False):
         if previous is not None and previous.block != row.block:
-            lines.append(r"\midrule")
-        lines.append(" & ".join((*map(escape_latex, row.stub), *map(show, row.cells))) + r" \\")
+            rows.append(None)
+        rows.append((*map(escape_latex, row.stub), *map(show, row.cells)))
     if any(table.signals):
-        shown = (escape_latex(show_signal(signal)).replace(MISSING, "--") for signal in table.signals)
-        lines += [r"\midrule", " & ".join((*signal_stub(table, r"signal $\div$ noise"), *shown)) + r" \\"]
-    return "\n".join(
-        [
-            r"\begin{table}",
-            r"\centering\small",
-            rf"\caption{{{escape_latex(table.title)}. {escape_latex(RULE)}}}",
-            rf"\label{{tab:{table.name}}}",
-            rf"\begin{{tabular}}{{{'l' * len(table.stub)}{'r' * len(table.columns)}}}",
-            r"\toprule",
-            " & ".join(map(escape_latex, (*table.stub, *table.columns))) + r" \\",
-            r"\midrule",
-            *lines,
-            r"\bottomrule",
-            r"\end{tabular}",
-            r"\end{table}",
-            "",
-        ]
-    )
-
-
-LATEX = {
-    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "±": r"$\pm$",
-    "→": r"$\to$",
-    "–": "--",
-    "†": r"$\dagger$",
-    "÷": r"$\div$",
-    "…": r"\ldots{}",
-    "“": "``",
-    "”": "''",
-}
-
-
-def escape_latex(text: str) -> str:
-    return "".join(LATEX.get(sign, sign) for sign in text)
+        shown = (escape_latex(show_signal(signal)) for signal in table.signals)
+        rows += [None, (*map(escape_latex, signal_stub(table, "signal ÷ noise")), *shown)]
+    return latex_text(table.name, f"{table.title}. {RULE}", (*table.stub, *table.columns), rows, len(table.stub))
 
 
 CSV_COLUMNS = (
@@ -283,23 +249,16 @@ CSV_COLUMNS = (
 
 def to_csv(table: ScoreTable) -> str:
     """One line for each score, in percent; nothing where something is missing or does not apply."""
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(CSV_COLUMNS)
-    for row in table.rows:
-        for result, mark in row.cells:
-            if result is None:
-                continue
-            arm = result.arm
-            writer.writerow(
-                (
-                    *(table.name, arm.name, arm.parent, arm.size, arm.objective, arm.mask_percent),
-                    *(arm.pretrain_steps, arm.clm_steps, arm.mlm_steps, arm.cpt_steps),
-                    *(result.family, result.metric, result.dataset, show_share(result.mean)),
-                    *(show_share(result.half_width).replace(MISSING, ""), result.num, mark),
-                )
+    rows: list[Sequence[object]] = [CSV_COLUMNS]
+    for result, mark in (cell for row in table.rows for cell in row.cells):
+        if result is not None:
+            own = [getattr(result.arm, name) for name in CSV_COLUMNS[2:10]]
+            half_width = show_share(result.half_width).replace(MISSING, "")
+            place = (result.family, result.metric, result.dataset)
+            rows.append(
+                (table.name, result.arm.name, *own, *place, show_share(result.mean), half_width, result.num, mark)
             )
-    return file.getvalue()
+    return csv_text(rows)
 
 
 FILE_FORMATS = {".md": to_markdown, ".tex": to_latex, ".csv": to_csv}

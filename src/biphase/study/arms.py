@@ -239,11 +239,9 @@ def write_arm(study: Study, arm: UnresolvedArm, model: StartingModel, seed: int)
 
 def nest(key: str, value: Any) -> dict[str, Any]:
     """`schedule.peak_lr` and 0.003 → `{schedule: {peak_lr: 0.003}}`."""
-    *above, last = key.split(".")
-    tree = {last: value}
-    for part in reversed(above):
-        tree = {part: tree}
-    return tree
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    return dict(value)
 
 
 def with_seed(recipe: Recipe, seed: int, order: bool) -> Recipe:

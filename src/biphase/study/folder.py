@@ -135,8 +135,10 @@ class StudyState:
     scores: dict[str, ScoreSet]
     """By model, the finished scores that the study asks for: of the weights that the model's recipe gives, of this
     version's protocol, with the settings of one of its cells."""
+    records: dict[str, TrainedRecord]
+    """What is recorded of the runs that are trained."""
     trained: set[str]
-    """Runs that are complete."""
+    """Runs that are complete: with every checkpoint that is still needed."""
     scored: set[str]
     """Names of the cells whose scores are all there."""
 
@@ -159,17 +161,20 @@ def read_state(plan: Plan, folder: StudyFolder) -> StudyState:
         fingerprint = identify(reference)
         keys = {cell.name: keys_of_cell(cell, fingerprint.max_length) for cell in cells[model.name]}
         asked = set().union(*keys.values())
-        found, current, seen = read_scores(folder.scores(model.name)), [], set[ScoreKey]()
-        for score in found.scores:
+        read, current, seen = read_scores(folder.scores(model.name)), [], set[ScoreKey]()
+        for score in read.scores:
             # It may have been asked for with its precision, or with whatever the machine has units for.
             configs = (score.config, score.config.model_copy(update={"precision": "auto"}))
             own = {score_key(score.task, config) for config in configs}
             if (score.model_hash, score.protocol) == (fingerprint.hash, PROTOCOL) and own & asked:
                 current.append(score)
                 seen |= own
-        scores[model.name] = ScoreSet(tuple(current), found.broken)
+        scores[model.name] = ScoreSet(tuple(current), read.broken)
         scored |= {name for name, wanted in keys.items() if wanted <= seen}
-    return StudyState(scores, {name for name, run in plan.runs.items() if is_complete(plan, folder, run)}, scored)
+    found = {name: find_record(folder, name, run.key) for name, run in plan.runs.items()}
+    records = {name: record for name, record in found.items() if record}
+    trained = {name for name in records if is_complete(plan, folder, plan.runs[name])}
+    return StudyState(scores, records, trained, scored)
 
 
 ScoreKey = tuple[str, str]
@@ -244,7 +249,7 @@ def training_status(plan: Plan, folder: StudyFolder, state: StudyState, failed: 
     started = {name: logged_steps(folder, name) for name in plan.runs if name not in state.trained}
     steps_left = sum(plan.runs[name].steps - steps for name, steps in started.items())
     steps = sum(plan.runs[name].steps for name in state.trained)
-    seconds = sum(read_json_as(folder.record(name), TrainedRecord).seconds for name in state.trained)
+    seconds = sum(state.records[name].seconds for name in state.trained)
     return StatusLine(
         name="train",
         done=len(state.trained),

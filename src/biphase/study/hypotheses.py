@@ -14,7 +14,7 @@ from biphase.report.contrasts import Terms
 from biphase.report.equivalents import contrast_at_share
 from biphase.report.grammar import EQUIVALENT, MEAN_OF_FAMILIES, ParsedInequality, parse_inequality
 from biphase.report.hypotheses import AskedInequality, AskedTerm, Ladder, Spot, bind
-from biphase.report.results import AVERAGE, FAMILY_NAMES, ReportArm, Result, ResultSet, with_averages
+from biphase.report.results import AVERAGE, FAMILY_CODES, FAMILY_NAMES, ReportArm, Result, ResultSet, with_averages
 from biphase.study.arms import Arm, refuse_doubles
 from biphase.study.curricula import write_steps
 from biphase.study.plan import Plan
@@ -64,8 +64,7 @@ def ask(plan: Plan) -> dict[str, list[tuple[str, list[AskedInequality]]]]:
     if study.hypotheses and study.evaluation is None:
         raise InputError("hypotheses are about scores: the study needs an evaluation")
     tasks = {} if study.evaluation is None else study.evaluation.tasks
-    codes = {words.replace(" ", "_"): code for code, words in FAMILY_NAMES.items()}
-    families = {find_task(task).name: codes[find_task(task).family] for task in tasks}
+    families = {find_task(task).name: FAMILY_CODES[find_task(task).family] for task in tasks}
     ladders = list_ladders(plan)
     asked: dict[str, list[tuple[str, list[AskedInequality]]]] = {}
     for hypothesis in study.hypotheses:

@@ -1,26 +1,22 @@
 """A study's folder, finished or not → the report on it."""
 
-import csv
-import io
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from biphase.console import duration
-from biphase.files import read_json, read_json_as
 from biphase.finetuning.scores import ScoreSet
 from biphase.paper.findings import judge_paper
 from biphase.paper.published import TABLE_NUMBERS
 from biphase.report.claims import Finding
+from biphase.report.formats import csv_text
 from biphase.report.page import write_report
 from biphase.report.results import ResultSet
 from biphase.run import open_run, read_metrics
 from biphase.study.folder import (
     StudyFolder,
     StudyState,
-    TrainedRecord,
-    is_trained,
     measure_cells,
     read_state,
     status,
@@ -42,11 +38,7 @@ def report_study(
     """
     state = read_state(plan, place)
     scores = state.scores
-    hours = {
-        name: read_json_as(place.record(name), TrainedRecord).device_hours
-        for name, run in plan.runs.items()
-        if is_trained(place, run)
-    }
+    hours = {name: record.device_hours for name, record in state.records.items()}
     results = ResultSet(tuple(collect_results(plan, scores, hours)))
     with TemporaryDirectory() as folder:
         picture = Path(folder) / "plan.svg"
@@ -65,10 +57,10 @@ def report_study(
         hypotheses=(hypotheses, describe_declaration(plan.study, place.path)) if hypotheses else None,
         table_numbers=TABLE_NUMBERS,
         plan_svg=svg,
-        costs=list_costs(plan, place, scores),
+        costs=list_costs(plan, state),
         commands=commands,
         missing=list(list_missing(plan, place, state)),
-        losses={name: read_losses(plan, place, name) for name, run in plan.runs.items() if is_trained(place, run)},
+        losses={name: read_losses(plan, place, name) for name in state.records},
         files=files,
     )
     return page, hypotheses
@@ -93,30 +85,27 @@ def cells_csv(scores: dict[str, ScoreSet]) -> str:
         for split in score.metrics:
             names |= {(split, metric) for metric in score.metrics[split]}
     columns = sorted(names)
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    labels = [f"{split} {metric}" for split, metric in columns]
-    writer.writerow(["model", "task", "learning_rate", "seed", "metric", "steps", "seconds", *labels])
+    table: list[Sequence[object]] = [
+        ("model", "task", "learning_rate", "seed", "metric", "steps", "seconds", *map(" ".join, columns))
+    ]
     for model, score in rows:
         values = [score.metrics.get(split, {}).get(metric) for split, metric in columns]
         shown = ["" if value is None else f"{value:.6f}" for value in values]
         config, seconds = score.config, round(sum(score.seconds.values()), 1)
         own = [model, score.task, config.learning_rate, config.seed, score.metric, score.num_steps, seconds]
-        writer.writerow([*own, *shown])
-    return file.getvalue()
+        table.append([*own, *shown])
+    return csv_text(table)
 
 
-def list_costs(plan: Plan, place: StudyFolder, scores: dict[str, ScoreSet]) -> list[dict[str, object]]:
+def list_costs(plan: Plan, state: StudyState) -> list[dict[str, object]]:
     """What was spent, as measured."""
     # What was done, how often, with how many steps and tokens, in how many seconds.
     spent: list[tuple[str, int, int, str, float]] = []
-    trained = [name for name, run in plan.runs.items() if is_trained(place, run)]
-    if trained:
-        seconds = sum(read_json(place.record(name))["seconds"] for name in trained)
-        steps = sum(plan.runs[name].steps for name in trained)
-        tokens = sum(plan.runs[name].tokens for name in trained)
-        spent.append(("pretraining", len(trained), steps, f"{tokens:,}", seconds))
-    for task, cells in measure_cells(scores).items():
+    if state.records:
+        seconds = sum(record.seconds for record in state.records.values())
+        steps, tokens = (sum(getattr(plan.runs[name], what) for name in state.records) for what in ("steps", "tokens"))
+        spent.append(("pretraining", len(state.records), steps, f"{tokens:,}", seconds))
+    for task, cells in measure_cells(state.scores).items():
         steps = sum(cell.steps for cell in cells)
         seconds = sum(cell.seconds for cell in cells)
         spent.append((f"fine-tuning and evaluation: {task}", len(cells), steps, "", seconds))

@@ -9,7 +9,7 @@ from biphase.finetuning.scores import ScoreSet
 from biphase.finetuning.selection import select_rate
 from biphase.paper.published import place_arms
 from biphase.report.contrasts import Terms, contrast, judge_difference
-from biphase.report.results import ReportArm, Result, measured, pool
+from biphase.report.results import FAMILY_CODES, ReportArm, Result, measured, pool
 from biphase.study.advise import Evidence
 from biphase.study.cost import Sizes, measure_sizes
 from biphase.study.folder import StudyFolder, read_state
@@ -17,12 +17,6 @@ from biphase.study.plan import EvaluatedModel, Plan, history
 from biphase.study.trunks import PlannedRun
 from biphase.tasks.spec import find_task
 
-FAMILY_CODES = {
-    "sequence_classification": "SC",
-    "token_classification": "TC",
-    "question_answering": "QA",
-    "retrieval": "IR",
-}
 PAPER_METRICS = {"SC": "accuracy", "TC": "paper_f1", "QA": "paper_f1", "IR": "paper_ndcg_at_10"}
 
 

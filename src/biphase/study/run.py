@@ -14,7 +14,6 @@ from biphase.engine.local import Engine
 from biphase.engine.scheduler import Failure, run_batch
 from biphase.engine.units import Unit
 from biphase.errors import InputError
-from biphase.files import read_json
 from biphase.run import drop_step, open_run
 from biphase.study.cost import cell_cost, measure_sizes
 from biphase.study.folder import (
@@ -81,17 +80,15 @@ def run_study(
         num_done=len(everything) - len(left),
         waits_for_busy=True,
         on_done=clean_up,
-        spent=measure_units(plan, folder, state, everything),
+        spent=measure_units(state, everything),
     )
 
 
-def measure_units(
-    plan: Plan, folder: StudyFolder, state: StudyState, units: Mapping[str, Unit]
-) -> dict[str, tuple[float, float]]:
+def measure_units(state: StudyState, units: Mapping[str, Unit]) -> dict[str, tuple[float, float]]:
     """Seconds and costs of what is done, by the kind of the units: what tells how long the rest takes, from the first
     unit of a sitting on."""
     trained = [name for name in state.trained if train_name(name) in units]
-    seconds = sum(read_json(folder.record(name))["seconds"] for name in trained)
+    seconds = sum(state.records[name].seconds for name in trained)
     spent = {TRAINING: (seconds, sum(units[train_name(name)].cost for name in trained))}
     costs: dict[str, list[float]] = {}
     for name in state.scored & units.keys():
