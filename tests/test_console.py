@@ -1,10 +1,17 @@
 """What is printed is what was meant: no markup in names, no commands to the terminal in the texts of others."""
 
 import io
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
 
 import pytest
+from rich.text import Text
 
-from biphase.console import PlainConsole, Tracker, printable
+from biphase import console as console_module
+from biphase.console import Advance, PlainConsole, Tracker, printable, silence
 
 
 @pytest.mark.parametrize("text", ["runs/[/red]x", "[bold]x[/bold]", ":smile:", "a\tb", "ä – 😀"])
@@ -25,4 +32,77 @@ def test_a_terminal_is_given_no_commands(capsys: pytest.CaptureFixture[str]) -> 
     assert console.file.getvalue() == shown + "\n"
     tracker = Tracker("x\x1b[31m", 10, "MB", every_seconds=0)
     tracker.advance(1, "\x1b[0m")
+    tracker.close()
     assert "\x1b" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("width", "seen"), [(120, "20 steps/s · clm loss 3.1"), (80, "1m25s left"), (60, "1m25s left")]
+)
+def test_a_bar_is_one_line_of_any_width(width: int, seen: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The label and how much is left are never cut; the note is."""
+    terminal = PlainConsole(stderr=True)
+    terminal._environ = {"TERM": "xterm"}
+    monkeypatch.setattr(terminal, "_force_terminal", True)
+    monkeypatch.setattr(terminal, "_width", width)
+    monkeypatch.setattr(console_module, "err", terminal)
+    with terminal.capture():
+        tracker = Tracker("fine-tune wnut17", 3000, "steps")
+        tracker.advance(100, already_done=True)
+        tracker.started -= 60
+        tracker.advance(1200, "clm loss 3.123 · " + "long " * 40)
+        assert tracker.bar is not None
+        with terminal.capture() as shown:
+            terminal.print(tracker.bar.get_renderable())
+        tracker.close()
+    [line] = [line for line in plain_lines(shown.get()) if line]
+    assert line.startswith("fine-tune wnut17 ") and "1,300/3,000 steps" in line and seen in line
+    assert len(line) <= width
+
+
+def plain_lines(text: str) -> list[str]:
+    """Lines without what colours them."""
+    return [line.rstrip() for line in Text.from_ansi(text).plain.splitlines()]
+
+
+def test_a_log_file_gets_lines_whatever_takes_so_long(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(console_module, "LONGEST_SILENCE", 0.0)
+    tracker = Tracker("study", 35, "units")
+    tracker.advance(3, already_done=True)
+    found = ""
+    while not found:
+        time.sleep(0.05)
+        found = capsys.readouterr().err
+    tracker.close()
+    assert found.startswith("study: 3/35 units · ") and found.endswith(" at this\n")
+
+
+def test_a_silent_process_sends_how_far_it_is(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    sent: list[Advance] = []
+    monkeypatch.setattr(console_module.err, "quiet", False)
+    monkeypatch.setattr(console_module.out, "quiet", False)
+    monkeypatch.setattr(console_module, "relay", None)
+    silence(sent.append)
+    tracker = Tracker("pretrain", 20, "steps", every_seconds=0)
+    tracker.advance(10, already_done=True)
+    tracker.advance(5, "loss 3")
+    assert [advance.share for advance in sent] == [0, 0.5]
+    assert sent[1].line.startswith("pretrain: 15/20 steps") and sent[1].line.endswith("loss 3")
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("words", [["pretrain", "tiny.yaml"], ["finetune", "a", "sst2"], ["export", "run", "out"]])
+def test_the_first_line_comes_before_pytorch(words: list[str], tmp_path: Path) -> None:
+    """Loading it takes seconds. What comes before takes less than two of the processor."""
+    (tmp_path / "tiny.yaml").write_text(
+        "{name: a, init: {preset: 1m}, data: {shards: s}, curriculum: [{objective: clm, steps: 4000}]}"
+    )
+    (tmp_path / "torch.py").write_text("import os, time; print(time.process_time(), flush=True); os._exit(0)")
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import biphase.cli.app as cli; cli.main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert done.stderr == f"biphase {words[0]}: loading PyTorch\n"
+    assert float(done.stdout) < 2

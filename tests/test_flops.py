@@ -56,14 +56,14 @@ def test_flops_equal_those_that_the_loop_counts(objective: Any) -> None:
     targets = tokens - len(lengths_S) if objective == "clm" else tokens // 4
     expected = count_flops(network).batch(lengths_S, targets, causal=objective == "clm")
     text = SampleLengths(float(lengths_S.mean()), float((lengths_S**2).sum() / tokens), "")
-    found = flops_per_token(shape_of("1m", architecture, 500), phase, text) * tokens
+    found = flops_per_token(shape_of("1m", architecture, 500).flops, phase, text) * tokens
     assert found == pytest.approx(expected, rel=0.25 / tokens)  # the share of masked tokens is no whole number
 
 
 def test_mixed_objectives_cost_the_mean_of_theirs() -> None:
     shape, text = shape_of("1m", {}, 500), SampleLengths(100, 150, "")
-    clm, mlm = (flops_per_token(shape, Phase(objective=name, steps=1), text) for name in ("clm", "mlm"))
-    mixed = flops_per_token(shape, Phase(objective="mlm", steps=1, clm_share=0.25), text)
+    clm, mlm = (flops_per_token(shape.flops, Phase(objective=name, steps=1), text) for name in ("clm", "mlm"))
+    mixed = flops_per_token(shape.flops, Phase(objective="mlm", steps=1, clm_share=0.25), text)
     assert mixed == pytest.approx(0.25 * clm + 0.75 * mlm)
 
 

@@ -1,15 +1,19 @@
-"""What a person sees while waiting: one bar with rate and time left on a terminal, plain lines elsewhere."""
+"""What a person sees while waiting: one bar with time left and rate on a terminal, plain lines elsewhere."""
 
 import os
 import re
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.abc import MetaPathFinder
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColumn
+from rich.table import Column
 from rich.text import Text
 
 UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -35,9 +39,38 @@ err = PlainConsole(stderr=True)
 out = PlainConsole()
 
 
-def silence() -> None:
-    """No bars and lines from this process: another one reports on its work."""
+@dataclass(frozen=True)
+class Advance:
+    """What a silenced process says of how far its work is."""
+
+    share: float | None
+    """The share of what was left when it began."""
+    seconds: float
+    """Since it began."""
+    line: str
+
+
+relay: Callable[[Advance], None] = lambda advance: None  # noqa: E731
+"""Where a silenced process sends how far its work is."""
+
+
+def silence(to: Callable[[Advance], None] = lambda advance: None) -> None:
+    """No bars and lines from this process: another one reports on its work, from what is sent `to` it."""
+    global relay
     err.quiet = out.quiet = True
+    relay = to
+
+
+class FirstLine(MetaPathFinder):
+    """A line at the moment when PyTorch begins to load, which takes seconds in which a command would say nothing."""
+
+    def __init__(self, command: str) -> None:
+        self.command = command
+
+    def find_spec(self, name: str, *_: Any) -> None:
+        if name in ("torch", "transformers"):
+            sys.meta_path.remove(self)
+            err.print(f"{self.command}: loading PyTorch")
 
 
 def is_one_of_several() -> bool:
@@ -67,10 +100,24 @@ def duration(seconds: float) -> str:
     return f"{seconds // 3600}h{seconds % 3600 // 60:02d}m"
 
 
+LONGEST_SILENCE = 30.0
+"""Seconds after which a log file gets a line although nothing was finished."""
+
+
+def columns_for(label: str, width: int) -> list[ProgressColumn]:
+    """The columns of a bar: what is told comes first where there is little room, and is cut at its end only."""
+    bar_width = 24 if width >= 110 else 8 if width >= 80 else 0
+    whole = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, min_width=len(label)))
+    bars: list[ProgressColumn] = [BarColumn(bar_width)] if bar_width else []
+    note = Column(no_wrap=True, overflow="ellipsis", ratio=1)
+    return [whole, *bars, TextColumn("{task.fields[note]}", markup=False, table_column=note)]
+
+
 class Tracker:
     """A piece of long work with a known or unknown total, in any unit (`MB`, `steps`, `cells`).
 
-    On a terminal: a live bar. Elsewhere (log files, Slurm): a line at most every `every_seconds`.
+    On a terminal: a live bar on one line, as wide as that is. Elsewhere (log files, Slurm): a line at most every
+    `every_seconds`, and one at least every `LONGEST_SILENCE`, whatever takes so long.
     """
 
     def __init__(self, label: str, total: float | None, unit: str, every_seconds: float = 10.0) -> None:
@@ -78,17 +125,16 @@ class Tracker:
         self.every_seconds = every_seconds
         self.done = 0.0
         self.credited = 0.0
-        self.started = self.last_line = time.monotonic()
+        self.text = ""
+        self.started = self.last_line = self.last_advance = time.monotonic()
+        self.is_over = threading.Event()
         self.bar: Progress | None = None
         if err.is_terminal and not err.quiet:
-            columns = (
-                TextColumn("{task.description}", markup=False),
-                BarColumn(bar_width=24),
-                TextColumn("{task.fields[note]}", markup=False),
-            )
-            self.bar = Progress(*columns, console=err, transient=True)
+            self.bar = Progress(*columns_for(label, err.width), console=err, transient=True, expand=True)
             self.bar.start()
             self.task: TaskID = self.bar.add_task(printable(label), total=total, note="")
+        elif not err.quiet:
+            threading.Thread(target=self.break_silence, daemon=True).start()
 
     def advance(
         self, amount: float, note: str = "", *, already_done: bool = False, seconds_left: float | None = None
@@ -102,12 +148,24 @@ class Tracker:
         self.done += amount
         if already_done:
             self.credited += amount
-        text = self.describe(note, seconds_left)
+        self.text, self.last_advance = self.describe(note, seconds_left), time.monotonic()
         if self.bar is not None:
-            self.bar.update(self.task, completed=self.done, note=printable(text))
-        elif not err.quiet and time.monotonic() - self.last_line >= self.every_seconds:
-            self.last_line = time.monotonic()
+            self.bar.update(self.task, completed=self.done, note=printable(self.text))
+        elif time.monotonic() - self.last_line >= self.every_seconds:
+            self.print_line(self.text)
+
+    def print_line(self, text: str) -> None:
+        self.last_line = time.monotonic()
+        if err.quiet:
+            share = (self.done - self.credited) / max(self.total - self.credited, 1e-9) if self.total else None
+            relay(Advance(share, self.last_line - self.started, f"{self.label}: {text}"))
+        else:
             print(printable(f"{self.label}: {text}"), file=sys.stderr, flush=True)
+
+    def break_silence(self) -> None:
+        while not self.is_over.wait(1.0):
+            if time.monotonic() - self.last_line >= LONGEST_SILENCE:
+                self.print_line(f"{self.text} · {duration(time.monotonic() - self.last_advance)} at this".lstrip(" ·"))
 
     def say(self, line: str) -> None:
         """A line that stays, above the bar."""
@@ -121,9 +179,10 @@ class Tracker:
         if seconds_left is None and self.total and rate > 0:
             seconds_left = (self.total - self.done) / rate
         left = "" if seconds_left is None else f" · {duration(seconds_left)} left"
-        return f"{share} · {speed}{left}" + (f" · {note}" if note else "")
+        return share + left + (f" · {speed}" if rate else "") + (f" · {note}" if note else "")
 
     def close(self) -> None:
+        self.is_over.set()
         if self.bar is not None:
             self.bar.stop()
 

@@ -171,14 +171,14 @@ class SampleLengths:
     """Where the two numbers are from, for people."""
 
 
-def flops_per_token(shape: Shape, phase: Phase, lengths: SampleLengths) -> float:
+def flops_per_token(flops: FlopCount, phase: Phase, lengths: SampleLengths) -> float:
     """FLOPs of training on one token of a phase, on average; one that mixes objectives costs the mean of its parts.
 
     Under CLM all tokens but the last of a sample have a loss, else a share of `mask_probability`, of its mean
     where it moves.
     """
     if phase.clm_share:
-        return sum(share * flops_per_token(shape, part, lengths) for part, share in phase.parts)
+        return sum(share * flops_per_token(flops, part, lengths) for part, share in phase.parts)
     if phase.objective == "clm":
-        return shape.flops.token(lengths.mean_keys / 2, 1 - 1 / lengths.mean_tokens)
-    return shape.flops.token(lengths.mean_keys, phase.mask_at(0.5))
+        return flops.token(lengths.mean_keys / 2, 1 - 1 / lengths.mean_tokens)
+    return flops.token(lengths.mean_keys, phase.mask_at(0.5))

@@ -25,13 +25,15 @@ from biphase.encoder.attention import PAD_TO_MULTIPLE_OF, lay_out
 from biphase.encoder.proofs import FailedProofError
 from biphase.errors import InputError
 from biphase.files import file_hash, read_json
+from biphase.flops import SampleLengths
 from biphase.pretraining.batches import open_loader
 from biphase.pretraining.checkpoint import read_checkpoint_manifest
+from biphase.pretraining.job import load_state, open_job, work_between
 from biphase.pretraining.loop import train
 from biphase.pretraining.parallel import checkpoint_activations
 from biphase.pretraining.schedule import learning_rate
 from biphase.recipe import Recipe
-from biphase.run import Run, read_metrics, whole_steps
+from biphase.run import Run, read_metrics, read_recipe, whole_steps
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "pretraining.json"
 
@@ -84,6 +86,23 @@ def test_metrics_tell_each_step_once(finished: Run, tiny_recipe: MakeRecipe) -> 
     for row in read_metrics(finished, "validation"):
         assert 0 <= row["accuracy"] <= 1
         assert 0 < row["bits_per_byte"] < row["loss"] / math.log(2)
+
+
+def test_time_left_is_told_by_the_flops_of_what_is_left(finished: Run) -> None:
+    """What the updates of both phases cost was expected, one phase costs more than the other, and nothing is left."""
+    recipe = read_recipe(finished)
+    job = open_job(recipe, finished.path.parent, World(0, 1, torch.device("cpu")))
+    flops = load_state(job, job.origin).flops
+    spent = {"clm": 0.0, "mlm": 0.0}
+    for row in read_metrics(finished, "train"):
+        spent[row["objective"]] += row["tokens"] * row["flops_per_second"] / row["tokens_per_second"]
+    samples = open_loader(recipe, job.text, job.world, job.dtype, 0, 0).batches.samples
+    mean = samples.num_tokens / samples.num_samples
+    lengths = SampleLengths(mean, mean, "mean")
+    assert work_between(job, flops, lengths, 0, 10) == pytest.approx(spent["clm"], rel=0.1)
+    assert work_between(job, flops, lengths, 10, 20) == pytest.approx(spent["mlm"], rel=0.1)
+    assert work_between(job, flops, lengths, 5, 20) < spent["clm"] + spent["mlm"]
+    assert work_between(job, flops, lengths, 20, 20) == 0
 
 
 def test_run_folder_is_an_interface(finished: Run, tiny_recipe: MakeRecipe, corpus: Any) -> None:

@@ -21,7 +21,7 @@ from biphase.cli.inspect import inspect_command
 from biphase.cli.predict import predict_command
 from biphase.cli.search import search_command
 from biphase.cli.study import AddressOption, EngineOption, Overrides, study_app
-from biphase.console import err, is_one_of_several, out, silence, take_turn
+from biphase.console import FirstLine, err, is_one_of_several, out, silence, take_turn
 from biphase.errors import EXIT_BUSY, BusyError, InputError, StoppedError, clipped
 from biphase.machine import prepare_process
 
@@ -358,6 +358,8 @@ def main() -> Any:
         signal.signal(signal.SIGINT, interrupt)
     if is_one_of_several() and os.environ.get("LOCAL_RANK", "0") != "0":
         silence()  # one of the processes of a machine tells what is wrong with the command
+    if "torch" not in sys.modules:
+        sys.meta_path.insert(0, FirstLine(" ".join(["biphase", *sys.argv[1:2]])))
     try:
         return app()
     except BusyError as error:

@@ -283,7 +283,7 @@ def serve(number: int, parent: int) -> None:
     threading.Thread(target=end_with_parent, args=(parent,), daemon=True).start()
     os.set_inheritable(number, False)
     prepare_process()
-    silence()
+    silence(report_progress)
     with suppress(EOFError, ConnectionResetError, BrokenPipeError), Connection(number) as connection:
         message: Message = ("ready", None)
         while True:

@@ -208,8 +208,8 @@ def read_failures(folder: Path) -> list[Failure]:
 class Forecast:
     """How long the units that are left will take.
 
-    A unit takes as long for its cost as those of its kind took so far, or, before one of its kind is done, as all. As
-    many units run side by side as did when the last one ended.
+    A unit takes as long for its cost as those of its kind took so far, the parts of those that run included, or, before
+    there is one of its kind, as all. As many units run side by side as did when the last one ended.
     """
 
     def __init__(self, units: Sequence[Unit], spent: Mapping[str, tuple[float, float]] | None = None) -> None:
@@ -223,6 +223,8 @@ class Forecast:
         """What those that are done took, by kind."""
         self.costs: dict[str, float] = defaultdict(float)
         """What those that are done cost, by kind."""
+        self.running: dict[str, tuple[Unit, float, float]] = {}
+        """Which share of a unit is done, and in how many seconds, for those that say so."""
         self.num_running = 1
         for unit in units:
             self.left[unit.kind] += unit.cost
@@ -230,8 +232,14 @@ class Forecast:
             self.seconds[kind] += seconds
             self.costs[kind] += cost
 
+    def note_share(self, unit: Unit, share: float, seconds: float) -> None:
+        """A unit says how far it is."""
+        self.running[unit.name] = unit, share, seconds
+        self.num_running = max(self.num_running, len(self.running))
+
     def note(self, unit: Unit, outcome: Outcome) -> None:
         """A unit is over."""
+        self.running.pop(unit.name, None)
         self.left[unit.kind] -= unit.cost
         self.num_running = outcome.num_running
         if outcome.error is None and unit.cost:
@@ -240,13 +248,16 @@ class Forecast:
 
     @property
     def seconds_left(self) -> float | None:
-        """None before the first unit is done."""
-        if not self.costs:
+        """None before anything of a unit is done."""
+        left, seconds, costs = (defaultdict(float, each) for each in (self.left, self.seconds, self.costs))
+        for unit, share, spent in self.running.values():
+            left[unit.kind] -= share * unit.cost
+            seconds[unit.kind] += spent
+            costs[unit.kind] += share * unit.cost
+        if not sum(costs.values()):
             return None
-        of_all = sum(self.seconds.values()) / sum(self.costs.values())
-        total = 0.0
-        for kind, cost in self.left.items():
-            total += cost * (self.seconds[kind] / self.costs[kind] if kind in self.costs else of_all)
+        of_all = sum(seconds.values()) / sum(costs.values())
+        total = sum(cost * (seconds[kind] / costs[kind] if costs[kind] else of_all) for kind, cost in left.items())
         return total / self.num_running
 
 
@@ -278,9 +289,15 @@ def run_batch(
     failures: list[Failure] = []
     forecast = Forecast(units, spent)
     has_waited = False
+
+    def note_advance(name: str, advance: console.Advance) -> None:
+        if advance.share is not None:
+            forecast.note_share(by_name[name], advance.share, advance.seconds)
+        progress.advance(0, f"{name}: {advance.line}", seconds_left=forecast.seconds_left)
+
     with console.track(label, num_done + sum(unit.size for unit in units), things) as progress:
         progress.advance(num_done, already_done=True)
-        for outcome in run_units(units, engine, waits_for_busy=waits_for_busy):
+        for outcome in run_units(units, engine, waits_for_busy=waits_for_busy, on_progress=note_advance):
             unit = by_name[outcome.name]
             if outcome.is_busy:
                 if not waits_for_busy:

@@ -18,7 +18,7 @@ from biphase.device import choose_dtype, describe_machine
 from biphase.distributed import World
 from biphase.encoder.packed import PackedModel, count_flops
 from biphase.errors import BusyError, InputError
-from biphase.flops import FlopCount
+from biphase.flops import FlopCount, SampleLengths, flops_per_token
 from biphase.pretraining.checkpoint import CheckpointManifest, load_optimizer, save_checkpoint
 from biphase.pretraining.objectives import is_causal
 from biphase.pretraining.optimizer import make_optimizers
@@ -125,6 +125,17 @@ class TrainState:
 def total_work(job: Job, flops: FlopCount) -> float:
     """The FLOPs of the blocks in the whole run, resumed or not."""
     return job.tokens_before(job.recipe.num_steps) * flops.per_token
+
+
+def work_between(job: Job, flops: FlopCount, lengths: SampleLengths, begin: int, stop: int) -> float:
+    """The FLOPs of a run's updates from `begin` to `stop`: phases and batches that grow cost more or less a step."""
+    total, first = 0.0, 0
+    for phase in job.recipe.curriculum:
+        low, high = max(begin, first), min(stop, first + phase.steps)
+        if low < high:
+            total += (job.tokens_before(high) - job.tokens_before(low)) * flops_per_token(flops, phase, lengths)
+        first += phase.steps
+    return total
 
 
 def load_state(job: Job, start: Start) -> TrainState:

@@ -96,8 +96,9 @@ def train_steps(job: Job, start: Start, stop: int, *, is_logged: bool) -> int:
     world.tell(describe_compute(job, state.flops))
     tokens_seen = start.tokens_seen
     proved: set[tuple[int, str]] = set()
-    with stop_signals() as stop_asked, open_log(job, range(start.run_step, stop), is_logged=is_logged) as log:
-        for step, phase, microbatches in prefetch(recipe, loader, range(start.run_step, stop), job.origin.step):
+    steps = range(start.run_step, stop)
+    with stop_signals() as stop_asked, open_log(job, loader, state.flops, steps, is_logged=is_logged) as log:
+        for step, phase, microbatches in prefetch(recipe, loader, steps, job.origin.step):
             log.note_batch()
             done, number = step + 1, mixture_number(recipe.curriculum, step)
             mixture = recipe.curriculum[number]

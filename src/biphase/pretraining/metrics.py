@@ -26,9 +26,9 @@ from biphase.device import explain_dtype, peak_flops
 from biphase.distributed import World
 from biphase.encoder.attention import choose_backend, explain_backend
 from biphase.encoder.proofs import probe_causality
-from biphase.flops import FlopCount
+from biphase.flops import FlopCount, SampleLengths
 from biphase.pretraining.batches import BatchLoader
-from biphase.pretraining.job import Job, total_work
+from biphase.pretraining.job import Job, total_work, work_between
 from biphase.pretraining.objectives import Vocabulary, is_causal
 from biphase.pretraining.parallel import autocast, explain_compile, unwrap
 from biphase.recipe import Phase, Recipe
@@ -111,12 +111,17 @@ class MetricsLog:
     """FLOP/s of all devices, to which the share of peak refers."""
     is_written: bool
     """Whether this process writes records: the main one does, unless they are there already from an earlier time."""
+    work_left: Callable[[int], float]
+    """The FLOPs of what is left after so many steps."""
     send: Send
     """Where else records go, as the recipe's `tracking` says."""
     failure: OSError | None = None
     """Why a record could not be written, such as a full disk. The loop ends all processes with it."""
     since: float = field(default_factory=time.perf_counter)
     """When the last step ended, or what came after it."""
+    started: float = field(default_factory=time.perf_counter)
+    worked: float = 0.0
+    """The FLOPs since then."""
     waited: float = 0.0
     """How many seconds of the current step had passed when its batch was there."""
 
@@ -147,11 +152,13 @@ class MetricsLog:
             "data_wait": round(self.waited / seconds, 4),
         }
         self.write(record)
+        self.worked += result.flops
         wait = self.waited / seconds
         self.progress.advance(
             1,
             f"{phase.objective} loss {result.loss:.3f} · {record['tokens_per_second']:,.0f} tokens/s · "
             f"{record['share_of_peak']:.0%} of peak" + (f" · {wait:.0%} waiting for data" if wait >= 0.01 else ""),
+            seconds_left=(self.since - self.started) / self.worked * self.work_left(done),
         )
 
     def record_validation(self, done: int, phase: Phase, metrics: dict[str, float]) -> None:
@@ -172,7 +179,7 @@ class MetricsLog:
 
 
 @contextmanager
-def open_log(job: Job, steps: range, *, is_logged: bool) -> Iterator[MetricsLog]:
+def open_log(job: Job, loader: BatchLoader, flops: FlopCount, steps: range, *, is_logged: bool) -> Iterator[MetricsLog]:
     """The log and the progress bar of these steps; without `is_logged`, the bar alone."""
     is_written = is_logged and job.world.is_main
     tracking = job.recipe.tracking if is_written else None
@@ -183,7 +190,14 @@ def open_log(job: Job, steps: range, *, is_logged: bool) -> Iterator[MetricsLog]
     ):
         progress.advance(steps.start, already_done=True)
         peak = peak_flops(job.world.device, job.dtype) * job.world.size
-        yield MetricsLog(job.run, progress, peak, is_written, send)
+        samples = loader.batches.samples
+        mean = samples.num_tokens / max(samples.num_samples, 1)
+        lengths = SampleLengths(mean, mean, "all samples as long as the mean")
+
+        def work_left(done: int) -> float:
+            return work_between(job, flops, lengths, done, steps.stop)
+
+        yield MetricsLog(job.run, progress, peak, is_written, work_left, send)
 
 
 def describe_compute(job: Job, flops: FlopCount) -> str:

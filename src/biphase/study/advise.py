@@ -205,7 +205,7 @@ def mean_token_flops(shape: Shape, phases: Sequence[Phase], context: int) -> flo
     """FLOPs of a token of training, averaged over the phases; the text is not looked into."""
     samples = SampleLengths(context / 2, context / 2, "assumed")
     total = sum(phase.steps for phase in phases)
-    return sum(phase.steps / total * flops_per_token(shape, phase, samples) for phase in phases)
+    return sum(phase.steps / total * flops_per_token(shape.flops, phase, samples) for phase in phases)
 
 
 def choose_steps(tokens: float, context: int) -> tuple[int, int]:

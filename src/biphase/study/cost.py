@@ -164,7 +164,7 @@ class Sizes:
             begin, end = end, end + phase.steps
             tokens = run.recipe.tokens_before(end) - run.recipe.tokens_before(begin)
             for part, share in phase.parts:
-                flops = share * tokens * flops_per_token(shape, part, self.texts[run.name])
+                flops = share * tokens * flops_per_token(shape.flops, part, self.texts[run.name])
                 spent[part.objective] = spent.get(part.objective, 0.0) + flops
         return spent
 
