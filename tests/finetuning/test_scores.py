@@ -257,7 +257,7 @@ def test_entities_are_those_of_seqeval() -> None:
         ([{"id": "a", "score": 0.2}], r"gives accuracy 0.2000 where score.json says 0.5000"),
         ([{"id": "a", "score": "good"}], r"test.jsonl:1: score 'good' is not a number"),
         ([{"score": 0.5}], r"test.jsonl:1: a JSON object with an id"),
-        ([{"id": "a", "gold": ["O"], "predicted": ["O"]}], "does not say what each example contributes to accuracy"),
+        ([{"id": "a", "gold": "O", "predicted": "O"}], "neither a score nor gold and predicted tags"),
         ([], "is empty"),
         (None, "has no per-example predictions"),
     ],

@@ -149,6 +149,17 @@ def test_words_may_hold_no_break_spaces(tmp_path: Path) -> None:
     assert row == {task.words: ["10\u00a0000", "\u2009", "\u0085"], task.label: ["B-x", "O", "O"]}
 
 
+def test_conllu_has_words_alone(tmp_path: Path) -> None:
+    """What is written as one word (2-3) and words that are not written (3.1) are no words of the sentence."""
+    fields = ["1 I _ PRON", "2-3 don't _ _", "2 do _ AUX", "3 n't _ PART", "3.1 know _ VERB", "4 # _ SYM"]
+    lines = "\n".join(line.replace(" ", "\t") for line in fields)
+    (tmp_path / "a.conllu").write_text(f"# sent_id = s1\n# text = I don't #\n{lines}\n\n")
+    tags = ["PRON", "AUX", "PART", "SYM"]
+    task = task_of(family="token_classification", metric="accuracy", classes=tags)
+    [(_, row)] = read_file(task, FileLayout(), tmp_path / "a.conllu", None)
+    assert row == {"id": "s1", task.words: ["I", "do", "n't", "#"], task.label: tags}
+
+
 def test_validation_and_test_must_differ(tmp_path: Path) -> None:
     text = "text,label\na,yes\nb,no\n"
     for name in ("train.csv", "dev.csv", "test.csv"):

@@ -165,6 +165,7 @@ BAD_TASKS = [
     ({"trained_on": "msmarco"}, "trained_on is for retrieval"),
     (TAGGED | {"classes": ["B-x", "I-x", "O"]}, "classes must begin with O"),
     (TAGGED | {"classes": ["O", "S-x"]}, "not 'S-x'"),
+    (TAGGED | {"classes": ["NOUN", "VERB"]}, "have metric 'accuracy'"),
     (TAGGED | {"files": [{"train": "a", "test": "b", "scheme": "IOBES"}]}, r"'files\.0\.scheme' is 'IOBES'"),
     (ASKED | {"template": "{context} {question}"}, "template must have {question} and, at its end, {context}"),
     (ASKED | {"template": "{question} {context}", "classes": ["a", "b"]}, "question_answering has no classes"),

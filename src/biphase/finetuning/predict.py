@@ -212,11 +212,12 @@ def tag_words(predicting: Predicting, rows: Sequence[PlacedRow]) -> Iterator[Row
         examples.append(TaggedWords(place, words, (0,) * len(words)))
     config = predicting.cell.config
     split = token_classification.encode_sentences(examples, predicting.tokenizer, config.max_length)
-    found = token_classification.predict(PaddedNetwork(predicting.model), split, predicting.cell)
-    for example, row in zip(examples, token_classification.prediction_rows(split, found, predicting.cell), strict=True):
+    made = token_classification.predict(PaddedNetwork(predicting.model), split, predicting.cell)
+    for example, row in zip(examples, token_classification.prediction_rows(split, made, predicting.cell), strict=True):
         tags, probabilities = row["predicted"], row["probabilities"]
-        spans = spans_of_tags(example.words, tags, probabilities)
-        yield {"predicted": tags, "probabilities": probabilities, "spans": spans}
+        found = {"predicted": tags, "probabilities": probabilities}
+        is_entities = predicting.task.classes[0] == "O"
+        yield found | ({"spans": spans_of_tags(example.words, tags, probabilities)} if is_entities else {})
 
 
 def spans_of_tags(words: Sequence[str], tags: Sequence[str], probabilities: Sequence[float]) -> list[Row]:

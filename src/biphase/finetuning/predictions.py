@@ -145,7 +145,10 @@ def contributions(score: Score, path: Path, rows: PredictionRows) -> tuple[np.nd
             if not isinstance(row["score"], int | float) or not math.isfinite(row["score"]):
                 raise InputError(f"{place}: score {row['score']!r} is not a number; rerun its cell")
         return np.array([float(row["score"]) for _, row in rows]), None
-    if score.metric in ("f1", "strict_f1"):
+    if score.metric in ("f1", "strict_f1", "accuracy"):
+        check_tags(rows)
+        if score.metric == "accuracy":
+            return count_right_tags(rows), lambda counts_C: counts_C[..., 0] / counts_C[..., 1]
         return count_entities(rows, is_strict=score.metric == "strict_f1"), micro_f1
     raise InputError(f"{path} does not say what each example contributes to {score.metric}")
 
@@ -164,18 +167,24 @@ def read_labels(score: Score, rows: PredictionRows) -> tuple[np.ndarray, np.ndar
     return gold_NL, predicted_NL
 
 
+def check_tags(rows: PredictionRows) -> None:
+    for place, row in rows:
+        gold, predicted = row.get("gold"), row.get("predicted")
+        if not is_tags(gold) or not is_tags(predicted) or len(gold) != len(predicted):
+            raise InputError(f"{place}: neither a score nor gold and predicted tags of equal number; rerun its cell")
+
+
+def count_right_tags(rows: PredictionRows) -> np.ndarray:
+    """[N, 2] words of each sentence whose tag is right, and all its words."""
+    right = [sum(map(str.__eq__, row["gold"], row["predicted"])) for _, row in rows]
+    return np.array([right, [len(row["gold"]) for _, row in rows]]).T
+
+
 def count_entities(rows: PredictionRows, is_strict: bool = False) -> np.ndarray:
     """[N, 3] entities of each sentence: found with the right type and both ends, predicted, and in gold.
 
     `is_strict`: without those that do not begin with B- (see `metrics.classification`).
     """
-    for place, row in rows:
-        if (
-            not is_tags(row.get("gold"))
-            or not is_tags(row.get("predicted"))
-            or len(row["gold"]) != len(row["predicted"])
-        ):
-            raise InputError(f"{place}: neither a score nor gold and predicted tags of equal number; rerun its cell")
     # Sentences lie one after the other: words bounds_N1[n] to bounds_N1[n + 1] belong to sentence n. Gold tags and then
     # predicted ones become numbers of the same labels. `find_entities` gives each entity as one number that holds where
     # it begins, where it ends and its type: what both sides have in common is what was found, and a division by all

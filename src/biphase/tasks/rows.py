@@ -26,6 +26,7 @@ FORMATS: dict[str, Format] = {
     ".csv": "csv",
     ".json": "json",
     ".parquet": "parquet",
+    ".conllu": "conllu",
     ".qrels": "trec",
     ".trec": "trec",
 }
@@ -33,6 +34,9 @@ FORMATS: dict[str, Format] = {
 
 SAVED = "state.json"
 """A folder with a file of this name was written by `datasets.Dataset.save_to_disk`."""
+
+UD_COLUMNS = (1, 3)
+"""Where CoNLL-U has the word and its universal part of speech."""
 
 QUOTE = '"'
 LONGEST_FIELD = 1 << 28
@@ -63,8 +67,8 @@ def read_file(task: Task, layout: FileLayout, path: Path, form: Format | None) -
             return read_record(path)
         case "trec":
             return read_trec(path)
-        case "columns":
-            return read_columns(path, task, layout)
+        case "columns" | "conllu":
+            return read_columns(path, task, layout, is_conllu=form == "conllu")
 
 
 def format_of(task: Task, path: Path) -> Format:
@@ -142,13 +146,15 @@ def ragged(place: str, num_fields: int, num_columns: int) -> InputError:
     return InputError(f"{place}: {num_fields} fields where the header names {num_columns}")
 
 
-def read_columns(path: Path, task: Task, layout: FileLayout) -> Rows:
+def read_columns(path: Path, task: Task, layout: FileLayout, is_conllu: bool = False) -> Rows:
     """CoNLL's form: a word and its tag per line, an empty line or -DOCSTART- between sentences.
 
     Words may hold any character but tabs and spaces, no-break spaces too. Where words are numbered (they stand behind
-    the first column), a line with `#` is a comment; elsewhere it is a word.
+    the first column), a line with `#` is a comment; elsewhere it is a word. In CoNLL-U, lines of numbers such as 3-4
+    (what 3 and 4 are written as) and 3.1 (a word that is not written) are no words.
     """
-    word_at, tag_at = layout.columns
+    is_given = not is_conllu or "columns" in layout.model_fields_set
+    word_at, tag_at = layout.columns if is_given else UD_COLUMNS
     is_numbered = word_at > 0
     words: list[str] = []
     tags: list[str] = []
@@ -166,6 +172,8 @@ def read_columns(path: Path, task: Task, layout: FileLayout) -> Rows:
             fields = line.split("\t") if "\t" in line else [field for field in line.split(" ") if field]
             if len(fields) <= max(word_at, tag_at):
                 raise InputError(f"{path}:{number}: a line without a tag: '{line[:40]}'")
+            if is_conllu and not fields[0].isdecimal():
+                continue
             first = first if words else number
             words.append(fields[word_at])
             tags.append(fields[tag_at].strip())

@@ -19,7 +19,7 @@ Family = Literal["sequence_classification", "token_classification", "question_an
 TaskSplit = Literal["train", "validation", "test"]
 TASK_SPLITS: tuple[TaskSplit, ...] = get_args(TaskSplit)
 EvaluatedSplit = Literal["validation", "test"]
-Format = Literal["jsonl", "tsv", "csv", "json", "parquet", "columns", "squad", "record", "trec"]
+Format = Literal["jsonl", "tsv", "csv", "json", "parquet", "columns", "conllu", "squad", "record", "trec"]
 Scheme = Literal["IOB1", "IOB2", "BIOES", "BILOU"]
 
 PAPER_TASKS = (
@@ -32,7 +32,7 @@ PAPER_TASKS = (
 
 METRICS: dict[Family, tuple[str, ...]] = {
     "sequence_classification": ("accuracy", "macro_f1", "mcc", "f1"),
-    "token_classification": ("f1", "strict_f1"),
+    "token_classification": ("f1", "strict_f1", "accuracy"),
     "question_answering": ("f1", "exact"),
     "retrieval": ("ndcg_at_10", "map_at_100", "mrr_at_10", "recall_at_100"),
 }
@@ -78,7 +78,7 @@ class FileLayout(Splits):
     rename: dict[str, str] = Field(default_factory=dict)
     """The file's names of columns → the task's."""
     columns: tuple[int, int] = (0, 1)
-    """Where the word and the tag stand in a file of columns."""
+    """Where the word and the tag stand in a file of columns; in CoNLL-U they are 1 and 3 unless given."""
     scheme: Scheme = "IOB2"
     """How the file writes tags. Examples always have IOB2."""
     has_short_rows: bool = False
@@ -134,7 +134,8 @@ class Task(Strict):
     label: str = "label"
     """Classification: the column with the label, or with the list of tags."""
     classes: tuple[str, ...] = ()
-    """Classification: the labels in the order of their numbers (a column may hold names or numbers); tags in IOB2."""
+    """Classification: the labels in the order of their numbers (a column may hold names or numbers); tags in IOB2, O
+    first, or with `metric: accuracy` any tags, such as parts of speech."""
     unlabelled: tuple[str, ...] = ()
     """Values of `label` that say nobody knows: such rows are left out and counted."""
     words: str = "tokens"
@@ -188,9 +189,9 @@ class Task(Strict):
             raise ValueError("classes must be two or more, none of them twice")
         if self.family == "token_classification":
             odd = [name for name in self.classes[1:] if name[:2] not in ("B-", "I-") or len(name) == 2]
-            if self.classes[0] != "O":
-                raise ValueError("classes must begin with O")
-            if odd:
+            if self.classes[0] != "O" and self.metric != "accuracy":
+                raise ValueError("classes must begin with O; tags that are no entities have metric 'accuracy'")
+            if self.classes[0] == "O" and odd:
                 raise ValueError(f"classes after O must be B-… and I-… (IOB2), not '{odd[0]}'")
         return self
 

@@ -1,4 +1,5 @@
-"""Token classification: every token carries its word's tag, the majority of a word's tokens decides, entity F1.
+"""Token classification: every token carries its word's tag, the majority of a word's tokens decides; F1 of entities,
+or accuracy of tags that are none.
 
 Words are joined by spaces, so that a tokenizer sees the text it knows; each token belongs to the word that its last
 character is in.
@@ -47,6 +48,9 @@ class TaggedSplit(EncodedSplit):
 
 
 split_kind = TaggedSplit
+
+UNKNOWN = -1
+"""The prediction for a word that was cut off, where no tag stands for nothing: always wrong, written as ""."""
 
 
 def encode_task(
@@ -125,7 +129,7 @@ def predict(model: nn.Module, split: TaggedSplit, cell: CellContext) -> TagPredi
     for batch, logits_TC in evaluation_batches(model, split.texts, np.arange(split.num_examples), cell):
         labels_T[batch.indices_T] = logits_TC.argmax(-1).cpu().numpy()
         probabilities_TC[batch.indices_T] = logits_TC.float().softmax(-1).cpu().numpy()
-    tags_W = vote(labels_T, split.words_T, num_words, len(classes), default=classes.index("O"))
+    tags_W = vote(labels_T, split.words_T, num_words, len(classes), default=0 if classes[0] == "O" else UNKNOWN)
     inside = np.flatnonzero(split.words_T >= 0)
     words = split.words_T[inside]
     sums_W = np.bincount(words, probabilities_TC[inside, tags_W[words]], minlength=num_words)
@@ -154,7 +158,7 @@ def compute_metrics(split: TaggedSplit, predictions: TagPredictions, cell: CellC
 
 
 def prediction_rows(split: TaggedSplit, predictions: TagPredictions, cell: CellContext) -> Iterator[dict[str, Any]]:
-    names = np.array(cell.task.classes, dtype=object)
+    names = np.array([*cell.task.classes, ""], dtype=object)
     gold, predicted = names[split.tags_W].tolist(), names[predictions.tags_W].tolist()
     probabilities = predictions.probabilities_W.round(5).tolist()
     for id, (begin, end) in zip(split.ids, pairwise(split.word_bounds_S1.tolist()), strict=True):

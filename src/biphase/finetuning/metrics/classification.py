@@ -84,10 +84,14 @@ def matthews(counts_C: np.ndarray) -> np.ndarray:
 def token_metrics(
     gold_U: np.ndarray, predicted_U: np.ndarray, unit_bounds_S1: np.ndarray, labels: Sequence[str]
 ) -> dict[str, float]:
-    """Scores over entities, accuracy over words, and the paper's score as `paper_f1`."""
+    """Accuracy over words; where tags are of entities (O comes first), scores over those, and the paper's score as
+    `paper_f1`."""
+    scores = {"accuracy": accuracy(gold_U, predicted_U)}
+    if labels[0] != "O":
+        return scores
     return {
         **entity_scores(gold_U, predicted_U, unit_bounds_S1, labels),
-        "accuracy": accuracy(gold_U, predicted_U),
+        **scores,
         "paper_f1": sentence_macro_f1(gold_U, predicted_U, unit_bounds_S1, len(labels)),
     }
 
