@@ -169,7 +169,7 @@ def read_labels(score: Score, rows: PredictionRows) -> tuple[np.ndarray, np.ndar
 
 def check_tags(rows: PredictionRows) -> None:
     for place, row in rows:
-        gold, predicted = row.get("gold"), row.get("predicted")
+        gold, predicted = row.get("gold", ()), row.get("predicted", ())
         if not is_tags(gold) or not is_tags(predicted) or len(gold) != len(predicted):
             raise InputError(f"{place}: neither a score nor gold and predicted tags of equal number; rerun its cell")
 
