@@ -51,7 +51,7 @@ def open_update(job: PretrainingJob) -> tuple[Callable[..., Any], Callable[[int]
     from biphase.pretraining.batches import open_loader
     from biphase.pretraining.job import Job, TrainState
     from biphase.pretraining.optimizer import make_optimizers
-    from biphase.pretraining.parallel import parallelize, should_compile
+    from biphase.pretraining.parallel import decide_compile, parallelize
     from biphase.pretraining.start import Start, load_network
     from biphase.run import Run
 
@@ -60,7 +60,7 @@ def open_update(job: PretrainingJob) -> tuple[Callable[..., Any], Callable[[int]
     world, dtype = World(0, 1, device), choose_dtype("auto", device)
     source = open_loader(recipe, open_text(recipe.data), world, dtype, 0)
     network = load_network(recipe, Start(), shards)
-    if not should_compile(recipe.compute, device, dtype, 0.0):
+    if not decide_compile(recipe.compute, device, dtype, 0.0)[0]:
         for module in network.modules():
             if "Norm" in type(module).__name__:
                 name_scope(module, "norm")

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from biphase.corpus.order import SampleOrder
-from biphase.corpus.packing import Batches, DocumentSamples
+from biphase.corpus.packing import Batches, DocumentSamples, PackedSet
 from biphase.corpus.prepare import prepare
 from biphase.corpus.shards import ShardSet
 from biphase.corpus.text import find_text_sources, sample_texts
@@ -90,8 +90,9 @@ def measure_checks(rounds: int = 9) -> dict[str, float]:
             for arm, times in seconds.items():
                 shards = ShardSet.open(folder / "set")
                 samples = DocumentSamples(shards.document_ends, 12, 2048)
-                batches = Batches(shards, samples, lambda step: 16_384 * step, seed=1)
-                batches.order.between(0, 1)
+                packed = PackedSet(shards, samples, seed=1)
+                batches = Batches([packed], lambda step: 16_384 * step)
+                packed.order.between(0, 1)
                 for start in shards.starts[:-1]:
                     shards.read(start, start + 1)
                 if arm == "without":

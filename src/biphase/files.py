@@ -244,12 +244,13 @@ def files_below(folder: Path) -> list[Path]:
 
 
 @contextmanager
-def locked(path: Path, *, wait: bool = False) -> Iterator[None]:
-    """Hold a lock on the file at `path` (made where it is not there).
+def locked(path: Path, *, wait: bool = False, busy: str = "") -> Iterator[None]:
+    """Hold a lock on the file at `path` (made where it is not there, with its folder).
 
     The lock ends with its process, so a killed one blocks nothing. Another process that holds it is waited for with
-    `wait`, and otherwise a `BusyError`.
+    `wait`, and otherwise a `BusyError`, which says `busy`.
     """
+    path.parent.mkdir(parents=True, exist_ok=True)
     try:
         number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
     except OSError as error:
@@ -260,7 +261,7 @@ def locked(path: Path, *, wait: bool = False) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
-            raise BusyError(f"{path} is held by another process") from None
+            raise BusyError(busy or f"{path} is held by another process") from None
         yield
 
 

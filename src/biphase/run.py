@@ -7,7 +7,7 @@ runs/NAME-HASH8/  config.yaml  environment.json  metrics.jsonl  done.json
 import json
 import math
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,16 +15,8 @@ from typing import Any
 import yaml
 
 from biphase.config import load_config
-from biphase.errors import BusyError, InputError
-from biphase.files import (
-    locked,
-    read_json_as,
-    reading,
-    remove_folder,
-    sweep_parts,
-    write_json,
-    write_text,
-)
+from biphase.errors import InputError
+from biphase.files import locked, read_json_as, reading, remove_folder, sweep_parts, write_json, write_text
 from biphase.recipe import Recipe
 from biphase.trees import parse_json
 
@@ -86,12 +78,7 @@ def claim_run(run: Run, config: dict[str, Any], environment: dict[str, Any]) -> 
     Raises `BusyError` when another process holds it.
     """
     path = run.path
-    path.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as held:
-        try:
-            held.enter_context(locked(path / ".lock"))
-        except BusyError:
-            raise BusyError(f"{path} is in use by another process; wait for it, or stop it first") from None
+    with locked(path / ".lock", busy=f"{path} is in use by another process; wait for it, or stop it first"):
         for folder in (path, run.steps):
             sweep_parts(folder)
         if not run.is_done:  # else only a checkpoint is made once more

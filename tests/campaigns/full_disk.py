@@ -11,18 +11,15 @@ more than a line, or the second did not make what the twin made.
 import argparse
 import random
 import resource
-import shutil
 import signal
 import sys
-import tempfile
-import time
-from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parent))
 
-from killing import Scenario, contents, fork_call, fresh, list_scenarios, open_world
-from small_world import call, run_in, standing_in
+from killing import Scenario, contents, fork_call, fresh, list_scenarios
+from small_world import Outcome, call, open_world, run_campaign, run_in, standing_in
 
 
 def list_commands(run: str) -> list[Scenario]:
@@ -61,43 +58,25 @@ def attempt(number: int, seed: int, scenario: Scenario, twin: dict[str, str], la
     return f"at {limit} bytes: {sorted(wrong)[:5]}" if wrong else ""
 
 
-def campaign(count: int, seed: int, folder: Path) -> list[tuple[str, int, str]]:
-    """(command, attempt, what was lost) of `count` full disks of each command."""
+def campaign(given: argparse.Namespace, folder: Path) -> Iterator[Outcome]:
+    """So many full disks of each command."""
     world, place = open_world(folder), folder / "place"
-    outcomes = []
     for scenario in list_commands(run_in(world)):
         fresh(world, place)
         with standing_in(place):
             assert call(scenario.command).code == 0, scenario.name
         twin = contents(place / scenario.results)
         largest = max(path.stat().st_size for path in (place / scenario.results).rglob("*") if path.is_file())
-        for number in range(count):
+        for number in range(given.count):
             fresh(world, place)
-            lost = attempt(number, seed, scenario, twin, largest, place)
-            outcomes.append((scenario.name, number, lost))
-            if lost:
-                print(f"{scenario.name} {number}: {lost}", flush=True)
-    return outcomes
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=20, help="full disks of each command")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--folder", type=Path)
-    given = parser.parse_args()
-    folder = given.folder or Path(tempfile.mkdtemp(prefix="biphase-disk-"))
-    started = time.monotonic()
-    outcomes = campaign(given.count, given.seed, folder)
-    for name, number in Counter(name for name, _, _ in outcomes).items():
-        print(f"{name}: {number} full disks, {sum(bool(lost) for one, _, lost in outcomes if one == name)} lost")
-    lost = sum(bool(lost) for _, _, lost in outcomes)
-    print(f"seed {given.seed}, {time.monotonic() - started:.0f} s")
-    print(f"attempts {len(outcomes)}, survived {len(outcomes) - lost}, lost {lost}")
-    if given.folder is None:
-        shutil.rmtree(folder)
-    sys.exit(lost > 0)
+            lost = attempt(number, given.seed, scenario, twin, largest, place)
+            yield scenario.name, 1, lost and f"attempt {number} of seed {given.seed}: {lost}"
 
 
 if __name__ == "__main__":
-    main()
+    run_campaign(
+        campaign,
+        __doc__,
+        count={"type": int, "default": 20, "help": "full disks of each command"},
+        seed={"type": int, "default": 0},
+    )

@@ -25,15 +25,15 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 sys.path.append(str(Path(__file__).parent))
 
-from small_world import FAST, WAITING, Result, build, call, evaluation, finetune, run_in, settle_process, standing_in
+from damage import damage, strange_words
+from small_world import WAITING, Result, call, evaluation, finetune, open_world, run_in, standing_in
 
 HANG_SECONDS = 60
 MEMORY_BYTES = 6 << 30
@@ -113,321 +113,6 @@ def list_targets(run: str) -> list[Target]:
         Target("report mark", "study-small/report/.biphase.json", (["study", "report", "study.yaml"],)),
         Target("words", "", ()),
     ]  # fmt: skip
-
-
-# What is done to a file
-
-
-def hostile_values(rng: random.Random) -> Any:
-    """Values that a format allows and nobody means."""
-    deep: Any = []
-    for _ in range(300):
-        deep = [deep]
-    values = [None, True, [], {}, "", -1, 0, 1e308, float("nan"), float("inf"), 2**63, -(2**70), "x" * 100_000]
-    values += [
-        "\x1b[2J\x1b]0;title\x07",
-        "[/bold]",
-        "$x^$",
-        "../../x",
-        "/etc/passwd",
-        "\u202eabc",
-        deep,
-        {"a": deep},
-        [0] * 3,
-    ]
-    return rng.choice(values)
-
-
-def places(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The place of every value in a tree."""
-    items = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
-    for key, value in items:
-        yield (*path, key)
-        yield from places(value, (*path, key))
-
-
-def change_value(rng: random.Random, tree: Any) -> str:
-    """Replace, remove or add one value of a tree; returns what was done."""
-    known = list(places(tree))[:5000]
-    if not known:
-        return "nothing"
-    path = rng.choice(known)
-    node = tree
-    for key in path[:-1]:
-        node = node[key]
-    kind = rng.choice(("replace", "replace", "replace", "remove", "add"))
-    if kind == "replace":
-        node[path[-1]] = hostile_values(rng)
-    elif kind == "remove":
-        del node[path[-1]]
-    elif isinstance(node, dict):
-        node["surprise"] = hostile_values(rng)
-    else:
-        node.append(hostile_values(rng))
-    return f"{kind} {'.'.join(map(str, path))[:60]}"
-
-
-def change_json(rng: random.Random, data: bytes) -> tuple[bytes, str]:
-    tree = json.loads(data)
-    what = change_value(rng, tree)
-    return json.dumps(tree).encode(), what
-
-
-def change_json_line(rng: random.Random, data: bytes) -> tuple[bytes, str]:
-    lines = data.splitlines(keepends=True)
-    at = rng.randrange(len(lines))
-    lines[at], what = change_json(rng, lines[at])
-    lines[at] += b"\n"
-    return b"".join(lines), f"line {at + 1}: {what}"
-
-
-def change_yaml(rng: random.Random, data: bytes) -> tuple[bytes, str]:
-    import yaml
-
-    tree = yaml.safe_load(data)
-    what = change_value(rng, tree)
-    return yaml.safe_dump(tree, sort_keys=False).encode(), what
-
-
-def rewrite_json(rng: random.Random, data: bytes) -> tuple[bytes, str]:
-    """What json.dumps does not write: surrogates, thousands of digits, depth, keys twice, bare constants."""
-    kind, text = rng.choice(
-        [
-            ("surrogate", rb'"\ud800"'),
-            ("digits", b"9" * 5000),
-            ("deep list", b"[" * 100_000),
-            ("deep and closed", b"[" * 20_000 + b"]" * 20_000),
-            ("deep object", b'{"a":' * 100_000),
-            ("constant", b"NaN"),
-            ("huge float", b"1e999"),
-            ("null character", rb'"\u0000"'),
-            ("escape", rb'"\u001b[31m"'),
-        ]
-    )
-    found = list(re.finditer(rb':\s*("(?:[^"\\]|\\.)*"|-?[\d.e+-]+|null|true|false)', data))
-    if not found:
-        return text, kind
-    match = rng.choice(found[:2000])
-    return data[: match.start(1)] + text + data[match.end(1) :], f"{kind} at {match.start(1)}"
-
-
-def double_key(rng: random.Random, data: bytes) -> tuple[bytes, str]:
-    """A key of a YAML file twice."""
-    lines = data.splitlines(keepends=True)
-    at = rng.choice([n for n, line in enumerate(lines) if re.match(rb"\s*\w+:", line)] or [0])
-    match = re.match(rb"(\s*\w+):", lines[at])
-    return b"".join(
-        [*lines[: at + 1], *([match[1] + b": 1\n"] if match else []), *lines[at + 1 :]]
-    ), f"line {at + 1} twice"
-
-
-def rewrite_yaml(rng: random.Random, data: bytes) -> tuple[bytes, str]:
-    bomb = b"a0: &a0 [x, x, x, x, x, x, x, x, x]\n"
-    bomb += b"".join(b"a%d: &a%d [%s]\n" % (n, n, b", ".join([b"*a%d" % (n - 1)] * 9)) for n in range(1, 10))
-    kind, text = rng.choice(
-        [
-            ("aliases", bomb),
-            ("itself", b"surprise: &a [*a]\n"),
-            ("deep", b"surprise: " + b"[" * 5000 + b"]" * 5000 + b"\n"),
-            ("deep open", b"surprise: " + b"{a: " * 20_000 + b"\n"),
-            ("digits", b"seed: " + b"9" * 5000 + b"\n"),
-            ("python", b"surprise: !!python/object/apply:os.system ['true']\n"),
-            ("date", b"surprise: 2020-99-99\n"),
-            ("surrogate", b'surprise: "\\ud800"\n'),
-            ("merge", b"<<: [1, 2]\n"),
-            ("tag", b"surprise: !x 1\n"),
-            ("sixty", b"surprise: 1:99999999999999999999:1\n"),
-            ("documents", b"---\na: 1\n"),
-            ("list for a key", b"? [1, 2]\n: 1\n"),
-            ("control", b"surprise: \x07\n"),
-        ]
-    )
-    return (data + text if rng.random() < 0.7 else text), kind
-
-
-def flip_bit(rng: random.Random, data: bytes) -> tuple[bytes, str]:
-    changed = bytearray(data)
-    at = rng.randrange(len(changed)) if rng.random() < 0.6 else rng.randrange(min(64, len(changed)))
-    changed[at] ^= 1 << rng.randrange(8)
-    return bytes(changed), f"bit of byte {at}"
-
-
-def cut(rng: random.Random, data: bytes) -> tuple[bytes, str]:
-    at = rng.randrange(len(data))
-    return data[:at], f"cut at {at}"
-
-
-def zero(rng: random.Random, data: bytes) -> tuple[bytes, str]:
-    at, size = rng.randrange(len(data)), rng.choice((1, 8, 512, 4096))
-    return data[:at] + b"\0" * len(data[at : at + size]) + data[at + size :], f"zeros at {at}"
-
-
-def insert(rng: random.Random, data: bytes) -> tuple[bytes, str]:
-    at, noise = rng.randrange(len(data)), rng.randbytes(rng.choice((1, 3, 40)))
-    return data[:at] + noise + data[at:], f"noise at {at}"
-
-
-def drop(rng: random.Random, data: bytes) -> tuple[bytes, str]:
-    at, size = rng.randrange(len(data)), rng.choice((1, 5, 100))
-    return data[:at] + data[at + size :], f"{size} bytes lost at {at}"
-
-
-def repeat_line(rng: random.Random, data: bytes) -> tuple[bytes, str]:
-    lines = data.splitlines(keepends=True)
-    at = rng.randrange(len(lines))
-    return b"".join([*lines[:at], lines[at], *lines[at:]]), f"line {at + 1} repeated"
-
-
-def empty(rng: random.Random, data: bytes) -> tuple[bytes, str]:
-    return b"", "empty"
-
-
-def noise(rng: random.Random, data: bytes) -> tuple[bytes, str]:
-    return rng.randbytes(200), "noise"
-
-
-def header_size(rng: random.Random, data: bytes) -> tuple[bytes, str]:
-    """The length of the header of a safetensors file."""
-    size = rng.choice((0, 1, 2**20, 2**40, 2**63, 2**64 - 1))
-    return size.to_bytes(8, "little") + data[8:], f"header of {size}"
-
-
-def change_header(rng: random.Random, data: bytes) -> tuple[bytes, str]:
-    size = int.from_bytes(data[:8], "little")
-    header, what = (change_json if rng.random() < 0.7 else rewrite_json)(rng, data[8 : 8 + size])
-    return len(header).to_bytes(8, "little") + header + data[8 + size :], f"header: {what}"
-
-
-Mutation = Callable[[random.Random, bytes], tuple[bytes, str]]
-ANY: list[Mutation] = [flip_bit, flip_bit, cut, zero, insert, drop, empty, noise]
-BY_ENDING: dict[str, list[Mutation]] = {
-    ".json": [change_json, change_json, change_json, rewrite_json, rewrite_json],
-    ".jsonl": [change_json_line, change_json_line, rewrite_json, repeat_line],
-    ".yaml": [change_yaml, change_yaml, change_yaml, rewrite_yaml, rewrite_yaml, double_key],
-    ".safetensors": [header_size, change_header, change_header],
-    ".tsv": [repeat_line],
-    ".conll": [repeat_line],
-}
-
-
-def damage(rng: random.Random, path: Path) -> str:
-    """Damage the file at `path`; returns how."""
-    if rng.random() < 0.06:
-        return replace_file(rng, path)
-    data = path.read_bytes()
-    own = BY_ENDING.get(path.suffix, [])
-    mutation = rng.choice(own) if own and rng.random() < 0.65 else rng.choice(ANY)
-    if not data:
-        mutation = noise
-    try:
-        changed, what = mutation(rng, data)
-    except (ValueError, IndexError):  # an empty line, say
-        changed, what = flip_bit(rng, data)
-    path.unlink()
-    path.write_bytes(changed)
-    return f"{mutation.__name__}: {what}" + (" (same bytes)" if changed == data else "")
-
-
-def replace_file(rng: random.Random, path: Path) -> str:
-    """Something else than a file in its place."""
-    kind = rng.choice(("folder", "gone", "loop", "dangling", "device"))
-    path.unlink()
-    if kind == "folder":
-        path.mkdir()
-    elif kind == "loop":
-        path.symlink_to(path.name)
-    elif kind == "dangling":
-        path.symlink_to("nowhere/at/all")
-    elif kind == "device":
-        path.symlink_to("/dev/null")
-    return f"replace_file: {kind}"
-
-
-ODD_WORDS = [
-    "n" * 300,
-    "loop",
-    "[/red]",
-    "[bold]x",
-    "a\x1b[31mb",
-    "\udc80",
-    "",
-    ".",
-    "..",
-    "/dev/null/x",
-    "~",
-    "a\nb",
-    "-1",
-]
-ODD_WORDS += ["nan", "é" * 200, "$x^$"]
-ODD_VALUES = ["9" * 5000, "1e400", "-1", ".nan", ".inf", "-.inf", "[" * 3000, "{a: 1, a: 2}", "0", "null", "[]", "1e18"]
-ODD_VALUES += ["999999999999", *ODD_WORDS]
-RECIPE_KEYS = [
-    "optimizer.eps", "optimizer.betas", "optimizer.betas.0", "seed", "schedule.peak_lr",
-    "schedule.warmup_steps", "init.architecture.hidden_size", "init.architecture.num_hidden_layers",
-    "init.architecture.hidden_act", "init.architecture.vocab_size", "init.architecture.rope_theta",
-    "data.max_sample_tokens", "batch_tokens", "curriculum.0.steps", "curriculum.1.mask_probability", "name",
-    "data.shards", "compute.microbatch_tokens", "optimizer.weight_decay", "data.order_seed",
-    "checkpoints.keep", "validation.tokens", "init.preset", "init.architecture.num_attention_heads",
-    "init.architecture.rms_norm_eps", "init.model", "init.checkpoint",
-]  # fmt: skip
-CELL_KEYS = [
-    "eps", "betas", "betas.0", "seed", "learning_rate", "weight_decay", "max_steps", "epochs", "scale",
-    "max_length", "max_train_examples", "batch_size", "warmup_ratio", "microbatch_tokens",
-]  # fmt: skip
-STUDY_KEYS = [
-    "mask_probability", "evaluation.seeds", "evaluation.learning_rates", "arms.0.budgets.0",
-    "arms.0.curricula.0", "planning.vocab_size", "planning.devices", "title", "name", "arms.0.name",
-    "arms.0.curricula.1", "recipe.seed", "models.0.architecture.hidden_size",
-]  # fmt: skip
-CURRICULA = ["99999999/1", "1e9/1e9", "(" * 500, "clm " * 400, "4x(clm)", "9999999x(25/75)", "[/red]", "50% clm"]
-
-
-def strange_words(rng: random.Random, run: str) -> list[str]:
-    """A command with a word that nobody would write."""
-    odd, huge = rng.choice(ODD_WORDS), rng.choice(ODD_VALUES)
-    key, tune, study_key, curriculum = (rng.choice(known) for known in (RECIPE_KEYS, CELL_KEYS, STUDY_KEYS, CURRICULA))
-    return rng.choice(
-        [
-            ["pretrain", "recipe.yaml", f"{key}={huge}", "--runs", "new"],
-            ["pretrain", "recipe.yaml", f"{key}={huge}", "--runs", "new"],
-            ["pretrain", odd],
-            ["pretrain", "recipe.yaml", odd],
-            ["pretrain", "recipe.yaml", "--runs", odd],
-            ["prepare", odd, "--tokenizer", "tokenizer", "--out", "out"],
-            ["prepare", "text/plain.txt", "--tokenizer", odd, "--out", "out"],
-            ["prepare", "text/plain.txt", "--tokenizer", "tokenizer", "--workers", "1", "--out", odd],
-            ["prepare", "text/plain.txt", "--tokenizer", "tokenizer", "--out", "out", "--seed", huge],
-            ["tokenizer", "train", "text/plain.txt", "--out", "out", "--vocab-size", huge],
-            ["tokenizer", "train", "text/plain.txt", "--out", odd],
-            ["tokenizer", "train", "text/plain.txt", "--out", "out", "--limit-mb", huge],
-            ["tokenizer", "from", odd, "--out", "out"],
-            ["inspect", odd],
-            ["export", odd, "out"],
-            ["export", run, odd],
-            ["export", f"{run}@{huge}", "out"],
-            [*finetune("mood", "new"), f"{tune}={huge}"],
-            [*finetune("mood", "new"), f"{tune}={huge}"],
-            ["finetune", odd, "tasks/mood.yaml", "--data-dir", "data", "--out", "new"],
-            ["finetune", "encoder", odd, "--data-dir", "data", "--out", "new"],
-            ["finetune", "encoder", "tasks/mood.yaml", *FAST, "--data-dir", odd, "--out", "new"],
-            ["finetune", "encoder", "tasks/mood.yaml", *FAST, "--data-dir", "data", "--out", odd],
-            ["evaluate", "encoder", "--tasks", odd, "--out", "new"],
-            ["evaluate", "--compare", odd, "encoder", "--out", "scores"],
-            ["evaluate", "--out", odd],
-            [*["evaluate", "encoder", *evaluation()], "--seeds", huge],
-            [*["evaluate", "encoder", *evaluation()], "--learning-rates", huge],
-            [*["evaluate", "encoder", *evaluation()], "--part", huge],
-            ["study", "plan", "study.yaml", f"{study_key}={huge}"],
-            ["study", "plan", "study.yaml", f"arms.0.curricula.0={curriculum}"],
-            ["study", "plan", "study.yaml", "--device", odd],
-            ["study", "plan", odd],
-            ["study", "report", "study.yaml", f"title={odd}", f"question={odd}"],
-            ["study", "report", "study.yaml", "--report", odd],
-            ["study", "advise", "--text", odd, "--hours", "1"],
-            ["study", "advise", "--text", "text", "--flops", huge],
-            ["report", "paper", "--out", odd],
-        ]
-    )
 
 
 # One attempt
@@ -522,24 +207,20 @@ def whole_results(command: tuple[str, ...], world: Path, place: Path, drops: tup
 # Many attempts
 
 
-def work(world: Path, place: Path, seed: int, numbers: range, only: str | None) -> None:
+def work(folder: Path, seed: int, numbers: range, only: str | None) -> None:
     """Attempts in this process, one line of JSON for each on the real standard output."""
-    settle_process()
+    world = open_world(folder)
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
     told = os.fdopen(os.dup(1), "w")
     quiet = os.open(os.devnull, os.O_WRONLY)
     os.dup2(quiet, 1)
     os.dup2(quiet, 2)
     for number in numbers:
-        print(json.dumps(asdict(attempt(number, seed, world, place, only))), file=told, flush=True)
+        print(json.dumps(asdict(attempt(number, seed, world, folder / "attempt", only))), file=told, flush=True)
 
 
 def campaign(count: int, seed: int, folder: Path, only: str | None = None, start: int = 0) -> Iterator[Attempt]:
     """Attempts in a child; where it hangs or dies, the next one goes on behind the attempt."""
-    world = folder / "world"
-    if not world.exists():
-        command = [sys.executable, __file__, "--build", str(world)]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     number = start
     while number < start + count:
         command = [sys.executable, __file__, "--seed", str(seed), "--count", str(start + count - number)]
@@ -567,15 +248,10 @@ def main() -> None:
     parser.add_argument("--only", help="targets whose name has this in it")
     parser.add_argument("--folder", type=Path, help="where to work, and where outcomes.jsonl is written")
     parser.add_argument("--work", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--build", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.build:
-        settle_process()
-        build_world(given.build)
-        return
     if given.work:
         numbers = range(given.start, given.start + given.count)
-        work(given.work / "world", given.work / "attempt", given.seed, numbers, given.only)
+        work(given.work, given.seed, numbers, given.only)
         return
     folder = given.folder or Path(tempfile.mkdtemp(prefix="biphase-fuzz-"))
     folder.mkdir(parents=True, exist_ok=True)
@@ -596,18 +272,6 @@ def main() -> None:
     print(f"seed {given.seed}: {outcomes.total()} inputs in {time.monotonic() - started:.0f} s: {dict(outcomes)}")
     print(f"attempts {outcomes.total()}, survived {outcomes.total() - lost}, lost {lost}")
     sys.exit(lost > 0)
-
-
-def build_world(folder: Path) -> None:
-    """The small world, with a unit that failed."""
-    part = folder.with_name(folder.name + ".part")
-    shutil.rmtree(part, ignore_errors=True)
-    build(part)
-    for place in ("study-small", "scores"):
-        (part / place / "failed").mkdir(exist_ok=True)
-        record = {"unit": "train s-clm-4", "reason": "a disk was full", "traceback": ""}
-        (part / place / "failed" / "train-s-clm-4-1234abcd.json").write_text(json.dumps(record))
-    part.rename(folder)
 
 
 if __name__ == "__main__":

@@ -13,15 +13,14 @@ import os
 import pickle
 import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from hashlib import sha256
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parent))
 
-from killing import fork_call, fresh, open_world
-from small_world import evaluation, finetune, run_in, standing_in
+from killing import fork_call, fresh
+from small_world import Outcome, evaluation, finetune, open_world, run_campaign, run_in, standing_in
 
 CODE = """
 from pathlib import Path
@@ -196,34 +195,17 @@ def hashes(folder: Path) -> dict[str, str]:
     return found
 
 
-def campaign(folder: Path, every: int = 1) -> Iterator[tuple[str, str]]:
-    """Every n-th attack, and what was lost by it."""
+def campaign(given: argparse.Namespace, folder: Path) -> Iterator[Outcome]:
+    """Every n-th attack."""
     world, place, canary = open_world(folder), folder / "place", folder / "canary"
     trials = [*attacks_on_models(), *attacks_by_links(run_in(world))]
-    for name, spoil, command in trials[::every]:
+    for name, spoil, command in trials[:: given.every]:
         fresh(world, place)
         before = hashes(place)
         spoil(place, str(canary))
-        yield name, try_command(place, canary, command, before)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--every", type=int, default=1, help="only every n-th attack")
-    parser.add_argument("--folder", type=Path)
-    given = parser.parse_args()
-    folder = given.folder or Path(tempfile.mkdtemp(prefix="biphase-hostile-"))
-    outcomes = []
-    for name, lost in campaign(folder, given.every):
-        outcomes.append(lost)
-        if lost:
-            print(f"{name}: {lost}", flush=True)
-    num_lost = sum(map(bool, outcomes))
-    print(f"attempts {len(outcomes)}, survived {len(outcomes) - num_lost}, lost {num_lost}")
-    if given.folder is None:
-        shutil.rmtree(folder)
-    sys.exit(num_lost > 0)
+        lost = try_command(place, canary, command, before)
+        yield name.partition(" ")[0], 1, lost and f"{name}: {lost}"
 
 
 if __name__ == "__main__":
-    main()
+    run_campaign(campaign, __doc__, every={"type": int, "default": 1, "help": "only every n-th attack"})

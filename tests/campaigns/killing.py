@@ -20,19 +20,16 @@ import random
 import re
 import shutil
 import signal
-import subprocess
 import sys
-import tempfile
 import time
-from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parent))
 
-from small_world import Result, call, evaluation, settle_process, standing_in
+from small_world import Outcome, Result, call, evaluation, open_world, run_campaign, standing_in
 
 CHANGES = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "shutil.rmtree")
 CLOCK = ("seconds", "tokens_per_second", "flops_per_second", "share_of_peak", "data_wait", "peak_memory_bytes")
@@ -217,59 +214,28 @@ def changed_since(before: dict[str, tuple[int, int]], folder: Path, pattern: str
     return [name for name, stamp in before.items() if name in after and after[name] != stamp]
 
 
-def open_world(folder: Path) -> Path:
-    """The small world in a folder, made where it is not there; this process is one that can be forked."""
-    world = folder / "world"
-    if not world.exists():
-        builder = Path(__file__).with_name("fuzzing.py")
-        subprocess.run([sys.executable, builder, "--build", world], check=True, stdout=subprocess.DEVNULL)
-    settle_process()
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # its threads would not be in a fork
-    return world
-
-
-def campaign(count: int, seed: int, folder: Path, only: str | None = None) -> list[tuple[str, int, int, str]]:
-    """Attempts until each scenario had `count` kills: (scenario, attempt, kills, what was lost)."""
-    world = open_world(folder)
-    outcomes = []
+def campaign(given: argparse.Namespace, folder: Path) -> Iterator[Outcome]:
+    """Attempts until each scenario had `count` kills."""
+    world, place = open_world(folder), folder / "place"
     for scenario in list_scenarios():
-        if only is not None and only != scenario.name:
+        if given.only not in (None, scenario.name):
             continue
-        fresh(world, folder / "place")
-        with standing_in(folder / "place"):  # once in this process, so that every fork has the modules
+        fresh(world, place)
+        with standing_in(place):  # once in this process, so that every fork has the modules
             assert call(scenario.command).code == 0, scenario.name
-        twin = make_twin(scenario, world, folder / "place")
+        twin = make_twin(scenario, world, place)
         done, number = 0, 0
-        while done < count:
-            kills, lost = attempt(number, seed, scenario, twin, world, folder / "place")
-            outcomes.append((scenario.name, number, kills, lost))
+        while done < given.count:
+            kills, lost = attempt(number, given.seed, scenario, twin, world, place)
+            yield scenario.name, kills, lost and f"attempt {number} of seed {given.seed}: {lost}"
             done, number = done + kills, number + 1
-            if lost:
-                print(f"{scenario.name} {number - 1}: {lost}", flush=True)
-    return outcomes
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=100, help="kills of each command")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", help="pretrain, prepare, evaluate or study")
-    parser.add_argument("--folder", type=Path)
-    given = parser.parse_args()
-    folder = given.folder or Path(tempfile.mkdtemp(prefix="biphase-kill-"))
-    kills: Counter[str] = Counter()
-    lost: dict[str, list[str]] = defaultdict(list)
-    started = time.monotonic()
-    for name, _, number, what in campaign(given.count, given.seed, folder, given.only):
-        kills[name] += number
-        lost[name] += [what] if what else []
-    for name, number in kills.items():
-        print(f"{name}: {number} kills, {len(lost[name])} attempts lost something")
-    print(f"seed {given.seed}: {kills.total()} kills in {time.monotonic() - started:.0f} s")
-    total = sum(map(len, lost.values()))
-    print(f"attempts {kills.total()}, survived {kills.total() - total}, lost {total}")
-    sys.exit(total > 0)
 
 
 if __name__ == "__main__":
-    main()
+    run_campaign(
+        campaign,
+        __doc__,
+        count={"type": int, "default": 100, "help": "kills of each command"},
+        seed={"type": int, "default": 0},
+        only={"help": "pretrain, prepare, evaluate or study"},
+    )

@@ -5,15 +5,20 @@
 All paths are relative to the world's folder, so that a copy of it is a world of its own.
 """
 
+import argparse
 import contextlib
 import gzip
 import io
 import json
 import os
+import shutil
 import signal
 import sys
+import tempfile
+import time
 import traceback
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -169,7 +174,8 @@ def standing_in(folder: Path) -> Iterator[None]:
 
 
 def settle_process() -> None:
-    """One thread, no network, no measuring of the machine: commands repeat to the last bit and are fast."""
+    """One thread, no network, no measuring of the machine: commands repeat to the last bit, are fast and may fork."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # its threads would not be in a fork
     os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
     import torch
 
@@ -177,6 +183,16 @@ def settle_process() -> None:
 
     torch.set_num_threads(1)
     metrics.peak_flops = lambda device, dtype: 1e12  # type: ignore[attr-defined]
+
+
+def open_world(folder: Path) -> Path:
+    """The small world in a folder, made where it is not there; this process is settled."""
+    settle_process()
+    world, part = folder / "world", folder / "world.part"
+    if not world.exists():
+        shutil.rmtree(part, ignore_errors=True)
+        build(part).rename(world)
+    return world
 
 
 def must(arguments: list[str]) -> Result:
@@ -201,6 +217,10 @@ def build(folder: Path) -> Path:
             must(finetune(task))
         must(["study", "run", "study.yaml", "--workers", "0"])
         must(["study", "report", "study.yaml"])
+        for place in ("study-small", "scores"):  # and a unit that failed
+            path = Path(place) / "failed" / "train-s-clm-4-1234abcd.json"
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(json.dumps({"unit": "train s-clm-4", "reason": "a disk was full", "traceback": ""}))
     return folder
 
 
@@ -265,3 +285,38 @@ def questions(texts: list[str]) -> dict[str, Any]:
 
 def write_lines(path: Path, rows: list[dict[str, Any]]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+Outcome = tuple[str, int, str]
+"""What kind of thing was tried, how many attempts that were, and what was lost: nothing in the empty string."""
+
+
+def run_campaign(
+    campaign: Callable[[argparse.Namespace, Path], Iterable[Outcome]], text: str | None, **options: dict[str, Any]
+) -> None:
+    """A campaign as a command: what is lost is told at once, the figures in the end; exit code 1 where anything was.
+
+    Args:
+        campaign: gets the options, and the folder in which it works.
+        options: the command's own, each with the settings of `add_argument`.
+    """
+    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, settings in {**options, "folder": {"type": Path}}.items():
+        parser.add_argument(f"--{name}", **settings)
+    given = parser.parse_args()
+    folder = given.folder or Path(tempfile.mkdtemp(prefix="biphase-campaign-"))
+    started = time.monotonic()
+    tried: Counter[str] = Counter()
+    lost: Counter[str] = Counter()
+    for kind, number, what in campaign(given, folder):
+        tried[kind] += number
+        lost[kind] += bool(what)
+        if what:
+            print(f"{kind}: {what}", flush=True)
+    for kind, number in tried.items():
+        print(f"{kind}: {number} attempts, {lost[kind]} lost")
+    print(f"{time.monotonic() - started:.0f} s")
+    print(f"attempts {tried.total()}, survived {tried.total() - lost.total()}, lost {lost.total()}")
+    if given.folder is None:
+        shutil.rmtree(folder)
+    sys.exit(lost.total() > 0)

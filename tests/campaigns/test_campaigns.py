@@ -12,8 +12,6 @@ sys.path.append(str(Path(__file__).parent))
 
 from fuzzing import LOST, campaign
 
-HERE = Path(__file__).parent
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -30,27 +28,28 @@ def test_a_slice_of_broken_input(folder: Path) -> None:
     assert not lost, "\n".join(lost)
 
 
-@pytest.mark.slow
-def test_a_slice_of_kills(folder: Path) -> None:
-    """Nothing of pretraining, shards, cells and studies is lost, redone or left lying."""
-    run_whole(["killing.py", "--count", "2", "--folder", str(folder)])
+SLICES = """
+import sys
+from argparse import Namespace
+from pathlib import Path
+sys.path.append(sys.argv[1])
+import full_disk, hostile, killing
+slices = (
+    (killing, Namespace(count=2, seed=0, only=None)),
+    (full_disk, Namespace(count=1, seed=0)),
+    (hostile, Namespace(every=29)),
+)
+for module, given in slices:
+    tried = list(module.campaign(given, Path(sys.argv[2])))
+    assert tried and not any(lost for _, _, lost in tried), [module.__name__, *tried]
+"""
 
 
 @pytest.mark.slow
-def test_a_slice_of_full_disks(folder: Path) -> None:
-    """One line each, and the same command ends as if the disk had never been full."""
-    run_whole(["full_disk.py", "--count", "1", "--folder", str(folder)])
-
-
-@pytest.mark.slow
-def test_a_slice_of_hostile_models(folder: Path) -> None:
-    """No code of theirs runs, and nothing behind a link is touched."""
-    run_whole(["hostile.py", "--every", "29", "--folder", str(folder)])
-
-
-def run_whole(words: list[str]) -> None:
-    """A campaign as `make campaigns` calls it, in a process of its own: it forks, and sets what a process has once."""
-    done = subprocess.run(
-        [sys.executable, str(HERE / words[0]), *words[1:]], capture_output=True, text=True, check=False
-    )
+def test_slices_of_kills_full_disks_and_hostile_models(folder: Path) -> None:
+    """Killed: nothing of pretraining, shards, cells and studies is lost, redone or left lying. A full disk: one
+    line, and the same command ends as if it had never been full. Hostile: no code of theirs runs, and nothing behind a
+    link is touched. In a process of their own: they fork, and set what a process has once."""
+    command = [sys.executable, "-c", SLICES, str(Path(__file__).parent), str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

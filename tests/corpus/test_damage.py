@@ -11,7 +11,7 @@ import pytest
 
 from biphase.cli.app import main
 from biphase.corpus.manifest import ShardManifest, read_shard_manifest
-from biphase.corpus.packing import Batches, DocumentSamples
+from biphase.corpus.packing import Batches, DocumentSamples, PackedSet
 from biphase.corpus.shards import ShardSet
 from biphase.errors import InputError
 from biphase.pretraining.loop import train
@@ -29,7 +29,7 @@ def read_everything(folder: Path) -> np.ndarray:
     shards.tokenizer()
     shards.token_bytes()
     samples = DocumentSamples(shards.document_ends, 12, 64)
-    batches = Batches(shards, samples, lambda step: 512 * step, seed=1)
+    batches = Batches([PackedSet(shards, samples, seed=1)], lambda step: 512 * step)
     return np.concatenate([batches.batch(step).tokens_T for step in range(samples.num_tokens // 512 + 1)])
 
 

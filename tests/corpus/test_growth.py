@@ -17,7 +17,7 @@ import xxhash
 from biphase.corpus.manifest import read_shard_manifest
 from biphase.corpus.mixture import TrainingText, make_batches, open_text
 from biphase.corpus.order import Growth
-from biphase.corpus.packing import Batches, DocumentSamples, MixedBatches, StreamSamples, join_batches
+from biphase.corpus.packing import Batches, DocumentSamples, PackedSet, StreamSamples, join_batches
 from biphase.corpus.prepare import prepare
 from biphase.corpus.shards import ShardSet
 from biphase.corpus.tokenizer import save_tokenizer, train_tokenizer
@@ -51,7 +51,7 @@ def grown_batches(num_documents: int, growth: list[tuple[int, int]], seed: int =
         DocumentSamples(stream.document_ends, 12, 64) if kind == "documents" else StreamSamples(total, 12, 64, seed)
     )
     steps = [Growth(at, samples.num_first(known, int(LENGTHS[:known].sum()))) for at, known in growth]
-    return Batches(stream, samples, lambda step: 500 * step, seed, growth=steps)
+    return Batches([PackedSet(stream, samples, seed, steps)], lambda step: 500 * step)
 
 
 def same(left: Any, right: Any) -> bool:
@@ -68,14 +68,14 @@ def test_what_was_seen_stays_and_the_rest_comes_once(kind: str, at: int) -> None
     # All samples are seen equally often in the end, but for those of whole epochs before the new ones came.
     epochs = {int(number) for batch in seen for number in batch.epochs_S}
     opening = max(epochs, default=0) + 1
-    order = after.order
+    order, samples = after.sets[0].order, after.sets[0].samples
     tokens = int(order.block_starts(order.stretches[1].opening)[-1])
     ids, numbers = order.between(500 * at, 500 * at + tokens)
     assert set(numbers) == {opening} and len(set(ids)) == len(ids)
     last = [i for batch in seen for i, e in zip(batch.sample_ids_S, batch.epochs_S, strict=True) if e == opening - 1]
-    assert sorted([*last, *ids]) == list(range(after.samples.num_samples)), "one epoch: what was left and what is new"
-    ids, numbers = order.between(500 * at + tokens, 500 * at + tokens + after.samples.num_tokens)
-    assert np.array_equal(np.sort(ids), np.arange(after.samples.num_samples)) and set(numbers) == {opening + 1}
+    assert sorted([*last, *ids]) == list(range(samples.num_samples)), "one epoch: what was left and what is new"
+    ids, numbers = order.between(500 * at + tokens, 500 * at + tokens + samples.num_tokens)
+    assert np.array_equal(np.sort(ids), np.arange(samples.num_samples)) and set(numbers) == {opening + 1}
 
 
 def test_a_set_may_grow_again_before_the_rest_was_seen() -> None:
@@ -222,8 +222,8 @@ def test_a_mixture_has_its_shares(corpus: Any, tmp_path: Path) -> None:
     """In each batch, within a sample for each set and part, and over all of them exactly."""
     streams: list[Any] = [Stream(LENGTHS[:60]), Stream(LENGTHS[60:] + 13)]
     weights = [Fraction("0.3"), Fraction("0.7")]
-    parts = [Batches(s, DocumentSamples(s.document_ends, 12, 64), lambda k: 0, n) for n, s in enumerate(streams)]
-    mixed = MixedBatches(parts, weights, lambda step: 1000 * step)
+    sets = [PackedSet(s, DocumentSamples(s.document_ends, 12, 64), n) for n, s in enumerate(streams)]
+    mixed = Batches(sets, lambda step: 1000 * step, weights)
     counts = np.zeros(2)
     for step in range(60):
         batch = mixed.batch(step)
@@ -234,12 +234,12 @@ def test_a_mixture_has_its_shares(corpus: Any, tmp_path: Path) -> None:
         assert same(join_batches([mixed.batch(step, part, 7) for part in range(7)]), batch)
     assert np.abs(counts / 60_000 - [0.3, 0.7]).max() < 64 / 60_000
     # Each set goes through its own epochs: one is begun anew only when all of it was seen.
-    for n, batches in enumerate(parts):
+    for n, packed in enumerate(sets):
         whole = [mixed.batch(step) for step in range(60)]
         ids = np.concatenate([b.sample_ids_S[b.sample_ids_S >> 40 == n] - (n << 40) for b in whole])
         epochs = np.concatenate([b.epochs_S[b.sample_ids_S >> 40 == n] for b in whole])
         assert (np.diff(epochs) >= 0).all() and epochs.max() >= 1
-        assert np.array_equal(np.sort(ids[epochs == 0]), np.arange(batches.samples.num_samples))
+        assert np.array_equal(np.sort(ids[epochs == 0]), np.arange(packed.samples.num_samples))
 
 
 def test_a_run_over_a_mixture(corpus: Any, tiny_recipe: Any, tmp_path: Path) -> None:

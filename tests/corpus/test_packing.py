@@ -7,7 +7,7 @@ import pytest
 
 import biphase.corpus.order as order_module
 from biphase.corpus.order import permute, uniform
-from biphase.corpus.packing import Batches, DocumentSamples, PackedBatch, StreamSamples
+from biphase.corpus.packing import Batches, DocumentSamples, PackedBatch, PackedSet, StreamSamples, join_batches
 from biphase.errors import InputError
 
 
@@ -32,23 +32,12 @@ def document_batches(
     lengths: Any, batch_tokens: int = 500, *, seed: int = 7, origin: int = 0, limits: tuple[int, int] = (12, 64)
 ) -> Batches:
     stream: Any = Stream(lengths)
-    return Batches(stream, DocumentSamples(stream.document_ends, *limits), batch_tokens.__mul__, seed, origin=origin)
+    samples = DocumentSamples(stream.document_ends, *limits)
+    return Batches([PackedSet(stream, samples, seed)], batch_tokens.__mul__, origin=origin)
 
 
 def same(left: PackedBatch, right: PackedBatch) -> bool:
     return all(np.array_equal(getattr(left, key), getattr(right, key)) for key in vars(left))
-
-
-def join(parts: list[PackedBatch]) -> PackedBatch:
-    offsets = np.cumsum([0] + [len(part.tokens_T) for part in parts])
-    bounds = [part.bounds_S1[1:] + offset for part, offset in zip(parts, offsets[:-1], strict=True)]
-    return PackedBatch(
-        np.concatenate([part.tokens_T for part in parts]),
-        np.concatenate([part.positions_T for part in parts]),
-        np.concatenate([[0], *bounds]),
-        np.concatenate([part.sample_ids_S for part in parts]),
-        np.concatenate([part.epochs_S for part in parts]),
-    )
 
 
 # Cutting documents
@@ -128,7 +117,8 @@ def test_stream_packing() -> None:
 
 def test_stream_batches_hold_every_token_once() -> None:
     stream: Any = Stream([10] * 1000)
-    batches = Batches(stream, StreamSamples(stream.num_tokens, 12, 64, seed=3), (640).__mul__, seed=3)
+    samples = StreamSamples(stream.num_tokens, 12, 64, seed=3)
+    batches = Batches([PackedSet(stream, samples, seed=3)], (640).__mul__)
     tokens = np.concatenate([batches.batch(step).tokens_T for step in range(9984 // 640 + 1)])
     assert np.array_equal(np.sort(tokens[:9984]), np.arange(9984))
 
@@ -177,10 +167,10 @@ def test_every_token_once_per_epoch(seed: int, block: int, monkeypatch: pytest.M
     monkeypatch.setattr(order_module, "BLOCK_SAMPLES", block)
     lengths = random_lengths(seed)
     batches = document_batches(lengths, seed=seed)
-    total = batches.samples.num_tokens
+    total = batches.num_tokens
     made = [batches.batch(step) for step in range(5 * total // 2 // 500 + 1)]
     expected = np.flatnonzero(np.repeat(lengths >= 12, lengths))
-    whole = join(made)
+    whole = join_batches(made)
     epochs_T = np.repeat(whole.epochs_S, whole.lengths_S)
     for epoch in (0, 1):
         assert np.array_equal(np.sort(whole.tokens_T[epochs_T == epoch]), expected)
@@ -198,7 +188,7 @@ def test_parts_laid_end_to_end_are_the_batch(num_parts: int) -> None:
     batches = document_batches(random_lengths(1))
     for step in (0, 3, 11, 40):
         parts = [batches.batch(step, part, num_parts) for part in range(num_parts)]
-        assert same(join(parts), batches.batch(step))
+        assert same(join_batches(parts), batches.batch(step))
 
 
 def test_a_part_without_a_sample_is_empty() -> None:
@@ -206,7 +196,7 @@ def test_a_part_without_a_sample_is_empty() -> None:
     for num_parts in (4, 130):  # parts shorter than a sample, and parts of no token at all
         parts = [batches.batch(0, part, num_parts) for part in range(num_parts)]
         assert sum(not len(part.tokens_T) for part in parts) == num_parts - 2
-        assert same(join(parts), batches.batch(0))
+        assert same(join_batches(parts), batches.batch(0))
         assert all(len(part.bounds_S1) == len(part.sample_ids_S) + 1 for part in parts)
 
 
@@ -222,7 +212,7 @@ def test_origin_shifts_the_order() -> None:
     lengths = random_lengths(3)
     assert same(document_batches(lengths, origin=1500).batch(2), document_batches(lengths).batch(5))
     half = document_batches(lengths, 250, origin=1500)
-    assert same(join([half.batch(0), half.batch(1)]), document_batches(lengths).batch(3))
+    assert same(join_batches([half.batch(0), half.batch(1)]), document_batches(lengths).batch(3))
 
 
 def test_positions_and_bounds() -> None:
@@ -238,5 +228,5 @@ def test_another_seed_is_another_order_of_the_same_samples() -> None:
     left, right = document_batches(lengths, seed=1).batch(0), document_batches(lengths, seed=2).batch(0)
     assert not np.array_equal(left.sample_ids_S, right.sample_ids_S)
     whole = document_batches(lengths, 10**6, seed=1), document_batches(lengths, 10**6, seed=2)
-    ids = [batches.batch(0).sample_ids_S[: batches.samples.num_samples] for batches in whole]
+    ids = [batches.batch(0).sample_ids_S[: batches.num_samples] for batches in whole]
     assert np.array_equal(np.sort(ids[0]), np.sort(ids[1]))

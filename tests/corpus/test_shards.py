@@ -22,6 +22,7 @@ from biphase.corpus.shards import ShardSet, check_tokenizer, describe_shards
 from biphase.corpus.tokenizer import load_tokenizer, save_tokenizer, token_byte_lengths, tokenizer_hash, train_tokenizer
 from biphase.engine.local import Engine
 from biphase.errors import InputError
+from biphase.files import locked
 
 WORDS = ["the", "quick", "brown", "fox", "jumps", "größer", "日本語", "12345", "<|mask|>", "<|end_of_text|>", "x[0]"]
 
@@ -318,7 +319,7 @@ def test_no_space_left(corpus: Path, tokenizer_folder: Path, tmp_path: Path, mon
 
 
 def test_two_at_once_on_one_set(corpus: Path, tokenizer_folder: Path, tmp_path: Path) -> None:
-    with prepare_module.claim_set(tmp_path / "out"), pytest.raises(InputError, match="another process is preparing"):
+    with locked(tmp_path / "out" / ".claim"), pytest.raises(InputError, match="another process is preparing"):
         prepare([corpus], tokenizer_folder, tmp_path / "out")
 
 

@@ -19,7 +19,7 @@ def jsonl(documents: Iterable[Document]) -> bytes:
 
 
 def read(path: Path | str, **options: str) -> list[Document]:
-    return [d for source in find_text_sources([path]) for d in read_documents(source, **options)]  # type: ignore[arg-type]
+    return [d for source in find_text_sources([path]) for d, _ in read_documents(source, **options)]  # type: ignore[arg-type]
 
 
 def fails(path: Path | str, *parts: str, **options: str) -> str:
@@ -52,9 +52,8 @@ def test_parquet(tmp_path: Path) -> None:
     columns = {"id": [d.id for d in DOCUMENTS], "text": [d.text for d in DOCUMENTS], "other": [1, 2, 3]}
     pq.write_table(pa.table(columns), tmp_path / "d.parquet", row_group_size=2)
     assert read(tmp_path / "d.parquet") == DOCUMENTS
-    reader = read_documents(find_text_sources([tmp_path / "d.parquet"])[0])
-    assert len(list(reader)) == 3
-    assert reader.bytes_read == (tmp_path / "d.parquet").stat().st_size
+    found = list(read_documents(find_text_sources([tmp_path / "d.parquet"])[0]))
+    assert len(found) == 3 and found[-1][1] == (tmp_path / "d.parquet").stat().st_size
 
 
 def test_txt_as_file_paragraphs_or_lines(tmp_path: Path) -> None:
@@ -77,7 +76,7 @@ def test_folders_are_recursive_and_sorted_and_say_what_stays_out(tmp_path: Path,
     for name in ("b.txt", "a/z.txt", "a/b.jsonl", "notes.md", ".hidden/x.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(jsonl(DOCUMENTS[:1]))
-    names = [source.path.relative_to(tmp_path).as_posix() for source in find_text_sources([tmp_path]) if source.path]
+    names = [Path(source.name).relative_to(tmp_path).as_posix() for source in find_text_sources([tmp_path])]
     assert names == ["a/b.jsonl", "a/z.txt", "b.txt"]
     assert "1 files are no text source" in capsys.readouterr().err
     globbed = find_text_sources([f"{tmp_path}/**/*.txt"])
@@ -173,7 +172,7 @@ def test_hub_data_sets_are_pinned_and_split_into_their_files(tmp_path: Path, mon
     assert (asked["name"], asked["split"], asked["revision"]) == ("sample-10BT", "train", "0123abcd")
     assert asked["streaming"]
     assert sources[0].name == "hub:HuggingFaceFW/fineweb-edu:sample-10BT:train@0123abcd#1/3"
-    assert [d.text for source in sources for d in read_documents(source)] == ["text 0", "text 1", "text 2"]
+    assert [d.text for source in sources for d, _ in read_documents(source)] == ["text 0", "text 1", "text 2"]
     assert all(source.num_bytes is None for source in sources)
     fails("hub:a/b::validation@main", "cannot be read from the hub", "validation")
     fails("no/network", "cannot be read from the hub", "Name or service not known")

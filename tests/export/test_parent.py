@@ -21,14 +21,6 @@ from biphase.run import find_checkpoint
 NO_ENDS = ("schedule.warmup_steps=0", "schedule.decay_steps=0", "schedule.peak_lr=1e-2")
 MLM = ("curriculum=[{objective: mlm, steps: 2}]", *NO_ENDS)
 CLM = ("curriculum=[{objective: clm, steps: 2}]", *NO_ENDS)
-SIZES = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-}
 
 
 @pytest.fixture
@@ -37,7 +29,8 @@ def decoder(tiny_recipe: Callable[..., Recipe], tmp_path: Path) -> Path:
     manifest = read_shard_manifest(Path(tiny_recipe().data.shards))
     tokens = {"vocab_size": manifest.vocab_size - 2, "eos_token_id": manifest.eos_id, "pad_token_id": manifest.pad_id}
     torch.manual_seed(0)
-    LlamaForCausalLM(LlamaConfig(**SIZES, **tokens, bos_token_id=None)).save_pretrained(tmp_path / "decoder")
+    config = LlamaConfig(**tiny_recipe().init.architecture, **tokens, bos_token_id=None, max_position_embeddings=512)
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "decoder")
     return tmp_path / "decoder"
 
 

@@ -96,7 +96,7 @@ def test_time_left_is_told_by_the_flops_of_what_is_left(finished: Run) -> None:
     spent = {"clm": 0.0, "mlm": 0.0}
     for row in read_metrics(finished, "train"):
         spent[row["objective"]] += row["tokens"] * row["flops_per_second"] / row["tokens_per_second"]
-    samples = open_loader(recipe, job.text, job.world, job.dtype, 0, 0).batches.samples
+    samples = open_loader(recipe, job.text, job.world, job.dtype, 0, 0).batches
     mean = samples.num_tokens / samples.num_samples
     lengths = SampleLengths(mean, mean, "mean")
     assert work_between(job, flops, lengths, 0, 10) == pytest.approx(spent["clm"], rel=0.1)

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -108,17 +108,26 @@ def test_after_a_broken_connection_the_one_without_beats_has_gone(store: dist.St
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 
 
+ENDLESS = [str(Path(__file__).with_name("endless.py"))]
+TRAINING = ["-m", "biphase"]
+
+
 @pytest.fixture
-def long_run(tiny_recipe: Callable[..., Recipe], tmp_path: Path) -> list[str]:
+def run_of_two(tiny_recipe: Callable[..., Recipe], tmp_path: Path) -> Callable[..., list[str]]:
     """The command of a run by two processes that would take for ever."""
     recipe = tiny_recipe("curriculum=[{objective: clm, steps: 1000000}]", "checkpoints.every_steps=1000")
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe.model_dump(mode="json")))
-    command = [sys.executable, "-m", "biphase.distributed", "--standalone", "--nproc-per-node=2"]
-    command += ["-m", "biphase", "pretrain", str(tmp_path / "recipe.yaml"), "--runs", str(tmp_path / "runs")]
-    return [*command, "compute.silence_seconds=20"]
+
+    def command(program: list[str], *overrides: str) -> list[str]:
+        launcher = [sys.executable, "-m", "biphase.distributed", "--standalone", "--nproc-per-node=2", *program]
+        words = ["pretrain", str(tmp_path / "recipe.yaml"), "--runs", str(tmp_path / "runs")]
+        return [*launcher, *words, "compute.silence_seconds=20", *overrides]
+
+    return command
 
 
-def start_process(command: list[str], folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+@contextmanager
+def started(command: list[str], folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     with open(folder / "output", "wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
         try:
@@ -128,11 +137,6 @@ def start_process(command: list[str], folder: Path) -> Iterator[subprocess.Popen
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             process.wait()
-
-
-@pytest.fixture
-def launched(long_run: list[str], tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    yield from start_process(long_run, tmp_path)
 
 
 def descendants(pid: int) -> list[int]:
@@ -178,10 +182,13 @@ def complaints(folder: Path) -> list[str]:
 
 @on_linux
 @pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_killed_process_is_named_in_one_line(rank: int, launched: subprocess.Popen[bytes], tmp_path: Path) -> None:
-    os.kill(ranks_of(launched.pid, tmp_path)[rank], signal.SIGKILL)
-    assert launched.wait(PATIENCE) == 2
+@pytest.mark.parametrize(("rank", "program"), [(0, ENDLESS), (1, TRAINING)])
+def test_a_killed_process_is_named_in_one_line(
+    rank: int, program: list[str], run_of_two: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    with started(run_of_two(program), tmp_path) as launcher:
+        os.kill(ranks_of(launcher.pid, tmp_path)[rank], signal.SIGKILL)
+        assert launcher.wait(PATIENCE) == 2
     (line,) = complaints(tmp_path)
     assert f"process {rank} (pid " in line or f"process {rank} of 2 (" in line  # by the launcher, or by the other one
     assert is_free(tmp_path)
@@ -190,9 +197,12 @@ def test_a_killed_process_is_named_in_one_line(rank: int, launched: subprocess.P
 @on_linux
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_stopped_process_is_named_in_one_line(rank: int, launched: subprocess.Popen[bytes], tmp_path: Path) -> None:
-    os.kill(ranks_of(launched.pid, tmp_path)[rank], signal.SIGSTOP)
-    assert launched.wait(PATIENCE) == 2
+def test_a_stopped_process_is_named_in_one_line(
+    rank: int, run_of_two: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    with started(run_of_two(ENDLESS), tmp_path) as launcher:
+        os.kill(ranks_of(launcher.pid, tmp_path)[rank], signal.SIGSTOP)
+        assert launcher.wait(PATIENCE) == 2
     (line,) = complaints(tmp_path)
     assert f"process {rank} of 2 (" in line and "silent for 20 s" in line
     assert is_free(tmp_path)
@@ -201,11 +211,12 @@ def test_a_stopped_process_is_named_in_one_line(rank: int, launched: subprocess.
 @on_linux
 @pytest.mark.slow
 def test_processes_save_and_end_when_their_launcher_is_killed(
-    launched: subprocess.Popen[bytes], tmp_path: Path
+    run_of_two: Callable[..., list[str]], tmp_path: Path
 ) -> None:
-    ranks = ranks_of(launched.pid, tmp_path)
-    os.kill(launched.pid, signal.SIGKILL)
-    wait_for_end(ranks.values())
+    with started(run_of_two(TRAINING), tmp_path) as launcher:
+        ranks = ranks_of(launcher.pid, tmp_path)
+        os.kill(launcher.pid, signal.SIGKILL)
+        wait_for_end(ranks.values())
     assert "stopped at step" in complaints(tmp_path)[0]
     (run,) = tmp_path.glob("runs/*")
     assert whole_steps(Run(run)) and is_free(tmp_path)
@@ -213,25 +224,24 @@ def test_processes_save_and_end_when_their_launcher_is_killed(
 
 @on_linux
 @pytest.mark.slow
-def test_the_launcher_ends_with_the_worker_of_a_study(long_run: list[str], tmp_path: Path) -> None:
+def test_the_launcher_ends_with_the_worker_of_a_study(run_of_two: Callable[..., list[str]], tmp_path: Path) -> None:
     """As `study.units` starts it: BIPHASE_PARENT names the worker."""
     code = (
         "import os, subprocess, sys;"
         "subprocess.run(sys.argv[1:], env=os.environ | {'BIPHASE_PARENT': str(os.getpid())}, check=False)"
     )
-    for worker in start_process([sys.executable, "-c", code, *long_run], tmp_path):
+    with started([sys.executable, "-c", code, *run_of_two(ENDLESS)], tmp_path) as worker:
         ranks_of(worker.pid, tmp_path)
-        started = descendants(worker.pid)
+        below = descendants(worker.pid)
         os.kill(worker.pid, signal.SIGKILL)
-        wait_for_end(started)
-        (run,) = tmp_path.glob("runs/*")
-        assert whole_steps(Run(run)) and is_free(tmp_path)
+        wait_for_end(below)
+        assert is_free(tmp_path)
 
 
 @on_linux
 @pytest.mark.slow
-def test_a_mistyped_key_is_told_once(long_run: list[str], tmp_path: Path) -> None:
-    for launcher in start_process([*long_run, "batch_token=3"], tmp_path):
+def test_a_mistyped_key_is_told_once(run_of_two: Callable[..., list[str]], tmp_path: Path) -> None:
+    with started(run_of_two(TRAINING, "batch_token=3"), tmp_path) as launcher:
         assert launcher.wait(PATIENCE) == 2
     (line,) = complaints(tmp_path)
     assert "did you mean 'batch_tokens'?" in line

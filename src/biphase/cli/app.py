@@ -207,10 +207,12 @@ def pretrain_command(
     Several processes: `torchrun --nproc-per-node 8 -m biphase pretrain recipes/210m.yaml compute.parallel=fsdp`
     """
     from biphase.config import load_config
-    from biphase.pretraining.loop import train
     from biphase.recipe import Recipe
 
-    run = train(load_config(Recipe, recipe, overrides or ()), runs)
+    parsed = load_config(Recipe, recipe, overrides or ())
+    from biphase.pretraining.loop import train  # takes seconds to load: a mistake in the recipe is told before
+
+    run = train(parsed, runs)
     out.print(str(run.path))
 
 

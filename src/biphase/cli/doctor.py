@@ -98,7 +98,7 @@ def describe_computing() -> dict[str, str]:
 
     from biphase.device import choose_device, choose_dtype, explain_dtype, has_cpp_compiler
     from biphase.encoder.attention import explain_backend
-    from biphase.pretraining.parallel import COMPILE_PAYS_AFTER_FLOPS, explain_compile
+    from biphase.pretraining.parallel import COMPILE_PAYS_AFTER_FLOPS, decide_compile
     from biphase.recipe import ComputeConfig
 
     found = {}
@@ -115,7 +115,7 @@ def describe_computing() -> dict[str, str]:
     long_run = 2 * COMPILE_PAYS_AFTER_FLOPS
     found["precision"] = explain_dtype("auto", device)
     found["attention"] = explain_backend(device, dtype)
-    found["compile"] = f"in long runs {explain_compile(ComputeConfig(), device, dtype, long_run)}"
+    found["compile"] = f"in long runs {decide_compile(ComputeConfig(), device, dtype, long_run)[1]}"
     found["C++ compiler"] = "yes" if has_cpp_compiler() else "none: torch.compile does not work on a CPU"
     return found
 

@@ -11,7 +11,7 @@ from itertools import pairwise
 from math import floor
 
 from biphase.corpus.order import Growth
-from biphase.corpus.packing import Batches, DocumentSamples, MixedBatches, Samples, StreamSamples
+from biphase.corpus.packing import Batches, DocumentSamples, PackedSet, Samples, StreamSamples
 from biphase.corpus.shards import ShardSet, check_tokenizer
 from biphase.errors import InputError
 from biphase.files import content_hash
@@ -77,15 +77,14 @@ def make_samples(data: Data, shards: ShardSet) -> Samples:
 
 def make_batches(
     data: Data, text: TrainingText, tokens_before: Callable[[int], int], *, origin: int, history: TextHistory = ()
-) -> Batches | MixedBatches:
+) -> Batches:
     """The batches of a run that begins `origin` tokens into the data order, over texts with this history."""
-    parts = []
+    sets = []
     for number, (shards, share) in enumerate(zip(text.sets, text.shares, strict=True)):
         samples = make_samples(data, shards)
         growth = find_growth(shards, samples, [(floor(at * share), contents[number]) for at, contents in history])
-        seed = data.order_seed + number
-        parts.append(Batches(shards, samples, tokens_before, seed, origin=origin, growth=growth))
-    return parts[0] if len(parts) == 1 else MixedBatches(parts, text.shares, tokens_before, origin)
+        sets.append(PackedSet(shards, samples, data.order_seed + number, growth))
+    return Batches(sets, tokens_before, text.shares, origin)
 
 
 def find_growth(shards: ShardSet, samples: Samples, history: Sequence[tuple[int, str]]) -> list[Growth]:

@@ -121,38 +121,15 @@ class StreamSamples:
 Samples = DocumentSamples | StreamSamples
 
 
-class Batches:
-    """The batches of one set: `batch(step, part, num_parts)`, computed from nothing but its arguments."""
+class PackedSet:
+    """One set of shards as packed samples, in their order."""
 
-    def __init__(
-        self,
-        shards: ShardSet,
-        samples: Samples,
-        tokens_before: Callable[[int], int],
-        seed: int,
-        *,
-        origin: int = 0,
-        growth: Sequence[Growth] = (),
-    ) -> None:
-        """Batch `step` begins `origin` + `tokens_before(step)` tokens into the order; `growth`: where the set grew."""
+    def __init__(self, shards: ShardSet, samples: Samples, seed: int, growth: Sequence[Growth] = ()) -> None:
+        """`growth` says where in the order the set grew."""
         if samples.num_samples == 0:
             raise InputError(f"split '{shards.split}' holds no document that is long enough for a sample")
         self.shards, self.samples = shards, samples
-        self.tokens_before, self.origin = tokens_before, origin
         self.order = SampleOrder(samples, seed, growth)
-
-    def batch_tokens(self, step: int) -> int:
-        """How long batch `step` is, up to the rest of its last sample."""
-        return self.tokens_before(step + 1) - self.tokens_before(step)
-
-    def batch(self, step: int, part: int = 0, num_parts: int = 1) -> PackedBatch:
-        """Part `part` of the `num_parts` parts of batch `step` (from 0). All parts together are the batch, in order."""
-        assert 0 <= part < num_parts and step >= 0
-        # With 1,000 tokens a batch, batch 2 is [2000, 3000) of the order, and its three parts are [2000, 2333),
-        # [2333, 2666) and [2666, 3000). Every sample begins in exactly one of them and belongs to it as a whole: a
-        # part may end behind its interval, and then the next one begins as far behind its own start.
-        first, tokens = self.origin + self.tokens_before(step), self.batch_tokens(step)
-        return self.pack(first + part * tokens // num_parts, first + (part + 1) * tokens // num_parts)
 
     def pack(self, first: int, end: int) -> PackedBatch:
         """The samples that begin in [first, end) of the order."""
@@ -169,30 +146,41 @@ class Batches:
         )
 
 
-class MixedBatches:
-    """The batches of several sets: of each batch, every set has its share of the tokens and goes on in its own order.
+class Batches:
+    """The batches of a run: `batch(step, part, num_parts)`, computed from nothing but its arguments.
 
-    Has what the loop needs of `Batches`, and like them is computed from nothing but its arguments.
+    Of each batch, every set has its share of the tokens and goes on in its own order.
     """
 
     def __init__(
-        self, parts: Sequence[Batches], shares: Sequence[Fraction], tokens_before: Callable[[int], int], origin: int = 0
+        self,
+        sets: Sequence[PackedSet],
+        tokens_before: Callable[[int], int],
+        shares: Sequence[Fraction] = (Fraction(1),),
+        origin: int = 0,
     ) -> None:
-        """The shares sum up to 1. The parts are asked for their orders only, not for batches."""
-        assert sum(shares) == 1 and len(parts) == len(shares)
-        self.parts, self.shares = parts, shares
+        """Batch `step` begins `origin` + `tokens_before(step)` tokens into the data order; the shares sum up to 1."""
+        assert sum(shares) == 1 and len(sets) == len(shares)
+        self.sets, self.shares = sets, shares
         self.tokens_before, self.origin = tokens_before, origin
+        self.num_samples = sum(each.samples.num_samples for each in sets)
+        self.num_tokens = sum(each.samples.num_tokens for each in sets)
+        self.left_out_tokens = sum(each.samples.left_out_tokens for each in sets)
 
     def batch_tokens(self, step: int) -> int:
         """How long batch `step` is, up to the rest of the last sample of each set."""
         return self.tokens_before(step + 1) - self.tokens_before(step)
 
     def batch(self, step: int, part: int = 0, num_parts: int = 1) -> PackedBatch:
-        """As `Batches.batch`. A sample is named by its number in its set plus 2⁴⁰ times the number of the set."""
+        """Part `part` of the `num_parts` parts of batch `step` (from 0). All parts together are the batch, in order.
+
+        A sample is named by its number in its set plus 2⁴⁰ times the number of the set, so that masks differ.
+        """
         assert 0 <= part < num_parts and step >= 0
         # With shares of 0.3 and 0.7 and 1,000 tokens a batch, batch 2 is [600, 900) of the first set's order and
-        # [1400, 2100) of the second's. Laid end to end they are 1,000 places, of which each part takes its stretch, so
-        # that most parts lie in one set, and none is longer than its share by more than a sample for each set in it.
+        # [1400, 2100) of the second's. Laid end to end they are 1,000 places, of which each part takes its stretch: of
+        # three parts, [0, 333), [333, 666) and [666, 1000). Every sample begins in exactly one of them and belongs to
+        # it as a whole: a part may end behind its stretch, and then the next one begins as far behind its own start.
         first = self.origin + self.tokens_before(step)
         end = first + self.batch_tokens(step)
         intervals = [(floor(first * share), floor(end * share)) for share in self.shares]
@@ -202,37 +190,10 @@ class MixedBatches:
         for number, (start, stop) in enumerate(intervals):
             begin, until = max(low - place, 0), min(high - place, stop - start)
             if begin < until or number == len(intervals) - 1:  # one at least, so that no part is nothing
-                batches.append(name_set(self.parts[number].pack(start + begin, start + max(begin, until)), number))
+                packed = self.sets[number].pack(start + begin, start + max(begin, until))
+                batches.append(replace(packed, sample_ids_S=packed.sample_ids_S + (number << 40)))
             place += stop - start
         return join_batches(batches)
-
-    @property
-    def samples(self) -> "MixedCounts":
-        return MixedCounts([batches.samples for batches in self.parts])
-
-
-@dataclass(frozen=True)
-class MixedCounts:
-    """How much several sets hold together."""
-
-    parts: Sequence[Samples]
-
-    @property
-    def num_samples(self) -> int:
-        return sum(samples.num_samples for samples in self.parts)
-
-    @property
-    def num_tokens(self) -> int:
-        return sum(samples.num_tokens for samples in self.parts)
-
-    @property
-    def left_out_tokens(self) -> int:
-        return sum(samples.left_out_tokens for samples in self.parts)
-
-
-def name_set(batch: PackedBatch, number: int) -> PackedBatch:
-    """The batch with samples that are called otherwise than those of other sets, so that masks are drawn for each."""
-    return replace(batch, sample_ids_S=batch.sample_ids_S + (number << 40))
 
 
 def join_batches(batches: Sequence[PackedBatch]) -> PackedBatch:

@@ -8,8 +8,7 @@ import re
 import shutil
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
-from dataclasses import replace
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +41,7 @@ from biphase.corpus.tokenizer import (
 from biphase.engine.local import Engine
 from biphase.engine.scheduler import run_units
 from biphase.engine.units import Unit
-from biphase.errors import BusyError, InputError
+from biphase.errors import InputError
 from biphase.files import content_hash, file_hash, locked, read_json_as
 from biphase.machine import num_cores
 
@@ -78,12 +77,10 @@ def prepare(
     A document is for validation when a hash of (seed, its id) falls below `validation_fraction` (0.01 unless given),
     or when it comes from `validation_sources`; give one of the two. Each source file is one unit of work: finished
     ones are skipped when the same command runs again. `workers` processes share the cores (unless given: one for every
-    four cores, at most one per file), or those of a Ray cluster where `engine` is one. The content does not depend on
-    their number.
+    four cores), or those of a Ray cluster where `engine` is one. The content does not depend on their number.
 
-    With `append`, a finished set grows by those of the sources that are not in it yet. What is there stays as it is,
-    and the manifest goes on to know the set as it was. A finished set that lacks files gets them again by the call that
-    made it.
+    With `append`, a finished set grows by those of the sources that are not in it yet, and the manifest goes on to know
+    the set as it was. A finished set that lacks files gets them again by the call that made it.
 
     Raises `InputError` (one line: file, line, remedy) for bad input, no space left, a killed worker, or an `out` that
     holds a set made from something else; `BusyError` while another process makes it. What is finished stays.
@@ -96,7 +93,8 @@ def prepare(
     options = Options(validation_fraction=fraction, seed=seed, **chosen)  # type: ignore[arg-type]
     found = find_both(sources, validation_sources)
     tokenizer = load_tokenizer(tokenizer_source)
-    with tell_full_disk(out), claim_set(out):
+    busy = f"another process is preparing {out} at this moment: wait for it"
+    with tell_full_disk(out), locked(out / ".claim", busy=busy):
         refuse_links(out)
         before = read_shard_manifest(out) if (out / "manifest.json").exists() else None
         if append and before is None:
@@ -246,7 +244,6 @@ def plan_shards(
         decides = [[source.fingerprint for source in group], split, options.model_dump(), facts["tokenizer_hash"]]
         stem = re.sub(r"[^\w.-]+", "-", Path(group[0].name).name)[:40].lstrip(".")
         name = f"{stem}-{content_hash([*decides, NAMED_BY])[:12]}"
-        group = tuple(replace(source, path=source.path and source.path.resolve()) for source in group)
         yield ShardPlan(out.resolve() / "shards" / name, group, split, options, facts["dtype"], facts["eos_id"])
 
 
@@ -283,18 +280,6 @@ def finish_set(out: Path, plans: list[ShardPlan], facts: dict[str, Any], before:
             shutil.rmtree(folder)  # of an unfinished call with other sources or options
     shutil.rmtree(out / ".locks", ignore_errors=True)
     return manifest
-
-
-@contextmanager
-def claim_set(out: Path) -> Iterator[None]:
-    """One `prepare` per set. Locks end with their process, so a killed one blocks nothing."""
-    out.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as held:
-        try:
-            held.enter_context(locked(out / ".claim"))
-        except BusyError:
-            raise BusyError(f"another process is preparing {out} at this moment: wait for it") from None
-        yield
 
 
 def tokenize_missing(

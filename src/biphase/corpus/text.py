@@ -36,7 +36,7 @@ class Document:
 
 
 Documents = Iterator[tuple[Document, int]]
-"""Documents, each with how many bytes of its source are read by then."""
+"""Documents, each with how many bytes of its file on disk (hub: of text) are read by then."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,7 @@ class TextSource:
     kind: TextKind
     fingerprint: str
     num_bytes: int | None
-    path: Path | None = None
-    hub_file: HubFile | None = None
+    place: Path | HubFile
 
 
 def find_text_sources(sources: Sequence[str | Path]) -> list[TextSource]:
@@ -130,11 +129,10 @@ def file_source(path: Path) -> TextSource:
     kind = kind_of(path)
     if kind is None:
         raise InputError(f"{path} has an unknown ending; can be read: {READABLE}")
-    status = path.stat()
+    status, place = path.stat(), path.resolve()
     if status.st_size == 0:
         raise InputError(f"{path} is empty: delete it or leave it out")
-    fingerprint = f"{path.resolve()} {status.st_size} {status.st_mtime_ns}"
-    return TextSource(str(path), kind, fingerprint, status.st_size, path)
+    return TextSource(str(path), kind, f"{place} {status.st_size} {status.st_mtime_ns}", status.st_size, place)
 
 
 def hub_sources(given: str) -> list[TextSource]:
@@ -155,7 +153,7 @@ def hub_sources(given: str) -> list[TextSource]:
     for index in range(count):
         name = f"{address}#{index + 1}/{count}"
         hub_file = replace(whole, index=index, count=count)
-        sources.append(TextSource(name, "hub", fingerprint=name, num_bytes=None, hub_file=hub_file))
+        sources.append(TextSource(name, "hub", fingerprint=name, num_bytes=None, place=hub_file))
     return sources
 
 
@@ -169,25 +167,9 @@ def stream_rows(file: HubFile) -> Any:
     return rows.shard(num_shards=file.count, index=file.index) if file.count > 1 else rows
 
 
-class DocumentReader:
-    """The documents of one source, in order. `bytes_read` is how far into the file on disk (hub: the text) it is."""
-
-    def __init__(self, source: TextSource, documents: Documents) -> None:
-        self.source, self.documents = source, documents
-        self.bytes_read = 0
-
-    def __iter__(self) -> Iterator[Document]:
-        is_empty = True
-        for document, bytes_read in self.documents:
-            self.bytes_read, is_empty = bytes_read, False
-            yield document
-        if is_empty:
-            raise InputError(f"{self.source.name} holds no documents: leave it out")
-
-
 def read_documents(
     source: TextSource, text_field: str = "text", id_field: str = "id", txt_documents: TxtDocuments = "file"
-) -> DocumentReader:
+) -> Documents:
     """The documents of one source, streamed in order, those with an empty text too (the caller counts them).
 
     `text_field` and `id_field` name the JSON fields or parquet columns. A row without an id is named by file and line.
@@ -198,16 +180,21 @@ def read_documents(
     text that is no string, bytes that are not UTF-8, half a surrogate pair, damaged compression, no document at all.
     """
     check_txt_documents(txt_documents)
-    if source.hub_file is not None:
-        return DocumentReader(source, read_hub_file(source, source.hub_file, text_field, id_field))
-    assert source.path is not None
-    if source.kind == "text":
-        return DocumentReader(source, read_txt(source.path, txt_documents))
-    if source.kind == "parquet":
-        return DocumentReader(source, read_parquet(source, source.path, text_field, id_field))
-    rows = read_json_lines(source.path)
-    documents = ((document_of(row, source, f":{number}", text_field, id_field), size) for number, row, size in rows)
-    return DocumentReader(source, documents)
+    if isinstance(source.place, HubFile):
+        documents = read_hub_file(source, source.place, text_field, id_field)
+    elif source.kind == "text":
+        documents = read_txt(source.place, txt_documents)
+    elif source.kind == "parquet":
+        documents = read_parquet(source, source.place, text_field, id_field)
+    else:
+        rows = read_json_lines(source.place)
+        documents = ((document_of(row, source, f":{number}", text_field, id_field), size) for number, row, size in rows)
+    is_empty = True
+    for document, bytes_read in documents:
+        yield document, bytes_read
+        is_empty = False
+    if is_empty:
+        raise InputError(f"{source.name} holds no documents: leave it out")
 
 
 def check_txt_documents(name: str) -> None:
@@ -321,7 +308,7 @@ def sample_texts(
     limit = None if limit_mb is None else limit_mb * 1e6 / len(sources)
     for source in sources:
         taken = 0
-        for document in read_documents(source, text_field, txt_documents=txt_documents):
+        for document, _ in read_documents(source, text_field, txt_documents=txt_documents):
             if limit is not None and taken >= limit:
                 break
             taken += len(document.text.encode())

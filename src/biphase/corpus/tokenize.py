@@ -221,9 +221,10 @@ def read_batches(
     pieces: list[TextPiece] = []
     held = 0
     for source in plan.sources:
-        reader = read_documents(source, plan.options.text_field, plan.options.id_field, plan.options.txt_documents)
-        reported = 0
-        for document in reader:
+        options = plan.options
+        documents = read_documents(source, options.text_field, options.id_field, options.txt_documents)
+        reported = bytes_read = 0
+        for document, bytes_read in documents:
             split = choose_split(document, plan)
             if not document.text or document.text.isspace():
                 writers[split].empty_texts += 1
@@ -232,9 +233,9 @@ def read_batches(
                 pieces.append(TextPiece(text, split, is_last))
                 held += len(text)
                 if held >= batch_bytes:
-                    yield pieces, reader.bytes_read - reported
-                    pieces, held, reported = [], 0, reader.bytes_read
-        yield pieces, (source.num_bytes or reader.bytes_read) - reported
+                    yield pieces, bytes_read - reported
+                    pieces, held, reported = [], 0, bytes_read
+        yield pieces, (source.num_bytes or bytes_read) - reported
         pieces, held = [], 0
 
 

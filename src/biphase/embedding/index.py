@@ -96,7 +96,7 @@ def cut_into_passages(text: str, text_field: str) -> list[tuple[str, str]]:
     """Passages of about `PASSAGE_WORDS` words, named by document and number."""
     found = []
     for source in find_text_sources([text]):
-        for document in read_documents(source, text_field):
+        for document, _ in read_documents(source, text_field):
             words = document.text.split()
             for number, begin in enumerate(range(0, len(words), PASSAGE_WORDS)):
                 found.append((f"{document.id}#{number}", " ".join(words[begin : begin + PASSAGE_WORDS])))

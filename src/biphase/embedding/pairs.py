@@ -194,7 +194,7 @@ def pairs_from_text(source: PairSource, path: str, seed: int) -> Pairs:
 
 def documents_of(path: str, text_field: str) -> Iterator[str]:
     for text_source in find_text_sources([path]):
-        for document in read_documents(text_source, text_field):
+        for document, _ in read_documents(text_source, text_field):
             yield document.text
 
 

@@ -16,7 +16,7 @@ from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from pydantic import model_validator
 
@@ -108,34 +108,6 @@ def describe_error(error: BaseException) -> str:
     elif frames:
         place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})"
     return type(error).__name__ + (f": {text}" if text else "") + place
-
-
-# Where units run
-
-
-class Pool(Protocol):
-    """Workers that units can be sent to, each by the number of its place."""
-
-    limit: int
-    """How many there may be at a time, in the places from 0 to `limit` - 1."""
-
-    def start(self, number: int) -> None: ...
-
-    def send(self, number: int, payload: bytes) -> None:
-        """Hand it a unit: function and arguments, pickled."""
-        ...
-
-    def listen(self) -> Iterator[tuple[int, Message]]:
-        """What workers have said, or how they ended, after a second at most."""
-        ...
-
-    def end(self, numbers: list[int]) -> None:
-        """Ask workers to end, give them time to save their state, then kill them."""
-        ...
-
-    def close(self) -> None:
-        """End all that are left."""
-        ...
 
 
 # Worker processes
@@ -234,7 +206,7 @@ def end_processes(processes: Sequence[WorkerProcess]) -> None:
 
 
 class LocalPool:
-    """Worker processes on this machine."""
+    """Worker processes on this machine, each known by the number of its place, from 0 to `limit` - 1."""
 
     def __init__(self, engine: Engine, num_units: int) -> None:
         self.gpus = visible_gpus() if engine.device != "cpu" else []
@@ -260,15 +232,18 @@ class LocalPool:
         self.processes[number] = WorkerProcess(num_cores() // self.limit, self.choose_gpus(number))
 
     def send(self, number: int, payload: bytes) -> None:
+        """Hand a worker a unit: function and arguments, pickled."""
         self.processes[number].send(payload)
 
     def listen(self) -> Iterator[tuple[int, Message]]:
+        """What workers have said, or how they ended, after a second at most."""
         heard = wait([process.connection for process in self.processes.values()], timeout=1.0)
         for number, process in list(self.processes.items()):
             if process.connection in heard or process.popen.poll() is not None:
                 yield number, pickle.loads(process.receive())
 
     def end(self, numbers: list[int]) -> None:
+        """Ask workers to end, give them time to save their state, then kill them."""
         end_processes([self.processes.pop(number) for number in numbers])
 
     def close(self) -> None:

@@ -24,7 +24,7 @@ JOIN_SECONDS = 60.0
 
 
 class RayPool:
-    """Workers on a Ray cluster: joined, or started on this machine for this run."""
+    """Workers on a Ray cluster, joined or started on this machine for this run; its methods are `LocalPool`'s."""
 
     def __init__(self, engine: Engine, num_units: int) -> None:
         self.variables: dict[str, str] = {}

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from biphase import console
-from biphase.engine.local import Engine, LocalPool, Pool, attempt
+from biphase.engine.local import Engine, LocalPool, attempt
 from biphase.engine.ray import RayPool
 from biphase.engine.units import Outcome, Unit, UnitQueue
 from biphase.errors import InputError, StoppedError
@@ -99,14 +99,14 @@ def run_in_workers(queue: UnitQueue, engine: Engine, on_progress: Listener) -> G
     if not queue.num_left:
         return
     with sigterm_stops():
-        pool: Pool = RayPool(engine, queue.num_left) if engine.kind == "ray" else LocalPool(engine, queue.num_left)
+        pool = RayPool(engine, queue.num_left) if engine.kind == "ray" else LocalPool(engine, queue.num_left)
         try:
             yield from schedule(queue, pool, on_progress)
         finally:
             pool.close()
 
 
-def schedule(queue: UnitQueue, pool: Pool, on_progress: Listener) -> Iterator[Outcome]:
+def schedule(queue: UnitQueue, pool: LocalPool | RayPool, on_progress: Listener) -> Iterator[Outcome]:
     workers: dict[int, Worker] = {}
     failed_starts = 0
     while queue.num_left:
@@ -146,7 +146,7 @@ def schedule(queue: UnitQueue, pool: Pool, on_progress: Listener) -> Iterator[Ou
         yield from over
 
 
-def hand_out(queue: UnitQueue, pool: Pool, workers: dict[int, Worker]) -> None:
+def hand_out(queue: UnitQueue, pool: LocalPool | RayPool, workers: dict[int, Worker]) -> None:
     """Give the idle workers a unit each, as long as there are some."""
     for number, worker in workers.items():
         if worker.is_ready and worker.unit is None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from biphase.corpus.mixture import TextHistory, TrainingText, make_batches
-from biphase.corpus.packing import Batches, MixedBatches, PackedBatch
+from biphase.corpus.packing import Batches, PackedBatch
 from biphase.distributed import World
 from biphase.encoder.attention import PAD_TO_MULTIPLE_OF, PackedLayout, choose_backend, lay_out
 from biphase.errors import InputError
@@ -41,7 +41,7 @@ class Microbatch:
 class BatchLoader:
     """Everything that turns a step number into microbatches for this process."""
 
-    batches: Batches | MixedBatches
+    batches: Batches
     vocabulary: Vocabulary
     seed: int
     world: World

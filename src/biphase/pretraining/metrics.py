@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from biphase.console import Tracker, track
 from biphase.corpus.mixture import make_samples
-from biphase.corpus.packing import Batches
+from biphase.corpus.packing import Batches, PackedSet
 from biphase.corpus.shards import ShardSet
 from biphase.device import explain_dtype, peak_flops
 from biphase.distributed import World
@@ -30,7 +30,7 @@ from biphase.flops import FlopCount, SampleLengths
 from biphase.pretraining.batches import BatchLoader
 from biphase.pretraining.job import Job, total_work, work_between
 from biphase.pretraining.objectives import Vocabulary, is_causal
-from biphase.pretraining.parallel import autocast, explain_compile, unwrap
+from biphase.pretraining.parallel import autocast, decide_compile, unwrap
 from biphase.recipe import Phase, Recipe
 from biphase.run import Run
 from biphase.tracking import Send, open_tracking
@@ -47,7 +47,7 @@ def make_validator(
         return None
     samples = make_samples(recipe.data, shards)
     tokens = min(recipe.validation.tokens, samples.num_tokens)
-    batches = Batches(shards, samples, lambda step: step * tokens, seed=0)
+    batches = Batches([PackedSet(shards, samples, seed=0)], lambda step: step * tokens)
     loader = BatchLoader(batches, vocabulary, recipe.seed, world, dtype, recipe.compute.microbatch_tokens)
     token_bytes = torch.from_numpy(shards.token_bytes().astype(np.int64)).to(world.device)
     return partial(validate, loader, token_bytes)
@@ -190,8 +190,7 @@ def open_log(job: Job, loader: BatchLoader, flops: FlopCount, steps: range, *, i
     ):
         progress.advance(steps.start, already_done=True)
         peak = peak_flops(job.world.device, job.dtype) * job.world.size
-        samples = loader.batches.samples
-        mean = samples.num_tokens / max(samples.num_samples, 1)
+        mean = loader.batches.num_tokens / loader.batches.num_samples
         lengths = SampleLengths(mean, mean, "all samples as long as the mean")
 
         def work_left(done: int) -> float:
@@ -204,22 +203,23 @@ def describe_compute(job: Job, flops: FlopCount) -> str:
     """One line on how a run is computed, and why so."""
     world, compute, work = job.world, job.recipe.compute, total_work(job, flops)
     several = f"{world.size} processes, {compute.parallel} · " if world.size > 1 else ""
+    _, blocks = decide_compile(compute, world.device, job.dtype, work)
     return (
         f"{several}{world.device}, {explain_dtype(compute.precision, world.device)} · attention: "
-        f"{explain_backend(world.device, job.dtype)} · blocks {explain_compile(compute, world.device, job.dtype, work)}"
+        f"{explain_backend(world.device, job.dtype)} · blocks {blocks}"
     )
 
 
 def describe_start(job: Job, model: nn.Module, loader: BatchLoader) -> str:
     """One line on what is about to be trained."""
-    run, recipe, carried, samples = job.run, job.recipe, job.origin.carried, loader.batches.samples
+    run, recipe, carried, batches = job.run, job.recipe, job.origin.carried, loader.batches
     network: Any = unwrap(model)
     millions = sum(parameter.numel() for parameter in network.parameters()) / 1e6
-    epochs = job.tokens_before(recipe.num_steps) / samples.num_tokens
+    epochs = job.tokens_before(recipe.num_steps) / batches.num_tokens
     phases = " → ".join(f"{phase.label} {phase.steps}" for phase in recipe.curriculum)
-    left_out = f", {samples.left_out_tokens:,} tokens left out" if samples.left_out_tokens else ""
+    left_out = f", {batches.left_out_tokens:,} tokens left out" if batches.left_out_tokens else ""
     taken = f"; taken over: {', '.join(carried)}" if carried else ""
     return (
         f"{run.path}: {type(network.network).__name__} of {millions:.1f}M parameters, {phases} steps of "
-        f"{recipe.batch_label} tokens, {epochs:.2g} epochs of {samples.num_samples:,} samples{left_out}{taken}"
+        f"{recipe.batch_label} tokens, {epochs:.2g} epochs of {batches.num_samples:,} samples{left_out}{taken}"
     )

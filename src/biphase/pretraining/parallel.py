@@ -29,7 +29,7 @@ def parallelize(
     blocks = transformer_blocks(model)
     if compute.activation_checkpointing:
         checkpoint_activations(model.network)
-    if should_compile(compute, world.device, dtype, work):
+    if decide_compile(compute, world.device, dtype, work)[0]:
         for block in blocks:
             block.compile(dynamic=True)
     if world.size == 1:
@@ -58,29 +58,22 @@ def checkpoint_activations(network: Any) -> None:
         ) from None
 
 
-def should_compile(compute: ComputeConfig, device: torch.device, dtype: torch.dtype, work: float) -> bool:
-    """What `compute.compile` means for a run of `work` FLOPs on this device."""
+def decide_compile(compute: ComputeConfig, device: torch.device, dtype: torch.dtype, work: float) -> tuple[bool, str]:
+    """Whether the blocks are compiled in a run of `work` FLOPs on this device, and that with the reason in words."""
     if compute.compile == "on" and device.type == "cpu" and not has_cpp_compiler():
         raise InputError("compute.compile is on, but there is no C++ compiler; install g++ or use compute.compile=off")
+    is_long = work > COMPILE_PAYS_AFTER_FLOPS
     if compute.compile != "auto":
-        return compute.compile == "on"
-    if device.type == "cuda":
-        return True
-    return dtype == torch.bfloat16 and has_cpp_compiler() and work > COMPILE_PAYS_AFTER_FLOPS
-
-
-def explain_compile(compute: ComputeConfig, device: torch.device, dtype: torch.dtype, work: float) -> str:
-    """What `should_compile` decides, and why."""
-    decision = "compiled" if should_compile(compute, device, dtype, work) else "not compiled"
-    if compute.compile != "auto":
-        return f"{decision} (compute.compile)"
-    if device.type == "cuda":
-        return f"{decision} (CUDA)"
-    if dtype != torch.bfloat16:
-        return f"{decision} (fp32 on a CPU: it would save next to nothing)"
-    if not has_cpp_compiler():
-        return f"{decision} (there is no C++ compiler)"
-    return f"{decision} (bf16 on a CPU, {'a long' if work > COMPILE_PAYS_AFTER_FLOPS else 'too short a'} run)"
+        compiles, reason = compute.compile == "on", "compute.compile"
+    elif device.type == "cuda":
+        compiles, reason = True, "CUDA"
+    elif dtype != torch.bfloat16:
+        compiles, reason = False, "fp32 on a CPU: it would save next to nothing"
+    elif not has_cpp_compiler():
+        compiles, reason = False, "there is no C++ compiler"
+    else:
+        compiles, reason = is_long, f"bf16 on a CPU, {'a long' if is_long else 'too short a'} run"
+    return compiles, f"{'compiled' if compiles else 'not compiled'} ({reason})"
 
 
 def transformer_blocks(model: nn.Module) -> list[nn.Module]:

@@ -220,11 +220,11 @@ def measure_text(path: Path) -> TextAmount:
     distance = math.ceil(len(sources) / SAMPLED_SOURCES)
     text_bytes, file_bytes = 0, 0
     for source in sources[::distance]:
-        reader, before = read_documents(source), text_bytes
-        for document in reader:
+        before = text_bytes
+        for document, bytes_read in read_documents(source):
             text_bytes += len(document.text.encode())
             if text_bytes - before >= SAMPLED_BYTES:
-                file_bytes += reader.bytes_read
+                file_bytes += bytes_read
                 break
         else:
             file_bytes += source.num_bytes or 0
