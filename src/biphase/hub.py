@@ -23,11 +23,13 @@ PICKLED_WEIGHTS = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
 def fetch_model(id: str, revision: str | None = None) -> Path:
-    """The folder of a hub repository, named by its commit; what is not in the cache is downloaded.
+    """A folder as it is, or that of a hub repository, named by its commit; what is not in the cache is downloaded.
 
     Raises:
         InputError: no such repository or revision, or neither network nor cache has it.
     """
+    if Path(id).is_dir():
+        return Path(id)
     if id.startswith((".", "/", "~")) or id.count("/") > 1:
         raise InputError(f"{id} is not a folder")
     cached: Path | None = None

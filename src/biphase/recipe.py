@@ -6,14 +6,7 @@ Inert: nothing here reads data, touches torch or decides from the machine. Units
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import (
-    ConfigDict,
-    Discriminator,
-    Field,
-    Tag,
-    field_validator,
-    model_validator,
-)
+from pydantic import ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
 
 from biphase.config import Beta, Count, Grown, PositiveCount, Seed, Share, Strict
 from biphase.files import content_hash

@@ -12,9 +12,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 from training_runs import MakeRecipe, digests, losses, only, shorter, train_until, weights_at
-from transformers import (
-    LlamaForCausalLM,
-)
+from transformers import LlamaForCausalLM
 
 import biphase.pretraining.loop as loop
 import biphase.pretraining.metrics as metrics

@@ -2,17 +2,19 @@
 
 import itertools
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from scipy import stats
 
 from biphase.corpus.packing import PackedBatch
-from biphase.pretraining.objectives import LabelledBatch, Vocabulary, is_causal, label_batch
+from biphase.pretraining.objectives import LabelledBatch, is_causal, label_batch
 from biphase.recipe import Phase
 
 MASK, EOS, PAD = 3, 1, 7
-VOCABULARY = Vocabulary(size=200, mask_id=MASK, special_ids=(EOS, MASK, PAD))
+SHARDS: Any = SimpleNamespace(vocab_size=200, mask_id=MASK, special_ids=(EOS, MASK, PAD))
 CHANCE = 1e-7
 """Of a right implementation to fail one of the statistical tests."""
 
@@ -21,7 +23,7 @@ def make_batch(lengths: list[int], first_sample: int = 0, epoch: int = 0) -> Pac
     """Random tokens; each sample ends with end-of-text and holds a few special tokens inside."""
     bounds_S1 = np.concatenate([[0], np.cumsum(lengths)])
     rng = np.random.default_rng(first_sample + len(lengths))
-    tokens_T = rng.choice(np.setdiff1d(np.arange(200), VOCABULARY.special_ids), bounds_S1[-1])
+    tokens_T = rng.choice(np.setdiff1d(np.arange(200), SHARDS.special_ids), bounds_S1[-1])
     tokens_T[rng.random(bounds_S1[-1]) < 0.03] = PAD
     tokens_T[rng.random(bounds_S1[-1]) < 0.01] = MASK
     tokens_T[bounds_S1[1:] - 1] = EOS
@@ -54,7 +56,7 @@ def within(count: int, num: int, probability: float) -> bool:
 
 def chosen(phase: Phase, batch: PackedBatch, seed: int = 5) -> np.ndarray:
     """Boolean [T]: the tokens that are predicted."""
-    example = label_batch(phase, batch, VOCABULARY, seed)
+    example = label_batch(phase, batch, SHARDS, seed)
     chosen_T = np.zeros(len(batch.tokens_T), dtype=bool)
     chosen_T[example.target_positions_N + (phase.objective == "mntp")] = True
     return chosen_T
@@ -75,7 +77,7 @@ CLM, MNTP = Phase(objective="clm", steps=1), Phase(objective="mntp", steps=1)
 
 def test_clm_predicts_each_next_token_of_the_same_sample() -> None:
     batch = make_batch([4, 1, 3, 2])
-    example = label_batch(CLM, batch, VOCABULARY, seed=0)
+    example = label_batch(CLM, batch, SHARDS, seed=0)
     assert example.target_positions_N.tolist() == [0, 1, 2, 5, 6, 8]
     assert np.array_equal(example.targets_N, batch.tokens_T[[1, 2, 3, 6, 7, 9]])
     assert np.array_equal(example.inputs_T, batch.tokens_T)
@@ -84,7 +86,7 @@ def test_clm_predicts_each_next_token_of_the_same_sample() -> None:
 
 
 def test_clm_of_one_token_samples_asks_nothing() -> None:
-    example = label_batch(CLM, make_batch([1, 1, 1]), VOCABULARY, seed=0)
+    example = label_batch(CLM, make_batch([1, 1, 1]), SHARDS, seed=0)
     assert len(example.targets_N) == 0
 
 
@@ -92,7 +94,7 @@ def test_clm_of_one_token_samples_asks_nothing() -> None:
 def test_mlm_predicts_in_place(phase: Phase) -> None:
     batch = make_batch([100] * 20)
     before = batch.tokens_T.copy()
-    example = label_batch(phase, batch, VOCABULARY, seed=0)
+    example = label_batch(phase, batch, SHARDS, seed=0)
     assert np.array_equal(example.targets_N, batch.tokens_T[example.target_positions_N])
     assert not example.causal
     assert not is_causal(phase)
@@ -103,13 +105,13 @@ def test_mlm_predicts_in_place(phase: Phase) -> None:
 
 
 def test_mlm_shows_the_mask_token_alone() -> None:
-    example = label_batch(mlm(), make_batch([100] * 20), VOCABULARY, seed=0)
+    example = label_batch(mlm(), make_batch([100] * 20), SHARDS, seed=0)
     assert (example.inputs_T[example.target_positions_N] == MASK).all()
 
 
 def test_mntp_predicts_from_the_position_before() -> None:
     batch = make_batch([50] * 40)
-    example = label_batch(MNTP, batch, VOCABULARY, seed=0)
+    example = label_batch(MNTP, batch, SHARDS, seed=0)
     assert np.array_equal(example.targets_N, batch.tokens_T[example.target_positions_N + 1])
     assert (example.inputs_T[example.target_positions_N + 1] == MASK).all()
     assert (batch.positions_T[example.target_positions_N + 1] > 0).all(), "a target across samples"
@@ -120,7 +122,7 @@ def test_mntp_predicts_from_the_position_before() -> None:
 
 @pytest.mark.parametrize("probability", [0.2, 0.3, 0.4, 0.5])
 def test_mask_rate(probability: float, large: PackedBatch) -> None:
-    ordinary = ~np.isin(large.tokens_T, VOCABULARY.special_ids)
+    ordinary = ~np.isin(large.tokens_T, SHARDS.special_ids)
     assert ordinary.sum() > 1e5
     chosen_T = chosen(mlm(probability), large)
     assert within(int(chosen_T.sum()), int(ordinary.sum()), probability)
@@ -128,16 +130,16 @@ def test_mask_rate(probability: float, large: PackedBatch) -> None:
 
 @pytest.mark.parametrize("phase", [mlm(0.99), Phase(objective="mntp", steps=1, mask_probability=0.99)])
 def test_special_tokens_are_never_chosen(phase: Phase, large: PackedBatch) -> None:
-    special = np.isin(large.tokens_T, VOCABULARY.special_ids)
+    special = np.isin(large.tokens_T, SHARDS.special_ids)
     assert special.sum() > 1000
     assert not (chosen(phase, large) & special).any()
-    example = label_batch(phase, large, VOCABULARY, seed=0)
+    example = label_batch(phase, large, SHARDS, seed=0)
     assert np.array_equal(example.inputs_T[special], large.tokens_T[special])
 
 
 def test_masks_are_uniform_and_independent(large: PackedBatch) -> None:
     """Over positions, over token ids, and of the neighbour."""
-    ordinary = ~np.isin(large.tokens_T, VOCABULARY.special_ids)
+    ordinary = ~np.isin(large.tokens_T, SHARDS.special_ids)
     chosen_T = chosen(mlm(), large)
     for groups in (large.positions_T, large.tokens_T, large.sample_ids_S.repeat(128)):
         num = np.bincount(groups[ordinary])
@@ -151,7 +153,7 @@ def test_masks_are_uniform_and_independent(large: PackedBatch) -> None:
 
 
 def test_masks_differ_by_seed_epoch_and_sample(large: PackedBatch) -> None:
-    ordinary = ~np.isin(large.tokens_T, VOCABULARY.special_ids)
+    ordinary = ~np.isin(large.tokens_T, SHARDS.special_ids)
     first = chosen(mlm(), large, seed=5)
     others = {
         "seed": chosen(mlm(), large, seed=6),
@@ -167,11 +169,11 @@ def test_masks_are_the_same_for_any_split() -> None:
     """Whichever process or microbatch a sample falls to, and whatever stands beside it."""
     batch = make_batch([37, 1, 64, 12, 100, 55, 20, 9])
     for phase in (CLM, mlm(), MNTP, mlm(mask_token_share=0.8, random_token_share=0.1)):
-        whole = label_batch(phase, batch, VOCABULARY, seed=9)
+        whole = label_batch(phase, batch, SHARDS, seed=9)
         for cuts in ([0, 3, 8], [0, 1, 2, 5, 6, 8]):
             parts, offsets = [], []
             for first, end in itertools.pairwise(cuts):
-                parts.append(label_batch(phase, take(batch, first, end), VOCABULARY, seed=9))
+                parts.append(label_batch(phase, take(batch, first, end), SHARDS, seed=9))
                 offsets.append(batch.bounds_S1[first])
             positions = [p.target_positions_N + o for p, o in zip(parts, offsets, strict=True)]
             assert np.array_equal(np.concatenate([part.inputs_T for part in parts]), whole.inputs_T)
@@ -180,29 +182,29 @@ def test_masks_are_the_same_for_any_split() -> None:
 
 
 def test_eighty_ten_ten(large: PackedBatch) -> None:
-    example = label_batch(mlm(mask_token_share=0.8, random_token_share=0.1), large, VOCABULARY, seed=5)
+    example = label_batch(mlm(mask_token_share=0.8, random_token_share=0.1), large, SHARDS, seed=5)
     shown_N = example.inputs_T[example.target_positions_N]
-    num, ordinary = len(shown_N), 200 - len(VOCABULARY.special_ids)
+    num, ordinary = len(shown_N), 200 - len(SHARDS.special_ids)
     assert num > 5e4
     same_by_chance = 0.1 / ordinary
     assert within(int((shown_N == MASK).sum()), num, 0.8)
     assert within(int((shown_N == example.targets_N).sum()), num, 0.1 + same_by_chance)
     randoms_N = shown_N[(shown_N != MASK) & (shown_N != example.targets_N)]
-    assert not np.isin(randoms_N, VOCABULARY.special_ids).any()
-    counts = np.bincount(randoms_N, minlength=200)[np.setdiff1d(np.arange(200), VOCABULARY.special_ids)]
+    assert not np.isin(randoms_N, SHARDS.special_ids).any()
+    counts = np.bincount(randoms_N, minlength=200)[np.setdiff1d(np.arange(200), SHARDS.special_ids)]
     assert stats.chisquare(counts).pvalue > CHANCE
     assert np.array_equal(chosen(mlm(mask_token_share=0.8, random_token_share=0.1), large), chosen(mlm(), large))
 
 
 def test_only_random_tokens(large: PackedBatch) -> None:
-    example = label_batch(mlm(mask_token_share=0.0, random_token_share=1.0), large, VOCABULARY, seed=5)
-    assert not np.isin(example.inputs_T[example.target_positions_N], VOCABULARY.special_ids).any()
+    example = label_batch(mlm(mask_token_share=0.0, random_token_share=1.0), large, SHARDS, seed=5)
+    assert not np.isin(example.inputs_T[example.target_positions_N], SHARDS.special_ids).any()
 
 
 @pytest.mark.parametrize("phase", [mlm(), MNTP])
 def test_a_batch_of_special_tokens_asks_nothing(phase: Phase) -> None:
     batch = make_batch([5, 3])
     batch.tokens_T[:] = EOS
-    example: LabelledBatch = label_batch(phase, batch, VOCABULARY, seed=0)
+    example: LabelledBatch = label_batch(phase, batch, SHARDS, seed=0)
     assert len(example.targets_N) == len(example.target_positions_N) == 0
     assert np.array_equal(example.inputs_T, batch.tokens_T)

@@ -92,7 +92,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> "PreTrainedTokeniz
         console.err.print(
             f"tokenizer: the texts give {reached:,} tokens of the {vocab_size:,} asked for; more text gives more"
         )
-    return wrap_backend(backend, {"eos_token": EOS, "mask_token": MASK, "pad_token": PAD})
+    return wrap_backend(backend, NEW_NAMES)
 
 
 def byte_level(backend: "Tokenizer", split: str) -> "Tokenizer":

@@ -119,7 +119,6 @@ def load_model(source: str | Path, *, vocab_size: int | None = None, seed: int =
         InputError: nothing to load, an encoder-decoder, or a network whose attention does not go through ours.
     """
     config = load_model_config(source)
-    refuse_encoder_decoder(config, source)
     kind = language_model_class(config)
     if kind is None:
         raise InputError(
@@ -145,23 +144,19 @@ def load_model(source: str | Path, *, vocab_size: int | None = None, seed: int =
     return model
 
 
-def refuse_encoder_decoder(config: PretrainedConfig, source: str | Path) -> None:
-    """Raise `InputError` for what is two networks in one."""
-    if getattr(config, "is_encoder_decoder", False):
-        raise InputError(f"{source} is an encoder-decoder ({config.model_type}), which is not supported")
-
-
 def load_model_config(source: str | Path) -> PretrainedConfig:
-    """The configuration of the text part of a model folder or hub model."""
+    """The configuration of the text part of a model folder or hub model.
+
+    Raises:
+        InputError: none that can be read, or that of an encoder-decoder, which is two networks in one.
+    """
     if str(source).startswith((".", "/")) and not Path(source).is_dir():
         raise InputError(f"{source} is not a folder")
-    try:
-        config = AutoConfig.from_pretrained(str(source), trust_remote_code=False)
-        return config.get_text_config()
-    except Exception as error:  # whatever a file that others made may lead to
-        if is_raised_here(error):
-            raise
-        raise InputError(f"cannot read a model configuration from {source}: {first_line(error)}") from None
+    with told_as(f"cannot read a model configuration from {source}"):
+        config = AutoConfig.from_pretrained(str(source), trust_remote_code=False).get_text_config()
+    if getattr(config, "is_encoder_decoder", False):
+        raise InputError(f"{source} is an encoder-decoder ({config.model_type}), which is not supported")
+    return config
 
 
 def load_weights(
@@ -236,7 +231,6 @@ def load_backbone(source: str | Path) -> nn.Module:
     """
     config = load_model_config(source)
     refuse_pickles(source)
-    refuse_encoder_decoder(config, source)
     network = load_attending(source, config)
     if network is not None:
         return network

@@ -45,16 +45,13 @@ def run_units(
 ) -> Generator[Outcome, None, None]:
     """The outcomes of all units, as they end. Closing the generator ends the workers.
 
-    A free worker takes a unit that the longest chain of others waits for; among those, one of the affinity that it had
-    last, else of the first affinity that no other worker has, else of the one with the most units left.
-
     An exception in a unit, or the death of its worker, is an outcome with an `error`, and so is every unit that needs
     one of those (`blocked: NAME failed: ERROR`); all others go on. After any exception but an `InputError` the worker
     is replaced: what broke a unit may have broken its process too, as CUDA errors do. Without workers, in this process,
     `StoppedError` and `KeyboardInterrupt` of a unit end the run.
 
-    A unit that another process is at (`BusyError`) is an outcome with `is_busy`. With `waits_for_busy` it is tried
-    again until it ends otherwise, with such an outcome each time; else it is over, and so is what needs it.
+    A unit that another process is at (`BusyError`) is an outcome with `is_busy`, each time that it is tried
+    (`UnitQueue`); what needs it waits with it, or is over with it.
 
     A local worker gets its share of the cores as threads and its GPU by CUDA_VISIBLE_DEVICES, within what that variable
     allows here. Workers stand apart from the terminal. When the generator is closed, they and what they started get

@@ -60,7 +60,7 @@ def find_decoder(run: Run, manifest: CheckpointManifest) -> tuple[str, Path, int
     recipe = read_recipe(run)
     init = recipe.init
     if init.model is not None:
-        folder = Path(init.model) if Path(init.model).is_dir() else fetch_model(init.model, init.revision)
+        folder = fetch_model(init.model, init.revision)
         if model_fingerprint(init.model, folder) != manifest.parent:
             raise InputError(f"{init.model} is not what {run.path} started from: its files have changed since")
         return Path(init.model).name if Path(init.model).is_dir() else init.model, folder, recipe.seed

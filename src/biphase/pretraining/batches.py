@@ -11,12 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from biphase.corpus.manifest import ShardManifest
 from biphase.corpus.mixture import TextHistory, TrainingText, make_batches
 from biphase.corpus.packing import Batches, PackedBatch
 from biphase.distributed import World
 from biphase.encoder.attention import PAD_TO_MULTIPLE_OF, PackedLayout, choose_backend, lay_out
 from biphase.errors import InputError
-from biphase.pretraining.objectives import Vocabulary, label_batch
+from biphase.pretraining.objectives import label_batch
 from biphase.pretraining.schedule import phase_of_step
 from biphase.recipe import Phase, Recipe
 
@@ -42,7 +43,7 @@ class BatchLoader:
     """Everything that turns a step number into microbatches for this process."""
 
     batches: Batches
-    vocabulary: Vocabulary
+    manifest: ShardManifest
     seed: int
     world: World
     dtype: torch.dtype
@@ -62,8 +63,8 @@ class BatchLoader:
             # A part of a small validation set may hold no sample, but its process must take part in every layer, and
             # transformers cannot compute on no token: so one special token, which no objective asks for.
             zero = np.zeros(1, np.int64)
-            batch = PackedBatch(np.array([self.vocabulary.mask_id]), zero, np.array([0, 1]), zero, zero)
-        labelled = label_batch(phase, batch, self.vocabulary, self.seed)
+            batch = PackedBatch(np.array([self.manifest.mask_id]), zero, np.array([0, 1]), zero, zero)
+        labelled = label_batch(phase, batch, self.manifest, self.seed)
         layout = lay_out(
             batch.bounds_S1,
             causal=labelled.causal,
@@ -112,9 +113,7 @@ def open_loader(
             f"batch_tokens {smallest} over {world.size} processes and {microbatches} microbatches leaves "
             f"less than one sample of {recipe.data.max_sample_tokens} tokens each; raise one of the two"
         )
-    manifest = text.main.manifest
-    vocabulary = Vocabulary(manifest.vocab_size, manifest.mask_id, manifest.special_ids)
-    return BatchLoader(batches, vocabulary, recipe.seed, world, dtype, recipe.compute.microbatch_tokens)
+    return BatchLoader(batches, text.main.manifest, recipe.seed, world, dtype, recipe.compute.microbatch_tokens)
 
 
 def prefetch(

@@ -89,7 +89,7 @@ def train_steps(job: Job, start: Start, stop: int, *, is_logged: bool) -> int:
     loader = open_loader(
         recipe, job.text, world, job.dtype, origin.data_position, origin.step, history=origin.data_history
     )
-    validate = make_validator(recipe, world, job.dtype, loader.vocabulary) if is_logged else None
+    validate = make_validator(recipe, world, job.dtype) if is_logged else None
     # 2. Model and optimizers, as they are at the start.
     state = load_state(job, start)
     world.tell(describe_start(job, state.model, loader))

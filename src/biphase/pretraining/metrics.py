@@ -29,7 +29,7 @@ from biphase.encoder.proofs import probe_causality
 from biphase.flops import FlopCount, SampleLengths
 from biphase.pretraining.batches import BatchLoader
 from biphase.pretraining.job import Job, total_work, work_between
-from biphase.pretraining.objectives import Vocabulary, is_causal
+from biphase.pretraining.objectives import is_causal
 from biphase.pretraining.parallel import autocast, decide_compile, unwrap
 from biphase.recipe import Phase, Recipe
 from biphase.run import Run
@@ -37,7 +37,7 @@ from biphase.tracking import Send, open_tracking
 
 
 def make_validator(
-    recipe: Recipe, world: World, dtype: torch.dtype, vocabulary: Vocabulary
+    recipe: Recipe, world: World, dtype: torch.dtype
 ) -> Callable[[nn.Module, Phase], dict[str, float]] | None:
     """A function from (model, phase) to validation metrics, on the same tokens every time; None without such text."""
     folder = Path(recipe.data.shards)
@@ -48,7 +48,7 @@ def make_validator(
     samples = make_samples(recipe.data, shards)
     tokens = min(recipe.validation.tokens, samples.num_tokens)
     batches = Batches([PackedSet(shards, samples, seed=0)], lambda step: step * tokens)
-    loader = BatchLoader(batches, vocabulary, recipe.seed, world, dtype, recipe.compute.microbatch_tokens)
+    loader = BatchLoader(batches, shards.manifest, recipe.seed, world, dtype, recipe.compute.microbatch_tokens)
     token_bytes = torch.from_numpy(shards.token_bytes().astype(np.int64)).to(world.device)
     return partial(validate, loader, token_bytes)
 

@@ -11,21 +11,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from biphase.corpus.manifest import ShardManifest
 from biphase.corpus.order import uniform
 from biphase.corpus.packing import PackedBatch
 from biphase.recipe import Phase
 
 CHOOSE, REPLACE, RANDOM_TOKEN = range(3)
 """Which of the independent random numbers of a token is meant."""
-
-
-@dataclass(frozen=True)
-class Vocabulary:
-    """What an objective must know of a tokenizer."""
-
-    size: int
-    mask_id: int
-    special_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -43,8 +35,8 @@ def is_causal(phase: Phase) -> bool:
     return phase.objective == "clm"
 
 
-def label_batch(phase: Phase, batch: PackedBatch, vocabulary: Vocabulary, seed: int) -> LabelledBatch:
-    """What a phase's objective makes of a batch.
+def label_batch(phase: Phase, batch: PackedBatch, shards: ShardManifest, seed: int) -> LabelledBatch:
+    """What a phase's objective makes of a batch; the record of the shards knows the special tokens.
 
     clm: every position but a sample's last predicts the token after it.
     mlm: each non-special token is chosen with `mask_probability`, and is predicted in place.
@@ -57,31 +49,29 @@ def label_batch(phase: Phase, batch: PackedBatch, vocabulary: Vocabulary, seed: 
         positions_N = np.flatnonzero(~is_last_T[:-1])
         return LabelledBatch(batch.tokens_T, positions_N, batch.tokens_T[positions_N + 1], causal=True)
     assert not phase.is_ramped, "a masking ratio that moves has one value in each step"
-    may_T = ~np.isin(batch.tokens_T, vocabulary.special_ids)
+    may_T = ~np.isin(batch.tokens_T, shards.special_ids)
     if phase.objective == "mntp":
         may_T &= batch.positions_T > 0
     chosen_T = may_T & (random_per_token(batch, seed, CHOOSE) < phase.mask_probability)
     positions_N = np.flatnonzero(chosen_T)
     targets_N = batch.tokens_T[positions_N]
-    inputs_T = hide_tokens(phase, batch, chosen_T, vocabulary, seed)
+    inputs_T = hide_tokens(phase, batch, chosen_T, shards, seed)
     shift = 1 if phase.objective == "mntp" else 0
     return LabelledBatch(inputs_T, positions_N - shift, targets_N, causal=False)
 
 
-def hide_tokens(
-    phase: Phase, batch: PackedBatch, chosen_T: np.ndarray, vocabulary: Vocabulary, seed: int
-) -> np.ndarray:
+def hide_tokens(phase: Phase, batch: PackedBatch, chosen_T: np.ndarray, shards: ShardManifest, seed: int) -> np.ndarray:
     """The input tokens: chosen ones become the mask token, a random ordinary token, or stay, by the phase's shares."""
     inputs_T = batch.tokens_T.copy()
     if phase.mask_token_share == 1:
-        inputs_T[chosen_T] = vocabulary.mask_id
+        inputs_T[chosen_T] = shards.mask_id
         return inputs_T
     draw_T = random_per_token(batch, seed, REPLACE)
     masked_T = chosen_T & (draw_T < phase.mask_token_share)
     takes_random_T = (draw_T >= phase.mask_token_share) & (draw_T < phase.mask_token_share + phase.random_token_share)
-    ordinary = np.setdiff1d(np.arange(vocabulary.size), vocabulary.special_ids)
+    ordinary = np.setdiff1d(np.arange(shards.vocab_size), shards.special_ids)
     randoms_T = ordinary[(random_per_token(batch, seed, RANDOM_TOKEN) * len(ordinary)).astype(np.int64)]
-    inputs_T[masked_T] = vocabulary.mask_id
+    inputs_T[masked_T] = shards.mask_id
     return np.where(chosen_T & takes_random_T, randoms_T, inputs_T)
 
 

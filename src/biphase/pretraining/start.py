@@ -48,7 +48,7 @@ def find_start(recipe: Recipe, text: TrainingText, world: World) -> Start:
     if init.preset is not None:
         return Start(data_history=anew)
     if init.model is not None:
-        folder = Path(init.model) if Path(init.model).is_dir() else fetch_model(init.model, init.revision)
+        folder = fetch_model(init.model, init.revision)
         check_foreign_tokenizer(folder, shards)
         parent = model_fingerprint(init.model, folder)
         return Start(parent=parent, carried=("weights",), model_folder=str(folder), data_history=anew)
