@@ -6,7 +6,6 @@ from typing import Any
 import yaml
 from transformers import PreTrainedModel
 
-from biphase.export.parent import Merge
 from biphase.pretraining.checkpoint import CheckpointManifest
 from biphase.run import Run, read_metrics, read_recipe
 from biphase.style import LOOKS, plot_losses
@@ -83,9 +82,9 @@ def write_card(
     auto_class: str,
     network: PreTrainedModel,
     eos: str,
-    merged: Merge | None = None,
+    merged: str = "",
 ) -> str:
-    """The model card as Markdown; `eos` is the end-of-text token."""
+    """The model card as Markdown; `eos` is the end-of-text token, `merged` says what the network was averaged with."""
     from biphase import __version__
 
     recipe = read_recipe(run)
@@ -112,7 +111,7 @@ def write_card(
         curriculum=f"{phases}, {recipe.batch_label} tokens a step, peak rate {config['schedule']['peak_lr']}.",
         tokens_seen=manifest.tokens_seen,
         step=manifest.step,
-        merged=MERGED.format(line=merged.line) if merged else "",
+        merged=MERGED.format(line=merged) if merged else "",
         data=manifest.data_fingerprint[:16],
         tokenizer=manifest.tokenizer_hash[:16],
         validation="\n".join(rows) or "| | no validation text | | | |",

@@ -84,7 +84,7 @@ def export_checkpoint(reference: str, folder: Path, merge: float | None = None) 
     manifest = read_checkpoint_manifest(source)
     run = Run(source.parent.parent)
     network = load_model(source / "model")
-    merged = None if merge is None else merge_with_parent(network, run, manifest, merge)
+    merged = "" if merge is None else merge_with_parent(network, run, manifest, merge)
     causal = manifest.objective == "clm"
     exported = network
     if causal and isinstance(network.config, EuroBertConfig):  # the same weights under the causal class
@@ -106,7 +106,7 @@ def export_checkpoint(reference: str, folder: Path, merge: float | None = None) 
         card = write_card(run, manifest, folder.name, kind.__name__, exported, tokenizer.eos_token, merged)
         write_text(part / "README.md", card)
     looks = "causal" if causal else "bidirectional"
-    told = f"\n{merged.line}" if merged else ""
+    told = f"\n{merged}" if merged else ""
     return f"{folder}: {type(exported).__name__}, {looks}; load it with {kind.__name__} or AutoModel{told}"
 
 

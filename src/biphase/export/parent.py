@@ -3,7 +3,6 @@
 Several runs may lie between the two: what looks back only is looked for from run to run.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,24 +16,8 @@ from biphase.pretraining.checkpoint import CheckpointManifest, read_checkpoint_m
 from biphase.run import Run, find_checkpoint, read_recipe
 
 
-@dataclass(frozen=True)
-class Merge:
-    """What a network was averaged with."""
-
-    parent: str
-    share: float
-    """The parent's part of the average."""
-    cosines: dict[str, float]
-    """Between the weights of the two before they were averaged, by layer."""
-
-    @property
-    def line(self) -> str:
-        cosines = ", ".join(f"{layer} {cosine:.4f}" for layer, cosine in self.cosines.items())
-        return f"{self.share:.0%} of it is {self.parent}; cosine between the weights of the two, by layer: {cosines}"
-
-
-def merge_with_parent(network: PreTrainedModel, run: Run, manifest: CheckpointManifest, share: float) -> Merge:
-    """Average the network, in place, with the decoder that it came from.
+def merge_with_parent(network: PreTrainedModel, run: Run, manifest: CheckpointManifest, share: float) -> str:
+    """Average the network, in place, with the decoder that it came from, which has that share; a line about it.
 
     The decoder is taken as it was when training began: tokens that it lacked, such as the mask token, had their rows.
 
@@ -49,9 +32,9 @@ def merge_with_parent(network: PreTrainedModel, run: Run, manifest: CheckpointMa
     embedding: Any = network.get_input_embeddings()
     parent = load_model(folder, vocab_size=embedding.weight.shape[0], seed=seed)
     check_mergeable(network, parent, name)
-    cosines = layer_cosines(network, parent)
+    cosines = ", ".join(f"{layer} {cosine:.4f}" for layer, cosine in layer_cosines(network, parent).items())
     merge_weights(network, parent, share)
-    return Merge(name, share, cosines)
+    return f"{share:.0%} of it is {name}; cosine between the weights of the two, by layer: {cosines}"
 
 
 def find_decoder(run: Run, manifest: CheckpointManifest) -> tuple[str, Path, int]:
