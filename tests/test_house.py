@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from biphase import OFFERED
+
 SOURCE = Path(__file__).parents[1] / "src" / "biphase"
 
 ORDER = [
@@ -30,6 +32,8 @@ ORDER = [
     ("report",),
     ("paper",),
     ("study",),
+    # ... which Python and the command line go along.
+    ("verbs",),
     ("cli",),
     ("__main__",),
 ]
@@ -104,8 +108,8 @@ PLANNING = (
     "flops",
     "finetuning.grid",
     "finetuning.cells",
-    "cli.evaluate",
-    "cli.inspect",
+    "verbs.grids",
+    "verbs.folders",
     "pretraining.objectives",
 )
 
@@ -180,8 +184,10 @@ def definitions(kind: str) -> dict[str, set[str]]:
 
 @pytest.mark.parametrize("kind", ["class", "constant", "function"])
 def test_one_meaning_per_name(kind: str) -> None:
-    """A name at the top of a module is that of one thing, but for the roles that all families of tasks have."""
+    """A name at the top of a module is that of one thing, but for the roles that all families of tasks have, and for
+    the verbs, which users call as they call what does the work."""
     for name, modules in definitions(kind).items():
+        modules = {module for module in modules if not (name in OFFERED and module.partition(".")[0] == "verbs")}
         if all(module.startswith("finetuning.families.") for module in modules):
             continue
         assert len(modules) == 1, f"{kind} '{name}' has {len(modules)} meanings: {', '.join(sorted(modules))}"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from biphase.cli.inspect import describe_path
+from biphase import inspect
 from biphase.errors import InputError
 from biphase.files import read_json
 from biphase.recipe import Recipe
@@ -78,10 +78,10 @@ def test_a_damaged_run_is_named(
     run = Run(tmp_path)
     with claim_run(run, tiny_recipe().model_dump(mode="json"), {"torch": "2"}):
         run.mark_done({"step": 1, "tokens_seen": 2})
-    assert "done" in describe_path(tmp_path, verify=True)
+    assert inspect(tmp_path, verify=True)["state"] == "done"
     (tmp_path / name).write_bytes(content)
     with pytest.raises(InputError) as caught:
-        describe_path(tmp_path, verify=True)
+        inspect(tmp_path, verify=True)
     line = str(caught.value)
     assert line.startswith(f"{tmp_path / name}") and message in line and "delete it" in line
     assert "\n" not in line

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 import biphase.cli.app as cli
-import biphase.cli.evaluate as evaluation
+import biphase.verbs.grids as grids
 from biphase.cli.evaluate import parse_data_dirs, parse_seeds
 from biphase.corpus.tokenizer import train_tokenizer
 from biphase.encoder.load import TokenIds, make_model
 from biphase.errors import InputError
+from biphase.tasks.sources import name_data_dirs
 
 NOUNS = ["dog", "cat", "boy", "girl", "tree", "house"]
 SHAPE = {"num_hidden_layers": 1, "hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2}
@@ -132,7 +133,7 @@ def test_words_of_the_options() -> None:
     assert parse_seeds("0-4") == (0, 1, 2, 3, 4) and parse_seeds("7") == (7,) and parse_seeds("1,3") == (1, 3)
     with pytest.raises(InputError, match="--seeds 0-x must be numbers"):
         parse_seeds("0-x")
-    assert parse_data_dirs(["snli=a=b"], ["snli"]) == {"snli": "a=b"}
+    assert parse_data_dirs(["snli=a=b"], ["snli"]) == [("snli", "a=b")]
 
 
 def test_which_tasks_data_is_given_for(tmp_path: Path) -> None:
@@ -141,33 +142,25 @@ def test_which_tasks_data_is_given_for(tmp_path: Path) -> None:
     with own.open("a") as file:
         file.write("classes: [a, b], files: [{train: a.tsv, test: b.tsv}]}")
     tasks = ["nq", str(own)]
-    assert parse_data_dirs(["own=x", "nq=y", "msmarco=z"], tasks) == {"own": "x", "nq": "y", "msmarco": "z"}
-    assert parse_data_dirs([f"{own}=x"], tasks) == {"own": "x"}
+
+    def named(*pairs: str) -> dict[str, str]:
+        return name_data_dirs(parse_data_dirs(pairs, tasks), tasks, "--data-dir")
+
+    assert named("own=x", "nq=y", "msmarco=z") == {"own": "x", "nq": "y", "msmarco": "z"}
+    assert named(f"{own}=x") == {"own": "x"}
     with pytest.raises(InputError, match=r"'snli' is none of the tasks; known: msmarco, nq, own"):
-        parse_data_dirs(["snli=x"], tasks)
+        named("snli=x")
     with pytest.raises(InputError, match=r"--data-dir: nq has a already"):
-        parse_data_dirs(["nq=a", "nq=b"], tasks)
+        named("nq=a", "nq=b")
 
 
-def test_a_cpu_grid_asks_for_no_gpu(
-    models: Path, words: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_cpu_grid_asks_for_no_gpu(models: Path, words: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engines = []
-    monkeypatch.setattr(evaluation, "run_missing", lambda grid, engine, *rest: engines.append(engine) or [])
+    monkeypatch.setattr(grids, "run_and_keep", lambda grid, chosen, engine, keep: engines.append(engine) or [])
     (tmp_path / "scores").mkdir()
     for device in ("cpu", "auto"):
-        evaluation.run_evaluation(
-            [str(models / "a"), f"device={device}"],
-            tasks="wnut17",
-            learning_rates="1e-3",
-            seeds="0",
-            out=tmp_path / "scores",
-            data_dirs=[f"wnut17={words}"],
-            engine={"kind": "ray"},
-            part=None,
-            dry_run=False,
-            pair=None,
-        )
+        where = {"scores": tmp_path / "scores", "data": {"wnut17": words}, "engine": "ray", "precision": "fp32"}
+        grids.evaluate(models / "a", "wnut17", learning_rates=[1e-3], seeds=[0], device=device, **where)
     assert [(engine.kind, engine.device) for engine in engines] == [("ray", "cpu"), ("ray", "auto")]
 
 

@@ -18,11 +18,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 import biphase.corpus.prepare as prepare_module
 import biphase.corpus.tokenize as tokenize_module
 from biphase.corpus.prepare import prepare
-from biphase.corpus.shards import ShardSet, check_tokenizer, describe_shards
+from biphase.corpus.shards import ShardSet, check_tokenizer
 from biphase.corpus.tokenizer import load_tokenizer, save_tokenizer, token_byte_lengths, tokenizer_hash, train_tokenizer
 from biphase.engine.local import Engine
 from biphase.errors import InputError
 from biphase.files import locked
+from biphase.verbs.folders import inspect, tell_facts
 
 WORDS = ["the", "quick", "brown", "fox", "jumps", "größer", "日本語", "12345", "<|mask|>", "<|end_of_text|>", "x[0]"]
 
@@ -462,10 +463,11 @@ def test_many_small_files_share_shards(tokenizer_folder: Path, tmp_path: Path, m
 
 
 def test_describe(made: Path) -> None:
-    text = describe_shards(made)
-    shards = ShardSet.open(made)
+    facts = inspect(made)
+    shards, train = ShardSet.open(made), facts["train"]
     lengths = np.diff(shards.document_ends, prepend=0)
-    assert f"train: {shards.num_documents:,} documents · {shards.num_tokens:,} tokens" in text
-    assert f"mean {lengths.mean():,.0f}, median {np.median(lengths):,.0f}, 0.0% longer than 2,048" in text
-    assert shards.fingerprint[:16] in text and "uint16" in text and "train 0: " in text
+    assert (train["documents"], train["tokens"]) == (shards.num_documents, shards.num_tokens)
+    assert (train["mean_document_tokens"], train["median_document_tokens"]) == (lengths.mean(), np.median(lengths))
+    assert (facts["content"], facts["dtype"], len(facts["train_begins"])) == (shards.fingerprint, "uint16", 2)
+    assert f"documents {shards.num_documents:,} · tokens {shards.num_tokens:,}" in tell_facts(facts)
     assert len(token_byte_lengths(shards.tokenizer())) == shards.manifest.vocab_size

@@ -13,11 +13,10 @@ from sentence_transformers.sentence_transformer.evaluation import (
     InformationRetrievalEvaluator,
 )
 
-from biphase.cli.embed import run_zero_shot
-from biphase.cli.search import run_search
 from biphase.embedding.evaluation import read_judged, score_bm25, score_embedder
 from biphase.embedding.folder import load_embedder
 from biphase.errors import InputError
+from biphase.verbs.embedding import run_zero_shot, search
 
 
 @pytest.fixture
@@ -66,12 +65,12 @@ def test_bm25_finds_the_beginnings_of_documents(beir: Path) -> None:
 
 def test_results_are_kept_in_the_form_of_mteb(encoder_folder: Path, beir: Path, tmp_path: Path) -> None:
     pytest.importorskip("bm25s")
-    run_zero_shot([str(encoder_folder)], f"zero-shot:{beir}", tmp_path / "scores")
+    run_zero_shot([str(encoder_folder)], [f"zero-shot:{beir}"], tmp_path / "scores")
     found = json.loads((tmp_path / "scores" / "zero-shot" / "encoder" / "beir.json").read_text())
     assert found["task_name"] == "beir"
     assert found["scores"]["test"][0]["main_score"] == found["scores"]["test"][0]["ndcg_at_10"]
     with pytest.raises(InputError, match="fine-tuned"):
-        run_zero_shot([str(encoder_folder)], f"zero-shot:{beir},snli", tmp_path / "scores")
+        run_zero_shot([str(encoder_folder)], [f"zero-shot:{beir}", "snli"], tmp_path / "scores")
 
 
 @pytest.mark.slow
@@ -88,27 +87,24 @@ def test_a_task_of_mteb_runs_from_a_folder(encoder_folder: Path, scored: Path) -
 
 
 def test_search_answers_and_knows_its_model(
-    encoder_folder: Path, beir: Path, documents: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    encoder_folder: Path, beir: Path, documents: list[str], tmp_path: Path
 ) -> None:
     pytest.importorskip("bm25s")
     text = tmp_path / "text"
     text.mkdir()
     for number, document in enumerate(documents[:6]):
         (text / f"{number}.txt").write_text(document, encoding="utf-8")
-    options = {"index": None, "top": 2, "rebuild": False, "text_field": "text"}
     with pytest.raises(InputError, match="--model"):
-        run_search(str(text), "what did Tip make?", model=None, **options)  # type: ignore[arg-type]
-    run_search(str(text), "what did Tip make?", model=str(encoder_folder), **options)  # type: ignore[arg-type]
-    told = capsys.readouterr().out
-    assert "BM25" in told and ".txt#" in told
-    run_search(f"{text}.index", "what did Tip make?", model=None, **options)  # type: ignore[arg-type]
-    assert capsys.readouterr().out == told
+        search(text, "what did Tip make?", top=2)
+    found = search(text, "what did Tip make?", model=encoder_folder, top=2)
+    assert list(found["by"]) == [str(encoder_folder)] * 2 + ["BM25"] * 2 and found["id"].str.contains(".txt#").all()
+    assert search(f"{text}.index", "what did Tip make?", top=2).equals(found)
     other = tmp_path / "other"
     model = SentenceTransformer(str(encoder_folder))
     model[0].model.get_input_embeddings().weight.data.add_(1.0)  # type: ignore[union-attr, operator]
     model.save_pretrained(str(other))
     with pytest.raises(InputError, match="--rebuild"):
-        run_search(f"{text}.index", "who?", model=str(other), **options)  # type: ignore[arg-type]
+        search(f"{text}.index", "who?", model=other)
     (text / "0.txt").write_text("something else")
     with pytest.raises(InputError, match="another text"):
-        run_search(str(text), "who?", model=None, **options)  # type: ignore[arg-type]
+        search(text, "who?")

@@ -27,7 +27,6 @@ from transformers import (
     RobertaForMaskedLM,
 )
 
-from biphase.cli.inspect import describe_path
 from biphase.corpus.manifest import read_shard_manifest
 from biphase.corpus.tokenizer import load_tokenizer
 from biphase.encoder.attention import lay_out
@@ -40,6 +39,7 @@ from biphase.finetuning.encoding import encode_texts
 from biphase.pretraining.loop import train
 from biphase.recipe import Recipe
 from biphase.run import find_checkpoint
+from biphase.verbs.folders import inspect
 
 TOKENS_T = torch.arange(3, 43)
 NO_ENDS = ("schedule.warmup_steps=0", "schedule.decay_steps=0")
@@ -120,8 +120,8 @@ def test_a_preset_reloads_as_the_last_objective_left_it(
     card = (tmp_path / "model" / "README.md").read_text()
     assert f"2 steps of {objective.upper()}" in card
     assert (tmp_path / "model" / "curves.png").stat().st_size > 0
-    assert name in describe_path(tmp_path / "model")
-    assert "done" in describe_path(Path(run), verify=True)
+    assert inspect(tmp_path / "model")["architectures"] == [name]
+    assert inspect(run, verify=True)["state"] == "done"
     with pytest.raises(InputError, match="not an empty folder"):
         export_checkpoint(run, tmp_path / "model")
 

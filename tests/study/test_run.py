@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from biphase.cli.study import read_evidence
 from biphase.config import parse_config
 from biphase.engine import scheduler, units
 from biphase.engine.local import Engine
@@ -37,6 +36,7 @@ from biphase.study.report import report_study
 from biphase.study.results import arm_of_model, collect_results, compare_curricula
 from biphase.study.run import measure_units, run_study, study_units
 from biphase.study.spec import Study
+from biphase.verbs.studies import read_evidence
 
 HERE = Engine(workers=0)
 NOUNS = ["dog", "cat", "boy", "girl", "tree", "house", "river", "train"]

@@ -14,13 +14,11 @@ import typer
 from typer.core import TyperGroup
 
 from biphase import __version__
-from biphase.cli.embed import embed_command
+from biphase.cli.embed import embed_command, search_command
+from biphase.cli.evaluate import ScoresOption, evaluate_command
 from biphase.cli.export import convert_command, export_command
 from biphase.cli.init import init_app
-from biphase.cli.inspect import inspect_command
-from biphase.cli.predict import predict_command
-from biphase.cli.search import search_command
-from biphase.cli.study import AddressOption, EngineOption, Overrides, study_app
+from biphase.cli.study import AddressOption, EngineOption, FormatOption, Overrides, is_json, study_app
 from biphase.console import FirstLine, err, is_one_of_several, out, silence, take_turn
 from biphase.errors import EXIT_BUSY, BusyError, InputError, StoppedError, clipped
 from biphase.machine import prepare_process
@@ -67,7 +65,6 @@ SourceArguments = Annotated[
 OutOption = Annotated[Path, typer.Option("--out", help="The folder to write.")]
 TextFieldOption = Annotated[str, typer.Option(help="The JSON field or parquet column with the text.")]
 TxtDocumentsOption = Annotated[str, typer.Option(help="What a document is in .txt files: file, paragraphs or lines.")]
-ScoresOption = Annotated[Path, typer.Option("--out", help="Where finished cells are kept.")]
 
 EXIT_INTERRUPTED = 130
 """The exit code of a command that Ctrl-C ended: 128 and the number of the signal, as shells count."""
@@ -117,13 +114,16 @@ def tokenizer_train_command(
 
     Example: `biphase tokenizer train corpus/*.jsonl.zst --vocab-size 32768 --out tokenizer`
     """
-    from biphase.corpus.text import find_text_sources, sample_texts
-    from biphase.corpus.tokenizer import save_tokenizer, train_tokenizer
+    from biphase.verbs import text
 
-    texts = sample_texts(find_text_sources(sources), text_field, txt_documents, limit_mb)  # type: ignore[arg-type]
-    tokenizer = train_tokenizer(texts, vocab_size)
-    save_tokenizer(tokenizer, out_folder)
-    out.print(f"{out_folder}: {len(tokenizer):,} tokens")
+    text.train_tokenizer(
+        sources,
+        out_folder,
+        vocab_size=vocab_size,
+        limit_mb=limit_mb,
+        text_field=text_field,
+        txt_documents=txt_documents,  # type: ignore[arg-type]
+    )
 
 
 @tokenizer_app.command("from")
@@ -167,31 +167,23 @@ def prepare_command(
 
     Example: `biphase prepare news/ --tokenizer tokenizer --out shards --append`
     """
-    from biphase.config import parse_config
-    from biphase.corpus.prepare import prepare as prepare_shards
-    from biphase.engine.local import Engine
+    from biphase.verbs import text
 
-    manifest = prepare_shards(
+    text.prepare(
         sources,
         tokenizer,
         out_folder,
+        validation=validation,
         validation_fraction=validation_fraction,
-        validation_sources=validation or (),
         workers=workers,
-        engine=parse_config(Engine, {"kind": engine, "address": address}, (), origin="prepare"),
-        seed=seed,
+        engine=engine,  # type: ignore[arg-type]
+        address=address,
         text_field=text_field,
         id_field=id_field,
         txt_documents=txt_documents,  # type: ignore[arg-type]
+        seed=seed,
         append=append,
     )
-    for name, split in manifest.splits.items():
-        left_out = f", {split.empty_texts:,} empty texts left out" if split.empty_texts else ""
-        out.print(
-            f"{out_folder} {name}: {split.documents:,} documents, {split.tokens:,} tokens{left_out}", markup=False
-        )
-    if manifest.duplicates is not None and any(manifest.duplicates.model_dump().values()):
-        out.print(f"{out_folder}: {manifest.duplicates.line}", markup=False)
 
 
 @app.command("pretrain")
@@ -206,14 +198,9 @@ def pretrain_command(
 
     Several processes: `torchrun --nproc-per-node 8 -m biphase pretrain recipes/210m.yaml compute.parallel=fsdp`
     """
-    from biphase.config import load_config
-    from biphase.recipe import Recipe
+    from biphase.verbs import networks
 
-    parsed = load_config(Recipe, recipe, overrides or ())
-    from biphase.pretraining.loop import train  # takes seconds to load: a mistake in the recipe is told before
-
-    run = train(parsed, runs)
-    out.print(str(run.path))
+    networks.pretrain(recipe, overrides or (), runs=runs)
 
 
 app.command("export")(export_command)
@@ -251,73 +238,40 @@ def finetune_command(
     """
     from biphase.config import parse_config
     from biphase.finetuning.config import FinetuneConfig
-    from biphase.finetuning.fit import fit_cell
+    from biphase.verbs import finetuning
 
-    fit_cell(model, task, parse_config(FinetuneConfig, {}, overrides or (), origin=task), scores, data_dir, keep)
+    settings = parse_config(FinetuneConfig, {}, overrides or (), origin=task).model_dump(exclude_unset=True)
+    finetuning.finetune(model, task, data=data_dir, scores=scores, keep=keep, **settings)
+
+
+@app.command("predict")
+def predict_command(
+    model: Annotated[str, typer.Argument(help="A folder that `finetune --keep` wrote, or a hub id with a head.")],
+    file: Annotated[
+        Path, typer.Argument(help="Rows: .jsonl, .csv, .tsv, .json, .parquet, columns; .txt: a text a line.")
+    ],
+    out_file: Annotated[
+        Path | None, typer.Option("--out", help="A .jsonl or .csv file; printed as JSONL unless given.")
+    ] = None,
+    template: Annotated[
+        str | None, typer.Option(help="Columns in braces, for a model that does not say what its inputs are: {text}.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+) -> None:
+    """Predict labels, spans or answers for every row of a file. Rows are kept, and go through as they are read.
+
+    Example: `biphase predict snli-model pairs.csv --out predicted.csv`
+    """
+    from biphase.verbs.prediction import write_predictions
+
+    write_predictions(model, file, out_file or sys.stdout, template, device)
 
 
 app.command("embed")(embed_command)
-app.command("predict")(predict_command)
 app.command("search")(search_command)
 
 
-@app.command("evaluate")
-def evaluate_command(
-    models: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[MODEL]... [KEY=VALUE]...",
-            help="RUN[@STEP], model folders or hub ids (ID@REVISION); then changes to single settings of all cells. "
-            "Without a model: what is in --out already.",
-        ),
-    ] = None,
-    tasks: Annotated[
-        str, typer.Option(help="Names or YAML files, by commas; `paper` stands for its twelve.")
-    ] = "paper",
-    learning_rates: Annotated[str, typer.Option(help="By commas.")] = "1e-5,2e-5,5e-5,1e-4,2e-4,5e-4",
-    seeds: Annotated[str, typer.Option(help="By commas, or a range such as 0-4.")] = "0-4",
-    scores: ScoresOption = Path("scores"),
-    data_dir: Annotated[
-        list[str] | None, typer.Option(help="TASK=FOLDER with the task's data as published; may be repeated.")
-    ] = None,
-    engine: EngineOption = "local",
-    address: AddressOption = None,
-    workers: Annotated[int | None, typer.Option(help="Cells side by side; one per core or GPU unless given.")] = None,
-    workers_per_gpu: Annotated[int, typer.Option(help="Cells that share a GPU.")] = 1,
-    part: Annotated[str | None, typer.Option(help="NUMBER/TOTAL: only this part of the cells (a Slurm array).")] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say which cells are missing and how long they take.")
-    ] = False,
-    compare: Annotated[
-        tuple[str, str] | None, typer.Option(help="Two models: who wins where, and is it more than noise?")
-    ] = None,
-    keep: Annotated[
-        Path | None, typer.Option(help="Write the best fine-tuned model of each task, by validation, below here.")
-    ] = None,
-) -> None:
-    """Fine-tune and score models on tasks with every rate and seed; the rate is chosen on validation.
-
-    Finished cells are never run again: the same command goes on after a kill, and adds what is new.
-
-    Example: `biphase evaluate encoder --tasks snli,uner_en_ewt --learning-rates 1e-4,5e-4 --seeds 0-2`
-
-    Example: `biphase evaluate --compare encoder-a encoder-b`
-    """
-    from biphase.cli.evaluate import run_evaluation
-
-    run_evaluation(
-        list(models or ()),
-        tasks=tasks,
-        learning_rates=learning_rates,
-        seeds=seeds,
-        out=scores,
-        data_dirs=data_dir or (),
-        engine={"kind": engine, "address": address, "workers": workers, "workers_per_gpu": workers_per_gpu},
-        part=part,
-        dry_run=dry_run,
-        pair=compare,
-        keep=keep,
-    )
+app.command("evaluate")(evaluate_command)
 
 
 @report_app.command("paper")
@@ -333,7 +287,22 @@ def report_paper_command(
     out.print(str(write(folder)))
 
 
-app.command("inspect")(inspect_command)
+@app.command("inspect")
+def inspect_command(
+    path: Annotated[Path, typer.Argument(help="Any folder that biphase wrote: shards, a run, a model, a study, …")],
+    verify: Annotated[bool, typer.Option("--verify", help="Read every byte and compare hashes.")] = False,
+    near_copies: Annotated[bool, typer.Option("--near-copies", help="Count like documents of shards.")] = False,
+    form: FormatOption = "text",
+) -> None:
+    """Say what is in a folder, and check that it is whole.
+
+    Example: `biphase inspect shards --verify`
+    """
+    from biphase.verbs import folders, records
+
+    as_json = is_json(form)
+    facts = folders.inspect(path, verify=verify, near_copies=near_copies)
+    out.print(records.to_json(facts) if as_json else folders.tell_facts(facts))
 
 
 @app.command("doctor")
@@ -341,7 +310,7 @@ def doctor_command(
     folder: Annotated[
         Path, typer.Argument(help="Where you mean to work: its disk and its locks are looked at.")
     ] = Path(),
-    form: Annotated[str, typer.Option("--format", help="text or json.")] = "text",
+    form: FormatOption = "text",
 ) -> None:
     """Versions, devices, what `auto` chooses and why, disk, locks, hub: for bug reports. `!` marks what is wrong.
 
@@ -349,7 +318,8 @@ def doctor_command(
     """
     from biphase.cli.doctor import examine, show
 
-    out.print(show(examine(folder), form), markup=False)
+    as_json = is_json(form)
+    out.print(show(examine(folder), as_json))
 
 
 def main() -> Any:

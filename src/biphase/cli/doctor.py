@@ -4,7 +4,6 @@ In: this machine and a folder to work in. Out: facts by topic, each a line; what
 """
 
 import fcntl
-import json
 import os
 import platform
 import shutil
@@ -16,8 +15,8 @@ from pathlib import Path
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
-from biphase.errors import InputError
 from biphase.machine import num_cores
+from biphase.verbs.records import to_json
 
 PACKAGES = ("biphase", "torch", "transformers", "tokenizers", "datasets", "safetensors", "numpy", "ray")
 VARIABLES = (
@@ -53,12 +52,10 @@ def examine(folder: Path) -> Facts:
     }
 
 
-def show(facts: Facts, form: str = "text") -> str:
+def show(facts: Facts, as_json: bool = False) -> str:
     """The facts as aligned lines, or as JSON."""
-    if form == "json":
-        return json.dumps(facts, indent=2, ensure_ascii=False)
-    if form != "text":
-        raise InputError(f"--format is {form}; it is text or json")
+    if as_json:
+        return to_json(facts)
     lines = []
     for topic, entries in facts.items():
         width = max((len(name) for name in entries), default=0)

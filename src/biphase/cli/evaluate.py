@@ -1,178 +1,152 @@
-"""`biphase evaluate`: the command line's words → a grid, run; what its folder holds; two models compared."""
+"""`biphase evaluate`: the command line's words → a grid; its scores as tables or JSON."""
 
 import re
-from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, TypeVar
 
+import typer
 from rich.table import Table
 
-from biphase.cli.embed import is_zero_shot, run_zero_shot
+from biphase.cli.study import AddressOption, EngineOption, FormatOption, is_json
 from biphase.config import parse_config
-from biphase.console import duration, err
+from biphase.console import duration
 from biphase.console import out as console
-from biphase.engine.local import Engine
-from biphase.engine.scheduler import Failure, read_failures
 from biphase.errors import InputError
 from biphase.finetuning.config import FinetuneConfig
-from biphase.finetuning.grid import (
-    Grid,
-    SharedTraining,
-    choose_part,
-    estimate_seconds,
-    missing_trainings,
-    plan_grid,
-    read_finished,
-    resolve_for,
-    run_grid,
-)
-from biphase.finetuning.scores import Score, read_scores
-from biphase.machine import num_cores, visible_gpus
-from biphase.report.comparison import compare, summarize
+from biphase.report.comparison import TaskComparison, compare
 from biphase.report.printing import print_comparison, print_summary
-from biphase.tasks.sources import name_data_dirs
-from biphase.tasks.spec import METRICS, PAPER_TASKS, find_task
+from biphase.tasks.spec import find_task
+from biphase.verbs.embedding import print_zero_shot, run_zero_shot, zero_shot_records
+from biphase.verbs.grids import DryRun, EvaluatedGrid, is_zero_shot, run_evaluation
+from biphase.verbs.records import comparison_records, to_json
 
 Number = TypeVar("Number", int, float)
 
+ModelArguments = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[MODEL]... [KEY=VALUE]...",
+        help="RUN[@STEP], model folders or hub ids (ID@REVISION); then changes to single settings of all cells. "
+        "Without a model: what is in --out already.",
+    ),
+]
+ScoresOption = Annotated[Path, typer.Option("--out", help="Where finished cells are kept.")]
 
-def run_evaluation(
-    words: Sequence[str],
-    *,
-    tasks: str,
-    learning_rates: str,
-    seeds: str,
-    out: Path,
-    data_dirs: Sequence[str],
-    engine: dict[str, Any],
-    part: str | None,
-    dry_run: bool,
-    pair: tuple[str, str] | None,
-    keep: Path | None = None,
+
+def evaluate_command(
+    models: ModelArguments = None,
+    tasks: Annotated[
+        str, typer.Option(help="Names or YAML files, by commas; `paper` stands for its twelve.")
+    ] = "paper",
+    learning_rates: Annotated[str, typer.Option(help="By commas.")] = "1e-5,2e-5,5e-5,1e-4,2e-4,5e-4",
+    seeds: Annotated[str, typer.Option(help="By commas, or a range such as 0-4.")] = "0-4",
+    scores: ScoresOption = Path("scores"),
+    data_dir: Annotated[
+        list[str] | None, typer.Option(help="TASK=FOLDER with the task's data as published; may be repeated.")
+    ] = None,
+    engine: EngineOption = "local",
+    address: AddressOption = None,
+    workers: Annotated[int | None, typer.Option(help="Cells side by side; one per core or GPU unless given.")] = None,
+    workers_per_gpu: Annotated[int, typer.Option(help="Cells that share a GPU.")] = 1,
+    part: Annotated[str | None, typer.Option(help="NUMBER/TOTAL: only this part of the cells (a Slurm array).")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say which cells are missing and how long they take.")
+    ] = False,
+    pair: Annotated[
+        tuple[str, str] | None,
+        typer.Option("--compare", help="Two models: who wins where, and is it more than noise?"),
+    ] = None,
+    keep: Annotated[
+        Path | None, typer.Option(help="Write the best fine-tuned model of each task, by validation, below here.")
+    ] = None,
+    form: FormatOption = "text",
 ) -> None:
-    """Run what is missing of the grid, then print what `out` holds, and the comparison of a pair of models. With
-    `keep`, the best network of each model on each task is written below it.
+    """Fine-tune and score models on tasks with every rate and seed; the rate is chosen on validation.
 
-    Raises `InputError` for what the words do not say right, and when cells failed: how many, and the first reason.
+    Finished cells are never run again: the same command goes on after a kill, and adds what is new.
+
+    Example: `biphase evaluate encoder --tasks snli,uner_en_ewt --learning-rates 1e-4,5e-4 --seeds 0-2`
+
+    Example: `biphase evaluate --compare encoder-a encoder-b`
     """
+    as_json, asked = is_json(form), tasks.split(",")
+    names, settings = split_words(models or ())
+    if names and is_zero_shot(asked):
+        found = run_zero_shot(names, asked, scores, keep)
+        console.print(to_json({"scores": zero_shot_records(found)})) if as_json else print_zero_shot(found)
+        return
+    evaluation = run_evaluation(
+        names,
+        asked,
+        settings=parse_config(FinetuneConfig, {}, settings, origin="evaluate"),
+        learning_rates=parse_numbers(learning_rates, float, "--learning-rates"),
+        seeds=parse_seeds(seeds),
+        out=scores,
+        data_dirs=parse_data_dirs(data_dir or (), asked),
+        engine={"kind": engine, "address": address, "workers": workers, "workers_per_gpu": workers_per_gpu},
+        part=part,
+        dry_run=dry_run,
+        keep=keep,
+    )
+    compared = compare(evaluation.scores, *pair) if pair and not dry_run else None
+    console.print(write_evaluation(evaluation, compared)) if as_json else print_evaluation(evaluation, compared)
+    evaluation.raise_failures()
+
+
+def split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Models, and settings of all cells."""
     settings = [word for word in words if re.match(r"[a-z_.0-9]+=", word)]
-    models = tuple(word for word in words if word not in settings)
+    names = [word for word in words if word not in settings]
     for key in ("learning_rate", "seed"):
         if any(setting.startswith(f"{key}=") for setting in settings):
             raise InputError(f"{key} is one of a grid: give --{key.replace('_', '-')}s")
-    if keep is not None and (not models or is_zero_shot(tasks) or part is not None):
-        raise InputError("--keep is for models that are fine-tuned on tasks, without --part")
-    if models and is_zero_shot(tasks):
-        run_zero_shot(models, tasks, out)
-        return
-    failures: list[Failure] = []
-    if models:
-        names = PAPER_TASKS if tasks == "paper" else tuple(tasks.split(","))
-        config = parse_config(FinetuneConfig, {}, settings, origin="evaluate")
-        grid = Grid(
-            models=models,
-            tasks=names,
-            config=config,
-            out=out,
-            learning_rates=parse_numbers(learning_rates, float, "--learning-rates"),
-            seeds=parse_seeds(seeds),
-            data_dirs=parse_data_dirs(data_dirs, names),
-        )
-        where = parse_config(Engine, engine | {"device": config.device}, origin="evaluate")
-        failures = run_and_keep(grid, where, part, dry_run, keep)
-        if dry_run:
-            return
-    elif settings:
+    if settings and not names:
         raise InputError(f"which model? Only settings are given: {' '.join(settings)}")
-    scores = read_scores(out)
-    print_summary(summarize(scores), scores.broken)
-    judged = sorted({score.task for score in scores.scores if is_easier_search(score)})
-    if judged:
-        console.print(f"among judged documents only, which scores higher than among all: {', '.join(judged)}")
-    if pair is not None:
-        print_comparison(compare(scores, *pair))
-    if failures:
-        raise told_together(failures)
+    return names, settings
 
 
-def told_together(failures: Sequence[Failure]) -> InputError:
-    """How many cells failed, and the most frequent reason."""
-    reasons = Counter(failure.reason for failure in failures if not failure.is_blocked)
-    num_blocked = len(failures) - reasons.total()
-    waiting = f", {num_blocked} that need them were not run" if num_blocked else ""
-    return InputError(
-        f"{reasons.total()} failed{waiting}; most often: {reasons.most_common(1)[0][0]}; finished cells are kept, "
-        "the same command runs the others again"
-    )
+def write_evaluation(evaluation: EvaluatedGrid, compared: Sequence[TaskComparison] | None) -> str:
+    """The JSON of docs/guide.md."""
+    if evaluation.planned:
+        planned = evaluation.planned
+        facts = {"seconds_of_one_worker": planned.seconds, "unknown_trainings": planned.num_unknown}
+        return to_json({"cells": planned.cells, **facts, "failed": planned.failed})
+    left_out = [{"path": one.path, "reason": one.reason} for one in evaluation.scores.broken]
+    tree = {"scores": evaluation.records, "left_out": left_out, "failed": evaluation.failures}
+    return to_json(tree | ({} if compared is None else {"comparison": comparison_records(compared)}))
 
 
-def run_and_keep(grid: Grid, engine: Engine, part: str | None, dry_run: bool, keep: Path | None) -> list[Failure]:
-    if keep is None or dry_run:
-        return run_missing(grid, engine, part, dry_run)
-    from biphase.cli.best import check_kept, keep_best_networks
-
-    kept = check_kept(grid, resolve_for(grid.config, engine), keep)
-    failures = run_missing(grid, engine, part, dry_run)
-    keep_best_networks(kept, grid.out)
-    return failures
-
-
-def is_easier_search(score: Score) -> bool:
-    return score.metric in METRICS["retrieval"] and bool(score.config.judged_only)
+def print_evaluation(evaluation: EvaluatedGrid, compared: Sequence[TaskComparison] | None) -> None:
+    if evaluation.planned:
+        print_dry_run(evaluation.planned)
+        return
+    print_summary(evaluation.rows, evaluation.scores.broken)
+    if evaluation.easier_searches:
+        searches = ", ".join(evaluation.easier_searches)
+        console.print(f"among judged documents only, which scores higher than among all: {searches}")
+    if compared is not None:
+        print_comparison(compared)
 
 
-def run_missing(grid: Grid, engine: Engine, part: str | None, dry_run: bool) -> list[Failure]:
-    grid = replace(grid, config=resolve_for(grid.config, engine))
-    trainings = plan_grid(grid)
-    chosen = trainings if part is None else choose_part(trainings, part)
-    missing = missing_trainings(chosen, grid.out)
-    if dry_run:
-        print_dry_run(grid, chosen, missing, engine)
-        return []
-    num_cells, num_missing = (sum(len(training.cells) for training in some) for some in (chosen, missing))
-    err.print(f"{num_cells:,} cells, {num_cells - num_missing:,} of them finished")
-    return run_grid(grid, missing, engine) if missing else []
-
-
-def print_dry_run(
-    grid: Grid, chosen: Sequence[SharedTraining], missing: Sequence[SharedTraining], engine: Engine
-) -> None:
+def print_dry_run(planned: DryRun) -> None:
     """A table of cells by model and task, and how long the missing ones take."""
-    table = Table(title=f"{len(grid.learning_rates)} rates × {len(grid.seeds)} seeds")
-    for column in ("model", "task", "cells", "finished", "missing"):
+    table = Table(title=f"{len(planned.grid.learning_rates)} rates × {len(planned.grid.seeds)} seeds")
+    for column in planned.cells[0]:
         table.add_column(column, justify="left" if column in ("model", "task") else "right")
-    totals, lefts = (
-        Counter((training.model, cell.task.name) for training in some for cell in training.cells)
-        for some in (chosen, missing)
-    )
-    for model in grid.models:
-        for task in grid.tasks:
-            name = find_task(task).name
-            total, left = totals[model, name], lefts[model, name]
-            table.add_row(model, name, f"{total:,}", f"{total - left:,}", f"{left:,}")
+    for record in planned.cells:
+        table.add_row(*(value if isinstance(value, str) else f"{value:,}" for value in record.values()))
     console.print(table)
-    seconds, num_unknown = estimate_seconds(missing, read_finished(chosen, grid.out))
-    workers = count_workers(engine)
-    if num_unknown < len(missing):
-        spent = duration(seconds / max(workers, 1))
-        told = f"with {workers} workers" if workers else "of one worker"
+    if planned.num_judged:
+        spent = duration(planned.seconds / max(planned.workers, 1))
+        told = f"with {planned.workers} workers" if planned.workers else "of one worker"
         console.print(f"about {spent} {told}, judged by finished cells")
-    if num_unknown:
-        console.print(f"{num_unknown:,} trainings are of tasks without a finished cell to judge by: run one seed first")
-    for failure in read_failures(grid.out):
-        console.print(f"failed before: {failure.unit}: {failure.reason}", markup=False)
-
-
-def count_workers(engine: Engine) -> int:
-    """How many cells run side by side; 0 where only a Ray cluster knows."""
-    if engine.workers is not None:
-        return max(engine.workers, 1)
-    if engine.kind == "ray":
-        return 0
-    num_gpus = len(visible_gpus()) if engine.device != "cpu" else 0
-    return engine.workers_per_gpu * num_gpus or num_cores()
+    if planned.num_unknown:
+        console.print(
+            f"{planned.num_unknown:,} trainings are of tasks without a finished cell to judge by: run one seed first"
+        )
+    for failure in planned.failed:
+        console.print(f"failed before: {failure.unit}: {failure.reason}")
 
 
 def parse_numbers(text: str, kind: Callable[[str], Number], option: str) -> tuple[Number, ...]:
@@ -193,12 +167,12 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     return parse_numbers(text, int, "--seeds")
 
 
-def parse_data_dirs(pairs: Sequence[str], tasks: Sequence[str]) -> dict[str, str]:
-    """`snli=path` → {"snli": "path"}; for these tasks (names or YAML files), by name or file, and what they share."""
+def parse_data_dirs(pairs: Sequence[str], tasks: Sequence[str]) -> list[tuple[str, str]]:
+    """`snli=path` → ("snli", "path")."""
     parts = []
     for pair in pairs:
         given, equals, folder = pair.partition("=")
         if not equals or not folder:
             raise InputError(f"--data-dir {pair} must be TASK=FOLDER, such as {find_task(tasks[0]).name}=data")
         parts.append((given, folder))
-    return name_data_dirs(parts, tasks, "--data-dir")
+    return parts

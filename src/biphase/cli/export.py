@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from biphase.console import out
+from biphase.verbs import networks
 
 
 def export_command(
@@ -21,9 +22,7 @@ def export_command(
 
     Example: `biphase export runs/adapt-1a2b3c4d encoder --merge 0.5`
     """
-    from biphase.export.model import export_checkpoint
-
-    out.print(export_checkpoint(run, folder, merge), markup=False)
+    networks.export(run, folder, merge)
 
 
 def convert_command(
@@ -36,4 +35,4 @@ def convert_command(
     """
     from biphase.export.convert import convert_checkpoint
 
-    out.print(convert_checkpoint(model, folder), markup=False)
+    out.print(convert_checkpoint(model, folder))

@@ -141,8 +141,8 @@ def init_task_command(
 
     Example: `biphase init task data/reviews-train.csv --label stars --out reviews.yaml`
     """
-    from biphase.cli.init_task import EXAMPLES, describe_data
     from biphase.tasks.spec import Task
+    from biphase.verbs.describe_task import EXAMPLES, describe_data
 
     refuse_existing(out_file)
     if family is not None and family not in EXAMPLES:

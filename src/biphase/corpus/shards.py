@@ -23,7 +23,6 @@ from biphase.corpus.manifest import (
     ShardPart,
     ShardSplitName,
     read_shard_manifest,
-    sum_splits,
     wrong_size,
 )
 from biphase.corpus.tokenizer import load_tokenizer, token_byte_lengths, tokenizer_hash
@@ -32,9 +31,6 @@ from biphase.files import file_hash
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
-
-LONG_TOKENS = 2048
-"""Documents with more tokens than this are counted in a description."""
 
 
 class ShardTokens:
@@ -224,41 +220,3 @@ def check_tokenizer(shards: ShardSet, expected_hash: str) -> None:
             f"{shards.folder} was made with tokenizer {made_with[:16]}, not with {expected_hash[:16]}: prepare the "
             f"text again with this tokenizer, or use the set's own ({shards.folder / 'tokenizer'})"
         )
-
-
-def describe_shards(folder: str | Path, num_documents: int = 2) -> str:
-    """Counts, document lengths and the beginning of the first documents of each split, as lines of text."""
-    sets = [ShardSet.open(folder, split) for split in SHARD_SPLITS]
-    manifest = sets[0].manifest
-    lines = [
-        f"shard set {folder}",
-        f"content {manifest.fingerprint[:16]} · tokenizer {manifest.tokenizer_hash[:16]} · vocabulary "
-        f"{manifest.vocab_size:,} · {manifest.dtype} · {len(manifest.shards)} shards",
-    ]
-    for stage in manifest.earlier:
-        splits = sum_splits(manifest.shards[: stage.num_shards])
-        lines.append(
-            f"it has grown: content {stage.fingerprint[:16]} was {splits['train'].documents:,} documents and "
-            f"{splits['train'].tokens:,} tokens for training"
-        )
-    if manifest.duplicates is not None:
-        lines.append(manifest.duplicates.line)
-    for shards in sets:
-        total = manifest.splits[shards.split]
-        lines.append(
-            f"{shards.split}: {total.documents:,} documents · {total.tokens:,} tokens · "
-            f"{total.text_bytes / 1e6:,.1f} MB of text · {total.empty_texts:,} empty texts left out"
-        )
-        if shards.num_documents:
-            lengths = np.diff(shards.document_ends, prepend=0)
-            lines.append(
-                f"  tokens per document: mean {lengths.mean():,.0f}, median {np.median(lengths):,.0f}, "
-                f"{np.mean(lengths > LONG_TOKENS):.1%} longer than {LONG_TOKENS:,} · "
-                f"{total.text_bytes / total.tokens:.2f} bytes per token"
-            )
-    tokenizer = sets[0].tokenizer()
-    for shards in sets:
-        for index in range(min(num_documents, shards.num_documents)):
-            text = str(tokenizer.decode(shards.document(index)[:80]))
-            lines.append(f"{shards.split} {index}: {' '.join(text.split())[:200]}")
-    return "\n".join(lines)

@@ -1,8 +1,8 @@
-"""`biphase evaluate --keep`: of each model and task of a grid, the best fine-tuned network → a folder."""
+"""A grid → the best fine-tuned network of each model and task, in a folder (`evaluate` with `keep`)."""
 
 import re
 from collections import Counter
-from dataclasses import replace
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -11,10 +11,9 @@ from biphase.console import err
 from biphase.errors import InputError
 from biphase.finetuning.batches import CellContext
 from biphase.finetuning.cells import CellPlan
-from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.encoders import load_encoder
 from biphase.finetuning.fit import fit_plans
-from biphase.finetuning.grid import Grid, plan_grid
+from biphase.finetuning.grid import SharedTraining
 from biphase.finetuning.keep import check_keepable
 from biphase.finetuning.scores import Score, read_score, short_name
 from biphase.finetuning.selection import choose_rate
@@ -23,14 +22,14 @@ Kept = dict[tuple[str, str], tuple[Path, list[CellPlan]]]
 """For each model and task, the folder to write and the cells to choose from."""
 
 
-def check_kept(grid: Grid, config: FinetuneConfig, folder: Path) -> Kept:
+def check_kept(trainings: Iterable[SharedTraining], folder: Path) -> Kept:
     """Where each model and task is kept, `folder/MODEL-TASK`.
 
     Raises `InputError`, before anything is trained, for a folder that is not empty, two models of one name, and a
     network that cannot be kept.
     """
     kept: Kept = {}
-    for training in plan_grid(replace(grid, config=config)):
+    for training in trainings:
         name = re.sub(r"[^\w.@-]", "-", short_name(training.model))
         for cell in training.cells:
             place = folder / f"{name}-{cell.task.name}"

@@ -1,0 +1,9 @@
+"""The verbs of biphase for Python, under the names by which users know them. The command line calls them too: their
+defaults and what they say are its own. Heavy imports happen inside the verb that needs them."""
+
+from biphase import console
+
+
+def silence(is_silent: bool = True) -> None:
+    """No bars and no lines from any verb; with False again."""
+    console.err.quiet = console.out.quiet = is_silent

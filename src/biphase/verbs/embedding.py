@@ -1,0 +1,177 @@
+"""A recipe → an embedding model; models and judged texts → scores as they are; a text and a question → passages."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+
+from biphase.console import err
+from biphase.console import out as console
+from biphase.embedding.recipe import EmbeddingRecipe
+from biphase.errors import InputError
+from biphase.files import write_json
+from biphase.verbs.memory import Changes, read_settings
+
+if TYPE_CHECKING:
+    import pandas
+
+    from biphase.embedding.index import FoundPassage
+
+EXTRAS = {"mteb": "mteb"}
+"""Packages that come with an extra of their own."""
+
+ZeroShot = dict[str, dict[str, dict[str, float]]]
+"""Scores by set, then by model (or BM25), then by metric."""
+
+
+@contextmanager
+def needs_embeddings(what: str) -> Iterator[None]:
+    """Around imports: a package that is not here is told with the extra that brings it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        extra = EXTRAS.get(str(error.name), "embeddings")
+        raise InputError(f"{what} needs {error.name}: pip install 'biphase[{extra}]'") from None
+
+
+def embed(recipe: Any, changes: Changes = (), *, runs: str | Path = "runs") -> Path:
+    """Train an encoder or a decoder into an embedding model for sentence-transformers; returns its folder. The same
+    call resumes.
+
+    Args:
+        recipe: a YAML file, a mapping of its keys, or a `biphase.embedding.recipe.EmbeddingRecipe`.
+        changes: to single keys, such as `{"model": "encoder", "out": "embedder"}`.
+        runs: where run folders are.
+    """
+    found = read_settings(EmbeddingRecipe, recipe, changes)
+    with needs_embeddings("biphase embed"):
+        from biphase.embedding.embed import train_embedder
+    folder, facts = train_embedder(found, Path(runs))
+    table = Table("layer", "cosine to before", box=None)
+    for layer, cosine in facts["cosines"].items():
+        table.add_row(layer, f"{cosine:.4f}")
+    console.print(table)
+    print_zero_shot(facts["scores"])
+    console.print(f"{folder}: load it with SentenceTransformer('{folder}')")
+    return folder
+
+
+def print_zero_shot(scores: ZeroShot) -> None:
+    """A table for each set, with a row for each model."""
+    for name, arms in scores.items():
+        metrics = list(next(iter(arms.values())))
+        table = Table(name, *metrics, box=None)
+        for arm, values in arms.items():
+            table.add_row(arm, *(f"{values[metric]:.4f}" for metric in metrics))
+        console.print(table)
+
+
+def zero_shot_records(scores: ZeroShot) -> list[dict[str, Any]]:
+    return [{"model": arm, "task": name, **values} for name, arms in scores.items() for arm, values in arms.items()]
+
+
+def run_zero_shot(models: Sequence[str], tasks: Sequence[str], out: Path, keep: object = None) -> ZeroShot:
+    """Score embedding models as they are on `zero-shot:PATH` (BEIR's layout, scored pairs) and `mteb:NAME[=FOLDER]`.
+
+    Results are kept as MTEB's JSON, `out/zero-shot/MODEL/TASK.json`. There is nothing fine-tuned to `keep`.
+    """
+    if keep is not None:
+        raise InputError("--keep is for models that are fine-tuned on tasks, without --part")
+    with needs_embeddings("zero-shot evaluation"):
+        from biphase.embedding.evaluation import read_judged, score_bm25, score_embedder, to_mteb
+        from biphase.embedding.folder import load_embedder
+    given: dict[str, list[str]] = {"zero-shot": [], "mteb": []}
+    for task in tasks:
+        kind, _, place = task.partition(":")
+        if kind not in given:
+            raise InputError(f"--tasks: '{task}' is fine-tuned on, the others are not; give them to two commands")
+        given[kind].append(place)
+    judged = [read_judged(Path(place)) for place in given["zero-shot"]]
+    embedders = {model: load_embedder(model) for model in models}
+    scores: ZeroShot = {}
+    for each in judged:
+        kind = "STS" if each.pairs else "Retrieval"
+        arms = {model: score_embedder(embedder, each) for model, embedder in embedders.items()}
+        if each.documents:
+            arms["BM25"] = score_bm25(each)
+        for arm, values in arms.items():
+            keep_result(out, arm, each.name, to_mteb(each.name, values, kind))
+        scores[each.name] = arms
+    if given["mteb"]:
+        with needs_embeddings("mteb tasks"):
+            from biphase.embedding.mteb_tasks import run_mteb
+    for name in given["mteb"]:
+        scores[name] = {}
+        for model, embedder in embedders.items():
+            result = run_mteb(embedder, name)
+            keep_result(out, model, result["task_name"], result)
+            scores[name][model] = {"main_score": float(next(iter(result["scores"].values()))[0]["main_score"])}
+    return scores
+
+
+def keep_result(out: Path, model: str, task: str, result: object) -> None:
+    folder = out / "zero-shot" / Path(model).name
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / f"{task}.json", result)
+
+
+def search(
+    source: str | Path,
+    question: str,
+    *,
+    model: str | Path | None = None,
+    index: str | Path | None = None,
+    top: int = 5,
+    rebuild: bool = False,
+    text_field: str = "text",
+) -> "pandas.DataFrame":
+    """Find passages for a question, by an embedding model and by BM25. Documents are embedded once and kept.
+
+    Args:
+        source: an index, or files to make one of.
+        model: an embedding model: a folder or a hub id; an index knows its own.
+        index: where the index of a text is kept; `SOURCE.index` unless given.
+        top: how many passages each finds.
+        rebuild: make the index anew.
+
+    Returns: a row for each passage: `by` (the model's name, or BM25), `rank`, `score`, `id`, `text`.
+    """
+    import pandas
+
+    found = find_passages(str(source), question, model, index, top=top, rebuild=rebuild, text_field=text_field)
+    return pandas.DataFrame([{"by": name, **vars(answer)} for name, answers in found.items() for answer in answers])
+
+
+def find_passages(
+    source: str,
+    question: str,
+    model: str | Path | None,
+    index: str | Path | None,
+    *,
+    top: int,
+    rebuild: bool,
+    text_field: str,
+) -> dict[str, list["FoundPassage"]]:
+    """What an index answers, by the model's name and by BM25; it is opened, or built first."""
+    with needs_embeddings("biphase search"):
+        from biphase.embedding.index import answer_question, build_index, is_index, open_index
+        from biphase.embedding.pairs import hash_source
+    if not question.strip():
+        raise InputError("the question is empty")
+    asked = None if model is None else str(model)
+    folder = Path(source) if is_index(Path(source)) else Path(index or source.rstrip("/") + ".index")
+    if folder == Path(source) and rebuild:
+        raise InputError(f"{source} is an index: to build it again, give its text")
+    if is_index(folder) and not rebuild:
+        manifest = open_index(folder, asked)
+        if folder != Path(source) and manifest.text_hash != hash_source(source):
+            raise InputError(f"{folder} was made of another text than {source} holds now: add --rebuild")
+    elif asked is None:
+        raise InputError(f"{source} has no index yet: name an embedding model with --model")
+    else:
+        manifest = build_index(source, asked, folder, text_field)
+        err.print(f"{folder}: {manifest.num_passages:,} passages")
+    answers = answer_question(folder, manifest, question, top)
+    return {manifest.model: answers["model"], "BM25": answers["BM25"]}

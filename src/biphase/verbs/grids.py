@@ -1,0 +1,244 @@
+"""Models × tasks × rates × seeds: what is missing is run; what is there is summarized, and two models are compared."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from biphase.config import parse_config
+from biphase.console import err
+from biphase.engine.local import Engine
+from biphase.engine.scheduler import Failure, read_failures
+from biphase.errors import InputError
+from biphase.finetuning import grid as grids
+from biphase.finetuning.config import FinetuneConfig
+from biphase.finetuning.grid import PAPER_LEARNING_RATES, PAPER_SEEDS, Grid, SharedTraining
+from biphase.finetuning.scores import ScoreSet, read_scores
+from biphase.machine import num_cores, visible_gpus
+from biphase.report import comparison
+from biphase.tasks.sources import name_data_dirs
+from biphase.tasks.spec import METRICS, PAPER_TASKS, find_task
+from biphase.verbs.finetuning import OWN_TASKS
+from biphase.verbs.own_task import write_task
+from biphase.verbs.records import comparison_records, summary_records
+from biphase.verbs.text import EngineKind
+
+if TYPE_CHECKING:
+    import pandas
+
+    from biphase.verbs.best import Kept
+
+
+def evaluate(
+    models: str | Path | Iterable[str | Path] = (),
+    tasks: str | Iterable[str] = "paper",
+    *,
+    learning_rates: Iterable[float] = PAPER_LEARNING_RATES,
+    seeds: Iterable[int] = PAPER_SEEDS,
+    scores: str | Path = "scores",
+    data: Mapping[str, Any] | None = None,
+    engine: EngineKind = "local",
+    address: str | None = None,
+    workers: int | None = None,
+    workers_per_gpu: int = 1,
+    part: str | None = None,
+    dry_run: bool = False,
+    keep: str | Path | None = None,
+    **settings: Any,
+) -> "pandas.DataFrame":
+    """Fine-tune and score models on tasks with every rate and seed; the rate is chosen on validation. Finished cells
+    are never run again: the same call goes on after a kill, and adds what is new.
+
+    Args:
+        models: `RUN[@STEP]`, model folders or hub ids (`ID@REVISION`). Without one: what is in `scores` already.
+        tasks: names or YAML files; `paper` stands for its twelve. `zero-shot:FOLDER` and `mteb:NAME` score embeddings
+            as they are.
+        scores: where finished cells are kept.
+        data: by task, the folder with its data as published; or, for tasks of your own, rows as `finetune` takes them.
+        engine: `ray` for many machines, with the `address` of a cluster.
+        workers: cells side by side; one per core or GPU unless given; `workers_per_gpu` share a GPU.
+        part: `NUMBER/TOTAL`: only this part of the cells (a Slurm array).
+        dry_run: say which cells are missing, and run none.
+        keep: write the best fine-tuned model of each task, by validation, below here.
+        settings: of all cells, such as `max_steps=200`.
+
+    Returns: a row for each model on each task that `scores` holds: `rate`, the `mean` of its test scores with its 95 %
+    interval, …; shares from 0 to 1. In a dry run, how many cells each has and how many are missing.
+    """
+    import pandas
+
+    names = [str(models)] if isinstance(models, str | Path) else list(map(str, models))
+    asked = [tasks] if isinstance(tasks, str) else list(tasks)
+    if names and is_zero_shot(asked):
+        from biphase.verbs.embedding import run_zero_shot, zero_shot_records
+
+        return pandas.DataFrame(zero_shot_records(run_zero_shot(names, asked, Path(scores), keep)))
+    asked, folders = place_data(data or {}, asked, Path(scores))
+    evaluation = run_evaluation(
+        names,
+        asked,
+        settings=parse_config(FinetuneConfig, settings, origin="evaluate"),
+        learning_rates=tuple(learning_rates),
+        seeds=tuple(seeds),
+        out=Path(scores),
+        data_dirs=folders,
+        engine={"kind": engine, "address": address, "workers": workers, "workers_per_gpu": workers_per_gpu},
+        part=part,
+        dry_run=dry_run,
+        keep=None if keep is None else Path(keep),
+    )
+    evaluation.raise_failures()
+    return pandas.DataFrame(evaluation.records)
+
+
+def place_data(data: Mapping[str, Any], tasks: list[str], scores: Path) -> tuple[list[str], list[tuple[str, str]]]:
+    """The tasks, those that came as rows by their files, and the folders of data."""
+    folders = []
+    for name, given in data.items():
+        folder = str(given)
+        if not (isinstance(given, str | Path) and Path(given).is_dir()):
+            file, folder = write_task(given, scores / OWN_TASKS, name)
+            tasks = [*(task for task in tasks if task != name), file]
+        folders.append((name, folder))
+    return tasks, folders
+
+
+def compare(model_a: str | Path, model_b: str | Path, *, scores: str | Path = "scores") -> "pandas.DataFrame":
+    """Two models that `evaluate` has scored, task by task: who wins where, and is it more than noise?
+
+    Returns: a row for each task: both means, their `difference` (A minus B) with its 95 % interval, the p-value
+    adjusted over the tasks, the `verdict` and `notes` on it.
+    """
+    import pandas
+
+    return pandas.DataFrame(
+        comparison_records(comparison.compare(read_scores(Path(scores)), str(model_a), str(model_b)))
+    )
+
+
+def is_zero_shot(tasks: Sequence[str]) -> bool:
+    return any(task.startswith(("mteb:", "zero-shot:")) for task in tasks)
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """Which cells of a grid are missing, and how long they take."""
+
+    grid: Grid
+    cells: list[dict[str, Any]]
+    """A record for each model and task: how many cells it has, are finished and are missing."""
+    seconds: float
+    """The time of one worker for the trainings that finished ones of their tasks can judge."""
+    workers: int
+    """How many run side by side; 0 where only a Ray cluster knows."""
+    num_judged: int
+    num_unknown: int
+    failed: list[Failure]
+    """What failed before."""
+
+
+@dataclass(frozen=True)
+class EvaluatedGrid:
+    """What a folder of scores holds after missing cells were run, or what would be run."""
+
+    scores: ScoreSet
+    rows: list[comparison.SummaryRow]
+    failures: list[Failure]
+    planned: DryRun | None = None
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        return self.planned.cells if self.planned else summary_records(self.rows)
+
+    @property
+    def easier_searches(self) -> list[str]:
+        """Tasks whose searches were among judged documents only, which scores higher than among all."""
+        easier = [one for one in self.scores.scores if one.metric in METRICS["retrieval"] and one.config.judged_only]
+        return sorted({score.task for score in easier})
+
+    def raise_failures(self) -> None:
+        """Raises `InputError` when cells failed: how many, and the most frequent reason."""
+        if not self.failures:
+            return
+        reasons = Counter(failure.reason for failure in self.failures if not failure.is_blocked)
+        num_blocked = len(self.failures) - reasons.total()
+        waiting = f", {num_blocked} that need them were not run" if num_blocked else ""
+        raise InputError(
+            f"{reasons.total()} failed{waiting}; most often: {reasons.most_common(1)[0][0]}; finished cells are kept, "
+            "the same command runs the others again"
+        )
+
+
+def run_evaluation(
+    models: Sequence[str],
+    tasks: Sequence[str],
+    *,
+    settings: FinetuneConfig,
+    learning_rates: tuple[float, ...],
+    seeds: tuple[int, ...],
+    out: Path,
+    data_dirs: Sequence[tuple[str, str]],
+    engine: dict[str, Any],
+    part: str | None,
+    dry_run: bool,
+    keep: Path | None,
+) -> EvaluatedGrid:
+    """Run what is missing of the grid, unless it is a dry run, and read what `out` holds then."""
+    if keep is not None and (not models or part is not None):
+        raise InputError("--keep is for models that are fine-tuned on tasks, without --part")
+    failures: list[Failure] = []
+    if models:
+        names = tuple(name for task in tasks for name in (PAPER_TASKS if task == "paper" else (task,)))
+        known = name_data_dirs(data_dirs, names, "--data-dir")
+        where = parse_config(Engine, engine | {"device": settings.device}, origin="evaluate")
+        grid = Grid(tuple(models), names, grids.resolve_for(settings, where), out, learning_rates, seeds, known)
+        chosen = grids.plan_grid(grid)
+        chosen = chosen if part is None else grids.choose_part(chosen, part)
+        if dry_run:
+            return EvaluatedGrid(ScoreSet(()), [], [], plan_missing(grid, chosen, where))
+        failures = run_and_keep(grid, chosen, where, keep)
+    scores = read_scores(out)
+    return EvaluatedGrid(scores, comparison.summarize(scores), failures)
+
+
+def run_and_keep(grid: Grid, chosen: Sequence[SharedTraining], engine: Engine, keep: Path | None) -> list[Failure]:
+    kept: Kept = {}
+    if keep is not None:
+        from biphase.verbs.best import check_kept, keep_best_networks
+
+        kept = check_kept(chosen, keep)
+    missing = grids.missing_trainings(chosen, grid.out)
+    num_cells, num_missing = (sum(len(training.cells) for training in some) for some in (chosen, missing))
+    err.print(f"{num_cells:,} cells, {num_cells - num_missing:,} of them finished")
+    failures = grids.run_grid(grid, missing, engine) if missing else []
+    if kept:
+        keep_best_networks(kept, grid.out)
+    return failures
+
+
+def plan_missing(grid: Grid, chosen: Sequence[SharedTraining], engine: Engine) -> DryRun:
+    missing = grids.missing_trainings(chosen, grid.out)
+    totals, lefts = (
+        Counter((training.model, cell.task.name) for training in some for cell in training.cells)
+        for some in (chosen, missing)
+    )
+    cells = []
+    for model in grid.models:
+        for task in map(find_task, grid.tasks):
+            total, left = totals[model, task.name], lefts[model, task.name]
+            numbers = {"cells": total, "finished": total - left, "missing": left}
+            cells.append({"model": model, "task": task.name, **numbers})
+    seconds, num_unknown = grids.estimate_seconds(missing, grids.read_finished(chosen, grid.out))
+    num_judged = len(missing) - num_unknown
+    return DryRun(grid, cells, seconds, count_workers(engine), num_judged, num_unknown, read_failures(grid.out))
+
+
+def count_workers(engine: Engine) -> int:
+    """How many cells run side by side; 0 where only a Ray cluster knows."""
+    if engine.workers is not None:
+        return max(engine.workers, 1)
+    if engine.kind == "ray":
+        return 0
+    num_gpus = len(visible_gpus()) if engine.device != "cpu" else 0
+    return engine.workers_per_gpu * num_gpus or num_cores()

@@ -1,0 +1,114 @@
+"""What a program has in memory (texts, rows, a DataFrame, a `datasets.Dataset`; settings) → what all else reads: files
+that are named by what they hold, so that the same call finds what an earlier one made of them; checked configurations.
+"""
+
+import json
+import math
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from biphase.config import Strict, load_config, parse_config
+from biphase.console import err
+from biphase.corpus.text import kind_of
+from biphase.errors import InputError
+from biphase.files import file_hash, whole_file
+from biphase.tasks.rows import Row, rows_of_dataset
+
+Settings = TypeVar("Settings", bound=Strict)
+
+Changes = Mapping[str, Any] | Sequence[str]
+"""Changes to single keys: `{"schedule.peak_lr": 1e-3}`, or as on the command line `["schedule.peak_lr=1e-3"]`."""
+
+
+def are_names(sources: Any) -> bool:
+    """Whether sources are names of files, folders or data sets, and not what is in memory.
+
+    One string always is, and so are several, unless there is white space in some of them and none is a path that
+    exists or ends as a file of text does: then they are texts.
+    """
+    if isinstance(sources, str | Path):
+        return True
+    if not isinstance(sources, list | tuple) or not all(isinstance(one, str | Path) for one in sources):
+        return False
+    has_spaces = any(len(str(one).split()) > 1 for one in sources)
+    return len(sources) < 2 or not has_spaces or any(is_path(one) for one in sources)
+
+
+def is_path(one: str | Path) -> bool:
+    return isinstance(one, Path) or os.path.exists(one) or kind_of(Path(one)) is not None
+
+
+def name_sources(sources: Any, folder: Path, text_field: str) -> list[str | Path]:
+    """The names of sources, after what is in memory has become a file of the folder."""
+    if isinstance(sources, str | Path):
+        return [sources]
+    if are_names(sources):
+        return list(sources)
+    path = keep_rows(rows_in(sources, text_field), folder, "texts")
+    err.print(f"texts in memory are kept as {path}")
+    return [path]
+
+
+def rows_in(given: Any, text_field: str = "text", labels: Sequence[str] = ("label",)) -> Iterator[Row]:
+    """The rows of a DataFrame, a `datasets.Dataset` (labels that it names come as names), or of anything that can be
+    gone through: dictionaries, or texts. What a DataFrame lacks is None."""
+    pandas, datasets = sys.modules.get("pandas"), sys.modules.get("datasets")
+    if pandas is not None and isinstance(given, pandas.DataFrame):
+        given = given.astype(object).where(given.notna(), None).to_dict("records")
+    elif datasets is not None and isinstance(given, datasets.Dataset):
+        label = next((name for name in labels if name in given.column_names), labels[0])
+        given = (row for _, row in rows_of_dataset(given, label, "Dataset"))
+    for number, row in enumerate(given):
+        if not isinstance(row, str | Mapping):
+            raise InputError(f"row {number} is of type {type(row).__name__}: give texts, or rows as dictionaries")
+        yield {text_field: row} if isinstance(row, str) else dict(row)
+
+
+def keep_rows(rows: Iterable[Row], folder: Path, stem: str) -> Path:
+    """The rows as `folder/STEM-HASH.jsonl`; a file that is there is the same one and stays as it is."""
+    folder.mkdir(parents=True, exist_ok=True)
+    part = folder / f"{stem}.jsonl"
+    with whole_file(part) as file:
+        for number, row in enumerate(rows):
+            try:
+                file.write(json.dumps(row, ensure_ascii=False, default=plain_value) + "\n")
+            except UnicodeEncodeError:
+                raise InputError(f"row {number} holds half of a surrogate pair, which is no Unicode") from None
+    path = folder / f"{stem}-{file_hash(part)[:12]}.jsonl"
+    if path.exists():
+        part.unlink()
+    else:
+        os.replace(part, path)
+    return path
+
+
+def plain_value(value: Any) -> Any:
+    """What JSON can hold of a value of NumPy, or of a date."""
+    return value.tolist() if hasattr(value, "tolist") else str(value)
+
+
+def read_settings(kind: type[Settings], given: Any, changes: Changes) -> Settings:
+    """A checked configuration from a YAML file, a tree in memory or a configuration, after changes to single keys."""
+    overrides = list_changes(changes)
+    if isinstance(given, kind):
+        given = given.model_dump(mode="json")
+    if isinstance(given, Mapping):
+        return parse_config(kind, dict(given), overrides, origin=kind.__name__)
+    return load_config(kind, Path(given), overrides)
+
+
+def list_changes(changes: Changes) -> list[str]:
+    """Changes as the command line takes them."""
+    if not isinstance(changes, Mapping):
+        return list(changes)
+    return [f"{key}={write_value(value)}" for key, value in changes.items()]
+
+
+def write_value(value: Any) -> str:
+    value = str(value) if isinstance(value, Path) else value
+    return yaml.safe_dump(value, default_flow_style=True, width=math.inf).removesuffix("...\n").strip()

@@ -1,0 +1,120 @@
+"""A recipe → a run → a folder that is given away; a folder, a run or a hub id → a network that embeds texts."""
+
+import copy
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from biphase.console import err
+from biphase.console import out as console
+from biphase.files import read_json
+from biphase.recipe import Recipe
+from biphase.verbs.memory import Changes, read_settings
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from biphase.finetuning.encoders import Encoder
+
+
+def pretrain(recipe: Any, changes: Changes = (), *, runs: str | Path = "runs") -> Path:
+    """Pretrain, continue or adapt as a recipe says; returns the run's folder. The same call resumes.
+
+    Args:
+        recipe: a YAML file, a mapping of its keys, or a `biphase.recipe.Recipe`.
+        changes: to single keys, such as `{"schedule.peak_lr": 1e-3}`.
+        runs: where run folders are.
+    """
+    found = read_settings(Recipe, recipe, changes)
+    from biphase.pretraining.loop import train
+
+    path = train(found, Path(runs)).path
+    console.print(str(path))
+    return path
+
+
+def export(run: str | Path, folder: str | Path, merge: float | None = None) -> Path:
+    """Write a checkpoint as a folder that transformers loads, with a model card; returns the folder.
+
+    Args:
+        run: a run folder, or `RUN@STEP`; its last step unless given.
+        merge: average with the decoder that it came from; this share is the decoder's.
+    """
+    from biphase.export.model import export_checkpoint
+
+    console.print(export_checkpoint(str(run), Path(folder), merge))
+    return Path(folder)
+
+
+def load(model: str | Path) -> Any:
+    """The network behind a run (`RUN`, `RUN@STEP`), a folder or a hub id, with its tokenizer, for `encode`.
+
+    Returns: a `biphase.finetuning.encoders.Encoder`; a `SentenceTransformer` where the folder is one that does more
+    than to take the mean over a text's tokens.
+    """
+    from biphase.finetuning.encoders import load_encoder
+    from biphase.finetuning.models import find_folder
+
+    if is_own_mean(find_folder(str(model))):
+        return load_encoder(str(model))
+    from biphase.verbs.embedding import needs_embeddings
+
+    with needs_embeddings("an embedding model"):
+        from biphase.embedding.folder import load_embedder
+    return load_embedder(str(model))
+
+
+def is_own_mean(folder: Path) -> bool:
+    """Whether an encoder's embedding is the mean over all tokens of a text: of sentence-transformers' folders, of those
+    that `export` writes."""
+    if not (folder / "modules.json").exists():
+        return True
+    from biphase.export.model import SENTENCE_TRANSFORMERS_FILES
+
+    return all(
+        (folder / name).exists() and read_json(folder / name) == content
+        for name, content in SENTENCE_TRANSFORMERS_FILES.items()
+    )
+
+
+def encode(model: Any, texts: Iterable[str], *, device: str = "auto") -> "np.ndarray":
+    """The embeddings of texts, fp32, [texts, width]: the mean over a text's tokens, which all look both ways, as in
+    `evaluate` before any fine-tuning. Texts are packed, not padded; one of more tokens than the network has positions
+    for is cut, and told.
+
+    Args:
+        model: what `load` returned, or what it takes.
+        device: auto, cpu or cuda.
+    """
+    model = load(model) if isinstance(model, str | Path) else model
+    texts = [texts] if isinstance(texts, str) else list(texts)
+    if not hasattr(model, "backbone"):
+        return model.encode(texts, show_progress_bar=False, convert_to_numpy=True)
+    return encode_packed(model, texts, device)
+
+
+def encode_packed(encoder: "Encoder", texts: list[str], wanted: str) -> "np.ndarray":
+    import numpy as np
+    import torch
+
+    from biphase.device import choose_device
+    from biphase.finetuning.batches import CellContext, evaluation_batches
+    from biphase.finetuning.config import FinetuneConfig
+    from biphase.finetuning.encoders import Embedder
+    from biphase.finetuning.encoding import encode_texts
+    from biphase.tasks.spec import Task
+
+    device = choose_device(wanted)
+    backbone: Any = encoder.backbone if device.type == "cpu" else copy.deepcopy(encoder.backbone).to(device)
+    encoded = encode_texts(encoder.tokenizer, texts, encoder.max_length)
+    if len(encoded.truncated):
+        err.print(f"{len(encoded.truncated):,} of {len(texts):,} texts are cut at {encoder.max_length:,} tokens")
+    task = Task.model_construct(name="encode", family="retrieval")
+    cell = CellContext(task, FinetuneConfig(precision="fp32"), device, torch.float32)
+    embeddings = np.zeros((len(texts), backbone.config.hidden_size), dtype=np.float32)
+    with torch.no_grad():
+        batches = partial(evaluation_batches, Embedder(backbone).eval(), encoded, np.arange(len(texts)), cell)
+        for batch, output in batches() if texts else ():
+            embeddings[batch.samples] = output.cpu().numpy()
+    return embeddings

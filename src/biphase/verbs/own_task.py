@@ -1,0 +1,82 @@
+"""Rows of a program's own → a task: a folder with its data and the YAML file that describes it.
+
+It is written once, under a name that ends in a hash of what it holds, so that the same rows are the same task.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import yaml
+
+from biphase.config import parse_config
+from biphase.errors import InputError
+from biphase.files import content_hash, file_hash, whole_folder
+from biphase.tasks.rows import Row
+from biphase.tasks.spec import METRICS, TASK_SPLITS, Task, task_table
+from biphase.verbs.describe_task import LABEL_NAMES, describe_data, read_rows_of
+from biphase.verbs.memory import keep_rows, rows_in
+
+OWN = "own"
+"""What a task is called that nobody named."""
+
+QUESTION_TEMPLATE = "Question: {question}\nContext: {context}"
+
+
+def write_task(
+    data: Any, folder: Path, name: str | None, template: str | None = None, label: str | None = None
+) -> tuple[str, str]:
+    """The YAML file and the data folder of a task that rows describe by their columns (`describe_task`).
+
+    Args:
+        data: rows to train on, or a mapping of splits (`train`, `validation`, `test`) to rows: a DataFrame, a
+            `datasets.Dataset`, a list of dictionaries, or a file in a form that tasks have. Missing splits are drawn.
+        folder: where tasks of one's own are kept.
+        template: columns in braces that make the input, in place of all columns of texts.
+        label: the column with the label, or with the list of tags.
+
+    Raises:
+        InputError: another split, columns that are no task, or the name of a task that biphase has.
+    """
+    name = name or OWN
+    if name in task_table() or name.endswith((".yaml", ".yml")):
+        raise InputError(f"'{name}' is a task that says what its data is: give its folder as data, or another name")
+    splits = dict(data) if isinstance(data, Mapping) else {"train": data}
+    if "train" not in splits or not splits.keys() <= set(TASK_SPLITS):
+        raise InputError(f"data has the splits {', '.join(map(repr, splits))}; name them train, validation and test")
+    with TemporaryDirectory() as held:
+        files = {}
+        for split, given in splits.items():
+            files[split] = keep_rows(labelled_rows(given, split, label), Path(held), "rows")
+            files[split] = files[split].rename(files[split].with_name(f"{split}.jsonl"))
+        described = describe_data(files["train"], label)
+        family, layout = described["family"], described.pop("files.0")
+        asked = template or described.get("template") or (QUESTION_TEMPLATE if family == "question_answering" else "")
+        tree = {"name": name, **described, "metric": METRICS[family][0], "template": asked, "files": [layout]}
+        parse_config(Task, tree, origin=f"task {name}")
+        hashes = {split: file_hash(path) for split, path in files.items()}
+        place = folder / f"{name}-{content_hash([tree, hashes])[:12]}"
+        if not (place / "task.yaml").exists():
+            with whole_folder(place) as part:
+                for path in files.values():
+                    (part / path.name).write_bytes(path.read_bytes())
+                text = yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
+                (part / "task.yaml").write_text(text, encoding="utf-8")
+    return str(place / "task.yaml"), str(place)
+
+
+def labelled_rows(given: Any, split: str, label: str | None) -> Iterator[Row]:
+    """The rows of a split; a label that is a number or a truth value as the text that names it."""
+    if isinstance(given, str | Path) and not Path(given).is_file():
+        raise InputError(f"{split}: {given} is not a file of rows")
+    names = LABEL_NAMES if label is None else (label,)
+    rows = read_rows_of(Path(given)) if isinstance(given, str | Path) else rows_in(given, labels=names)
+    for number, row in enumerate(rows):
+        column = next((name for name in names if name in row), None)
+        value = row[column] if column else ""
+        if value is None:
+            raise InputError(f"{split}: row {number} has no label in '{column}': take it out")
+        if column and isinstance(value, bool | int | float):
+            row[column] = str(int(value)) if isinstance(value, float) and value == int(value) else str(value)
+        yield row

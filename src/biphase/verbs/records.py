@@ -1,0 +1,68 @@
+"""Results → records of plain data: the rows of DataFrames, and of `--format json`. Shares, not percent; what is not
+known is None."""
+
+import json
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from pydantic_core import to_jsonable_python
+
+from biphase.report.comparison import SummaryRow, TaskComparison
+
+
+def summary_records(rows: Iterable[SummaryRow]) -> list[dict[str, Any]]:
+    """A record for each model on each task, in the order of the table: the task's best mean first."""
+    return [
+        {
+            "model": row.model,
+            "task": row.task,
+            "metric": row.metric,
+            "rate": row.rate,
+            "mean": known(row.interval.mean),
+            "half_width": known(row.interval.half_width),
+            "paper_half_width": known(row.paper_interval.half_width),
+            "seeds": list(row.seeds),
+            "num_cells": row.num_cells,
+            "num_diverged": len(row.diverged),
+            "num_missing": len(row.missing),
+            "num_degenerate": row.num_degenerate,
+            "spread": known(row.spread.std) if row.spread else None,
+        }
+        for row in rows
+    ]
+
+
+def comparison_records(comparisons: Iterable[TaskComparison]) -> list[dict[str, Any]]:
+    """A record for each task; differences are A minus B."""
+    records = []
+    for one in comparisons:
+        difference = one.difference
+        records.append(
+            {
+                "task": one.task,
+                "metric": one.metric,
+                "model_a": one.model_a,
+                "model_b": one.model_b,
+                "mean_a": one.a.mean if one.a else None,
+                "mean_b": one.b.mean if one.b else None,
+                "difference": known(difference.mean) if difference else None,
+                "low": known(difference.low) if difference else None,
+                "high": known(difference.high) if difference else None,
+                "p_value": known(one.p_value),
+                "num_tasks": one.num_tasks,
+                "verdict": one.verdict,
+                "notes": list(one.notes),
+            }
+        )
+    return records
+
+
+def known(value: float) -> float | None:
+    return None if math.isnan(value) else float(value)
+
+
+def to_json(value: Any) -> str:
+    """The text of plain data and of records, as every `--format json` writes it: indented, in UTF-8, no NaN."""
+    tree = to_jsonable_python(value, inf_nan_mode="null")
+    return json.dumps(tree, indent=2, ensure_ascii=False, allow_nan=False)

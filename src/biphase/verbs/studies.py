@@ -1,0 +1,211 @@
+"""A study's file → its plan, its runs, how far it is, its report; a budget → advice."""
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from biphase.config import parse_config
+from biphase.console import out as console
+from biphase.engine.local import Engine
+from biphase.engine.scheduler import Failure
+from biphase.errors import InputError
+from biphase.study.plan import Plan
+from biphase.verbs.memory import Changes, list_changes
+from biphase.verbs.text import EngineKind
+
+if TYPE_CHECKING:
+    import pandas
+
+    from biphase.study.advise import Advice, Evidence
+    from biphase.study.cost import Estimate
+    from biphase.study.folder import StatusLine
+
+
+def study(file: str | Path, changes: Changes = (), folder: str | Path | None = None) -> "OpenStudy":
+    """A controlled study: one file → plan, runs, report. Its hypotheses must be about arms and tasks that it has.
+
+    Args:
+        file: a YAML file; studies/ has examples.
+        changes: to single keys.
+        folder: the study's folder; `study-NAME` unless given.
+    """
+    from biphase.study.hypotheses import ask
+    from biphase.study.plan import plan_study
+    from biphase.study.spec import load_study
+
+    overrides = list_changes(changes)
+    planned = plan_study(load_study(Path(file), overrides))
+    ask(planned)
+    place = Path(f"study-{planned.study.name}") if folder is None else Path(folder)
+    return OpenStudy(planned, place, (str(file), *overrides), () if folder is None else ("--out", str(folder)))
+
+
+@dataclass(frozen=True)
+class StudyProgress:
+    """How far a study is."""
+
+    lines: "list[StatusLine]"
+    """The training runs, then the cells of each task."""
+    seeds: list[str]
+    """How far each pretraining seed is, where there are several."""
+    failed: list[Failure]
+    num_waiting: int
+    """How many units need one that failed."""
+
+
+@dataclass(frozen=True)
+class OpenStudy:
+    """A study that was read and planned, and the folder that it works in."""
+
+    planned: Plan
+    folder: Path
+    words: tuple[str, ...]
+    """File and changes, as the command line takes them."""
+    options: tuple[str, ...] = ()
+
+    def command(self, verb: str) -> str:
+        """What a person types to do something with the same study."""
+        return shlex.join(["biphase", "study", verb, *self.words, *self.options])
+
+    def estimate(self, device: str | None = None, efficiency: float | None = None) -> "Estimate":
+        from biphase.study.cost import estimate, study_machine
+
+        return estimate(self.planned, study_machine(self.planned.study, device, efficiency))
+
+    def plan(self, device: str | None = None, efficiency: float | None = None) -> dict[str, Any]:
+        """What the study trains and evaluates and what it costs, as plain data (`study plan --format json`).
+
+        Args:
+            device: such as H100 or CPU, or a run to measure by.
+            efficiency: useful FLOP/s as a share of the device's peak.
+        """
+        from biphase.study.describe import plan_json
+
+        return plan_json(self.planned, self.estimate(device, efficiency))
+
+    def run(
+        self,
+        *,
+        engine: EngineKind = "local",
+        address: str | None = None,
+        workers: int | None = None,
+        workers_per_gpu: int = 1,
+        processes: int = 1,
+        unit: str | None = None,
+    ) -> Path:
+        """Train and evaluate whatever is missing; returns the study's folder. The same call goes on after a kill, and
+        several of them share the work.
+
+        Args:
+            workers: units side by side; one per core or GPU unless given.
+            workers_per_gpu: units that share a GPU.
+            processes: devices of each training run, by torchrun.
+            unit: only this one, such as `train 1m-clm-400`; `train`: all runs, no cell.
+        """
+        from biphase.study.folder import claim_study_folder, read_state
+        from biphase.study.hypotheses import declare
+        from biphase.study.run import run_study
+
+        chosen = {"kind": engine, "address": address, "workers": workers, "workers_per_gpu": workers_per_gpu}
+        where = parse_config(Engine, chosen | {"devices_per_worker": processes}, (), origin="study run")
+        place = claim_study_folder(self.folder, self.planned.study)
+        if self.planned.study.hypotheses:
+            declare(self.planned.study, self.folder, len(read_state(self.planned, place).done))
+        failures = run_study(self.planned, place, where, processes, unit)
+        if failures:
+            own = [failure for failure in failures if not failure.is_blocked]
+            first = (own or failures)[0]
+            raise InputError(
+                f"{len(own)} units failed and {len(failures) - len(own)} wait for them; the first: {first.unit}: "
+                f"{first.reason}; the same command runs them again"
+            )
+        done = f"{self.folder}: done; `{self.command('report')}` writes the report"
+        console.print(done if unit is None else f"{unit}: done")
+        return self.folder
+
+    def progress(self) -> StudyProgress:
+        from biphase.study.folder import StudyFolder, read_state, seed_progress, status
+
+        place = StudyFolder(self.folder)
+        state = read_state(self.planned, place)
+        lines, failures = status(self.planned, place, state)
+        own = [failure for failure in failures if not failure.is_blocked]
+        return StudyProgress(lines, seed_progress(self.planned, state), own, len(failures) - len(own))
+
+    def status(self) -> "pandas.DataFrame":
+        """What is done, running and failed, a row for the training runs and one for each task; `seconds_left` is what
+        one worker needs."""
+        import pandas
+
+        return pandas.DataFrame([vars(line) for line in self.progress().lines])
+
+    def report(self, out: str | Path | None = None) -> Path:
+        """Tables, figures, verdicts and one HTML page from what is finished so far; returns the page.
+
+        Args:
+            out: the folder to write; report/ in the study's unless given.
+        """
+        from biphase.report.formats import show_count
+        from biphase.study.folder import StudyFolder
+        from biphase.study.hypotheses import describe_declaration
+        from biphase.study.report import report_study
+
+        commands = [self.command(verb) for verb in ("run", "report")]
+        place = self.folder / "report" if out is None else Path(out)
+        page, findings = report_study(self.planned, StudyFolder(self.folder), place, commands)
+        for finding in findings:
+            verdicts = [one.verdict for one in finding.inequalities]
+            told = f"{verdicts.count('supported')} of {show_count(len(verdicts), 'inequality', 'inequalities')}"
+            console.print(f"{finding.verdict}: {finding.key}: {finding.statement} ({told})")
+        if findings:
+            console.print(describe_declaration(self.planned.study, self.folder))
+        console.print(str(page))
+        return page
+
+
+def advise(
+    text: str | Path | None = None,
+    *,
+    hours: float | None = None,
+    device: str = "CPU",
+    devices: int = 1,
+    efficiency: float | None = None,
+    flops: float | None = None,
+    study: str | Path | None = None,
+) -> "Advice":
+    """Model size, curriculum, batch and steps for a budget, each with its reason, as a recipe ready for `pretrain`.
+
+    Args:
+        text: your text: a file or a folder.
+        hours: how long the devices may work.
+        device: such as H100 or CPU, or a run to measure by; `devices` of them.
+        efficiency: useful FLOP/s as a share of the device's peak.
+        flops: a budget in FLOPs in place of hours and device.
+        study: the folder of a study of yours, whose scores then choose the curriculum.
+    """
+    from biphase.study.advise import advise as choose
+    from biphase.study.cost import find_machine
+    from biphase.study.rules import measure_text
+
+    return choose(
+        None if text is None else measure_text(Path(text)),
+        flops=flops,
+        hours=hours,
+        machine=None if hours is None else find_machine(device, devices, efficiency),
+        evidence=() if study is None else read_evidence(Path(study)),
+    )
+
+
+def read_evidence(folder: Path) -> Sequence["Evidence"]:
+    """What the study in a folder says of curricula. Raises `InputError` when it says nothing yet."""
+    from biphase.study.folder import StudyFolder
+    from biphase.study.results import compare_curricula
+
+    if not (folder / "study.yaml").exists():
+        raise InputError(f"{folder} is not the folder of a study (it has no study.yaml); give what study run wrote")
+    evidence = compare_curricula(study(folder / "study.yaml").planned, StudyFolder(folder))
+    if not evidence:
+        raise InputError(f"{folder} has no curriculum with a score on every task yet; finish it with study run")
+    return evidence

@@ -1,0 +1,105 @@
+"""Text → a tokenizer, and token shards."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from biphase.config import parse_config
+from biphase.console import out as console
+from biphase.corpus.text import TxtDocuments, find_text_sources, sample_texts
+from biphase.errors import InputError
+from biphase.verbs.memory import are_names, name_sources, rows_in
+
+EngineKind = Literal["local", "ray"]
+
+
+def train_tokenizer(
+    sources: Any,
+    out: str | Path,
+    *,
+    vocab_size: int = 32_768,
+    limit_mb: float | None = 1000.0,
+    text_field: str = "text",
+    txt_documents: TxtDocuments = "file",
+) -> Path:
+    """Train a byte-level BPE tokenizer on text, as `prepare` takes it; returns its folder.
+
+    Args:
+        vocab_size: tokens, special ones included.
+        limit_mb: train on at most this many MB of text.
+    """
+    from biphase.corpus.tokenizer import save_tokenizer
+    from biphase.corpus.tokenizer import train_tokenizer as train
+
+    if are_names(sources):
+        names = [sources] if isinstance(sources, str | Path) else sources
+        texts = sample_texts(find_text_sources(names), text_field, txt_documents, limit_mb)
+    else:
+        texts = (text_of(row, text_field) for row in rows_in(sources, text_field))
+    tokenizer = train(texts, vocab_size)
+    save_tokenizer(tokenizer, Path(out))
+    console.print(f"{out}: {len(tokenizer):,} tokens")
+    return Path(out)
+
+
+def text_of(row: dict[str, Any], text_field: str) -> str:
+    text = row.get(text_field)
+    if not isinstance(text, str):
+        raise InputError(f"a row has no text in '{text_field}'; its fields are: {', '.join(row)}; give text_field")
+    return text
+
+
+def prepare(
+    sources: Any,
+    tokenizer: str | Path,
+    out: str | Path,
+    *,
+    validation: Any = None,
+    validation_fraction: float | None = None,
+    workers: int | None = None,
+    engine: EngineKind = "local",
+    address: str | None = None,
+    text_field: str = "text",
+    id_field: str = "id",
+    txt_documents: TxtDocuments = "file",
+    seed: int = 0,
+    append: bool = False,
+) -> Path:
+    """Tokenize text into memory-mapped shards; returns their folder. The same call goes on where it was stopped.
+
+    Args:
+        sources: files, folders, globs or hub data sets by name; or a `datasets.Dataset`, a DataFrame, texts or rows in
+            memory, of which a copy is kept in `out`.
+        tokenizer: a tokenizer folder, hub id or Llama 3 tokenizer.model.
+        validation: sources whose documents are for validation.
+        validation_fraction: or this share of all documents; 0.01 unless given.
+        workers: processes; one for four cores unless given.
+        engine: `ray` for many machines, with the `address` of a cluster.
+        seed: of the validation split.
+        append: add to a finished set; what is there stays as it is.
+    """
+    from biphase.corpus.prepare import prepare as prepare_shards
+    from biphase.engine.local import Engine
+
+    where = parse_config(Engine, {"kind": engine, "address": address}, (), origin="prepare")
+    held_out: Sequence[str | Path] = () if validation is None else name_sources(validation, Path(out), text_field)
+    manifest = prepare_shards(
+        name_sources(sources, Path(out), text_field),
+        tokenizer,
+        Path(out),
+        validation_fraction=validation_fraction,
+        validation_sources=held_out,
+        workers=workers,
+        engine=where,
+        seed=seed,
+        text_field=text_field,
+        id_field=id_field,
+        txt_documents=txt_documents,
+        append=append,
+    )
+    for name, split in manifest.splits.items():
+        left_out = f", {split.empty_texts:,} empty texts left out" if split.empty_texts else ""
+        console.print(f"{out} {name}: {split.documents:,} documents, {split.tokens:,} tokens{left_out}")
+    if manifest.duplicates is not None and any(manifest.duplicates.model_dump().values()):
+        console.print(f"{out}: {manifest.duplicates.line}")
+    return Path(out)
