@@ -1,0 +1,199 @@
+"""biphase from Python: light to import, from what is in memory to a table that the command line prints."""
+
+import inspect
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+import torch
+from typer.main import get_command
+
+import biphase
+from biphase.cli.app import app
+from biphase.errors import InputError
+from biphase.verbs.memory import are_names, list_changes
+
+SCRIPT = """
+import sys, json
+import biphase, numpy, pandas, torch
+assert biphase.InputError is not None
+from pathlib import Path
+
+nouns = ["dog", "cat", "boy", "girl", "tree", "house", "river", "train"]
+texts = [f"the {a} sees a {b} near the {c} ." for a in nouns for b in nouns for c in nouns[:4]][:200]
+biphase.train_tokenizer(texts, "tokenizer", vocab_size=300)
+shards = biphase.prepare(texts, "tokenizer", "shards", validation_fraction=0.1)
+shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4,
+         "num_key_value_heads": 2}
+recipe = {
+    "name": "tiny", "init": {"preset": "1m", "architecture": shape},
+    "data": {"shards": "nowhere", "max_sample_tokens": 32, "min_sample_tokens": 2},
+    "curriculum": [{"objective": "mlm", "steps": 3}],
+    "schedule": {"peak_lr": 1e-2, "warmup_steps": 0, "decay_steps": 1},
+    "batch_tokens": 256, "validation": {"every_steps": 0},
+    "compute": {"precision": "fp32", "compile": "off", "device": "cpu"},
+}
+run = biphase.pretrain(recipe, {"data.shards": shards, "schedule.peak_lr": 1e-3})
+assert biphase.pretrain(recipe, [f"data.shards={shards}", "schedule.peak_lr=1e-3"]) == run
+encoder = biphase.export(run, "encoder")
+numpy.save("ours.npy", biphase.encode(run, texts[:5]))
+numpy.save("loaded.npy", biphase.encode(biphase.load(encoder), texts[:5]))
+table = pandas.DataFrame({"text": texts, "label": [text.split()[1] in nouns[:4] for text in texts]})
+settings = {"precision": "fp32", "device": "cpu", "max_steps": 4}
+score = biphase.finetune(encoder, data=table, keep="kept", learning_rate=1e-3, **settings)
+assert score.classes == ("False", "True") and score.task == "own", score
+predicted = biphase.predict("kept", table[3:9], device="cpu")
+assert list(predicted.index) == list(range(3, 9)) and set(predicted["predicted"]) <= {"False", "True"}
+data = {"boys": {"train": table, "test": table[:50].to_dict("records")}}
+scores = biphase.evaluate(
+    encoder, ["boys"], learning_rates=[1e-3, 3e-3], seeds=range(2), scores="grid", data=data, workers=2, **settings
+)
+scores.to_json("scores.json", orient="records")
+assert len(scores) == 1 and scores["num_cells"][0] == 4
+"""
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a script without `if __name__ == "__main__"`, whose workers do not run it again."""
+    folder = tmp_path_factory.mktemp("script")
+    (folder / "script.py").write_text(SCRIPT)
+    ended = subprocess.run([sys.executable, "script.py"], cwd=folder, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    assert "Traceback" not in ended.stderr
+    return folder
+
+
+def test_texts_become_a_table_of_scores(done: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command line says the same of the same scores, and the embeddings are those of plain transformers."""
+    monkeypatch.chdir(done)
+    command = [sys.executable, "-m", "biphase", "evaluate", "--out", "grid", "--format", "json"]
+    told = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert told["scores"] == json.loads(Path("scores.json").read_text())
+    assert list(told) == ["scores", "left_out", "failed"]
+
+    from transformers import AutoModel, AutoTokenizer
+
+    ours = np.load("ours.npy")
+    np.testing.assert_array_equal(ours, np.load("loaded.npy"))
+    nouns = ["dog", "cat", "boy", "girl"]
+    model, tokenizer = AutoModel.from_pretrained("encoder").eval(), AutoTokenizer.from_pretrained("encoder")
+    texts = [f"the dog sees a {seen} near the {near} ." for seen in nouns[:2] for near in nouns][:5]
+    for number, text in enumerate(texts):
+        batch = tokenizer(text)
+        with torch.no_grad():
+            hidden = model(input_ids=torch.tensor([batch["input_ids"]])).last_hidden_state[0]
+        np.testing.assert_allclose(ours[number], hidden.mean(0).numpy(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("place", "kind", "fact"),
+    [
+        ("shards", "shards", "content"),
+        ("tokenizer", "tokenizer", "vocab_size"),
+        ("runs", "runs", "runs"),
+        ("runs/tiny-*", "run", "curriculum"),
+        ("runs/tiny-*/steps/3", "checkpoint", "content"),
+        ("encoder", "model", "sentence_transformers"),
+        ("kept", "fine-tuned model", "task"),
+        ("grid", "scores", "tasks"),
+        ("grid/boys-*", "cell", "metrics"),
+        ("grid/data/boys-*", "task", "classes"),
+    ],
+)
+def test_every_folder_is_known(done: Path, place: str, kind: str, fact: str) -> None:
+    path = next(done.glob(place))
+    found = biphase.inspect(path)
+    assert found["kind"] == kind and fact in found
+    json.dumps(found, default=str)
+
+
+def test_import_is_light() -> None:
+    """No PyTorch, pandas or pydantic before a verb needs them; every name is there."""
+    code = "import biphase, sys; sys.exit(bool({'torch', 'pandas', 'pydantic', 'rich', 'numpy'} & sys.modules.keys()))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    code = "import biphase, sys; [getattr(biphase, name) for name in biphase.OFFERED]; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    assert (Path(biphase.__file__).parent / "py.typed").exists()
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = biphase.nothing
+
+
+def test_folders_with_the_name_of_a_verb_are_verbs_too(tmp_path: Path) -> None:
+    import biphase.export.model
+    import biphase.study.plan
+
+    assert biphase.study.plan.__name__ == "biphase.study.plan"
+    with pytest.raises(InputError, match="is no file"):
+        biphase.study("nothere")
+    with pytest.raises(InputError, match="is not a run folder"):
+        biphase.export(tmp_path, tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", sorted(biphase.OFFERED))
+def test_defaults_are_those_of_the_command(name: str) -> None:
+    """A parameter of a verb and the option of that name have one default."""
+    root: Any = get_command(app)
+    words = {"train_tokenizer": ["tokenizer", "train"], "advise": ["study", "advise"]}.get(name, [name])
+    commands = {"study": ["run", "report", "plan"]}.get(name)
+    verb = getattr(biphase, name)
+    pairs: list[tuple[Any, Any]] = []
+    if commands:
+        from biphase.verbs.studies import OpenStudy
+
+        pairs = [(root.commands["study"].commands[word], getattr(OpenStudy, word)) for word in commands]
+    else:
+        command = root
+        for word in words:
+            command = getattr(command, "commands", {}).get(word)
+        pairs = [(command, verb)] if command is not None else []
+    for command, function in pairs:
+        given = inspect.signature(function).parameters
+        for option in command.params:
+            if option.name in given and given[option.name].default is not inspect.Parameter.empty:
+                ours, theirs = given[option.name].default, option.default
+                if option.name in ("learning_rates", "seeds"):
+                    from biphase.cli.evaluate import parse_numbers, parse_seeds
+
+                    theirs = parse_seeds(theirs) if option.name == "seeds" else parse_numbers(theirs, float, "")
+                same = str(ours) == str(theirs) or (ours in (None, ()) and theirs in (None, ()))
+                assert same, f"{name}: {option.name} is {ours!r}, on the command line {theirs!r}"
+
+
+def test_names_and_texts(tmp_path: Path) -> None:
+    (tmp_path / "my file").write_text("x")
+    assert are_names("one text with spaces") and are_names([Path("a b")]) and are_names(["a.txt", "b c.txt"])
+    assert are_names([str(tmp_path / "my file"), "no file"]) and are_names(["owner/name", "corpus"])
+    assert not are_names(["a text", "word"]) and not are_names(iter(["a"])) and not are_names([{"text": "a"}])
+    assert list_changes({"a.b": 1e-5, "c": None, "d": [1, 2], "e": Path("x")}) == [
+        *("a.b=1.0e-05", "c=null", "d=[1, 2]", "e=x")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (pandas.DataFrame({"text": ["a b", "c d"], "label": ["x", None]}), "row 1 has no label"),
+        ({"dev": []}, "name them train, validation and test"),
+        ([{"text": "a b"}], "which column"),
+        ("nothere.csv", "nothere.csv is not a file of rows"),
+        ([3], "row 0 is of type int"),
+    ],
+)
+def test_rows_that_are_no_task(data: Any, said: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=said):
+        biphase.finetune("model", data=data, scores=tmp_path / "scores")
+
+
+def test_silence(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    biphase.silence()
+    try:
+        biphase.train_tokenizer(["a text of words"] * 9, tmp_path / "tokenizer", vocab_size=270)
+    finally:
+        biphase.silence(False)
+    assert capsys.readouterr() == ("", "")
