@@ -184,11 +184,6 @@ class Heart(threading.Thread):
         os._exit(2)  # as after any InputError
 
 
-def lost_peer(error: BaseException) -> bool:
-    """Whether an error is that of a connection to another process."""
-    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error).lower())
-
-
 @contextmanager
 def join_world(device: str, silence_seconds: float | None = None) -> Iterator[World]:
     """The processes that torchrun started (its environment variables tell), or this one alone.
@@ -213,7 +208,8 @@ def join_world(device: str, silence_seconds: float | None = None) -> Iterator[Wo
         dist.init_process_group(backend, store=dist.PrefixStore("default_pg", met), rank=rank, world_size=size)
         yield World(rank, size, chosen)
     except RuntimeError as error:
-        gone = heart.find_gone() if lost_peer(error) else None
+        is_of_connection = isinstance(error, dist.DistError) or "gloo" in str(error).lower()
+        gone = heart.find_gone() if is_of_connection else None
         if gone is None:
             raise
         if heart.may_tell():

@@ -6,7 +6,6 @@ twice, of which the last would win unseen, aliases that grow to billions of valu
 """
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import yaml
@@ -98,27 +97,21 @@ def count_values(node: yaml.Node, counted: dict[int, int], depth: int) -> int:
     if depth > MAX_DEPTH:
         raise yaml.YAMLError(DEEP)
     counted[id(node)] = 0
-    refuse_twice(node)
-    total = 1 + sum(count_values(child, counted, depth + 1) for child in children_of(node))
+    children: list[yaml.Node] = []
+    if isinstance(node, yaml.MappingNode):
+        refuse_twice(node)
+        children = [child for pair in node.value for child in pair]
+    elif isinstance(node, yaml.SequenceNode):
+        children = node.value
+    total = 1 + sum(count_values(child, counted, depth + 1) for child in children)
     if total > MAX_YAML_VALUES:
         raise yaml.YAMLError(f"line {line_of(node)}: aliases that stand for more than {MAX_YAML_VALUES:,} values")
     counted[id(node)] = total
     return total
 
 
-def children_of(node: yaml.Node) -> Iterator[yaml.Node]:
-    if isinstance(node, yaml.MappingNode):
-        for key, value in node.value:
-            yield key
-            yield value
-    elif isinstance(node, yaml.SequenceNode):
-        yield from node.value
-
-
-def refuse_twice(node: yaml.Node) -> None:
+def refuse_twice(node: yaml.MappingNode) -> None:
     """Raise `yaml.YAMLError` for a mapping in which a key stands twice, naming it and both lines."""
-    if not isinstance(node, yaml.MappingNode):
-        return
     lines: dict[tuple[str, str], int] = {}
     for key, _ in node.value:
         if not isinstance(key, yaml.ScalarNode):

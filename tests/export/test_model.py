@@ -116,9 +116,13 @@ def test_a_preset_reloads_as_the_last_objective_left_it(
     causal = objective == "clm"
     torch.testing.assert_close(hidden_reloaded(tmp_path / "model"), hidden_by_us(run, causal), rtol=1e-4, atol=1e-5)
     assert looks_ahead(tmp_path / "model") != causal
-    assert AutoTokenizer.from_pretrained(tmp_path / "model").mask_token is not None
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    assert tokenizer.mask_token is not None
     card = (tmp_path / "model" / "README.md").read_text()
     assert f"2 steps of {objective.upper()}" in card
+    # What generates is no sentence transformer: a prompt must stay open.
+    assert (tmp_path / "model" / "modules.json").exists() == ("SentenceTransformer" in card) == (not causal)
+    assert (tokenizer.eos_token_id in tokenizer("Ozma").input_ids) == (not causal)
     assert (tmp_path / "model" / "curves.png").stat().st_size > 0
     assert inspect(tmp_path / "model")["architectures"] == [name]
     assert inspect(run, verify=True)["state"] == "done"
@@ -166,16 +170,6 @@ def test_a_tokenizer_that_opens_texts_closes_them_itself(corpus: Any) -> None:
     close_texts(tokenizer)
     ids = tokenizer("Ozma").input_ids
     assert (ids[0], ids[-1], len(ids) > 2) == (2, 1, True)
-
-
-def test_what_generates_is_no_sentence_transformer(tiny_recipe: Callable[..., Recipe], tmp_path: Path) -> None:
-    """A prompt must stay open."""
-    clm = "curriculum=[{objective: clm, steps: 1}]"
-    export_checkpoint(trained(tiny_recipe(clm, *NO_ENDS), tmp_path / "runs"), tmp_path / "model")
-    assert not (tmp_path / "model" / "modules.json").exists()
-    assert "SentenceTransformer" not in (tmp_path / "model" / "README.md").read_text()
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
-    assert tokenizer.eos_token_id not in tokenizer("Ozma").input_ids
 
 
 @pytest.mark.parametrize("family", ["llama-tied", "mistral-window"])

@@ -76,11 +76,6 @@ def roberta_transform(network: Any, hidden_ND: Tensor) -> Tensor:
     return head.layer_norm(nn.functional.gelu(head.dense(hidden_ND)))
 
 
-def bert_transform(network: Any, hidden_ND: Tensor) -> Tensor:
-    """Dense, activation and norm of BERT's head and its kin's."""
-    return network.cls.predictions.transform(hidden_ND)
-
-
 def albert_transform(network: Any, hidden_ND: Tensor) -> Tensor:
     """Dense, activation and norm of ALBERT's head, to the width of its embedding."""
     head = network.predictions
@@ -97,11 +92,13 @@ def scaled(network: Any, hidden_ND: Tensor) -> Tensor:
 
 HEAD_TRANSFORMS: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "albert": albert_transform,
-    **dict.fromkeys(("bert", "ernie", "layoutlm", "nomic_bert"), bert_transform),
+    **dict.fromkeys(
+        ("bert", "ernie", "layoutlm", "nomic_bert"), lambda network, x: network.cls.predictions.transform(x)
+    ),
     "distilbert": lambda network, x: network.vocab_layer_norm(network.activation(network.vocab_transform(x))),
-    "electra": lambda network, hidden_ND: network.generator_predictions(hidden_ND),
-    "modernbert": lambda network, hidden_ND: network.head(hidden_ND),
-    "modernbert-decoder": lambda network, hidden_ND: network.lm_head(hidden_ND),
+    "electra": lambda network, x: network.generator_predictions(x),
+    "modernbert": lambda network, x: network.head(x),
+    "modernbert-decoder": lambda network, x: network.lm_head(x),
     **dict.fromkeys(("camembert", "data2vec-text", "esm", "gte", "jina_embeddings_v3", "roberta"), roberta_transform),
     **dict.fromkeys(("roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl"), roberta_transform),
 }

@@ -6,6 +6,7 @@ from typing import Any
 import yaml
 from transformers import PreTrainedModel
 
+from biphase import __version__
 from biphase.pretraining.checkpoint import CheckpointManifest
 from biphase.run import Run, read_metrics, read_recipe
 from biphase.style import LOOKS, plot_losses
@@ -85,8 +86,6 @@ def write_card(
     merged: str = "",
 ) -> str:
     """The model card as Markdown; `eos` is the end-of-text token, `merged` says what the network was averaged with."""
-    from biphase import __version__
-
     recipe = read_recipe(run)
     config = recipe.model_dump(mode="json")
     config["data"]["shards"] = Path(config["data"]["shards"]).name

@@ -22,6 +22,7 @@ from transformers import (
     PreTrainedModel,
 )
 
+from biphase import __version__
 from biphase.corpus.tokenizer import TOKENIZER_FILES
 from biphase.encoder.load import load_backbone
 from biphase.errors import InputError, told_as
@@ -81,7 +82,9 @@ def convert_checkpoint(reference: str, folder: Path) -> str:
             with told_as(f"{source}: its tokenizer cannot be read"):
                 AutoTokenizer.from_pretrained(source, trust_remote_code=False).save_pretrained(part)
         check_converted(part, kind, weights, source)
-        write_text(part / "README.md", describe_converted(folder.name, kind, reference))
+        shown = Path(reference).name if Path(reference).is_dir() else reference
+        card = CONVERTED_CARD.format(name=folder.name, kind=kind.__name__, source=shown, version=__version__)
+        write_text(part / "README.md", card)
     rope: Any = config.rope_parameters
     return f"{folder}: {kind.__name__}, {len(weights)} weights as they were ({dtype}), RoPE base {rope['rope_theta']:,}"
 
@@ -147,10 +150,3 @@ def check_converted(folder: Path, kind: Any, weights: dict[str, Tensor], source:
         if not torch.equal(saved[key], weight):
             raise InputError(f"{source}: '{name}' is another in what was written (tied, or no numbers); not converted")
     load_backbone(folder)
-
-
-def describe_converted(name: str, kind: type, reference: str) -> str:
-    from biphase import __version__
-
-    source = Path(reference).name if Path(reference).is_dir() else reference
-    return CONVERTED_CARD.format(name=name, kind=kind.__name__, source=source, version=__version__)
