@@ -5,9 +5,8 @@ runs/NAME-HASH8/  config.yaml  environment.json  metrics.jsonl  done.json
 """
 
 import json
-import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,26 +44,25 @@ class Run:
     def forget_after(self, step: int) -> None:
         """Drop what was logged past the step from which the run goes on: it will be logged again."""
         if self.metrics.exists():
-            kept = [line for line in read_log_lines(self.metrics) if is_record(line, step)]
+            kept = [line for line, record in read_records(self.metrics) if record["step"] <= step]
             write_text(self.metrics, "".join(line + "\n" for line in kept))
 
     def mark_done(self, summary: dict[str, Any]) -> None:
         write_json(self.path / "done.json", summary)
 
 
-def read_log_lines(path: Path) -> list[str]:
-    """The lines of a log. Bytes that are no text, as a power cut may leave them, spoil their own line only."""
+def read_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The lines of a log that are records of a step, and what they hold; what a killed process cut short is none.
+
+    Bytes that are no text, as a power cut may leave them, spoil their own line only.
+    """
     with reading(path):
-        return path.read_bytes().decode(errors="replace").splitlines()
-
-
-def is_record(line: str, step: float = math.inf) -> bool:
-    """Whether a line is a record of a step up to this one; what a killed process cut short is none."""
-    try:
-        record = parse_json(line)
-    except json.JSONDecodeError:
-        return False
-    return isinstance(record, dict) and isinstance(record.get("step"), int) and record["step"] <= step
+        lines = path.read_bytes().decode(errors="replace").splitlines() if path.exists() else []
+    for line in lines:
+        with suppress(json.JSONDecodeError):
+            record = parse_json(line)
+            if isinstance(record, dict) and isinstance(record.get("step"), int):
+                yield line, record
 
 
 def run_path(root: Path, name: str, identity: str) -> Path:
@@ -96,10 +94,7 @@ def open_run(path: Path) -> Run:
 
 def read_metrics(run: Run, kind: str) -> list[dict[str, Any]]:
     """The records of one kind (`train`, `validation`) of metrics.jsonl, in order."""
-    if not run.metrics.exists():
-        return []
-    lines = read_log_lines(run.metrics)
-    return [record for line in lines if is_record(line) and (record := json.loads(line)).get("kind") == kind]
+    return [record for _, record in read_records(run.metrics) if record.get("kind") == kind]
 
 
 def read_recipe(run: Run) -> Recipe:
