@@ -35,8 +35,8 @@ def choose_dtype(precision: str, device: torch.device) -> torch.dtype:
 def explain_dtype(precision: str, device: torch.device) -> str:
     """What `choose_dtype` chooses, and why."""
     name = "bf16" if choose_dtype(precision, device) == torch.bfloat16 else "fp32"
-    if precision != "auto":
-        return f"{name} (compute.precision)"
+    if choose_dtype("auto", device) != choose_dtype(precision, device):
+        return f"{name} (as given)"
     return f"{name} (this {device.type} has {'' if name == 'bf16' else 'no '}units for bf16)"
 
 

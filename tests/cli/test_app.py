@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -81,6 +82,26 @@ def test_help_of_every_verb_has_an_example(verb: tuple[str, ...]) -> None:
     text = click.unstyle(result.output)
     assert "Example:" in text
     assert f"biphase {' '.join(verb)}" in text.partition("Example:")[2]
+
+
+def test_verbs_stand_in_the_order_of_the_path() -> None:
+    """Every verb has its place, `-h` is help everywhere, and what completes words in a shell can be installed."""
+    text = click.unstyle(CliRunner().invoke(cli.app, ["-h"], env={"COLUMNS": "80", "TERM": "dumb"}).output)
+    order = [text.index(f"│ {verb} ") for verbs in cli.PATH.values() for verb in verbs]
+    assert order == sorted(order)
+    assert {verb[0] for verb in VERBS} == {verb for verbs in cli.PATH.values() for verb in verbs}
+    assert [text.index(f"─ {title} ─") for title in cli.PATH] == sorted(
+        text.index(f"─ {title} ─") for title in cli.PATH
+    )
+    assert "--install-completion" in text
+    assert "Example" in CliRunner().invoke(cli.app, ["study", "plan", "-h"]).output
+
+
+@pytest.mark.parametrize("verb", VERBS, ids=" ".join)
+def test_help_fits_on_a_terminal(verb: tuple[str, ...]) -> None:
+    """Neither names nor defaults are cut at 80 columns."""
+    text = click.unstyle(CliRunner().invoke(cli.app, [*verb, "-h"], env={"COLUMNS": "80", "TERM": "dumb"}).output)
+    assert not re.findall(r"\S…", text)
 
 
 def test_version(run_main: Any) -> None:

@@ -23,9 +23,25 @@ from biphase.console import FirstLine, err, is_one_of_several, out, silence, tak
 from biphase.errors import EXIT_BUSY, BusyError, InputError, StoppedError, clipped
 from biphase.machine import prepare_process
 
+PATH = {
+    "Begin": ("demo", "init", "doctor"),
+    "Text and tokens": ("tokenizer", "prepare"),
+    "Pretraining": ("pretrain", "inspect", "export", "convert"),
+    "Tasks": ("task", "finetune", "predict", "evaluate"),
+    "Embeddings": ("embed", "search"),
+    "Studies and reports": ("study", "report"),
+}
+"""The verbs in the order in which a text becomes a score."""
+
 
 class Verbs(TyperGroup):
     """The verbs. Typer would end a command in silence that a file which is cut short, or Ctrl-C, breaks off."""
+
+    def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
+        for title, verbs in PATH.items():
+            for verb in verbs:
+                self.commands[verb].rich_help_panel = title  # type: ignore[attr-defined]
+        return [verb for verbs in PATH.values() for verb in verbs]
 
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
         try:
@@ -40,8 +56,9 @@ app = typer.Typer(
     name="biphase",
     cls=Verbs,
     help="From text, or a decoder, and a compute budget to the best text encoder that the budget can buy.",
+    epilog="Examples: `biphase demo` · `biphase init recipe my.yaml` · `biphase pretrain -h`",
+    context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
@@ -58,8 +75,7 @@ app.add_typer(report_app, name="report")
 SourceArguments = Annotated[
     list[str],
     typer.Argument(
-        help="Files (.txt, .jsonl, .jsonl.gz, .jsonl.zst, .parquet), folders, globs, or hub data sets "
-        "(HuggingFaceFW/fineweb-edu:sample-10BT)."
+        help="Files (.txt, .jsonl, .jsonl.gz, .jsonl.zst, .parquet), folders, globs, or hub data sets (ID:SUBSET)."
     ),
 ]
 OutOption = Annotated[Path, typer.Option("--out", help="The folder to write.")]

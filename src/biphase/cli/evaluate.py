@@ -39,7 +39,7 @@ def evaluate_command(
     tasks: Annotated[
         str, typer.Option(help="Names or YAML files, by commas; `paper` stands for its twelve.")
     ] = "paper",
-    learning_rates: Annotated[str, typer.Option(help="By commas.")] = "1e-5,2e-5,5e-5,1e-4,2e-4,5e-4",
+    learning_rates: Annotated[str, typer.Option(help="By commas.")] = "1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4",
     seeds: Annotated[str, typer.Option(help="By commas, or a range such as 0-4.")] = "0-4",
     scores: ScoresOption = Path("scores"),
     data_dir: Annotated[

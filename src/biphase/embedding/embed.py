@@ -33,6 +33,7 @@ from biphase.embedding.training import (
     to_table,
     train_stage,
 )
+from biphase.encoder.attention import explain_computing
 from biphase.encoder.load import load_backbone
 from biphase.encoder.merging import layer_cosines, merge_weights
 from biphase.errors import InputError
@@ -68,6 +69,7 @@ def train_embedder(recipe: EmbeddingRecipe, runs: Path) -> tuple[Path, dict[str,
     refuse_foreign(out, "embedding model")
     device = choose_device(recipe.device)
     dtype = choose_dtype(recipe.precision, device)
+    console.err.print(f"{explain_computing(recipe.precision, device)} · not compiled (too short a run)")
     before = new_embedder(recipe)
     sources = read_sources(recipe, before)
     judged = [read_judged(Path(path)) for path in recipe.evaluation]

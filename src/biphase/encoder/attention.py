@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn.attention import varlen
 from transformers import AttentionInterface
 
+from biphase.device import choose_dtype, explain_dtype
 from biphase.encoder.buckets import bucket_attention, farthest, plan_buckets, visible
 from biphase.errors import InputError
 
@@ -119,6 +120,12 @@ def explain_backend(device: torch.device, dtype: torch.dtype) -> str:
     if choose_backend(device, dtype) == "varlen":
         return "varlen, PyTorch's packed flash attention (CUDA, 16 bits)"
     return f"buckets, samples of about one length batched (varlen needs CUDA and bf16, here is {device.type})"
+
+
+def explain_computing(precision: str, device: torch.device) -> str:
+    """The device, the type of the arithmetic and the kernel of attention, and why."""
+    backend = explain_backend(device, choose_dtype(precision, device))
+    return f"{device}, {explain_dtype(precision, device)} · attention: {backend}"
 
 
 def packed_attention(

@@ -14,6 +14,7 @@ import torch
 
 from biphase import console
 from biphase.device import choose_device, choose_dtype
+from biphase.encoder.attention import explain_computing
 from biphase.errors import BusyError
 from biphase.files import locked, whole_folder, write_json
 from biphase.finetuning.batches import CellContext
@@ -116,6 +117,7 @@ def run_cells(
     device = choose_device(plans[0].config.device)
     config = plans[0].config.model_copy(update={"device": device.type})
     dtype = choose_dtype(config.precision, device)
+    console.err.print(f"{explain_computing(config.precision, device)} · not compiled (too short a run)")
     check_length(encoder, config)
     if keep is not None:
         check_keepable(encoder, CellContext(plans[0].task, config, torch.device("cpu"), torch.float32), keep)

@@ -22,9 +22,9 @@ from biphase.console import Tracker, track
 from biphase.corpus.mixture import make_samples
 from biphase.corpus.packing import Batches, PackedSet
 from biphase.corpus.shards import ShardSet
-from biphase.device import explain_dtype, peak_flops
+from biphase.device import peak_flops
 from biphase.distributed import World
-from biphase.encoder.attention import choose_backend, explain_backend
+from biphase.encoder.attention import choose_backend, explain_computing
 from biphase.encoder.proofs import probe_causality
 from biphase.flops import FlopCount, SampleLengths
 from biphase.pretraining.batches import BatchLoader
@@ -204,10 +204,7 @@ def describe_compute(job: Job, flops: FlopCount) -> str:
     world, compute, work = job.world, job.recipe.compute, total_work(job, flops)
     several = f"{world.size} processes, {compute.parallel} · " if world.size > 1 else ""
     _, blocks = decide_compile(compute, world.device, job.dtype, work)
-    return (
-        f"{several}{world.device}, {explain_dtype(compute.precision, world.device)} · attention: "
-        f"{explain_backend(world.device, job.dtype)} · blocks {blocks}"
-    )
+    return f"{several}{explain_computing(compute.precision, world.device)} · blocks {blocks}"
 
 
 def describe_start(job: Job, model: nn.Module, loader: BatchLoader) -> str:
