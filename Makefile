@@ -6,13 +6,17 @@ BIN := $(VENV)/bin
 # For a PyTorch without CUDA: make demo TORCH='torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu'
 TORCH ?= torch==2.13.0
 
-.PHONY: demo test lint check format bench families fuzz campaigns clean
+.PHONY: demo test docs lint check format bench families fuzz campaigns clean
 
 demo: $(VENV)/installed
 	$(BIN)/biphase demo
 
 test: $(VENV)/developer
 	$(BIN)/python -m pytest -n auto --maxprocesses 8
+
+# The site, into site/: pages of docs/ and what the code says of its own keys and commands (scripts/docs_site.py).
+docs: $(VENV)/developer
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 lint: $(VENV)/developer
 	$(BIN)/ruff format --check .
@@ -53,7 +57,7 @@ families: $(VENV)/developer
 	$(BIN)/python -m pytest tests/encoder/test_families.py --update-golden
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache biphase-demo
+	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache biphase-demo site
 
 # PyTorch by exact version first: a range would fetch gigabytes of CUDA libraries where a CPU build would do.
 $(VENV)/torch:

@@ -19,7 +19,7 @@ class Init(Strict):
     """Where the weights come from: exactly one of `preset`, `checkpoint` and `model`."""
 
     preset: str | None = None
-    """A size of `biphase.encoder.presets.PRESETS`, from random weights."""
+    """A size from random weights: `1m 3m 11m 36m`, by the weights of their blocks; the paper's `210m 610m 1b`."""
     architecture: dict[str, bool | int | float | str] = Field(default={})
     """Changes to the preset under transformers' names, such as `num_hidden_layers: 6`."""
     checkpoint: str | None = None
@@ -27,9 +27,11 @@ class Init(Strict):
     carry_optimizer: bool = True
     """With `checkpoint`: go on with its optimizer moments too, or start them at zero."""
     model: str | None = None
-    """A Hugging Face decoder or encoder: a folder or a hub id."""
+    """A folder or hub id of transformers: a decoder whose head is one matrix (Llama, Qwen, Gemma 3, Mistral, …), a
+    EuroBERT, or a masked language model that goes on as one (BERT, RoBERTa, XLM-R, ModernBERT, …)."""
     revision: str | None = None
-    """With `model`: a commit, tag or branch of the hub repository."""
+    """With `model`: a commit, tag or branch of the hub id; without it the commit in the cache, else the newest. The
+    commit is part of the run's identity."""
 
     @model_validator(mode="after")
     def one_source(self) -> "Init":

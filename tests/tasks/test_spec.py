@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from biphase.config import BUNDLED
 from biphase.errors import InputError
 from biphase.tasks.examples import load_examples
 from biphase.tasks.sources import definition, find_source
@@ -13,6 +14,7 @@ from biphase.tasks.spec import Hub, Splits, Task, find_task, task_table, templat
 
 ROOT = Path(__file__).parents[2]
 DOCS = (ROOT / "docs" / "tasks.md").read_text(encoding="utf-8")
+EXAMPLES = sorted((BUNDLED / "tasks").glob("*.yaml"))
 PAPER = {
     *("sst2", "mnli", "qqp", "conll2003", "ontonotes5", "uner_en_ewt"),
     *("squad", "squad_v2", "record", "msmarco", "nq", "mldr_en"),
@@ -51,9 +53,8 @@ def test_tasks_can_be_keys() -> None:
 
 
 def test_docs_list_every_task_as_it_is() -> None:
-    script = runpy.run_path(str(ROOT / "scripts" / "make_tasks_table.py"))
-    assert script["with_table"](DOCS) == DOCS, "docs/tasks.md is stale: python scripts/make_tasks_table.py"
-    rows = {cells[1].strip("* "): cells for line in DOCS.splitlines() if len(cells := line.split("|")) == 8}
+    table = list(runpy.run_path(str(ROOT / "scripts" / "docs_site.py"))["tasks"]())
+    rows = {cells[1].strip("* "): cells for line in table if len(cells := line.split("|")) == 8}
     layouts = DOCS.partition("## What `--data-dir` may hold")[2]
     for name, task in task_table().items():
         assert rows[name][1].strip().startswith("**") == (name in PAPER)
@@ -114,10 +115,8 @@ FILES = {
 }
 
 
-@pytest.mark.parametrize("text", re.findall(r"```yaml\n(.*?)```", DOCS, re.DOTALL), ids=lambda text: text.split()[1])
-def test_docs_show_tasks_that_load(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "task.yaml"
-    path.write_text(text, encoding="utf-8")
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_example_tasks_load(tmp_path: Path, path: Path) -> None:
     task = find_task(str(path))
     for name, content in FILES[task.name].items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -129,9 +128,9 @@ def test_docs_show_tasks_that_load(tmp_path: Path, text: str) -> None:
 
 
 def test_docs_show_every_family() -> None:
-    shown = [yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", DOCS, re.DOTALL)]
-    assert {task["name"] for task in shown} == set(FILES)
-    assert {task["family"] for task in shown} == {task.family for task in task_table().values()}
+    assert {path.stem for path in EXAMPLES} == set(FILES)
+    assert {find_task(str(path)).family for path in EXAMPLES} == {task.family for task in task_table().values()}
+    assert all(f"bundled/tasks/{path.name}" in DOCS for path in EXAMPLES)
 
 
 def test_unknown_task() -> None:

@@ -74,7 +74,7 @@ class ArmGroup(Strict):
     parents: tuple[str, ...] = ()
     """Arms whose final model, decayed, is trained further. They stand in place of models."""
     curricula: Annotated[tuple[str, ...], Field(min_length=1)]
-    """Short forms such as `25/75` (`study.curricula`), or names of the study's `curricula`."""
+    """Short forms such as `25/75`, or names of the study's `curricula`."""
     budgets: tuple[Steps, ...] = ()
     """Budgets are in steps, and not needed where a curriculum says its steps."""
     pretraining_seeds: SeededTraining | None = None
@@ -141,7 +141,7 @@ class Planning(Strict):
     """What the estimates of cost assume. It changes no result."""
 
     device: str | None = None
-    """A device that `study.cost` knows, or the folder of a run that measures one."""
+    """Such as H100 or CPU, or the folder of a run that measures one."""
     devices: PositiveCount = 1
     efficiency: Annotated[float, Field(gt=0, le=1)] | None = None
     """The useful FLOP/s as a share of the device's peak."""
@@ -171,7 +171,7 @@ class Hypothesis(Strict):
         BeforeValidator(lambda value: (value,) if isinstance(value, str) else value),
         Field(min_length=1),
     ]
-    """Inequalities that are all to hold, in the grammar of `report.hypotheses`."""
+    """Inequalities that are all to hold."""
 
 
 class Study(Strict):

@@ -67,7 +67,7 @@ class FileLayout(Splits):
     later: ClassVar[frozenset[str]] = frozenset({"quotes", "has_header"})
 
     format: Format | None = None
-    """The form of the splits. None: by the ending (see `rows.FORMATS`), else columns."""
+    """The form of the splits. None: by the ending, else columns."""
     quotes: bool | None = None
     """Whether fields of a .tsv may stand in quotes, as pandas and Excel write them; those of a .csv always may. None:
     what the header shows, and an error where that leaves it open. Tables of biphase's own tasks have no quoting."""
@@ -128,7 +128,7 @@ class Task(Strict):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
     family: Family
     metric: str
-    """The one that chooses a learning rate (on validation): one of `METRICS`."""
+    """The one that chooses a learning rate, on validation."""
     template: str = ""
     """The input, columns in braces: of a sequence classification, or of a question and, at the end, its context."""
     label: str = "label"

@@ -1,0 +1,140 @@
+"""The docs say what works: blocks of code are run on a little text, or marked as not run and still parsed; keys and
+commands on the site come from the code."""
+
+import re
+import runpy
+import shlex
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+
+from biphase.cli.app import app
+from biphase.config import BUNDLED, parse_config
+from biphase.embedding.recipe import EmbeddingRecipe
+from biphase.recipe import Recipe
+from biphase.study.hypotheses import ask
+from biphase.study.plan import plan_study
+from biphase.study.spec import Study
+from biphase.tasks.spec import Task
+
+ROOT = Path(__file__).parents[1]
+BLOCK = re.compile(r"(?:<!-- not run: ([^>]+) -->\n)?^( *)```(\w*)\n(.*?)^\2```", re.MULTILINE | re.DOTALL)
+PAGES = sorted(
+    [*ROOT.glob("docs/**/*.md"), *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md"))]
+)
+PAGES.sort(key=lambda page: page.name != "index.md")  # what the start makes is there for the others
+TINY = {
+    "pretrain": (
+        "batch_tokens=512",
+        "data.max_sample_tokens=64",
+        "validation.tokens=1000",
+        "init.architecture={num_hidden_layers: 1}",
+    ),
+    "finetune": ("max_steps=2", "max_train_examples=16", "max_eval_examples=16"),
+}
+"""Further changes to a verb's settings, so that it takes a second."""
+
+
+@dataclass(frozen=True)
+class Block:
+    page: str
+    language: str
+    code: str
+    reason: str | None
+    """Why it is not run."""
+
+
+def blocks() -> Iterator[Block]:
+    for page in PAGES:
+        for reason, _, language, code in BLOCK.findall(page.read_text(encoding="utf-8")):
+            code = re.sub(r'--8<-- "(.*?)"', lambda found: (ROOT / found[1]).read_text(encoding="utf-8"), code)
+            yield Block(str(page.relative_to(ROOT)), language, code, reason or None)
+
+
+def calls(code: str) -> Iterator[list[str]]:
+    """The words behind `biphase` in a block, also below a launcher; what needs a shell is left out."""
+    for line in code.splitlines():
+        words = shlex.split(line, comments=True)
+        if "-m biphase" in line:
+            yield words[words.index("biphase") + 1 :]
+        elif words[:1] == ["biphase"] and "$" not in line:
+            yield words[1:]
+
+
+def test_every_block_is_run_or_says_why_not() -> None:
+    found = list(blocks())
+    assert len(found) > 20
+    for block in found:
+        assert block.language in ("bash", "python", "yaml", "text"), f"{block.page}: ```{block.language}"
+        if block.language in ("bash", "python") and block.reason is None:
+            lines = [line for line in block.code.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+            assert len(lines) == len(list(calls(block.code))), f"{block.page}: what is run is biphase alone: {lines}"
+
+
+def test_commands_that_are_not_run_exist() -> None:
+    for block in blocks():
+        if block.language == "bash":
+            for words in calls(block.code):
+                command: Any = typer.main.get_command(app)
+                while hasattr(command, "commands"):
+                    assert words[0] in command.commands, f"{block.page}: biphase {' '.join(words)}"
+                    command, words = command.commands[words[0]], words[1:]
+                command.make_context(command.name, list(words))
+
+
+def test_commands_do_what_they_are_shown_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Page after page in one folder, with a small text and training of a few steps."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("corpus", "reviews"):
+        Path(name).mkdir()
+    shutil.copy(BUNDLED / "corpus" / "validation.jsonl.zst", "corpus")
+    Path("questions.csv").write_text("text\nOnce upon a time\n", encoding="utf-8")
+    rows = "".join(f"a review of {number} words,{number % 2}\n" for number in range(60))
+    Path("reviews/train.csv").write_text(f"text,stars\n{rows}", encoding="utf-8")
+    for block in blocks():
+        if block.language != "bash" or block.reason is not None:
+            continue
+        code = re.sub(r"--vocab-size \d+", "--vocab-size 384", re.sub(r"--steps \d+", "--steps 4", block.code))
+        for words in calls(code):
+            words = [str(next(Path().glob(word))) if "*" in word else word for word in words]
+            app([*words, *TINY.get(words[0], ())], standalone_mode=False)
+    assert Path("predicted.csv").read_text().startswith("text,predicted")
+    for path, kind in ((Path("recipe.yaml"), Recipe), (Path("mine.yaml"), Study), (Path("reviews.yaml"), Task)):
+        parse_config(kind, yaml.safe_load(path.read_text()), origin=str(path))
+
+
+@pytest.mark.parametrize(
+    "block", [block for block in blocks() if block.language == "yaml"], ids=lambda block: block.page
+)
+def test_files_that_are_shown_are_valid(block: Block) -> None:
+    """Whole files, and parts of a study in the smallest one of the paper's shape."""
+    tree = yaml.safe_load(block.code)
+    kinds = {"family": Task, "curriculum": Recipe, "stages": EmbeddingRecipe, "recipe": Study}
+    kind = next((kind for key, kind in kinds.items() if key in tree), None)
+    if kind is not None:
+        parse_config(kind, tree, origin=block.page)
+        return
+    part = tree if isinstance(tree, dict) else {"arms": tree, "intermediate": []}
+    mini = yaml.safe_load((BUNDLED / "studies" / "mini.yaml").read_text(encoding="utf-8"))
+    ask(plan_study(parse_config(Study, mini | part, origin=block.page)))
+
+
+def test_the_site_shows_every_key_and_command() -> None:
+    made = runpy.run_path(str(ROOT / "scripts" / "docs_site.py"))["made"]
+    pages = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    for kind in (Recipe, Study, Task, EmbeddingRecipe):
+        name = f"{kind.__module__}.{kind.__name__}"
+        assert f"<!-- keys: {name} -->" in pages
+        shown = "\n".join(made("keys", name))
+        assert all(f"| `{key}` |" in shown for key in kind.model_fields)
+    recipe = "\n".join(made("keys", "biphase.recipe.Recipe"))
+    assert "| `mask_probability` | number > 0 < 1, or [keys](#mask_probability) | `0.4` | The share" in recipe
+    assert "| `from` |" in recipe and "### optimizer" in recipe
+    commands = "\n".join(made("commands", None))
+    assert "## `biphase study plan`" in commands and "--dry-run" in commands
