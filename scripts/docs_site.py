@@ -1,7 +1,7 @@
 """What the site says that the code already says: written when the site is built, so that it cannot go stale.
 
-A page asks for it by a comment: `<!-- commands -->`, `<!-- tasks -->`, `<!-- keys: biphase.recipe.Recipe -->`.
-mkdocs calls `on_page_markdown` (see `hooks` in mkdocs.yml).
+A page asks for it by a comment, `<!-- commands -->`, `<!-- python -->`, `<!-- tasks -->` or
+`<!-- keys: biphase.recipe.Recipe -->`; mkdocs calls `on_page_markdown` (see `hooks` in mkdocs.yml).
 """
 
 import ast
@@ -17,11 +17,12 @@ import typer
 import typer.cli
 from pydantic import BaseModel
 
+import biphase
 from biphase.cli.app import app
 from biphase.tasks.spec import PAPER_TASKS, TASK_SPLITS, Task, task_table
 
 ROOT = Path(__file__).resolve().parents[1]
-ASKED = re.compile(r"<!-- (commands|tasks|keys)(?:: ([\w.]+))? -->")
+ASKED = re.compile(r"<!-- (commands|python|tasks|keys)(?:: ([\w.]+))? -->")
 LINKED = re.compile(r"\]\((?:\.\./)+((?:src|scripts|benchmarks|tests|studies)/[^)]*)\)")
 """Links to files of the repository, which the site does not have: their paths stand there instead."""
 
@@ -34,6 +35,8 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 def made(kind: str, name: str | None) -> Iterator[str]:
     if kind == "commands":
         yield from commands()
+    elif kind == "python":
+        yield from functions()
     elif kind == "tasks":
         yield from tasks()
     else:
@@ -48,6 +51,27 @@ def commands() -> Iterator[str]:
     _, _, verbs = text.partition("\n## ")
     verbs = re.sub(r"^\* `--help`: .*\n|^\*\*Usage\*\*:\n\n", "", f"## {verbs}", flags=re.MULTILINE)
     yield re.sub(r"\*\*Options\*\*:\n\n(?=\n|\Z)", "", verbs)
+
+
+def functions() -> Iterator[str]:
+    """What `import biphase` offers, with its signatures."""
+    for name in biphase.OFFERED:
+        offered = getattr(biphase, name)
+        yield f"\n### biphase.{name}\n"
+        if not inspect.isclass(offered):
+            parameters = "".join(f"    {one},\n" for one in with_star(inspect.signature(offered)))
+            yield f"```python\nbiphase.{name}(\n{parameters})\n```\n"
+        yield re.sub(r"^ {4}(\w+): ", r"- `\1`: ", inspect.getdoc(offered) or "", flags=re.MULTILINE)
+
+
+def with_star(signature: inspect.Signature) -> Iterator[str]:
+    """Parameters as they are written, with the star before those that are given by name alone."""
+    kinds = [parameter.kind for parameter in signature.parameters.values()]
+    first = kinds.index(inspect.Parameter.KEYWORD_ONLY) if inspect.Parameter.KEYWORD_ONLY in kinds else None
+    for at, parameter in enumerate(signature.parameters.values()):
+        if at == first and inspect.Parameter.VAR_POSITIONAL not in kinds:
+            yield "*"
+        yield str(parameter)
 
 
 # Keys of YAML files

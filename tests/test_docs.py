@@ -14,6 +14,7 @@ import pytest
 import typer
 import yaml
 
+import biphase
 from biphase.cli.app import app
 from biphase.config import BUNDLED, parse_config
 from biphase.embedding.recipe import EmbeddingRecipe
@@ -136,5 +137,7 @@ def test_the_site_shows_every_key_and_command() -> None:
     recipe = "\n".join(made("keys", "biphase.recipe.Recipe"))
     assert "| `mask_probability` | number > 0 < 1, or [keys](#mask_probability) | `0.4` | The share" in recipe
     assert "| `from` |" in recipe and "### optimizer" in recipe
+    functions = "\n".join(made("python", None))
+    assert all(f"### biphase.{name}\n" in functions for name in biphase.OFFERED) and "biphase.pretrain(\n" in functions
     commands = "\n".join(made("commands", None))
     assert "## `biphase study plan`" in commands and "--dry-run" in commands

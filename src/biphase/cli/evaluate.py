@@ -107,7 +107,7 @@ def split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def write_evaluation(evaluation: EvaluatedGrid, compared: Sequence[TaskComparison] | None) -> str:
-    """The JSON of docs/guide.md."""
+    """The JSON of docs/reference/command_line.md."""
     if evaluation.planned:
         planned = evaluation.planned
         facts = {"seconds_of_one_worker": planned.seconds, "unknown_trainings": planned.num_unknown}
