@@ -55,9 +55,11 @@ def told_as(what: str) -> Iterator[None]:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text that is not blank, or its type where it has no text, or a key for its text."""
+    """The first line of an error's text that is not blank, with those behind it where it ends in a colon; its type
+    where it has no text, or a key for its text."""
     name = type(error).__name__
-    text = next((line.strip() for line in str(error).splitlines() if line.strip()), name)
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [name]
+    text = clipped(" ".join(lines), 300) if lines[0].endswith(":") else lines[0]
     return f"{name} {text}" if isinstance(error, KeyError) else text
 
 

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 import biphase.cli.app as cli
 from biphase import __version__
-from biphase.errors import BusyError, InputError, StoppedError
+from biphase.errors import BusyError, InputError, StoppedError, first_line
 from biphase.files import read_json
 from biphase.recipe import Recipe
 from biphase.run import Run, read_metrics, whole_steps
@@ -106,6 +106,19 @@ def test_help_fits_on_a_terminal(verb: tuple[str, ...]) -> None:
 
 def test_version(run_main: Any) -> None:
     assert run_main("--version") == (0, f"biphase {__version__}\n", "")
+
+
+def test_help_where_the_locale_is_ascii() -> None:
+    variables = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    command = [sys.executable, "-m", "biphase", "demo", "--help"]
+    done = subprocess.run(command, env=variables, capture_output=True, check=False)
+    assert done.returncode == 0 and "CLM → MLM" in done.stdout.decode()
+
+
+def test_what_a_library_says_is_not_cut_at_a_colon() -> None:
+    error = ValueError("No backend from one of: \n(1) a file, \n(2) a slow tokenizer")
+    assert first_line(error) == "No backend from one of: (1) a file, (2) a slow tokenizer"
+    assert first_line(ValueError("\n one\ntwo")) == "one" and first_line(KeyError("x")) == "KeyError 'x'"
 
 
 def test_wrong_usage_is_exit_code_two(run_main: Any) -> None:

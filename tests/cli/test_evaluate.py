@@ -129,6 +129,11 @@ def test_bad_words(call: Any, models: Path, arguments: list[str], said: str) -> 
     assert code == 2 and said in err and err.count("\n") == 1
 
 
+def test_a_missing_model_is_told_before_data_is_fetched(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="/no/such/model is neither"):
+        grids.evaluate("/no/such/model", "squad", scores=tmp_path)
+
+
 def test_words_of_the_options() -> None:
     assert parse_seeds("0-4") == (0, 1, 2, 3, 4) and parse_seeds("7") == (7,) and parse_seeds("1,3") == (1, 3)
     with pytest.raises(InputError, match="--seeds 0-x must be numbers"):

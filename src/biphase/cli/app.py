@@ -6,6 +6,7 @@ A verb says what its words mean and calls what does it. Heavy imports happen ins
 import os
 import signal
 import sys
+from io import TextIOWrapper
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
@@ -342,6 +343,9 @@ def main() -> Any:
     """The `biphase` command. Exit code 2 and one line for what the user can mend, 75 while another process is at the
     same work, 143 after a saved stop, 130 after Ctrl-C; 1 and a traceback for what is a mistake of ours."""
     prepare_process()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper) and not stream.encoding.lower().startswith("utf"):
+            stream.reconfigure(encoding="utf-8")  # LC_ALL=C: else an arrow in a help text ends the command
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, interrupt)
     if is_one_of_several() and os.environ.get("LOCAL_RANK", "0") != "0":

@@ -7,7 +7,6 @@ import typer
 
 from biphase.cli.study import Overrides
 from biphase.console import out as console
-from biphase.verbs import embedding as verbs
 
 SHOWN_CHARACTERS = 300
 
@@ -21,7 +20,9 @@ def embed_command(
 
     Example: `biphase embed recipes/embed.yaml model=encoder out=embedder`
     """
-    verbs.embed(recipe, overrides or (), runs=runs)
+    from biphase.verbs import embedding
+
+    embedding.embed(recipe, overrides or (), runs=runs)
 
 
 def search_command(
@@ -37,7 +38,9 @@ def search_command(
 
     Example: `biphase search documents/ "how are leaves shed?" --model embedder`
     """
-    found = verbs.find_passages(source, question, model, index, top=top, rebuild=rebuild, text_field=text_field)
+    from biphase.verbs.embedding import find_passages
+
+    found = find_passages(source, question, model, index, top=top, rebuild=rebuild, text_field=text_field)
     for name, answers in found.items():
         console.print(f"\n{name}", style="bold")
         for answer in answers:

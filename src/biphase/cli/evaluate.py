@@ -3,23 +3,19 @@
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 from rich.table import Table
 
 from biphase.cli.study import AddressOption, EngineOption, FormatOption, is_json
-from biphase.config import parse_config
 from biphase.console import duration
 from biphase.console import out as console
 from biphase.errors import InputError
-from biphase.finetuning.config import FinetuneConfig
-from biphase.report.comparison import TaskComparison, compare
-from biphase.report.printing import print_comparison, print_summary
-from biphase.tasks.spec import find_task
-from biphase.verbs.embedding import print_zero_shot, run_zero_shot, zero_shot_records
-from biphase.verbs.grids import DryRun, EvaluatedGrid, is_zero_shot, run_evaluation
-from biphase.verbs.records import comparison_records, to_json
+
+if TYPE_CHECKING:
+    from biphase.report.comparison import TaskComparison
+    from biphase.verbs.grids import DryRun, EvaluatedGrid
 
 Number = TypeVar("Number", int, float)
 
@@ -30,6 +26,9 @@ ModelArguments = Annotated[
         help="RUN[@STEP], model folders or hub ids (ID@REVISION); then changes to single settings of all cells. "
         "Without a model: what is in --out already.",
     ),
+]
+PairOption = Annotated[
+    tuple[str, str] | None, typer.Option("--compare", help="Two models: who wins where, and is it more than noise?")
 ]
 ScoresOption = Annotated[Path, typer.Option("--out", help="Where finished cells are kept.")]
 
@@ -53,10 +52,7 @@ def evaluate_command(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say which cells are missing and how long they take.")
     ] = False,
-    pair: Annotated[
-        tuple[str, str] | None,
-        typer.Option("--compare", help="Two models: who wins where, and is it more than noise?"),
-    ] = None,
+    pair: PairOption = None,
     keep: Annotated[
         Path | None, typer.Option(help="Write the best fine-tuned model of each task, by validation, below here.")
     ] = None,
@@ -70,11 +66,15 @@ def evaluate_command(
 
     Example: `biphase evaluate --compare encoder-a encoder-b`
     """
+    from biphase.config import parse_config
+    from biphase.finetuning.config import FinetuneConfig
+    from biphase.report.comparison import compare
+    from biphase.verbs.grids import is_zero_shot, run_evaluation
+
     as_json, asked = is_json(form), tasks.split(",")
     names, settings = split_words(models or ())
     if names and is_zero_shot(asked):
-        found = run_zero_shot(names, asked, scores, keep)
-        console.print(to_json({"scores": zero_shot_records(found)})) if as_json else print_zero_shot(found)
+        evaluate_zero_shot(names, asked, scores, keep, as_json)
         return
     evaluation = run_evaluation(
         names,
@@ -94,6 +94,14 @@ def evaluate_command(
     evaluation.raise_failures()
 
 
+def evaluate_zero_shot(models: list[str], tasks: list[str], scores: Path, keep: Path | None, as_json: bool) -> None:
+    from biphase.verbs.embedding import print_zero_shot, run_zero_shot, zero_shot_records
+    from biphase.verbs.records import to_json
+
+    found = run_zero_shot(models, tasks, scores, keep)
+    console.print(to_json({"scores": zero_shot_records(found)})) if as_json else print_zero_shot(found)
+
+
 def split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Models, and settings of all cells."""
     settings = [word for word in words if re.match(r"[a-z_.0-9]+=", word)]
@@ -106,8 +114,10 @@ def split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return names, settings
 
 
-def write_evaluation(evaluation: EvaluatedGrid, compared: Sequence[TaskComparison] | None) -> str:
+def write_evaluation(evaluation: "EvaluatedGrid", compared: "Sequence[TaskComparison] | None") -> str:
     """The JSON of docs/reference/command_line.md."""
+    from biphase.verbs.records import comparison_records, to_json
+
     if evaluation.planned:
         planned = evaluation.planned
         facts = {"seconds_of_one_worker": planned.seconds, "unknown_trainings": planned.num_unknown}
@@ -117,7 +127,9 @@ def write_evaluation(evaluation: EvaluatedGrid, compared: Sequence[TaskCompariso
     return to_json(tree | ({} if compared is None else {"comparison": comparison_records(compared)}))
 
 
-def print_evaluation(evaluation: EvaluatedGrid, compared: Sequence[TaskComparison] | None) -> None:
+def print_evaluation(evaluation: "EvaluatedGrid", compared: "Sequence[TaskComparison] | None") -> None:
+    from biphase.report.printing import print_comparison, print_summary
+
     if evaluation.planned:
         print_dry_run(evaluation.planned)
         return
@@ -129,7 +141,7 @@ def print_evaluation(evaluation: EvaluatedGrid, compared: Sequence[TaskCompariso
         print_comparison(compared)
 
 
-def print_dry_run(planned: DryRun) -> None:
+def print_dry_run(planned: "DryRun") -> None:
     """A table of cells by model and task, and how long the missing ones take."""
     table = Table(title=f"{len(planned.grid.learning_rates)} rates × {len(planned.grid.seeds)} seeds")
     for column in planned.cells[0]:
@@ -169,6 +181,8 @@ def parse_seeds(text: str) -> tuple[int, ...]:
 
 def parse_data_dirs(pairs: Sequence[str], tasks: Sequence[str]) -> list[tuple[str, str]]:
     """`snli=path` → ("snli", "path")."""
+    from biphase.tasks.spec import find_task
+
     parts = []
     for pair in pairs:
         given, equals, folder = pair.partition("=")

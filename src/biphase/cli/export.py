@@ -6,7 +6,6 @@ from typing import Annotated
 import typer
 
 from biphase.console import out
-from biphase.verbs import networks
 
 
 def export_command(
@@ -22,6 +21,8 @@ def export_command(
 
     Example: `biphase export runs/adapt-1a2b3c4d encoder --merge 0.5`
     """
+    from biphase.verbs import networks
+
     networks.export(run, folder, merge)
 
 

@@ -6,7 +6,6 @@ A folder appears when it is whole, so a call that was killed goes on where it st
 import os
 import re
 import shutil
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -292,7 +291,7 @@ def tokenize_missing(
 ) -> None:
     """Make the shard folders that are missing, large ones first where there are several workers. A failure stops all.
 
-    The bar counts bytes on disk; its note tells how fast text is read, and how many tokens it makes.
+    The bar counts bytes on disk; its note tells how many tokens they make.
     """
     if not missing:
         return
@@ -311,15 +310,13 @@ def tokenize_missing(
     names = {plan.folder.name: ", ".join(source.name for source in plan.sources) for plan in missing}
     is_known = all(source.num_bytes is not None for plan in plans for source in plan.sources)
     num_bytes = sum(plan.num_bytes for plan in plans)
-    started = time.monotonic()
-    text_bytes = tokens = 0
+    tokens = 0
     with console.track("prepare", num_bytes / 1e6 if is_known else None, "MB") as progress:
 
-        def advance(unit: str, counts: tuple[int, int, int]) -> None:
-            nonlocal text_bytes, tokens
-            text_bytes, tokens = text_bytes + counts[1], tokens + counts[2]
-            rate = text_bytes / 1e6 / (time.monotonic() - started)
-            progress.advance(counts[0] / 1e6, f"{rate:.1f} MB/s of text, {tokens / 1e6:,.1f}M tokens")
+        def advance(unit: str, counts: tuple[int, int]) -> None:
+            nonlocal tokens
+            tokens += counts[1]
+            progress.advance(counts[0] / 1e6, f"{tokens / 1e6:,.1f}M tokens")
 
         if num_done := num_bytes - sum(plan.num_bytes for plan in missing):
             progress.advance(num_done / 1e6, already_done=True)

@@ -114,7 +114,7 @@ def keep_encoder(hash: str, backend: "Tokenizer") -> None:
 
 
 def tokenize_unit(plan: ShardPlan, tokenizer_file: str, tokenizer_hash: str, out: str) -> None:
-    """Make a shard folder that is not there yet. Reports bytes read from disk, bytes of text and tokens on the way.
+    """Make a shard folder that is not there yet. Reports bytes read from disk and tokens on the way.
 
     Its lock is waited for: where the process that started them was killed, workers may live for another moment.
     """
@@ -262,10 +262,8 @@ def cut_text(text: str, cuts_at_lines: bool) -> Iterator[tuple[str, bool]]:
 
 def write_batch(pieces: list[TextPiece], num_bytes: int, encodings: Future, writers: Writers) -> None:
     encoded = list(zip(pieces, encodings.result(), strict=True))
-    before = [(writer.text_bytes, writer.tokens) for writer in writers.values()]
+    before = sum(writer.tokens for writer in writers.values())
     for split, writer in writers.items():
         if chosen := [pair for pair in encoded if pair[0].split == split]:
             writer.write(chosen)
-    after = [(writer.text_bytes, writer.tokens) for writer in writers.values()]
-    text_bytes, tokens = np.subtract(after, before).sum(axis=0).tolist()
-    report_progress((num_bytes, text_bytes, tokens))
+    report_progress((num_bytes, sum(writer.tokens for writer in writers.values()) - before))

@@ -59,6 +59,8 @@ Made with biphase {version}.
 """
 
 EMBEDDINGS = """
+Batches are padded on the right (`tokenizer.padding_side`).
+
 With sentence-transformers, a text becomes the mean of its tokens' hidden states. These have not been trained to be
 compared: train them on pairs of texts first (`biphase embed`).
 

@@ -99,6 +99,7 @@ def export_checkpoint(reference: str, folder: Path, merge: float | None = None) 
         tokenizer = AutoTokenizer.from_pretrained(source / "model", trust_remote_code=False)
         if not causal:
             close_texts(tokenizer)
+            tokenizer.padding_side = "right"  # positions count from a row's first token, padding included
             write_sentence_transformer(part, exported)
         tokenizer.save_pretrained(part)
         check_export(part, kind, network, causal)

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from biphase.console import err
 from biphase.corpus.tokenizer import NEW_NAMES, load_tokenizer, tokenizer_hash
 from biphase.encoder.attention import PackedLayout, lay_out
 from biphase.encoder.load import fresh_backbone, load_backbone
@@ -27,6 +28,9 @@ from biphase.errors import InputError
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.encoding import HashedTokenizer, TokenizedTexts
 from biphase.finetuning.models import FileStamps, count_positions, find_folder, hash_files, stamp_files
+
+UNUSED_EMBEDDINGS = 1024
+"""More rows of an embedding than this, or than a twentieth of it, are not there for a round number alone."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,10 @@ def load_stamped_encoder(name: str, folder: Path, stamps: FileStamps) -> Encoder
         raise InputError(
             f"{name}: its tokenizer has {highest + 1:,} tokens, its network only {config.vocab_size:,}; they do not "
             "belong together"
+        )
+    if config.vocab_size - highest > max(UNUSED_EMBEDDINGS, config.vocab_size // 20):
+        err.print(
+            f"{name}: its tokenizer has {highest + 1:,} tokens, its network {config.vocab_size:,}: is it its own?"
         )
     limit = count_positions(config, getattr(backbone, "first_position", None))
     return Encoder(name, hash_files(stamps), backbone, tokenizer, limit)

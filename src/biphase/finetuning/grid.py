@@ -16,7 +16,7 @@ from biphase.engine.units import Unit
 from biphase.errors import InputError
 from biphase.finetuning.cells import CellPlan, DataDirs, find_task_sources, plan_cell, resolve_precision
 from biphase.finetuning.config import FinetuneConfig
-from biphase.finetuning.models import find_folder, identify, stamp_files
+from biphase.finetuning.models import ModelFingerprint, find_folder, identify, stamp_files
 from biphase.finetuning.scores import Score, read_score
 from biphase.run import split_reference
 from biphase.tasks.sources import absolute_dir
@@ -74,6 +74,12 @@ def plan_grid(grid: Grid) -> list[SharedTraining]:
     wrong = next((rate for rate in grid.learning_rates if not 0 < rate < math.inf), None)
     if wrong is not None:
         raise InputError(f"learning rate {wrong} must be above 0 and finite")
+    models: dict[str, ModelFingerprint] = {}
+    for model in grid.models:
+        models[model] = identity = identify(model)
+        twin = next((other for other in models if other != model and models[other].hash == identity.hash), None)
+        if twin is not None:
+            raise InputError(f"{twin} and {model} are the same model under two names")
     sources = {task: find_task_sources(task, grid.data_dirs) for task in grid.tasks}
     groups: dict[str, list[str]] = {}
     for task in grid.tasks:
@@ -85,12 +91,7 @@ def plan_grid(grid: Grid) -> list[SharedTraining]:
         for seed in grid.seeds
     ]
     trainings = []
-    identities: dict[str, str] = {}
-    for model in grid.models:
-        identity = identify(model)
-        if identity.hash in identities:
-            raise InputError(f"{identities[identity.hash]} and {model} are the same model under two names")
-        identities[identity.hash] = model
+    for model, identity in models.items():
         for tasks in groups.values():
             for config in configs:
                 shared: dict[FinetuneConfig, list[CellPlan]] = {}  # tasks of one training may settle differently

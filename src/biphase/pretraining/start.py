@@ -8,6 +8,7 @@ from pathlib import Path
 
 from transformers import AutoModelForMaskedLM, EuroBertConfig, PreTrainedModel
 
+from biphase import console
 from biphase.corpus.mixture import TextHistory, TrainingText, find_shares
 from biphase.corpus.shards import ShardSet, check_tokenizer
 from biphase.corpus.tokenizer import TOKENIZER_FILES, load_tokenizer, tokenizer_hash
@@ -152,7 +153,8 @@ def load_network(recipe: Recipe, start: Start, shards: ShardSet) -> PreTrainedMo
 
 
 def check_foreign_tokenizer(folder: Path, shards: ShardSet) -> None:
-    """A model folder with a tokenizer must have been given the shards' tokenizer; one without is taken at its word."""
+    """A model folder with a tokenizer must have been given the shards' tokenizer; one without is taken at its word, and
+    that is said."""
     if any(path for pattern in TOKENIZER_FILES for path in folder.glob(pattern)):
         check_tokenizer(shards, tokenizer_hash(load_tokenizer(folder)))
         return
@@ -161,3 +163,7 @@ def check_foreign_tokenizer(folder: Path, shards: ShardSet) -> None:
         raise InputError(
             f"{folder} knows {vocab_size} tokens and the shards have {shards.manifest.vocab_size}: another tokenizer"
         )
+    console.err.print(
+        f"{folder} has no tokenizer: nobody can tell whether that of the shards is the one that it was trained with "
+        f"({shards.manifest.vocab_size:,} tokens, the network has {vocab_size:,})"
+    )

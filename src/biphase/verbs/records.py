@@ -4,14 +4,15 @@ known is None."""
 import json
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic_core import to_jsonable_python
 
-from biphase.report.comparison import SummaryRow, TaskComparison
+if TYPE_CHECKING:
+    from biphase.report.comparison import SummaryRow, TaskComparison
 
 
-def summary_records(rows: Iterable[SummaryRow]) -> list[dict[str, Any]]:
+def summary_records(rows: "Iterable[SummaryRow]") -> list[dict[str, Any]]:
     """A record for each model on each task, in the order of the table: the task's best mean first."""
     return [
         {
@@ -33,7 +34,7 @@ def summary_records(rows: Iterable[SummaryRow]) -> list[dict[str, Any]]:
     ]
 
 
-def comparison_records(comparisons: Iterable[TaskComparison]) -> list[dict[str, Any]]:
+def comparison_records(comparisons: "Iterable[TaskComparison]") -> list[dict[str, Any]]:
     """A record for each task; differences are A minus B."""
     records = []
     for one in comparisons:

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 from biphase.config import parse_config
 from biphase.console import out as console
 from biphase.engine.local import Engine
-from biphase.engine.scheduler import Failure
 from biphase.errors import InputError
-from biphase.study.plan import Plan
 from biphase.verbs.memory import Changes, list_changes
 from biphase.verbs.text import EngineKind
 
 if TYPE_CHECKING:
     import pandas
 
+    from biphase.engine.scheduler import Failure
     from biphase.study.advise import Advice, Evidence
     from biphase.study.cost import Estimate
     from biphase.study.folder import StatusLine
+    from biphase.study.plan import Plan
 
 
 def study(file: str | Path, changes: Changes = (), folder: str | Path | None = None) -> "OpenStudy":
@@ -50,7 +50,7 @@ class StudyProgress:
     """The training runs, then the cells of each task."""
     seeds: list[str]
     """How far each pretraining seed is, where there are several."""
-    failed: list[Failure]
+    failed: "list[Failure]"
     num_waiting: int
     """How many units need one that failed."""
 
@@ -59,7 +59,7 @@ class StudyProgress:
 class OpenStudy:
     """A study that was read and planned, and the folder that it works in."""
 
-    planned: Plan
+    planned: "Plan"
     folder: Path
     words: tuple[str, ...]
     """File and changes, as the command line takes them."""
