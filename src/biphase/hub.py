@@ -10,7 +10,7 @@ from huggingface_hub import snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import HTTPError
 
 from biphase import console
-from biphase.errors import InputError
+from biphase.errors import InputError, first_line
 from biphase.files import content_hash, file_hash, read_json
 
 FILES = ["*.json", "*.safetensors", "*.model", "*.txt"]
@@ -40,11 +40,10 @@ def fetch_model(id: str, revision: str | None = None) -> Path:
         folder = Path(snapshot_download(id, revision=commit, allow_patterns=FILES, ignore_patterns=["*/*"]))
     except (OSError, HTTPError, ValueError) as error:
         if cached is None:
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             named = f"{id} at revision {revision}" if revision else id
             raise InputError(
-                f"model {named} is no folder here and cannot be had from the hub ({reason}); check its name and the "
-                "network, or give a folder"
+                f"model {named} is no folder here and cannot be had from the hub ({first_line(error)}); check its name "
+                "and the network, or give a folder"
             ) from None
         folder = cached  # whether all of it is here is seen when it is read
     if revision != folder.name:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import (
@@ -118,10 +117,8 @@ def read_old_weights(source: Path) -> dict[str, Tensor]:
         names = set(read_json_as(source / INDEX, dict[str, Any])["weight_map"].values())
     weights: dict[str, Tensor] = {}
     for name in sorted(names):
-        try:
+        with told_as(f"{source / name} cannot be read"):
             weights |= load_file(source / name)
-        except (OSError, SafetensorError) as error:
-            raise InputError(f"{source / name} cannot be read ({error})") from None
     kept = {name: weight for name, weight in weights.items() if not name.endswith("rotary_emb.inv_freq")}
     kept = {("classifier." + name[9:] if name.startswith("out_proj.") else name): kept[name] for name in kept}
     if not kept or len({weight.dtype for weight in kept.values()}) > 1:

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from biphase.distributed import World
 from biphase.encoder.packed import PackedModel
-from biphase.errors import InputError
+from biphase.errors import InputError, told_as
 from biphase.files import content_hash, file_hash, read_hashed, whole_folder, write_hashed
 from biphase.pretraining.optimizer import Muon
 from biphase.run import Run
@@ -125,7 +125,9 @@ def load_optimizer(folder: Path, model: PackedModel, optimizers: list[torch.opti
     failure: InputError | None = None
     if world.is_main:
         try:
-            for key, tensor in load_file(path).items():
+            with told_as(f"{path} cannot be read"):
+                stored = load_file(path)
+            for key, tensor in stored.items():
                 name, _, part = key.rpartition("/")
                 moments.setdefault(name, {})[part] = tensor
             for name, kind in kinds.items():
@@ -133,8 +135,6 @@ def load_optimizer(folder: Path, model: PackedModel, optimizers: list[torch.opti
                     raise InputError(
                         f"{folder} holds no {kind.__name__} state for '{name}'; use init.carry_optimizer=false"
                     )
-        except (OSError, SafetensorError) as error:
-            failure = InputError(f"{path} cannot be read: {error}")
         except InputError as error:
             failure = error
     world.raise_any(failure, f"{path} cannot be taken over; the first process says why")
