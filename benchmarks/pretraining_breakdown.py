@@ -58,7 +58,8 @@ def open_update(job: PretrainingJob) -> tuple[Callable[..., Any], Callable[[int]
     recipe, shards = recipe_of(job), ShardSet.open(job.shards)
     device = choose_device(job.device)
     world, dtype = World(0, 1, device), choose_dtype("auto", device)
-    source = open_loader(recipe, open_text(recipe.data), world, dtype, 0)
+    mine = Job(recipe, Run(Path(os.devnull)), world, dtype, open_text(recipe.data), Start())
+    source = open_loader(mine)
     network = load_network(recipe, Start(), shards)
     if not decide_compile(recipe.compute, device, dtype, 0.0)[0]:
         for module in network.modules():
@@ -68,7 +69,6 @@ def open_update(job: PretrainingJob) -> tuple[Callable[..., Any], Callable[[int]
     model = parallelize(PackedModel(network), recipe.compute, dtype, world, work=0.0)
     model.train()
     optimizers = make_optimizers(recipe.optimizer, model)
-    mine = Job(recipe, Run(Path(os.devnull)), world, dtype, open_text(recipe.data), Start())
     state = TrainState(model, optimizers, flops)
 
     def update(microbatches: Any, step: int) -> None:

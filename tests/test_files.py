@@ -187,8 +187,6 @@ def test_sweeping_removes_only_what_was_being_written(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
     (tmp_path / ".b.1.part").write_text("")
     (tmp_path / ".c.part").symlink_to(tmp_path / "5")
-    sweep_parts(tmp_path, older_than_seconds=60)
-    assert len(list(tmp_path.iterdir())) == 8
     sweep_parts(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "5", "a.part"]
 

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shutil
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -181,21 +180,13 @@ def remove_folder(path: Path) -> None:
     shutil.rmtree(part, ignore_errors=True)
 
 
-def sweep_parts(folder: Path, older_than_seconds: float = 0.0) -> None:
-    """Remove what killed writers left in a folder of ours: `.NAME.part` and `.NAME.PID.part`, nothing else.
-
-    Where other processes may be writing, only what is older than their writing takes.
-    """
+def sweep_parts(folder: Path) -> None:
+    """Remove what killed writers left in a folder of ours: `.NAME.part` and `.NAME.PID.part`, nothing else."""
     for part in folder.glob(".*.part"):
-        try:
-            if time.time() - part.lstat().st_mtime < older_than_seconds:
-                continue
-            if part.is_dir() and not part.is_symlink():
-                shutil.rmtree(part, ignore_errors=True)
-            else:
-                part.unlink(missing_ok=True)
-        except FileNotFoundError:  # another process swept it
-            continue
+        if part.is_dir() and not part.is_symlink():
+            shutil.rmtree(part, ignore_errors=True)
+        else:
+            part.unlink(missing_ok=True)
 
 
 MARK = ".biphase.json"

@@ -47,25 +47,19 @@ def plan_memory(
     *,
     microbatch_tokens: int,
     num_microbatches: int = 1,
-    is_sharded: bool = True,
     recomputes: bool = False,
     moments_per_weight: float = 2,
 ) -> TrainingMemory:
-    """What each of `devices` holds.
+    """What each of `devices` holds under FSDP2, or one alone.
 
     Args:
         num_microbatches: how many of them a device goes through for an update.
-        is_sharded: FSDP2; else DDP, whose buckets for communication hold the gradients a second time.
         recomputes: activation checkpointing.
         moments_per_weight: 2 for AdamW; Muon keeps one for the matrices of the blocks.
     """
-    several = devices > 1
-    parts = devices if is_sharded else 1
     whole = float(FLOAT32 * shape.parameters)
-    gradients = whole / parts
-    if several and is_sharded and num_microbatches > 1:
-        gradients += whole
-    if several and not is_sharded:
+    gradients = whole / devices
+    if devices > 1 and num_microbatches > 1:
         gradients += whole
     block = shape.block_weights / shape.layers + 2 * shape.width
     outside = shape.parameters - shape.layers * block
@@ -74,10 +68,10 @@ def plan_memory(
     per_token = 2 * shape.layers * shape.width + kept if recomputes else shape.layers * kept
     targets = min(microbatch_tokens, LOGITS_AT_ONCE // shape.vocab_size)
     return TrainingMemory(
-        weights=whole / parts,
+        weights=whole / devices,
         gradients=gradients,
-        moments=moments_per_weight * whole / parts,
-        copies=BFLOAT16 * (outside + 2 * block if several and is_sharded else float(shape.block_weights)),
+        moments=moments_per_weight * whole / devices,
+        copies=BFLOAT16 * (outside + 2 * block if devices > 1 else float(shape.block_weights)),
         activations=float(BFLOAT16 * microbatch_tokens * (per_token + 5 * shape.width)),
         logits=float((BFLOAT16 + FLOAT32 / 2) * targets * shape.vocab_size),
     )

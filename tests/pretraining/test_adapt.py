@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from training_runs import MakeRecipe, digests, losses, only, other_shards, shorter, train_until
+from training_runs import MakeRecipe, digests, loader_of, losses, only, other_shards, shorter, train_until
 from transformers import (
     AutoModel,
     AutoModelForCausalLM,
@@ -25,16 +25,13 @@ from transformers import (
     RobertaForMaskedLM,
 )
 
-from biphase.corpus.mixture import open_text
 from biphase.corpus.tokenizer import load_tokenizer, save_tokenizer
-from biphase.distributed import World
 from biphase.encoder.attention import lay_out
 from biphase.encoder.load import load_backbone
 from biphase.encoder.packed import PaddedBackbone, packed_hidden
 from biphase.errors import InputError
 from biphase.export.model import export_checkpoint
 from biphase.files import read_json
-from biphase.pretraining.batches import open_loader
 from biphase.pretraining.checkpoint import read_checkpoint_manifest
 from biphase.pretraining.loop import train
 from biphase.run import read_metrics
@@ -152,7 +149,7 @@ def test_a_masked_language_model_goes_on(family: str, tiny_recipe: MakeRecipe, t
     whole = train(recipe, tmp_path / "whole")
     assert np.mean(losses(whole)[-3:]) < losses(whole)[0] - 0.3
     network = AutoModelForMaskedLM.from_pretrained(folder, attn_implementation="eager").eval()
-    source = open_loader(recipe, open_text(recipe.data), World(0, 1, torch.device("cpu")), torch.float32, 0)
+    source = loader_of(recipe)
     total, count = 0.0, 0
     for part in source.microbatches(recipe.curriculum[0], 0):
         assert len(part.inputs_T) > 90

@@ -5,14 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from training_runs import MakeRecipe, only, weights_at
+from training_runs import MakeRecipe, loader_of, only, weights_at
 
-from biphase.corpus.mixture import open_text
-from biphase.distributed import World
 from biphase.encoder.packed import PackedModel
 from biphase.errors import InputError
-from biphase.pretraining.batches import open_loader
 from biphase.pretraining.loop import train
 from biphase.run import Run, read_metrics, whole_steps
 
@@ -34,7 +30,7 @@ def test_a_loss_that_is_not_finite_names_step_and_samples(
     recipe = tiny_recipe(*only("clm", 3, "checkpoints.every_steps=1"))
     with pytest.raises(InputError) as caught:
         train(recipe, tmp_path)
-    source = open_loader(recipe, open_text(recipe.data), World(0, 1, torch.device("cpu")), torch.float32, 0)
+    source = loader_of(recipe)
     ids = source.microbatches(recipe.curriculum[0], 1)[1].sample_ids_S
     line = str(caught.value)
     assert "loss nan" in line

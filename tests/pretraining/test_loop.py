@@ -11,12 +11,11 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
-from training_runs import MakeRecipe, digests, losses, only, shorter, train_until, weights_at
+from training_runs import MakeRecipe, digests, loader_of, losses, only, shorter, train_until, weights_at
 from transformers import LlamaForCausalLM
 
 import biphase.pretraining.loop as loop
 import biphase.pretraining.metrics as metrics
-from biphase.corpus.mixture import open_text
 from biphase.corpus.shards import ShardSet
 from biphase.distributed import World
 from biphase.encoder.attention import PAD_TO_MULTIPLE_OF, lay_out
@@ -94,7 +93,7 @@ def test_time_left_is_told_by_the_flops_of_what_is_left(finished: Run) -> None:
     spent = {"clm": 0.0, "mlm": 0.0}
     for row in read_metrics(finished, "train"):
         spent[row["objective"]] += row["tokens"] * row["flops_per_second"] / row["tokens_per_second"]
-    samples = open_loader(recipe, job.text, job.world, job.dtype, 0, 0).batches
+    samples = open_loader(job).batches
     mean = samples.num_tokens / samples.num_samples
     lengths = SampleLengths(mean, mean, "mean")
     assert work_between(job, flops, lengths, 0, 10) == pytest.approx(spent["clm"], rel=0.1)
@@ -180,7 +179,7 @@ def test_every_objective_sees_the_same_samples(tiny_recipe: MakeRecipe) -> None:
     seen = {}
     for objective in ("clm", "mlm", "mntp"):
         recipe = tiny_recipe(*only(objective, 9))
-        source = open_loader(recipe, open_text(recipe.data), World(0, 1, torch.device("cpu")), torch.float32, 0)
+        source = loader_of(recipe)
         made = [source.microbatches(recipe.curriculum[0], step) for step in (0, 8)]
         seen[objective] = [m.sample_ids_S.tolist() for step in made for m in step]
     assert seen["clm"] == seen["mlm"] == seen["mntp"]
@@ -188,7 +187,7 @@ def test_every_objective_sees_the_same_samples(tiny_recipe: MakeRecipe) -> None:
 
 def test_a_part_without_a_sample_asks_nothing(tiny_recipe: MakeRecipe) -> None:
     recipe = tiny_recipe()
-    source = open_loader(recipe, open_text(recipe.data), World(0, 1, torch.device("cpu")), torch.float32, 0)
+    source = loader_of(recipe)
     for phase in recipe.curriculum:
         parts = [source.microbatch(phase, 0, part, 40) for part in range(40)]
         assert any(len(part.inputs_T) == 1 for part in parts)

@@ -48,7 +48,7 @@ class DocumentSamples:
     """Documents cut into samples of at most `max_tokens`. None is stored: `spans` computes where each lies.
 
     A last piece that would be shorter than `min_tokens` takes tokens from the piece before it. Only documents that are
-    shorter than `min_tokens` as a whole are left out; `left_out_documents` and `left_out_tokens` count them.
+    shorter than `min_tokens` as a whole are left out; `left_out_tokens` counts their tokens.
     """
 
     def __init__(self, document_ends: np.ndarray, min_tokens: int, max_tokens: int) -> None:
@@ -60,7 +60,6 @@ class DocumentSamples:
         self.piece_ends = np.cumsum(pieces)
         self.num_samples = int(self.piece_ends[-1]) if len(pieces) else 0
         self.num_tokens = int(lengths[kept].sum())
-        self.left_out_documents = int((~kept).sum())
         self.left_out_tokens = int(lengths[~kept].sum())
 
     def num_first(self, num_documents: int, num_tokens: int) -> int:

@@ -11,15 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from biphase.corpus.manifest import ShardManifest
-from biphase.corpus.mixture import TextHistory, TrainingText, make_batches
+from biphase.corpus.mixture import make_batches
 from biphase.corpus.packing import Batches, PackedBatch
-from biphase.distributed import World
 from biphase.encoder.attention import PAD_TO_MULTIPLE_OF, PackedLayout, choose_backend, lay_out
 from biphase.errors import InputError
+from biphase.pretraining.job import Job
 from biphase.pretraining.objectives import label_batch
 from biphase.pretraining.schedule import phase_of_step
-from biphase.recipe import Phase, Recipe
+from biphase.recipe import Phase
 
 
 @dataclass(frozen=True)
@@ -43,33 +42,29 @@ class BatchLoader:
     """Everything that turns a step number into microbatches for this process."""
 
     batches: Batches
-    manifest: ShardManifest
-    seed: int
-    world: World
-    dtype: torch.dtype
-    microbatch_tokens: int
+    job: Job
 
     def microbatches(self, phase: Phase, step: int) -> list[Microbatch]:
         """This process's parts of batch `step`: as many on every process, each about `microbatch_tokens` long."""
-        size, rank = self.world.size, self.world.rank
-        num = -(-self.batches.batch_tokens(step) // (size * self.microbatch_tokens))
+        size, rank = self.job.world.size, self.job.world.rank
+        num = -(-self.batches.batch_tokens(step) // (size * self.job.recipe.compute.microbatch_tokens))
         return [self.microbatch(phase, step, rank * num + i, size * num) for i in range(num)]
 
     def microbatch(self, phase: Phase, step: int, part: int, num_parts: int) -> Microbatch:
         """Part `part` of `num_parts` of batch `step`, labelled for the phase and laid out on the device."""
-        device = self.world.device
+        device, manifest = self.job.world.device, self.job.shards.manifest
         batch = self.batches.batch(step, part, num_parts)
         if len(batch.sample_ids_S) == 0:
             # A part of a small validation set may hold no sample, but its process must take part in every layer, and
             # transformers cannot compute on no token: so one special token, which no objective asks for.
             zero = np.zeros(1, np.int64)
-            batch = PackedBatch(np.array([self.manifest.mask_id]), zero, np.array([0, 1]), zero, zero)
-        labelled = label_batch(phase, batch, self.manifest, self.seed)
+            batch = PackedBatch(np.array([manifest.mask_id]), zero, np.array([0, 1]), zero, zero)
+        labelled = label_batch(phase, batch, manifest, self.job.recipe.seed)
         layout = lay_out(
             batch.bounds_S1,
             causal=labelled.causal,
             device=device,
-            backend=choose_backend(device, self.dtype),
+            backend=choose_backend(device, self.job.dtype),
             pad_to_multiple_of=PAD_TO_MULTIPLE_OF,
         )
         return Microbatch(
@@ -83,27 +78,11 @@ class BatchLoader:
         )
 
 
-def open_loader(
-    recipe: Recipe,
-    text: TrainingText,
-    world: World,
-    dtype: torch.dtype,
-    position: int = 0,
-    origin_step: int = 0,
-    history: TextHistory = (),
-) -> BatchLoader:
-    """The batches of a recipe for this process.
-
-    `position` is the place in the data order where the run began, `origin_step` the updates before it, and `history`
-    what the text was up to there.
-    """
-    seen = recipe.tokens_before(origin_step)
+def open_loader(job: Job) -> BatchLoader:
+    """The batches of a run for this process. Raises `InputError` where they are too small for its processes."""
+    recipe, world, origin = job.recipe, job.world, job.origin
     batches = make_batches(
-        recipe.data,
-        text,
-        lambda step: recipe.tokens_before(origin_step + step) - seen,
-        origin=position,
-        history=history,
+        recipe.data, job.text, job.tokens_before, origin=origin.data_position, history=origin.data_history
     )
     # A batch grows or shrinks from its first to its last update.
     smallest = min(batches.batch_tokens(0), batches.batch_tokens(recipe.num_steps - 1))
@@ -113,19 +92,14 @@ def open_loader(
             f"batch_tokens {smallest} over {world.size} processes and {microbatches} microbatches leaves "
             f"less than one sample of {recipe.data.max_sample_tokens} tokens each; raise one of the two"
         )
-    return BatchLoader(batches, text.main.manifest, recipe.seed, world, dtype, recipe.compute.microbatch_tokens)
+    return BatchLoader(batches, job)
 
 
-def prefetch(
-    recipe: Recipe, loader: BatchLoader, steps: range, origin_step: int = 0
-) -> Iterator[tuple[int, Phase, list[Microbatch]]]:
-    """Each step's number, pure phase and microbatches; the next step's are made while the current one computes.
-
-    `origin_step` is the number of updates before this run, over all parents.
-    """
+def prefetch(loader: BatchLoader, steps: range) -> Iterator[tuple[int, Phase, list[Microbatch]]]:
+    """Each step's number, pure phase and microbatches; the next step's are made while the current one computes."""
 
     def make(number: int) -> tuple[int, Phase, list[Microbatch]]:
-        phase = phase_of_step(recipe.curriculum, number, origin_step)
+        phase = phase_of_step(loader.job.recipe.curriculum, number, loader.job.origin.step)
         return number, phase, loader.microbatches(phase, number)
 
     if not steps:

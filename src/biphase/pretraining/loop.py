@@ -85,11 +85,8 @@ def train_steps(job: Job, start: Start, stop: int, *, is_logged: bool) -> int:
     """
     recipe, world = job.recipe, job.world
     # 1. Data: what each step is made of, and what it is measured on.
-    origin = job.origin
-    loader = open_loader(
-        recipe, job.text, world, job.dtype, origin.data_position, origin.step, history=origin.data_history
-    )
-    validate = make_validator(recipe, world, job.dtype) if is_logged else None
+    loader = open_loader(job)
+    validate = make_validator(job) if is_logged else None
     # 2. Model and optimizers, as they are at the start.
     state = load_state(job, start)
     world.tell(describe_start(job, state.model, loader))
@@ -98,7 +95,7 @@ def train_steps(job: Job, start: Start, stop: int, *, is_logged: bool) -> int:
     proved: set[tuple[int, str]] = set()
     steps = range(start.run_step, stop)
     with stop_signals() as stop_asked, open_log(job, loader, state.flops, steps, is_logged=is_logged) as log:
-        for step, phase, microbatches in prefetch(recipe, loader, steps, job.origin.step):
+        for step, phase, microbatches in prefetch(loader, steps):
             log.note_batch()
             done, number = step + 1, mixture_number(recipe.curriculum, step)
             mixture = recipe.curriculum[number]

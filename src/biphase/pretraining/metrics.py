@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,6 @@ from biphase.corpus.mixture import make_samples
 from biphase.corpus.packing import Batches, PackedSet
 from biphase.corpus.shards import ShardSet
 from biphase.device import peak_flops
-from biphase.distributed import World
 from biphase.encoder.attention import choose_backend, explain_computing
 from biphase.encoder.proofs import probe_causality
 from biphase.flops import FlopCount, SampleLengths
@@ -31,26 +29,23 @@ from biphase.pretraining.batches import BatchLoader
 from biphase.pretraining.job import Job, total_work, work_between
 from biphase.pretraining.objectives import is_causal
 from biphase.pretraining.parallel import autocast, decide_compile, unwrap
-from biphase.recipe import Phase, Recipe
+from biphase.recipe import Phase
 from biphase.run import Run
 from biphase.tracking import Send, open_tracking
 
 
-def make_validator(
-    recipe: Recipe, world: World, dtype: torch.dtype
-) -> Callable[[nn.Module, Phase], dict[str, float]] | None:
+def make_validator(job: Job) -> Callable[[nn.Module, Phase], dict[str, float]] | None:
     """A function from (model, phase) to validation metrics, on the same tokens every time; None without such text."""
-    folder = Path(recipe.data.shards)
-    shards = ShardSet.open(folder, "validation", recipe.data.content)
+    data, world = job.recipe.data, job.world
+    shards = ShardSet.open(data.shards, "validation", data.content)
     if shards.num_documents == 0:
-        world.tell(f"{folder} has no validation documents: training without validation")
+        world.tell(f"{data.shards} has no validation documents: training without validation")
         return None
-    samples = make_samples(recipe.data, shards)
-    tokens = min(recipe.validation.tokens, samples.num_tokens)
+    samples = make_samples(data, shards)
+    tokens = min(job.recipe.validation.tokens, samples.num_tokens)
     batches = Batches([PackedSet(shards, samples, seed=0)], lambda step: step * tokens)
-    loader = BatchLoader(batches, shards.manifest, recipe.seed, world, dtype, recipe.compute.microbatch_tokens)
     token_bytes = torch.from_numpy(shards.token_bytes().astype(np.int64)).to(world.device)
-    return partial(validate, loader, token_bytes)
+    return partial(validate, BatchLoader(batches, job), token_bytes)
 
 
 @torch.no_grad()
@@ -59,12 +54,12 @@ def validate(loader: BatchLoader, token_bytes_V: Tensor, model: nn.Module, phase
     model.eval()
     totals = np.zeros(4)
     for microbatch in loader.microbatches(phase, 0):
-        with autocast(loader.world.device, loader.dtype):
+        with autocast(loader.job.world.device, loader.job.dtype):
             loss_sum, _, correct_N = model(*microbatch.arguments())
         num_bytes = token_bytes_V[microbatch.targets_N].sum()
         totals += [float(loss_sum), float(correct_N.sum()), len(microbatch.targets_N), float(num_bytes)]
     model.train()
-    nats, correct, count, text_bytes = loader.world.sum(*totals)
+    nats, correct, count, text_bytes = loader.job.world.sum(*totals)
     return {
         "loss": nats / max(count, 1.0),
         "accuracy": correct / max(count, 1.0),
