@@ -1,7 +1,6 @@
 import errno
 import json
 import os
-import pickle
 import shutil
 import signal
 import subprocess
@@ -112,8 +111,6 @@ def test_any_stretch_of_the_stream_can_be_read(made: Path) -> None:
                 np.testing.assert_array_equal(shards.read(start, stop), stream[start:stop])
     assert shards.document_ends.dtype == np.int64
     np.testing.assert_array_equal(np.flatnonzero(stream == 0) + 1, shards.document_ends)
-    again = pickle.loads(pickle.dumps(shards))
-    np.testing.assert_array_equal(again.read(5, 500), stream[5:500])
 
 
 def test_content_does_not_depend_on_workers_or_place(made: Path, tokenizer_folder: Path, tmp_path: Path) -> None:

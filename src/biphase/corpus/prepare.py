@@ -110,10 +110,10 @@ def prepare(
         keep_encoder(facts["tokenizer_hash"], tokenizer.backend_tokenizer)
         if before is not None and is_made:
             lost = [plan for plan in plans if is_lost(plan, before)]
-            tokenize_missing(plans, lost, out, facts["tokenizer_hash"], workers, engine)
+            tokenize_missing(plans, lost, workers, engine)
             return mend_set(out, before, lost)
         missing = [plan for plan in plans if not plan.is_done]
-        tokenize_missing(plans, missing, out, facts["tokenizer_hash"], workers, engine)
+        tokenize_missing(plans, missing, workers, engine)
         return finish_set(out, plans, facts, before)
 
 
@@ -243,7 +243,8 @@ def plan_shards(
         decides = [[source.fingerprint for source in group], split, options.model_dump(), facts["tokenizer_hash"]]
         stem = re.sub(r"[^\w.-]+", "-", Path(group[0].name).name)[:40].lstrip(".")
         name = f"{stem}-{content_hash([*decides, NAMED_BY])[:12]}"
-        yield ShardPlan(out.resolve() / "shards" / name, group, split, options, facts["dtype"], facts["eos_id"])
+        known = {key: facts[key] for key in ("tokenizer_hash", "dtype", "eos_id")}
+        yield ShardPlan(out.resolve() / "shards" / name, group, split, options, **known)
 
 
 def finish_set(out: Path, plans: list[ShardPlan], facts: dict[str, Any], before: ShardManifest | None) -> ShardManifest:
@@ -282,12 +283,7 @@ def finish_set(out: Path, plans: list[ShardPlan], facts: dict[str, Any], before:
 
 
 def tokenize_missing(
-    plans: list[ShardPlan],
-    missing: list[ShardPlan],
-    out: Path,
-    tokenizer_hash: str,
-    workers: int | None,
-    engine: Engine | None,
+    plans: list[ShardPlan], missing: list[ShardPlan], workers: int | None, engine: Engine | None
 ) -> None:
     """Make the shard folders that are missing, large ones first where there are several workers. A failure stops all.
 
@@ -298,15 +294,7 @@ def tokenize_missing(
     where = choose_engine(engine, workers, len(missing))
     if where.workers != 0:
         missing = sorted(missing, key=lambda plan: -plan.num_bytes)
-    (out / ".locks").mkdir(exist_ok=True)
-    arguments = {
-        "tokenizer_file": str(out.resolve() / "tokenizer" / "tokenizer.json"),
-        "tokenizer_hash": tokenizer_hash,
-        "out": str(out.resolve()),
-    }
-    units = [
-        Unit(plan.folder.name, tokenize_unit, {"plan": plan, **arguments}, cost=plan.num_bytes) for plan in missing
-    ]
+    units = [Unit(plan.folder.name, tokenize_unit, {"plan": plan}, cost=plan.num_bytes) for plan in missing]
     names = {plan.folder.name: ", ".join(source.name for source in plan.sources) for plan in missing}
     is_known = all(source.num_bytes is not None for plan in plans for source in plan.sources)
     num_bytes = sum(plan.num_bytes for plan in plans)

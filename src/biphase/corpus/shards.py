@@ -11,7 +11,7 @@ from bisect import bisect_right
 from functools import cached_property
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import xxhash
@@ -74,7 +74,7 @@ class ShardTokens:
 class ShardSet:
     """One split of a shard set as a single stream of tokens: the shards in the order of the manifest, memory-mapped.
 
-    Pickles as its folder, split and content. `fingerprint` names the content of the whole set.
+    `fingerprint` names the content of the whole set.
     """
 
     def __init__(self, folder: Path, split: ShardSplitName, manifest: ShardManifest) -> None:
@@ -110,9 +110,6 @@ class ShardSet:
             if wrong is not None:
                 raise InputError(f"{wrong}: {shards.remedy(shard)}")
         return shards
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return ShardSet.open, (self.folder, self.split, self.fingerprint)
 
     def folder_of(self, shard: Shard) -> Path:
         return self.folder / "shards" / shard.name

@@ -39,10 +39,12 @@ class ShardPlan:
     """The work behind one shard folder."""
 
     folder: Path
+    """OUT/shards/NAME, absolute."""
     sources: tuple[TextSource, ...]
     split: ShardSplitName | None
     """Where all its documents go; None draws it for each document."""
     options: Options
+    tokenizer_hash: str
     dtype: str
     eos_id: int
 
@@ -69,7 +71,7 @@ def source_hash(source: TextSource) -> str:
 
 
 @contextmanager
-def tell_full_disk(out: str | Path) -> Iterator[None]:
+def tell_full_disk(out: Path) -> Iterator[None]:
     """Raises `InputError` in place of the system's error when there is no space left."""
     try:
         yield
@@ -113,20 +115,20 @@ def keep_encoder(hash: str, backend: "Tokenizer") -> None:
 # One shard
 
 
-def tokenize_unit(plan: ShardPlan, tokenizer_file: str, tokenizer_hash: str, out: str) -> None:
+def tokenize_unit(plan: ShardPlan) -> None:
     """Make a shard folder that is not there yet. Reports bytes read from disk and tokens on the way.
 
     Its lock is waited for: where the process that started them was killed, workers may live for another moment.
     """
-    lock = Path(out) / ".locks" / plan.folder.name
-    with tell_full_disk(out), locked(lock, wait=True):
+    out = plan.folder.parents[1]
+    with tell_full_disk(out), locked(out / ".locks" / plan.folder.name, wait=True):
         if not plan.is_done:
-            if tokenizer_hash not in ENCODERS:
+            if plan.tokenizer_hash not in ENCODERS:
                 from tokenizers import Tokenizer
 
-                keep_encoder(tokenizer_hash, Tokenizer.from_file(tokenizer_file))
+                keep_encoder(plan.tokenizer_hash, Tokenizer.from_file(str(out / "tokenizer" / "tokenizer.json")))
             threads = int(os.environ.get("RAYON_NUM_THREADS") or num_cores())
-            tokenize_shard(plan, ENCODERS[tokenizer_hash], threads)
+            tokenize_shard(plan, ENCODERS[plan.tokenizer_hash], threads)
 
 
 @dataclass(frozen=True)
