@@ -33,8 +33,8 @@ tokenizer = AutoTokenizer.from_pretrained("{name}")
 model = {auto_class}.from_pretrained("{name}")
 ```
 
-`AutoModel` gives the network without the language model head. Training samples were text followed by the end-of-text
-token `{eos}`, without a token in front.
+`AutoModel` gives the network without the language model head, whose weight it reports as unexpected. Training samples
+were text followed by the end-of-text token `{eos}`, without a token in front.
 {embeddings}
 ## How it was trained
 
