@@ -16,6 +16,7 @@ from typer.main import get_command
 import biphase
 from biphase.cli.app import app
 from biphase.errors import InputError
+from biphase.verbs.finetuning import is_folder
 from biphase.verbs.memory import are_names, list_changes
 
 SCRIPT = """
@@ -181,7 +182,8 @@ def test_names_and_texts(tmp_path: Path) -> None:
         (pandas.DataFrame({"text": ["a b", "c d"], "label": ["x", None]}), "row 1 has no label"),
         ({"dev": []}, "name them train, validation and test"),
         ([{"text": "a b"}], "which column"),
-        ("nothere.csv", "nothere.csv is not a file of rows"),
+        ({"train": "nothere.csv"}, "nothere.csv is not a file of rows"),
+        ("nothere", "which task"),
         ([3], "row 0 is of type int"),
     ],
 )
@@ -197,3 +199,9 @@ def test_silence(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     finally:
         biphase.silence(False)
     assert capsys.readouterr() == ("", "")
+
+
+def test_folders_of_published_data_are_not_rows(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("text,label\n")
+    assert is_folder("hub") and is_folder(tmp_path / "nothere")
+    assert not is_folder(tmp_path / "rows.csv") and not is_folder([]) and not is_folder(None)

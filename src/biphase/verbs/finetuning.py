@@ -47,17 +47,19 @@ def finetune(
     from biphase.finetuning.fit import fit_cell
 
     config = parse_config(FinetuneConfig, settings, origin=task or "finetune")
-    if isinstance(data, str | Path) and Path(data).is_dir():
-        folder = str(data)
-    elif data is None:
-        folder = None
-    else:
+    folder = data if is_folder(data) else None
+    if folder is None and data is not None:
         task, folder = write_task(data, Path(scores) / OWN_TASKS, task, template, label)
     if task is None:
         raise InputError("which task? Name one of docs/tasks.md or a YAML file, or give rows as data")
     score = fit_cell(str(model), task, config, Path(scores), folder, None if keep is None else Path(keep))
     err.print(f"{score.folder}: scores and predictions" + ("" if keep is None else f"; {keep}: the model"))
     return score
+
+
+def is_folder(data: Any) -> bool:
+    """Whether data is where a task's published files are (a folder, or `hub`), and not rows or a file of rows."""
+    return isinstance(data, str | Path) and not Path(data).is_file()
 
 
 def predict(

@@ -19,7 +19,7 @@ from biphase.machine import num_cores, visible_gpus
 from biphase.report import comparison
 from biphase.tasks.sources import name_data_dirs
 from biphase.tasks.spec import METRICS, PAPER_TASKS, find_task
-from biphase.verbs.finetuning import OWN_TASKS
+from biphase.verbs.finetuning import OWN_TASKS, is_folder
 from biphase.verbs.own_task import write_task
 from biphase.verbs.records import comparison_records, summary_records
 from biphase.verbs.text import EngineKind
@@ -97,7 +97,7 @@ def place_data(data: Mapping[str, Any], tasks: list[str], scores: Path) -> tuple
     folders = []
     for name, given in data.items():
         folder = str(given)
-        if not (isinstance(given, str | Path) and Path(given).is_dir()):
+        if not is_folder(given):
             file, folder = write_task(given, scores / OWN_TASKS, name)
             tasks = [*(task for task in tasks if task != name), file]
         folders.append((name, folder))
