@@ -6,12 +6,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.stats
+import sklearn.metrics
+import transformers
 import yaml
 
+from biphase.errors import InputError
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.fit import fit_cell
 from biphase.finetuning.predictions import read_examples
 from biphase.finetuning.scores import Score
+from biphase.tasks.examples import load_examples
+from biphase.tasks.sources import find_source
+from biphase.tasks.spec import find_task
 
 from .conftest import NOUNS, write_jsonl
 from .test_predict import predict_all
@@ -62,3 +69,91 @@ def test_parts_of_speech(model_folder: Path, tmp_path: Path) -> None:
     gone = [predicted for row in found for predicted in row["predicted"]].count("")
     right = sum(a == b for row in found for a, b in zip(row["gold"], row["predicted"], strict=True))
     assert gone > 0 and score.metrics["test"]["accuracy"] == pytest.approx(right / len(pairs))
+
+
+def sentences(rng: np.random.Generator, number: int) -> list[list[str]]:
+    return [[str(word) for word in rng.choice(NOUNS, 5, replace=False)] for _ in range(number)]
+
+
+def test_similarity_of_pairs(model_folder: Path, tmp_path: Path) -> None:
+    """How many of four words are of one kind, from 0 to 1; correlations are scipy's, numbers the pipeline's."""
+    rows = []
+    for words in sentences(np.random.default_rng(0), 150):
+        share = sum(word in NOUNS[:5] for word in words[:4]) / 4
+        rows.append({"a": " ".join(words[:2]), "b": " ".join(words[2:4]), "score": str(share)})
+    keys = {"family": "sequence_classification", "problem_type": "regression", "metric": "spearman", "label": "score"}
+    score, found = fit_made_up(write_task(tmp_path, rows, template="{a} ; {b}", **keys), model_folder)
+    gold, predicted = np.array([(row["gold"], row["predicted"]) for row in found]).T
+    assert gold.tolist() == [float(row["score"]) for row in rows[2::3]]
+    assert score.metrics["test"] == {
+        "spearman": pytest.approx(scipy.stats.spearmanr(gold, predicted).statistic),
+        "pearson": pytest.approx(scipy.stats.pearsonr(gold, predicted).statistic),
+    }
+    assert score.metrics["test"]["pearson"] > 0.8
+    classify = transformers.pipeline("text-classification", str(tmp_path / "kept"), device="cpu")
+    assert classify.model.config.problem_type == "regression"
+    said = [classify(f"{row['a']} ; {row['b']}")[0] for row in rows[2::3]]
+    assert [one["score"] for one in said] == pytest.approx(predicted.tolist(), abs=1e-4)
+    assert said[0]["label"] == "score"
+    kept = predict_all(tmp_path / "kept", unlabelled(tmp_path / "test.jsonl", "score"))
+    assert [row["predicted"] for row in kept] == pytest.approx(predicted.tolist(), abs=1e-4)
+
+
+def test_sets_of_labels(model_folder: Path, tmp_path: Path) -> None:
+    """Which of four words are in a text; a label that is nowhere counts as in scikit-learn."""
+    names = [*NOUNS[:4], "moon"]
+    rows = []
+    for number, words in enumerate(sentences(np.random.default_rng(0), 120)):
+        labels = [name for name in names if name in words]
+        rows.append({"text": " ".join(words), "label": labels if number % 2 else "|".join(labels)})
+    keys = {"family": "sequence_classification", "problem_type": "multi_label_classification", "metric": "micro_f1"}
+    score, found = fit_made_up(write_task(tmp_path, rows, template="{text}", classes=names, **keys), model_folder)
+    assert [row["gold"] for row in found] == [[n for n in names if n in row["text"].split()] for row in rows[2::3]]
+    gold, predicted = (np.array([[n in row[key] for n in names] for row in found]) for key in ("gold", "predicted"))
+    scores = score.metrics["test"]
+    for average in ("micro", "macro"):
+        theirs = sklearn.metrics.f1_score(gold, predicted, average=average, zero_division=0)
+        assert scores[f"{average}_f1"] == pytest.approx(theirs)
+    assert scores["accuracy"] == pytest.approx(sklearn.metrics.accuracy_score(gold, predicted))
+    macro = read_examples(score.model_copy(update={"metric": "macro_f1"}))
+    assert float(macro.statistic(macro.values.sum(axis=0))) == pytest.approx(scores["macro_f1"])  # type: ignore[misc]
+    kept = predict_all(tmp_path / "kept", unlabelled(tmp_path / "test.jsonl", "label"))
+    assert [row["predicted"] for row in kept] == [row["predicted"] for row in found]
+    classify = transformers.pipeline("text-classification", str(tmp_path / "kept"), device="cpu", top_k=None)
+    for row, one in zip(rows[2::3], found, strict=True):
+        said = {part["label"]: part["score"] for part in classify([row["text"]])[0]}
+        assert one["probabilities"] == pytest.approx(said, abs=1e-4)
+
+
+def unlabelled(file: Path, label: str) -> Path:
+    """The rows of a file without their labels."""
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    write_jsonl(file.with_name("new.jsonl"), [{key: row[key] for key in row if key != label} for row in rows])
+    return file.with_name("new.jsonl")
+
+
+NUMBERS = {"problem_type": "regression", "metric": "pearson"}
+SETS = {"problem_type": "multi_label_classification", "metric": "micro_f1", "classes": ["a", "b"]}
+
+
+@pytest.mark.parametrize(
+    ("keys", "labels", "complaint"),
+    [
+        (NUMBERS, ["1", "high"], r"train\.jsonl:2: 'label' is \"high\", not a number"),
+        (NUMBERS, [1, True], r"train\.jsonl:2: 'label' is true, not a number"),
+        (NUMBERS, [1, float("nan")], r"train\.jsonl:2: 'label' is NaN, not a number"),
+        (NUMBERS, [2, 2.0], "all 2 examples of train in .* have the same label"),
+        (SETS, [["a"], ["c"]], r"train\.jsonl:2: label 'c' is not one of task 'made-up': a, b"),
+        (SETS, [["a"], {"a": 1}], r"train\.jsonl:2: 'label' is {\"a\": 1}, not a list of labels \(empty for none\)"),
+        (SETS, ["a,b", "b; a"], "all 2 examples of train in .* have the same label"),
+        ({"metric": "mcc", "classes": ["a", "b"]}, ["a", "a"], "all 2 examples of train in .* have the same label"),
+    ],
+)
+def test_labels_that_do_not_fit(tmp_path: Path, keys: Any, labels: list[Any], complaint: str) -> None:
+    rows = [{"text": str(number), "label": label} for number, label in enumerate(labels)]
+    task = write_task(tmp_path, [], family="sequence_classification", template="{text}", **keys)
+    write_jsonl(tmp_path / "train.jsonl", rows)
+    for split, label in (("validation", labels[0]), ("test", labels[0])):
+        write_jsonl(tmp_path / f"{split}.jsonl", [{"text": split, "label": label}])
+    with pytest.raises(InputError, match=complaint):
+        load_examples(find_source(find_task(str(task)), tmp_path), judged_only=False)

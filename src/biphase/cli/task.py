@@ -89,8 +89,12 @@ def labels_of(examples: Sequence[AnyExample], classes: Sequence[str]) -> str:
     counts: Counter[str] = Counter()
     for example in examples:
         match example:
+            case LabelledText(label=tuple() as numbers):
+                counts.update(classes[number] for number in numbers)
+            case LabelledText(label=int() as number):
+                counts[classes[number]] += 1
             case LabelledText():
-                counts[classes[example.label]] += 1
+                counts["numbers"] += 1
             case Question():
                 counts["answerable" if example.answers else "unanswerable"] += 1
             case _:

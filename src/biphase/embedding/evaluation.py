@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import scipy.stats
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import pairwise_cos_sim, semantic_search
 
 from biphase.embedding.pairs import read_pairs
 from biphase.embedding.recipe import PairSource
 from biphase.errors import InputError
+from biphase.finetuning.metrics.classification import regression_metrics
 from biphase.finetuning.metrics.ranking import ranking_scores
 from biphase.tasks.collection import read_judged_texts, read_judgements
 from biphase.tasks.sources import TaskSource, find_layout, parts_of
@@ -70,7 +70,8 @@ def score_embedder(model: SentenceTransformer, judged: Judged) -> dict[str, floa
     if judged.pairs:
         first = model.encode([row[0] for row in judged.pairs], batch_size=ENCODE_TEXTS, convert_to_tensor=True)
         second = model.encode([row[1] for row in judged.pairs], batch_size=ENCODE_TEXTS, convert_to_tensor=True)
-        return correlations(pairwise_cos_sim(first, second).cpu().numpy(), judged)
+        gold = np.array([row[2] for row in judged.pairs])
+        return regression_metrics(gold, pairwise_cos_sim(first, second).cpu().numpy())
     documents = model.encode_document(list(judged.documents.values()), batch_size=ENCODE_TEXTS, convert_to_tensor=True)
     queries = model.encode_query(list(judged.queries.values()), batch_size=ENCODE_TEXTS, convert_to_tensor=True)
     ids = list(judged.documents)
@@ -79,14 +80,6 @@ def score_embedder(model: SentenceTransformer, judged: Judged) -> dict[str, floa
     for query, hits in zip(judged.queries, found, strict=True):
         ranked[query] = {ids[int(hit["corpus_id"])]: float(hit["score"]) for hit in hits}
     return retrieval_scores(judged, ranked)
-
-
-def correlations(scores: np.ndarray, judged: Judged) -> dict[str, float]:
-    gold = [row[2] for row in judged.pairs]
-    return {
-        "spearman": float(scipy.stats.spearmanr(scores, gold).statistic),
-        "pearson": float(scipy.stats.pearsonr(scores, gold).statistic),
-    }
 
 
 def score_bm25(judged: Judged) -> dict[str, float]:

@@ -65,8 +65,9 @@ def pack(texts: TokenizedTexts, samples: np.ndarray, cell: CellContext) -> Batch
 
 
 def targets_on_device(targets: np.ndarray, cell: CellContext) -> Tensor:
-    """Targets as int64."""
-    return torch.from_numpy(np.ascontiguousarray(targets, dtype=np.int64)).to(cell.device)
+    """Targets as int64, or fp32 where they are fractions."""
+    kind = np.float32 if np.issubdtype(targets.dtype, np.floating) else np.int64
+    return torch.from_numpy(np.ascontiguousarray(targets, dtype=kind)).to(cell.device)
 
 
 def training_order(num_items: int, batch_size: int, num_steps: int, seed: int) -> Iterator[np.ndarray]:

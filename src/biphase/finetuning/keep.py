@@ -119,7 +119,8 @@ def to_transformers(network: Any, encoder: Encoder, cell: CellContext) -> Any:
 
 
 def with_labels(config: Any, task: Task) -> None:
-    config.id2label = dict(enumerate(task.classes))
+    config.id2label = dict(enumerate(task.classes or (task.label,)))
+    config.problem_type = task.problem_type
     config.label2id = {name: number for number, name in config.id2label.items()}
 
 

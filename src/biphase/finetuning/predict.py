@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.special import softmax
 from transformers import pipeline
 
 from biphase.corpus.readers import read_text_lines
@@ -177,15 +176,15 @@ def choose_predictor(predicting: Predicting, row: Row) -> Predictor:
 
 @torch.no_grad()
 def classify(predicting: Predicting, rows: Sequence[PlacedRow]) -> Iterator[Row]:
-    """The label, its probability, and that of each label; pairs are cut as in training."""
+    """The label, its probability, and that of each label; labels; or a number. Pairs are cut as in training."""
     filled = [(place, *fill_row(predicting.source, place, row)) for place, row in rows]
-    examples = tuple(LabelledText(place, text, 0, columns) for place, text, columns in filled)
+    no_label = () if predicting.task.problem_type == "multi_label_classification" else 0
+    examples = tuple(LabelledText(place, text, no_label, columns) for place, text, columns in filled)
     data = TaskData(predicting.task, predicting.source.name, (), (), examples, 0)
     encoded = sequence_classification.encode_task(data, predicting.tokenizer, predicting.cell.config)
     network = PaddedNetwork(predicting.model)
     logits_SC = sequence_classification.predict(network, encoded.splits["test"], predicting.cell)
-    for probabilities in softmax(logits_SC, axis=-1).tolist():
-        yield labelled(dict(zip(predicting.task.classes, probabilities, strict=True)))
+    yield from sequence_classification.read_outputs(predicting.task, logits_SC)
 
 
 def classify_as_pipeline(predicting: Predicting, rows: Sequence[PlacedRow]) -> Iterator[Row]:
@@ -194,13 +193,11 @@ def classify_as_pipeline(predicting: Predicting, rows: Sequence[PlacedRow]) -> I
         "text-classification", predicting.model, tokenizer=predicting.tokenizer.pretrained, device=predicting.device
     )
     for scores in in_order_of_length(lambda part: pipe(part, top_k=None, truncation=True, batch_size=32), texts):
-        yield labelled({one["label"]: one["score"] for one in scores})
-
-
-def labelled(probabilities: dict[str, float]) -> Row:
-    best = max(probabilities, key=lambda label: probabilities[label])
-    rounded = {label: round(value, 5) for label, value in probabilities.items()}
-    return {"predicted": best, "probability": rounded[best], "probabilities": rounded}
+        if len(scores) == 1:  # a number, with no class
+            yield {"predicted": scores[0]["score"]}
+            continue
+        is_single = predicting.model.config.problem_type != "multi_label_classification"
+        yield sequence_classification.labelled({one["label"]: one["score"] for one in scores}, is_single)
 
 
 @torch.no_grad()

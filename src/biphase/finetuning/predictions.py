@@ -16,7 +16,13 @@ import numpy as np
 from biphase.errors import InputError
 from biphase.files import content_hash, reading
 from biphase.finetuning.metrics.answers import counted_answers, exact_match
-from biphase.finetuning.metrics.classification import Statistic, find_entities, label_counts, micro_f1
+from biphase.finetuning.metrics.classification import (
+    Statistic,
+    correlation_products,
+    find_entities,
+    label_counts,
+    micro_f1,
+)
 from biphase.finetuning.scores import Score
 from biphase.trees import parse_json
 
@@ -131,6 +137,10 @@ def contributions(score: Score, path: Path, rows: PredictionRows) -> tuple[np.nd
     is_labels = all(isinstance(row.get("gold"), str) for _, row in rows)
     if is_labels and score.metric in ("macro_f1", "f1", "mcc"):
         return label_counts(score.metric, *read_labels(score, rows))
+    if score.metric in ("micro_f1", "macro_f1"):
+        return label_counts(score.metric, *read_labels(score, rows), is_multi=True)
+    if score.metric in ("spearman", "pearson"):
+        return correlation_products(score.metric, *read_numbers(rows))
     if score.metric == "exact":
         for place, row in rows:
             answers = row.get("gold")
@@ -154,17 +164,28 @@ def contributions(score: Score, path: Path, rows: PredictionRows) -> tuple[np.nd
 
 
 def read_labels(score: Score, rows: PredictionRows) -> tuple[np.ndarray, np.ndarray]:
-    """Gold and predicted label of each example, as 1 in its column of [N, L], 0 in the others."""
+    """Gold and predicted label or labels of each example, as 1 in its column of [N, L], 0 in the others."""
     if not score.classes:
         raise InputError(f"{score.folder} does not say in which order the classes are numbered; rerun its cell")
     numbers = {name: number for number, name in enumerate(score.classes)}
-    for place, row in rows:
-        if row["gold"] not in score.classes or row.get("predicted") not in score.classes:
-            raise InputError(f"{place}: gold or predicted is none of {', '.join(score.classes)}; rerun its cell")
-    gold_NL, predicted_NL = (
-        np.eye(len(numbers), dtype=np.int64)[[numbers[row[key]] for _, row in rows]] for key in ("gold", "predicted")
-    )
+    gold_NL, predicted_NL = np.zeros((2, len(rows), len(numbers)), dtype=np.int64)
+    for number, (place, row) in enumerate(rows):
+        for side_NL, key in ((gold_NL, "gold"), (predicted_NL, "predicted")):
+            value = row.get(key)
+            names: list[str] = value if isinstance(value, list) else [str(value)]
+            if not all(name in numbers for name in names):
+                raise InputError(f"{place}: gold or predicted is none of {', '.join(score.classes)}; rerun its cell")
+            side_NL[number, [numbers[name] for name in names]] = 1
     return gold_NL, predicted_NL
+
+
+def read_numbers(rows: PredictionRows) -> tuple[np.ndarray, np.ndarray]:
+    """Gold and predicted number of each example."""
+    for place, row in rows:
+        if not all(isinstance(row.get(key), int | float) for key in ("gold", "predicted")):
+            raise InputError(f"{place}: gold or predicted is not a number; rerun its cell")
+    gold_N, predicted_N = (np.array([float(row[key]) for _, row in rows]) for key in ("gold", "predicted"))
+    return gold_N, predicted_N
 
 
 def check_tags(rows: PredictionRows) -> None:

@@ -4,9 +4,10 @@ Splits that the source does not have are drawn, as `spec.Splits` says. Labels an
 IOB2, answers as exact spans of their context, documents without the prefixes of the encoder's input.
 """
 
+import math
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from string import Formatter
@@ -37,7 +38,8 @@ class LabelledText:
     id: str
     text: str
     """The task's template, filled."""
-    label: int
+    label: int | float | tuple[int, ...]
+    """A number of `Task.classes`, or as the task's `problem_type` says: a score, or the numbers of several classes."""
     columns: tuple[Stretch, ...] = field(default=(), compare=False)
     """Where the columns of the template stand in the text."""
 
@@ -129,7 +131,19 @@ def load_examples(source: TaskSource, judged_only: bool) -> TaskData[Any] | Coll
             raise InputError(f"task '{task.name}': the train split in {source.name} is too small to hold out a {split}")
         examples["train"], examples[split] = hold_out(examples["train"], shares[split])
     train, validation, test = (tuple(examples[split]) for split in TASK_SPLITS)
+    check_varied(source, examples)
     return TaskData[Any](task, source.name, train, validation, test, left_out)
+
+
+def check_varied(source: TaskSource, examples: Mapping[TaskSplit, Sequence[AnyExample]]) -> None:
+    """Raises `InputError` where texts to train on all have one label, or one number stands for a correlation."""
+    for split in TASK_SPLITS if source.task.problem_type == "regression" else TASK_SPLITS[:1]:
+        labels = {example.label for example in examples[split] if isinstance(example, LabelledText)}
+        if len(labels) == 1 and len(examples[split]) > 1:
+            raise InputError(
+                f"task '{source.task.name}': all {len(examples[split]):,} examples of {split} in {source.name} have "
+                "the same label: nothing can be learnt or told from them"
+            )
 
 
 def count_shared(data: TaskData[Any] | Collection) -> dict[EvaluatedSplit, int]:
@@ -175,7 +189,33 @@ def make_text(source: TaskSource, place: str, row: Row) -> LabelledText | None:
     if str(label) in task.unlabelled:
         return None
     text, columns = fill_row(source, place, row)
-    return LabelledText(id_of(place, row), text, label_number(task, place, label), columns)
+    match task.problem_type:
+        case None:
+            return LabelledText(id_of(place, row), text, label_number(task, place, label), columns)
+        case "regression":
+            return LabelledText(id_of(place, row), text, score_number(place, task.label, label), columns)
+        case "multi_label_classification":
+            return LabelledText(id_of(place, row), text, label_numbers(task, place, label), columns)
+
+
+def score_number(place: str, name: str, value: Any) -> float:
+    """A label that is a number, which tables write as text."""
+    try:
+        number = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise InputError(f"{place}: '{name}' is {shown(value)}, not a number")
+    return number
+
+
+def label_numbers(task: Task, place: str, value: Any) -> tuple[int, ...]:
+    """The numbers of a list of labels, in order; tables write it as text, with commas, semicolons or bars between."""
+    if isinstance(value, str):
+        value = [name.strip() for name in re.split("[,;|]", value.strip("[] "))] if value.strip("[] ") else []
+    if not isinstance(value, list):
+        raise InputError(f"{place}: '{task.label}' is {shown(value)}, not a list of labels (empty for none)")
+    return tuple(sorted({label_number(task, place, one) for one in value}))
 
 
 def fill_row(source: TaskSource, place: str, row: Row) -> tuple[str, tuple[Stretch, ...]]:

@@ -30,13 +30,17 @@ PAPER_TASKS = (
 )
 """The paper's twelve."""
 
-METRICS: dict[Family, tuple[str, ...]] = {
+ProblemType = Literal["regression", "multi_label_classification"]
+
+METRICS: dict[Family | ProblemType, tuple[str, ...]] = {
     "sequence_classification": ("accuracy", "macro_f1", "mcc", "f1"),
     "token_classification": ("f1", "strict_f1", "accuracy"),
     "question_answering": ("f1", "exact"),
     "retrieval": ("ndcg_at_10", "map_at_100", "mrr_at_10", "recall_at_100"),
+    "regression": ("spearman", "pearson"),
+    "multi_label_classification": ("micro_f1", "macro_f1", "accuracy"),
 }
-"""The ones that may choose a learning rate."""
+"""The ones that may choose a learning rate, of a family or of a problem type."""
 
 
 class Splits(Grown):
@@ -122,8 +126,10 @@ class TaskSize(Strict):
     """Tokens of validation and test together."""
 
 
-class Task(Strict):
+class Task(Grown):
     """A task, as `tasks.yaml` and a user's file describe it."""
+
+    later: ClassVar[frozenset[str]] = frozenset({"problem_type"})
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
     family: Family
@@ -131,8 +137,10 @@ class Task(Strict):
     """The one that chooses a learning rate, on validation."""
     template: str = ""
     """The input, columns in braces: of a sequence classification, or of a question and, at the end, its context."""
+    problem_type: ProblemType | None = None
+    """Sequence classification, by transformers' names: the label is a number, or a set of classes. None: one class."""
     label: str = "label"
-    """Classification: the column with the label, or with the list of tags."""
+    """Classification: the column with the label, the number, or the list of labels or tags."""
     classes: tuple[str, ...] = ()
     """Classification: the labels in the order of their numbers (a column may hold names or numbers); tags in IOB2, O
     first, or with `metric: accuracy` any tags, such as parts of speech."""
@@ -172,18 +180,20 @@ class Task(Strict):
 
     @model_validator(mode="after")
     def metric_fits(self) -> "Task":
-        known = METRICS[self.family]
-        if self.metric not in known:
-            raise ValueError(f"metric '{self.metric}' is none of {self.family}{nearest(self.metric, known)}")
+        kind = self.problem_type or self.family
+        if self.problem_type is not None and self.family != "sequence_classification":
+            raise ValueError("problem_type is for sequence_classification")
+        if self.metric not in METRICS[kind]:
+            raise ValueError(f"metric '{self.metric}' is none of {kind}{nearest(self.metric, METRICS[kind])}")
         if self.family == "sequence_classification" and self.metric == "f1" and len(self.classes) != 2:
             raise ValueError("metric 'f1' needs two classes; use accuracy or macro_f1")
         return self
 
     @model_validator(mode="after")
     def classes_fit(self) -> "Task":
-        if not self.family.endswith("classification"):
+        if not self.family.endswith("classification") or self.problem_type == "regression":
             if self.classes:
-                raise ValueError(f"{self.family} has no classes")
+                raise ValueError(f"{self.problem_type or self.family} has no classes")
             return self
         if len(self.classes) < 2 or len(set(self.classes)) < len(self.classes):
             raise ValueError("classes must be two or more, none of them twice")

@@ -1,18 +1,19 @@
-"""Sequence classification, single texts and pairs: mean pooling → dense → GELU → linear, cross-entropy, accuracy.
+"""Sequence classification, single texts and pairs: mean pooling → dense → GELU → linear.
 
-With `head: transformers`, the head is that of the network's class in transformers.
+One class by cross-entropy; by a task's `problem_type` a number (squared error) or a set of classes (binary
+cross-entropy), as transformers has them. With `head: transformers`, the head is that of the network's class there.
 
-Letters: S samples, C classes.
+Letters: S samples, C classes; 1 in place of C for a number.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.special import softmax
+from scipy.special import expit, softmax
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
 from transformers import AutoModelForSequenceClassification
 
 from biphase.finetuning.batches import (
@@ -25,13 +26,15 @@ from biphase.finetuning.batches import (
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.encoders import SequenceClassifier, with_transformers_head
 from biphase.finetuning.encoding import EncodedSplit, EncodedTask, HashedTokenizer, encode_filled
-from biphase.finetuning.metrics.classification import sequence_metrics
+from biphase.finetuning.metrics.classification import multi_label_metrics, regression_metrics, sequence_metrics
 from biphase.tasks.examples import LabelledText, TaskData
+from biphase.tasks.spec import Task
 
 
 @dataclass(frozen=True)
 class LabelledSplit(EncodedSplit):
     labels_S: np.ndarray
+    """The number of the class; or a number, fp64; or [S, C] 1 for each class of the set."""
 
 
 split_kind = LabelledSplit
@@ -45,45 +48,96 @@ def encode_task(
         ids = [example.id for example in examples]
         columns = [example.columns for example in examples]
         texts = encode_filled(tokenizer, [example.text for example in examples], columns, config.max_length)
-        labels_S = np.array([example.label for example in examples], dtype=np.int64)
+        labels_S = label_array(data.task, [example.label for example in examples])
         splits[name] = LabelledSplit(ids, texts, len(examples), len(texts.truncated), labels_S)
     return EncodedTask(splits, data.left_out)
 
 
+def label_array(task: Task, labels: Sequence[Any]) -> np.ndarray:
+    if task.problem_type != "multi_label_classification":
+        return np.array(labels, dtype=np.int64 if task.problem_type is None else np.float64)
+    labels_SC = np.zeros((len(labels), len(task.classes)))
+    for row, numbers in zip(labels_SC, labels, strict=True):
+        row[list(numbers)] = 1
+    return labels_SC
+
+
+def num_outputs(task: Task) -> int:
+    return 1 if task.problem_type == "regression" else len(task.classes)
+
+
 def build_model(backbone: nn.Module, cell: CellContext) -> nn.Module:
     if cell.config.head == "transformers":
-        return with_transformers_head(backbone, AutoModelForSequenceClassification, len(cell.task.classes))
-    return SequenceClassifier(backbone, len(cell.task.classes))
+        return with_transformers_head(backbone, AutoModelForSequenceClassification, num_outputs(cell.task))
+    return SequenceClassifier(backbone, num_outputs(cell.task))
 
 
 def accumulate_gradients(model: nn.Module, split: LabelledSplit, items: np.ndarray, cell: CellContext) -> Tensor:
     def loss_of(batch: Batch) -> Tensor:
         logits_SC = model(batch.tokens_T, batch.positions_T, batch.layout)
         targets_S = targets_on_device(split.labels_S[batch.samples], cell)
-        return cross_entropy(logits_SC, targets_S, reduction="sum") / len(items)
+        match cell.task.problem_type:
+            case None:
+                return cross_entropy(logits_SC, targets_S, reduction="sum") / len(items)
+            case "regression":
+                return mse_loss(logits_SC[:, 0], targets_S, reduction="sum") / len(items)
+            case "multi_label_classification":
+                loss = binary_cross_entropy_with_logits(logits_SC, targets_S, reduction="sum")
+                return loss / (len(items) * logits_SC.shape[1])
 
     return backward_in_microbatches(split.texts, items, cell, loss_of)
 
 
 def predict(model: nn.Module, split: LabelledSplit, cell: CellContext) -> np.ndarray:
     """The logits [S, C]."""
-    predicted_SC = np.zeros((split.num_examples, len(cell.task.classes)), dtype=np.float32)
+    predicted_SC = np.zeros((split.num_examples, num_outputs(cell.task)), dtype=np.float32)
     for batch, logits_SC in evaluation_batches(model, split.texts, np.arange(split.num_examples), cell):
         predicted_SC[batch.samples] = logits_SC.cpu().numpy()
     return predicted_SC
 
 
 def compute_metrics(split: LabelledSplit, predictions: np.ndarray, cell: CellContext) -> dict[str, float]:
-    return sequence_metrics(split.labels_S, predictions.argmax(-1), len(cell.task.classes))
+    match cell.task.problem_type:
+        case None:
+            return sequence_metrics(split.labels_S, predictions.argmax(-1), len(cell.task.classes))
+        case "regression":
+            return regression_metrics(split.labels_S, predictions[:, 0])
+        case "multi_label_classification":
+            return multi_label_metrics(split.labels_S.astype(np.int64), (predictions > 0).astype(np.int64))
 
 
 def prediction_rows(split: LabelledSplit, predictions: np.ndarray, cell: CellContext) -> Iterator[dict[str, Any]]:
-    columns = (split.labels_S.tolist(), predictions.argmax(-1).tolist(), softmax(predictions, axis=-1).max(-1).tolist())
-    for id, gold, predicted, probability in zip(split.ids, *columns, strict=True):
-        yield {
-            "id": id,
-            "gold": cell.task.classes[gold],
-            "predicted": cell.task.classes[predicted],
-            "score": float(gold == predicted),
-            "probability": round(probability, 5),
-        }
+    golds = gold_labels(cell.task, split.labels_S)
+    for id, gold, found in zip(split.ids, golds, read_outputs(cell.task, predictions), strict=True):
+        score = {"score": float(gold == found["predicted"])} if cell.task.problem_type != "regression" else {}
+        if cell.task.problem_type is None:
+            found.pop("probabilities")
+        yield {"id": id, "gold": gold, "predicted": found.pop("predicted")} | score | found
+
+
+def gold_labels(task: Task, labels_S: np.ndarray) -> list[Any]:
+    """Labels as they are written: a name, a number, or a list of names."""
+    if task.problem_type == "regression":
+        return list(labels_S.tolist())
+    if task.problem_type is None:
+        return [task.classes[number] for number in labels_S.tolist()]
+    return [[task.classes[number] for number in np.flatnonzero(row)] for row in labels_S]
+
+
+def read_outputs(task: Task, logits_SC: np.ndarray) -> Iterator[dict[str, Any]]:
+    """What a network's outputs say of each sample: the number, or the class or classes with all probabilities."""
+    if task.problem_type == "regression":
+        yield from ({"predicted": number} for number in logits_SC[:, 0].tolist())
+        return
+    is_single = task.problem_type is None
+    for row in (softmax(logits_SC, axis=-1) if is_single else expit(logits_SC)).tolist():
+        yield labelled({name: value for name, value in zip(task.classes, row, strict=True)}, is_single)
+
+
+def labelled(probabilities: Mapping[str, float], is_single: bool) -> dict[str, Any]:
+    rounded = {label: round(value, 5) for label, value in probabilities.items()}
+    if not is_single:
+        chosen = [label for label, value in probabilities.items() if value > 0.5]
+        return {"predicted": chosen, "probabilities": rounded}
+    best = max(probabilities, key=lambda label: probabilities[label])
+    return {"predicted": best, "probability": rounded[best], "probabilities": rounded}

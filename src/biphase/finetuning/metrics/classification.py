@@ -1,11 +1,13 @@
-"""Gold and predicted labels of samples, or IOB2 tags of words → scores, shares between 0 and 1.
+"""Gold and predicted labels or numbers of samples, or tags of words → scores: shares from 0 to 1, correlations from -1.
 
 Letters: U units that carry a label (samples or words), S samples or sentences, L labels or tags, E entities.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
+import scipy.stats
 
 from biphase.errors import InputError
 
@@ -40,14 +42,60 @@ def sequence_metrics(gold_S: np.ndarray, predicted_S: np.ndarray, num_labels: in
     return scores
 
 
-def label_counts(metric: str, gold_NL: np.ndarray, predicted_NL: np.ndarray) -> tuple[np.ndarray, Statistic]:
+def multi_label_metrics(gold_SL: np.ndarray, predicted_SL: np.ndarray) -> dict[str, float]:
+    """Of sets of labels: `micro_f1` over all labels together, `macro_f1`, the mean F1 of all labels, and `accuracy`,
+    the share of samples whose whole set is right."""
+    scores = {}
+    for name in ("micro_f1", "macro_f1"):
+        counts_SC, statistic = label_counts(name, gold_SL, predicted_SL, is_multi=True)
+        scores[name] = float(statistic(counts_SC.sum(axis=0)))
+    return scores | {"accuracy": float((gold_SL == predicted_SL).all(axis=1).mean())}
+
+
+def regression_metrics(gold_S: np.ndarray, predicted_S: np.ndarray) -> dict[str, float]:
+    """The correlations `spearman` and `pearson`; 0 where all numbers of a side are the same."""
+    scores = {}
+    for name in ("spearman", "pearson"):
+        products_SC, statistic = correlation_products(name, gold_S, predicted_S)
+        scores[name] = float(statistic(products_SC.sum(axis=0)))
+    return scores
+
+
+def correlation_products(metric: str, gold_N: np.ndarray, predicted_N: np.ndarray) -> tuple[np.ndarray, Statistic]:
+    """What each example contributes to a correlation, [N, 6] products, and what makes the score of their sums.
+
+    Ranks are those among all examples.
+    """
+    sides = []
+    for numbers_N in (gold_N, predicted_N):
+        x_N = scipy.stats.rankdata(numbers_N) if metric == "spearman" else np.asarray(numbers_N, dtype=np.float64)
+        x_N = x_N - x_N.mean()
+        sides.append(x_N / (np.abs(x_N).max() or 1.0))  # so that sums of squares lose nothing
+    x_N, y_N = sides
+    return np.stack([np.ones(len(x_N)), x_N, y_N, x_N**2, y_N**2, x_N * y_N], axis=1), correlation
+
+
+def correlation(products_C: np.ndarray) -> np.ndarray:
+    """[..., 6] sums of 1, x, y, x², y² and xy → Pearson's correlation of x and y [...]; 0 where one does not vary."""
+    num, x, y, xx, yy, xy = np.moveaxis(products_C, -1, 0)
+    variances = np.maximum(num * xx - x**2, 0.0) * np.maximum(num * yy - y**2, 0.0)
+    return (num * xy - x * y) / np.sqrt(np.where(variances > 0, variances, np.inf))
+
+
+def label_counts(
+    metric: str, gold_NL: np.ndarray, predicted_NL: np.ndarray, is_multi: bool = False
+) -> tuple[np.ndarray, Statistic]:
     """What each example contributes to a metric, [N, C] counts, and what makes the score of their sums.
 
-    Labels are 1 in their columns, elsewhere 0.
+    Labels are 1 in their columns, elsewhere 0. The macro F1 of sets of labels (`is_multi`) is over all labels, as
+    scikit-learn has it; of single ones over those that occur.
     """
     right_NL = gold_NL * predicted_NL
     if metric == "macro_f1":
-        return np.concatenate([right_NL, predicted_NL + gold_NL], axis=1), macro_f1
+        statistic = partial(macro_f1, of_all=True) if is_multi else macro_f1
+        return np.concatenate([right_NL, predicted_NL + gold_NL], axis=1), statistic
+    if metric == "micro_f1":
+        return np.stack([each.sum(axis=1) for each in (right_NL, predicted_NL, gold_NL)], axis=1), micro_f1
     if metric == "mcc":
         return np.concatenate([right_NL.sum(axis=1, keepdims=True), predicted_NL, gold_NL], axis=1), matthews
     assert metric == "f1", metric
@@ -60,14 +108,14 @@ def micro_f1(counts_C: np.ndarray) -> np.ndarray:
     return 2 * found / np.maximum(predicted + gold, 1)
 
 
-def macro_f1(counts_C: np.ndarray) -> np.ndarray:
+def macro_f1(counts_C: np.ndarray, of_all: bool = False) -> np.ndarray:
     """[..., 2L] how often each of L labels is right, then how often it is predicted plus how often gold → F1 [...].
 
-    It is the mean over the labels that are predicted or gold at all.
+    It is the mean over the labels that are predicted or gold at all, or `of_all`.
     """
     right_L, seen_L = np.split(counts_C, 2, axis=-1)
     f1_L = 2 * right_L / np.maximum(seen_L, 1)
-    return f1_L.sum(axis=-1) / np.maximum((seen_L > 0).sum(axis=-1), 1)
+    return f1_L.sum(axis=-1) / np.maximum(((seen_L > 0) | of_all).sum(axis=-1), 1)
 
 
 def matthews(counts_C: np.ndarray) -> np.ndarray:
