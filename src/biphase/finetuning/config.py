@@ -2,9 +2,10 @@
 
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from biphase.config import Beta, Count, Grown, PositiveCount, Share
+from biphase.errors import InputError
 from biphase.tasks.spec import PAPER_TASKS, EvaluatedSplit, Family, Task, is_own_task, template_columns
 
 EVALUATED_SPLITS: tuple[EvaluatedSplit, ...] = get_args(EvaluatedSplit)
@@ -47,7 +48,7 @@ DEFAULT_MAX_LENGTH = 2028
 class FinetuneConfig(Grown):
     """All that a cell does, apart from which encoder and which task. Defaults are the paper's where it has a value."""
 
-    later: ClassVar[frozenset[str]] = frozenset({"truncation", "head"})
+    later: ClassVar[frozenset[str]] = frozenset({"truncation", "head", "frozen", "shots"})
 
     learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 5e-5
     seed: Count = 0
@@ -55,7 +56,7 @@ class FinetuneConfig(Grown):
     batch_size: PositiveCount = 32
     max_steps: PositiveCount = 1000
     epochs: PositiveCount = 1
-    """Training ends after `max_steps` or after this many epochs, whichever comes first."""
+    """Training ends after `max_steps` or after this many epochs, whichever comes first; with `shots`, 1 is no limit."""
     warmup_ratio: Share = 0.1
     betas: tuple[Beta, Beta] = (0.9, 0.95)
     eps: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-5
@@ -71,6 +72,13 @@ class FinetuneConfig(Grown):
     max_train_examples: PositiveCount | None = None
     """Train on a fixed random subset, the same for every seed: of texts, sentences, questions (with all windows of
     their contexts), or pairs of a query and a relevant document."""
+    shots: PositiveCount | None = None
+    """Few-shot: train on so many examples of each class of texts, or, of other tasks, on so many in all, drawn by
+    `seed`, the same for all models. Validation, which chooses the rate, stays whole unless `max_eval_examples` says
+    otherwise."""
+    frozen: bool = False
+    """Linear probe: the encoder stays as it is, and one linear layer is trained on its mean over tokens, or on each
+    token. It needs higher rates, such as 1e-3 to 1e-1. Retrieval has no layer to train."""
     max_eval_examples: PositiveCount | None = None
     """Evaluate on a fixed random subset of validation and of test, of so many examples each. In retrieval: of so many
     queries; the documents that are searched stay the same, and with them most of the time that it takes."""
@@ -99,6 +107,14 @@ class FinetuneConfig(Grown):
     """A batch of more tokens than this is computed in parts, which changes memory, not the gradient."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
 
+    @model_validator(mode="after")
+    def settings_fit(self) -> "FinetuneConfig":
+        if self.shots is not None and self.max_train_examples is not None:
+            raise ValueError("shots and max_train_examples both say what is trained on; give one")
+        if self.frozen and self.head == "transformers":
+            raise ValueError("frozen is a linear probe, which has a head of its own; leave head out")
+        return self
+
 
 def settle_config(config: FinetuneConfig, task: Task, max_length: int) -> FinetuneConfig:
     """The configuration that decides the result of what is asked: two that ask for the same become one.
@@ -106,6 +122,10 @@ def settle_config(config: FinetuneConfig, task: Task, max_length: int) -> Finetu
     What does not matter to the task stands at its default, and `max_length` is not above that of the network (see
     `models.ModelFingerprint`). Where a cell runs and what `auto` means there are left as they are.
     """
+    if config.frozen and task.family == "retrieval":
+        raise InputError(
+            f"frozen: {task.name} has no head to train; `--tasks zero-shot:FOLDER` scores embeddings as they are"
+        )
     matters = {*FAMILY_SETTINGS[task.family]}
     if task.family == "question_answering":
         matters |= {*QA_HEAD_SETTINGS[config.qa_head]}

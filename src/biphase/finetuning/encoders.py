@@ -140,19 +140,19 @@ def is_table(backbone: nn.Module, embedding: nn.Module) -> bool:
 
 
 class SequenceClassifier(nn.Module):
-    """Mean over a sample's tokens, end-of-text included → dense → GELU → linear."""
+    """Mean over a sample's tokens, end-of-text included → dense → GELU → linear; the last alone for a linear probe."""
 
-    def __init__(self, backbone: Any, num_labels: int) -> None:
+    def __init__(self, backbone: Any, num_labels: int, is_probe: bool = False) -> None:
         super().__init__()
         self.backbone = backbone
-        self.dense = new_linear(backbone, backbone.config.hidden_size)
+        self.dense = None if is_probe else new_linear(backbone, backbone.config.hidden_size)
         self.out = new_linear(backbone, num_labels)
 
     def forward(self, tokens_T: Tensor, positions_T: Tensor, layout: PackedLayout) -> Tensor:
         """Logits [S, C], fp32."""
         hidden_TD = packed_hidden(self.backbone, tokens_T, positions_T, layout)
-        pooled_SD = mean_pool(hidden_TD, layout.bounds_S1)
-        return self.out(nn.functional.gelu(self.dense(pooled_SD.to(self.dense.weight.dtype)))).float()
+        pooled_SD = mean_pool(hidden_TD, layout.bounds_S1).to(self.out.weight.dtype)
+        return self.out(pooled_SD if self.dense is None else nn.functional.gelu(self.dense(pooled_SD))).float()
 
 
 class TokenClassifier(nn.Module):

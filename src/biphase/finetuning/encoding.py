@@ -90,6 +90,11 @@ class EncodedSplit:
     def all_texts(self) -> tuple[TokenizedTexts, ...]:
         return (self.texts,)
 
+    @property
+    def strata(self) -> np.ndarray:
+        """The class of each example, where few shots are drawn from each class; else one for all."""
+        return np.zeros(self.num_examples, dtype=np.int64)
+
     def items_of(self, examples: np.ndarray) -> np.ndarray:
         """The training items of examples."""
         return examples

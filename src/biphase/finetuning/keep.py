@@ -139,6 +139,7 @@ def with_same_head(kind: Any, config: Any, network: Any, cell: CellContext) -> A
     that computes the same."""
     is_sequence = cell.task.family == "sequence_classification"
     remedy = "head=transformers trains its own head" if is_sequence else "encoders of biphase's own have one"
+    remedy = "a linear probe is not kept" if cell.config.frozen and is_sequence else remedy
     refusal = InputError(
         f"--keep: transformers has no class for '{config.model_type}' with our head for {cell.task.family}; {remedy}"
     )

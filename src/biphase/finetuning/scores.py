@@ -209,7 +209,9 @@ def settings_of(score: Score) -> dict[str, str]:
 
 
 def as_text(config: FinetuneConfig) -> dict[str, str]:
-    return {key: str(value) for key, value in config.model_dump(mode="json", exclude=NO_SETTING).items()}
+    given = config.model_dump(mode="json")
+    defaults = {key: field.default for key, field in FinetuneConfig.model_fields.items() if key not in NO_SETTING}
+    return {key: str(given.get(key, default)) for key, default in defaults.items()}
 
 
 DEFAULTS = as_text(FinetuneConfig()) | {"protocol": str(PROTOCOL)}

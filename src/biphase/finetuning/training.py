@@ -20,7 +20,7 @@ from biphase.finetuning.encoders import Encoder, copy_backbone
 from biphase.finetuning.encoding import EncodedTask
 from biphase.finetuning.families import FAMILY_MODULES
 from biphase.finetuning.scores import Score
-from biphase.tasks.drawing import draw_indices
+from biphase.tasks.drawing import draw_indices, draw_shots
 
 SplitRows = dict[str, Iterator[dict[str, Any]]]
 """Rows of the predictions for each split, to be consumed once; no split when training diverged."""
@@ -50,24 +50,33 @@ def build_network(encoder: Encoder, cell: CellContext, tasks: Sequence[EncodedTa
     splits = [split for encoded in tasks for split in encoded.splits.values()]
     texts = [texts for split in splits for texts in split.all_texts]
     backbone = copy_backbone(encoder.backbone, texts, cell.config.weights)
-    network = FAMILY_MODULES[cell.task.family].build_model(backbone, cell)
+    network: Any = FAMILY_MODULES[cell.task.family].build_model(backbone, cell)
+    if cell.config.frozen:
+        network.backbone.requires_grad_(False)
     return network.to(torch.bfloat16) if cell.config.weight_dtype == "bf16" else network
 
 
 def train_network(network: nn.Module, encoded: EncodedTask[Any], cell: CellContext) -> TrainingResult:
     """Update `network` in place. Stops early only when a loss or a gradient is not finite."""
-    # 1. What is trained on, and for how long: all examples or a fixed subset, `max_steps` or some epochs.
+    # 1. What is trained on, and for how long: all examples or a subset, `max_steps` or some epochs.
     config, family, split = cell.config, FAMILY_MODULES[cell.task.family], encoded.splits["train"]
-    examples = draw_indices(split.num_examples, config.max_train_examples or split.num_examples)
+    if config.shots is None:
+        examples = draw_indices(split.num_examples, config.max_train_examples or split.num_examples)
+    else:
+        examples = draw_shots(split.strata, config.shots, config.seed)
     items = split.items_of(examples)
-    num_steps = min(config.max_steps, config.epochs * math.ceil(len(items) / config.batch_size))
+    num_steps = config.max_steps
+    if config.shots is None or config.epochs > 1:
+        num_steps = min(num_steps, config.epochs * math.ceil(len(items) / config.batch_size))
     # 2. Optimizer. Weight decay is on matrices, not on norms and biases.
-    parameters = list(network.parameters())
+    parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
     matrices = [parameter for parameter in parameters if parameter.ndim >= 2]
     vectors = [parameter for parameter in parameters if parameter.ndim < 2]
     groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, betas=config.betas, eps=config.eps, fused=True)
     network.train()
+    if config.frozen:
+        network.get_submodule("backbone").eval()
     # 3. Updates. What a step gives stays on the device for up to 25 steps, so that few steps wait for it.
     unseen: list[Tensor] = []
     losses: list[float] = []

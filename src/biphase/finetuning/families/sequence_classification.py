@@ -36,6 +36,10 @@ class LabelledSplit(EncodedSplit):
     labels_S: np.ndarray
     """The number of the class; or a number, fp64; or [S, C] 1 for each class of the set."""
 
+    @property
+    def strata(self) -> np.ndarray:
+        return self.labels_S if self.labels_S.dtype == np.int64 else super().strata
+
 
 split_kind = LabelledSplit
 
@@ -69,7 +73,7 @@ def num_outputs(task: Task) -> int:
 def build_model(backbone: nn.Module, cell: CellContext) -> nn.Module:
     if cell.config.head == "transformers":
         return with_transformers_head(backbone, AutoModelForSequenceClassification, num_outputs(cell.task))
-    return SequenceClassifier(backbone, num_outputs(cell.task))
+    return SequenceClassifier(backbone, num_outputs(cell.task), is_probe=cell.config.frozen)
 
 
 def accumulate_gradients(model: nn.Module, split: LabelledSplit, items: np.ndarray, cell: CellContext) -> Tensor:

@@ -43,8 +43,8 @@ def sequence_metrics(gold_S: np.ndarray, predicted_S: np.ndarray, num_labels: in
 
 
 def multi_label_metrics(gold_SL: np.ndarray, predicted_SL: np.ndarray) -> dict[str, float]:
-    """Of sets of labels: `micro_f1` over all labels together, `macro_f1`, the mean F1 of all labels, and `accuracy`,
-    the share of samples whose whole set is right."""
+    """`micro_f1` over all labels together; `macro_f1`, the mean F1 of all labels; `accuracy`, the share of samples with
+    the whole set right."""
     scores = {}
     for name in ("micro_f1", "macro_f1"):
         counts_SC, statistic = label_counts(name, gold_SL, predicted_SL, is_multi=True)

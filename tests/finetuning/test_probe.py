@@ -1,0 +1,97 @@
+"""Linear probes and few shots: settings of any task."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from sklearn.linear_model import LogisticRegression
+
+from biphase.config import parse_config
+from biphase.errors import InputError
+from biphase.finetuning.config import FinetuneConfig
+from biphase.finetuning.encoders import Encoder
+from biphase.finetuning.encoding_cache import encode_source
+from biphase.finetuning.fit import fit_cell
+from biphase.finetuning.training import build_network, train_network
+from biphase.tasks.drawing import draw_shots
+from biphase.tasks.sources import find_source
+from biphase.tasks.spec import task_table
+
+from .conftest import make_cell, predict_split
+
+
+def train(task: str, encoder: Encoder, folder: Path, **settings: Any) -> tuple[Any, Any, Any, Any]:
+    cell = make_cell(task, **settings)
+    encoded = encode_source(find_source(task_table()[task], folder), encoder.tokenizer, cell.config)
+    torch.manual_seed(0)
+    network = build_network(encoder, cell, [])
+    return network, encoded, cell, train_network(network, encoded, cell)
+
+
+def test_a_probe_is_logistic_regression_on_the_means_of_tokens(
+    encoder: Encoder, model_folder: Path, data_dirs: dict[str, Path]
+) -> None:
+    """On what transformers' own network gives; with as many features as texts, both separate the texts of train."""
+    settings = {"frozen": True, "learning_rate": 0.3, "epochs": 60, "batch_size": 32, "weight_decay": 0.0}
+    network, encoded, cell, training = train("snli", encoder, data_dirs["snli"], **settings)
+    before, after = encoder.backbone.state_dict(), network.backbone.state_dict()
+    assert all(torch.equal(before[key], after[key]) for key in before)
+    assert [name for name, _ in network.named_children()] == ["backbone", "out"]
+    theirs = transformers.AutoModel.from_pretrained(model_folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model_folder)
+    features = {}
+    for split in ("train", "test"):
+        texts = encoded.splits[split].texts
+        samples = [torch.from_numpy(part.astype(np.int64)) for part in np.split(texts.tokens_T, texts.bounds_S1[1:-1])]
+        with torch.no_grad():
+            features[split] = torch.stack([theirs(one[None]).last_hidden_state[0].mean(0) for one in samples])
+        assert tokenizer.decode(samples[0][:-1]).startswith("Premise: ")
+    logits = features["test"] @ network.out.weight.detach().T + network.out.bias.detach()
+    np.testing.assert_allclose(predict_split(network, encoded.splits["test"], cell), logits, atol=1e-4)
+    gold = encoded.splits["train"].labels_S
+    regression = LogisticRegression(C=1e4, max_iter=2000).fit(features["train"].numpy(), gold)
+    ours = predict_split(network, encoded.splits["train"], cell).argmax(-1)
+    assert (ours == gold).mean() >= (regression.predict(features["train"].numpy()) == gold).mean() - 0.1
+    assert training.num_steps == 60
+
+
+@pytest.mark.parametrize("task", ["wnut17", "squad_v2"])
+def test_probes_of_other_families(task: str, encoder: Encoder, data_dirs: dict[str, Path]) -> None:
+    network, _, _, training = train(task, encoder, data_dirs[task], frozen=True, learning_rate=0.1, epochs=3)
+    before, after = encoder.backbone.state_dict(), network.backbone.state_dict()
+    assert all(torch.equal(before[key], after[key]) for key in before)
+    assert np.mean(training.losses[-3:]) < np.mean(training.losses[:3])
+
+
+def test_shots_are_drawn_from_each_class_by_the_seed(encoder: Encoder, data_dirs: dict[str, Path]) -> None:
+    strata = np.array([0, 1, 0, 2, 1, 2, 0, 0, 2, 1])
+    drawn = draw_shots(strata, 2, seed=3)
+    assert strata[drawn].tolist().count(0) == strata[drawn].tolist().count(1) == 2 and len(drawn) == 6
+    assert drawn.tolist() == draw_shots(strata, 2, seed=3).tolist() == sorted(set(drawn.tolist()))
+    assert {tuple(draw_shots(strata, 2, seed)) for seed in range(9)} != {tuple(drawn)}
+    with pytest.raises(InputError, match="shots=4: a class of the train split has only 3 examples"):
+        draw_shots(strata, 4, seed=0)
+    # Steps are not bounded by the one epoch that a whole task has by default.
+    _, encoded, _, training = train("snli", encoder, data_dirs["snli"], shots=2, epochs=1, max_steps=5)
+    assert training.num_steps == 5
+    lengths = encoded.splits["train"].texts.lengths_S[draw_shots(encoded.splits["train"].strata, 2, 0)]
+    assert training.num_tokens == 5 * lengths.sum()
+    _, _, _, training = train("wnut17", encoder, data_dirs["wnut17"], shots=16, epochs=2, max_steps=50)
+    assert training.num_steps == 4
+
+
+def test_what_does_not_go_together(model_folder: Path, data_dirs: dict[str, Path], tmp_path: Path) -> None:
+    for settings, complaint in (
+        ({"shots": 2, "max_train_examples": 5}, "give one"),
+        ({"frozen": True, "head": "transformers"}, "leave head out"),
+    ):
+        with pytest.raises(InputError, match=complaint):
+            parse_config(FinetuneConfig, settings, origin="finetune")
+    config = make_cell("snli", frozen=True).config
+    with pytest.raises(InputError, match="squad_retrieval has no head to train"):
+        fit_cell(str(model_folder), "squad_retrieval", config, data_dir=data_dirs["squad_retrieval"])
+    with pytest.raises(InputError, match="a linear probe is not kept"):
+        fit_cell(str(model_folder), "snli", config, tmp_path, data_dirs["snli"], keep=tmp_path / "kept")
