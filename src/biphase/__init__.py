@@ -1,8 +1,9 @@
 """biphase: text (or a decoder) and a compute budget in, the best text encoder that the budget can buy out.
 
 What the command line does, Python does by the same functions, which are loaded when they are asked for:
-`biphase.prepare`, `pretrain`, `export`, `load`, `encode`, `finetune`, `predict`, `evaluate`, `compare`, `embed`,
-`search`, `study`, `advise`, `inspect`. What you can mend is a `biphase.InputError`; `biphase.silence()` ends all lines.
+`biphase.prepare`, `pretrain`, `export`, `push`, `load`, `encode`, `finetune`, `predict`, `evaluate`, `compare`,
+`embed`, `search`, `study`, `advise`, `inspect`. What you can mend is a `biphase.InputError`; `biphase.silence()` ends
+all lines.
 """
 
 import sys
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from biphase.verbs.networks import export as export
     from biphase.verbs.networks import load as load
     from biphase.verbs.networks import pretrain as pretrain
+    from biphase.verbs.networks import push as push
     from biphase.verbs.studies import advise as advise
     from biphase.verbs.studies import study as study
     from biphase.verbs.text import prepare as prepare
@@ -33,7 +35,7 @@ __version__ = "0.1.0"
 
 OFFERED = {
     **dict.fromkeys(("train_tokenizer", "prepare"), "verbs.text"),
-    **dict.fromkeys(("pretrain", "export", "load", "encode"), "verbs.networks"),
+    **dict.fromkeys(("pretrain", "export", "push", "load", "encode"), "verbs.networks"),
     **dict.fromkeys(("finetune", "predict"), "verbs.finetuning"),
     **dict.fromkeys(("evaluate", "compare"), "verbs.grids"),
     **dict.fromkeys(("embed", "search"), "verbs.embedding"),

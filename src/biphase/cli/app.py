@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 from biphase import __version__
 from biphase.cli.embed import embed_command, search_command
 from biphase.cli.evaluate import ScoresOption, evaluate_command
-from biphase.cli.export import convert_command, export_command
+from biphase.cli.export import convert_command, export_command, push_command
 from biphase.cli.init import init_app
 from biphase.cli.study import AddressOption, EngineOption, FormatOption, Overrides, is_json, study_app
 from biphase.console import FirstLine, err, is_one_of_several, out, silence, take_turn
@@ -27,7 +27,7 @@ from biphase.machine import prepare_process
 PATH = {
     "Begin": ("demo", "init", "doctor"),
     "Text and tokens": ("tokenizer", "prepare"),
-    "Pretraining": ("pretrain", "inspect", "export", "convert"),
+    "Pretraining": ("pretrain", "inspect", "export", "push", "convert"),
     "Tasks": ("task", "finetune", "predict", "evaluate"),
     "Embeddings": ("embed", "search"),
     "Studies and reports": ("study", "report"),
@@ -221,6 +221,7 @@ def pretrain_command(
 
 
 app.command("export")(export_command)
+app.command("push")(push_command)
 app.command("convert")(convert_command)
 
 

@@ -7,6 +7,9 @@ import typer
 
 from biphase.console import out
 
+LicenseOption = Annotated[str | None, typer.Option(help="Such as apache-2.0, for a card that says none.")]
+LanguageOption = Annotated[str | None, typer.Option(help="Such as en, or en,de, for a card that says none.")]
+
 
 def export_command(
     run: Annotated[str, typer.Argument(metavar="RUN[@STEP]", help="A run folder; its last step unless given.")],
@@ -14,6 +17,9 @@ def export_command(
     merge: Annotated[
         float | None, typer.Option(help="Average with the decoder that it came from; this share is the decoder's.")
     ] = None,
+    to_hub: Annotated[str | None, typer.Option(metavar="USER/NAME", help="Push the folder there too, private.")] = None,
+    license: LicenseOption = None,
+    language: LanguageOption = None,
 ) -> None:
     """Write a checkpoint as a folder that transformers loads, with a model card.
 
@@ -23,7 +29,26 @@ def export_command(
     """
     from biphase.verbs import networks
 
-    networks.export(run, folder, merge)
+    networks.export(run, folder, merge, to_hub=to_hub, license=license, language=language)
+
+
+def push_command(
+    source: Annotated[str, typer.Argument(metavar="FOLDER", help="A model folder, or RUN[@STEP].")],
+    repo: Annotated[str, typer.Argument(metavar="USER/NAME", help="A repository on the Hugging Face hub.")],
+    public: Annotated[bool, typer.Option("--public", help="Make it public; it is private otherwise.")] = False,
+    license: LicenseOption = None,
+    language: LanguageOption = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go; send nothing.")] = False,
+) -> None:
+    """Send a model to the Hugging Face hub: weights, configuration, tokenizer and card, nothing else.
+
+    Of a run, its end goes to `main`, and each earlier checkpoint to a branch `step-N`.
+
+    Example: `biphase push encoder user/encoder --license apache-2.0 --language en --dry-run`
+    """
+    from biphase.verbs import networks
+
+    networks.push(source, repo, public=public, license=license, language=language, dry_run=dry_run)
 
 
 def convert_command(

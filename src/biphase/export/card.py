@@ -90,7 +90,11 @@ def write_card(
     """The model card as Markdown; `eos` is the end-of-text token, `merged` says what the network was averaged with."""
     recipe = read_recipe(run)
     config = recipe.model_dump(mode="json")
+    texts = [(part, "path") for part in config["data"].get("mixture") or ()]
     config["data"]["shards"] = Path(config["data"]["shards"]).name
+    for places, key in ((config["init"], "model"), (config["init"], "checkpoint"), *texts):
+        if places[key] and Path(places[key]).is_absolute():
+            places[key] = Path(places[key]).name
     phases = describe_phases(config["curriculum"], manifest.run_step)
     if manifest.parent:
         phases = f"From parent `{manifest.parent[:16]}` (taken over: {', '.join(manifest.carried)}): {phases}"

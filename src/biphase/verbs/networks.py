@@ -34,17 +34,52 @@ def pretrain(recipe: Any, changes: Changes = (), *, runs: str | Path = "runs") -
     return path
 
 
-def export(run: str | Path, folder: str | Path, merge: float | None = None) -> Path:
+def export(
+    run: str | Path,
+    folder: str | Path,
+    merge: float | None = None,
+    *,
+    to_hub: str | None = None,
+    license: str | None = None,
+    language: str | None = None,
+) -> Path:
     """Write a checkpoint as a folder that transformers loads, with a model card; returns the folder.
 
     Args:
         run: a run folder, or `RUN@STEP`; its last step unless given.
         merge: average with the decoder that it came from; this share is the decoder's.
+        to_hub: `push` the folder to this repository, with license and language.
     """
     from biphase.export.model import export_checkpoint
 
     console.print(export_checkpoint(str(run), Path(folder), merge))
+    if to_hub is not None:
+        push(folder, to_hub, license=license, language=language)
     return Path(folder)
+
+
+def push(
+    source: str | Path,
+    repo: str,
+    *,
+    public: bool = False,
+    license: str | None = None,
+    language: str | None = None,
+    dry_run: bool = False,
+) -> None:
+    """Send a model folder to the Hugging Face hub, or a run: its end to `main`, other checkpoints to `step-N`.
+
+    Args:
+        repo: USER/NAME; a new repository is private.
+        public: make it public, or send to one that is.
+        license: such as `apache-2.0`, for a card that says none.
+        language: such as `en`, or several by commas, for a card that says none.
+        dry_run: say what would go.
+    """
+    from biphase.export.push import push_model
+
+    languages = tuple(language.split(",")) if language else ()
+    console.print(push_model(str(source), repo, public=public, license=license, languages=languages, dry_run=dry_run))
 
 
 def load(model: str | Path) -> Any:

@@ -1,0 +1,164 @@
+"""A model folder, or a run's checkpoints, → a repository on the Hugging Face hub.
+
+In: a folder that `export`, `--keep` or `embed` wrote; or RUN[@STEP], which is exported first. Out: a commit on the
+branch `main`; what a run was before its end goes to branches `step-N`. Only what transformers and sentence-transformers
+load goes, with card and curves, and nothing before all of it was looked at: no moments, no logs, no predictions.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from huggingface_hub import CommitOperationAdd, HfApi, ModelCard
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError, RepositoryNotFoundError
+from huggingface_hub.utils import validate_repo_id
+
+from biphase.errors import InputError, first_line
+from biphase.export.model import export_checkpoint
+from biphase.files import files_below
+from biphase.run import Run, split_reference, whole_steps
+
+CARD_NAME = "README.md"
+MODEL_FILES = re.compile(
+    r"model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json|(generation_)?config\.json|biphase\.json"
+    r"|tokenizer(_config)?\.json|(special_tokens_map|added_tokens|vocab)\.json|vocab\.txt|merges\.txt"
+    r"|\w+\.model|chat_template\.jinja|modules\.json|(config_)?sentence_(bert_config|transformers)\.json"
+    r"|\d+_\w+/(config\.json|model\.safetensors)|README\.md|LICENSE|curves\.png"
+)
+"""Paths of what goes to the hub."""
+LOCAL_PATH = re.compile(r"(?<![\w:/.<])((?:/[\w.-]+){2,}|~/[\w./-]+|[A-Za-z]:\\+\w[\w\\.-]*)")
+"""A folder of somebody's machine in a text: /home/me, ~/data, C:\\data. Addresses on the web are none."""
+WORDS_OF_A_TOKENIZER = ("tokenizer.json", "vocab.json", "merges.txt", "vocab.txt")
+
+
+@dataclass(frozen=True)
+class Upload:
+    """What goes to a branch: the files by their paths there, the card with what was added to it."""
+
+    revision: str
+    files: dict[str, Path]
+    card: str
+    left_here: tuple[str, ...]
+
+    def describe(self) -> str:
+        sizes = [f"  {name}  {path.stat().st_size / 1e6:,.2f} MB" for name, path in self.files.items()]
+        left = [f"  stays here: {', '.join(self.left_here)}"] if self.left_here else []
+        return "\n".join([f"revision {self.revision}:", *sizes, *left])
+
+
+def push_model(
+    source: str,
+    repo: str,
+    *,
+    public: bool = False,
+    license: str | None = None,
+    languages: tuple[str, ...] = (),
+    dry_run: bool = False,
+) -> str:
+    """Send a model folder, or all whole checkpoints of a run, to the repository `repo` (USER/NAME); says what went.
+
+    Args:
+        public: make a new repository public; without it, nothing goes to a public one.
+        license, languages: for a card that does not say them.
+        dry_run: say what would go, and ask nobody.
+
+    Raises:
+        InputError: before anything is sent, for a folder or card that should not go; or what the hub says.
+    """
+    try:
+        validate_repo_id(repo)
+    except HFValidationError as error:
+        raise InputError(f"{repo} is no name of a repository: {first_line(error)}") from None
+    if repo.count("/") != 1:
+        raise InputError(f"{repo} is no name of a repository; give USER/NAME")
+    visibility = "public" if public else "private"
+    told = [f"{repo}: {visibility}, nothing sent (dry run)" if dry_run else f"{repo}:"]
+    api = HfApi(library_name="biphase")
+    with TemporaryDirectory() as room:
+        folders = list(folders_to_send(source, repo, Path(room)))
+        uploads = [plan_upload(folder, revision, repo, license, languages) for revision, folder in folders]
+        told += [upload.describe() for upload in uploads]
+        if not dry_run:
+            try:
+                open_repository(api, repo, public)
+                told += [send(api, repo, upload) for upload in uploads]
+            except (HfHubHTTPError, HTTPError, OSError) as error:
+                raise InputError(
+                    f"{repo}: {first_line(error)}; is the name right, and are you signed in (`hf auth login`)?"
+                ) from None
+    return "\n".join(told)
+
+
+def folders_to_send(source: str, repo: str, room: Path) -> Iterator[tuple[str, Path]]:
+    """The branches, and the folder for each; checkpoints are exported into `room`."""
+    path, step = split_reference(source)
+    if not (Path(path) / "config.yaml").exists():
+        yield "main", Path(source)
+        return
+    run = Run(Path(path))
+    steps = whole_steps(run)
+    if not steps or (step and step not in map(str, steps)):
+        raise InputError(f"{source} has no whole checkpoint")
+    for number in [int(step)] if step else steps:
+        revision = "main" if run.is_done and number == steps[-1] else f"step-{number}"
+        folder = room / revision / repo.partition("/")[2]
+        folder.parent.mkdir()
+        export_checkpoint(f"{path}@{number}", folder)
+        yield revision, folder
+
+
+def plan_upload(folder: Path, revision: str, repo: str, license: str | None, languages: tuple[str, ...]) -> Upload:
+    """What goes of a folder. Raises `InputError` for what is no model, and for texts that should not go."""
+    paths = {path.relative_to(folder).as_posix(): path for path in files_below(folder) if not path.is_symlink()}
+    files = {name: path for name, path in paths.items() if MODEL_FILES.fullmatch(name)}
+    has_weights = any(name.endswith(".safetensors") for name in files)
+    if not has_weights or not files.keys() & {"config.json", "modules.json"}:
+        raise InputError(f"{folder} is no model folder (configuration and *.safetensors); export a run into one first")
+    if CARD_NAME not in files:
+        raise InputError(f"{folder} has no model card ({CARD_NAME}); write one")
+    texts = {
+        name: path.read_text(encoding="utf-8")
+        for name, path in files.items()
+        if path.suffix in (".json", ".md", ".jinja") and path.name not in WORDS_OF_A_TOKENIZER
+    }
+    for name, text in texts.items():
+        if found := LOCAL_PATH.search(text):
+            raise InputError(f"{folder / name} names a place on this machine, {found[1]}: write another word there")
+    text = texts[CARD_NAME].replace(f'("{folder.name}"', f'("{repo}"')
+    card = complete_card(text, folder / CARD_NAME, license, languages)
+    return Upload(revision, files, card, tuple(sorted(paths.keys() - files.keys())))
+
+
+def complete_card(text: str, path: Path, license: str | None, languages: tuple[str, ...]) -> str:
+    """The card with licence and languages. Raises `InputError` where neither it nor the user says them."""
+    card = ModelCard(text, ignore_metadata_errors=True)
+    data: Any = card.data
+    data.license, data.language = license or data.license, list(languages) or data.language
+    for name, value in (("license", data.license), ("language", data.language)):
+        if not value:
+            raise InputError(f"{path} says no {name}; give --{name}, or write it at its top")
+    return str(card)
+
+
+def open_repository(api: HfApi, repo: str, public: bool) -> None:
+    """Make the repository where there is none. Raises `InputError` for a public one that was not asked for."""
+    try:
+        is_private = api.model_info(repo).private
+    except RepositoryNotFoundError:
+        api.create_repo(repo, private=not public)
+        return
+    if not is_private and not public:
+        raise InputError(f"{repo} is there already, and public; give --public to send to it")
+
+
+def send(api: HfApi, repo: str, upload: Upload) -> str:
+    """One commit with all files of an upload; says where it is."""
+    if upload.revision != "main":
+        api.create_branch(repo, branch=upload.revision, exist_ok=True)
+    contents: dict[str, Any] = {**upload.files, CARD_NAME: upload.card.encode()}
+    operations = [CommitOperationAdd(name, content) for name, content in contents.items()]
+    message = f"biphase push ({upload.revision})"
+    return api.create_commit(repo, operations, commit_message=message, revision=upload.revision).commit_url
