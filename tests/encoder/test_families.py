@@ -130,7 +130,8 @@ def test_a_few_of_each_kind(model_type: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_every_type_is_right_or_refused(tmp_path: Path, update_golden: bool) -> None:
-    rows = {name: outcome(name, tmp_path / name) for name in model_types()}
+    names = model_types() if update_golden else sorted({*model_types()} - {*QUICK})
+    rows = {name: outcome(name, tmp_path / name) for name in names}
     if update_golden:
         DOCS.write_text(as_page(rows), encoding="utf-8")
         claimed = CLAIM.sub(lambda _: as_claim(DOCS.read_text(encoding="utf-8")), README.read_text(encoding="utf-8"))
