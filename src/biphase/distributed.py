@@ -38,6 +38,7 @@ GONE_BEATS = 5
 """After a broken connection, a process that misses so many beats is the one that has gone."""
 JOIN_PATIENCE = 10
 """How many times longer one is waited for that has not joined yet: libraries load slowly from a busy file system."""
+GO_ON = "whole checkpoints stay, run the same command to go on"
 HAS_LEFT = 1 << 40
 """Added to the beats of a process that has ended as it should."""
 
@@ -164,7 +165,7 @@ class Heart(threading.Thread):
         what = "has been silent" if self.heard[rank] else "has not joined"
         return (
             f"{self.name_of(rank)} {what} for {self.missed[rank] * BEAT_SECONDS:.0f} s: stopped, starved or cut off "
-            "(compute.silence_seconds says how long is waited); whole checkpoints stay, run the same command to go on"
+            f"(compute.silence_seconds says how long is waited); {GO_ON}"
         )
 
     def may_tell(self) -> bool:
@@ -215,8 +216,7 @@ def join_world(device: str, silence_seconds: float | None = None) -> Iterator[Wo
         if heart.may_tell():
             err.quiet = False
         raise InputError(
-            f"{heart.name_of(gone)} is gone: killed, out of memory, or ended by an error of its own; whole checkpoints "
-            "stay, run the same command to go on"
+            f"{heart.name_of(gone)} is gone: killed, out of memory, or ended by an error of its own; {GO_ON}"
         ) from None
     else:
         heart.leave()
@@ -242,14 +242,13 @@ def launch() -> int:
         codes = {rank: failure.exitcode for rank, failure in failed.failures.items()}
         if told := [code for code in codes.values() if code > 0]:
             return told[0]
-        rank = next(
-            (rank for rank, code in codes.items() if code != -signal.SIGTERM), min(codes)
-        )  # torchrun sends that
+        # SIGTERM is what torchrun sends to the others.
+        rank = next((rank for rank, code in codes.items() if code != -signal.SIGTERM), min(codes))
         number = signal.Signals(-codes[rank])
         memory = "; out of memory?" if number == signal.SIGKILL else ""
         err.print(
             f"biphase: process {rank} (pid {failed.failures[rank].pid}) was killed (signal {number.value}, "
-            f"{number.name}{memory}); whole checkpoints stay, run the same command to go on",
+            f"{number.name}{memory}); {GO_ON}",
             markup=False,
         )
         return 2

@@ -67,9 +67,8 @@ class RayPool:
         heard, _ = ray.wait(list(self.pending.values()), num_returns=1, timeout=1.0)
         for number in [number for number, call in self.pending.items() if call in heard]:
             try:
-                message: Message = pickle.loads(
-                    ray.get(self.pending.pop(number))
-                )  # from a worker that this run started
+                # What is unpickled is from a worker that this run started.
+                message: Message = pickle.loads(ray.get(self.pending.pop(number)))
             except ray.exceptions.RayError as error:
                 self.answering.discard(number)
                 lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
