@@ -61,7 +61,8 @@ def functions() -> Iterator[str]:
         if not inspect.isclass(offered):
             parameters = "".join(f"    {one},\n" for one in with_star(inspect.signature(offered)))
             yield f"```python\nbiphase.{name}(\n{parameters})\n```\n"
-        yield re.sub(r"^ {4}(\w+): ", r"- `\1`: ", inspect.getdoc(offered) or "", flags=re.MULTILINE)
+        text = re.sub(r"^ {4}(\w+): ", r"- `\1`: ", inspect.getdoc(offered) or "", flags=re.MULTILINE)
+        yield re.sub(r"^(Args|Returns|Raises):\n", r"\1:\n\n", text, flags=re.MULTILINE)
 
 
 def with_star(signature: inspect.Signature) -> Iterator[str]:
@@ -81,6 +82,7 @@ def keys(kind: type[BaseModel]) -> Iterator[str]:
     """A table for a model, and one for each model that it leads to."""
     schema = kind.model_json_schema()
     titles = {cls.__name__: key for cls, key in models_below(kind).items()}
+    leads = {key: inspect.getdoc(cls) or "" for cls, key in models_below(kind).items()}
     for cls, title in models_below(kind).items():
         own = schema if cls is kind else schema["$defs"][cls.__name__]
         properties, required = own["properties"], own.get("required", ())
@@ -90,7 +92,12 @@ def keys(kind: type[BaseModel]) -> Iterator[str]:
         meanings = docstrings(cls)
         for key, form in properties.items():
             default = "*required*" if key in required else shown_default(form.get("default"))
-            cells = (f"`{key}`", shown_form(form, titles), default, meanings.get(key, ""))
+            cells = (
+                f"`{key}`",
+                shown_form(form, titles),
+                default,
+                meanings.get(key) or leads.get(key, "").partition(". ")[0],
+            )
             yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 

@@ -227,7 +227,7 @@ app.command("convert")(convert_command)
 
 @task_app.command("check")
 def task_check_command(
-    task: Annotated[str, typer.Argument(help="A task of docs/tasks.md, or a YAML file that describes one.")],
+    task: Annotated[str, typer.Argument(help="A name such as snli, or a YAML file that describes one.")],
     data_dir: Annotated[Path | None, typer.Option(help="The task's data as published, in place of the hub.")] = None,
 ) -> None:
     """Say what would be read of a task's data: counts, labels, lengths, what train and test share. Trains nothing.
@@ -242,7 +242,7 @@ def task_check_command(
 @app.command("finetune")
 def finetune_command(
     model: Annotated[str, typer.Argument(help="RUN[@STEP], a model folder, or a hub id (ID@REVISION).")],
-    task: Annotated[str, typer.Argument(help="A task of docs/tasks.md, or a YAML file that describes one.")],
+    task: Annotated[str, typer.Argument(help="A name such as snli, or a YAML file that describes one.")],
     overrides: Overrides = None,
     scores: ScoresOption = Path("scores"),
     data_dir: Annotated[Path | None, typer.Option(help="The task's data as published, in place of the hub.")] = None,

@@ -34,7 +34,7 @@ def finetune(
 
     Args:
         model: `RUN[@STEP]`, a model folder, or a hub id (`ID@REVISION`).
-        task: one of docs/tasks.md, or a YAML file that describes one; for rows in memory, a name for them.
+        task: a name such as snli, or a YAML file that describes one; for rows in memory, a name for them.
         data: the folder with the task's data as published, in place of the hub; or, without such a task, rows to train
             on (a DataFrame, a `datasets.Dataset`, dictionaries, a file) or a mapping of `train`, `validation` and
             `test` to such. What is missing is drawn from train. The columns tell what the task is.
@@ -51,7 +51,7 @@ def finetune(
     if folder is None and data is not None:
         task, folder = write_task(data, Path(scores) / OWN_TASKS, task, template, label)
     if task is None:
-        raise InputError("which task? Name one of docs/tasks.md or a YAML file, or give rows as data")
+        raise InputError("which task? Name one, such as snli, or a YAML file, or give rows as data")
     score = fit_cell(str(model), task, config, Path(scores), folder, None if keep is None else Path(keep))
     err.print(f"{score.folder}: scores and predictions" + ("" if keep is None else f"; {keep}: the model"))
     return score
