@@ -4,10 +4,11 @@
 
 A synthetic folder: every run of a plan with its checkpoints (of a few bytes), every cell with its `score.json`, made in
 a temporary folder. Scores are random numbers; what is measured is bookkeeping: which runs and cells are done, by the
-models' fingerprints and the cells' settings. Each measurement is a process of its own, so that no cache helps.
+models' fingerprints and the cells' settings. Each measurement is a process of its own, so that no cache helps. Seconds
+are those of a clock; processor seconds, of all its processes together, say the same on a machine that is busy.
 
     python benchmarks/bookkeeping.py                     # the plan of the paper: 38 runs, 15,000 cells
-    python benchmarks/bookkeeping.py --study studies/mini.yaml
+    python benchmarks/bookkeeping.py --study src/biphase/bundled/studies/mini.yaml
 """
 
 import argparse
@@ -22,9 +23,12 @@ import time
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from measuring import HERE, git_commit, save, say
+
+BUNDLED = HERE.parent / "src" / "biphase" / "bundled" / "studies"
 
 METRICS = {
     "sequence_classification": ("accuracy",),
@@ -137,14 +141,17 @@ def write_scores(plan: Any, place: Any, cell: Any, fingerprint: Any, rng: random
     return len(cell.evaluates)
 
 
-def measure(way: str, study: Path, folder: Path) -> float:
-    begun = time.perf_counter()
+def measure(way: str, study: Path, folder: Path) -> tuple[float, float]:
+    """Seconds and processor seconds of a command."""
+    begun, before = time.perf_counter(), os.times()
     places = {"{study}": str(study), "{folder}": str(folder)}
     words = [sys.executable, *(places.get(word, word) for word in WAYS[way])]
     done = subprocess.run(words, check=False, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"{way}: {done.stderr}")
-    return time.perf_counter() - begun
+    after = os.times()
+    spent = after.children_user + after.children_system - before.children_user - before.children_system
+    return time.perf_counter() - begun, spent
 
 
 def describe_machine() -> dict[str, Any]:
@@ -160,28 +167,34 @@ def describe_machine() -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--study", type=Path, default=HERE.parent / "studies" / "paper.yaml")
+    parser.add_argument("--study", type=Path, default=BUNDLED / "paper.yaml")
     parser.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args()
     found = describe_machine()
     with tempfile.TemporaryDirectory() as folder:
         counts = make_folder(arguments.study, Path(folder) / "study")
         seconds: dict[str, list[float]] = {way: [] for way in WAYS}
+        processor: dict[str, list[float]] = {way: [] for way in WAYS}
         for _ in range(arguments.repeats):
             for way in WAYS:
-                seconds[way].append(measure(way, arguments.study, Path(folder) / "study"))
-                say(f"{way}: {seconds[way][-1]:.1f} s")
+                took, spent = measure(way, arguments.study, Path(folder) / "study")
+                seconds[way].append(took)
+                processor[way].append(spent)
+                say(f"{way}: {took:.1f} s, {spent:.1f} processor s")
     result = {
-        "what": "bookkeeping of a finished study: seconds of a whole command",
+        "what": "bookkeeping of a finished study: seconds, and processor seconds, of a whole command",
         "study": arguments.study.name,
         "machine": found,
         "commit": git_commit(),
         "counts": counts,
         "seconds": seconds,
+        "processor_seconds": processor,
     }
     path = HERE / "results" / f"{date.today().isoformat()}-bookkeeping.json"
     save(path, result)
-    medians = ", ".join(f"{way} {sorted(times)[len(times) // 2]:.1f} s" for way, times in seconds.items())
+    medians = ", ".join(
+        f"{way} {median(seconds[way]):.1f} s ({median(processor[way]):.1f} of processors)" for way in WAYS
+    )
     print(f"{counts['cells']:,} cells: {medians}; written to {path}")
 
 

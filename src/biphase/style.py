@@ -23,7 +23,7 @@ PLOT_STYLE: Any = {
     "font.sans-serif": ["DejaVu Sans"],
     "font.size": 8.5,
     "axes.titlesize": 9,
-    "axes.titleweight": "bold",
+    "axes.titleweight": "normal",
     "axes.titlelocation": "left",
     "axes.labelsize": 8.5,
     "axes.edgecolor": INK,
@@ -68,7 +68,7 @@ class Look:
 LOOKS = {
     "clm": Look("#0072B2", "o", "-", ""),
     "mlm": Look("#D55E00", "s", "--", "//"),
-    "clm+mlm": Look("#009E73", "D", "-.", ".."),
+    "clm+mlm": Look("#009E73", "D", "-.", "\\\\"),
     "mntp": Look("#CC79A7", "v", ":", "xx"),
 }
 """Looks of what is trained with an objective."""
@@ -78,7 +78,7 @@ COLORS = {objective: look.color for objective, look in LOOKS.items()}
 SERIES = (
     Look("#0072B2", "o", "-", ""),
     Look("#E69F00", "s", "--", "//"),
-    Look("#009E73", "D", "-.", ".."),
+    Look("#009E73", "D", "-.", "\\\\"),
     Look("#CC79A7", "^", ":", "xx"),
     Look("#56B4E9", "v", (0, (5, 1)), "--"),  # type: ignore[arg-type]
 )

@@ -93,6 +93,25 @@ def hidden_reloaded(folder: Path, tokens_T: torch.Tensor = TOKENS_T) -> torch.Te
         return AutoModel.from_pretrained(folder).eval()(input_ids=tokens_T[None]).last_hidden_state[0]
 
 
+def test_a_card_tells_all_trainings_by_name(tiny_recipe: Callable[..., Recipe], tmp_path: Path) -> None:
+    """From random weights on, and no place of this machine; a parent that is gone is named."""
+    first = trained(tiny_recipe("curriculum=[{objective: clm, steps: 2}]", "name=clm", *NO_ENDS), tmp_path / "runs")
+    changes = ("curriculum=[{objective: mlm, steps: 3}]", f"init={{checkpoint: {first}}}", "name=then-mlm")
+    second = trained(tiny_recipe(*changes, *NO_ENDS), tmp_path / "runs")
+    export_checkpoint(second, tmp_path / "model")
+    card = (tmp_path / "model" / "README.md").read_text()
+    told = [
+        f"`{Path(first).name}`: 2 steps of CLM",
+        f"`{Path(second).name}`: 3 steps of MLM",
+        "with the parent's weights",
+    ]
+    assert all(line in card for line in ["1. Random weights of preset", *told]) and str(tmp_path) not in card
+    assert "pipeline_tag: fill-mask\ntags:" in card
+    (Path(first) / "config.yaml").unlink()
+    export_checkpoint(second, tmp_path / "again")
+    assert f"1. `{Path(first).name}`, which is not here any more" in (tmp_path / "again" / "README.md").read_text()
+
+
 def looks_ahead(folder: Path) -> bool:
     changed_T = torch.cat([TOKENS_T[:-1], TOKENS_T[-1:] + 1])
     return bool((hidden_reloaded(folder, changed_T)[:-1] != hidden_reloaded(folder)[:-1]).any())

@@ -7,8 +7,9 @@ import yaml
 from transformers import PreTrainedModel
 
 from biphase import __version__
-from biphase.pretraining.checkpoint import CheckpointManifest
-from biphase.run import Run, read_metrics, read_recipe
+from biphase.errors import InputError
+from biphase.pretraining.checkpoint import CheckpointManifest, read_checkpoint_manifest
+from biphase.run import Run, find_checkpoint, read_metrics, read_recipe, split_reference
 from biphase.style import LOOKS, plot_losses
 
 PREDICTS = {
@@ -19,7 +20,8 @@ PREDICTS = {
 CARD = """\
 ---
 library_name: transformers
-tags: [biphase, text-encoder, {model_type}]
+pipeline_tag: {task}
+{base}tags: [biphase, text-encoder, {model_type}]
 ---
 
 # {name}
@@ -40,7 +42,7 @@ were text followed by the end-of-text token `{eos}`, without a token in front.
 
 {curriculum}
 
-{tokens_seen:,} tokens seen in {step:,} updates; data `{data}` (content hash), tokenizer `{tokenizer}`.
+{tokens_seen:,} tokens seen in {step:,} updates in all; the last data `{data}` (content hash), tokenizer `{tokenizer}`.
 {merged}
 ![Losses over the steps](curves.png)
 
@@ -95,9 +97,7 @@ def write_card(
     for places, key in ((config["init"], "model"), (config["init"], "checkpoint"), *texts):
         if places[key] and Path(places[key]).is_absolute():
             places[key] = Path(places[key]).name
-    phases = describe_phases(config["curriculum"], manifest.run_step)
-    if manifest.parent:
-        phases = f"From parent `{manifest.parent[:16]}` (taken over: {', '.join(manifest.carried)}): {phases}"
+    base, history = tell_history(run, manifest)
     validation = [row for row in read_metrics(run, "validation") if row["step"] <= manifest.run_step]
     rows = [
         f"| {r['step']} | {r['objective']} | {r['loss']:.3f} | {r['accuracy']:.1%} | {r['bits_per_byte']:.3f} |"
@@ -113,7 +113,9 @@ def write_card(
         auto_class=auto_class,
         eos=eos,
         embeddings="" if manifest.objective == "clm" else EMBEDDINGS.format(name=name),
-        curriculum=f"{phases}, {recipe.batch_label} tokens a step, peak rate {config['schedule']['peak_lr']}.",
+        base=f"base_model: {base}\n" if base else "",
+        task="text-generation" if manifest.objective == "clm" else "fill-mask",
+        curriculum="\n".join(f"{number}. {line}" for number, line in enumerate(history, 1)),
         tokens_seen=manifest.tokens_seen,
         step=manifest.step,
         merged=MERGED.format(line=merged) if merged else "",
@@ -123,6 +125,37 @@ def write_card(
         recipe=yaml.safe_dump(config, sort_keys=False, allow_unicode=True),
         version=__version__,
     )
+
+
+def tell_history(run: Run, manifest: CheckpointManifest) -> tuple[str | None, list[str]]:
+    """The hub id of the model of others that it all began with, where there is one; and a line for the beginning and
+    for each run since, as far as the parents are here as they were."""
+    recipe = read_recipe(run)
+    init = recipe.init
+    phases = describe_phases([phase.model_dump(mode="json") for phase in recipe.curriculum], manifest.run_step)
+    taken = f", with the parent's {' and '.join(manifest.carried)}" if manifest.parent else ""
+    own = (
+        f"`{run.path.name}`: {phases}, {recipe.batch_label} tokens a step, peak rate {recipe.schedule.peak_lr}{taken}."
+    )
+    if init.preset:
+        return None, [f"Random weights of preset `{init.preset}`.", own]
+    if init.model:
+        is_place = Path(init.model).is_dir()
+        return None if is_place else init.model, [
+            f"The model `{Path(init.model).name if is_place else init.model}`.",
+            own,
+        ]
+    assert init.checkpoint is not None
+    place = Path(split_reference(init.checkpoint)[0]).name
+    try:
+        folder = find_checkpoint(init.checkpoint)
+        parent = read_checkpoint_manifest(folder, check_files=False)
+    except InputError:
+        return None, [f"`{place}`, which is not here any more (`{(manifest.parent or '')[:16]}`).", own]
+    if parent.content != manifest.parent:
+        return None, [f"`{place}` as it was (`{(manifest.parent or '')[:16]}`): it has been trained anew since.", own]
+    base, before = tell_history(Run(folder.parent.parent), parent)
+    return base, [*before, own]
 
 
 def describe_phases(curriculum: list[dict[str, Any]], num_steps: int) -> str:

@@ -5,6 +5,7 @@ Everything here is a share from 0 to 1; percent is for printing.
 """
 
 import math
+import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from pydantic import Field, ValidationError
 from biphase import console
 from biphase.config import Strict
 from biphase.errors import InputError
-from biphase.files import read_json
+from biphase.files import read_json, reading
 from biphase.finetuning.config import EVALUATED_SPLITS, PLACEMENT, PROTOCOL, FinetuneConfig
 
 GridPoint = tuple[float, int]
@@ -81,7 +82,12 @@ class Score(Strict):
 def read_score(folder: Path) -> Score:
     """The score of a finished cell. Raises `InputError` naming the file when it is not one."""
     path = folder / "score.json"
-    content = read_json(path)
+    with reading(path):
+        text = path.read_bytes()
+    try:  # a study has thousands: read as JSON, and only one that is refused as the tree that tells why
+        return Score.model_validate_json(text).model_copy(update={"folder": folder})
+    except ValidationError:
+        content = read_json(path)
     try:
         return Score.model_validate({**content, "folder": folder})
     except (ValidationError, TypeError) as error:
@@ -148,9 +154,11 @@ def read_scores(folder: Path) -> ScoreSet:
     if not folder.is_dir():
         raise InputError(f"{folder} is not a folder; give the one that the scores were written to")
     scores, broken = [], []
-    for path in sorted(folder.rglob("score.json")):
-        if any(part.startswith(".") for part in path.relative_to(folder).parts):
+    for place, below, files in os.walk(folder):
+        below[:] = sorted(name for name in below if not name.startswith("."))
+        if "score.json" not in files:
             continue
+        path = Path(place) / "score.json"
         try:
             score = read_score(path.parent)
             for split in () if score.diverged else EVALUATED_SPLITS:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 import numpy as np
-from scipy import special, stats
+from scipy import special
 
 from biphase.finetuning.predictions import ExampleTable, KeptExamples
 from biphase.report.statistics import SIGNIFICANCE, TAILS, Difference, seed_weights
@@ -114,8 +114,8 @@ def t_test(mean: float, error: float, degrees: float, size: float) -> Difference
     if not error > ROUNDING * size:
         is_zero = error >= 0 and abs(mean) <= ROUNDING * size
         return Difference(0.0 if is_zero else mean, np.nan, np.nan, 1.0 if is_zero else np.nan)
-    half_width = float(stats.t.ppf(TAILS[1], degrees)) * error
-    p_value = float(2 * stats.t.sf(abs(mean) / error, degrees))
+    half_width = float(special.stdtrit(degrees, TAILS[1])) * error
+    p_value = float(2 * special.stdtr(degrees, -abs(mean) / error))
     return Difference(mean, mean - half_width, mean + half_width, p_value)
 
 
@@ -184,7 +184,7 @@ def mix_degrees(parts: Sequence[tuple[float, float]]) -> float:
     total = sum(part for part, _ in known)
     if len(known) < 2:
         return known[0][1] if known else math.nan
-    quantile = sum(part * float(stats.t.ppf(TAILS[1], degrees)) for part, degrees in known) / total
+    quantile = sum(part * float(special.stdtrit(degrees, TAILS[1])) for part, degrees in known) / total
     return float(special.stdtridf(TAILS[1], quantile))
 
 

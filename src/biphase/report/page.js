@@ -1,12 +1,14 @@
 "use strict";
 // Tables sort by a click (or Enter, or the space bar) on a header: up, down, then as they were. Empty cells stay last.
+// A cell without a value of its own sorts by the number that it begins with, or by its words.
+const valueOf = (cell) => cell.dataset.sort ?? (cell.classList.contains("num") ? parseFloat(cell.textContent) || "" : cell.textContent);
 for (const table of document.querySelectorAll("table.sortable")) {
   const body = table.tBodies[0];
   const original = [...body.rows];
   const headers = [...table.tHead.rows[0].cells];
 
   const compare = (a, b, sign) => {
-    const [x, y] = [a.dataset.sort, b.dataset.sort];
+    const [x, y] = [a, b].map(valueOf);
     if (x === "" || y === "") return (x === "") - (y === "");
     return sign * (isNaN(x) || isNaN(y) ? x.localeCompare(y) : x - y);
   };

@@ -17,7 +17,7 @@ from biphase import __version__
 from biphase.errors import InputError
 from biphase.files import own_folder, refuse_foreign, write_text
 from biphase.report.claims import Claim, Finding, Verdicts, count_tests
-from biphase.report.figures import LADDERS, OVERVIEW, draw_figures
+from biphase.report.figures import draw_figures
 from biphase.report.formats import MISSING, show_count, show_p_value, show_points, show_share
 from biphase.report.overview import make_overview
 from biphase.report.price import ladder_panel, price_files, price_rows
@@ -30,8 +30,8 @@ from biphase.report.results import (
     with_averages,
 )
 from biphase.report.statistics import SIGNIFICANCE
+from biphase.report.svg import inline_svg
 from biphase.report.tables import RULE, degenerate_mark, make_tables, show_signal, write_tables
-from biphase.style import GRID, INK
 
 SIGNS = {"supported": "✓", "contradicted": "✕", "undecided": "?"}
 """Beside the word, so that a verdict does not depend on its colour."""
@@ -86,12 +86,11 @@ def write_report(
             question=question,
             facts=describe_results(results),
             overview=overview,
-            pictures={name: figure_svg(folder, name) for name in (OVERVIEW, LADDERS)},
+            **inline_pictures(folder / "figures", plan_svg),
             verdicts=verdicts,
             hypotheses=hypotheses,
-            figures=[(name, *about, figure_svg(folder, name)) for name, *about in figures],
+            figures=figures,
             tables=tables,
-            plan=None if plan_svg is None else inline_svg(plan_svg, "plan"),
             costs=list(costs or ()),
             commands=commands,
             missing=[*missing, *missing_cells(results), *(f"No figure: {line}" for line in lacking)],
@@ -102,10 +101,12 @@ def write_report(
     return out / "index.html"
 
 
-def figure_svg(folder: Path, name: str) -> Markup | None:
-    """A figure of a report as a part of its page; None where it was not drawn."""
-    path = folder / "figures" / f"{name}.svg"
-    return inline_svg(path.read_text(encoding="utf-8"), name) if path.exists() else None
+def inline_pictures(folder: Path, plan_svg: str | None) -> dict[str, dict[str, Any]]:
+    """The figures in a folder and the plan as parts of a page, by name; and the page's classes for them."""
+    texts = {path.stem: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.svg"))}
+    texts |= {} if plan_svg is None else {"plan": plan_svg}
+    styles = dict[str, str]()
+    return {"pictures": {name: inline_svg(text, name, styles) for name, text in texts.items()}, "styles": styles}
 
 
 def render(**parts: Any) -> str:
@@ -185,19 +186,3 @@ def first_number(text: str) -> str:
     """`0.71` of `at most 0.71 [0.62, 0.83]`."""
     found = re.search(r"[0-9][0-9,]*(\.[0-9]+)?", text)
     return found.group() if found else MISSING
-
-
-DECLARATIONS = re.compile(r"^.*?(?=<svg\b)|<metadata>.*?</metadata>|<style\b.*?</style>|<!--.*?-->", re.DOTALL)
-SIZE = re.compile(r'(<svg\b[^>]*?)\s(?:width|height)="[^"]*"')
-
-
-def inline_svg(text: str, name: str) -> Markup:
-    """An SVG file as a part of a page: no declarations, ids of its own, colours of text and grid from the page."""
-    assert "<svg" in text, f"{name} is no SVG"
-    text = DECLARATIONS.sub("", text)
-    for _ in ("width", "height"):
-        text = SIZE.sub(r"\1", text, count=1)
-    text = re.sub(r'\bid="([^"]+)"', rf'id="{name}-\1"', text)
-    text = re.sub(r'href="#([^"]+)"', rf'href="#{name}-\1"', text)
-    text = re.sub(r"url\(#([^)]+)\)", rf"url(#{name}-\1)", text)
-    return Markup(text.replace(INK, "currentColor").replace(GRID, "var(--grid)"))

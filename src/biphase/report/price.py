@@ -182,7 +182,8 @@ def price_sentence(listed: PriceList) -> str:
     if "pretraining seeds" not in found.noise:
         notes.append("each model was pretrained once")
     if len(compared) > 1:
-        notes.append(f"the least of {len(compared)} models with {short_steps(best.arm.pretrain_steps)} steps")
+        least = f"the least of {len(compared)} models with {short_steps(best.arm.pretrain_steps)} steps"
+        notes.append(f"{least}, not corrected for choosing it")
     stand = f"{stands[found.bound]} {show_multiple(found)} of its {AXES[axis]}"
     return f"{best.arm.name} {stand}, {where} ({'; '.join(notes)})."
 

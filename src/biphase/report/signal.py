@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
+from scipy import special
 
 from biphase.report.contrasts import Contrast, SeedScores, difference, is_significant, mix_degrees
 from biphase.report.statistics import SIGNIFICANCE
@@ -89,4 +89,5 @@ def is_enough(seen: Contrast, bound: float, level: float, times_seeds: float, ti
     else:
         degrees = seen.degrees * (num - 1) / (seen.num - 1)
     error = math.sqrt(of_seeds + of_examples)
-    return bool(abs(seen.estimate - bound) / error >= stats.t.isf(level / 2, degrees) + stats.t.ppf(POWER, degrees))
+    needed = special.stdtrit(degrees, 1 - level / 2) + special.stdtrit(degrees, POWER)
+    return bool(abs(seen.estimate - bound) / error >= needed)

@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy import stats
+from scipy import special
 
 SIGNIFICANCE = 0.05
 """The level of every test in this house: a p-value below it, adjusted for the questions asked, is more than noise."""
@@ -65,7 +65,7 @@ def mean_interval(values: ArrayLike, method: Literal["t", "normal"] = "t") -> In
     mean = float(values_N.mean())
     if num == 1:
         return Interval(mean, np.nan, 1)
-    quantile = stats.t.ppf(TAILS[1], num - 1) if method == "t" else stats.norm.ppf(TAILS[1])
+    quantile = special.stdtrit(num - 1, TAILS[1]) if method == "t" else special.ndtri(TAILS[1])
     return Interval(mean, float(quantile * values_N.std(ddof=1) / np.sqrt(num)), num)
 
 

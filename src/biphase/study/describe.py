@@ -12,6 +12,7 @@ from rich.tree import Tree
 
 from biphase.console import duration, printable
 from biphase.report.formats import show_count
+from biphase.report.printing import PLAIN
 from biphase.study.cost import Estimate
 from biphase.study.curricula import are_alike, write_steps
 from biphase.study.hypotheses import hypotheses_hash
@@ -80,7 +81,7 @@ def run_tree(plan: Plan) -> Tree:
         kept = f"; keeps {', '.join(passed)}" if passed else ""
         line = f"{name}: {write_steps(run.first)} → {write_steps(run.last)}, {trained}{kept}"
         above = branches[run.parent] if run.parent else root
-        branches[name] = above.add(line)
+        branches[name] = above.add(Text(line, overflow="fold", no_wrap=False))
     if num_seeds > 1:
         seeds = ", ".join(map(str, range(1, num_seeds)))
         root.add(f"the same again for pretraining seed{'s' if num_seeds > 2 else ''} {seeds}, named …-seed1 and so on")
@@ -90,19 +91,18 @@ def run_tree(plan: Plan) -> Tree:
 def describe_steps(estimate: Estimate) -> list[RenderableType]:
     """A table of models, steps and tokens of each group of arms, and how they differ from published steps."""
     rows = [row for row in estimate.groups if row.group != "evaluation"]
-    table = Table(title="Steps", show_footer=True)
-    table.add_column("arms", "all")
+    table = plain_table("Steps", "arms")
     for name, values in (
         ("models", [row.models for row in rows]),
-        ("steps alone", [row.steps_alone for row in rows]),
-        ("steps shared", [row.steps for row in rows]),
+        ("steps\nalone", [row.steps_alone for row in rows]),
+        ("steps\nshared", [row.steps for row in rows]),
         ("tokens", [row.tokens for row in rows]),
     ):
         total = sum(values)
-        table.add_column(name, f"{total:.3g}" if name == "tokens" else f"{total:,}", justify="right")
+        add_numbers(table, name, f"{total:.3g}" if name == "tokens" else f"{total:,}")
     is_published = any(row.published and row.published.steps is not None for row in rows)
     if is_published:
-        table.add_column("published", justify="right")
+        add_numbers(table, "published")
     for row in rows:
         steps = row.published.steps if row.published else None
         cells = [row.group, str(row.models), f"{row.steps_alone:,}", f"{row.steps:,}", f"{row.tokens:.3g}"]
@@ -119,23 +119,33 @@ def describe_steps(estimate: Estimate) -> list[RenderableType]:
     return lines
 
 
+def plain_table(title: str, first: str) -> Table:
+    """A table that fits into 60 columns: words wrap, numbers are whole."""
+    table = Table(title=title, show_footer=True, **PLAIN)
+    table.add_column(first, "all", overflow="fold")
+    return table
+
+
+def add_numbers(table: Table, header: str, footer: str = "") -> None:
+    table.add_column(header, footer, justify="right", no_wrap=True)
+
+
 def cost_table(estimate: Estimate) -> Table:
     """FLOPs, device hours, and published hours with the share of the device's peak that they imply."""
     machine, rows = estimate.machine, estimate.groups
     hours = {row.group: row.published.gpu_hours for row in rows if row.published and row.published.gpu_hours}
-    table = Table(title="Cost", show_footer=True)
-    table.add_column("", "all")
-    table.add_column("FLOPs", f"{estimate.flops:.3g}", justify="right")
+    table = plain_table("Cost", "")
+    add_numbers(table, "FLOPs", f"{estimate.flops:.3g}")
     if machine:
         total = sum(row.device_hours or 0.0 for row in rows)
-        table.add_column(f"{machine.name} hours", format_hours(total), justify="right")
+        add_numbers(table, f"{machine.name}\nhours", format_hours(total))
     if hours:
-        on = f" {estimate.published_on} hours" if estimate.published_on else ""
-        table.add_column(f"published{on}", format_hours(sum(hours.values())), justify="right")
+        on = f"\n{estimate.published_on} hours" if estimate.published_on else ""
+        add_numbers(table, f"published{on}", format_hours(sum(hours.values())))
     # What was published was measured on the device of the study file: on another one it is a share of no peak.
     is_same = machine is not None and machine.name == estimate.published_on
     if hours and is_same:
-        table.add_column("which is of peak", justify="right")
+        add_numbers(table, "which is\nof peak")
     for row in rows:
         cells = [row.group, f"{row.flops:.3g}"]
         if machine:
