@@ -5,9 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from biphase.config import parse_config
 from biphase.errors import InputError
+from biphase.paper.findings import FINDINGS, judge_findings
+from biphase.paper.published import read_reference
 from biphase.report.results import ReportArm, ResultSet, measured
 from biphase.study.hypotheses import (
     ask,
@@ -19,7 +22,7 @@ from biphase.study.hypotheses import (
     list_ladders,
 )
 from biphase.study.plan import Plan, plan_study
-from biphase.study.spec import Study
+from biphase.study.spec import Study, load_study
 
 
 def make_plan(*holds: str) -> Plan:
@@ -112,6 +115,31 @@ def test_a_bound_on_the_compute_equivalent() -> None:
     assert one.estimate == pytest.approx(0.051, abs=0.002) and less.verdict == "supported"
     assert more.verdict == "contradicted" and "baseline − arm" in next(iter(more.inequalities)).label
     assert "no scores" in missing.claims[0].untested[0]
+
+
+def test_findings_of_the_paper_are_hypotheses_too() -> None:
+    """On its 800 scores a citation is judged as the finding itself; beside it stands an inequality of one's own."""
+    plan = make_plan("F6 of the paper", "F1 of the paper", "stack - mlm40 > 0")
+    published = read_reference()
+    sixth, first, own = judge_hypotheses(plan, published)
+    known = {finding.key: finding for finding in judge_findings(published)}
+    for judged, key in ((sixth, "F6"), (first, "F1")):
+        assert [one.label for one in judged.inequalities] == [one.label for one in known[key].inequalities]
+        assert [one.p_value for one in judged.inequalities] == [one.p_value for one in known[key].inequalities]
+    assert first.verdict == "supported" and not own.is_tested
+    with pytest.raises(InputError, match="the paper's findings are F1, F2"):
+        ask(make_plan("F9 of the paper"))
+
+
+@pytest.mark.parametrize("wanted", ["paper", "expected.yaml"])
+def test_hypotheses_stand_in_a_file_of_their_own(tmp_path: Path, wanted: str) -> None:
+    (tmp_path / "expected.yaml").write_text("hypotheses: [{name: own, says: so, holds: clm - mlm40 > 0}]")
+    path = tmp_path / "study.yaml"
+    path.write_text(yaml.safe_dump({**make_plan().study.model_dump(mode="json"), "hypotheses": wanted}))
+    study = load_study(path)
+    assert [one.name for one in study.hypotheses] == (list(FINDINGS) if wanted == "paper" else ["own"])
+    with pytest.raises(InputError, match=r"nothing\.yaml does not exist"):
+        load_study(path, ["hypotheses=nothing.yaml"])
 
 
 def test_what_was_declared_is_recorded(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The hypotheses of a study: held against its plan before it runs, recorded when it runs, judged by its results."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -9,6 +10,7 @@ from typing import Any
 
 from biphase.errors import InputError
 from biphase.files import content_hash, read_json, write_json
+from biphase.paper.findings import FINDINGS
 from biphase.report.claims import Claim, ClaimTest, Finding, judge_claims, make_claim, make_inequality
 from biphase.report.contrasts import Terms
 from biphase.report.equivalents import contrast_at_share
@@ -20,6 +22,9 @@ from biphase.study.curricula import write_steps
 from biphase.study.plan import Plan
 from biphase.study.spec import Hypothesis, Study
 from biphase.tasks.spec import find_task
+
+CITED = re.compile(r"(F[0-9]+) of the paper")
+"""A line that is one of the paper's findings as a whole."""
 
 HOW_JUDGED = "Supported if each inequality is, contradicted if one is; corrected (Holm) for all that is declared."
 
@@ -57,8 +62,8 @@ def line_names(arm: Arm) -> Iterator[str]:
 
 
 def ask(plan: Plan) -> dict[str, list[tuple[str, list[AskedInequality]]]]:
-    """Every hypothesis → its lines, each with what it asks of the plan's arms. Raises `InputError` for a line that is
-    not in the grammar, or asks for what the study does not have."""
+    """Every hypothesis → its lines, each with what it asks of the plan's arms; a finding of the paper finds its arms by
+    itself. Raises `InputError` for a line that is not in the grammar, or asks for what the study does not have."""
     study = plan.study
     refuse_doubles("hypotheses", [hypothesis.name for hypothesis in study.hypotheses])
     if study.hypotheses and study.evaluation is None:
@@ -70,11 +75,20 @@ def ask(plan: Plan) -> dict[str, list[tuple[str, list[AskedInequality]]]]:
     for hypothesis in study.hypotheses:
         try:
             asked[hypothesis.name] = [
-                (line, bind(parse_inequality(line), ladders, families)) for line in hypothesis.holds
+                (line, [] if find_finding(line) else bind(parse_inequality(line), ladders, families))
+                for line in hypothesis.holds
             ]
         except InputError as error:
             raise InputError(f"hypothesis '{hypothesis.name}': {error}") from None
     return asked
+
+
+def find_finding(line: str) -> str | None:
+    """The key of the paper's finding that a line cites. Raises `InputError` where the paper has none of that key."""
+    cited = CITED.fullmatch(line.strip())
+    if cited and cited[1] not in FINDINGS:
+        raise InputError(f"'{line}': the paper's findings are {', '.join(FINDINGS)}")
+    return cited[1] if cited else None
 
 
 def judge_hypotheses(plan: Plan, results: ResultSet) -> tuple[Finding, ...]:
@@ -83,7 +97,10 @@ def judge_hypotheses(plan: Plan, results: ResultSet) -> tuple[Finding, ...]:
     arms = {arm.name: arm for arm in results.arms()}
     findings = []
     for hypothesis, lines in zip(plan.study.hypotheses, ask(plan).values(), strict=True):
-        claims = [make_line(line, asked, results, arms) for line, asked in lines]
+        claims: list[Claim] = []
+        for line, asked in lines:
+            key = find_finding(line)
+            claims += FINDINGS[key][2](results) if key else [make_line(line, asked, results, arms)]
         findings.append(Finding(hypothesis.name, hypothesis.says, HOW_JUDGED, tuple(claims)))
     return judge_claims(findings)
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from biphase.config import Count, PositiveCount, Strict, load_config, parse_config
+from biphase.config import Count, PositiveCount, Strict, apply_override, find_yaml, parse_config, read_yaml
 from biphase.errors import InputError, nearest
 from biphase.finetuning.config import FinetuneConfig
 from biphase.study.curricula import NamedCurriculum, read_steps
@@ -171,7 +171,7 @@ class Hypothesis(Strict):
         BeforeValidator(lambda value: (value,) if isinstance(value, str) else value),
         Field(min_length=1),
     ]
-    """Inequalities that are all to hold."""
+    """Inequalities that are all to hold; or findings, as `F1 of the paper`."""
 
 
 class Study(Strict):
@@ -198,8 +198,25 @@ class Study(Strict):
 
 
 def load_study(path: Path, overrides: Sequence[str] = ()) -> Study:
-    """The study file at `path`, changed by `key.sub=value` overrides. Raises `InputError` as `load_config` does."""
-    return load_config(Study, path, overrides)
+    """The study file at `path`, changed by `key.sub=value` overrides. Raises `InputError` as `load_config` does.
+
+    Its `hypotheses` may be the name of a file with a list of them, seen from the study's folder, or `paper`: all
+    findings of the paper.
+    """
+    path = find_yaml(path)
+    tree = read_yaml(path)
+    for override in overrides:
+        tree = apply_override(tree, override)
+    named = tree.get("hypotheses")
+    if named == "paper":
+        from biphase.paper.findings import FINDINGS
+
+        tree["hypotheses"] = [
+            {"name": key, "says": said, "holds": f"{key} of the paper"} for key, (said, *_) in FINDINGS.items()
+        ]
+    elif isinstance(named, str):
+        tree["hypotheses"] = read_yaml(path.parent / named).get("hypotheses")
+    return parse_config(Study, tree, origin=str(path))
 
 
 def trainings(evaluation: Evaluation) -> dict[str, tuple[str, ...]]:
