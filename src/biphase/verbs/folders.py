@@ -6,14 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from biphase.config import read_yaml
+from biphase.config import load_config, read_yaml
 from biphase.corpus.duplicates import count_near_copies
 from biphase.corpus.manifest import SHARD_SPLITS, sum_splits
 from biphase.corpus.shards import ShardSet
+from biphase.embedding.recipe import EmbeddingRecipe
 from biphase.errors import InputError
-from biphase.files import MARK, read_json, read_json_as
+from biphase.files import MARK, read_json_as
 from biphase.finetuning.scores import read_score, read_scores
 from biphase.run import Run, read_done, read_metrics, read_recipe, whole_steps
+from biphase.tasks.spec import find_task
 
 Facts = dict[str, Any]
 
@@ -43,15 +45,16 @@ def inspect(folder: str | Path, *, verify: bool = False, near_copies: bool = Fal
         facts = shard_facts(path, verify=verify, near_copies=near_copies)
     else:
         facts = run_facts(path, verify=verify) if kind == "run" else FACTS[kind](path)
-    return {"kind": kind, "path": str(path), **facts}
+    head = {"kind": kind, "path": str(path)}
+    return head | facts | head
 
 
 def find_kind(path: Path) -> str:
     """What our mark in a folder says, else the first kind of `SIGN_FILES` whose files are there."""
     if (path / MARK).exists():
-        marked = read_json_as(path / MARK, dict[str, Any]).get("biphase")
+        marked = str(read_json_as(path / MARK, dict[str, Any]).get("biphase"))
         if marked in FACTS:
-            return str(marked)
+            return marked
     for kind, names in SIGN_FILES.items():
         if all((path / name).exists() for name in names):
             return kind
@@ -134,11 +137,11 @@ def run_facts(path: Path, *, verify: bool) -> Facts:
 
 
 def embed_run_facts(path: Path) -> Facts:
-    config = read_yaml(path / "config.yaml")
-    stages = [str(stage.get("name")) for stage in config.get("stages", [])]
+    recipe = load_config(EmbeddingRecipe, path / "config.yaml")
+    stages = [stage.name for stage in recipe.stages]
     done = [name for name in stages if (path / "stages" / name / "done.json").exists()]
     state = "done" if (path / "done.json").exists() else "not done"
-    return {"state": state, "model": config.get("model"), "out": config.get("out"), "stages": stages, "done": done}
+    return {"state": state, "model": recipe.model, "out": recipe.out, "stages": stages, "done": done}
 
 
 def checkpoint_facts(path: Path) -> Facts:
@@ -164,11 +167,14 @@ def model_facts(path: Path) -> Facts:
     config = read_json_as(path / "config.json", dict[str, Any])
     facts = {key: config[key] for key in MODEL_KEYS if key in config}
     if (path / "modules.json").exists():
-        modules = read_json(path / "modules.json")
+        modules = read_json_as(path / "modules.json", list[dict[str, Any]])
         facts["sentence_transformers"] = [str(module.get("type", "")).rpartition(".")[2] for module in modules]
-    if (path / "biphase.json").exists() and "task" in (kept := read_json_as(path / "biphase.json", dict[str, Any])):
-        facts |= {"task": kept["task"]["name"], "family": kept["task"]["family"]}
-        facts |= {key: kept["config"][key] for key in ("learning_rate", "seed") if key in kept["config"]}
+    if (path / "biphase.json").exists():
+        from biphase.finetuning.keep import KeptRecord
+
+        kept = read_json_as(path / "biphase.json", KeptRecord)
+        facts |= {"task": kept.task.name, "family": kept.task.family}
+        facts |= {"learning_rate": kept.config.learning_rate, "seed": kept.config.seed}
     return facts
 
 
@@ -208,6 +214,10 @@ def cache_facts(path: Path) -> Facts:
     size = sum(file.stat().st_size for one in folders for file in one.parent.iterdir() if file.is_file())
     tasks = sorted({one.parent.name.rpartition("-")[0] for one in folders})
     return {"tasks": tasks, "folders": len(folders), "bytes": size, "note": "made anew when needed: safe to delete"}
+
+
+def task_facts(path: Path) -> Facts:
+    return find_task(str(path / "task.yaml")).model_dump(mode="json", exclude_defaults=True)
 
 
 def index_facts(path: Path) -> Facts:
@@ -250,7 +260,7 @@ FACTS: Mapping[str, Callable[[Path], Facts]] = {
     "model": model_facts,
     "search index": index_facts,
     "cell": score_facts,
-    "task": lambda path: read_yaml(path / "task.yaml"),
+    "task": task_facts,
     "report": report_facts,
     "cache": cache_facts,
     "tokenizer": tokenizer_facts,

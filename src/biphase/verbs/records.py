@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic_core import to_jsonable_python
 
+from biphase.console import UNSEEN
+
 if TYPE_CHECKING:
     from biphase.report.comparison import SummaryRow, TaskComparison
 
@@ -64,6 +66,8 @@ def known(value: float) -> float | None:
 
 
 def to_json(value: Any) -> str:
-    """The text of plain data and of records, as every `--format json` writes it: indented, in UTF-8, no NaN."""
+    """The text of plain data and of records, as every `--format json` writes it: indented, in UTF-8, no NaN, nothing
+    that a terminal obeys."""
     tree = to_jsonable_python(value, inf_nan_mode="null")
-    return json.dumps(tree, indent=2, ensure_ascii=False, allow_nan=False)
+    text = json.dumps(tree, indent=2, ensure_ascii=False, allow_nan=False)
+    return UNSEEN.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
