@@ -255,6 +255,9 @@ def test_panels_are_parts_that_may_be_stacked(paper_file: Path) -> None:
     named = set(re.findall(r"(?:url\(|href=\")#([\w-]+)", parts))
     assert named and named <= set(re.findall(r' id="([^"]+)"', parts))
     assert len(parts) < 0.4 * len(text)
+    # An unfinished study may have nothing to name in a legend.
+    nameless = re.sub(r"(?s)(<g id=\"legend_1\">).*?</g>\n </g>", r"\1</g></g>", text)
+    assert re.findall(r'<svg class="(\w+)"', inline_svg(nameless, "splits", {})) == ["panel"] * 4
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from biphase.report.claims import Claim, ClaimTest, make_claim, strongest
-from biphase.report.contrasts import Contrast, Terms, difference
+from biphase.report.contrasts import Contrast, Terms, combine, difference
 from biphase.report.results import FAMILY_NAMES, ReportArm, ResultSet, objective_pairs, short_steps, sizes_of
 
 ON_PAR = 0.01
@@ -27,17 +27,8 @@ def gap(results: ResultSet, a: ReportArm, b: ReportArm, family: str) -> Terms | 
     return None if ours is None or theirs is None else [(1.0, ours), (-1.0, theirs)]
 
 
-def add(*parts: Terms | None) -> Terms | None:
-    """The sum of weighted sums; None where one is."""
-    return None if None in parts else [term for part in parts for term in part or []]
-
-
-def scale(terms: Terms | None, factor: float) -> Terms | None:
-    return None if terms is None else [(factor * weight, result) for weight, result in terms]
-
-
 def mean_of(parts: Sequence[Terms | None]) -> Terms | None:
-    return scale(add(*parts), 1 / len(parts)) if parts else None
+    return combine(*((1 / len(parts), part) for part in parts)) if parts else None
 
 
 def mlm_beats_clm(results: ResultSet) -> list[Claim]:
@@ -52,7 +43,9 @@ def mlm_beats_clm(results: ResultSet) -> list[Claim]:
     for clm, mlm in pairs:
         on_qa = gap(results, mlm, clm, "QA")
         for family in ("SC", "TC", "IR"):
-            terms = add(on_qa, gap(results, clm, mlm, family))  # (MLM − CLM on QA) − (MLM − CLM on the family)
+            terms = combine(
+                (1, on_qa), (-1, gap(results, mlm, clm, family))
+            )  # (MLM − CLM on QA) − (MLM − CLM on the family)
             largest.append((f"{mlm.size}: gap on QA − gap on {family}", terms, 0.0))
     lack = "CLM and MLM of the same size and steps"
     return [
@@ -70,7 +63,7 @@ def clm_holds_on_tokens(results: ResultSet) -> list[Claim]:
     closing: list[ClaimTest] = []
     if len(pairs) > 1:
         (clm, mlm), (large_clm, large_mlm) = pairs[0], pairs[-1]
-        terms = add(gap(results, mlm, clm, "IR"), gap(results, large_clm, large_mlm, "IR"))
+        terms = combine((1, gap(results, mlm, clm, "IR")), (-1, gap(results, large_mlm, large_clm, "IR")))
         closing = [(f"IR: gap at {mlm.size} − gap at {large_mlm.size}", terms, 0.0)]
     return [
         make_claim("CLM is on par or better on TC at every size", level, "CLM and MLM of the same size and steps"),
@@ -87,12 +80,12 @@ def no_ratio_is_best(results: ResultSet) -> list[Claim]:
     if len(sizes) > 1:
         small, large = sizes[0], sizes[-1]
         both = [family for family in FAMILY_NAMES if slopes[small, family] and slopes[large, family]]
-        growth = [add(slopes[large, family], scale(slopes[small, family], -1)) for family in both]
+        growth = [combine((1, slopes[large, family]), (-1, slopes[small, family])) for family in both]
         label = f"slope at {large} − slope at {small}, mean over {', '.join(both)}"
         larger = [(label, mean_of(growth), 0.0)]
     retrieval: list[ClaimTest] = [(f"IR, {size}: slope", slopes[size, "IR"], 0.0) for size in sizes]
     smallest: list[ClaimTest] = [
-        (f"{family}, {size}: −slope", scale(slopes[size, family], -1), 0.0)
+        (f"{family}, {size}: −slope", combine((-1, slopes[size, family])), 0.0)
         for size in sizes[:1]
         for family in ("TC", "QA")
     ]

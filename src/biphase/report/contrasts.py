@@ -262,6 +262,16 @@ def interaction(values_RN: np.ndarray) -> float:
     return max(float(squares), 0.0) / ((num_rows - 1) * (num_columns - 1))
 
 
+def combine(*parts: tuple[float, Terms | None]) -> Terms | None:
+    """A weighted sum of weighted sums; None where one of them is."""
+    combined: Terms = []
+    for factor, terms in parts:
+        if terms is None:
+            return None
+        combined += [(factor * weight, score) for weight, score in terms]
+    return combined
+
+
 def difference(a: SeedScores, b: SeedScores) -> Contrast:
     """Mean of `a` minus mean of `b`."""
     return contrast([(1.0, a), (-1.0, b)])

@@ -15,7 +15,7 @@ import numpy as np
 from scipy import optimize
 
 from biphase.errors import InputError
-from biphase.report.contrasts import Contrast, Noise, Terms, contrast, judge_difference
+from biphase.report.contrasts import Contrast, Noise, Terms, combine, contrast, judge_difference
 from biphase.report.results import AVERAGE, ReportArm, Result, ResultSet
 
 Compute = Literal["tokens", "flops", "device_hours"]
@@ -128,7 +128,7 @@ def contrast_at_share(
     names = shared_datasets(results, (arm, *baseline), datasets)
     rungs = make_ladder(results, baseline, axis, names)
     between = interpolate(rungs, compute_of(arm, axis) / share)
-    return None if between is None else contrast([*mean_score(results, arm, names), *negative(between)])
+    return None if between is None else contrast(combine((1, mean_score(results, arm, names)), (-1, between)) or [])
 
 
 def shared_datasets(results: ResultSet, arms: Sequence[ReportArm], wanted: Sequence[str] | None) -> tuple[str, ...]:
@@ -228,7 +228,7 @@ def find_interval(terms: Terms, compute: float, rungs: Sequence[Rung]) -> tuple[
     grid[0], grid[-1] = rungs[0].compute, rungs[-1].compute  # exactly: the ladder's ends are on the ladder
     sides, noise = [], None
     for place in grid:
-        seen = contrast([*terms, *negative(interpolate(rungs, place) or [])])
+        seen = contrast(combine((1, terms), (-1, interpolate(rungs, place))) or [])
         noise = seen.noise if noise is None else noise
         sides.append(judge_difference(seen.estimate, seen.against().p_value))
     if "untested" in sides:
@@ -254,14 +254,8 @@ def interpolate(rungs: Sequence[Rung], compute: float) -> Terms | None:
     for lower, upper in itertools.pairwise(rungs):
         if compute <= upper.compute:
             part = math.log(compute / lower.compute) / math.log(upper.compute / lower.compute)
-            return [(weight * (1 - part), score) for weight, score in lower.terms] + [
-                (weight * part, score) for weight, score in upper.terms
-            ]
+            return combine((1 - part, lower.terms), (part, upper.terms))
     return None
-
-
-def negative(terms: Terms) -> Terms:
-    return [(-weight, score) for weight, score in terms]
 
 
 def show_multiple(found: Equivalent) -> str:

@@ -55,6 +55,8 @@ def bind(line: ParsedInequality, ladders: Mapping[str, Ladder], tasks: Mapping[s
         names = " and ".join(dict.fromkeys(f"'{operand.name}'" for operand in line.operands))
         raise InputError(f"'{line.text}': {names} share no model and budget there; known: {known_spots(line, ladders)}")
     asked = []
+    left_side = re.split(r"[<>]", line.text, maxsplit=1)[0].strip()
+    is_open = any(operand.place.tasks is None for operand in line.placed)
     for task in expand_tasks(line.place.tasks or (MEAN_OF_FAMILIES,), tasks, line.text):
         for spot in spots:
             terms = []
@@ -63,9 +65,7 @@ def bind(line: ParsedInequality, ladders: Mapping[str, Ladder], tasks: Mapping[s
                 arm = find_arm(operand, ladders[operand.name], spot)
                 assert arm is not None
                 terms.append(AskedTerm(operand.weight, arm, own))
-            label = " ".join(
-                filter(None, [label_of(line), f"on {task}" if has_open_task(line) else "", spot_label(spot)])
-            )
+            label = " ".join(filter(None, [left_side, f"on {task}" if is_open else "", spot_label(spot)]))
             asked.append(AskedInequality(label, tuple(terms), baseline_ladder(line, ladders, spot)))
     return asked
 
@@ -74,15 +74,6 @@ def nearest_of_all(word: str, known: Mapping[str, object]) -> str:
     """The nearest name, and all that are known."""
     hint = nearest(word, known)
     return hint if hint.startswith("; known") else f"{hint} known: {', '.join(sorted(known))}"
-
-
-def has_open_task(line: ParsedInequality) -> bool:
-    return any(operand.place.tasks is None for operand in line.placed)
-
-
-def label_of(line: ParsedInequality) -> str:
-    """The left side as it is written."""
-    return re.split(r"[<>]", line.text, maxsplit=1)[0].strip()
 
 
 def spot_label(spot: Spot) -> str:

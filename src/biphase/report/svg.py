@@ -79,7 +79,7 @@ def cut_panels(root: Element) -> Iterator[tuple[str, str, list[Element]]]:
         yield "whole", root.get("viewBox", ""), [*root]
         return
     of_figure, shared = [*root.iterfind("g/g")], [*root.iterfind("defs")]  # ids are those of the page
-    legends = [one for own, one in named if own.startswith("legend_") and one in of_figure]
+    legends = [one for own, one in named if own.startswith("legend_") and one in of_figure and any(one.itertext())]
     # The first path of a panel is the frame of its axes: M left bottom L right bottom L right top ...
     frames = []
     for panel in panels:

@@ -8,7 +8,7 @@ from biphase.finetuning.predictions import KeptExamples
 from biphase.finetuning.scores import ScoreSet
 from biphase.finetuning.selection import select_rate
 from biphase.paper.published import place_arms
-from biphase.report.contrasts import Terms, contrast, judge_difference
+from biphase.report.contrasts import Terms, combine, contrast, judge_difference
 from biphase.report.results import FAMILY_CODES, ReportArm, Result, measured, pool
 from biphase.study.advise import Evidence
 from biphase.study.cost import Sizes, measure_sizes
@@ -111,7 +111,7 @@ def weigh_evidence(curricula: Mapping[str, Terms]) -> list[Evidence]:
     best = curricula[max(means, key=lambda name: means[name].mean)]
     evidence = []
     for name, terms in curricula.items():
-        gap = contrast([*best, *((-weight, score) for weight, score in terms)]).against()
+        gap = contrast(combine((1, best), (-1, terms)) or []).against()
         is_behind = judge_difference(gap.mean, gap.p_value) == "above"
         seen = means[name]
         evidence.append(Evidence(name, 100 * seen.mean, 100 * (seen.high - seen.mean), is_behind))
