@@ -16,8 +16,12 @@ from typer.main import get_command
 import biphase
 from biphase.cli.app import app
 from biphase.errors import InputError
+from biphase.tasks.examples import load_examples
+from biphase.tasks.sources import find_source
+from biphase.tasks.spec import TASK_SPLITS, find_task
 from biphase.verbs.finetuning import is_folder
 from biphase.verbs.memory import are_names, list_changes
+from biphase.verbs.own_task import write_task
 
 SCRIPT = """
 import sys, json
@@ -170,6 +174,8 @@ def test_names_and_texts(tmp_path: Path) -> None:
     (tmp_path / "my file").write_text("x")
     assert are_names("one text with spaces") and are_names([Path("a b")]) and are_names(["a.txt", "b c.txt"])
     assert are_names([str(tmp_path / "my file"), "no file"]) and are_names(["owner/name", "corpus"])
+    with pytest.raises(InputError, match="a mapping of train, test is given where rows are"):
+        biphase.prepare({"train": [], "test": []}, "tokenizer", tmp_path / "out")
     assert not are_names(["a text", "word"]) and not are_names(iter(["a"])) and not are_names([{"text": "a"}])
     assert list_changes({"a.b": 1e-5, "c": None, "d": [1, 2], "e": Path("x")}) == [
         *("a.b=1.0e-05", "c=null", "d=[1, 2]", "e=x")
@@ -205,3 +211,27 @@ def test_folders_of_published_data_are_not_rows(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text("text,label\n")
     assert is_folder("hub") and is_folder(tmp_path / "nothere")
     assert not is_folder(tmp_path / "rows.csv") and not is_folder([]) and not is_folder(None)
+
+
+def test_rows_of_every_family_are_tasks(tmp_path: Path) -> None:
+    """What is written reads as a task: labels by name, drawn splits, the same rows the same folder."""
+    import datasets
+
+    labels = datasets.ClassLabel(names=["bad", "good"])
+    features = datasets.Features({"review": datasets.Value("string"), "label": labels})
+    rated = {"review": [f"a film {n}" for n in range(30)], "label": [n % 2 for n in range(30)]}
+    given = {
+        "rated": datasets.Dataset.from_dict(rated, features=features),
+        "tagged": [{"tokens": ["Tip", "ran"], "ner_tags": ["B-PER", "O"]}] * 30,
+        "asked": [
+            {"question": f"who? {n}", "context": "Tip ran", "answers": {"text": ["Tip"], "answer_start": [0]}}
+            for n in range(30)
+        ],
+    }
+    for name, data in given.items():
+        file, folder = write_task(data, tmp_path, name)
+        assert (file, folder) == write_task(data, tmp_path, name)
+        read = load_examples(find_source(find_task(file), Path(folder)), judged_only=False)
+        assert {split: len(rows) > 0 for split, rows in read.splits.items()} == dict.fromkeys(TASK_SPLITS, True)
+        assert sum(map(len, read.splits.values())) == 30
+    assert find_task(write_task(given["rated"], tmp_path, "rated")[0]).classes == ("bad", "good")

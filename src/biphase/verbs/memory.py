@@ -57,6 +57,8 @@ def name_sources(sources: Any, folder: Path, text_field: str) -> list[str | Path
 def rows_in(given: Any, text_field: str = "text", labels: Sequence[str] = ("label",)) -> Iterator[Row]:
     """The rows of a DataFrame, a `datasets.Dataset` (labels that it names come as names), or of anything that can be
     gone through: dictionaries, or texts. What a DataFrame lacks is None."""
+    if isinstance(given, Mapping):
+        raise InputError(f"a mapping of {', '.join(map(str, given))} is given where rows are: give one of them")
     pandas, datasets = sys.modules.get("pandas"), sys.modules.get("datasets")
     if pandas is not None and isinstance(given, pandas.DataFrame):
         given = given.astype(object).where(given.notna(), None).to_dict("records")
