@@ -8,14 +8,20 @@ import numpy as np
 import pytest
 import scipy.stats
 import sklearn.metrics
+import torch
 import transformers
 import yaml
 
 from biphase.errors import InputError
-from biphase.finetuning.config import FinetuneConfig
+from biphase.finetuning.batches import CellContext
+from biphase.finetuning.config import FinetuneConfig, settle_config
+from biphase.finetuning.encoders import Encoder
+from biphase.finetuning.encoding_cache import encode_source
+from biphase.finetuning.families import multiple_choice
 from biphase.finetuning.fit import fit_cell
 from biphase.finetuning.predictions import read_examples
 from biphase.finetuning.scores import Score
+from biphase.finetuning.training import build_network
 from biphase.tasks.examples import load_examples
 from biphase.tasks.sources import find_source
 from biphase.tasks.spec import find_task
@@ -157,3 +163,79 @@ def test_labels_that_do_not_fit(tmp_path: Path, keys: Any, labels: list[Any], co
         write_jsonl(tmp_path / f"{split}.jsonl", [{"text": split, "label": label}])
     with pytest.raises(InputError, match=complaint):
         load_examples(find_source(find_task(str(task)), tmp_path), judged_only=False)
+
+
+def test_multiple_choice(model_folder: Path, tmp_path: Path) -> None:
+    """Which choice is of the first words? Two or three choices; scores are those of transformers' own class."""
+    rng = np.random.default_rng(0)
+    rows = []
+    for number, words in enumerate(sentences(rng, 180)):
+        wrong = [str(word) for word in rng.choice(NOUNS[5:], 2, replace=False)]
+        right = int(rng.integers(2 + number % 2))
+        choices = wrong[: 1 + number % 2]
+        choices.insert(right, str(rng.choice(NOUNS[:5])))
+        rows.append({"question": " ".join(words), "choices": {"text": choices, "label": []}, "label": "ABC"[right]})
+    keys = {"family": "multiple_choice", "metric": "accuracy", "template": "{question} : {choice}"}
+    task = write_task(tmp_path, rows, choices=["choices"], classes=["A", "B", "C"], **keys)
+    score, found = fit_made_up(task, model_folder, microbatch_tokens=64)
+    assert [row["gold"] for row in found] == [row["label"] for row in rows[2::3]]
+    right = [row["gold"] == row["predicted"] for row in found]
+    assert score.metrics["test"] == {"accuracy": pytest.approx(np.mean(right))} and np.mean(right) > 0.8
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "kept")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "kept")
+    for row, one in zip(rows[2::3], found, strict=True):
+        texts = [f"{row['question']} : {choice}" for choice in row["choices"]["text"]]  # type: ignore[index]
+        with torch.no_grad():
+            logits = model(**tokenizer(texts, padding=True, return_tensors="pt")).logits[:, 0]
+        assert one["predicted"] == "ABC"[int(logits.argmax())]
+        assert one["probability"] == pytest.approx(float(logits.softmax(0).max()), abs=1e-4)
+    kept = predict_all(tmp_path / "kept", unlabelled(tmp_path / "test.jsonl", "label"))
+    assert [row["predicted"] for row in kept] == [row["predicted"] for row in found]
+    assert [len(row["probabilities"]) for row in kept] == [len(row["choices"]["text"]) for row in rows[2::3]]
+
+
+@pytest.mark.parametrize(
+    ("row", "complaint"),
+    [
+        ({"a": "x", "b": "", "label": 0}, r'train\.jsonl:1: \["x", ""\] are not two or more choices'),
+        ({"a": "x", "label": 0}, r"train\.jsonl:1: task 'made-up' needs column 'b'"),
+        (
+            {"a": "x", "b": "y", "label": 2},
+            r"train\.jsonl:1: 2 choices, where task 'made-up' names 3, and 'C' is right",
+        ),
+    ],
+)
+def test_choices_that_do_not_fit(tmp_path: Path, row: dict[str, Any], complaint: str) -> None:
+    keys = {"family": "multiple_choice", "metric": "accuracy", "template": "{choice}", "classes": ["A", "B", "C"]}
+    others = [{"a": str(number), "b": "z", "label": 0} for number in range(5)]
+    task = write_task(tmp_path, [row, *others], choices=["a", "b"], **keys)
+    with pytest.raises(InputError, match=complaint):
+        load_examples(find_source(find_task(str(task)), tmp_path), judged_only=False)
+
+
+def test_choices_are_computed_together_whatever_fits(encoder: Encoder, tmp_path: Path) -> None:
+    """The gradient of a batch is that of its parts, and the loss torch's cross-entropy of each question."""
+    rows = [
+        {"a": " ".join(words[:3]), "b": words[3], "label": n % 2}
+        for n, words in enumerate(sentences(np.random.default_rng(0), 18))
+    ]
+    keys = {"family": "multiple_choice", "metric": "accuracy", "template": "{choice}", "classes": ["0", "1"]}
+    task = find_task(str(write_task(tmp_path, rows, choices=["a", "b"], **keys)))
+    losses = {}
+    for most in (8, 65_536):
+        config = FinetuneConfig(precision="fp32", device="cpu", max_length=64, microbatch_tokens=most)
+        cell = CellContext(task, config, torch.device("cpu"), torch.float32)
+        split = encode_source(find_source(task, tmp_path), encoder.tokenizer, settle_config(config, task, 64)).splits[
+            "train"
+        ]
+        torch.manual_seed(0)
+        network = build_network(encoder, cell, [])
+        items = np.array([3, 0, 5])
+        loss = multiple_choice.accumulate_gradients(network, split, items, cell)
+        scores = torch.from_numpy(multiple_choice.predict(network.eval(), split, cell)).reshape(-1, 2)  # type: ignore[arg-type]
+        theirs = torch.nn.functional.cross_entropy(scores[items], torch.from_numpy(split.right_Q[items]))
+        assert float(loss) == pytest.approx(float(theirs), abs=1e-5)
+        losses[most] = torch.cat(
+            [parameter.grad.flatten() for parameter in network.parameters() if parameter.grad is not None]
+        )
+    torch.testing.assert_close(losses[8], losses[65_536], atol=1e-6, rtol=1e-4)

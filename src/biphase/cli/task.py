@@ -10,7 +10,16 @@ from rich.table import Table
 
 from biphase.console import out
 from biphase.tasks.collection import Collection
-from biphase.tasks.examples import AnyExample, LabelledText, Question, TaskData, count_shared, input_of, load_examples
+from biphase.tasks.examples import (
+    AnyExample,
+    ChoiceTexts,
+    LabelledText,
+    Question,
+    TaskData,
+    count_shared,
+    input_of,
+    load_examples,
+)
 from biphase.tasks.sources import TaskSource, find_source
 from biphase.tasks.spec import find_task
 
@@ -81,6 +90,8 @@ def size_of(example: AnyExample) -> int:
             return len(example.text)
         case Question():
             return len(example.question) + len(example.context)
+        case ChoiceTexts():
+            return sum(len(choice.text) for choice in example.choices)
     return len(" ".join(example.words))
 
 
@@ -97,6 +108,8 @@ def labels_of(examples: Sequence[AnyExample], classes: Sequence[str]) -> str:
                 counts["numbers"] += 1
             case Question():
                 counts["answerable" if example.answers else "unanswerable"] += 1
+            case ChoiceTexts():
+                counts[classes[example.right]] += 1
             case _:
                 counts.update(classes[tag] for tag in example.tags)
     shown = ", ".join(f"{label} {number:,}" for label, number in counts.most_common(MOST_LABELS))

@@ -81,11 +81,21 @@ def training_order(num_items: int, batch_size: int, num_steps: int, seed: int) -
 
 
 def backward_in_microbatches(
-    texts: TokenizedTexts, samples: np.ndarray, cell: CellContext, loss_of: Callable[[Batch], Tensor]
+    texts: TokenizedTexts,
+    samples: np.ndarray,
+    cell: CellContext,
+    loss_of: Callable[[Batch], Tensor],
+    bounds_G1: np.ndarray | None = None,
 ) -> Tensor:
-    """The sum of `loss_of` over microbatches that fit into memory, and its gradient."""
+    """The sum of `loss_of` over microbatches that fit into memory, and its gradient.
+
+    With `bounds_G1`, `samples` are numbers of groups that stay together: group g is all samples between its bounds.
+    """
     total = torch.zeros((), device=cell.device)
-    for part in split_by_tokens(samples, texts.lengths_S, cell.config.microbatch_tokens):
+    lengths = texts.lengths_S if bounds_G1 is None else np.diff(texts.bounds_S1[bounds_G1])
+    for part in split_by_tokens(samples, lengths, cell.config.microbatch_tokens):
+        if bounds_G1 is not None:
+            part = np.concatenate([np.arange(bounds_G1[group], bounds_G1[group + 1]) for group in part])
         with cell.autocast():
             loss = loss_of(pack(texts, part, cell))
         loss.backward()

@@ -26,6 +26,7 @@ FAMILY_SETTINGS: dict[Family, tuple[str, ...]] = {
     "token_classification": ("head_dropout",),
     "question_answering": ("qa_head", "max_answer_tokens"),
     "retrieval": ("judged_only", "scale"),
+    "multiple_choice": ("head",),
 }
 QA_HEAD_SETTINGS = {"span": ("doc_stride",), "token": ("head_dropout",)}
 """The settings that matter to one family of tasks, or to one head of it, and not to all."""
@@ -35,6 +36,7 @@ ENCODING_SETTINGS: dict[Family, tuple[str, ...]] = {
     "token_classification": (),
     "question_answering": ("qa_head", "doc_stride"),
     "retrieval": ("judged_only",),
+    "multiple_choice": (),
 }
 """The settings that decide, beside lengths and limits, what a family's texts look like as token ids."""
 
@@ -139,7 +141,8 @@ def settle_config(config: FinetuneConfig, task: Task, max_length: int) -> Finetu
     # Pairs were once cut at their end, which took the second text whole. Those of biphase's own tasks are shorter than
     # the default length, and bundled ones have at most 501 bytes: such cells keep their names.
     settled["max_length"] = min(config.max_length, max_length)
-    has_pairs = task.family == "sequence_classification" and len(template_columns(task.template)) > 1
+    is_filled = task.family in ("sequence_classification", "multiple_choice")
+    has_pairs = is_filled and len(template_columns(task.template)) > 1
     is_short = is_own_task(task) and settled["max_length"] >= (512 if task.bundled else DEFAULT_MAX_LENGTH)
     settled["truncation"] = "longest" if has_pairs and not is_short else None
     return config.model_copy(update=settled)

@@ -39,6 +39,7 @@ AUTO_CLASSES: dict[Family, Any] = {
     "token_classification": AutoModelForTokenClassification,
     "question_answering": AutoModelForQuestionAnswering,
     "retrieval": AutoModel,
+    "multiple_choice": AutoModelForSequenceClassification,
 }
 """What a family's networks are kept as."""
 
@@ -119,9 +120,13 @@ def to_transformers(network: Any, encoder: Encoder, cell: CellContext) -> Any:
 
 
 def with_labels(config: Any, task: Task) -> None:
-    config.id2label = dict(enumerate(task.classes or (task.label,)))
+    config.id2label = {0: task.label} if has_one_output(task) else dict(enumerate(task.classes))
     config.problem_type = task.problem_type
     config.label2id = {name: number for number, name in config.id2label.items()}
+
+
+def has_one_output(task: Task) -> bool:
+    return task.family == "multiple_choice" or task.problem_type == "regression"
 
 
 def as_llama(config: Any) -> Any:
@@ -137,7 +142,7 @@ def as_llama(config: Any) -> Any:
 def with_same_head(kind: Any, config: Any, network: Any, cell: CellContext) -> Any:
     """The class of transformers for a configuration, with the weights of ours. Raises `InputError` where there is none
     that computes the same."""
-    is_sequence = cell.task.family == "sequence_classification"
+    is_sequence = AUTO_CLASSES[cell.task.family] is AutoModelForSequenceClassification
     remedy = "head=transformers trains its own head" if is_sequence else "encoders of biphase's own have one"
     remedy = "a linear probe is not kept" if cell.config.frozen and is_sequence else remedy
     refusal = InputError(
@@ -189,6 +194,7 @@ def card_text(task: Task, encoder: Encoder, kind: str, scored: str) -> str:
         "sequence_classification": f"The input is `{task.template!r}`, columns filled in.",
         "token_classification": "The input is a sentence; each token carries the tag of its word.",
         "question_answering": f"The input is `{task.template!r}` as one text; `biphase predict` makes it of rows.",
+        "multiple_choice": f"Each choice is an input `{task.template!r}`; the highest score is the answer.",
         "retrieval": f"Queries are given as `{task.query_template}`, documents as `{task.document_template}`.",
     }
     licence = f"Licence of the data: {task.licence}.\n" if task.licence else ""

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.special import softmax
 from transformers import pipeline
 
 from biphase.corpus.readers import read_text_lines
@@ -21,7 +22,12 @@ from biphase.files import read_json_as
 from biphase.finetuning.batches import CellContext
 from biphase.finetuning.encoders import PaddedNetwork, load_hashed_tokenizer
 from biphase.finetuning.encoding import HashedTokenizer
-from biphase.finetuning.families import question_answering, sequence_classification, token_classification
+from biphase.finetuning.families import (
+    multiple_choice,
+    question_answering,
+    sequence_classification,
+    token_classification,
+)
 from biphase.finetuning.keep import AUTO_CLASSES, RECORD, KeptRecord
 from biphase.finetuning.models import find_folder
 from biphase.tasks.examples import (
@@ -31,11 +37,12 @@ from biphase.tasks.examples import (
     TaskData,
     fill_row,
     find_answer,
+    make_choices,
     read_spans,
     words_of,
 )
 from biphase.tasks.rows import Row, read_file
-from biphase.tasks.sources import TaskSource, text_column
+from biphase.tasks.sources import TaskSource, own_name, text_column
 from biphase.tasks.spec import Family, FileLayout, Task, template_columns
 
 ROWS_AT_ONCE = 512
@@ -171,7 +178,23 @@ def choose_predictor(predicting: Predicting, row: Row) -> Predictor:
         return answer_questions
     if family == "token_classification":
         return tag_words if is_kept and predicting.task.words in row else tag_text
+    if family == "multiple_choice":
+        return choose
     return classify if is_kept else classify_as_pipeline
+
+
+@torch.no_grad()
+def choose(predicting: Predicting, rows: Sequence[PlacedRow]) -> Iterator[Row]:
+    """The name of the best choice, and the probability of each."""
+    task, config = predicting.task, predicting.cell.config
+    unknown = {own_name(predicting.source, task.label): task.classes[0]}
+    made = [make_choices(predicting.source, place, row | unknown) for place, row in rows]
+    data = TaskData(task, predicting.source.name, (), (), tuple(one for one in made if one is not None), 0)
+    split = multiple_choice.encode_task(data, predicting.tokenizer, config).splits["test"]
+    scores_S = multiple_choice.predict(PaddedNetwork(predicting.model), split, predicting.cell)
+    for part in np.split(scores_S, split.bounds_Q1[1:-1]):
+        probabilities = softmax(part.astype(np.float64)).tolist()
+        yield sequence_classification.labelled(dict(zip(task.classes, probabilities, strict=False)), is_single=True)
 
 
 @torch.no_grad()

@@ -24,8 +24,8 @@ FAMILY_NAMES: dict[str, str] = {
     "QA": "question answering",
     "IR": "retrieval",
 }
-FAMILY_CODES = {words.replace(" ", "_"): code for code, words in FAMILY_NAMES.items()}
-"""The families of tasks by the names that `biphase.tasks` has for them."""
+FAMILY_CODES = {words.replace(" ", "_"): code for code, words in FAMILY_NAMES.items()} | {"multiple_choice": "SC"}
+"""The families of tasks by the names that `biphase.tasks` has for them; choosing stands among the classifications."""
 
 SETUPS: dict[str, str] = {
     "objective": "objective and masking ratio",

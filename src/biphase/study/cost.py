@@ -343,6 +343,7 @@ TYPICAL_SIZES: dict[Family, TaskSize] = {
     "sequence_classification": TaskSize(train_examples=50_000, example_tokens=40, evaluated_tokens=1_000_000),
     "token_classification": TaskSize(train_examples=15_000, example_tokens=25, evaluated_tokens=200_000),
     "question_answering": TaskSize(train_examples=90_000, example_tokens=200, evaluated_tokens=3_000_000),
+    "multiple_choice": TaskSize(train_examples=40_000, example_tokens=200, evaluated_tokens=2_000_000),
     "retrieval": TaskSize(train_examples=100_000, example_tokens=120, evaluated_tokens=1_000_000),
 }
 """The sizes that are assumed of tasks that do not say theirs."""

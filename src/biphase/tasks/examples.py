@@ -45,6 +45,15 @@ class LabelledText:
 
 
 @dataclass(frozen=True)
+class ChoiceTexts:
+    """A question with each of its choices filled into the template."""
+
+    id: str
+    choices: tuple[LabelledText, ...]
+    right: int
+
+
+@dataclass(frozen=True)
 class TaggedWords:
     id: str
     words: tuple[str, ...]
@@ -71,7 +80,7 @@ class Question:
     """ReCoRD's entities, in the order of the text; `question` keeps its @placeholder."""
 
 
-AnyExample = LabelledText | TaggedWords | Question
+AnyExample = LabelledText | TaggedWords | Question | ChoiceTexts
 ExampleKind = TypeVar("ExampleKind", bound=AnyExample)
 
 
@@ -110,6 +119,7 @@ def load_examples(source: TaskSource, judged_only: bool) -> TaskData[Any] | Coll
         "sequence_classification": make_text,
         "token_classification": make_words,
         "question_answering": make_question,
+        "multiple_choice": make_choices,
     }
     task, make = source.task, makers[source.task.family]
     examples: dict[TaskSplit, list[AnyExample]] = {}
@@ -167,6 +177,8 @@ def input_of(example: AnyExample) -> Any:
             return example.words
         case Question():
             return example.question, example.context
+        case ChoiceTexts():
+            return tuple(choice.text for choice in example.choices)
 
 
 def limit_evaluation(data: TaskData[Any] | Collection, num_examples: int) -> TaskData[Any] | Collection:
@@ -196,6 +208,28 @@ def make_text(source: TaskSource, place: str, row: Row) -> LabelledText | None:
             return LabelledText(id_of(place, row), text, score_number(place, task.label, label), columns)
         case "multi_label_classification":
             return LabelledText(id_of(place, row), text, label_numbers(task, place, label), columns)
+
+
+def make_choices(source: TaskSource, place: str, row: Row) -> ChoiceTexts | None:
+    task = source.task
+    label = column(source, place, row, task.label)
+    if str(label) in task.unlabelled:
+        return None
+    if len(task.choices) == 1:
+        texts = column(source, place, row, task.choices[0])
+        texts = texts.get("text") if isinstance(texts, dict) else texts  # ARC's: {text: […], label: […]}
+    else:
+        texts = [column(source, place, row, name) for name in task.choices]
+    if not isinstance(texts, list) or len(texts) < 2 or not all(isinstance(text, str) and text for text in texts):
+        raise InputError(f"{place}: {shown(texts)} are not two or more choices, texts that are not empty")
+    right = label_number(task, place, label)
+    if max(right, len(texts) - 1) >= min(len(texts), len(task.classes)):
+        named = f"task '{task.name}' names {len(task.classes)}, and '{task.classes[right]}' is right"
+        raise InputError(f"{place}: {len(texts)} choices, where {named}")
+    id = id_of(place, row)
+    own = own_name(source, "choice")
+    filled = [fill_row(source, place, row | {own: text}) for text in texts]
+    return ChoiceTexts(id, tuple(LabelledText(id, text, 0, columns) for text, columns in filled), right)
 
 
 def score_number(place: str, name: str, value: Any) -> float:

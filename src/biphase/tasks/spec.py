@@ -15,7 +15,9 @@ from pydantic import Field, field_validator, model_validator
 from biphase.config import Count, Grown, Strict, load_config, parse_config
 from biphase.errors import InputError, nearest
 
-Family = Literal["sequence_classification", "token_classification", "question_answering", "retrieval"]
+Family = Literal[
+    "sequence_classification", "token_classification", "question_answering", "retrieval", "multiple_choice"
+]
 TaskSplit = Literal["train", "validation", "test"]
 TASK_SPLITS: tuple[TaskSplit, ...] = get_args(TaskSplit)
 EvaluatedSplit = Literal["validation", "test"]
@@ -37,6 +39,7 @@ METRICS: dict[Family | ProblemType, tuple[str, ...]] = {
     "token_classification": ("f1", "strict_f1", "accuracy"),
     "question_answering": ("f1", "exact"),
     "retrieval": ("ndcg_at_10", "map_at_100", "mrr_at_10", "recall_at_100"),
+    "multiple_choice": ("accuracy",),
     "regression": ("spearman", "pearson"),
     "multi_label_classification": ("micro_f1", "macro_f1", "accuracy"),
 }
@@ -129,14 +132,17 @@ class TaskSize(Strict):
 class Task(Grown):
     """A task, as `tasks.yaml` and a user's file describe it."""
 
-    later: ClassVar[frozenset[str]] = frozenset({"problem_type"})
+    later: ClassVar[frozenset[str]] = frozenset({"problem_type", "choices"})
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
     family: Family
     metric: str
     """The one that chooses a learning rate, on validation."""
     template: str = ""
-    """The input, columns in braces: of a sequence classification, or of a question and, at the end, its context."""
+    """The input, columns in braces: of a text or pair, of a question and, at the end, its context, or of a question and
+    one {choice}."""
+    choices: tuple[str, ...] = ()
+    """Multiple choice: a column with the list of choices, or a column for each; `classes` are their names."""
     problem_type: ProblemType | None = None
     """Sequence classification, by transformers' names: the label is a number, or a set of classes. None: one class."""
     label: str = "label"
@@ -191,7 +197,8 @@ class Task(Grown):
 
     @model_validator(mode="after")
     def classes_fit(self) -> "Task":
-        if not self.family.endswith("classification") or self.problem_type == "regression":
+        has_classes = self.family.endswith("classification") or self.family == "multiple_choice"
+        if not has_classes or self.problem_type == "regression":
             if self.classes:
                 raise ValueError(f"{self.problem_type or self.family} has no classes")
             return self
@@ -209,6 +216,10 @@ class Task(Grown):
     def templates_fit(self) -> "Task":
         if self.family == "sequence_classification" and not template_columns(self.template):
             raise ValueError("template must name a column in braces, such as {text}")
+        if (self.family == "multiple_choice") != bool(self.choices):
+            raise ValueError("choices name the columns of a multiple_choice task, and of no other")
+        if self.choices and "choice" not in template_columns(self.template):
+            raise ValueError("template must have {choice}")
         if self.family == "question_answering" and not (
             template_columns(self.template) == ("question", "context") and self.template.endswith("{context}")
         ):

@@ -1,4 +1,4 @@
-"""The four families of tasks, and the protocol by which fine-tuning speaks with each: a family is a module.
+"""The families of tasks, and the protocol by which fine-tuning speaks with each: a family is a module.
 
 A family knows what its examples look like as token ids, which head stands on the encoder, its loss, its predictions and
 their metrics. It knows neither where data is from nor how training goes.
@@ -14,16 +14,18 @@ from biphase.finetuning.batches import CellContext
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.encoding import EncodedTask, HashedTokenizer, Split
 from biphase.finetuning.families import (
+    multiple_choice,
     question_answering,
     retrieval,
     sequence_classification,
     token_classification,
 )
+from biphase.finetuning.families.multiple_choice import ChoiceSplit
 from biphase.finetuning.families.question_answering import QuestionSplit, SpanPredictions
 from biphase.finetuning.families.retrieval import JudgedSplit, Ranking
 from biphase.finetuning.families.sequence_classification import LabelledSplit
 from biphase.finetuning.families.token_classification import TaggedSplit, TagPredictions
-from biphase.tasks.examples import Collection, LabelledText, Question, TaggedWords, TaskData
+from biphase.tasks.examples import ChoiceTexts, Collection, LabelledText, Question, TaggedWords, TaskData
 from biphase.tasks.spec import Family
 
 InputData = TypeVar("InputData", contravariant=True)
@@ -61,10 +63,12 @@ SEQUENCES: FamilyModule[TaskData[LabelledText], LabelledSplit, np.ndarray] = seq
 TOKENS: FamilyModule[TaskData[TaggedWords], TaggedSplit, TagPredictions] = token_classification
 QUESTIONS: FamilyModule[TaskData[Question], QuestionSplit, SpanPredictions] = question_answering
 COLLECTIONS: FamilyModule[Collection, JudgedSplit, Ranking] = retrieval
+CHOICES: FamilyModule[TaskData[ChoiceTexts], ChoiceSplit, np.ndarray] = multiple_choice
 
 FAMILY_MODULES: dict[Family, FamilyModule[Any, Any, Any]] = {
     "sequence_classification": SEQUENCES,
     "token_classification": TOKENS,
     "question_answering": QUESTIONS,
     "retrieval": COLLECTIONS,
+    "multiple_choice": CHOICES,
 }

@@ -1,0 +1,116 @@
+"""Multiple choice: each choice is a text of its own, the network gives it one score, softmax over those of a question.
+
+The network is that of a sequence classification with one output; questions may have unlike numbers of choices.
+
+Letters: Q questions, S samples (the choices of all questions, end to end), M samples of a batch.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.special import softmax
+from torch import Tensor, nn
+from transformers import AutoModelForSequenceClassification
+
+from biphase.finetuning.batches import (
+    Batch,
+    CellContext,
+    backward_in_microbatches,
+    evaluation_batches,
+    targets_on_device,
+)
+from biphase.finetuning.config import FinetuneConfig
+from biphase.finetuning.encoders import SequenceClassifier, with_transformers_head
+from biphase.finetuning.encoding import (
+    EncodedSplit,
+    EncodedTask,
+    HashedTokenizer,
+    bounds_of_lengths,
+    encode_filled,
+)
+from biphase.finetuning.metrics.classification import accuracy
+from biphase.finetuning.spans import segment_logsumexp
+from biphase.tasks.examples import ChoiceTexts, TaskData
+
+
+@dataclass(frozen=True)
+class ChoiceSplit(EncodedSplit):
+    bounds_Q1: np.ndarray
+    """Where the choices of each question lie in the samples."""
+    right_Q: np.ndarray
+    """The right choice, counted from the first of its question."""
+
+    def count_tokens(self, items: np.ndarray) -> int:
+        tokens_Q1 = self.texts.bounds_S1[self.bounds_Q1]
+        return int((tokens_Q1[items + 1] - tokens_Q1[items]).sum())
+
+
+split_kind = ChoiceSplit
+
+
+def encode_task(
+    data: TaskData[ChoiceTexts], tokenizer: HashedTokenizer, config: FinetuneConfig
+) -> EncodedTask[ChoiceSplit]:
+    splits = {}
+    for name, examples in data.splits.items():
+        choices = [choice for example in examples for choice in example.choices]
+        columns = [choice.columns for choice in choices]
+        texts = encode_filled(tokenizer, [choice.text for choice in choices], columns, config.max_length)
+        bounds_Q1 = bounds_of_lengths([len(example.choices) for example in examples])
+        num_truncated = len(np.unique(np.searchsorted(bounds_Q1, texts.truncated, side="right")))
+        right_Q = np.array([example.right for example in examples], dtype=np.int64)
+        ids = [example.id for example in examples]
+        splits[name] = ChoiceSplit(ids, texts, len(examples), num_truncated, bounds_Q1, right_Q)
+    return EncodedTask(splits, data.left_out)
+
+
+def build_model(backbone: nn.Module, cell: CellContext) -> nn.Module:
+    if cell.config.head == "transformers":
+        return with_transformers_head(backbone, AutoModelForSequenceClassification, 1)
+    return SequenceClassifier(backbone, 1, is_probe=cell.config.frozen)
+
+
+def accumulate_gradients(model: nn.Module, split: ChoiceSplit, items: np.ndarray, cell: CellContext) -> Tensor:
+    """The mean over questions of the cross-entropy over their choices, and its gradient."""
+
+    def loss_of(batch: Batch) -> Tensor:
+        scores_M1 = model(batch.tokens_T, batch.positions_T, batch.layout)
+        # A question's choices are neighbours in the batch: where the next one begins, a sample is of another question.
+        questions_M = np.searchsorted(split.bounds_Q1, batch.samples, side="right") - 1
+        firsts = np.flatnonzero(np.diff(questions_M, prepend=-1))
+        bounds = torch.from_numpy(np.append(firsts, len(questions_M))).to(scores_M1.device)
+        right = targets_on_device(firsts + split.right_Q[questions_M[firsts]], cell)
+        return (segment_logsumexp(scores_M1, bounds)[:, 0] - scores_M1[right, 0]).sum() / len(items)
+
+    return backward_in_microbatches(split.texts, items, cell, loss_of, split.bounds_Q1)
+
+
+def predict(model: nn.Module, split: ChoiceSplit, cell: CellContext) -> np.ndarray:
+    """The scores [S]."""
+    scores_S = np.zeros(split.texts.num_samples, dtype=np.float32)
+    for batch, scores_M1 in evaluation_batches(model, split.texts, np.arange(len(scores_S)), cell):
+        scores_S[batch.samples] = scores_M1[:, 0].cpu().numpy()
+    return scores_S
+
+
+def compute_metrics(split: ChoiceSplit, predictions: np.ndarray, cell: CellContext) -> dict[str, float]:
+    parts = np.split(predictions, split.bounds_Q1[1:-1])
+    return {"accuracy": accuracy(split.right_Q, np.array([part.argmax() for part in parts]))}
+
+
+def prediction_rows(split: ChoiceSplit, predictions: np.ndarray, cell: CellContext) -> Iterator[dict[str, Any]]:
+    classes = cell.task.classes
+    for id, right, (begin, end) in zip(split.ids, split.right_Q, pairwise(split.bounds_Q1), strict=True):
+        probabilities = softmax(predictions[begin:end].astype(np.float64))
+        best = int(probabilities.argmax())
+        yield {
+            "id": id,
+            "gold": classes[right],
+            "predicted": classes[best],
+            "score": float(best == right),
+            "probability": round(float(probabilities[best]), 5),
+        }
