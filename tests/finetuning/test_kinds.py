@@ -26,7 +26,7 @@ from biphase.tasks.examples import load_examples
 from biphase.tasks.sources import find_source
 from biphase.tasks.spec import find_task
 
-from .conftest import NOUNS, write_jsonl
+from .conftest import NOUNS, predict_split, write_jsonl
 from .test_predict import predict_all
 
 Rows = list[dict[str, Any]]
@@ -232,7 +232,7 @@ def test_choices_are_computed_together_whatever_fits(encoder: Encoder, tmp_path:
         network = build_network(encoder, cell, [])
         items = np.array([3, 0, 5])
         loss = multiple_choice.accumulate_gradients(network, split, items, cell)
-        scores = torch.from_numpy(multiple_choice.predict(network.eval(), split, cell)).reshape(-1, 2)  # type: ignore[arg-type]
+        scores = torch.from_numpy(predict_split(network, split, cell)).reshape(-1, 2)
         theirs = torch.nn.functional.cross_entropy(scores[items], torch.from_numpy(split.right_Q[items]))
         assert float(loss) == pytest.approx(float(theirs), abs=1e-5)
         losses[most] = torch.cat(
