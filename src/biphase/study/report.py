@@ -13,14 +13,13 @@ from biphase.report.claims import Finding
 from biphase.report.formats import csv_text
 from biphase.report.page import write_report
 from biphase.report.results import ResultSet
-from biphase.run import open_run, read_metrics
+from biphase.run import Run, read_metrics
 from biphase.study.folder import (
     StudyFolder,
     StudyState,
     measure_cells,
     read_state,
     status,
-    trained_folder,
 )
 from biphase.study.hypotheses import describe_declaration, hypotheses_json, judge_hypotheses
 from biphase.study.picture import draw_plan
@@ -60,17 +59,24 @@ def report_study(
         costs=list_costs(plan, state),
         commands=commands,
         missing=list(list_missing(plan, place, state)),
-        losses={name: read_losses(plan, place, name) for name in state.records},
+        losses=read_losses(plan, place, state),
         files=files,
     )
     return page, hypotheses
 
 
-def read_losses(plan: Plan, place: StudyFolder, name: str) -> list[dict[str, Any]]:
-    """What a run logged of its losses, at steps that count from random weights: a branch begins where it branches."""
-    run = open_run(trained_folder(place, name))
-    rows = [*read_metrics(run, "train"), *read_metrics(run, "validation")]
-    return [row | {"step": plan.runs[name].first + row["step"]} for row in rows]
+def read_losses(plan: Plan, place: StudyFolder, state: StudyState) -> dict[str, list[dict[str, Any]]]:
+    """What the runs, finished or not, logged of their losses, at steps that count from random weights: a branch begins
+    where it branches."""
+    losses = {}
+    for name, planned in plan.runs.items():
+        record = state.records.get(name)
+        folders = [place.runs / record.folder] if record else place.runs.glob(f"{name}-????????")
+        runs = [Run(path) for path in folders if (path / "metrics.jsonl").exists()]
+        logs = [[*read_metrics(run, "train"), *read_metrics(run, "validation")] for run in runs]
+        if rows := max(logs, key=len, default=[]):
+            losses[name] = [row | {"step": planned.first + row["step"]} for row in rows]
+    return losses
 
 
 def cells_csv(scores: dict[str, ScoreSet]) -> str:

@@ -1,0 +1,192 @@
+"""A study's folder, while it grows → a page in a browser of this machine: how far it is, curves, the report so far.
+
+The page is the report's own, with a section on top. It is made again when something in the folder has changed and
+somebody looks, and never takes more than a twentieth of the time. It loads nothing from elsewhere.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from importlib import resources
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from jinja2 import Environment
+from markupsafe import Markup
+
+from biphase.console import duration, err
+from biphase.errors import InputError
+from biphase.report.figures import Picture, save_figures, share_out_curves
+from biphase.report.page import inline_pictures
+from biphase.study.folder import StudyFolder, read_state, status
+from biphase.study.plan import Plan
+from biphase.study.report import read_losses, report_study
+
+PORT = 8765
+"""Where the page is, if nobody else is there; else at any port that is free."""
+
+BARE = """\
+<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'">
+<title>{{ title }}</title><style>{{ css }}
+{% for style, name in styles.items() %}.{{ name }}{{ "{" }}{{ style | safe }}{{ "}" }}
+{% endfor %}</style></head><body>
+<header><p class="eyebrow">biphase · study</p><h1>{{ title }}</h1><p class="question">{{ question }}</p></header>
+<main>
+<section id="curves"><h2>Loss curves</h2><figure>{{ pictures.losses or "No run has logged a step yet." }}</figure></section>
+<section id="report"><h2>Report</h2><p>Not yet: {{ reason }}.</p></section>
+</main></body></html>
+"""  # noqa: E501
+"""The page before the first score."""
+
+STATUS = """
+<section id="status">
+<h2>How far it is</h2>
+<div class="scroll" tabindex="0" role="region" aria-label="How far it is">
+<table class="scores">
+<thead><tr><th class="stub" scope="col">what</th>
+{% for name in ("done", "running", "failed", "of", "one worker needs") %}<th class="num" scope="col">{{ name }}</th>
+{% endfor %}</tr></thead>
+<tbody>
+{% for line in lines %}
+<tr><td class="stub">{{ line.name }}</td><td class="num">{{ line.done }}</td><td class="num">{{ line.running or "" }}</td>
+<td class="num">{{ line.failed or "" }}</td><td class="num">{{ line.total }}</td>
+<td class="num">{{ "" if line.done == line.total else "–" if line.seconds_left is none else duration(line.seconds_left) }}</td>
+</tr>
+{% endfor %}
+</tbody></table></div>
+{% for failure in failures %}
+<p>Failed: {{ failure.unit }}: {{ failure.reason }}</p>
+{% endfor %}
+<script>
+setInterval(async () => {
+  const found = await fetch("version").then((answer) => answer.text()).catch(() => "{{ version }}");
+  if (found !== "{{ version }}") location.reload();
+}, 5000);
+</script>
+</section>
+"""  # noqa: E501
+
+
+class LivePage:
+    """The page as it was last made, in a folder with all that it links to."""
+
+    def __init__(self, plan: Plan, place: StudyFolder, folder: Path) -> None:
+        self.plan, self.place, self.folder = plan, place, folder
+        self.lock = threading.Lock()
+        self.stamps: list[tuple[str, int, int]] = []
+        self.version = 0
+        self.rests_until = 0.0
+
+    def refresh(self) -> None:
+        """Make the page again if the study's folder has changed since."""
+        with self.lock:
+            stamps = stamp_study(self.place)
+            if (stamps == self.stamps and self.version) or time.monotonic() < self.rests_until:
+                return
+            started = time.monotonic()
+            html = self.render(str(self.version + 1))
+            self.folder.mkdir(exist_ok=True)
+            (self.folder / "live.html").write_text(html, encoding="utf-8")
+            self.stamps, self.version = stamps, self.version + 1
+            self.rests_until = time.monotonic() + 20 * (time.monotonic() - started)
+
+    def render(self, version: str) -> str:
+        study = self.plan.study
+        environment = Environment(autoescape=True, trim_blocks=True)
+        state = read_state(self.plan, self.place)
+        lines, failures = status(self.plan, self.place, state)
+        told = [failure for failure in failures if not failure.is_blocked]
+        section = environment.from_string(STATUS).render(lines=lines, failures=told, duration=duration, version=version)
+        try:
+            page, _ = report_study(self.plan, self.place, self.folder / "report", ())
+            html = page.read_text(encoding="utf-8")
+        except InputError as error:
+            html = environment.from_string(BARE).render(
+                title=study.title or f"The study {study.name}",
+                question=study.question,
+                css=Markup((resources.files("biphase.report") / "page.css").read_text("utf-8")),
+                reason=error,
+                **self.draw_curves(read_losses(self.plan, self.place, state)),
+            )
+        html = html.replace("script-src 'unsafe-inline'", "script-src 'unsafe-inline'; connect-src 'self'", 1)
+        return html.replace("<main>", f"<main>{section}", 1)
+
+    def draw_curves(self, losses: dict[str, list[dict[str, Any]]]) -> dict[str, dict[str, Any]]:
+        folder = self.folder / "figures"
+        folder.mkdir(parents=True, exist_ok=True)
+        if curves := list(share_out_curves(losses)):
+            save_figures([Picture("losses", curves, has_own_legends=True)], folder)
+        return inline_pictures(folder, None)
+
+
+def stamp_study(place: StudyFolder) -> list[tuple[str, int, int]]:
+    """What changes when a run logs, a unit is done or fails: size and time of files, times of the folders of cells."""
+    paths = [*place.path.glob("*"), *place.path.glob("*/*"), *place.runs.glob("*/metrics.jsonl")]
+    found = []
+    for path in sorted(paths):
+        try:
+            stat = path.stat()
+        except FileNotFoundError:  # it is just being replaced
+            continue
+        found.append((str(path), stat.st_mtime_ns, stat.st_size))
+    return found
+
+
+class Handler(SimpleHTTPRequestHandler):
+    """The page at `/`, its number at `/version`, and the report's files."""
+
+    def __init__(self, page: LivePage, *arguments: object) -> None:
+        self.page = page
+        super().__init__(*arguments, directory=str(page.folder / "report"))  # type: ignore[arg-type]
+
+    def do_GET(self) -> None:
+        if self.headers.get("Host", "").partition(":")[0] not in ("127.0.0.1", "localhost"):
+            self.send_error(403)  # a page elsewhere has given our address a name of its own
+            return
+        if self.path not in ("/", "/version"):
+            super().do_GET()
+            return
+        try:
+            self.page.refresh()
+        except (InputError, OSError) as error:
+            self.send_error(503, "no page at this moment", f"{error}; try again")
+            return
+        is_page = self.path == "/"
+        content = (self.page.folder / "live.html").read_bytes() if is_page else str(self.page.version).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html; charset=utf-8" if is_page else "text/plain")
+        self.send_header("Content-Length", str(len(content)))
+        self.send_header("Cache-Control", "no-store")
+        self.end_headers()
+        with suppress(ConnectionError):  # nobody waits any more
+            self.wfile.write(content)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def watch_study(plan: Plan, place: StudyFolder, tell: Callable[[str], None] = err.print) -> None:
+    """Serve the page to this machine alone, until Ctrl-C. Writes nothing into the study's folder.
+
+    Raises `InputError` where there is no such folder.
+    """
+    if not place.path.is_dir():
+        raise InputError(f"{place.path} is not there; start the study, or give its folder by --out")
+    with TemporaryDirectory() as folder:
+        page = LivePage(plan, place, Path(folder) / "page")
+        handler = partial(Handler, page)
+        try:
+            server = ThreadingHTTPServer(("127.0.0.1", PORT), handler)
+        except OSError:
+            server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        with server:
+            tell(f"http://127.0.0.1:{server.server_address[1]}/ (Ctrl-C ends it)")
+            with suppress(KeyboardInterrupt):
+                server.serve_forever()
