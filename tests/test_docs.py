@@ -1,6 +1,8 @@
 """The docs say what works: blocks of code are run on a little text, or marked as not run and still parsed; keys and
 commands on the site come from the code."""
 
+import ast
+import inspect
 import re
 import runpy
 import shlex
@@ -87,6 +89,16 @@ def test_commands_that_are_not_run_exist() -> None:
                     assert words[0] in command.commands, f"{block.page}: biphase {' '.join(words)}"
                     command, words = command.commands[words[0]], words[1:]
                 command.make_context(command.name, list(words))
+
+
+def test_python_that_is_not_run_calls_what_there_is() -> None:
+    for block in blocks():
+        for node in ast.walk(ast.parse(block.code)) if block.language == "python" else ():
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                name = ast.unparse(node.func)
+                if name.startswith("biphase."):
+                    verb = getattr(biphase, node.func.attr)
+                    inspect.signature(verb).bind(*node.args, **{str(one.arg): None for one in node.keywords})
 
 
 def test_commands_do_what_they_are_shown_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
