@@ -54,7 +54,8 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 def test_the_folder_loads_without_our_code(make: Make, tmp_path: Path, documents: list[str]) -> None:
     out, facts = train_embedder(
-        make("prompts={query: 'q: ', document: 'd: '}", "license=mit", "languages=[en]"), tmp_path / "runs"
+        make("prompts={query: 'q: ', document: 'd: '}", "license=mit", "languages=[en]", "precision=bf16"),
+        tmp_path / "runs",
     )
     modules = json.loads((out / "modules.json").read_text())
     assert all(module["type"].startswith("sentence_transformers.") for module in modules)

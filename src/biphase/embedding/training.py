@@ -252,6 +252,7 @@ def train_stage(
     if last is not None:
         console.err.print(f"stage {stage.name}: goes on from {last.name}", markup=False)
     trainer.train(resume_from_checkpoint=str(last) if last else None)
+    trainer.accelerator.unwrap_model(model, keep_fp32_wrapper=False)  # else it would go on in bf16 where it trained so
     told = [{"step": log["step"], "loss": log["loss"]} for log in trainer.state.log_history if "loss" in log]
     return {"steps": trainer.state.global_step, "rows": sum(map(len, rows.values())), "losses": told}
 
