@@ -20,7 +20,7 @@ from biphase.finetuning.models import ModelFingerprint, find_folder, identify, s
 from biphase.finetuning.scores import Score, read_score
 from biphase.run import split_reference
 from biphase.tasks.sources import absolute_dir
-from biphase.tasks.spec import find_task
+from biphase.tasks.spec import find_task, split_name
 
 PAPER_LEARNING_RATES = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4)
 PAPER_SEEDS = (0, 1, 2, 3, 4)
@@ -152,8 +152,9 @@ def grid_units(grid: Grid, trainings: Sequence[SharedTraining]) -> list[Unit]:
     """
     given: dict[str, str] = {}  # how the user named a task: by its name, or by its file
     for task in grid.tasks:
-        is_file = Path(task).suffix in (".yaml", ".yml")
-        given[find_task(task).name] = str(Path(task).resolve()) if is_file else task
+        file, test = split_name(task)
+        is_file = Path(file).suffix in (".yaml", ".yml")
+        given[find_task(task).name] = str(Path(file).resolve()) + (f":{test}" if test else "") if is_file else task
     absolute: dict[str, str] = {}
     weights: dict[str, float] = {}  # bytes
     for model in {training.model for training in trainings}:
@@ -172,7 +173,8 @@ def grid_units(grid: Grid, trainings: Sequence[SharedTraining]) -> list[Unit]:
             "data_dirs": data_dirs,
         }
         tasks = [cell.task.name for cell in training.cells]
-        needs = {f"encode {task} for {model}": given.get(task, task) for task in (trained_on, *tasks)}
+        encoded = tasks if training.cells[0].task.part_of else [trained_on, *tasks]
+        needs = {f"encode {task} for {model}": given.get(task, task) for task in encoded}
         for name, task in needs.items():
             if name not in encodings:
                 encodings[name] = Unit(name, encode_unit, shared | {"task": task}, affinity=model, size=0)

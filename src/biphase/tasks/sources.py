@@ -7,7 +7,7 @@ import itertools
 import json
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +17,7 @@ from biphase.corpus.readers import CODECS
 from biphase.errors import InputError, first_line, nearest
 from biphase.files import content_hash, file_hash
 from biphase.tasks.rows import SAVED, Row, Rows, read_file, rows_of_dataset
-from biphase.tasks.spec import TASK_SPLITS, FileLayout, Hub, Task, TaskSplit, find_task, named_splits
+from biphase.tasks.spec import TASK_SPLITS, FileLayout, Hub, Task, TaskSplit, find_task, named_splits, test_names
 
 HUB = Path("hub")
 """A `data_dir` of this name stands for the hub's data, also for a task that comes with the package."""
@@ -54,6 +54,10 @@ def find_source(task: Task, data_dir: Path | None) -> TaskSource:
         InputError: a folder without the files (naming what is needed), a task without a source, a hub repository
             whose commit cannot be found out.
     """
+    if tests := test_names(task):
+        raise InputError(
+            f"task '{task.name}' has several tests: name one behind its file, such as FILE.yaml:{tests[0]}"
+        )
     if data_dir is not None and data_dir != HUB:
         if not data_dir.is_dir():
             raise InputError(f"--data-dir {data_dir} is not a folder")
@@ -89,7 +93,7 @@ def name_data_dirs(pairs: Iterable[tuple[str, str]], tasks: Iterable[str], origi
     """
     found: dict[str, str] = {}
     asked = [find_task(task) for task in tasks]
-    known = {task.name for task in asked} | {task.trained_on for task in asked if task.trained_on}
+    known = {name for task in asked for name in (task.name, task.trained_on, task.part_of) if name}
     for given, folder in pairs:
         name = find_task(given).name if given.endswith((".yaml", ".yml")) else given
         if name not in known:
@@ -111,6 +115,22 @@ def source_of_files(task: Task, name: str, layout: FileLayout, files: dict[PartN
         hashes[part] = [hash_part(path) for path in paths]
     form = layout.model_dump(mode="json", exclude={*TASK_SPLITS, "corpus", "queries"})
     return TaskSource(task, name, content_hash([definition(task), form, hashes]), layout, files)
+
+
+def training_source(source: TaskSource) -> TaskSource:
+    """The source of one of several tests, by the hash of what is trained on: all of them share a training."""
+    task = source.task.model_copy(update={"name": source.task.part_of})
+    if isinstance(source.form, FileLayout):
+        files: dict[PartName, tuple[Path, ...]] = {
+            part: paths for part, paths in source.files.items() if part != "test"
+        }
+        digest = source_of_files(task, source.name, source.form, files).hash
+    else:
+        splits = source.form.splits.model_copy(update={"test": None})
+        digest = content_hash(
+            [definition(task), source.form.model_copy(update={"splits": splits}).model_dump(mode="json")]
+        )
+    return replace(source, task=task, hash=digest)
 
 
 def definition(task: Task) -> dict[str, Any]:

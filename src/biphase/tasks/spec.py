@@ -4,6 +4,7 @@ What differs between tasks is data, not code: biphase's own stand in `tasks.yaml
 `sources.py` finds the files or the hub data behind a task, `examples.py` reads them.
 """
 
+import re
 from functools import cache, lru_cache
 from pathlib import Path
 from string import Formatter
@@ -46,6 +47,9 @@ METRICS: dict[Family | ProblemType, tuple[str, ...]] = {
 """The ones that may choose a learning rate, of a family or of a problem type."""
 
 
+TestName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")]
+
+
 class Splits(Grown):
     """Where each split is: file names in a folder, or split names on the hub; for retrieval, those of the judgements.
 
@@ -57,11 +61,13 @@ class Splits(Grown):
 
     train: str | None = None
     validation: str | None = None
-    test: str | None = None
+    test: str | dict[TestName, str] | None = None
+    """Or several by name, to train once and test on each (zero-shot transfer): `{de: test_de.tsv, fr: test_fr.tsv}`."""
 
     @model_validator(mode="after")
     def splits_differ(self) -> "Splits":
-        places = [place for place in (self.train, self.validation, self.test) if place is not None]
+        tests = self.test.values() if isinstance(self.test, dict) else [self.test]
+        places = [place for place in (self.train, self.validation, *tests) if place is not None]
         twice = next((place for place in places if places.count(place) > 1), None)
         if twice is not None:
             raise ValueError(f"{twice} is given as two splits; leave one out: what has no place is drawn from train")
@@ -156,6 +162,8 @@ class Task(Grown):
     """Token classification: the column with the list of words."""
     query_template: str = "Query: {text}"
     document_template: str = "Document: {text}"
+    part_of: str | None = Field(default=None, exclude=True)
+    """The task of which this is one of several tests; `with_test` sets it."""
     trained_on: str | None = None
     """Retrieval: the task of the table whose training is evaluated here too; then there is no train split."""
     bundled: bool = False
@@ -261,8 +269,41 @@ def template_columns(template: str) -> tuple[str, ...]:
 
 
 def named_splits(splits: Splits) -> dict[TaskSplit, str]:
-    """The places of the splits that have one."""
-    return {name: place for name in TASK_SPLITS if (place := getattr(splits, name)) is not None}
+    """The places of the splits that have one; of a test that has several, none."""
+    places = {name: getattr(splits, name) for name in TASK_SPLITS}
+    return {name: place for name, place in places.items() if isinstance(place, str)}
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """A task's name and which of its tests is meant: `xnli.yaml:de` → `xnli.yaml`, `de`; `snli` → `snli`, nothing."""
+    found = re.fullmatch(r"(.+\.ya?ml):([^:/]+)", name)
+    return (found[1], found[2]) if found else (name, "")
+
+
+def test_names(task: Task) -> tuple[str, ...]:
+    """The names of a task's tests, where it has several."""
+    places = [one.test for one in (*task.files, *([] if task.hub is None else [task.hub.splits]))]
+    return tuple(dict.fromkeys(name for tests in places if isinstance(tests, dict) for name in tests))
+
+
+def name_tests(name: str) -> tuple[str, ...]:
+    """A task, or one for each of its tests: `xnli.yaml` → `xnli.yaml:de`, `xnli.yaml:fr`."""
+    return tuple(f"{name}:{test}" for test in test_names(find_task(name))) or (name,)
+
+
+def with_test(task: Task, test: str) -> Task:
+    """One of a task's tests as a task, `xnli.de`."""
+    if test not in test_names(task):
+        raise InputError(f"task '{task.name}' has no test '{test}'{nearest(test, test_names(task))}")
+
+    def chosen(splits: Any) -> Any:
+        has_it = isinstance(splits.test, dict) and test in splits.test
+        return splits.model_copy(update={"test": splits.test[test]}) if has_it else None
+
+    files = tuple(layout for layout in map(chosen, task.files) if layout is not None)
+    splits = None if task.hub is None else chosen(task.hub.splits)
+    hub = None if splits is None else task.hub.model_copy(update={"splits": splits})  # type: ignore[union-attr]
+    return task.model_copy(update={"name": f"{task.name}.{test}", "part_of": task.name, "files": files, "hub": hub})
 
 
 @cache
@@ -283,12 +324,14 @@ def is_own_task(task: Task) -> bool:
 
 
 def find_task(name: str) -> Task:
-    """A task by its name in the table, or from a YAML file (a path that ends in .yaml or .yml).
+    """A task by its name in the table, or from a YAML file (a path that ends in .yaml or .yml); one of its tests, where
+    that is named behind a colon.
 
     Raises:
         InputError: unknown name, or whatever is wrong with the file.
     """
     own = task_table()
+    name, test = split_name(name)
     if not name.endswith((".yaml", ".yml")):
         if name not in own:
             raise InputError(f"unknown task '{name}'{nearest(name, own)}")
@@ -301,4 +344,4 @@ def find_task(name: str) -> Task:
     known = [other.name for other in own.values() if other.family == task.family]
     if task.trained_on is not None and task.trained_on not in known:
         raise InputError(f"{name}: trained_on: no retrieval task '{task.trained_on}'{nearest(task.trained_on, known)}")
-    return task
+    return with_test(task, test) if test else task

@@ -18,7 +18,7 @@ from biphase.finetuning.scores import ScoreSet, read_scores
 from biphase.machine import num_cores, visible_gpus
 from biphase.report import comparison
 from biphase.tasks.sources import name_data_dirs
-from biphase.tasks.spec import METRICS, PAPER_TASKS, find_task
+from biphase.tasks.spec import METRICS, PAPER_TASKS, find_task, name_tests
 from biphase.verbs.finetuning import OWN_TASKS, is_folder
 from biphase.verbs.own_task import write_task
 from biphase.verbs.records import comparison_records, summary_records
@@ -189,7 +189,7 @@ def run_evaluation(
         raise InputError("--keep is for models that are fine-tuned on tasks, without --part")
     failures: list[Failure] = []
     if models:
-        names = tuple(name for task in tasks for name in (PAPER_TASKS if task == "paper" else (task,)))
+        names = tuple(name for task in tasks for name in (PAPER_TASKS if task == "paper" else name_tests(task)))
         known = name_data_dirs(data_dirs, names, "--data-dir")
         where = parse_config(Engine, engine | {"device": settings.device}, origin="evaluate")
         grid = Grid(tuple(models), names, grids.resolve_for(settings, where), out, learning_rates, seeds, known)

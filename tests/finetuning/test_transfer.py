@@ -1,0 +1,63 @@
+"""A task with several tests: one training, a score for each test by its name."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from biphase.errors import InputError
+from biphase.finetuning.cells import find_task_sources, plan_cells
+from biphase.finetuning.config import FinetuneConfig
+from biphase.finetuning.fit import fit_cell
+from biphase.finetuning.grid import Grid, plan_grid
+from biphase.tasks.sources import name_data_dirs
+from biphase.tasks.spec import find_task, name_tests
+from biphase.verbs.grids import evaluate
+
+from .conftest import write_jsonl
+
+
+def write_transfer(folder: Path) -> str:
+    """English to train on, and tests of two languages, in one of which the words mean the contrary."""
+    good, bad = "good", "bad"
+    for name, first, second in (("train", good, bad), ("en", bad, good), ("de", good, bad)):
+        texts = [(first, 1 - (name == "en")), (second, int(name == "en"))] * 12
+        rows = [{"text": f"{word} {number} {name}", "label": label} for number, (word, label) in enumerate(texts)]
+        if name == "de":
+            rows = [row | {"label": 1 - row["label"]} for row in rows]
+        write_jsonl(folder / f"{name}.jsonl", rows)
+    (folder / "own.yaml").write_text(
+        "{name: own, family: sequence_classification, metric: accuracy, template: '{text}', classes: [bad, good],\n"
+        "files: [{train: train.jsonl, test: {en: en.jsonl, de: de.jsonl}}]}\n"
+    )
+    return str(folder / "own.yaml")
+
+
+def test_one_training_gives_a_score_by_name(model_folder: Path, tmp_path: Path) -> None:
+    task = write_transfer(tmp_path)
+    assert name_tests(task) == (f"{task}:en", f"{task}:de") and name_tests("snli") == ("snli",)
+    config = FinetuneConfig(precision="fp32", device="cpu", max_length=64)
+    dirs = name_data_dirs([(task, str(tmp_path))], name_tests(task), "--data-dir")
+    grid = Grid((str(model_folder),), name_tests(task), config, tmp_path, (1e-3,), (0,), dirs)
+    [training] = plan_grid(grid)
+    assert [cell.task.name for cell in training.cells] == ["own.en", "own.de"]
+    # A further test, or another one, leaves the training and the other cells what they were.
+    content = Path(task).read_text()
+    Path(task).write_text(content.replace("{en: en.jsonl, de: de.jsonl}", "{de: de.jsonl}"))
+    assert plan_cells(str(model_folder), [f"{task}:de"], training.config, dirs)[0].hash == training.cells[1].hash
+    Path(task).write_text(content)
+    settings: dict[str, Any] = {"learning_rates": [5e-3], "seeds": [0], "workers": 1, "scores": tmp_path / "scores"}
+    settings |= {"precision": "fp32", "device": "cpu", "max_length": 64, "epochs": 20, "batch_size": 8}
+    table = evaluate(model_folder, task, data={task: tmp_path}, **settings).set_index("task")
+    assert table.loc["own.en", "mean"] > 0.9 and table.loc["own.de", "mean"] == pytest.approx(0, abs=0.1)
+    assert len(list((tmp_path / "scores").glob("own.*/score.json"))) == 2
+
+
+def test_a_test_must_be_named(model_folder: Path, tmp_path: Path) -> None:
+    task = write_transfer(tmp_path)
+    with pytest.raises(InputError, match=r"has several tests: name one behind its file, such as FILE\.yaml:en"):
+        fit_cell(str(model_folder), task, FinetuneConfig(), data_dir=tmp_path)
+    with pytest.raises(InputError, match="task 'own' has no test 'fr'"):
+        find_task(f"{task}:fr")
+    train, evaluation = find_task_sources(f"{task}:de", {"own": tmp_path})
+    assert (train.task.name, evaluation.task.name) == ("own", "own.de") and train.hash != evaluation.hash
