@@ -39,7 +39,8 @@ BARE = """\
 {% endfor %}</style></head><body>
 <header><p class="eyebrow">biphase · study</p><h1>{{ title }}</h1><p class="question">{{ question }}</p></header>
 <main>
-<section id="curves"><h2>Loss curves</h2><figure>{{ pictures.losses or "No run has logged a step yet." }}</figure></section>
+<section id="curves"><h2>Loss curves</h2><figure><div class="scroll picture" tabindex="0" role="group" aria-label="Losses over the steps">
+{{ pictures.losses or "No run has logged a step yet." }}</div></figure></section>
 <section id="report"><h2>Report</h2><p>Not yet: {{ reason }}.</p></section>
 </main></body></html>
 """  # noqa: E501
