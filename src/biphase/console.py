@@ -65,11 +65,11 @@ class FirstLine(MetaPathFinder):
     """A line at the moment when PyTorch begins to load, which takes seconds in which a command would say nothing."""
 
     def __init__(self, command: str) -> None:
-        self.command = command
+        self.command, self.is_said = command, False
 
     def find_spec(self, name: str, *_: Any) -> None:
-        if name in ("torch", "transformers"):
-            sys.meta_path.remove(self)
+        if name in ("torch", "transformers") and not self.is_said:
+            self.is_said = True  # it stays where it is: who asks the finders in turn would skip the next one
             err.print(f"{self.command}: loading PyTorch")
 
 
