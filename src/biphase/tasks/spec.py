@@ -341,6 +341,8 @@ def find_task(name: str) -> Task:
         raise InputError(f"{name}: '{task.name}' is the name of a task of biphase's own; choose another")
     if task.bundled:
         raise InputError(f"{name}: 'bundled' is for tasks that come with biphase; give files or hub")
+    if task.part_of is not None:
+        raise InputError(f"{name}: 'part_of' follows from a test that has several places; leave it out")
     known = [other.name for other in own.values() if other.family == task.family]
     if task.trained_on is not None and task.trained_on not in known:
         raise InputError(f"{name}: trained_on: no retrieval task '{task.trained_on}'{nearest(task.trained_on, known)}")
