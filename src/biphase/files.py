@@ -99,8 +99,13 @@ def read_json_as(path: Path, kind: type[Stored], remedy: str = ANEW) -> Stored:
         InputError: as `read_json`; and naming the file, the first key that is missing or of another type, and the
             remedy.
     """
+    return validate_record(path, read_json(path), kind, remedy)
+
+
+def validate_record(path: Path, record: Any, kind: type[Stored], remedy: str) -> Stored:
+    """What was read from a file, as `kind`; the errors of `read_json_as`."""
     try:
-        return TypeAdapter(kind).validate_python(read_json(path))
+        return TypeAdapter(kind).validate_python(record)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
@@ -118,18 +123,15 @@ def write_hashed(path: Path, tree: dict[str, Any]) -> None:
 
 
 def read_hashed(path: Path, kind: type[Stored], remedy: str = ANEW) -> Stored:
-    """As `read_json_as`, of what `write_hashed` wrote; a record without a hash, of an earlier version, is not compared.
+    """As `read_json_as`, of what `write_hashed` wrote, without the hash.
 
     Raises:
         InputError: also where the record is not what was written, by its own hash.
     """
-    record = read_json_as(path, kind, remedy)
-    stored = read_json(path)
-    if isinstance(stored, dict) and RECORD_HASH in stored:
-        rest = {key: value for key, value in stored.items() if key != RECORD_HASH}
-        if content_hash(rest) != stored[RECORD_HASH]:
-            raise InputError(f"{path} is damaged (it is not what was written, by its own hash); {remedy}")
-    return record
+    record = validate_record(path, read_json(path), dict[str, Any], remedy)
+    if record.pop(RECORD_HASH, None) != content_hash(record):
+        raise InputError(f"{path} is damaged (it is not what was written, by its own hash); {remedy}")
+    return validate_record(path, record, kind, remedy)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from pydantic import ConfigDict, Discriminator, Field, Tag, field_validator, mod
 
 from biphase.config import Beta, Count, Grown, PositiveCount, Seed, Share, Strict
 from biphase.files import content_hash
-from biphase.tracking import TrackingName, read_old_tracking
+from biphase.tracking import TrackingName
 
 MaskShare = Annotated[float, Field(gt=0, lt=1)]
 
@@ -278,8 +278,6 @@ class Recipe(Strict):
     compute: ComputeConfig = ComputeConfig()
     tracking: TrackingName | None = None
     """`tensorboard`: event files beside metrics.jsonl. `wandb`: Weights & Biases, online or (WANDB_MODE) offline."""
-
-    read_old = model_validator(mode="before")(read_old_tracking)
 
     @property
     def num_steps(self) -> int:

@@ -23,14 +23,6 @@ OBJECTIVE_NUMBERS = ("loss", "accuracy", "bits_per_byte", "targets")
 TRAINER_NAMES = {"lr": "learning_rate", "tokens_seen": "num_input_tokens_seen", "train": "train", "validation": "eval"}
 
 
-def read_old_tracking(tree: Any) -> Any:
-    """A recipe in which `tensorboard: true`, as it was once written, says `tracking: tensorboard`."""
-    if not isinstance(tree, dict) or not isinstance(tree.get("tensorboard"), bool):
-        return tree
-    rest = {key: value for key, value in tree.items() if key != "tensorboard"}
-    return {"tracking": "tensorboard"} | rest if tree["tensorboard"] else rest
-
-
 def check_tracking(name: TrackingName | None) -> None:
     """Raises `InputError` where the package is not installed. A folder `wandb` of earlier runs is no package."""
     spec = find_spec(name) if name else None

@@ -21,7 +21,7 @@ from biphase.corpus.shards import ShardSet, check_tokenizer
 from biphase.corpus.tokenizer import load_tokenizer, save_tokenizer, token_byte_lengths, tokenizer_hash, train_tokenizer
 from biphase.engine.local import Engine
 from biphase.errors import InputError
-from biphase.files import locked
+from biphase.files import locked, write_hashed
 from biphase.verbs.folders import inspect, tell_facts
 
 WORDS = ["the", "quick", "brown", "fox", "jumps", "größer", "日本語", "12345", "<|mask|>", "<|end_of_text|>", "x[0]"]
@@ -350,12 +350,13 @@ def test_bad_manifests_and_names(made: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"'val'; did you mean|'val'; known: train, validation"):
         ShardSet.open(made, "val")
     stored = json.loads((made / "manifest.json").read_text())
+    del stored["record_hash"]
     for change, message in [
         ({"format_version": 9}, "format version 9"),
         ({"vocab_size": "many"}, r"damaged.*vocab_size"),
         ({"extra": 1}, r"damaged.*extra"),
     ]:
-        (tmp_path / "manifest.json").write_text(json.dumps(stored | change))
+        write_hashed(tmp_path / "manifest.json", stored | change)
         with pytest.raises(InputError, match=message):
             ShardSet.open(tmp_path)
     (tmp_path / "manifest.json").write_text("{")

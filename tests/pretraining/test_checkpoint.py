@@ -17,7 +17,7 @@ from biphase.encoder.attention import lay_out
 from biphase.encoder.load import TokenIds, make_model
 from biphase.encoder.packed import PackedModel
 from biphase.errors import InputError
-from biphase.files import read_json, write_json
+from biphase.files import read_json, write_hashed, write_json
 from biphase.finetuning.models import identify
 from biphase.pretraining.checkpoint import CheckpointManifest, load_optimizer, read_checkpoint_manifest, save_checkpoint
 from biphase.pretraining.optimizer import make_optimizers
@@ -178,10 +178,11 @@ def test_damage_is_named(run: Run) -> None:
             read_checkpoint_manifest(folder)
         with pytest.raises(InputError, match=r"is damaged \(it is not what was written"):
             identify(f"{run.path}@3")
-    tree = {key: value for key, value in stored.items() if key != "record_hash"}  # as earlier versions wrote it
+    tree = {key: value for key, value in stored.items() if key != "record_hash"}
     write_json(folder / "manifest.json", tree)
-    assert read_checkpoint_manifest(folder).step == 3
-    write_json(folder / "manifest.json", tree | {"files": tree["files"] | {"model/more.safetensors": "0"}})
+    with pytest.raises(InputError, match=r"is damaged \(it is not what was written"):
+        read_checkpoint_manifest(folder)
+    write_hashed(folder / "manifest.json", tree | {"files": tree["files"] | {"model/more.safetensors": "0"}})
     with pytest.raises(InputError, match=r"is damaged: model/more.safetensors is missing"):
         read_checkpoint_manifest(folder)
     (folder / "manifest.json").write_text('{"step": 3,')
@@ -193,10 +194,10 @@ def test_damage_is_named(run: Run) -> None:
         ({"files": {}}, r"is damaged: manifest.json lists no files; delete"),
         ({"files": {"model": "0"}}, r"is damaged: model is missing"),
     ):
-        write_json(folder / "manifest.json", tree | change)
+        write_hashed(folder / "manifest.json", tree | change)
         with pytest.raises(InputError, match=message):
             read_checkpoint_manifest(folder)
-    write_json(folder / "manifest.json", {key: value for key, value in tree.items() if key != "objective"})
+    write_hashed(folder / "manifest.json", {key: value for key, value in tree.items() if key != "objective"})
     with pytest.raises(InputError, match=r"manifest.json is damaged \(objective: Field required\)"):
         read_checkpoint_manifest(folder)
     for content in ("[]", "null"):

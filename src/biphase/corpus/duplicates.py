@@ -15,14 +15,12 @@ HASHES_AT_ONCE = 1 << 26
 """Hashes of documents that are sorted in memory together: half a GB."""
 
 
-def count_copies(folder: Path, shards: tuple[Shard, ...]) -> Duplicates | None:
-    """How many documents of the shards below `folder` are copies, token for token; None where a shard has no hashes.
+def count_copies(folder: Path, shards: tuple[Shard, ...]) -> Duplicates:
+    """How many documents of the shards below `folder` are copies, token for token.
 
     A set with many documents is gone through several times, each time for the hashes of one range of values.
     """
     parts = [part for shard in shards for part in shard.parts.values()]
-    if any(part.hashes_sha256 is None for part in parts):
-        return None
     num_ranges = sum(part.documents for part in parts) // HASHES_AT_ONCE + 1
     edges = [(number << 64) // num_ranges for number in range(num_ranges + 1)]
     train = validation = in_both = 0

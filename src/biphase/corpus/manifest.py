@@ -20,8 +20,6 @@ ShardSplitName = Literal["train", "validation"]
 SHARD_SPLITS: tuple[ShardSplitName, ...] = get_args(ShardSplitName)
 
 FORMAT_VERSION = 2
-READABLE_VERSIONS = (1, 2)
-"""Sets of version 1 have one hash for each file, and none of their documents and of the manifest."""
 
 
 class SplitTotals(Strict):
@@ -39,8 +37,7 @@ class ShardPart(SplitTotals):
 
     tokens_sha256: str
     ends_sha256: str
-    hashes_sha256: str | None = None
-    """The hash of SPLIT.hashes; None in sets of version 1, which have no such file."""
+    hashes_sha256: str
 
 
 class Shard(Strict):
@@ -48,8 +45,8 @@ class Shard(Strict):
 
     name: Annotated[str, Field(pattern=r"^[\w.-]+-[0-9a-f]{12}$")]
     sources: tuple[str, ...]
-    source_hashes: tuple[str, ...] = ()
-    """What the sources are known by; empty in sets of version 1."""
+    source_hashes: tuple[str, ...]
+    """What the sources are known by."""
     parts: dict[ShardSplitName, ShardPart]
 
 
@@ -97,7 +94,7 @@ class ShardManifest(Strict):
     """That of the last stage, as are `sources_hash` and `options`."""
     sources_hash: str
     tokenizer_hash: str
-    token_bytes_sha256: str | None = None
+    token_bytes_sha256: str
     dtype: Literal["uint16", "uint32"]
     vocab_size: PositiveCount
     eos_id: Count
@@ -111,8 +108,6 @@ class ShardManifest(Strict):
     earlier: tuple[Stage, ...] = ()
     """The stages before the last, where the set has grown."""
     duplicates: Duplicates | None = None
-    record_hash: str = ""
-    """The hash of everything else in the file; empty in sets of version 1."""
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -159,7 +154,7 @@ def set_fingerprint(tokenizer_hash: str, dtype: str, vocab_size: int, shards: tu
 
 
 def write_shard_manifest(folder: Path, manifest: ShardManifest) -> None:
-    write_hashed(folder / "manifest.json", manifest.model_dump(mode="json", exclude={"record_hash"}))
+    write_hashed(folder / "manifest.json", manifest.model_dump(mode="json"))
 
 
 def read_shard_manifest(folder: Path) -> ShardManifest:
@@ -171,7 +166,7 @@ def read_shard_manifest(folder: Path) -> ShardManifest:
         )
     stored = read_json(path)
     version = stored.get("format_version") if isinstance(stored, dict) else None
-    if version not in READABLE_VERSIONS:
+    if version != FORMAT_VERSION:
         raise InputError(f"{path} has format version {version}, this biphase reads {FORMAT_VERSION}: prepare it anew")
     remedy = "delete it and run biphase prepare again"
     manifest = read_hashed(path, ShardManifest, remedy)
@@ -182,8 +177,6 @@ def read_shard_manifest(folder: Path) -> ShardManifest:
 
 def wrong_facts(manifest: ShardManifest) -> str | None:
     """What in a manifest contradicts the rest of it; None where all of it fits together."""
-    if manifest.format_version > 1 and not manifest.record_hash:
-        return "it has no hash of itself"
     ids = [manifest.eos_id, manifest.mask_id, manifest.pad_id, manifest.bos_id or 0, *manifest.special_ids]
     if max(ids) >= manifest.vocab_size:
         return f"a special token's id is not among the {manifest.vocab_size} of the vocabulary"
@@ -202,9 +195,11 @@ def wrong_facts(manifest: ShardManifest) -> str | None:
 
 def wrong_size(folder: Path, split: ShardSplitName, part: ShardPart, dtype: str) -> str | None:
     """What is wrong with the size of a shard's files for one split; None where it is right."""
-    expected = {"tokens": part.tokens * np.dtype(dtype).itemsize, "ends": part.documents * 8}
-    if part.hashes_sha256 is not None:
-        expected["hashes"] = part.documents * 8
+    expected = {
+        "tokens": part.tokens * np.dtype(dtype).itemsize,
+        "ends": part.documents * 8,
+        "hashes": part.documents * 8,
+    }
     for kind, num_bytes in expected.items():
         path = folder / f"{split}.{kind}"
         if not path.is_file():

@@ -20,7 +20,6 @@ from biphase.corpus.manifest import (
     SHARD_SPLITS,
     Shard,
     ShardManifest,
-    ShardPart,
     ShardSplitName,
     read_shard_manifest,
     wrong_size,
@@ -34,26 +33,19 @@ if TYPE_CHECKING:
 
 
 class ShardTokens:
-    """The tokens of one shard and split, memory-mapped, each document checked the first time that it is read.
+    """The tokens of one shard and split, memory-mapped, each document checked the first time that it is read."""
 
-    Where documents have no hashes (sets of version 1), the whole file is checked when it is opened.
-    """
-
-    def __init__(self, folder: Path, split: str, part: ShardPart, ends: np.ndarray, dtype: np.dtype) -> None:
-        """`ends` are the document ends in the shard. Raises `InputError` saying what is wrong, without a remedy."""
+    def __init__(self, folder: Path, split: str, ends: np.ndarray, dtype: np.dtype) -> None:
+        """`ends` are the document ends in the shard."""
         self.path = folder / f"{split}.tokens"
         self.tokens = np.asarray(np.memmap(self.path, dtype=dtype, mode="r"))
         self.ends = ends
-        self.hashes: np.ndarray | None = None
-        if part.hashes_sha256 is not None:
-            self.hashes = np.asarray(np.memmap(folder / f"{split}.hashes", dtype="<u8", mode="r"))
-            self.is_checked = bytearray(len(ends) // 8 + 1)  # a bit for each document
-        elif file_hash(self.path) != part.tokens_sha256:
-            raise InputError(f"{self.path} is damaged (its SHA-256 is not the manifest's)")
+        self.hashes = np.asarray(np.memmap(folder / f"{split}.hashes", dtype="<u8", mode="r"))
+        self.is_checked = bytearray(len(ends) // 8 + 1)  # a bit for each document
 
     def read(self, start: int, stop: int) -> np.ndarray:
         """Tokens [start, stop), a view of the file. Raises `InputError` when a document there is not as made."""
-        if self.hashes is not None and start < stop:
+        if start < stop:
             first, last = np.searchsorted(self.ends, (start, stop - 1), side="right").tolist()
             for number in range(first, last + 1):
                 if not self.is_checked[number >> 3] >> (number & 7) & 1:
@@ -151,8 +143,7 @@ class ShardSet:
             try:
                 if index not in self.opened:
                     ends = self.document_ends[slice(*self.first_documents[index : index + 2])] - origin
-                    part = shard.parts[self.split]
-                    self.opened[index] = ShardTokens(self.folder_of(shard), self.split, part, ends, self.dtype)
+                    self.opened[index] = ShardTokens(self.folder_of(shard), self.split, ends, self.dtype)
                 parts.append(self.opened[index].read(start - origin, end - origin))
             except InputError as error:
                 raise InputError(f"{error}: {self.remedy(shard)}") from None
@@ -184,26 +175,16 @@ class ShardSet:
             data = path.read_bytes()
         except FileNotFoundError:
             raise InputError(f"{path} is missing: {remedy}") from None
-        expected = self.manifest.token_bytes_sha256
-        try:
-            lengths_V = np.load(BytesIO(data), allow_pickle=False)
-        except Exception:  # numpy's reader of headers ends with errors of many kinds
-            raise InputError(f"{path} is damaged: {remedy}") from None
-        if expected is None:  # version 1
-            agrees = np.array_equal(lengths_V, token_byte_lengths(self.tokenizer()))
-        else:
-            agrees = hashlib.sha256(data).hexdigest() == expected
-        if not agrees:
+        if hashlib.sha256(data).hexdigest() != self.manifest.token_bytes_sha256:
             raise InputError(f"{path} is damaged: {remedy}")
-        return lengths_V
+        return np.load(BytesIO(data), allow_pickle=False)
 
     def verify(self) -> None:
         """Read every byte of the split and the tokenizer. Raises `InputError` naming a file that is not as made."""
         for shard in self.manifest.shards:
             part = shard.parts[self.split]
             for kind in ("tokens", "ends", "hashes"):
-                expected = getattr(part, f"{kind}_sha256")
-                if expected is not None and file_hash(self.folder_of(shard) / f"{self.split}.{kind}") != expected:
+                if file_hash(self.folder_of(shard) / f"{self.split}.{kind}") != getattr(part, f"{kind}_sha256"):
                     raise self.damaged(shard, kind)
         if not np.array_equal(self.token_bytes(), token_byte_lengths(self.tokenizer())):
             raise InputError(f"{self.folder / 'token_bytes.npy'} is not that of the tokenizer: prepare the set anew")

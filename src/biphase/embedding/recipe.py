@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from biphase.config import PositiveCount, Share, Strict
 from biphase.files import content_hash
-from biphase.tracking import TrackingName, read_old_tracking
+from biphase.tracking import TrackingName
 
 PositiveFloat = Annotated[float, Field(gt=0)]
 LossName = Literal["auto", "cached_mnrl", "mnrl", "cosent", "angle", "triplet", "distill"]
@@ -128,8 +128,6 @@ class EmbeddingRecipe(Strict):
     """Folders in BEIR's layout, or files of scored pairs, that are scored before and after training, for the card."""
     tracking: TrackingName | None = None
     """As in a recipe of pretraining, by the trainer of transformers."""
-
-    read_old = model_validator(mode="before")(read_old_tracking)
 
     @model_validator(mode="after")
     def stages_fit(self) -> "EmbeddingRecipe":
