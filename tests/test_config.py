@@ -199,7 +199,6 @@ def test_what_decides_the_weights_is_identity(change: str) -> None:
         "validation.every_steps=3",
         "checkpoints.every_steps=3",
         "tracking=wandb",
-        "tensorboard=true",
         "compute.microbatch_tokens=4096",
         "compute.compile=on",
         "compute.parallel=fsdp",
