@@ -70,7 +70,7 @@ def test_a_study_by_flags() -> None:
 def test_a_task_of_each_family(family: str) -> None:
     init_task_command(None, None, family, Path("mine.yaml"))
     task = find_task("mine.yaml")
-    assert (task.name, task.family) == ("mine", family)
+    assert (task.name, task.problem_type or task.family) == ("mine", family)
 
 
 FILES: dict[str, dict[str, str]] = {

@@ -179,7 +179,51 @@ def test_a_cell_costs_its_steps_and_its_evaluation(paper: Plan) -> None:
     each = 6 * shape.block_weights + 12 * 4 * 128 * 14
     assert flops == pytest.approx(each * (tokens + 7e4 / 3))
     short = config.model_copy(update={"max_train_examples": 100, "epochs": 2})
-    assert cell_cost(shape, "sst2", ("sst2",), short, 8)[:2] == (8, 8 * 32 * 8)
+    assert cell_cost(shape, "sst2", ("sst2",), short, 8)[:2] == (8, 2 * 100 * 8)
+
+
+def test_few_shots_and_a_frozen_encoder_cost_less(paper: Plan) -> None:
+    """Shots of sst2's two classes make the batches; without a backward pass, training costs a third."""
+    evaluation = paper.study.evaluation
+    assert evaluation is not None
+    shape, config = shape_of("1m", {}, 8192), finetune_config(evaluation, "sst2", 1e-4, 0)
+    shots = config.model_copy(update={"shots": 20})
+    assert cell_cost(shape, "sst2", ("sst2",), shots, 2048)[:2] == (1000, 1000 * 20 * 14)  # 40 texts: of 32 and of 8
+    twice = shots.model_copy(update={"epochs": 2})
+    assert cell_cost(shape, "sst2", ("sst2",), twice, 2048)[:2] == (4, 2 * 40 * 14)
+    assert cell_cost(shape, "squad", ("squad",), twice, 2048)[:2] == (2, 2 * 20 * 175)
+    steps, tokens, flops = cell_cost(shape, "sst2", (), config, 2048)
+    frozen = config.model_copy(update={"frozen": True})
+    assert cell_cost(shape, "sst2", (), frozen, 2048) == (steps, tokens, pytest.approx(flops / 3))
+
+
+def test_a_mixture_is_measured_by_its_shares(corpus: Any, tmp_path: Path) -> None:
+    """The mean over tokens drawn from each set by its share; a set as it was before it grew counts as it was."""
+    from biphase.corpus.packing import DocumentSamples
+    from biphase.corpus.prepare import prepare
+    from biphase.corpus.shards import ShardSet
+
+    folder, source, later = tmp_path / "short", tmp_path / "short.jsonl", tmp_path / "later.jsonl"
+    source.write_text(
+        "".join(f'{{"text": "{n} rain falls on the stones of the old town again"}}\n' for n in range(400))
+    )
+    prepare([source], corpus.tokenizer, folder, workers=1)
+    before = ShardSet.open(folder).fingerprint
+    samples, keys = [], []
+    for shards in (corpus.shards, folder):
+        own = DocumentSamples(ShardSet.open(shards).document_ends, 12, 64)
+        starts, stops = own.spans(np.arange(own.num_samples))
+        samples.append(own.num_samples / own.num_tokens)
+        keys.append(float(((stops - starts) ** 2).sum() / (stops - starts).sum()))
+    parts = [{"path": str(corpus.shards), "weight": 3}, {"path": str(folder), "weight": 1, "content": before}]
+    data = Data.model_validate({"shards": str(corpus.shards), "mixture": parts, "max_sample_tokens": 64})
+    for _ in range(2):
+        text = find_lengths(data, Planning())
+        assert text.mean_keys == pytest.approx((3 * keys[0] + keys[1]) / 4)
+        assert 1 / text.mean_tokens == pytest.approx((3 * samples[0] + samples[1]) / 4)
+        later.write_text('{"text": "' + "a longer text than those before it " * 40 + '"}\n')
+        prepare([later], corpus.tokenizer, folder, workers=1, append=True)
+    assert ShardSet.open(folder).fingerprint != before
 
 
 def test_a_plan_says_what_memory_its_networks_need() -> None:

@@ -33,12 +33,16 @@ FOUND = {"family": "retrieval", "metric": "map_at_100", "classes": [], "files": 
 THERE = {"corpus": {"splits": ["corpus"]}, "queries": {"splits": ["queries"]}}
 
 
+FILES_ONLY = {"cranfield", "squad_retrieval", "wiki_longdoc", "ud_en_ewt"}
+"""Tasks without a copy in the package or on the hub."""
+
+
 def test_table_is_sound() -> None:
     assert set(task_table()) >= PAPER
     for name, task in task_table().items():
         assert name == task.name
         assert task.licence and task.citation and (task.note or name == "wnut17")
-        assert task.files and (task.bundled or task.hub or name in ("cranfield", "squad_retrieval", "wiki_longdoc"))
+        assert task.files and (task.bundled or task.hub or name in FILES_ONLY)
         assert task.trained_on is None or task_table()[task.trained_on].trained_on is None
         unpinned = task.hub and not re.fullmatch(r"[0-9a-f]{40}", task.hub.revision or "")
         assert bool(unpinned) == ("not pinned" in task.note)
@@ -85,6 +89,16 @@ FILES = {
     "reviews": {
         f"{split}.tsv": f"title\tbody\tstars\n{split}\tb\tpositive\nC\td\t0\n" for split in ("train", "dev", "test")
     },
+    "similarity": {
+        f"{split}.csv": f"sentence1,sentence2,score\n{split},b,4.5\nC,d,0\n" for split in ("train", "dev", "test")
+    },
+    "subjects": {
+        f"{split}.csv": f"title,body,subjects\n{split},b,health;sports\nC,d,\n" for split in ("train", "dev", "test")
+    },
+    "exams": {
+        f"{split}.csv": f"question,A,B,C,D,answer\n{split},1,2,3,4,B\nC,5,6,7,8,3\n"
+        for split in ("train", "dev", "test")
+    },
     "prescriptions": {f"{split}.conll": "ten NN B-dose\nmg NN E-dose\n\n" * 4 for split in ("train", "test")},
     "manuals": {
         f"{split}.json": json.dumps(
@@ -123,6 +137,8 @@ def test_example_tasks_load(tmp_path: Path, path: Path) -> None:
         (tmp_path / name).write_text(content)
     data = load_examples(find_source(task, tmp_path), judged_only=True)
     assert data.task == task and data.train
+    if task.name == "exams":
+        assert [example.right for example in data.test] == [1, 3]
     if task.name == "prescriptions":
         assert data.test[0].tags == (3, 4)
 

@@ -152,7 +152,8 @@ def init_task_command(
         found = describe_data(data, label)
         if family not in (None, found["family"]):
             raise InputError(f"{data} looks like {found['family']}, not {family}; leave --family out")
-    example = EXAMPLES[found.pop("family")]
+    own_family = found.pop("family")
+    example = EXAMPLES[found.pop("problem_type", own_family)]
     text = starting_text("tasks", example)
     for key, value in {**found, "name": out_file.stem}.items():
         text = with_value(text, key, value)

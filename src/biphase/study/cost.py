@@ -71,9 +71,8 @@ def find_machine(name: str, devices: int = 1, efficiency: float | None = None) -
     key = known_device(name)
     if key is None:
         raise InputError(f"unknown device '{name}'{nearest(name, PEAK_FLOPS)}; or name a run of yours to measure it by")
-    if efficiency is None:
-        return Machine(key, devices, PEAK_FLOPS[key], EFFICIENCY.get(key, ASSUMED_EFFICIENCY), "assumed")
-    return Machine(key, devices, PEAK_FLOPS[key], efficiency, "stated")
+    source = "assumed" if efficiency is None else "stated"
+    return Machine(key, devices, PEAK_FLOPS[key], efficiency or EFFICIENCY.get(key, ASSUMED_EFFICIENCY), source)
 
 
 def measure_machine(path: Path, devices: int = 1) -> Machine:
@@ -102,17 +101,19 @@ def find_lengths(data: Data, planning: Planning) -> SampleLengths:
         variance = ((high - 2 * low + 1) ** 2 - 1) / 12
         squares = 2 * ((high / 2) ** 2 + variance)
         return SampleLengths(high / 2, squares / high, "of a token stream cut at random")
-    if (Path(data.shards) / "manifest.json").exists():
-        from biphase.corpus.packing import DocumentSamples
-        from biphase.corpus.shards import ShardSet
+    places = (data.shards, *(part.path for part in data.mixture or ()))
+    if all((Path(place) / "manifest.json").exists() for place in places):
+        from biphase.corpus.mixture import make_samples, open_text
 
-        samples = DocumentSamples(ShardSet.open(Path(data.shards), "train").document_ends, low, high)
-        chosen = np.linspace(0, samples.num_samples - 1, min(samples.num_samples, SAMPLED_SAMPLES)).astype(np.int64)
-        starts, stops = samples.spans(chosen)
-        lengths = (stops - starts).astype(np.float64)
-        return SampleLengths(
-            float(lengths.mean()), float((lengths**2).sum() / lengths.sum()), f"measured in {data.shards}"
-        )
+        text, samples_per_token, mean_keys = open_text(data), 0.0, 0.0
+        for shards, share in zip(text.sets, map(float, text.shares), strict=True):
+            samples = make_samples(data, shards)
+            chosen = np.linspace(0, samples.num_samples - 1, min(samples.num_samples, SAMPLED_SAMPLES)).astype(np.int64)
+            starts, stops = samples.spans(chosen)
+            lengths = (stops - starts).astype(np.float64)
+            samples_per_token += share / float(lengths.mean())
+            mean_keys += share * float((lengths**2).sum() / lengths.sum())
+        return SampleLengths(1 / samples_per_token, mean_keys, f"measured in {', '.join(places[1:] or places)}")
     mean = float(planning.mean_sample_tokens or high / 2)
     return SampleLengths(mean, mean, "assumed: all samples as long as the mean")
 
@@ -307,23 +308,17 @@ def group_cost(plan: Plan, group: str, sizes: Sizes, machine: Machine | None, pu
     arms = [arm for arm in plan.arms.values() if arm.group == group]
     runs = [run for run in plan.runs.values() if run.group == group]
     flops = sum(each for run in runs for each in sizes.flops(run).values())
-    return GroupCost(
-        group=group,
-        models=len(arms),
-        steps_alone=sum(arm.recipe.num_steps for arm in arms),
-        steps=sum(run.steps for run in runs),
-        tokens=float(sum(run.tokens for run in runs)),
-        flops=float(flops),
-        device_hours=machine.device_hours(flops) if machine else None,
-        published=published,
-    )
+    steps, steps_alone = sum(run.steps for run in runs), sum(arm.recipe.num_steps for arm in arms)
+    tokens = float(sum(run.tokens for run in runs))
+    hours = machine.device_hours(flops) if machine else None
+    return GroupCost(group, len(arms), steps_alone, steps, tokens, float(flops), hours, published)
 
 
 def evaluation_cost(plan: Plan, sizes: Sizes, machine: Machine | None, published: Published | None) -> GroupCost:
     """The row of all fine-tunings."""
     runs = {model.name: model.run for model in plan.models}
     # Cells that differ in rate and seed alone cost the same: of the paper's 15,000, a few dozen differ.
-    per_cell: dict[tuple[Shape | None, str, tuple[str, ...], int], tuple[int, float, float]] = {}
+    per_cell = dict[Any, tuple[int, float, float]]()
     steps, tokens, flops = 0, 0.0, 0.0
     for cell in plan.cells:
         shape = sizes.shapes[runs[cell.model]]
@@ -349,24 +344,27 @@ TYPICAL_SIZES: dict[Family, TaskSize] = {
 """The sizes that are assumed of tasks that do not say theirs."""
 
 
-def task_size(task: str) -> TaskSize:
-    found = find_task(task)
-    return found.size or TYPICAL_SIZES[found.family]
-
-
 def cell_cost(
     shape: Shape | None, task: str, evaluates: tuple[str, ...], config: FinetuneConfig, context: int
 ) -> tuple[int, float, float]:
-    """Updates, tokens trained on, and FLOPs of one cell, evaluation (a forward pass, a third of training) included."""
-    size = task_size(task)
+    """Updates, tokens trained on, and FLOPs of one cell, evaluation included.
+
+    A forward pass is a third of training: that is what evaluation costs, and training where the encoder is `frozen`.
+    """
+    trained = find_task(task)
+    size = trained.size or TYPICAL_SIZES[trained.family]
     examples = min(size.train_examples, config.max_train_examples or size.train_examples)
-    steps = min(config.max_steps, config.epochs * math.ceil(examples / config.batch_size))
-    tokens = float(steps * config.batch_size * min(size.example_tokens, context, config.max_length))
-    if shape is None:
-        return steps, tokens, 0.0
-    evaluated = sum(task_size(name).evaluated_tokens for name in evaluates)
-    each = shape.flops.token(keys=size.example_tokens, targets=0)
-    return steps, tokens, each * (tokens + evaluated / 3)
+    if config.shots is not None:
+        has_strata = trained.family == "sequence_classification" and trained.problem_type is None
+        examples = config.shots * (len(trained.classes) if has_strata else 1)
+    epoch_steps, steps = math.ceil(examples / config.batch_size), config.max_steps
+    if config.shots is None or config.epochs > 1:
+        steps = min(steps, config.epochs * epoch_steps)
+    tokens = steps * examples / epoch_steps * min(size.example_tokens, context, config.max_length)
+    tests = map(find_task, evaluates)
+    evaluated = sum((test.size or TYPICAL_SIZES[test.family]).evaluated_tokens for test in tests)
+    each = shape.flops.token(keys=size.example_tokens, targets=0) if shape else 0.0
+    return steps, tokens, each * (tokens / (3 if config.frozen else 1) + evaluated / 3)
 
 
 def count_disk(plan: Plan, sizes: Sizes) -> dict[str, float]:

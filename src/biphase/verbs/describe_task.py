@@ -16,8 +16,11 @@ EXAMPLES = {
     "token_classification": "prescriptions",
     "question_answering": "manuals",
     "retrieval": "handbook",
+    "multiple_choice": "exams",
+    "regression": "similarity",
+    "multi_label_classification": "subjects",
 }
-"""The example of each family in `bundled/tasks`."""
+"""The example of each family and problem type in `bundled/tasks`."""
 
 LABEL_NAMES = (
     "label",
