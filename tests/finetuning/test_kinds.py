@@ -22,9 +22,9 @@ from biphase.finetuning.fit import fit_cell
 from biphase.finetuning.predictions import read_examples
 from biphase.finetuning.scores import Score
 from biphase.finetuning.training import build_network
-from biphase.tasks.examples import load_examples
+from biphase.tasks.examples import label_number, load_examples
 from biphase.tasks.sources import find_source
-from biphase.tasks.spec import find_task
+from biphase.tasks.spec import Task, find_task
 
 from .conftest import NOUNS, predict_split, write_jsonl
 from .test_predict import predict_all
@@ -201,7 +201,7 @@ def test_multiple_choice(model_folder: Path, tmp_path: Path) -> None:
         ({"a": "x", "label": 0}, r"train\.jsonl:1: task 'made-up' needs column 'b'"),
         (
             {"a": "x", "b": "y", "label": 2},
-            r"train\.jsonl:1: 2 choices, where task 'made-up' names 3, and 'C' is right",
+            r"train\.jsonl:1: 2 choices, where task 'made-up' names 3, and 2 is right",
         ),
     ],
 )
@@ -211,6 +211,34 @@ def test_choices_that_do_not_fit(tmp_path: Path, row: dict[str, Any], complaint:
     task = write_task(tmp_path, [row, *others], choices=["a", "b"], **keys)
     with pytest.raises(InputError, match=complaint):
         load_examples(find_source(find_task(str(task)), tmp_path), judged_only=False)
+
+
+def test_the_right_choice_by_the_names_of_its_row(tmp_path: Path) -> None:
+    """ARC names choices by letters in most rows, and from 1 on in some."""
+    rows = [
+        {"choices": {"text": ["x", "y"], "label": names}, "label": label}
+        for names, label in ((["A", "B"], "B"), (["1", "2"], "1"), (["1", "2"], 2), ([], 0))
+    ]
+    keys = {"family": "multiple_choice", "metric": "accuracy", "template": "{choice}", "classes": ["A", "B"]}
+    task = write_task(tmp_path, rows, choices=["choices"], **keys)
+    write_jsonl(tmp_path / "train.jsonl", rows)
+    data = load_examples(find_source(find_task(str(task)), tmp_path), judged_only=False)
+    assert [example.right for example in data.train] == [1, 0, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("classes", "label", "number"),
+    [(["1", "0"], 1.0, 0), (["1", "0"], "0.0", 1), (["b", "a"], 1.0, 1), ([1, 2, 3], 2, 1), ([1, 2, 3], 0, None)],
+)
+def test_numbers_that_are_names(classes: list[Any], label: Any, number: int | None) -> None:
+    """Where classes are called by numbers, a number is a name: 0 to 2 are not taken for 1 to 3."""
+    keys: dict[str, Any] = {"family": "sequence_classification", "metric": "accuracy", "template": "{text}"}
+    task = Task(name="rated", classes=tuple(map(str, classes)), **keys)
+    if number is None:
+        with pytest.raises(InputError, match=r"label 0 is not one of task 'rated': 1, 2, 3$"):
+            label_number(task, "rows:1", label)
+    else:
+        assert label_number(task, "rows:1", label) == number
 
 
 def test_choices_are_computed_together_whatever_fits(encoder: Encoder, tmp_path: Path) -> None:

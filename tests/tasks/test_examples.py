@@ -98,7 +98,7 @@ def test_held_out_part_is_that_of_datasets() -> None:
 
 def test_mnli_as_glue_writes_it(tmp_path: Path) -> None:
     header = "index\tpairID\tsentence1_parse\tsentence1\tsentence2\tlabel1\tgold_label"
-    rows = [f'{i}\t{i}e\t(ROOT)\t"It rains\tIt is wet\tneutral\tentailment' for i in range(20)]
+    rows = [f'{i}\t{i}e\t(ROOT)\t"It rains\tIt is wet\tneutral\t{["entailment", "neutral"][i % 2]}' for i in range(20)]
     data = load_task("mnli", glue(tmp_path, header, *rows, test="dev_matched.tsv"))
     assert (len(data.train), len(data.validation), len(data.test)) == (19, 1, 20)
     assert data.test[0] == LabelledText("dev_matched.tsv:2", 'Premise: "It rains\nHypothesis: It is wet', 0)
@@ -106,7 +106,7 @@ def test_mnli_as_glue_writes_it(tmp_path: Path) -> None:
 
 def test_mnli_as_its_authors_write_it(tmp_path: Path) -> None:
     row = {"sentence1": "a", "sentence2": "b", "gold_label": "contradiction", "annotator_labels": []}
-    text = lines(*[row] * 3, row | {"gold_label": "-"})
+    text = lines(*[row] * 3, row | {"gold_label": "neutral"}, row | {"gold_label": "-"})
     for name in ("multinli_1.0_train.jsonl", "multinli_1.0_dev_matched.jsonl"):
         (tmp_path / name).write_text(text)
     data = load_task("mnli", tmp_path)
@@ -138,7 +138,7 @@ def test_rows_without_gold_label_are_counted(tmp_path: Path) -> None:
 
 
 def test_ids(tmp_path: Path) -> None:
-    rows = [PAIR, PAIR | {"idx": 7}, PAIR | {"id": "x"}]
+    rows = [PAIR | {"label": 1}, PAIR | {"idx": 7}, PAIR | {"id": "x"}]
     assert [example.id for example in load_task("snli", pairs(tmp_path, lines(*rows))).train] == [
         "train.jsonl:1",
         "7",

@@ -215,17 +215,19 @@ def make_choices(source: TaskSource, place: str, row: Row) -> ChoiceTexts | None
     label = column(source, place, row, task.label)
     if str(label) in task.unlabelled:
         return None
-    if len(task.choices) == 1:
-        texts = column(source, place, row, task.choices[0])
-        texts = texts.get("text") if isinstance(texts, dict) else texts  # ARC's: {text: […], label: […]}
-    else:
-        texts = [column(source, place, row, name) for name in task.choices]
+    given = [column(source, place, row, name) for name in task.choices]
+    texts, own_names = given[0] if len(given) == 1 else given, None
+    if isinstance(
+        texts, dict
+    ):  # ARC's: {text: […], label: […]}, whose labels are A, B, … in some rows, 1, 2, … in others
+        texts, own_names = texts.get("text"), texts.get("label")
     if not isinstance(texts, list) or len(texts) < 2 or not all(isinstance(text, str) and text for text in texts):
         raise InputError(f"{place}: {shown(texts)} are not two or more choices, texts that are not empty")
-    right = label_number(task, place, label)
+    named = [str(name) for name in own_names] if isinstance(own_names, list) else []
+    right = named.index(str(label)) if str(label) in named else label_number(task, place, label)
     if max(right, len(texts) - 1) >= min(len(texts), len(task.classes)):
-        named = f"task '{task.name}' names {len(task.classes)}, and '{task.classes[right]}' is right"
-        raise InputError(f"{place}: {len(texts)} choices, where {named}")
+        told = f"task '{task.name}' names {len(task.classes)}, and {shown(label)} is right"
+        raise InputError(f"{place}: {len(texts)} choices, where {told}")
     id = id_of(place, row)
     own = own_name(source, "choice")
     filled = [fill_row(source, place, row | {own: text}) for text in texts]
@@ -265,24 +267,21 @@ def fill_row(source: TaskSource, place: str, row: Row) -> tuple[str, tuple[Stret
 
 
 def label_number(task: Task, place: str, value: Any) -> int:
-    """The number of a label given by name or by number, which tables write as text and pandas may write as 1.0.
-
-    JSON's true and false are names, in any case of their letters.
-    """
-    if isinstance(value, bool):
-        names = [name.lower() for name in task.classes]
-        value = names.index(str(value).lower()) if str(value).lower() in names else value
-    elif isinstance(value, str | int) and str(value) in task.classes:
-        return task.classes.index(str(value))
-    number = value
-    if isinstance(value, str | float) and re.fullmatch(r"\d+(\.0+)?", str(value)):
-        number = int(float(value))
-    if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < len(task.classes):
-        raise InputError(
-            f"{place}: label {value!r} is not one of task '{task.name}': {', '.join(task.classes)} "
-            f"(or 0 to {len(task.classes) - 1})"
-        )
-    return number
+    """The number of a label given by name or, where no name is a number, by number: tables write it as text, pandas may
+    write it as 1.0. JSON's true and false are names, in any case of their letters."""
+    is_truth = isinstance(value, bool)
+    names = [name.lower() for name in task.classes] if is_truth else list(task.classes)
+    name = str(value).lower() if is_truth else str(value)
+    is_number = isinstance(value, str | int | float) and re.fullmatch(r"\d+(\.0+)?", name) is not None
+    if is_number and name not in names:
+        name = str(int(float(name)))
+    if name in names and value is not None:
+        return names.index(name)
+    has_numbers = any(map(str.isdecimal, names))
+    if is_number and int(name) < len(names) and not has_numbers:
+        return int(name)
+    numbers = "" if has_numbers else f" (or 0 to {len(names) - 1})"
+    raise InputError(f"{place}: label {value!r} is not one of task '{task.name}': {', '.join(task.classes)}{numbers}")
 
 
 def make_words(source: TaskSource, place: str, row: Row) -> TaggedWords:
