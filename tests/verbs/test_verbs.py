@@ -235,3 +235,26 @@ def test_rows_of_every_family_are_tasks(tmp_path: Path) -> None:
         assert {split: len(rows) > 0 for split, rows in read.splits.items()} == dict.fromkeys(TASK_SPLITS, True)
         assert sum(map(len, read.splits.values())) == 30
     assert find_task(write_task(given["rated"], tmp_path, "rated")[0]).classes == ("bad", "good")
+
+
+def test_what_says_the_label_is_not_read(tmp_path: Path) -> None:
+    """Nor are rows taken whose label or text is not there."""
+    rows: list[dict[str, Any]] = [
+        {"text": f"a film number {n}", "stars": n % 3, "said": ["no stars", "one star", "two stars"][n % 3]}
+        for n in range(30)
+    ]
+    file, _ = write_task(rows, tmp_path, "mine")
+    assert find_task(file).template == "{text}" and find_task(file).label == "stars"
+    missing = [*rows, {"text": "a film without", "said": "no stars"}]
+    with pytest.raises(InputError, match="row 30 has no 'stars'"):
+        write_task(missing, tmp_path, "other")
+    for wrong in (None, float("nan")):
+        with pytest.raises(InputError, match="row 30 has no label in 'stars': take it out"):
+            write_task([*rows, rows[0] | {"stars": wrong}], tmp_path, "other")
+
+
+def test_what_a_grid_decides_is_no_setting() -> None:
+    with pytest.raises(InputError, match="learning_rate is one of a grid: give learning_rates"):
+        biphase.evaluate("model", "snli", learning_rate=1e-4)
+    with pytest.raises(InputError, match="part: zero-shot tasks train nothing"):
+        biphase.evaluate("model", "zero-shot:folder", part="1/2")

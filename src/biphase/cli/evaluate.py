@@ -69,11 +69,12 @@ def evaluate_command(
     from biphase.config import parse_config
     from biphase.finetuning.config import FinetuneConfig
     from biphase.report.comparison import compare
-    from biphase.verbs.grids import is_zero_shot, run_evaluation
+    from biphase.verbs.grids import is_zero_shot, refuse_with_zero_shot, run_evaluation
 
     as_json, asked = is_json(form), tasks.split(",")
     names, settings = split_words(models or ())
     if names and is_zero_shot(asked):
+        refuse_with_zero_shot(dry_run=dry_run, part=part, compare=pair, settings=settings)
         evaluate_zero_shot(names, asked, scores, keep, as_json)
         return
     evaluation = run_evaluation(

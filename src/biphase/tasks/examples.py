@@ -216,10 +216,10 @@ def make_choices(source: TaskSource, place: str, row: Row) -> ChoiceTexts | None
     if str(label) in task.unlabelled:
         return None
     given = [column(source, place, row, name) for name in task.choices]
-    texts, own_names = given[0] if len(given) == 1 else given, None
-    if isinstance(
-        texts, dict
-    ):  # ARC's: {text: […], label: […]}, whose labels are A, B, … in some rows, 1, 2, … in others
+    texts: Any = given[0] if len(given) == 1 else given
+    own_names = None
+    # ARC's are {text: […], label: […]}, whose labels are A, B, … in some rows and 1, 2, … in others.
+    if isinstance(texts, dict):
         texts, own_names = texts.get("text"), texts.get("label")
     if not isinstance(texts, list) or len(texts) < 2 or not all(isinstance(text, str) and text for text in texts):
         raise InputError(f"{place}: {shown(texts)} are not two or more choices, texts that are not empty")

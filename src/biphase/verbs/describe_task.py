@@ -52,6 +52,7 @@ def describe_data(data: Path, label: str | None) -> dict[str, Any]:
     if not rows:
         raise InputError(f"{data} has no rows; give the file to train on")
     columns = rows[0]
+    check_columns(data, rows)
     splits: dict[str, Any] = {split: name for split, name in find_splits(data).items()}
     if {"question", "context"} <= set(columns):
         return {"family": "question_answering", "files.0": splits}
@@ -72,11 +73,19 @@ def describe_data(data: Path, label: str | None) -> dict[str, Any]:
         classes = ["O", *(f"{mark}-{name}" for name in types for mark in "BI")]
         return {"family": "token_classification", "classes": classes, "files.0": splits}
     texts = [name for name in columns if name != label and is_text([row[name] for row in rows])]
+    texts = [name for name in texts if not says_label([row[name] for row in rows], [row[label] for row in rows])]
     if not texts:
         raise InputError(f"{data}: no column besides '{label}' has texts of several words")
     template = "\n".join(f"{{{name}}}" for name in texts)
     found = {"template": template, "label": label, "classes": label_names(data, label, [row[label] for row in rows])}
     return {"family": "sequence_classification", **found, "files.0": splits}
+
+
+def check_columns(data: Path, rows: list[Row]) -> None:
+    """Raises `InputError` where a row lacks a column that the first one has."""
+    for number, row in enumerate(rows):
+        if missing := rows[0].keys() - row.keys():
+            raise InputError(f"{data}: row {number} has no '{min(missing)}', which the first row has")
 
 
 def read_rows_of(path: Path) -> Iterator[Row]:
@@ -108,10 +117,16 @@ def is_text(values: list[Any]) -> bool:
     )
 
 
+def says_label(texts: list[Any], labels: list[Any]) -> bool:
+    """Whether a column only says the label in other words ("1 star" for 1), and so must not be read by a model."""
+    pairs = set(zip(map(str, texts), map(str, labels), strict=True))
+    return len({text for text, _ in pairs}) == len({label for _, label in pairs}) == len(pairs) < len(texts)
+
+
 def label_names(data: Path, label: str, values: list[Any]) -> list[str]:
     """The different labels, numbers in their order."""
     counts = Counter(
-        str(int(value)) if isinstance(value, float) and value == int(value) else str(value) for value in values
+        str(int(value)) if isinstance(value, float) and value.is_integer() else str(value) for value in values
     )
     if not 2 <= len(counts) <= MOST_CLASSES:
         raise InputError(

@@ -70,9 +70,12 @@ def evaluate(
 
     names = [str(models)] if isinstance(models, str | Path) else list(map(str, models))
     asked = [tasks] if isinstance(tasks, str) else list(tasks)
+    for key in settings.keys() & {"learning_rate", "seed"}:
+        raise InputError(f"{key} is one of a grid: give {key}s, a list")
     if names and is_zero_shot(asked):
         from biphase.verbs.embedding import run_zero_shot, zero_shot_records
 
+        refuse_with_zero_shot(dry_run=dry_run, part=part, settings=settings)
         return pandas.DataFrame(zero_shot_records(run_zero_shot(names, asked, Path(scores), keep)))
     asked, folders = place_data(data or {}, asked, Path(scores))
     evaluation = run_evaluation(
@@ -115,6 +118,12 @@ def compare(model_a: str | Path, model_b: str | Path, *, scores: str | Path = "s
     return pandas.DataFrame(
         comparison_records(comparison.compare(read_scores(Path(scores)), str(model_a), str(model_b)))
     )
+
+
+def refuse_with_zero_shot(**options: Any) -> None:
+    """Raises `InputError` where an option is given that says something of training only."""
+    if given := [name for name, value in options.items() if value]:
+        raise InputError(f"{', '.join(given)}: zero-shot tasks train nothing, so this says nothing there; leave it out")
 
 
 def is_zero_shot(tasks: Sequence[str]) -> bool:

@@ -75,8 +75,8 @@ def labelled_rows(given: Any, split: str, label: str | None) -> Iterator[Row]:
     for number, row in enumerate(rows):
         column = next((name for name in names if name in row), None)
         value = row[column] if column else ""
-        if value is None:
+        if value is None or value != value:  # pandas' missing numbers are NaN
             raise InputError(f"{split}: row {number} has no label in '{column}': take it out")
         if column and isinstance(value, bool | int | float):
-            row[column] = str(int(value)) if isinstance(value, float) and value == int(value) else str(value)
+            row[column] = str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
         yield row
