@@ -52,8 +52,7 @@ def evaluate(
 
     Args:
         models: `RUN[@STEP]`, model folders or hub ids (`ID@REVISION`). Without one: what is in `scores` already.
-        tasks: names or YAML files; `paper` stands for its twelve. `zero-shot:FOLDER` and `mteb:NAME` score embeddings
-            as they are.
+        tasks: names or YAML files; `paper`: its twelve; `zero-shot:FOLDER`, `mteb:NAME`: embeddings as they are.
         scores: where finished cells are kept.
         data: by task, the folder with its data as published; or, for tasks of your own, rows as `finetune` takes them.
         engine: `ray` for many machines, with the `address` of a cluster.
@@ -68,14 +67,12 @@ def evaluate(
     """
     import pandas
 
-    names = [str(models)] if isinstance(models, str | Path) else list(map(str, models))
-    asked = [tasks] if isinstance(tasks, str) else list(tasks)
-    for key in settings.keys() & {"learning_rate", "seed"}:
-        raise InputError(f"{key} is one of a grid: give {key}s, a list")
+    names, asked = (list(map(str, [given] if isinstance(given, str | Path) else given)) for given in (models, tasks))
+    refuse_axes(settings)
     if names and is_zero_shot(asked):
+        refuse_with_zero_shot(dry_run=dry_run, part=part, settings=settings)
         from biphase.verbs.embedding import run_zero_shot, zero_shot_records
 
-        refuse_with_zero_shot(dry_run=dry_run, part=part, settings=settings)
         return pandas.DataFrame(zero_shot_records(run_zero_shot(names, asked, Path(scores), keep)))
     asked, folders = place_data(data or {}, asked, Path(scores))
     evaluation = run_evaluation(
@@ -118,6 +115,12 @@ def compare(model_a: str | Path, model_b: str | Path, *, scores: str | Path = "s
     return pandas.DataFrame(
         comparison_records(comparison.compare(read_scores(Path(scores)), str(model_a), str(model_b)))
     )
+
+
+def refuse_axes(settings: Mapping[str, Any]) -> None:
+    """Raises `InputError` where a setting of all cells is one that the grid goes over."""
+    for key in settings.keys() & {"learning_rate", "seed"}:
+        raise InputError(f"{key} is one of a grid: give {key}s, a list")
 
 
 def refuse_with_zero_shot(**options: Any) -> None:
