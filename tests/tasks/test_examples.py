@@ -106,7 +106,7 @@ def test_mnli_as_glue_writes_it(tmp_path: Path) -> None:
 
 def test_mnli_as_its_authors_write_it(tmp_path: Path) -> None:
     row = {"sentence1": "a", "sentence2": "b", "gold_label": "contradiction", "annotator_labels": []}
-    text = lines(*[row] * 3, row | {"gold_label": "neutral"}, row | {"gold_label": "-"})
+    text = lines(*[row, row | {"gold_label": "neutral"}] * 3, row | {"gold_label": "-"})
     for name in ("multinli_1.0_train.jsonl", "multinli_1.0_dev_matched.jsonl"):
         (tmp_path / name).write_text(text)
     data = load_task("mnli", tmp_path)
