@@ -240,7 +240,7 @@ def test_a_worker_keeps_its_affinity(deeds: ModuleType) -> None:
     units = [Unit(f"{index}{a}", deeds.pid, {"seconds": 0.01}, a) for index in range(6) for a in "vwxyz"]
     outcomes = by_name(run_units(units, crew(2)))
     loads = {(outcome.value, name[-1]) for name, outcome in outcomes.items()}
-    assert len({pid for pid, _ in loads}) == 2
+    assert len({pid for pid, _ in loads}) <= 2  # one may be done before the other has started
     assert len(loads) <= 6  # each affinity is loaded once, and the last one once more by the worker that helps out
 
 

@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from biphase.errors import InputError
-from biphase.files import file_hash
+from biphase.files import file_hash, write_hashed
 from biphase.finetuning import models as identity_module
 from biphase.finetuning.encoders import load_encoder
 from biphase.finetuning.fit import fit_cell
@@ -104,7 +104,7 @@ def test_a_damaged_checkpoint_is_no_model(name: str, model_folder: Path, tmp_pat
     model = tmp_path / "runs" / "run" / "steps" / "10" / "model"
     shutil.copytree(model_folder, model)
     files = {f"model/{path.name}": file_hash(path) for path in model.iterdir()}
-    (model.parent / "manifest.json").write_text(json.dumps({"files": files}))
+    write_hashed(model.parent / "manifest.json", {"files": files})
     assert identify(str(model)).hash == identify(str(model_folder)).hash
     content = bytearray((model / name).read_bytes())
     content[len(content) // 2] ^= 1
