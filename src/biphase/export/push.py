@@ -30,7 +30,7 @@ MODEL_FILES = re.compile(
 )
 """Paths of what goes to the hub."""
 LOCAL_PATH = re.compile(r"(?<![\w:/.<])((?:/[\w.-]+){2,}|~/[\w./-]+|[A-Za-z]:\\+\w[\w\\.-]*)")
-"""A folder of somebody's machine in a text: /home/me, ~/data, C:\\data. Addresses on the web are none."""
+"""A folder of somebody's machine in a text: /data/mine, ~/data, D:\\data. Addresses on the web are none."""
 WORDS_OF_A_TOKENIZER = ("tokenizer.json", "vocab.json", "merges.txt", "vocab.txt")
 
 
