@@ -1,7 +1,10 @@
 """Budget → recipe: it loads, it costs what was given, each choice has a source, evidence decides where it is clear."""
 
+import csv
+import itertools
 import json
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -128,6 +131,19 @@ def test_evidence_is_over_pretraining_seeds() -> None:
     assert found((0.70, 0.66, 0.62)) == (False, False, False)
 
 
+def test_smaller_budgets_are_counted_by_the_order_they_foretold() -> None:
+    """At the largest budget a > b > c. One smaller budget has b > a > c, the other lacks b and has a > c."""
+    arm = ReportArm("any", "other", "1m", "mlm", 40, 100, 0, 100)
+
+    def rung(**means: float) -> dict[str, Terms]:
+        return {name: [(1.0, measured(arm, "SC", "a", "standard", (mean,), None, [0]))] for name, mean in means.items()}
+
+    evidence = weigh_evidence(rung(a=0.7, b=0.6, c=0.5), [rung(a=0.6, b=0.61, c=0.5), rung(a=0.4, c=0.3)])
+    assert [item.foretold for item in evidence] == [(2, 3), (1, 2), (3, 3)]
+    best = replace(evidence[0], curriculum="25/75")
+    assert "foretold the better of two in 2 of 3 pairs" in choose_curriculum([best]).reason
+
+
 def test_what_is_said_of_the_paper_is_in_its_scores() -> None:
     reference = Path(__file__).parents[2] / "src" / "biphase" / "paper" / "reference" / "paper_scores.csv"
     means = mean_by_curriculum(reference)
@@ -136,10 +152,33 @@ def test_what_is_said_of_the_paper_is_in_its_scores() -> None:
         assert f"{means[share]:.1f} for {name}" in reason
 
 
+def test_what_is_said_of_small_networks_is_in_our_scores() -> None:
+    """Means over tasks, budgets and seeds, and pairs of recipes that stand at fewer steps as at 1,200."""
+    results = Path(__file__).parents[2] / "studies" / "results" / "price"
+    reason = apply_rule("curriculum", "small network", curriculum="25/75").reason
+    scores: dict[tuple[str, int], list[float]] = {}
+    with open(results / "scores.csv", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            recipe, _, steps = re.sub(r"-seed\d+$", "", row["model"]).removeprefix("1m-").rpartition("-")
+            value = row["test accuracy"] if row["task"] == "genre" else row["test f1"]
+            scores.setdefault((recipe, int(steps) if steps.isdigit() else 0), []).append(100 * float(value))
+    means = {spot: sum(values) / len(values) for spot, values in scores.items()}
+    for name, recipe in (("25/75", "25-75"), ("50/50", "50-50"), ("MLM", "mlm")):
+        assert f"{sum(means[recipe, steps] for steps in (300, 600, 1200)) / 3:.1f} for {name}" in reason
+    recipes = [recipe for recipe, steps in means if steps == 1200]
+    is_right = [
+        (means[one, steps] > means[other, steps]) == (means[one, 1200] > means[other, 1200])
+        for one, other in itertools.combinations(recipes, 2)
+        for steps in (300, 600)
+    ]
+    assert f"in {sum(is_right)} of {len(is_right)} pairs" in reason
+    table = (results / "tables" / "compute-equivalents-1m.md").read_text(encoding="utf-8")
+    [share] = re.findall(r"\| 1m-25-75-1200 \|[^|]*\|[^|]*\| ([^|\[]*?) \[", table)
+    assert f"25/75 needs {share} of MLM's FLOPs" in reason
+
+
 def mean_by_curriculum(path: Path) -> dict[float, float]:
     """Mean over families and budgets of the averages of the ratio experiment, by the nearest quarter of CLM."""
-    import csv
-
     scores: dict[float, list[float]] = {}
     with open(path, encoding="utf-8") as file:
         for row in csv.DictReader(file):

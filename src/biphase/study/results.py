@@ -10,6 +10,7 @@ from biphase.finetuning.selection import select_rate
 from biphase.paper.published import place_arms
 from biphase.report.contrasts import Terms, combine, contrast, judge_difference
 from biphase.report.results import FAMILY_CODES, ReportArm, Result, measured, pool
+from biphase.report.statistics import Difference
 from biphase.study.advise import Evidence
 from biphase.study.cost import Sizes, measure_sizes
 from biphase.study.folder import StudyFolder, read_state
@@ -100,13 +101,17 @@ def compare_curricula(plan: Plan, place: StudyFolder) -> list[Evidence]:
         if arm.parent is None and not arm.settings and arm.curriculum not in tables and len(own) == len(tasks) > 0:
             terms: Terms = [(1 / len(own), score) for score in own]
             found.setdefault((arm.model, arm.recipe.num_steps), {})[arm.curriculum] = terms
-    curricula = max(found.items(), key=lambda item: (len(item[1]), item[0][1]), default=((), dict[str, Terms]()))[1]
-    return weigh_evidence(curricula) if curricula else []
+    if not found:
+        return []
+    network, budget = max(found, key=lambda spot: (len(found[spot]), spot[1]))
+    smaller = [found[name, steps] for name, steps in sorted(found) if name == network and steps < budget]
+    return weigh_evidence(found[network, budget], smaller)
 
 
-def weigh_evidence(curricula: Mapping[str, Terms]) -> list[Evidence]:
+def weigh_evidence(curricula: Mapping[str, Terms], smaller: Sequence[Mapping[str, Terms]] = ()) -> list[Evidence]:
     """Curricula with their mean scores as weighted sums, each told apart from the best or not, by the test of all
-    verdicts: over seeds of pretraining and fine-tuning and over test examples, as far as they are known."""
+    verdicts: over seeds of pretraining and fine-tuning and over test examples, as far as they are known. `smaller` are
+    the same at smaller budgets, to count how often these had two of them in the right order."""
     means = {name: contrast(terms).against() for name, terms in curricula.items()}
     best = curricula[max(means, key=lambda name: means[name].mean)]
     evidence = []
@@ -115,7 +120,21 @@ def weigh_evidence(curricula: Mapping[str, Terms]) -> list[Evidence]:
         is_behind = judge_difference(gap.mean, gap.p_value) == "above"
         seen = means[name]
         evidence.append(Evidence(name, 100 * seen.mean, 100 * (seen.high - seen.mean), is_behind))
-    return evidence
+    ladder = [{name: contrast(terms).estimate for name, terms in rung.items()} for rung in smaller]
+    return [replace(item, foretold=count_foretold(item.curriculum, ladder, means)) for item in evidence]
+
+
+def count_foretold(
+    curriculum: str, ladder: Sequence[Mapping[str, float]], final: Mapping[str, Difference]
+) -> tuple[int, int]:
+    """Pairs of a curriculum and another one at smaller budgets: those in the order of the final budget, and all."""
+    is_right = [
+        (rung[curriculum] > rung[other]) == (final[curriculum].mean > final[other].mean)
+        for rung in ladder
+        for other in rung
+        if curriculum in rung and other != curriculum and other in final
+    ]
+    return sum(is_right), len(is_right)
 
 
 def arm_of_model(plan: Plan, model: EvaluatedModel, sizes: Sizes) -> ReportArm:
