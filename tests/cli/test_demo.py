@@ -55,6 +55,7 @@ def test_the_verdict_says_no_more_than_the_intervals() -> None:
     assert "within noise" in verdict(better)
     noise = results(clm=(1.0, 9.0, 2.0), mlm=(2.0, 2.0, 2.0), random=(3.0, 2.0, 4.0))
     assert verdict(noise).startswith("No gain over random weights is clear of zero")
+    assert "nan" not in verdict(results(clm=(60.0,), mlm=(50.0,), random=(40.0,)))
 
 
 def test_scores_are_drawn_with_every_seed(tmp_path: Path) -> None:

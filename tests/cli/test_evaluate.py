@@ -96,7 +96,7 @@ def test_the_best_of_each_task_is_kept(call: Any, models: Path, tmp_path: Path) 
     assert code == 2 and "a-wnut17 is not an empty folder" in err
     assert len(list((tmp_path / "scores").glob("*/score.json"))) == 4
     code, _, err = call("--keep", kept)
-    assert code == 2 and "--keep is for models that are fine-tuned" in err
+    assert code == 2 and "keep is for models that are fine-tuned" in err
 
 
 def test_failed_cells_are_exit_code_two(call: Any, models: Path, tmp_path: Path) -> None:
@@ -149,13 +149,13 @@ def test_which_tasks_data_is_given_for(tmp_path: Path) -> None:
     tasks = ["nq", str(own)]
 
     def named(*pairs: str) -> dict[str, str]:
-        return name_data_dirs(parse_data_dirs(pairs, tasks), tasks, "--data-dir")
+        return name_data_dirs(parse_data_dirs(pairs, tasks), tasks, "data")
 
     assert named("own=x", "nq=y", "msmarco=z") == {"own": "x", "nq": "y", "msmarco": "z"}
     assert named(f"{own}=x") == {"own": "x"}
     with pytest.raises(InputError, match=r"'snli' is none of the tasks; known: msmarco, nq, own"):
         named("snli=x")
-    with pytest.raises(InputError, match=r"--data-dir: nq has a already"):
+    with pytest.raises(InputError, match=r"data: nq has a already"):
         named("nq=a", "nq=b")
 
 

@@ -138,7 +138,7 @@ def test_append_leaves_what_is_there(corpus: Any, tmp_path: Path, capsys: pytest
         )
     with pytest.raises(InputError, match="never had the content 00000000; it had"):
         ShardSet.open(folder, content="00000000")
-    with pytest.raises(InputError, match="other sources: add to it with --append, choose another folder"):
+    with pytest.raises(InputError, match="other sources: append to it, choose another folder"):
         prepare(sources[1:], corpus.tokenizer, folder, validation_fraction=0.1)
     with pytest.raises(InputError, match="no finished shard set that could grow"):
         prepare(sources, corpus.tokenizer, tmp_path / "none", append=True)

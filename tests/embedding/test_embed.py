@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,6 +13,7 @@ pytest.importorskip("sentence_transformers")
 
 from sentence_transformers import SentenceTransformer
 
+import biphase
 from biphase.config import parse_config
 from biphase.embedding import training
 from biphase.embedding.embed import train_embedder
@@ -111,6 +113,17 @@ def test_stages_follow_each_other_and_mine_negatives(
     monkeypatch.setattr("biphase.embedding.embed.run_stage", lambda *_: pytest.fail("trained again"))
     again = weights(train_embedder(make(stages, "merge=0.5"), tmp_path / "runs")[0])
     assert all(torch.equal(first[name], again[name]) for name in first)
+
+
+def test_a_program_s_texts_are_encoded(make: Make, encoder_folder: Path, tmp_path: Path) -> None:
+    """The empty one too; an embedding model on the device that is named."""
+    embedder = biphase.embed(make("stages.0.max_steps=2"), runs=tmp_path / "runs")
+    for model in (encoder_folder, embedder):
+        vectors = biphase.encode(model, ["", "a text"], device="cpu")
+        np.testing.assert_allclose(vectors[1], biphase.encode(model, "a text")[0], atol=1e-5)
+        assert vectors.shape == (2, 32) and np.isfinite(vectors).all()
+        with pytest.raises(InputError, match="device is cuda"):
+            biphase.encode(model, ["a text"], device="cuda")
 
 
 def test_merging_all_but_nothing_gives_the_network_before(make: Make, encoder_folder: Path, tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ def test_search_answers_and_knows_its_model(
     text.mkdir()
     for number, document in enumerate(documents[:6]):
         (text / f"{number}.txt").write_text(document, encoding="utf-8")
-    with pytest.raises(InputError, match="--model"):
+    with pytest.raises(InputError, match="name an embedding model"):
         search(text, "what did Tip make?", top=2)
     found = search(text, "what did Tip make?", model=encoder_folder, top=2)
     assert list(found["by"]) == [str(encoder_folder)] * 2 + ["BM25"] * 2 and found["id"].str.contains(".txt#").all()
@@ -103,7 +103,7 @@ def test_search_answers_and_knows_its_model(
     model = SentenceTransformer(str(encoder_folder))
     model[0].model.get_input_embeddings().weight.data.add_(1.0)  # type: ignore[union-attr, operator]
     model.save_pretrained(str(other))
-    with pytest.raises(InputError, match="--rebuild"):
+    with pytest.raises(InputError, match="rebuild it"):
         search(f"{text}.index", "who?", model=other)
     (text / "0.txt").write_text("something else")
     with pytest.raises(InputError, match="another text"):

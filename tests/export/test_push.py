@@ -176,7 +176,7 @@ def test_export_goes_on_to_the_hub(hub: Hub, run: Run, tmp_path: Path) -> None:
 
 
 def test_what_is_refused_before_anything_is_sent(hub: Hub, folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"README\.md says no license; give --license"):
+    with pytest.raises(InputError, match=r"README\.md says no license; give one"):
         push_model(str(folder), "me/encoder")
     with pytest.raises(InputError, match=r"README\.md says no language"):
         push_model(str(folder), "me/encoder", license="mit")
@@ -185,6 +185,11 @@ def test_what_is_refused_before_anything_is_sent(hub: Hub, folder: Path, tmp_pat
             push_model(str(folder), repo, license="mit", languages=("en",))
     with pytest.raises(InputError, match="is no model folder"):
         push_model(str(tmp_path), "me/encoder", license="mit", languages=("en",))
+    card = (folder / "README.md").read_text()
+    (folder / "README.md").write_text(card.replace("---\n", "---\nlicense: mit\nlanguage: en\n", 1))
+    push_model(str(folder), "me/encoder", license="mit", languages=("en",), dry_run=True)
+    with pytest.raises(InputError, match=r"says license mit, not apache-2\.0: leave one out"):
+        push_model(str(folder), "me/encoder", license="apache-2.0")
     (folder / "README.md").write_text("trained on /data/mine/corpus")
     with pytest.raises(InputError, match=r"README\.md names a place on this machine, /data/mine/corpus"):
         push_model(str(folder), "me/encoder", license="mit", languages=("en",))
@@ -193,7 +198,7 @@ def test_what_is_refused_before_anything_is_sent(hub: Hub, folder: Path, tmp_pat
 
 def test_a_public_repository_is_asked_for(hub: Hub, folder: Path) -> None:
     hub.private["me/encoder"] = False
-    with pytest.raises(InputError, match="is there already, and public; give --public"):
+    with pytest.raises(InputError, match="is there already, and public; say public"):
         push_model(str(folder), "me/encoder", license="mit", languages=("en",))
     assert not hub.branches
     push_model(str(folder), "me/new", license="mit", languages=("en",), public=True)

@@ -37,7 +37,7 @@ def test_one_training_gives_a_score_by_name(model_folder: Path, tmp_path: Path) 
     task = write_transfer(tmp_path)
     assert name_tests(task) == (f"{task}:en", f"{task}:de") and name_tests("snli") == ("snli",)
     config = FinetuneConfig(precision="fp32", device="cpu", max_length=64)
-    dirs = name_data_dirs([(task, str(tmp_path))], name_tests(task), "--data-dir")
+    dirs = name_data_dirs([(task, str(tmp_path))], name_tests(task), "data")
     grid = Grid((str(model_folder),), name_tests(task), config, tmp_path, (1e-3,), (0,), dirs)
     [training] = plan_grid(grid)
     assert [cell.task.name for cell in training.cells] == ["own.en", "own.de"]

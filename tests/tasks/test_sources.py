@@ -58,7 +58,7 @@ def test_every_layout_is_found(tmp_path: Path, name: str) -> None:
         assert source.form == layout and source.name == str(folder)
         last = source.files["test"][0]
         last.unlink()
-        with pytest.raises(InputError, match=f"--data-dir {folder}: task '{name}' needs ") as caught:
+        with pytest.raises(InputError, match=f"{folder}: task '{name}' needs ") as caught:
             find_source(task, folder)
         assert all(file in str(caught.value) for file in names)
 
@@ -91,7 +91,7 @@ def test_bundled() -> None:
     assert sum(file.stat().st_size for file in files) < 1_500_000
     notice = (folder / "LICENSES.md").read_text(encoding="utf-8")
     assert all(f"## {name}-" in notice for name, task in task_table().items() if task.bundled)
-    with pytest.raises(InputError, match=r"'snli' comes neither .* give its folder with --data-dir"):
+    with pytest.raises(InputError, match=r"'snli' comes neither .* give the folder with its data"):
         find_source(changed("snli", bundled=False, hub=None), None)
     with pytest.raises(InputError, match="'genre' is not on the hub"):
         find_source(task_table()["genre"], HUB)
@@ -315,7 +315,7 @@ def test_hub_revisions_are_resolved(commits: dict) -> None:
     moved = changed("ontonotes5", hub=task.hub.model_copy(update={"revision": other}))
     assert find_source(moved, None).hash != source.hash
     with pytest.raises(
-        InputError, match=r"hgissbkh/uner_en: the commit of its newest revision .*no network\); a local"
+        InputError, match=r"hgissbkh/uner_en: the commit of its newest revision .*no network\); give a folder"
     ):
         find_source(task_table()["uner_en_ewt"], HUB)
 
@@ -334,7 +334,7 @@ def test_hub_errors(hub: dict) -> None:
         (RuntimeError("Dataset scripts are no longer supported, but found x.py"), "remote code, which is never run"),
         (
             ValueError("Unknown split\nmore"),
-            r"split 'train' cannot be read from the hub \(Unknown split\); a local copy",
+            r"split 'train' cannot be read from the hub \(Unknown split\); give a folder",
         ),
         (FileNotFoundError(), r"\(FileNotFoundError\)"),
     ):

@@ -4,6 +4,7 @@ import inspect
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -189,13 +190,38 @@ def test_names_and_texts(tmp_path: Path) -> None:
         ({"dev": []}, "name them train, validation and test"),
         ([{"text": "a b"}], "which column"),
         ({"train": "nothere.csv"}, "nothere.csv is not a file of rows"),
-        ("nothere", "which task"),
+        ("nothere", "nothere does not exist; give a file of rows as data"),
         ([3], "row 0 is of type int"),
     ],
 )
 def test_rows_that_are_no_task(data: Any, said: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=said):
         biphase.finetune("model", data=data, scores=tmp_path / "scores")
+
+
+def test_rows_alone_are_all_the_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from biphase.verbs import grids
+
+    asked: list[list[str]] = []
+
+    def run(models: list[str], tasks: list[str], **_: Any) -> None:
+        asked.append(tasks)
+        raise InputError("not run")
+
+    monkeypatch.setattr(grids, "run_evaluation", run)
+    rows = [{"text": f"a text {n}", "label": "ab"[n % 2]} for n in range(9)]
+    for data in (None, {"mine": rows}):
+        with pytest.raises(InputError, match="not run"):
+            biphase.evaluate("model", data=data, scores=tmp_path)
+    assert asked[0] == ["paper"] and [Path(task).parent.name[:5] for task in asked[1]] == ["mine-"]
+
+
+def test_texts_in_memory_have_a_limit(tmp_path: Path) -> None:
+    def read() -> Iterator[str]:
+        yield from ["a text of words"] * 40
+        raise AssertionError("read beyond the limit")
+
+    biphase.train_tokenizer(read(), tmp_path / "tokenizer", vocab_size=265, limit_mb=40 * 15 / 1e6 - 1e-6)
 
 
 def test_silence(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

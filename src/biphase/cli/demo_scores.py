@@ -1,5 +1,6 @@
 """What the demo's models scored: a table, a plot, and what the intervals allow to say."""
 
+import math
 from collections.abc import Mapping
 from functools import partial
 from itertools import cycle
@@ -79,7 +80,8 @@ def verdict(results: Results) -> str:
         first, second = sorted(models, key=lambda model: -results[model, task].mean)[:2]
         lead = difference(results[first, task], results[second, task]).against()
         sure = "more than noise by a test of these two alone" if is_clear(lead) else "within noise"
-        size = f"{100 * lead.mean:.1f} (±{100 * (lead.high - lead.mean):.1f})"
+        reach = "" if math.isnan(lead.high) else f" (±{100 * (lead.high - lead.mean):.1f})"
+        size = f"{100 * lead.mean:.1f}{reach}"
         told.append(f"{first} leads on {task} by {size}, {sure}")
     noise = difference(results[models[0], tasks[0]], results[models_of(results)[1], tasks[0]]).noise
     return f"{paid}\nBetween the arms: {'; '.join(told)}.\nNoise accounted for: {show_noise(noise) or 'nothing'}."

@@ -36,8 +36,8 @@ ScoresOption = Annotated[Path, typer.Option("--out", help="Where finished cells 
 def evaluate_command(
     models: ModelArguments = None,
     tasks: Annotated[
-        str, typer.Option(help="Names or YAML files, by commas; `paper` stands for its twelve.")
-    ] = "paper",
+        str | None, typer.Option(help="Names or YAML files, by commas; `paper`, its twelve, unless given.")
+    ] = None,
     learning_rates: Annotated[str, typer.Option(help="By commas.")] = "1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4",
     seeds: Annotated[str, typer.Option(help="By commas, or a range such as 0-4.")] = "0-4",
     scores: ScoresOption = Path("scores"),
@@ -71,7 +71,7 @@ def evaluate_command(
     from biphase.report.comparison import compare
     from biphase.verbs.grids import is_zero_shot, refuse_with_zero_shot, run_evaluation
 
-    as_json, asked = is_json(form), tasks.split(",")
+    as_json, asked = is_json(form), (tasks or "paper").split(",")
     names, settings = split_words(models or ())
     if names and is_zero_shot(asked):
         refuse_with_zero_shot(dry_run=dry_run, part=part, compare=pair, settings=settings)

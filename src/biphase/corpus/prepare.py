@@ -97,7 +97,7 @@ def prepare(
         refuse_links(out)
         before = read_shard_manifest(out) if (out / "manifest.json").exists() else None
         if append and before is None:
-            raise InputError(f"{out} holds no finished shard set that could grow: leave --append out")
+            raise InputError(f"{out} holds no finished shard set that could grow: leave append out")
         sources_hash = content_hash([[split, [source.fingerprint for source in group]] for split, group in found])
         facts = known_facts(tokenizer) | {"sources_hash": sources_hash, "options": options}
         is_made = before is not None and check_same_set(out, before, facts, append=append)
@@ -192,7 +192,7 @@ def check_same_set(out: Path, before: ShardManifest, facts: dict[str, Any], *, a
     asked_for = facts | {"options": facts["options"].model_dump()}
     names = ("tokenizer_hash",) if append else ("sources_hash", "tokenizer_hash", "options")
     what = ", ".join(name.removesuffix("_hash") for name in names if first[name] != asked_for[name])
-    grow = "" if append or "tokenizer" in what else "add to it with --append, "
+    grow = "" if append or "tokenizer" in what else "append to it, "
     raise InputError(
         f"{out} holds a finished shard set of other {what}: {grow}choose another folder, or delete "
         f"{out / 'manifest.json'} to make it anew (files that are still the same are not tokenized again)"

@@ -212,7 +212,7 @@ def read_txt(path: Path, txt_documents: TxtDocuments) -> Documents:
         if num_chars > MAX_LINE_BYTES and txt_documents != "lines":
             raise InputError(
                 f"{path}:{number}: the document has more than {MAX_LINE_BYTES:,} characters; have the file split into "
-                "paragraphs or lines (--txt-documents), or split it"
+                "paragraphs or lines (txt_documents), or split it"
             )
         if txt_documents == "file":
             held.append(line)
@@ -294,7 +294,7 @@ def document_of(row: dict[str, Any], source: TextSource, place: str, text_field:
 
 def missing_field(names: Iterable[str], source: TextSource, place: str, text_field: str) -> InputError:
     return InputError(
-        f"{source.name}{place}: no field '{text_field}'; the fields are: {', '.join(names)}; name one with --text-field"
+        f"{source.name}{place}: no field '{text_field}'; the fields are: {', '.join(names)}; name one as text_field"
     )
 
 
@@ -304,12 +304,18 @@ def sample_texts(
     txt_documents: TxtDocuments = "file",
     limit_mb: float | None = None,
 ) -> Iterator[str]:
-    """The texts of the sources, or the first texts of each until about `limit_mb` MB (10⁶ bytes), shared out evenly."""
-    limit = None if limit_mb is None else limit_mb * 1e6 / len(sources)
+    """The texts of the sources, or the first texts of each until about `limit_mb` MB, shared out evenly."""
+    limit = None if limit_mb is None else limit_mb / len(sources)
     for source in sources:
-        taken = 0
-        for document, _ in read_documents(source, text_field, txt_documents=txt_documents):
-            if limit is not None and taken >= limit:
-                break
-            taken += len(document.text.encode())
-            yield document.text
+        documents = read_documents(source, text_field, txt_documents=txt_documents)
+        yield from first_texts((document.text for document, _ in documents), limit)
+
+
+def first_texts(texts: Iterable[str], limit_mb: float | None) -> Iterator[str]:
+    """The first of the texts, until they have about `limit_mb` MB (10⁶ bytes)."""
+    taken = 0
+    for text in texts:
+        yield text
+        taken += len(text.encode())
+        if limit_mb is not None and taken >= limit_mb * 1e6:
+            break

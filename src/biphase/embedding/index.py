@@ -59,7 +59,7 @@ def open_index(path: Path, model: str | None) -> IndexManifest:
         raise InputError(
             f"{path} was made by {manifest.model}"
             + (f", not by {model}" if model else ", which has changed since")
-            + ": build it again with --rebuild"
+            + ": rebuild it"
         )
     return manifest
 
@@ -108,7 +108,7 @@ def answer_question(index: Path, manifest: IndexManifest, question: str, top: in
     passages = [json.loads(line) for line in (index / "passages.jsonl").read_text(encoding="utf-8").splitlines()]
     rows_ND = np.load(index / "embeddings.npy", mmap_mode="r", allow_pickle=False)
     if len(passages) != manifest.num_passages or rows_ND.shape != (manifest.num_passages, manifest.width):
-        raise InputError(f"{index} is damaged: passages and embeddings do not match; build it again with --rebuild")
+        raise InputError(f"{index} is damaged: passages and embeddings do not match; rebuild it")
     query_D = load_embedder(manifest.model).encode_query(question, normalize_embeddings=True)
     scores_N = rows_ND @ query_D
     best_K = np.argsort(-scores_N, kind="stable")[:top].tolist()

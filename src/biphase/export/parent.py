@@ -25,9 +25,9 @@ def merge_with_parent(network: PreTrainedModel, run: Run, manifest: CheckpointMa
         InputError: the run looks back only or began with random weights, or its parent is not at hand or has changed.
     """
     if not 0 < share < 1:
-        raise InputError(f"--merge {share:g} is no share of the parent: give one above 0 and below 1, such as 0.5")
+        raise InputError(f"merge {share:g} is no share of the parent: give one above 0 and below 1, such as 0.5")
     if manifest.objective == "clm":
-        raise InputError(f"{run.path} ended with CLM: --merge is for an encoder that came from a decoder")
+        raise InputError(f"{run.path} ended with CLM: merge is for an encoder that came from a decoder")
     name, folder, seed = find_decoder(run, manifest)
     embedding: Any = network.get_input_embeddings()
     parent = load_model(folder, vocab_size=embedding.weight.shape[0], seed=seed)
@@ -48,7 +48,7 @@ def find_decoder(run: Run, manifest: CheckpointManifest) -> tuple[str, Path, int
             raise InputError(f"{init.model} is not what {run.path} started from: its files have changed since")
         return Path(init.model).name if Path(init.model).is_dir() else init.model, folder, recipe.seed
     if init.checkpoint is None:
-        raise InputError(f"{run.path} began with random weights, not with a decoder to merge with; leave out --merge")
+        raise InputError(f"{run.path} began with random weights, not with a decoder to merge with; leave out merge")
     folder = find_checkpoint(init.checkpoint)
     parent = read_checkpoint_manifest(folder)
     if parent.content != manifest.parent:

@@ -133,13 +133,16 @@ def plan_upload(folder: Path, revision: str, repo: str, license: str | None, lan
 
 
 def complete_card(text: str, path: Path, license: str | None, languages: tuple[str, ...]) -> str:
-    """The card with licence and languages. Raises `InputError` where neither it nor the user says them."""
+    """The card with licence and languages where it does not say them. Raises `InputError` where nobody says them, or
+    the user something else."""
     card = ModelCard(text, ignore_metadata_errors=True)
-    data: Any = card.data
-    data.license, data.language = license or data.license, list(languages) or data.language
-    for name, value in (("license", data.license), ("language", data.language)):
-        if not value:
-            raise InputError(f"{path} says no {name}; give --{name}, or write it at its top")
+    for name, given in (("license", license), ("language", list(languages))):
+        said = getattr(card.data, name)
+        if not (said or given):
+            raise InputError(f"{path} says no {name}; give one, or write it at its top")
+        if said and given and given not in (said, [said]):
+            raise InputError(f"{path} says {name} {said}, not {given}: leave one out, or change the other at its top")
+        setattr(card.data, name, said or given)
     return str(card)
 
 
@@ -151,7 +154,7 @@ def open_repository(api: HfApi, repo: str, public: bool) -> None:
         api.create_repo(repo, private=not public)
         return
     if not is_private and not public:
-        raise InputError(f"{repo} is there already, and public; give --public to send to it")
+        raise InputError(f"{repo} is there already, and public; say public to send to it")
 
 
 def send(api: HfApi, repo: str, upload: Upload) -> str:

@@ -126,7 +126,7 @@ def settle_config(config: FinetuneConfig, task: Task, max_length: int) -> Finetu
     """
     if config.frozen and task.family == "retrieval":
         raise InputError(
-            f"frozen: {task.name} has no head to train; `--tasks zero-shot:FOLDER` scores embeddings as they are"
+            f"frozen: {task.name} has no head to train; the task zero-shot:FOLDER scores embeddings as they are"
         )
     matters = {*FAMILY_SETTINGS[task.family]}
     if task.family == "question_answering":

@@ -59,9 +59,9 @@ class KeptRecord(Strict):
 def check_keepable(encoder: Encoder, cell: CellContext, folder: Path) -> None:
     """Raises `InputError` for a folder that is not empty, and for a network that transformers has no class for."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise InputError(f"--keep {folder} is not an empty folder; choose another, or delete it first")
+        raise InputError(f"keep: {folder} is not an empty folder; choose another, or delete it first")
     if cell.task.family == "question_answering" and cell.config.qa_head != "span":
-        raise InputError("--keep: transformers has no class with the token head; give qa_head=span")
+        raise InputError("keep: transformers has no class with the token head; give qa_head=span")
     with torch.random.fork_rng(devices=[]):
         backbone = copy_backbone(encoder.backbone, [])
         to_transformers(FAMILY_MODULES[cell.task.family].build_model(backbone, cell).eval(), encoder, cell)
@@ -146,7 +146,7 @@ def with_same_head(kind: Any, config: Any, network: Any, cell: CellContext) -> A
     remedy = "head=transformers trains its own head" if is_sequence else "encoders of biphase's own have one"
     remedy = "a linear probe is not kept" if cell.config.frozen and is_sequence else remedy
     refusal = InputError(
-        f"--keep: transformers has no class for '{config.model_type}' with our head for {cell.task.family}; {remedy}"
+        f"keep: transformers has no class for '{config.model_type}' with our head for {cell.task.family}; {remedy}"
     )
     try:
         model = kind.from_config(config, attn_implementation="sdpa").float().eval()

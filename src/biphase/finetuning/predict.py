@@ -98,7 +98,9 @@ def open_model(name: str, file: Path, template: str | None, device: torch.device
     if (folder / RECORD).exists():
         record = read_json_as(folder / RECORD, KeptRecord, "fine-tune it again with --keep")
         if template is not None:
-            raise InputError(f"{name} says itself what its inputs look like ({record.task.template!r}): no --template")
+            raise InputError(
+                f"{name} says itself what its inputs look like ({record.task.template!r}): leave template out"
+            )
         task = record.task
     elif family == "question_answering":
         raise InputError(

@@ -51,7 +51,9 @@ def claim_study_folder(path: Path, study: Study) -> StudyFolder:
     if kept.exists():
         name = read_yaml(kept).get("name")
         if name != study.name:
-            raise InputError(f"{path} is the folder of the study '{name}', not of '{study.name}'; choose another --out")
+            raise InputError(
+                f"{path} is the folder of the study '{name}', not of '{study.name}'; choose another folder"
+            )
     path.mkdir(parents=True, exist_ok=True)
     write_text(kept, text)
     return StudyFolder(path)

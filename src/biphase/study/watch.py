@@ -179,7 +179,7 @@ def watch_study(plan: Plan, place: StudyFolder, tell: Callable[[str], None] = er
     Raises `InputError` where there is no such folder.
     """
     if not place.path.is_dir():
-        raise InputError(f"{place.path} is not there; start the study, or give its folder by --out")
+        raise InputError(f"{place.path} is not there; start the study, or name its folder")
     with TemporaryDirectory() as folder:
         page = LivePage(plan, place, Path(folder) / "page")
         handler = partial(Handler, page)

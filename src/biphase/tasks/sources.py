@@ -60,7 +60,7 @@ def find_source(task: Task, data_dir: Path | None) -> TaskSource:
         )
     if data_dir is not None and data_dir != HUB:
         if not data_dir.is_dir():
-            raise InputError(f"--data-dir {data_dir} is not a folder")
+            raise InputError(f"{data_dir} is not a folder with the data of task '{task.name}'")
         for layout in task.files:
             files = find_layout(task, layout, data_dir)
             if all(files.values()):
@@ -68,14 +68,14 @@ def find_source(task: Task, data_dir: Path | None) -> TaskSource:
         if not task.files:
             raise InputError(f"task '{task.name}' does not say what files a folder holds: give them as files")
         needed = " or ".join(" + ".join(parts_of(task, layout).values()) for layout in task.files)
-        raise InputError(f"--data-dir {data_dir}: task '{task.name}' needs {needed} there")
+        raise InputError(f"{data_dir}: task '{task.name}' needs {needed} there")
     if data_dir is None and task.bundled:
         train, validation, test = (f"{task.name}-{split}.jsonl" for split in TASK_SPLITS)
         layout = FileLayout(train=train, validation=validation, test=test)
         return source_of_files(task, "biphase", layout, find_layout(task, layout, BUNDLED / "tasks"))
     if task.hub is None:
         where = "is not on the hub" if data_dir == HUB else "comes neither with biphase nor from the hub"
-        raise InputError(f"task '{task.name}' {where}: give its folder with --data-dir")
+        raise InputError(f"task '{task.name}' {where}: give the folder with its data")
     hub = task.hub.model_copy(update={"revision": pin_commit(task.hub.id, task.hub.revision)})
     digest = content_hash([definition(task), hub.model_dump(mode="json")])
     return TaskSource(task, f"{hub.id}@{hub.revision}", digest, hub, {})
@@ -229,7 +229,7 @@ def pin_commit(hub_id: str, revision: str | None) -> str:
     except (OSError, ValueError, HTTPError, HfHubHTTPError) as error:
         raise InputError(
             f"{hub_id}: the commit of its {revision or 'newest'} revision cannot be had from the hub "
-            f"({first_line(error)}); a local copy works with --data-dir"
+            f"({first_line(error)}); give a folder with a copy of the data"
         ) from None
     assert commit is not None
     return commit
@@ -264,9 +264,9 @@ def read_hub(source: TaskSource, hub: Hub, config: str | None, split: str) -> Ro
         reason = first_line(error)
         if "scripts are no longer supported" in reason or "trust_remote_code" in reason:
             raise InputError(
-                f"{hub.id} needs remote code, which is never run: give a local copy as --data-dir"
+                f"{hub.id} needs remote code, which is never run: give a folder with a copy of the data"
             ) from None
         raise InputError(
-            f"{hub.id}: split '{split}' cannot be read from the hub ({reason}); a local copy works with --data-dir"
+            f"{hub.id}: split '{split}' cannot be read from the hub ({reason}); give a folder with a copy of the data"
         ) from None
     return rows_of_dataset(table, own_name(source, source.task.label), f"{hub.id} {split}")

@@ -57,10 +57,10 @@ def describe_data(data: Path, label: str | None) -> dict[str, Any]:
     if {"question", "context"} <= set(columns):
         return {"family": "question_answering", "files.0": splits}
     if label is not None and label not in columns:
-        raise InputError(f"--label: {data} has no column '{label}'; its columns are: {', '.join(columns)}")
+        raise InputError(f"label: {data} has no column '{label}'; its columns are: {', '.join(columns)}")
     label = label or next((name for name in LABEL_NAMES if name in columns), None)
     if label is None:
-        raise InputError(f"which column of {data} is the label? Say it with --label: {', '.join(columns)}")
+        raise InputError(f"which column of {data} is the label? Name it as label: {', '.join(columns)}")
     if isinstance(columns[label], list):
         words = next((name for name in WORD_NAMES if name in columns), None)
         if words is None:
@@ -130,6 +130,6 @@ def label_names(data: Path, label: str, values: list[Any]) -> list[str]:
     )
     if not 2 <= len(counts) <= MOST_CLASSES:
         raise InputError(
-            f"{data}: column '{label}' has {len(counts)} different values; say with --label which has classes"
+            f"{data}: column '{label}' has {len(counts)} different values; name the one with classes as label"
         )
     return sorted(counts, key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name))

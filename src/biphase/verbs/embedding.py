@@ -78,7 +78,7 @@ def run_zero_shot(models: Sequence[str], tasks: Sequence[str], out: Path, keep: 
     Results are kept as MTEB's JSON, `out/zero-shot/MODEL/TASK.json`. There is nothing fine-tuned to `keep`.
     """
     if keep is not None:
-        raise InputError("--keep is for models that are fine-tuned on tasks, without --part")
+        raise InputError("keep is for models that are fine-tuned on tasks, without part")
     with needs_embeddings("zero-shot evaluation"):
         from biphase.embedding.evaluation import read_judged, score_bm25, score_embedder, to_mteb
         from biphase.embedding.folder import load_embedder
@@ -86,7 +86,7 @@ def run_zero_shot(models: Sequence[str], tasks: Sequence[str], out: Path, keep: 
     for task in tasks:
         kind, _, place = task.partition(":")
         if kind not in given:
-            raise InputError(f"--tasks: '{task}' is fine-tuned on, the others are not; give them to two commands")
+            raise InputError(f"tasks: '{task}' is fine-tuned on, the others are not; give them to two commands")
         given[kind].append(place)
     judged = [read_judged(Path(place)) for place in given["zero-shot"]]
     embedders = {model: load_embedder(model) for model in models}
@@ -167,9 +167,9 @@ def find_passages(
     if is_index(folder) and not rebuild:
         manifest = open_index(folder, asked)
         if folder != Path(source) and manifest.text_hash != hash_source(source):
-            raise InputError(f"{folder} was made of another text than {source} holds now: add --rebuild")
+            raise InputError(f"{folder} was made of another text than {source} holds now: rebuild it")
     elif asked is None:
-        raise InputError(f"{source} has no index yet: name an embedding model with --model")
+        raise InputError(f"{source} has no index yet: name an embedding model as model")
     else:
         manifest = build_index(source, asked, folder, text_field)
         err.print(f"{folder}: {manifest.num_passages:,} passages")

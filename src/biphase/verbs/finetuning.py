@@ -47,6 +47,8 @@ def finetune(
     from biphase.finetuning.fit import fit_cell
 
     config = parse_config(FinetuneConfig, settings, origin=task or "finetune")
+    if task is None and is_folder(data) and not Path(data).exists():
+        raise InputError(f"{data} does not exist; give a file of rows as data")
     folder = data if is_folder(data) else None
     if folder is None and data is not None:
         task, folder = write_task(data, Path(scores) / OWN_TASKS, task, template, label)

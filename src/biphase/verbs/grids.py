@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 def evaluate(
     models: str | Path | Iterable[str | Path] = (),
-    tasks: str | Iterable[str] = "paper",
+    tasks: str | Iterable[str] | None = None,
     *,
     learning_rates: Iterable[float] = PAPER_LEARNING_RATES,
     seeds: Iterable[int] = PAPER_SEEDS,
@@ -52,13 +52,12 @@ def evaluate(
 
     Args:
         models: `RUN[@STEP]`, model folders or hub ids (`ID@REVISION`). Without one: what is in `scores` already.
-        tasks: names or YAML files; `paper`: its twelve; `zero-shot:FOLDER`, `mteb:NAME`: embeddings as they are.
+        tasks: names or YAML files, those of `data` or `paper`'s twelve unless given; `zero-shot:FOLDER`, `mteb:NAME`.
         scores: where finished cells are kept.
         data: by task, the folder with its data as published; or, for tasks of your own, rows as `finetune` takes them.
         engine: `ray` for many machines, with the `address` of a cluster.
         workers: cells side by side; one per core or GPU unless given; `workers_per_gpu` share a GPU.
-        part: `NUMBER/TOTAL`: only this part of the cells (a Slurm array).
-        dry_run: say which cells are missing, and run none.
+        part: `NUMBER/TOTAL`: only this part of the cells (a Slurm array); `dry_run`: say which are missing, run none.
         keep: write the best fine-tuned model of each task, by validation, below here.
         settings: of all cells, such as `max_steps=200`.
 
@@ -67,7 +66,8 @@ def evaluate(
     """
     import pandas
 
-    names, asked = (list(map(str, [given] if isinstance(given, str | Path) else given)) for given in (models, tasks))
+    given = (models, tasks or list(data or ["paper"]))
+    names, asked = (list(map(str, [one] if isinstance(one, str | Path) else one)) for one in given)
     refuse_axes(settings)
     if names and is_zero_shot(asked):
         refuse_with_zero_shot(dry_run=dry_run, part=part, settings=settings)
@@ -198,11 +198,11 @@ def run_evaluation(
 ) -> EvaluatedGrid:
     """Run what is missing of the grid, unless it is a dry run, and read what `out` holds then."""
     if keep is not None and (not models or part is not None):
-        raise InputError("--keep is for models that are fine-tuned on tasks, without --part")
+        raise InputError("keep is for models that are fine-tuned on tasks, without part")
     failures: list[Failure] = []
     if models:
         names = tuple(name for task in tasks for name in (PAPER_TASKS if task == "paper" else name_tests(task)))
-        known = name_data_dirs(data_dirs, names, "--data-dir")
+        known = name_data_dirs(data_dirs, names, "data")
         where = parse_config(Engine, engine | {"device": settings.device}, origin="evaluate")
         grid = Grid(tuple(models), names, grids.resolve_for(settings, where), out, learning_rates, seeds, known)
         chosen = grids.plan_grid(grid)

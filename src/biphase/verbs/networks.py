@@ -125,7 +125,10 @@ def encode(model: Any, texts: Iterable[str], *, device: str = "auto") -> "np.nda
     model = load(model) if isinstance(model, str | Path) else model
     texts = [texts] if isinstance(texts, str) else list(texts)
     if not hasattr(model, "backbone"):
-        return model.encode(texts, show_progress_bar=False, convert_to_numpy=True)
+        from biphase.device import choose_device
+
+        place = str(choose_device(device))
+        return model.encode(texts, show_progress_bar=False, convert_to_numpy=True, device=place)
     return encode_packed(model, texts, device)
 
 

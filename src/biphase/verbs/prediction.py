@@ -16,11 +16,11 @@ OUT_ENDINGS = (".jsonl", ".csv")
 
 def check_out(out: Path) -> None:
     if out.suffix not in OUT_ENDINGS:
-        raise InputError(f"--out {out}: name a {' or '.join(OUT_ENDINGS)} file")
+        raise InputError(f"{out}: name a {' or '.join(OUT_ENDINGS)} file")
     if out.exists():
-        raise InputError(f"--out {out} is there already; choose another name, or delete it first")
+        raise InputError(f"{out} is there already; choose another name, or delete it first")
     if not out.absolute().parent.is_dir():
-        raise InputError(f"--out {out}: there is no folder {out.parent}")
+        raise InputError(f"{out}: there is no folder {out.parent}")
 
 
 def predict_rows(model: str, file: Path, template: str | None, device: str) -> Iterator[Row]:
@@ -28,7 +28,7 @@ def predict_rows(model: str, file: Path, template: str | None, device: str) -> I
     if not file.exists():
         raise InputError(f"{file} does not exist")
     if device not in ("auto", "cpu", "cuda"):
-        raise InputError(f"--device {device}: give auto, cpu or cuda")
+        raise InputError(f"device {device}: give auto, cpu or cuda")
     from biphase.device import choose_device
     from biphase.finetuning.predict import open_model, predict_file
 
@@ -79,5 +79,5 @@ def write_csv(rows: Iterable[Row], sink: TextIO) -> None:
             table.writeheader()
         extra = sorted(flat.keys() - set(table.fieldnames))
         if extra:
-            raise InputError(f"row {number} has a column '{extra[0]}' that the first row has not; give --out as .jsonl")
+            raise InputError(f"row {number} has a column '{extra[0]}' that the first row has not; write a .jsonl file")
         table.writerow(flat)

@@ -28,6 +28,7 @@ def train_tokenizer(
         vocab_size: tokens, special ones included.
         limit_mb: train on at most this many MB of text.
     """
+    from biphase.corpus.text import first_texts
     from biphase.corpus.tokenizer import save_tokenizer
     from biphase.corpus.tokenizer import train_tokenizer as train
 
@@ -35,7 +36,7 @@ def train_tokenizer(
         names = [sources] if isinstance(sources, str | Path) else sources
         texts = sample_texts(find_text_sources(names), text_field, txt_documents, limit_mb)
     else:
-        texts = (text_of(row, text_field) for row in rows_in(sources, text_field))
+        texts = first_texts((text_of(row, text_field) for row in rows_in(sources, text_field)), limit_mb)
     tokenizer = train(texts, vocab_size)
     save_tokenizer(tokenizer, Path(out))
     console.print(f"{out}: {len(tokenizer):,} tokens")
