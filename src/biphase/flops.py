@@ -143,6 +143,13 @@ def read_shape(settings: Mapping[str, Any]) -> Shape:
     )
 
 
+AFTER_PADDING = {
+    *("camembert", "data2vec-text", "esm", "ibert", "longformer", "luke", "mpnet", "roberta", "roberta-prelayernorm"),
+    *("xlm-roberta", "xlm-roberta-xl", "xmod"),
+}
+"""Types of networks that number positions from behind the index of padding, so that the first ones are of no use."""
+
+
 def longest_text(config: Any) -> int | None:
     """Up to how many tokens a network's configuration reads every text in the same way, None for any number.
 
@@ -157,6 +164,16 @@ def longest_text(config: Any) -> int | None:
             original = original or getattr(config, "original_max_position_embeddings", None) or limit
             limit = min((number for number in (limit, original) if number), default=0)
     return limit if limit and limit > 0 else None
+
+
+def count_positions(config: Any, first_position: int | None = None) -> int:
+    """How many tokens a network has positions for. Loading proves the number of the first; else its type tells."""
+    positions = longest_text(config)
+    if not positions:
+        return 2**31
+    if first_position is None:
+        first_position = (config.pad_token_id or 0) + 1 if config.model_type in AFTER_PADDING else 0
+    return positions - first_position
 
 
 @dataclass(frozen=True)

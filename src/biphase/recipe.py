@@ -68,6 +68,7 @@ class Data(Grown):
     random lengths and lets the documents inside a sample see each other."""
     min_sample_tokens: PositiveCount = 12
     max_sample_tokens: PositiveCount = 2048
+    """Where it is not given, no more than the `init.model` has positions for."""
     order_seed: Seed = 42
 
     @model_validator(mode="after")

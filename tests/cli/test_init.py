@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import pandas
 import pytest
 
 from biphase.cli.init import init_recipe_command, init_study_command, init_task_command, names_of
@@ -92,6 +93,51 @@ FILES: dict[str, dict[str, str]] = {
         )
     },
 }
+
+
+COLUMNS: dict[str, tuple[list[dict[str, Any]], dict[str, Any]]] = {
+    "regression": ([{"sentence1": f"a {n}", "sentence2": f"b {n}", "score": n / 4} for n in range(40)], {}),
+    "multi_label_classification": (
+        [{"body": f"a {n}", "labels": ["x"] * (n % 2) + ["y"] * (n % 3)} for n in range(40)],
+        {"classes": ("x", "y")},
+    ),
+    "multiple_choice": (
+        [{"ctx": f"a {n}", "endings": [f"b {n}", f"c {n}", "d"], "label": n % 3} for n in range(40)],
+        {"classes": ("A", "B", "C"), "choices": ("endings",), "template": "{ctx} {choice}"},
+    ),
+}
+
+
+@pytest.mark.parametrize("family", COLUMNS)
+@pytest.mark.parametrize("ending", ["jsonl", "csv"])
+def test_what_kind_of_label_it_is_stands_in_the_data(family: str, ending: str) -> None:
+    rows, expected = COLUMNS[family]
+    if ending == "csv" and family == "multiple_choice":  # a column for each, and the right one by its number
+        rows = [
+            {"ctx": row["ctx"], "option1": "b", "option2": row["endings"][1], "answer": n % 2 + 1}
+            for n, row in enumerate(rows)
+        ]
+        expected = {"classes": ("1", "2"), "choices": ("option1", "option2")}
+    table = pandas.DataFrame(rows)
+    if ending == "csv":
+        table = table.map(lambda value: "; ".join(value) if isinstance(value, list) else value)
+        table.to_csv("train.csv", index=False)
+    else:
+        table.to_json("train.jsonl", orient="records", lines=True)
+    init_task_command(Path(f"train.{ending}"), None, None, Path("mine.yaml"))
+    task = find_task("mine.yaml")
+    assert (task.problem_type or task.family) == family
+    assert {key: getattr(task, key) for key in expected} == expected
+    data: Any = load_examples(find_source(task, Path()), judged_only=False)
+    assert len(data.splits["train"]) > 20
+
+
+def test_a_family_that_is_named_is_believed() -> None:
+    Path("train.csv").write_text("text,stars\n" + "".join(f"a b {n},{n % 5}\n" for n in range(40)))
+    init_task_command(Path("train.csv"), None, "regression", Path("mine.yaml"))
+    assert find_task("mine.yaml").problem_type == "regression"
+    with pytest.raises(InputError, match="looks like sequence_classification, not retrieval"):
+        init_task_command(Path("train.csv"), None, "retrieval", Path("other.yaml"))
 
 
 @pytest.mark.parametrize("family", FILES)

@@ -20,7 +20,6 @@ from transformers import (
 
 from biphase.errors import InputError
 from biphase.files import file_hash, write_hashed
-from biphase.finetuning import models as identity_module
 from biphase.finetuning.encoders import load_encoder
 from biphase.finetuning.fit import fit_cell
 from biphase.finetuning.models import identify
@@ -71,7 +70,7 @@ def test_a_network_that_numbers_its_positions_in_an_unknown_way(
     model_folder: Path, data_dirs: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = str(save(NETWORKS["roberta"], model_folder, tmp_path / "model"))
-    monkeypatch.setattr(identity_module, "AFTER_PADDING", set())
+    monkeypatch.setattr("biphase.flops.AFTER_PADDING", set())
     with pytest.raises(InputError, match=r"max_length 24 is above the 22 tokens .*: give max_length=22"):
         fit_cell(folder, "snli", make_cell("snli").config, None, data_dirs["snli"])
 

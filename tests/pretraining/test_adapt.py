@@ -25,6 +25,7 @@ from transformers import (
     RobertaForMaskedLM,
 )
 
+from biphase.config import BUNDLED, load_config
 from biphase.corpus.tokenizer import load_tokenizer, save_tokenizer
 from biphase.encoder.attention import lay_out
 from biphase.encoder.load import load_backbone
@@ -33,7 +34,9 @@ from biphase.errors import InputError
 from biphase.export.model import export_checkpoint
 from biphase.files import read_json
 from biphase.pretraining.checkpoint import read_checkpoint_manifest
+from biphase.pretraining.job import fit_samples
 from biphase.pretraining.loop import train
+from biphase.recipe import Recipe
 from biphase.run import read_metrics
 
 STORIES = Path(__file__).parents[2].parent / "shared/data/decoder_stories260K"
@@ -173,6 +176,9 @@ def test_what_a_masked_language_model_cannot(tiny_recipe: MakeRecipe, tmp_path: 
         go_on(save_masked("bert", tmp_path / "bert"), "curriculum.0.objective=clm")
     with pytest.raises(InputError, match=r"takes 47 positions; set data.max_sample_tokens=47"):
         go_on(save_masked("roberta", tmp_path / "short", max_position_embeddings=50))
+    short = str(save_masked("roberta", tmp_path / "fits", max_position_embeddings=50))
+    recipe = fit_samples(load_config(Recipe, BUNDLED / "recipes" / "adapt.yaml", [f"init.model={short}"]))
+    assert recipe.data.max_sample_tokens == 47  # as many as its network takes
     with pytest.raises(InputError, match=r"from behind its padding token 5, and that of the shards is 2: prepare"):
         go_on(save_masked("roberta", tmp_path / "padding", pad_token_id=5))
 

@@ -248,6 +248,8 @@ def test_rows_of_every_family_are_tasks(tmp_path: Path) -> None:
     rated = {"review": [f"a film {n}" for n in range(30)], "label": [n % 2 for n in range(30)]}
     given = {
         "rated": datasets.Dataset.from_dict(rated, features=features),
+        "scored": [{"text": f"a film {n}", "score": n / 8} for n in range(30)],
+        "chosen": [{"question": f"who? {n}", "choices": ["Tip", "Jim"], "answer": n % 2} for n in range(30)],
         "tagged": [{"tokens": ["Tip", "ran"], "ner_tags": ["B-PER", "O"]}] * 30,
         "asked": [
             {"question": f"who? {n}", "context": "Tip ran", "answers": {"text": ["Tip"], "answer_start": [0]}}

@@ -133,7 +133,7 @@ def init_task_command(
         str | None, typer.Option(help="The column with the label; `label` and its like are known.")
     ] = None,
     family: Annotated[
-        str | None, typer.Option(help="Without data: sequence_classification, token_classification, …")
+        str | None, typer.Option(help="Where data does not tell: sequence_classification, regression, …")
     ] = None,
     out_file: Annotated[Path, typer.Option("--out", help="The file to write.")] = Path("task.yaml"),
 ) -> None:
@@ -149,8 +149,8 @@ def init_task_command(
         raise InputError(f"--family: unknown family '{family}'{nearest(family, EXAMPLES)}")
     found: dict[str, Any] = {"family": family or "sequence_classification"}
     if data is not None:
-        found = describe_data(data, label)
-        if family not in (None, found["family"]):
+        found = describe_data(data, label, family)
+        if family not in (None, found.get("problem_type", found["family"])):
             raise InputError(f"{data} looks like {found['family']}, not {family}; leave --family out")
     own_family = found.pop("family")
     example = EXAMPLES[found.pop("problem_type", own_family)]

@@ -27,7 +27,8 @@ from biphase.encoder.packed import PaddedBackbone, packed_hidden
 from biphase.errors import InputError
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.encoding import HashedTokenizer, TokenizedTexts
-from biphase.finetuning.models import FileStamps, count_positions, find_folder, hash_files, stamp_files
+from biphase.finetuning.models import FileStamps, find_folder, hash_files, stamp_files
+from biphase.flops import count_positions
 
 UNUSED_EMBEDDINGS = 1024
 """More rows of an embedding than this, or than a twentieth of it, are not there for a round number alone."""

@@ -13,7 +13,7 @@ from typing import Any
 from biphase.corpus.tokenizer import TOKENIZER_FILES
 from biphase.errors import InputError
 from biphase.files import content_hash, file_hash, read_hashed, read_json_as
-from biphase.flops import longest_text
+from biphase.flops import AFTER_PADDING, count_positions
 from biphase.hub import INDEX, fetch_model, refuse_pickles
 from biphase.run import find_model
 
@@ -21,13 +21,6 @@ IDENTIFYING_FILES = (
     *("config.json", "*.safetensors", INDEX),
     *("tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "*.model", "vocab*", "merges*"),
 )
-
-AFTER_PADDING = {
-    *("camembert", "data2vec-text", "esm", "ibert", "longformer", "luke", "mpnet", "roberta", "roberta-prelayernorm"),
-    *("xlm-roberta", "xlm-roberta-xl", "xmod"),
-}
-"""Types of networks that number positions from behind the index of padding, so that the first ones are of no use."""
-
 
 FileStamps = tuple[tuple[str, int, int], ...]
 """Path, size and time of change of each file that decides what an encoder does."""
@@ -105,13 +98,3 @@ def read_model_config(folder: Path) -> Any:
     from biphase.encoder.load import load_model_config
 
     return load_model_config(folder)
-
-
-def count_positions(config: Any, first_position: int | None = None) -> int:
-    """How many tokens a network has positions for. Loading proves the number of the first; else its type tells."""
-    positions = longest_text(config)
-    if not positions:
-        return 2**31
-    if first_position is None:
-        first_position = (config.pad_token_id or 0) + 1 if config.model_type in AFTER_PADDING else 0
-    return positions - first_position

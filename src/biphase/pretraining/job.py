@@ -16,9 +16,11 @@ from biphase.corpus.mixture import TrainingText, open_text
 from biphase.corpus.shards import ShardSet
 from biphase.device import choose_dtype, describe_machine
 from biphase.distributed import World
+from biphase.encoder.load import load_model_config
 from biphase.encoder.packed import PackedModel, count_flops
 from biphase.errors import BusyError, InputError
-from biphase.flops import FlopCount, SampleLengths, flops_per_token
+from biphase.flops import FlopCount, SampleLengths, count_positions, flops_per_token
+from biphase.hub import fetch_model
 from biphase.pretraining.checkpoint import CheckpointManifest, load_optimizer, save_checkpoint
 from biphase.pretraining.objectives import is_causal
 from biphase.pretraining.optimizer import make_optimizers
@@ -71,6 +73,7 @@ class Job:
 
 def open_job(recipe: Recipe, root: Path, world: World) -> Job:
     """The recipe's run under `root`, named by what decides its weights. Writes nothing and loads no weights."""
+    recipe = fit_samples(recipe)
     text = open_text(recipe.data)
     origin = find_start(recipe, text, world)
     dtype = choose_dtype(recipe.compute.precision, world.device)
@@ -82,6 +85,15 @@ def open_job(recipe: Recipe, root: Path, world: World) -> Job:
     if not run.path.exists() and not recipe.data.mixture:
         refuse_forgotten(recipe, text, [run_over(stage.fingerprint) for stage in text.main.manifest.earlier])
     return Job(recipe, run, world, dtype, text, origin)
+
+
+def fit_samples(recipe: Recipe) -> Recipe:
+    """The recipe; where it does not say how long samples are, with those that `init.model` has positions for."""
+    if recipe.init.model is None or "max_sample_tokens" in recipe.data.model_fields_set:
+        return recipe
+    positions = count_positions(load_model_config(fetch_model(recipe.init.model, recipe.init.revision)))
+    fitting = {"max_sample_tokens": min(recipe.data.max_sample_tokens, positions)}
+    return recipe.model_copy(update={"data": recipe.data.model_copy(update=fitting)})
 
 
 def refuse_forgotten(recipe: Recipe, text: TrainingText, runs: list[Run]) -> None:

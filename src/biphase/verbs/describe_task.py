@@ -1,6 +1,6 @@
 """A file of data → what a task's description says of it: family, columns, classes, the files of its splits."""
 
-from collections import Counter
+import re
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -23,26 +23,24 @@ EXAMPLES = {
 """The example of each family and problem type in `bundled/tasks`."""
 
 LABEL_NAMES = (
-    "label",
-    "labels",
-    "class",
-    "category",
-    "sentiment",
-    "stars",
-    "rating",
-    "intent",
-    "topic",
-    "ner_tags",
-    "tags",
+    *("label", "labels", "class", "category", "sentiment", "stars", "rating", "intent", "topic", "topics", "genres"),
+    *("ner_tags", "pos_tags", "tags", "score", "similarity", "answer", "answerKey"),
 )
+"""What the column with the label may be called, the first that is there."""
 WORD_NAMES = ("tokens", "words")
+CHOICE_LISTS = ("choices", "options", "endings")
+CHOICE_COLUMN = re.compile(r"(?:choice|option|ending|answer|solution|sol)_?([0-9a-eA-E])|([A-E])")
+"""The name of a column with one of several choices: `choice1`, `option_b`, `ending0`, `A`."""
 OTHER_SPLITS = {"validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
 MOST_CLASSES = 200
 """A column with more different values is hardly one of labels."""
 
 
-def describe_data(data: Path, label: str | None) -> dict[str, Any]:
-    """Keys of a task as the data shows them. Raises `InputError` where it does not show them, naming the option."""
+def describe_data(data: Path, label: str | None, family: str | None = None) -> dict[str, Any]:
+    """Keys of a task as the data shows them, of the family or problem type where one is named.
+
+    Raises `InputError` where the data does not show them, naming what to say.
+    """
     if (data / "corpus.jsonl").exists() or (data / "qrels").is_dir():
         named = {split: f"qrels/{name}" for split, name in find_splits(data / "qrels" / "train.tsv").items()}
         if "test" not in named:
@@ -54,31 +52,91 @@ def describe_data(data: Path, label: str | None) -> dict[str, Any]:
     columns = rows[0]
     check_columns(data, rows)
     splits: dict[str, Any] = {split: name for split, name in find_splits(data).items()}
-    if {"question", "context"} <= set(columns):
+    if {"question", "context", "answers"} <= set(columns):
         return {"family": "question_answering", "files.0": splits}
     if label is not None and label not in columns:
         raise InputError(f"label: {data} has no column '{label}'; its columns are: {', '.join(columns)}")
     label = label or next((name for name in LABEL_NAMES if name in columns), None)
     if label is None:
         raise InputError(f"which column of {data} is the label? Name it as label: {', '.join(columns)}")
-    if isinstance(columns[label], list):
-        words = next((name for name in WORD_NAMES if name in columns), None)
-        if words is None:
-            raise InputError(f"{data}: the tags in '{label}' need a list of words in a column 'tokens' or 'words'")
+    labels = [row[label] for row in rows]
+    words = next((name for name in WORD_NAMES if isinstance(columns.get(name), list)), None)
+    if isinstance(labels[0], list) and words is not None:
         if words != "tokens" or label != "label":
             splits["rename"] = {
                 theirs: ours for theirs, ours in ((words, "tokens"), (label, "label")) if theirs != ours
             }
-        types = sorted({tag[2:] for row in rows for tag in row[label] if isinstance(tag, str) and tag[1:2] == "-"})
-        classes = ["O", *(f"{mark}-{name}" for name in types for mark in "BI")]
-        return {"family": "token_classification", "classes": classes, "files.0": splits}
-    texts = [name for name in columns if name != label and is_text([row[name] for row in rows])]
-    texts = [name for name in texts if not says_label([row[name] for row in rows], [row[label] for row in rows])]
+        return {"family": "token_classification", **describe_tags(labels), "files.0": splits}
+    choices = find_choices(columns, label)
+    texts = [name for name in columns if name not in (label, *choices) and is_text([row[name] for row in rows])]
+    texts = [name for name in texts if not says_label([row[name] for row in rows], labels)]
+    if choices:
+        found: dict[str, Any] = {"template": " ".join(f"{{{name}}}" for name in [*texts, "choice"]), "label": label}
+        found |= {"choices": choices, "classes": name_choices(data, rows, choices, labels)}
+        return {"family": "multiple_choice", **found, "files.0": splits}
     if not texts:
         raise InputError(f"{data}: no column besides '{label}' has texts of several words")
-    template = "\n".join(f"{{{name}}}" for name in texts)
-    found = {"template": template, "label": label, "classes": label_names(data, label, [row[label] for row in rows])}
+    found = {"template": "\n".join(f"{{{name}}}" for name in texts), "label": label}
+    found |= describe_labels(data, label, labels, family)
     return {"family": "sequence_classification", **found, "files.0": splits}
+
+
+def describe_tags(tags: list[list[Any]]) -> dict[str, Any]:
+    """Classes of words: in IOB2, or any others, such as parts of speech."""
+    seen = {str(tag) for row in tags for tag in row}
+    types = sorted({tag[2:] for tag in seen if tag[1:2] == "-"})
+    if types:
+        return {"classes": ["O", *(f"{mark}-{name}" for name in types for mark in "BI")]}
+    return {"classes": sorted(seen), "metric": "accuracy"}
+
+
+def find_choices(columns: Row, label: str) -> list[str]:
+    """The column with lists of choices, or the columns of one each; nothing where there are none."""
+    listed = [name for name in CHOICE_LISTS if isinstance(columns.get(name), list | dict)]
+    single = [name for name in columns if name != label and CHOICE_COLUMN.fullmatch(name)]
+    is_pair = len(single) == 2 and max(map(len, single)) == 1  # A and B are as often two texts to compare
+    return listed[:1] or ([] if len(single) < 2 or is_pair else single)
+
+
+def name_choices(data: Path, rows: list[Row], choices: list[str], labels: list[Any]) -> list[str]:
+    """What the label calls the choices: as their columns or the ends of these are called, by letters or from 1 on;
+    letters too where it counts from 0."""
+    given = [row[choices[0]] for row in rows]
+    texts = [one.get("text", ()) if isinstance(one, dict) else one for one in given]
+    most = len(choices) if len(choices) > 1 else max(map(len, texts))
+    letters, numbers = list("ABCDEFGHIJ"[:most]), [str(number + 1) for number in range(most)]
+    said = {plain_label(value) for value in labels}
+    matches = [CHOICE_COLUMN.fullmatch(name) for name in choices if len(choices) > 1]
+    ends = [match[1] or match[2] for match in matches if match]
+    for names in (choices, ends, letters, numbers):
+        if said <= set(names) and len(names) == most:
+            return names
+    if said <= {str(number) for number in range(most)} or any(isinstance(one, dict) for one in given):
+        return letters
+    raise InputError(f"{data}: the label of {most} choices is none of {', '.join(letters)} and no number of one")
+
+
+def describe_labels(data: Path, label: str, values: list[Any], family: str | None) -> dict[str, Any]:
+    """Whether the labels of texts are numbers, sets of classes or classes, unless `family` says; and which classes."""
+    sets = [set(part_names(value)) for value in values]
+    parts, wholes = set().union(*sets), {plain_label(value) for value in values}
+    if family is None:
+        numbers = [number for value in values if (number := as_number(value)) is not None]
+        are_numbers = len(numbers) == len(values)
+        if are_numbers and (len(wholes) > MOST_CLASSES or not all(map(float.is_integer, numbers))):
+            family = "regression"
+        elif isinstance(values[0], list) or (len(parts) < len(wholes) and max(map(len, sets)) > 1):
+            family = "multi_label_classification"
+    if family == "regression":
+        return {"problem_type": family}
+    is_several = family == "multi_label_classification"
+    classes = parts if is_several else wholes
+    if not 2 <= len(classes) <= MOST_CLASSES:
+        raise InputError(
+            f"{data}: column '{label}' has {len(classes)} different values; name the one with classes as label"
+        )
+    ordered = sorted(classes, key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name))
+    return {"problem_type": family, "classes": ordered} if is_several else {"classes": ordered}
 
 
 def check_columns(data: Path, rows: list[Row]) -> None:
@@ -123,13 +181,19 @@ def says_label(texts: list[Any], labels: list[Any]) -> bool:
     return len({text for text, _ in pairs}) == len({label for _, label in pairs}) == len(pairs) < len(texts)
 
 
-def label_names(data: Path, label: str, values: list[Any]) -> list[str]:
-    """The different labels, numbers in their order."""
-    counts = Counter(
-        str(int(value)) if isinstance(value, float) and value.is_integer() else str(value) for value in values
-    )
-    if not 2 <= len(counts) <= MOST_CLASSES:
-        raise InputError(
-            f"{data}: column '{label}' has {len(counts)} different values; name the one with classes as label"
-        )
-    return sorted(counts, key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name))
+def part_names(value: Any) -> list[str]:
+    """The labels of a list, or of a text with commas, semicolons or bars between them, as `make_text` reads it."""
+    parts = value if isinstance(value, list) else re.split("[,;|]", str(value).strip("[] "))
+    return [name for name in map(plain_label, parts) if name]
+
+
+def plain_label(value: Any) -> str:
+    """A label as the text that names it: 1 for 1.0."""
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value).strip()
+
+
+def as_number(value: Any) -> float | None:
+    try:
+        return None if isinstance(value, bool | list) else float(value)
+    except (TypeError, ValueError):
+        return None

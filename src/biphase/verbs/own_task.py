@@ -53,7 +53,8 @@ def write_task(
         described = describe_data(files["train"], label)
         family, layout = described["family"], described.pop("files.0")
         asked = template or described.get("template") or (QUESTION_TEMPLATE if family == "question_answering" else "")
-        tree = {"name": name, **described, "metric": METRICS[family][0], "template": asked, "files": [layout]}
+        metric = METRICS[described.get("problem_type", family)][0]
+        tree = {"name": name, "metric": metric, **described, "template": asked, "files": [layout]}
         parse_config(Task, tree, origin=f"task {name}")
         hashes = {split: file_hash(path) for split, path in files.items()}
         place = folder / f"{name}-{content_hash([tree, hashes])[:12]}"
