@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from grid_data import make_encoder, write_pairs, write_splits
-from grid_job import METRICS, SPLITS, Cell, Grid, GridJob, work
+from grid_job import METRICS, SPLITS, Cell, Grid, GridJob
 from grid_scores import compare, compare_scores, print_results, summarize_cells
 from measuring import (
     Found,
@@ -184,6 +184,26 @@ def measure_grid(grid: Grid, arms: Sequence[str], rounds: int, threads: int) -> 
         "differences": differences,
         "rounds": found,
     }
+
+
+def work(job: GridJob) -> Found:
+    """All cells of a job, each with its scores and the seconds of its stages; `start`: the interpreter and imports."""
+    if job.keeps_heap:
+        from biphase.machine import keep_heap
+
+        keep_heap()
+    import datasets
+
+    families = {job.grid.tasks[cell.task]["family"] for cell in job.cells or job.grid.cells}
+    if "retrieval" in families:
+        from peers.sentence_transformers_retrieval import fit_retriever as fit
+    else:
+        from peers.trainer_classification import fit_classifier as fit
+    if "token_classification" in families:
+        import seqeval.metrics  # noqa: F401
+    datasets.disable_progress_bars()
+    start = time.time() - job.began
+    return {"start": start, "cells": [fit(job, cell) for cell in job.cells]}
 
 
 def parse_options() -> argparse.Namespace:

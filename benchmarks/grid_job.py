@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any, Literal
 
-from measuring import Found
-
 METRICS = {"sequence_classification": "accuracy", "token_classification": "f1", "retrieval": "ndcg_at_10"}
 Evaluated = Literal["validation", "test"]
 SPLITS: tuple[Evaluated, ...] = ("validation", "test")
@@ -51,29 +49,6 @@ class GridJob:
     """Where `datasets` keeps texts that are tokenized, once for each task, also for processes that follow."""
     began: float
     """When the process was started, by `time.time`."""
-
-
-# The usual way, in a process of its own
-
-
-def work(job: GridJob) -> Found:
-    """All cells of a job, each with its scores and the seconds of its stages; `start`: the interpreter and imports."""
-    if job.keeps_heap:
-        from biphase.machine import keep_heap
-
-        keep_heap()
-    import datasets
-
-    families = {job.grid.tasks[cell.task]["family"] for cell in job.cells or job.grid.cells}
-    if "retrieval" in families:
-        from peers.sentence_transformers_retrieval import fit_retriever as fit
-    else:
-        from peers.trainer_classification import fit_classifier as fit
-    if "token_classification" in families:
-        import seqeval.metrics  # noqa: F401
-    datasets.disable_progress_bars()
-    start = time.time() - job.began
-    return {"start": start, "cells": [fit(job, cell) for cell in job.cells]}
 
 
 @contextmanager

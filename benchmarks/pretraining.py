@@ -12,6 +12,7 @@ Letters: B samples of a batch, L its longest sample, T real tokens, N targets, V
 import argparse
 import json
 import os
+import resource
 import statistics
 import subprocess
 import time
@@ -21,6 +22,7 @@ from typing import Any
 
 from measuring import (
     BUNDLED_TEXT,
+    GIB,
     HERE,
     Found,
     describe_setup,
@@ -35,7 +37,7 @@ from measuring import (
     take_turns,
     whole_pairs,
 )
-from pretraining_job import PretrainingJob, work
+from pretraining_job import PretrainingJob, run_biphase
 
 DEVELOPER_TEXT = HERE.parent.parent / "shared" / "data" / "corpus" / "train-00.jsonl.zst"
 
@@ -180,6 +182,27 @@ def print_table(results: list[dict[str, Any]], memory: dict[str, Any] | None) ->
                 f"{found['peak_memory_gib']:.2f} GiB, {found['tokens']} tokens" if "tokens" in found else found["error"]
             )
             print(f"  {arm:<28} {told}")
+
+
+def work(job: PretrainingJob) -> Found:
+    """Run a job in this process, whose imports follow the allocator's setting."""
+    if job.memory_limit_gib:
+        limit = int(job.memory_limit_gib * GIB)
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    from biphase.machine import keep_heap
+
+    is_ours = job.arm.startswith("biphase")
+    if is_ours or "heap" in job.arm:
+        keep_heap()
+    if job.kind == "breakdown":
+        from pretraining_breakdown import run_breakdown
+
+        return run_breakdown(job)
+    if is_ours:
+        return run_biphase(job)
+    from peers.trainer_pretraining import run_trainer
+
+    return run_trainer(job)
 
 
 def parse_options() -> argparse.Namespace:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from measuring import GIB, Found
+from measuring import GIB
 
 # torch, transformers and biphase are imported inside functions: an arm sets the allocator and its threads first.
 
@@ -183,27 +183,3 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
         yield
     finally:
         setattr(owner, name, original)
-
-
-# The process of an arm
-
-
-def work(job: PretrainingJob) -> Found:
-    """Run a job in this process."""
-    if job.memory_limit_gib:
-        limit = int(job.memory_limit_gib * GIB)
-        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-    from biphase.machine import keep_heap
-
-    is_ours = job.arm.startswith("biphase")
-    if is_ours or "heap" in job.arm:
-        keep_heap()
-    if job.kind == "breakdown":
-        from pretraining_breakdown import run_breakdown
-
-        return run_breakdown(job)
-    if is_ours:
-        return run_biphase(job)
-    from peers.trainer_pretraining import run_trainer
-
-    return run_trainer(job)
