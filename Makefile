@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # For a PyTorch without CUDA: make demo TORCH='torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu'
 TORCH ?= torch==2.13.0
 
-.PHONY: demo test docs lint check format bench families fuzz campaigns clean
+.PHONY: demo test docs lint check format bench gpu families fuzz campaigns clean
 
 demo: $(VENV)/installed
 	$(BIN)/biphase demo
@@ -38,6 +38,13 @@ bench: $(VENV)/developer
 	$(BIN)/python benchmarks/tokenization.py $(TEXT) --tokenizer $(VENV)/bench-tokenizer
 	$(BIN)/python benchmarks/pretraining.py
 	$(BIN)/python benchmarks/grid.py
+
+# What only a GPU can show: its tests, speed beside peers, cells that share it; one JSON, at most 9 minutes. It takes the
+# Python that is there, whose PyTorch knows the GPU: make gpu GPU_PYTHON=.venv/bin/python
+GPU_PYTHON ?= python3
+
+gpu:
+	$(GPU_PYTHON) benchmarks/gpu.py
 
 # Broken and hostile input of every kind, through the real command: prints attempts, survived, lost.
 COUNT ?= 2000

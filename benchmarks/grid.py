@@ -110,10 +110,14 @@ def run_biphase(grid: Grid, folder: Path) -> Found:
     command = [sys.executable, "-m", "biphase", "evaluate", grid.model]
     command += [f"{key}={grid.config[key]}" for key in changed]
     command += ["--tasks", ",".join(grid.tasks), "--out", str(folder / "scores")]
+    command += ["--workers-per-gpu", str(grid.workers_per_gpu)]
     command += ["--learning-rates", ",".join(map(str, grid.learning_rates)), "--seeds", ",".join(map(str, grid.seeds))]
     for name, task in grid.tasks.items():
         command += ["--data-dir", f"{name}={task['folder']}"]
-    found: dict[str, Any] = {"slots": min(count_workers(Engine()), len(grid.cells)), "cells": []}
+    found: dict[str, Any] = {
+        "slots": min(count_workers(Engine(workers_per_gpu=grid.workers_per_gpu)), len(grid.cells)),
+        "cells": [],
+    }
     with clocked(found):
         call(command, {"BIPHASE_CACHE": str(folder / "cache")})
     for score in read_scores(folder / "scores").scores:
@@ -227,6 +231,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=DEFAULT_ARMS)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--threads", type=int, default=num_cores(), help="of the usual way; biphase takes all cores")
+    parser.add_argument("--workers-per-gpu", type=int, default=1, help="cells of biphase that share a GPU")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--job", help=argparse.SUPPRESS)
     parser.add_argument("--answer", type=Path, help=argparse.SUPPRESS)
@@ -255,7 +260,7 @@ def make_grids(options: argparse.Namespace, folder: Path) -> Iterator[Grid]:
     most = dict.fromkeys(SPLITS, options.evaluated_examples)
 
     def grid(name: str, tasks: dict[str, dict[str, Any]]) -> Grid:
-        return Grid(name, model, tasks, options.learning_rates, options.seeds, settings)
+        return Grid(name, model, tasks, options.learning_rates, options.seeds, settings, options.workers_per_gpu)
 
     sizes: dict[Literal["train", "validation", "test"], int] = {"train": options.train_examples, **most}
     if options.tasks:

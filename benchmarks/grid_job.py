@@ -32,6 +32,8 @@ class Grid:
     seeds: list[int]
     config: dict[str, Any]
     """biphase's `FinetuneConfig`, resolved: precision and length are what this machine and this model allow."""
+    workers_per_gpu: int = 1
+    """Cells of biphase that share a GPU."""
 
     @property
     def cells(self) -> list[Cell]:

@@ -233,24 +233,3 @@ def test_rotated_queries_follow_the_type_of_the_values() -> None:
     out, _ = packed_attention(torch.nn.Identity(), q, k, v.bfloat16(), None, layout=layout)
     assert out.dtype == torch.bfloat16
     assert out.shape == (1, 4, 4, 16)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("window", [0, 5])
-@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (6, 2)])
-@pytest.mark.parametrize("causal", [True, False])
-def test_varlen_on_cuda(causal: bool, heads: int, kv_heads: int, window: int) -> None:
-    bounds_S1 = bounds_of(LENGTHS)
-    inputs = [x.detach().cuda() for x in random_qkv(int(bounds_S1[-1]), heads, kv_heads, torch.bfloat16)]
-
-    def run(backend: Backend, dtype: torch.dtype) -> list[Tensor]:
-        layout = lay_out(bounds_S1, causal=causal, device="cuda", backend=backend)
-        leaves = [x.to(dtype).requires_grad_() for x in inputs]
-        out = attend(*leaves, layout, 0.25, window)
-        return [out, *torch.autograd.grad(out, leaves, torch.ones_like(out))]
-
-    exact, plain = run("reference", torch.float32), run("buckets", torch.bfloat16)
-    for x, p, e in zip(run("varlen", torch.bfloat16), plain, exact, strict=True):
-        allowed = 2 * (p.float() - e).abs().max() + 2**-6 * e.abs().max()
-        assert (x.float() - e).abs().max() <= allowed

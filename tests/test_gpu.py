@@ -1,0 +1,172 @@
+"""What only a GPU can show: the packed kernels and the whole path on CUDA beside the CPU. Skipped where there is none.
+
+`BIPHASE_GPU_TESTS=cpu` runs the same on the CPU: a test of these tests, not of a GPU.
+"""
+
+import itertools
+import os
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+
+from biphase.encoder.attention import Backend, attend, choose_backend, lay_out
+from biphase.encoder.loss import language_model_loss, reference_loss
+from biphase.encoder.packed import PackedModel, packed_hidden
+from biphase.pretraining.loop import train
+from biphase.pretraining.parallel import parallelize
+from biphase.recipe import ComputeConfig, Recipe
+from biphase.run import read_metrics
+
+DEVICE = os.environ.get("BIPHASE_GPU_TESTS", "cuda")
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(DEVICE == "cuda" and not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+BOUNDS = np.cumsum([0, 7, 1, 130, 64, 33, 512, 2])
+
+
+def nearly(found: list[Tensor], plain: list[Tensor], exact: list[Tensor]) -> None:
+    """As near to the exact answer as the slow twin in the same type is, but for twice its rounding."""
+    for x, p, e in zip(found, plain, exact, strict=True):
+        allowed = 2 * (p.float() - e.float()).abs().max() + 2**-7 * e.float().abs().max()
+        assert (x.float() - e.float()).abs().max() <= allowed
+
+
+def with_gradients(function: Callable[..., Tensor], inputs: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    leaves = [x.to(DEVICE, dtype).requires_grad_() for x in inputs]
+    out = function(*leaves)
+    weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(DEVICE, dtype)
+    return [out.detach(), *torch.autograd.grad(out, leaves, weights)]
+
+
+@pytest.mark.parametrize("softcap", [0.0, 5.0])
+@pytest.mark.parametrize("window", [0, 16])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (6, 2)])
+@pytest.mark.parametrize("causal", [True, False])
+def test_attention_and_its_gradient(causal: bool, heads: int, kv_heads: int, window: int, softcap: float) -> None:
+    """Every backend that a GPU may take in bf16, against the slow twin in fp32 and in bf16."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((int(BOUNDS[-1]), count, 64) for count in (heads, kv_heads, kv_heads))
+    inputs = [torch.randn(shape, generator=generator) for shape in shapes]
+
+    def run(backend: Backend, dtype: torch.dtype) -> list[Tensor]:
+        layout = lay_out(BOUNDS, causal=causal, device=DEVICE, backend=backend)
+        return with_gradients(lambda q, k, v: attend(q, k, v, layout, 0.125, window, softcap), inputs, dtype)
+
+    exact, plain = run("reference", torch.float32), run("reference", torch.bfloat16)
+    chosen = choose_backend(torch.device(DEVICE), torch.bfloat16)
+    backends: set[Backend] = {"buckets"} if softcap else {"buckets", chosen}
+    for backend in backends:
+        nearly(run(backend, torch.bfloat16), plain, exact)
+
+
+@pytest.mark.parametrize("softcap", [None, 5.0])
+def test_head_and_its_gradient(softcap: float | None) -> None:
+    """A head of many chunks, in bf16."""
+    generator = torch.Generator().manual_seed(0)
+    inputs = [torch.randn(1000, 64, generator=generator), torch.randn(20_000, 64, generator=generator) / 8]
+    targets = torch.randint(0, 20_000, (1000,), generator=generator).to(DEVICE)
+
+    def mean_loss(loss: Callable[..., Any], *leaves: Tensor) -> Tensor:
+        out = loss(*leaves, None, targets, softcap)
+        return (out[0] if isinstance(out, tuple) else out) / 1000
+
+    exact = with_gradients(lambda *leaves: mean_loss(reference_loss, *leaves), inputs, torch.float32)
+    plain = with_gradients(lambda *leaves: mean_loss(reference_loss, *leaves), inputs, torch.bfloat16)
+    nearly(
+        with_gradients(lambda *leaves: mean_loss(language_model_loss, *leaves), inputs, torch.bfloat16), plain, exact
+    )
+
+
+def losses_of(recipe: Recipe, folder: Path) -> Any:
+    return [row["loss"] for row in read_metrics(train(recipe, folder), "train")]
+
+
+@pytest.mark.parametrize(("precision", "allowed"), [("fp32", 2e-4), ("bf16", 5e-3)])
+@pytest.mark.parametrize("compiled", ["off", "on"])
+def test_thirty_steps_have_the_losses_of_the_cpu(
+    tiny_recipe: Callable[..., Recipe], tmp_path: Path, precision: str, compiled: str, allowed: float
+) -> None:
+    # At three times the rate the first step with [MASK], whose embedding is untrained, magnifies any rounding.
+    phases = ("curriculum=[{objective: clm, steps: 15}, {objective: mlm, steps: 15}]", "schedule.peak_lr=3e-3")
+    ours = (f"compute.device={DEVICE}", f"compute.precision={precision}", f"compute.compile={compiled}")
+    expected = losses_of(tiny_recipe(*phases), tmp_path / "cpu")
+    found = losses_of(tiny_recipe(*phases, *ours), tmp_path / "gpu")
+    assert len(found) == len(expected) > 0
+    np.testing.assert_allclose(found, expected, rtol=allowed)
+
+
+def positions_of(bounds: Any) -> Tensor:
+    return torch.cat([torch.arange(length) for length in np.diff(bounds).tolist()]).to(DEVICE)
+
+
+@pytest.fixture
+def one_process() -> Iterator[None]:
+    """A process group of this process alone."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        address = f"tcp://127.0.0.1:{server.getsockname()[1]}"
+    dist.init_process_group("nccl" if DEVICE == "cuda" else "gloo", init_method=address, rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_fsdp_of_one_process_is_the_network_itself(one_process: None) -> None:
+    from transformers import EuroBertConfig, EuroBertForMaskedLM
+
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    torch.manual_seed(0)
+    network = EuroBertForMaskedLM(
+        EuroBertConfig(vocab_size=384, pad_token_id=0, attn_implementation="biphase", **sizes)
+    ).to(DEVICE)
+    ids = torch.randint(0, 384, (int(BOUNDS[-1]),), device=DEVICE)
+    positions, targets = positions_of(BOUNDS), torch.arange(0, len(ids), 3, device=DEVICE)
+    layout = lay_out(BOUNDS, causal=False, device=DEVICE)
+
+    def step(model: Any) -> list[Tensor]:
+        loss = model(ids, positions, layout, targets, ids[targets])[0]
+        loss.backward()
+        return [loss.detach(), *(getattr(p.grad, "full_tensor", lambda g=p.grad: g)() for p in model.parameters())]
+
+    alone = [x.clone() for x in step(PackedModel(network))]
+    network.zero_grad()
+    # A world that says it is larger, so that the network is wrapped as it is among many.
+    world: Any = SimpleNamespace(
+        size=2, device=torch.device(DEVICE), mesh=lambda: init_device_mesh(DEVICE.partition(":")[0], (1,))
+    )
+    compute = ComputeConfig(parallel="fsdp", compile="off", precision="fp32")
+    sharded = step(parallelize(PackedModel(network), compute, torch.float32, world, work=0.0))
+    for found, expected in zip(sharded, alone, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_an_export_computes_on_a_gpu_what_the_run_computes(tiny_recipe: Callable[..., Recipe], tmp_path: Path) -> None:
+    """The exported folder in plain transformers, each text alone, against packed texts in biphase; fp32."""
+    from transformers import AutoModel
+
+    from biphase.export.model import export_checkpoint
+    from biphase.finetuning.encoders import load_encoder
+
+    run = train(tiny_recipe(f"compute.device={DEVICE}"), tmp_path / "runs")
+    folder = tmp_path / "encoder"
+    export_checkpoint(str(run.path), folder)
+    plain = AutoModel.from_pretrained(folder).to(DEVICE).eval()
+    packed = load_encoder(str(folder)).backbone.to(DEVICE).eval()
+    ids = torch.randint(5, 300, (60,), device=DEVICE)
+    bounds = np.array([0, 9, 10, 60])
+    with torch.no_grad():
+        found = packed_hidden(packed, ids, positions_of(bounds), lay_out(bounds, causal=False, device=DEVICE))
+        for first, end in itertools.pairwise(bounds):
+            expected = plain(input_ids=ids[None, first:end]).last_hidden_state[0]
+            torch.testing.assert_close(found[first:end], expected, rtol=1e-3, atol=1e-4)
