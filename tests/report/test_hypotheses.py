@@ -20,7 +20,7 @@ def asked(line: str) -> list[tuple[str, str]]:
     """Each inequality as a sum of arm@task, and its label."""
     found = []
     for one in bind(parse_inequality(line), LADDERS, TASKS):
-        terms = " ".join(f"{term.weight:+g}·{term.arm}@{term.task}" for term in one.terms)
+        terms = " ".join(f"{weight:+g}·{arm}@{task}" for weight, arm, task in one.terms)
         found.append((terms, one.label))
     return found
 
@@ -63,7 +63,7 @@ def test_a_compute_equivalent_asks_for_the_whole_ladder_of_the_baseline() -> Non
     line = parse_inequality("compute_equivalent(25/75, mlm40) < 0.6 on TC at 1600 steps")
     assert (line.kind, line.relation, line.bound) == ("compute_equivalent", "<", 0.6)
     (one,) = bind(line, LADDERS, TASKS)
-    assert [term.arm for term in one.terms] == ["1m-25-75-1600"] and one.ladder == ("1m-mlm40-400", "1m-mlm40-800")
+    assert [arm for _, arm, _ in one.terms] == ["1m-25-75-1600"] and one.ladder == ("1m-mlm40-400", "1m-mlm40-800")
     with pytest.raises(InputError, match="has one budget; a baseline's ladder has two or more"):
         bind(parse_inequality("compute_equivalent(25/75, clm) < 0.6"), LADDERS, TASKS)
 

@@ -1,12 +1,17 @@
-"""An inequality over names → the same over arms that a study has, at every place where it is to hold."""
+"""An inequality over names → the same over arms that a study has, at every place where it is to hold; with results, a
+claim."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from biphase.errors import InputError, nearest
+from biphase.report.claims import Claim, make_inequality
+from biphase.report.contrasts import Contrast, Terms, contrast
+from biphase.report.equivalents import contrast_at_share
 from biphase.report.grammar import EQUIVALENT, MEAN_OF_FAMILIES, Operand, ParsedInequality
-from biphase.report.results import FAMILY_CODES, FAMILY_NAMES, num_parameters
+from biphase.report.results import FAMILY_CODES, FAMILY_NAMES, ReportArm, Result, ResultSet, num_parameters
 
 Spot = tuple[str, int]
 """A model's name (a size) and a budget in steps."""
@@ -15,20 +20,13 @@ Ladder = Mapping[Spot, str]
 
 
 @dataclass(frozen=True)
-class AskedTerm:
-    """A weighted score: an arm on a task, a family, or the average over families."""
-
-    weight: float
-    arm: str
-    task: str
-
-
-@dataclass(frozen=True)
 class AskedInequality:
     """An inequality at one place, over arms that the study has."""
 
+    line: ParsedInequality
     label: str
-    terms: tuple[AskedTerm, ...]
+    terms: tuple[tuple[float, str, str], ...]
+    """Weight, arm, and a task, a family, or the average over families."""
     ladder: tuple[str, ...] = ()
     """For a compute equivalent: the arms of the baseline, smallest budget first."""
 
@@ -45,7 +43,9 @@ def bind(line: ParsedInequality, ladders: Mapping[str, Ladder], tasks: Mapping[s
     """
     for operand in line.operands:
         if operand.name not in ladders:
-            raise InputError(f"'{line.text}': unknown arm '{operand.name}'{nearest_of_all(operand.name, ladders)}")
+            hint = nearest(operand.name, ladders)
+            told = hint if hint.startswith("; known") else f"{hint} known: {', '.join(sorted(ladders))}"
+            raise InputError(f"'{line.text}': unknown arm '{operand.name}'{told}")
         if not ladders[operand.name]:
             raise InputError(
                 f"'{line.text}': '{operand.name}' is that of several arms of one model and budget; name one"
@@ -53,7 +53,10 @@ def bind(line: ParsedInequality, ladders: Mapping[str, Ladder], tasks: Mapping[s
     spots = list(find_spots(line, ladders))
     if not spots:
         names = " and ".join(dict.fromkeys(f"'{operand.name}'" for operand in line.operands))
-        raise InputError(f"'{line.text}': {names} share no model and budget there; known: {known_spots(line, ladders)}")
+        known = []
+        for name in dict.fromkeys(operand.name for operand in line.placed):
+            known.append(f"{name} for {'; '.join(map(spot_label, sorted(ladders[name])))}")
+        raise InputError(f"'{line.text}': {names} share no model and budget there; known: {', '.join(known)}")
     asked = []
     left_side = re.split(r"[<>]", line.text, maxsplit=1)[0].strip()
     is_open = any(operand.place.tasks is None for operand in line.placed)
@@ -64,16 +67,10 @@ def bind(line: ParsedInequality, ladders: Mapping[str, Ladder], tasks: Mapping[s
                 (own,) = expand_tasks(operand.place.tasks, tasks, line.text) if operand.place.tasks else (task,)
                 arm = find_arm(operand, ladders[operand.name], spot)
                 assert arm is not None
-                terms.append(AskedTerm(operand.weight, arm, own))
+                terms.append((operand.weight, arm, own))
             label = " ".join(filter(None, [left_side, f"on {task}" if is_open else "", spot_label(spot)]))
-            asked.append(AskedInequality(label, tuple(terms), baseline_ladder(line, ladders, spot)))
+            asked.append(AskedInequality(line, label, tuple(terms), baseline_ladder(line, ladders, spot)))
     return asked
-
-
-def nearest_of_all(word: str, known: Mapping[str, object]) -> str:
-    """The nearest name, and all that are known."""
-    hint = nearest(word, known)
-    return hint if hint.startswith("; known") else f"{hint} known: {', '.join(sorted(known))}"
 
 
 def spot_label(spot: Spot) -> str:
@@ -120,11 +117,15 @@ def find_spots(line: ParsedInequality, ladders: Mapping[str, Ladder]) -> Iterato
     there = [spot for spot, asked in arms.items() if None not in asked and first[asked] == spot]
     whole = [model for model in models if any(model == own for own, _ in there)]
     for model, budget in there:
-        own = [b for m, b in there if m == model]
-        at_budget = {"largest": max(own), "smallest": min(own)}.get(str(line.place.budget), line.place.budget)
-        for_model = {"largest": whole[-1:], "smallest": whole[:1]}.get(str(line.place.model), [line.place.model])
-        if at_budget in (None, "every", budget) and (for_model[:1] in ([], [None], ["every"]) or model in for_model):
+        own = sorted(b for m, b in there if m == model)
+        is_model = line.place.model in (None, "every") or (whole and choose(line.place.model, whole) == model)
+        if is_model and (line.place.budget in (None, "every") or choose(line.place.budget, own) == budget):
             yield model, budget
+
+
+def choose(wanted: Any, known: Sequence[Any]) -> Any:
+    """`largest` or `smallest` of what is known, in its order; what is named otherwise is itself."""
+    return {"largest": known[-1], "smallest": known[0]}.get(str(wanted), wanted)
 
 
 def is_fixed(operand: Operand, ladder: Ladder) -> bool:
@@ -139,14 +140,11 @@ def find_arm(operand: Operand, ladder: Ladder, spot: Spot) -> str | None:
         return next(iter(ladder.values()))
     model, budget = spot
     models = sorted(dict.fromkeys(own for own, _ in ladder), key=num_parameters)
-    if operand.place.model is not None:
-        model = {"largest": models[-1], "smallest": models[0]}.get(operand.place.model, operand.place.model)
-    elif len(models) == 1 and not model:
-        model = models[0]
-    own = [b for m, b in ladder if m == model]
+    if operand.place.model is not None or (len(models) == 1 and not model):
+        model = choose(operand.place.model or models[0], models)
+    own = sorted(b for m, b in ladder if m == model)
     if operand.place.budget is not None and own:
-        chosen = {"largest": max(own), "smallest": min(own)}.get(str(operand.place.budget), operand.place.budget)
-        budget = int(chosen)
+        budget = int(choose(operand.place.budget, own))
     return ladder.get((model, budget))
 
 
@@ -163,9 +161,61 @@ def baseline_ladder(line: ParsedInequality, ladders: Mapping[str, Ladder], spot:
     return tuple(arm for _, arm in rungs)
 
 
-def known_spots(line: ParsedInequality, ladders: Mapping[str, Ladder]) -> str:
-    """Models and budgets of each operand, for an error."""
-    lines = []
-    for name in dict.fromkeys(operand.name for operand in line.placed):
-        lines.append(f"{name} for {'; '.join(spot_label(spot) for spot in sorted(ladders[name]))}")
-    return ", ".join(lines)
+def make_line(asked: Sequence[AskedInequality], results: ResultSet) -> Claim:
+    """A line at all its places as a claim: that a sum lies below a bound says that the contrary sum lies above its
+    contrary; that a compute equivalent, in FLOPs, is below 0.6, that the arm is above the baseline's line at 1 / 0.6 of
+    the arm's compute."""
+    line, arms = asked[0].line, {arm.name: arm for arm in results.arms()}
+    sign = 1.0 if line.relation == ">" else -1.0
+    inequalities, untested = [], []
+    for one in asked:
+        if line.kind == EQUIVALENT:
+            seen, lack = at_share(one, results, arms)
+            label, bound = one.label, 0.0
+            if seen is not None:
+                label += (
+                    f": {'baseline − arm' if sign > 0 else 'arm − baseline'} at {1 / line.bound:.2g} of its compute"
+                )
+                seen = replace(seen, estimate=-sign * seen.estimate)
+        else:
+            terms = find_terms(one, results, arms)
+            seen = contrast([(sign * weight, score) for weight, score in terms]) if terms else None
+            label, bound, lack = one.label if sign > 0 else f"−({one.label})", sign * line.bound, "no scores"
+        if seen is None:
+            untested.append(f"{label} ({lack})")
+        else:
+            inequalities.append(make_inequality(label, seen, bound))
+    return Claim(line.text, tuple(inequalities), tuple(untested))
+
+
+def at_share(asked: AskedInequality, results: ResultSet, arms: Mapping[str, ReportArm]) -> tuple[Contrast | None, str]:
+    """The arm minus the baseline at the share of the line; None, and what is lacking, where it cannot be told."""
+    [(_, arm, task)], share = asked.terms, asked.line.bound
+    if not {arm, *asked.ladder} <= arms.keys():
+        return None, "no scores"
+    datasets = None
+    if task != MEAN_OF_FAMILIES:
+        datasets = results.datasets(task, results.primary_metric) if task in FAMILY_NAMES else [task]
+    try:
+        seen = contrast_at_share(results, arms[arm], [arms[name] for name in asked.ladder], share, datasets=datasets)
+    except InputError as error:
+        return None, str(error)
+    return seen, f"the baseline's ladder does not reach {1 / share:.2g} of its compute"
+
+
+def find_terms(asked: AskedInequality, results: ResultSet, arms: Mapping[str, ReportArm]) -> Terms | None:
+    """The scores of all terms: of a task, the average of a family, or the mean of these; None where one is missing."""
+    found: Terms = []
+    for weight, name, task in asked.terms:
+        scores: list[Result | None] = []
+        if name in arms and (task == MEAN_OF_FAMILIES or task in FAMILY_NAMES):
+            families = results.families if task == MEAN_OF_FAMILIES else [task]
+            scores = [results.find_average(arms[name], family) for family in families]
+        elif name in arms:
+            own = [results.find(arms[name], family, task, results.primary_metric) for family in results.families]
+            scores = [score for score in own if score is not None]
+        known = [score for score in scores if score is not None]
+        if not known or len(known) < len(scores):
+            return None
+        found += [(weight / len(known), score) for score in known]
+    return found

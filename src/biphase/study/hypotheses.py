@@ -2,8 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -11,13 +10,11 @@ from typing import Any
 from biphase.errors import InputError
 from biphase.files import content_hash, read_json, write_json
 from biphase.paper.findings import FINDINGS
-from biphase.report.claims import Claim, ClaimTest, Finding, judge_claims, make_claim, make_inequality
-from biphase.report.contrasts import Terms
-from biphase.report.equivalents import contrast_at_share
-from biphase.report.grammar import EQUIVALENT, MEAN_OF_FAMILIES, ParsedInequality, parse_inequality
-from biphase.report.hypotheses import AskedInequality, AskedTerm, Ladder, Spot, bind
-from biphase.report.results import AVERAGE, FAMILY_CODES, FAMILY_NAMES, ReportArm, Result, ResultSet, with_averages
-from biphase.study.arms import Arm, refuse_doubles
+from biphase.report.claims import Claim, Finding, judge_claims
+from biphase.report.grammar import parse_inequality
+from biphase.report.hypotheses import AskedInequality, Ladder, Spot, bind, make_line
+from biphase.report.results import FAMILY_CODES, ResultSet, with_averages
+from biphase.study.arms import refuse_doubles
 from biphase.study.curricula import write_steps
 from biphase.study.plan import Plan
 from biphase.study.spec import Hypothesis, Study
@@ -43,27 +40,21 @@ def list_ladders(plan: Plan) -> dict[str, Ladder]:
     several = set[str]()
     for arm in plan.arms.values():
         spot = (arm.model, arm.recipe.num_steps)
-        for name in line_names(arm):
-            if name in taken:
-                continue
+        # The names that it shares with the same arm at other budgets.
+        names = [arm.name.removesuffix(f"-{write_steps(arm.recipe.num_steps)}"), arm.group]
+        if arm.parent is None and not arm.settings:
+            names.append(arm.curriculum)
+        for name in dict.fromkeys(name for name in names if name not in taken):
             if spot in (ladder := found.setdefault(name, {})):
                 several.add(name)
             ladder[spot] = arm.name
     return {name: {} if name in several else ladder for name, ladder in found.items()}
 
 
-def line_names(arm: Arm) -> Iterator[str]:
-    """The names that an arm shares with the same arm at other budgets."""
-    without = arm.name.removesuffix(f"-{write_steps(arm.recipe.num_steps)}")
-    names = [without] if without != arm.name else []
-    if arm.parent is None and not arm.settings:
-        names.append(arm.curriculum)
-    yield from dict.fromkeys([*names, arm.group])
-
-
-def ask(plan: Plan) -> dict[str, list[tuple[str, list[AskedInequality]]]]:
-    """Every hypothesis → its lines, each with what it asks of the plan's arms; a finding of the paper finds its arms by
-    itself. Raises `InputError` for a line that is not in the grammar, or asks for what the study does not have."""
+def ask(plan: Plan) -> dict[str, list[list[AskedInequality] | str]]:
+    """Every hypothesis → what each of its lines asks of the plan's arms; for a finding of the paper, which finds its
+    arms by itself, the key of that. Raises `InputError` for a line that is not in the grammar, or asks for what the
+    study does not have."""
     study = plan.study
     refuse_doubles("hypotheses", [hypothesis.name for hypothesis in study.hypotheses])
     if study.hypotheses and study.evaluation is None:
@@ -71,105 +62,30 @@ def ask(plan: Plan) -> dict[str, list[tuple[str, list[AskedInequality]]]]:
     tasks = {} if study.evaluation is None else study.evaluation.tasks
     families = {find_task(task).name: FAMILY_CODES[find_task(task).family] for task in tasks}
     ladders = list_ladders(plan)
-    asked: dict[str, list[tuple[str, list[AskedInequality]]]] = {}
+    asked: dict[str, list[list[AskedInequality] | str]] = {}
     for hypothesis in study.hypotheses:
+        lines = asked.setdefault(hypothesis.name, [])
         try:
-            asked[hypothesis.name] = [
-                (line, [] if find_finding(line) else bind(parse_inequality(line), ladders, families))
-                for line in hypothesis.holds
-            ]
+            for line in hypothesis.holds:
+                cited = CITED.fullmatch(line.strip())
+                if cited and cited[1] not in FINDINGS:
+                    raise InputError(f"'{line}': the paper's findings are {', '.join(FINDINGS)}")
+                lines.append(cited[1] if cited else bind(parse_inequality(line), ladders, families))
         except InputError as error:
             raise InputError(f"hypothesis '{hypothesis.name}': {error}") from None
     return asked
 
 
-def find_finding(line: str) -> str | None:
-    """The key of the paper's finding that a line cites. Raises `InputError` where the paper has none of that key."""
-    cited = CITED.fullmatch(line.strip())
-    if cited and cited[1] not in FINDINGS:
-        raise InputError(f"'{line}': the paper's findings are {', '.join(FINDINGS)}")
-    return cited[1] if cited else None
-
-
 def judge_hypotheses(plan: Plan, results: ResultSet) -> tuple[Finding, ...]:
     """Every hypothesis with its verdict, corrected together, by the standard metrics."""
     results = with_averages(results.select(metric=results.primary_metric).results) if results.results else results
-    arms = {arm.name: arm for arm in results.arms()}
     findings = []
     for hypothesis, lines in zip(plan.study.hypotheses, ask(plan).values(), strict=True):
         claims: list[Claim] = []
-        for line, asked in lines:
-            key = find_finding(line)
-            claims += FINDINGS[key][2](results) if key else [make_line(line, asked, results, arms)]
+        for line in lines:
+            claims += FINDINGS[line][2](results) if isinstance(line, str) else [make_line(line, results)]
         findings.append(Finding(hypothesis.name, hypothesis.says, HOW_JUDGED, tuple(claims)))
     return judge_claims(findings)
-
-
-def make_line(line: str, asked: Sequence[AskedInequality], results: ResultSet, arms: Mapping[str, ReportArm]) -> Claim:
-    """A line of a hypothesis as a claim: that a sum lies below a bound says that the contrary sum lies above its
-    contrary."""
-    parsed = parse_inequality(line)
-    if parsed.kind == EQUIVALENT:
-        return make_equivalent_line(parsed, asked, results, arms)
-    sign = 1.0 if parsed.relation == ">" else -1.0
-    tests: list[ClaimTest] = []
-    for one in asked:
-        terms: Terms | None = []
-        for term in one.terms:
-            found = find_terms(term, results, arms)
-            terms = None if found is None or terms is None else [*terms, *((sign * w, score) for w, score in found)]
-        tests.append((one.label if sign > 0 else f"−({one.label})", terms, sign * parsed.bound))
-    return make_claim(line, tests, "scores")
-
-
-def make_equivalent_line(
-    line: ParsedInequality, asked: Sequence[AskedInequality], results: ResultSet, arms: Mapping[str, ReportArm]
-) -> Claim:
-    """A bound on a compute equivalent, in FLOPs, as a claim about scores: that the share is below 0.6 says that the arm
-    is above the baseline's line at 1 / 0.6 of the arm's compute."""
-    inequalities, untested = [], []
-    for one in asked:
-        [term], rungs = one.terms, [arms[name] for name in one.ladder if name in arms]
-        if term.arm not in arms or len(rungs) < len(one.ladder):
-            untested.append(f"{one.label} (no scores)")
-            continue
-        try:
-            seen = contrast_at_share(results, arms[term.arm], rungs, line.bound, datasets=datasets_of(term, results))
-        except InputError as error:
-            untested.append(f"{one.label} ({error})")
-            continue
-        if seen is None:
-            untested.append(f"{one.label} (the baseline's ladder does not reach {1 / line.bound:.2g} of its compute)")
-            continue
-        above = line.relation == "<"
-        label = f"{one.label}: {'arm − baseline' if above else 'baseline − arm'} at {1 / line.bound:.2g} of its compute"
-        inequalities.append(make_inequality(label, seen if above else replace(seen, estimate=-seen.estimate), 0.0))
-    return Claim(line.text, tuple(inequalities), tuple(untested))
-
-
-def datasets_of(term: AskedTerm, results: ResultSet) -> list[str] | None:
-    """The data sets that a term is about; None for all."""
-    if term.task == MEAN_OF_FAMILIES:
-        return None
-    is_family = term.task in FAMILY_NAMES
-    return results.datasets(term.task, results.primary_metric) if is_family else [term.task]
-
-
-def find_terms(term: AskedTerm, results: ResultSet, arms: Mapping[str, ReportArm]) -> Terms | None:
-    """A term over scores: that of a task, the average of a family, or the mean of these; None where one is missing."""
-    if term.arm not in arms:
-        return None
-    arm, metric = arms[term.arm], results.primary_metric
-    found: list[Result | None]
-    if term.task == MEAN_OF_FAMILIES:
-        found = [results.find(arm, family, AVERAGE, metric) for family in results.families]
-    elif term.task in FAMILY_NAMES:
-        found = [results.find(arm, term.task, AVERAGE, metric)]
-    else:
-        found = [results.find(arm, family, term.task, metric) for family in results.families]
-        found = [score for score in found if score is not None] or [None]
-    scores = [score for score in found if score is not None]
-    return [(term.weight / len(scores), score) for score in scores] if len(scores) == len(found) else None
 
 
 # What was declared, and when
