@@ -259,22 +259,21 @@ def estimate(plan: Plan, machine: Machine | None = None) -> Estimate:
         rows.append(evaluation_cost(plan, sizes, machine, published.get("evaluation")))
         assumptions.append("fine-tuning: rounded sizes of the tasks' published data, at the same efficiency")
     assumptions += list_memory(plan, sizes)
+    first_seed = None
+    if plan.num_seeds > 1:
+        first = plan.of_first_seed
+        trained = sum(flops for run in first.runs.values() for flops in sizes.flops(run).values())
+        first_seed = trained + evaluation_cost(first, sizes, None, None).flops
     return Estimate(
         machine=machine,
         groups=tuple(rows),
-        first_seed_flops=seed_flops(plan.of_first_seed, sizes) if plan.num_seeds > 1 else None,
+        first_seed_flops=first_seed,
         flops_by_objective=spent,
         disk=count_disk(plan, sizes),
         unknown=tuple(name for name, shape in sizes.shapes.items() if shape is None),
         assumptions=tuple(assumptions),
         published_on=known_device(plan.study.planning.device or ""),
     )
-
-
-def seed_flops(plan: Plan, sizes: Sizes) -> float:
-    """FLOPs of all runs and all fine-tunings of a plan."""
-    spent = sum(flops for run in plan.runs.values() for flops in sizes.flops(run).values())
-    return spent + evaluation_cost(plan, sizes, None, None).flops
 
 
 def list_memory(plan: Plan, sizes: Sizes) -> list[str]:

@@ -1,6 +1,8 @@
 """Plan and estimate → what a person or another program reads: tables, JSON, Graphviz, Mermaid."""
 
+import math
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -91,71 +93,53 @@ def run_tree(plan: Plan) -> Tree:
 def describe_steps(estimate: Estimate) -> list[RenderableType]:
     """A table of models, steps and tokens of each group of arms, and how they differ from published steps."""
     rows = [row for row in estimate.groups if row.group != "evaluation"]
-    table = plain_table("Steps", "arms")
-    for name, values in (
-        ("models", [row.models for row in rows]),
-        ("steps\nalone", [row.steps_alone for row in rows]),
-        ("steps\nshared", [row.steps for row in rows]),
-        ("tokens", [row.tokens for row in rows]),
-    ):
-        total = sum(values)
-        add_numbers(table, name, f"{total:.3g}" if name == "tokens" else f"{total:,}")
-    is_published = any(row.published and row.published.steps is not None for row in rows)
-    if is_published:
-        add_numbers(table, "published")
-    for row in rows:
-        steps = row.published.steps if row.published else None
-        cells = [row.group, str(row.models), f"{row.steps_alone:,}", f"{row.steps:,}", f"{row.tokens:.3g}"]
-        if is_published:
-            cells.append("" if steps is None else f"{steps:,}")
-        table.add_row(*cells)
-    lines: list[RenderableType] = [table]
+    columns = {}
+    for header, key in (("models", "models"), ("steps\nalone", "steps_alone"), ("steps\nshared", "steps")):
+        numbers = [getattr(row, key) for row in rows]
+        columns[header] = ([f"{number:,}" for number in numbers], f"{sum(numbers):,}")
+    columns["tokens"] = ([f"{row.tokens:.3g}" for row in rows], f"{sum(row.tokens for row in rows):.3g}")
+    lines, published = [], {}
     for row in estimate.groups:
         if row.published and row.published.steps is not None:
-            more = row.steps - row.published.steps
+            published[row.group] = f"{row.published.steps:,}"
             note = f" {row.published.note}" if row.published.note else ""
-            line = f"{row.group}: {row.steps:,} steps, published {row.published.steps:,} ({more:+,}).{note}"
-            lines.append(line)
-    return lines
+            more = row.steps - row.published.steps
+            lines.append(f"{row.group}: {row.steps:,} steps, published {published[row.group]} ({more:+,}).{note}")
+    if published.keys() - {"evaluation"}:
+        columns["published"] = ([published.get(row.group, "") for row in rows], "")
+    return [number_table("Steps", "arms", [row.group for row in rows], columns), *lines]
 
 
-def plain_table(title: str, first: str) -> Table:
-    """A table that fits into 60 columns: words wrap, numbers are whole."""
+def number_table(title: str, first: str, names: Sequence[str], columns: Mapping[str, tuple[list[str], str]]) -> Table:
+    """A table that fits into 60 columns: words wrap, numbers are whole. `columns`: header → cells, and the sum."""
     table = Table(title=title, show_footer=True, **PLAIN)
     table.add_column(first, "all", overflow="fold")
+    for header, (_, footer) in columns.items():
+        table.add_column(header, footer, justify="right", no_wrap=True)
+    for row in zip(names, *(cells for cells, _ in columns.values()), strict=True):
+        table.add_row(*row)
     return table
-
-
-def add_numbers(table: Table, header: str, footer: str = "") -> None:
-    table.add_column(header, footer, justify="right", no_wrap=True)
 
 
 def cost_table(estimate: Estimate) -> Table:
     """FLOPs, device hours, and published hours with the share of the device's peak that they imply."""
     machine, rows = estimate.machine, estimate.groups
-    hours = {row.group: row.published.gpu_hours for row in rows if row.published and row.published.gpu_hours}
-    table = plain_table("Cost", "")
-    add_numbers(table, "FLOPs", f"{estimate.flops:.3g}")
+    columns = {"FLOPs": ([f"{row.flops:.3g}" for row in rows], f"{estimate.flops:.3g}")}
     if machine:
-        total = sum(row.device_hours or 0.0 for row in rows)
-        add_numbers(table, f"{machine.name}\nhours", format_hours(total))
-    if hours:
+        own = [row.device_hours or 0.0 for row in rows]
+        columns[f"{machine.name}\nhours"] = ([format_hours(value) for value in own], format_hours(sum(own)))
+    hours = [(row.published.gpu_hours if row.published else None) or 0.0 for row in rows]
+    if any(hours):
         on = f"\n{estimate.published_on} hours" if estimate.published_on else ""
-        add_numbers(table, f"published{on}", format_hours(sum(hours.values())))
+        told = [format_hours(value) if value else "" for value in hours]
+        columns[f"published{on}"] = (told, format_hours(sum(hours)))
     # What was published was measured on the device of the study file: on another one it is a share of no peak.
-    is_same = machine is not None and machine.name == estimate.published_on
-    if hours and is_same:
-        add_numbers(table, "which is\nof peak")
-    for row in rows:
-        cells = [row.group, f"{row.flops:.3g}"]
-        if machine:
-            cells.append(format_hours(row.device_hours or 0.0))
-        if hours:
-            cells.append(format_hours(hours[row.group]) if row.group in hours else "")
-        if machine and is_same and row.group in hours:
-            cells.append(f"{row.flops / hours[row.group] / 3600 / machine.peak_flops:.1%}")
-        table.add_row(*cells)
-    return table
+    if any(hours) and machine and machine.name == estimate.published_on:
+        shares = [
+            row.flops / (value or math.inf) / 3600 / machine.peak_flops for row, value in zip(rows, hours, strict=True)
+        ]
+        columns["which is\nof peak"] = ([f"{share:.1%}" if share else "" for share in shares], "")
+    return number_table("Cost", "", [row.group for row in rows], columns)
 
 
 def format_hours(value: float) -> str:
