@@ -84,7 +84,7 @@ def write_run(path: Path, last: int, steps: list[int], config: dict[str, Any]) -
     import yaml
     from safetensors.numpy import save
 
-    from biphase.files import file_hash
+    from biphase.files import file_hash, write_hashed
 
     for step in steps:
         model = path / "steps" / str(step) / "model"
@@ -94,7 +94,7 @@ def write_run(path: Path, last: int, steps: list[int], config: dict[str, Any]) -
         weights = np.frombuffer(f"{path.name}@{step}".encode(), dtype=np.uint8)
         (model / "model.safetensors").write_bytes(save({"weight": weights}))
         files = {f"model/{file.name}": file_hash(file) for file in model.iterdir()}
-        (path / "steps" / str(step) / "manifest.json").write_text(json.dumps({"files": files}))
+        write_hashed(path / "steps" / str(step) / "manifest.json", {"files": files})
     (path / "config.yaml").write_text(yaml.safe_dump(config))
     records = [
         {"kind": "train", "step": s, "objective": "clm", "loss": 9 / (1 + s)} for s in range(1, last, last // 50)

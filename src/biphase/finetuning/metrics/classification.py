@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
-import scipy.stats
 
 from biphase.errors import InputError
 
@@ -66,9 +65,11 @@ def correlation_products(metric: str, gold_N: np.ndarray, predicted_N: np.ndarra
 
     Ranks are those among all examples.
     """
+    from scipy.stats import rankdata  # it loads longer than all else that a report needs
+
     sides = []
     for numbers_N in (gold_N, predicted_N):
-        x_N = scipy.stats.rankdata(numbers_N) if metric == "spearman" else np.asarray(numbers_N, dtype=np.float64)
+        x_N = rankdata(numbers_N) if metric == "spearman" else np.asarray(numbers_N, dtype=np.float64)
         x_N = x_N - x_N.mean()
         sides.append(x_N / (np.abs(x_N).max() or 1.0))  # so that sums of squares lose nothing
     x_N, y_N = sides
