@@ -143,8 +143,8 @@ def test_findings_and_figures_are_there(paper: Page) -> None:
             for inequality in claim.inequalities:
                 assert inequality.label in text and show_points(inequality.estimate) in text
     missing = {"rate-spread", "masking-after-clm"}
-    for spec in FIGURES:
-        assert bool(paper.all("figure", id=f"figure-{spec.name}")) == (spec.name not in missing)
+    for name in FIGURES:
+        assert bool(paper.all("figure", id=f"figure-{name}")) == (name not in missing)
     assert "No figure: Spread over fine-tuning rates" in text
     assert "200 of 200 averages are the mean of their datasets" in text
     assert "F5 cannot be tested" in text

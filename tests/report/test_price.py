@@ -18,8 +18,6 @@ from biphase.report.price import (
     list_prices,
     price_files,
     price_sentence,
-    prices_csv,
-    prices_markdown,
 )
 from biphase.report.results import ReportArm, ResultSet, measured
 
@@ -50,6 +48,10 @@ def make_results(scores: dict[ReportArm, float], datasets: Sequence[str] = ("a",
 def only(results: ResultSet) -> PriceList:
     (listed,) = list_prices(results)
     return listed
+
+
+def written(listed: PriceList, suffix: str) -> str:
+    return next(text for name, text in price_files([listed]).items() if name.endswith(suffix))
 
 
 def test_known_shares_in_every_kind_of_compute() -> None:
@@ -112,7 +114,7 @@ def test_bounds_are_said() -> None:
         listed = only(make_results({**LADDER, make_arm("ours", steps, objective="clm", mask_percent=None): score}))
         sentence = price_sentence(listed)
         assert f"ours {words} MLM alone (40 % masked) at all of its budgets: {share}" in sentence
-        assert share in prices_markdown(listed)
+        assert share in written(listed, ".md")
         panel = ladder_panel(listed)
         assert panel.spans[0].end == pytest.approx(800 if score > 0.8 else 100), "the distance ends with the ladder"
 
@@ -124,7 +126,7 @@ def test_unknown_compute_has_no_column() -> None:
     odd = {replace(arm, device_hours=3.0, flops=None): score for arm, score in LADDER.items()}
     listed = only(make_results({**odd, make_arm("ours", 400, objective="clm"): 0.7}))
     assert list(listed.prices[0].shares) == ["tokens"]
-    assert "share of tokens |\n" in prices_markdown(listed) and "of its tokens" in price_sentence(listed)
+    assert "share of tokens |\n" in written(listed, ".md") and "of its tokens" in price_sentence(listed)
 
 
 def test_distances_end_on_the_line() -> None:
@@ -159,7 +161,7 @@ def test_published_prices_and_their_files() -> None:
     markdown, latex = (files[f"tables/compute-equivalents-610M{suffix}"] for suffix in (".md", ".tex"))
     assert "over fine-tuning seeds only" in markdown and "Each model was pretrained once" in markdown
     assert "…" not in latex and "“" not in latex and latex.count(r"\\") == 1 + len(listed.prices)
-    rows = list(csv.DictReader(io.StringIO(prices_csv(listed))))
+    rows = list(csv.DictReader(io.StringIO(written(listed, ".csv"))))
     assert len(rows) == 2 * len(listed.prices)
     ours = next(row for row in rows if row["arm"] == "610m-clm-11k-mlm40-22k" and row["counted_in"] == "tokens")
     assert (ours["bound"], ours["noise"]) == ("", "fine-tuning seeds")

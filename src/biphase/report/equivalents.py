@@ -16,7 +16,7 @@ from scipy import optimize
 
 from biphase.errors import InputError
 from biphase.report.contrasts import Contrast, Noise, Terms, combine, contrast, judge_difference
-from biphase.report.results import AVERAGE, ReportArm, Result, ResultSet
+from biphase.report.results import ReportArm, ResultSet
 
 Compute = Literal["tokens", "flops", "device_hours"]
 """What compute is counted in: fields of `ReportArm`."""
@@ -28,14 +28,8 @@ POINTS_BETWEEN = 40
 """At how many places between two rungs the arm is tested against the baseline."""
 
 
-@dataclass(frozen=True)
-class Rung:
-    """A budget of the baseline."""
-
-    compute: float
-    terms: Terms
-    """Its score, as a weighted sum."""
-    score: float
+Rungs = Sequence[tuple[float, Terms]]
+"""Budgets of a baseline, least first: compute, and the score as a weighted sum."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +52,7 @@ class Equivalent:
     """Compute and score of the baseline, made monotone, least compute first."""
     scores: tuple[float, ...]
     """The scores of the baseline as measured."""
-    datasets: tuple[str, ...] = ()
+    datasets: tuple[str, ...]
     """What the score is the mean of."""
 
     @property
@@ -73,22 +67,34 @@ def compute_equivalent(
     baseline: Sequence[ReportArm],
     axis: Compute = "flops",
     datasets: Sequence[str] | None = None,
-    extrapolate: bool = False,
 ) -> Equivalent:
     """The equivalent of an arm on the ladder of a baseline, by the mean over data sets that all of them have.
 
     Args:
         baseline: one recipe at several budgets.
         datasets: those that count; None: all that the arm and the whole ladder have scores on.
-        extrapolate: go on along the last stretch of the ladder where it ends; for comparison with what was published.
 
     Raises:
         InputError: fewer than two budgets, compute that is not known, or no data set in common.
     """
     names = shared_datasets(results, (arm, *baseline), datasets)
-    rungs = make_ladder(results, baseline, axis, names)
-    found = find_equivalent(mean_score(results, arm, names), compute_of(arm, axis), rungs, extrapolate)
-    return Equivalent(**{**vars(found), "datasets": names})
+    terms, rungs = mean_score(results, arm, names), make_ladder(results, baseline, axis, names)
+    compute, scores = compute_of(arm, axis), [value_of(own) for _, own in rungs]
+    heights = optimize.isotonic_regression(scores).x
+    log, bound = read_off(np.log([spent for spent, _ in rungs]), heights, value_of(terms))
+    low, high, noise = find_interval(terms, compute, rungs)
+    return Equivalent(
+        share=compute / math.exp(log),
+        bound=bound,
+        low=low,
+        high=high,
+        noise=noise,
+        score=value_of(terms),
+        compute=compute,
+        ladder=tuple((spent, float(height)) for (spent, _), height in zip(rungs, heights, strict=True)),
+        scores=tuple(scores),
+        datasets=names,
+    )
 
 
 def recount(
@@ -133,30 +139,23 @@ def contrast_at_share(
 
 def shared_datasets(results: ResultSet, arms: Sequence[ReportArm], wanted: Sequence[str] | None) -> tuple[str, ...]:
     """Raises `InputError` where a wanted one is missing, or none is shared."""
-    by_arm = [{r.dataset for r in find_scores(results, arm)} for arm in arms]
-    shared = set.intersection(*by_arm)
-    order = list(dict.fromkeys(r.dataset for r in find_scores(results, arms[0])))
+    by_arm = [results.scores_of(arm) for arm in arms]
+    shared = set.intersection(*map(set, by_arm))
     if wanted is not None and (lost := sorted(set(wanted) - shared)):
         raise InputError(f"no scores of {', '.join(arm.name for arm in arms)} on {', '.join(lost)}; finish their cells")
-    names = tuple(name for name in order if name in shared and (wanted is None or name in wanted))
+    names = tuple(name for name in by_arm[0] if name in shared and (wanted is None or name in wanted))
     if not names:
         raise InputError(f"{', '.join(arm.name for arm in arms)} have no data set in common; evaluate them on the same")
     return names
 
 
-def find_scores(results: ResultSet, arm: ReportArm) -> list[Result]:
-    """The scores of an arm by the primary metric, of whichever of its comparisons."""
-    found: dict[str, Result] = {}
-    for result in results.results:
-        is_score = result.metric == results.primary_metric and result.dataset != AVERAGE
-        if is_score and result.arm.name == arm.name:
-            found.setdefault(result.dataset, result)
-    return list(found.values())
-
-
 def mean_score(results: ResultSet, arm: ReportArm, datasets: Sequence[str]) -> Terms:
     """The mean over data sets as a weighted sum."""
-    return [(1 / len(datasets), result) for result in find_scores(results, arm) if result.dataset in datasets]
+    return [(1 / len(datasets), score) for name, score in results.scores_of(arm).items() if name in datasets]
+
+
+def value_of(terms: Terms) -> float:
+    return sum(weight * score.mean for weight, score in terms)
 
 
 def compute_of(arm: ReportArm, axis: Compute) -> float:
@@ -167,43 +166,12 @@ def compute_of(arm: ReportArm, axis: Compute) -> float:
     return value
 
 
-def make_ladder(
-    results: ResultSet, baseline: Sequence[ReportArm], axis: Compute, datasets: Sequence[str]
-) -> tuple[Rung, ...]:
-    """The budgets of the baseline, least compute first. Raises `InputError` with fewer than two."""
-    rungs = []
-    for arm in baseline:
-        terms = mean_score(results, arm, datasets)
-        rungs.append(Rung(compute_of(arm, axis), terms, sum(weight * score.mean for weight, score in terms)))
-    if len({rung.compute for rung in rungs}) < max(2, len(rungs)):
+def make_ladder(results: ResultSet, baseline: Sequence[ReportArm], axis: Compute, datasets: Sequence[str]) -> Rungs:
+    """Raises `InputError` with fewer than two budgets."""
+    rungs = [(compute_of(arm, axis), mean_score(results, arm, datasets)) for arm in baseline]
+    if len({compute for compute, _ in rungs}) < max(2, len(rungs)):
         raise InputError("a ladder needs two budgets of the baseline or more, each once")
-    return tuple(sorted(rungs, key=lambda rung: rung.compute))
-
-
-def find_equivalent(terms: Terms, compute: float, rungs: Sequence[Rung], extrapolate: bool = False) -> Equivalent:
-    """The equivalent of a score that cost so much compute."""
-    score = sum(weight * one.mean for weight, one in terms)
-    logs = np.log([rung.compute for rung in rungs])
-    scores = optimize.isotonic_regression([rung.score for rung in rungs]).x
-    log, bound = read_off(logs, scores, score)
-    if bound and extrapolate:
-        at = -1 if bound == "at most" else 1
-        slope = (scores[at] - scores[at - 1]) / (logs[at] - logs[at - 1])
-        end = -1 if bound == "at most" else 0
-        if slope > 0:
-            log, bound = logs[end] + (score - scores[end]) / slope, ""
-    low, high, noise = find_interval(terms, compute, rungs)
-    return Equivalent(
-        share=compute / math.exp(log),
-        bound=bound,
-        low=low,
-        high=high,
-        noise=noise,
-        score=score,
-        compute=compute,
-        ladder=tuple((rung.compute, float(height)) for rung, height in zip(rungs, scores, strict=True)),
-        scores=tuple(rung.score for rung in rungs),
-    )
+    return sorted(rungs, key=lambda rung: rung[0])
 
 
 def read_off(logs: np.ndarray, scores: np.ndarray, score: float) -> tuple[float, Literal["", "at most", "at least"]]:
@@ -219,42 +187,38 @@ def read_off(logs: np.ndarray, scores: np.ndarray, score: float) -> tuple[float,
     return float(logs[at - 1] + part * (logs[at] - logs[at - 1])), ""
 
 
-def find_interval(terms: Terms, compute: float, rungs: Sequence[Rung]) -> tuple[float, float, tuple[Noise, ...]]:
+def find_interval(terms: Terms, compute: float, rungs: Rungs) -> tuple[float, float, tuple[Noise, ...]]:
     """The shares between those at which the arm is above the baseline and those at which it is below, by the test of
     all verdicts; and what that accounts for."""
-    logs = np.log([rung.compute for rung in rungs])
+    logs = np.log([spent for spent, _ in rungs])
     places = [np.linspace(*ends, POINTS_BETWEEN, endpoint=False) for ends in itertools.pairwise(logs)]
     grid = np.exp(np.append(np.concatenate(places), logs[-1]))
-    grid[0], grid[-1] = rungs[0].compute, rungs[-1].compute  # exactly: the ladder's ends are on the ladder
-    sides, noise = [], None
-    for place in grid:
-        seen = contrast(combine((1, terms), (-1, interpolate(rungs, place))) or [])
-        noise = seen.noise if noise is None else noise
-        sides.append(judge_difference(seen.estimate, seen.against().p_value))
+    grid[0], grid[-1] = rungs[0][0], rungs[-1][0]  # exactly: the ladder's ends are on the ladder
+    seen = [contrast(combine((1, terms), (-1, interpolate(rungs, place))) or []) for place in grid]
+    sides = [judge_difference(one.estimate, one.against().p_value) for one in seen]
+    noise = seen[0].noise
     if "untested" in sides:
-        return math.nan, math.nan, noise or ()
+        return math.nan, math.nan, noise
     # The baseline's compute is more than where the arm is still above it, and less than where it is below.
     open_places = [place for place, side in zip(grid, sides, strict=True) if side == "within noise"]
     if sides[0] == "below":
-        return compute / grid[0], math.inf, noise or ()
+        return compute / grid[0], math.inf, noise
     if sides[-1] == "above":
-        return 0.0, compute / grid[-1], noise or ()
+        return 0.0, compute / grid[-1], noise
     if not open_places:  # the scores leap from below to above between two places
         leap = sides.index("below")
-        return compute / grid[leap], compute / grid[leap - 1], noise or ()
+        return compute / grid[leap], compute / grid[leap - 1], noise
     low = 0.0 if sides[-1] == "within noise" else compute / max(open_places)
     high = math.inf if sides[0] == "within noise" else compute / min(open_places)
-    return low, high, noise or ()
+    return low, high, noise
 
 
-def interpolate(rungs: Sequence[Rung], compute: float) -> Terms | None:
+def interpolate(rungs: Rungs, compute: float) -> Terms | None:
     """The baseline's score at a compute between two of its budgets, as a weighted sum; None beyond the ladder."""
-    if not rungs[0].compute <= compute <= rungs[-1].compute:
-        return None
-    for lower, upper in itertools.pairwise(rungs):
-        if compute <= upper.compute:
-            part = math.log(compute / lower.compute) / math.log(upper.compute / lower.compute)
-            return combine((1 - part, lower.terms), (part, upper.terms))
+    for (less, lower), (more, upper) in itertools.pairwise(rungs):
+        if less <= compute <= more:
+            part = math.log(compute / less) / math.log(more / less)
+            return combine((1 - part, lower), (part, upper))
     return None
 
 

@@ -3,7 +3,6 @@
 Panels become lines through means, bars of differences and points of spreads, all with their intervals.
 """
 
-import itertools
 import math
 import multiprocessing
 import sys
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from biphase.machine import num_cores
 from biphase.report import panels
-from biphase.report.results import ResultSet, objective_pairs
+from biphase.report.results import ResultSet
 from biphase.style import INK, PLOT_STYLE, SERIES, plot_losses
 
 if TYPE_CHECKING:
@@ -38,107 +37,64 @@ class Picture:
     """Whether each panel has a legend of its own, instead of one for all."""
 
 
-LINES_A_PANEL = 5
-"""How many loss curves share a panel: as many as there are colours."""
-
-
-OVERVIEW = "overview"
-"""The name of the figure on a page's first screen."""
-
-LADDERS = "compute-equivalents"
-"""The name of the figure of a baseline's score against its compute."""
-
-
-@dataclass(frozen=True)
-class FigureSpec:
-    """What a figure shows, with a panel for each family, and what it needs."""
-
-    name: str
-    title: str
-    caption: str
-    needs: str
-    make_panel: Callable[[ResultSet, str], panels.Panel]
-    can_draw: Callable[[ResultSet], bool]
-
-
-FIGURES = (
-    FigureSpec(
-        "objective-by-size",
+FIGURES: dict[str, tuple[str, str, str, Callable[[ResultSet], list[panels.Panel]]]] = {
+    "objective-by-size": (
         "Objective by size",
         "CLM and MLM at the same size, data and steps.",
         "CLM and MLM of the same size and steps",
         panels.objective_by_size,
-        lambda results: bool(objective_pairs(results)),
     ),
-    FigureSpec(
-        "masking-ratio",
+    "masking-ratio": (
         "Masking ratio",
         "MLM alone at several masking ratios.",
         "MLM alone at two masking ratios or more",
         panels.masking_ratio,
-        lambda results: len({a.mask_percent for a in results.arms(setup="objective", objective="mlm")}) > 1,
     ),
-    FigureSpec(
-        "score-by-steps",
+    "score-by-steps": (
         "Score against steps",
         "Undecayed checkpoints on the way; the axis of steps is logarithmic.",
         "undecayed checkpoints at two steps or more",
         panels.score_by_steps,
-        lambda results: len({arm.pretrain_steps for arm in results.arms(setup="efficiency")}) > 1,
     ),
-    FigureSpec(
-        "rate-spread",
+    "rate-spread": (
         "Spread over fine-tuning rates",
         "Standard deviation of test scores over fine-tuning rates and seeds, each dataset around its mean; bootstrap "
         "intervals over seeds.",
         "test scores at every fine-tuning rate and seed",
         panels.spread_over_rates,
-        lambda results: any(
-            panels.spread_scores(results, arm, family) is not None
-            for arm, family in itertools.product(itertools.chain(*objective_pairs(results)), results.families)
-        ),
     ),
-    FigureSpec(
-        "splits",
+    "splits": (
         "CLM then MLM at a fixed budget",
         "Difference to MLM alone with the same number of steps. CLM alone is in the tables.",
         "CLM then MLM, and MLM alone, at one budget",
         panels.splits,
-        lambda results: bool(panels.split_budgets(results)),
     ),
-    FigureSpec(
-        "masking-after-clm",
+    "masking-after-clm": (
         "Masking ratio after CLM",
         "MLM alone, and MLM after CLM with as many steps in all.",
         "MLM after CLM at two masking ratios or more",
         panels.masking_after_clm,
-        lambda results: bool(results.arms(setup="adapted")),
     ),
-    FigureSpec(
-        "continued",
+    "continued": (
         "Continued pretraining: which parent?",
         "Difference between continuing with MLM from the CLM model and from the MLM model; 0 steps are the parents.",
         "MLM continued from CLM and from MLM",
         panels.continued,
-        lambda results: {"clm", "mlm"} <= {a.objective for a in results.arms(setup="cpt") if a.cpt_steps},
     ),
-    FigureSpec(
-        "continued-steps",
+    "continued-steps": (
         "Continued pretraining over its steps",
         "Continued with MLM from the CLM model and from the MLM model; 0 steps are the parents.",
         "continued pretraining at two numbers of steps or more",
         panels.continued_steps,
-        lambda results: len({arm.cpt_steps for arm in results.arms(setup="cpt")}) > 1,
     ),
-    FigureSpec(
-        "score-by-flops",
+    "score-by-flops": (
         "Score against FLOPs",
         "Decayed models; the larger the marker, the larger the model. CLM then MLM in one go or continued.",
         "FLOPs of two arms or more",
         panels.score_by_flops,
-        lambda results: len(panels.counted_arms(results)) > 1,
     ),
-)
+}
+"""Name → title, caption, what it needs, and its panels, a family each: none where what it needs is missing."""
 
 
 def draw_figures(
@@ -150,8 +106,8 @@ def draw_figures(
 ) -> tuple[list[tuple[str, str, str]], list[str]]:
     """Write every figure for which there are scores, as `NAME.svg` and `NAME.pdf`.
 
-    The same results give the same SVG, to the byte. `losses`: run → records as in metrics.jsonl. `overview`, where it
-    is given, becomes the figure `OVERVIEW`, and `ladders` that of `LADDERS`, which are not among those returned.
+    The same results give the same SVG, to the byte. `losses`: run → records as in metrics.jsonl. `overview` and
+    `ladders`, where they are given, become figures that are not among those returned.
 
     Returns:
         Name, title and caption of what was drawn, and a line for each figure that was not: what it lacks.
@@ -160,16 +116,17 @@ def draw_figures(
     drawn, missing, pictures = [], [], list[Picture]()
     if overview is not None:
         rows = len(overview.ticks)
-        pictures.append(Picture(OVERVIEW, [partial(plot_panel, overview)], row_height=0.5 + 0.21 * rows))
+        pictures.append(Picture("overview", [partial(plot_panel, overview)], row_height=0.5 + 0.21 * rows))
     if ladders:
-        pictures.append(Picture(LADDERS, [partial(plot_panel, panel) for panel in ladders], row_height=3.2))
-    for spec in FIGURES:
-        if spec.can_draw(results):
-            made = [spec.make_panel(results, family) for family in results.families]
-            pictures.append(Picture(spec.name, [partial(plot_panel, panel) for panel in made]))
-            drawn.append((spec.name, spec.title, spec.caption))
+        pictures.append(
+            Picture("compute-equivalents", [partial(plot_panel, panel) for panel in ladders], row_height=3.2)
+        )
+    for name, (title, caption, needs, make_panels) in FIGURES.items():
+        if made := make_panels(results):
+            pictures.append(Picture(name, [partial(plot_panel, panel) for panel in made]))
+            drawn.append((name, title, caption))
         else:
-            missing.append(f"{spec.title}: needs {spec.needs}")
+            missing.append(f"{title}: needs {needs}")
     losses = losses or {}
     curves = list(share_out_curves(losses))
     if curves:
@@ -278,7 +235,7 @@ def share_out_curves(losses: Mapping[str, Sequence[Mapping[str, Any]]]) -> Itera
         for name, records in losses.items():
             if rows := [row for row in records if row["objective"] == objective]:
                 chosen[name] = rows
-        num_panels = math.ceil(len(chosen) / LINES_A_PANEL)
+        num_panels = math.ceil(len(chosen) / len(SERIES))
         for number in range(num_panels):
             # One run of each stretch of the plan: neighbours differ least, and stand in different panels.
             yield partial(plot_loss_curves, dict(list(chosen.items())[number::num_panels]), objective)
@@ -294,10 +251,13 @@ def plot_loss_curves(losses: Mapping[str, Sequence[Mapping[str, Any]]], objectiv
 
 def save_figure(picture: Picture, folder: Path) -> None:
     """Write `NAME.svg` and `NAME.pdf` of a picture."""
+    from fontTools.subset import Options
     from matplotlib.backends.backend_pdf import FigureCanvasPdf
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 
     name = picture.name
+    # A PDF's fonts are parts of DejaVu: rules of layout, most of the work of cutting it, are of no use to drawn glyphs.
+    Options._drop_tables_default = list({*Options._drop_tables_default, "GPOS", "GSUB", "GDEF", "kern"})
     with plot_settings(name):
         figure = arrange_panels(picture)
         # Each canvas draws once; `savefig` would draw everything twice, to find out what is rasterized.

@@ -1,6 +1,5 @@
 """Results → what a reader wants first: the answer in a sentence, one table of all models and tasks, one picture."""
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -8,7 +7,7 @@ from typing import Literal
 
 from biphase.report.contrasts import difference, is_significant
 from biphase.report.formats import show_points, show_share
-from biphase.report.panels import Mark, Panel
+from biphase.report.panels import Mark, Panel, mark_mean
 from biphase.report.price import PriceList, list_prices, price_sentence
 from biphase.report.results import (
     AVERAGE,
@@ -204,8 +203,9 @@ def draw_means(means: Sequence[Result]) -> Panel:
     for row, result in enumerate(reversed(shown)):
         objective = result.arm.objective
         look = LOOKS.get(objective, RANDOM_LOOK)
-        reach = 0.0 if math.isnan(result.half_width) else 100 * result.half_width
-        series.setdefault(OBJECTIVE_NAMES[objective], (look, []))[1].append(Mark(row, 100 * result.mean, reach, reach))
+        series.setdefault(OBJECTIVE_NAMES[objective], (look, []))[1].append(
+            mark_mean(row, result.mean, result.half_width)
+        )
     return Panel(
         kind="rows",
         series=[(name, look, marks) for name, (look, marks) in series.items()],

@@ -1,13 +1,14 @@
-"""Results → what each figure shows of a family, as data: series of marks with their intervals, and the axes.
+"""Results → what each figure shows, a panel for each family, as data: series of marks with their intervals, and axes.
 
-The figures are those of the paper (its figures 2 to 12), for any study in which these comparisons were made.
+The figures are those of the paper (its figures 2 to 12), for any study in which these comparisons were made. Each is a
+function of results that gives its panels, or none where the scores that it needs are not there.
 """
 
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from biphase.report.results import (
     FAMILY_NAMES,
     MEASURES,
     ReportArm,
+    Result,
     ResultSet,
     objective_pairs,
     reference_mask,
@@ -71,35 +73,55 @@ class Panel:
     """Dotted, in panels of `lines`."""
 
 
-def objective_by_size(results: ResultSet, family: str) -> Panel:
+PlacedArms = tuple[str, Look, Iterable[tuple[float, Sequence[ReportArm]]]]
+"""A series before its scores are known: the name, the look, and for each mark its `x` and the arm that it is of, or the
+two arms whose difference it is."""
+
+
+def objective_by_size(results: ResultSet) -> list[Panel]:
     """Test score of CLM and of MLM (at the reference ratio) for every size."""
     pairs = objective_pairs(results)
-    series = []
-    for number, objective in enumerate(("clm", "mlm")):
-        mask = f" {pairs[0][1].mask_percent} %" if objective == "mlm" else ""
-        shift = 0.06 * (2 * number - 1)
-        marks = mark_scores(results, family, [(at + shift, pair[number]) for at, pair in enumerate(pairs)])
-        series.append((f"{objective.upper()}{mask}", LOOKS[objective], marks))
-    sizes = [clm.size for clm, _ in pairs]
-    x_label = "parameters without the head"
-    return score_panel(results, family, series, x_label, range(len(pairs)), tick_labels=sizes, x_margin=0.4)
+    names = ["CLM", *(f"MLM {mlm.mask_percent} %" for _, mlm in pairs[:1])]
+    return fill_panels(results, place_pairs(pairs, names, 0.06), **axis_of_sizes(pairs), x_margin=0.4)
 
 
-def masking_ratio(results: ResultSet, family: str) -> Panel:
+def spread_over_rates(results: ResultSet) -> list[Panel]:
+    """Standard deviation of test scores over fine-tuning rates and seeds, each dataset around its mean, with its
+    interval."""
+    pairs = objective_pairs(results)
+    series = place_pairs(pairs, ["CLM", "MLM"], 0.09)
+    made = fill_panels(results, series, **axis_of_sizes(pairs), kind="points", y_label="spread (points)", x_margin=0.5)
+    return made if any(marks for panel in made for _, _, marks in panel.series) else []
+
+
+def place_pairs(pairs: Sequence[tuple[ReportArm, ReportArm]], names: Sequence[str], shift: float) -> list[PlacedArms]:
+    """CLM a little to the left of each size, MLM to the right."""
+    series: list[PlacedArms] = []
+    for number, (name, objective) in enumerate(zip(names, ("clm", "mlm"), strict=False)):
+        places = [(at + shift * (2 * number - 1), [pair[number]]) for at, pair in enumerate(pairs)]
+        series.append((name, LOOKS[objective], places))
+    return series
+
+
+def axis_of_sizes(pairs: Sequence[tuple[ReportArm, ReportArm]]) -> dict[str, Any]:
+    labels = [clm.size for clm, _ in pairs]
+    return {"x_label": "parameters without the head", "ticks": range(len(pairs)), "tick_labels": labels}
+
+
+def masking_ratio(results: ResultSet) -> list[Panel]:
     """Test score of MLM against the masking ratio, a line for every size."""
     arms = results.arms(setup="objective", objective="mlm")
     sizes = sizes_of(arms)
-    series = []
+    series: list[PlacedArms] = []
     for number, (size, look) in enumerate(zip(sizes, itertools.cycle(SERIES), strict=False)):
         # The same ratios side by side, so that intervals of several lines do not hide each other.
         shift = 0.5 * (number - (len(sizes) - 1) / 2)
-        places = [((arm.mask_percent or 0) + shift, arm) for arm in arms if arm.size == size]
-        series.append((size, look, mark_scores(results, family, places)))
+        series.append((size, look, [((arm.mask_percent or 0) + shift, [arm]) for arm in arms if arm.size == size]))
     masks = sorted({arm.mask_percent or 0 for arm in arms})
-    return score_panel(results, family, series, "masked tokens (%)", masks)
+    return fill_panels(results, series, "masked tokens (%)", masks) if len(masks) > 1 else []
 
 
-def masking_after_clm(results: ResultSet, family: str) -> Panel:
+def masking_after_clm(results: ResultSet) -> list[Panel]:
     """Test score against the masking ratio, for MLM alone and for MLM after CLM at the same size and total steps."""
     after = results.arms(setup="adapted")
     budgets = {(arm.size, arm.pretrain_steps) for arm in after}
@@ -110,77 +132,195 @@ def masking_after_clm(results: ResultSet, family: str) -> Panel:
     for arm in [*alone, *after]:
         label = f"{short_steps(arm.clm_steps)} CLM, then {short_steps(arm.mlm_steps)} MLM" if arm.clm_steps else "MLM"
         groups.setdefault(f"{arm.size}, {label}" if has_sizes else label, []).append(arm)
-    series = []
+    series: list[PlacedArms] = []
     for number, (label, arms) in enumerate(groups.items()):
         look = (LOOKS["mlm"], LOOKS["clm+mlm"])[number] if number < 2 else SERIES[number % len(SERIES)]
         shift = 0.3 * (2 * (number % 2) - 1)
-        places = [((arm.mask_percent or 0) + shift, arm) for arm in arms]
-        series.append((label, look, mark_scores(results, family, places)))
+        series.append((label, look, [((arm.mask_percent or 0) + shift, [arm]) for arm in arms]))
     masks = sorted({arm.mask_percent or 0 for arm in [*alone, *after]})
-    return score_panel(results, family, series, "masked tokens (%)", masks)
+    return fill_panels(results, series, "masked tokens (%)", masks)
 
 
-def score_by_steps(results: ResultSet, family: str) -> Panel:
+def score_by_steps(results: ResultSet) -> list[Panel]:
     """Test score of undecayed checkpoints against the step, for CLM and MLM, on a logarithmic axis."""
     # Side by side, so that intervals do not hide each other.
-    series = by_steps(
-        results, family, "efficiency", "{}", lambda number, arm: arm.pretrain_steps * (1.02, 0.98)[number % 2]
-    )
-    steps = sorted({arm.pretrain_steps for arm in results.arms(setup="efficiency")})
-    labels = [short_steps(step) for step in steps]
-    x_label = "pretraining steps, no decay"
-    return score_panel(results, family, series, x_label, steps, tick_labels=labels, is_logarithmic=True)
-
-
-def continued_steps(results: ResultSet, family: str) -> Panel:
-    """Test score against the steps of continued MLM, from the CLM and from the MLM parent; 0 is the parent itself."""
-    series = by_steps(results, family, "cpt", "from {}", lambda _, arm: arm.cpt_steps)
-    steps = sorted({arm.cpt_steps for arm in results.arms(setup="cpt")})
-    labels = [short_steps(step) for step in steps]
-    return score_panel(results, family, series, "steps of MLM continued", steps, tick_labels=labels)
-
-
-def by_steps(
-    results: ResultSet, family: str, setup: str, label: str, place: Callable[[int, ReportArm], float]
-) -> list[tuple[str, Look, list[Mark]]]:
-    """A series for each objective and size of a comparison; `place`: the number of a series and an arm → its x."""
-    arms = results.arms(setup=setup)
-    sizes, series = sizes_of(arms), []
-    for number, (objective, size) in enumerate(itertools.product(("clm", "mlm"), sizes)):
-        chosen = [arm for arm in arms if (arm.objective, arm.size) == (objective, size)]
-        marks = mark_scores(results, family, [(place(number, arm), arm) for arm in chosen])
-        name = label.format(objective.upper()) + (f", {size}" if len(sizes) > 1 else "")
-        series.append((name, LOOKS[objective], marks))
-    return series
-
-
-def score_by_flops(results: ResultSet, family: str) -> Panel:
-    """Test score against the floating-point operations of all training; the larger the model, the larger its marker."""
-    arms = list({arm.name: arm for arm in counted_arms(results)}.values())
-    sizes = sizes_of(arms)
-    both = [arm for arm in arms if arm.objective == "clm+mlm" or (arm.objective == "clm" and arm.cpt_steps)]
-    kinds = [
-        ("CLM", "clm", [arm for arm in arms if arm.objective == "clm" and not arm.cpt_steps]),
-        ("MLM", "mlm", [arm for arm in arms if arm.objective == "mlm"]),
-        ("CLM, then MLM", "clm+mlm", both),  # in one go, or continued
-    ]
-    series = []
-    for label, objective, chosen in kinds:
-        marks = []
-        for arm in chosen:
-            marks += mark_scores(results, family, [(arm.flops or 0.0, arm)], 3.5 + 2 * sizes.index(arm.size))
-        series.append((label, LOOKS[objective], marks))
-    ticks, labels, unit = round_ticks([arm.flops or 0.0 for arm in arms])
-    return score_panel(
+    return along_steps(
         results,
-        family,
-        series,
-        f"training FLOPs{unit}",
-        ticks,
-        tick_labels=labels,
-        kind="rings",
+        "efficiency",
+        "{}",
+        "pretraining steps, no decay",
+        lambda arm: arm.pretrain_steps,
+        shifts=(1.02, 0.98),
         is_logarithmic=True,
     )
+
+
+def continued_steps(results: ResultSet) -> list[Panel]:
+    """Test score against the steps of continued MLM, from the CLM and from the MLM parent; 0 is the parent itself."""
+    return along_steps(results, "cpt", "from {}", "steps of MLM continued", lambda arm: arm.cpt_steps)
+
+
+def along_steps(
+    results: ResultSet,
+    setup: str,
+    label: str,
+    x_label: str,
+    steps_of: Callable[[ReportArm], int],
+    shifts: tuple[float, float] = (1.0, 1.0),
+    **axes: Any,
+) -> list[Panel]:
+    """A line for each objective and size of a comparison against some steps; `shifts`: factors for neighbours."""
+    arms = results.arms(setup=setup)
+    sizes, ticks = sizes_of(arms), sorted({steps_of(arm) for arm in arms})
+    series: list[PlacedArms] = []
+    for number, (objective, size) in enumerate(itertools.product(("clm", "mlm"), sizes)):
+        chosen = [arm for arm in arms if (arm.objective, arm.size) == (objective, size)]
+        name = label.format(objective.upper()) + (f", {size}" if len(sizes) > 1 else "")
+        series.append((name, LOOKS[objective], [(steps_of(arm) * shifts[number % 2], [arm]) for arm in chosen]))
+    labels = [short_steps(step) for step in ticks]
+    return fill_panels(results, series, x_label, ticks, tick_labels=labels, **axes) if len(ticks) > 1 else []
+
+
+def score_by_flops(results: ResultSet) -> list[Panel]:
+    """Test score of decayed arms, with MLM at the reference ratio, against the floating-point operations of all their
+    training; the larger the model, the larger its marker."""
+    mask = reference_mask(results.arms())
+    arms: dict[str, ReportArm] = {}
+    for arm in results.arms():
+        if arm.flops and arm.setup not in ("efficiency", "control", "other") and arm.mask_percent in (None, mask):
+            arms[arm.name] = arm
+    if len(arms) < 2:
+        return []
+    groups: dict[str, list[ReportArm]] = {"CLM": [], "MLM": [], "CLM, then MLM": []}  # the last in one go, or continued
+    for arm in arms.values():
+        is_both = arm.objective == "clm+mlm" or (arm.objective == "clm" and arm.cpt_steps)
+        groups["CLM, then MLM" if is_both else arm.objective.upper()].append(arm)
+    series: list[PlacedArms] = []
+    for (label, some), objective in zip(groups.items(), ("clm", "mlm", "clm+mlm"), strict=True):
+        series.append((label, LOOKS[objective], [(arm.flops or 0.0, [arm]) for arm in some]))
+    ticks, labels, unit = round_ticks([arm.flops or 0.0 for arm in arms.values()])
+    axes: dict[str, Any] = {"tick_labels": labels, "kind": "rings", "is_logarithmic": True}
+    return fill_panels(results, series, f"training FLOPs{unit}", ticks, sizes=sizes_of(arms.values()), **axes)
+
+
+def splits(results: ResultSet) -> list[Panel]:
+    """Of CLM→MLM, the score minus that of MLM alone at every budget that has both, a bar for every share of CLM, with
+    the interval of the difference."""
+    budgets: dict[tuple[str, int], list[ReportArm]] = {}  # by size and steps: MLM alone, then from little to much CLM
+    for arm in sorted(results.arms(setup="ratio"), key=lambda arm: (arm.pretrain_steps, arm.clm_steps)):
+        if arm.objective != "clm":
+            budgets.setdefault((arm.size, arm.pretrain_steps), []).append(arm)
+    budgets = {key: arms for key, arms in budgets.items() if arms[0].objective == "mlm" and len(arms) > 1}
+    by_share: dict[int, list[tuple[float, Sequence[ReportArm]]]] = {}
+    for at, (alone, *arms) in enumerate(budgets.values()):
+        for arm in arms:
+            share = 5 * round(20 * arm.clm_share)  # percent, to the next 5: 5k of 22k counts as 25 %
+            by_share.setdefault(share, []).append((at, [arm, alone]))
+    series: list[PlacedArms] = []
+    for share, look in zip(sorted(by_share), itertools.cycle(SERIES), strict=False):
+        series.append((f"{share} % CLM, then MLM", look, by_share[share]))
+    steps = [steps for _, steps in budgets]
+    return fill_bars(results, series, steps, "pretraining steps", "ahead of MLM alone (points)")
+
+
+def continued(results: ResultSet) -> list[Panel]:
+    """Continued from CLM minus continued from MLM after the same steps, a bar for each number of steps, with the
+    interval."""
+    arms = results.arms(setup="cpt")
+    if not {"clm", "mlm"} <= {arm.objective for arm in arms if arm.cpt_steps}:
+        return []
+    steps = sorted({arm.cpt_steps for arm in arms})
+    series: list[PlacedArms] = []
+    for size, look in zip(sizes_of(arms), itertools.cycle(SERIES), strict=False):
+        own = {(arm.objective, arm.cpt_steps): arm for arm in arms if arm.size == size}
+        pairs = [
+            (at, [own[key] for key in (("clm", step), ("mlm", step)) if key in own]) for at, step in enumerate(steps)
+        ]
+        series.append((f"{size}, from CLM − from MLM", look, [(at, pair) for at, pair in pairs if len(pair) == 2]))
+    return fill_bars(results, series, steps, "steps of MLM continued", "CLM parent ahead (points)")
+
+
+def fill_bars(
+    results: ResultSet, series: Sequence[PlacedArms], steps: Sequence[int], x_label: str, y_label: str
+) -> list[Panel]:
+    """Panels of differences at some numbers of steps."""
+    axes: dict[str, Any] = {
+        "kind": "bars",
+        "y_label": y_label,
+        "tick_labels": [short_steps(step) for step in steps],
+        "x_margin": 0.6,
+    }
+    return fill_panels(results, series, x_label, range(len(steps)), **axes)
+
+
+def fill_panels(
+    results: ResultSet,
+    series: Sequence[PlacedArms],
+    x_label: str,
+    ticks: Sequence[float],
+    *,
+    sizes: Sequence[str] = (),
+    **axes: Any,
+) -> list[Panel]:
+    """A panel for each family, with the marks of those arms that have a score there, from left to right.
+
+    Args:
+        sizes: those of networks, smallest first, where larger ones have larger marks.
+        axes: further fields of `Panel`; `y_label` is by default what the family's score measures: `accuracy (%)`.
+    """
+    made = []
+    for family in results.families if ticks else ():
+        filled = []
+        for name, look, places in series:
+            marks = []
+            for x, arms in places:
+                size = 3.5 + 2 * sizes.index(arms[0].size) if sizes else 5.0
+                if axes.get("kind") == "points":
+                    found = mark_spread(results, family, x, arms[0])
+                else:
+                    found = mark_scores([results.find_average(arm, family) for arm in arms], x, size)
+                marks += [found] if found else []
+            filled.append((name, look, sorted(marks, key=lambda mark: mark.x)))
+        measure = f"{MEASURES[results.primary_metric][family].partition(',')[0]} (%)"
+        given = {"kind": "lines", "y_label": measure, **axes}
+        made.append(
+            Panel(series=filled, title=f"{family} · {FAMILY_NAMES[family]}", x_label=x_label, ticks=ticks, **given)
+        )
+    return made
+
+
+def mark_scores(scores: Sequence[Result | None], x: float, size: float = 5.0) -> Mark | None:
+    """A mean score in percent with its interval, or the difference of two in points; None where one is missing."""
+    known = [score for score in scores if score is not None]
+    if len(known) < len(scores):
+        return None
+    if len(known) == 1:
+        return mark_mean(x, known[0].mean, known[0].half_width, size)
+    seen = difference(*known).against()
+    return mark_mean(x, seen.mean, seen.mean - seen.low, size)
+
+
+def mark_mean(x: float, mean: float, half_width: float, size: float = 5.0) -> Mark:
+    """A share as a mark, with as much of an interval as is known."""
+    reach = 0.0 if math.isnan(half_width) else 100 * half_width
+    return Mark(x, 100 * mean, reach, reach, size)
+
+
+def mark_spread(results: ResultSet, family: str, x: float, arm: ReportArm) -> Mark | None:
+    """The spread of all test scores of an arm, each around the mean of its dataset; None where not all are known."""
+    metric = results.primary_metric
+    tables = []
+    for dataset in results.datasets(family, metric):
+        scores_RS = scores_by_rate(results.find(arm, family, dataset, metric))
+        if scores_RS is None or np.isnan(scores_RS).all():
+            return None
+        tables.append(scores_RS - np.nanmean(scores_RS))
+    if not tables or len({table.shape[1] for table in tables}) > 1:
+        return None
+    spread = rate_spread(np.concatenate(tables), np.random.default_rng(0))
+    reach = (spread.std - spread.low, spread.high - spread.std)
+    down, up = (0.0 if math.isnan(length) else max(100 * length, 0.0) for length in reach)
+    return Mark(x, 100 * spread.std, down, up)
 
 
 def round_ticks(values: Sequence[float]) -> tuple[list[float], list[str], str]:
@@ -196,144 +336,3 @@ def round_ticks(values: Sequence[float]) -> tuple[list[float], list[str], str]:
         ticks = [tick for tick in ticks if math.log10(tick).is_integer()]
     power = str(unit).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
     return [tick * 10.0**unit for tick in ticks], [f"{tick:g}" for tick in ticks], f" (×10{power})"
-
-
-def score_panel(
-    results: ResultSet,
-    family: str,
-    series: Sequence[tuple[str, Look, Sequence[Mark]]],
-    x_label: str,
-    ticks: Sequence[float],
-    *,
-    tick_labels: Sequence[str] | None = None,
-    kind: Literal["lines", "rings"] = "lines",
-    is_logarithmic: bool = False,
-    x_margin: float | None = None,
-) -> Panel:
-    """A panel of test scores, by what they measure: `accuracy (%)`."""
-    title = f"{family} · {FAMILY_NAMES[family]}"
-    y_label = f"{MEASURES[results.primary_metric][family].partition(',')[0]} (%)"
-    return Panel(kind, series, title, x_label, y_label, ticks, tick_labels, is_logarithmic, x_margin)
-
-
-def mark_scores(
-    results: ResultSet, family: str, places: Iterable[tuple[float, ReportArm]], size: float = 5.0
-) -> list[Mark]:
-    """Mean scores of arms in percent with their intervals, from left to right; those without a score are left out."""
-    marks = []
-    for x, arm in places:
-        if (score := results.find_average(arm, family)) is not None:
-            reach = 0.0 if math.isnan(score.half_width) else 100 * score.half_width
-            marks.append(Mark(x, 100 * score.mean, reach, reach, size))
-    return sorted(marks, key=lambda mark: mark.x)
-
-
-def splits(results: ResultSet, family: str) -> Panel:
-    """CLM→MLM minus MLM alone at every budget, a bar for every share of CLM, with the interval of the difference."""
-    budgets = split_budgets(results)
-    by_share: dict[int, list[tuple[int, ReportArm, ReportArm]]] = {}
-    for at, (alone, *arms) in enumerate(budgets.values()):
-        for arm in arms:
-            share = 5 * round(20 * arm.clm_share)  # percent, to the next 5: 5k of 22k counts as 25 %
-            by_share.setdefault(share, []).append((at, arm, alone))
-    series = []
-    for share, look in zip(sorted(by_share), itertools.cycle(SERIES), strict=False):
-        series.append((f"{share} % CLM, then MLM", look, mark_gaps(results, family, by_share[share])))
-    steps = [steps for _, steps in budgets]
-    return gap_panel(series, family, steps, "pretraining steps", "ahead of MLM alone (points)")
-
-
-def continued(results: ResultSet, family: str) -> Panel:
-    """Continued from CLM minus continued from MLM after the same steps, a bar for each number of steps, with the
-    interval."""
-    arms = results.arms(setup="cpt")
-    steps = sorted({arm.cpt_steps for arm in arms})
-    series = []
-    for size, look in zip(sizes_of(arms), itertools.cycle(SERIES), strict=False):
-        parents = {(arm.objective, arm.cpt_steps): arm for arm in arms if arm.size == size}
-        places = []
-        for at, step in enumerate(steps):
-            clm, mlm = parents.get(("clm", step)), parents.get(("mlm", step))
-            if clm and mlm:
-                places.append((at, clm, mlm))
-        series.append((f"{size}, from CLM − from MLM", look, mark_gaps(results, family, places)))
-    return gap_panel(series, family, steps, "steps of MLM continued", "CLM parent ahead (points)")
-
-
-def gap_panel(
-    series: Sequence[tuple[str, Look, Sequence[Mark]]], family: str, steps: Sequence[int], x_label: str, y_label: str
-) -> Panel:
-    title, labels = f"{family} · {FAMILY_NAMES[family]}", [short_steps(step) for step in steps]
-    return Panel("bars", series, title, x_label, y_label, range(len(steps)), labels, x_margin=0.6)
-
-
-def mark_gaps(results: ResultSet, family: str, places: Iterable[tuple[float, ReportArm, ReportArm]]) -> list[Mark]:
-    """Differences (first arm minus second) in points with their intervals; those without scores are left out."""
-    marks = []
-    for x, arm, other in places:
-        ours, theirs = results.find_average(arm, family), results.find_average(other, family)
-        if ours is not None and theirs is not None:
-            seen = difference(ours, theirs).against()
-            reach = 0.0 if math.isnan(seen.low) else 100 * (seen.mean - seen.low)
-            marks.append(Mark(x, 100 * seen.mean, reach, reach))
-    return marks
-
-
-def spread_over_rates(results: ResultSet, family: str) -> Panel:
-    """Standard deviation of test scores over fine-tuning rates and seeds, each dataset around its mean, with its
-    interval."""
-    pairs = objective_pairs(results)
-    series = []
-    for number, objective in enumerate(("clm", "mlm")):
-        marks = []
-        for at, pair in enumerate(pairs):
-            scores_RS = spread_scores(results, pair[number], family)
-            if scores_RS is None:
-                continue
-            spread = rate_spread(scores_RS, np.random.default_rng(0))
-            reach = (spread.std - spread.low, spread.high - spread.std)
-            down, up = (0.0 if math.isnan(length) else max(100 * length, 0.0) for length in reach)
-            marks.append(Mark(at + 0.09 * (2 * number - 1), 100 * spread.std, down, up))
-        series.append((objective.upper(), LOOKS[objective], marks))
-    return Panel(
-        kind="points",
-        series=series,
-        title=f"{family} · {FAMILY_NAMES[family]}",
-        x_label="parameters without the head",
-        y_label="spread (points)",
-        ticks=range(len(pairs)),
-        tick_labels=[clm.size for clm, _ in pairs],
-        x_margin=0.5,
-    )
-
-
-def spread_scores(results: ResultSet, arm: ReportArm, family: str) -> np.ndarray | None:
-    """[rates of all datasets, seeds]: test scores of an arm around the mean of their dataset; None where not known."""
-    metric = results.primary_metric
-    tables = []
-    for dataset in results.datasets(family, metric):
-        scores_RS = scores_by_rate(results.find(arm, family, dataset, metric))
-        if scores_RS is None or np.isnan(scores_RS).all():
-            return None
-        tables.append(scores_RS - np.nanmean(scores_RS))
-    return np.concatenate(tables) if tables and len({table.shape[1] for table in tables}) == 1 else None
-
-
-def split_budgets(results: ResultSet) -> dict[tuple[str, int], list[ReportArm]]:
-    """(size, steps) → MLM alone, then CLM→MLM from little to much CLM; budgets that have both."""
-    arms = sorted(results.arms(setup="ratio"), key=lambda arm: (arm.pretrain_steps, arm.clm_steps))
-    groups: dict[tuple[str, int], list[ReportArm]] = {}
-    for arm in arms:
-        if arm.objective != "clm":
-            groups.setdefault((arm.size, arm.pretrain_steps), []).append(arm)
-    return {key: group for key, group in groups.items() if group[0].objective == "mlm" and len(group) > 1}
-
-
-def counted_arms(results: ResultSet) -> list[ReportArm]:
-    """Decayed arms whose FLOPs are known; with MLM those at the reference ratio."""
-    mask = reference_mask(results.arms())
-    return [
-        arm
-        for arm in results.arms()
-        if arm.flops and arm.setup not in ("efficiency", "control", "other") and arm.mask_percent in (None, mask)
-    ]

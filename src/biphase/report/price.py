@@ -4,8 +4,9 @@ The baseline of a network is MLM alone at one masking ratio, with three budgets 
 against its ladder (`equivalents`).
 """
 
+import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from biphase.errors import InputError
@@ -15,14 +16,13 @@ from biphase.report.equivalents import (
     Compute,
     Equivalent,
     compute_equivalent,
-    find_scores,
     mean_score,
     recount,
     shared_datasets,
     show_multiple,
 )
 from biphase.report.formats import MISSING, csv_text, escape_latex, latex_text, markdown_text, show_noise, show_share
-from biphase.report.panels import Mark, Panel, Span, round_ticks
+from biphase.report.panels import Mark, Panel, Span, mark_mean, round_ticks
 from biphase.report.results import ReportArm, ResultSet, reference_mask, short_steps, sizes_of
 from biphase.style import LOOKS, SERIES
 
@@ -114,8 +114,9 @@ def list_prices(results: ResultSet) -> list[PriceList]:
     for size in sizes_of(trained):
         own = [arm for arm in trained if arm.size == size]
         baseline = choose_baseline(own)
-        if baseline:
-            found += list(list_network(results, baseline, [arm for arm in own if arm not in baseline]))
+        others = [arm for arm in own if arm not in baseline]
+        if baseline and (listed := list_network(results, baseline, others)):
+            found.append(listed)
     return found
 
 
@@ -134,31 +135,27 @@ def choose_baseline(arms: Sequence[ReportArm]) -> tuple[ReportArm, ...]:
     return () if best is None or len(ladders[best]) < LEAST_RUNGS else ladders[best]
 
 
-def list_network(results: ResultSet, baseline: Sequence[ReportArm], others: Sequence[ReportArm]) -> Iterator[PriceList]:
-    """The prices of one network; nothing without a data set or a kind of compute that all of the baseline have."""
-    axes = [axis for axis in AXES if is_rising(baseline, axis)]
+def list_network(results: ResultSet, baseline: Sequence[ReportArm], others: Sequence[ReportArm]) -> PriceList | None:
+    """The prices of one network; None without a data set or a kind of compute that all of the baseline have."""
+    axes = []
+    for axis in AXES:
+        spent = [0.0, *(getattr(arm, axis) or 0.0 for arm in baseline)]
+        if all(before < after for before, after in itertools.pairwise(spent)):  # known of all, and more for more steps
+            axes.append(axis)
     try:
         datasets = shared_datasets(results, baseline, None)
     except InputError:  # not evaluated yet
-        return
+        return None
     prices = []
     for arm in others:
-        own = {score.dataset for score in find_scores(results, arm)}
         known = [axis for axis in axes if getattr(arm, axis)]
-        if known and own >= set(datasets):
+        if known and results.scores_of(arm).keys() >= set(datasets):
             first = compute_equivalent(results, arm, baseline, known[0], datasets)
             shares = {axis: recount(first, arm, baseline, (known[0], axis)) for axis in known}
             prices.append(Price(arm, measure_reach(results, arm, datasets), shares))
     prices.sort(key=lambda price: (-price.arm.pretrain_steps, price.main.share, -price.main.score))
-    if prices:
-        reaches = tuple(measure_reach(results, arm, datasets) for arm in baseline)
-        yield PriceList(tuple(baseline), reaches, tuple(prices), datasets)
-
-
-def is_rising(baseline: Sequence[ReportArm], axis: Compute) -> bool:
-    """Whether more steps of the baseline cost more compute, which is known of all."""
-    spent = [getattr(arm, axis) or 0.0 for arm in baseline]
-    return all(before < after for before, after in zip([0.0, *spent], spent, strict=False))
+    reaches = tuple(measure_reach(results, arm, datasets) for arm in baseline)
+    return PriceList(tuple(baseline), reaches, tuple(prices), datasets) if prices else None
 
 
 def measure_reach(results: ResultSet, arm: ReportArm, datasets: Sequence[str]) -> float:
@@ -202,9 +199,8 @@ def ladder_panel(listed: PriceList) -> Panel:
     series, spans = [(f"{listed.label} alone", LOOKS["mlm"], rungs)], []
     for price, look in zip(compared, SERIES, strict=False):
         found = price.main
-        reach = 0.0 if math.isnan(price.half_width) else 100 * price.half_width
         label = f"{price.arm.name}: {found.bound} {found.share:.2f}".replace(":  ", ": ")
-        series.append((label, look, [Mark(found.compute, 100 * found.score, reach, reach)]))
+        series.append((label, look, [mark_mean(found.compute, found.score, price.half_width)]))
         spans.append(Span(found.compute, found.matching, 100 * found.score, look))
     ticks, labels, unit = round_ticks([compute for compute, _ in ladder] + [price.main.compute for price in compared])
     return Panel(
@@ -234,14 +230,17 @@ def price_rows(listed: PriceList) -> tuple[tuple[str, ...], list[tuple[str, ...]
     return (*PRICE_COLUMNS, *(f"share of {AXES[axis]}" for axis in axes)), rows
 
 
-def prices_markdown(listed: PriceList) -> str:
-    return markdown_text(listed.title, *price_rows(listed), 1, [listed.rule])
-
-
-def prices_latex(listed: PriceList) -> str:
-    header, rows = price_rows(listed)
-    escaped = [[escape_latex(cell) for cell in row] for row in rows]
-    return latex_text(listed.name, f"{listed.title}. {listed.rule}", header, escaped, 1)
+def price_files(lists: Sequence[PriceList]) -> dict[str, str]:
+    """The names of the tables' files below the folder of a report, with their text."""
+    files = {}
+    for listed in lists:
+        header, rows = price_rows(listed)
+        escaped = [[escape_latex(cell) for cell in row] for row in rows]
+        name = f"tables/{listed.name}"
+        files[f"{name}.md"] = markdown_text(listed.title, header, rows, 1, [listed.rule])
+        files[f"{name}.tex"] = latex_text(listed.name, f"{listed.title}. {listed.rule}", header, escaped, 1)
+        files[f"{name}.csv"] = prices_csv(listed)
+    return files
 
 
 def prices_csv(listed: PriceList) -> str:
@@ -256,15 +255,3 @@ def prices_csv(listed: PriceList) -> str:
             shown = [axis, f"{found.compute:.6g}", found.bound, f"{found.share:.4f}", *ends, "; ".join(found.noise)]
             rows.append([*own, *shown])
     return csv_text(rows)
-
-
-PRICE_FORMATS: dict[str, Callable[[PriceList], str]] = {
-    ".md": prices_markdown,
-    ".tex": prices_latex,
-    ".csv": prices_csv,
-}
-
-
-def price_files(lists: Sequence[PriceList]) -> dict[str, str]:
-    """The names of the tables' files below the folder of a report, with their text."""
-    return {f"tables/{one.name}{suffix}": show(one) for one in lists for suffix, show in PRICE_FORMATS.items()}

@@ -143,6 +143,13 @@ class ResultSet:
         return found
 
     @cached_property
+    def by_arm(self) -> dict[str, list[Result]]:
+        found: dict[str, list[Result]] = {}
+        for one in self.results:
+            found.setdefault(one.arm.name, []).append(one)
+        return found
+
+    @cached_property
     def dataset_names(self) -> dict[tuple[str, str], list[str]]:
         """The datasets of each (family, metric), in the order in which they come; the average is none of them."""
         names: dict[tuple[str, str], dict[str, None]] = {}
@@ -190,6 +197,14 @@ class ResultSet:
     def find_average(self, arm: ReportArm, family: str) -> Result | None:
         """The score of an arm on a family: its average by the primary metric."""
         return self.find(arm, family, AVERAGE, self.primary_metric)
+
+    def scores_of(self, arm: ReportArm) -> dict[str, Result]:
+        """The scores of an arm on each dataset by the primary metric, whichever of its comparisons they are from."""
+        found: dict[str, Result] = {}
+        for result in self.by_arm.get(arm.name, ()):
+            if result.metric == self.primary_metric and result.dataset != AVERAGE:
+                found.setdefault(result.dataset, result)
+        return found
 
     def find_all(self, arm: ReportArm, family: str, metric: str) -> list[Result | None]:
         """The results of an arm on every dataset of a family; None where one is missing."""

@@ -3,6 +3,7 @@
 One table for each comparison, family and metric: arms in rows, datasets and their average in columns.
 """
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,39 +108,34 @@ assert FORMS.keys() == SETUPS.keys()
 
 
 def make_tables(results: ResultSet, numbers: Mapping[tuple[str, str], int] | None = None) -> list[ScoreTable]:
-    """A table for each comparison, family and metric with a result, in the order of `SETUPS`.
+    """A table for each comparison, family and metric with a result, in the order of `SETUPS`: a row for every arm of
+    the comparison, also for one that lacks this family.
 
     `numbers`: (setup, family) → the number of a paper's table of the same form.
     """
     tables = []
-    for metric in results.metrics:
-        for setup in SETUPS:
-            part = results.select(metric=metric, setup=setup)
-            for family in part.families:
-                tables.append(make_table(part, setup, family, metric, (numbers or {}).get((setup, family))))
+    for metric, setup in itertools.product(results.metrics, SETUPS):
+        part = results.select(metric=metric, setup=setup)
+        stub, describe, block_of = FORMS[setup]
+        for family in part.families:
+            names = part.datasets(family, metric)
+            columns = [*names, AVERAGE] if len(names) != 1 else names
+            scores = {(arm, name): part.find(arm, family, name, metric) for arm in part.arms() for name in columns}
+            rows = fill_rows(part.arms(), columns, block_of, describe, lambda *place, scores=scores: scores[place])
+            title, name = (
+                f"{SETUPS[setup]}, {FAMILY_NAMES[family]} ({MEASURES[metric][family]})",
+                f"{setup}-{family.lower()}",
+            )
+            number = (numbers or {}).get((setup, family))
+            if number is not None:
+                title, name = f"{title}, in the form of the paper's table {number}", f"{number:02d}-{name}"
+            signals = []
+            for column in columns:
+                own = [scores[arm, column] for arm in part.arms() if arm.objective != "none"]
+                signals.append(measure_signal([score for score in own if score is not None]))
+            title, name = title[0].upper() + title[1:], f"table-{name}-{metric}"
+            tables.append(ScoreTable(name, title, setup, metric, stub, tuple(columns), rows, tuple(signals)))
     return tables
-
-
-def make_table(results: ResultSet, setup: str, family: str, metric: str, number: int | None) -> ScoreTable:
-    """The table of a comparison's results: a row for every arm, also for one that lacks this family."""
-    stub, describe, block_of = FORMS[setup]
-    columns = [*results.datasets(family, metric), AVERAGE]
-    if len(columns) == 2:
-        columns.pop()
-    rows = fill_rows(
-        results.arms(), columns, block_of, describe, lambda arm, column: results.find(arm, family, column, metric)
-    )
-    title, name = f"{SETUPS[setup]}, {FAMILY_NAMES[family]} ({MEASURES[metric][family]})", f"{setup}-{family.lower()}"
-    if number is None:
-        name = f"table-{name}"
-    else:
-        title, name = f"{title}, in the form of the paper's table {number}", f"table-{number:02d}-{name}"
-    title = title[0].upper() + title[1:]
-    signals = []
-    for column in columns:
-        scores = [results.find(arm, family, column, metric) for arm in results.arms() if arm.objective != "none"]
-        signals.append(measure_signal([score for score in scores if score is not None]))
-    return ScoreTable(f"{name}-{metric}", title, setup, metric, stub, tuple(columns), rows, tuple(signals))
 
 
 def fill_rows(
@@ -188,15 +184,19 @@ def show_signal(signal: Signal | None) -> str:
     return f"{signal.ratio:.1f}" if signal.decides else f"({signal.ratio:.1f})"
 
 
-def signal_stub(table: ScoreTable, name: str) -> tuple[str, ...]:
-    """What stands before the signals of a table's columns."""
-    return (name, *[""] * (len(table.stub) - 1))
-
-
-def undecided_tasks(table: ScoreTable) -> list[str]:
-    """A line for each column that decides nothing, with what it would take."""
-    pairs = zip(table.columns, table.signals, strict=False)
-    return [f"{column} decides nothing here: {signal.needs}" for column, signal in pairs if signal and signal.needs]
+def show_rows(
+    table: ScoreTable, show: Callable[[TableCell], str], escape: Callable[[str], str]
+) -> list[tuple[str, ...] | None]:
+    """The rows of a table as text, the last one with the signals of its columns; None between blocks."""
+    rows: list[tuple[str, ...] | None] = []
+    for previous, row in zip((None, *table.rows), table.rows, strict=False):
+        if previous is not None and previous.block != row.block:
+            rows.append(None)
+        rows.append((*map(escape, row.stub), *map(show, row.cells)))
+    if any(table.signals):
+        stub = ("signal ÷ noise", *[""] * (len(table.stub) - 1))
+        rows += [None, tuple(map(escape, (*stub, *map(show_signal, table.signals))))]
+    return rows
 
 
 def to_markdown(table: ScoreTable) -> str:
@@ -208,14 +208,16 @@ def to_markdown(table: ScoreTable) -> str:
         bold, sign = ("**" if mark == "best" else ""), (" =" if mark == "tied" else "")
         return f"{bold}{mean}{bold} (± {half_width}){sign}"
 
-    rows = [(*row.stub, *map(show, row.cells)) for row in table.rows]
-    if any(table.signals):
-        rows.append((*signal_stub(table, "signal ÷ noise"), *map(show_signal, table.signals)))
+    pairs = zip(table.columns, table.signals, strict=False)
+    undecided = [
+        f"{column} decides nothing here: {signal.needs}" for column, signal in pairs if signal and signal.needs
+    ]
     notes = [RULE]
-    if undecided := undecided_tasks(table):
+    if undecided:
         notes.append(f"{'; '.join(undecided)}.")
     if table.missing:
         notes.append(f"Missing: {'; '.join(table.missing)}.")
+    rows = [row for row in show_rows(table, show, str) if row is not None]
     return markdown_text(table.title, (*table.stub, *table.columns), rows, len(table.stub), notes)
 
 
@@ -230,15 +232,8 @@ def to_latex(table: ScoreTable) -> str:
         half_width = show_share(result.half_width).replace(MISSING, "--")
         return rf"{mean}{'$^{=}$' if mark == 'tied' else ''} {{\scriptsize($\pm$\,{half_width})}}"
 
-    rows: list[Sequence[str] | None] = []
-    for previous, row in zip((None, *table.rows), table.rows, strict=False):
-        if previous is not None and previous.block != row.block:
-            rows.append(None)
-        rows.append((*map(escape_latex, row.stub), *map(show, row.cells)))
-    if any(table.signals):
-        shown = (escape_latex(show_signal(signal)) for signal in table.signals)
-        rows += [None, (*map(escape_latex, signal_stub(table, "signal ÷ noise")), *shown)]
-    return latex_text(table.name, f"{table.title}. {RULE}", (*table.stub, *table.columns), rows, len(table.stub))
+    header, rows = (*table.stub, *table.columns), show_rows(table, show, escape_latex)
+    return latex_text(table.name, f"{table.title}. {RULE}", header, rows, len(table.stub))
 
 
 CSV_COLUMNS = (
