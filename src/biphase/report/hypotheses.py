@@ -118,12 +118,12 @@ def find_spots(line: ParsedInequality, ladders: Mapping[str, Ladder]) -> Iterato
     whole = [model for model in models if any(model == own for own, _ in there)]
     for model, budget in there:
         own = sorted(b for m, b in there if m == model)
-        is_model = line.place.model in (None, "every") or (whole and choose(line.place.model, whole) == model)
-        if is_model and (line.place.budget in (None, "every") or choose(line.place.budget, own) == budget):
+        is_model = line.place.model in (None, "every") or (whole and choose_among(line.place.model, whole) == model)
+        if is_model and (line.place.budget in (None, "every") or choose_among(line.place.budget, own) == budget):
             yield model, budget
 
 
-def choose(wanted: Any, known: Sequence[Any]) -> Any:
+def choose_among(wanted: Any, known: Sequence[Any]) -> Any:
     """`largest` or `smallest` of what is known, in its order; what is named otherwise is itself."""
     return {"largest": known[-1], "smallest": known[0]}.get(str(wanted), wanted)
 
@@ -141,10 +141,10 @@ def find_arm(operand: Operand, ladder: Ladder, spot: Spot) -> str | None:
     model, budget = spot
     models = sorted(dict.fromkeys(own for own, _ in ladder), key=num_parameters)
     if operand.place.model is not None or (len(models) == 1 and not model):
-        model = choose(operand.place.model or models[0], models)
+        model = choose_among(operand.place.model or models[0], models)
     own = sorted(b for m, b in ladder if m == model)
     if operand.place.budget is not None and own:
-        budget = int(choose(operand.place.budget, own))
+        budget = int(choose_among(operand.place.budget, own))
     return ladder.get((model, budget))
 
 
