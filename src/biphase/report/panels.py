@@ -204,8 +204,8 @@ def score_by_flops(results: ResultSet) -> list[Panel]:
 
 
 def splits(results: ResultSet) -> list[Panel]:
-    """Of CLM→MLM, the score minus that of MLM alone at every budget that has both, a bar for every share of CLM, with
-    the interval of the difference."""
+    """CLM→MLM minus MLM alone at every budget that has both, a bar for every share of CLM, with the interval of the
+    difference."""
     budgets: dict[tuple[str, int], list[ReportArm]] = {}  # by size and steps: MLM alone, then from little to much CLM
     for arm in sorted(results.arms(setup="ratio"), key=lambda arm: (arm.pretrain_steps, arm.clm_steps)):
         if arm.objective != "clm":
