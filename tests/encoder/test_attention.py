@@ -11,7 +11,15 @@ from torch import Tensor
 
 import biphase.encoder.attention as attention
 from biphase.encoder import buckets
-from biphase.encoder.attention import Backend, attend, lay_out, packed_attention, relay_out
+from biphase.encoder.attention import (
+    Backend,
+    attend,
+    explain_backend,
+    lay_out,
+    newest_flash,
+    packed_attention,
+    relay_out,
+)
 from biphase.encoder.buckets import bucket_attention, make_buckets
 from biphase.errors import InputError
 
@@ -233,3 +241,27 @@ def test_rotated_queries_follow_the_type_of_the_values() -> None:
     out, _ = packed_attention(torch.nn.Identity(), q, k, v.bfloat16(), None, layout=layout)
     assert out.dtype == torch.bfloat16
     assert out.shape == (1, 4, 4, 16)
+
+
+@pytest.mark.parametrize(
+    ("capability", "is_installed", "failure", "expected"),
+    [(9, True, None, "FA3"), (9, False, None, "FA2"), (8, True, None, "FA2"), (9, True, ImportError("abi"), "abi")],
+)
+def test_the_newest_flash_attention_that_starts_is_taken(
+    monkeypatch: pytest.MonkeyPatch, capability: int, is_installed: bool, failure: Exception | None, expected: str
+) -> None:
+    activated = []
+
+    def activate(name: str) -> None:
+        activated.append(name)
+        if failure:
+            raise failure
+
+    monkeypatch.setattr(torch.nn.attention, "activate_flash_attention_impl", activate, raising=False)
+    monkeypatch.setattr("biphase.encoder.attention.find_spec", lambda name: is_installed or None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (capability, 0))
+    device = torch.device("cuda", 0)
+    newest_flash.cache_clear()
+    assert expected in newest_flash(device) and expected in explain_backend(device, torch.bfloat16)
+    assert activated == (["FA3"] if is_installed and capability == 9 else []), "once"
+    newest_flash.cache_clear()

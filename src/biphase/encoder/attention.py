@@ -13,6 +13,8 @@ B buckets, N samples of a bucket, L its length, P padded tokens of all buckets.
 
 import inspect
 from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
 from typing import Any, Literal
 
 import numpy as np
@@ -112,13 +114,31 @@ def relay_out(layout: PackedLayout) -> PackedLayout:
 
 def choose_backend(device: torch.device, dtype: torch.dtype) -> Backend:
     """The fastest backend for a device and the type of the arithmetic."""
-    return "varlen" if device.type == "cuda" and dtype != torch.float32 else "buckets"
+    if device.type != "cuda" or dtype == torch.float32:
+        return "buckets"
+    newest_flash(device)
+    return "varlen"
+
+
+@cache
+def newest_flash(device: torch.device) -> str:
+    """Which flash attention `varlen` runs, as PyTorch names it: FA3 on a Hopper GPU where its kernels are installed,
+    from here on for all of the process; else FA2, PyTorch's own."""
+    activate = getattr(torch.nn.attention, "activate_flash_attention_impl", None)
+    is_hopper = torch.cuda.get_device_capability(device)[0] == 9
+    if activate is None or not is_hopper or find_spec("flash_attn_interface") is None:
+        return "FA2"
+    try:
+        activate("FA3")
+    except (ImportError, RuntimeError, ValueError) as error:  # built for another PyTorch, without a backward pass, …
+        return f"FA2, for FA3 does not start: {error}"
+    return "FA3"
 
 
 def explain_backend(device: torch.device, dtype: torch.dtype) -> str:
     """What `choose_backend` chooses, and why."""
     if choose_backend(device, dtype) == "varlen":
-        return "varlen, PyTorch's packed flash attention (CUDA, 16 bits)"
+        return f"varlen, PyTorch's packed flash attention (CUDA, 16 bits; {newest_flash(device)})"
     return f"buckets, samples of about one length batched (varlen needs CUDA and bf16, here is {device.type})"
 
 
