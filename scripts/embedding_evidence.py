@@ -5,12 +5,14 @@
 One recipe for every arm: pairs of plain text, then questions of SQuAD and entailments of SNLI, for the pretrained
 network, the same network from random weights, and static embeddings of its tokens. Beside them: the export as it is and
 BM25. Judged are all test queries of SQuAD's passages, Cranfield and long Wikipedia articles over whole collections. No
-test query, and no passage that a test query asks for, is trained on: what would be is left out here, and counted.
+test query, and no passage that a test query asks for, is trained on: what would be is left out here, and counted. The
+same command goes on where it was stopped.
 
 Reads `../shared/data` beside the repository, which is not part of it; without it, give --data.
 """
 
 import argparse
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -85,7 +87,6 @@ def recipe_tree(options: argparse.Namespace, seed: int, weights: str, squad: str
                 "epochs": options.epochs,
             },
         ],
-        "evaluation": [str(options.data / name) for name in JUDGED],
     }
 
 
@@ -145,20 +146,27 @@ def main() -> None:
     squad, snli = write_squad(options.data, options.out), write_snli(options.data, options.out)
     judged = [read_judged(options.data / name) for name in JUDGED]
     export = load_embedder(options.model)
-    scores: dict[str, Any] = {"BM25": {each.name: score_bm25(each) for each in judged}}
-    scores["export"] = {each.name: score_embedder(export, each) for each in judged}
-    for seed in options.seeds:
-        for arm in options.arms:
+    shown = {key: str(value) if isinstance(value, Path) else value for key, value in vars(options).items()}
+    kept = options.out / "scores.json"
+    before = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {"options": shown, "scores": {}}
+    changed = [key for key in shown.keys() - {"seeds", "arms"} if before["options"].get(key) != shown[key]]
+    if changed:
+        parser.error(f"{kept} was made with another {changed[0].replace('_', '-')}: give another --out")
+    scores: dict[str, Any] = before["scores"]
+    if "export" not in scores:
+        scores["BM25"] = {each.name: score_bm25(each) for each in judged}
+        scores["export"] = {each.name: score_embedder(export, each) for each in judged}
+        write_json(kept, {"options": shown, "scores": scores})
+    for seed, arm in itertools.product(options.seeds, options.arms):
+        if f"{arm}-{seed}" not in scores:
             tree = recipe_tree(options, seed, "pretrained" if arm == "static" else arm, squad, snli)
             if arm == "static":
                 model = train_static(options, seed, tree)
-                found = {each.name: score_embedder(model, each) for each in judged}
             else:
-                _, facts = train_embedder(parse_config(EmbeddingRecipe, tree, (), origin=arm), options.out / "runs")
-                found = {name: arms["this model"] for name, arms in facts["scores"].items()}
-            scores[f"{arm}-{seed}"] = found
-            shown = {key: str(value) if isinstance(value, Path) else value for key, value in vars(options).items()}
-            write_json(options.out / "scores.json", {"options": shown, "scores": scores})
+                folder, _ = train_embedder(parse_config(EmbeddingRecipe, tree, (), origin=arm), options.out / "runs")
+                model = load_embedder(str(folder))
+            scores[f"{arm}-{seed}"] = {each.name: score_embedder(model, each) for each in judged}
+            write_json(kept, {"options": shown, "scores": scores})
     for arm, sets in scores.items():
         print(arm, {name: f"recall@10 {metrics['recall_at_10']:.3f}" for name, metrics in sets.items()})
 

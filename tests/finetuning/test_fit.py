@@ -140,7 +140,7 @@ def test_a_cell_leaves_the_shared_encoder_alone(model_folder: Path, data_dirs: D
 def test_folder_of_a_cell(
     model_folder: Path, data_dirs: Dirs, tmp_path: Path, capsys: pytest.CaptureFixture, task: str
 ) -> None:
-    score = fit_quickly(model_folder, task, data_dirs, tmp_path)
+    score = fit_quickly(model_folder, task, data_dirs, tmp_path, keep_texts=True)
     assert score.folder == tmp_path / f"{task}-{score.cell[:16]}"
     files = ["losses.json", "score.json", "test.jsonl", "validation.jsonl"]
     assert sorted(file.name for file in score.folder.iterdir()) == files
@@ -148,6 +148,8 @@ def test_folder_of_a_cell(
     assert len(json.loads((score.folder / "losses.json").read_text())) == score.num_steps
     rows = [json.loads(line) for line in (score.folder / "test.jsonl").read_text().splitlines()]
     assert len(rows) == score.num_examples["test"] == len({row["id"] for row in rows})
+    inputs = [row["input"] for row in rows]
+    assert all(inputs) and (task != "wnut17" or [*map(len, inputs)] == [len(row["gold"]) for row in rows])
     if task == "wnut17":
         right = [gold == found for row in rows for gold, found in zip(row["gold"], row["predicted"], strict=True)]
         assert score.metrics["test"]["accuracy"] == pytest.approx(np.mean(right))
@@ -201,7 +203,12 @@ def test_the_name_of_a_cell(model_folder: Path, data_dirs: Dirs, tmp_path: Path)
 
 @pytest.mark.parametrize(
     ("task", "metric"),
-    [(task, metric) for task in ONE_PER_FAMILY for metric in METRICS[find_task(task).family]],
+    [
+        (task, metric)
+        for task in ONE_PER_FAMILY
+        for metric in METRICS[find_task(task).family]
+        if (task, metric) != ("wnut17", "macro_f1")  # for tags that are no entities: test_kinds.py
+    ],
 )
 def test_predictions_say_what_each_example_contributes(
     model_folder: Path, data_dirs: Dirs, tmp_path: Path, task: str, metric: str, monkeypatch: pytest.MonkeyPatch

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -14,6 +15,8 @@ from biphase.cli.app import app
 from biphase.errors import InputError
 from biphase.finetuning.encoders import load_encoder
 from biphase.finetuning.predict import open_model, predict_file, spans_of_tags
+from biphase.finetuning.predictions import read_examples
+from biphase.finetuning.scores import read_score
 
 from .conftest import write_jsonl
 from .test_keep import fit_and_keep
@@ -181,3 +184,26 @@ def test_what_predicts_nothing_is_refused(model_folder: Path, data_dirs: dict[st
     kept, _, _ = fit_and_keep("squad_retrieval", model_folder, data_dirs["squad_retrieval"], tmp_path)
     with pytest.raises(InputError, match="gives embeddings, not predictions: ask it with `biphase search"):
         open_model(str(kept), file, None, CPU)
+
+
+def test_a_cross_encoder_is_kept_for_sentence_transformers(
+    model_folder: Path, data_dirs: dict[str, Path], tmp_path: Path
+) -> None:
+    """Its scores are those of the pairs that CrossEncoder makes, also of pairs that are cut, and so are predictions."""
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    folder = data_dirs["squad_retrieval"]
+    kept, data, rows = fit_and_keep(
+        "squad_retrieval", model_folder, folder, tmp_path, ranking="pairs", epochs=16, max_length=12
+    )
+    score = read_score(next((tmp_path / "scores").glob("squad_retrieval-*")))
+    assert len(read_examples(score).values) == len(rows) == len(data.relevance["test"])
+    assert score.num_steps == 64 and score.final_loss is not None and score.final_loss < np.log(8) - 0.05
+    assert score.metrics["test"]["bm25_ndcg_at_10"] > score.metrics["test"]["ndcg_at_10"] > 0
+    model = sentence_transformers.CrossEncoder(str(kept), device="cpu")
+    pairs = [(data.queries[row["id"]], data.documents[id]) for row in rows[:5] for id in row["predicted"]]
+    theirs = model.predict(pairs, activation_fn=torch.nn.Identity(), convert_to_numpy=True)
+    assert theirs.tolist() == pytest.approx([score for row in rows[:5] for score in row["scores"]], abs=1e-4)
+    lines = [json.dumps({"query": query, "document": document}) for query, document in pairs]
+    (tmp_path / "pairs.jsonl").write_text("\n".join(lines))
+    told = [row["predicted"] for row in predict_all(kept, tmp_path / "pairs.jsonl")]
+    assert told == pytest.approx(theirs.tolist(), abs=1e-4)

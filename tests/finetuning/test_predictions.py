@@ -9,7 +9,7 @@ import pytest
 
 from biphase.errors import InputError
 from biphase.finetuning.metrics.classification import macro_f1, micro_f1
-from biphase.finetuning.predictions import ExampleScores, KeptExamples, linearize, read_examples
+from biphase.finetuning.predictions import ExampleScores, KeptExamples, is_one_for_all, linearize, read_examples
 from biphase.finetuning.scores import read_score
 
 
@@ -64,6 +64,8 @@ def test_one_answer_for_all_is_degenerate(write_cell: Callable[..., Path]) -> No
     assert not is_degenerate([["O"], ["B-X", "O"]], [["O"], ["B-X", "O"]])
     assert is_degenerate(["", ""], [["the cat"], ["a dog"]])
     assert not is_degenerate([["d1"], ["d1"]], [[], []])
+    sets = [{"gold": gold, "predicted": ["a", "b"], "probabilities": {"a": 1.0, "b": 1.0}} for gold in (["a"], ["b"])]
+    assert is_one_for_all(sets) and not is_one_for_all([*sets, sets[0] | {"predicted": []}])
 
 
 def test_micro_f1_by_hand() -> None:

@@ -178,6 +178,8 @@ def test_a_cell_costs_its_steps_and_its_evaluation(paper: Plan) -> None:
     assert (steps, tokens) == (1000, 1000 * 32 * 14)
     each = 6 * shape.block_weights + 12 * 4 * 128 * 14
     assert flops == pytest.approx(each * (tokens + 7e4 / 3))
+    few = config.model_copy(update={"max_eval_examples": 50})
+    assert cell_cost(shape, "sst2", ("sst2",), few, 2048)[2] == pytest.approx(each * (tokens + 2 * 50 * 14 / 3))
     short = config.model_copy(update={"max_train_examples": 100, "epochs": 2})
     assert cell_cost(shape, "sst2", ("sst2",), short, 8)[:2] == (8, 2 * 100 * 8)
 

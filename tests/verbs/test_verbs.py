@@ -177,6 +177,7 @@ def test_names_and_texts(tmp_path: Path) -> None:
     assert are_names([str(tmp_path / "my file"), "no file"]) and are_names(["owner/name", "corpus"])
     with pytest.raises(InputError, match="a mapping of train, test is given where rows are"):
         biphase.prepare({"train": [], "test": []}, "tokenizer", tmp_path / "out")
+    assert not are_names(["今天天气很好", "谢谢"])
     assert not are_names(["a text", "word"]) and not are_names(iter(["a"])) and not are_names([{"text": "a"}])
     assert list_changes({"a.b": 1e-5, "c": None, "d": [1, 2], "e": Path("x")}) == [
         *("a.b=1.0e-05", "c=null", "d=[1, 2]", "e=x")
@@ -263,6 +264,17 @@ def test_rows_of_every_family_are_tasks(tmp_path: Path) -> None:
         assert {split: len(rows) > 0 for split, rows in read.splits.items()} == dict.fromkeys(TASK_SPLITS, True)
         assert sum(map(len, read.splits.values())) == 30
     assert find_task(write_task(given["rated"], tmp_path, "rated")[0]).classes == ("bad", "good")
+
+
+def test_texts_without_blanks_and_questions_with_a_label(tmp_path: Path) -> None:
+    """Chinese is text, a template says what is read, and what has a label that is named is classified."""
+    rows: list[dict[str, Any]] = [
+        {"question": f"好吗{n}", "context": f"天气很好{n}", "answers": [], "label": n % 2} for n in range(30)
+    ]
+    asked = find_task(write_task(rows, tmp_path, "asked", label="label")[0])
+    assert (asked.family, asked.template) == ("sequence_classification", "{question}\n{context}")
+    short = [{"word": f"word{n}", "label": n % 2} for n in range(30)]
+    assert find_task(write_task(short, tmp_path, "short", template="{word}")[0]).template == "{word}"
 
 
 def test_what_says_the_label_is_not_read(tmp_path: Path) -> None:

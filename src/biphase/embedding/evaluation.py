@@ -15,8 +15,9 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import pairwise_cos_sim, semantic_search
 
 from biphase.embedding.pairs import read_pairs
-from biphase.embedding.recipe import PairSource
+from biphase.embedding.recipe import PairSource, set_name
 from biphase.errors import InputError
+from biphase.finetuning.families.pair_ranking import search_bm25
 from biphase.finetuning.metrics.classification import regression_metrics
 from biphase.finetuning.metrics.ranking import ranking_scores
 from biphase.tasks.collection import read_judged_texts, read_judgements
@@ -47,7 +48,7 @@ def read_judged(path: Path, split: str = "test") -> Judged:
     pairs = read_pairs(PairSource(path=str(path)), seed=0)
     if pairs.kind != "scored":
         raise InputError(f"{path}: no scored pairs: two texts and a score are needed")
-    return Judged(path.stem, {}, {}, {}, [(row[0], row[1], row[2]) for row in pairs.rows])
+    return Judged(set_name(str(path)), {}, {}, {}, [(row[0], row[1], row[2]) for row in pairs.rows])
 
 
 def read_beir(folder: Path, split: str) -> Judged:
@@ -62,16 +63,27 @@ def read_beir(folder: Path, split: str) -> Judged:
     if not relevance:
         raise InputError(f"{folder / 'qrels'}: no judgements of {split}")
     queries, documents = read_judged_texts(source, {"test": relevance}, judged_only=False)
-    return Judged(folder.name, documents, queries, relevance, [])
+    return Judged(set_name(str(folder)), documents, queries, relevance, [])
+
+
+Judgement = tuple[dict[str, float], list[dict[str, Any]]]
+"""Scores, and a row for each query or pair that says what it contributes (`finetuning.predictions`)."""
 
 
 def score_embedder(model: SentenceTransformer, judged: Judged) -> dict[str, float]:
+    return judge_embedder(model, judged)[0]
+
+
+def judge_embedder(model: SentenceTransformer, judged: Judged) -> Judgement:
     """Retrieval by cosine over all documents, or the correlation of cosines with the scores."""
     if judged.pairs:
         first = model.encode([row[0] for row in judged.pairs], batch_size=ENCODE_TEXTS, convert_to_tensor=True)
         second = model.encode([row[1] for row in judged.pairs], batch_size=ENCODE_TEXTS, convert_to_tensor=True)
         gold = np.array([row[2] for row in judged.pairs])
-        return regression_metrics(gold, pairwise_cos_sim(first, second).cpu().numpy())
+        cosines = pairwise_cos_sim(first, second).cpu().numpy()
+        pairs = enumerate(zip(gold.tolist(), cosines.tolist(), strict=True))
+        rows = [{"id": str(number), "gold": given, "predicted": found} for number, (given, found) in pairs]
+        return regression_metrics(gold, cosines), rows
     documents = model.encode_document(list(judged.documents.values()), batch_size=ENCODE_TEXTS, convert_to_tensor=True)
     queries = model.encode_query(list(judged.queries.values()), batch_size=ENCODE_TEXTS, convert_to_tensor=True)
     ids = list(judged.documents)
@@ -89,33 +101,21 @@ def score_bm25(judged: Judged) -> dict[str, float]:
     by_query = {}
     for query, hits in zip(judged.queries, ranked, strict=True):
         by_query[query] = {ids[number]: score for number, score in hits}
-    return retrieval_scores(judged, by_query)
+    return retrieval_scores(judged, by_query)[0]
 
 
-def search_bm25(documents: list[str], queries: list[str], top: int) -> list[list[tuple[int, float]]]:
-    """The best documents of each query by their numbers, best first; those without a word of it are left out."""
-    import bm25s
-
-    retriever = bm25s.BM25()
-    retriever.index(bm25s.tokenize(documents, stopwords=None, show_progress=False), show_progress=False)
-    words = bm25s.tokenize(queries, stopwords=None, show_progress=False, return_ids=False)
-    numbers_QK, scores_QK = retriever.retrieve(words, k=min(top, len(documents)), show_progress=False)
-    found = []
-    for numbers, scores in zip(numbers_QK.tolist(), scores_QK.tolist(), strict=True):
-        found.append([(number, score) for number, score in zip(numbers, scores, strict=True) if score > 0])
-    return found
-
-
-def retrieval_scores(judged: Judged, ranked: dict[str, dict[str, float]]) -> dict[str, float]:
-    """NDCG, MRR and recall, trec_eval's; and the share of queries with a right document among the first ten."""
-    means, _ = ranking_scores(judged.relevance, ranked)
+def retrieval_scores(judged: Judged, ranked: dict[str, dict[str, float]]) -> Judgement:
+    """NDCG, MRR and recall, trec_eval's; and the share of right documents that are among the first ten."""
+    means, by_query = ranking_scores(judged.relevance, ranked)
     scores = {name: means[name] for name in ("ndcg_at_10", "mrr_at_10", "recall_at_100")}
-    recalls = []
+    recalls, rows = [], []
     for query, grades in judged.relevance.items():
         right = {document for document, grade in grades.items() if grade > 0}
-        best = sorted(ranked.get(query, {}).items(), key=lambda hit: -hit[1])[:10]
-        recalls.append(len(right & {document for document, _ in best}) / len(right) if right else 0.0)
-    return scores | {"recall_at_10": float(np.mean(recalls))}
+        hits = sorted(ranked.get(query, {}).items(), key=lambda hit: -hit[1])[:10]
+        best = [document for document, _ in hits]
+        recalls.append(len(right.intersection(best)) / len(right) if right else 0.0)
+        rows.append({"id": query, "predicted": best, "score": by_query["ndcg_at_10"][query]})
+    return scores | {"recall_at_10": float(np.mean(recalls))}, rows
 
 
 def to_mteb(name: str, scores: dict[str, float], kind: str) -> dict[str, Any]:

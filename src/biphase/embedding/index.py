@@ -15,11 +15,11 @@ import numpy as np
 
 from biphase import console
 from biphase.corpus.text import find_text_sources, read_documents
-from biphase.embedding.evaluation import search_bm25
 from biphase.embedding.folder import hash_embedder, load_embedder
 from biphase.embedding.pairs import hash_source
 from biphase.errors import InputError
 from biphase.files import own_folder, read_json_as, write_json
+from biphase.finetuning.families.pair_ranking import search_bm25
 
 PASSAGE_WORDS = 120
 CHUNK_PASSAGES = 512

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from biphase import console
-from biphase.corpus.readers import CODECS, json_kind, read_json_lines
+from biphase.corpus.readers import json_kind
 from biphase.corpus.text import find_text_sources, read_documents
 from biphase.embedding.recipe import PairSource
-from biphase.errors import InputError, first_line
+from biphase.errors import InputError
 from biphase.files import content_hash, file_hash
-from biphase.tasks.rows import read_arrow_table, read_json_rows, read_quoted
-from biphase.tasks.spec import FileLayout
+from biphase.tasks.rows import FORMATS, SAVED, read_any_file
+from biphase.tasks.sources import pin_commit, read_hub
+from biphase.tasks.spec import FileLayout, Hub, Splits
 
 Kind = Literal["pairs", "scored"]
 GUESSES: tuple[tuple[str, ...], ...] = (
@@ -32,6 +33,7 @@ GUESSES: tuple[tuple[str, ...], ...] = (
 )
 """Columns that are taken where none are given, the first that are all there."""
 SCORES = ("score", "relatedness_score", "label", "similarity")
+PAIR_FORMS = ("csv", "tsv", "jsonl", "json", "parquet")
 SHORTEST_PASSAGE = 8
 """Words below which a passage of a document is left out."""
 
@@ -83,42 +85,17 @@ def read_pairs(source: PairSource, seed: int) -> Pairs:
 
 
 def rows_of(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The rows of a file or a hub data set, each with its place."""
+    """The rows of a file, or of the split `train` of a hub data set (`owner/name[:config]`), each with its place."""
     file = Path(path).expanduser()
     if not file.exists():
         if path.startswith((".", "/", "~")) or path.count("/") != 1 or Path(path.partition("/")[0]).exists():
             raise InputError(f"{path} does not exist")
-        yield from hub_rows(path)
-        return
-    ending = Path(file.stem).suffix if file.suffix in CODECS else file.suffix
-    if ending in (".jsonl", ".ndjson"):
-        yield from ((f"{path}:{number}", row) for number, row, _ in read_json_lines(file))
-        return
-    if ending in (".csv", ".tsv"):
-        rows = read_quoted(file, FileLayout(), "\t" if ending == ".tsv" else None)
-    elif ending == ".parquet":
-        rows = read_arrow_table(file)
-    elif ending == ".json":
-        rows = read_json_rows(file)
-    else:
+        id, _, config = path.partition(":")
+        hub = Hub(id=id, revision=pin_commit(id, None), splits=Splits(train="train"))
+        return ((place, row) for place, row in read_hub(hub, config or None, "train") if row is not None)
+    if not (file / SAVED).is_file() and not any(FORMATS.get(ending, "") in PAIR_FORMS for ending in file.suffixes[-2:]):
         raise InputError(f"{path}: pairs are read from .csv, .tsv, .jsonl, .json and .parquet files")
-    yield from ((place, row) for place, row in rows if row is not None)
-
-
-def hub_rows(id: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The rows of the split `train` of `owner/name[:config]`."""
-    import datasets
-    from huggingface_hub.errors import HTTPError
-
-    name, _, config = id.partition(":")
-    try:
-        table = datasets.load_dataset(name, config or None, split="train")
-    except (OSError, ValueError, HTTPError) as error:
-        raise InputError(
-            f"{id} is no file here and cannot be had from the hub ({first_line(error)}); check its name and the network"
-        ) from None
-    for number, row in enumerate(table, start=1):
-        yield f"{id}: row {number}", dict(row)
+    return read_any_file(file, FileLayout(quotes=True))
 
 
 def hash_source(path: str) -> str:

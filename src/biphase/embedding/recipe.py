@@ -1,5 +1,7 @@
 """A YAML file → what an embedding model is trained on, stage by stage. Inert, like `biphase.config`."""
 
+import re
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -98,6 +100,11 @@ class Prompts(Strict):
 
     query: str = ""
     document: str = ""
+
+
+def set_name(path: str) -> str:
+    """What judged texts are called: `data/sts.jsonl.gz` → `sts`."""
+    return re.sub(r"\.(csv|tsv|jsonl|ndjson|json|parquet)(\.gz|\.zst)?$", "", Path(path).name)
 
 
 class EmbeddingRecipe(Strict):

@@ -6,6 +6,7 @@ Letters: R rows, D width.
 import inspect
 import random
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -82,12 +83,17 @@ def add_teacher(table: Dataset, teacher: SentenceTransformer) -> Dataset:
     return table.select_columns(columns).add_column("label", labels)
 
 
+@lru_cache(maxsize=1)
+def open_teacher(name: str) -> SentenceTransformer:
+    return SentenceTransformer(name, trust_remote_code=False)
+
+
 def load_teacher(stage: EmbeddingStage, width: int) -> SentenceTransformer | None:
     """The stage's teacher. Raises `InputError` where it cannot be loaded, or has another dimension than the student."""
     if stage.teacher is None:
         return None
     try:
-        teacher = SentenceTransformer(stage.teacher, trust_remote_code=False)
+        teacher = open_teacher(stage.teacher)
     except (OSError, ValueError) as error:
         raise InputError(
             f"stage {stage.name}: teacher {stage.teacher} cannot be loaded ({first_line(error)})"

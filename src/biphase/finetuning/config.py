@@ -18,14 +18,14 @@ PROTOCOL = 4
 """
 
 
-PLACEMENT = {"device", "microbatch_tokens"}
-"""Settings that decide where and how fast a cell runs, not what comes out."""
+PLACEMENT = {"device", "microbatch_tokens", "keep_texts"}
+"""Settings that decide where and how fast a cell runs and what is kept of it, not what comes out."""
 
 FAMILY_SETTINGS: dict[Family, tuple[str, ...]] = {
     "sequence_classification": ("head",),
     "token_classification": ("head_dropout",),
     "question_answering": ("qa_head", "max_answer_tokens"),
-    "retrieval": ("judged_only", "scale"),
+    "retrieval": ("judged_only", "scale", "ranking"),
     "multiple_choice": ("head",),
 }
 QA_HEAD_SETTINGS = {"span": ("doc_stride",), "token": ("head_dropout",)}
@@ -50,7 +50,7 @@ DEFAULT_MAX_LENGTH = 2028
 class FinetuneConfig(Grown):
     """All that a cell does, apart from which encoder and which task. Defaults are the paper's where it has a value."""
 
-    later: ClassVar[frozenset[str]] = frozenset({"truncation", "head", "frozen", "shots"})
+    later: ClassVar[frozenset[str]] = frozenset({"truncation", "head", "frozen", "shots", "keep_texts", "ranking"})
 
     learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 5e-5
     seed: Count = 0
@@ -102,12 +102,17 @@ class FinetuneConfig(Grown):
     train's answers fit into, and at least 30."""
     scale: Annotated[float, Field(gt=0)] = 20.0
     """Retrieval: what cosines are multiplied with in the loss (1 / temperature)."""
+    ranking: Literal["embeddings", "pairs"] = "embeddings"
+    """Retrieval: `pairs` trains a cross-encoder, which reads a query with a document, on the right documents beside
+    others that BM25 finds, and orders BM25's 100 best anew."""
     judged_only: bool | None = None
     """Retrieval: search only the documents that the split's judgements name. None: as in the paper for its tasks, else
     all documents are searched."""
     microbatch_tokens: PositiveCount = 65_536
     """A batch of more tokens than this is computed in parts, which changes memory, not the gradient."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    keep_texts: bool = False
+    """Predictions that are kept beside a score carry their inputs too; a cell that is finished stays as it is."""
 
     @model_validator(mode="after")
     def settings_fit(self) -> "FinetuneConfig":
@@ -131,6 +136,8 @@ def settle_config(config: FinetuneConfig, task: Task, max_length: int) -> Finetu
     matters = {*FAMILY_SETTINGS[task.family]}
     if task.family == "question_answering":
         matters |= {*QA_HEAD_SETTINGS[config.qa_head]}
+    if task.family == "retrieval" and config.ranking == "pairs":
+        matters = matters - {"scale"} | {"head"}
     special = {name for names in (*FAMILY_SETTINGS.values(), *QA_HEAD_SETTINGS.values()) for name in names}
     settled: dict[str, Any] = {name: FinetuneConfig.model_fields[name].default for name in special - matters}
     for name, value in PAPER_SEARCH.items():

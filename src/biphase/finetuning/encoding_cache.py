@@ -20,12 +20,12 @@ from safetensors.torch import load_file
 from biphase import console
 from biphase.errors import InputError
 from biphase.files import content_hash, file_hash, locked, read_json, read_json_as, whole_folder, write_json
-from biphase.finetuning.config import ENCODING_SETTINGS, FinetuneConfig
+from biphase.finetuning.config import ENCODING_SETTINGS, EVALUATED_SPLITS, FinetuneConfig
 from biphase.finetuning.encoding import EncodedTask, HashedTokenizer
-from biphase.finetuning.families import FAMILY_MODULES
-from biphase.tasks.examples import count_shared, limit_evaluation, load_examples
+from biphase.finetuning.families import module_of
+from biphase.tasks.examples import Collection, TaskData, count_shared, input_of, limit_evaluation, load_examples
 from biphase.tasks.sources import TaskSource
-from biphase.tasks.spec import TASK_SPLITS, Family
+from biphase.tasks.spec import TASK_SPLITS
 
 ENCODING = 4
 """Part of the name of what is kept on disk: raise it when the same text no longer gives the same arrays, or when they
@@ -42,6 +42,7 @@ def load_encoded(source: TaskSource, tokenizer: HashedTokenizer, config: Finetun
     task = source.task
     settings = {name: getattr(config, name) for name in ("max_length", "max_eval_examples")}
     settings |= {name: getattr(config, name) for name in ENCODING_SETTINGS[task.family]}
+    settings |= {"ranking": config.ranking} if config.ranking != "embeddings" else {}
     specials = [tokenizer.hash, tokenizer.opening, tokenizer.closing]
     key = content_hash([ENCODING, source.hash, specials, settings])
     given = os.environ.get("BIPHASE_CACHE")
@@ -60,18 +61,30 @@ def load_encoded(source: TaskSource, tokenizer: HashedTokenizer, config: Finetun
                     cut = ", ".join(f"{number:,} of {name}" for name, number in counts.items() if number)
                     console.err.print(f"{task.name}: cut at {config.max_length:,} tokens: {cut}")
                 save_encoded(folder, encoded)
-    return read_encoded(folder, task.family)
+    return read_encoded(folder, module_of(task.family, config).split_kind)  # type: ignore[arg-type]
 
 
 def encode_source(source: TaskSource, tokenizer: HashedTokenizer, config: FinetuneConfig) -> EncodedTask[Any]:
-    assert config.judged_only is not None, "the configuration is settled"
-    data = load_examples(source, judged_only=config.judged_only)
+    data = load_data(source, config)
     for split, number in count_shared(data).items():
         if number:
             console.err.print(f"{source.task.name}: {number:,} inputs of {split} stand in train too")
-    if config.max_eval_examples is not None:
-        data = limit_evaluation(data, config.max_eval_examples)
-    return FAMILY_MODULES[source.task.family].encode_task(data, tokenizer, config)
+    return module_of(source.task.family, config).encode_task(data, tokenizer, config)
+
+
+def load_data(source: TaskSource, config: FinetuneConfig) -> TaskData[Any] | Collection:
+    assert config.judged_only is not None, "the configuration is settled"
+    data = load_examples(source, judged_only=config.judged_only)
+    return data if config.max_eval_examples is None else limit_evaluation(data, config.max_eval_examples)
+
+
+def load_inputs(source: TaskSource, config: FinetuneConfig) -> dict[str, list[Any]]:
+    """What the network saw of each example that is predicted, by split, in the order of the predictions."""
+    data = load_data(source, config)
+    if isinstance(data, Collection):
+        queries = data.queries.items()
+        return {split: [text for id, text in queries if id in judged] for split, judged in data.relevance.items()}
+    return {split: [input_of(example) for example in data.splits[split]] for split in EVALUATED_SPLITS}
 
 
 def save_encoded(folder: Path, encoded: EncodedTask[Any]) -> None:
@@ -107,8 +120,8 @@ def leaves_of(record: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 @lru_cache(maxsize=8)
-def read_encoded(folder: Path, family: Family) -> EncodedTask[Any]:
-    """Read what `save_encoded` wrote of a task; arrays are mapped from the disk, read-only.
+def read_encoded(folder: Path, kind: Any) -> EncodedTask[Any]:
+    """Read splits of a kind that `save_encoded` wrote; arrays are mapped from the disk, read-only.
 
     Raises `InputError` where a file is not the one that was written.
     """
@@ -122,7 +135,6 @@ def read_encoded(folder: Path, family: Family) -> EncodedTask[Any]:
         leaves[name] = tensor.numpy()
         leaves[name].flags.writeable = False
     leaves |= {name: leaves[first] for name, first in content["shared"].items()}
-    kind = FAMILY_MODULES[family].split_kind
     return EncodedTask({name: build_record(kind, leaves, f"{name}.") for name in TASK_SPLITS}, content["left_out"])
 
 

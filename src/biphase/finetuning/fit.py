@@ -6,9 +6,10 @@ copy. Tasks that are trained on another's pairs (NQ and MLDR on MS MARCO's) are 
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -21,7 +22,7 @@ from biphase.finetuning.batches import CellContext
 from biphase.finetuning.cells import CellPlan, DataDirs, plan_cells
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.encoders import check_length, load_encoder
-from biphase.finetuning.encoding_cache import load_encoded
+from biphase.finetuning.encoding_cache import load_encoded, load_inputs
 from biphase.finetuning.keep import check_keepable, keep_network
 from biphase.finetuning.scores import Score, read_score
 from biphase.finetuning.training import SplitRows, build_network, evaluate_cell, train_network
@@ -83,13 +84,24 @@ def fit_plans(
             missing = [plan for plan in missing if not plan.is_finished(out)]  # another process may have done some
             cells = run_cells(model, missing, label, keep) if missing else ()
             for plan, (score, losses, predictions) in zip(missing, cells, strict=True):
-                with whole_folder(plan.folder(out)) as part:
-                    for split, rows in predictions.items():
-                        lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-                        (part / f"{split}.jsonl").write_text("".join(lines), encoding="utf-8")
-                    write_json(part / "losses.json", losses)
-                    write_json(part / "score.json", score.model_dump(mode="json"))
+                inputs = load_inputs(plan.evaluation, plan.config) if plan.config.keep_texts else {}
+                for split in inputs.keys() & predictions.keys():
+                    pairs = zip(predictions[split], inputs[split], strict=True)
+                    predictions[split] = ({**row, "input": text} for row, text in pairs)
+                write_cell(plan.folder(out), score, losses, predictions)
     return [read_score(plan.folder(out)) for plan in plans]
+
+
+def write_cell(
+    folder: Path, score: Score, losses: Sequence[float], predictions: Mapping[str, Iterable[dict[str, Any]]]
+) -> None:
+    """A cell's folder, whole or not at all."""
+    with whole_folder(folder) as part:
+        for split, rows in predictions.items():
+            lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+            (part / f"{split}.jsonl").write_text("".join(lines), encoding="utf-8")
+        write_json(part / "losses.json", losses)
+        write_json(part / "score.json", score.model_dump(mode="json"))
 
 
 @contextmanager

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import (
-    AutoModel,
     AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
@@ -30,7 +29,7 @@ from biphase.finetuning.batches import CellContext
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.encoders import Encoder, PaddedNetwork, UsedEmbedding, copy_backbone
 from biphase.finetuning.encoding import EncodedSplit
-from biphase.finetuning.families import FAMILY_MODULES
+from biphase.finetuning.families import module_of
 from biphase.finetuning.families.question_answering import QuestionSplit
 from biphase.tasks.spec import Family, Task
 
@@ -38,10 +37,10 @@ AUTO_CLASSES: dict[Family, Any] = {
     "sequence_classification": AutoModelForSequenceClassification,
     "token_classification": AutoModelForTokenClassification,
     "question_answering": AutoModelForQuestionAnswering,
-    "retrieval": AutoModel,
+    "retrieval": AutoModelForSequenceClassification,
     "multiple_choice": AutoModelForSequenceClassification,
 }
-"""What a family's networks are kept as."""
+"""What a family's networks are kept as, where they have a head."""
 
 RECORD = "biphase.json"
 """The file of a kept folder that says what its inputs look like."""
@@ -64,7 +63,7 @@ def check_keepable(encoder: Encoder, cell: CellContext, folder: Path) -> None:
         raise InputError("keep: transformers has no class with the token head; give qa_head=span")
     with torch.random.fork_rng(devices=[]):
         backbone = copy_backbone(encoder.backbone, [])
-        to_transformers(FAMILY_MODULES[cell.task.family].build_model(backbone, cell).eval(), encoder, cell)
+        to_transformers(module_of(cell.task.family, cell.config).build_model(backbone, cell).eval(), encoder, cell)
 
 
 def keep_network(
@@ -76,10 +75,12 @@ def keep_network(
     tokenizer = copy.deepcopy(encoder.tokenizer.pretrained)
     close_texts(tokenizer)
     tokenizer.model_max_length = cell.config.max_length
+    if cell.config.ranking == "pairs":  # both texts of a pair had the same type
+        tokenizer.model_input_names = ["input_ids", "attention_mask"]
     with whole_folder(folder) as part:
         model.save_pretrained(part)
         tokenizer.save_pretrained(part)
-        if cell.task.family == "retrieval":
+        if is_embedder(cell):
             write_sentence_transformer(part, model)
             texts = {"query": cell.task.query_template, "document": cell.task.document_template}
             prompts = {name: text.removesuffix("{text}") for name, text in texts.items() if text.endswith("{text}")}
@@ -88,6 +89,10 @@ def keep_network(
         record = record_of(cell, test)
         write_json(part / RECORD, record.model_dump(mode="json"))
         write_text(part / "README.md", card_text(cell.task, encoder, type(model).__name__, scored))
+
+
+def is_embedder(cell: CellContext) -> bool:
+    return cell.task.family == "retrieval" and cell.config.ranking == "embeddings"
 
 
 def record_of(cell: CellContext, test: EncodedSplit) -> KeptRecord:
@@ -106,7 +111,7 @@ def to_transformers(network: Any, encoder: Encoder, cell: CellContext) -> Any:
     Raises `InputError` where the class of its type has another head.
     """
     restore_embedding(network.backbone, encoder.backbone)
-    if cell.task.family == "retrieval":
+    if is_embedder(cell):
         return network.backbone
     if isinstance(network, PaddedNetwork):
         with_labels(network.model.config, cell.task)
@@ -126,7 +131,7 @@ def with_labels(config: Any, task: Task) -> None:
 
 
 def has_one_output(task: Task) -> bool:
-    return task.family == "multiple_choice" or task.problem_type == "regression"
+    return task.family in ("multiple_choice", "retrieval") or task.problem_type == "regression"
 
 
 def as_llama(config: Any) -> Any:
@@ -197,6 +202,9 @@ def card_text(task: Task, encoder: Encoder, kind: str, scored: str) -> str:
         "multiple_choice": f"Each choice is an input `{task.template!r}`; the highest score is the answer.",
         "retrieval": f"Queries are given as `{task.query_template}`, documents as `{task.document_template}`.",
     }
+    if kind.endswith("ForSequenceClassification") and task.family == "retrieval":
+        load = "CrossEncoder(folder)  # of sentence-transformers"
+        inputs["retrieval"] = "The input is a query and a document, as a pair."
     licence = f"Licence of the data: {task.licence}.\n" if task.licence else ""
     said = f"{encoder.name} fine-tuned by biphase.\n\n{scored}\n\n    {load}\n"
     return f"# {task.name}\n\n{said}\n{inputs[task.family]}\n{licence}"

@@ -19,11 +19,12 @@ from biphase.corpus.readers import read_text_lines
 from biphase.encoder.load import load_model_config, load_weights
 from biphase.errors import InputError
 from biphase.files import read_json_as
-from biphase.finetuning.batches import CellContext
+from biphase.finetuning.batches import CellContext, evaluation_batches
 from biphase.finetuning.encoders import PaddedNetwork, load_hashed_tokenizer
 from biphase.finetuning.encoding import HashedTokenizer
 from biphase.finetuning.families import (
     multiple_choice,
+    pair_ranking,
     question_answering,
     sequence_classification,
     token_classification,
@@ -182,6 +183,8 @@ def choose_predictor(predicting: Predicting, row: Row) -> Predictor:
         return tag_words if is_kept and predicting.task.words in row else tag_text
     if family == "multiple_choice":
         return choose
+    if family == "retrieval":
+        return score_pairs
     return classify if is_kept else classify_as_pipeline
 
 
@@ -197,6 +200,22 @@ def choose(predicting: Predicting, rows: Sequence[PlacedRow]) -> Iterator[Row]:
     for part in np.split(scores_S, split.bounds_Q1[1:-1]):
         probabilities = softmax(part.astype(np.float64)).tolist()
         yield sequence_classification.labelled(dict(zip(task.classes, probabilities, strict=False)), is_single=True)
+
+
+@torch.no_grad()
+def score_pairs(predicting: Predicting, rows: Sequence[PlacedRow]) -> Iterator[Row]:
+    """How well each row's `document` answers its `query`: the higher, the better."""
+    pairs = []
+    for place, row in rows:
+        query, document = (text_column(predicting.source, place, row, name) for name in ("query", "document"))
+        pairs.append((query, document))
+    texts = pair_ranking.encode_pairs(predicting.tokenizer, pairs, predicting.cell.config.max_length)
+    scores_S = np.zeros(len(pairs))
+    for batch, logits_S1 in evaluation_batches(
+        PaddedNetwork(predicting.model), texts, np.arange(len(pairs)), predicting.cell
+    ):
+        scores_S[batch.samples] = logits_S1[:, 0].cpu().numpy()
+    yield from ({"predicted": round(score, 5)} for score in scores_S.tolist())
 
 
 @torch.no_grad()

@@ -73,12 +73,16 @@ def is_one_for_all(rows: Iterable[Mapping[str, Any]]) -> bool:
     """Whether predictions say nothing about their examples: all the same, where what is right is not; tags all O."""
     predicted, gold = set[str](), set[str]()
     for row in rows:
-        is_sentence = isinstance(row.get("predicted"), list)
-        predicted |= set(row["predicted"]) if is_sentence else {str(row.get("predicted"))}
-        gold |= set(row.get("gold", ())) if is_sentence else {str(row.get("gold"))}
+        predicted |= set(row["predicted"]) if is_sentence(row) else {str(row.get("predicted"))}
+        gold |= set(row.get("gold", ())) if is_sentence(row) else {str(row.get("gold"))}
         if len(predicted) > 1:
             return False
     return len(gold) > 1 and predicted != {"None"}
+
+
+def is_sentence(row: Mapping[str, Any]) -> bool:
+    """Whether a row predicts something for each of its parts; a set of labels has the probability of each label."""
+    return isinstance(row.get("predicted"), list) and not isinstance(row.get("probabilities"), dict)
 
 
 @dataclass(frozen=True)
@@ -137,19 +141,14 @@ def contributions(score: Score, path: Path, rows: PredictionRows) -> tuple[np.nd
     is_labels = all(isinstance(row.get("gold"), str) for _, row in rows)
     if is_labels and score.metric in ("macro_f1", "f1", "mcc"):
         return label_counts(score.metric, *read_labels(score, rows))
+    if score.metric == "macro_f1" and is_tags(rows[0][1].get("gold")) and is_sentence(rows[0][1]):
+        return count_tag_labels(score, rows)
     if score.metric in ("micro_f1", "macro_f1"):
         return label_counts(score.metric, *read_labels(score, rows), is_multi=True)
     if score.metric in ("spearman", "pearson"):
         return correlation_products(score.metric, *read_numbers(rows))
     if score.metric == "exact":
-        for place, row in rows:
-            answers = row.get("gold")
-            is_right = isinstance(answers, list) and all(isinstance(answer, str) for answer in answers)
-            if not is_right or not isinstance(row.get("predicted"), str):
-                raise InputError(f"{place}: neither a predicted answer nor a list of right ones; rerun its cell")
-        counted = counted_answers([row["gold"] for _, row in rows])
-        pairs = zip((row["predicted"] for _, row in rows), counted, strict=True)
-        return np.array([exact_match(predicted, answers) for predicted, answers in pairs]), None
+        return match_answers(rows), None
     if all("score" in row for _, row in rows):
         for place, row in rows:
             if not isinstance(row["score"], int | float) or not math.isfinite(row["score"]):
@@ -161,6 +160,17 @@ def contributions(score: Score, path: Path, rows: PredictionRows) -> tuple[np.nd
             return count_right_tags(rows), lambda counts_C: counts_C[..., 0] / counts_C[..., 1]
         return count_entities(rows, is_strict=score.metric == "strict_f1"), micro_f1
     raise InputError(f"{path} does not say what each example contributes to {score.metric}")
+
+
+def match_answers(rows: PredictionRows) -> np.ndarray:
+    for place, row in rows:
+        answers = row.get("gold")
+        is_right = isinstance(answers, list) and all(isinstance(answer, str) for answer in answers)
+        if not is_right or not isinstance(row.get("predicted"), str):
+            raise InputError(f"{place}: neither a predicted answer nor a list of right ones; rerun its cell")
+    counted = counted_answers([row["gold"] for _, row in rows])
+    pairs = zip((row["predicted"] for _, row in rows), counted, strict=True)
+    return np.array([exact_match(predicted, answers) for predicted, answers in pairs])
 
 
 def read_labels(score: Score, rows: PredictionRows) -> tuple[np.ndarray, np.ndarray]:
@@ -199,6 +209,19 @@ def count_right_tags(rows: PredictionRows) -> np.ndarray:
     """[N, 2] words of each sentence whose tag is right, and all its words."""
     right = [sum(map(str.__eq__, row["gold"], row["predicted"])) for _, row in rows]
     return np.array([right, [len(row["gold"]) for _, row in rows]]).T
+
+
+def count_tag_labels(score: Score, rows: PredictionRows) -> tuple[np.ndarray, Statistic]:
+    """[N, 2L] how often each tag is right in a sentence, and predicted or gold, and the macro F1 of their sums. Words
+    that were cut off have no tag."""
+    check_tags(rows)
+    words = []
+    for place, row in rows:
+        tags = zip(row["gold"], row["predicted"], strict=True)
+        words += [(place, {"gold": gold, "predicted": found or []}) for gold, found in tags]
+    counts_UC, statistic = label_counts("macro_f1", *read_labels(score, words))
+    firsts_N = np.cumsum([0, *(len(row["gold"]) for _, row in rows[:-1])])
+    return np.add.reduceat(counts_UC, firsts_N), statistic
 
 
 def count_entities(rows: PredictionRows, is_strict: bool = False) -> np.ndarray:

@@ -18,7 +18,7 @@ from biphase.finetuning.cells import CellPlan
 from biphase.finetuning.config import EVALUATED_SPLITS, PROTOCOL, FinetuneConfig
 from biphase.finetuning.encoders import Encoder, copy_backbone
 from biphase.finetuning.encoding import EncodedTask
-from biphase.finetuning.families import FAMILY_MODULES
+from biphase.finetuning.families import module_of
 from biphase.finetuning.scores import Score
 from biphase.tasks.drawing import draw_indices, draw_shots
 
@@ -50,7 +50,7 @@ def build_network(encoder: Encoder, cell: CellContext, tasks: Sequence[EncodedTa
     splits = [split for encoded in tasks for split in encoded.splits.values()]
     texts = [texts for split in splits for texts in split.all_texts]
     backbone = copy_backbone(encoder.backbone, texts, cell.config.weights)
-    network: Any = FAMILY_MODULES[cell.task.family].build_model(backbone, cell)
+    network: Any = module_of(cell.task.family, cell.config).build_model(backbone, cell)
     if cell.config.frozen:
         network.backbone.requires_grad_(False)
     return network.to(torch.bfloat16) if cell.config.weight_dtype == "bf16" else network
@@ -59,7 +59,7 @@ def build_network(encoder: Encoder, cell: CellContext, tasks: Sequence[EncodedTa
 def train_network(network: nn.Module, encoded: EncodedTask[Any], cell: CellContext) -> TrainingResult:
     """Update `network` in place. Stops early only when a loss or a gradient is not finite."""
     # 1. What is trained on, and for how long: all examples or a subset, `max_steps` or some epochs.
-    config, family, split = cell.config, FAMILY_MODULES[cell.task.family], encoded.splits["train"]
+    config, family, split = cell.config, module_of(cell.task.family, cell.config), encoded.splits["train"]
     if config.shots is None:
         examples = draw_indices(split.num_examples, config.max_train_examples or split.num_examples)
     else:
@@ -137,7 +137,7 @@ def evaluate_cell(
     label: str,
 ) -> tuple[Score, SplitRows]:
     """Predict validation and test of one task, unless training diverged, and say how good that is."""
-    family, device = FAMILY_MODULES[plan.task.family], cell.device
+    family, device = module_of(plan.task.family, plan.config), cell.device
     started = time.perf_counter()
     metrics: dict[str, dict[str, float]] = {}
     rows: SplitRows = {}

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from biphase.paper.published import PUBLISHED_FAMILIES
 from biphase.report.claims import Claim, ClaimTest, make_claim, strongest
 from biphase.report.contrasts import Contrast, Terms, combine, difference
-from biphase.report.results import FAMILY_NAMES, ReportArm, ResultSet, objective_pairs, short_steps, sizes_of
+from biphase.report.results import ReportArm, ResultSet, objective_pairs, short_steps, sizes_of
 
 ON_PAR = 0.01
 """What "on par" and "closed" allow for: one point. The paper gives no number; this one is ours."""
@@ -75,11 +76,11 @@ def no_ratio_is_best(results: ResultSet) -> list[Claim]:
     """F3: masking ratios against each other, and the slope of scores over them."""
     arms = results.arms(setup="objective", objective="mlm")
     sizes = sizes_of(arms)
-    slopes = {(size, family): slope(results, size, family) for size in sizes for family in FAMILY_NAMES}
+    slopes = {(size, family): slope(results, size, family) for size in sizes for family in PUBLISHED_FAMILIES}
     larger: list[ClaimTest] = []
     if len(sizes) > 1:
         small, large = sizes[0], sizes[-1]
-        both = [family for family in FAMILY_NAMES if slopes[small, family] and slopes[large, family]]
+        both = [family for family in PUBLISHED_FAMILIES if slopes[small, family] and slopes[large, family]]
         growth = [combine((1, slopes[large, family]), (-1, slopes[small, family])) for family in both]
         label = f"slope at {large} − slope at {small}, mean over {', '.join(both)}"
         larger = [(label, mean_of(growth), 0.0)]
@@ -118,7 +119,7 @@ def beaten_somewhere(results: ResultSet, arms: Sequence[ReportArm], lack: str) -
     The contrary is that no other is more than a point above it anywhere.
     """
     rivals: dict[int, list[tuple[str, Contrast]]] = {mask: [] for mask in sorted({a.mask_percent or 0 for a in arms})}
-    for size, family in itertools.product(sizes_of(arms), FAMILY_NAMES):
+    for size, family in itertools.product(sizes_of(arms), PUBLISHED_FAMILIES):
         scores = {}
         for arm in arms:
             score = results.find_average(arm, family)
@@ -141,7 +142,7 @@ def clm_is_faster_early(results: ResultSet) -> list[Claim]:
     for size in sizes_of(arms):
         budget = max(arm.pretrain_steps for arm in results.arms(size=size))
         pairs = list(same_steps(arms, size, "pretrain_steps").values())
-        for family in FAMILY_NAMES if pairs else ():
+        for family in PUBLISHED_FAMILIES if pairs else ():
             before = [pair for pair in pairs if pair[0].pretrain_steps < EARLY[family] * budget]
             steps = ", ".join(short_steps(clm.pretrain_steps) for clm, _ in before) or "no"
             gaps = [gap(results, clm, mlm, family) for clm, mlm in before]
@@ -172,7 +173,7 @@ def clm_first_pays(results: ResultSet) -> list[Claim]:
         alone = [a for a in arms if (a.size, a.pretrain_steps, a.objective) == (arm.size, arm.pretrain_steps, "mlm")]
         if arm.objective != "clm+mlm" or not alone:
             continue
-        gaps = {family: terms for family in FAMILY_NAMES if (terms := gap(results, arm, alone[0], family))}
+        gaps = {family: terms for family in PUBLISHED_FAMILIES if (terms := gap(results, arm, alone[0], family))}
         mean = mean_of(list(gaps.values()))
         split = f"{short_steps(arm.clm_steps)} CLM of {short_steps(arm.pretrain_steps)}"
         label = f"{arm.size}, {split} − MLM alone, mean over {', '.join(gaps) or 'no family'}"
@@ -195,7 +196,7 @@ def continuing_clm_pays(results: ResultSet) -> list[Claim]:
     for size in sizes_of(arms):
         pairs = same_steps(arms, size, "cpt_steps")
         steps = list(pairs)
-        for family in FAMILY_NAMES if steps else ():
+        for family in PUBLISHED_FAMILIES if steps else ():
             bound = 0.0 if family in ("SC", "TC") else -ON_PAR
             label = f"{family}, {size}: from CLM − from MLM after"
             most = steps[-1]

@@ -11,12 +11,13 @@ from dataclasses import replace
 from importlib import resources
 from itertools import count, product
 
-from biphase.report.results import FAMILY_NAMES, ReportArm, Result, ResultSet, reference_mask, short_steps
+from biphase.report.results import ReportArm, Result, ResultSet, reference_mask, short_steps
 
 PUBLISHED_SETUPS = ("objective", "efficiency", "ratio", "cpt")
 """The comparisons that the paper prints as tables, in its order."""
 
-TABLE_NUMBERS = dict(zip(product(PUBLISHED_SETUPS, FAMILY_NAMES), count(2), strict=False))
+PUBLISHED_FAMILIES = ("SC", "TC", "QA", "IR")
+TABLE_NUMBERS = dict(zip(product(PUBLISHED_SETUPS, PUBLISHED_FAMILIES), count(2), strict=False))
 """The paper's number of the table for each comparison and family: tables 2 to 17."""
 
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from biphase.paper.published import PUBLISHED_FAMILIES
 from biphase.report.claims import Claim, make_inequality
 from biphase.report.contrasts import Contrast, jackknife
 from biphase.report.results import (
-    FAMILY_NAMES,
     ReportArm,
     Result,
     ResultSet,
@@ -101,7 +101,7 @@ def repeated_seeds(result: Result) -> tuple[int, ...]:
 def ratio_spread_gap(results: ResultSet, pairs: Sequence[tuple[ReportArm, ReportArm]]) -> Contrast | None:
     """Spread over ratios of the first of each pair minus that of the second, mean over families."""
     tables, repeated = [], set[tuple[int, ...]]()
-    for family in FAMILY_NAMES:
+    for family in PUBLISHED_FAMILIES:
         scores = [[results.find_average(arm, family) for arm in pair] for pair in pairs]
         samples = [[score.samples if score else () for score in pair] for pair in scores]
         if len({len(seeds) for pair in samples for seeds in pair}) == 1 and samples[0][0]:

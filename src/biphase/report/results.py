@@ -15,7 +15,7 @@ import numpy as np
 from biphase.finetuning.predictions import KeptExamples
 from biphase.report.statistics import is_stability_rate, mean_interval, seed_weights
 
-Family = Literal["SC", "TC", "QA", "IR"]
+Family = Literal["SC", "TC", "QA", "IR", "EM"]
 Metric = Literal["standard", "paper"]
 
 FAMILY_NAMES: dict[str, str] = {
@@ -23,6 +23,7 @@ FAMILY_NAMES: dict[str, str] = {
     "TC": "token classification",
     "QA": "question answering",
     "IR": "retrieval",
+    "EM": "embedding",
 }
 FAMILY_CODES = {words.replace(" ", "_"): code for code, words in FAMILY_NAMES.items()} | {"multiple_choice": "SC"}
 """The families of tasks by the names that `biphase.tasks` has for them; choosing stands among the classifications."""
@@ -40,7 +41,13 @@ SETUPS: dict[str, str] = {
 every final model of a network that was also fine-tuned without any pretraining."""
 
 MEASURES: dict[str, dict[str, str]] = {
-    "standard": {"SC": "accuracy", "TC": "F1 of entities", "QA": "F1 of answers", "IR": "nDCG@10"},
+    "standard": {
+        "SC": "accuracy",
+        "TC": "F1 of entities",
+        "QA": "F1 of answers",
+        "IR": "nDCG@10",
+        "EM": "nDCG@10 or rank correlation, zero-shot",
+    },
     "paper": {
         "SC": "accuracy",
         "TC": "macro-F1 per sentence, O included",

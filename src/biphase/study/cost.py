@@ -24,7 +24,7 @@ from biphase.recipe import Data, Recipe
 from biphase.run import open_run, read_metrics
 from biphase.study.arms import starting_models
 from biphase.study.plan import Plan
-from biphase.study.spec import Planning, Published, StartingModel, Study
+from biphase.study.spec import EMBED, Planning, Published, StartingModel, Study
 from biphase.study.trunks import PlannedRun, phases_between
 from biphase.tasks.spec import Family, TaskSize, find_task
 
@@ -350,6 +350,11 @@ def cell_cost(
 
     A forward pass is a third of training: that is what evaluation costs, and training where the encoder is `frozen`.
     """
+    if task.startswith(EMBED):  # the loss embeds everything twice
+        size = TYPICAL_SIZES["retrieval"]
+        tokens = float(config.max_steps * config.batch_size * size.example_tokens)
+        each = shape.flops.token(keys=size.example_tokens, targets=0) if shape else 0.0
+        return config.max_steps, tokens, each * (4 * tokens + len(evaluates) * size.evaluated_tokens) / 3
     trained = find_task(task)
     size = trained.size or TYPICAL_SIZES[trained.family]
     examples = min(size.train_examples, config.max_train_examples or size.train_examples)
@@ -360,8 +365,11 @@ def cell_cost(
     if config.shots is None or config.epochs > 1:
         steps = min(steps, config.epochs * epoch_steps)
     tokens = steps * examples / epoch_steps * min(size.example_tokens, context, config.max_length)
-    tests = map(find_task, evaluates)
-    evaluated = sum((test.size or TYPICAL_SIZES[test.family]).evaluated_tokens for test in tests)
+    evaluated, limit = 0.0, 2 * config.max_eval_examples if config.max_eval_examples else math.inf
+    for test in map(find_task, evaluates):
+        own = test.size or TYPICAL_SIZES[test.family]
+        few = math.inf if test.family == "retrieval" else limit * own.example_tokens  # there, documents remain
+        evaluated += min(few, own.evaluated_tokens)
     each = shape.flops.token(keys=size.example_tokens, targets=0) if shape else 0.0
     return steps, tokens, each * (tokens / (3 if config.frozen else 1) + evaluated / 3)
 

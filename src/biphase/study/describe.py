@@ -13,13 +13,14 @@ from rich.text import Text
 from rich.tree import Tree
 
 from biphase.console import duration, printable
+from biphase.embedding.recipe import set_name
 from biphase.report.formats import show_count
 from biphase.report.printing import PLAIN
 from biphase.study.cost import Estimate
 from biphase.study.curricula import are_alike, write_steps
 from biphase.study.hypotheses import hypotheses_hash
 from biphase.study.plan import Plan, history
-from biphase.study.spec import trainings
+from biphase.study.spec import EMBED, trainings
 from biphase.study.trunks import Segment
 from biphase.style import COLORS
 
@@ -56,12 +57,20 @@ def describe_plan(plan: Plan, estimate: Estimate) -> RenderableType:
     ]
     if plan.study.evaluation is not None:
         evaluation = plan.study.evaluation
-        scores = sum(len(cell.evaluates) for cell in plan.cells)
-        lines.append(
-            f"{len(plan.cells):,} fine-tunings: {len(plan.models)} models × {len(trainings(evaluation))} trainings "
-            f"({len(evaluation.tasks)} tasks) × {len(evaluation.learning_rates)} rates × {len(evaluation.seeds)} seeds "
-            f"→ {scores:,} scores"
-        )
+        embedded = [cell for cell in plan.cells if cell.task.startswith(EMBED)]
+        scores = sum(len(cell.evaluates) for cell in plan.cells if cell not in embedded)
+        if evaluation.tasks:
+            num = len(plan.cells) - len(embedded)
+            lines.append(
+                f"{num:,} fine-tunings: {len(plan.models)} models × {len(trainings(evaluation))} trainings "
+                f"({len(evaluation.tasks)} tasks) × {len(evaluation.learning_rates)} rates × "
+                f"{len(evaluation.seeds)} seeds → {scores:,} scores"
+            )
+        if evaluation.embed is not None:
+            lines.append(
+                f"{len(embedded):,} embedding models by one recipe: {len(plan.models)} models × "
+                f"{len(evaluation.seeds)} seeds, zero-shot on {', '.join(map(set_name, evaluation.embed.data))}"
+            )
     if plan.study.hypotheses:
         names = [hypothesis.name for hypothesis in plan.study.hypotheses]
         count = show_count(len(plan.study.hypotheses), "hypothesis", "hypotheses")

@@ -22,7 +22,7 @@ from biphase.finetuning.models import identify
 from biphase.finetuning.scores import ScoreSet, read_scores
 from biphase.run import Run, open_run, read_metrics, whole_steps
 from biphase.study.plan import Checkpoint, Plan, StudyCell
-from biphase.study.spec import Study
+from biphase.study.spec import EMBED, Study
 from biphase.study.trunks import PlannedRun
 from biphase.tasks.spec import find_task
 
@@ -167,7 +167,8 @@ def read_state(plan: Plan, folder: StudyFolder) -> StudyState:
         for score in read.scores:
             # It may have been asked for with its precision, or with whatever the machine has units for.
             configs = (score.config, score.config.model_copy(update={"precision": "auto"}))
-            own = {score_key(score.task, config) for config in configs}
+            is_embedded = score.trained_on.startswith(EMBED)
+            own = {score_key(f"{score.trained_on} {score.task}" if is_embedded else score.task, c) for c in configs}
             if (score.model_hash, score.protocol) == (fingerprint.hash, PROTOCOL) and own & asked:
                 current.append(score)
                 seen |= own
@@ -189,6 +190,8 @@ def keys_of_cell(cell: StudyCell, max_length: int) -> set[ScoreKey]:
     Args:
         max_length: how many tokens the cell's network has positions for.
     """
+    if cell.task.startswith(EMBED):
+        return {score_key(f"{cell.task} {task}", cell.config) for task in cell.evaluates}
     tasks = [find_task(task) for task in cell.evaluates]
     return {score_key(task.name, settle_config(cell.config, task, max_length)) for task in tasks}
 

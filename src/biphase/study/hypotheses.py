@@ -13,12 +13,11 @@ from biphase.paper.findings import FINDINGS
 from biphase.report.claims import Claim, Finding, judge_claims
 from biphase.report.grammar import parse_inequality
 from biphase.report.hypotheses import AskedInequality, Ladder, Spot, bind, make_line
-from biphase.report.results import FAMILY_CODES, ResultSet, with_averages
+from biphase.report.results import ResultSet, with_averages
 from biphase.study.arms import refuse_doubles
 from biphase.study.curricula import write_steps
 from biphase.study.plan import Plan
-from biphase.study.spec import Hypothesis, Study
-from biphase.tasks.spec import find_task
+from biphase.study.spec import Hypothesis, Study, task_families
 
 CITED = re.compile(r"(F[0-9]+) of the paper")
 """A line that is one of the paper's findings as a whole."""
@@ -59,8 +58,7 @@ def ask(plan: Plan) -> dict[str, list[list[AskedInequality] | str]]:
     refuse_doubles("hypotheses", [hypothesis.name for hypothesis in study.hypotheses])
     if study.hypotheses and study.evaluation is None:
         raise InputError("hypotheses are about scores: the study needs an evaluation")
-    tasks = {} if study.evaluation is None else study.evaluation.tasks
-    families = {find_task(task).name: FAMILY_CODES[find_task(task).family] for task in tasks}
+    families = task_families(study.evaluation)
     ladders = list_ladders(plan)
     asked: dict[str, list[list[AskedInequality] | str]] = {}
     for hypothesis in study.hypotheses:

@@ -9,7 +9,7 @@ from biphase.finetuning.config import FinetuneConfig
 from biphase.recipe import Phase
 from biphase.study.arms import Arm, expand_arms, seeded_name
 from biphase.study.curricula import join_phases
-from biphase.study.spec import Study, check_evaluation, finetune_config, trainings
+from biphase.study.spec import Study, check_evaluation, embed_configs, finetune_config, trainings
 from biphase.study.trunks import (
     ArmPath,
     PlannedRun,
@@ -231,6 +231,10 @@ def list_cells(study: Study, models: tuple[EvaluatedModel, ...]) -> Iterator[Stu
         for task, evaluates in trained.items():
             for config in configs[task]:
                 yield StudyCell(model.name, task, evaluates, config.model_copy(update=changes))
+        if evaluation.embed is not None:
+            for config in embed_configs(evaluation):
+                tasks = tuple(evaluation.embed.tasks)
+                yield StudyCell(model.name, evaluation.embed.name, tasks, config.model_copy(update=changes))
 
 
 def history(plan: Plan, model: EvaluatedModel) -> tuple[Phase, ...]:

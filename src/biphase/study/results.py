@@ -9,14 +9,14 @@ from biphase.finetuning.scores import ScoreSet
 from biphase.finetuning.selection import select_rate
 from biphase.paper.published import place_arms
 from biphase.report.contrasts import Terms, combine, contrast, judge_difference
-from biphase.report.results import FAMILY_CODES, ReportArm, Result, measured, pool
+from biphase.report.results import ReportArm, Result, measured, pool
 from biphase.report.statistics import Difference
 from biphase.study.advise import Evidence
 from biphase.study.cost import Sizes, measure_sizes
 from biphase.study.folder import StudyFolder, read_state
 from biphase.study.plan import EvaluatedModel, Plan, history
+from biphase.study.spec import task_families
 from biphase.study.trunks import PlannedRun
-from biphase.tasks.spec import find_task
 
 PAPER_METRICS = {"SC": "accuracy", "TC": "paper_f1", "QA": "paper_f1", "IR": "paper_ndcg_at_10"}
 
@@ -32,8 +32,7 @@ def collect_results(
     Args:
         device_hours: what the training of each run took, where that is known.
     """
-    asked = () if plan.study.evaluation is None else plan.study.evaluation.tasks
-    families = {task.name: FAMILY_CODES[task.family] for task in map(find_task, asked)}
+    families = task_families(plan.study.evaluation)
     sizes = measure_sizes(plan)
     models: dict[ReportArm, list[EvaluatedModel]] = {}
     for model in plan.models:
@@ -70,7 +69,9 @@ def collect_model(
         name = next(model for model in found.models if (model, task) in found.cells)
         family = families[task]
         own = next(iter(found.cells[name, task].values())).metric
-        for kind, metric in (("standard", own), ("paper", PAPER_METRICS[family])):
+        for kind, metric in (("standard", own), ("paper", PAPER_METRICS.get(family))):
+            if metric is None:
+                continue
             try:
                 chosen = select_rate(found, name, task, metric)
             except InputError:

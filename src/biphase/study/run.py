@@ -29,7 +29,7 @@ from biphase.study.folder import (
     trained_folder,
 )
 from biphase.study.plan import Plan
-from biphase.study.spec import find_data_dirs, trainings
+from biphase.study.spec import EMBED, find_data_dirs
 from biphase.study.units import score_unit, train_unit
 from biphase.tasks.sources import HUB, absolute_dir, find_source
 from biphase.tasks.spec import find_task
@@ -130,7 +130,7 @@ def study_units(plan: Plan, folder: StudyFolder, processes: int = 1) -> list[Uni
     is_there = {
         name: find_step(folder, model.run, plan.runs[model.run].key, model.step) for name, model in models.items()
     }
-    resolved = resolve_folders(plan)
+    resolved, embed = resolve_folders(plan), resolve_embed(plan)
     for cell in plan.cells:
         model = models[cell.model]
         settings: dict[str, Any] = {
@@ -143,6 +143,7 @@ def study_units(plan: Plan, folder: StudyFolder, processes: int = 1) -> list[Uni
             "config": cell.config.model_dump(mode="json"),
             "out": out,
             "data_dirs": resolved,
+            "embed": embed if cell.task.startswith(EMBED) else None,
         }
         needs = () if is_there[model.name] else (train_name(model.run),)
         affinity = f"{cell.model} {cell.task}"
@@ -158,13 +159,29 @@ def resolve_folders(plan: Plan) -> dict[str, str]:
     return {task: absolute_dir(folder) for task, folder in folders.items()}
 
 
+def resolve_embed(plan: Plan) -> dict[str, Any] | None:
+    """The study's `evaluation.embed` with absolute paths, likewise, as `score_embedding` takes it."""
+    if plan.study.evaluation is None or plan.study.evaluation.embed is None:
+        return None
+    embed = plan.study.evaluation.embed
+    recipe = embed.model_dump(mode="json")["recipe"]
+    for source in (source for stage in recipe["stages"] for source in stage["data"]):
+        here = {key: Path(source[key]) for key in ("path", "from_text") if source.get(key)}
+        source |= {key: str(path.resolve()) for key, path in here.items() if path.exists()}
+    judged = {name: str(Path(path).resolve()) for name, path in embed.tasks.items()}
+    return {"trained_on": embed.name, "recipe": recipe, "judged": judged}
+
+
 def look_for_data(plan: Plan) -> None:
     """Raises `InputError` for a task whose data are not here, before hours of training; the hub is not asked."""
     evaluation = plan.study.evaluation
     if evaluation is None:
         return
     folders = resolve_folders(plan)
-    for name in dict.fromkeys([*evaluation.tasks, *trainings(evaluation)]):
+    for path in () if evaluation.embed is None else evaluation.embed.data:
+        if not Path(path).exists():
+            raise InputError(f"evaluation.embed: {path} does not exist")
+    for name in dict.fromkeys([*evaluation.tasks, *(find_task(task).trained_on or task for task in evaluation.tasks)]):
         task = find_task(name)
         folder = folders.get(task.name)
         if folder is not None and folder != str(HUB):

@@ -10,11 +10,14 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, model_validator
 
 from biphase.config import Count, PositiveCount, Strict, apply_override, find_yaml, parse_config, read_yaml
+from biphase.embedding.recipe import EmbeddingRecipe, set_name
 from biphase.errors import InputError, nearest
+from biphase.files import content_hash
 from biphase.finetuning.config import FinetuneConfig
+from biphase.report.results import FAMILY_CODES
 from biphase.study.curricula import NamedCurriculum, read_steps
 from biphase.tasks.sources import name_data_dirs
-from biphase.tasks.spec import find_task
+from biphase.tasks.spec import find_task, split_name
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 """What names of studies and models look like: they become names of folders."""
@@ -30,7 +33,6 @@ Seeds = Annotated[
     Field(min_length=1),
 ]
 """A list, or how many: 5 means 0 to 4."""
-Rates = Annotated[tuple[Annotated[float, Field(gt=0)], ...], Field(min_length=1)]
 
 
 class PretrainingSeeds(Strict):
@@ -121,12 +123,43 @@ class Intermediate(Strict):
     """Steps count from the beginning of the arm: from random weights, or from the parent's end."""
 
 
+EMBED = "embed:"
+"""What the names of recipes of embedding begin with, where those of tasks to train on stand."""
+
+
+class EmbedEvaluation(Strict):
+    """Every model becomes an embedding model by one recipe, with every seed, and is scored as it is."""
+
+    recipe: dict[str, Any]
+    """A recipe of `biphase embed`, without what follows from the study: name, model, out, weights, seed, evaluation."""
+    data: Annotated[tuple[str, ...], Field(min_length=1)]
+    """Folders in BEIR's layout, or files of scored pairs."""
+
+    @property
+    def name(self) -> str:
+        return EMBED + content_hash(self.recipe)[:8]
+
+    @property
+    def tasks(self) -> dict[str, str]:
+        """The names of its scores → where the data is."""
+        return {f"zero-shot:{set_name(path)}": path for path in self.data}
+
+    def settle(self) -> EmbeddingRecipe:
+        """The recipe of any model. Raises `InputError` for a key that is wrong, or follows from the study."""
+        own = {"name": "embed", "model": "", "out": "", "weights": "pretrained", "seed": 0, "evaluation": ()}
+        given = next((key for key in own if key in self.recipe), None)
+        if given is not None:
+            raise InputError(f"evaluation.embed: '{given}' follows from the study; leave it out of recipe")
+        return parse_config(EmbeddingRecipe, {**self.recipe, **own}, origin="evaluation.embed")
+
+
 class Evaluation(Strict):
     """Every model is fine-tuned on every task with every rate and seed."""
 
-    tasks: Annotated[tuple[str, ...], Field(min_length=1)]
-    learning_rates: Rates
+    tasks: tuple[str, ...] = ()
+    learning_rates: tuple[Annotated[float, Field(gt=0)], ...] = ()
     seeds: Seeds
+    embed: EmbedEvaluation | None = None
     finetune: dict[str, Any] = Field(default_factory=dict)
     """Settings for all tasks, with the keys of `biphase finetune`."""
     per_task: dict[str, dict[str, Any]] = Field(default_factory=dict)
@@ -135,6 +168,14 @@ class Evaluation(Strict):
     """Folders with a task's data as published, in place of the hub; by the task's name or its YAML file."""
     random_weights: bool = False
     """Whether each network is also fine-tuned from random weights: the control that pretraining must beat."""
+
+    @model_validator(mode="after")
+    def something_is_scored(self) -> "Evaluation":
+        if not self.tasks and self.embed is None:
+            raise ValueError("tasks or embed say what models are judged on")
+        if self.tasks and not self.learning_rates:
+            raise ValueError("learning_rates is missing: tasks are fine-tuned")
+        return self
 
 
 class Planning(Strict):
@@ -220,12 +261,27 @@ def load_study(path: Path, overrides: Sequence[str] = ()) -> Study:
 
 
 def trainings(evaluation: Evaluation) -> dict[str, tuple[str, ...]]:
-    """Each task that is trained on → the tasks that its models are evaluated on (nq is evaluated, never trained on)."""
+    """Each task that is trained on → the tasks that its models are evaluated on (nq is evaluated, never trained on; the
+    tests of one file share its training)."""
     trained: dict[str, tuple[str, ...]] = {}
     for task in evaluation.tasks:
-        name = find_task(task).trained_on or task
+        name = training_name(task)
         trained[name] = (*trained.get(name, ()), task)
     return trained
+
+
+def training_name(task: str) -> str:
+    found = find_task(task)
+    return split_name(task)[0] if found.part_of else found.trained_on or task
+
+
+def task_families(evaluation: Evaluation | None) -> dict[str, str]:
+    """The names under which scores stand → the codes of their families."""
+    if evaluation is None:
+        return {}
+    embedded = () if evaluation.embed is None else evaluation.embed.tasks
+    fitted = {task.name: FAMILY_CODES[task.family] for task in map(find_task, evaluation.tasks)}
+    return fitted | dict.fromkeys(embedded, FAMILY_CODES["embedding"])
 
 
 def check_evaluation(evaluation: Evaluation) -> None:
@@ -239,10 +295,12 @@ def check_evaluation(evaluation: Evaluation) -> None:
         finetune_config(evaluation, task, evaluation.learning_rates[0], evaluation.seeds[0])
     for task in evaluation.per_task:
         if task in evaluation.tasks and task not in trained:
-            raise InputError(f"evaluation.per_task: '{task}' is trained as '{find_task(task).trained_on}'; name that")
+            raise InputError(f"evaluation.per_task: '{task}' is trained as '{training_name(task)}'; name that")
         if task not in trained:
             raise InputError(f"evaluation.per_task: '{task}' is none of the tasks{nearest(task, trained)}")
     find_data_dirs(evaluation)
+    if evaluation.embed is not None:
+        evaluation.embed.settle()
 
 
 def find_data_dirs(evaluation: Evaluation) -> dict[str, str]:
@@ -258,3 +316,16 @@ def finetune_config(evaluation: Evaluation, task: str, learning_rate: float, see
             raise InputError(f"evaluation: '{key}' follows from {key}s; leave it out of finetune and per_task")
     tree = {**given, "learning_rate": learning_rate, "seed": seed}
     return parse_config(FinetuneConfig, tree, origin=f"evaluation of '{task}'")
+
+
+def embed_configs(evaluation: Evaluation) -> list[FinetuneConfig]:
+    """How cells say what `embed` trains, one for each seed: its last rate, and its steps as far as they are known."""
+    assert evaluation.embed is not None
+    recipe = evaluation.embed.settle()
+    last, known = recipe.stages[-1], FinetuneConfig()
+    said = {
+        "learning_rate": last.learning_rate,
+        "batch_size": last.batch_size,
+        "max_steps": sum(stage.max_steps or known.max_steps for stage in recipe.stages),
+    }
+    return [known.model_copy(update={**said, "seed": seed}) for seed in evaluation.seeds]

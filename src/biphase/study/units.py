@@ -97,8 +97,9 @@ def score_unit(
     config: dict[str, Any],
     out: str,
     data_dirs: dict[str, str],
+    embed: dict[str, Any] | None = None,
 ) -> list[str]:
-    """Fit one cell of a model."""
+    """Fit one cell of a model, or make an embedding model of it."""
     from biphase.finetuning.fit import fit_cells
 
     folder = StudyFolder(Path(out))
@@ -106,5 +107,11 @@ def score_unit(
     if reference is None:
         raise BusyError(f"another process makes {run}@{step}")
     settings = FinetuneConfig.model_validate(config)
+    if embed is not None:
+        from biphase.embedding.zero_shot import score_embedding
+
+        scores = score_embedding(reference, model, config=settings, out=folder.scores(model), **embed)
+        shown = (f"{one.task} {one.metrics['test'][one.metric]:.2%}" for one in scores)
+        return [f"{name}: {'; '.join(shown)}"]
     scores = fit_cells(reference, tasks, settings, folder.scores(model), data_dirs, label=model)
     return [f"{name}: {'; '.join(score.headline() for score in scores)}"]

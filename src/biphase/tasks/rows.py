@@ -71,6 +71,13 @@ def read_file(task: Task, layout: FileLayout, path: Path, form: Format | None) -
             return read_columns(path, task, layout, is_conllu=form == "conllu")
 
 
+def read_any_file(path: Path, layout: FileLayout | None = None) -> Iterator[tuple[str, Row]]:
+    """The rows of a file that no task names, in any form that tasks are read in."""
+    reader = Task(name="rows", family="token_classification", metric="f1", classes=("O", "B-x", "I-x"))
+    found = read_file(reader, layout or FileLayout(), path, None)
+    return ((place, row) for place, row in found if row is not None)
+
+
 def format_of(task: Task, path: Path) -> Format:
     plain = path.with_suffix("") if path.suffix in CODECS else path
     form = FORMATS.get(plain.suffix, "trec" if task.family == "retrieval" else "columns")

@@ -249,12 +249,13 @@ def read_rows(source: TaskSource, part: PartName) -> Rows:
         return itertools.chain.from_iterable(chains)
     if part == "corpus" or part == "queries":
         place = getattr(form, part)
-        return itertools.chain.from_iterable(read_hub(source, form, place.config, split) for split in place.splits)
-    return read_hub(source, form, form.config, named_splits(form.splits)[part])
+        tables = (read_hub(form, place.config, split) for split in place.splits)
+        return itertools.chain.from_iterable(tables)
+    return read_hub(form, form.config, named_splits(form.splits)[part], own_name(source, task.label))
 
 
-def read_hub(source: TaskSource, hub: Hub, config: str | None, split: str) -> Rows:
-    """Rows at the resolved commit; labels that the repository names come as names."""
+def read_hub(hub: Hub, config: str | None, split: str, label: str = "") -> Rows:
+    """Rows at the resolved commit; labels that the repository names in the column `label` come as names."""
     import datasets
     from huggingface_hub.errors import HfHubHTTPError, HTTPError
 
@@ -269,4 +270,4 @@ def read_hub(source: TaskSource, hub: Hub, config: str | None, split: str) -> Ro
         raise InputError(
             f"{hub.id}: split '{split}' cannot be read from the hub ({reason}); give a folder with a copy of the data"
         ) from None
-    return rows_of_dataset(table, own_name(source, source.task.label), f"{hub.id} {split}")
+    return rows_of_dataset(table, label, f"{hub.id} {split}")

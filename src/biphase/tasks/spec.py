@@ -37,7 +37,7 @@ ProblemType = Literal["regression", "multi_label_classification"]
 
 METRICS: dict[Family | ProblemType, tuple[str, ...]] = {
     "sequence_classification": ("accuracy", "macro_f1", "mcc", "f1"),
-    "token_classification": ("f1", "strict_f1", "accuracy"),
+    "token_classification": ("f1", "strict_f1", "accuracy", "macro_f1"),
     "question_answering": ("f1", "exact"),
     "retrieval": ("ndcg_at_10", "map_at_100", "mrr_at_10", "recall_at_100"),
     "multiple_choice": ("accuracy",),
@@ -155,7 +155,7 @@ class Task(Grown):
     """Classification: the column with the label, the number, or the list of labels or tags."""
     classes: tuple[str, ...] = ()
     """Classification: the labels in the order of their numbers (a column may hold names or numbers); tags in IOB2, O
-    first, or with `metric: accuracy` any tags, such as parts of speech."""
+    first, or with `metric: accuracy` or `macro_f1` any tags, such as parts of speech."""
     unlabelled: tuple[str, ...] = ()
     """Values of `label` that say nobody knows: such rows are left out and counted."""
     words: str = "tokens"
@@ -214,8 +214,10 @@ class Task(Grown):
             raise ValueError("classes must be two or more, none of them twice")
         if self.family == "token_classification":
             odd = [name for name in self.classes[1:] if name[:2] not in ("B-", "I-") or len(name) == 2]
-            if self.classes[0] != "O" and self.metric != "accuracy":
+            if self.classes[0] != "O" and self.metric not in ("accuracy", "macro_f1"):
                 raise ValueError("classes must begin with O; tags that are no entities have metric 'accuracy'")
+            if self.classes[0] == "O" and self.metric == "macro_f1":
+                raise ValueError("macro_f1 is for tags that are no entities; those after O have f1 or strict_f1")
             if self.classes[0] == "O" and odd:
                 raise ValueError(f"classes after O must be B-… and I-… (IOB2), not '{odd[0]}'")
         return self

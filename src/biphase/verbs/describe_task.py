@@ -1,15 +1,14 @@
 """A file of data → what a task's description says of it: family, columns, classes, the files of its splits."""
 
 import re
-from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from biphase.corpus.readers import CODECS
 from biphase.errors import InputError
-from biphase.tasks.rows import Row, read_file
-from biphase.tasks.spec import FileLayout, Task
+from biphase.tasks.rows import Row, read_any_file
+from biphase.verbs.memory import is_running_text
 
 EXAMPLES = {
     "sequence_classification": "reviews",
@@ -36,8 +35,11 @@ MOST_CLASSES = 200
 """A column with more different values is hardly one of labels."""
 
 
-def describe_data(data: Path, label: str | None, family: str | None = None) -> dict[str, Any]:
-    """Keys of a task as the data shows them, of the family or problem type where one is named.
+def describe_data(
+    data: Path, label: str | None, family: str | None = None, template: str | None = None
+) -> dict[str, Any]:
+    """Keys of a task as the data shows them, of the family or problem type where one is named, with the template that
+    is given, or one of all columns of texts.
 
     Raises `InputError` where the data does not show them, naming what to say.
     """
@@ -46,13 +48,13 @@ def describe_data(data: Path, label: str | None, family: str | None = None) -> d
         if "test" not in named:
             raise InputError(f"{data}: retrieval needs qrels/test.tsv, the judgements of its queries")
         return {"family": "retrieval", "files.0": named}
-    rows = list(read_rows_of(data))
+    rows = [row for _, row in read_any_file(data)]
     if not rows:
         raise InputError(f"{data} has no rows; give the file to train on")
     columns = rows[0]
     check_columns(data, rows)
     splits: dict[str, Any] = {split: name for split, name in find_splits(data).items()}
-    if {"question", "context", "answers"} <= set(columns):
+    if label is None and {"question", "context", "answers"} <= set(columns):
         return {"family": "question_answering", "files.0": splits}
     if label is not None and label not in columns:
         raise InputError(f"label: {data} has no column '{label}'; its columns are: {', '.join(columns)}")
@@ -74,9 +76,9 @@ def describe_data(data: Path, label: str | None, family: str | None = None) -> d
         found: dict[str, Any] = {"template": " ".join(f"{{{name}}}" for name in [*texts, "choice"]), "label": label}
         found |= {"choices": choices, "classes": name_choices(data, rows, choices, labels)}
         return {"family": "multiple_choice", **found, "files.0": splits}
-    if not texts:
-        raise InputError(f"{data}: no column besides '{label}' has texts of several words")
-    found = {"template": "\n".join(f"{{{name}}}" for name in texts), "label": label}
+    if not texts and template is None:
+        raise InputError(f"{data}: no column besides '{label}' has texts of several words; name them in a template")
+    found = {"template": template or "\n".join(f"{{{name}}}" for name in texts), "label": label}
     found |= describe_labels(data, label, labels, family)
     return {"family": "sequence_classification", **found, "files.0": splits}
 
@@ -146,12 +148,6 @@ def check_columns(data: Path, rows: list[Row]) -> None:
             raise InputError(f"{data}: row {number} has no '{min(missing)}', which the first row has")
 
 
-def read_rows_of(path: Path) -> Iterator[Row]:
-    """The rows of a file in any form that tasks are read in."""
-    reader = Task(name="data", family="token_classification", metric="f1", classes=("O", "B-x", "I-x"))
-    return (row for _, row in read_file(reader, FileLayout(train=path.name), path, None) if row is not None)
-
-
 def find_splits(train: Path) -> dict[str, str]:
     """The file and those beside it that are called as it is, with dev or test for train."""
     found = {"train": train.name} if train.exists() else {}
@@ -168,11 +164,9 @@ def without_codec(name: str) -> str:
 
 
 def is_text(values: list[Any]) -> bool:
-    """Whether a column has sentences: most values have a blank in them."""
-    return (
-        sum(isinstance(value, str) and " " in value.strip() for value in islice(values, 1000))
-        > min(len(values), 1000) / 2
-    )
+    """Whether a column has sentences, by most of its first values."""
+    first = list(islice(values, 1000))
+    return sum(isinstance(value, str) and is_running_text(value) for value in first) > len(first) / 2
 
 
 def says_label(texts: list[Any], labels: list[Any]) -> bool:

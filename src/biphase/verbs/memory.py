@@ -6,6 +6,7 @@ import json
 import math
 import os
 import sys
+import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,15 +29,20 @@ Changes = Mapping[str, Any] | Sequence[str]
 def are_names(sources: Any) -> bool:
     """Whether sources are names of files, folders or data sets, and not what is in memory.
 
-    One string always is, and so are several, unless there is white space in some of them and none is a path that
-    exists or ends as a file of text does: then they are texts.
+    One string always is, and so are several, unless some of them are running text and none is a path that exists or
+    ends as a file of text does: then they are texts.
     """
     if isinstance(sources, str | Path):
         return True
     if not isinstance(sources, list | tuple) or not all(isinstance(one, str | Path) for one in sources):
         return False
-    has_spaces = any(len(str(one).split()) > 1 for one in sources)
-    return len(sources) < 2 or not has_spaces or any(is_path(one) for one in sources)
+    has_texts = any(is_running_text(str(one)) for one in sources)
+    return len(sources) < 2 or not has_texts or any(is_path(one) for one in sources)
+
+
+def is_running_text(text: str) -> bool:
+    """Whether there are several words in a text, or letters without case: Chinese, Japanese and Thai have no blanks."""
+    return len(text.split()) > 1 or any(unicodedata.category(letter) == "Lo" for letter in text)
 
 
 def is_path(one: str | Path) -> bool:

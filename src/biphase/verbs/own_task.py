@@ -13,9 +13,9 @@ import yaml
 from biphase.config import parse_config
 from biphase.errors import InputError
 from biphase.files import content_hash, file_hash, whole_folder
-from biphase.tasks.rows import Row
+from biphase.tasks.rows import Row, read_any_file
 from biphase.tasks.spec import METRICS, TASK_SPLITS, Task, task_table
-from biphase.verbs.describe_task import LABEL_NAMES, describe_data, read_rows_of
+from biphase.verbs.describe_task import LABEL_NAMES, describe_data
 from biphase.verbs.memory import keep_rows, rows_in
 
 OWN = "own"
@@ -50,7 +50,7 @@ def write_task(
         for split, given in splits.items():
             files[split] = keep_rows(labelled_rows(given, split, label), Path(held), "rows")
             files[split] = files[split].rename(files[split].with_name(f"{split}.jsonl"))
-        described = describe_data(files["train"], label)
+        described = describe_data(files["train"], label, template=template)
         family, layout = described["family"], described.pop("files.0")
         asked = template or described.get("template") or (QUESTION_TEMPLATE if family == "question_answering" else "")
         metric = METRICS[described.get("problem_type", family)][0]
@@ -72,7 +72,8 @@ def labelled_rows(given: Any, split: str, label: str | None) -> Iterator[Row]:
     if isinstance(given, str | Path) and not Path(given).is_file():
         raise InputError(f"{split}: {given} is not a file of rows")
     names = LABEL_NAMES if label is None else (label,)
-    rows = read_rows_of(Path(given)) if isinstance(given, str | Path) else rows_in(given, labels=names)
+    is_file = isinstance(given, str | Path)
+    rows = (row for _, row in read_any_file(Path(given))) if is_file else rows_in(given, labels=names)
     for number, row in enumerate(rows):
         column = next((name for name in names if name in row), None)
         value = row[column] if column else ""

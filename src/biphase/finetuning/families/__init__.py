@@ -15,12 +15,14 @@ from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.encoding import EncodedTask, HashedTokenizer, Split
 from biphase.finetuning.families import (
     multiple_choice,
+    pair_ranking,
     question_answering,
     retrieval,
     sequence_classification,
     token_classification,
 )
 from biphase.finetuning.families.multiple_choice import ChoiceSplit
+from biphase.finetuning.families.pair_ranking import CandidateSplit
 from biphase.finetuning.families.question_answering import QuestionSplit, SpanPredictions
 from biphase.finetuning.families.retrieval import JudgedSplit, Ranking
 from biphase.finetuning.families.sequence_classification import LabelledSplit
@@ -64,6 +66,7 @@ TOKENS: FamilyModule[TaskData[TaggedWords], TaggedSplit, TagPredictions] = token
 QUESTIONS: FamilyModule[TaskData[Question], QuestionSplit, SpanPredictions] = question_answering
 COLLECTIONS: FamilyModule[Collection, JudgedSplit, Ranking] = retrieval
 CHOICES: FamilyModule[TaskData[ChoiceTexts], ChoiceSplit, np.ndarray] = multiple_choice
+PAIRS: FamilyModule[Collection, CandidateSplit, np.ndarray] = pair_ranking
 
 FAMILY_MODULES: dict[Family, FamilyModule[Any, Any, Any]] = {
     "sequence_classification": SEQUENCES,
@@ -72,3 +75,8 @@ FAMILY_MODULES: dict[Family, FamilyModule[Any, Any, Any]] = {
     "retrieval": COLLECTIONS,
     "multiple_choice": CHOICES,
 }
+
+
+def module_of(family: Family, config: FinetuneConfig) -> FamilyModule[Any, Any, Any]:
+    """The module by which a cell with this configuration is trained."""
+    return PAIRS if family == "retrieval" and config.ranking == "pairs" else FAMILY_MODULES[family]

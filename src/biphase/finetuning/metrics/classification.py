@@ -133,11 +133,14 @@ def matthews(counts_C: np.ndarray) -> np.ndarray:
 def token_metrics(
     gold_U: np.ndarray, predicted_U: np.ndarray, unit_bounds_S1: np.ndarray, labels: Sequence[str]
 ) -> dict[str, float]:
-    """Accuracy over words; where tags are of entities (O comes first), scores over those, and the paper's score as
-    `paper_f1`."""
+    """Accuracy over words, and `macro_f1`, the mean F1 of the tags that are in gold or predictions; where tags are of
+    entities (O comes first), scores over those, and the paper's score as `paper_f1`. A word without a prediction is -1.
+    """
     scores = {"accuracy": accuracy(gold_U, predicted_U)}
     if labels[0] != "O":
-        return scores
+        known_U = np.where(predicted_U < 0, len(labels), predicted_U)
+        f1_L, is_seen_L = (each[:-1] for each in label_f1(gold_U, known_U, len(labels) + 1))
+        return scores | {"macro_f1": float(f1_L[is_seen_L].mean())}
     return {
         **entity_scores(gold_U, predicted_U, unit_bounds_S1, labels),
         **scores,

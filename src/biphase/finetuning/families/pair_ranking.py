@@ -1,0 +1,160 @@
+"""Pair ranking, `ranking: pairs` of a retrieval task: a cross-encoder reads a query with a document, BM25's best are
+ordered anew by its scores.
+
+A query with a document that is right and others that are not is a question with choices: texts, loss and scores are
+those of multiple choice. What is not judged among BM25's best may be right all the same.
+
+Letters: S pairs, Q queries.
+"""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from biphase.errors import InputError
+from biphase.finetuning.batches import CellContext
+from biphase.finetuning.config import EVALUATED_SPLITS, FinetuneConfig
+from biphase.finetuning.encoding import (
+    EncodedTask,
+    HashedTokenizer,
+    TokenizedTexts,
+    bounds_of_lengths,
+    concatenate,
+    tokenize,
+)
+from biphase.finetuning.families.multiple_choice import ChoiceSplit
+from biphase.finetuning.families.multiple_choice import accumulate_gradients as accumulate_gradients
+from biphase.finetuning.families.multiple_choice import build_model as build_model
+from biphase.finetuning.families.multiple_choice import predict as predict
+from biphase.finetuning.metrics.ranking import ranking_scores
+from biphase.tasks.drawing import DRAW_SEED
+from biphase.tasks.examples import Collection
+from biphase.tasks.spec import TaskSplit
+
+CANDIDATES = 100
+"""Documents of each query that are ordered anew."""
+NEGATIVES = 7
+"""Documents beside the right one that training has, drawn from BM25's best."""
+
+
+@dataclass(frozen=True)
+class CandidateSplit(ChoiceSplit):
+    """Queries with their candidates, as BM25 orders them."""
+
+    documents_S: list[str]
+    """The id of each pair's document."""
+    relevance: dict[str, dict[str, int]]
+
+
+split_kind = CandidateSplit
+
+
+def search_bm25(documents: list[str], queries: list[str], top: int) -> list[list[tuple[int, float]]]:
+    """The best documents of each query by their numbers, best first; those without a word of it are left out."""
+    try:
+        import bm25s
+    except ModuleNotFoundError:
+        raise InputError("BM25 needs bm25s: pip install 'biphase[embeddings]'") from None
+    retriever = bm25s.BM25()
+    retriever.index(bm25s.tokenize(documents, stopwords=None, show_progress=False), show_progress=False)
+    words = bm25s.tokenize(queries, stopwords=None, show_progress=False, return_ids=False)
+    numbers_QK, scores_QK = retriever.retrieve(words, k=min(top, len(documents)), show_progress=False)
+    found = []
+    for numbers, scores in zip(numbers_QK.tolist(), scores_QK.tolist(), strict=True):
+        found.append([(number, score) for number, score in zip(numbers, scores, strict=True) if score > 0])
+    return found
+
+
+def encode_pairs(tokenizer: HashedTokenizer, pairs: Sequence[tuple[str, str]], max_length: int) -> TokenizedTexts:
+    """Queries and documents as the tokenizer's own pairs, each closed; of a pair that is too long the longer is cut."""
+    texts = list(dict.fromkeys(text for pair in pairs for text in pair))
+    ids = dict(zip(texts, (found for found, _ in tokenize(tokenizer, texts)), strict=True))
+    closing, room = np.array([tokenizer.closing], np.int32), tokenizer.room(max_length) - 1
+    parts, cut = [], []
+    for number, (query, document) in enumerate(pairs):
+        first, second = ids[query], ids[document]
+        half = room // 2 if len(first) <= len(second) else (room + 1) // 2
+        first = first[: max(half, room - len(second))]
+        if len(first) + len(second) > room or len(first) < len(ids[query]):
+            cut.append(number)
+        parts.append(np.concatenate([first, closing, second[: room - len(first)]]))
+    encoded = concatenate(tokenizer, parts, max_length)
+    return TokenizedTexts(encoded.tokens_T, encoded.bounds_S1, np.array(cut, dtype=np.int64))
+
+
+def encode_task(data: Collection, tokenizer: HashedTokenizer, config: FinetuneConfig) -> EncodedTask[CandidateSplit]:
+    ids = list(data.documents)
+    right: dict[str, list[str]] = {}
+    for query, document in data.train:
+        right.setdefault(query, []).append(document)
+
+    def rank(queries: Sequence[str], documents: Sequence[str]) -> dict[str, list[str]]:
+        found = search_bm25([data.documents[id] for id in documents], [data.queries[id] for id in queries], CANDIDATES)
+        return {query: [documents[at] for at, _ in hits] for query, hits in zip(queries, found, strict=True)}
+
+    def split_of(groups: list[tuple[str, list[str]]], relevance: dict[str, dict[str, int]]) -> CandidateSplit:
+        named = [(query, document) for query, candidates in groups for document in candidates]
+        pairs = [(data.queries[query], data.documents[document]) for query, document in named]
+        encoded = encode_pairs(tokenizer, pairs, config.max_length)
+        bounds_Q1 = bounds_of_lengths([len(candidates) for _, candidates in groups])
+        return CandidateSplit(
+            ids=[query for query, _ in groups],
+            texts=encoded,
+            num_examples=len(groups),
+            num_truncated=len(np.unique(np.searchsorted(bounds_Q1, encoded.truncated, side="right"))),
+            bounds_Q1=bounds_Q1,
+            right_Q=np.zeros(len(groups), dtype=np.int64),
+            documents_S=[document for _, document in named],
+            relevance=relevance,
+        )
+
+    found = rank(list(right), ids) if right else {}
+    groups = []
+    for number, (query, document) in enumerate(data.train):
+        draw = np.random.default_rng((DRAW_SEED, number))
+        wrong = [id for id in found[query] if id not in right[query]]
+        if len(wrong) < NEGATIVES:  # BM25 finds only what shares a word
+            known = {*wrong, *right[query]}
+            others = (ids[at] for at in draw.permutation(len(ids)) if ids[at] not in known)
+            wrong += itertools.islice(others, NEGATIVES - len(wrong))
+        groups.append((query, [document, *(wrong[at] for at in draw.permutation(len(wrong))[:NEGATIVES])]))
+    splits: dict[TaskSplit, CandidateSplit] = {"train": split_of(groups, {})}
+    for name in EVALUATED_SPLITS:
+        searched = data.judged_documents[name] if config.judged_only else ids
+        judged = {query: data.relevance[name][query] for query in data.queries if query in data.relevance[name]}
+        ranked = rank(list(judged), searched)
+        splits[name] = split_of([(query, some) for query, some in ranked.items() if some], judged)
+    return EncodedTask(splits, data.left_out)
+
+
+def order(split: CandidateSplit, scores_S: np.ndarray) -> dict[str, dict[str, float]]:
+    """Scores by query, then by document."""
+    ranked = {}
+    for query, (begin, end) in zip(split.ids, pairwise(split.bounds_Q1.tolist()), strict=True):
+        ranked[query] = dict(zip(split.documents_S[begin:end], scores_S[begin:end].tolist(), strict=True))
+    return ranked
+
+
+def compute_metrics(split: CandidateSplit, predictions: np.ndarray, cell: CellContext) -> dict[str, float]:
+    """Those of retrieval, and what BM25's own order scores."""
+    before, _ = ranking_scores(split.relevance, order(split, -np.arange(len(predictions), dtype=np.float64)))
+    means, _ = ranking_scores(split.relevance, order(split, predictions))
+    return means | {"bm25_ndcg_at_10": before["ndcg_at_10"]}
+
+
+def prediction_rows(split: CandidateSplit, predictions: np.ndarray, cell: CellContext) -> Iterator[dict[str, Any]]:
+    """The ten best documents of each query."""
+    ranked = order(split, predictions)
+    by_query = ranking_scores(split.relevance, ranked)[1][cell.task.metric]
+    for query in split.relevance:
+        best = sorted(ranked.get(query, {}).items(), key=lambda hit: -hit[1])[:10]
+        yield {
+            "id": query,
+            "predicted": [document for document, _ in best],
+            "scores": [round(score, 5) for _, score in best],
+            "score": by_query[query],
+        }

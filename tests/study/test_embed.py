@@ -1,0 +1,84 @@
+"""A study that makes embedding models of its arms by one recipe: which pretraining embeds best."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("sentence_transformers")
+
+from biphase.config import parse_config
+from biphase.engine.local import Engine
+from biphase.errors import InputError
+from biphase.study.folder import claim_study_folder, read_state, status
+from biphase.study.plan import plan_study
+from biphase.study.report import report_study
+from biphase.study.results import collect_results
+from biphase.study.run import run_study
+from biphase.study.spec import Evaluation, Study, trainings
+
+HERE = Engine(workers=0)
+
+
+@pytest.fixture
+def tree(tiny_recipe: Any, documents: list[str], tmp_path: Path) -> dict[str, Any]:
+    recipe = tiny_recipe().model_dump(mode="json")
+    network = {"name": "tiny", "preset": "1m", "architecture": recipe["init"]["architecture"]}
+    words = [text.split()[:24] for text in documents if len(text.split()) > 12][:16]
+    beir = tmp_path / "passages"
+    (beir / "qrels").mkdir(parents=True)
+    rows = [{"anchor": " ".join(some[:6]), "positive": " ".join(some[6:])} for some in words]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for name, key in (("corpus", "positive"), ("queries", "anchor")):
+        texts = [json.dumps({"_id": str(number), "text": row[key]}) for number, row in enumerate(rows)]
+        (beir / f"{name}.jsonl").write_text("\n".join(texts))
+    qrels = "".join(f"{number}\t{number}\t1\n" for number in range(len(rows)))
+    (beir / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + qrels)
+    stage = {"name": "pairs", "data": [{"path": str(tmp_path / "pairs.jsonl")}], "batch_size": 8, "max_steps": 2}
+    return {
+        "name": "embedding",
+        "recipe": {key: recipe[key] for key in recipe if key not in ("name", "init", "curriculum")},
+        "models": [network],
+        "arms": [{"group": "all", "models": ["tiny"], "curricula": ["clm", "mlm40"], "budgets": [4]}],
+        "evaluation": {
+            "seeds": 2,
+            "random_weights": True,
+            "embed": {"recipe": {"stages": [stage], "device": "cpu"}, "data": [str(beir)]},
+        },
+        "hypotheses": [{"name": "mlm", "says": "MLM embeds better.", "holds": "mlm40 - clm > 0 on embedding"}],
+    }
+
+
+def test_which_pretraining_embeds_best(tree: dict[str, Any], tmp_path: Path) -> None:
+    tree["recipe"]["schedule"] |= {"warmup_steps": 1, "decay_steps": 1}
+    plan = plan_study(parse_config(Study, tree, origin="test"))
+    place = claim_study_folder(tmp_path / "study", plan.study)
+    assert run_study(plan, place, HERE) == []
+    state = read_state(plan, place)
+    assert [(line.done, line.total) for line in status(plan, place, state)[0]] == [(2, 2), (6, 6)]
+    results = [result for result in collect_results(plan, state.scores) if result.arm.setup == "objective"]
+    assert {(r.arm.objective, r.family, r.dataset, r.metric, r.num) for r in results} == {
+        (objective, "EM", "zero-shot:passages", "standard", 2) for objective in ("clm", "mlm")
+    }
+    assert all(one.half_width > 0 and one.examples and one.examples.table is not None for one in results)
+    page, findings = report_study(plan, place, tmp_path / "report", [])
+    assert "zero-shot:passages" in page.read_text() and findings[0].key == "mlm"
+    # Another recipe is another family of scores; keys that the study decides are refused.
+    embed = tree["evaluation"]["embed"]
+    embed["recipe"]["stages"][0]["max_steps"] = 3
+    other = plan_study(parse_config(Study, tree, origin="test"))
+    assert not read_state(other, place).scored
+    embed["recipe"]["seed"] = 1
+    with pytest.raises(InputError, match="'seed' follows from the study"):
+        plan_study(parse_config(Study, tree, origin="test"))
+
+
+def test_tests_of_one_file_share_its_training(tmp_path: Path) -> None:
+    file = tmp_path / "nli.yaml"
+    files = [{"train": "train.tsv", "test": {"de": "de.tsv", "fr": "fr.tsv"}}]
+    keys = {"name": "nli", "family": "sequence_classification", "metric": "accuracy", "template": "{text}"}
+    file.write_text(json.dumps({**keys, "classes": ["a", "b"], "files": files}))
+    tests = (f"{file}:de", f"{file}:fr")
+    evaluation = Evaluation(tasks=(*tests, "snli"), learning_rates=(1e-4,), seeds=(0,))
+    assert trainings(evaluation) == {str(file): tests, "snli": ("snli",)}
