@@ -1,7 +1,7 @@
 """Two processes compute what one does, and fail together: DDP and FSDP2 over gloo, and a run that changes its number
-of processes.
+of processes. Parts of a network have the bytes that are planned for them, and no process ever has all moments.
 
-This file is also the script that the two processes run: `test_distributed.py JOBS.json`.
+This file is also the script of the processes, forks of one that has loaded PyTorch: `test_distributed.py JOBS.json`.
 """
 
 import errno
@@ -12,19 +12,32 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.distributed.tensor import DTensor
+from torch.profiler import ProfilerActivity, profile
 from transformers import RobertaConfig, RobertaForMaskedLM
 
 from biphase.distributed import join_world
+from biphase.encoder.attention import lay_out
+from biphase.encoder.packed import PackedModel
+from biphase.encoder.presets import shape_of
 from biphase.errors import StoppedError
+from biphase.memory import plan_memory
 from biphase.pretraining.checkpoint import read_checkpoint_manifest
 from biphase.pretraining.loop import train
+from biphase.pretraining.parallel import autocast
 from biphase.recipe import Recipe
 from biphase.run import Run, read_metrics, whole_steps
 
@@ -39,12 +52,23 @@ def free_port() -> int:
         return int(server.getsockname()[1])
 
 
-def start(rank: int, jobs: Path) -> subprocess.Popen[str]:
-    """One process with the environment that torchrun would give it."""
-    variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1"}
-    environment = os.environ | {key: str(value) for key, value in variables.items()} | {"OMP_NUM_THREADS": "1"}
-    command = [sys.executable, __file__, str(jobs)]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+def run_script(jobs: list[dict[str, Any]], folder: Path) -> None:
+    """This file in a process of its own, which does what the jobs say; nothing of it is left."""
+    (folder / "jobs.json").write_text(json.dumps(jobs))
+    process = subprocess.Popen(
+        [sys.executable, __file__, str(folder / "jobs.json")],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        output = process.communicate(timeout=400)[0]
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 0, output
 
 
 def save_roberta(folder: Path) -> Path:
@@ -85,14 +109,7 @@ def trained(tiny_recipe: Callable[..., Recipe], tmp_path_factory: pytest.TempPat
         {"root": str(folder / name), "recipe": recipe.model_dump(mode="json"), "port": free_port()}
         for name, recipe in recipes.items()
     ]
-    (folder / "jobs.json").write_text(json.dumps(jobs))
-    processes = [start(rank, folder / "jobs.json") for rank in range(2)]
-    try:
-        outputs = [process.communicate(timeout=400)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0, 0], "\n".join(outputs)
+    run_script(jobs, folder)
     alone = {
         "alone": train(recipes["ddp"], folder / "alone"),
         "masked": train(masked, folder / "masked"),
@@ -166,12 +183,48 @@ RESUMED = [("alone", "resumed-ddp"), ("alone", "resumed-fsdp"), ("muon", "resume
 
 @pytest.mark.parametrize(("one", "resumed"), RESUMED)
 def test_two_processes_resume_what_one_began(one: str, resumed: str, trained: Jobs) -> None:
-    """The second one takes the moments from the first: it may not read the file (`train_as_told`)."""
     assert losses(trained[resumed]) == pytest.approx(losses(trained[one]), rel=1e-5)
     expected, found = (load_file(trained[name].steps / "20" / "optimizer.safetensors") for name in (one, resumed))
     assert {key: value.shape for key, value in found.items()} == {k: v.shape for k, v in expected.items()}
     for key, value in expected.items():
         assert (found[key] - value).abs().max() <= 2e-3 * value.abs().max(), key
+
+
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 4}
+SIX_LAYERS = {"num_hidden_layers": 6, "hidden_size": 256, "intermediate_size": 512} | HEADS
+SIZES = (1, 2, 4, 1)
+"""How many processes go through the same checkpoint, one group after the other."""
+
+
+@pytest.fixture(scope="module")
+def handed_on(corpus: Any, tmp_path_factory: pytest.TempPathFactory) -> list[list[dict[str, float]]]:
+    """What each process of each group had in memory, in bytes; the checkpoints that they wrote are steps 0 to 3."""
+    folder = tmp_path_factory.mktemp("handed-on")
+    common = {"root": str(folder), "tokenizer": str(corpus.tokenizer)}
+    jobs = [{**common, "size": size, "step": step, "port": free_port()} for step, size in enumerate(SIZES)]
+    run_script(jobs, folder)
+    written = [[folder / f"{step}-{rank}.json" for rank in range(size)] for step, size in enumerate(SIZES)]
+    moments = {(folder / "steps" / str(step) / "optimizer.safetensors").read_bytes() for step in range(len(SIZES))}
+    assert len(moments) == 1, "the moments are the same, whoever read and wrote them"
+    return [[json.loads(path.read_text()) for path in group] for group in written]
+
+
+def test_no_process_has_all_moments(handed_on: list[list[dict[str, float]]]) -> None:
+    """A part of four, and for a moment one tensor more; where it writes, the weights too, which are half as much."""
+    whole = handed_on[0][0]["moments"]
+    for rank, found in enumerate(handed_on[SIZES.index(4)]):
+        assert found["loading"] < 0.3 * whole
+        assert found["saving"] < (0.7 if rank == 0 else 0.2) * whole
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_planned_memory_beside_what_is_allocated(number: int, handed_on: list[list[dict[str, float]]]) -> None:
+    """Parts are as planned, and all that an update allocates is no more than that, and not much less."""
+    found = handed_on[number][0]
+    planned = plan_memory(shape_of("1m", SIX_LAYERS, 384), SIZES[number], microbatch_tokens=256)
+    for name in ("weights", "gradients", "moments"):
+        assert found[name] == pytest.approx(getattr(planned, name), rel=1e-3), name
+    assert 0.7 * planned.total < found["update"] < planned.total
 
 
 def test_all_processes_end_when_the_first_cannot_save(trained: Jobs) -> None:
@@ -195,6 +248,31 @@ def test_one_process_is_a_world() -> None:
         assert not world.any(False)
 
 
+# The script
+
+
+def fork_processes(size: int, work: Callable[[], None], port: int = 0) -> None:
+    """`work` in so many forks, with the environment that torchrun would give them, until all have ended well."""
+    children = []
+    for rank in range(size):
+        child = os.fork()
+        if child == 0:
+            variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "MASTER_PORT": port}
+            os.environ |= {key: str(value) for key, value in variables.items()} | {"MASTER_ADDR": "127.0.0.1"}
+            faulthandler.dump_traceback_later(300, exit=True)
+            try:
+                work()
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+            # A failed run's frames hold its process group. Its end may wait for a thread that waits for this one, so
+            # that what was raised is left to the end of the process, as in a command.
+            os._exit(0)
+        children.append(child)
+    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    assert not any(codes), codes
+
+
 def train_as_told(jobs: list[dict[str, Any]]) -> None:
     """What each of the two processes does."""
     import biphase.pretraining.checkpoint as checkpoint
@@ -202,8 +280,6 @@ def train_as_told(jobs: list[dict[str, Any]]) -> None:
     import biphase.pretraining.metrics as metrics
     from biphase.errors import InputError
 
-    torch.set_num_threads(1)
-    faulthandler.dump_traceback_later(300, exit=True)
     metrics.peak_flops = lambda device, dtype: 1e12
     update, done = loop.update, []
 
@@ -222,7 +298,6 @@ def train_as_told(jobs: list[dict[str, Any]]) -> None:
     log = Run.log
     is_first = os.environ["RANK"] == "0"
     if not is_first:
-        checkpoint.load_file = lambda path: pytest.fail("more than one process reads the moments")
         checkpoint.file_hash = lambda path: pytest.fail("more than one process reads all files")
     ends: dict[str, tuple[type[Exception], str]] = {
         "stopped": (StoppedError, "stopped at step 5"),
@@ -243,15 +318,81 @@ def train_as_told(jobs: list[dict[str, Any]]) -> None:
             if name == "stopped":
                 patch.setattr(loop, "update", update_and_stop)
             elif name == "full":
-                patch.setattr(checkpoint, "save_file", full)
+                patch.setattr(checkpoint, "write_tensors", full)
             else:
                 patch.setattr(Run, "log", log_three)
             train(recipe, Path(job["root"]))
-    # A failed run's frames hold its process group. Its end may wait for a thread that waits for this one, so that what
-    # was raised is kept, and left to the end of the process, as in a command.
-    sys.stdout.flush()
-    os._exit(0)
+
+
+def hand_on(job: dict[str, Any]) -> None:
+    """What one of several processes does: take over the checkpoint of the step before, and write the next one.
+
+    The first group begins with an update. All end with one that goes nowhere. It tells the most that each needed
+    besides what it had, and after that update what there is.
+    """
+    from test_checkpoint import MANIFEST
+
+    from biphase.corpus.tokenizer import load_tokenizer
+    from biphase.encoder.load import TokenIds, make_model
+    from biphase.pretraining.checkpoint import load_optimizer, save_checkpoint
+    from biphase.pretraining.optimizer import make_optimizers
+    from biphase.pretraining.parallel import parallelize
+    from biphase.recipe import ComputeConfig, Optimizer
+
+    run, step, tokenizer = Run(Path(job["root"])), job["step"], load_tokenizer(job["tokenizer"])
+    with join_world("cpu") as world:
+        network = make_model("1m", SIX_LAYERS, TokenIds(384, 1, 0, 2, None), 64, seed=0)
+        compute = ComputeConfig(parallel="fsdp", compile="off")
+        model: Any = parallelize(PackedModel(network), compute, torch.bfloat16, world, work=0)
+        optimizers = make_optimizers(Optimizer(), model, sharded=world.size > 1)
+
+        def update() -> None:
+            tokens = torch.arange(256)
+            with autocast(world.device, torch.bfloat16):
+                layout = lay_out(np.arange(0, 257, 64), causal=True)
+                loss, _, _ = model(tokens, tokens % 64, layout, tokens, tokens)
+            loss.backward()
+            for optimizer in optimizers:
+                optimizer.step()
+
+        found = {}
+        if step:
+            before = run.steps / str(step - 1)
+            found["loading"] = most_allocated(lambda: load_optimizer(before, model, optimizers, world))
+            found["loading"] -= (before / "optimizer.safetensors").stat().st_size  # mapped, not held
+        else:
+            update()
+            model.zero_grad(set_to_none=True)
+        manifest = replace(MANIFEST, step=step)
+        found["saving"] = most_allocated(lambda: save_checkpoint(run, manifest, model, optimizers, tokenizer, world))
+        found["update"] = most_allocated(update)
+        states = [state for optimizer in optimizers for state in optimizer.state.values()]
+        found["weights"] = local_bytes(model.parameters())
+        found["gradients"] = local_bytes(parameter.grad for parameter in model.parameters())
+        found["moments"] = local_bytes(tensor for state in states for tensor in state.values())
+        found["update"] += found["weights"] + found["moments"]
+        (run.path / f"{step}-{world.rank}.json").write_text(json.dumps(found))
+
+
+def local_bytes(tensors: Iterable[Any]) -> int:
+    parts = [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
+    return sum(part.numel() * part.element_size() for part in parts)
+
+
+def most_allocated(work: Callable[[], object]) -> int:
+    """The most bytes of tensors that were there at once, without those that were there before."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as traced:
+        work()
+    events = [event for event in traced.profiler.kineto_results.events() if event.name() == "[memory]"]  # type: ignore[union-attr]
+    events.sort(key=lambda event: event.start_ns())
+    return max(accumulate(event.nbytes() for event in events), default=0)
 
 
 if __name__ == "__main__":
-    train_as_told(json.loads(Path(sys.argv[1]).read_text()))
+    torch.set_num_threads(1)
+    told = json.loads(Path(sys.argv[1]).read_text())
+    if "recipe" in told[0]:
+        fork_processes(2, partial(train_as_told, told))
+    else:
+        for each in told:
+            fork_processes(each["size"], partial(hand_on, each), each["port"])

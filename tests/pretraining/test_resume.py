@@ -73,7 +73,7 @@ def no_space(patch: pytest.MonkeyPatch) -> None:
     def full(*args: Any, **options: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    patch.setattr(checkpoint, "save_file", full)
+    patch.setattr(checkpoint, "write_tensors", full)
 
 
 def no_large_file(patch: pytest.MonkeyPatch) -> None:

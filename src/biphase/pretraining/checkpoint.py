@@ -1,19 +1,19 @@
 """A step on disk: model folder, optimizer moments, and a manifest that is written last. Whole or absent.
 
 The model part is a transformers folder (safetensors), the moments a safetensors file: nothing is ever unpickled. Both
-hold whole tensors, gathered from however many processes trained, so a run resumes at any world size. Only the first
-process ever holds, or reads, all moments.
+hold whole tensors, from however many processes trained, so a run resumes at any world size. Moments that FSDP2 has
+parted are never whole in any process: they are gathered and written one by one, and each process reads its own part.
 """
 
+import json
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict, set_optimizer_state_dict
 from torch.distributed.tensor import DTensor
 
 from biphase.distributed import World
@@ -73,17 +73,16 @@ def save_checkpoint(
     """
     target = run.steps / str(manifest.step)
     weights = whole_weights(model.network, world.is_main)
-    # The optimizers' state as PARAMETER/KEY → whole tensor, on the CPU of the first process.
-    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    state: Any = get_optimizer_state_dict(model, optimizers, options=options).get("state", {})
-    moments = {f"{name}/{key}": tensor for name, entry in state.items() for key, tensor in entry.items()}
+    moments = name_moments(model, optimizers)
+    shapes = {name: tensor.shape for name, tensor in moments.items()}
+    wholes = (gather(tensor) for tensor in moments.values())
     failure: OSError | InputError | None = None
     if world.is_main:
         try:
             with whole_folder(target) as folder:
                 model.network.save_pretrained(folder / "model", state_dict=weights)
                 tokenizer.save_pretrained(folder / "model")
-                save_file(moments, folder / "optimizer.safetensors")
+                write_tensors(folder / "optimizer.safetensors", shapes, wholes)
                 files = sorted(path for path in folder.rglob("*") if path.is_file())
                 digests = {str(path.relative_to(folder)): file_hash(path) for path in files}
                 write_hashed(folder / "manifest.json", asdict(manifest) | {"files": digests})
@@ -91,6 +90,8 @@ def save_checkpoint(
             failure = error
         except SafetensorError as error:  # how safetensors reports a full disk
             failure = InputError(f"cannot write {target}: {error}; earlier checkpoints are kept, rerun to go on")
+    for _ in wholes:  # every process takes part in gathering each, also where the first one could not write
+        pass
     world.raise_any(failure, f"{target} could not be written; the first process says why")
 
 
@@ -103,44 +104,86 @@ def whole_weights(network: nn.Module, is_main: bool) -> dict[str, Tensor]:
     gathered: dict[int, Tensor] = {}
     for tensor in named.values():
         if id(tensor) not in gathered:
-            full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-            gathered[id(tensor)] = full.detach().cpu().contiguous() if is_main else full.new_empty(0)
+            full = gather(tensor)
+            gathered[id(tensor)] = full.cpu().contiguous() if is_main else full.new_empty(0)
     return {name: gathered[id(tensor)] for name, tensor in named.items()} if is_main else {}
 
 
-def load_optimizer(folder: Path, model: PackedModel, optimizers: list[torch.optim.Optimizer], world: World) -> None:
-    """Put the moments of a checkpoint into optimizers that have not stepped yet, sharded as their parameters are.
+def gather(tensor: Tensor) -> Tensor:
+    """A tensor with the parts of all processes; a collective where it is parted."""
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach()
 
-    The first process reads the file and hands each tensor to the others. Every process must call it.
+
+def name_moments(model: PackedModel, optimizers: list[torch.optim.Optimizer]) -> dict[str, Tensor]:
+    """The optimizers' state as PARAMETER/KEY → tensor, by name: in one order in all processes."""
+    names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
+    kept = [item for optimizer in optimizers for item in optimizer.state.items()]
+    return dict(sorted((f"{names[p]}/{key}", tensor) for p, entry in kept for key, tensor in entry.items()))
+
+
+def write_tensors(path: Path, shapes: dict[str, torch.Size], tensors: Iterable[Tensor]) -> None:
+    """A safetensors file of fp32 tensors in the order of their names, one in memory at a time.
+
+    The format: the header's length in 8 bytes; the header, JSON with spaces behind it; then all numbers, row by row.
+    """
+    header, end = {}, 0
+    for name, shape in shapes.items():
+        begin, end = end, end + 4 * shape.numel()
+        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [begin, end]}
+    told = json.dumps(header, separators=(",", ":")).encode()
+    told += b" " * (-len(told) % 8)
+    with open(path, "wb") as file:
+        file.write(len(told).to_bytes(8, "little") + told)
+        for tensor in tensors:
+            assert tensor.dtype == torch.float32
+            file.write(tensor.reshape(-1).cpu().numpy().data)
+
+
+def load_optimizer(folder: Path, model: PackedModel, optimizers: list[torch.optim.Optimizer], world: World) -> None:
+    """Put the moments of a checkpoint into optimizers that have not stepped yet, parted as their parameters are.
+
+    Every process must call it.
     """
     path = folder / "optimizer.safetensors"
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    groups: list[dict[str, list[str]]] = []
-    kinds: dict[str, type[torch.optim.Optimizer]] = {}  # the optimizer of each parameter
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            groups.append({"params": [names[id(parameter)] for parameter in group["params"]]})
-            kinds.update(dict.fromkeys(groups[-1]["params"], type(optimizer)))
-    moments: dict[str, dict[str, Tensor]] = {}
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    kept = [(o, parameter) for o in optimizers for group in o.param_groups for parameter in group["params"]]
     failure: InputError | None = None
-    if world.is_main:
-        try:
-            with told_as(f"{path} cannot be read"):
-                stored = load_file(path)
-            for key, tensor in stored.items():
-                name, _, part = key.rpartition("/")
-                moments.setdefault(name, {})[part] = tensor
-            for name, kind in kinds.items():
-                if set(moments.get(name, ())) != STATE_KEYS[kind]:
+    try:
+        with told_as(f"{path} cannot be read"), safe_open(path, framework="pt") as stored:
+            there = set(stored.keys())
+            for optimizer, parameter in kept:
+                kind = type(optimizer)
+                keys = {key: f"{names[parameter]}/{key}" for key in STATE_KEYS[kind]}
+                if not there.issuperset(keys.values()):
                     raise InputError(
-                        f"{folder} holds no {kind.__name__} state for '{name}'; use init.carry_optimizer=false"
+                        f"{folder} holds no {kind.__name__} state for '{names[parameter]}'; use "
+                        "init.carry_optimizer=false"
                     )
-        except InputError as error:
-            failure = error
-    world.raise_any(failure, f"{path} cannot be taken over; the first process says why")
-    state = {"state": moments, "param_groups": groups} if world.is_main else {}
-    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=world.size > 1)
-    set_optimizer_state_dict(model, optimizers, state, options=options)  # type: ignore[arg-type]
+                optimizer.state[parameter] = {key: read_part(stored, name, parameter) for key, name in keys.items()}
+    except InputError as error:
+        failure = error
+    world.raise_any(failure, f"{path} cannot be taken over; another process says why")
+
+
+def read_part(stored: Any, name: str, parameter: nn.Parameter) -> Tensor:
+    """What an optimizer keeps for a parameter, as that is parted: of a tensor in rows, this process' own rows alone.
+
+    FSDP2 gives each process ceil(rows / processes) of them, as long as there are any:
+
+        7 rows, 4 processes → 0:2, 2:4, 4:6, 6:7
+    """
+    rows = stored.get_slice(name)
+    if not rows.get_shape():  # the number of updates
+        return stored.get_tensor(name).to(parameter.device)
+    assert tuple(rows.get_shape()) == parameter.shape, name
+    moment = torch.empty_like(parameter)
+    if not isinstance(moment, DTensor):
+        return moment.copy_(stored.get_tensor(name))
+    own = moment.to_local()
+    begin = moment.device_mesh.get_local_rank() * -(-len(parameter) // moment.device_mesh.size())
+    if len(own):
+        own.copy_(rows[begin : begin + len(own)])
+    return moment
 
 
 def read_checkpoint_manifest(folder: Path, *, check_files: bool = True) -> CheckpointManifest:
