@@ -86,7 +86,7 @@ def summarize(scores: ScoreSet) -> list[SummaryRow]:
                 num_cells=len(cells),
                 diverged=diverged,
                 missing=find_missing(scores, model, task),
-                num_degenerate=count_degenerate(chosen) if chosen else 0,
+                num_degenerate=table.num_degenerate if chosen and (table := chosen.examples.table) else 0,
                 spread=rate_spread(inside_RS, np.random.default_rng(0)) if num_scored > 1 else None,
                 chosen=chosen,
             )
@@ -106,11 +106,6 @@ def measure_signals(rows: Iterable[SummaryRow]) -> dict[str, Signal]:
         if signal is not None:
             found[task] = signal
     return found
-
-
-def count_degenerate(chosen: Selection) -> int:
-    table = chosen.examples.table
-    return 0 if table is None else table.num_degenerate
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,8 @@ class Overview:
 def make_overview(results: ResultSet, answer: str = "") -> Overview:
     """What stands first on a page of these results, which have their averages; with the answer, where it is known."""
     tables = tuple(wide_table(results, metric) for metric in results.metrics)
-    means = list(mean_scores(results, results.primary_metric).values())
+    by_model = scores_by_model(results, results.primary_metric).values()
+    means = [own["", ALL_TASKS] for own in by_model if ("", ALL_TASKS) in own]
     prices = tuple(list_prices(results))
     sentences = [answer] if answer else answer_sentences(results, means)
     return Overview(
@@ -64,55 +65,44 @@ def make_overview(results: ResultSet, answer: str = "") -> Overview:
     )
 
 
-def distinct_arms(results: ResultSet) -> list[ReportArm]:
-    """Every model once: one that stands in several comparisons is given for each of them."""
-    return list({arm.name: arm for arm in reversed(results.arms())}.values())[::-1]
-
-
 def rivals(arm: ReportArm) -> tuple[str | int, ...]:
     """Models with the same value are compared: one network, trained as long, decayed or not."""
     return arm.size, arm.pretrain_steps + arm.cpt_steps, "undecayed" if arm.setup == "efficiency" else ""
 
 
-def by_model(results: ResultSet, metric: str) -> dict[tuple[str, str, str], Result]:
-    """(model, family, dataset) → its score, whichever comparison it is from."""
-    return {(one.arm.name, one.family, one.dataset): one for one in results.results if one.metric == metric}
-
-
-def mean_scores(results: ResultSet, metric: str) -> dict[str, Result]:
-    """Name of a model → its mean over all tasks, where it has all that any model has."""
+def scores_by_model(results: ResultSet, metric: str) -> dict[str, dict[tuple[str, str], Result]]:
+    """Name of a model → (family, dataset) → its score; and ("", ALL_TASKS) → its mean over all tasks, where it has all
+    that any model has."""
     names = [(family, dataset) for family in results.families for dataset in results.datasets(family, metric)]
-    own = by_model(results, metric)
     found = {}
-    for arm in distinct_arms(results):
-        cells = [own.get((arm.name, *name)) for name in names]
-        known = [cell for cell in cells if cell is not None]
-        if known and len(known) == len(cells):
-            found[arm.name] = average(known) if len(known) > 1 else replace(known[0], dataset=AVERAGE)
+    for arm in results.models:
+        scored = [one for one in results.by_arm[arm.name] if one.metric == metric]
+        own: dict[tuple[str, str], Result] = {(one.family, one.dataset): one for one in scored}
+        known = [own[name] for name in names if name in own]
+        if known and len(known) == len(names):
+            own["", ALL_TASKS] = average(known) if len(known) > 1 else replace(known[0], dataset=AVERAGE)
+        found[arm.name] = own
     return found
 
 
 def wide_table(results: ResultSet, metric: str) -> ScoreTable:
     """A row for every model; columns are the mean over all tasks, then each family's mean and its tasks."""
     results = results.select(metric=metric)
-    means, own = mean_scores(results, metric), by_model(results, metric)
+    scores = scores_by_model(results, metric)
     columns: list[tuple[str, str]] = []  # family and dataset; no family: all tasks
     num_tasks = 0
     for family in results.families:
         names = results.datasets(family, metric)
         num_tasks += len(names)
         columns += [(family, name) for name in ([AVERAGE, *names] if len(names) > 1 else names)]
-    if num_tasks > 1 and means:
+    if num_tasks > 1 and any(("", ALL_TASKS) in own for own in scores.values()):
         columns.insert(0, ("", ALL_TASKS))
-
-    def find(arm: ReportArm, column: tuple[str, str]) -> Result | None:
-        return own.get((arm.name, *column)) if column[0] else means.get(arm.name)
 
     def describe(arm: ReportArm) -> tuple[str, ...]:
         steps = short_steps(arm.pretrain_steps + arm.cpt_steps)
         return arm.name, arm.size, steps, OBJECTIVE_NAMES[arm.objective], percent(arm.mask_percent)
 
-    rows = fill_rows(distinct_arms(results), columns, rivals, describe, find)
+    rows = fill_rows(results.models, columns, rivals, describe, lambda arm, column: scores[arm.name].get(column))
     # How far tasks tell models apart is a question about models that are compared: those of the largest block.
     ((largest, num_rivals),) = Counter(row.block for row in rows).most_common(1)
     signals: tuple[Signal | None, ...] = ()

@@ -108,8 +108,8 @@ def list_prices(results: ResultSet) -> list[PriceList]:
     another arm is left out: its compute lies beyond the ladder."""
     if not results.results:
         return []
-    arms = {arm.name: arm for arm in reversed(results.arms()) if arm.setup != "efficiency"}
-    trained = [arm for arm in reversed(arms.values()) if arm.objective != "none" and not arm.cpt_steps]
+    decayed = [arm for arm in results.models if arm.setup != "efficiency"]
+    trained = [arm for arm in decayed if arm.objective != "none" and not arm.cpt_steps]
     found = []
     for size in sizes_of(trained):
         own = [arm for arm in trained if arm.size == size]

@@ -21,7 +21,6 @@ from biphase.report.formats import (
     show_share,
     show_spread,
 )
-from biphase.report.signal import Signal
 from biphase.report.statistics import STABILITY_RATES, mean_interval
 from biphase.report.tables import show_signal
 
@@ -64,18 +63,12 @@ def print_summary(rows: Sequence[SummaryRow], broken: Sequence[BrokenScore] = ()
         if row.num_degenerate:
             seeds = f"{row.num_degenerate} of {show_count(len(row.seeds), 'seed')}"
             lines.append(f"degenerate: {names[row.model]} on {row.task} predicts the same for all with {seeds}")
-    lines += describe_signals(measure_signals(rows))
+    if signals := measure_signals(rows):
+        measured = ", ".join(f"{task} {show_signal(signal)}" for task, signal in signals.items())
+        lines.append(f"signal ÷ noise: {measured}; about 1 where models are equally good, (…) where nothing is decided")
+        lines += [f"{task} decides nothing here: {one.needs}" for task, one in signals.items() if one.needs]
     for line in (*lines, *(f"left out: {one.path} ({one.reason})" for one in broken)):
         console.out.print(line, markup=False)
-
-
-def describe_signals(signals: Mapping[str, Signal]) -> list[str]:
-    """How far each task tells models apart, in a line, and what it would take where it does not."""
-    if not signals:
-        return []
-    shown = ", ".join(f"{task} {show_signal(signal)}" for task, signal in signals.items())
-    lines = [f"signal ÷ noise: {shown}; about 1 where models are equally good, (…) where nothing is decided"]
-    return lines + [f"{task} decides nothing here: {one.needs}" for task, one in signals.items() if one.needs]
 
 
 def tabulate(

@@ -157,6 +157,11 @@ class ResultSet:
         return found
 
     @cached_property
+    def models(self) -> list[ReportArm]:
+        """Every model once: one that stands in several comparisons is given for each of them."""
+        return list({arm.name: arm for arm in reversed(self.arms())}.values())[::-1]
+
+    @cached_property
     def dataset_names(self) -> dict[tuple[str, str], list[str]]:
         """The datasets of each (family, metric), in the order in which they come; the average is none of them."""
         names: dict[tuple[str, str], dict[str, None]] = {}

@@ -203,7 +203,12 @@ def write_arm(study: Study, arm: UnresolvedArm, model: StartingModel, seed: int)
     The recipe's own seeds are those of the first pretraining seed; the others count on from there.
     """
     settings: dict[str, Any] = {}
-    for changes in (study.recipe, model.recipe, arm.group.recipe, *(nest(key, value) for key, value in arm.swept)):
+    swept = []
+    for key, value in arm.swept:  # `schedule.peak_lr` and 0.003 → {schedule: {peak_lr: 0.003}}
+        for part in reversed(key.split(".")):
+            value = {part: value}
+        swept.append(value)
+    for changes in (study.recipe, model.recipe, arm.group.recipe, *swept):
         taken = {"name", "init", "curriculum"} & changes.keys()
         if taken:
             raise InputError(
@@ -235,13 +240,6 @@ def write_arm(study: Study, arm: UnresolvedArm, model: StartingModel, seed: int)
         seed=seed,
         settings="-".join(label_settings(arm.swept)),
     )
-
-
-def nest(key: str, value: Any) -> dict[str, Any]:
-    """`schedule.peak_lr` and 0.003 → `{schedule: {peak_lr: 0.003}}`."""
-    for part in reversed(key.split(".")):
-        value = {part: value}
-    return dict(value)
 
 
 def with_seed(recipe: Recipe, seed: int, order: bool) -> Recipe:

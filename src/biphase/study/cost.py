@@ -5,7 +5,7 @@ are as good as the efficiency: where there is a run to measure, name its folder 
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -315,20 +315,8 @@ def group_cost(plan: Plan, group: str, sizes: Sizes, machine: Machine | None, pu
 
 def evaluation_cost(plan: Plan, sizes: Sizes, machine: Machine | None, published: Published | None) -> GroupCost:
     """The row of all fine-tunings."""
-    runs = {model.name: model.run for model in plan.models}
-    # Cells that differ in rate and seed alone cost the same: of the paper's 15,000, a few dozen differ.
-    per_cell = dict[Any, tuple[int, float, float]]()
-    steps, tokens, flops = 0, 0.0, 0.0
-    for cell in plan.cells:
-        shape = sizes.shapes[runs[cell.model]]
-        context = plan.runs[runs[cell.model]].recipe.data.max_sample_tokens
-        key = (shape, cell.task, cell.evaluates, context)
-        if key not in per_cell:
-            per_cell[key] = cell_cost(shape, cell.task, cell.evaluates, cell.config, context)
-        cell_steps, cell_tokens, cell_flops = per_cell[key]
-        steps += cell_steps
-        tokens += cell_tokens
-        flops += cell_flops
+    columns = zip(*cell_costs(plan, sizes), strict=True)
+    steps, tokens, flops = map(sum, columns) if plan.cells else (0, 0.0, 0.0)
     hours = machine.device_hours(flops) if machine else None
     return GroupCost("evaluation", len(plan.models), steps, steps, tokens, flops, hours, published)
 
@@ -341,6 +329,20 @@ TYPICAL_SIZES: dict[Family, TaskSize] = {
     "retrieval": TaskSize(train_examples=100_000, example_tokens=120, evaluated_tokens=1_000_000),
 }
 """The sizes that are assumed of tasks that do not say theirs."""
+
+
+def cell_costs(plan: Plan, sizes: Sizes | None) -> Iterator[tuple[int, float, float]]:
+    """Updates, tokens and FLOPs of every cell, in the order of the plan; no FLOPs without sizes."""
+    runs = {model.name: plan.runs[model.run] for model in plan.models}
+    # Cells that differ in rate and seed alone cost the same: of the paper's 15,000, a few dozen differ.
+    known = dict[Any, tuple[int, float, float]]()
+    for cell in plan.cells:
+        run = runs[cell.model]
+        shape, context = sizes.shapes[run.name] if sizes else None, run.recipe.data.max_sample_tokens
+        key = (shape, cell.task, cell.evaluates, context)
+        if key not in known:
+            known[key] = cell_cost(shape, cell.task, cell.evaluates, cell.config, context)
+        yield known[key]
 
 
 def cell_cost(

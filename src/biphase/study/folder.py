@@ -6,8 +6,9 @@ A trained run has a record in `trained`, a scored cell its folder in `scores`. B
 plan asks for: the record by a key of the recipe and of all recipes behind it, the cell by weights and settings.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from biphase.errors import InputError
 from biphase.files import content_hash, read_json_as, write_text
 from biphase.finetuning.config import PLACEMENT, PROTOCOL, FinetuneConfig, settle_config
 from biphase.finetuning.models import identify
-from biphase.finetuning.scores import ScoreSet, read_scores
+from biphase.finetuning.scores import Score, ScoreSet, read_scores
 from biphase.run import Run, open_run, read_metrics, whole_steps
 from biphase.study.plan import Checkpoint, Plan, StudyCell
 from biphase.study.spec import EMBED, Study
@@ -226,12 +227,20 @@ def status(plan: Plan, folder: StudyFolder, state: StudyState) -> tuple[list[Sta
     cells: dict[str, list[str]] = {}
     for cell in plan.cells:
         cells.setdefault(cell.task, []).append(cell.name)
-    lines = [training_status(plan, folder, state, failed)]
+    # Of the training, time left is that of the steps left, as long as those of the complete runs took on average.
+    started = {name: logged_steps(folder, name) for name in plan.runs if name not in state.trained}
+    steps_left = sum(plan.runs[name].steps - steps for name, steps in started.items())
+    steps = sum(plan.runs[name].steps for name in state.trained)
+    seconds = sum(state.records[name].seconds for name in state.trained)
+    left = seconds / max(steps, 1) * steps_left if state.trained else None
+    num_running, num_failed = sum(map(bool, started.values())), sum(train_name(name) in failed for name in plan.runs)
+    lines = [StatusLine("train", len(state.trained), num_running, num_failed, len(plan.runs), left)]
     for task, names in cells.items():
         num_done, num_failed = (len(some.intersection(names)) for some in (state.scored, failed))
         left = None
-        if measured := spent.get(task):
-            left = sum(one.seconds for one in measured) / len(measured) * (len(names) - num_done)
+        if task in spent:
+            num, _, seconds = spent[task]
+            left = seconds / num * (len(names) - num_done)
         lines.append(StatusLine(task, num_done, 0, num_failed, len(names), left))
     return lines, failures
 
@@ -249,22 +258,6 @@ def seed_progress(plan: Plan, state: StudyState) -> list[str]:
     return lines
 
 
-def training_status(plan: Plan, folder: StudyFolder, state: StudyState, failed: set[str]) -> StatusLine:
-    """Time left is that of the steps left, as long as those of the complete runs took on average."""
-    started = {name: logged_steps(folder, name) for name in plan.runs if name not in state.trained}
-    steps_left = sum(plan.runs[name].steps - steps for name, steps in started.items())
-    steps = sum(plan.runs[name].steps for name in state.trained)
-    seconds = sum(state.records[name].seconds for name in state.trained)
-    return StatusLine(
-        name="train",
-        done=len(state.trained),
-        running=sum(steps > 0 for steps in started.values()),
-        failed=sum(train_name(name) in failed for name in plan.runs),
-        total=len(plan.runs),
-        seconds_left=seconds / max(steps, 1) * steps_left if state.trained else None,
-    )
-
-
 def logged_steps(folder: StudyFolder, run: str) -> int:
     """Steps of a run that is not finished, by its log; 0 when it has not begun."""
     folders = [path for path in folder.runs.glob(f"{run}-????????") if (path / "config.yaml").exists()]
@@ -272,21 +265,18 @@ def logged_steps(folder: StudyFolder, run: str) -> int:
     return max((rows[-1]["step"] for rows in records if rows), default=0)
 
 
-@dataclass(frozen=True)
-class CellCost:
-    """One training and all its evaluations."""
-
-    steps: int
-    seconds: float
-
-
-def measure_cells(scores: Mapping[str, ScoreSet]) -> dict[str, list[CellCost]]:
-    """What finished cells took, by the task that they are trained on; `scores` by model."""
-    spent: dict[str, dict[tuple[str, float, int], CellCost]] = {}
+def measure_cells(scores: Mapping[str, ScoreSet]) -> dict[str, tuple[int, int, float]]:
+    """How many cells are finished, their steps and seconds, by the task that they are trained on; `scores` by model."""
+    # Tasks that share a training say its steps and seconds each; they count once.
+    cells: dict[str, dict[tuple[str, float, int], Score]] = {}
+    evaluated: dict[str, float] = defaultdict(float)
     for model, found in scores.items():
         for score in found.scores:
-            cells = spent.setdefault(score.trained_on, {})
-            key = (model, score.config.learning_rate, score.config.seed)
-            trained = cells.get(key, CellCost(score.num_steps, score.seconds["train"]))
-            cells[key] = replace(trained, seconds=trained.seconds + score.seconds["evaluate"])
-    return {task: list(cells.values()) for task, cells in spent.items()}
+            point = (model, score.config.learning_rate, score.config.seed)
+            cells.setdefault(score.trained_on, {}).setdefault(point, score)
+            evaluated[score.trained_on] += score.seconds["evaluate"]
+    spent = {}
+    for task, own in cells.items():
+        seconds = evaluated[task] + sum(score.seconds["train"] for score in own.values())
+        spent[task] = (len(own), sum(score.num_steps for score in own.values()), seconds)
+    return spent

@@ -111,10 +111,8 @@ def list_costs(plan: Plan, state: StudyState) -> list[dict[str, object]]:
         seconds = sum(record.seconds for record in state.records.values())
         steps, tokens = (sum(getattr(plan.runs[name], what) for name in state.records) for what in ("steps", "tokens"))
         spent.append(("pretraining", len(state.records), steps, f"{tokens:,}", seconds))
-    for task, cells in measure_cells(state.scores).items():
-        steps = sum(cell.steps for cell in cells)
-        seconds = sum(cell.seconds for cell in cells)
-        spent.append((f"fine-tuning and evaluation: {task}", len(cells), steps, "", seconds))
+    for task, (num, steps, seconds) in measure_cells(state.scores).items():
+        spent.append((f"fine-tuning and evaluation: {task}", num, steps, "", seconds))
     columns = ("stage", "units", "steps", "tokens", "worker time")
     return [dict(zip(columns, (*row[:4], duration(row[4])), strict=True)) for row in spent]
 

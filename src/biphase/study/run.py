@@ -15,7 +15,7 @@ from biphase.engine.scheduler import Failure, run_batch
 from biphase.engine.units import Unit
 from biphase.errors import InputError
 from biphase.run import drop_step, open_run
-from biphase.study.cost import cell_cost, measure_sizes
+from biphase.study.cost import cell_costs, measure_sizes
 from biphase.study.folder import (
     StudyFolder,
     StudyState,
@@ -93,10 +93,9 @@ def measure_units(state: StudyState, units: Mapping[str, Unit]) -> dict[str, tup
     costs: dict[str, list[float]] = {}
     for name in state.scored & units.keys():
         costs.setdefault(units[name].kind, []).append(units[name].cost)
-    for kind, cells in measure_cells(state.scores).items():
+    for kind, (num, _, seconds) in measure_cells(state.scores).items():
         if kind in costs:
-            mean = sum(cell.seconds for cell in cells) / len(cells)
-            spent[kind] = (mean * len(costs[kind]), sum(costs[kind]))
+            spent[kind] = (seconds / num * len(costs[kind]), sum(costs[kind]))
     return {kind: values for kind, values in spent.items() if values[1]}
 
 
@@ -196,17 +195,12 @@ def estimate_costs(plan: Plan) -> dict[str, float]:
         sizes = measure_sizes(plan)
     except InputError:  # cells do without the shards, which say how large the vocabulary is
         sizes = None
-    runs = {model.name: plan.runs[model.run] for model in plan.models}
     has_flops = sizes is not None and None not in sizes.shapes.values()
     costs: dict[str, float] = {}
     for run in plan.runs.values():
         flops = sum(sizes.flops(run).values()) if sizes is not None else 0.0
         costs[train_name(run.name)] = flops if has_flops else float(run.tokens)
-    for cell in plan.cells:
-        run = runs[cell.model]
-        shape = sizes.shapes[run.name] if sizes is not None else None
-        context = run.recipe.data.max_sample_tokens
-        _, tokens, flops = cell_cost(shape, cell.task, cell.evaluates, cell.config, context)
+    for cell, (_, tokens, flops) in zip(plan.cells, cell_costs(plan, sizes), strict=True):
         costs[cell.name] = flops if has_flops else tokens
     return costs
 

@@ -220,37 +220,31 @@ def make_runs(paths: Mapping[str, ArmPath], evaluated: Iterable[tuple[str, int]]
         kept[run].add(step)
     runs: dict[str, PlannedRun] = {}
     for name, path in own.items():
-        parent_key = runs[path.parent].key if path.parent else None
-        runs[name] = make_run(path, tuple(sorted(kept[name])), parent_key)
+        arm, recipe = path.arm, path.arm.recipe
+        init, schedule, steps = recipe.init, recipe.schedule, tuple(sorted(kept[name]))
+        if path.first > path.origin:
+            # A branch: the warm-up lies behind it, and it goes on as if it had never left the trunk.
+            init = Init(checkpoint=f"{path.parent}@{path.first}", carry_optimizer=True)
+            schedule = schedule.model_copy(update={"warmup_steps": 0})
+        elif path.parent is not None:
+            # The beginning of an arm that continues another one: with its own warm-up, and moments if it asks for them.
+            init = Init(checkpoint=f"{path.parent}@{path.first}", carry_optimizer=init.carry_optimizer)
+        checkpoints = recipe.checkpoints.model_copy(update={"keep": tuple(step - path.first for step in steps)})
+        curriculum = phases_between(recipe.curriculum, path.first - path.origin, path.last - path.origin)
+        changes = {"init": init, "schedule": schedule, "curriculum": curriculum, "checkpoints": checkpoints}
+        own_recipe = Recipe.model_validate(recipe.model_copy(update=changes).model_dump())
+        runs[name] = PlannedRun(
+            name=arm.name,
+            group=arm.group,
+            model=arm.model,
+            parent=path.parent,
+            first=path.first,
+            last=path.last,
+            kept=steps,
+            recipe=own_recipe,
+            key=content_hash([weights_tree(own_recipe), runs[path.parent].key if path.parent else None]),
+        )
     return runs
-
-
-def make_run(path: ArmPath, kept: tuple[int, ...], parent_key: str | None) -> PlannedRun:
-    """The run that trains a path from `first` to `last`."""
-    arm, recipe = path.arm, path.arm.recipe
-    init, schedule = recipe.init, recipe.schedule
-    if path.first > path.origin:
-        # A branch: the warm-up lies behind it, and it goes on as if it had never left the trunk.
-        init = Init(checkpoint=f"{path.parent}@{path.first}", carry_optimizer=True)
-        schedule = schedule.model_copy(update={"warmup_steps": 0})
-    elif path.parent is not None:
-        # The beginning of an arm that continues another one: with the warm-up and the moments that the arm asks for.
-        init = Init(checkpoint=f"{path.parent}@{path.first}", carry_optimizer=init.carry_optimizer)
-    checkpoints = recipe.checkpoints.model_copy(update={"keep": tuple(step - path.first for step in kept)})
-    curriculum = phases_between(recipe.curriculum, path.first - path.origin, path.last - path.origin)
-    changes = {"init": init, "schedule": schedule, "curriculum": curriculum, "checkpoints": checkpoints}
-    run = Recipe.model_validate(recipe.model_copy(update=changes).model_dump())
-    return PlannedRun(
-        name=arm.name,
-        group=arm.group,
-        model=arm.model,
-        parent=path.parent,
-        first=path.first,
-        last=path.last,
-        kept=kept,
-        recipe=run,
-        key=content_hash([weights_tree(run), parent_key]),
-    )
 
 
 def cut_phases(phases: tuple[Phase, ...], steps: Collection[int]) -> Iterator[tuple[int, int, Phase]]:
