@@ -9,7 +9,7 @@ import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -216,7 +216,9 @@ def settings_of(score: Score) -> dict[str, str]:
     return as_text(score.config) | own
 
 
+@cache
 def as_text(config: FinetuneConfig) -> dict[str, str]:
+    """Cached, because thousands of cells have a few hundred configurations."""
     given = config.model_dump(mode="json")
     defaults = {key: field.default for key, field in FinetuneConfig.model_fields.items() if key not in NO_SETTING}
     return {key: str(given.get(key, default)) for key, default in defaults.items()}

@@ -72,10 +72,9 @@ def mean_interval(values: ArrayLike, method: Literal["t", "normal"] = "t") -> In
 def seed_weights(pretraining_seeds: Sequence[int], num: int) -> np.ndarray:
     """[R, num] weights that make of samples what can be repeated independently, and so what an interval is over: the
     mean of each pretraining seed's samples, lowest seed first; the samples themselves where all are of one."""
-    kinds_R = np.unique(pretraining_seeds)
-    if len(kinds_R) < 2:
+    if len(set(pretraining_seeds)) < 2:
         return np.eye(num)
-    chosen = (np.array(pretraining_seeds) == kinds_R[:, None]).astype(np.float64)
+    chosen = (np.array(pretraining_seeds) == np.unique(pretraining_seeds)[:, None]).astype(np.float64)
     return np.asarray(chosen / chosen.sum(axis=1, keepdims=True))
 
 

@@ -167,9 +167,8 @@ def read_state(plan: Plan, folder: StudyFolder) -> StudyState:
         read, current, seen = read_scores(folder.scores(model.name)), [], set[ScoreKey]()
         for score in read.scores:
             # It may have been asked for with its precision, or with whatever the machine has units for.
-            configs = (score.config, score.config.model_copy(update={"precision": "auto"}))
-            is_embedded = score.trained_on.startswith(EMBED)
-            own = {score_key(f"{score.trained_on} {score.task}" if is_embedded else score.task, c) for c in configs}
+            name = f"{score.trained_on} {score.task}" if score.trained_on.startswith(EMBED) else score.task
+            own = {score_key(name, score.config), score_key(name, score.config, "auto")}
             if (score.model_hash, score.protocol) == (fingerprint.hash, PROTOCOL) and own & asked:
                 current.append(score)
                 seen |= own
@@ -181,8 +180,13 @@ def read_state(plan: Plan, folder: StudyFolder) -> StudyState:
     return StudyState(scores, records, trained, scored)
 
 
-ScoreKey = tuple[str, str]
-"""A task, and a hash of what decides a result on it."""
+ScoreKey = tuple[str, str, str]
+"""A task, and a precision and a hash of what else decides a result on it."""
+
+
+def score_key(task: str, settled: FinetuneConfig, precision: str = "") -> ScoreKey:
+    """With the precision that the settings say, unless another one is given."""
+    return task, precision or settled.precision, hash_settings(settled)
 
 
 def keys_of_cell(cell: StudyCell, max_length: int) -> set[ScoreKey]:
@@ -198,9 +202,9 @@ def keys_of_cell(cell: StudyCell, max_length: int) -> set[ScoreKey]:
 
 
 @cache
-def score_key(task: str, settled: FinetuneConfig) -> ScoreKey:
+def hash_settings(settled: FinetuneConfig) -> str:
     """Cached, because all models of a study are evaluated with the same few hundred settings."""
-    return task, content_hash(settled.model_dump(mode="json", exclude=PLACEMENT))
+    return content_hash(settled.model_dump(mode="json", exclude=PLACEMENT | {"precision"}))
 
 
 # Status
