@@ -256,18 +256,16 @@ def estimate(plan: Plan, machine: Machine | None = None) -> Estimate:
         peak = f"{machine.peak_flops / 1e12:,.4g} TFLOP/s"
         assumptions.append(f"{machine.name}: {peak}, {machine.efficiency:.0%} of them used, {machine.source}")
     if plan.cells:
-        rows.append(evaluation_cost(plan, sizes, machine, published.get("evaluation")))
+        steps, tokens, flops = map(sum, zip(*cell_costs(plan, sizes), strict=True))
+        hours = machine.device_hours(flops) if machine else None
+        told = published.get("evaluation")
+        rows.append(GroupCost("evaluation", len(plan.models), steps, steps, tokens, flops, hours, told))
         assumptions.append("fine-tuning: rounded sizes of the tasks' published data, at the same efficiency")
     assumptions += list_memory(plan, sizes)
-    first_seed = None
-    if plan.num_seeds > 1:
-        first = plan.of_first_seed
-        trained = sum(flops for run in first.runs.values() for flops in sizes.flops(run).values())
-        first_seed = trained + evaluation_cost(first, sizes, None, None).flops
     return Estimate(
         machine=machine,
         groups=tuple(rows),
-        first_seed_flops=first_seed,
+        first_seed_flops=estimate(plan.of_first_seed).flops if plan.num_seeds > 1 else None,
         flops_by_objective=spent,
         disk=count_disk(plan, sizes),
         unknown=tuple(name for name, shape in sizes.shapes.items() if shape is None),
@@ -311,14 +309,6 @@ def group_cost(plan: Plan, group: str, sizes: Sizes, machine: Machine | None, pu
     tokens = float(sum(run.tokens for run in runs))
     hours = machine.device_hours(flops) if machine else None
     return GroupCost(group, len(arms), steps_alone, steps, tokens, float(flops), hours, published)
-
-
-def evaluation_cost(plan: Plan, sizes: Sizes, machine: Machine | None, published: Published | None) -> GroupCost:
-    """The row of all fine-tunings."""
-    columns = zip(*cell_costs(plan, sizes), strict=True)
-    steps, tokens, flops = map(sum, columns) if plan.cells else (0, 0.0, 0.0)
-    hours = machine.device_hours(flops) if machine else None
-    return GroupCost("evaluation", len(plan.models), steps, steps, tokens, flops, hours, published)
 
 
 TYPICAL_SIZES: dict[Family, TaskSize] = {
