@@ -1,5 +1,6 @@
 """Linear probes and few shots: settings of any task."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from sklearn.linear_model import LogisticRegression
 
 from biphase.config import parse_config
 from biphase.errors import InputError
+from biphase.finetuning import fit as fit_module
+from biphase.finetuning import probe
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.encoders import Encoder
 from biphase.finetuning.encoding_cache import encode_source
@@ -56,6 +59,27 @@ def test_a_probe_is_logistic_regression_on_the_means_of_tokens(
     ours = predict_split(network, encoded.splits["train"], cell).argmax(-1)
     assert (ours == gold).mean() >= (regression.predict(features["train"].numpy()) == gold).mean() - 0.1
     assert training.num_steps == 60
+
+
+@pytest.mark.parametrize("task", ["snli", "wnut17"])
+def test_features_are_made_once_and_give_what_the_frozen_encoder_gives(
+    task: str, encoder: Encoder, model_folder: Path, data_dirs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cells of other rates and seeds encode nothing, and a cell alone has the same score to the last bit."""
+    settings = {"frozen": True, "learning_rate": 0.1, "epochs": 3, "batch_size": 8, "head_dropout": 0.0}
+    cell = make_cell(task, **settings)
+    fit = partial(fit_cell, str(model_folder), task, data_dir=data_dirs[task])
+    probe.kept.clear()
+    alone = fit(cell.config)
+    with monkeypatch.context() as patch:
+        patch.setattr(probe, "evaluation_batches", lambda *_: pytest.fail("encoded again"))
+        fit(cell.config.model_copy(update={"learning_rate": 0.01, "seed": 1}))
+        again = fit(cell.config)
+    assert again.metrics == alone.metrics and again.final_loss == alone.final_loss
+    monkeypatch.setattr(fit_module, "look_up_tasks", lambda _, tasks, __: (None, tasks))
+    slow = fit(cell.config)
+    assert slow.final_loss == pytest.approx(alone.final_loss, rel=1e-4)
+    assert slow.metrics["test"] == pytest.approx(alone.metrics["test"], abs=0.1)
 
 
 @pytest.mark.parametrize("task", ["wnut17", "squad_v2"])

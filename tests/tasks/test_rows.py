@@ -186,3 +186,23 @@ def test_what_yaml_makes_of_yes_and_no(tmp_path: Path) -> None:
     path.write_text(f'name: mine\n{kind}template: "{{a}}"\nclasses: [yes, no]\n')
     with pytest.raises(InputError, match="quote them"):
         find_task(str(path))
+
+
+def test_mldr_as_published(tmp_path: Path) -> None:
+    """Queries with their passages a line, documents by `docid`; lists of texts, as PubMedQA has them, are texts."""
+    for split, first in (("train", 0), ("test", 6)):
+        rows = [
+            {"query_id": f"q{n}", "query": f"what is {n}", "positive_passages": [{"docid": f"d{n}", "text": f"it {n}"}]}
+            for n in range(first, first + 6)
+        ]
+        (tmp_path / f"{split}.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    documents = [{"docid": f"d{n}", "text": [f"it is {n}", "so"]} for n in range(12)]
+    (tmp_path / "corpus.jsonl").write_text("\n".join(json.dumps(row) for row in documents))
+    layout = FileLayout(format="mldr", train="train.jsonl", test="test.jsonl")
+    task = Task(name="long", family="retrieval", metric="ndcg_at_10", files=(layout,))
+    data = load_examples(find_source(task, tmp_path), judged_only=False)
+    assert data.documents["d3"] == "it is 3 so" and data.queries["q7"] == "what is 7"  # type: ignore[union-attr]
+    assert data.relevance["test"]["q7"] == {"d7": 1} and len(data.train) == 3  # type: ignore[union-attr]
+    (tmp_path / "test.jsonl").write_text('{"query_id": "q1"}')
+    with pytest.raises(InputError, match="not MLDR's form, lines of query_id"):
+        load_examples(find_source(task, tmp_path), judged_only=False)

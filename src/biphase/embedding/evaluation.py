@@ -107,15 +107,12 @@ def score_bm25(judged: Judged) -> dict[str, float]:
 def retrieval_scores(judged: Judged, ranked: dict[str, dict[str, float]]) -> Judgement:
     """NDCG, MRR and recall, trec_eval's; and the share of right documents that are among the first ten."""
     means, by_query = ranking_scores(judged.relevance, ranked)
-    scores = {name: means[name] for name in ("ndcg_at_10", "mrr_at_10", "recall_at_100")}
-    recalls, rows = [], []
-    for query, grades in judged.relevance.items():
-        right = {document for document, grade in grades.items() if grade > 0}
+    rows = []
+    for query in judged.relevance:
         hits = sorted(ranked.get(query, {}).items(), key=lambda hit: -hit[1])[:10]
         best = [document for document, _ in hits]
-        recalls.append(len(right.intersection(best)) / len(right) if right else 0.0)
         rows.append({"id": query, "predicted": best, "score": by_query["ndcg_at_10"][query]})
-    return scores | {"recall_at_10": float(np.mean(recalls))}, rows
+    return {name: means[name] for name in ("ndcg_at_10", "mrr_at_10", "recall_at_10", "recall_at_100")}, rows
 
 
 def to_mteb(name: str, scores: dict[str, float], kind: str) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from biphase.corpus.text import find_text_sources, read_documents
 from biphase.embedding.recipe import PairSource
 from biphase.errors import InputError
 from biphase.files import content_hash, file_hash
+from biphase.tasks.examples import score_number
 from biphase.tasks.rows import FORMATS, SAVED, read_any_file
 from biphase.tasks.sources import pin_commit, read_hub
 from biphase.tasks.spec import FileLayout, Hub, Splits
@@ -138,10 +139,7 @@ def check_text(place: str, column: str, value: Any) -> str:
 
 
 def check_score(place: str, column: str, value: Any) -> float:
-    try:
-        score = float(value)
-    except (TypeError, ValueError):
-        raise InputError(f"{place}: '{column}' is {value!r}, not a number") from None
+    score = score_number(place, column, value)
     if not 0 <= score <= 5:
         raise InputError(f"{place}: '{column}' is {value}: scores are from 0 to 1, or from 0 to 5")
     return score

@@ -21,9 +21,10 @@ from biphase.files import locked, whole_folder, write_json
 from biphase.finetuning.batches import CellContext
 from biphase.finetuning.cells import CellPlan, DataDirs, plan_cells
 from biphase.finetuning.config import FinetuneConfig
-from biphase.finetuning.encoders import check_length, load_encoder
+from biphase.finetuning.encoders import check_length, copy_backbone, load_encoder
 from biphase.finetuning.encoding_cache import load_encoded, load_inputs
 from biphase.finetuning.keep import check_keepable, keep_network
+from biphase.finetuning.probe import look_up_tasks
 from biphase.finetuning.scores import Score, read_score
 from biphase.finetuning.training import SplitRows, build_network, evaluate_cell, train_network
 from biphase.tasks.spec import find_task
@@ -146,12 +147,15 @@ def run_cells(
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(config.seed)
         cell = CellContext(source.task, config, device, dtype)
-        network = build_network(encoder, cell, [trained, *evaluated]).to(device)
-        training = train_network(network, trained, cell)
+        counted = trained.splits["train"]
+        table, (trained, *evaluated) = look_up_tasks(encoder, [trained, *evaluated], cell)
+        network: Any = build_network(encoder, cell, [trained, *evaluated], table).to(device)
+        training = train_network(network, trained, cell, counted)
     # 4. Predictions and scores, task by task.
     for plan, encoded in zip(plans, evaluated, strict=True):
         cell = CellContext(plan.task, config, device, dtype)
         score, predictions = evaluate_cell(network, encoded, training, plan, cell, encoder, label or encoder.name)
         yield score, training.losses, predictions
         if keep is not None and not score.diverged:
+            network.backbone = network.backbone if table is None else copy_backbone(encoder.backbone, [])
             keep_network(network, encoder, cell, keep, score.headline(), encoded.splits["test"])

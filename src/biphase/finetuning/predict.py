@@ -30,6 +30,7 @@ from biphase.finetuning.families import (
     token_classification,
 )
 from biphase.finetuning.keep import AUTO_CLASSES, RECORD, KeptRecord
+from biphase.finetuning.metrics.classification import find_entities
 from biphase.finetuning.models import find_folder
 from biphase.tasks.examples import (
     LabelledText,
@@ -263,18 +264,13 @@ def tag_words(predicting: Predicting, rows: Sequence[PlacedRow]) -> Iterator[Row
 
 def spans_of_tags(words: Sequence[str], tags: Sequence[str], probabilities: Sequence[float]) -> list[Row]:
     """The entities of IOB2 tags, from and up to a word; a stray I- begins one, as conlleval reads it."""
-    begins = [
-        tag != "O" and (tag[0] == "B" or at == 0 or tags[at - 1][1:] != tag[1:] or tags[at - 1] == "O")
-        for at, tag in enumerate(tags)
-    ]
+    labels, numbers_U = np.unique(tags, return_inverse=True)
     spans = []
-    for begin in (at for at, is_begin in enumerate(begins) if is_begin):
-        end = begin + 1
-        while end < len(tags) and tags[end] != "O" and not begins[end]:
-            end += 1
-        mean = round(float(np.mean(probabilities[begin:end])), 5)
-        text = " ".join(words[begin:end])
-        spans.append({"label": tags[begin][2:], "start": begin, "end": end, "text": text, "probability": mean})
+    for entity in find_entities(numbers_U, np.array([0, len(tags)]), labels.tolist())[0].tolist():
+        begin, last = divmod(entity // len(labels), len(tags))
+        mean = round(float(np.mean(probabilities[begin : last + 1])), 5)
+        text = " ".join(words[begin : last + 1])
+        spans.append({"label": tags[begin][2:], "start": begin, "end": last + 1, "text": text, "probability": mean})
     return spans
 
 

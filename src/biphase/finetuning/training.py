@@ -17,7 +17,7 @@ from biphase.finetuning.batches import CellContext, training_order
 from biphase.finetuning.cells import CellPlan
 from biphase.finetuning.config import EVALUATED_SPLITS, PROTOCOL, FinetuneConfig
 from biphase.finetuning.encoders import Encoder, copy_backbone
-from biphase.finetuning.encoding import EncodedTask
+from biphase.finetuning.encoding import EncodedSplit, EncodedTask
 from biphase.finetuning.families import module_of
 from biphase.finetuning.scores import Score
 from biphase.tasks.drawing import draw_indices, draw_shots
@@ -42,22 +42,29 @@ class TrainingResult:
         return float(np.mean(tail)) if self.diverged_at is None else None
 
 
-def build_network(encoder: Encoder, cell: CellContext, tasks: Sequence[EncodedTask[Any]]) -> nn.Module:
-    """A copy of the encoder for the texts of some tasks (none: for any text), with a new head.
+def build_network(
+    encoder: Encoder, cell: CellContext, tasks: Sequence[EncodedTask[Any]], table: nn.Module | None = None
+) -> nn.Module:
+    """A copy of the encoder for the texts of some tasks (none: for any text), or a table of features, with a new head.
 
     Random weights come from torch's generator.
     """
     splits = [split for encoded in tasks for split in encoded.splits.values()]
     texts = [texts for split in splits for texts in split.all_texts]
-    backbone = copy_backbone(encoder.backbone, texts, cell.config.weights)
+    backbone = copy_backbone(encoder.backbone, texts, cell.config.weights) if table is None else table
     network: Any = module_of(cell.task.family, cell.config).build_model(backbone, cell)
     if cell.config.frozen:
         network.backbone.requires_grad_(False)
     return network.to(torch.bfloat16) if cell.config.weight_dtype == "bf16" else network
 
 
-def train_network(network: nn.Module, encoded: EncodedTask[Any], cell: CellContext) -> TrainingResult:
-    """Update `network` in place. Stops early only when a loss or a gradient is not finite."""
+def train_network(
+    network: nn.Module, encoded: EncodedTask[Any], cell: CellContext, counted: EncodedSplit | None = None
+) -> TrainingResult:
+    """Update `network` in place. Stops early only when a loss or a gradient is not finite.
+
+    `counted` has the tokens that are counted, where those of `encoded` are numbers of features.
+    """
     # 1. What is trained on, and for how long: all examples or a subset, `max_steps` or some epochs.
     config, family, split = cell.config, module_of(cell.task.family, cell.config), encoded.splits["train"]
     if config.shots is None:
@@ -92,7 +99,7 @@ def train_network(network: nn.Module, encoded: EncodedTask[Any], cell: CellConte
             optimizer.step()
             optimizer.zero_grad()
             unseen.append(torch.stack([loss.float(), norm.float()]))
-            num_tokens += split.count_tokens(items[indices])
+            num_tokens += (counted or split).count_tokens(items[indices])
             if len(unseen) == 25 or step + 1 == num_steps:
                 diverged_at = append_losses(losses, unseen)
                 progress.advance(len(unseen), f"loss {losses[-1]:.3f}" if losses else "")

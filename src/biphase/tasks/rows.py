@@ -7,7 +7,7 @@ are opened out of .zst and .gz; nothing is unpickled.
 import csv
 import itertools
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -57,18 +57,13 @@ def read_file(task: Task, layout: FileLayout, path: Path, form: Format | None) -
             return read_quoted(path, layout, "\t") if layout.quotes else read_tsv(path, layout)
         case "csv":
             return read_quoted(path, layout, None)
-        case "json":
-            return read_json_rows(path)
-        case "parquet":
-            return read_arrow_table(path)
         case "squad":
             return read_squad(path, read_json_file(path))
-        case "record":
-            return read_record(path)
-        case "trec":
-            return read_trec(path)
         case "columns" | "conllu":
             return read_columns(path, task, layout, is_conllu=form == "conllu")
+    readers: dict[Format, Callable[[Path], Rows]] = {"json": read_json_rows, "parquet": read_arrow_table}
+    readers |= {"record": read_record, "trec": read_trec, "mldr": read_mldr}
+    return readers[form](path)
 
 
 def read_any_file(path: Path, layout: FileLayout | None = None) -> Iterator[tuple[str, Row]]:
@@ -194,6 +189,23 @@ def read_trec(path: Path) -> Rows:
             yield f"{path}:{number}", {"query-id": fields[0], "corpus-id": fields[2], "score": fields[3]}
         elif fields:
             raise InputError(f"{path}:{number}: {len(fields)} fields where TREC has query, 0, document and grade")
+
+
+def read_mldr(path: Path, part: str = "judgements") -> Rows:
+    """MLDR's form: lines of documents (`corpus`), or of a query with its passages: as `queries`, else as judgements."""
+    for number, line, _ in read_json_lines(path):
+        place = f"{path}:{number}"
+        try:
+            if part == "corpus":
+                yield place, {"_id": line["docid"], "text": line["text"]}
+            elif part == "queries":
+                yield place, {"_id": line["query_id"], "text": line["query"]}
+            else:
+                for passage in line["positive_passages"]:
+                    yield place, {"query-id": line["query_id"], "corpus-id": passage["docid"], "score": 1}
+        except (KeyError, TypeError):
+            wanted = "docid, text" if part == "corpus" else "query_id, query, positive_passages (docid)"
+            raise InputError(f"{place}: not MLDR's form, lines of {wanted}") from None
 
 
 def read_json_rows(path: Path) -> Rows:

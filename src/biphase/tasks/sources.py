@@ -16,7 +16,7 @@ from biphase.config import BUNDLED
 from biphase.corpus.readers import CODECS
 from biphase.errors import InputError, first_line, nearest
 from biphase.files import content_hash, file_hash
-from biphase.tasks.rows import SAVED, Row, Rows, read_file, rows_of_dataset
+from biphase.tasks.rows import SAVED, Row, Rows, read_file, read_mldr, rows_of_dataset
 from biphase.tasks.spec import TASK_SPLITS, FileLayout, Hub, Task, TaskSplit, find_task, named_splits, test_names
 
 HUB = Path("hub")
@@ -152,7 +152,10 @@ def column(source: TaskSource, place: str, row: Row, name: str) -> Any:
 
 
 def text_column(source: TaskSource, place: str, row: Row, name: str) -> str:
+    """A column's text; a list of texts, as PubMedQA has them, becomes one."""
     text = column(source, place, row, name)
+    if isinstance(text, list) and text and all(isinstance(part, str) for part in text):
+        return " ".join(text)
     if not isinstance(text, str):
         raise InputError(f"{place}: column '{own_name(source, name)}' is {shown(text)}, not a text")
     return text
@@ -211,6 +214,8 @@ def parts_of(task: Task, layout: FileLayout) -> dict[PartName, str]:
     parts: dict[PartName, str] = {}
     if task.family == "retrieval":
         parts = {"corpus": layout.corpus, "queries": layout.queries}
+        if layout.format == "mldr":  # queries stand in the splits
+            del parts["queries"]
     for split, name in named_splits(layout).items():
         parts[split] = name
     return parts
@@ -245,6 +250,10 @@ def read_rows(source: TaskSource, part: PartName) -> Rows:
     task, form = source.task, source.form
     if isinstance(form, FileLayout):
         is_collection = part in ("corpus", "queries")
+        if is_collection and form.format == "mldr":
+            asked = source.splits if part == "queries" else (part,)
+            paths = [path for name in dict.fromkeys(asked) for path in source.files[name]]
+            return itertools.chain.from_iterable(read_mldr(path, part) for path in paths)
         chains = (read_file(task, form, path, "jsonl" if is_collection else None) for path in source.files[part])
         return itertools.chain.from_iterable(chains)
     if part == "corpus" or part == "queries":

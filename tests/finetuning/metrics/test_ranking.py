@@ -29,6 +29,7 @@ def slow_scores(grades: dict[str, int], scores: dict[str, float]) -> dict[str, f
     return {
         "ndcg_at_10": discount(gains) / discount(ideal),
         "map_at_100": sum((n + 1) / rank for n, rank in enumerate(found) if rank <= 100) / num_relevant,
+        "recall_at_10": sum(rank <= 10 for rank in found) / num_relevant,
         "recall_at_100": sum(rank <= 100 for rank in found) / num_relevant,
         "mrr_at_10": 1 / found[0] if found and found[0] <= 10 else 0.0,
         "precision_at_10": sum(rank <= 10 for rank in found) / 10,
@@ -46,6 +47,8 @@ def test_scores_are_those_of_trec_eval(scored: tuple[dict[str, float], dict[str,
     for ours, theirs in TREC_MEASURES.items():
         if ours == "map_at_100":  # the official program ran without a cut
             theirs = "map"
+        if ours == "recall_at_10":  # it was not asked for that; the slow twin was
+            continue
         for query in FIXTURE["relevance"]:
             if ours == "map_at_100" and len(FIXTURE["ranked"].get(query, ())) > 100:
                 continue

@@ -10,6 +10,7 @@ import numpy as np
 TREC_MEASURES = {
     "ndcg_at_10": "ndcg_cut_10",
     "map_at_100": "map_cut_100",
+    "recall_at_10": "recall_10",
     "recall_at_100": "recall_100",
     "mrr_at_10": "recip_rank",
     "precision_at_10": "P_10",
@@ -36,7 +37,7 @@ def ranking_scores(
     assert relevance, "no query is judged"
     evaluator = pytrec_eval.RelevanceEvaluator(
         {query: {document: int(grade) for document, grade in grades.items()} for query, grades in relevance.items()},
-        {"ndcg_cut.10", "map_cut.100", "recall.100", "recip_rank", "P.10"},
+        {"ndcg_cut.10", "map_cut.100", "recall.10,100", "recip_rank", "P.10"},
     )
     evaluated = evaluator.evaluate(
         {
