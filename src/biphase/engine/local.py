@@ -14,8 +14,9 @@ from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
 from multiprocessing import Pipe
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from pathlib import Path
+from selectors import EVENT_READ, DefaultSelector
 from typing import Any, Literal
 
 from pydantic import model_validator
@@ -220,6 +221,9 @@ class LocalPool:
         per_place = engine.workers_per_gpu if self.gpus else 1
         self.limit = min(engine.workers or max(1, per_place * places // engine.devices_per_worker), num_units)
         self.processes: dict[int, WorkerProcess] = {}
+        self.selector = DefaultSelector()
+        self.looked = 0.0
+        """When it was last seen which processes have ended."""
 
     def choose_gpus(self, number: int) -> str | None:
         """What the worker in a place finds in CUDA_VISIBLE_DEVICES; None: the same as this process."""
@@ -230,6 +234,7 @@ class LocalPool:
 
     def start(self, number: int) -> None:
         self.processes[number] = WorkerProcess(num_cores() // self.limit, self.choose_gpus(number))
+        self.selector.register(self.processes[number].connection, EVENT_READ, number)
 
     def send(self, number: int, payload: bytes) -> None:
         """Hand a worker a unit: function and arguments, pickled."""
@@ -237,17 +242,22 @@ class LocalPool:
 
     def listen(self) -> Iterator[tuple[int, Message]]:
         """What workers have said, or how they ended, after a second at most."""
-        heard = wait([process.connection for process in self.processes.values()], timeout=1.0)
-        for number, process in list(self.processes.items()):
-            if process.connection in heard or process.popen.poll() is not None:
-                yield number, pickle.loads(process.receive())
+        heard = {key.data for key, _ in self.selector.select(timeout=1.0)}
+        if time.monotonic() > self.looked + 1.0:  # what a dead one has started may hold its pipe open
+            self.looked = time.monotonic()
+            heard |= {number for number, process in self.processes.items() if process.popen.poll() is not None}
+        for number in heard:
+            yield number, pickle.loads(self.processes[number].receive())
 
     def end(self, numbers: list[int]) -> None:
         """Ask workers to end, give them time to save their state, then kill them."""
+        for number in numbers:
+            self.selector.unregister(self.processes[number].connection)
         end_processes([self.processes.pop(number) for number in numbers])
 
     def close(self) -> None:
         self.end(list(self.processes))
+        self.selector.close()
 
 
 # Inside a worker
