@@ -19,7 +19,7 @@ from biphase.embedding.recipe import PairSource, set_name
 from biphase.errors import InputError
 from biphase.finetuning.families.pair_ranking import search_bm25
 from biphase.finetuning.metrics.classification import regression_metrics
-from biphase.finetuning.metrics.ranking import ranking_scores
+from biphase.finetuning.metrics.ranking import ranking_rows, ranking_scores
 from biphase.tasks.collection import read_judged_texts, read_judgements
 from biphase.tasks.sources import TaskSource, find_layout, parts_of
 from biphase.tasks.spec import FileLayout, Task
@@ -106,13 +106,9 @@ def score_bm25(judged: Judged) -> dict[str, float]:
 
 def retrieval_scores(judged: Judged, ranked: dict[str, dict[str, float]]) -> Judgement:
     """NDCG, MRR and recall, trec_eval's; and the share of right documents that are among the first ten."""
-    means, by_query = ranking_scores(judged.relevance, ranked)
-    rows = []
-    for query in judged.relevance:
-        hits = sorted(ranked.get(query, {}).items(), key=lambda hit: -hit[1])[:10]
-        best = [document for document, _ in hits]
-        rows.append({"id": query, "predicted": best, "score": by_query["ndcg_at_10"][query]})
-    return {name: means[name] for name in ("ndcg_at_10", "mrr_at_10", "recall_at_10", "recall_at_100")}, rows
+    means, _ = ranking_scores(judged.relevance, ranked)
+    scores = {name: means[name] for name in ("ndcg_at_10", "mrr_at_10", "recall_at_10", "recall_at_100")}
+    return scores, list(ranking_rows(judged.relevance, ranked, "ndcg_at_10"))
 
 
 def to_mteb(name: str, scores: dict[str, float], kind: str) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from biphase.finetuning.families.multiple_choice import ChoiceSplit
 from biphase.finetuning.families.multiple_choice import accumulate_gradients as accumulate_gradients
 from biphase.finetuning.families.multiple_choice import build_model as build_model
 from biphase.finetuning.families.multiple_choice import predict as predict
-from biphase.finetuning.metrics.ranking import ranking_scores
+from biphase.finetuning.metrics.ranking import ranking_rows, ranking_scores
 from biphase.tasks.drawing import DRAW_SEED
 from biphase.tasks.examples import Collection
 from biphase.tasks.spec import TaskSplit
@@ -132,8 +132,8 @@ def encode_task(data: Collection, tokenizer: HashedTokenizer, config: FinetuneCo
 
 
 def order(split: CandidateSplit, scores_S: np.ndarray) -> dict[str, dict[str, float]]:
-    """Scores by query, then by document."""
-    ranked = {}
+    """Scores by query, then by document; none for a query without candidates."""
+    ranked: dict[str, dict[str, float]] = {query: {} for query in split.relevance}
     for query, (begin, end) in zip(split.ids, pairwise(split.bounds_Q1.tolist()), strict=True):
         ranked[query] = dict(zip(split.documents_S[begin:end], scores_S[begin:end].tolist(), strict=True))
     return ranked
@@ -147,14 +147,4 @@ def compute_metrics(split: CandidateSplit, predictions: np.ndarray, cell: CellCo
 
 
 def prediction_rows(split: CandidateSplit, predictions: np.ndarray, cell: CellContext) -> Iterator[dict[str, Any]]:
-    """The ten best documents of each query."""
-    ranked = order(split, predictions)
-    by_query = ranking_scores(split.relevance, ranked)[1][cell.task.metric]
-    for query in split.relevance:
-        best = sorted(ranked.get(query, {}).items(), key=lambda hit: -hit[1])[:10]
-        yield {
-            "id": query,
-            "predicted": [document for document, _ in best],
-            "scores": [round(score, 5) for _, score in best],
-            "score": by_query[query],
-        }
+    return ranking_rows(split.relevance, order(split, predictions), cell.task.metric)

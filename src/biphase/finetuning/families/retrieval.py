@@ -21,7 +21,7 @@ from biphase.finetuning.batches import CellContext, evaluation_batches, pack, sp
 from biphase.finetuning.config import EVALUATED_SPLITS, FinetuneConfig
 from biphase.finetuning.encoders import Embedder
 from biphase.finetuning.encoding import EncodedSplit, EncodedTask, HashedTokenizer, TokenizedTexts, encode_texts
-from biphase.finetuning.metrics.ranking import ranking_scores
+from biphase.finetuning.metrics.ranking import ranking_rows, ranking_scores
 from biphase.tasks.examples import Collection
 
 TOP = 100
@@ -214,11 +214,13 @@ def embed_all(model: nn.Module, texts: TokenizedTexts, samples: np.ndarray, cell
 
 
 def compute_metrics(split: JudgedSplit, predictions: Ranking, cell: CellContext) -> dict[str, float]:
-    return score_ranking(split, predictions)[0]
+    return ranking_scores(*name_documents(split, predictions))[0]
 
 
-def score_ranking(split: JudgedSplit, ranking: Ranking) -> tuple[dict[str, float], dict[str, Any]]:
-    """All metrics over the queries, and of each query."""
+def name_documents(
+    split: JudgedSplit, ranking: Ranking
+) -> tuple[dict[str, dict[str, int]], dict[str, dict[str, float]]]:
+    """Grades, and scores of what was found, by query, then by document."""
     relevance: dict[str, dict[str, int]] = {}
     columns = (split.queries_J, split.documents_J, split.grades_J)
     for query, document, grade in zip(*(column.tolist() for column in columns), strict=True):
@@ -228,17 +230,8 @@ def score_ranking(split: JudgedSplit, ranking: Ranking) -> tuple[dict[str, float
     for query, documents, scores in zip(*(column.tolist() for column in columns), strict=True):
         ids = [split.document_ids[document] for document in documents]
         ranked[split.ids[query]] = dict(zip(ids, scores, strict=True))
-    return ranking_scores(relevance, ranked)
+    return relevance, ranked
 
 
 def prediction_rows(split: JudgedSplit, predictions: Ranking, cell: CellContext) -> Iterator[dict[str, Any]]:
-    """The ten best documents of each query."""
-    by_query = score_ranking(split, predictions)[1][cell.task.metric]
-    columns = (predictions.documents_QK[:, :10], predictions.scores_QK[:, :10])
-    for query, documents, scores in zip(predictions.queries_Q.tolist(), *columns, strict=True):
-        yield {
-            "id": split.ids[query],
-            "predicted": [split.document_ids[document] for document in documents],
-            "scores": [round(float(score), 5) for score in scores],
-            "score": by_query[split.ids[query]],
-        }
+    return ranking_rows(*name_documents(split, predictions), cell.task.metric)

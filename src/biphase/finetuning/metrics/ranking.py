@@ -3,7 +3,8 @@
 Letters: K the ten best documents of a query.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -43,7 +44,7 @@ def ranking_scores(
         {
             query: {document: float(score) for document, score in documents.items()}
             for query, documents in ranked.items()
-            if query in relevance
+            if query in relevance and documents
         }
     )
     per_query = {
@@ -53,6 +54,17 @@ def ranking_scores(
     per_query["mrr_at_10"] = {q: score if score >= 1 / 10 else 0.0 for q, score in per_query["mrr_at_10"].items()}
     per_query["paper_ndcg_at_10"] = paper_ndcg_at_10(relevance, ranked)
     return {name: sum(scores.values()) / max(len(scores), 1) for name, scores in per_query.items()}, per_query
+
+
+def ranking_rows(
+    relevance: Mapping[str, Mapping[str, int]], ranked: Mapping[str, Mapping[str, float]], metric: str
+) -> Iterator[dict[str, Any]]:
+    """A row of predictions for each query of `ranked`: its ten best documents, and what it scores."""
+    by_query = ranking_scores(relevance, ranked)[1][metric]
+    for query, documents in ranked.items():
+        best = best_documents(documents, 10)
+        found = {"predicted": [id for id, _ in best], "scores": [round(score, 5) for _, score in best]}
+        yield {"id": query, **found, "score": by_query[query]}
 
 
 def paper_ndcg_at_10(
