@@ -262,7 +262,6 @@ def save_figure(picture: Picture, folder: Path) -> None:
         figure = arrange_panels(picture)
         # Each canvas draws once; `savefig` would draw everything twice, to find out what is rasterized.
         FigureCanvasSVG(figure).print_svg(folder / f"{name}.svg", metadata={"Date": None})
-        figure.set_layout_engine("none")  # it is laid out; once is enough
         FigureCanvasPdf(figure).print_pdf(folder / f"{name}.pdf", metadata={"CreationDate": None})
 
 
@@ -273,25 +272,42 @@ def plot_settings(name: str) -> AbstractContextManager[None]:
     return matplotlib.rc_context({**PLOT_STYLE, "svg.hashsalt": name})
 
 
+LEFT, RIGHT, TITLE, LABELS, LINE, CHARACTER = 0.66, 0.16, 0.3, 0.46, 0.19, 0.0725
+"""The room in inches beside, above and below the axes of a panel, and that of a line of the legend and of a character
+of a row's name. A layout engine would draw everything once more to find it."""
+
+
 def arrange_panels(picture: Picture) -> "Figure":
     """Panels in two columns under one legend, or one panel across."""
     from matplotlib.figure import Figure
 
-    plots = picture.plots
-    rows = math.ceil(len(plots) / 2)
-    figure = Figure(figsize=(6.7, 0.4 + picture.row_height * rows), layout="constrained")
-    figure.get_layout_engine().set(w_pad=0.08, h_pad=0.06)  # type: ignore[call-arg, union-attr]
-    grid = figure.subplots(rows, min(len(plots), 2), squeeze=False).ravel()
+    plots, figure = picture.plots, Figure()
+    num_rows, num_columns = math.ceil(len(plots) / 2), min(len(plots), 2)
+    grid = figure.subplots(num_rows, num_columns, squeeze=False).ravel()
     for axes, plot in zip(grid, plots, strict=False):
         plot(axes)
     for axes in grid[len(plots) :]:
         axes.set_axis_off()
-    if picture.has_own_legends:
-        return figure
     entries: dict[str, Any] = {}
-    for axes in grid[: len(plots)]:
+    for axes in () if picture.has_own_legends else grid[: len(plots)]:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             entries.setdefault(label, handle)
-    columns = max(105 // max(len(label) + 8 for label in ("", *entries)), 1)  # 105 characters fit into a line
-    figure.legend(entries.values(), entries.keys(), loc="outside upper center", ncols=min(columns, len(entries) or 1))
+    columns = max(96 // max(len(label) + 8 for label in ("", *entries)), 1)  # 96 characters fit into a line
+    names = [label.get_text() for label in grid[0].get_yticklabels()] if num_columns == 1 else []
+    left = max(LEFT, 0.12 + CHARACTER * max(map(len, names), default=0))
+    title = TITLE if any(axes.get_title(loc="left") for axes in grid) else RIGHT
+    legend = LINE * math.ceil(len(entries) / columns) + (RIGHT if entries else 0)
+    width, height = 6.7, 0.4 + picture.row_height * num_rows
+    figure.set_size_inches(width, height)
+    figure.subplots_adjust(
+        left=left / width,
+        right=1 - RIGHT / width,
+        bottom=LABELS / height,
+        top=1 - (title + legend) / height,
+        wspace=(left + RIGHT) / (width / num_columns - left - RIGHT),
+        hspace=(title + LABELS) / ((height - legend) / num_rows - title - LABELS),
+    )
+    if entries:
+        place: Any = {"loc": "upper center", "borderaxespad": 0.2}
+        figure.legend(entries.values(), entries.keys(), ncols=min(columns, len(entries)), **place)
     return figure
