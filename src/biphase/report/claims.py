@@ -66,7 +66,6 @@ class Finding:
     key: str
     statement: str
     rule: str
-    """How it is judged, in words."""
     claims: tuple[Claim, ...]
     verdict: ClaimVerdict = "undecided"
     needs: tuple[str, ...] = ()

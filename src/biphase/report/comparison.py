@@ -58,7 +58,6 @@ class SummaryRow:
     spread: Spread | None
     """The spread over seeds and over the rates of `STABILITY_RATES`; None with scores at fewer than two of them."""
     chosen: Selection | None = field(default=None, repr=False, compare=False)
-    """The scores at that rate."""
 
 
 def summarize(scores: ScoreSet) -> list[SummaryRow]:

@@ -242,7 +242,6 @@ def share_out_curves(losses: Mapping[str, Sequence[Mapping[str, Any]]]) -> Itera
 
 
 def plot_loss_curves(losses: Mapping[str, Sequence[Mapping[str, Any]]], objective: str, axes: "Axes") -> None:
-    """The losses of a few runs for one objective."""
     for (name, records), look in zip(losses.items(), SERIES, strict=False):
         plot_losses(records, look, (name, None), axes)
     axes.set_title(objective.upper())
@@ -250,7 +249,6 @@ def plot_loss_curves(losses: Mapping[str, Sequence[Mapping[str, Any]]], objectiv
 
 
 def save_figure(picture: Picture, folder: Path) -> None:
-    """Write `NAME.svg` and `NAME.pdf` of a picture."""
     from fontTools.subset import Options
     from matplotlib.backends.backend_pdf import FigureCanvasPdf
     from matplotlib.backends.backend_svg import FigureCanvasSVG

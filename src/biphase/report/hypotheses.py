@@ -106,7 +106,12 @@ def find_spots(line: ParsedInequality, ladders: Mapping[str, Ladder]) -> Iterato
     models = sorted(dict.fromkeys(model for model, _ in known), key=num_parameters)
     if line.place.model not in (None, "every", "largest", "smallest") and line.place.model not in models:
         raise InputError(f"'{line.text}': unknown model '{line.place.model}'; known: {', '.join(models)}")
-    fixed = all(is_fixed(operand, ladders[operand.name]) for operand in line.placed)
+    # An operand is fixed that is the same arm wherever it is asked about.
+    fixed = True
+    for operand in line.placed:
+        ladder = ladders[operand.name]
+        has_model = operand.place.model is not None or len({model for model, _ in ladder}) == 1
+        fixed &= len(ladder) == 1 or (operand.place.budget is not None and has_model)
     budgets = sorted({budget for _, budget in known})
     candidates = [("", 0)] if fixed else [(model, budget) for model in models for budget in budgets]
     # Where all operands are the same arms as at an earlier place, nothing new is asked.
@@ -126,12 +131,6 @@ def find_spots(line: ParsedInequality, ladders: Mapping[str, Ladder]) -> Iterato
 def choose_among(wanted: Any, known: Sequence[Any]) -> Any:
     """`largest` or `smallest` of what is known, in its order; what is named otherwise is itself."""
     return {"largest": known[-1], "smallest": known[0]}.get(str(wanted), wanted)
-
-
-def is_fixed(operand: Operand, ladder: Ladder) -> bool:
-    """Whether it is the same arm wherever it is asked about."""
-    has_model = operand.place.model is not None or len({model for model, _ in ladder}) == 1
-    return len(ladder) == 1 or (operand.place.budget is not None and has_model)
 
 
 def find_arm(operand: Operand, ladder: Ladder, spot: Spot) -> str | None:

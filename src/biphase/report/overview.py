@@ -24,10 +24,8 @@ from biphase.report.tables import OBJECTIVE_NAMES, ScoreTable, fill_rows, percen
 from biphase.style import LOOKS, Look
 
 ALL_TASKS = "all tasks"
-"""The column of the mean over all tasks."""
 
 MOST_ROWS = 30
-"""How many models the picture has room for."""
 
 RANDOM_LOOK = Look("#767676", "o", "-", "")
 """How a network from random weights looks."""

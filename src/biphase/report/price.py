@@ -81,7 +81,6 @@ class PriceList:
 
     @property
     def rule(self) -> str:
-        """What the table says, in sentences."""
         noise = self.prices[0].main.noise
         over = f", over {show_noise(noise)}" if noise else ""
         once = "" if "pretraining seeds" in noise else " Each model was pretrained once: this is about these models."

@@ -313,7 +313,6 @@ def with_averages(results: Iterable[Result]) -> ResultSet:
 
 
 def average(cells: Sequence[Result]) -> Result:
-    """The average of an arm over the datasets of a family."""
     first = cells[0]
     places = {(cell.seeds, cell.pretraining_seeds) for cell in cells}
     if first.samples and len(places) == 1:

@@ -23,7 +23,6 @@ class Signal:
     """What a task says about several models."""
 
     spread: float
-    """The standard deviation of their mean scores."""
     noise: float
     """The standard error of such a mean beside another: that of a difference over √2, by the neighbours in rank."""
     decides: bool

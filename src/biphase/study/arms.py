@@ -26,9 +26,7 @@ class Arm:
     model: str
     """A preset or a name of the study's models; that of its first ancestor when it continues another arm."""
     parent: str | None
-    """The arm whose final model it continues."""
     curriculum: str
-    """The curriculum as the study file writes it."""
     recipe: Recipe
     """The whole recipe, as if nothing were shared. With a parent, `init.checkpoint` is the parent's name."""
     seed: int = 0

@@ -46,9 +46,7 @@ class Machine:
     name: str
     devices: int
     peak_flops: float
-    """The peak FLOP/s of one device."""
     efficiency: float
-    """The share of the peak that is reached."""
     source: str
     """Where the efficiency is from, for people."""
 

@@ -72,7 +72,6 @@ class TrainedRecord:
     """What `trained/RUN.json` says of a run."""
 
     key: str
-    """The key of the plan that it was trained by."""
     folder: str
     """Its name below runs/."""
     seconds: float
@@ -100,7 +99,6 @@ def find_step(folder: StudyFolder, run: str, key: str, step: int) -> str | None:
 
 
 def trained_folder(folder: StudyFolder, run: str) -> Path:
-    """The folder of a run that is trained."""
     return (folder.runs / read_json_as(folder.record(run), TrainedRecord).folder).resolve()
 
 
@@ -147,7 +145,6 @@ class StudyState:
 
     @property
     def done(self) -> set[str]:
-        """Names of the units that are done."""
         return {train_name(run) for run in self.trained} | self.scored
 
 

@@ -35,7 +35,6 @@ class EvaluatedModel:
     run: str
     step: int
     seed: int = 0
-    """The pretraining seed of its arm."""
 
     @property
     def pooled_name(self) -> str:

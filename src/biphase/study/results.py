@@ -30,35 +30,29 @@ def collect_results(
     results are pooled, each with the seed of its recipe as pretraining seed.
 
     Args:
-        device_hours: what the training of each run took, where that is known.
+        device_hours: what the training of each run took, where that is known; an arm has the mean over its seeds.
     """
     families = task_families(plan.study.evaluation)
     sizes = measure_sizes(plan)
     models: dict[ReportArm, list[EvaluatedModel]] = {}
     for model in plan.models:
         models.setdefault(arm_of_model(plan, model, sizes), []).append(model)
-    models = {with_device_hours(plan, arm, some, device_hours or {}): some for arm, some in models.items()}
-    for arm in place_arms(models):
-        found: dict[tuple[str, str], list[Result]] = {}
-        for model in next(some for known, some in models.items() if known.name == arm.name):
-            for result in collect_model(arm, plan.arms[model.arm].recipe.seed, scores[model.name], families):
-                found.setdefault((result.dataset, result.metric), []).append(result)
-        yield from map(pool, found.values())
-
-
-def with_device_hours(
-    plan: Plan, arm: ReportArm, models: Sequence[EvaluatedModel], hours: Mapping[str, float]
-) -> ReportArm:
-    """The arm with what its training took, from the beginning: the mean over its pretraining seeds;
-    as it is where a run was not timed."""
+    hours = device_hours or {}
 
     def took(run: PlannedRun, until: int) -> float:
         return hours.get(run.name, 0.0) * (until - run.first) / run.steps
 
-    spent = [sum_runs(plan, model, took) for model in models]
-    known = [one for one in spent if one is not None]
-    is_timed = len(known) == len(spent) and arm.objective != "none"
-    return replace(arm, device_hours=sum(known) / len(known)) if is_timed else arm
+    timed: dict[ReportArm, list[EvaluatedModel]] = {}
+    for arm, some in models.items():
+        spent = [one for model in some if (one := sum_runs(plan, model, took)) is not None]
+        is_timed = len(spent) == len(some) and arm.objective != "none"
+        timed[replace(arm, device_hours=sum(spent) / len(spent)) if is_timed else arm] = some
+    for arm in place_arms(timed):
+        found: dict[tuple[str, str], list[Result]] = {}
+        for model in next(some for known, some in timed.items() if known.name == arm.name):
+            for result in collect_model(arm, plan.arms[model.arm].recipe.seed, scores[model.name], families):
+                found.setdefault((result.dataset, result.metric), []).append(result)
+        yield from map(pool, found.values())
 
 
 def collect_model(

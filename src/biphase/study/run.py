@@ -4,7 +4,7 @@ What the study's folder has is never done again (`study.folder`). Any number of 
 leaves alone what another one is at, and waits for it where it needs it.
 """
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -56,7 +56,13 @@ def run_study(
     if only == TRAINING:
         everything = {train_name(run): everything[train_name(run)] for run in plan.runs}
     elif only is not None:
-        everything = {only: find_unit(only, everything, done)}
+        if only not in everything:
+            close = get_close_matches(only, [TRAINING, *everything], 1)
+            raise InputError(f"no unit '{only}' in this study" + (f"; did you mean '{close[0]}'?" if close else ""))
+        lacking = sorted(set(everything[only].needs) - done)
+        if only not in done and lacking:
+            raise InputError(f"'{only}' needs '{lacking[0]}', which is not done yet")
+        everything = {only: everything[only]}
 
     def clean_up(unit: Unit) -> None:
         if unit.kind == TRAINING:
@@ -97,17 +103,6 @@ def measure_units(state: StudyState, units: Mapping[str, Unit]) -> dict[str, tup
         if kind in costs:
             spent[kind] = (seconds / num * len(costs[kind]), sum(costs[kind]))
     return {kind: values for kind, values in spent.items() if values[1]}
-
-
-def find_unit(name: str, units: Mapping[str, Unit], done: Set[str]) -> Unit:
-    """The unit of this name. Raises `InputError` when there is none, or when it cannot be done yet."""
-    if name not in units:
-        close = get_close_matches(name, [TRAINING, *units], 1)
-        raise InputError(f"no unit '{name}' in this study" + (f"; did you mean '{close[0]}'?" if close else ""))
-    lacking = sorted(set(units[name].needs) - done)
-    if name not in done and lacking:
-        raise InputError(f"'{name}' needs '{lacking[0]}', which is not done yet")
-    return units[name]
 
 
 def study_units(plan: Plan, folder: StudyFolder, processes: int = 1) -> list[Unit]:

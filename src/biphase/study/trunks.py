@@ -53,7 +53,6 @@ class ArmPath:
 
     @property
     def flat_end(self) -> int:
-        """The step at which the decay begins."""
         return self.last - self.arm.recipe.schedule.decay_steps
 
 
@@ -66,7 +65,6 @@ class PlannedRun:
     group: str
     model: str
     parent: str | None
-    """The run that it starts from."""
     first: int
     """The parent's step that it starts from, 0 without a parent."""
     last: int

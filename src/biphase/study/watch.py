@@ -29,51 +29,6 @@ from biphase.study.report import read_losses, report_study
 PORT = 8765
 """Where the page is, if nobody else is there; else at any port that is free."""
 
-BARE = """\
-<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'">
-<title>{{ title }}</title><style>{{ css }}
-{% for style, name in styles.items() %}.{{ name }}{{ "{" }}{{ style | safe }}{{ "}" }}
-{% endfor %}</style></head><body>
-<header><p class="eyebrow">biphase · study</p><h1>{{ title }}</h1><p class="question">{{ question }}</p></header>
-<main>
-<section id="curves"><h2>Loss curves</h2><figure><div class="scroll picture" tabindex="0" role="group" aria-label="Losses over the steps">
-{{ pictures.losses or "No run has logged a step yet." }}</div></figure></section>
-<section id="report"><h2>Report</h2><p>Not yet: {{ reason }}.</p></section>
-</main></body></html>
-"""  # noqa: E501
-"""The page before the first score."""
-
-STATUS = """
-<section id="status">
-<h2>How far it is</h2>
-<div class="scroll" tabindex="0" role="region" aria-label="How far it is">
-<table class="scores">
-<thead><tr><th class="stub" scope="col">what</th>
-{% for name in ("done", "running", "failed", "of", "one worker needs") %}<th class="num" scope="col">{{ name }}</th>
-{% endfor %}</tr></thead>
-<tbody>
-{% for line in lines %}
-<tr><td class="stub">{{ line.name }}</td><td class="num">{{ line.done }}</td><td class="num">{{ line.running or "" }}</td>
-<td class="num">{{ line.failed or "" }}</td><td class="num">{{ line.total }}</td>
-<td class="num">{{ "" if line.done == line.total else "–" if line.seconds_left is none else duration(line.seconds_left) }}</td>
-</tr>
-{% endfor %}
-</tbody></table></div>
-{% for failure in failures %}
-<p>Failed: {{ failure.unit }}: {{ failure.reason }}</p>
-{% endfor %}
-<script>
-setInterval(async () => {
-  const found = await fetch("version").then((answer) => answer.text()).catch(() => "{{ version }}");
-  if (found !== "{{ version }}") location.reload();
-}, 5000);
-</script>
-</section>
-"""  # noqa: E501
-
 
 class LivePage:
     """The page as it was last made, in a folder with all that it links to."""
@@ -100,16 +55,16 @@ class LivePage:
 
     def render(self, version: str) -> str:
         study = self.plan.study
-        environment = Environment(autoescape=True, trim_blocks=True)
         state = read_state(self.plan, self.place)
         lines, failures = status(self.plan, self.place, state)
         told = [failure for failure in failures if not failure.is_blocked]
-        section = environment.from_string(STATUS).render(lines=lines, failures=told, duration=duration, version=version)
+        section = self.fill("watch_status", lines=lines, failures=told, duration=duration, version=version)
         try:
             page, _ = report_study(self.plan, self.place, self.folder / "report", ())
             html = page.read_text(encoding="utf-8")
         except InputError as error:
-            html = environment.from_string(BARE).render(
+            html = self.fill(
+                "watch",
                 title=study.title or f"The study {study.name}",
                 question=study.question,
                 css=Markup((resources.files("biphase.report") / "page.css").read_text("utf-8")),
@@ -118,6 +73,10 @@ class LivePage:
             )
         html = html.replace("script-src 'unsafe-inline'", "script-src 'unsafe-inline'; connect-src 'self'", 1)
         return html.replace("<main>", f"<main>{section}", 1)
+
+    def fill(self, name: str, **parts: object) -> str:
+        template = (resources.files("biphase.study") / f"{name}.html.j2").read_text("utf-8")
+        return Environment(autoescape=True, trim_blocks=True).from_string(template).render(**parts)
 
     def draw_curves(self, losses: dict[str, list[dict[str, Any]]]) -> dict[str, dict[str, Any]]:
         folder = self.folder / "figures"
