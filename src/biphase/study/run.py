@@ -177,7 +177,7 @@ def look_for_data(plan: Plan) -> None:
             raise InputError(f"evaluation.embed: {path} does not exist")
     for name in dict.fromkeys([*evaluation.tasks, *(find_task(task).trained_on or task for task in evaluation.tasks)]):
         task = find_task(name)
-        folder = folders.get(task.name)
+        folder = folders.get(task.name, folders.get(task.part_of or task.name))
         if folder is not None and folder != str(HUB):
             find_source(task, Path(folder))
         elif task.hub is None:

@@ -275,6 +275,11 @@ def training_name(task: str) -> str:
     return split_name(task)[0] if found.part_of else found.trained_on or task
 
 
+def scored_as(training: str) -> str:
+    """What scores call the training of cells: a task's own name, where the study may name its file."""
+    return training if training.startswith(EMBED) else find_task(training).name
+
+
 def task_families(evaluation: Evaluation | None) -> dict[str, str]:
     """The names under which scores stand → the codes of their families."""
     if evaluation is None:
