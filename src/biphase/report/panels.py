@@ -1,7 +1,8 @@
 """Results → what each figure shows, a panel for each family, as data: series of marks with their intervals, and axes.
 
 The figures are those of the paper (its figures 2 to 12), for any study in which these comparisons were made. Each is a
-function of results that gives its panels, or none where the scores that it needs are not there.
+function of results that gives its panels, or none where the scores that it needs are not there; `figures.FIGURES` says
+what each shows.
 """
 
 import itertools
@@ -79,15 +80,12 @@ two arms whose difference it is."""
 
 
 def objective_by_size(results: ResultSet) -> list[Panel]:
-    """Test score of CLM and of MLM (at the reference ratio) for every size."""
     pairs = objective_pairs(results)
     names = ["CLM", *(f"MLM {mlm.mask_percent} %" for _, mlm in pairs[:1])]
     return fill_panels(results, place_pairs(pairs, names, 0.06), **axis_of_sizes(pairs), x_margin=0.4)
 
 
 def spread_over_rates(results: ResultSet) -> list[Panel]:
-    """Standard deviation of test scores over fine-tuning rates and seeds, each dataset around its mean, with its
-    interval."""
     pairs = objective_pairs(results)
     series = place_pairs(pairs, ["CLM", "MLM"], 0.09)
     made = fill_panels(results, series, **axis_of_sizes(pairs), kind="points", y_label="spread (points)", x_margin=0.5)
@@ -109,7 +107,6 @@ def axis_of_sizes(pairs: Sequence[tuple[ReportArm, ReportArm]]) -> dict[str, Any
 
 
 def masking_ratio(results: ResultSet) -> list[Panel]:
-    """Test score of MLM against the masking ratio, a line for every size."""
     arms = results.arms(setup="objective", objective="mlm")
     sizes = sizes_of(arms)
     series: list[PlacedArms] = []
@@ -122,7 +119,6 @@ def masking_ratio(results: ResultSet) -> list[Panel]:
 
 
 def masking_after_clm(results: ResultSet) -> list[Panel]:
-    """Test score against the masking ratio, for MLM alone and for MLM after CLM at the same size and total steps."""
     after = results.arms(setup="adapted")
     budgets = {(arm.size, arm.pretrain_steps) for arm in after}
     has_sizes = len({arm.size for arm in after}) > 1
@@ -142,7 +138,6 @@ def masking_after_clm(results: ResultSet) -> list[Panel]:
 
 
 def score_by_steps(results: ResultSet) -> list[Panel]:
-    """Test score of undecayed checkpoints against the step, for CLM and MLM, on a logarithmic axis."""
     # Side by side, so that intervals do not hide each other.
     return along_steps(
         results,
@@ -156,7 +151,6 @@ def score_by_steps(results: ResultSet) -> list[Panel]:
 
 
 def continued_steps(results: ResultSet) -> list[Panel]:
-    """Test score against the steps of continued MLM, from the CLM and from the MLM parent; 0 is the parent itself."""
     return along_steps(results, "cpt", "from {}", "steps of MLM continued", lambda arm: arm.cpt_steps)
 
 
@@ -224,8 +218,6 @@ def splits(results: ResultSet) -> list[Panel]:
 
 
 def continued(results: ResultSet) -> list[Panel]:
-    """Continued from CLM minus continued from MLM after the same steps, a bar for each number of steps, with the
-    interval."""
     arms = results.arms(setup="cpt")
     if not {"clm", "mlm"} <= {arm.objective for arm in arms if arm.cpt_steps}:
         return []
