@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import torch
@@ -50,6 +50,8 @@ class World:
     rank: int
     size: int
     device: torch.device
+    asked: list[int] = field(default_factory=list)
+    """The signals that asked this process to stop."""
 
     @property
     def is_main(self) -> bool:
@@ -204,17 +206,18 @@ def join_world(device: str, silence_seconds: float | None = None) -> Iterator[Wo
         silence()
     heart = Heart(dist.PrefixStore("hearts", met), rank, size, silence_seconds)
     heart.start()
+    world = World(rank, size, chosen)
     try:
         backend = "nccl" if chosen.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=dist.PrefixStore("default_pg", met), rank=rank, world_size=size)
-        yield World(rank, size, chosen)
+        yield world
     except RuntimeError as error:
         is_of_connection = isinstance(error, dist.DistError) or "gloo" in str(error).lower()
         gone = heart.find_gone() if is_of_connection else None
         if gone is None:
             raise
-        if heart.may_tell():
-            err.quiet = False
+        # One that was asked to stop meanwhile was so by its launcher, which tells who was killed.
+        err.quiet = bool(world.asked) or not heart.may_tell()
         raise InputError(
             f"{heart.name_of(gone)} is gone: killed, out of memory, or ended by an error of its own; {GO_ON}"
         ) from None

@@ -83,8 +83,8 @@ def fork_call(command: list[str], doom: Callable[[], None] = lambda: None) -> tu
     return 0, Result(code, "", err, trace)
 
 
-def count_changes(root: Path, at: int | None) -> Callable[[], int]:
-    """Count the changes below a folder from now on; die before number `at`."""
+def count_changes(root: Path, at: int | None, number: int = signal.SIGKILL) -> Callable[[], int]:
+    """Count the changes below a folder from now on; send oneself a signal, and die of it, before change `at`."""
     counted = [0]
 
     def audit(event: str, arguments: tuple[object, ...]) -> None:
@@ -96,7 +96,7 @@ def count_changes(root: Path, at: int | None) -> Callable[[], int]:
             return
         counted[0] += 1
         if counted[0] == at:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), number)
 
     sys.addaudithook(audit)
     return lambda: counted[0]
@@ -199,14 +199,17 @@ def attempt(number: int, seed: int, scenario: Scenario, twin: Twin, world: Path,
         redone += changed_since(before, results, scenario.finished)
     if result is None or result.code != 0:
         return kills, f"failed: {result}"
-    made = contents(results)
+    return kills, compare(contents(results), twin.made, redone)
+
+
+def compare(made: dict[str, str], twin: dict[str, str], redone: list[str]) -> str:
+    """What was lost beside the twin: nothing in the empty string."""
     if redone:
-        return kills, f"redone: {redone[:3]}"
-    if extra := sorted(made.keys() - twin.made.keys()):
-        return kills, f"left lying: {extra[:5]}"
-    if wrong := sorted(name for name, value in twin.made.items() if made.get(name) != value):
-        return kills, f"lost: {wrong[:5]}"
-    return kills, ""
+        return f"redone: {redone[:3]}"
+    if extra := sorted(made.keys() - twin.keys()):
+        return f"left lying: {extra[:5]}"
+    wrong = sorted(name for name, value in twin.items() if made.get(name) != value)
+    return f"lost: {wrong[:5]}" if wrong else ""
 
 
 def changed_since(before: dict[str, tuple[int, int]], folder: Path, pattern: str) -> list[str]:

@@ -182,15 +182,13 @@ def complaints(folder: Path) -> list[str]:
 
 @on_linux
 @pytest.mark.slow
-@pytest.mark.parametrize(("rank", "program"), [(0, ENDLESS), (1, TRAINING)])
-def test_a_killed_process_is_named_in_one_line(
-    rank: int, program: list[str], run_of_two: Callable[..., list[str]], tmp_path: Path
-) -> None:
-    with started(run_of_two(program), tmp_path) as launcher:
-        os.kill(ranks_of(launcher.pid, tmp_path)[rank], signal.SIGKILL)
+def test_a_killed_process_is_named_in_one_line(run_of_two: Callable[..., list[str]], tmp_path: Path) -> None:
+    """Either of two that train is killed in `campaigns/distributed.py`."""
+    with started(run_of_two(ENDLESS), tmp_path) as launcher:
+        os.kill(ranks_of(launcher.pid, tmp_path)[0], signal.SIGKILL)
         assert launcher.wait(PATIENCE) == 2
     (line,) = complaints(tmp_path)
-    assert f"process {rank} (pid " in line or f"process {rank} of 2 (" in line  # by the launcher, or by the other one
+    assert "process 0 (pid " in line or "process 0 of 2 (" in line  # by the launcher, or by the other one
     assert is_free(tmp_path)
 
 

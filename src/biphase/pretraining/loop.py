@@ -94,7 +94,7 @@ def train_steps(job: Job, start: Start, stop: int, *, is_logged: bool) -> int:
     tokens_seen = start.tokens_seen
     proved: set[tuple[int, str]] = set()
     steps = range(start.run_step, stop)
-    with stop_signals() as stop_asked, open_log(job, loader, state.flops, steps, is_logged=is_logged) as log:
+    with stop_signals(world.asked), open_log(job, loader, state.flops, steps, is_logged=is_logged) as log:
         for step, phase, microbatches in prefetch(loader, steps):
             log.note_batch()
             done, number = step + 1, mixture_number(recipe.curriculum, step)
@@ -105,7 +105,7 @@ def train_steps(job: Job, start: Start, stop: int, *, is_logged: bool) -> int:
                 proved.add((number, phase.objective))
             # 4. One update. Whether any process is asked to stop, or could not log, travels with its loss.
             rate = set_rate(state.optimizers, recipe.schedule, step, recipe.num_steps)
-            result = update(state, microbatches, step, job, lambda: (stop_asked(), log.failure is not None))
+            result = update(state, microbatches, step, job, lambda: (bool(world.asked), log.failure is not None))
             is_stopping, could_not_log = result.flags
             tokens_seen += result.tokens
             log.record_step(done, phase, rate, result, tokens_seen)
@@ -182,12 +182,11 @@ def explain_divergence(
 
 
 @contextmanager
-def stop_signals() -> Iterator[Callable[[], bool]]:
-    """SIGTERM and SIGINT end the run after the current step; a second SIGINT ends it at once.
+def stop_signals(asked: list[int]) -> Iterator[None]:
+    """SIGTERM and SIGINT are noted in `asked`, to end the run after the current step; a second SIGINT ends it at once.
 
     A second SIGTERM does not: Slurm and torchrun may both send one.
     """
-    asked: list[int] = []
 
     def note(signum: int, _: Any) -> None:
         if asked and signum == signal.SIGINT:
@@ -196,7 +195,7 @@ def stop_signals() -> Iterator[Callable[[], bool]]:
 
     before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        yield lambda: bool(asked)
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
