@@ -1,12 +1,14 @@
 """What the site says that the code already says: written when the site is built, so that it cannot go stale.
 
 A page asks for it by a comment, `<!-- commands -->`, `<!-- python -->`, `<!-- tasks -->` or
-`<!-- keys: biphase.recipe.Recipe -->`; mkdocs calls `on_page_markdown` (see `hooks` in mkdocs.yml).
+`<!-- keys: biphase.recipe.Recipe -->`. Notebooks are pages too. mkdocs calls `on_files` and `on_page_markdown` (see
+`hooks` in mkdocs.yml).
 """
 
 import ast
 import importlib
 import inspect
+import json
 import re
 import textwrap
 from collections.abc import Iterator
@@ -27,7 +29,27 @@ LINKED = re.compile(r"\]\((?:\.\./)+((?:src|scripts|benchmarks|tests|studies)/[^
 """Links to files of the repository, which the site does not have: their paths stand there instead."""
 
 
+def on_files(files: Any, config: Any) -> Any:
+    """Each notebook becomes a page: its texts, its code, and the results that the repository has of it."""
+    from mkdocs.structure.files import File
+
+    for path in sorted(ROOT.glob("docs/notebooks/*.ipynb")):
+        files.remove(files.get_file_from_path(f"notebooks/{path.name}"))
+        text = "\n\n".join(notebook_blocks(json.loads(path.read_text(encoding="utf-8"))))
+        files.append(File.generated(config, f"notebooks/{path.stem}.md", content=text))
+    return files
+
+
+def notebook_blocks(notebook: dict[str, Any]) -> Iterator[str]:
+    for cell in notebook["cells"]:
+        text = "".join(cell["source"])
+        yield text if cell["cell_type"] == "markdown" else f"```python\n{text}\n```"
+        for output in cell.get("outputs", ()):
+            yield f"```text\n{''.join(output['data']['text/plain'])}\n```"
+
+
 def on_page_markdown(markdown: str, **_: Any) -> str:
+    markdown = markdown.replace(".ipynb)", ".md)")
     markdown = re.sub(r"\[([^\]]*)" + LINKED.pattern, lambda found: f"`{found[2]}`", markdown)
     return ASKED.sub(lambda found: "\n".join(made(found[1], found[2])), markdown)
 

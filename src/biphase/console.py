@@ -100,6 +100,8 @@ def duration(seconds: float) -> str:
     return f"{seconds // 3600}h{seconds % 3600 // 60:02d}m"
 
 
+LIVE_SECONDS = 0.5
+"""How often the line of a notebook changes."""
 LONGEST_SILENCE = 30.0
 """Seconds after which a log file gets a line although nothing was finished."""
 
@@ -116,8 +118,9 @@ def columns_for(label: str, width: int) -> list[ProgressColumn]:
 class Tracker:
     """A piece of long work with a known or unknown total, in any unit (`MB`, `steps`, `cells`).
 
-    On a terminal: a live bar on one line, as wide as that is. Elsewhere (log files, Slurm): a line at most every
-    `every_seconds`, and one at least every `LONGEST_SILENCE`, whatever takes so long.
+    On a terminal: a live bar on one line, as wide as that is. In a notebook: a line that changes, and goes at the end.
+    Elsewhere (log files, Slurm): a line at most every `every_seconds`, and one at least every `LONGEST_SILENCE`,
+    whatever takes so long.
     """
 
     def __init__(self, label: str, total: float | None, unit: str, every_seconds: float = 10.0) -> None:
@@ -129,10 +132,16 @@ class Tracker:
         self.started = self.last_line = self.last_advance = time.monotonic()
         self.is_over = threading.Event()
         self.bar: Progress | None = None
+        self.live: Any = None
         if err.is_terminal and not err.quiet:
             self.bar = Progress(*columns_for(label, err.width), console=err, transient=True, expand=True)
             self.bar.start()
             self.task: TaskID = self.bar.add_task(printable(label), total=total, note="")
+        elif err.is_jupyter and not err.quiet:
+            from IPython.display import display  # type: ignore[import-not-found, unused-ignore]
+
+            self.every_seconds = LIVE_SECONDS
+            self.live = display({"text/plain": ""}, raw=True, display_id=True)
         elif not err.quiet:
             threading.Thread(target=self.break_silence, daemon=True).start()
 
@@ -159,6 +168,8 @@ class Tracker:
         if err.quiet:
             share = (self.done - self.credited) / max(self.total - self.credited, 1e-9) if self.total else None
             relay(Advance(share, self.last_line - self.started, f"{self.label}: {text}"))
+        elif self.live is not None:
+            self.live.update({"text/plain": printable(f"{self.label}: {text}")}, raw=True)
         else:
             print(printable(f"{self.label}: {text}"), file=sys.stderr, flush=True)
 
@@ -185,6 +196,8 @@ class Tracker:
         self.is_over.set()
         if self.bar is not None:
             self.bar.stop()
+        if self.live is not None:
+            self.live.update({"text/plain": ""}, raw=True)
 
 
 @contextmanager

@@ -121,7 +121,7 @@ def demo_command(
 @tokenizer_app.command("train")
 def tokenizer_train_command(
     sources: SourceArguments,
-    out_folder: OutOption,
+    out: OutOption,
     vocab_size: Annotated[int, typer.Option(help="Tokens, special ones included.")] = 32_768,
     limit_mb: Annotated[float | None, typer.Option(help="Train on at most this many MB of text.")] = 1000.0,
     text_field: TextFieldOption = "text",
@@ -131,16 +131,10 @@ def tokenizer_train_command(
 
     Example: `biphase tokenizer train corpus/*.jsonl.zst --vocab-size 32768 --out tokenizer`
     """
+    options = locals()
     from biphase.verbs import text
 
-    text.train_tokenizer(
-        sources,
-        out_folder,
-        vocab_size=vocab_size,
-        limit_mb=limit_mb,
-        text_field=text_field,
-        txt_documents=txt_documents,  # type: ignore[arg-type]
-    )
+    text.train_tokenizer(**options)
 
 
 @tokenizer_app.command("from")
@@ -164,7 +158,7 @@ def tokenizer_from_command(
 def prepare_command(
     sources: SourceArguments,
     tokenizer: Annotated[str, typer.Option(help="A tokenizer folder, hub id or Llama 3 tokenizer.model.")],
-    out_folder: OutOption,
+    out: OutOption,
     validation: Annotated[list[str] | None, typer.Option(help="Sources whose documents are for validation.")] = None,
     validation_fraction: Annotated[float | None, typer.Option(help="Or this share of all documents.")] = None,
     workers: Annotated[int | None, typer.Option(help="Processes; one for four cores unless given.")] = None,
@@ -184,23 +178,10 @@ def prepare_command(
 
     Example: `biphase prepare news/ --tokenizer tokenizer --out shards --append`
     """
+    options = locals()
     from biphase.verbs import text
 
-    text.prepare(
-        sources,
-        tokenizer,
-        out_folder,
-        validation=validation,
-        validation_fraction=validation_fraction,
-        workers=workers,
-        engine=engine,  # type: ignore[arg-type]
-        address=address,
-        text_field=text_field,
-        id_field=id_field,
-        txt_documents=txt_documents,  # type: ignore[arg-type]
-        seed=seed,
-        append=append,
-    )
+    text.prepare(**options)
 
 
 @app.command("pretrain")
@@ -280,7 +261,7 @@ def predict_command(
 
     Example: `biphase predict snli-model pairs.csv --out predicted.csv`
     """
-    from biphase.verbs.prediction import write_predictions
+    from biphase.verbs.finetuning import write_predictions
 
     write_predictions(model, file, out_file or sys.stdout, template, device)
 

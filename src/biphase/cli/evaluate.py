@@ -74,8 +74,8 @@ def evaluate_command(
     as_json, asked = is_json(form), (tasks or "paper").split(",")
     names, settings = split_words(models or ())
     if names and is_zero_shot(asked):
-        refuse_with_zero_shot(dry_run=dry_run, part=part, compare=pair, settings=settings)
-        evaluate_zero_shot(names, asked, scores, keep, as_json)
+        refuse_with_zero_shot(dry_run=dry_run, part=part, compare=pair, keep=keep, settings=settings)
+        evaluate_zero_shot(names, asked, scores, as_json)
         return
     evaluation = run_evaluation(
         names,
@@ -95,21 +95,21 @@ def evaluate_command(
     evaluation.raise_failures()
 
 
-def evaluate_zero_shot(models: list[str], tasks: list[str], scores: Path, keep: Path | None, as_json: bool) -> None:
+def evaluate_zero_shot(models: list[str], tasks: list[str], scores: Path, as_json: bool) -> None:
     from biphase.verbs.embedding import print_zero_shot, run_zero_shot, zero_shot_records
     from biphase.verbs.records import to_json
 
-    found = run_zero_shot(models, tasks, scores, keep)
+    found = run_zero_shot(models, tasks, scores)
     console.print(to_json({"scores": zero_shot_records(found)})) if as_json else print_zero_shot(found)
 
 
 def split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Models, and settings of all cells."""
+    from biphase.verbs.grids import refuse_axes
+
     settings = [word for word in words if re.match(r"[a-z_.0-9]+=", word)]
     names = [word for word in words if word not in settings]
-    for key in ("learning_rate", "seed"):
-        if any(setting.startswith(f"{key}=") for setting in settings):
-            raise InputError(f"{key} is one of a grid: give --{key.replace('_', '-')}s")
+    refuse_axes(setting.partition("=")[0] for setting in settings)
     if settings and not names:
         raise InputError(f"which model? Only settings are given: {' '.join(settings)}")
     return names, settings

@@ -1,6 +1,5 @@
 """`biphase init`: a recipe, a study or a task to start from, filled in: the text of one that comes with biphase."""
 
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from biphase.config import BUNDLED, find_yaml, parse_config
 from biphase.console import err, out
 from biphase.errors import InputError, nearest
 from biphase.trees import parse_yaml
+from biphase.verbs.memory import write_value
 
 init_app = typer.Typer(no_args_is_help=True, help="A recipe, a study or a task to start from.")
 
@@ -207,19 +207,7 @@ def with_value(text: str, key: str, value: Any) -> str:
         node = found
     old = text[node.start_mark.index : node.end_mark.index]
     space = old[len(old.rstrip()) :]  # a block reaches to the next key
-    return f"{text[: node.start_mark.index].rstrip()} {flow(value)}{space}{text[node.end_mark.index :]}"
-
-
-def flow(value: Any) -> str:
-    """A value as YAML in one line, with quotes where they are needed."""
-    if isinstance(value, dict):
-        return f"{{{', '.join(f'{flow(key)}: {flow(inner)}' for key, inner in value.items())}}}"
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(flow, value))}]"
-    if isinstance(value, str):
-        is_plain = value.replace("/", "").replace("-", "").replace("_", "").replace(".", "").isalnum()
-        return value if is_plain and yaml.safe_load(value) == value else json.dumps(value, ensure_ascii=False)
-    return json.dumps(value)
+    return f"{text[: node.start_mark.index].rstrip()} {write_value(value)}{space}{text[node.end_mark.index :]}"
 
 
 def shared_out(parts: list[int], total: int) -> list[int]:

@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 
     from biphase.embedding.index import FoundPassage
 
-EXTRAS = {"mteb": "mteb"}
-"""Packages that come with an extra of their own."""
-
 ZeroShot = dict[str, dict[str, dict[str, float]]]
 """Scores by set, then by model (or BM25), then by metric."""
 
@@ -32,7 +29,7 @@ def needs_embeddings(what: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        extra = EXTRAS.get(str(error.name), "embeddings")
+        extra = "mteb" if error.name == "mteb" else "embeddings"
         raise InputError(f"{what} needs {error.name}: pip install 'biphase[{extra}]'") from None
 
 
@@ -72,13 +69,11 @@ def zero_shot_records(scores: ZeroShot) -> list[dict[str, Any]]:
     return [{"model": arm, "task": name, **values} for name, arms in scores.items() for arm, values in arms.items()]
 
 
-def run_zero_shot(models: Sequence[str], tasks: Sequence[str], out: Path, keep: object = None) -> ZeroShot:
+def run_zero_shot(models: Sequence[str], tasks: Sequence[str], out: Path) -> ZeroShot:
     """Score embedding models as they are on `zero-shot:PATH` (BEIR's layout, scored pairs) and `mteb:NAME[=FOLDER]`.
 
-    Results are kept as MTEB's JSON, `out/zero-shot/MODEL/TASK.json`. There is nothing fine-tuned to `keep`.
+    Results are kept as MTEB's JSON, `out/zero-shot/MODEL/TASK.json`.
     """
-    if keep is not None:
-        raise InputError("keep is for models that are fine-tuned on tasks, without part")
     with needs_embeddings("zero-shot evaluation"):
         from biphase.embedding.evaluation import read_judged, score_bm25, score_embedder, to_mteb
         from biphase.embedding.folder import load_embedder

@@ -70,10 +70,10 @@ def evaluate(
     names, asked = (list(map(str, [one] if isinstance(one, str | Path) else one)) for one in given)
     refuse_axes(settings)
     if names and is_zero_shot(asked):
-        refuse_with_zero_shot(dry_run=dry_run, part=part, settings=settings)
+        refuse_with_zero_shot(dry_run=dry_run, part=part, keep=keep, settings=settings)
         from biphase.verbs.embedding import run_zero_shot, zero_shot_records
 
-        return pandas.DataFrame(zero_shot_records(run_zero_shot(names, asked, Path(scores), keep)))
+        return pandas.DataFrame(zero_shot_records(run_zero_shot(names, asked, Path(scores))))
     asked, folders = place_data(data or {}, asked, Path(scores))
     evaluation = run_evaluation(
         names,
@@ -117,9 +117,9 @@ def compare(model_a: str | Path, model_b: str | Path, *, scores: str | Path = "s
     )
 
 
-def refuse_axes(settings: Mapping[str, Any]) -> None:
+def refuse_axes(settings: Iterable[str]) -> None:
     """Raises `InputError` where a setting of all cells is one that the grid goes over."""
-    for key in settings.keys() & {"learning_rate", "seed"}:
+    for key in {"learning_rate", "seed"}.intersection(settings):
         raise InputError(f"{key} is one of a grid: give {key}s, a list")
 
 

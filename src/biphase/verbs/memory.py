@@ -118,5 +118,7 @@ def list_changes(changes: Changes) -> list[str]:
 
 
 def write_value(value: Any) -> str:
+    """A value as YAML in one line, with quotes where they are needed."""
     value = str(value) if isinstance(value, Path) else value
-    return yaml.safe_dump(value, default_flow_style=True, width=math.inf).removesuffix("...\n").strip()
+    text = yaml.safe_dump(value, default_flow_style=True, width=math.inf, allow_unicode=True, sort_keys=False)
+    return text.removesuffix("...\n").strip()
