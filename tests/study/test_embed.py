@@ -15,8 +15,8 @@ from biphase.study.folder import claim_study_folder, read_state, status
 from biphase.study.plan import plan_study
 from biphase.study.report import report_study
 from biphase.study.results import collect_results
-from biphase.study.run import run_study
-from biphase.study.spec import Evaluation, Study, trainings
+from biphase.study.run import look_for_data, run_study
+from biphase.study.spec import Evaluation, Study, scored_as, trainings
 
 HERE = Engine(workers=0)
 
@@ -36,6 +36,7 @@ def tree(tiny_recipe: Any, documents: list[str], tmp_path: Path) -> dict[str, An
     qrels = "".join(f"{number}\t{number}\t1\n" for number in range(len(rows)))
     (beir / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + qrels)
     stage = {"name": "pairs", "data": [{"path": str(tmp_path / "pairs.jsonl")}], "batch_size": 8, "max_steps": 2}
+    recipe["schedule"] |= {"warmup_steps": 1, "decay_steps": 1}
     return {
         "name": "embedding",
         "recipe": {key: recipe[key] for key in recipe if key not in ("name", "init", "curriculum")},
@@ -51,7 +52,6 @@ def tree(tiny_recipe: Any, documents: list[str], tmp_path: Path) -> dict[str, An
 
 
 def test_which_pretraining_embeds_best(tree: dict[str, Any], tmp_path: Path) -> None:
-    tree["recipe"]["schedule"] |= {"warmup_steps": 1, "decay_steps": 1}
     plan = plan_study(parse_config(Study, tree, origin="test"))
     place = claim_study_folder(tmp_path / "study", plan.study)
     assert run_study(plan, place, HERE) == []
@@ -74,7 +74,8 @@ def test_which_pretraining_embeds_best(tree: dict[str, Any], tmp_path: Path) -> 
         plan_study(parse_config(Study, tree, origin="test"))
 
 
-def test_tests_of_one_file_share_its_training(tmp_path: Path) -> None:
+def test_tests_of_one_file_share_its_training(tree: dict[str, Any], tmp_path: Path) -> None:
+    """Their data is that of the task."""
     file = tmp_path / "nli.yaml"
     files = [{"train": "train.tsv", "test": {"de": "de.tsv", "fr": "fr.tsv"}}]
     keys = {"name": "nli", "family": "sequence_classification", "metric": "accuracy", "template": "{text}"}
@@ -82,3 +83,10 @@ def test_tests_of_one_file_share_its_training(tmp_path: Path) -> None:
     tests = (f"{file}:de", f"{file}:fr")
     evaluation = Evaluation(tasks=(*tests, "snli"), learning_rates=(1e-4,), seeds=(0,))
     assert trainings(evaluation) == {str(file): tests, "snli": ("snli",)}
+    assert scored_as(str(file)) == "nli"
+    for split in ("train", "de", "fr"):
+        (tmp_path / f"{split}.tsv").write_text("text\tlabel\n")
+    tree["evaluation"] |= {"tasks": list(tests), "learning_rates": [1e-4], "data_dirs": {"nli": str(tmp_path)}}
+    plan = plan_study(parse_config(Study, tree | {"hypotheses": []}, origin="test"))
+    look_for_data(plan)
+    assert {cell.evaluates for cell in plan.cells} == {tests, ("zero-shot:passages",)}

@@ -23,7 +23,7 @@ from biphase.finetuning.models import identify
 from biphase.finetuning.scores import Score, ScoreSet, read_scores
 from biphase.run import Run, open_run, read_metrics, whole_steps
 from biphase.study.plan import Checkpoint, Plan, StudyCell
-from biphase.study.spec import EMBED, Study
+from biphase.study.spec import EMBED, Study, scored_as
 from biphase.study.trunks import PlannedRun
 from biphase.tasks.spec import find_task
 
@@ -239,8 +239,8 @@ def status(plan: Plan, folder: StudyFolder, state: StudyState) -> tuple[list[Sta
     for task, names in cells.items():
         num_done, num_failed = (len(some.intersection(names)) for some in (state.scored, failed))
         left = None
-        if task in spent:
-            num, _, seconds = spent[task]
+        if (name := scored_as(task)) in spent:
+            num, _, seconds = spent[name]
             left = seconds / num * (len(names) - num_done)
         lines.append(StatusLine(task, num_done, 0, num_failed, len(names), left))
     return lines, failures

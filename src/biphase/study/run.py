@@ -29,7 +29,7 @@ from biphase.study.folder import (
     trained_folder,
 )
 from biphase.study.plan import Plan
-from biphase.study.spec import EMBED, find_data_dirs
+from biphase.study.spec import EMBED, find_data_dirs, scored_as
 from biphase.study.units import score_unit, train_unit
 from biphase.tasks.sources import HUB, absolute_dir, find_source
 from biphase.tasks.spec import find_task
@@ -99,8 +99,10 @@ def measure_units(state: StudyState, units: Mapping[str, Unit]) -> dict[str, tup
     costs: dict[str, list[float]] = {}
     for name in state.scored & units.keys():
         costs.setdefault(units[name].kind, []).append(units[name].cost)
-    for kind, (num, _, seconds) in measure_cells(state.scores).items():
-        if kind in costs:
+    measured = measure_cells(state.scores)
+    for kind in costs:
+        if (name := scored_as(kind)) in measured:
+            num, _, seconds = measured[name]
             spent[kind] = (seconds / num * len(costs[kind]), sum(costs[kind]))
     return {kind: values for kind, values in spent.items() if values[1]}
 
