@@ -33,6 +33,8 @@ from biphase.encoder.proofs import FailedProofError, check_padded, find_first_po
 from biphase.errors import InputError, first_line, is_raised_here, nearest, told_as
 from biphase.hub import INDEX, check_index, refuse_pickles
 
+MOST_LAYERS = 1_000
+"""transformers makes as many as it is told, one by one, for ever if need be."""
 MOST_OF_A_SIZE = 2**26
 """The largest size, of a vocabulary for example, that a change to a preset may ask for."""
 
@@ -101,10 +103,9 @@ def check_architecture(architecture: dict[str, Any], vocab_size: int) -> None:
         own = type(known[key])
         if own in (bool, int, str) and type(architecture[key]) is not own:
             raise InputError(f"init.architecture: '{key}' is {architecture[key]!r}; it must be of type {own.__name__}")
-        if own is int and not 0 < architecture[key] <= MOST_OF_A_SIZE:
-            raise InputError(
-                f"init.architecture: '{key}' is {architecture[key]}; from 1 to {MOST_OF_A_SIZE:,} it can be"
-            )
+        most = MOST_LAYERS if key == "num_hidden_layers" else MOST_OF_A_SIZE
+        if own is int and not 0 < architecture[key] <= most:
+            raise InputError(f"init.architecture: '{key}' is {architecture[key]}; from 1 to {most:,} it can be")
     if architecture.get("vocab_size", vocab_size) < vocab_size:
         raise InputError(f"init.architecture: vocab_size is below the {vocab_size:,} tokens of the shards")
 
@@ -156,6 +157,9 @@ def load_model_config(source: str | Path) -> PretrainedConfig:
         config = AutoConfig.from_pretrained(str(source), trust_remote_code=False).get_text_config()
     if getattr(config, "is_encoder_decoder", False):
         raise InputError(f"{source} is an encoder-decoder ({config.model_type}), which is not supported")
+    layers = getattr(config, "num_hidden_layers", None)
+    if isinstance(layers, int) and layers > MOST_LAYERS:
+        raise InputError(f"{source}: config.json says {layers} layers; up to {MOST_LAYERS:,} are made")
     return config
 
 
