@@ -119,6 +119,16 @@ def test_bounds_are_said() -> None:
         assert panel.spans[0].end == pytest.approx(800 if score > 0.8 else 100), "the distance ends with the ladder"
 
 
+def test_what_lies_above_the_ladder_is_named_first_and_what_lies_below_last() -> None:
+    """At 400 steps: above all budgets, on the ladder for few FLOPs (a share of 150 / 400), below it."""
+    arms = {
+        make_arm("on", 400, mask_percent=15, flops=150.0): 0.7,
+        make_arm("below", 400, objective="clm", mask_percent=None, flops=20.0): 0.4,
+        make_arm("above", 400, objective="clm+mlm"): 0.9,
+    }
+    assert [price.arm.name for price in only(make_results({**LADDER, **arms})).compared] == ["above", "on", "below"]
+
+
 def test_unknown_compute_has_no_column() -> None:
     """Hours of a run that was not timed, and hours that do not rise with the budget."""
     ours = make_arm("ours", 400, objective="clm", device_hours=None)

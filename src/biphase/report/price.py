@@ -57,7 +57,7 @@ class PriceList:
     half_widths: tuple[float, ...]
     """Half of the 95 % interval of each of its scores."""
     prices: tuple[Price, ...]
-    """Most steps first, then the least share first."""
+    """Most steps first, then the least share first: what is above all of the ladder before what lies on it."""
     datasets: tuple[str, ...]
 
     @property
@@ -152,7 +152,9 @@ def list_network(results: ResultSet, baseline: Sequence[ReportArm], others: Sequ
             first = compute_equivalent(results, arm, baseline, known[0], datasets)
             shares = {axis: recount(first, arm, baseline, (known[0], axis)) for axis in known}
             prices.append(Price(arm, measure_reach(results, arm, datasets), shares))
-    prices.sort(key=lambda price: (-price.arm.pretrain_steps, price.main.share, -price.main.score))
+    # Above all of the ladder costs less than it says, below all of it more.
+    ranks = {"at most": 0, "": 1, "at least": 2}
+    prices.sort(key=lambda p: (-p.arm.pretrain_steps, ranks[p.main.bound], p.main.share, -p.main.score))
     reaches = tuple(measure_reach(results, arm, datasets) for arm in baseline)
     return PriceList(tuple(baseline), reaches, tuple(prices), datasets) if prices else None
 
