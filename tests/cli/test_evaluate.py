@@ -115,7 +115,7 @@ def test_failed_cells_are_exit_code_two(call: Any, models: Path, tmp_path: Path)
     ("arguments", "said"),
     [
         (["batch_size=8"], "which model?"),
-        (["MODEL", "seed=3"], "give --seeds"),
+        (["MODEL", "seed=3"], "give seeds"),
         (["MODEL", "batchsize=8"], "did you mean 'batch_size'?"),
         (["MODEL", "--part", "9/3"], "must be NUMBER/TOTAL"),
         (["/no/such/model"], "neither a run, nor a folder, nor a hub id"),

@@ -98,7 +98,7 @@ def test_a_fingerprint_changes_with_the_file(tmp_path: Path) -> None:
     [
         ("d.jsonl", b'{"text": "a"}\n{"text": "b"\n', [":2:", "broken JSON"]),
         ("d.jsonl", b'{"text": "a"}\n["b"]\n', [":2:", "list"]),
-        ("d.jsonl", b'{"text": "a"}\n{"txt": "b", "url": "u"}\n', [":2:", "'text'", "txt, url", "--text-field"]),
+        ("d.jsonl", b'{"text": "a"}\n{"txt": "b", "url": "u"}\n', [":2:", "'text'", "txt, url", "as text_field"]),
         ("d.jsonl", b'{"text": "a"}\n\n{"text": null}\n', [":3:", "null"]),
         ("d.jsonl", b'{"text": 5}\n', [":1:", "number"]),
         ("d.jsonl", b'{"text": "a"}\n{"text": "\xff"}\n', [":2:", "not UTF-8", "0xff", "position 10"]),
