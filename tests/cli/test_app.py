@@ -223,7 +223,7 @@ def test_no_space_left(run_main: Any, recipe_file: Path, tmp_path: Path, monkeyp
     import biphase.pretraining.metrics as metrics
 
     monkeypatch.setattr(metrics, "peak_flops", lambda device, dtype: 1e12)
-    original, calls = checkpoint.save_file, []
+    original, calls = checkpoint.write_tensors, []
 
     def full_at_the_second(*args: Any) -> None:
         calls.append(1)
@@ -231,7 +231,7 @@ def test_no_space_left(run_main: Any, recipe_file: Path, tmp_path: Path, monkeyp
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         original(*args)
 
-    monkeypatch.setattr(checkpoint, "save_file", full_at_the_second)
+    monkeypatch.setattr(checkpoint, "write_tensors", full_at_the_second)
     arguments = ["pretrain", recipe_file, "--runs", tmp_path / "runs"]
     code, out, err = run_main(*arguments)
     assert (code, out) == (2, "")
