@@ -121,7 +121,8 @@ def make_embedder(model: str, max_seq_length: int | None, pooling: str, *, weigh
     encoder = load_encoder(model)
     if max_seq_length is not None and max_seq_length > encoder.max_length:
         raise InputError(
-            f"max_length {max_seq_length} is above the {encoder.max_length} tokens that {model} has positions for"
+            f"max_length {max_seq_length} is above the {encoder.max_length} tokens that {model} has positions for; "
+            "leave it out to take those"
         )
     shared: Any = encoder.backbone
     tokenizer = copy.deepcopy(encoder.tokenizer.pretrained)
