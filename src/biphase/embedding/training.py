@@ -188,9 +188,10 @@ class ShowProgress(TrainerCallback):
         if logs and "loss" in logs:
             self.note = f"loss {float(logs['loss']):.4f}"
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        assert self.tracker is not None
-        self.tracker.close()
+    def close(self) -> None:
+        """However training ended: a tracker that is left open goes on telling."""
+        if self.tracker is not None:
+            self.tracker.close()
 
 
 def arguments_of(
@@ -245,19 +246,23 @@ def train_stage(
     made = {name: make_loss(model, stage, kind, recipe.matryoshka) for name, (kind, _) in tables.items()}
     rows = {name: table for name, (_, table) in tables.items()}
     only = next(iter(tables)) if len(tables) == 1 else None
+    progress = ShowProgress(f"embed {stage.name}")
     trainer = SentenceTransformerTrainer(
         model,
         arguments_of(recipe, stage, folder, "pairs" if kinds == {"pairs"} else "scored", bf16, device),
         train_dataset=rows[only] if only else rows,
         loss=made[only] if only else made,
-        callbacks=[ShowProgress(f"embed {stage.name}")],
+        callbacks=[progress],
     )
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(trainer.model_card_callback_class)
     last = last_checkpoint(folder)
     if last is not None:
         console.err.print(f"stage {stage.name}: goes on from {last.name}", markup=False)
-    trainer.train(resume_from_checkpoint=str(last) if last else None)
+    try:
+        trainer.train(resume_from_checkpoint=str(last) if last else None)
+    finally:
+        progress.close()
     trainer.accelerator.unwrap_model(model, keep_fp32_wrapper=False)  # else it would go on in bf16 where it trained so
     told = [{"step": log["step"], "loss": log["loss"]} for log in trainer.state.log_history if "loss" in log]
     return {"steps": trainer.state.global_step, "rows": sum(map(len, rows.values())), "losses": told}
