@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -72,17 +73,24 @@ def run_part(name: str, part: Part, seconds: float, answer: Path) -> Found:
     command = part.command if is_tests else [*part.command, "--out", str(answer)]
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
     environment["PYTHONPATH"] = os.pathsep.join([str(HERE.parent / "src"), os.environ.get("PYTHONPATH", "")])
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, start_new_session=True
+    )
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, env=environment)
+        printed, _ = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
         return {"error": f"not done after {seconds:.0f} s"}
-    lines = (done.stdout + done.stderr).strip().splitlines() or [f"exit code {done.returncode}"]
+    finally:
+        if process.poll() is None:  # with the processes of its arms, which would go on beside the next part
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+    lines = printed.strip().splitlines() or [f"exit code {process.returncode}"]
     if is_tests:
         counts = {word: int(number) for number, word in re.findall(r"(\d+) (passed|failed|skipped|error)", lines[-1])}
         failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
         found = {"counts": counts, "failed": failed, "last_line": lines[-1]}
-        return found if counts.get("passed") and not done.returncode else found | {"error": lines[-1]}
-    if done.returncode or not answer.exists():
+        return found if counts.get("passed") and not process.returncode else found | {"error": lines[-1]}
+    if process.returncode or not answer.exists():
         return {"error": lines[-1]}
     return {"measured": json.loads(answer.read_text())}
 

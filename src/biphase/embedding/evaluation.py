@@ -17,10 +17,9 @@ from sentence_transformers.util import pairwise_cos_sim, semantic_search
 from biphase.embedding.pairs import read_pairs
 from biphase.embedding.recipe import PairSource, set_name
 from biphase.errors import InputError
-from biphase.finetuning.families.pair_ranking import search_bm25
 from biphase.finetuning.metrics.classification import regression_metrics
 from biphase.finetuning.metrics.ranking import ranking_rows, ranking_scores
-from biphase.tasks.collection import read_judged_texts, read_judgements
+from biphase.tasks.collection import read_judged_texts, read_judgements, search_bm25
 from biphase.tasks.sources import TaskSource, find_layout, parts_of
 from biphase.tasks.spec import FileLayout, Task
 

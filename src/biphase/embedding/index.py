@@ -19,7 +19,7 @@ from biphase.embedding.folder import hash_embedder, load_embedder
 from biphase.embedding.pairs import hash_source
 from biphase.errors import InputError
 from biphase.files import own_folder, read_json_as, write_json
-from biphase.finetuning.families.pair_ranking import search_bm25
+from biphase.tasks.collection import search_bm25
 
 PASSAGE_WORDS = 120
 CHUNK_PASSAGES = 512

@@ -1,4 +1,5 @@
-"""Rows of a retrieval task → its documents, queries and judgements, checked, in splits that are published or drawn."""
+"""Rows of a retrieval task → its documents, queries and judgements, checked, in splits that are published or drawn;
+and what BM25 finds in them."""
 
 import itertools
 from collections.abc import Mapping, Set
@@ -125,3 +126,19 @@ def check_known(source: TaskSource, kind: str, judged: Set[str], texts: Mapping[
                 id = row[own_name(source, name)]
                 raise InputError(f"{place}: a judgement of {kind} '{id}', which {source.name} does not have")
     raise AssertionError("what is missing stands in a judgement")
+
+
+def search_bm25(documents: list[str], queries: list[str], top: int) -> list[list[tuple[int, float]]]:
+    """The best documents of each query by their numbers, best first; those without a word of it are left out."""
+    try:
+        import bm25s
+    except ModuleNotFoundError:
+        raise InputError("BM25 needs bm25s: pip install 'biphase[embeddings]'") from None
+    retriever = bm25s.BM25()
+    retriever.index(bm25s.tokenize(documents, stopwords=None, show_progress=False), show_progress=False)
+    words = bm25s.tokenize(queries, stopwords=None, show_progress=False, return_ids=False)
+    numbers_QK, scores_QK = retriever.retrieve(words, k=min(top, len(documents)), show_progress=False)
+    found = []
+    for numbers, scores in zip(numbers_QK.tolist(), scores_QK.tolist(), strict=True):
+        found.append([(number, score) for number, score in zip(numbers, scores, strict=True) if score > 0])
+    return found

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from biphase.errors import InputError
 from biphase.finetuning.batches import CellContext
 from biphase.finetuning.config import EVALUATED_SPLITS, FinetuneConfig
 from biphase.finetuning.encoding import (
@@ -31,6 +30,7 @@ from biphase.finetuning.families.multiple_choice import accumulate_gradients as 
 from biphase.finetuning.families.multiple_choice import build_model as build_model
 from biphase.finetuning.families.multiple_choice import predict as predict
 from biphase.finetuning.metrics.ranking import ranking_rows, ranking_scores
+from biphase.tasks.collection import search_bm25
 from biphase.tasks.drawing import DRAW_SEED
 from biphase.tasks.examples import Collection
 from biphase.tasks.spec import TaskSplit
@@ -51,22 +51,6 @@ class CandidateSplit(ChoiceSplit):
 
 
 split_kind = CandidateSplit
-
-
-def search_bm25(documents: list[str], queries: list[str], top: int) -> list[list[tuple[int, float]]]:
-    """The best documents of each query by their numbers, best first; those without a word of it are left out."""
-    try:
-        import bm25s
-    except ModuleNotFoundError:
-        raise InputError("BM25 needs bm25s: pip install 'biphase[embeddings]'") from None
-    retriever = bm25s.BM25()
-    retriever.index(bm25s.tokenize(documents, stopwords=None, show_progress=False), show_progress=False)
-    words = bm25s.tokenize(queries, stopwords=None, show_progress=False, return_ids=False)
-    numbers_QK, scores_QK = retriever.retrieve(words, k=min(top, len(documents)), show_progress=False)
-    found = []
-    for numbers, scores in zip(numbers_QK.tolist(), scores_QK.tolist(), strict=True):
-        found.append([(number, score) for number, score in zip(numbers, scores, strict=True) if score > 0])
-    return found
 
 
 def encode_pairs(tokenizer: HashedTokenizer, pairs: Sequence[tuple[str, str]], max_length: int) -> TokenizedTexts:
