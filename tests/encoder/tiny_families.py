@@ -57,12 +57,19 @@ SEVERAL_PARTS = (
     *("qwen3_5_moe", "qwen4_exp", "ultravbert"),
 )
 
-NOT_BUILT = (
-    *("bailing_hybrid", "cohere_compass_text", "dbrx", "kimi_linear"),
-    *("qwen4_exp_text", "zamba"),
-)
+DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
 
 SPECIAL: dict[str, dict[str, Any]] = {
+    "bailing_hybrid": {"num_experts_per_token": 2, "num_expert_group": 1},
+    "cohere_compass_text": {
+        "layer_types": ["sliding_attention", "full_attention"],
+        "rope_parameters": dict.fromkeys(("sliding_attention", "full_attention"), DEFAULT_ROPE),
+    },
+    "dbrx": {
+        "attn_config": {"kv_n_heads": 2, "rope_theta": 10_000.0, "clip_qkv": 8},  # as published
+        "ffn_config": {"hidden_size": 32, "ffn_hidden_size": 64, "moe_top_k": 2},
+        "num_key_value_heads": None,
+    },
     "deepseek_v2": {"num_experts_per_tok": 2, "n_routed_experts": 4, "topk_method": "greedy"},
     "dots1": {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_shared_experts": 1},
     "dots3_note_text": {"num_key_value_heads": 4},
@@ -71,14 +78,23 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "gemma3n_text": {"num_kv_shared_layers": 0},
     "hunyuan_v1_dense": {"head_dim": 8},
     "hunyuan_v1_moe": {"head_dim": 8},
+    "kimi_linear": {"num_experts_per_token": 2},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "mamba2": {"num_heads": 8},
     "ministral": {"head_dim": 8},
     "nemotron": {"num_key_value_heads": 2, "head_dim": 8},
     "neomme": {"head_dim": 16},
+    "qwen4_exp_text": {
+        "indexer_n_heads": 2,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": 8,
+        "indexer_budget": 8,
+        "indexer_compress_ratio": 2,
+    },
     "reformer": {"axial_pos_embds_dim": (16, 16), "axial_pos_shape": (8, 20)},
     "roc_bert": {"enable_pronunciation": False, "enable_shape": False},
     "squeezebert": {"embedding_size": 32},
+    "zamba": {"num_hidden_layers": 3, "layers_block_type": ["linear_attention", "hybrid", "hybrid"]},
     "zaya": {"num_experts_per_tok": 1},
 }
 """What the names of the fields do not tell."""
@@ -88,7 +104,7 @@ def model_types() -> list[str]:
     """Types with a language model's head, causal or masked, or encoders of text without; not those with several parts,
     whose text part has a type of its own."""
     named = {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *MODEL_FOR_MASKED_LM_MAPPING_NAMES, *WITHOUT_HEAD}
-    return sorted(named - {*SEVERAL_PARTS, *NOT_BUILT})
+    return sorted(named - {*SEVERAL_PARTS})
 
 
 def tiny_config(model_type: str) -> PretrainedConfig:

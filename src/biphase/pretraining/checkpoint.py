@@ -1,18 +1,21 @@
 """A step on disk: model folder, optimizer moments, and a manifest that is written last. Whole or absent.
 
 The model part is a transformers folder (safetensors), the moments a safetensors file: nothing is ever unpickled. Both
-hold whole tensors, from however many processes trained, so a run resumes at any world size. Moments that FSDP2 has
-parted are never whole in any process: they are gathered and written one by one, and each process reads its own part.
+hold whole tensors, from however many processes trained, so a run resumes at any world size. What FSDP2 has parted is
+gathered and written one tensor at a time: no process holds all weights or all moments, and each reads its own part of
+the moments.
 """
 
+import itertools
 import json
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -72,17 +75,16 @@ def save_checkpoint(
         OSError, InputError: in the first process, such as on a full disk; `InputError` in the others.
     """
     target = run.steps / str(manifest.step)
-    weights = whole_weights(model.network, world.is_main)
+    parted = name_parted(model.network)
     moments = name_moments(model, optimizers)
-    shapes = {name: tensor.shape for name, tensor in moments.items()}
-    wholes = (gather(tensor) for tensor in moments.values())
+    wholes = (gather(tensor) for tensor in (*parted.values(), *moments.values()))
     failure: OSError | InputError | None = None
     if world.is_main:
         try:
             with whole_folder(target) as folder:
-                model.network.save_pretrained(folder / "model", state_dict=weights)
+                save_network(model.network, folder, parted, wholes)
                 tokenizer.save_pretrained(folder / "model")
-                write_tensors(folder / "optimizer.safetensors", shapes, wholes)
+                write_tensors(folder / "optimizer.safetensors", moments, wholes)
                 files = sorted(path for path in folder.rglob("*") if path.is_file())
                 digests = {str(path.relative_to(folder)): file_hash(path) for path in files}
                 write_hashed(folder / "manifest.json", asdict(manifest) | {"files": digests})
@@ -95,18 +97,29 @@ def save_checkpoint(
     world.raise_any(failure, f"{target} could not be written; the first process says why")
 
 
-def whole_weights(network: nn.Module, is_main: bool) -> dict[str, Tensor]:
-    """The weights of a network by name, whole, on the CPU of the first process; nothing in the others. A collective.
+def name_parted(network: nn.Module) -> dict[str, Tensor]:
+    """The weights of which each process has a part, tied ones once, by name. Every process must call it."""
+    weights = network.state_dict(keep_vars=True)  # FSDP2 parts here what validation has left whole
+    names = {weight: name for name, weight in weights.items() if isinstance(weight, DTensor)}
+    return {name: weight for weight, name in names.items()}
 
-    Tied weights stay one tensor, so that they are gathered and written once.
+
+def save_network(network: Any, folder: Path, parted: dict[str, Tensor], wholes: Iterator[Tensor]) -> None:
+    """Write the `model` folder as transformers does, with its names and its order of the weights.
+
+    Parted ones go into a file of their own first, which transformers reads while it writes its.
     """
-    named = network.state_dict(keep_vars=True)
-    gathered: dict[int, Tensor] = {}
-    for tensor in named.values():
-        if id(tensor) not in gathered:
-            full = gather(tensor)
-            gathered[id(tensor)] = full.cpu().contiguous() if is_main else full.new_empty(0)
-    return {name: gathered[id(tensor)] for name, tensor in named.items()} if is_main else {}
+    if not parted:
+        network.save_pretrained(folder / "model")
+        return
+    file = folder / "weights.safetensors"
+    write_tensors(file, parted, wholes)
+    stored = load_file(file)  # mapped, not held
+    names = {weight: name for name, weight in parted.items()}
+    weights = network.state_dict(keep_vars=True)
+    whole = {name: stored[names[weight]] if weight in names else weight.detach() for name, weight in weights.items()}
+    network.save_pretrained(folder / "model", state_dict=whole)
+    file.unlink()
 
 
 def gather(tensor: Tensor) -> Tensor:
@@ -121,22 +134,22 @@ def name_moments(model: PackedModel, optimizers: list[torch.optim.Optimizer]) ->
     return dict(sorted((f"{names[p]}/{key}", tensor) for p, entry in kept for key, tensor in entry.items()))
 
 
-def write_tensors(path: Path, shapes: dict[str, torch.Size], tensors: Iterable[Tensor]) -> None:
-    """A safetensors file of fp32 tensors in the order of their names, one in memory at a time.
+def write_tensors(path: Path, named: dict[str, Tensor], wholes: Iterator[Tensor]) -> None:
+    """A safetensors file of fp32 tensors, which come whole from `wholes`, one in memory at a time.
 
     The format: the header's length in 8 bytes; the header, JSON with spaces behind it; then all numbers, row by row.
     """
     header, end = {}, 0
-    for name, shape in shapes.items():
-        begin, end = end, end + 4 * shape.numel()
-        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [begin, end]}
+    for name, tensor in named.items():
+        begin, end = end, end + 4 * tensor.numel()
+        header[name] = {"dtype": "F32", "shape": list(tensor.shape), "data_offsets": [begin, end]}
     told = json.dumps(header, separators=(",", ":")).encode()
     told += b" " * (-len(told) % 8)
     with open(path, "wb") as file:
         file.write(len(told).to_bytes(8, "little") + told)
-        for tensor in tensors:
-            assert tensor.dtype == torch.float32
-            file.write(tensor.reshape(-1).cpu().numpy().data)
+        for whole in itertools.islice(wholes, len(named)):
+            assert whole.dtype == torch.float32
+            file.write(whole.reshape(-1).cpu().numpy().data)
 
 
 def load_optimizer(folder: Path, model: PackedModel, optimizers: list[torch.optim.Optimizer], world: World) -> None:
