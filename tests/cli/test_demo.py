@@ -46,7 +46,7 @@ RANDOM = (50.0, 51.0, 51.5)
 
 def test_the_verdict_says_no_more_than_the_intervals() -> None:
     clear = results(clm=(60.0, 61.0, 62.0), mlm=(50.5, 50.0, 52.0), random=RANDOM)
-    assert 100 * gain(clear, "clm", "genre").mean == pytest.approx(61 - 152.5 / 3)
+    assert 100 * gain(clear, "clm", "genre").estimate == pytest.approx(61 - 152.5 / 3)
     text = verdict(clear)
     assert "Clearly better than random weights: clm on genre; mlm on no task." in text
     assert "clm leads on genre by 10.2" in text and "more than noise" in text

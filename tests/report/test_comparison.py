@@ -232,7 +232,7 @@ def test_labels_are_compared_by_the_metric_itself(write_cells: WriteCells, compa
     for one, expected in zip(compare_all(), (1 - f1_yes, 1 - (f1_yes + f1_no) / 2), strict=True):
         assert one.seen and one.seen.num_examples == 200
         tested = one.seen.over_examples()
-        assert tested.mean == pytest.approx(expected) and tested.p_value < 0.03
+        assert tested.value == pytest.approx(expected) and tested.p_value < 0.03
         assert not any("not accounted for" in note for note in one.notes)
 
 
@@ -258,12 +258,12 @@ def test_summary_by_hand(write_cells: WriteCells, scores_folder: Path) -> None:
     best, m, lost = summarize(read_scores(scores_folder))
     assert (best.model, m.model, lost.model) == ("best", "m", "lost")
     assert m.rate == 1e-4 and m.seeds == (0, 1, 2) and m.diverged == ((1e-3, 0), (1e-3, 1)) and m.missing == ()
-    assert m.interval.mean == pytest.approx(0.82)
+    assert m.interval.value == pytest.approx(0.82)
     assert m.interval.half_width == pytest.approx(4.3026527 * 0.02 / math.sqrt(3))
     assert m.paper_interval.half_width == pytest.approx(1.959964 * 0.02 / math.sqrt(3))
     # Of the rates 1e-5 and 1e-4, both ends included; 1e-3 is outside.
-    assert m.spread and m.spread.num == 6 and m.spread.num_left_out == 0
-    assert m.spread.std == pytest.approx(np.std([0.80, 0.82, 0.84, 0.70, 0.70, 0.70], ddof=1))
+    assert m.spread and m.spread.num == 6 and m.num_unspread == 0
+    assert m.spread.value == pytest.approx(np.std([0.80, 0.82, 0.84, 0.70, 0.70, 0.70], ddof=1))
     assert best.spread is None and math.isnan(best.interval.half_width)
     assert lost.rate is None and lost.interval.num == 0 and lost.diverged == ((1e-4, 0),)
 

@@ -15,7 +15,7 @@ from biphase.finetuning.predictions import ExampleTable
 from biphase.paper.published import read_reference
 from biphase.report.contrasts import contrast, difference, is_significant, judge_difference, mix_degrees
 from biphase.report.results import AVERAGE, ReportArm, Result, measured, with_averages
-from biphase.report.statistics import Difference
+from biphase.report.statistics import Interval
 
 sys.path.append(str(Path(__file__).parents[2] / "scripts"))
 from calibrate_verdicts import MIXES, World, share_called_different
@@ -24,12 +24,12 @@ CLM = ReportArm("clm", "objective", "1m", "clm", None, 100, 100, 0)
 MLM = ReportArm("mlm", "objective", "1m", "mlm", 40, 100, 0, 100)
 
 
-def paired(a: Sequence[float], b: Sequence[float]) -> Difference:
+def paired(a: Sequence[float], b: Sequence[float]) -> Interval:
     """Scores of the same seeds."""
     return difference(measured(CLM, "SC", "a", "standard", a), measured(MLM, "SC", "a", "standard", b)).against()
 
 
-def unpaired(a: Sequence[float], b: Sequence[float]) -> Difference:
+def unpaired(a: Sequence[float], b: Sequence[float]) -> Interval:
     """Scores of different seeds."""
     seeds = range(100, 100 + len(b))
     seen = difference(measured(CLM, "SC", "a", "standard", a), measured(MLM, "SC", "a", "standard", b, seeds=seeds))
@@ -46,9 +46,9 @@ def assert_rate(num_hits: int, num_trials: int, rate: float) -> None:
 def test_paired_t_by_hand() -> None:
     """Differences 1, 2, 3: mean 2, s = 1, t = 2√3 with 2 degrees, whose tail is (1 - t/√(t²+2))/2 = 0.037090."""
     test = paired([3, 5, 7], [2, 3, 4])
-    assert test.mean == 2
+    assert test.value == 2
     assert test.p_value == pytest.approx(1 - math.sqrt(12 / 14))
-    assert test.high - test.mean == pytest.approx(4.3026527 / math.sqrt(3))
+    assert test.half_width == pytest.approx(4.3026527 / math.sqrt(3))
 
 
 def test_t_tests_are_scipys() -> None:
@@ -65,17 +65,17 @@ def test_t_tests_are_scipys() -> None:
 def test_welch_by_hand() -> None:
     """Equal sizes and spreads make it Student's test: means 2 and 4, s = 1, error √(2/3), 4 degrees."""
     test = unpaired([1, 2, 3], [3, 4, 5])
-    assert test.mean == -2
-    assert test.mean - test.low == pytest.approx(2.7764451 * math.sqrt(2 / 3))
+    assert test.value == -2
+    assert test.value - test.low == pytest.approx(2.7764451 * math.sqrt(2 / 3))
 
 
 @pytest.mark.parametrize("test", [paired, unpaired])
 def test_no_spread_no_verdict(test) -> None:
     """Equal differences say nothing about the next one, also where rounding makes them a little unequal."""
     constant = test([0.3, 0.3, 0.3], [0.1, 0.1, 0.1])
-    assert constant.mean == pytest.approx(0.2) and math.isnan(constant.p_value) and math.isnan(constant.low)
+    assert constant.value == pytest.approx(0.2) and math.isnan(constant.p_value) and math.isnan(constant.low)
     same = test([0.3, 0.3], [0.3, 0.3])
-    assert same.mean == 0 and same.p_value == 1 and math.isnan(same.low)
+    assert same.value == 0 and same.p_value == 1 and math.isnan(same.low)
     single = test([0.3], [0.1])
     assert math.isnan(single.p_value) and math.isnan(single.high)
 

@@ -23,7 +23,7 @@ from biphase.verbs.records import comparison_records, summary_records, to_json
 from biphase.verbs.studies import StudyProgress
 
 DOCUMENTED = (Path(__file__).parents[2] / "docs" / "reference" / "command_line.md").read_text(encoding="utf-8")
-NONE = Interval(float("nan"), float("nan"), 0)
+NONE = Interval(float("nan"))
 ROW = SummaryRow("m", "t", "f1", None, NONE, NONE, (), 0, (), (), 0, None)
 
 

@@ -9,13 +9,13 @@ from pathlib import Path
 from rich.table import Table
 
 from biphase.errors import InputError
-from biphase.report.contrasts import difference, judge_difference
+from biphase.report.contrasts import Contrast, difference
 from biphase.report.figures import Picture, arrange_panels, plot_panel, plot_settings
 from biphase.report.formats import show_difference, show_interval, show_noise
 from biphase.report.panels import Mark, Panel
 from biphase.report.printing import PLAIN, print_table
 from biphase.report.results import Result
-from biphase.report.statistics import Difference, mean_interval
+from biphase.report.statistics import mean_interval
 from biphase.study.folder import StudyFolder, read_state
 from biphase.study.plan import Plan
 from biphase.study.results import collect_results
@@ -50,20 +50,15 @@ def models_of(results: Results) -> tuple[list[str], str]:
     return models, control
 
 
-def gain(results: Results, model: str, task: str) -> Difference:
+def gain(results: Results, model: str, task: str) -> Contrast:
     """A model minus its network from random weights."""
-    return difference(results[model, task], results[models_of(results)[1], task]).against()
-
-
-def is_clear(seen: Difference) -> bool:
-    """Whether a difference is above zero by the rule of all verdicts, here for one question at a time."""
-    return judge_difference(seen.mean, seen.p_value) == "above"
+    return difference(results[model, task], results[models_of(results)[1], task])
 
 
 def verdict(results: Results) -> str:
-    """What the intervals allow to say, and no more."""
+    """What the intervals allow to say, and no more, by the rule of all verdicts for one question at a time."""
     (models, _), tasks = models_of(results), tasks_of(results)
-    clear = {model: [task for task in tasks if is_clear(gain(results, model, task))] for model in models}
+    clear = {model: [task for task in tasks if gain(results, model, task).side == "above"] for model in models}
     everywhere = [model for model in models if len(clear[model]) == len(tasks)]
     if len(everywhere) == len(models):
         paid = (
@@ -78,12 +73,13 @@ def verdict(results: Results) -> str:
     told = []
     for task in tasks:
         first, second = sorted(models, key=lambda model: -results[model, task].mean)[:2]
-        lead = difference(results[first, task], results[second, task]).against()
-        sure = "more than noise by a test of these two alone" if is_clear(lead) else "within noise"
-        reach = "" if math.isnan(lead.high) else f" (±{100 * (lead.high - lead.mean):.1f})"
-        size = f"{100 * lead.mean:.1f}{reach}"
+        seen = difference(results[first, task], results[second, task])
+        lead = seen.against()
+        sure = "more than noise by a test of these two alone" if seen.side == "above" else "within noise"
+        reach = "" if math.isnan(lead.high) else f" (±{100 * lead.half_width:.1f})"
+        size = f"{100 * lead.value:.1f}{reach}"
         told.append(f"{first} leads on {task} by {size}, {sure}")
-    noise = difference(results[models[0], tasks[0]], results[models_of(results)[1], tasks[0]]).noise
+    noise = gain(results, models[0], tasks[0]).noise
     return f"{paid}\nBetween the arms: {'; '.join(told)}.\nNoise accounted for: {show_noise(noise) or 'nothing'}."
 
 
@@ -100,7 +96,7 @@ def print_scores(results: Results) -> None:
         cells = []
         for task in tasks:
             cells.append(show_interval(mean_interval(results[model, task].samples)))
-            cells.append("" if model == control else show_difference(gain(results, model, task)))
+            cells.append("" if model == control else show_difference(gain(results, model, task).against()))
         table.add_row(model, *cells)
     print_table(table)
 

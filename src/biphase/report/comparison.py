@@ -25,9 +25,7 @@ from biphase.report.contrasts import Contrast, difference, is_significant, judge
 from biphase.report.formats import show_count
 from biphase.report.signal import Signal, measure_signal
 from biphase.report.statistics import (
-    Difference,
     Interval,
-    Spread,
     holm,
     is_stability_rate,
     mean_interval,
@@ -55,8 +53,10 @@ class SummaryRow:
     missing: tuple[GridPoint, ...]
     num_degenerate: int
     """With how many of the seeds the predictions are one and the same for all test examples, as far as kept."""
-    spread: Spread | None
+    spread: Interval | None
     """The spread over seeds and over the rates of `STABILITY_RATES`; None with scores at fewer than two of them."""
+    num_unspread: int = 0
+    """How many cells of the spread have no score."""
     chosen: Selection | None = field(default=None, repr=False, compare=False)
 
 
@@ -87,10 +87,11 @@ def summarize(scores: ScoreSet) -> list[SummaryRow]:
                 missing=find_missing(scores, model, task),
                 num_degenerate=table.num_degenerate if chosen and (table := chosen.examples.table) else 0,
                 spread=rate_spread(inside_RS, np.random.default_rng(0)) if num_scored > 1 else None,
+                num_unspread=int(np.isnan(inside_RS).sum()) if num_scored > 1 else 0,
                 chosen=chosen,
             )
         )
-    return sorted(rows, key=lambda row: (row.task, row.rate is None, -row.interval.mean, row.model))
+    return sorted(rows, key=lambda row: (row.task, row.rate is None, -row.interval.value, row.model))
 
 
 def measure_signals(rows: Iterable[SummaryRow]) -> dict[str, Signal]:
@@ -128,7 +129,7 @@ class TaskComparison:
     notes: tuple[str, ...] = ()
 
     @property
-    def difference(self) -> Difference | None:
+    def difference(self) -> Interval | None:
         """A minus B, with the interval of the test; where seeds give none, with that over examples alone."""
         if self.seen is None:
             return None

@@ -15,13 +15,15 @@ import numpy as np
 from scipy import special
 
 from biphase.finetuning.predictions import ExampleTable, KeptExamples
-from biphase.report.statistics import SIGNIFICANCE, TAILS, Difference, seed_weights
+from biphase.report.statistics import SIGNIFICANCE, TAILS, Interval, seed_weights
 
 ROUNDING = 1e-12
 """A spread below this share of the values' size is the rounding of equal values, not a spread."""
 
 Noise = Literal["pretraining seeds", "fine-tuning seeds", "test examples"]
 """Where a difference between equally good models comes from."""
+
+Side = Literal["above", "below", "within noise", "untested"]
 
 
 class SeedScores(Protocol):
@@ -94,18 +96,23 @@ class Contrast:
         found += ["fine-tuning seeds"] if self.num > 1 else []
         return (*found, "test examples") if self.num_examples else tuple(found)
 
-    def against(self, bound: float = 0.0) -> Difference:
+    def against(self, bound: float = 0.0) -> Interval:
         """Estimate, 95 % interval, and two-sided p-value of "it equals `bound`"."""
         tested = t_test(self.estimate - bound, self.error, self.degrees, self.size)
-        return replace(tested, mean=self.estimate, low=tested.low + bound, high=tested.high + bound)
+        return replace(tested, value=self.estimate, low=tested.low + bound, high=tested.high + bound)
 
-    def over_examples(self) -> Difference:
+    @property
+    def side(self) -> Side:
+        """On which side of zero it lies (`judge_difference`)."""
+        return judge_difference(self.estimate, self.against().p_value)
+
+    def over_examples(self) -> Interval:
         """The test of these very runs over test examples alone, which says nothing about other seeds."""
         error = math.sqrt(self.example_variance) if self.num_examples > 1 else math.nan
         return t_test(self.estimate, error, self.num_examples - 1, self.size)
 
 
-def t_test(mean: float, error: float, degrees: float, size: float) -> Difference:
+def t_test(mean: float, error: float, degrees: float, size: float) -> Interval:
     """A difference with its standard error against zero, by Student's t with so many degrees of freedom.
 
     No spread (no more than what rounding makes of values of this `size`, or none that is known) leaves nothing to judge
@@ -113,10 +120,10 @@ def t_test(mean: float, error: float, degrees: float, size: float) -> Difference
     """
     if not error > ROUNDING * size:
         is_zero = error >= 0 and abs(mean) <= ROUNDING * size
-        return Difference(0.0 if is_zero else mean, np.nan, np.nan, 1.0 if is_zero else np.nan)
+        return Interval(0.0 if is_zero else mean, p_value=1.0 if is_zero else np.nan)
     half_width = float(special.stdtrit(degrees, TAILS[1])) * error
     p_value = float(2 * special.stdtr(degrees, -abs(mean) / error))
-    return Difference(mean, mean - half_width, mean + half_width, p_value)
+    return Interval(mean, mean - half_width, mean + half_width, p_value)
 
 
 def contrast(terms: Iterable[tuple[float, SeedScores]]) -> Contrast:
@@ -311,9 +318,7 @@ def is_significant(p_value: float) -> bool:
     return p_value < SIGNIFICANCE
 
 
-def judge_difference(
-    estimate: float, p_value: float, bound: float = 0.0
-) -> Literal["above", "below", "within noise", "untested"]:
+def judge_difference(estimate: float, p_value: float, bound: float = 0.0) -> Side:
     """The rule of every verdict: on which side of `bound` the two-sided test of "it equals the bound" puts an estimate.
 
     "within noise" never means "equal": look at the interval. "untested": there is no p-value (one seed, no spread).

@@ -15,7 +15,7 @@ import numpy as np
 from scipy import optimize
 
 from biphase.errors import InputError
-from biphase.report.contrasts import Contrast, Noise, Terms, combine, contrast, judge_difference
+from biphase.report.contrasts import Contrast, Noise, Terms, combine, contrast
 from biphase.report.results import ReportArm, ResultSet
 
 Compute = Literal["tokens", "flops", "device_hours"]
@@ -195,7 +195,7 @@ def find_interval(terms: Terms, compute: float, rungs: Rungs) -> tuple[float, fl
     grid = np.exp(np.append(np.concatenate(places), logs[-1]))
     grid[0], grid[-1] = rungs[0][0], rungs[-1][0]  # exactly: the ladder's ends are on the ladder
     seen = [contrast(combine((1, terms), (-1, interpolate(rungs, place))) or []) for place in grid]
-    sides = [judge_difference(one.estimate, one.against().p_value) for one in seen]
+    sides = [one.side for one in seen]
     noise = seen[0].noise
     if "untested" in sides:
         return math.nan, math.nan, noise

@@ -6,7 +6,7 @@ import io
 import math
 from collections.abc import Iterable, Sequence
 
-from biphase.report.statistics import Difference, Interval, Spread
+from biphase.report.statistics import Interval
 
 MISSING = "–"
 """What stands where a number is not known."""
@@ -31,20 +31,20 @@ def show_p_value(p_value: float) -> str:
 
 def show_interval(interval: Interval) -> str:
     """`81.20 ± 0.93`; with a single value `81.20 ±    –`."""
-    return MISSING if interval.num == 0 else f"{show_share(interval.mean)} ± {show_share(interval.half_width):>4}"
+    return MISSING if interval.num == 0 else f"{show_share(interval.value)} ± {show_share(interval.half_width):>4}"
 
 
-def show_difference(difference: Difference) -> str:
+def show_difference(difference: Interval) -> str:
     """`+1.20 ± 0.93`, with the half-width of an interval by Student's t."""
-    return f"{100 * difference.mean:+.2f} ± {show_share(difference.high - difference.mean):>4}"
+    return f"{100 * difference.value:+.2f} ± {show_share(difference.half_width):>4}"
 
 
-def show_spread(spread: Spread | None) -> str:
+def show_spread(spread: Interval | None) -> str:
     """`1.20 [0.93, 1.41]`."""
-    if spread is None or math.isnan(spread.std):
+    if spread is None or math.isnan(spread.value):
         return MISSING
     ends = "" if math.isnan(spread.low) else f" [{show_share(spread.low)}, {show_share(spread.high)}]"
-    return show_share(spread.std) + ends
+    return show_share(spread.value) + ends
 
 
 def show_list(words: Sequence[str]) -> str:

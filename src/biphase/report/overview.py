@@ -168,7 +168,7 @@ def compare_in_words(best: Result, other: Result, where: str, num_asked: int) ->
     p_value = min(tested.p_value * num_asked, 1.0)
     verdict: Literal["is ahead of", "cannot be told from"]
     verdict = "is ahead of" if is_significant(p_value) else "cannot be told from"
-    effect = f"{show_points(tested.mean)} points [{show_points(tested.low)}, {show_points(tested.high)}]"
+    effect = f"{show_points(tested.value)} points [{show_points(tested.low)}, {show_points(tested.high)}]"
     chosen = f", p corrected for choosing the best of {num_asked + 1}" if num_asked > 1 else ""
     scope = "" if seen.num_pretrainings > 1 else " This is about these checkpoints: each was pretrained once."
     return (

@@ -289,7 +289,7 @@ def mark_scores(scores: Sequence[Result | None], x: float, size: float = 5.0) ->
     if len(known) == 1:
         return mark_mean(x, known[0].mean, known[0].half_width, size)
     seen = difference(*known).against()
-    return mark_mean(x, seen.mean, seen.mean - seen.low, size)
+    return mark_mean(x, seen.value, seen.value - seen.low, size)
 
 
 def mark_mean(x: float, mean: float, half_width: float, size: float = 5.0) -> Mark:
@@ -310,9 +310,9 @@ def mark_spread(results: ResultSet, family: str, x: float, arm: ReportArm) -> Ma
     if not tables or len({table.shape[1] for table in tables}) > 1:
         return None
     spread = rate_spread(np.concatenate(tables), np.random.default_rng(0))
-    reach = (spread.std - spread.low, spread.high - spread.std)
+    reach = (spread.value - spread.low, spread.high - spread.value)
     down, up = (0.0 if math.isnan(length) else max(100 * length, 0.0) for length in reach)
-    return Mark(x, 100 * spread.std, down, up)
+    return Mark(x, 100 * spread.value, down, up)
 
 
 def round_ticks(values: Sequence[float]) -> tuple[list[float], list[str], str]:

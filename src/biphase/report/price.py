@@ -161,8 +161,7 @@ def list_network(results: ResultSet, baseline: Sequence[ReportArm], others: Sequ
 
 def measure_reach(results: ResultSet, arm: ReportArm, datasets: Sequence[str]) -> float:
     """Half of the 95 % interval of an arm's score, over all noise that it shows."""
-    seen = contrast(mean_score(results, arm, datasets)).against()
-    return seen.high - seen.mean
+    return contrast(mean_score(results, arm, datasets)).against().half_width
 
 
 def price_sentence(listed: PriceList) -> str:

@@ -55,8 +55,8 @@ def print_summary(rows: Sequence[SummaryRow], broken: Sequence[BrokenScore] = ()
             shown = [f"{show_rate(rate)} seed {seed}" for rate, seed in row.missing[:3]]
             lost = f"{show_count(len(row.missing), 'cell')}: {', '.join(shown)}{', …' if len(row.missing) > 3 else ''}"
             lines.append(f"missing: {names[row.model]} on {row.task}: {lost}")
-        if row.spread and row.spread.num_left_out:
-            lost = show_count(row.spread.num_left_out, "cell")
+        if row.num_unspread:
+            lost = show_count(row.num_unspread, "cell")
             lines.append(
                 f"spread of {names[row.model]} on {row.task}: lacks {lost} without a score, so it may be too small"
             )
@@ -131,11 +131,11 @@ def describe_comparison(one: TaskComparison, names: Mapping[str, str]) -> str:
     difference = one.difference
     if difference is None:
         return f"{start}: cannot be told{reasons}"
-    ahead, behind = (one.model_a, one.model_b) if difference.mean >= 0 else (one.model_b, one.model_a)
-    size = f"{100 * abs(difference.mean):.2f} points"
+    ahead, behind = (one.model_a, one.model_b) if difference.value >= 0 else (one.model_b, one.model_a)
+    size = f"{100 * abs(difference.value):.2f} points"
     if not math.isnan(difference.low):
         # The ends as seen by the one ahead: `1.20 points [0.27, 2.13]`.
-        low, high = sorted(math.copysign(1, difference.mean) * end for end in (difference.low, difference.high))
+        low, high = sorted(math.copysign(1, difference.value) * end for end in (difference.low, difference.high))
         size += f" [{100 * low:.2f}, {100 * high:.2f}]"
     # What the test is over: ` (p = 0.031 over 5 pairs of seeds and 2,000 examples; adjusted over 3 tasks)`.
     test = ""
@@ -149,7 +149,7 @@ def describe_comparison(one: TaskComparison, names: Mapping[str, str]) -> str:
         test = f" ({test}{f'; adjusted over {one.num_tasks} tasks' if one.num_tasks > 1 else ''})"
     if one.verdict in ("A better", "B better"):
         return f"{start}: {names[ahead]} beats {names[behind]} by {size}, more than noise{test}{reasons}"
-    lead = "both score the same" if difference.mean == 0 else f"{names[ahead]} is ahead by {size}"
+    lead = "both score the same" if difference.value == 0 else f"{names[ahead]} is ahead by {size}"
     judged = "within noise" if one.verdict == "within noise" else "but which is better cannot be told"
     return f"{start}: {lead}, {judged}{test}{reasons}"
 

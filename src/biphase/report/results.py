@@ -246,7 +246,7 @@ def measured(
         family=family,
         dataset=dataset,
         metric=metric,
-        mean=interval.mean,
+        mean=interval.value,
         half_width=interval.half_width,
         samples=tuple(samples),
         by_rate=None if by_rate is None else {rate: tuple(by_rate[rate]) for rate in sorted(by_rate)},

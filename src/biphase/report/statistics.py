@@ -24,32 +24,19 @@ STABILITY_RATES = (1e-5, 1e-4)
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean and half the width of its interval; `num` values."""
+    """A mean, a difference or a standard deviation, and the ends of its 95 % interval; nan where data cannot tell."""
 
-    mean: float
-    half_width: float
-    num: int
+    value: float
+    low: float = np.nan
+    high: float = np.nan
+    p_value: float = np.nan
+    """Of a difference: the two-sided p-value of "there is none"."""
+    num: int = 0
+    """How many values are behind a mean or a spread."""
 
-
-@dataclass(frozen=True)
-class Difference:
-    """`a - b`: its estimate, its interval, and the two-sided p-value of "there is none"; nan where data cannot tell."""
-
-    mean: float
-    low: float
-    high: float
-    p_value: float
-
-
-@dataclass(frozen=True)
-class Spread:
-    """A standard deviation and its interval; `num` scores, `num_left_out` cells without one."""
-
-    std: float
-    low: float
-    high: float
-    num: int
-    num_left_out: int
+    @property
+    def half_width(self) -> float:
+        return self.high - self.value
 
 
 def mean_interval(values: ArrayLike, method: Literal["t", "normal"] = "t") -> Interval:
@@ -60,13 +47,12 @@ def mean_interval(values: ArrayLike, method: Literal["t", "normal"] = "t") -> In
     """
     values_N = np.asarray(values, dtype=np.float64)
     num = len(values_N)
-    if num == 0:
-        return Interval(np.nan, np.nan, 0)
+    if num < 2:
+        return Interval(float(values_N[0]) if num else np.nan, num=num)
     mean = float(values_N.mean())
-    if num == 1:
-        return Interval(mean, np.nan, 1)
     quantile = special.stdtrit(num - 1, TAILS[1]) if method == "t" else special.ndtri(TAILS[1])
-    return Interval(mean, float(quantile * values_N.std(ddof=1) / np.sqrt(num)), num)
+    half_width = float(quantile * values_N.std(ddof=1) / np.sqrt(num))
+    return Interval(mean, mean - half_width, mean + half_width, num=num)
 
 
 def seed_weights(pretraining_seeds: Sequence[int], num: int) -> np.ndarray:
@@ -99,12 +85,12 @@ def is_stability_rate(rate: float) -> bool:
     return low * (1 - 1e-9) <= rate <= high * (1 + 1e-9)
 
 
-def rate_spread(scores_RS: ArrayLike, rng: np.random.Generator, num_resamples: int = 10_000) -> Spread:
+def rate_spread(scores_RS: ArrayLike, rng: np.random.Generator, num_resamples: int = 10_000) -> Interval:
     """How much a score depends on the fine-tuning's learning rate and seed: the paper's stability (its finding F5).
 
     The standard deviation (over n-1) of all R·S scores of a model on a task, taken together: every seed at every one of
-    the rates given, which in the paper are those from 1e-5 to 1e-4. A nan (diverged or missing) is left out and
-    counted: a spread with cells left out flatters.
+    the rates given, which in the paper are those from 1e-5 to 1e-4. A nan (diverged or missing) is left out: a spread
+    with cells left out flatters.
 
     The interval is that of percentiles over resampled seeds; the rates stay as they are. With fewer than ten seeds it
     is too narrow. A single seed has none.
@@ -112,9 +98,9 @@ def rate_spread(scores_RS: ArrayLike, rng: np.random.Generator, num_resamples: i
     scores_RS = np.asarray(scores_RS, dtype=np.float64)
     assert scores_RS.ndim == 2
     is_there_RS = ~np.isnan(scores_RS)
-    num, num_left_out = int(is_there_RS.sum()), int((~is_there_RS).sum())
+    num = int(is_there_RS.sum())
     if num < 2:
-        return Spread(np.nan, np.nan, np.nan, num, num_left_out)
+        return Interval(np.nan, num=num)
     # A variance is a function of three sums over seeds: how many scores there are, their sum, and their squares' sum.
     # So a resample of seeds is a weighted sum of S rows. Squares are of values around zero: the sums do not cancel.
     values_RS = np.where(is_there_RS, scores_RS - scores_RS[is_there_RS].mean(), 0.0)
@@ -133,4 +119,4 @@ def rate_spread(scores_RS: ArrayLike, rng: np.random.Generator, num_resamples: i
         drawn_BS = rng.integers(0, num_seeds, (num_resamples, num_seeds))
         weights_BS = (drawn_BS[:, :, None] == np.arange(num_seeds)).sum(axis=1)  # how often each seed was drawn
         low, high = np.nanquantile(std(weights_BS @ sums_SC), TAILS)
-    return Spread(seen, float(low), float(high), num, num_left_out)
+    return Interval(seen, float(low), float(high), num=num)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from biphase.files import write_text
-from biphase.report.contrasts import difference, judge_difference
+from biphase.report.contrasts import difference
 from biphase.report.formats import MISSING, csv_text, escape_latex, latex_text, markdown_text, show_share
 from biphase.report.results import AVERAGE, FAMILY_NAMES, MEASURES, SETUPS, ReportArm, Result, ResultSet
 from biphase.report.signal import Signal, measure_signal
@@ -166,8 +166,7 @@ def mark_column(scores: Sequence[Result | None]) -> list[TableCell]:
         if score is None or score is best:
             cells.append((score, "" if score is None else "best"))
         else:
-            gap = difference(best, score).against()
-            cells.append((score, "" if judge_difference(gap.mean, gap.p_value) == "above" else "tied"))
+            cells.append((score, "" if difference(best, score).side == "above" else "tied"))
     return cells
 
 

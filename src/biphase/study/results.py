@@ -8,9 +8,9 @@ from biphase.finetuning.predictions import KeptExamples
 from biphase.finetuning.scores import ScoreSet
 from biphase.finetuning.selection import select_rate
 from biphase.paper.published import place_arms
-from biphase.report.contrasts import Terms, combine, contrast, judge_difference
+from biphase.report.contrasts import Terms, combine, contrast
 from biphase.report.results import ReportArm, Result, measured, pool
-from biphase.report.statistics import Difference
+from biphase.report.statistics import Interval
 from biphase.study.advise import Evidence
 from biphase.study.cost import Sizes, measure_sizes
 from biphase.study.folder import StudyFolder, read_state
@@ -108,23 +108,21 @@ def weigh_evidence(curricula: Mapping[str, Terms], smaller: Sequence[Mapping[str
     verdicts: over seeds of pretraining and fine-tuning and over test examples, as far as they are known. `smaller` are
     the same at smaller budgets, to count how often these had two of them in the right order."""
     means = {name: contrast(terms).against() for name, terms in curricula.items()}
-    best = curricula[max(means, key=lambda name: means[name].mean)]
+    best = curricula[max(means, key=lambda name: means[name].value)]
     evidence = []
     for name, terms in curricula.items():
-        gap = contrast(combine((1, best), (-1, terms)) or []).against()
-        is_behind = judge_difference(gap.mean, gap.p_value) == "above"
-        seen = means[name]
-        evidence.append(Evidence(name, 100 * seen.mean, 100 * (seen.high - seen.mean), is_behind))
+        is_behind = contrast(combine((1, best), (-1, terms)) or []).side == "above"
+        evidence.append(Evidence(name, 100 * means[name].value, 100 * means[name].half_width, is_behind))
     ladder = [{name: contrast(terms).estimate for name, terms in rung.items()} for rung in smaller]
     return [replace(item, foretold=count_foretold(item.curriculum, ladder, means)) for item in evidence]
 
 
 def count_foretold(
-    curriculum: str, ladder: Sequence[Mapping[str, float]], final: Mapping[str, Difference]
+    curriculum: str, ladder: Sequence[Mapping[str, float]], final: Mapping[str, Interval]
 ) -> tuple[int, int]:
     """Pairs of a curriculum and another one at smaller budgets: those in the order of the final budget, and all."""
     is_right = [
-        (rung[curriculum] > rung[other]) == (final[curriculum].mean > final[other].mean)
+        (rung[curriculum] > rung[other]) == (final[curriculum].value > final[other].value)
         for rung in ladder
         for other in rung
         if curriculum in rung and other != curriculum and other in final

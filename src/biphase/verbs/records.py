@@ -22,7 +22,7 @@ def summary_records(rows: "Iterable[SummaryRow]") -> list[dict[str, Any]]:
             "task": row.task,
             "metric": row.metric,
             "rate": row.rate,
-            "mean": known(row.interval.mean),
+            "mean": known(row.interval.value),
             "half_width": known(row.interval.half_width),
             "paper_half_width": known(row.paper_interval.half_width),
             "seeds": list(row.seeds),
@@ -30,7 +30,7 @@ def summary_records(rows: "Iterable[SummaryRow]") -> list[dict[str, Any]]:
             "num_diverged": len(row.diverged),
             "num_missing": len(row.missing),
             "num_degenerate": row.num_degenerate,
-            "spread": known(row.spread.std) if row.spread else None,
+            "spread": known(row.spread.value) if row.spread else None,
         }
         for row in rows
     ]
@@ -49,7 +49,7 @@ def comparison_records(comparisons: "Iterable[TaskComparison]") -> list[dict[str
                 "model_b": one.model_b,
                 "mean_a": one.a.mean if one.a else None,
                 "mean_b": one.b.mean if one.b else None,
-                "difference": known(difference.mean) if difference else None,
+                "difference": known(difference.value) if difference else None,
                 "low": known(difference.low) if difference else None,
                 "high": known(difference.high) if difference else None,
                 "p_value": known(one.p_value),
