@@ -12,7 +12,7 @@ from scipy import stats
 from biphase.paper.findings import FINDINGS, answer, judge_findings
 from biphase.paper.gaps import slope
 from biphase.paper.published import read_reference
-from biphase.paper.spreads import spread_gap
+from biphase.paper.spreads import rate_spread_gap
 from biphase.report.claims import Finding, Inequality, count_tests, together
 from biphase.report.contrasts import difference, jackknife
 from biphase.report.results import AVERAGE, ReportArm, Result, ResultSet, measured
@@ -255,7 +255,7 @@ def test_slope_is_that_of_least_squares() -> None:
 def test_spread_is_that_of_the_statistics() -> None:
     results = world()
     clm, mlm = (each for each in ARMS if each.setup == "objective" and each.size == "1m" and each.mask_percent != 20)
-    seen, rates = spread_gap(results, mlm, clm)
+    seen, rates = rate_spread_gap(results, mlm, clm)
 
     def mean_spread(each: ReportArm) -> float:
         tables = [list((r.by_rate or {}).values()) for r in results.results if r.arm == each]
@@ -316,7 +316,7 @@ def test_f5_and_f7_leave_out_whole_pretraining_seeds() -> None:
 
     results = ResultSet(tuple(map(repeat, world(num=4).results)))
     clm, mlm = (each for each in ARMS if each.setup == "objective" and each.size == "1m" and each.mask_percent != 20)
-    seen, _ = spread_gap(results, mlm, clm)
+    seen, _ = rate_spread_gap(results, mlm, clm)
     assert seen is not None and (seen.num, seen.degrees) == (2, 1)
     gaps = []
     for chosen in ([0, 1, 2, 3], [2, 3], [0, 1]):

@@ -60,8 +60,8 @@ def test_known_shares_in_every_kind_of_compute() -> None:
     arm = make_arm("ours", 400, mask_percent=15, tokens=2000.0)
     results = make_results({**LADDER, arm: 0.75})
     listed = only(results)
-    assert listed.baseline == tuple(LADDER) and [price.arm.name for price in listed.prices] == ["ours"]
-    shares = listed.prices[0].shares
+    assert listed.baseline == tuple(LADDER) and [price[0].arm.name for price in listed.prices] == ["ours"]
+    shares = {found.axis: found for found in listed.prices[0]}
     assert list(shares) == list(AXES)
     assert shares["flops"].share == pytest.approx(2**-0.5, rel=0.01)
     assert shares["tokens"].share == pytest.approx(2**-1.5, rel=0.01)
@@ -99,10 +99,10 @@ def test_what_is_compared_with_what() -> None:
     partly = make_results({make_arm("partly", 400, objective="clm"): 0.7}, ["a"])
     listed = only(ResultSet((*results.results, *partly.results)))
     assert listed.baseline == tuple(LADDER)
-    assert {price.arm.name for price in listed.prices} == {arm.name for arm in others}
+    assert {price[0].arm.name for price in listed.prices} == {arm.name for arm in others}
     # At 800 steps what is better lies beyond the ladder, so those of 400 are compared.
     assert [price.arm.name for price in listed.compared] == ["falling-400", "hot-400", "mlm20-400", "clm-400"]
-    assert listed.prices[0].arm.name == "falling-800" and listed.prices[0].main.bound == "at most"
+    assert listed.prices[0][0].arm.name == "falling-800" and listed.prices[0][0].bound == "at most"
     assert "the least of 4 models with 400 steps" in price_sentence(listed)
     assert not list_prices(make_results({arm: LADDER[arm] for arm in list(LADDER)[:2]} | others)), "two budgets"
     assert list_prices(ResultSet(())) == list_prices(make_results(left_out)) == []
@@ -115,8 +115,8 @@ def test_bounds_are_said() -> None:
         sentence = price_sentence(listed)
         assert f"ours {words} MLM alone (40 % masked) at all of its budgets: {share}" in sentence
         assert share in written(listed, ".md")
-        panel = ladder_panel(listed)
-        assert panel.spans[0].end == pytest.approx(800 if score > 0.8 else 100), "the distance ends with the ladder"
+        (_, _, (point,)) = ladder_panel(listed).series[1]
+        assert point.until == pytest.approx(800 if score > 0.8 else 100), "the distance ends with the ladder"
 
 
 def test_what_lies_above_the_ladder_is_named_first_and_what_lies_below_last() -> None:
@@ -132,10 +132,10 @@ def test_what_lies_above_the_ladder_is_named_first_and_what_lies_below_last() ->
 def test_unknown_compute_has_no_column() -> None:
     """Hours of a run that was not timed, and hours that do not rise with the budget."""
     ours = make_arm("ours", 400, objective="clm", device_hours=None)
-    assert list(only(make_results({**LADDER, ours: 0.7})).prices[0].shares) == ["flops", "tokens"]
+    assert [one.axis for one in only(make_results({**LADDER, ours: 0.7})).prices[0]] == ["flops", "tokens"]
     odd = {replace(arm, device_hours=3.0, flops=None): score for arm, score in LADDER.items()}
     listed = only(make_results({**odd, make_arm("ours", 400, objective="clm"): 0.7}))
-    assert list(listed.prices[0].shares) == ["tokens"]
+    assert [found.axis for found in listed.prices[0]] == ["tokens"]
     assert "share of tokens |\n" in written(listed, ".md") and "of its tokens" in price_sentence(listed)
 
 
@@ -147,10 +147,8 @@ def test_distances_end_on_the_line() -> None:
     (_, _, line), (label, _, (point,)) = panel.series
     assert [round(mark.value) for mark in line] == [50, 65, 65, 80] and label.startswith("ours: 0.3")
     assert line[1].value + line[1].up == pytest.approx(70 + 100 * listed.half_widths[1], abs=0.1)
-    (span,) = panel.spans
     logs = np.log([mark.x for mark in line])
-    assert np.interp(math.log(span.end), logs, [mark.value for mark in line]) == pytest.approx(span.value)
-    assert (span.begin, span.value) == (point.x, point.value)
+    assert np.interp(math.log(point.until or 0), logs, [mark.value for mark in line]) == pytest.approx(point.value)
     from matplotlib.figure import Figure
 
     axes = Figure().add_subplot()
@@ -161,11 +159,11 @@ def test_distances_end_on_the_line() -> None:
 def test_published_prices_and_their_files() -> None:
     """The known shares by tokens, 0.79 and 0.78, and what the intervals are over."""
     listed = only(read_reference())
-    by_name = {price.arm.name: price for price in listed.prices}
+    by_name = {price[0].arm.name: {found.axis: found for found in price} for price in listed.prices}
     assert [arm.pretrain_steps for arm in listed.baseline] == [12_000, 22_000, 42_000]
-    assert by_name["610m-clm-11k-mlm40-22k"].shares["tokens"].share == pytest.approx(0.79, abs=0.005)
-    assert by_name["610m-clm-3k-mlm40-12k"].shares["tokens"].share == pytest.approx(0.78, abs=0.005)
-    assert by_name["610m-clm-10k-mlm40-42k"].main.bound == "at most"
+    assert by_name["610m-clm-11k-mlm40-22k"]["tokens"].share == pytest.approx(0.79, abs=0.005)
+    assert by_name["610m-clm-3k-mlm40-12k"]["tokens"].share == pytest.approx(0.78, abs=0.005)
+    assert by_name["610m-clm-10k-mlm40-42k"]["flops"].bound == "at most"
     files = price_files([listed])
     assert set(files) == {f"tables/compute-equivalents-610M{suffix}" for suffix in (".md", ".tex", ".csv")}
     markdown, latex = (files[f"tables/compute-equivalents-610M{suffix}"] for suffix in (".md", ".tex"))

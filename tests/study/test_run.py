@@ -23,13 +23,12 @@ from biphase.finetuning.config import PROTOCOL
 from biphase.recipe import Checkpoints
 from biphase.run import Run
 from biphase.study import run as study_run
-from biphase.study import units as study_units_module
 from biphase.study.cost import measure_sizes
 from biphase.study.folder import (
     StudyFolder,
     TrainedRecord,
     claim_study_folder,
-    is_trained,
+    find_record,
     read_state,
     seed_progress,
     status,
@@ -310,21 +309,24 @@ def test_a_failure_blocks_only_what_needs_it(
     plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     place = claim_study_folder(tmp_path / "study", plan.study)
-    real = study_units_module.train_here
+    real = study_run.train_here
 
     def fail_one(recipe: Any, place: StudyFolder) -> Path:
         if recipe.name == "tiny-mlm40-12":
             raise InputError("the loss is not finite at step 3")
         return real(recipe, place)
 
-    monkeypatch.setattr(study_units_module, "train_here", fail_one)
+    monkeypatch.setattr(study_run, "train_here", fail_one)
     failures = run_study(plan, place, HERE)
     blocked = [failure for failure in failures if failure.reason.startswith("blocked")]
     assert len(failures) == 1 + 1 + 8 and len(blocked) == 9
-    assert is_trained(place, plan.runs["tiny-50-50-12"]) and not is_trained(place, plan.runs["tiny-mlm40-12"])
+    assert [find_record(place, name, plan.runs[name].key) is None for name in ("tiny-50-50-12", "tiny-mlm40-12")] == [
+        False,
+        True,
+    ]
     lines, told = status(plan, place, read_state(plan, place))
     assert (lines[0].done, lines[0].failed) == (3, 2) and len(told) == 10
-    monkeypatch.setattr(study_units_module, "train_here", real)
+    monkeypatch.setattr(study_run, "train_here", real)
     assert run_study(plan, place, HERE) == []
     assert not status(plan, place, read_state(plan, place))[1]
 
@@ -346,14 +348,14 @@ def test_what_another_process_is_at_is_left_to_it(plan: Plan, tmp_path: Path, mo
     monkeypatch.setattr(scheduler.time, "sleep", wait)
     monkeypatch.setattr(units.time, "monotonic", lambda: time.perf_counter() + 3600.0 * len(waits))
 
-    real = study_units_module.train_here
+    real = study_run.train_here
 
     def train_unless_held(recipe: Any, place: StudyFolder) -> Path:
         if not waits and recipe.name == "tiny-clm-12":
             raise BusyError("held")
         return real(recipe, place)
 
-    monkeypatch.setattr(study_units_module, "train_here", train_unless_held)
+    monkeypatch.setattr(study_run, "train_here", train_unless_held)
     assert run_study(plan, place, HERE) == []
     assert len(waits) == 1 and len(read_state(plan, place).done) == 25
 
@@ -450,10 +452,8 @@ def test_device_hours_count_every_process(
     place = copy_of(finished, tmp_path / "study")
     place.record("tiny-clm-12").unlink()
     units = {unit.name: unit for unit in study_units(plan, place, processes=4)}
-    monkeypatch.setattr(
-        study_units_module, "train_by_torchrun", lambda recipe, folder, _: study_units_module.train_here(recipe, folder)
-    )
-    monkeypatch.setattr(study_units_module.time, "monotonic", iter((0.0, 900.0)).__next__)
+    monkeypatch.setattr(study_run, "train_by_torchrun", lambda recipe, folder, _: study_run.train_here(recipe, folder))
+    monkeypatch.setattr(study_run.time, "monotonic", iter((0.0, 900.0)).__next__)
     trunk = units[train_name("tiny-clm-12")]
     trunk.function(**trunk.arguments)
     record = read_json_as(place.record("tiny-clm-12"), TrainedRecord)
@@ -468,23 +468,23 @@ def test_the_run_of_torchrun_is_the_one_of_its_recipe(
     place = copy_of(finished, tmp_path / "study")
     recipe = plan.runs["tiny-clm-12"].recipe
     other = changed(plan, "recipe.schedule.peak_lr=2e-2").runs["tiny-clm-12"].recipe
-    newest = study_units_module.train_here(other, place)
+    newest = study_run.train_here(other, place)
 
     class Nothing:
         def __init__(self, *_: Any, **__: Any) -> None: ...
         def wait(self) -> int:
             return 0
 
-    monkeypatch.setattr(study_units_module.subprocess, "Popen", Nothing)
-    assert study_units_module.train_by_torchrun(other, place, 2) == newest
-    assert study_units_module.train_by_torchrun(recipe, place, 2).name == trained_folder(place, "tiny-clm-12").name
+    monkeypatch.setattr(study_run.subprocess, "Popen", Nothing)
+    assert study_run.train_by_torchrun(other, place, 2) == newest
+    assert study_run.train_by_torchrun(recipe, place, 2).name == trained_folder(place, "tiny-clm-12").name
 
 
 @pytest.mark.slow
 def test_torchrun_says_by_its_exit_code_that_a_run_is_busy(plan: Plan, finished: StudyFolder) -> None:
     recipe = plan.runs["tiny-clm-12"].recipe.model_copy(update={"checkpoints": Checkpoints(keep=(3,))})
     with locked(trained_folder(finished, "tiny-clm-12") / ".lock"), pytest.raises(BusyError, match="in use by another"):
-        study_units_module.train_by_torchrun(recipe, finished, 2)
+        study_run.train_by_torchrun(recipe, finished, 2)
 
 
 def test_one_unit(plan: Plan, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from biphase.paper.published import PUBLISHED_FAMILIES
-from biphase.report.claims import Claim, ClaimTest, make_claim, strongest
+from biphase.report.claims import Claim, Tested, make_claim, strongest, weigh_terms
 from biphase.report.contrasts import Contrast, Terms, combine, difference
 from biphase.report.results import ReportArm, ResultSet, objective_pairs, short_steps, sizes_of
 
@@ -35,19 +35,17 @@ def mean_of(parts: Sequence[Terms | None]) -> Terms | None:
 def mlm_beats_clm(results: ResultSet) -> list[Claim]:
     """F1: MLM minus CLM, and where the gap is largest."""
     pairs = objective_pairs(results)
-    beats: list[ClaimTest] = [
-        (f"{family}, {mlm.size}: MLM − CLM", gap(results, mlm, clm, family), 0.0)
+    beats = [
+        weigh_terms(f"{family}, {mlm.size}: MLM − CLM", gap(results, mlm, clm, family))
         for family in ("SC", "QA")
         for clm, mlm in pairs
     ]
-    largest: list[ClaimTest] = []
+    largest = []
     for clm, mlm in pairs:
         on_qa = gap(results, mlm, clm, "QA")
-        for family in ("SC", "TC", "IR"):
-            terms = combine(
-                (1, on_qa), (-1, gap(results, mlm, clm, family))
-            )  # (MLM − CLM on QA) − (MLM − CLM on the family)
-            largest.append((f"{mlm.size}: gap on QA − gap on {family}", terms, 0.0))
+        for family in ("SC", "TC", "IR"):  # (MLM − CLM on QA) − (MLM − CLM on the family)
+            terms = combine((1, on_qa), (-1, gap(results, mlm, clm, family)))
+            largest.append(weigh_terms(f"{mlm.size}: gap on QA − gap on {family}", terms))
     lack = "CLM and MLM of the same size and steps"
     return [
         make_claim("MLM beats CLM on SC and QA at every size", beats, lack),
@@ -58,14 +56,12 @@ def mlm_beats_clm(results: ResultSet) -> list[Claim]:
 def clm_holds_on_tokens(results: ResultSet) -> list[Claim]:
     """F2: CLM minus MLM on TC, and how the gap on IR changes with size."""
     pairs = objective_pairs(results)
-    level: list[ClaimTest] = [
-        (f"TC, {clm.size}: CLM − MLM", gap(results, clm, mlm, "TC"), -ON_PAR) for clm, mlm in pairs
-    ]
-    closing: list[ClaimTest] = []
+    level = [weigh_terms(f"TC, {clm.size}: CLM − MLM", gap(results, clm, mlm, "TC"), -ON_PAR) for clm, mlm in pairs]
+    closing = []
     if len(pairs) > 1:
         (clm, mlm), (large_clm, large_mlm) = pairs[0], pairs[-1]
         terms = combine((1, gap(results, mlm, clm, "IR")), (-1, gap(results, large_mlm, large_clm, "IR")))
-        closing = [(f"IR: gap at {mlm.size} − gap at {large_mlm.size}", terms, 0.0)]
+        closing = [weigh_terms(f"IR: gap at {mlm.size} − gap at {large_mlm.size}", terms)]
     return [
         make_claim("CLM is on par or better on TC at every size", level, "CLM and MLM of the same size and steps"),
         make_claim("CLM closes on MLM for IR as size grows", closing, "CLM and MLM at two sizes or more"),
@@ -77,16 +73,16 @@ def no_ratio_is_best(results: ResultSet) -> list[Claim]:
     arms = results.arms(setup="objective", objective="mlm")
     sizes = sizes_of(arms)
     slopes = {(size, family): slope(results, size, family) for size in sizes for family in PUBLISHED_FAMILIES}
-    larger: list[ClaimTest] = []
+    larger = []
     if len(sizes) > 1:
         small, large = sizes[0], sizes[-1]
         both = [family for family in PUBLISHED_FAMILIES if slopes[small, family] and slopes[large, family]]
         growth = [combine((1, slopes[large, family]), (-1, slopes[small, family])) for family in both]
         label = f"slope at {large} − slope at {small}, mean over {', '.join(both)}"
-        larger = [(label, mean_of(growth), 0.0)]
-    retrieval: list[ClaimTest] = [(f"IR, {size}: slope", slopes[size, "IR"], 0.0) for size in sizes]
-    smallest: list[ClaimTest] = [
-        (f"{family}, {size}: −slope", combine((-1, slopes[size, family])), 0.0)
+        larger = [weigh_terms(label, mean_of(growth))]
+    retrieval = [weigh_terms(f"IR, {size}: slope", slopes[size, "IR"]) for size in sizes]
+    smallest = [
+        weigh_terms(f"{family}, {size}: −slope", combine((-1, slopes[size, family])))
         for size in sizes[:1]
         for family in ("TC", "QA")
     ]
@@ -128,17 +124,14 @@ def beaten_somewhere(results: ResultSet, arms: Sequence[ReportArm], lack: str) -
         for mask, other in itertools.permutations(scores, 2):
             label = f"{mask} %: beaten by {other} % on {family}, {size}"
             rivals[mask].append((label, difference(scores[other], scores[mask])))
-    inequalities = tuple(strongest(found, ON_PAR) for found in rivals.values() if found)
-    return Claim(
-        "Every masking ratio is beaten by another one somewhere", inequalities, () if inequalities else (lack,)
-    )
+    tests = [strongest(found, ON_PAR) for found in rivals.values() if found]
+    return make_claim("Every masking ratio is beaten by another one somewhere", tests, lack)
 
 
 def clm_is_faster_early(results: ResultSet) -> list[Claim]:
     """F4: CLM minus MLM at undecayed checkpoints, early and last."""
     arms = results.arms(setup="efficiency")
-    early: list[ClaimTest] = []
-    last: list[ClaimTest] = []
+    early, last = list[Tested](), list[Tested]()
     for size in sizes_of(arms):
         budget = max(arm.pretrain_steps for arm in results.arms(size=size))
         pairs = list(same_steps(arms, size, "pretrain_steps").values())
@@ -146,7 +139,7 @@ def clm_is_faster_early(results: ResultSet) -> list[Claim]:
             before = [pair for pair in pairs if pair[0].pretrain_steps < EARLY[family] * budget]
             steps = ", ".join(short_steps(clm.pretrain_steps) for clm, _ in before) or "no"
             gaps = [gap(results, clm, mlm, family) for clm, mlm in before]
-            early.append((f"{family}, {size}: CLM − MLM, mean over {steps} steps", mean_of(gaps), 0.0))
+            early.append(weigh_terms(f"{family}, {size}: CLM − MLM, mean over {steps} steps", mean_of(gaps)))
             # The end: who is ahead at the last checkpoint, unless that is one of those that count as early. On TC all
             # count as early, so there the last one is asked about where it is not the only one.
             clm, mlm = pairs[-1]
@@ -154,7 +147,7 @@ def clm_is_faster_early(results: ResultSet) -> list[Claim]:
             label = f"{family}, {size}: {sign} at {short_steps(clm.pretrain_steps)} steps"
             is_late = len(pairs) > 1 if family == "TC" else pairs[-1] not in before
             if is_late:
-                last.append((label, gap(results, first, second, family), 0.0))
+                last.append(weigh_terms(label, gap(results, first, second, family)))
     lack = "undecayed checkpoints of CLM and MLM at the same steps"
     return [
         make_claim("CLM is ahead early, and on TC always", early, lack),
@@ -167,8 +160,7 @@ def clm_is_faster_early(results: ResultSet) -> list[Claim]:
 def clm_first_pays(results: ResultSet) -> list[Claim]:
     """F6: CLM then MLM minus MLM alone at each budget."""
     arms = results.arms(setup="ratio")
-    few: list[ClaimTest] = []
-    much: list[ClaimTest] = []
+    few, much = list[Tested](), list[Tested]()
     for arm in sorted(arms, key=lambda arm: (arm.pretrain_steps, arm.clm_steps)):
         alone = [a for a in arms if (a.size, a.pretrain_steps, a.objective) == (arm.size, arm.pretrain_steps, "mlm")]
         if arm.objective != "clm+mlm" or not alone:
@@ -179,9 +171,9 @@ def clm_first_pays(results: ResultSet) -> list[Claim]:
         label = f"{arm.size}, {split} − MLM alone, mean over {', '.join(gaps) or 'no family'}"
         # The paper's splits are whole thousands of steps: 5k of 22k count as 25 %.
         if 0.2 <= arm.clm_share <= 0.55:
-            few.append((label, mean, 0.0))
+            few.append(weigh_terms(label, mean))
         elif 0.7 <= arm.clm_share <= 0.8:
-            much.append((label, mean, -ON_PAR))
+            much.append(weigh_terms(label, mean, -ON_PAR))
     return [
         make_claim("With 25–50 % CLM it beats MLM alone at every budget", few, "CLM→MLM and MLM alone at one budget"),
         make_claim("With 75 % CLM it is about on par", much, "CLM→MLM with 75 % CLM and MLM alone at one budget"),
@@ -191,8 +183,7 @@ def clm_first_pays(results: ResultSet) -> list[Claim]:
 def continuing_clm_pays(results: ResultSet) -> list[Claim]:
     """F8: continued from CLM minus continued from MLM."""
     arms = [arm for arm in results.arms(setup="cpt") if arm.cpt_steps]
-    final: list[ClaimTest] = []
-    sooner: list[ClaimTest] = []
+    final, sooner = list[Tested](), list[Tested]()
     for size in sizes_of(arms):
         pairs = same_steps(arms, size, "cpt_steps")
         steps = list(pairs)
@@ -200,12 +191,11 @@ def continuing_clm_pays(results: ResultSet) -> list[Claim]:
             bound = 0.0 if family in ("SC", "TC") else -ON_PAR
             label = f"{family}, {size}: from CLM − from MLM after"
             most = steps[-1]
-            terms = gap(results, *pairs[most], family)
-            final.append((f"{label} {short_steps(most)} steps", terms, bound))
+            final.append(weigh_terms(f"{label} {short_steps(most)} steps", gap(results, *pairs[most], family), bound))
             if steps[:-1]:
                 fewer = min(steps[:-1], key=lambda step: abs(step / most - 12 / 22))
                 terms = gap(results, *pairs[fewer], family)
-                sooner.append((f"{label} {short_steps(fewer)} steps", terms, -ON_PAR))
+                sooner.append(weigh_terms(f"{label} {short_steps(fewer)} steps", terms, -ON_PAR))
     lack = "MLM continued from CLM and from MLM with the same steps"
     return [
         make_claim("From CLM it is better on SC and TC, and closed on QA and IR", final, lack),

@@ -158,22 +158,22 @@ def together(verdicts: Sequence[str]) -> ClaimVerdict:
     return "supported" if verdicts and set(verdicts) == {"supported"} else "undecided"
 
 
-ClaimTest = tuple[str, Terms | None, float]
-"""What an inequality says, the weighted scores (None where one is missing), and the bound that they lie above."""
+Tested = Inequality | str
+"""An inequality; or what is lacking to test it."""
 
 
-def make_claim(statement: str, tests: Sequence[ClaimTest], lack: str) -> Claim:
-    """Tests without scores, or `lack` where there is not one, are named as untested."""
-    inequalities, untested = [], []
-    for label, terms, bound in tests:
-        if terms is None:
-            untested.append(f"{label} (no scores)")
-        else:
-            inequalities.append(make_inequality(label, contrast(terms), bound))
-    return Claim(statement, tuple(inequalities), tuple(untested if tests else [lack]))
+def make_claim(statement: str, tests: Sequence[Tested], lack: str) -> Claim:
+    """A claim of all these, or of nothing but `lack` where there is none."""
+    untested = [one for one in tests or [lack] if isinstance(one, str)]
+    return Claim(statement, tuple(one for one in tests if isinstance(one, Inequality)), tuple(untested))
 
 
-def make_inequality(label: str, seen: Contrast, bound: float) -> Inequality:
+def weigh_terms(label: str, terms: Terms | None, bound: float = 0.0) -> Tested:
+    """The inequality that these weighted scores lie above a bound; None where one is missing."""
+    return f"{label} (no scores)" if terms is None else make_inequality(label, contrast(terms), bound)
+
+
+def make_inequality(label: str, seen: Contrast, bound: float = 0.0) -> Inequality:
     tested = seen.against(bound)
     return Inequality(label, seen, bound, tested.low, tested.high, tested.p_value)
 
@@ -190,7 +190,7 @@ def strongest(rivals: Sequence[tuple[str, Contrast]], on_par: float) -> Inequali
         p_value = seen.against().p_value
         return (p_value if seen.estimate > 0 and not math.isnan(p_value) else 2.0, -seen.estimate)
 
-    best = make_inequality(*min(rivals, key=evidence), 0.0)
+    best = make_inequality(*min(rivals, key=evidence))
     # The contrary must hold for every rival, so its p-value is the largest of theirs. What cannot be tested cannot be
     # shown: it counts as 1, unless nothing can be tested. 0.01, nan, 0.2 → 1; 0.01, 0.03, 0.2 → 0.2; nan, nan → nan.
     contrary = []

@@ -36,6 +36,9 @@ Rungs = Sequence[tuple[float, Terms]]
 class Equivalent:
     """The share of the baseline's compute at which an arm reaches the baseline's score."""
 
+    arm: ReportArm
+    axis: Compute
+    """What compute is counted in."""
     share: float
     """The arm's compute over the baseline's for the same score: 0.6 saves 40 %."""
     bound: Literal["", "at most", "at least"]
@@ -46,8 +49,9 @@ class Equivalent:
     noise: tuple[Noise, ...]
     """What the interval accounts for."""
     score: float
+    half_width: float
+    """Half of the 95 % interval of the score, over all noise that it shows; nan where there is none."""
     compute: float
-    """The arm's."""
     ladder: tuple[tuple[float, float], ...]
     """Compute and score of the baseline, made monotone, least compute first."""
     scores: tuple[float, ...]
@@ -84,12 +88,15 @@ def compute_equivalent(
     log, bound = read_off(np.log([spent for spent, _ in rungs]), heights, value_of(terms))
     low, high, noise = find_interval(terms, compute, rungs)
     return Equivalent(
+        arm=arm,
+        axis=axis,
         share=compute / math.exp(log),
         bound=bound,
         low=low,
         high=high,
         noise=noise,
         score=value_of(terms),
+        half_width=contrast(terms).against().half_width,
         compute=compute,
         ladder=tuple((spent, float(height)) for (spent, _), height in zip(rungs, heights, strict=True)),
         scores=tuple(scores),
@@ -97,13 +104,11 @@ def compute_equivalent(
     )
 
 
-def recount(
-    found: Equivalent, arm: ReportArm, baseline: Sequence[ReportArm], axes: tuple[Compute, Compute]
-) -> Equivalent:
-    """An equivalent that was counted in the first of two kinds of compute, counted in the second: its places between
-    the budgets stay the same, as both rise from budget to budget. The baseline has its least compute first."""
-    before, after = ([compute_of(rung, axis) for rung in baseline] for axis in axes)
-    compute = compute_of(arm, axes[1])
+def recount(found: Equivalent, baseline: Sequence[ReportArm], axis: Compute) -> Equivalent:
+    """An equivalent counted in another kind of compute: its places between the budgets stay the same, as both kinds
+    rise from budget to budget. The baseline has its least compute first."""
+    before, after = ([compute_of(rung, one) for rung in baseline] for one in (found.axis, axis))
+    compute = compute_of(found.arm, axis)
 
     def convert(share: float) -> float:
         if not 0 < share < math.inf:  # an end beyond the ladder, or nan
@@ -113,6 +118,7 @@ def recount(
 
     return replace(
         found,
+        axis=axis,
         share=convert(found.share),
         low=convert(found.low),
         high=convert(found.high),

@@ -194,8 +194,10 @@ def plot_marks(panel: panels.Panel, axes: "Axes") -> None:
                 elinewidth=0.9,
                 label=None if number else label,
             )
-    for span in panel.spans:
-        axes.plot([span.begin, span.end], [span.value, span.value], ":", color=span.look.color, linewidth=1.2)
+    for _, look, marks in panel.series:
+        for mark in marks:
+            if mark.until is not None:
+                axes.plot([mark.x, mark.until], [mark.value, mark.value], ":", color=look.color, linewidth=1.2)
     if panel.kind == "points":
         axes.set_ylim(bottom=0)
 

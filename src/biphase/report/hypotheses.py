@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from biphase.errors import InputError, nearest
-from biphase.report.claims import Claim, make_inequality
+from biphase.report.claims import Claim, Tested, make_claim, make_inequality
 from biphase.report.contrasts import Contrast, Terms, contrast
 from biphase.report.equivalents import contrast_at_share
 from biphase.report.grammar import EQUIVALENT, MEAN_OF_FAMILIES, Operand, ParsedInequality
@@ -166,7 +166,7 @@ def make_line(asked: Sequence[AskedInequality], results: ResultSet) -> Claim:
     the arm's compute."""
     line, arms = asked[0].line, {arm.name: arm for arm in results.arms()}
     sign = 1.0 if line.relation == ">" else -1.0
-    inequalities, untested = [], []
+    tests = list[Tested]()
     for one in asked:
         if line.kind == EQUIVALENT:
             seen, lack = at_share(one, results, arms)
@@ -180,11 +180,8 @@ def make_line(asked: Sequence[AskedInequality], results: ResultSet) -> Claim:
             terms = find_terms(one, results, arms)
             seen = contrast([(sign * weight, score) for weight, score in terms]) if terms else None
             label, bound, lack = one.label if sign > 0 else f"−({one.label})", sign * line.bound, "no scores"
-        if seen is None:
-            untested.append(f"{label} ({lack})")
-        else:
-            inequalities.append(make_inequality(label, seen, bound))
-    return Claim(line.text, tuple(inequalities), tuple(untested))
+        tests.append(f"{label} ({lack})" if seen is None else make_inequality(label, seen, bound))
+    return make_claim(line.text, tests, "")
 
 
 def at_share(asked: AskedInequality, results: ResultSet, arms: Mapping[str, ReportArm]) -> tuple[Contrast | None, str]:

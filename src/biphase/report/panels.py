@@ -41,16 +41,8 @@ class Mark:
     size: float = 5.0
     dots: Sequence[float] = ()
     """The single values behind it, where they are shown."""
-
-
-@dataclass(frozen=True)
-class Span:
-    """A distance along the x axis at one height."""
-
-    begin: float
-    end: float
-    value: float
-    look: Look
+    until: float | None = None
+    """Where a dotted line from it along the x axis ends, in panels of `lines`."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +62,6 @@ class Panel:
     """Whether the x axis is."""
     x_margin: float | None = None
     """The room on the x axis before the first tick and after the last; None: as the marks need it."""
-    spans: Sequence[Span] = ()
-    """Dotted, in panels of `lines`."""
 
 
 PlacedArms = tuple[str, Look, Iterable[tuple[float, Sequence[ReportArm]]]]

@@ -7,13 +7,12 @@ against its ladder (`equivalents`).
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from biphase.errors import InputError
 from biphase.report.contrasts import contrast
 from biphase.report.equivalents import (
     AXES,
-    Compute,
     Equivalent,
     compute_equivalent,
     mean_score,
@@ -22,7 +21,7 @@ from biphase.report.equivalents import (
     show_multiple,
 )
 from biphase.report.formats import MISSING, csv_text, escape_latex, latex_text, markdown_text, show_noise, show_share
-from biphase.report.panels import Mark, Panel, Span, mark_mean, round_ticks
+from biphase.report.panels import Mark, Panel, mark_mean, round_ticks
 from biphase.report.results import ReportArm, ResultSet, reference_mask, short_steps, sizes_of
 from biphase.style import LOOKS, SERIES
 
@@ -32,20 +31,9 @@ LEAST_RUNGS = 3
 PRICE_COLUMNS = ("model", "steps", "score (%)")
 
 
-@dataclass(frozen=True)
-class Price:
-    """What an arm pays for its score, as shares of what the baseline pays for the same."""
-
-    arm: ReportArm
-    half_width: float
-    """Half of the 95 % interval of its score, over all noise that the scores show; nan where there is none."""
-    shares: dict[Compute, Equivalent]
-    """By what compute is counted in: as far as that is known."""
-
-    @property
-    def main(self) -> Equivalent:
-        """In FLOPs where they are known, else in tokens, else in device hours."""
-        return next(iter(self.shares.values()))
+Price = tuple[Equivalent, ...]
+"""What an arm pays for its score, as shares of what the baseline pays for the same: in FLOPs, in tokens and in device
+hours, as far as these are known."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +69,7 @@ class PriceList:
 
     @property
     def rule(self) -> str:
-        noise = self.prices[0].main.noise
+        noise = self.prices[0][0].noise
         over = f", over {show_noise(noise)}" if noise else ""
         once = "" if "pretraining seeds" in noise else " Each model was pretrained once: this is about these models."
         where = f"the mean over {len(self.datasets)} data sets" if len(self.datasets) > 1 else self.datasets[0]
@@ -93,13 +81,13 @@ class PriceList:
         )
 
     @property
-    def compared(self) -> tuple[Price, ...]:
+    def compared(self) -> tuple[Equivalent, ...]:
         """The arms of the largest budget above which the baseline has another one, the least share first: what is
         better than the baseline there still lies on the ladder. Without such a budget, those of the smallest."""
         top = self.baseline[-1].pretrain_steps
-        budgets = sorted({price.arm.pretrain_steps for price in self.prices})
+        budgets = sorted({price[0].arm.pretrain_steps for price in self.prices})
         chosen = max((steps for steps in budgets if steps < top), default=budgets[0])
-        return tuple(price for price in self.prices if price.arm.pretrain_steps == chosen)
+        return tuple(price[0] for price in self.prices if price[0].arm.pretrain_steps == chosen)
 
 
 def list_prices(results: ResultSet) -> list[PriceList]:
@@ -150,25 +138,17 @@ def list_network(results: ResultSet, baseline: Sequence[ReportArm], others: Sequ
         known = [axis for axis in axes if getattr(arm, axis)]
         if known and results.scores_of(arm).keys() >= set(datasets):
             first = compute_equivalent(results, arm, baseline, known[0], datasets)
-            shares = {axis: recount(first, arm, baseline, (known[0], axis)) for axis in known}
-            prices.append(Price(arm, measure_reach(results, arm, datasets), shares))
+            prices.append((first, *(recount(first, baseline, axis) for axis in known[1:])))
     # Above all of the ladder costs less than it says, below all of it more.
     ranks = {"at most": 0, "": 1, "at least": 2}
-    prices.sort(key=lambda p: (-p.arm.pretrain_steps, ranks[p.main.bound], p.main.share, -p.main.score))
-    reaches = tuple(measure_reach(results, arm, datasets) for arm in baseline)
-    return PriceList(tuple(baseline), reaches, tuple(prices), datasets) if prices else None
-
-
-def measure_reach(results: ResultSet, arm: ReportArm, datasets: Sequence[str]) -> float:
-    """Half of the 95 % interval of an arm's score, over all noise that it shows."""
-    return contrast(mean_score(results, arm, datasets)).against().half_width
+    prices.sort(key=lambda p: (-p[0].arm.pretrain_steps, ranks[p[0].bound], p[0].share, -p[0].score))
+    half_widths = tuple(contrast(mean_score(results, arm, datasets)).against().half_width for arm in baseline)
+    return PriceList(tuple(baseline), half_widths, tuple(prices), datasets) if prices else None
 
 
 def price_sentence(listed: PriceList) -> str:
     """`A reaches the score of MLM alone (40 % masked) at 0.71 [0.62, 0.83] of its FLOPs, on average over 3 tasks.`"""
-    compared = listed.compared
-    best = compared[0]
-    found, axis, alone = best.main, next(iter(best.shares)), f"MLM alone ({listed.baseline[0].mask_percent} % masked)"
+    found, alone = listed.compared[0], f"MLM alone ({listed.baseline[0].mask_percent} % masked)"
     stands = {
         "": f"reaches the score of {alone} at",
         "at most": f"scores above {alone} at all of its budgets:",
@@ -178,41 +158,37 @@ def price_sentence(listed: PriceList) -> str:
     notes = [f"interval over {show_noise(found.noise)}"] if found.noise else ["no interval: one seed"]
     if "pretraining seeds" not in found.noise:
         notes.append("each model was pretrained once")
-    if len(compared) > 1:
-        least = f"the least of {len(compared)} models with {short_steps(best.arm.pretrain_steps)} steps"
+    if len(listed.compared) > 1:
+        least = f"the least of {len(listed.compared)} models with {short_steps(found.arm.pretrain_steps)} steps"
         notes.append(f"{least}, not corrected for choosing it")
-    stand = f"{stands[found.bound]} {show_multiple(found)} of its {AXES[axis]}"
-    return f"{best.arm.name} {stand}, {where} ({'; '.join(notes)})."
+    stand = f"{stands[found.bound]} {show_multiple(found)} of its {AXES[found.axis]}"
+    return f"{found.arm.name} {stand}, {where} ({'; '.join(notes)})."
 
 
 def ladder_panel(listed: PriceList) -> Panel:
     """The baseline's score against its compute as a line, and how far from it lie the arms that are compared."""
     compared = listed.compared[: len(SERIES)]
-    axis = next(iter(compared[0].shares))
-    ladder = compared[0].main.ladder
-    rungs = []
-    for (compute, height), arm_width, score in zip(ladder, listed.half_widths, compared[0].main.scores, strict=True):
-        reach = 0.0 if math.isnan(arm_width) else arm_width
+    ladder, rungs = compared[0].ladder, []
+    for (compute, height), half_width, score in zip(ladder, listed.half_widths, compared[0].scores, strict=True):
+        reach = 0.0 if math.isnan(half_width) else half_width
         # Where the line was made monotone, the interval stays that of the score.
         down, up = max(height - (score - reach), 0.0), max(score + reach - height, 0.0)
         rungs.append(Mark(compute, 100 * height, 100 * down, 100 * up))
-    series, spans = [(f"{listed.label} alone", LOOKS["mlm"], rungs)], []
-    for price, look in zip(compared, SERIES, strict=False):
-        found = price.main
-        label = f"{price.arm.name}: {found.bound} {found.share:.2f}".replace(":  ", ": ")
-        series.append((label, look, [mark_mean(found.compute, found.score, price.half_width)]))
-        spans.append(Span(found.compute, found.matching, 100 * found.score, look))
-    ticks, labels, unit = round_ticks([compute for compute, _ in ladder] + [price.main.compute for price in compared])
+    series = [(f"{listed.label} alone", LOOKS["mlm"], rungs)]
+    for found, look in zip(compared, SERIES, strict=False):
+        label = f"{found.arm.name}: {found.bound} {found.share:.2f}".replace(":  ", ": ")
+        mark = mark_mean(found.compute, found.score, found.half_width)
+        series.append((label, look, [replace(mark, until=found.matching)]))
+    ticks, labels, unit = round_ticks([compute for compute, _ in ladder] + [found.compute for found in compared])
     return Panel(
         kind="lines",
         series=series,
         title=listed.size,
-        x_label=f"{AXES[axis]} of training{unit}",
+        x_label=f"{AXES[compared[0].axis]} of training{unit}",
         y_label="mean over all tasks (%)" if len(listed.datasets) > 1 else f"{listed.datasets[0]} (%)",
         ticks=ticks,
         tick_labels=labels,
         is_logarithmic=True,
-        spans=spans,
     )
 
 
@@ -221,12 +197,13 @@ def ladder_panel(listed: PriceList) -> Panel:
 
 def price_rows(listed: PriceList) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """The headers, and a row for every arm; compute that is known of none has no column."""
-    axes = [axis for axis in AXES if any(axis in price.shares for price in listed.prices)]
-    rows = []
+    known = {found.axis for price in listed.prices for found in price}
+    axes, rows = [axis for axis in AXES if axis in known], []
     for price in listed.prices:
-        score = f"{show_share(price.main.score)} ± {show_share(price.half_width)}"
-        shares = [show_multiple(price.shares[axis]) if axis in price.shares else MISSING for axis in axes]
-        rows.append((price.arm.name, f"{price.arm.pretrain_steps:,}", score, *shares))
+        score = f"{show_share(price[0].score)} ± {show_share(price[0].half_width)}"
+        shown = {found.axis: show_multiple(found) for found in price}
+        arm = price[0].arm
+        rows.append((arm.name, f"{arm.pretrain_steps:,}", score, *(shown.get(axis, MISSING) for axis in axes)))
     return (*PRICE_COLUMNS, *(f"share of {AXES[axis]}" for axis in axes)), rows
 
 
@@ -247,11 +224,10 @@ def prices_csv(listed: PriceList) -> str:
     """A line for each arm and kind of compute; nothing where an end of the interval is open or not known."""
     columns = ("arm", "size", "baseline", "steps", "score", "half_width", "counted_in", "compute", "bound", "share")
     rows: list[Sequence[object]] = [(*columns, "low", "high", "noise")]
-    for price in listed.prices:
-        own = [price.arm.name, listed.size, listed.label, price.arm.pretrain_steps, show_share(price.main.score)]
-        own.append(show_share(price.half_width).replace(MISSING, ""))
-        for axis, found in price.shares.items():
-            ends = [f"{end:.4f}" if 0 < end < math.inf else "" for end in (found.low, found.high)]
-            shown = [axis, f"{found.compute:.6g}", found.bound, f"{found.share:.4f}", *ends, "; ".join(found.noise)]
-            rows.append([*own, *shown])
+    for found in itertools.chain.from_iterable(listed.prices):
+        own = [found.arm.name, listed.size, listed.label, found.arm.pretrain_steps, show_share(found.score)]
+        own.append(show_share(found.half_width).replace(MISSING, ""))
+        ends = [f"{end:.4f}" if 0 < end < math.inf else "" for end in (found.low, found.high)]
+        shown = [found.axis, f"{found.compute:.6g}", found.bound, f"{found.share:.4f}", *ends, "; ".join(found.noise)]
+        rows.append([*own, *shown])
     return csv_text(rows)

@@ -102,15 +102,10 @@ def trained_folder(folder: StudyFolder, run: str) -> Path:
     return (folder.runs / read_json_as(folder.record(run), TrainedRecord).folder).resolve()
 
 
-def is_trained(folder: StudyFolder, run: PlannedRun) -> bool:
-    return find_record(folder, run.name, run.key) is not None
-
-
 def is_complete(plan: Plan, folder: StudyFolder, run: PlannedRun) -> bool:
     """Whether a run is trained and has every checkpoint that a model or another run still needs."""
-    if not is_trained(folder, run):
-        return False
-    return set(needed_steps(plan, folder, run)) <= set(whole_steps(Run(trained_folder(folder, run.name))))
+    record = find_record(folder, run.name, run.key)
+    return record is not None and {*needed_steps(plan, folder, run)} <= {*whole_steps(Run(folder.runs / record.folder))}
 
 
 def needed_steps(plan: Plan, folder: StudyFolder, run: PlannedRun) -> list[int]:
@@ -181,9 +176,12 @@ ScoreKey = tuple[str, str, str]
 """A task, and a precision and a hash of what else decides a result on it."""
 
 
+@cache
 def score_key(task: str, settled: FinetuneConfig, precision: str = "") -> ScoreKey:
-    """With the precision that the settings say, unless another one is given."""
-    return task, precision or settled.precision, hash_settings(settled)
+    """With the precision that the settings say, unless another one is given. Cached, because all models of a study are
+    evaluated with the same few hundred settings."""
+    rest = content_hash(settled.model_dump(mode="json", exclude=PLACEMENT | {"precision"}))
+    return task, precision or settled.precision, rest
 
 
 def keys_of_cell(cell: StudyCell, max_length: int) -> set[ScoreKey]:
@@ -196,12 +194,6 @@ def keys_of_cell(cell: StudyCell, max_length: int) -> set[ScoreKey]:
         return {score_key(f"{cell.task} {task}", cell.config) for task in cell.evaluates}
     tasks = [find_task(task) for task in cell.evaluates]
     return {score_key(task.name, settle_config(cell.config, task, max_length)) for task in tasks}
-
-
-@cache
-def hash_settings(settled: FinetuneConfig) -> str:
-    """Cached, because all models of a study are evaluated with the same few hundred settings."""
-    return content_hash(settled.model_dump(mode="json", exclude=PLACEMENT | {"precision"}))
 
 
 # Status
