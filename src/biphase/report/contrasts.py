@@ -9,12 +9,14 @@ Letters: R independent repetitions (pretraining seeds where there are several, e
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 from scipy import special
 
-from biphase.finetuning.predictions import ExampleTable, KeptExamples
+from biphase.finetuning.predictions import ExampleTable
+from biphase.finetuning.selection import Selection
+from biphase.report.results import Result
 from biphase.report.statistics import SIGNIFICANCE, TAILS, Interval, seed_weights
 
 ROUNDING = 1e-12
@@ -26,40 +28,9 @@ Noise = Literal["pretraining seeds", "fine-tuning seeds", "test examples"]
 Side = Literal["above", "below", "within noise", "untested"]
 
 
-class SeedScores(Protocol):
-    """Scores of one model or recipe, one for each fine-tuning seed of each pretraining seed; or their mean and spread
-    alone, as published."""
-
-    @property
-    def mean(self) -> float: ...
-    @property
-    def std(self) -> float:
-        """Over seeds (n-1); nan for a single one."""
-
-    @property
-    def num(self) -> int:
-        """How many scores."""
-
-    @property
-    def samples(self) -> tuple[float, ...]:
-        """The scores; () where only mean and spread are known."""
-
-    @property
-    def seeds(self) -> tuple[int, ...]:
-        """The fine-tuning seed of each."""
-
-    @property
-    def pretraining_seeds(self) -> tuple[int, ...]:
-        """The pretraining seed of each; () where all are of one pretraining."""
-
-    @property
-    def examples(self) -> KeptExamples | None:
-        """What the test examples contribute to each."""
-
-    @property
-    def cells(self) -> Sequence[Any]:
-        """The scores (of this form) that these are the mean of; none where these are no average."""
-
+SeedScores = Result | Selection
+"""Scores of one model or recipe, one for each fine-tuning seed of each pretraining seed; or their mean and spread
+alone, as published."""
 
 Terms = list[tuple[float, SeedScores]]
 """Scores with their weights in a sum."""

@@ -114,8 +114,6 @@ def wide_table(results: ResultSet, metric: str) -> ScoreTable:
     return ScoreTable(
         f"all-{metric}",
         f"All models and tasks, {'standard' if metric == 'standard' else 'the paper’s own'} metrics ({about})",
-        "all",
-        metric,
         ("model", "network", "steps", "objective", "masked"),
         tuple(heads),
         rows,

@@ -48,8 +48,6 @@ class ScoreTable:
     name: str
     """The name of its files."""
     title: str
-    setup: str
-    metric: str
     stub: tuple[str, ...]
     columns: tuple[str, ...]
     rows: tuple[TableRow, ...]
@@ -134,7 +132,7 @@ def make_tables(results: ResultSet, numbers: Mapping[tuple[str, str], int] | Non
                 own = [scores[arm, column] for arm in part.arms() if arm.objective != "none"]
                 signals.append(measure_signal([score for score in own if score is not None]))
             title, name = title[0].upper() + title[1:], f"table-{name}-{metric}"
-            tables.append(ScoreTable(name, title, setup, metric, stub, tuple(columns), rows, tuple(signals)))
+            tables.append(ScoreTable(name, title, stub, tuple(columns), rows, tuple(signals)))
     return tables
 
 

@@ -128,48 +128,37 @@ def advise(
     """
     if (flops is None) == (hours is None):
         raise InputError("give a budget, either in FLOPs or in hours on a device")
-    if hours is not None:
-        if machine is None:
-            raise InputError("hours need a device, such as H100")
-        flops = machine.flops_in(hours)
-    assert flops is not None
-    if not (math.isfinite(flops) and flops > 0):
-        raise InputError(f"a budget of {flops:g} FLOPs buys nothing; give a number above 0")
+    if hours is not None and machine is None:
+        raise InputError("hours need a device, such as H100")
+    budget = machine.flops_in(hours) if machine and hours is not None else flops or 0.0
+    if not (math.isfinite(budget) and budget > 0):
+        raise InputError(f"a budget of {budget:g} FLOPs buys nothing; give a number above 0")
     curriculum = choose_curriculum(evidence)
-    candidates = tuple(make_candidate(preset, text, flops, curriculum.value) for preset in PRESETS)
-    possible = [item for item in candidates if item.tokens >= LEAST_TOKENS]
-    if not possible:
-        tokens = candidates[-1].tokens
-        raise InputError(
-            f"{flops:.3g} FLOPs and the text given are {tokens:,.0f} tokens for the smallest preset, too few to learn "
-            f"from; {LEAST_TOKENS:,} are the least, which cost {candidates[-1].flops / tokens * LEAST_TOKENS:.2g} FLOPs"
-        )
-    # Presets stand from large to small: of those that the law cannot tell from the best, the smallest.
-    lowest = min(item.loss for item in possible)
-    chosen = next(item for item in reversed(possible) if item.loss <= lowest * (1 + WITHIN_NOISE))
+    candidates = tuple(make_candidate(preset, text, budget, curriculum.value) for preset in PRESETS)
+    chosen = choose_candidate(candidates, budget)
     if chosen.is_small and not evidence:
         curriculum = apply_rule("curriculum", "small network", curriculum=DEFAULT_CURRICULUM)
     recipe = write_recipe(chosen, curriculum.value, machine)
     shape = shape_of(chosen.preset, {}, chosen.vocab_size)
     spent = recipe.tokens_before(recipe.num_steps) * mean_token_flops(shape, recipe.curriculum, chosen.context)
-    holds = {
+    caveats = {
         # The paper's smallest budget is 12,000 of its steps.
         "extrapolated": not evidence and (chosen.is_small or chosen.tokens < 12_000 * PAPER_BATCH_TOKENS),
         "beyond the law": chosen.is_small or chosen.tokens_per_parameter < 20,
         "tokens guessed": text is not None and text.tokens is None,
-        "budget left": spent < 0.8 * flops,
+        "budget left": spent < 0.8 * budget,
         "decoders": True,
-        "public encoder": flops >= PUBLIC_ENCODER_FLOPS and chosen.tokens < PUBLIC_ENCODER_TOKENS,
+        "public encoder": budget >= PUBLIC_ENCODER_FLOPS and chosen.tokens < PUBLIC_ENCODER_TOKENS,
     }
     return Advice(
         recipe=recipe,
         vocab_size=chosen.vocab_size,
         flops=spent,
         machine=machine,
-        choices=tuple(explain_choices(chosen, possible, recipe, curriculum, text)),
+        choices=tuple(explain_choices(chosen, candidates, recipe, curriculum, text)),
         candidates=candidates,
         chosen=chosen,
-        caveats=tuple(CAVEATS[name].format(used=spent / flops) for name, is_so in holds.items() if is_so),
+        caveats=tuple(CAVEATS[name].format(used=spent / budget) for name, is_so in caveats.items() if is_so),
     )
 
 
@@ -194,6 +183,19 @@ def make_candidate(preset: str, text: TextAmount | None, budget: float, curricul
         loss=min(predict_loss(shape.parameters_without_head, tokens, unique), math.log(vocab_size)),
         flops=tokens * each,
     )
+
+
+def choose_candidate(candidates: Sequence[Candidate], budget: float) -> Candidate:
+    """Of those that the law cannot tell from the best, the smallest; they stand from large to small."""
+    possible = [item for item in candidates if item.tokens >= LEAST_TOKENS]
+    if not possible:
+        tokens = candidates[-1].tokens
+        raise InputError(
+            f"{budget:.3g} FLOPs and the text given are {tokens:,.0f} tokens for the smallest preset, too few to learn "
+            f"from; {LEAST_TOKENS:,} are the least, which cost {candidates[-1].flops / tokens * LEAST_TOKENS:.2g} FLOPs"
+        )
+    lowest = min(item.loss for item in possible)
+    return next(item for item in reversed(possible) if item.loss <= lowest * (1 + WITHIN_NOISE))
 
 
 def scale_curriculum(curriculum: str, mask: float, steps: int) -> tuple[Phase, ...]:
@@ -270,9 +272,10 @@ def write_recipe(chosen: Candidate, curriculum: str, machine: Machine | None) ->
 
 
 def explain_choices(
-    chosen: Candidate, possible: Sequence[Candidate], recipe: Recipe, curriculum: Choice, text: TextAmount | None
+    chosen: Candidate, candidates: Sequence[Candidate], recipe: Recipe, curriculum: Choice, text: TextAmount | None
 ) -> Iterator[Choice]:
     """The row of `RULES` that holds for each thing that is chosen, in the order of the table."""
+    possible = [item for item in candidates if item.tokens >= LEAST_TOKENS]
     by_size = "small network" if chosen.is_small else "the paper's size"
     others = ", ".join(f"{item.preset} {item.loss:.3f}" for item in possible if item.preset != chosen.preset)
     is_lowest = chosen.loss == min(item.loss for item in possible)

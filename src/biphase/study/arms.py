@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import chain, product
 from string import Formatter
 from typing import Any
 
@@ -79,44 +79,43 @@ def expand_arms(study: Study) -> dict[str, Arm]:
                 "own, such as name: '{model}-{curriculum}-{budget}-x'"
             )
         unresolved[one.name] = one
+    lineages = [find_lineage(one, unresolved) for one in unresolved.values()]
     arms: dict[str, Arm] = {}
-
-    def write(arm: UnresolvedArm, seed: int, children: tuple[str, ...]) -> None:
-        """Write an arm behind the parent that it names, over any number of generations."""
-        name = seeded_name(arm.name, seed)
-        if arm.name in children:
-            circle = " → ".join([*children[children.index(arm.name) :], arm.name])
-            raise InputError(f"arms '{arm.group.group}': a circle of parents: {circle}")
-        if name in arms:
-            return
-        model = arm.source
-        if arm.group.parents:
-            write(find_parent(arm, unresolved), seed, (*children, arm.name))
-            model = arms[seeded_name(arm.source, seed)].model
-        if name in unresolved and seed:
-            raise InputError(
-                f"arm '{name}' has the name of another arm's pretraining seed; give its group another name"
-            )
-        arms[name] = write_arm(study, arm, models[model], seed)
-
-    for seed in range(max((arm.seeds.count for arm in unresolved.values()), default=0)):
-        for arm in unresolved.values():
-            if seed < arm.seeds.count:
-                write(arm, seed, ())
+    for seed in range(max((lineage[-1].seeds.count for lineage in lineages), default=0)):
+        for arm in chain.from_iterable(lineage for lineage in lineages if seed < lineage[-1].seeds.count):
+            name = seeded_name(arm.name, seed)
+            if name in arms:
+                continue
+            if name in unresolved and seed:
+                raise InputError(
+                    f"arm '{name}' has the name of another arm's pretraining seed; give its group another name"
+                )
+            model = arms[seeded_name(arm.source, seed)].model if arm.group.parents else arm.source
+            arms[name] = write_arm(study, arm, models[model], seed)
     return arms
 
 
-def find_parent(arm: UnresolvedArm, unresolved: Mapping[str, UnresolvedArm]) -> UnresolvedArm:
-    """The arm that another one continues. Raises `InputError` where it is not there, or has fewer pretraining seeds."""
-    if arm.source not in unresolved:
-        raise InputError(f"arm '{arm.name}' continues the unknown arm '{arm.source}'{nearest(arm.source, unresolved)}")
-    parent = unresolved[arm.source]
-    if arm.seeds.count > parent.seeds.count:
-        raise InputError(
-            f"arm '{arm.name}' has {arm.seeds.count} pretraining seeds and continues '{arm.source}', which has "
-            f"{parent.seeds.count}; give arms '{parent.group.group}' pretraining_seeds: {arm.seeds.count}"
-        )
-    return parent
+def find_lineage(arm: UnresolvedArm, unresolved: Mapping[str, UnresolvedArm]) -> list[UnresolvedArm]:
+    """All arms that an arm continues, the oldest first, and the arm itself. Raises `InputError` where one is not there,
+    has fewer pretraining seeds, or continues itself."""
+    lineage = [arm]
+    while arm.group.parents:
+        if arm.source not in unresolved:
+            hint = nearest(arm.source, unresolved)
+            raise InputError(f"arm '{arm.name}' continues the unknown arm '{arm.source}'{hint}")
+        parent = unresolved[arm.source]
+        if arm.seeds.count > parent.seeds.count:
+            raise InputError(
+                f"arm '{arm.name}' has {arm.seeds.count} pretraining seeds and continues '{arm.source}', which has "
+                f"{parent.seeds.count}; give arms '{parent.group.group}' pretraining_seeds: {arm.seeds.count}"
+            )
+        names = [one.name for one in reversed(lineage)]
+        if parent.name in names:
+            circle = " → ".join([*names[names.index(parent.name) :], parent.name])
+            raise InputError(f"arms '{parent.group.group}': a circle of parents: {circle}")
+        lineage.insert(0, parent)
+        arm = parent
+    return lineage
 
 
 def starting_models(study: Study) -> dict[str, StartingModel]:
@@ -200,24 +199,7 @@ def write_arm(study: Study, arm: UnresolvedArm, model: StartingModel, seed: int)
 
     The recipe's own seeds are those of the first pretraining seed; the others count on from there.
     """
-    settings: dict[str, Any] = {}
-    swept = []
-    for key, value in arm.swept:  # `schedule.peak_lr` and 0.003 → {schedule: {peak_lr: 0.003}}
-        for part in reversed(key.split(".")):
-            value = {part: value}
-        swept.append(value)
-    for changes in (study.recipe, model.recipe, arm.group.recipe, *swept):
-        taken = {"name", "init", "curriculum"} & changes.keys()
-        if taken:
-            raise InputError(
-                f"study '{study.name}': recipe.{min(taken)} follows from the arm '{arm.name}'; leave it out"
-            )
-        settings = merge_settings(settings, changes)
-    if (settings.get("checkpoints") or {}).get("keep"):
-        raise InputError(
-            f"study '{study.name}': recipe.checkpoints.keep follows from the arms; name checkpoints to evaluate under "
-            "intermediate"
-        )
+    settings = settle_recipe(study, arm, model)
     parent = arm.source if arm.group.parents else None
     if parent is not None:
         init = {"checkpoint": seeded_name(parent, seed), "carry_optimizer": arm.group.carry_optimizer}
@@ -238,6 +220,29 @@ def write_arm(study: Study, arm: UnresolvedArm, model: StartingModel, seed: int)
         seed=seed,
         settings="-".join(label_settings(arm.swept)),
     )
+
+
+def settle_recipe(study: Study, arm: UnresolvedArm, model: StartingModel) -> dict[str, Any]:
+    """What the study file says of an arm's recipe: the study, its model, its group and its point of the sweep."""
+    swept = []
+    for key, value in arm.swept:  # `schedule.peak_lr` and 0.003 → {schedule: {peak_lr: 0.003}}
+        for part in reversed(key.split(".")):
+            value = {part: value}
+        swept.append(value)
+    settings: dict[str, Any] = {}
+    for changes in (study.recipe, model.recipe, arm.group.recipe, *swept):
+        taken = {"name", "init", "curriculum"} & changes.keys()
+        if taken:
+            raise InputError(
+                f"study '{study.name}': recipe.{min(taken)} follows from the arm '{arm.name}'; leave it out"
+            )
+        settings = merge_settings(settings, changes)
+    if (settings.get("checkpoints") or {}).get("keep"):
+        raise InputError(
+            f"study '{study.name}': recipe.checkpoints.keep follows from the arms; name checkpoints to evaluate under "
+            "intermediate"
+        )
+    return settings
 
 
 def with_seed(recipe: Recipe, seed: int, order: bool) -> Recipe:

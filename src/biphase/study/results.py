@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from biphase.errors import InputError
-from biphase.finetuning.predictions import KeptExamples
 from biphase.finetuning.scores import ScoreSet
 from biphase.finetuning.selection import select_rate
 from biphase.paper.published import place_arms
@@ -79,7 +78,7 @@ def collect_model(
                 chosen.test_by_rate,
                 chosen.seeds,
                 [pretraining_seed] * chosen.num,
-                KeptExamples(chosen.scores) if metric == own else None,
+                chosen.examples if metric == own else None,
             )
 
 
