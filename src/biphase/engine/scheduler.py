@@ -189,12 +189,20 @@ class Failure:
         return self.reason.startswith("blocked: ")
 
 
-def failure_path(folder: Path, unit: Unit) -> Path:
+def record_failure(folder: Path, unit: Unit, outcome: Outcome) -> Failure | None:
+    """Write what became of a unit that failed; of one that did not, None, and what is recorded of it goes."""
     name = unit.file or unit.name
     plain = re.sub(r"[^\w.=@+-]+", "-", name)
     if plain != name:  # two names may have the same plain one
         plain = f"{plain[:150]}-{content_hash(name)[:8]}"
-    return folder / "failed" / f"{plain}.json"
+    path = folder / "failed" / f"{plain}.json"
+    if outcome.error is None:
+        path.unlink(missing_ok=True)
+        return None
+    failure = Failure(unit.name, outcome.error, outcome.traceback)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, asdict(failure))
+    return failure
 
 
 def read_failures(folder: Path) -> list[Failure]:
@@ -210,24 +218,17 @@ class Forecast:
     """
 
     def __init__(self, units: Sequence[Unit], spent: Mapping[str, tuple[float, float]] | None = None) -> None:
-        """
-        Args:
-            spent: seconds and costs of what was done before, by kind.
-        """
+        """`spent`: seconds and costs of what was done before, by kind."""
         self.left: dict[str, float] = defaultdict(float)
         """The cost of the units that are left, by kind."""
-        self.seconds: dict[str, float] = defaultdict(float)
-        """What those that are done took, by kind."""
-        self.costs: dict[str, float] = defaultdict(float)
-        """What those that are done cost, by kind."""
+        self.seconds = defaultdict(float, {kind: seconds for kind, (seconds, _) in (spent or {}).items()})
+        self.costs = defaultdict(float, {kind: cost for kind, (_, cost) in (spent or {}).items()})
+        """What those that are done took and cost, by kind."""
         self.running: dict[str, tuple[Unit, float, float]] = {}
         """Which share of a unit is done, and in how many seconds, for those that say so."""
         self.num_running = 1
         for unit in units:
             self.left[unit.kind] += unit.cost
-        for kind, (seconds, cost) in (spent or {}).items():
-            self.seconds[kind] += seconds
-            self.costs[kind] += cost
 
     def note_share(self, unit: Unit, share: float, seconds: float) -> None:
         """A unit says how far it is."""
@@ -275,17 +276,12 @@ def run_batch(
     A failure blocks only what needs it, and is told unless it is such a block: one bad file may block hundreds.
 
     Args:
-        label: what the bar is called.
-        things: what it counts, by the units' `size`.
-        num_done: how many things were done before.
+        label: what the bar is called; it counts `things`, by the units' `size`, of which `num_done` were done before.
         waits_for_busy: wait for what other processes are at, in place of leaving it to them.
-        on_done: called with each unit that is done.
         spent: seconds and costs of what was done before, by kind, to tell the time left by.
     """
-    by_name = {unit.name: unit for unit in units}
-    failures: list[Failure] = []
-    forecast = Forecast(units, spent)
-    has_waited = False
+    by_name, forecast = {unit.name: unit for unit in units}, Forecast(units, spent)
+    failures, has_waited = list[Failure](), False
 
     def note_advance(name: str, advance: console.Advance) -> None:
         if advance.share is not None:
@@ -305,16 +301,13 @@ def run_batch(
                 continue
             forecast.note(unit, outcome)
             progress.advance(unit.size, unit.name, seconds_left=forecast.seconds_left)
-            if outcome.error is None:
-                failure_path(folder, unit).unlink(missing_ok=True)
+            failure = record_failure(folder, unit, outcome)
+            if failure is None:
                 for line in outcome.value:
                     progress.say(line)
                 on_done(unit)
                 continue
-            failures.append(Failure(unit.name, outcome.error, outcome.traceback))
-            path = failure_path(folder, unit)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_json(path, asdict(failures[-1]))
-            if not failures[-1].is_blocked:
-                progress.say(f"{unit.name}: {outcome.error}")
+            failures.append(failure)
+            if not failure.is_blocked:
+                progress.say(f"{unit.name}: {failure.reason}")
     return failures

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
+from typing import ClassVar
 
 import numpy as np
 
@@ -72,21 +73,16 @@ class Selection:
     diverged: tuple[GridPoint, ...]
     test_by_rate: Mapping[float, tuple[float, ...]]
     """Test scores at every rate of the grid, one for every seed of the grid; nan where diverged or missing."""
+    pretraining_seeds: ClassVar[tuple[int, ...]] = ()
+    """None, as all scores are of one model."""
+    num_pretrainings: ClassVar[int] = 1
+    cells: ClassVar[tuple["Selection", ...]] = ()
+    """None, as it is no average."""
 
     @property
     def samples(self) -> tuple[float, ...]:
         """The test scores, as the report's contrasts take them."""
         return self.test
-
-    @property
-    def pretraining_seeds(self) -> tuple[int, ...]:
-        """() as all scores are of one model."""
-        return ()
-
-    @property
-    def cells(self) -> tuple["Selection", ...]:
-        """() as it is no average."""
-        return ()
 
     @cached_property
     def examples(self) -> KeptExamples:

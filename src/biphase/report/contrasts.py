@@ -14,7 +14,6 @@ from typing import Any, Literal
 import numpy as np
 from scipy import special
 
-from biphase.finetuning.predictions import ExampleTable
 from biphase.finetuning.selection import Selection
 from biphase.report.results import Result
 from biphase.report.statistics import SIGNIFICANCE, TAILS, Interval, seed_weights
@@ -109,8 +108,6 @@ def contrast(terms: Iterable[tuple[float, SeedScores]]) -> Contrast:
     are not known it is the t test over seeds alone.
     """
     terms = list(expand_averages(terms))
-    size = max(abs(score.mean) for _, score in terms)
-    num_pretrainings = min(len(set(score.pretraining_seeds)) or 1 for _, score in terms)
     groups = group_by_seeds(terms)
     if groups is None:  # means and spreads alone, as published
         parts = [((weight * score.std) ** 2 / score.num, score.num - 1) for weight, score in terms]
@@ -122,11 +119,10 @@ def contrast(terms: Iterable[tuple[float, SeedScores]]) -> Contrast:
         ]
         parts = [(variance(rows_R) / len(rows_R), len(rows_R) - 1) for rows_R in rows]
         num, estimate = min(len(rows_R) for rows_R in rows), sum(float(rows_R.mean()) for rows_R in rows)
-    tables = None if groups is None else read_tables(terms)
     seed_variance, degrees = add_parts(parts)
     example_variance, shared, num_examples = 0.0, 0.0, 0
-    if groups is not None and tables is not None:
-        example_parts, shared = over_test_sets(groups, tables)
+    if groups is not None and (known := over_test_sets(groups)):
+        example_parts, shared = known
         num_examples = min(num for _, num in example_parts) + 1
         example_variance, example_degrees = add_parts(example_parts)
         of_examples_alone = max(example_variance - shared, 0.0)
@@ -137,10 +133,10 @@ def contrast(terms: Iterable[tuple[float, SeedScores]]) -> Contrast:
         estimate=float(estimate),
         error=math.sqrt(total),
         degrees=degrees,
-        size=size,
+        size=max(abs(score.mean) for _, score in terms),
         test="paired t" if groups is not None and len(groups) == 1 else "Welch",
         num=num,
-        num_pretrainings=num_pretrainings,
+        num_pretrainings=min(score.num_pretrainings for _, score in terms),
         num_examples=num_examples,
         seed_variance=seed_variance,
         example_variance=example_variance,
@@ -197,30 +193,22 @@ def variance(values: np.ndarray) -> float:
     return float(values.var(ddof=1)) if len(values) > 1 else math.nan
 
 
-def read_tables(terms: Terms) -> dict[int, ExampleTable] | None:
-    """What the examples contribute to each score, by the score's id; None unless it is known of all."""
-    tables = {}
-    for _, score in terms:
-        table = None if score.examples is None else score.examples.table
-        if table is None or table.values_SN.shape[1] < 2:
-            return None
-        tables[id(score)] = table
-    return tables
-
-
-def over_test_sets(groups: list[Terms], tables: dict[int, ExampleTable]) -> tuple[list[tuple[float, int]], float]:
+def over_test_sets(groups: list[Terms]) -> tuple[list[tuple[float, int]], float] | None:
     """The variance of the sum from the examples of each test set, with its degrees of freedom; and the part that seeds
-    and examples share."""
-    fingerprints = dict.fromkeys(table.fingerprint for table in tables.values())
+    and examples share. None unless it is known of all scores what examples contribute."""
+    tables = {id(score): score.examples and score.examples.table for group in groups for _, score in group}
+    known = {key: table for key, table in tables.items() if table and table.values_SN.shape[1] > 1}
+    if len(known) < len(tables):
+        return None
     parts, shared = [], 0.0
-    for fingerprint in fingerprints:
+    for fingerprint in dict.fromkeys(table.fingerprint for table in known.values()):
         means_N: Any = 0.0
         for group in groups:
             # What each example contributes to the sum under each repetition.
             sums_RN: Any = 0.0
             for weight, score in group:
-                if tables[id(score)].fingerprint == fingerprint:
-                    sums_RN = sums_RN + weight * (repetitions(score) @ tables[id(score)].values_SN)
+                if known[id(score)].fingerprint == fingerprint:
+                    sums_RN = sums_RN + weight * (repetitions(score) @ known[id(score)].values_SN)
             if np.ndim(sums_RN):
                 means_N = means_N + sums_RN.mean(axis=0)
                 shared += interaction(sums_RN) / sums_RN.size

@@ -30,7 +30,7 @@ class Interval:
     low: float = np.nan
     high: float = np.nan
     p_value: float = np.nan
-    """Of a difference: the two-sided p-value of "there is none"."""
+    """The two-sided one of "there is no difference", where it is one."""
     num: int = 0
     """How many values are behind a mean or a spread."""
 

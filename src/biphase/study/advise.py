@@ -186,7 +186,7 @@ def make_candidate(preset: str, text: TextAmount | None, budget: float, curricul
 
 
 def choose_candidate(candidates: Sequence[Candidate], budget: float) -> Candidate:
-    """Of those that the law cannot tell from the best, the smallest; they stand from large to small."""
+    """The smallest of those that the law cannot tell from the best; they stand from large to small."""
     possible = [item for item in candidates if item.tokens >= LEAST_TOKENS]
     if not possible:
         tokens = candidates[-1].tokens

@@ -7,7 +7,7 @@ IOB2, answers as exact spans of their context, documents without the prefixes of
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from string import Formatter
@@ -135,18 +135,21 @@ def load_examples(source: TaskSource, judged_only: bool) -> TaskData[Any] | Coll
             [(id, times)] = Counter(example.id for example in examples[split]).most_common(1)
             if times > 1:
                 raise InputError(f"{source.name}: the {split} split has two questions with the id '{id}'")
-    shares: dict[TaskSplit, float] = {"test": 1 - TEST_SHARE, "validation": TRAIN_SHARE}
-    for split in (split for split in shares if split not in examples):
-        if len(examples["train"]) < 2:
-            raise InputError(f"task '{task.name}': the train split in {source.name} is too small to hold out a {split}")
-        examples["train"], examples[split] = hold_out(examples["train"], shares[split])
+    draw_missing_splits(source, examples)
     train, validation, test = (tuple(examples[split]) for split in TASK_SPLITS)
-    check_varied(source, examples)
     return TaskData[Any](task, source.name, train, validation, test, left_out)
 
 
-def check_varied(source: TaskSource, examples: Mapping[TaskSplit, Sequence[AnyExample]]) -> None:
-    """Raises `InputError` where texts to train on all have one label, or one number stands for a correlation."""
+def draw_missing_splits(source: TaskSource, examples: dict[TaskSplit, list[AnyExample]]) -> None:
+    """Hold the splits that the source does not have out of train. Raises `InputError` where that is too small, and
+    where texts to train on all have one label, or one number stands for a correlation."""
+    shares: dict[TaskSplit, float] = {"test": 1 - TEST_SHARE, "validation": TRAIN_SHARE}
+    for split in (split for split in shares if split not in examples):
+        if len(examples["train"]) < 2:
+            raise InputError(
+                f"task '{source.task.name}': the train split in {source.name} is too small to hold out a {split}"
+            )
+        examples["train"], examples[split] = hold_out(examples["train"], shares[split])
     for split in TASK_SPLITS if source.task.problem_type == "regression" else TASK_SPLITS[:1]:
         labels = {example.label for example in examples[split] if isinstance(example, LabelledText)}
         if len(labels) == 1 and len(examples[split]) > 1:
