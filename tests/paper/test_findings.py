@@ -9,22 +9,24 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from biphase.paper.findings import FINDINGS, answer, judge_findings
-from biphase.paper.gaps import slope
+from biphase.errors import InputError
+from biphase.paper.findings import answer, judge_findings, read_findings
 from biphase.paper.published import read_reference
-from biphase.paper.spreads import rate_spread_gap
+from biphase.report.axes import contrast_spreads, weigh_arms
 from biphase.report.claims import Finding, Inequality, count_tests, together
-from biphase.report.contrasts import difference, jackknife
-from biphase.report.results import AVERAGE, ReportArm, Result, ResultSet, measured
+from biphase.report.contrasts import Contrast, difference, jackknife
+from biphase.report.grammar import Operand
+from biphase.report.results import ReportArm, Result, ResultSet, measured
 from biphase.report.statistics import SIGNIFICANCE, holm, rate_spread
 
 Change = Callable[[ReportArm, str], float]
 RATES = (1e-5, 5e-5, 1e-4)
+FINDINGS = tuple(read_findings()["findings"])
 
 
 def arm(setup: str, size: str, clm: int, mlm: int, mask: int = 40, cpt: int = 0) -> ReportArm:
     objective = "clm+mlm" if clm and mlm else "clm" if clm else "mlm"
-    name = f"{size}-{clm}-{mlm}-{mask}-{cpt}"
+    name = f"{setup}-{size}-{clm}-{mlm}-{mask}-{cpt}"
     return ReportArm(name, setup, size, objective, mask if mlm or cpt else None, clm + mlm, clm, mlm, cpt)  # type: ignore[arg-type]
 
 
@@ -151,7 +153,10 @@ def test_missing_family_leaves_its_claim_open() -> None:
     (finding, *_) = judge_findings(ResultSet(rest))
     assert finding.verdict == "undecided"
     assert [one.verdict for one in finding.claims[0].inequalities] == ["supported"] * 2
-    assert finding.claims[0].untested == ("QA, 1m: MLM − CLM (no scores)", "QA, 2m: MLM − CLM (no scores)")
+    assert finding.claims[0].untested == (
+        "mlm - clm on QA 1m, 1,000 steps (no scores)",
+        "mlm - clm on QA 2m, 1,000 steps (no scores)",
+    )
     assert finding.claims[1].inequalities == ()
 
 
@@ -198,7 +203,7 @@ def test_published_verdicts() -> None:
         "F7",
     ]
     first = findings[0].claims[0].inequalities[1]
-    assert (first.label, round(100 * first.estimate, 2)) == ("SC, 610M: MLM − CLM", 3.42)
+    assert (first.label, round(100 * first.estimate, 2)) == ("mlm - clm on SC 610M, 42,000 steps", 3.42)
     text = answer(findings)
     assert "in 3 of 6 comparisons and behind in none; the other 3 cannot be told from noise" in text
     assert text.count(". ") == 1 and "F4 (CLM is more data-efficient early)" in text
@@ -238,30 +243,36 @@ def test_seeds_needed_have_the_power_they_promise() -> None:
     assert power(named - 1) < power(named)
 
 
-def test_slope_is_that_of_least_squares() -> None:
+def test_trend_is_the_line_of_least_squares() -> None:
     """0.50, 0.56, 0.54 at 20, 30, 50 %: the line rises by 0.03/1400·… from 20 to 50."""
     arms = [arm("objective", "1m", 0, 100, mask) for mask in (20, 30, 50)]
-    scores = (0.50, 0.56, 0.54)
-    cells = [
-        measured(each, "SC", AVERAGE, "standard", (score, score)) for each, score in zip(arms, scores, strict=True)
+    over = Operand(1.0, "masking", function="trend", axis="mask")
+    scores = dict(zip((20, 30, 50), (0.50, 0.56, 0.54), strict=True))
+    (weighed,) = weigh_arms([(over, arms)])
+    line = stats.linregress(list(scores), list(scores.values()))
+    assert sum(weight * scores[each.mask_percent] for weight, each in weighed) == pytest.approx(30 * line.slope)  # type: ignore[index]
+    with pytest.raises(InputError, match="too few arms over mask"):
+        weigh_arms([(over, arms[:1])])
+
+
+def spread_gap(results: ResultSet, wide: ReportArm, narrow: ReportArm) -> tuple[Contrast, list[float]]:
+    """The spread over rates of one arm less that of another."""
+    terms = [
+        (Operand(sign, "", function="spread", axis="rate"), [each]) for sign, each in ((1.0, wide), (-1.0, narrow))
     ]
-    terms = slope(ResultSet(tuple(cells)), "1m", "SC")
-    assert terms is not None
-    line = stats.linregress((20, 30, 50), scores)
-    assert sum(weight * result.mean for weight, result in terms) == pytest.approx(30 * line.slope)
-    assert slope(ResultSet(tuple(cells[:1])), "1m", "SC") is None
+    return contrast_spreads(terms, [f"{family}-data" for family in ("SC", "TC", "QA", "IR")], results)
 
 
 def test_spread_is_that_of_the_statistics() -> None:
     results = world()
     clm, mlm = (each for each in ARMS if each.setup == "objective" and each.size == "1m" and each.mask_percent != 20)
-    seen, rates = rate_spread_gap(results, mlm, clm)
+    seen, rates = spread_gap(results, mlm, clm)
 
     def mean_spread(each: ReportArm) -> float:
         tables = [list((r.by_rate or {}).values()) for r in results.results if r.arm == each]
         return float(np.mean([rate_spread(table, np.random.default_rng(0), 1).value for table in tables]))
 
-    assert seen is not None and rates == list(RATES)
+    assert rates == list(RATES)
     assert seen.estimate == pytest.approx(mean_spread(mlm) - mean_spread(clm))
 
 
@@ -274,8 +285,8 @@ def test_a_diverged_rate_is_left_out_for_both() -> None:
     results = ResultSet(tuple(map(spoil, world().results)))
     claim = judge_findings(results)[4].claims[0]
     assert [one.label for one in claim.inequalities] == [
-        "1m: spread of MLM − of CLM, rates 1e-05, 5e-05",
-        "2m: spread of MLM − of CLM, rates 1e-05, 5e-05",
+        "spread(mlm over rate) - spread(clm over rate) on average 1m, 1,000 steps (rate 1e-05, 5e-05)",
+        "spread(mlm over rate) - spread(clm over rate) on average 2m, 1,000 steps (rate 1e-05, 5e-05)",
     ]
 
 
@@ -316,8 +327,8 @@ def test_f5_and_f7_leave_out_whole_pretraining_seeds() -> None:
 
     results = ResultSet(tuple(map(repeat, world(num=4).results)))
     clm, mlm = (each for each in ARMS if each.setup == "objective" and each.size == "1m" and each.mask_percent != 20)
-    seen, _ = rate_spread_gap(results, mlm, clm)
-    assert seen is not None and (seen.num, seen.degrees) == (2, 1)
+    seen, _ = spread_gap(results, mlm, clm)
+    assert (seen.num, seen.degrees) == (2, 1)
     gaps = []
     for chosen in ([0, 1, 2, 3], [2, 3], [0, 1]):
         tables = {

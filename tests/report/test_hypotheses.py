@@ -6,12 +6,15 @@ from biphase.errors import InputError
 from biphase.report.grammar import parse_inequality
 from biphase.report.hypotheses import Ladder, bind
 
-LADDERS: dict[str, Ladder] = {
+ARMS = {
     "mlm40": {(size, steps): f"{size}-mlm40-{steps}" for size in ("1m", "3m") for steps in (400, 800)},
     "25/75": {("1m", steps): f"1m-25-75-{steps}" for steps in (400, 800, 1600)},
     "clm": {("1m", 400): "1m-clm-400", ("3m", 400): "3m-clm-400"},
     "1m-random": {("1m", 0): "1m-random"},
-    "two of them": {},
+}
+LADDERS: dict[str, Ladder] = {
+    **{name: {spot: {arm: arm} for spot, arm in arms.items()} for name, arms in ARMS.items()},
+    "both": {(size, 400): {kind: f"{size}-{kind}-400" for kind in ("clm", "mlm40")} for size in ("1m", "3m")},
 }
 TASKS = {"wnut17": "TC", "uner": "TC", "genre": "SC"}
 
@@ -20,7 +23,7 @@ def asked(line: str) -> list[tuple[str, str]]:
     """Each inequality as a sum of arm@task, and its label."""
     found = []
     for one in bind(parse_inequality(line), LADDERS, TASKS):
-        terms = " ".join(f"{weight:+g}·{arm}@{task}" for weight, arm, task in one.terms)
+        terms = " ".join(f"{operand.weight:+g}·{'&'.join(arms)}@{task}" for operand, arms, task in one.terms)
         found.append((terms, one.label))
     return found
 
@@ -59,11 +62,42 @@ def test_terms_have_places_and_weights_of_their_own() -> None:
     assert one[0] == "+1·3m-mlm40-400@SC -1·3m-clm-400@SC -1·1m-mlm40-400@SC +1·1m-clm-400@SC"
 
 
+def test_of_a_group_every_arm_is_asked_about_or_one_is_enough() -> None:
+    assert asked("every both - clm > 0 on TC for 1m") == [
+        ("+1·1m-mlm40-400@TC -1·1m-clm-400@TC", "mlm40 - clm on TC 1m, 400 steps")
+    ]
+    # For each of the two, whichever the model, one other is enough: `every` is chosen before `some`.
+    second, first = bind(parse_inequality("some both - every both > 0 on some family for some model"), LADDERS, TASKS)
+    assert [one.label for one in (first, *first.rivals)] == [
+        "mlm40 - clm on TC 1m, 400 steps",
+        "mlm40 - clm on TC 3m, 400 steps",
+        "mlm40 - clm on SC 1m, 400 steps",
+        "mlm40 - clm on SC 3m, 400 steps",
+    ]
+    assert len(second.rivals) == 3 and second.label.startswith("clm - mlm40")
+
+
+def test_functions_are_over_all_arms_of_a_place() -> None:
+    assert (
+        asked("mean(both over share) - clm > 0 for 3m")[0][0]
+        == "+1·3m-clm-400&3m-mlm40-400@average -1·3m-clm-400@average"
+    )
+    assert [terms for terms, _ in asked("trend(mlm40 over budget) > 0")] == [
+        "+1·1m-mlm40-400&1m-mlm40-800@average",
+        "+1·3m-mlm40-400&3m-mlm40-800@average",
+    ]
+
+
+def test_the_largest_is_that_of_all_names_of_the_line() -> None:
+    (one,) = asked("(25/75 - clm at the largest budget for the largest model) > 0")
+    assert one[0] == "+1·1m-25-75-400@average -1·1m-clm-400@average"
+
+
 def test_a_compute_equivalent_asks_for_the_whole_ladder_of_the_baseline() -> None:
     line = parse_inequality("compute_equivalent(25/75, mlm40) < 0.6 on TC at 1600 steps")
     assert (line.kind, line.relation, line.bound) == ("compute_equivalent", "<", 0.6)
     (one,) = bind(line, LADDERS, TASKS)
-    assert [arm for _, arm, _ in one.terms] == ["1m-25-75-1600"] and one.ladder == ("1m-mlm40-400", "1m-mlm40-800")
+    assert [arms for _, arms, _ in one.terms] == [("1m-25-75-1600",)] and one.ladder == ("1m-mlm40-400", "1m-mlm40-800")
     with pytest.raises(InputError, match="has one budget; a baseline's ladder has two or more"):
         bind(parse_inequality("compute_equivalent(25/75, clm) < 0.6"), LADDERS, TASKS)
 
@@ -71,8 +105,16 @@ def test_a_compute_equivalent_asks_for_the_whole_ladder_of_the_baseline() -> Non
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("mlm - clm > 0", "unknown arm 'mlm'; did you mean 'mlm40'.*known: 1m-random, 25/75, clm, mlm40, two of them"),
-        ("'two of them' > 0", "'two of them' is that of several arms of one model and budget; name one"),
+        ("mlm - clm > 0", "unknown arm 'mlm'; did you mean 'mlm40'.*known: 1m-random, 25/75, both, clm, mlm40"),
+        ("both > 0", "'both' is that of several arms of one model and budget; name one, or say every, some"),
+        ("spread(both over rate) > 0", "'both' is that of several arms of one model and budget"),
+        ("mean(mlm40 over rate) > 0", "over rates there is a spread, no mean"),
+        ("mean(mlm40 over time) > 0", "'budget' or 'mask' or 'share' or 'rate' is wanted where 'time' stands"),
+        (
+            "spread(both over mask) - mlm40 > 0",
+            "a spread stands beside spreads over the same axis on the same task only",
+        ),
+        ("clm - (clm at the largest budget) > 0", "there it compares an arm with itself"),
         ("mlm40 - clm > 0 on QA", "unknown task or family 'QA'; known: average, every family, every task, wnut17"),
         ("mlm40 - clm > 0 for 7b", "unknown model '7b'; known: 1m, 3m"),
         ("25/75 - clm > 0 at 1600 steps", "share no model and budget there; known: 25/75 for 1m, 400 steps"),

@@ -9,7 +9,7 @@ import yaml
 
 from biphase.config import parse_config
 from biphase.errors import InputError
-from biphase.paper.findings import FINDINGS, judge_findings
+from biphase.paper.findings import judge_findings, read_findings
 from biphase.paper.published import read_reference
 from biphase.report.results import ReportArm, ResultSet, measured
 from biphase.study.hypotheses import (
@@ -57,10 +57,14 @@ def make_plan(*holds: str) -> Plan:
 
 def test_what_names_stand_for() -> None:
     ladders = list_ladders(make_plan())
-    assert ladders["1m-mlm40"] == {("1m", 400): "1m-mlm40-400", ("1m", 100): "1m-mlm40-100"} == ladders["mlm40"]
-    assert ladders["stack"] == ladders["1m-stack"] == {("1m", 400): "1m-stack-400", ("1m", 100): "1m-stack-100"}
-    assert ladders["25/75"] == {} and ladders["all"] == {}, "several arms of one budget are no ladder"
-    assert ladders["1m-mlm20-100-peak_lr0.002"] == {("1m", 100): "1m-mlm20-100-peak_lr0.002"}
+    assert ladders["mlm40"] == {("1m", 400): {"mlm40": "1m-mlm40-400"}, ("1m", 100): {"mlm40": "1m-mlm40-100"}}
+    assert ladders["1m-mlm40"] == ladders["mlm40"] and ladders["stack"] == ladders["1m-stack"]
+    assert ladders["all"]["1m", 400] == {"mlm40": "1m-mlm40-400", "25-75": "1m-25-75-400"}
+    assert ladders["25/75"]["1m", 100] == {"25-75": "1m-25-75-100", "stack": "1m-stack-100"}
+    assert list(ladders["rates"]["1m", 100]) == ["mlm20-100-peak_lr0.001", "mlm20-100-peak_lr0.002"]
+    assert ladders["1m-mlm20-100-peak_lr0.002"] == {
+        ("1m", 100): {"1m-mlm20-100-peak_lr0.002": "1m-mlm20-100-peak_lr0.002"}
+    }
     assert "mlm20" not in ladders and not [name for name in ladders if "seed" in name]
     assert "1m-random" in ladders
 
@@ -137,7 +141,9 @@ def test_hypotheses_stand_in_a_file_of_their_own(tmp_path: Path, wanted: str) ->
     path = tmp_path / "study.yaml"
     path.write_text(yaml.safe_dump({**make_plan().study.model_dump(mode="json"), "hypotheses": wanted}))
     study = load_study(path)
-    assert [one.name for one in study.hypotheses] == (list(FINDINGS) if wanted == "paper" else ["own"])
+    assert [one.name for one in study.hypotheses] == (
+        list(read_findings()["findings"]) if wanted == "paper" else ["own"]
+    )
     with pytest.raises(InputError, match=r"nothing\.yaml does not exist"):
         load_study(path, ["hypotheses=nothing.yaml"])
 

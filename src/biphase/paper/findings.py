@@ -1,93 +1,78 @@
-"""The paper's eight findings, each as claims with the rule that judges them; results → their verdicts. Also the report
-on the paper's published scores, by the same code as reports on our own studies.
+"""The paper's eight findings, as lines in the grammar of hypotheses (`findings.yaml`); results → their verdicts. Also
+the report on the paper's published scores, by the same code as reports on our own studies.
 
 Scores of a family are averages over its datasets; arms with MLM are those at the study's reference masking ratio,
 unless the claim is about the ratio.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib import resources
 from pathlib import Path
+from typing import Any
 
-from biphase.paper.gaps import (
-    ON_PAR,
-    clm_first_pays,
-    clm_holds_on_tokens,
-    clm_is_faster_early,
-    continuing_clm_pays,
-    mlm_beats_clm,
-    no_ratio_is_best,
-)
-from biphase.paper.published import TABLE_NUMBERS, read_reference
-from biphase.paper.spreads import clm_first_forgives, clm_is_steadier
-from biphase.report.claims import Claim, Finding, Verdicts, count_tests, judge_claims, name_noise
+from biphase.errors import InputError
+from biphase.paper.published import PUBLISHED_FAMILIES, TABLE_NUMBERS, read_reference
+from biphase.report.claims import ON_PAR, Claim, Finding, Verdicts, count_tests, judge_claims, name_noise
 from biphase.report.formats import show_list
+from biphase.report.grammar import parse_inequality
+from biphase.report.hypotheses import Ladder, bind, make_line
 from biphase.report.page import write_report
-from biphase.report.results import ResultSet, with_averages
-
-FINDINGS: dict[str, tuple[str, str, Callable[[ResultSet], list[Claim]]]] = {
-    "F1": (
-        "MLM beats CLM on SC and QA at every size, most of all on QA",
-        "MLM minus CLM at the same size and steps lies above zero on SC and on QA, at every size; and this "
-        "gap is larger on QA than on every other family, at every size.",
-        mlm_beats_clm,
-    ),
-    "F2": (
-        "CLM is on par or better on TC, and closes on MLM for IR as size grows",
-        "CLM minus MLM on TC lies above −1 point at every size (on par or better). The gap between MLM and "
-        "CLM on IR is larger at the smallest size than at the largest.",
-        clm_holds_on_tokens,
-    ),
-    "F3": (
-        "No masking ratio is best everywhere",
-        "Every masking ratio is beaten by another one somewhere: at some size, on some family. (Contradicted "
-        "if one ratio is nowhere more than 1 point below another.) The other claims are about the slope: the "
-        "change in score from the lowest to the highest ratio, along the straight line through all of them. "
-        "It is larger at the largest size than at the smallest (mean over families), above zero on IR at "
-        "every size, and below zero on TC and QA at the smallest size.",
-        no_ratio_is_best,
-    ),
-    "F4": (
-        "CLM is more data-efficient early",
-        "CLM minus MLM at the same step, averaged over the undecayed checkpoints before 10/42 of the budget "
-        "(SC, QA), before 20/42 (IR) or over all of them (TC), lies above zero. At the last checkpoint, where "
-        "it is not one of those (on TC: not the only one), the order is that of the end: CLM ahead on TC; MLM "
-        "ahead on SC, QA and IR.",
-        clm_is_faster_early,
-    ),
-    "F5": (
-        "CLM-pretrained models depend less on the fine-tuning rate",
-        "The standard deviation of a model's test scores, over all seeds and all fine-tuning rates from 1e-5 "
-        "to 1e-4 (all rates of the study, where fewer than two lie there), is larger for MLM than for CLM at "
-        "every size, on average over datasets. A rate at which either of the two diverged is left out for "
-        "both. Intervals and tests leave out one seed at a time, of pretraining where there are several (the "
-        "jackknife, with Student's t).",
-        clm_is_steadier,
-    ),
-    "F6": (
-        "At a fixed budget, CLM then MLM beats MLM alone",
-        "At each budget, CLM→MLM minus MLM alone, as the mean over families: above zero with 25 to 50 % CLM; "
-        "above −1 point with 75 % (about on par).",
-        clm_first_pays,
-    ),
-    "F7": (
-        "After CLM, results depend less on the masking ratio",
-        "The standard deviation of scores over masking ratios (each score the mean over seeds), on average "
-        "over families, is larger for MLM alone than for MLM after CLM, at the same size, total steps and "
-        "ratios. Intervals and tests leave out one seed at a time, of pretraining where there are several (the "
-        "jackknife, with Student's t); noise between seeds widens both spreads.",
-        clm_first_forgives,
-    ),
-    "F8": (
-        "Continuing with MLM from a CLM model beats continuing from an MLM model",
-        "Continued with the same steps of MLM, the CLM model minus the MLM model: at the most steps, above "
-        "zero on SC and TC and above −1 point on QA and IR (closed); and above −1 point on every family at "
-        "12,000 of 22,000 steps, or the fewer steps nearest to this share (so many suffice).",
-        continuing_clm_pays,
-    ),
-}
-"""Key → what the paper says, how it is judged (shown beside the verdict), and the function that makes its claims."""
+from biphase.report.results import ReportArm, ResultSet, reference_mask, short_steps, with_averages
+from biphase.trees import parse_yaml
 
 NOTE = f"“On par” allows for {100 * ON_PAR:g} point, a number that is ours."
+
+
+@cache
+def read_findings() -> dict[str, Any]:
+    """`findings`: key → what the paper says, how it is judged (shown beside the verdict), and the lines that are to
+    hold; `names`: what the names in these lines stand for."""
+    text = (resources.files("biphase.paper") / "findings.yaml").read_text(encoding="utf-8")
+    return parse_yaml(text)
+
+
+def stand_for(chosen: Mapping[str, Any], arms: Sequence[ReportArm]) -> Ladder:
+    """What a name of the findings' file stands for among these arms."""
+    usual, longest = reference_mask(arms), dict[tuple[str, bool], int]()
+    for arm in arms:
+        place = arm.size, arm.cpt_steps > 0
+        longest[place] = max(longest.get(place, 0), arm.budget)
+    low, high = chosen.get("share", (0, 1))
+    least, most = chosen.get("reached", (0, 1))
+    ladder: dict[tuple[str, int], dict[str, str]] = {}
+    for arm in arms:
+        is_chosen = (
+            arm.setup == chosen["setup"]
+            and chosen.get("objective", arm.objective) == arm.objective
+            and ("mask" not in chosen or arm.mask_percent == usual)
+            and bool(arm.cpt_steps) >= chosen.get("continued", False)
+            and low <= arm.clm_share <= high
+            and least <= arm.budget / longest[arm.size, arm.cpt_steps > 0] <= most
+        )
+        if is_chosen:
+            split = f"{short_steps(arm.clm_steps)}+{short_steps(arm.mlm_steps)}"
+            objective = split if arm.objective == "clm+mlm" else arm.objective
+            mask = f"{arm.mask_percent}%" if arm.mask_percent else ""
+            kind = " ".join(filter(None, [arm.parent if arm.cpt_steps else "", objective, mask]))
+            members = ladder.setdefault((arm.size, arm.budget), {})
+            members[arm.name if kind in members else kind] = arm.name
+    return ladder
+
+
+def make_claims(key: str, results: ResultSet) -> list[Claim]:
+    """The lines of a finding as claims; one that is about arms that are not there is untested."""
+    families = {family: family for family in PUBLISHED_FAMILIES}
+    results = ResultSet(tuple(one for one in results.results if one.family in families))
+    arms = results.arms()
+    ladders = {name: stand_for(chosen, arms) for name, chosen in read_findings()["names"].items()}
+    claims = []
+    for line in read_findings()["findings"][key]["holds"]:
+        try:
+            claims.append(make_line(bind(parse_inequality(line), ladders, families), results))
+        except InputError as error:
+            claims.append(Claim(line, (), (str(error).removeprefix(f"'{line}': "),)))
+    return claims
 
 
 def judge_paper(results: ResultSet) -> Verdicts:
@@ -101,8 +86,9 @@ def judge_findings(results: ResultSet) -> tuple[Finding, ...]:
     """Every finding with its verdict (see `judge_claims`), on the standard metrics where there are any, else on the
     paper's."""
     results = with_averages(results.select(metric=results.primary_metric).results)
+    told = read_findings()["findings"].items()
     return judge_claims(
-        [Finding(key, said, rule, tuple(make_claims(results))) for key, (said, rule, make_claims) in FINDINGS.items()]
+        [Finding(key, one["says"], one["judged"], tuple(make_claims(key, results))) for key, one in told]
     )
 
 

@@ -2,7 +2,7 @@
 
 An inequality says that a weighted sum of mean scores lies above a bound. Each is tested two-sided, all that are tested
 in a report are corrected together (Holm), and only then is anything called supported or contradicted. Which claims
-there are is no matter of this module: the paper's are in `biphase.paper`.
+there are is no matter of this module: they are lines in the grammar of hypotheses.
 """
 
 import math
@@ -12,12 +12,15 @@ from typing import Literal
 
 import numpy as np
 
-from biphase.report.contrasts import Contrast, Terms, contrast, is_significant, judge_difference
+from biphase.report.contrasts import Contrast, is_significant, judge_difference
 from biphase.report.formats import show_noise
 from biphase.report.signal import what_decides
 from biphase.report.statistics import SIGNIFICANCE, holm
 
 ClaimVerdict = Literal["supported", "contradicted", "undecided"]
+
+ON_PAR = 0.01
+"""What is called about equal: a point. A convention of this house."""
 
 
 @dataclass(frozen=True)
@@ -158,45 +161,30 @@ def together(verdicts: Sequence[str]) -> ClaimVerdict:
     return "supported" if verdicts and set(verdicts) == {"supported"} else "undecided"
 
 
-Tested = Inequality | str
-"""An inequality; or what is lacking to test it."""
-
-
-def make_claim(statement: str, tests: Sequence[Tested], lack: str) -> Claim:
-    """A claim of all these, or of nothing but `lack` where there is none."""
-    untested = [one for one in tests or [lack] if isinstance(one, str)]
-    return Claim(statement, tuple(one for one in tests if isinstance(one, Inequality)), tuple(untested))
-
-
-def weigh_terms(label: str, terms: Terms | None, bound: float = 0.0) -> Tested:
-    """The inequality that these weighted scores lie above a bound; None where one is missing."""
-    return f"{label} (no scores)" if terms is None else make_inequality(label, contrast(terms), bound)
-
-
-def make_inequality(label: str, seen: Contrast, bound: float = 0.0) -> Inequality:
+def make_inequality(label: str, seen: Contrast, bound: float) -> Inequality:
     tested = seen.against(bound)
     return Inequality(label, seen, bound, tested.low, tested.high, tested.p_value)
 
 
-def strongest(rivals: Sequence[tuple[str, Contrast]], on_par: float) -> Inequality:
-    """That at least one of these contrasts is above zero: the one with the strongest evidence, Bonferroni's correction
-    for having chosen it, and the contrary, that none is more than `on_par` above zero.
+def strongest(rivals: Sequence[tuple[str, Contrast]], bound: float) -> Inequality:
+    """That at least one of these contrasts is above the bound: the one with the strongest evidence, Bonferroni's
+    correction for having chosen it, and the contrary, that none is more than `ON_PAR` above the bound.
 
-    The strongest is the one above zero with the smallest p-value; the highest, where none is above or can be tested.
+    The strongest is the one above the bound with the smallest p-value; the highest, where none is or can be tested.
     """
 
     def evidence(rival: tuple[str, Contrast]) -> tuple[float, float]:
         seen = rival[1]
-        p_value = seen.against().p_value
-        return (p_value if seen.estimate > 0 and not math.isnan(p_value) else 2.0, -seen.estimate)
+        p_value = seen.against(bound).p_value
+        return (p_value if seen.estimate > bound and not math.isnan(p_value) else 2.0, -seen.estimate)
 
-    best = make_inequality(*min(rivals, key=evidence))
+    best = make_inequality(*min(rivals, key=evidence), bound)
     # The contrary must hold for every rival, so its p-value is the largest of theirs. What cannot be tested cannot be
     # shown: it counts as 1, unless nothing can be tested. 0.01, nan, 0.2 → 1; 0.01, 0.03, 0.2 → 0.2; nan, nan → nan.
     contrary = []
     for _, seen in rivals:
-        p_value = seen.against(on_par).p_value
-        contrary.append(p_value if seen.estimate < on_par or math.isnan(p_value) else 1.0)
+        p_value = seen.against(bound + ON_PAR).p_value
+        contrary.append(p_value if seen.estimate < bound + ON_PAR or math.isnan(p_value) else 1.0)
     contrary_N = np.array(contrary)
     is_tested_N = ~np.isnan(contrary_N)
     return replace(

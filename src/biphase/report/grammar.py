@@ -2,24 +2,30 @@
 
     25/75 - mlm40 > 0 on token_classification at every budget
     (mlm40 - clm on QA) - (mlm40 - clm on SC) > 0 for every model
+    some 'equal budget' - mlm40 > 0 on every task
+    trend(masking over mask) > 0 on retrieval
     compute_equivalent(stack, mlm40) < 0.6 at the largest budget
 
-The grammar, in which a name is an arm or one arm at several budgets, quoted where it has spaces:
+The grammar, in which a name is an arm or one arm at several budgets, or a group of them, quoted where it has spaces:
 
     inequality  sum ('<' | '>') number ['point' | 'points'] places
     sum         term (('+' | '-') term)*                       operators stand between blanks
-    term        [number '*'] (name | '(' sum ')') places
+    term        [number '*'] (arm | '(' sum ')') places
                 or compute_equivalent '(' name ',' name ')', which stands alone on its side
+    arm         ['every' | 'some'] name | ('mean' | 'trend' | 'spread') '(' name 'over' axis ')'
+    axis        'budget' | 'mask' | 'share' | 'rate'
     places      ('on' task ('and' task)* | 'at' budget | 'for' model)*
-    task        'average' | 'every' ('family' | 'task') | a family | a task
-    budget      ['every' | 'the' ('largest' | 'smallest')] 'budget' | number 'steps'
-    model       ['every' | 'the' ('largest' | 'smallest')] 'model' | a name
+    task        'average' | ('every' | 'some') ('family' | 'task') | a family | a task
+    budget      ['every' | 'some' | 'the' ('largest' | 'smallest')] 'budget' | number 'steps'
+    model       ['every' | 'some' | 'the' ('largest' | 'smallest')] 'model' | a name
 
 A place on a term fixes it for that term; on the last one of a sum, or of a bracket, for all of it. Places behind the
 number say where the inequality is to hold: at each of them, by default at every budget, for every model, on the average
-over families. Nothing in the text is run.
+over families. Where `some` is said, one is enough; `every` is chosen before `some`. The functions are those of
+`report.axes`. Nothing in the text is run.
 """
 
+import itertools
 import re
 from dataclasses import dataclass, replace
 from typing import Literal, NoReturn
@@ -28,6 +34,10 @@ from biphase.errors import InputError
 
 MEAN_OF_FAMILIES = "average"
 KEYWORDS = ("on", "at", "for", "and")
+QUANTIFIERS = ("every", "some")
+FUNCTIONS = ("mean", "trend", "spread")
+RATE = "rate"
+GROUP_AXES = ("budget", "mask", "share", RATE)
 EQUIVALENT = "compute_equivalent"
 """The share of a baseline's FLOPs at which an arm reaches its score (`report.equivalents`)."""
 TOKEN = re.compile(r"\s*(?:'([^']*)'|\"([^\"]*)\"|([(),*<>])|([^\s(),*<>'\"]+))")
@@ -39,11 +49,18 @@ class Place:
     """Where something is asked about; None is left open."""
 
     tasks: tuple[str, ...] | None = None
-    """Families, tasks, or `average`, or one of `every family` and `every task`."""
+    """Families, tasks, or `average`, or one of `every family`, `some task` and the like."""
     budget: str | int | None = None
-    """`every`, `largest`, `smallest`, or steps."""
+    """`every`, `some`, `largest`, `smallest`, or steps."""
     model: str | None = None
-    """`every`, `largest`, `smallest`, or a name."""
+    """`every`, `some`, `largest`, `smallest`, or a name."""
+
+    @property
+    def quantifiers(self) -> tuple[str, str, str]:
+        """`every` or `some` for tasks, budget and model; empty where one is fixed or left open."""
+        words = (self.tasks[0].partition(" ")[0] if self.tasks else "", self.budget, self.model)
+        task, budget, model = (str(word) if word in QUANTIFIERS else "" for word in words)
+        return task, budget, model
 
 
 @dataclass(frozen=True)
@@ -53,6 +70,10 @@ class Operand:
     weight: float
     name: str
     place: Place = Place()
+    quantifier: str = ""
+    """`every` or `some` of the arms that the name stands for."""
+    function: str = ""
+    axis: str = ""
 
 
 @dataclass(frozen=True)
@@ -67,6 +88,16 @@ class ParsedInequality:
     bound: float
     """A share of scores, or of compute."""
     place: Place
+
+    @property
+    def sign(self) -> float:
+        """1 where the sum is to lie above the bound, -1 where below."""
+        return 1.0 if self.relation == ">" else -1.0
+
+    @property
+    def has_some(self) -> bool:
+        """Whether one of several places or arms is enough."""
+        return "some" in (*self.place.quantifiers, *(operand.quantifier for operand in self.operands))
 
     @property
     def placed(self) -> tuple[Operand, ...]:
@@ -155,6 +186,9 @@ class Parser:
             self.refuse("'on', 'at', 'for' or the end")
         if kind == "compute_equivalent" and bound <= 0:
             raise InputError(f"'{self.text}': a share of compute lies above 0")
+        spreads = {one.function == "spread" and (one.axis, one.place.tasks) for one in operands}
+        if len(spreads) > 1:
+            raise InputError(f"'{self.text}': a spread stands beside spreads over the same axis on the same task only")
         scale = 0.01 if kind == "difference" else 1.0
         return ParsedInequality(self.text, tuple(operands), kind, relation, scale * bound, place)  # type: ignore[arg-type]
 
@@ -175,15 +209,25 @@ class Parser:
         elif self.has(EQUIVALENT):
             raise InputError(f"'{self.text}': {EQUIVALENT}(arm, baseline) stands alone on the left")
         else:
-            operands = [Operand(1.0, self.name("an arm"))]
+            operands = [self.arm()]
         place = self.trailing = self.place()
-        if (place.tasks and (len(place.tasks) > 1 or place.tasks[0].startswith("every"))) or "every" in (
-            place.budget,
-            place.model,
-        ):
+        if any(place.quantifiers) or len(place.tasks or ()) > 1:
             raise InputError(f"'{self.text}': several places stand behind the number; a term has one")
         # What stands nearer to a name goes before what stands behind the bracket around it.
         return [replace(one, weight=sign * factor * one.weight, place=filled(one.place, place)) for one in operands]
+
+    def arm(self) -> Operand:
+        for function in FUNCTIONS:
+            if self.has(function, "("):
+                name = self.name("a group of arms")
+                self.take("over")
+                axis = self.take(*GROUP_AXES)
+                if axis == RATE and function != "spread":
+                    raise InputError(f"'{self.text}': over rates there is a spread, no {function}")
+                self.take(")")
+                return Operand(1.0, name, function=function, axis=axis)
+        quantifier = next((word for word in QUANTIFIERS if self.has(word)), "")
+        return Operand(1.0, self.name("an arm"), quantifier=quantifier)
 
     def place(self) -> Place:
         found = Place()
@@ -201,9 +245,9 @@ class Parser:
         return found
 
     def task(self) -> str:
-        for what in ("family", "task"):
-            if self.has("every", what):
-                return f"every {what}"
+        for word, what in itertools.product(QUANTIFIERS, ("family", "task")):
+            if self.has(word, what):
+                return f"{word} {what}"
         return self.name("a task or a family")
 
     def budget(self) -> str | int:
@@ -221,7 +265,7 @@ class Parser:
         for which in ("largest", "smallest"):
             if self.has("the", which, noun):
                 return which
-        return "every" if self.has("every", noun) else None
+        return next((word for word in QUANTIFIERS if self.has(word, noun)), None)
 
 
 def filled(near: Place, far: Place) -> Place:

@@ -1,22 +1,34 @@
 """An inequality over names → the same over arms that a study has, at every place where it is to hold; with results, a
 claim."""
 
+import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
 from biphase.errors import InputError, nearest
-from biphase.report.claims import Claim, Tested, make_claim, make_inequality
+from biphase.report.axes import Term, contrast_spreads, weigh_arms
+from biphase.report.claims import Claim, make_inequality, strongest
 from biphase.report.contrasts import Contrast, Terms, contrast
 from biphase.report.equivalents import contrast_at_share
-from biphase.report.grammar import EQUIVALENT, MEAN_OF_FAMILIES, Operand, ParsedInequality
+from biphase.report.grammar import EQUIVALENT, MEAN_OF_FAMILIES, QUANTIFIERS, RATE, Operand, ParsedInequality
 from biphase.report.results import FAMILY_CODES, FAMILY_NAMES, ReportArm, Result, ResultSet, num_parameters
+
+QUANTIFIED = re.compile(r"\b(?:every|some)\s+(?:'[^']*'|\"[^\"]*\"|[^\s()'\"]+)")
 
 Spot = tuple[str, int]
 """A model's name (a size) and a budget in steps."""
-Ladder = Mapping[Spot, str]
-"""What a name in an inequality stands for: the arm at every model and budget that it is there for."""
+Ladder = Mapping[Spot, Mapping[str, str]]
+"""What a name in an inequality stands for: the arm at every model and budget that it is there for; of a group all of
+them, each under what it is called at every place."""
+
+
+Choice = tuple[str, tuple[str, ...]]
+"""What an operand is at a place: the arm, with what it is called there, or all that its function is over."""
+AskedTerm = tuple[Operand, tuple[str, ...], str]
+"""An operand with its arm, or all that its function is over, and a task, a family, or the average over families."""
 
 
 @dataclass(frozen=True)
@@ -25,10 +37,11 @@ class AskedInequality:
 
     line: ParsedInequality
     label: str
-    terms: tuple[tuple[float, str, str], ...]
-    """Weight, arm, and a task, a family, or the average over families."""
+    terms: tuple[AskedTerm, ...]
     ladder: tuple[str, ...] = ()
     """For a compute equivalent: the arms of the baseline, smallest budget first."""
+    rivals: tuple["AskedInequality", ...] = ()
+    """Where one of several is enough: the others."""
 
 
 def bind(line: ParsedInequality, ladders: Mapping[str, Ladder], tasks: Mapping[str, str]) -> list[AskedInequality]:
@@ -41,15 +54,7 @@ def bind(line: ParsedInequality, ladders: Mapping[str, Ladder], tasks: Mapping[s
     Raises `InputError` for a name of an arm, a model or a task that is not known, with those that are, and where the
     names are nowhere there together.
     """
-    for operand in line.operands:
-        if operand.name not in ladders:
-            hint = nearest(operand.name, ladders)
-            told = hint if hint.startswith("; known") else f"{hint} known: {', '.join(sorted(ladders))}"
-            raise InputError(f"'{line.text}': unknown arm '{operand.name}'{told}")
-        if not ladders[operand.name]:
-            raise InputError(
-                f"'{line.text}': '{operand.name}' is that of several arms of one model and budget; name one"
-            )
+    check_names(line, ladders)
     spots = list(find_spots(line, ladders))
     if not spots:
         names = " and ".join(dict.fromkeys(f"'{operand.name}'" for operand in line.operands))
@@ -57,20 +62,64 @@ def bind(line: ParsedInequality, ladders: Mapping[str, Ladder], tasks: Mapping[s
         for name in dict.fromkeys(operand.name for operand in line.placed):
             known.append(f"{name} for {'; '.join(map(spot_label, sorted(ladders[name])))}")
         raise InputError(f"'{line.text}': {names} share no model and budget there; known: {', '.join(known)}")
-    asked = []
-    left_side = re.split(r"[<>]", line.text, maxsplit=1)[0].strip()
-    is_open = any(operand.place.tasks is None for operand in line.placed)
+    asked: dict[tuple[object, ...], list[AskedInequality]] = {}
     for task in expand_tasks(line.place.tasks or (MEAN_OF_FAMILIES,), tasks, line.text):
-        for spot in spots:
-            terms = []
-            for operand in line.placed:
-                (own,) = expand_tasks(operand.place.tasks, tasks, line.text) if operand.place.tasks else (task,)
-                arm = find_arm(operand, ladders[operand.name], spot)
-                assert arm is not None
-                terms.append((operand.weight, arm, own))
-            label = " ".join(filter(None, [left_side, f"on {task}" if is_open else "", spot_label(spot)]))
-            asked.append(AskedInequality(line, label, tuple(terms), baseline_ladder(line, ladders, spot)))
-    return asked
+        for spot, choices in spots:
+            for chosen in itertools.product(*choices):
+                terms = make_terms(line, chosen, task, tasks)
+                if terms:
+                    label = label_choice(line, chosen, task, spot)
+                    one = AskedInequality(line, label, terms, baseline_ladder(line, ladders, spot))
+                    asked.setdefault(name_place(line, chosen, task, spot), []).append(one)
+    if not asked:
+        raise InputError(f"'{line.text}': there it compares an arm with itself")
+    return [replace(first, rivals=tuple(rest)) for first, *rest in asked.values()]
+
+
+def check_names(line: ParsedInequality, ladders: Mapping[str, Ladder]) -> None:
+    """Raises `InputError` for a name that stands for no arm, or for several where one is wanted."""
+    for operand in line.operands:
+        if operand.name not in ladders:
+            hint = nearest(operand.name, ladders)
+            told = hint if hint.startswith("; known") else f"{hint} known: {', '.join(sorted(ladders))}"
+            raise InputError(f"'{line.text}': unknown arm '{operand.name}'{told}")
+        if not ladders[operand.name]:
+            raise InputError(f"'{line.text}': no arm is '{operand.name}'")
+        is_group = any(len(arms) > 1 for arms in ladders[operand.name].values())
+        if is_group and (operand.axis == RATE or not (operand.quantifier or operand.function)):
+            raise InputError(
+                f"'{line.text}': '{operand.name}' is that of several arms of one model and budget; name one, or say "
+                "every, some, or which function of them over an axis"
+            )
+
+
+def make_terms(
+    line: ParsedInequality, chosen: Sequence[Choice], task: str, tasks: Mapping[str, str]
+) -> tuple[AskedTerm, ...]:
+    """The terms of an inequality at a place; none where it compares an arm with itself."""
+    terms, weights = [], defaultdict[object, float](float)
+    for operand, (_, arms) in zip(line.placed, chosen, strict=True):
+        (own,) = expand_tasks(operand.place.tasks or (task,), tasks, line.text)
+        terms.append((operand, arms, own))
+        weights[operand.function, operand.axis, arms, own] += operand.weight
+    return tuple(terms) if any(weights.values()) else ()
+
+
+def label_choice(line: ParsedInequality, chosen: Sequence[Choice], task: str, spot: Spot) -> str:
+    """The left side with the names of the arms that stand for `every` and `some`, and the place."""
+    kinds = iter([kind for operand, (kind, _) in zip(line.placed, chosen, strict=True) if operand.quantifier])
+    left_side = re.split(r"[<>]", line.text, maxsplit=1)[0].strip()
+    named = QUANTIFIED.sub(lambda match: next(kinds, match[0]), left_side)
+    is_open = any(operand.place.tasks is None for operand in line.placed)
+    return " ".join(filter(None, [named, f"on {task}" if is_open else "", spot_label(spot)]))
+
+
+def name_place(line: ParsedInequality, chosen: Sequence[Choice], task: str, spot: Spot) -> tuple[object, ...]:
+    """What tells inequalities apart that are to hold each; of those with the same, one is enough."""
+    model, budget = spot
+    at = zip(line.place.quantifiers, (task, budget, model), strict=True)
+    kinds = [kind for operand, (kind, _) in zip(line.placed, chosen, strict=True) if operand.quantifier == "every"]
+    return (*(value for word, value in at if word != "some"), *kinds)
 
 
 def spot_label(spot: Spot) -> str:
@@ -84,9 +133,9 @@ def expand_tasks(wanted: Sequence[str], tasks: Mapping[str, str], text: str) -> 
     there = list(dict.fromkeys(tasks.values()))
     found: list[str] = []
     for name in wanted:
-        if name == "every family":
+        if name in ("every family", "some family"):
             found += there
-        elif name == "every task":
+        elif name in ("every task", "some task"):
             found += tasks
         elif name == MEAN_OF_FAMILIES or name in tasks:
             found.append(name)
@@ -99,33 +148,36 @@ def expand_tasks(wanted: Sequence[str], tasks: Mapping[str, str], text: str) -> 
     return list(dict.fromkeys(found))
 
 
-def find_spots(line: ParsedInequality, ladders: Mapping[str, Ladder]) -> Iterator[Spot]:
-    """Where the inequality is to hold: models and budgets at which every operand is there, or once, where each operand
-    is a single arm or has places of its own."""
+def find_spots(line: ParsedInequality, ladders: Mapping[str, Ladder]) -> Iterator[tuple[Spot, list[list[Choice]]]]:
+    """Where the inequality is to hold, and the choices of each operand there: models and budgets at which every operand
+    is there, or once, where each operand is a single arm or has places of its own."""
     known = [spot for operand in line.placed for spot in ladders[operand.name]]
     models = sorted(dict.fromkeys(model for model, _ in known), key=num_parameters)
-    if line.place.model not in (None, "every", "largest", "smallest") and line.place.model not in models:
+    if line.place.model not in (None, *QUANTIFIERS, "largest", "smallest", *models):
         raise InputError(f"'{line.text}': unknown model '{line.place.model}'; known: {', '.join(models)}")
-    # An operand is fixed that is the same arm wherever it is asked about.
-    fixed = True
-    for operand in line.placed:
-        ladder = ladders[operand.name]
-        has_model = operand.place.model is not None or len({model for model, _ in ladder}) == 1
-        fixed &= len(ladder) == 1 or (operand.place.budget is not None and has_model)
-    budgets = sorted({budget for _, budget in known})
-    candidates = [("", 0)] if fixed else [(model, budget) for model in models for budget in budgets]
+    varied = [operand for operand in line.placed if not is_one_arm(operand, ladders[operand.name])]
+    is_at_budgets = any(operand.axis != "budget" and operand.place.budget is None for operand in varied)
+    is_for_models = any(operand.place.model is None for operand in varied)
+    candidates = [("", 0)]
+    if is_at_budgets or is_for_models:
+        budgets = sorted({budget for _, budget in known}) if is_at_budgets else [0]
+        candidates = list(itertools.product(models, budgets))
+    # What `the largest` on a term is chosen among.
+    shared = set(known).intersection(*(ladders[operand.name] for operand in varied)) or set(known)
     # Where all operands are the same arms as at an earlier place, nothing new is asked.
-    arms = {
-        spot: tuple(find_arm(operand, ladders[operand.name], spot) for operand in line.placed) for spot in candidates
-    }
-    first = {asked: spot for spot, asked in reversed(arms.items())}
-    there = [spot for spot, asked in arms.items() if None not in asked and first[asked] == spot]
+    there: dict[Spot, list[list[Choice]]] = {}
+    for spot in candidates:
+        choices = [find_arms(operand, ladders[operand.name], spot, shared) for operand in line.placed]
+        if all(choices) and choices not in there.values():
+            there[spot] = choices
     whole = [model for model in models if any(model == own for own, _ in there)]
-    for model, budget in there:
+    for (model, budget), choices in there.items():
         own = sorted(b for m, b in there if m == model)
-        is_model = line.place.model in (None, "every") or (whole and choose_among(line.place.model, whole) == model)
-        if is_model and (line.place.budget in (None, "every") or choose_among(line.place.budget, own) == budget):
-            yield model, budget
+        is_model = line.place.model in (None, *QUANTIFIERS) or (
+            whole and choose_among(line.place.model, whole) == model
+        )
+        if is_model and (line.place.budget in (None, *QUANTIFIERS) or choose_among(line.place.budget, own) == budget):
+            yield (model, budget), choices
 
 
 def choose_among(wanted: Any, known: Sequence[Any]) -> Any:
@@ -133,18 +185,28 @@ def choose_among(wanted: Any, known: Sequence[Any]) -> Any:
     return {"largest": known[-1], "smallest": known[0]}.get(str(wanted), wanted)
 
 
-def find_arm(operand: Operand, ladder: Ladder, spot: Spot) -> str | None:
-    """The arm that an operand is at a place; None where it is not there."""
-    if len(ladder) == 1:
-        return next(iter(ladder.values()))
-    model, budget = spot
-    models = sorted(dict.fromkeys(own for own, _ in ladder), key=num_parameters)
-    if operand.place.model is not None or (len(models) == 1 and not model):
-        model = choose_among(operand.place.model or models[0], models)
-    own = sorted(b for m, b in ladder if m == model)
-    if operand.place.budget is not None and own:
-        budget = int(choose_among(operand.place.budget, own))
-    return ladder.get((model, budget))
+def is_one_arm(operand: Operand, ladder: Ladder) -> bool:
+    """Whether a name is that of an arm, which is the same wherever it is asked about."""
+    return len(ladder) == 1 and operand.name in next(iter(ladder.values())).values()
+
+
+def find_arms(operand: Operand, ladder: Ladder, spot: Spot, shared: Set[Spot]) -> list[Choice]:
+    """What an operand may be at a place: its arm, each of its group, or all that its function is over; empty where
+    it is not there."""
+    (model, budget), place = spot, operand.place
+    if is_one_arm(operand, ladder):
+        (arms,) = ladder.values()
+    else:
+        if place.model is not None:
+            model = choose_among(place.model, sorted({own for own, _ in shared}, key=num_parameters))
+        if place.budget is not None and (own := sorted(b for m, b in shared if m == model)):
+            budget = choose_among(place.budget, own)
+        arms = ladder.get((model, budget), {})
+        if operand.axis == "budget":
+            arms = {arm: arm for (own, _), some in sorted(ladder.items()) if own == model for arm in some.values()}
+    if operand.function:
+        return [("", tuple(arms.values()))] if arms else []
+    return [(kind, (arm,)) for kind, arm in arms.items()]
 
 
 def baseline_ladder(line: ParsedInequality, ladders: Mapping[str, Ladder], spot: Spot) -> tuple[str, ...]:
@@ -152,12 +214,13 @@ def baseline_ladder(line: ParsedInequality, ladders: Mapping[str, Ladder], spot:
     if line.kind != EQUIVALENT:
         return ()
     ladder = ladders[line.operands[1].name]
-    rungs = sorted((budget, arm) for (model, budget), arm in ladder.items() if model == spot[0] or not spot[0])
+    own = {budget: arms for (model, budget), arms in ladder.items() if model == spot[0] or not spot[0]}
+    rungs = [arm for budget in sorted(own) for arm in own[budget].values()]
     if len(rungs) < 2:
         raise InputError(
             f"'{line.text}': '{line.operands[1].name}' has one budget; a baseline's ladder has two or more"
         )
-    return tuple(arm for _, arm in rungs)
+    return tuple(rungs)
 
 
 def make_line(asked: Sequence[AskedInequality], results: ResultSet) -> Claim:
@@ -165,53 +228,66 @@ def make_line(asked: Sequence[AskedInequality], results: ResultSet) -> Claim:
     contrary; that a compute equivalent, in FLOPs, is below 0.6, that the arm is above the baseline's line at 1 / 0.6 of
     the arm's compute."""
     line, arms = asked[0].line, {arm.name: arm for arm in results.arms()}
-    sign = 1.0 if line.relation == ">" else -1.0
-    tests = list[Tested]()
+    bound = 0.0 if line.kind == EQUIVALENT or not line.bound else line.sign * line.bound
+    inequalities, untested = [], []
     for one in asked:
-        if line.kind == EQUIVALENT:
-            seen, lack = at_share(one, results, arms)
-            label, bound = one.label, 0.0
-            if seen is not None:
-                label += (
-                    f": {'baseline − arm' if sign > 0 else 'arm − baseline'} at {1 / line.bound:.2g} of its compute"
-                )
-                seen = replace(seen, estimate=-sign * seen.estimate)
+        seen, lacks = [], []
+        for way in (one, *one.rivals):
+            try:
+                seen.append(measure(way, results, arms))
+            except InputError as error:
+                lacks.append(f"{way.label} ({error})")
+        if not seen:
+            untested.append(lacks[0])
         else:
-            terms = find_terms(one, results, arms)
-            seen = contrast([(sign * weight, score) for weight, score in terms]) if terms else None
-            label, bound, lack = one.label if sign > 0 else f"−({one.label})", sign * line.bound, "no scores"
-        tests.append(f"{label} ({lack})" if seen is None else make_inequality(label, seen, bound))
-    return make_claim(line.text, tests, "")
+            inequalities.append(strongest(seen, bound) if line.has_some else make_inequality(*seen[0], bound))
+    return Claim(line.text, tuple(inequalities), tuple(untested))
 
 
-def at_share(asked: AskedInequality, results: ResultSet, arms: Mapping[str, ReportArm]) -> tuple[Contrast | None, str]:
-    """The arm minus the baseline at the share of the line; None, and what is lacking, where it cannot be told."""
-    [(_, arm, task)], share = asked.terms, asked.line.bound
-    if not {arm, *asked.ladder} <= arms.keys():
-        return None, "no scores"
-    datasets = None
-    if task != MEAN_OF_FAMILIES:
-        datasets = results.datasets(task, results.primary_metric) if task in FAMILY_NAMES else [task]
-    try:
-        seen = contrast_at_share(results, arms[arm], [arms[name] for name in asked.ladder], share, datasets=datasets)
-    except InputError as error:
-        return None, str(error)
-    return seen, f"the baseline's ladder does not reach {1 / share:.2g} of its compute"
+def measure(asked: AskedInequality, results: ResultSet, arms: Mapping[str, ReportArm]) -> tuple[str, Contrast]:
+    """What is to lie above the bound, and its label. Raises `InputError` with what is lacking where it is not known."""
+    line = asked.line
+    if not {*asked.ladder, *(name for _, names, _ in asked.terms for name in names)} <= arms.keys():
+        raise InputError("no scores")
+    terms: list[Term] = [
+        (replace(operand, weight=line.sign * operand.weight), [arms[name] for name in names])
+        for operand, names, _ in asked.terms
+    ]
+    tasks = [task for _, _, task in asked.terms]
+    if line.kind == EQUIVALENT:
+        [(_, [arm])], share, datasets = terms, line.bound, list_datasets(tasks[0], results)
+        between = contrast_at_share(results, arm, [arms[name] for name in asked.ladder], share, datasets=datasets)
+        if between is None:
+            raise InputError(f"the baseline's ladder does not reach {1 / share:.2g} of its compute")
+        which = "baseline − arm" if line.sign > 0 else "arm − baseline"
+        label = f"{asked.label}: {which} at {1 / share:.2g} of its compute"
+        return label, replace(between, estimate=-line.sign * between.estimate)
+    label = asked.label if line.sign > 0 else f"−({asked.label})"
+    if terms[0][0].function == "spread":
+        seen, values = contrast_spreads(terms, list_datasets(tasks[0], results), results)
+        return f"{label} ({terms[0][0].axis} {', '.join(f'{value:g}' for value in values)})", seen
+    weighted: Terms = []
+    for (operand, _), task, members in zip(terms, tasks, weigh_arms(terms), strict=True):
+        for weight, arm in members:
+            scores = find_scores(arm, task, results)
+            weighted += [(operand.weight * weight / len(scores), score) for score in scores]
+    return label, contrast(weighted)
 
 
-def find_terms(asked: AskedInequality, results: ResultSet, arms: Mapping[str, ReportArm]) -> Terms | None:
-    """The scores of all terms: of a task, the average of a family, or the mean of these; None where one is missing."""
-    found: Terms = []
-    for weight, name, task in asked.terms:
-        scores: list[Result | None] = []
-        if name in arms and (task == MEAN_OF_FAMILIES or task in FAMILY_NAMES):
-            families = results.families if task == MEAN_OF_FAMILIES else [task]
-            scores = [results.find_average(arms[name], family) for family in families]
-        elif name in arms:
-            own = [results.find(arms[name], family, task, results.primary_metric) for family in results.families]
-            scores = [score for score in own if score is not None]
-        known = [score for score in scores if score is not None]
-        if not known or len(known) < len(scores):
-            return None
-        found += [(weight / len(known), score) for score in known]
-    return found
+def list_datasets(task: str, results: ResultSet) -> list[str]:
+    """The datasets of a task, of a family, or of all."""
+    families = results.families if task == MEAN_OF_FAMILIES else [task]
+    by_family = [results.datasets(family, results.primary_metric) for family in families]
+    return list(itertools.chain(*by_family)) if task == MEAN_OF_FAMILIES or task in FAMILY_NAMES else [task]
+
+
+def find_scores(arm: ReportArm, task: str, results: ResultSet) -> list[Result]:
+    """The score on a task, the average of a family, or the averages of all. Raises `InputError` where one lacks."""
+    families = results.families if task == MEAN_OF_FAMILIES else [task]
+    scores: list[Result | None] = [results.find_average(arm, family) for family in families]
+    if task != MEAN_OF_FAMILIES and task not in FAMILY_NAMES:
+        scores = [results.scores_of(arm).get(task)]
+    known = [score for score in scores if score is not None]
+    if not known or len(known) < len(scores):
+        raise InputError("no scores")
+    return known

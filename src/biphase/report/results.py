@@ -93,7 +93,12 @@ class ReportArm:
 
     @property
     def clm_share(self) -> float:
-        return self.clm_steps / self.pretrain_steps
+        return self.clm_steps / max(self.pretrain_steps, 1)
+
+    @property
+    def budget(self) -> int:
+        """The steps of its own training: those that continue, where it continues."""
+        return self.cpt_steps or self.pretrain_steps
 
 
 @dataclass(frozen=True)
@@ -349,15 +354,12 @@ def objective_pairs(results: ResultSet) -> list[tuple[ReportArm, ReportArm]]:
     return [(clm[size], mlm[size]) for size in sizes_of(arms) if size in clm and size in mlm]
 
 
-def scores_by_rate(result: Result | None, rates: Sequence[float] | None = None) -> np.ndarray | None:
-    """[rates, seeds] test scores at the rates given, by default those of `stability_rates`.
-
-    None where they are not known, or not for the same number of seeds at every rate.
-    """
+def scores_by_rate(result: Result | None) -> np.ndarray | None:
+    """[rates, seeds] test scores at the rates of `stability_rates`; None where they are not known, or not for the same
+    number of seeds at every rate."""
     if result is None or result.by_rate is None:
         return None
-    rates = stability_rates(sorted(result.by_rate)) if rates is None else rates
-    rows = [result.by_rate[rate] for rate in rates]
+    rows = [result.by_rate[rate] for rate in stability_rates(sorted(result.by_rate))]
     return np.array(rows, dtype=np.float64) if len({len(row) for row in rows}) == 1 else None
 
 

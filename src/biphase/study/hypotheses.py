@@ -9,7 +9,7 @@ from typing import Any
 
 from biphase.errors import InputError
 from biphase.files import content_hash, read_json, write_json
-from biphase.paper.findings import FINDINGS
+from biphase.paper.findings import make_claims, read_findings
 from biphase.report.claims import Claim, Finding, judge_claims
 from biphase.report.grammar import parse_inequality
 from biphase.report.hypotheses import AskedInequality, Ladder, Spot, bind, make_line
@@ -27,27 +27,25 @@ HOW_JUDGED = "Supported if each inequality is, contradicted if one is; corrected
 
 def list_ladders(plan: Plan) -> dict[str, Ladder]:
     """What names in a hypothesis stand for: an arm, an arm without its budget, a curriculum, a group, a model on the
-    way or with random weights. One that stands for several arms of a model and budget stands for nothing."""
+    way or with random weights."""
     plan = plan.of_first_seed
-    found: dict[str, dict[Spot, str]] = {}
+    found: dict[str, dict[Spot, dict[str, str]]] = {}
     for arm in plan.arms.values():
-        found[arm.name] = {(arm.model, arm.recipe.num_steps): arm.name}
+        found[arm.name] = {(arm.model, arm.recipe.num_steps): {arm.name: arm.name}}
     for model in plan.models:
         if model.kind != "final":
-            found[model.name] = {(plan.arms[model.arm].model, model.step): model.name}
+            found[model.name] = {(plan.arms[model.arm].model, model.step): {model.name: model.name}}
     taken = set(found)
-    several = set[str]()
     for arm in plan.arms.values():
-        spot = (arm.model, arm.recipe.num_steps)
-        # The names that it shares with the same arm at other budgets.
-        names = [arm.name.removesuffix(f"-{write_steps(arm.recipe.num_steps)}"), arm.group]
+        # The names that it shares with the same arm at other budgets; and what it is called there at every place.
+        short = arm.name.removesuffix(f"-{write_steps(arm.recipe.num_steps)}")
+        names = [short, arm.group]
         if arm.parent is None and not arm.settings:
             names.append(arm.curriculum)
         for name in dict.fromkeys(name for name in names if name not in taken):
-            if spot in (ladder := found.setdefault(name, {})):
-                several.add(name)
-            ladder[spot] = arm.name
-    return {name: {} if name in several else ladder for name, ladder in found.items()}
+            members = found.setdefault(name, {}).setdefault((arm.model, arm.recipe.num_steps), {})
+            members[short.removeprefix(f"{arm.model}-")] = arm.name
+    return dict(found)
 
 
 def ask(plan: Plan) -> dict[str, list[list[AskedInequality] | str]]:
@@ -60,14 +58,15 @@ def ask(plan: Plan) -> dict[str, list[list[AskedInequality] | str]]:
         raise InputError("hypotheses are about scores: the study needs an evaluation")
     families = task_families(study.evaluation)
     ladders = list_ladders(plan)
+    known = read_findings()["findings"]
     asked: dict[str, list[list[AskedInequality] | str]] = {}
     for hypothesis in study.hypotheses:
         lines = asked.setdefault(hypothesis.name, [])
         try:
             for line in hypothesis.holds:
                 cited = CITED.fullmatch(line.strip())
-                if cited and cited[1] not in FINDINGS:
-                    raise InputError(f"'{line}': the paper's findings are {', '.join(FINDINGS)}")
+                if cited and cited[1] not in known:
+                    raise InputError(f"'{line}': the paper's findings are {', '.join(known)}")
                 lines.append(cited[1] if cited else bind(parse_inequality(line), ladders, families))
         except InputError as error:
             raise InputError(f"hypothesis '{hypothesis.name}': {error}") from None
@@ -81,7 +80,7 @@ def judge_hypotheses(plan: Plan, results: ResultSet) -> tuple[Finding, ...]:
     for hypothesis, lines in zip(plan.study.hypotheses, ask(plan).values(), strict=True):
         claims: list[Claim] = []
         for line in lines:
-            claims += FINDINGS[line][2](results) if isinstance(line, str) else [make_line(line, results)]
+            claims += make_claims(line, results) if isinstance(line, str) else [make_line(line, results)]
         findings.append(Finding(hypothesis.name, hypothesis.says, HOW_JUDGED, tuple(claims)))
     return judge_claims(findings)
 

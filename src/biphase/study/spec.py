@@ -250,10 +250,11 @@ def load_study(path: Path, overrides: Sequence[str] = ()) -> Study:
         tree = apply_override(tree, override)
     named = tree.get("hypotheses")
     if named == "paper":
-        from biphase.paper.findings import FINDINGS
+        from biphase.paper.findings import read_findings
 
         tree["hypotheses"] = [
-            {"name": key, "says": said, "holds": f"{key} of the paper"} for key, (said, *_) in FINDINGS.items()
+            {"name": key, "says": one["says"], "holds": f"{key} of the paper"}
+            for key, one in read_findings()["findings"].items()
         ]
     elif isinstance(named, str):
         tree["hypotheses"] = read_yaml(path.parent / named).get("hypotheses")
