@@ -59,17 +59,18 @@ def describe_plan(plan: Plan, estimate: Estimate) -> RenderableType:
         evaluation = plan.study.evaluation
         embedded = [cell for cell in plan.cells if cell.task.startswith(EMBED)]
         scores = sum(len(cell.evaluates) for cell in plan.cells if cell not in embedded)
+        models, seeds = show_count(len(plan.models), "model"), show_count(len(evaluation.seeds), "seed")
         if evaluation.tasks:
-            num = len(plan.cells) - len(embedded)
+            fine_tunings = show_count(len(plan.cells) - len(embedded), "fine-tuning")
             lines.append(
-                f"{num:,} fine-tunings: {len(plan.models)} models × {len(trainings(evaluation))} trainings "
-                f"({len(evaluation.tasks)} tasks) × {len(evaluation.learning_rates)} rates × "
-                f"{len(evaluation.seeds)} seeds → {scores:,} scores"
+                f"{fine_tunings}: {models} × {show_count(len(trainings(evaluation)), 'training')} "
+                f"({show_count(len(evaluation.tasks), 'task')}) × "
+                f"{show_count(len(evaluation.learning_rates), 'rate')} × {seeds} → {show_count(scores, 'score')}"
             )
         if evaluation.embed is not None:
             lines.append(
-                f"{len(embedded):,} embedding models by one recipe: {len(plan.models)} models × "
-                f"{len(evaluation.seeds)} seeds, zero-shot on {', '.join(map(set_name, evaluation.embed.data))}"
+                f"{show_count(len(embedded), 'embedding model')} by one recipe: {models} × {seeds}, zero-shot on "
+                f"{', '.join(map(set_name, evaluation.embed.data))}"
             )
     if plan.study.hypotheses:
         names = [hypothesis.name for hypothesis in plan.study.hypotheses]
