@@ -86,7 +86,7 @@ def train_static(recipe: Any, seed: int, out: Path) -> Any:
         found = [read_pairs(source, seed) for source in stage.data]
         tables = {f"s{number}": (pairs.kind, to_table(pairs, 1.0, seed)) for number, pairs in enumerate(found)}
         folder = out / f"static-{seed}" / stage.name
-        train_stage(model, recipe, stage, tables, folder, bf16=False, device=torch.device("cpu"))
+        train_stage(model, recipe, stage, tables, folder, bf16=False)
     return model
 
 
@@ -115,7 +115,7 @@ def score_beside(options: argparse.Namespace) -> None:
                 tree = {**embed.recipe, "name": name, "model": options.model, "out": name, "seed": seed}  # type: ignore[union-attr]
                 rates = [f"stages.{number}.learning_rate={STATIC_RATE}" for number in range(len(tree["stages"]))]
                 model = train_static(parse_config(EmbeddingRecipe, tree, rates, origin=name), seed, options.out)
-            found = {each.name: score_embedder(model, each) for each in judged}
+            found = {each.name: score_embedder(model, each)[0] for each in judged}
         scores[name] = found
         write_json(kept, scores)
     for name, sets in scores.items():

@@ -155,7 +155,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 import biphase.corpus.prepare as preparing
-preparing.write_shard_manifest = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+preparing.write_hashed = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 preparing.prepare([sys.argv[1]], sys.argv[2], Path(sys.argv[3]), workers=1, validation_fraction=0.1, append=True)
 """
 

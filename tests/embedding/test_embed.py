@@ -110,7 +110,7 @@ def test_stages_follow_each_other_and_mine_negatives(
     folder = next((tmp_path / "runs").iterdir())
     assert (folder / "stages" / "b" / "negatives-0.parquet").exists()
     first = weights(out)
-    monkeypatch.setattr("biphase.embedding.embed.run_stage", lambda *_: pytest.fail("trained again"))
+    monkeypatch.setattr("biphase.embedding.embed.run_stage", lambda *_, **__: pytest.fail("trained again"))
     again = weights(train_embedder(make(stages, "merge=0.5"), tmp_path / "runs")[0])
     assert all(torch.equal(first[name], again[name]) for name in first)
 
@@ -162,7 +162,7 @@ def test_a_teacher_is_followed(make: Make, encoder_folder: Path, tmp_path: Path)
 def test_what_is_wrong_is_told_before_anything_trains(
     rows: Any, overrides: tuple[str, ...], told: str, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("biphase.embedding.embed.train_stages", lambda job: pytest.fail("trained"))
+    monkeypatch.setattr("biphase.embedding.embed.run_stage", lambda *_, **__: pytest.fail("trained"))
     if rows is not None:
         (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     with pytest.raises(InputError, match=told):

@@ -42,7 +42,7 @@ def scored(pairs: list[dict[str, str]], tmp_path: Path) -> Path:
 
 def test_retrieval_is_as_sentence_transformers_scores_it(encoder_folder: Path, beir: Path) -> None:
     judged = read_judged(beir)
-    ours = score_embedder(load_embedder(str(encoder_folder)), judged)
+    ours, _ = score_embedder(load_embedder(str(encoder_folder)), judged)
     relevant = {query: set(grades) for query, grades in judged.relevance.items()}
     evaluator = InformationRetrievalEvaluator(judged.queries, judged.documents, relevant, write_csv=False)
     theirs = evaluator(SentenceTransformer(str(encoder_folder)))
@@ -52,7 +52,7 @@ def test_retrieval_is_as_sentence_transformers_scores_it(encoder_folder: Path, b
 
 def test_similarity_is_as_sentence_transformers_scores_it(encoder_folder: Path, scored: Path) -> None:
     judged = read_judged(scored)
-    ours = score_embedder(load_embedder(str(encoder_folder)), judged)
+    ours, _ = score_embedder(load_embedder(str(encoder_folder)), judged)
     columns = [list(column) for column in zip(*judged.pairs, strict=True)]
     theirs = EmbeddingSimilarityEvaluator(*columns, main_similarity="cosine")(SentenceTransformer(str(encoder_folder)))
     assert ours["spearman"] == pytest.approx(theirs["spearman_cosine"], abs=1e-6)
@@ -80,7 +80,7 @@ def test_a_task_of_mteb_runs_from_a_folder(encoder_folder: Path, scored: Path) -
 
     embedder = load_embedder(str(encoder_folder))
     result = run_mteb(embedder, f"STSBenchmark={scored.parent}")
-    ours = score_embedder(embedder, read_judged(scored))
+    ours, _ = score_embedder(embedder, read_judged(scored))
     assert result["scores"]["test"][0]["main_score"] == pytest.approx(ours["spearman"], abs=1e-5)
     with pytest.raises(InputError, match="no task"):
         run_mteb(embedder, "NoSuchTask")

@@ -40,15 +40,9 @@ def run_demo(folder: Path, overrides: Sequence[str] = ()) -> None:
         texts = sample_texts(find_text_sources([corpus / "train.jsonl.zst"]))
         save_tokenizer(train_tokenizer(texts, VOCAB_SIZE), folder / "tokenizer")
     say("2/5", "tokenize it into shards")
-    prepare(
-        [corpus / "train.jsonl.zst"],
-        folder / "tokenizer",
-        folder / "shards",
-        validation_sources=[corpus / "validation.jsonl.zst"],
-    )
-    plan = plan_study(
-        load_study(BUNDLED / "studies" / "demo.yaml", [f"recipe.data.shards={folder / 'shards'}", *overrides])
-    )
+    held_out, shards = [corpus / "validation.jsonl.zst"], folder / "shards"
+    prepare([corpus / "train.jsonl.zst"], folder / "tokenizer", shards, validation_sources=held_out)
+    plan = plan_study(load_study(BUNDLED / "studies" / "demo.yaml", [f"recipe.data.shards={shards}", *overrides]))
     place = claim_study_folder(folder / "study", plan.study)
     say("3/5", f"pretrain {', '.join(plan.arms)}; fine-tune each and random weights: {len(plan.cells)} cells")
     failures = run_study(plan, place, Engine())

@@ -38,12 +38,12 @@ def search_command(
 
     Example: `biphase search documents/ "how are leaves shed?" --model embedder`
     """
-    from biphase.verbs.embedding import find_passages
+    options = locals()
+    from biphase.verbs import embedding
 
-    found = find_passages(source, question, model, index, top=top, rebuild=rebuild, text_field=text_field)
-    for name, answers in found.items():
+    for name, passages in embedding.search(**options).groupby("by", sort=False):
         console.print(f"\n{name}", style="bold")
-        for answer in answers:
-            text = answer.text if len(answer.text) <= SHOWN_CHARACTERS else answer.text[:SHOWN_CHARACTERS] + " …"
-            console.print(f"{answer.rank:>2}  {answer.score:.3f}  {answer.id}")
+        for passage in passages.itertuples():
+            text = passage.text if len(passage.text) <= SHOWN_CHARACTERS else passage.text[:SHOWN_CHARACTERS] + " …"
+            console.print(f"{passage.rank:>2}  {passage.score:.3f}  {passage.id}")
             console.print(f"    {text}")

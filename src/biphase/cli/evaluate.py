@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.table import Table
@@ -15,7 +15,7 @@ from biphase.errors import InputError
 
 if TYPE_CHECKING:
     from biphase.report.comparison import TaskComparison
-    from biphase.verbs.grids import DryRun, EvaluatedGrid
+    from biphase.verbs.grids import EvaluatedGrid
 
 Number = TypeVar("Number", int, float)
 
@@ -69,13 +69,16 @@ def evaluate_command(
     from biphase.config import parse_config
     from biphase.finetuning.config import FinetuneConfig
     from biphase.report.comparison import compare
-    from biphase.verbs.grids import is_zero_shot, refuse_with_zero_shot, run_evaluation
+    from biphase.verbs.embedding import print_zero_shot, run_zero_shot, zero_shot_records
+    from biphase.verbs.grids import is_zero_shot, run_evaluation
+    from biphase.verbs.records import to_json
 
     as_json, asked = is_json(form), (tasks or "paper").split(",")
     names, settings = split_words(models or ())
     if names and is_zero_shot(asked):
-        refuse_with_zero_shot(dry_run=dry_run, part=part, compare=pair, keep=keep, settings=settings)
-        evaluate_zero_shot(names, asked, scores, as_json)
+        refused = {"dry_run": dry_run, "part": part, "compare": pair, "keep": keep, "settings": settings}
+        found = run_zero_shot(names, asked, scores, **refused)
+        console.print(to_json({"scores": zero_shot_records(found)})) if as_json else print_zero_shot(found)
         return
     evaluation = run_evaluation(
         names,
@@ -95,14 +98,6 @@ def evaluate_command(
     evaluation.raise_failures()
 
 
-def evaluate_zero_shot(models: list[str], tasks: list[str], scores: Path, as_json: bool) -> None:
-    from biphase.verbs.embedding import print_zero_shot, run_zero_shot, zero_shot_records
-    from biphase.verbs.records import to_json
-
-    found = run_zero_shot(models, tasks, scores)
-    console.print(to_json({"scores": zero_shot_records(found)})) if as_json else print_zero_shot(found)
-
-
 def split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Models, and settings of all cells."""
     from biphase.verbs.grids import refuse_axes
@@ -120,9 +115,7 @@ def write_evaluation(evaluation: "EvaluatedGrid", compared: "Sequence[TaskCompar
     from biphase.verbs.records import comparison_records, to_json
 
     if evaluation.planned:
-        planned = evaluation.planned
-        facts = {"seconds_of_one_worker": planned.seconds, "unknown_trainings": planned.num_unknown}
-        return to_json({"cells": planned.cells, **facts, "failed": planned.failed})
+        return to_json(evaluation.planned)
     left_out = [{"path": one.path, "reason": one.reason} for one in evaluation.scores.broken]
     tree = {"scores": evaluation.records, "left_out": left_out, "failed": evaluation.failures}
     return to_json(tree | ({} if compared is None else {"comparison": comparison_records(compared)}))
@@ -142,23 +135,21 @@ def print_evaluation(evaluation: "EvaluatedGrid", compared: "Sequence[TaskCompar
         print_comparison(compared)
 
 
-def print_dry_run(planned: "DryRun") -> None:
+def print_dry_run(planned: dict[str, Any]) -> None:
     """A table of cells by model and task, and how long the missing ones take."""
-    table = Table(title=f"{len(planned.grid.learning_rates)} rates × {len(planned.grid.seeds)} seeds")
-    for column in planned.cells[0]:
+    table = Table(title=f"{len(planned['rates'])} rates × {len(planned['seeds'])} seeds")
+    for column in planned["cells"][0]:
         table.add_column(column, justify="left" if column in ("model", "task") else "right")
-    for record in planned.cells:
+    for record in planned["cells"]:
         table.add_row(*(value if isinstance(value, str) else f"{value:,}" for value in record.values()))
     console.print(table)
-    if planned.num_judged:
-        spent = duration(planned.seconds / max(planned.workers, 1))
-        told = f"with {planned.workers} workers" if planned.workers else "of one worker"
+    if planned["known_trainings"]:
+        spent = duration(planned["seconds_of_one_worker"] / max(planned["workers"], 1))
+        told = f"with {planned['workers']} workers" if planned["workers"] else "of one worker"
         console.print(f"about {spent} {told}, judged by finished cells")
-    if planned.num_unknown:
-        console.print(
-            f"{planned.num_unknown:,} trainings are of tasks without a finished cell to judge by: run one seed first"
-        )
-    for failure in planned.failed:
+    if number := planned["unknown_trainings"]:
+        console.print(f"{number:,} trainings are of tasks without a finished cell to judge by: run one seed first")
+    for failure in planned["failed"]:
         console.print(f"failed before: {failure.unit}: {failure.reason}")
 
 

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 import yaml
@@ -13,6 +13,9 @@ from biphase.console import err, out
 from biphase.errors import InputError, nearest
 from biphase.trees import parse_yaml
 from biphase.verbs.memory import write_value
+
+if TYPE_CHECKING:
+    from biphase.study.spec import Study
 
 init_app = typer.Typer(no_args_is_help=True, help="A recipe, a study or a task to start from.")
 
@@ -55,20 +58,14 @@ def init_recipe_command(
         shards = asked(shards, SHARDS_QUESTION, tree["data"]["shards"])
     if shards:
         text = with_value(text, "data.shards", shards)
+    if steps is not None and is_embedding:
+        raise InputError(f"--steps: {name} counts epochs, not steps; change its stages in the file")
     if steps is not None:
-        phases = [phase["steps"] for phase in tree.get("curriculum", ())]
-        if not phases:
-            raise InputError(f"--steps: {name} counts epochs, not steps; change its stages in the file")
-        for at, number in enumerate(shared_out(phases, steps)):
-            text = with_value(text, f"curriculum.{at}.steps", number)
-        text = with_scaled_schedule(text, "", steps / sum(phases))
-        if isinstance(tree["batch_tokens"], dict):
-            text = with_value(text, "batch_tokens.steps", max(1, tree["batch_tokens"]["steps"] * steps // sum(phases)))
+        text = with_steps(text, tree, steps)
     text = with_value(text, "name", out_file.stem)
     parse_config(EmbeddingRecipe if is_embedding else Recipe, parse_yaml(text), origin=str(out_file))
-    write_start(
-        out_file, f"recipes/{name}.yaml", text, [f"biphase {'embed' if is_embedding else 'pretrain'} {out_file}"]
-    )
+    verb = "embed" if is_embedding else "pretrain"
+    write_start(out_file, f"recipes/{name}.yaml", text, [f"biphase {verb} {out_file}"])
 
 
 @init_app.command("study")
@@ -100,30 +97,16 @@ def init_study_command(
             if group.models:
                 text = with_value(text, f"arms.{at}.models", [model])
     if steps is not None:
-        budgets = [group.budgets for group in study.arms]
-        if not all(budgets):
-            raise InputError(f"--steps: {name} has curricula that say their steps themselves; change them in the file")
-        share = steps / max(max(group) for group in budgets)
-        text = with_scaled_schedule(text, "recipe.", share)
-        for at, group in enumerate(study.arms):
-            text = with_value(text, f"arms.{at}.budgets", [max(1, round(share * budget)) for budget in group.budgets])
-            if "decay_steps" in group.recipe.get("schedule", {}):
-                text = with_scaled_schedule(text, f"arms.{at}.recipe.", share)
+        text = with_budget(text, study, steps)
     if tasks and study.evaluation is not None:
-        chosen = tasks.split(",")
-        text = with_value(text, "evaluation.tasks", chosen)
+        text = with_value(text, "evaluation.tasks", tasks.split(","))
         if study.evaluation.per_task:
-            kept = {task: own for task, own in study.evaluation.per_task.items() if task in chosen}
+            kept = {task: own for task, own in study.evaluation.per_task.items() if task in tasks.split(",")}
             text = with_value(text, "evaluation.per_task", kept)
-    for key, value in (("name", out_file.stem), ("title", out_file.stem)):
-        text = with_value(text, key, value)
+    text = with_value(with_value(text, "name", out_file.stem), "title", out_file.stem)
     ask(plan_study(parse_config(Study, parse_yaml(text), origin=str(out_file))))
-    write_start(
-        out_file,
-        f"studies/{name}.yaml",
-        text,
-        [f"biphase study {verb} {out_file}" for verb in ("plan", "run", "report")],
-    )
+    commands = [f"biphase study {verb} {out_file}" for verb in ("plan", "run", "report")]
+    write_start(out_file, f"studies/{name}.yaml", text, commands)
 
 
 @init_app.command("task")
@@ -217,6 +200,34 @@ def shared_out(parts: list[int], total: int) -> list[int]:
     ends = [round(total * sum(parts[: at + 1]) / sum(parts)) for at in range(len(parts))]
     made = [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
     return made if min(made) > 0 else shared_out([1] * len(parts), total)
+
+
+def with_steps(text: str, recipe: dict[str, Any], steps: int) -> str:
+    """A recipe of so many steps in all, in the shares of its phases."""
+    phases = [phase["steps"] for phase in recipe["curriculum"]]
+    for at, number in enumerate(shared_out(phases, steps)):
+        text = with_value(text, f"curriculum.{at}.steps", number)
+    text = with_scaled_schedule(text, "", steps / sum(phases))
+    if isinstance(recipe["batch_tokens"], dict):
+        grows = max(1, recipe["batch_tokens"]["steps"] * steps // sum(phases))
+        text = with_value(text, "batch_tokens.steps", grows)
+    return text
+
+
+def with_budget(text: str, study: "Study", steps: int) -> str:
+    """A study whose largest budget is so many steps."""
+    budgets = [group.budgets for group in study.arms]
+    if not all(budgets):
+        raise InputError(
+            f"--steps: {study.name} has curricula that say their steps themselves; change them in the file"
+        )
+    share = steps / max(max(group) for group in budgets)
+    text = with_scaled_schedule(text, "recipe.", share)
+    for at, group in enumerate(study.arms):
+        text = with_value(text, f"arms.{at}.budgets", [max(1, round(share * budget)) for budget in group.budgets])
+        if "decay_steps" in group.recipe.get("schedule", {}):
+            text = with_scaled_schedule(text, f"arms.{at}.recipe.", share)
+    return text
 
 
 def with_scaled_schedule(text: str, prefix: str, share: float) -> str:

@@ -82,14 +82,9 @@ def study_run_command(
 
     Example: `biphase study run studies/mini.yaml`
     """
-    studies.study(study, overrides or (), folder).run(
-        engine=engine,  # type: ignore[arg-type]
-        address=address,
-        workers=workers,
-        workers_per_gpu=workers_per_gpu,
-        processes=processes,
-        unit=unit,
-    )
+    options = locals()
+    opened = studies.study(*(options.pop(name) for name in ("study", "overrides", "folder")))
+    opened.run(**options)
 
 
 @study_app.command("status")
@@ -109,22 +104,22 @@ def study_status_command(
     if as_json:
         from biphase.verbs.records import to_json
 
-        out.print(to_json({"study": opened.planned.study.name, "folder": str(opened.folder), **vars(progress)}))
+        out.print(to_json({"study": opened.planned.study.name, "folder": str(opened.folder), **progress}))
         return
     table = Table(title=f"{opened.planned.study.name}: {opened.folder}")
     for column in ("what", "done", "running", "failed", "of", "one worker needs"):
         table.add_column(column, justify="left" if column == "what" else "right")
-    for line in progress.lines:
+    for line in progress["lines"]:
         left = "–" if line.seconds_left is None else duration(line.seconds_left)
         numbers = (line.done, line.running or "", line.failed or "", line.total)
         table.add_row(line.name, *map(str, numbers), left if line.done < line.total else "")
     out.print(table)
-    for told in progress.seeds:
+    for told in progress["seeds"]:
         out.print(told)
-    for failure in progress.failed:
+    for failure in progress["failed"]:
         out.print(f"failed: {failure.unit}: {failure.reason}")
-    if progress.num_waiting:
-        out.print(f"{progress.num_waiting} more units wait for these")
+    if progress["num_waiting"]:
+        out.print(f"{progress['num_waiting']} more units wait for these")
 
 
 @study_app.command("report")

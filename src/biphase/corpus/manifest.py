@@ -14,7 +14,7 @@ from pydantic import Field
 from biphase.config import Count, PositiveCount, Strict
 from biphase.corpus.text import TxtDocuments
 from biphase.errors import InputError
-from biphase.files import content_hash, read_hashed, read_json, write_hashed
+from biphase.files import content_hash, read_hashed, read_json
 
 ShardSplitName = Literal["train", "validation"]
 SHARD_SPLITS: tuple[ShardSplitName, ...] = get_args(ShardSplitName)
@@ -151,10 +151,6 @@ def set_fingerprint(tokenizer_hash: str, dtype: str, vocab_size: int, shards: tu
         [shard.parts[split].tokens_sha256, shard.parts[split].ends_sha256] for shard in shards for split in SHARD_SPLITS
     ]
     return content_hash([tokenizer_hash, dtype, vocab_size, hashes])
-
-
-def write_shard_manifest(folder: Path, manifest: ShardManifest) -> None:
-    write_hashed(folder / "manifest.json", manifest.model_dump(mode="json"))
 
 
 def read_shard_manifest(folder: Path) -> ShardManifest:

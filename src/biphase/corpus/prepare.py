@@ -24,7 +24,6 @@ from biphase.corpus.manifest import (
     read_shard_manifest,
     set_fingerprint,
     sum_splits,
-    write_shard_manifest,
     wrong_size,
 )
 from biphase.corpus.text import TextSource, TxtDocuments, check_txt_documents, find_text_sources
@@ -41,7 +40,7 @@ from biphase.engine.local import Engine
 from biphase.engine.scheduler import run_units
 from biphase.engine.units import Unit
 from biphase.errors import InputError
-from biphase.files import content_hash, file_hash, locked, read_json_as
+from biphase.files import content_hash, file_hash, locked, read_json_as, write_hashed
 from biphase.machine import num_cores
 
 if TYPE_CHECKING:
@@ -272,7 +271,7 @@ def finish_set(out: Path, plans: list[ShardPlan], facts: dict[str, Any], before:
         duplicates=count_copies(out, shards),
         **facts,
     )
-    write_shard_manifest(out, manifest)
+    write_hashed(out / "manifest.json", manifest.model_dump(mode="json"))
     kept = {shard.name for shard in shards}
     for folder in (out / "shards").iterdir():
         is_ours = (folder / "shard.json").exists() or folder.name.endswith(".part")

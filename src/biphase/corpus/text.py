@@ -298,6 +298,12 @@ def missing_field(names: Iterable[str], source: TextSource, place: str, text_fie
     )
 
 
+def read_all(sources: Sequence[str | Path], text_field: str) -> Iterator[Document]:
+    """The documents of all sources that `find_text_sources` finds, in order."""
+    for source in find_text_sources(sources):
+        yield from (document for document, _ in read_documents(source, text_field))
+
+
 def sample_texts(
     sources: Sequence[TextSource],
     text_field: str = "text",

@@ -85,17 +85,9 @@ def tell_full_disk(out: Path) -> Iterator[None]:
 # The tokenizer
 
 
-@dataclass(frozen=True)
-class TextEncoder:
-    """A tokenizer, and how long texts may be given to it in pieces."""
-
-    backend: "Tokenizer"
-    cuts_at_lines: bool
-    """Whether a text may be cut before a letter that begins a line, and its parts be encoded alone."""
-
-
-ENCODERS: dict[str, TextEncoder] = {}
-"""The encoder of this process, by the hash of its tokenizer: loading one takes as long as a few MB of text."""
+ENCODERS: dict[str, tuple["Tokenizer", bool]] = {}
+"""The tokenizer of this process, by its hash: loading one takes as long as a few MB of text. With it, whether texts may
+be cut before a letter that begins a line, and its parts be encoded alone."""
 
 
 def keep_encoder(hash: str, backend: "Tokenizer") -> None:
@@ -108,7 +100,7 @@ def keep_encoder(hash: str, backend: "Tokenizer") -> None:
 
     cuts = all(ids(first + then) == ids(first) + ids(then) for first in lines if first != "b" for then in lines)
     ENCODERS.clear()
-    ENCODERS[hash] = TextEncoder(backend, cuts)
+    ENCODERS[hash] = backend, cuts
 
 
 # One shard
@@ -127,16 +119,11 @@ def tokenize_unit(plan: ShardPlan) -> None:
 
                 keep_encoder(plan.tokenizer_hash, Tokenizer.from_file(str(out / "tokenizer" / "tokenizer.json")))
             threads = int(os.environ.get("RAYON_NUM_THREADS") or num_cores())
-            tokenize_shard(plan, ENCODERS[plan.tokenizer_hash], threads)
+            tokenize_shard(plan, threads)
 
 
-@dataclass(frozen=True)
-class TextPiece:
-    """A document, or a part of a long one."""
-
-    text: str
-    split: ShardSplitName
-    is_last: bool
+TextPiece = tuple[str, ShardSplitName, bool]
+"""A document or a part of a long one, its split, and whether it is the last part."""
 
 
 class SplitWriter:
@@ -154,12 +141,12 @@ class SplitWriter:
     def write(self, encoded: list[tuple[TextPiece, "Encoding"]]) -> None:
         tokens = array.array("I")
         ends = []  # in `tokens`
-        for piece, encoding in encoded:
+        for (text, _, is_last), encoding in encoded:
             tokens.fromlist(encoding.ids)
-            if piece.is_last:
+            if is_last:
                 tokens.append(self.eos_id)
                 ends.append(len(tokens))
-            self.text_bytes += len(piece.text.encode())
+            self.text_bytes += len(text.encode())
         tokens_T = np.frombuffer(tokens, dtype=np.uint32).astype(self.dtype, copy=False)
         hashes: list[int] = []
         for start, end in zip([0, *ends], [*ends, len(tokens)], strict=True):
@@ -192,17 +179,18 @@ class SplitWriter:
 Writers = dict[ShardSplitName, SplitWriter]
 
 
-def tokenize_shard(plan: ShardPlan, encoder: TextEncoder, threads: int) -> None:
+def tokenize_shard(plan: ShardPlan, threads: int) -> None:
     """Write the shard's folder. While `tokenizers` works on a batch, the next is read and the last one written."""
+    backend, cuts_at_lines = ENCODERS[plan.tokenizer_hash]
     with whole_folder(plan.folder) as folder, ExitStack() as stack:
         writers: Writers = {split: SplitWriter(folder, split, plan.dtype, plan.eos_id) for split in SHARD_SPLITS}
         for writer in writers.values():
             stack.callback(writer.close)
         helper = stack.enter_context(ThreadPoolExecutor(1))
         before: tuple[list[TextPiece], int, Future] | None = None
-        for pieces, num_bytes in read_batches(plan, encoder.cuts_at_lines, writers, BATCH_BYTES * threads):
-            texts = [piece.text for piece in pieces]
-            encodings = helper.submit(encoder.backend.encode_batch_fast, texts, add_special_tokens=False)
+        for pieces, num_bytes in read_batches(plan, cuts_at_lines, writers, BATCH_BYTES * threads):
+            texts = [text for text, _, _ in pieces]
+            encodings = helper.submit(backend.encode_batch_fast, texts, add_special_tokens=False)
             if before is not None:
                 write_batch(*before, writers)
             before = pieces, num_bytes, encodings
@@ -231,7 +219,7 @@ def read_batches(
                 writers[split].empty_texts += 1
                 continue
             for text, is_last in cut_text(document.text, cuts_at_lines):
-                pieces.append(TextPiece(text, split, is_last))
+                pieces.append((text, split, is_last))
                 held += len(text)
                 if held >= batch_bytes:
                     yield pieces, bytes_read - reported
@@ -265,6 +253,6 @@ def write_batch(pieces: list[TextPiece], num_bytes: int, encodings: Future, writ
     encoded = list(zip(pieces, encodings.result(), strict=True))
     before = sum(writer.tokens for writer in writers.values())
     for split, writer in writers.items():
-        if chosen := [pair for pair in encoded if pair[0].split == split]:
+        if chosen := [pair for pair in encoded if pair[0][1] == split]:
             writer.write(chosen)
     report_progress((num_bytes, sum(writer.tokens for writer in writers.values()) - before))

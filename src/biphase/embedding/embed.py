@@ -7,7 +7,6 @@ Each stage is written last, renamed and marked done; a stage that was interrupte
 
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,9 @@ from sentence_transformers import SentenceTransformer
 
 from biphase import console
 from biphase.device import choose_device, choose_dtype
-from biphase.embedding.evaluation import Judged, read_judged, score_bm25, score_embedder
+from biphase.embedding.evaluation import Judged, read_judged, score_arms
 from biphase.embedding.folder import hash_embedder, write_embedder
-from biphase.embedding.packed_module import PackedTransformer, make_embedder
+from biphase.embedding.packed_module import make_embedder, width_of
 from biphase.embedding.pairs import Pairs, check_stage, read_pairs
 from biphase.embedding.recipe import EmbeddingRecipe, EmbeddingStage
 from biphase.embedding.training import (
@@ -41,19 +40,6 @@ from biphase.files import locked, read_json, refuse_foreign, whole_folder, write
 from biphase.tracking import check_tracking
 
 EMBEDDER_MAX_LENGTH = 512
-
-
-@dataclass(frozen=True)
-class Embedding:
-    """A recipe with all that it names, read and checked; where it runs."""
-
-    recipe: EmbeddingRecipe
-    sources: dict[str, list[Pairs]]
-    """By stage."""
-    judged: list[Judged]
-    folder: Path
-    device: torch.device
-    bf16: bool
 
 
 def train_embedder(recipe: EmbeddingRecipe, runs: Path) -> tuple[Path, dict[str, Any]]:
@@ -77,11 +63,22 @@ def train_embedder(recipe: EmbeddingRecipe, runs: Path) -> tuple[Path, dict[str,
     identity = recipe.identity(hash_embedder(recipe.model), [*hashes, str(dtype)])
     folder = runs / f"{recipe.name}-{identity[:8]}"
     folder.mkdir(parents=True, exist_ok=True)
-    job = Embedding(recipe, sources, judged, folder, device, dtype == torch.bfloat16)
     with locked(folder / "lock"):
         write_text(folder / "config.yaml", yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False))
-        model, records = train_stages(job)
-        return out, finish(job, model, before, records, out)
+        model: Any = new_embedder(recipe).to(device)
+        for stage in recipe.stages:
+            place = folder / "stages" / stage.name
+            if (place / "done.json").exists():
+                model[0].backbone = load_backbone(place / "model").to(device)
+                console.err.print(f"stage {stage.name}: done before", markup=False)
+            else:
+                run_stage(recipe, stage, sources[stage.name], model, place, bf16=dtype == torch.bfloat16)
+        records = [read_json(folder / "stages" / stage.name / "done.json") for stage in recipe.stages]
+        facts = {"stages": records} | finish(recipe, model, before, judged)
+        texts = [row[1] for pairs in sources[recipe.stages[0].name] for row in pairs.rows[:8]]
+        write_embedder(model, recipe, facts, [*texts, "a"], out)
+        write_json(folder / "done.json", facts | {"out": str(out)})
+    return out, facts
 
 
 def new_embedder(recipe: EmbeddingRecipe) -> SentenceTransformer:
@@ -96,15 +93,13 @@ def new_embedder(recipe: EmbeddingRecipe) -> SentenceTransformer:
 
 def read_sources(recipe: EmbeddingRecipe, model: SentenceTransformer) -> dict[str, list[Pairs]]:
     """All sources of all stages, and a first look at each loss: what is wrong is said before anything trains."""
-    width = model.get_embedding_dimension()
-    assert width is not None
     sources: dict[str, list[Pairs]] = {}
     for stage in recipe.stages:
         found = sources[stage.name] = [read_pairs(source, recipe.seed) for source in stage.data]
         check_stage(stage.name, found, stage.batch_size)
         if len({pairs.columns for pairs in found if pairs.kind == "pairs"}) > 1 and stage.hard_negatives is None:
             console.err.print(f"stage {stage.name}: its sources have unlike numbers of negatives", markup=False)
-        load_teacher(stage, width)
+        load_teacher(stage, width_of(model))
         for kind in {pairs.kind for pairs in found}:
             make_loss(model, stage, kind, recipe.matryoshka)
             if stage.hard_negatives is not None and kind == "scored":
@@ -114,43 +109,25 @@ def read_sources(recipe: EmbeddingRecipe, model: SentenceTransformer) -> dict[st
     return sources
 
 
-def train_stages(job: Embedding) -> tuple[SentenceTransformer, list[dict[str, Any]]]:
-    """The network after the last stage, on the device, and what each stage was."""
-    model: Any = new_embedder(job.recipe).to(job.device)
-    records = []
-    for stage in job.recipe.stages:
-        folder = job.folder / "stages" / stage.name
-        if (folder / "done.json").exists():
-            packed = PackedTransformer(load_backbone(folder / "model"), model[0].tokenizer, model.max_seq_length)
-            modules = [packed, *list(model)[1:]]
-            model = SentenceTransformer(modules=modules, prompts=model.prompts, similarity_fn_name="cosine")
-            model = model.to(job.device)
-            records.append(read_json(folder / "done.json"))
-            console.err.print(f"stage {stage.name}: done before", markup=False)
-            continue
-        folder.mkdir(parents=True, exist_ok=True)
-        record = run_stage(job, stage, model, folder)
-        with whole_folder(folder / "model") as part:
-            model[0].network.save_pretrained(part)
-        write_json(folder / "done.json", record)
-        records.append(record)
-        for checkpoint in (folder / "trainer").glob("checkpoint-*"):
-            shutil.rmtree(checkpoint)
-    return model, records
-
-
-def run_stage(job: Embedding, stage: EmbeddingStage, model: SentenceTransformer, folder: Path) -> dict[str, Any]:
-    """Train one stage; hard negatives are mined once, and kept."""
-    width = model.get_embedding_dimension()
-    assert width is not None
-    teacher = load_teacher(stage, width)
+def run_stage(
+    recipe: EmbeddingRecipe,
+    stage: EmbeddingStage,
+    sources: Sequence[Pairs],
+    model: SentenceTransformer,
+    folder: Path,
+    *,
+    bf16: bool,
+) -> None:
+    """Train the model in place and keep it; hard negatives are mined once, and kept too."""
+    folder.mkdir(parents=True, exist_ok=True)
+    teacher = load_teacher(stage, width_of(model))
     tables: dict[str, tuple[str, Dataset]] = {}
-    for number, (source, pairs) in enumerate(zip(stage.data, job.sources[stage.name], strict=True)):
-        table = to_table(pairs, source.weight, job.recipe.seed)
+    for number, (source, pairs) in enumerate(zip(stage.data, sources, strict=True)):
+        table = to_table(pairs, source.weight, recipe.seed)
         if stage.hard_negatives is not None:
             kept = folder / f"negatives-{number}.parquet"
             if not kept.exists():
-                mined = mine(table, model, stage.hard_negatives, job.recipe.prompts, job.recipe.seed)
+                mined = mine(table, model, stage.hard_negatives, recipe.prompts, recipe.seed)
                 part = kept.with_suffix(".part")
                 mined.to_parquet(str(part))
                 part.rename(kept)
@@ -162,47 +139,33 @@ def run_stage(job: Embedding, stage: EmbeddingStage, model: SentenceTransformer,
             )
             table = mined
         tables[f"source_{number}"] = pairs.kind, add_teacher(table, teacher) if teacher else table
-    found = train_stage(model, job.recipe, stage, tables, folder / "trainer", bf16=job.bf16, device=job.device)
-    return {
+    found = train_stage(model, recipe, stage, tables, folder / "trainer", bf16=bf16)
+    record = {
         "name": stage.name,
-        "data": [f"{Path(pairs.name).name}: {pairs.made}" for pairs in job.sources[stage.name]],
+        "data": [f"{Path(pairs.name).name}: {pairs.made}" for pairs in sources],
         "loss": ", ".join(sorted({loss_name(stage, kind) for kind, _ in tables.values()})),
         "last_loss": found["losses"][-1]["loss"] if found["losses"] else float("nan"),
         **found,
     }
+    with whole_folder(folder / "model") as whole:
+        network: Any = model[0]
+        network.network.save_pretrained(whole)
+    write_json(folder / "done.json", record)
+    for checkpoint in (folder / "trainer").glob("checkpoint-*"):
+        shutil.rmtree(checkpoint)
 
 
 def finish(
-    job: Embedding,
-    model: SentenceTransformer,
-    before: SentenceTransformer,
-    records: Sequence[dict[str, Any]],
-    out: Path,
+    recipe: EmbeddingRecipe, model: SentenceTransformer, before: SentenceTransformer, judged: Sequence[Judged]
 ) -> dict[str, Any]:
-    """Merge, evaluate, tell how far each layer moved, and write the folder."""
-    recipe = job.recipe
-    trained, old = model[0], before[0]
-    cosines = layer_cosines(trained, old)
+    """Merge the network with what it was before, and say how far each layer moved and what both score."""
+    cosines = layer_cosines(model[0], before[0])
     if recipe.merge:
-        merge_weights(trained, old, recipe.merge)
+        merge_weights(model[0], before[0], recipe.merge)
     model.eval()
-    scores: dict[str, dict[str, dict[str, float]]] = {}
-    for judged in job.judged:
-        scores[judged.name] = {
-            "this model": score_embedder(model, judged),
-            "before training": score_embedder(before, judged),
-        }
-        if judged.documents:
-            scores[judged.name]["BM25"] = score_bm25(judged)
-    width = model.get_embedding_dimension()
-    assert width is not None
-    facts = {
-        "stages": list(records),
-        "dims": matryoshka_dims(width, recipe.matryoshka),
+    both = {"this model": model, "before training": before}
+    return {
+        "dims": matryoshka_dims(width_of(model), recipe.matryoshka),
         "cosines": cosines,
-        "scores": scores,
+        "scores": {each.name: score_arms(both, each) for each in judged},
     }
-    texts = [row[1] for pairs in job.sources[recipe.stages[0].name] for row in pairs.rows[:8]]
-    write_embedder(model, recipe, facts, [*texts, "a"], out)
-    write_json(job.folder / "done.json", facts | {"out": str(out)})
-    return facts

@@ -6,6 +6,7 @@ pairs is similarity (STS). MTEB's own tasks are in `mteb_tasks.py`.
 Letters: Q queries, N documents, D width.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,9 @@ from sentence_transformers.util import pairwise_cos_sim, semantic_search
 from biphase.embedding.pairs import read_pairs
 from biphase.embedding.recipe import PairSource, set_name
 from biphase.errors import InputError
+from biphase.finetuning.metrics import Judgement
 from biphase.finetuning.metrics.classification import regression_metrics
-from biphase.finetuning.metrics.ranking import ranking_rows, ranking_scores
+from biphase.finetuning.metrics.ranking import Ranked, judge_ranking
 from biphase.tasks.collection import read_judged_texts, read_judgements, search_bm25
 from biphase.tasks.sources import TaskSource, find_layout, parts_of
 from biphase.tasks.spec import FileLayout, Task
@@ -65,23 +67,22 @@ def read_beir(folder: Path, split: str) -> Judged:
     return Judged(set_name(str(folder)), documents, queries, relevance, [])
 
 
-Judgement = tuple[dict[str, float], list[dict[str, Any]]]
-"""Scores, and a row for each query or pair that says what it contributes (`finetuning.predictions`)."""
+def score_arms(models: Mapping[str, SentenceTransformer], judged: Judged) -> dict[str, dict[str, float]]:
+    """The scores of models by their names, with BM25's where there are documents to find."""
+    scores = {name: score_embedder(model, judged)[0] for name, model in models.items()}
+    return scores | ({"BM25": score_bm25(judged)} if judged.documents else {})
 
 
-def score_embedder(model: SentenceTransformer, judged: Judged) -> dict[str, float]:
-    return judge_embedder(model, judged)[0]
-
-
-def judge_embedder(model: SentenceTransformer, judged: Judged) -> Judgement:
-    """Retrieval by cosine over all documents, or the correlation of cosines with the scores."""
+def score_embedder(model: SentenceTransformer, judged: Judged) -> Judgement:
+    """Retrieval by cosine over all documents, or the correlation of cosines with the scores; and for each query or
+    pair what it contributes (`finetuning.predictions`)."""
     if judged.pairs:
         first = model.encode([row[0] for row in judged.pairs], batch_size=ENCODE_TEXTS, convert_to_tensor=True)
         second = model.encode([row[1] for row in judged.pairs], batch_size=ENCODE_TEXTS, convert_to_tensor=True)
         gold = np.array([row[2] for row in judged.pairs])
         cosines = pairwise_cos_sim(first, second).cpu().numpy()
         pairs = enumerate(zip(gold.tolist(), cosines.tolist(), strict=True))
-        rows = [{"id": str(number), "gold": given, "predicted": found} for number, (given, found) in pairs]
+        rows = ({"id": str(number), "gold": given, "predicted": found} for number, (given, found) in pairs)
         return regression_metrics(gold, cosines), rows
     documents = model.encode_document(list(judged.documents.values()), batch_size=ENCODE_TEXTS, convert_to_tensor=True)
     queries = model.encode_query(list(judged.queries.values()), batch_size=ENCODE_TEXTS, convert_to_tensor=True)
@@ -103,11 +104,10 @@ def score_bm25(judged: Judged) -> dict[str, float]:
     return retrieval_scores(judged, by_query)[0]
 
 
-def retrieval_scores(judged: Judged, ranked: dict[str, dict[str, float]]) -> Judgement:
+def retrieval_scores(judged: Judged, ranked: Ranked) -> Judgement:
     """NDCG, MRR and recall, trec_eval's; and the share of right documents that are among the first ten."""
-    means, _ = ranking_scores(judged.relevance, ranked)
-    scores = {name: means[name] for name in ("ndcg_at_10", "mrr_at_10", "recall_at_10", "recall_at_100")}
-    return scores, list(ranking_rows(judged.relevance, ranked, "ndcg_at_10"))
+    means, rows = judge_ranking(judged.relevance, ranked, "ndcg_at_10")
+    return {name: means[name] for name in ("ndcg_at_10", "mrr_at_10", "recall_at_10", "recall_at_100")}, rows
 
 
 def to_mteb(name: str, scores: dict[str, float], kind: str) -> dict[str, Any]:

@@ -82,17 +82,12 @@ def write_embedder(
             device="cpu",
         )
         plain.save_pretrained(str(part), create_model_card=False)
-        check_folder(part, model, texts)
+        # As a user would load it.
+        again = SentenceTransformer(str(part), trust_remote_code=False, device="cpu")
+        ours, theirs = (each.encode(list(texts), show_progress_bar=False) for each in (model, again))
+        gap = float(np.abs(ours.astype(np.float64) - theirs).max())
+        assert gap < TOLERANCE, f"the saved model computes something else: embeddings differ by {gap:.1e}"
         write_text(part / "README.md", describe(model, recipe, facts))
-
-
-def check_folder(folder: Path, model: SentenceTransformer, texts: Sequence[str]) -> None:
-    """Load the folder as a user would, and compare embeddings with the packed network's."""
-    again = SentenceTransformer(str(folder), trust_remote_code=False, device="cpu")
-    ours = model.encode(list(texts), show_progress_bar=False)
-    theirs = again.encode(list(texts), show_progress_bar=False)
-    gap = float(np.abs(ours.astype(np.float64) - theirs).max())
-    assert gap < TOLERANCE, f"the saved model computes something else: embeddings differ by {gap:.1e}"
 
 
 def load_embedder(name: str) -> SentenceTransformer:

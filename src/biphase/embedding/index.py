@@ -10,12 +10,14 @@ Letters: N passages, D width, K answers.
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from biphase import console
-from biphase.corpus.text import find_text_sources, read_documents
+from biphase.corpus.text import read_all
 from biphase.embedding.folder import hash_embedder, load_embedder
+from biphase.embedding.packed_module import width_of
 from biphase.embedding.pairs import hash_source
 from biphase.errors import InputError
 from biphase.files import own_folder, read_json_as, write_json
@@ -38,16 +40,6 @@ class IndexManifest:
     width: int
 
 
-@dataclass(frozen=True)
-class FoundPassage:
-    """A passage that was found."""
-
-    rank: int
-    score: float
-    id: str
-    text: str
-
-
 def is_index(path: Path) -> bool:
     return (path / "index.json").exists()
 
@@ -66,12 +58,15 @@ def open_index(path: Path, model: str | None) -> IndexManifest:
 
 def build_index(text: str, model: str, index: Path, text_field: str = "text") -> IndexManifest:
     """Embed all passages of the text; the folder appears whole, and replaces only what was built there before."""
-    passages = list(cut_into_passages(text, text_field))
+    passages = []  # of about `PASSAGE_WORDS` words, named by document and number
+    for document in read_all([text], text_field):
+        words = document.text.split()
+        for number, begin in enumerate(range(0, len(words), PASSAGE_WORDS)):
+            passages.append((f"{document.id}#{number}", " ".join(words[begin : begin + PASSAGE_WORDS])))
     if not passages:
         raise InputError(f"{text} holds no text to search")
     embedder = load_embedder(model)
-    width = embedder.get_embedding_dimension()
-    assert width is not None
+    width = width_of(embedder)
     manifest = IndexManifest(model, hash_embedder(model), text, hash_source(text), len(passages), width)
     with own_folder(index, "search index") as part:
         rows = np.lib.format.open_memmap(
@@ -92,19 +87,8 @@ def build_index(text: str, model: str, index: Path, text_field: str = "text") ->
     return manifest
 
 
-def cut_into_passages(text: str, text_field: str) -> list[tuple[str, str]]:
-    """Passages of about `PASSAGE_WORDS` words, named by document and number."""
-    found = []
-    for source in find_text_sources([text]):
-        for document, _ in read_documents(source, text_field):
-            words = document.text.split()
-            for number, begin in enumerate(range(0, len(words), PASSAGE_WORDS)):
-                found.append((f"{document.id}#{number}", " ".join(words[begin : begin + PASSAGE_WORDS])))
-    return found
-
-
-def answer_question(index: Path, manifest: IndexManifest, question: str, top: int) -> dict[str, list[FoundPassage]]:
-    """The best passages by the model, and by BM25 over the same passages."""
+def answer_question(index: Path, manifest: IndexManifest, question: str, top: int) -> list[dict[str, Any]]:
+    """The best passages by the model, and by BM25 over the same passages: a record for each."""
     passages = [json.loads(line) for line in (index / "passages.jsonl").read_text(encoding="utf-8").splitlines()]
     rows_ND = np.load(index / "embeddings.npy", mmap_mode="r", allow_pickle=False)
     if len(passages) != manifest.num_passages or rows_ND.shape != (manifest.num_passages, manifest.width):
@@ -112,9 +96,12 @@ def answer_question(index: Path, manifest: IndexManifest, question: str, top: in
     query_D = load_embedder(manifest.model).encode_query(question, normalize_embeddings=True)
     scores_N = rows_ND @ query_D
     best_K = np.argsort(-scores_N, kind="stable")[:top].tolist()
-
-    def answers(hits: list[tuple[int, float]]) -> list[FoundPassage]:
-        return [FoundPassage(rank, score, **passages[number]) for rank, (number, score) in enumerate(hits, start=1)]
-
-    by_words = search_bm25([passage["text"] for passage in passages], [question], top)[0]
-    return {"model": answers([(number, float(scores_N[number])) for number in best_K]), "BM25": answers(by_words)}
+    found = {
+        manifest.model: [(number, float(scores_N[number])) for number in best_K],
+        "BM25": search_bm25([passage["text"] for passage in passages], [question], top)[0],
+    }
+    records = []
+    for name, hits in found.items():
+        for rank, (number, score) in enumerate(hits, start=1):
+            records.append({"by": name, "rank": rank, "score": score, **passages[number]})
+    return records

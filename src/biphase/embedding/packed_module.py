@@ -107,6 +107,12 @@ class PackedTransformer(InputModule):
         return cls(load_backbone(folder), tokenizer, **cls.load_config(model_name_or_path, subfolder=subfolder))
 
 
+def width_of(model: SentenceTransformer) -> int:
+    width = model.get_embedding_dimension()
+    assert width is not None
+    return width
+
+
 def make_embedder(model: str, max_seq_length: int | None, pooling: str, *, weights: Any = "pretrained") -> Any:
     """A `SentenceTransformer` on the packed network behind a name: token embeddings → pooling → length 1.
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from biphase import console
 from biphase.corpus.readers import json_kind
-from biphase.corpus.text import find_text_sources, read_documents
+from biphase.corpus.text import read_all
 from biphase.embedding.recipe import PairSource
 from biphase.errors import InputError
 from biphase.files import content_hash, file_hash
@@ -75,8 +75,15 @@ def read_pairs(source: PairSource, seed: int) -> Pairs:
     for place, row in [first, *rows]:
         if source.limit is not None and len(made) >= source.limit:
             break
-        texts = tuple(check_text(place, column, row.get(column)) for column in texts_of)
-        made.append((*texts, check_score(place, columns[2], row.get(columns[2]))) if is_scored else texts)
+        texts: tuple[Any, ...] = tuple(check_text(place, column, row.get(column)) for column in texts_of)
+        if is_scored:
+            score = score_number(place, columns[2], row.get(columns[2]))
+            if not 0 <= score <= 5:
+                raise InputError(
+                    f"{place}: '{columns[2]}' is {row[columns[2]]}: scores are from 0 to 1, or from 0 to 5"
+                )
+            texts = (*texts, score)
+        made.append(texts)
     if is_scored and len({row[2] for row in made}) == 1:
         raise InputError(f"{source.path}: all scores are {made[0][2]}, from which nothing can be learnt")
     names = ("anchor", "positive", *(f"negative_{number + 1}" for number in range(len(columns) - 2)))
@@ -138,13 +145,6 @@ def check_text(place: str, column: str, value: Any) -> str:
     return value
 
 
-def check_score(place: str, column: str, value: Any) -> float:
-    score = score_number(place, column, value)
-    if not 0 <= score <= 5:
-        raise InputError(f"{place}: '{column}' is {value}: scores are from 0 to 1, or from 0 to 5")
-    return score
-
-
 # Pairs out of plain text
 
 
@@ -153,9 +153,9 @@ def pairs_from_text(source: PairSource, path: str, seed: int) -> Pairs:
     draw = random.Random(seed)
     made: list[tuple[Any, ...]] = []
     num_documents = num_used = 0
-    for document in documents_of(path, source.text_field):
+    for document in read_all([path], source.text_field):
         num_documents += 1
-        found = list(PAIR_MAKERS[source.pairs](document, source.passage_words, draw))
+        found = list(PAIR_MAKERS[source.pairs](document.text, source.passage_words, draw))
         num_used += bool(found)
         made += found
         if source.limit is not None and len(made) >= source.limit:
@@ -165,12 +165,6 @@ def pairs_from_text(source: PairSource, path: str, seed: int) -> Pairs:
         raise InputError(f"{path}: no pairs by '{source.pairs}' in {num_documents:,} documents; are they too short?")
     told = f"{len(made):,} pairs by {source.pairs} from {num_used:,} of {num_documents:,} documents"
     return Pairs(path, "pairs", ("anchor", "positive"), made, hash_source(path), told)
-
-
-def documents_of(path: str, text_field: str) -> Iterator[str]:
-    for text_source in find_text_sources([path]):
-        for document, _ in read_documents(text_source, text_field):
-            yield document.text
 
 
 def cut_passages(words: list[str], passage_words: int) -> list[list[str]]:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import datasets
-import torch
 from datasets import Dataset
 from sentence_transformers import (
     SentenceTransformer,
@@ -24,6 +23,7 @@ from torch import nn
 from transformers import PrinterCallback, TrainerCallback
 
 from biphase import console
+from biphase.embedding.packed_module import width_of
 from biphase.embedding.pairs import Pairs
 from biphase.embedding.recipe import LOSSES, EmbeddingRecipe, EmbeddingStage, HardNegatives, Prompts
 from biphase.errors import InputError, first_line, nearest
@@ -34,15 +34,11 @@ ENCODE_BATCH = 128
 LOGGING_STEPS = 10
 
 
-def draw_rows(pairs: Pairs, weight: float, seed: int) -> list[tuple[Any, ...]]:
+def to_table(pairs: Pairs, weight: float, seed: int) -> Dataset:
     """The rows that an epoch goes through: all of them `weight` times, a fraction drawn with the seed, in order."""
     whole, part = divmod(weight, 1)
     drawn = random.Random(seed).sample(range(len(pairs.rows)), round(part * len(pairs.rows)))
-    return pairs.rows * int(whole) + [pairs.rows[number] for number in sorted(drawn)]
-
-
-def to_table(pairs: Pairs, weight: float, seed: int) -> Dataset:
-    rows = draw_rows(pairs, weight, seed)
+    rows = pairs.rows * int(whole) + [pairs.rows[number] for number in sorted(drawn)]
     return Dataset.from_dict({name: [row[at] for row in rows] for at, name in enumerate(pairs.columns)})
 
 
@@ -138,8 +134,7 @@ def make_loss(
         settings.setdefault("scale", 1 / stage.temperature)
     if "mini_batch_num_tokens" in known:
         settings.setdefault("mini_batch_num_tokens", stage.mini_batch_tokens)
-    width = model.get_embedding_dimension()
-    assert width is not None
+    width = width_of(model)
     if name == "distill":
         if stage.projection:
             teacher = load_teacher(stage, width)
@@ -195,7 +190,7 @@ class ShowProgress(TrainerCallback):
 
 
 def arguments_of(
-    recipe: EmbeddingRecipe, stage: EmbeddingStage, folder: Path, kind: str, bf16: bool, device: torch.device
+    recipe: EmbeddingRecipe, stage: EmbeddingStage, folder: Path, kind: str, *, bf16: bool, use_cpu: bool
 ) -> Any:
     prompts = {"anchor": recipe.prompts.query, "positive": recipe.prompts.document}
     for number in range(100):
@@ -211,7 +206,7 @@ def arguments_of(
         weight_decay=stage.weight_decay,
         seed=recipe.seed,
         bf16=bf16,
-        use_cpu=device.type == "cpu",
+        use_cpu=use_cpu,
         batch_sampler="no_duplicates" if kind == "pairs" else "batch_sampler",
         multi_dataset_batch_sampler="proportional",
         prompts=prompts if is_prompted else None,
@@ -232,31 +227,27 @@ def train_stage(
     folder: Path,
     *,
     bf16: bool,
-    device: torch.device,
 ) -> dict[str, Any]:
-    """Train the model in place, from the last checkpoint in `folder` where there is one.
-
-    Args:
-        tables: the stage's sources by a name: what kind each is of, and its rows.
-
-    Returns: the steps taken, the rows and the losses that were logged.
-    """
+    """Train the model in place, from the last checkpoint in `folder` where there is one, on sources by their names,
+    of each its kind and its rows. Returns the steps taken, the rows and the losses that were logged."""
     datasets.disable_progress_bars()
     kinds = {kind for kind, _ in tables.values()}
     made = {name: make_loss(model, stage, kind, recipe.matryoshka) for name, (kind, _) in tables.items()}
     rows = {name: table for name, (_, table) in tables.items()}
     only = next(iter(tables)) if len(tables) == 1 else None
     progress = ShowProgress(f"embed {stage.name}")
+    kind = "pairs" if kinds == {"pairs"} else "scored"
     trainer = SentenceTransformerTrainer(
         model,
-        arguments_of(recipe, stage, folder, "pairs" if kinds == {"pairs"} else "scored", bf16, device),
+        arguments_of(recipe, stage, folder, kind, bf16=bf16, use_cpu=model.device.type == "cpu"),
         train_dataset=rows[only] if only else rows,
         loss=made[only] if only else made,
         callbacks=[progress],
     )
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(trainer.model_card_callback_class)
-    last = last_checkpoint(folder)
+    whole = [path.parent for path in folder.glob("checkpoint-*/trainer_state.json")]  # the state is written last
+    last = max(whole, key=lambda path: int(path.name.partition("-")[2]), default=None)
     if last is not None:
         console.err.print(f"stage {stage.name}: goes on from {last.name}", markup=False)
     try:
@@ -266,9 +257,3 @@ def train_stage(
     trainer.accelerator.unwrap_model(model, keep_fp32_wrapper=False)  # else it would go on in bf16 where it trained so
     told = [{"step": log["step"], "loss": log["loss"]} for log in trainer.state.log_history if "loss" in log]
     return {"steps": trainer.state.global_step, "rows": sum(map(len, rows.values())), "losses": told}
-
-
-def last_checkpoint(folder: Path) -> Path | None:
-    """The newest whole checkpoint of the trainer: the state is what it writes last."""
-    found = [path.parent for path in folder.glob("checkpoint-*/trainer_state.json")]
-    return max(found, key=lambda path: int(path.name.partition("-")[2]), default=None)

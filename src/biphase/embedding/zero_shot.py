@@ -8,10 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from sentence_transformers import SentenceTransformer
+
 from biphase.config import parse_config
 from biphase.device import choose_device, describe_machine
 from biphase.embedding.embed import train_embedder
-from biphase.embedding.evaluation import judge_embedder, read_judged
+from biphase.embedding.evaluation import Judged, read_judged, score_embedder
 from biphase.embedding.folder import load_embedder
 from biphase.embedding.recipe import EmbeddingRecipe
 from biphase.files import content_hash
@@ -47,37 +49,37 @@ def score_embedding(
         sets = {name: read_judged(Path(judged[name])) for name in missing}
         kept, facts = train_embedder(settled, out / "runs")
         embedder, seconds = load_embedder(str(kept)), time.perf_counter() - started
-        losses = [logged["loss"] for stage in facts["stages"] for logged in stage["losses"]]
-    for name in missing:
-        started = time.perf_counter()
-        scores, rows = judge_embedder(embedder, sets[name])
-        spent = {"train": seconds, "evaluate": time.perf_counter() - started}
-        known: dict[str, Any] = {
-            "model": label,
-            "model_hash": model_hash,
-            "task": name,
-            "trained_on": trained_on,
-            "config": config,
-        }
-        score = Score(
-            **known,
-            protocol=PROTOCOL,
-            cell=hashes[name],
-            source=judged[name],
-            data_hash=trained_on,
-            metric="spearman" if sets[name].pairs else "ndcg_at_10",
-            metrics=dict.fromkeys(EVALUATED_SPLITS, scores),
-            num_examples=dict.fromkeys(EVALUATED_SPLITS, len(rows)),
-            num_truncated={},
-            num_left_out=0,
-            num_steps=sum(stage["steps"] for stage in facts["stages"]),
-            diverged=False,
-            diverged_at_step=None,
-            final_loss=losses[-1] if losses else None,
-            seconds={part: round(value, 3) for part, value in spent.items()},
-            tokens_per_second={},
-            peak_memory_bytes=0,
-            machine=describe_machine(choose_device(settled.device)),
-        )
-        write_cell(folders[name], score, losses, {"test": rows})
+        machine = describe_machine(choose_device(settled.device))
+        known = {"model": label, "model_hash": model_hash, "trained_on": trained_on, "data_hash": trained_on}
+        for name in missing:
+            own_facts = known | {"task": name, "source": judged[name], "cell": hashes[name]}
+            score_set(embedder, sets[name], folders[name], facts, seconds, config=config, machine=machine, **own_facts)
     return [read_score(folder) for folder in folders.values()]
+
+
+def score_set(
+    embedder: SentenceTransformer, judged: Judged, folder: Path, facts: dict[str, Any], seconds: float, **known: Any
+) -> None:
+    """Write the cell of one set: what is `known` of it, and the scores of a model that was trained in `seconds`."""
+    started = time.perf_counter()
+    metrics, judgements = score_embedder(embedder, judged)
+    rows = list(judgements)
+    spent = {"train": seconds, "evaluate": time.perf_counter() - started}
+    losses = [logged["loss"] for stage in facts["stages"] for logged in stage["losses"]]
+    score = Score(
+        **known,
+        protocol=PROTOCOL,
+        metric="spearman" if judged.pairs else "ndcg_at_10",
+        metrics=dict.fromkeys(EVALUATED_SPLITS, metrics),
+        num_examples=dict.fromkeys(EVALUATED_SPLITS, len(rows)),
+        num_truncated={},
+        num_left_out=0,
+        num_steps=sum(stage["steps"] for stage in facts["stages"]),
+        diverged=False,
+        diverged_at_step=None,
+        final_loss=losses[-1] if losses else None,
+        seconds={part: round(value, 3) for part, value in spent.items()},
+        tokens_per_second={},
+        peak_memory_bytes=0,
+    )
+    write_cell(folder, score, losses, {"test": rows})

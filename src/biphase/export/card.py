@@ -90,13 +90,6 @@ def write_card(
     merged: str = "",
 ) -> str:
     """The model card as Markdown; `eos` is the end-of-text token, `merged` says what the network was averaged with."""
-    recipe = read_recipe(run)
-    config = recipe.model_dump(mode="json")
-    texts = [(part, "path") for part in config["data"].get("mixture") or ()]
-    config["data"]["shards"] = Path(config["data"]["shards"]).name
-    for places, key in ((config["init"], "model"), (config["init"], "checkpoint"), *texts):
-        if places[key] and Path(places[key]).is_absolute():
-            places[key] = Path(places[key]).name
     base, history = tell_history(run, manifest)
     validation = [row for row in read_metrics(run, "validation") if row["step"] <= manifest.run_step]
     rows = [
@@ -122,9 +115,20 @@ def write_card(
         data=manifest.data_fingerprint[:16],
         tokenizer=manifest.tokenizer_hash[:16],
         validation="\n".join(rows) or "| | no validation text | | | |",
-        recipe=yaml.safe_dump(config, sort_keys=False, allow_unicode=True),
+        recipe=yaml.safe_dump(recipe_elsewhere(run), sort_keys=False, allow_unicode=True),
         version=__version__,
     )
+
+
+def recipe_elsewhere(run: Run) -> dict[str, Any]:
+    """A run's recipe without the paths of this machine."""
+    config = read_recipe(run).model_dump(mode="json")
+    texts = [(part, "path") for part in config["data"].get("mixture") or ()]
+    config["data"]["shards"] = Path(config["data"]["shards"]).name
+    for places, key in ((config["init"], "model"), (config["init"], "checkpoint"), *texts):
+        if places[key] and Path(places[key]).is_absolute():
+            places[key] = Path(places[key]).name
+    return config
 
 
 def tell_history(run: Run, manifest: CheckpointManifest) -> tuple[str | None, list[str]]:

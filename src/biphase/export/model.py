@@ -88,8 +88,7 @@ def export_checkpoint(reference: str, folder: Path, merge: float | None = None) 
     causal = manifest.objective == "clm"
     exported = network
     if causal and isinstance(network.config, EuroBertConfig):  # the same weights under the causal class
-        shared = {key: getattr(network.config, key) for key in SHARED_WITH_LLAMA if hasattr(network.config, key)}
-        exported = LlamaForCausalLM(LlamaConfig(**shared))
+        exported = LlamaForCausalLM(as_llama(network.config))
         exported.load_state_dict(network.state_dict(), strict=True)
     kind = language_model_class(exported.config)
     if kind is AutoModelForCausalLM:
@@ -109,6 +108,11 @@ def export_checkpoint(reference: str, folder: Path, merge: float | None = None) 
     looks = "causal" if causal else "bidirectional"
     told = f"\n{merged}" if merged else ""
     return f"{folder}: {type(exported).__name__}, {looks}; load it with {kind.__name__} or AutoModel{told}"
+
+
+def as_llama(config: EuroBertConfig) -> Any:
+    """The configuration of the same network as a Llama."""
+    return LlamaConfig(**{key: getattr(config, key) for key in SHARED_WITH_LLAMA if hasattr(config, key)})
 
 
 @torch.no_grad()

@@ -74,8 +74,7 @@ def push_model(
         raise InputError(f"{repo} is no name of a repository: {first_line(error)}") from None
     if repo.count("/") != 1:
         raise InputError(f"{repo} is no name of a repository; give USER/NAME")
-    visibility = "public" if public else "private"
-    told = [f"{repo}: {visibility}, nothing sent (dry run)" if dry_run else f"{repo}:"]
+    told = [f"{repo}: {'public' if public else 'private'}, nothing sent (dry run)" if dry_run else f"{repo}:"]
     api = HfApi(library_name="biphase")
     with TemporaryDirectory() as room:
         folders = list(folders_to_send(source, repo, Path(room)))

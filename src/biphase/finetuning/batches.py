@@ -119,6 +119,14 @@ def evaluation_batches(
         yield batch, output
 
 
+def predict_samples(model: nn.Module, texts: TokenizedTexts, width: int, cell: CellContext) -> np.ndarray:
+    """The model's outputs for each sample of the texts, [S, width], fp32. Call under `torch.no_grad`."""
+    outputs_SC = np.zeros((texts.num_samples, width), dtype=np.float32)
+    for batch, output in evaluation_batches(model, texts, np.arange(texts.num_samples), cell):
+        outputs_SC[batch.samples] = output.cpu().numpy()
+    return outputs_SC
+
+
 def split_by_tokens(samples: np.ndarray, lengths_S: np.ndarray, most_tokens: int) -> list[np.ndarray]:
     """Consecutive parts of `samples`, each of at most `most_tokens` tokens or of one sample."""
     ends = np.cumsum(lengths_S[samples])

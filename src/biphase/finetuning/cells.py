@@ -6,6 +6,7 @@ Neither loads a model nor PyTorch: a grid of thousands of cells is planned in th
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from biphase.files import content_hash
 from biphase.finetuning.config import PLACEMENT, PROTOCOL, FinetuneConfig, settle_config
@@ -29,6 +30,19 @@ class CellPlan:
     """The configuration as `settle_config` gives it."""
     hash: str
     """The hash of everything that decides the result."""
+
+    @property
+    def known(self) -> dict[str, Any]:
+        """What its `Score` says of it."""
+        return {
+            "cell": self.hash,
+            "task": self.task.name,
+            "trained_on": self.train.task.name,
+            "source": self.evaluation.name,
+            "data_hash": self.evaluation.hash,
+            "metric": self.task.metric,
+            "classes": self.task.classes,
+        }
 
     def folder(self, out: Path) -> Path:
         return out / f"{self.task.name}-{self.hash[:16]}"

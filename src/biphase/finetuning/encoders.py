@@ -8,9 +8,9 @@ Letters: V vocabulary, U tokens in use, T tokens of a batch, S samples, D width,
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -184,14 +184,15 @@ class PaddedNetwork(nn.Module):
         return self.model.base_model
 
     def forward(self, tokens_T: Tensor, positions_T: Tensor, layout: PackedLayout) -> Tensor:
-        """Logits, fp32: [S, C] of samples, or [T, C] of tokens; C are start and end of an answer's span."""
+        """Logits, fp32: [S, C] of samples, or [T, C] of tokens; C are start and end of an answer's span. Of a network
+        without a head, the last hidden states."""
         lengths_S = layout.bounds_S1.long().diff()
         is_token_SL = torch.arange(int(lengths_S.max()), device=tokens_T.device) < lengths_S[:, None]
         padded_SL = tokens_T.new_full(is_token_SL.shape, getattr(self.model.config, "pad_token_id", None) or 0)
         padded_SL[is_token_SL] = tokens_T
         output = self.model(input_ids=padded_SL, attention_mask=is_token_SL.long())
         is_span = "start_logits" in output
-        logits = torch.stack([output.start_logits, output.end_logits], -1) if is_span else output.logits
+        logits = torch.stack([output.start_logits, output.end_logits], -1) if is_span else output[0]
         return (logits[is_token_SL] if logits.ndim == 3 else logits).float()
 
 
@@ -214,7 +215,12 @@ def with_transformers_head(backbone: Any, kind: Any, num_labels: int) -> PaddedN
     model.base_model.set_input_embeddings(backbone.get_input_embeddings())
     missing, unexpected = model.base_model.load_state_dict(inner.state_dict(), strict=False)
     lost = [key for key in (*missing, *unexpected) if not key.startswith("pooler.")]
-    if lost or not hidden_agree(backbone, model.base_model):
+    embedding = backbone.get_input_embeddings()
+    known = torch.arange(getattr(embedding, "num_embeddings", config.vocab_size))
+    if isinstance(embedding, UsedEmbedding):
+        known = (embedding.row_of_V < embedding.num_embeddings).nonzero()[:, 0]
+    known = known[known != (getattr(config, "pad_token_id", None) or 0)]
+    if lost or not computes_the_same(partial(packed_hidden, backbone.eval()), model.base_model, known, atol=1e-3):
         raise InputError(
             f"head=transformers: {type(model).__name__} computes something else than '{config.model_type}' does packed"
         )
@@ -222,21 +228,13 @@ def with_transformers_head(backbone: Any, kind: Any, num_labels: int) -> PaddedN
 
 
 @torch.no_grad()
-def hidden_agree(backbone: Any, theirs: Any) -> bool:
-    """Whether a network of transformers computes on padded texts of 7 and 4 tokens what ours does on them packed."""
-    embedding = backbone.get_input_embeddings()
-    known = torch.arange(getattr(embedding, "num_embeddings", backbone.config.vocab_size))
-    if isinstance(embedding, UsedEmbedding):
-        known = (embedding.row_of_V < embedding.num_embeddings).nonzero()[:, 0]
-    pad_id = getattr(backbone.config, "pad_token_id", None) or 0
-    known = known[known != pad_id]
-    tokens_T = known[torch.arange(1, 12) * 7 % len(known)]
-    positions_T = torch.cat([torch.arange(7), torch.arange(4)])
-    ours_TD = packed_hidden(backbone.eval(), tokens_T, positions_T, lay_out(np.array([0, 7, 11]), causal=False))
-    padded_SL = nn.utils.rnn.pad_sequence([tokens_T[:7], tokens_T[7:]], batch_first=True, padding_value=pad_id)
-    is_token_SL = torch.arange(7) < torch.tensor([[7], [4]])
-    theirs_SLD = theirs.eval()(input_ids=padded_SL, attention_mask=is_token_SL.long()).last_hidden_state
-    return torch.allclose(ours_TD.float(), theirs_SLD[is_token_SL].float(), rtol=1e-3, atol=1e-3)
+def computes_the_same(ours: Callable[..., Tensor], theirs: Any, known: Tensor, atol: float) -> bool:
+    """Whether a network of transformers computes on padded samples of 12 and 5 known tokens what ours does on them
+    packed: hidden states, or logits where it has a head."""
+    tokens_T = known[torch.arange(1, 18) * 7 % len(known)]
+    positions_T = torch.cat([torch.arange(12), torch.arange(5)])
+    packed = tokens_T, positions_T, lay_out(np.array([0, 12, 17]), causal=False)
+    return torch.allclose(ours(*packed).float(), PaddedNetwork(theirs.eval())(*packed), rtol=1e-3, atol=atol)
 
 
 class Embedder(nn.Module):

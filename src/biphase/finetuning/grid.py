@@ -150,16 +150,9 @@ def grid_units(grid: Grid, trainings: Sequence[SharedTraining]) -> list[Unit]:
     Trainings on one task take time by the size of their model's weights. Arguments are absolute: a worker may stand in
     another folder.
     """
-    given: dict[str, str] = {}  # how the user named a task: by its name, or by its file
-    for task in grid.tasks:
-        file, test = split_name(task)
-        is_file = Path(file).suffix in (".yaml", ".yml")
-        given[find_task(task).name] = str(Path(file).resolve()) + (f":{test}" if test else "") if is_file else task
-    absolute: dict[str, str] = {}
+    given = {find_task(task).name: absolute_task(task) for task in grid.tasks}
     weights: dict[str, float] = {}  # bytes
     for model in {training.model for training in trainings}:
-        path, step = split_reference(model)
-        absolute[model] = str(Path(path).resolve()) + (f"@{step}" if step else "") if Path(path).exists() else model
         sizes = [size for name, size, _ in stamp_files(find_folder(model)) if name.endswith(".safetensors")]
         weights[model] = float(sum(sizes))
     data_dirs = {task: absolute_dir(folder) for task, folder in grid.data_dirs.items()}
@@ -167,11 +160,8 @@ def grid_units(grid: Grid, trainings: Sequence[SharedTraining]) -> list[Unit]:
     units = []
     for training in trainings:
         model, trained_on = training.model, training.cells[0].train.task.name
-        shared = {
-            "model": absolute[model],
-            "config": training.config.model_dump(mode="json"),
-            "data_dirs": data_dirs,
-        }
+        config = training.config.model_dump(mode="json")
+        shared = {"model": absolute_model(model), "config": config, "data_dirs": data_dirs}
         tasks = [cell.task.name for cell in training.cells]
         encoded = tasks if training.cells[0].task.part_of else [trained_on, *tasks]
         needs = {f"encode {task} for {model}": given.get(task, task) for task in encoded}
@@ -193,6 +183,18 @@ def grid_units(grid: Grid, trainings: Sequence[SharedTraining]) -> list[Unit]:
             )
         )
     return [*encodings.values(), *units]
+
+
+def absolute_task(task: str) -> str:
+    """A task as the user named it: by its name, or by its file."""
+    file, test = split_name(task)
+    is_file = Path(file).suffix in (".yaml", ".yml")
+    return str(Path(file).resolve()) + (f":{test}" if test else "") if is_file else task
+
+
+def absolute_model(model: str) -> str:
+    path, step = split_reference(model)
+    return str(Path(path).resolve()) + (f"@{step}" if step else "") if Path(path).exists() else model
 
 
 def estimate_seconds(trainings: Sequence[SharedTraining], finished: Sequence[Score]) -> tuple[float, int]:

@@ -17,17 +17,15 @@ from transformers import (
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
     EuroBertConfig,
-    LlamaConfig,
 )
 
 from biphase.config import Strict
-from biphase.encoder.attention import lay_out
 from biphase.errors import InputError
-from biphase.export.model import SENTENCE_TRANSFORMERS_FILES, SHARED_WITH_LLAMA, close_texts, write_sentence_transformer
+from biphase.export.model import SENTENCE_TRANSFORMERS_FILES, as_llama, close_texts, write_sentence_transformer
 from biphase.files import whole_folder, write_json, write_text
 from biphase.finetuning.batches import CellContext
 from biphase.finetuning.config import FinetuneConfig
-from biphase.finetuning.encoders import Encoder, PaddedNetwork, UsedEmbedding, copy_backbone
+from biphase.finetuning.encoders import Encoder, PaddedNetwork, UsedEmbedding, computes_the_same, copy_backbone
 from biphase.finetuning.encoding import EncodedSplit
 from biphase.finetuning.families import module_of
 from biphase.finetuning.families.question_answering import QuestionSplit
@@ -86,23 +84,17 @@ def keep_network(
             prompts = {name: text.removesuffix("{text}") for name, text in texts.items() if text.endswith("{text}")}
             fixed = SENTENCE_TRANSFORMERS_FILES["config_sentence_transformers.json"]
             write_json(part / "config_sentence_transformers.json", fixed | {"prompts": prompts})
-        record = record_of(cell, test)
+        record = KeptRecord(task=cell.task.model_copy(update={"hub": None}), config=cell.config)
+        if isinstance(test, QuestionSplit):
+            longest = cell.config.max_answer_tokens or test.max_answer_tokens
+            config = cell.config.model_copy(update={"max_answer_tokens": longest})
+            record = KeptRecord(task=record.task, config=config, has_unanswerable=test.has_unanswerable)
         write_json(part / RECORD, record.model_dump(mode="json"))
         write_text(part / "README.md", card_text(cell.task, encoder, type(model).__name__, scored))
 
 
 def is_embedder(cell: CellContext) -> bool:
     return cell.task.family == "retrieval" and cell.config.ranking == "embeddings"
-
-
-def record_of(cell: CellContext, test: EncodedSplit) -> KeptRecord:
-    task = cell.task.model_copy(update={"hub": None})
-    if not isinstance(test, QuestionSplit):
-        return KeptRecord(task=task, config=cell.config)
-    config = cell.config.model_copy(
-        update={"max_answer_tokens": cell.config.max_answer_tokens or test.max_answer_tokens}
-    )
-    return KeptRecord(task=task, config=config, has_unanswerable=test.has_unanswerable)
 
 
 def to_transformers(network: Any, encoder: Encoder, cell: CellContext) -> Any:
@@ -118,30 +110,20 @@ def to_transformers(network: Any, encoder: Encoder, cell: CellContext) -> Any:
         return network.model
     config = copy.deepcopy(network.backbone.config)
     if cell.task.family == "question_answering":
-        return with_same_head(AUTO_CLASSES[cell.task.family], as_llama(config), network, cell)
+        if isinstance(config, EuroBertConfig):  # which has no class for it, but is a Llama that looks both ways
+            config = as_llama(config)
+            config.is_causal = False
+        return with_same_head(AUTO_CLASSES[cell.task.family], config, network, cell)
     with_labels(config, cell.task)
     config.classifier_pooling = "mean"  # EuroBERT's and ModernBERT's name for what our head does
     return with_same_head(AUTO_CLASSES[cell.task.family], config, network, cell)
 
 
 def with_labels(config: Any, task: Task) -> None:
-    config.id2label = {0: task.label} if has_one_output(task) else dict(enumerate(task.classes))
+    has_one_output = task.family in ("multiple_choice", "retrieval") or task.problem_type == "regression"
+    config.id2label = {0: task.label} if has_one_output else dict(enumerate(task.classes))
     config.problem_type = task.problem_type
     config.label2id = {name: number for number, name in config.id2label.items()}
-
-
-def has_one_output(task: Task) -> bool:
-    return task.family in ("multiple_choice", "retrieval") or task.problem_type == "regression"
-
-
-def as_llama(config: Any) -> Any:
-    """EuroBERT has no class for question answering, but a EuroBERT is a Llama that looks both ways."""
-    if not isinstance(config, EuroBertConfig):
-        return config
-    shared = {key: getattr(config, key) for key in SHARED_WITH_LLAMA if hasattr(config, key)}
-    llama: Any = LlamaConfig(**shared)
-    llama.is_causal = False
-    return llama
 
 
 def with_same_head(kind: Any, config: Any, network: Any, cell: CellContext) -> Any:
@@ -164,20 +146,9 @@ def with_same_head(kind: Any, config: Any, network: Any, cell: CellContext) -> A
         raise refusal
     for new, old in zip(theirs, ours, strict=True):
         new.load_state_dict(old.state_dict(), strict=False)
-    if not computes_the_same(model, network, config.vocab_size):
+    if not computes_the_same(network, model, torch.arange(config.vocab_size), atol=1e-4):
         raise refusal
     return model
-
-
-@torch.no_grad()
-def computes_the_same(model: Any, network: nn.Module, vocab_size: int) -> bool:
-    """Whether padded samples give transformers' class the logits that packed ones give ours."""
-    lengths = [12, 5]
-    samples = [torch.arange(2, 2 + length) * 7 % vocab_size for length in lengths]
-    layout = lay_out(torch.tensor([0, 12, 17]).numpy(), causal=False)
-    ours = network(torch.cat(samples), torch.cat([torch.arange(length) for length in lengths]), layout)
-    theirs = PaddedNetwork(model)(torch.cat(samples), torch.zeros(17, dtype=torch.long), layout)
-    return torch.allclose(ours, theirs, rtol=1e-3, atol=1e-4)
 
 
 def restore_embedding(backbone: Any, pretrained: Any) -> None:

@@ -19,7 +19,7 @@ from biphase.corpus.readers import read_text_lines
 from biphase.encoder.load import load_model_config, load_weights
 from biphase.errors import InputError
 from biphase.files import read_json_as
-from biphase.finetuning.batches import CellContext, evaluation_batches
+from biphase.finetuning.batches import CellContext, predict_samples
 from biphase.finetuning.encoders import PaddedNetwork, load_hashed_tokenizer
 from biphase.finetuning.encoding import HashedTokenizer
 from biphase.finetuning.families import (
@@ -211,11 +211,7 @@ def score_pairs(predicting: Predicting, rows: Sequence[PlacedRow]) -> Iterator[R
         query, document = (text_column(predicting.source, place, row, name) for name in ("query", "document"))
         pairs.append((query, document))
     texts = pair_ranking.encode_pairs(predicting.tokenizer, pairs, predicting.cell.config.max_length)
-    scores_S = np.zeros(len(pairs))
-    for batch, logits_S1 in evaluation_batches(
-        PaddedNetwork(predicting.model), texts, np.arange(len(pairs)), predicting.cell
-    ):
-        scores_S[batch.samples] = logits_S1[:, 0].cpu().numpy()
+    scores_S = predict_samples(PaddedNetwork(predicting.model), texts, 1, predicting.cell)[:, 0]
     yield from ({"predicted": round(score, 5)} for score in scores_S.tolist())
 
 
@@ -255,11 +251,11 @@ def tag_words(predicting: Predicting, rows: Sequence[PlacedRow]) -> Iterator[Row
     config = predicting.cell.config
     split = token_classification.encode_sentences(examples, predicting.tokenizer, config.max_length)
     made = token_classification.predict(PaddedNetwork(predicting.model), split, predicting.cell)
-    for example, row in zip(examples, token_classification.prediction_rows(split, made, predicting.cell), strict=True):
+    classes = predicting.task.classes
+    for example, row in zip(examples, token_classification.tag_rows(split, made, classes), strict=True):
         tags, probabilities = row["predicted"], row["probabilities"]
         found = {"predicted": tags, "probabilities": probabilities}
-        is_entities = predicting.task.classes[0] == "O"
-        yield found | ({"spans": spans_of_tags(example.words, tags, probabilities)} if is_entities else {})
+        yield found | ({"spans": spans_of_tags(example.words, tags, probabilities)} if classes[0] == "O" else {})
 
 
 def spans_of_tags(words: Sequence[str], tags: Sequence[str], probabilities: Sequence[float]) -> list[Row]:

@@ -8,6 +8,7 @@ Letters: N rows (of texts, or of their tokens), D width.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,25 +29,14 @@ kept: dict[tuple[Any, ...], "Features"] = {}
 """The features that were asked for last; they hold the texts by whose identity they are named."""
 
 
-class TokenFeatures(nn.Module):
-    """The last hidden state of each token, fp32, where `Embedder` has their mean."""
-
-    def __init__(self, backbone: nn.Module) -> None:
-        super().__init__()
-        self.backbone = backbone
-
-    def forward(self, *inputs: Any) -> Tensor:
-        return packed_hidden(self.backbone, *inputs).float()
-
-
 class Features:
     """The rows of some texts, made when they are first looked up."""
 
     def __init__(self, encoder: Encoder, texts: TokenizedTexts, cell: CellContext) -> None:
         self.texts, self.cell = texts, cell
         self.is_of_tokens = cell.task.family == "token_classification"
-        backbone = copy_backbone(encoder.backbone, [texts])
-        self.model = (TokenFeatures if self.is_of_tokens else Embedder)(backbone).to(cell.device).eval()
+        backbone = copy_backbone(encoder.backbone, [texts]).to(cell.device).eval()
+        self.model: Any = partial(packed_hidden, backbone) if self.is_of_tokens else Embedder(backbone)
         self.num = len(texts.tokens_T) if self.is_of_tokens else texts.num_samples
         width: int = encoder.backbone.config.hidden_size  # type: ignore[union-attr, assignment]
         self.rows_ND = torch.zeros(self.num, width, device=cell.device)
@@ -60,7 +50,7 @@ class Features:
             wanted = np.arange(block * BLOCK, min((block + 1) * BLOCK, self.texts.num_samples))
             for batch, output in evaluation_batches(self.model, self.texts, wanted, self.cell):
                 places = batch.indices_T if self.is_of_tokens else batch.samples
-                self.rows_ND[torch.from_numpy(places).to(output.device)] = output
+                self.rows_ND[torch.from_numpy(places).to(output.device)] = output.float()
             self.is_made[block] = True
         return self.rows_ND[torch.from_numpy(rows).to(self.rows_ND.device)]
 

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 import torch
+from scipy.special import logsumexp
 from torch import Tensor
 
 LOWEST = -1e4
@@ -52,6 +53,17 @@ def reference_best_span(starts: np.ndarray, ends: np.ndarray, max_tokens: int) -
     pairs = [(i, j) for i in range(len(starts)) for j in range(i, min(i + max_tokens, len(starts)))]
     start, last = max(pairs, key=lambda pair: (starts[pair[0]] + ends[pair[1]], pair[0] - pair[1], -pair[0]))
     return start, last + 1
+
+
+def span_probabilities(
+    starts_K: np.ndarray, ends_K: np.ndarray, bounds_Q1: np.ndarray, scores_Q: np.ndarray
+) -> np.ndarray:
+    """The probability of each question's span among those of its context [Q]: that of its start times that of its
+    end."""
+    sums_Q = np.zeros(len(scores_Q))
+    for number, (begin, end) in enumerate(pairwise(bounds_Q1.tolist())):
+        sums_Q[number] = logsumexp(starts_K[begin:end]) + logsumexp(ends_K[begin:end]) if begin < end else 0.0
+    return np.exp(np.minimum(scores_Q - sums_Q, 0.0))
 
 
 def segment_logsumexp(logits_TC: Tensor, bounds_S1: Tensor) -> Tensor:

@@ -1,10 +1,10 @@
 """One cell: the encoder's copy with a new head is trained (AdamW, a linear schedule), then predicts and is scored."""
 
 import math
-import resource
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from resource import RUSAGE_SELF, getrusage
 from typing import Any
 
 import numpy as np
@@ -65,21 +65,15 @@ def train_network(
 
     `counted` has the tokens that are counted, where those of `encoded` are numbers of features.
     """
-    # 1. What is trained on, and for how long: all examples or a subset, `max_steps` or some epochs.
+    # 1. What is trained on, and for how long.
     config, family, split = cell.config, module_of(cell.task.family, cell.config), encoded.splits["train"]
-    if config.shots is None:
-        examples = draw_indices(split.num_examples, config.max_train_examples or split.num_examples)
-    else:
-        examples = draw_shots(split.strata, config.shots, config.seed)
-    items = split.items_of(examples)
-    num_steps = config.max_steps
-    if config.shots is None or config.epochs > 1:
-        num_steps = min(num_steps, config.epochs * math.ceil(len(items) / config.batch_size))
+    items, num_steps = choose_items(split, config)
     # 2. Optimizer. Weight decay is on matrices, not on norms and biases.
     parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
-    matrices = [parameter for parameter in parameters if parameter.ndim >= 2]
-    vectors = [parameter for parameter in parameters if parameter.ndim < 2]
-    groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    groups = [
+        {"params": [parameter for parameter in parameters if parameter.ndim >= 2], "weight_decay": config.weight_decay},
+        {"params": [parameter for parameter in parameters if parameter.ndim < 2], "weight_decay": 0.0},
+    ]
     optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, betas=config.betas, eps=config.eps, fused=True)
     network.train()
     if config.frozen:
@@ -87,8 +81,7 @@ def train_network(
     # 3. Updates. What a step gives stays on the device for up to 25 steps, so that few steps wait for it.
     unseen: list[Tensor] = []
     losses: list[float] = []
-    diverged_at = None
-    num_tokens = 0
+    diverged_at, num_tokens = None, 0
     started = time.perf_counter()
     with console.track(f"fine-tune {cell.task.name}", num_steps, "steps") as progress:
         for step, indices in enumerate(training_order(len(items), config.batch_size, num_steps, config.seed)):
@@ -110,6 +103,19 @@ def train_network(
     if diverged_at is None and not all(parameter.isfinite().all() for parameter in parameters):
         diverged_at = num_steps - 1
     return TrainingResult(losses, num_steps, num_tokens, time.perf_counter() - started, diverged_at)
+
+
+def choose_items(split: EncodedSplit, config: FinetuneConfig) -> tuple[np.ndarray, int]:
+    """The items that are trained on, of all examples or of a subset, and for how many updates: `max_steps`, or as many
+    as some epochs have."""
+    if config.shots is None:
+        examples = draw_indices(split.num_examples, config.max_train_examples or split.num_examples)
+    else:
+        examples = draw_shots(split.strata, config.shots, config.seed)
+    items = split.items_of(examples)
+    if config.shots is not None and config.epochs == 1:
+        return items, config.max_steps
+    return items, min(config.max_steps, config.epochs * math.ceil(len(items) / config.batch_size))
 
 
 def finetuning_rate(config: FinetuneConfig, step: int, num_steps: int) -> float:
@@ -144,38 +150,27 @@ def evaluate_cell(
     label: str,
 ) -> tuple[Score, SplitRows]:
     """Predict validation and test of one task, unless training diverged, and say how good that is."""
-    family, device = module_of(plan.task.family, plan.config), cell.device
+    family, splits = module_of(plan.task.family, plan.config), encoded.splits
     started = time.perf_counter()
     metrics: dict[str, dict[str, float]] = {}
     rows: SplitRows = {}
     network.eval()
     for name in EVALUATED_SPLITS if training.diverged_at is None else ():
-        split = encoded.splits[name]
         with torch.no_grad():
-            predictions = family.predict(network, split, cell)
-        metrics[name] = family.compute_metrics(split, predictions, cell)
-        rows[name] = family.prediction_rows(split, predictions, cell)
-    # The most memory that was in use: by the cell on a GPU, by the process on a CPU.
-    if device.type == "cuda":
-        peak_memory_bytes = torch.cuda.max_memory_allocated(device)
-    else:
-        peak_memory_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+            predictions = family.predict(network, splits[name], cell)
+        metrics[name], rows[name] = family.judge(splits[name], predictions, cell)
+    is_on_gpu = cell.device.type == "cuda"
+    peak = torch.cuda.max_memory_allocated(cell.device) if is_on_gpu else 1024 * getrusage(RUSAGE_SELF).ru_maxrss
     seconds = {"train": training.seconds, "evaluate": time.perf_counter() - started}
     score = Score(
+        **plan.known,
         protocol=PROTOCOL,
-        cell=plan.hash,
         model=label,
         model_hash=encoder.hash,
-        task=plan.task.name,
-        trained_on=plan.train.task.name,
-        source=plan.evaluation.name,
-        data_hash=plan.evaluation.hash,
-        metric=plan.task.metric,
-        classes=plan.task.classes,
         config=cell.config,
         metrics=metrics,
-        num_examples={name: split.num_examples for name, split in encoded.splits.items()},
-        num_truncated={name: split.num_truncated for name, split in encoded.splits.items()},
+        num_examples={name: split.num_examples for name, split in splits.items()},
+        num_truncated={name: split.num_truncated for name, split in splits.items()},
         num_left_out=encoded.left_out,
         num_steps=training.num_steps,
         diverged=training.diverged_at is not None,
@@ -183,7 +178,7 @@ def evaluate_cell(
         final_loss=training.final_loss,
         seconds={name: round(value, 3) for name, value in seconds.items()},
         tokens_per_second={"train": round(training.num_tokens / training.seconds, 1)},
-        peak_memory_bytes=peak_memory_bytes,
-        machine=describe_machine(device),
+        peak_memory_bytes=peak,
+        machine=describe_machine(cell.device),
     )
     return score, rows

@@ -22,7 +22,6 @@ from biphase.pretraining.batches import Microbatch, open_loader, prefetch
 from biphase.pretraining.job import Job, TrainState, hold_run, load_state, open_job, save_state
 from biphase.pretraining.metrics import (
     StepResult,
-    describe_compute,
     describe_start,
     make_validator,
     open_log,
@@ -89,8 +88,7 @@ def train_steps(job: Job, start: Start, stop: int, *, is_logged: bool) -> int:
     validate = make_validator(job) if is_logged else None
     # 2. Model and optimizers, as they are at the start.
     state = load_state(job, start)
-    world.tell(describe_start(job, state.model, loader))
-    world.tell(describe_compute(job, state.flops))
+    world.tell(describe_start(job, state, loader))
     tokens_seen = start.tokens_seen
     proved: set[tuple[int, str]] = set()
     steps = range(start.run_step, stop)

@@ -26,7 +26,7 @@ from biphase.encoder.attention import choose_backend, explain_computing
 from biphase.encoder.proofs import probe_causality
 from biphase.flops import FlopCount, SampleLengths
 from biphase.pretraining.batches import BatchLoader
-from biphase.pretraining.job import Job, total_work, work_between
+from biphase.pretraining.job import Job, TrainState, total_work, work_between
 from biphase.pretraining.objectives import is_causal
 from biphase.pretraining.parallel import autocast, decide_compile, unwrap
 from biphase.recipe import Phase
@@ -194,24 +194,20 @@ def open_log(job: Job, loader: BatchLoader, flops: FlopCount, steps: range, *, i
         yield MetricsLog(job.run, progress, peak, is_written, work_left, send)
 
 
-def describe_compute(job: Job, flops: FlopCount) -> str:
-    """One line on how a run is computed, and why so."""
-    world, compute, work = job.world, job.recipe.compute, total_work(job, flops)
-    several = f"{world.size} processes, {compute.parallel} · " if world.size > 1 else ""
-    _, blocks = decide_compile(compute, world.device, job.dtype, work)
-    return f"{several}{explain_computing(compute.precision, world.device)} · blocks {blocks}"
-
-
-def describe_start(job: Job, model: nn.Module, loader: BatchLoader) -> str:
-    """One line on what is about to be trained."""
+def describe_start(job: Job, state: TrainState, loader: BatchLoader) -> str:
+    """A line on what is about to be trained, and one on how it is computed, and why so."""
     run, recipe, carried, batches = job.run, job.recipe, job.origin.carried, loader.batches
-    network: Any = unwrap(model)
+    world, compute = job.world, recipe.compute
+    network: Any = unwrap(state.model)
     millions = sum(parameter.numel() for parameter in network.parameters()) / 1e6
     epochs = job.tokens_before(recipe.num_steps) / batches.num_tokens
     phases = " → ".join(f"{phase.label} {phase.steps}" for phase in recipe.curriculum)
     left_out = f", {batches.left_out_tokens:,} tokens left out" if batches.left_out_tokens else ""
     taken = f"; taken over: {', '.join(carried)}" if carried else ""
+    several = f"{world.size} processes, {compute.parallel} · " if world.size > 1 else ""
+    _, blocks = decide_compile(compute, world.device, job.dtype, total_work(job, state.flops))
     return (
         f"{run.path}: {type(network.network).__name__} of {millions:.1f}M parameters, {phases} steps of "
-        f"{recipe.batch_label} tokens, {epochs:.2g} epochs of {batches.num_samples:,} samples{left_out}{taken}"
+        f"{recipe.batch_label} tokens, {epochs:.2g} epochs of {batches.num_samples:,} samples{left_out}{taken}\n"
+        f"{several}{explain_computing(compute.precision, world.device)} · blocks {blocks}"
     )

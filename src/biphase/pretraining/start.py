@@ -53,6 +53,12 @@ def find_start(recipe: Recipe, text: TrainingText, world: World) -> Start:
         check_foreign_tokenizer(folder, shards)
         parent = model_fingerprint(init.model, folder)
         return Start(parent=parent, carried=("weights",), model_folder=str(folder), data_history=anew)
+    return find_branch(recipe, text, world, anew)
+
+
+def find_branch(recipe: Recipe, text: TrainingText, world: World, anew: TextHistory) -> Start:
+    """The beginning at a checkpoint of another run; its text begins `anew` where the two have not the same order."""
+    init, shards = recipe.init, text.main
     assert init.checkpoint is not None
     folder = find_checkpoint(init.checkpoint)
     path, step = split_reference(init.checkpoint)
@@ -70,18 +76,14 @@ def find_start(recipe: Recipe, text: TrainingText, world: World) -> Start:
     goes_on = same_order and text.grew_from(history[-1][1])
     if goes_on and history[-1][1] != text.contents:
         history = (*history, (manifest.data_position, text.contents))
-    carried = ["weights"]
-    if init.carry_optimizer:
-        carried.append("optimizer")
-    if goes_on:
-        carried.append("data position")
+    carried = {"weights": True, "optimizer": init.carry_optimizer, "data position": goes_on}
     return Start(
         step=manifest.step,
         tokens_seen=manifest.tokens_seen,
         data_position=manifest.data_position if goes_on else 0,
         data_history=history if goes_on else anew,
         parent=manifest.content,
-        carried=tuple(carried),
+        carried=tuple(what for what, is_carried in carried.items() if is_carried),
         model_folder=str(folder / "model"),
         optimizer_folder=folder if init.carry_optimizer else None,
     )

@@ -15,7 +15,7 @@ from biphase.finetuning.encoders import load_encoder
 from biphase.finetuning.fit import fit_plans
 from biphase.finetuning.grid import SharedTraining
 from biphase.finetuning.keep import check_keepable
-from biphase.finetuning.scores import Score, read_score, short_name
+from biphase.finetuning.scores import read_score, short_name
 from biphase.finetuning.selection import choose_rate
 
 Kept = dict[tuple[str, str], tuple[Path, list[CellPlan]]]
@@ -48,19 +48,16 @@ def keep_best_networks(kept: Kept, out: Path) -> None:
     over all seeds, the seed that is best on validation."""
     for (model, task), (place, cells) in kept.items():
         scored = [(cell, read_score(cell.folder(out))) for cell in cells if cell.is_finished(out)]
+        values = [score.metrics["validation"][score.metric] if score.metrics else None for _, score in scored]
         by_rate: dict[float, list[float | None]] = {}
-        for cell, score in scored:
-            by_rate.setdefault(cell.config.learning_rate, []).append(on_validation(score))
-        if all(score.diverged for _, score in scored):
+        for (cell, _), value in zip(scored, values, strict=True):
+            by_rate.setdefault(cell.config.learning_rate, []).append(value)
+        if not any(value is not None for value in values):
             err.print(f"{place}: no finished cell of {model} on {task} to keep")
             continue
         rate = choose_rate(by_rate)
-        at_rate = [(cell, on_validation(score)) for cell, score in scored if cell.config.learning_rate == rate]
-        best, _ = max(((cell, value) for cell, value in at_rate if value is not None), key=lambda one: one[1])
+        at_rate = [cell for cell, _ in scored if cell.config.learning_rate == rate]
+        ranked = zip(at_rate, by_rate[rate], strict=True)
+        best, _ = max(((cell, value) for cell, value in ranked if value is not None), key=lambda one: one[1])
         fit_plans(model, [best], out, keep=place)
         err.print(f"{place}: kept, learning rate {rate:g}, seed {best.config.seed}")
-
-
-def on_validation(score: Score) -> float | None:
-    """The score by which rates are chosen; None where training diverged."""
-    return None if score.diverged else score.metrics["validation"][score.metric]

@@ -51,16 +51,10 @@ def describe_data(
     rows = [row for _, row in read_any_file(data)]
     if not rows:
         raise InputError(f"{data} has no rows; give the file to train on")
-    columns = rows[0]
-    check_columns(data, rows)
-    splits: dict[str, Any] = {split: name for split, name in find_splits(data).items()}
-    if label is None and {"question", "context", "answers"} <= set(columns):
-        return {"family": "question_answering", "files.0": splits}
-    if label is not None and label not in columns:
-        raise InputError(f"label: {data} has no column '{label}'; its columns are: {', '.join(columns)}")
-    label = label or next((name for name in LABEL_NAMES if name in columns), None)
+    columns, label = rows[0], find_label(data, rows, label)
+    splits: dict[str, Any] = dict(find_splits(data))
     if label is None:
-        raise InputError(f"which column of {data} is the label? Name it as label: {', '.join(columns)}")
+        return {"family": "question_answering", "files.0": splits}
     labels = [row[label] for row in rows]
     words = next((name for name in WORD_NAMES if isinstance(columns.get(name), list)), None)
     if isinstance(labels[0], list) and words is not None:
@@ -81,6 +75,22 @@ def describe_data(
     found = {"template": template or "\n".join(f"{{{name}}}" for name in texts), "label": label}
     found |= describe_labels(data, label, labels, family)
     return {"family": "sequence_classification", **found, "files.0": splits}
+
+
+def find_label(data: Path, rows: list[Row], label: str | None) -> str | None:
+    """The column with the label, the one that is named or one of a known name; None of questions on contexts."""
+    columns = rows[0]
+    for number, row in enumerate(rows):
+        if missing := columns.keys() - row.keys():
+            raise InputError(f"{data}: row {number} has no '{min(missing)}', which the first row has")
+    if label is None and {"question", "context", "answers"} <= set(columns):
+        return None
+    if label is not None and label not in columns:
+        raise InputError(f"label: {data} has no column '{label}'; its columns are: {', '.join(columns)}")
+    found = label or next((name for name in LABEL_NAMES if name in columns), None)
+    if found is None:
+        raise InputError(f"which column of {data} is the label? Name it as label: {', '.join(columns)}")
+    return found
 
 
 def describe_tags(tags: list[list[Any]]) -> dict[str, Any]:
@@ -123,7 +133,10 @@ def describe_labels(data: Path, label: str, values: list[Any], family: str | Non
     sets = [set(part_names(value)) for value in values]
     parts, wholes = set().union(*sets), {plain_label(value) for value in values}
     if family is None:
-        numbers = [number for value in values if (number := as_number(value)) is not None]
+        try:
+            numbers = [float(value) for value in values if not isinstance(value, bool | list)]
+        except (TypeError, ValueError):
+            numbers = []
         are_numbers = len(numbers) == len(values)
         if are_numbers and (len(wholes) > MOST_CLASSES or not all(map(float.is_integer, numbers))):
             family = "regression"
@@ -141,26 +154,15 @@ def describe_labels(data: Path, label: str, values: list[Any], family: str | Non
     return {"problem_type": family, "classes": ordered} if is_several else {"classes": ordered}
 
 
-def check_columns(data: Path, rows: list[Row]) -> None:
-    """Raises `InputError` where a row lacks a column that the first one has."""
-    for number, row in enumerate(rows):
-        if missing := rows[0].keys() - row.keys():
-            raise InputError(f"{data}: row {number} has no '{min(missing)}', which the first row has")
-
-
 def find_splits(train: Path) -> dict[str, str]:
-    """The file and those beside it that are called as it is, with dev or test for train."""
+    """The file and those beside it that are called as it is, with dev or test for train; `train.csv` for
+    `train.csv.gz`, as a task names files."""
     found = {"train": train.name} if train.exists() else {}
     for split, words in OTHER_SPLITS.items():
         names = (train.name.replace("train", word) for word in words)
         other = next((name for name in names if name != train.name and (train.parent / name).exists()), None)
         found |= {split: other} if other else {}
-    return {split: without_codec(name) for split, name in found.items()}
-
-
-def without_codec(name: str) -> str:
-    """`train.csv` for `train.csv.gz`: a task names files as they are when opened."""
-    return next((name.removesuffix(ending) for ending in CODECS if name.endswith(ending)), name)
+    return {split: Path(name).stem if Path(name).suffix in CODECS else name for split, name in found.items()}
 
 
 def is_text(values: list[Any]) -> bool:
@@ -184,10 +186,3 @@ def part_names(value: Any) -> list[str]:
 def plain_label(value: Any) -> str:
     """A label as the text that names it: 1 for 1.0."""
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value).strip()
-
-
-def as_number(value: Any) -> float | None:
-    try:
-        return None if isinstance(value, bool | list) else float(value)
-    except (TypeError, ValueError):
-        return None

@@ -17,8 +17,6 @@ from biphase.verbs.memory import Changes, read_settings
 if TYPE_CHECKING:
     import pandas
 
-    from biphase.embedding.index import FoundPassage
-
 ZeroShot = dict[str, dict[str, dict[str, float]]]
 """Scores by set, then by model (or BM25), then by metric."""
 
@@ -69,13 +67,16 @@ def zero_shot_records(scores: ZeroShot) -> list[dict[str, Any]]:
     return [{"model": arm, "task": name, **values} for name, arms in scores.items() for arm, values in arms.items()]
 
 
-def run_zero_shot(models: Sequence[str], tasks: Sequence[str], out: Path) -> ZeroShot:
+def run_zero_shot(models: Sequence[str], tasks: Sequence[str], out: Path, **refused: Any) -> ZeroShot:
     """Score embedding models as they are on `zero-shot:PATH` (BEIR's layout, scored pairs) and `mteb:NAME[=FOLDER]`.
 
-    Results are kept as MTEB's JSON, `out/zero-shot/MODEL/TASK.json`.
+    Results are kept as MTEB's JSON, `out/zero-shot/MODEL/TASK.json`. Raises `InputError` where an option is given that
+    says something of training only.
     """
+    if said := [name for name, value in refused.items() if value]:
+        raise InputError(f"{', '.join(said)}: zero-shot tasks train nothing, so this says nothing there; leave it out")
     with needs_embeddings("zero-shot evaluation"):
-        from biphase.embedding.evaluation import read_judged, score_bm25, score_embedder, to_mteb
+        from biphase.embedding.evaluation import read_judged, score_arms, to_mteb
         from biphase.embedding.folder import load_embedder
     given: dict[str, list[str]] = {"zero-shot": [], "mteb": []}
     for task in tasks:
@@ -88,12 +89,9 @@ def run_zero_shot(models: Sequence[str], tasks: Sequence[str], out: Path) -> Zer
     scores: ZeroShot = {}
     for each in judged:
         kind = "STS" if each.pairs else "Retrieval"
-        arms = {model: score_embedder(embedder, each) for model, embedder in embedders.items()}
-        if each.documents:
-            arms["BM25"] = score_bm25(each)
-        for arm, values in arms.items():
+        scores[each.name] = score_arms(embedders, each)
+        for arm, values in scores[each.name].items():
             keep_result(out, arm, each.name, to_mteb(each.name, values, kind))
-        scores[each.name] = arms
     if given["mteb"]:
         with needs_embeddings("mteb tasks"):
             from biphase.embedding.mteb_tasks import run_mteb
@@ -135,38 +133,22 @@ def search(
     """
     import pandas
 
-    found = find_passages(str(source), question, model, index, top=top, rebuild=rebuild, text_field=text_field)
-    return pandas.DataFrame([{"by": name, **vars(answer)} for name, answers in found.items() for answer in answers])
-
-
-def find_passages(
-    source: str,
-    question: str,
-    model: str | Path | None,
-    index: str | Path | None,
-    *,
-    top: int,
-    rebuild: bool,
-    text_field: str,
-) -> dict[str, list["FoundPassage"]]:
-    """What an index answers, by the model's name and by BM25; it is opened, or built first."""
     with needs_embeddings("biphase search"):
         from biphase.embedding.index import answer_question, build_index, is_index, open_index
         from biphase.embedding.pairs import hash_source
     if not question.strip():
         raise InputError("the question is empty")
-    asked = None if model is None else str(model)
-    folder = Path(source) if is_index(Path(source)) else Path(index or source.rstrip("/") + ".index")
-    if folder == Path(source) and rebuild:
-        raise InputError(f"{source} is an index: to build it again, give its text")
+    given, asked = str(source), None if model is None else str(model)
+    folder = Path(given) if is_index(Path(given)) else Path(index or given.rstrip("/") + ".index")
+    if folder == Path(given) and rebuild:
+        raise InputError(f"{given} is an index: to build it again, give its text")
     if is_index(folder) and not rebuild:
         manifest = open_index(folder, asked)
-        if folder != Path(source) and manifest.text_hash != hash_source(source):
-            raise InputError(f"{folder} was made of another text than {source} holds now: rebuild it")
+        if folder != Path(given) and manifest.text_hash != hash_source(given):
+            raise InputError(f"{folder} was made of another text than {given} holds now: rebuild it")
     elif asked is None:
-        raise InputError(f"{source} has no index yet: name an embedding model as model")
+        raise InputError(f"{given} has no index yet: name an embedding model as model")
     else:
-        manifest = build_index(source, asked, folder, text_field)
+        manifest = build_index(given, asked, folder, text_field)
         err.print(f"{folder}: {manifest.num_passages:,} passages")
-    answers = answer_question(folder, manifest, question, top)
-    return {manifest.model: answers["model"], "BM25": answers["BM25"]}
+    return pandas.DataFrame(answer_question(folder, manifest, question, top))

@@ -100,15 +100,6 @@ def predict(
         return table.set_axis(data.index) if isinstance(data, pandas.DataFrame) else table
 
 
-def check_out(out: Path) -> None:
-    if out.suffix not in OUT_ENDINGS:
-        raise InputError(f"{out}: name a {' or '.join(OUT_ENDINGS)} file")
-    if out.exists():
-        raise InputError(f"{out} is there already; choose another name, or delete it first")
-    if not out.absolute().parent.is_dir():
-        raise InputError(f"{out}: there is no folder {out.parent}")
-
-
 def predict_rows(model: str, file: Path, template: str | None, device: str) -> Iterator[Row]:
     """Each row of a file with its prediction, as it is read."""
     if not file.exists():
@@ -133,7 +124,12 @@ def predict_rows(model: str, file: Path, template: str | None, device: str) -> I
 def write_predictions(model: str, file: Path, out: Path | TextIO, template: str | None, device: str) -> None:
     """The rows of a file with predictions, into a .jsonl or .csv file that appears when it is whole, or as JSONL."""
     if isinstance(out, Path):
-        check_out(out)
+        if out.suffix not in OUT_ENDINGS:
+            raise InputError(f"{out}: name a {' or '.join(OUT_ENDINGS)} file")
+        if out.exists():
+            raise InputError(f"{out} is there already; choose another name, or delete it first")
+        if not out.absolute().parent.is_dir():
+            raise InputError(f"{out}: there is no folder {out.parent}")
         write = write_csv if out.suffix == ".csv" else write_lines
         rows = predict_rows(model, file, template, device)
         with whole_file(out) as sink:

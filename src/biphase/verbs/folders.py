@@ -149,18 +149,10 @@ def checkpoint_facts(path: Path) -> Facts:
     from biphase.pretraining.checkpoint import read_checkpoint_manifest
 
     manifest = read_checkpoint_manifest(path)
-    return {
-        "state": "whole",
-        "step": manifest.step,
-        "is_decayed": manifest.is_decayed,
-        "objective": manifest.objective,
-        "tokens_seen": manifest.tokens_seen,
-        "content": manifest.content,
-        "data": manifest.data_fingerprint,
-        "tokenizer": manifest.tokenizer_hash,
-        "parent": manifest.parent,
-        "carried": list(manifest.carried),
-    }
+    names = ("step", "is_decayed", "objective", "tokens_seen", "content")
+    facts = {"state": "whole", **{name: getattr(manifest, name) for name in names}}
+    facts |= {"data": manifest.data_fingerprint, "tokenizer": manifest.tokenizer_hash}
+    return facts | {"parent": manifest.parent, "carried": list(manifest.carried)}
 
 
 def model_facts(path: Path) -> Facts:
@@ -204,24 +196,12 @@ def scores_facts(path: Path) -> Facts:
     }
 
 
-def runs_facts(path: Path) -> Facts:
-    return {"runs": sorted(file.parent.name for file in path.glob("*/config.yaml"))}
-
-
 def cache_facts(path: Path) -> Facts:
     """Texts of tasks as token ids: all of them, or those of one task."""
     folders = sorted((path / "encoded").glob("*/hashes.json")) or [path / "hashes.json"]
     size = sum(file.stat().st_size for one in folders for file in one.parent.iterdir() if file.is_file())
     tasks = sorted({one.parent.name.rpartition("-")[0] for one in folders})
     return {"tasks": tasks, "folders": len(folders), "bytes": size, "note": "made anew when needed: safe to delete"}
-
-
-def task_facts(path: Path) -> Facts:
-    return find_task(str(path / "task.yaml")).model_dump(mode="json", exclude_defaults=True)
-
-
-def index_facts(path: Path) -> Facts:
-    return read_json_as(path / "index.json", dict[str, Any])
 
 
 def report_facts(path: Path) -> Facts:
@@ -258,14 +238,14 @@ FACTS: Mapping[str, Callable[[Path], Facts]] = {
     "embedding model": model_facts,
     "converted model": model_facts,
     "model": model_facts,
-    "search index": index_facts,
+    "search index": lambda path: read_json_as(path / "index.json", dict[str, Any]),
     "cell": score_facts,
-    "task": task_facts,
+    "task": lambda path: find_task(str(path / "task.yaml")).model_dump(mode="json", exclude_defaults=True),
     "report": report_facts,
     "cache": cache_facts,
     "tokenizer": tokenizer_facts,
     "scores": scores_facts,
-    "runs": runs_facts,
+    "runs": lambda path: {"runs": sorted(file.parent.name for file in path.glob("*/config.yaml"))},
 }
 
 

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,10 +71,10 @@ def evaluate(
     names, asked = (list(map(str, [one] if isinstance(one, str | Path) else one)) for one in given)
     refuse_axes(settings)
     if names and is_zero_shot(asked):
-        refuse_with_zero_shot(dry_run=dry_run, part=part, keep=keep, settings=settings)
         from biphase.verbs.embedding import run_zero_shot, zero_shot_records
 
-        return pandas.DataFrame(zero_shot_records(run_zero_shot(names, asked, Path(scores))))
+        found = run_zero_shot(names, asked, Path(scores), dry_run=dry_run, part=part, keep=keep, settings=settings)
+        return pandas.DataFrame(zero_shot_records(found))
     asked, folders = place_data(data or {}, asked, Path(scores))
     evaluation = run_evaluation(
         names,
@@ -123,31 +124,8 @@ def refuse_axes(settings: Iterable[str]) -> None:
         raise InputError(f"{key} is one of a grid: give {key}s, a list")
 
 
-def refuse_with_zero_shot(**options: Any) -> None:
-    """Raises `InputError` where an option is given that says something of training only."""
-    if given := [name for name, value in options.items() if value]:
-        raise InputError(f"{', '.join(given)}: zero-shot tasks train nothing, so this says nothing there; leave it out")
-
-
 def is_zero_shot(tasks: Sequence[str]) -> bool:
     return any(task.startswith(("mteb:", "zero-shot:")) for task in tasks)
-
-
-@dataclass(frozen=True)
-class DryRun:
-    """Which cells of a grid are missing, and how long they take."""
-
-    grid: Grid
-    cells: list[dict[str, Any]]
-    """A record for each model and task: how many cells it has, are finished and are missing."""
-    seconds: float
-    """The time of one worker for the trainings that finished ones of their tasks can judge."""
-    workers: int
-    """How many run side by side; 0 where only a Ray cluster knows."""
-    num_judged: int
-    num_unknown: int
-    failed: list[Failure]
-    """What failed before."""
 
 
 @dataclass(frozen=True)
@@ -157,11 +135,12 @@ class EvaluatedGrid:
     scores: ScoreSet
     rows: list[comparison.SummaryRow]
     failures: list[Failure]
-    planned: DryRun | None = None
+    planned: dict[str, Any] | None = None
+    """In a dry run, which cells are missing, and how long they take."""
 
     @property
     def records(self) -> list[dict[str, Any]]:
-        return self.planned.cells if self.planned else summary_records(self.rows)
+        return self.planned["cells"] if self.planned else summary_records(self.rows)
 
     @property
     def easier_searches(self) -> list[str]:
@@ -229,21 +208,29 @@ def run_and_keep(grid: Grid, chosen: Sequence[SharedTraining], engine: Engine, k
     return failures
 
 
-def plan_missing(grid: Grid, chosen: Sequence[SharedTraining], engine: Engine) -> DryRun:
+def plan_missing(grid: Grid, chosen: Sequence[SharedTraining], engine: Engine) -> dict[str, Any]:
+    """How many cells each model has on each task and how many are missing; how long one worker needs for the trainings
+    that finished ones of their tasks can judge."""
     missing = grids.missing_trainings(chosen, grid.out)
     totals, lefts = (
         Counter((training.model, cell.task.name) for training in some for cell in training.cells)
         for some in (chosen, missing)
     )
     cells = []
-    for model in grid.models:
-        for task in map(find_task, grid.tasks):
-            total, left = totals[model, task.name], lefts[model, task.name]
-            numbers = {"cells": total, "finished": total - left, "missing": left}
-            cells.append({"model": model, "task": task.name, **numbers})
+    for key in product(grid.models, (find_task(task).name for task in grid.tasks)):
+        numbers = {"cells": totals[key], "finished": totals[key] - lefts[key], "missing": lefts[key]}
+        cells.append(dict(zip(("model", "task"), key, strict=True)) | numbers)
     seconds, num_unknown = grids.estimate_seconds(missing, grids.read_finished(chosen, grid.out))
-    num_judged = len(missing) - num_unknown
-    return DryRun(grid, cells, seconds, count_workers(engine), num_judged, num_unknown, read_failures(grid.out))
+    return {
+        "rates": grid.learning_rates,
+        "seeds": grid.seeds,
+        "cells": cells,
+        "workers": count_workers(engine),
+        "seconds_of_one_worker": seconds,
+        "known_trainings": len(missing) - num_unknown,
+        "unknown_trainings": num_unknown,
+        "failed": read_failures(grid.out),
+    }
 
 
 def count_workers(engine: Engine) -> int:

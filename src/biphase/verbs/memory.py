@@ -37,16 +37,14 @@ def are_names(sources: Any) -> bool:
     if not isinstance(sources, list | tuple) or not all(isinstance(one, str | Path) for one in sources):
         return False
     has_texts = any(is_running_text(str(one)) for one in sources)
-    return len(sources) < 2 or not has_texts or any(is_path(one) for one in sources)
+    if len(sources) < 2 or not has_texts:
+        return True
+    return any(isinstance(one, Path) or os.path.exists(one) or kind_of(Path(one)) is not None for one in sources)
 
 
 def is_running_text(text: str) -> bool:
     """Whether there are several words in a text, or letters without case: Chinese, Japanese and Thai have no blanks."""
     return len(text.split()) > 1 or any(unicodedata.category(letter) == "Lo" for letter in text)
-
-
-def is_path(one: str | Path) -> bool:
-    return isinstance(one, Path) or os.path.exists(one) or kind_of(Path(one)) is not None
 
 
 def name_sources(sources: Any, folder: Path, text_field: str) -> list[str | Path]:
@@ -79,6 +77,11 @@ def rows_in(given: Any, text_field: str = "text", labels: Sequence[str] = ("labe
 
 def keep_rows(rows: Iterable[Row], folder: Path, stem: str) -> Path:
     """The rows as `folder/STEM-HASH.jsonl`; a file that is there is the same one and stays as it is."""
+
+    def plain_value(value: Any) -> Any:
+        """What JSON can hold of a value of NumPy, or of a date."""
+        return value.tolist() if hasattr(value, "tolist") else str(value)
+
     folder.mkdir(parents=True, exist_ok=True)
     part = folder / f"{stem}.jsonl"
     with whole_file(part) as file:
@@ -95,11 +98,6 @@ def keep_rows(rows: Iterable[Row], folder: Path, stem: str) -> Path:
     return path
 
 
-def plain_value(value: Any) -> Any:
-    """What JSON can hold of a value of NumPy, or of a date."""
-    return value.tolist() if hasattr(value, "tolist") else str(value)
-
-
 def read_settings(kind: type[Settings], given: Any, changes: Changes) -> Settings:
     """A checked configuration from a YAML file, a tree in memory or a configuration, after changes to single keys."""
     overrides = list_changes(changes)
@@ -110,10 +108,10 @@ def read_settings(kind: type[Settings], given: Any, changes: Changes) -> Setting
     return load_config(kind, Path(given), overrides)
 
 
-def list_changes(changes: Changes) -> list[str]:
+def list_changes(changes: Changes | None) -> list[str]:
     """Changes as the command line takes them."""
     if not isinstance(changes, Mapping):
-        return list(changes)
+        return list(changes or ())
     return [f"{key}={write_value(value)}" for key, value in changes.items()]
 
 

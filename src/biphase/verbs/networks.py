@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Iterable
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -88,29 +87,19 @@ def load(model: str | Path) -> Any:
     Returns: a `biphase.finetuning.encoders.Encoder`; a `SentenceTransformer` where the folder is one that does more
     than to take the mean over a text's tokens.
     """
+    from biphase.export.model import SENTENCE_TRANSFORMERS_FILES
     from biphase.finetuning.encoders import load_encoder
     from biphase.finetuning.models import find_folder
 
-    if is_own_mean(find_folder(str(model))):
+    folder = find_folder(str(model))
+    modules = SENTENCE_TRANSFORMERS_FILES.items() if (folder / "modules.json").exists() else ()
+    if all((folder / name).exists() and read_json(folder / name) == content for name, content in modules):
         return load_encoder(str(model))
     from biphase.verbs.embedding import needs_embeddings
 
     with needs_embeddings("an embedding model"):
         from biphase.embedding.folder import load_embedder
     return load_embedder(str(model))
-
-
-def is_own_mean(folder: Path) -> bool:
-    """Whether an encoder's embedding is the mean over all tokens of a text: of sentence-transformers' folders, of those
-    that `export` writes."""
-    if not (folder / "modules.json").exists():
-        return True
-    from biphase.export.model import SENTENCE_TRANSFORMERS_FILES
-
-    return all(
-        (folder / name).exists() and read_json(folder / name) == content
-        for name, content in SENTENCE_TRANSFORMERS_FILES.items()
-    )
 
 
 def encode(model: Any, texts: Iterable[str], *, device: str = "auto") -> "np.ndarray":
@@ -133,11 +122,10 @@ def encode(model: Any, texts: Iterable[str], *, device: str = "auto") -> "np.nda
 
 
 def encode_packed(encoder: "Encoder", texts: list[str], wanted: str) -> "np.ndarray":
-    import numpy as np
     import torch
 
     from biphase.device import choose_device
-    from biphase.finetuning.batches import CellContext, evaluation_batches
+    from biphase.finetuning.batches import CellContext, predict_samples
     from biphase.finetuning.config import FinetuneConfig
     from biphase.finetuning.encoders import Embedder
     from biphase.finetuning.encoding import encode_texts
@@ -150,9 +138,5 @@ def encode_packed(encoder: "Encoder", texts: list[str], wanted: str) -> "np.ndar
         err.print(f"{len(encoded.truncated):,} of {len(texts):,} texts are cut at {encoder.max_length:,} tokens")
     task = Task.model_construct(name="encode", family="retrieval")
     cell = CellContext(task, FinetuneConfig(precision="fp32"), device, torch.float32)
-    embeddings = np.zeros((len(texts), backbone.config.hidden_size), dtype=np.float32)
     with torch.no_grad():
-        batches = partial(evaluation_batches, Embedder(backbone).eval(), encoded, np.arange(len(texts)), cell)
-        for batch, output in batches() if texts else ():
-            embeddings[batch.samples] = output.cpu().numpy()
-    return embeddings
+        return predict_samples(Embedder(backbone).eval(), encoded, backbone.config.hidden_size, cell)

@@ -12,7 +12,7 @@ import yaml
 
 from biphase.config import parse_config
 from biphase.errors import InputError
-from biphase.files import content_hash, file_hash, whole_folder
+from biphase.files import content_hash, file_hash, whole_folder, write_text
 from biphase.tasks.rows import Row, read_any_file
 from biphase.tasks.spec import METRICS, TASK_SPLITS, Task, task_table
 from biphase.verbs.describe_task import LABEL_NAMES, describe_data
@@ -62,8 +62,7 @@ def write_task(
             with whole_folder(place) as part:
                 for path in files.values():
                     (part / path.name).write_bytes(path.read_bytes())
-                text = yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
-                (part / "task.yaml").write_text(text, encoding="utf-8")
+                write_text(part / "task.yaml", yaml.safe_dump(tree, sort_keys=False, allow_unicode=True))
     return str(place / "task.yaml"), str(place)
 
 

@@ -1,8 +1,7 @@
 """Results → records of plain data: the rows of DataFrames, and of `--format json`. Shares, not percent; what is not
-known is None."""
+known is None or NaN, and null in JSON."""
 
 import json
-import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -22,15 +21,15 @@ def summary_records(rows: "Iterable[SummaryRow]") -> list[dict[str, Any]]:
             "task": row.task,
             "metric": row.metric,
             "rate": row.rate,
-            "mean": known(row.interval.value),
-            "half_width": known(row.interval.half_width),
-            "paper_half_width": known(row.paper_interval.half_width),
+            "mean": row.interval.value,
+            "half_width": row.interval.half_width,
+            "paper_half_width": row.paper_interval.half_width,
             "seeds": list(row.seeds),
             "num_cells": row.num_cells,
             "num_diverged": len(row.diverged),
             "num_missing": len(row.missing),
             "num_degenerate": row.num_degenerate,
-            "spread": known(row.spread.value) if row.spread else None,
+            "spread": row.spread.value if row.spread else None,
         }
         for row in rows
     ]
@@ -49,20 +48,16 @@ def comparison_records(comparisons: "Iterable[TaskComparison]") -> list[dict[str
                 "model_b": one.model_b,
                 "mean_a": one.a.mean if one.a else None,
                 "mean_b": one.b.mean if one.b else None,
-                "difference": known(difference.value) if difference else None,
-                "low": known(difference.low) if difference else None,
-                "high": known(difference.high) if difference else None,
-                "p_value": known(one.p_value),
+                "difference": difference.value if difference else None,
+                "low": difference.low if difference else None,
+                "high": difference.high if difference else None,
+                "p_value": one.p_value,
                 "num_tasks": one.num_tasks,
                 "verdict": one.verdict,
                 "notes": list(one.notes),
             }
         )
     return records
-
-
-def known(value: float) -> float | None:
-    return None if math.isnan(value) else float(value)
 
 
 def to_json(value: Any) -> str:

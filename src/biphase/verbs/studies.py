@@ -16,14 +16,12 @@ from biphase.verbs.text import EngineKind
 if TYPE_CHECKING:
     import pandas
 
-    from biphase.engine.scheduler import Failure
     from biphase.study.advise import Advice, Evidence
     from biphase.study.cost import Estimate
-    from biphase.study.folder import StatusLine
     from biphase.study.plan import Plan
 
 
-def study(file: str | Path, changes: Changes = (), folder: str | Path | None = None) -> "OpenStudy":
+def study(file: str | Path, changes: Changes | None = (), folder: str | Path | None = None) -> "OpenStudy":
     """A controlled study: one file → plan, runs, report. Its hypotheses must be about arms and tasks that it has.
 
     Args:
@@ -40,19 +38,6 @@ def study(file: str | Path, changes: Changes = (), folder: str | Path | None = N
     ask(planned)
     place = Path(f"study-{planned.study.name}") if folder is None else Path(folder)
     return OpenStudy(planned, place, (str(file), *overrides), () if folder is None else ("--out", str(folder)))
-
-
-@dataclass(frozen=True)
-class StudyProgress:
-    """How far a study is."""
-
-    lines: "list[StatusLine]"
-    """The training runs, then the cells of each task."""
-    seeds: list[str]
-    """How far each pretraining seed is, where there are several."""
-    failed: "list[Failure]"
-    num_waiting: int
-    """How many units need one that failed."""
 
 
 @dataclass(frozen=True)
@@ -125,21 +110,24 @@ class OpenStudy:
         console.print(done if unit is None else f"{unit}: done")
         return self.folder
 
-    def progress(self) -> StudyProgress:
+    def progress(self) -> dict[str, Any]:
+        """How far it is: `lines` of the training runs, then of the cells of each task; how far each of several seeds of
+        pretraining is; what `failed`; `num_waiting`, how many units need one that did."""
         from biphase.study.folder import StudyFolder, read_state, seed_progress, status
 
         place = StudyFolder(self.folder)
         state = read_state(self.planned, place)
         lines, failures = status(self.planned, place, state)
         own = [failure for failure in failures if not failure.is_blocked]
-        return StudyProgress(lines, seed_progress(self.planned, state), own, len(failures) - len(own))
+        told = {"lines": lines, "seeds": seed_progress(self.planned, state)}
+        return told | {"failed": own, "num_waiting": len(failures) - len(own)}
 
     def status(self) -> "pandas.DataFrame":
         """What is done, running and failed, a row for the training runs and one for each task; `seconds_left` is what
         one worker needs."""
         import pandas
 
-        return pandas.DataFrame([vars(line) for line in self.progress().lines])
+        return pandas.DataFrame([vars(line) for line in self.progress()["lines"]])
 
     def watch(self) -> None:
         """A page on 127.0.0.1 that follows the study: how far it is, curves, the report so far. Ctrl-C ends it."""

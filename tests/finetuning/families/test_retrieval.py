@@ -76,29 +76,26 @@ def test_search_is_exact(
     model, split = make_model(encoder).eval(), encoded.splits["test"]
     for judged_only in (True, False):
         cell = make_cell("squad_retrieval", judged_only=judged_only)
-        ranking = predict_split(model, split, cell)
+        ranked = predict_split(model, split, cell)
+        queries = np.unique(split.queries_J)
         everything = np.arange(split.documents.num_samples)
         documents = np.unique(split.documents_J) if judged_only else everything
         with torch.no_grad():
-            scores = (
-                embed_all(model, split.texts, ranking.queries_Q, cell)
-                @ embed_all(model, split.documents, documents, cell).T
-            )
+            scores = embed_all(model, split.texts, queries, cell) @ embed_all(model, split.documents, documents, cell).T
         best = scores.topk(5, dim=1)
-        np.testing.assert_allclose(ranking.scores_QK, best.values.numpy(), rtol=1e-4)
-        assert ranking.documents_QK.shape == (split.num_examples, 5)
-        assert np.isin(ranking.documents_QK, documents).all()
+        assert list(ranked) == [split.ids[query] for query in queries] and len(ranked) == split.num_examples
+        found = [list(scores.values()) for scores in ranked.values()]
+        np.testing.assert_allclose(found, best.values.numpy(), rtol=1e-4)
+        assert set().union(*ranked.values()) <= {split.document_ids[number] for number in documents}
 
 
 def test_a_perfect_ranking_scores_one(encoded: EncodedTask[retrieval.JudgedSplit]) -> None:
-    judgements = encoded.splits["test"]
-    queries, rows = np.unique(judgements.queries_J, return_index=True)
-    ranking = retrieval.Ranking(queries, judgements.documents_J[rows][:, None], np.ones((len(queries), 1)))
-    cell = make_cell("squad_retrieval")
-    assert retrieval.compute_metrics(judgements, ranking, cell)["ndcg_at_10"] == 1.0
-    wrong = retrieval.Ranking(queries, (judgements.documents_J[rows][:, None] + 1), np.ones((len(queries), 1)))
-    assert retrieval.compute_metrics(judgements, wrong, cell)["ndcg_at_10"] == 0.0
-    assert {row["score"] for row in retrieval.prediction_rows(judgements, ranking, cell)} == {1.0}
+    judged, cell = encoded.splits["test"], make_cell("squad_retrieval")
+    for shift, score in ((0, 1.0), (1, 0.0)):
+        pairs = zip(judged.queries_J, judged.documents_J + shift, strict=True)
+        ranked = {judged.ids[query]: {judged.document_ids[document]: 1.0} for query, document in pairs}
+        metrics, rows = retrieval.judge(judged, ranked, cell)
+        assert metrics["ndcg_at_10"] == score and {row["score"] for row in rows} == {score}
 
 
 @pytest.mark.parametrize("judged_only", [True, False])
@@ -112,16 +109,12 @@ def test_a_part_of_the_queries_is_searched_for_among_the_same_documents(
         cell = make_cell("squad_retrieval", judged_only=judged_only, max_eval_examples=limit)
         source = find_source(cell.task, data_dirs["squad_retrieval"])
         split = load_encoded(source, encoder.tokenizer, cell.config).splits["test"]
-        ranking = predict_split(model, split, cell)
-        assert ranking.documents_QK.shape[0] == split.num_examples
-        for query, documents, row in zip(
-            ranking.queries_Q,
-            ranking.documents_QK,
-            retrieval.prediction_rows(split, ranking, cell),
-            strict=True,
-        ):
-            assert split.ids[query] == row["id"]
-            found[row["id"]] = ({split.document_ids[d] for d in documents}, row["score"])
+        ranked = predict_split(model, split, cell)
+        assert len(ranked) == split.num_examples
+        _, rows = retrieval.judge(split, ranked, cell)
+        for (query, documents), row in zip(ranked.items(), rows, strict=True):
+            assert query == row["id"]
+            found[query] = set(documents), row["score"]
     assert len(part) == 7 < len(whole)
     for id, (documents, score) in part.items():
         assert documents == whole[id][0] and score == pytest.approx(whole[id][1])

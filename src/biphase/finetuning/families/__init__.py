@@ -4,7 +4,6 @@ A family knows what its examples look like as token ids, which head stands on th
 their metrics. It knows neither where data is from nor how training goes.
 """
 
-from collections.abc import Iterator
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -24,9 +23,11 @@ from biphase.finetuning.families import (
 from biphase.finetuning.families.multiple_choice import ChoiceSplit
 from biphase.finetuning.families.pair_ranking import CandidateSplit
 from biphase.finetuning.families.question_answering import QuestionSplit, SpanPredictions
-from biphase.finetuning.families.retrieval import JudgedSplit, Ranking
+from biphase.finetuning.families.retrieval import JudgedSplit
 from biphase.finetuning.families.sequence_classification import LabelledSplit
-from biphase.finetuning.families.token_classification import TaggedSplit, TagPredictions
+from biphase.finetuning.families.token_classification import TaggedSplit
+from biphase.finetuning.metrics import Judgement
+from biphase.finetuning.metrics.ranking import Ranked
 from biphase.tasks.examples import ChoiceTexts, Collection, LabelledText, Question, TaggedWords, TaskData
 from biphase.tasks.spec import Family
 
@@ -53,18 +54,16 @@ class FamilyModule(Protocol[InputData, Split, Predictions]):
     def predict(self, model: nn.Module, split: Split, cell: CellContext) -> Predictions:
         """The predictions for all examples. Called under `torch.no_grad`, with a model in evaluation mode."""
 
-    def compute_metrics(self, split: Split, predictions: Predictions, cell: CellContext) -> dict[str, float]:
-        """Every metric of the family by its name, as a share between 0 and 1."""
-
-    def prediction_rows(self, split: Split, predictions: Predictions, cell: CellContext) -> Iterator[dict[str, Any]]:
-        """A row for each example, as it is written to `test.jsonl`: its id, what was predicted, and its score."""
+    def judge(self, split: Split, predictions: Predictions, cell: CellContext) -> Judgement:
+        """Every metric of the family by its name, as a share between 0 and 1; and a row for each example, as it is
+        written to `test.jsonl`: its id, what was predicted, and its score."""
 
 
 # Each assignment makes the type checker hold a module against the protocol.
 SEQUENCES: FamilyModule[TaskData[LabelledText], LabelledSplit, np.ndarray] = sequence_classification
-TOKENS: FamilyModule[TaskData[TaggedWords], TaggedSplit, TagPredictions] = token_classification
+TOKENS: FamilyModule[TaskData[TaggedWords], TaggedSplit, tuple[np.ndarray, np.ndarray]] = token_classification
 QUESTIONS: FamilyModule[TaskData[Question], QuestionSplit, SpanPredictions] = question_answering
-COLLECTIONS: FamilyModule[Collection, JudgedSplit, Ranking] = retrieval
+COLLECTIONS: FamilyModule[Collection, JudgedSplit, Ranked] = retrieval
 CHOICES: FamilyModule[TaskData[ChoiceTexts], ChoiceSplit, np.ndarray] = multiple_choice
 PAIRS: FamilyModule[Collection, CandidateSplit, np.ndarray] = pair_ranking
 

@@ -5,9 +5,8 @@ The network is that of a sequence classification with one output; questions may 
 Letters: Q questions, S samples (the choices of all questions, end to end), M samples of a batch.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from biphase.finetuning.batches import (
     Batch,
     CellContext,
     backward_in_microbatches,
-    evaluation_batches,
+    predict_samples,
     targets_on_device,
 )
 from biphase.finetuning.config import FinetuneConfig
@@ -32,6 +31,7 @@ from biphase.finetuning.encoding import (
     bounds_of_lengths,
     encode_filled,
 )
+from biphase.finetuning.metrics import Judgement
 from biphase.finetuning.metrics.classification import accuracy
 from biphase.finetuning.spans import segment_logsumexp
 from biphase.tasks.examples import ChoiceTexts, TaskData
@@ -91,21 +91,18 @@ def accumulate_gradients(model: nn.Module, split: ChoiceSplit, items: np.ndarray
 
 def predict(model: nn.Module, split: ChoiceSplit, cell: CellContext) -> np.ndarray:
     """The scores [S]."""
-    scores_S = np.zeros(split.texts.num_samples, dtype=np.float32)
-    for batch, scores_M1 in evaluation_batches(model, split.texts, np.arange(len(scores_S)), cell):
-        scores_S[batch.samples] = scores_M1[:, 0].cpu().numpy()
-    return scores_S
+    return predict_samples(model, split.texts, 1, cell)[:, 0]
 
 
-def compute_metrics(split: ChoiceSplit, predictions: np.ndarray, cell: CellContext) -> dict[str, float]:
+def judge(split: ChoiceSplit, predictions: np.ndarray, cell: CellContext) -> Judgement:
     parts = np.split(predictions, split.bounds_Q1[1:-1])
-    return {"accuracy": accuracy(split.right_Q, np.array([part.argmax() for part in parts]))}
+    metrics = {"accuracy": accuracy(split.right_Q, np.array([part.argmax() for part in parts]))}
+    return metrics, choice_rows(split, parts, cell.task.classes)
 
 
-def prediction_rows(split: ChoiceSplit, predictions: np.ndarray, cell: CellContext) -> Iterator[dict[str, Any]]:
-    classes = cell.task.classes
-    for id, right, (begin, end) in zip(split.ids, split.right_Q, pairwise(split.bounds_Q1), strict=True):
-        probabilities = softmax(predictions[begin:end].astype(np.float64))
+def choice_rows(split: ChoiceSplit, parts: Sequence[np.ndarray], classes: Sequence[str]) -> Iterator[dict[str, Any]]:
+    for id, right, part in zip(split.ids, split.right_Q, parts, strict=True):
+        probabilities = softmax(part.astype(np.float64))
         best = int(probabilities.argmax())
         yield {
             "id": id,

@@ -8,10 +8,9 @@ Letters: S pairs, Q queries.
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
@@ -29,7 +28,8 @@ from biphase.finetuning.families.multiple_choice import ChoiceSplit
 from biphase.finetuning.families.multiple_choice import accumulate_gradients as accumulate_gradients
 from biphase.finetuning.families.multiple_choice import build_model as build_model
 from biphase.finetuning.families.multiple_choice import predict as predict
-from biphase.finetuning.metrics.ranking import ranking_rows, ranking_scores
+from biphase.finetuning.metrics import Judgement
+from biphase.finetuning.metrics.ranking import judge_ranking, ranking_scores
 from biphase.tasks.collection import search_bm25
 from biphase.tasks.drawing import DRAW_SEED
 from biphase.tasks.examples import Collection
@@ -99,13 +99,8 @@ def encode_task(data: Collection, tokenizer: HashedTokenizer, config: FinetuneCo
     found = rank(list(right), ids) if right else {}
     groups = []
     for number, (query, document) in enumerate(data.train):
-        draw = np.random.default_rng((DRAW_SEED, number))
         wrong = [id for id in found[query] if id not in right[query]]
-        if len(wrong) < NEGATIVES:  # BM25 finds only what shares a word
-            known = {*wrong, *right[query]}
-            others = (ids[at] for at in draw.permutation(len(ids)) if ids[at] not in known)
-            wrong += itertools.islice(others, NEGATIVES - len(wrong))
-        groups.append((query, [document, *(wrong[at] for at in draw.permutation(len(wrong))[:NEGATIVES])]))
+        groups.append((query, [document, *draw_wrong(wrong, right[query], ids, number)]))
     splits: dict[TaskSplit, CandidateSplit] = {"train": split_of(groups, {})}
     for name in EVALUATED_SPLITS:
         searched = data.judged_documents[name] if config.judged_only else ids
@@ -113,6 +108,17 @@ def encode_task(data: Collection, tokenizer: HashedTokenizer, config: FinetuneCo
         ranked = rank(list(judged), searched)
         splits[name] = split_of([(query, some) for query, some in ranked.items() if some], judged)
     return EncodedTask(splits, data.left_out)
+
+
+def draw_wrong(wrong: list[str], right: Sequence[str], ids: Sequence[str], number: int) -> list[str]:
+    """Documents beside the right ones of training pair `number`: of those that BM25 finds, and of all others where they
+    are too few, as BM25 finds only what shares a word."""
+    draw = np.random.default_rng((DRAW_SEED, number))
+    if len(wrong) < NEGATIVES:
+        known = {*wrong, *right}
+        others = (ids[at] for at in draw.permutation(len(ids)) if ids[at] not in known)
+        wrong = [*wrong, *itertools.islice(others, NEGATIVES - len(wrong))]
+    return [wrong[at] for at in draw.permutation(len(wrong))[:NEGATIVES]]
 
 
 def order(split: CandidateSplit, scores_S: np.ndarray) -> dict[str, dict[str, float]]:
@@ -123,12 +129,8 @@ def order(split: CandidateSplit, scores_S: np.ndarray) -> dict[str, dict[str, fl
     return ranked
 
 
-def compute_metrics(split: CandidateSplit, predictions: np.ndarray, cell: CellContext) -> dict[str, float]:
-    """Those of retrieval, and what BM25's own order scores."""
+def judge(split: CandidateSplit, predictions: np.ndarray, cell: CellContext) -> Judgement:
+    """As of retrieval, and what BM25's own order scores."""
     before, _ = ranking_scores(split.relevance, order(split, -np.arange(len(predictions), dtype=np.float64)))
-    means, _ = ranking_scores(split.relevance, order(split, predictions))
-    return means | {"bm25_ndcg_at_10": before["ndcg_at_10"]}
-
-
-def prediction_rows(split: CandidateSplit, predictions: np.ndarray, cell: CellContext) -> Iterator[dict[str, Any]]:
-    return ranking_rows(split.relevance, order(split, predictions), cell.task.metric)
+    means, rows = judge_ranking(split.relevance, order(split, predictions), cell.task.metric)
+    return means | {"bm25_ndcg_at_10": before["ndcg_at_10"]}, rows

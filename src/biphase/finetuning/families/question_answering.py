@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.special import logsumexp
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -37,13 +36,14 @@ from biphase.finetuning.encoding import (
     concatenate,
     tokenize,
 )
+from biphase.finetuning.metrics import Judgement
 from biphase.finetuning.metrics.answers import (
     answer_scores,
     counted_answers,
     paper_answer_f1,
     token_f1,
 )
-from biphase.finetuning.spans import LOWEST, best_spans, margin_sums, segment_logsumexp
+from biphase.finetuning.spans import LOWEST, best_spans, margin_sums, segment_logsumexp, span_probabilities
 from biphase.tasks.examples import Answer, Question, TaskData
 from biphase.tasks.spec import Task
 
@@ -322,10 +322,7 @@ def predict(model: nn.Module, split: QuestionSplit, cell: CellContext) -> SpanPr
     else:  # all tokens that are labelled 1, in the question too, of the one window that a question has with this head
         is_labelled_T = logits_T2[:, 1] > logits_T2[:, 0]
         selected = [np.flatnonzero(part) for part in np.split(is_labelled_T, split.texts.bounds_S1[1:-1])]
-    sums_Q = np.zeros(split.num_examples)
-    for number, (begin, end) in enumerate(pairwise(split.context_bounds_Q1.tolist())):
-        sums_Q[number] = logsumexp(starts_K[begin:end]) + logsumexp(ends_K[begin:end]) if begin < end else 0.0
-    probabilities_Q = np.exp(np.minimum(scores_Q - sums_Q, 0.0))
+    probabilities_Q = span_probabilities(starts_K, ends_K, split.context_bounds_Q1, scores_Q)
     return SpanPredictions(texts, best_texts, null_Q - scores_Q, characters_Q2, probabilities_Q, selected)
 
 
@@ -366,7 +363,7 @@ def characters_of_span(split: QuestionSplit, question: int, begin: int, end: int
     return first, first + len(text.strip())
 
 
-def compute_metrics(split: QuestionSplit, predictions: SpanPredictions, cell: CellContext) -> dict[str, float]:
+def judge(split: QuestionSplit, predictions: SpanPredictions, cell: CellContext) -> Judgement:
     texts = dict(zip(split.ids, predictions.texts, strict=True))
     gold = dict(zip(split.ids, split.gold, strict=True))
     scores = answer_scores(texts, gold)
@@ -376,13 +373,13 @@ def compute_metrics(split: QuestionSplit, predictions: SpanPredictions, cell: Ce
         by_threshold = answer_scores(best, gold, no_answer)
         scores |= {name: by_threshold[name] for name in ("best_exact", "best_f1")}
     gold_tokens = tokens_of_spans(split, split.answers_Q2, split.answers_Q2[:, 0] < 0)
-    return scores | {"paper_f1": paper_answer_f1(gold_tokens, predictions.selected)}
+    scores["paper_f1"] = paper_answer_f1(gold_tokens, predictions.selected)
+    return scores, answer_rows(split, predictions, is_span=cell.config.qa_head == "span")
 
 
-def prediction_rows(split: QuestionSplit, predictions: SpanPredictions, cell: CellContext) -> Iterator[dict[str, Any]]:
+def answer_rows(split: QuestionSplit, predictions: SpanPredictions, *, is_span: bool) -> Iterator[dict[str, Any]]:
     columns = (split.ids, split.gold, counted_answers(split.gold), predictions.texts)
     numbers = (predictions.no_answer_scores_Q.tolist(), predictions.probabilities_Q.tolist())
-    is_span = cell.config.qa_head == "span"
     for id, gold, counted, text, no_answer, probability in zip(*columns, *numbers, strict=True):
         yield {
             "id": id,

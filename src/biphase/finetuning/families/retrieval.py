@@ -7,10 +7,9 @@ carry it on (GradCache, Gao et al. 2021, arXiv:2101.06983). The result is that o
 Letters: B pairs of a batch, D width, Q queries, N documents, J judgements, K documents kept per query.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +20,8 @@ from biphase.finetuning.batches import CellContext, evaluation_batches, pack, sp
 from biphase.finetuning.config import EVALUATED_SPLITS, FinetuneConfig
 from biphase.finetuning.encoders import Embedder
 from biphase.finetuning.encoding import EncodedSplit, EncodedTask, HashedTokenizer, TokenizedTexts, encode_texts
-from biphase.finetuning.metrics.ranking import ranking_rows, ranking_scores
+from biphase.finetuning.metrics import Judgement
+from biphase.finetuning.metrics.ranking import Ranked, judge_ranking
 from biphase.tasks.examples import Collection
 
 TOP = 100
@@ -157,16 +157,7 @@ def known_positives(split: JudgedSplit, queries_B: np.ndarray, documents_B: np.n
     return torch.from_numpy(found_BB)
 
 
-@dataclass(frozen=True)
-class Ranking:
-    """The best documents of each query of a split, best first."""
-
-    queries_Q: np.ndarray
-    documents_QK: np.ndarray
-    scores_QK: np.ndarray
-
-
-def predict(model: nn.Module, split: JudgedSplit, cell: CellContext) -> Ranking:
+def predict(model: nn.Module, split: JudgedSplit, cell: CellContext) -> Ranked:
     """Exact search by cosine: documents in chunks, of each chunk and of what was best before only the best stay."""
     queries_Q = np.unique(split.queries_J)
     assert cell.config.judged_only is not None, "the configuration is settled"
@@ -182,7 +173,11 @@ def predict(model: nn.Module, split: JudgedSplit, cell: CellContext) -> Ranking:
         documents = torch.from_numpy(chunk).to(scores.device).expand(len(scores), -1)
         scores, documents = torch.cat([best_scores, scores], 1), torch.cat([best_documents, documents], 1)
         best_scores, best_documents = keep_best(scores, documents, names_N.to(scores.device))
-    return Ranking(queries_Q, best_documents.cpu().numpy(), best_scores.cpu().numpy())
+    ranked = {}
+    for query, documents, scores in zip(queries_Q.tolist(), best_documents.tolist(), best_scores.tolist(), strict=True):
+        ids = [split.document_ids[document] for document in documents]
+        ranked[split.ids[query]] = dict(zip(ids, scores, strict=True))
+    return ranked
 
 
 def keep_best(scores_QN: Tensor, documents_QN: Tensor, names: Tensor) -> tuple[Tensor, Tensor]:
@@ -213,25 +208,9 @@ def embed_all(model: nn.Module, texts: TokenizedTexts, samples: np.ndarray, cell
     return embeddings
 
 
-def compute_metrics(split: JudgedSplit, predictions: Ranking, cell: CellContext) -> dict[str, float]:
-    return ranking_scores(*name_documents(split, predictions))[0]
-
-
-def name_documents(
-    split: JudgedSplit, ranking: Ranking
-) -> tuple[dict[str, dict[str, int]], dict[str, dict[str, float]]]:
-    """Grades, and scores of what was found, by query, then by document."""
+def judge(split: JudgedSplit, predictions: Ranked, cell: CellContext) -> Judgement:
     relevance: dict[str, dict[str, int]] = {}
     columns = (split.queries_J, split.documents_J, split.grades_J)
     for query, document, grade in zip(*(column.tolist() for column in columns), strict=True):
         relevance.setdefault(split.ids[query], {})[split.document_ids[document]] = grade
-    ranked: dict[str, dict[str, float]] = {}
-    columns = (ranking.queries_Q, ranking.documents_QK, ranking.scores_QK)
-    for query, documents, scores in zip(*(column.tolist() for column in columns), strict=True):
-        ids = [split.document_ids[document] for document in documents]
-        ranked[split.ids[query]] = dict(zip(ids, scores, strict=True))
-    return relevance, ranked
-
-
-def prediction_rows(split: JudgedSplit, predictions: Ranking, cell: CellContext) -> Iterator[dict[str, Any]]:
-    return ranking_rows(*name_documents(split, predictions), cell.task.metric)
+    return judge_ranking(relevance, predictions, cell.task.metric)

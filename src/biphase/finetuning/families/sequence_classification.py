@@ -20,12 +20,13 @@ from biphase.finetuning.batches import (
     Batch,
     CellContext,
     backward_in_microbatches,
-    evaluation_batches,
+    predict_samples,
     targets_on_device,
 )
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.encoders import SequenceClassifier, with_transformers_head
 from biphase.finetuning.encoding import EncodedSplit, EncodedTask, HashedTokenizer, encode_filled
+from biphase.finetuning.metrics import Judgement
 from biphase.finetuning.metrics.classification import multi_label_metrics, regression_metrics, sequence_metrics
 from biphase.tasks.examples import LabelledText, TaskData
 from biphase.tasks.spec import Task
@@ -94,27 +95,25 @@ def accumulate_gradients(model: nn.Module, split: LabelledSplit, items: np.ndarr
 
 def predict(model: nn.Module, split: LabelledSplit, cell: CellContext) -> np.ndarray:
     """The logits [S, C]."""
-    predicted_SC = np.zeros((split.num_examples, num_outputs(cell.task)), dtype=np.float32)
-    for batch, logits_SC in evaluation_batches(model, split.texts, np.arange(split.num_examples), cell):
-        predicted_SC[batch.samples] = logits_SC.cpu().numpy()
-    return predicted_SC
+    return predict_samples(model, split.texts, num_outputs(cell.task), cell)
 
 
-def compute_metrics(split: LabelledSplit, predictions: np.ndarray, cell: CellContext) -> dict[str, float]:
+def judge(split: LabelledSplit, predictions: np.ndarray, cell: CellContext) -> Judgement:
+    rows = label_rows(split, predictions, cell.task)
     match cell.task.problem_type:
         case None:
-            return sequence_metrics(split.labels_S, predictions.argmax(-1), len(cell.task.classes))
+            return sequence_metrics(split.labels_S, predictions.argmax(-1), len(cell.task.classes)), rows
         case "regression":
-            return regression_metrics(split.labels_S, predictions[:, 0])
+            return regression_metrics(split.labels_S, predictions[:, 0]), rows
         case "multi_label_classification":
-            return multi_label_metrics(split.labels_S.astype(np.int64), (predictions > 0).astype(np.int64))
+            return multi_label_metrics(split.labels_S.astype(np.int64), (predictions > 0).astype(np.int64)), rows
 
 
-def prediction_rows(split: LabelledSplit, predictions: np.ndarray, cell: CellContext) -> Iterator[dict[str, Any]]:
-    golds = gold_labels(cell.task, split.labels_S)
-    for id, gold, found in zip(split.ids, golds, read_outputs(cell.task, predictions), strict=True):
-        score = {"score": float(gold == found["predicted"])} if cell.task.problem_type != "regression" else {}
-        if cell.task.problem_type is None:
+def label_rows(split: LabelledSplit, predictions: np.ndarray, task: Task) -> Iterator[dict[str, Any]]:
+    golds = gold_labels(task, split.labels_S)
+    for id, gold, found in zip(split.ids, golds, read_outputs(task, predictions), strict=True):
+        score = {"score": float(gold == found["predicted"])} if task.problem_type != "regression" else {}
+        if task.problem_type is None:
             found.pop("probabilities")
         yield {"id": id, "gold": gold, "predicted": found.pop("predicted")} | score | found
 

@@ -33,6 +33,7 @@ from biphase.finetuning.encoding import (
     concatenate,
     tokenize,
 )
+from biphase.finetuning.metrics import Judgement
 from biphase.finetuning.metrics.classification import token_metrics
 from biphase.tasks.examples import TaggedWords, TaskData
 
@@ -113,16 +114,9 @@ def accumulate_gradients(model: nn.Module, split: TaggedSplit, items: np.ndarray
     return backward_in_microbatches(split.texts, items, cell, loss_of)
 
 
-@dataclass(frozen=True)
-class TagPredictions:
-    """A tag for each word of a split."""
-
-    tags_W: np.ndarray
-    probabilities_W: np.ndarray
-    """The mean, over a word's tokens, of the probability of its tag; 0 for words that were cut off."""
-
-
-def predict(model: nn.Module, split: TaggedSplit, cell: CellContext) -> TagPredictions:
+def predict(model: nn.Module, split: TaggedSplit, cell: CellContext) -> tuple[np.ndarray, np.ndarray]:
+    """The tags [W], and the mean, over a word's tokens, of the probability of its tag; 0 for words that were cut
+    off."""
     classes, num_words = cell.task.classes, len(split.tags_W)
     labels_T = np.zeros(len(split.texts.tokens_T), dtype=np.int64)
     probabilities_TC = np.zeros((len(labels_T), len(classes)), dtype=np.float32)
@@ -133,7 +127,7 @@ def predict(model: nn.Module, split: TaggedSplit, cell: CellContext) -> TagPredi
     inside = np.flatnonzero(split.words_T >= 0)
     words = split.words_T[inside]
     sums_W = np.bincount(words, probabilities_TC[inside, tags_W[words]], minlength=num_words)
-    return TagPredictions(tags_W, sums_W / np.maximum(np.bincount(words, minlength=num_words), 1))
+    return tags_W, sums_W / np.maximum(np.bincount(words, minlength=num_words), 1)
 
 
 def vote(labels_T: np.ndarray, words_T: np.ndarray, num_words: int, num_labels: int, default: int) -> np.ndarray:
@@ -153,14 +147,17 @@ def vote(labels_T: np.ndarray, words_T: np.ndarray, num_words: int, num_labels: 
     return np.where(has_tokens_W, ranks_WC.argmax(axis=1), default)
 
 
-def compute_metrics(split: TaggedSplit, predictions: TagPredictions, cell: CellContext) -> dict[str, float]:
-    return token_metrics(split.tags_W, predictions.tags_W, split.word_bounds_S1, cell.task.classes)
+def judge(split: TaggedSplit, predictions: tuple[np.ndarray, np.ndarray], cell: CellContext) -> Judgement:
+    metrics = token_metrics(split.tags_W, predictions[0], split.word_bounds_S1, cell.task.classes)
+    return metrics, tag_rows(split, predictions, cell.task.classes)
 
 
-def prediction_rows(split: TaggedSplit, predictions: TagPredictions, cell: CellContext) -> Iterator[dict[str, Any]]:
-    names = np.array([*cell.task.classes, ""], dtype=object)
-    gold, predicted = names[split.tags_W].tolist(), names[predictions.tags_W].tolist()
-    probabilities = predictions.probabilities_W.round(5).tolist()
+def tag_rows(
+    split: TaggedSplit, predictions: tuple[np.ndarray, np.ndarray], classes: Sequence[str]
+) -> Iterator[dict[str, Any]]:
+    names = np.array([*classes, ""], dtype=object)
+    gold, predicted = names[split.tags_W].tolist(), names[predictions[0]].tolist()
+    probabilities = predictions[1].round(5).tolist()
     for id, (begin, end) in zip(split.ids, pairwise(split.word_bounds_S1.tolist()), strict=True):
         yield {
             "id": id,

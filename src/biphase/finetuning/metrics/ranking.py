@@ -8,6 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from biphase.finetuning.metrics import Judgement
+
+Relevance = Mapping[str, Mapping[str, int]]
+"""Grades by query, then by document: 1 and more is relevant."""
+Ranked = Mapping[str, Mapping[str, float]]
+"""Scores of what was found by query, then by document: higher is better."""
+
 TREC_MEASURES = {
     "ndcg_at_10": "ndcg_cut_10",
     "map_at_100": "map_cut_100",
@@ -19,15 +26,12 @@ TREC_MEASURES = {
 """Our names → trec_eval's."""
 
 
-def ranking_scores(
-    relevance: Mapping[str, Mapping[str, int]], ranked: Mapping[str, Mapping[str, float]]
-) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
+def ranking_scores(relevance: Relevance, ranked: Ranked) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
     """The mean of each measure over all judged queries, and `{measure: {query: score}}`.
 
-    `relevance` holds grades by query and document: 1 and more is relevant, and is the gain of NDCG as it stands; a
-    document without a grade is not relevant. `ranked` holds scores by query and document, higher is better; what is
-    not in it was not found, so `map_at_100` and `recall_at_100` need a hundred results. A judged query without results,
-    or without a relevant document, counts as 0 (`trec_eval -c`); results of other queries are ignored.
+    A grade is the gain of NDCG as it stands; a document without one is not relevant. What is not in `ranked` was not
+    found, so `map_at_100` and `recall_at_100` need a hundred results. A judged query without results, or without a
+    relevant document, counts as 0 (`trec_eval -c`); results of other queries are ignored.
 
     The measures are trec_eval's: it orders by score, as a 32-bit float, and equal scores by document id, from the last
     in the order of characters to the first. `mrr_at_10` is its reciprocal rank, 0 beyond the tenth place.
@@ -56,20 +60,21 @@ def ranking_scores(
     return {name: sum(scores.values()) / max(len(scores), 1) for name, scores in per_query.items()}, per_query
 
 
-def ranking_rows(
-    relevance: Mapping[str, Mapping[str, int]], ranked: Mapping[str, Mapping[str, float]], metric: str
-) -> Iterator[dict[str, Any]]:
-    """A row of predictions for each query of `ranked`: its ten best documents, and what it scores."""
-    by_query = ranking_scores(relevance, ranked)[1][metric]
-    for query, documents in ranked.items():
-        best = best_documents(documents, 10)
-        found = {"predicted": [id for id, _ in best], "scores": [round(score, 5) for _, score in best]}
-        yield {"id": query, **found, "score": by_query[query]}
+def judge_ranking(relevance: Relevance, ranked: Ranked, metric: str) -> Judgement:
+    """The mean of each measure, and a row of predictions for each query of `ranked`: its ten best documents, and what
+    it scores by one of them."""
+    means, per_query = ranking_scores(relevance, ranked)
+
+    def rows() -> Iterator[dict[str, Any]]:
+        for query, documents in ranked.items():
+            best = best_documents(documents, 10)
+            found = {"predicted": [id for id, _ in best], "scores": [round(score, 5) for _, score in best]}
+            yield {"id": query, **found, "score": per_query[metric][query]}
+
+    return means, rows()
 
 
-def paper_ndcg_at_10(
-    relevance: Mapping[str, Mapping[str, int]], ranked: Mapping[str, Mapping[str, float]]
-) -> dict[str, float]:
+def paper_ndcg_at_10(relevance: Relevance, ranked: Ranked) -> dict[str, float]:
     """The paper's score of retrieval, per query: NDCG whose ideal order is that of the ten retrieved documents.
 
     So relevant documents that were not retrieved cost nothing, and one at the tenth place alone is 0.29. A grade of 1
