@@ -76,7 +76,7 @@ def test_results_are_kept_in_the_form_of_mteb(encoder_folder: Path, beir: Path, 
 @pytest.mark.slow
 def test_a_task_of_mteb_runs_from_a_folder(encoder_folder: Path, scored: Path) -> None:
     pytest.importorskip("mteb")
-    from biphase.embedding.mteb_tasks import run_mteb
+    from biphase.embedding.evaluation import run_mteb
 
     embedder = load_embedder(str(encoder_folder))
     result = run_mteb(embedder, f"STSBenchmark={scored.parent}")

@@ -72,16 +72,13 @@ def prepare(
 ) -> ShardManifest:
     """Tokenize `sources` (see `corpus.text.find_text_sources`) into the shard set `out`; returns its manifest.
 
-    A document is for validation when a hash of (seed, its id) falls below `validation_fraction` (0.01 unless given),
-    or when it comes from `validation_sources`; give one of the two. Each source file is one unit of work: finished
-    ones are skipped when the same command runs again. `workers` processes share the cores (unless given: one for every
-    four cores), or those of a Ray cluster where `engine` is one. The content does not depend on their number.
+    A document is for validation when a hash of (seed, its id) falls below `validation_fraction`. Each source file is a
+    unit of work, of this machine or of a Ray cluster where `engine` is one; the content does not depend on how many
+    work. With `append`, the set grows by those of the sources that are not in it yet, and the manifest goes on to know
+    it as it was. A finished set that lacks files gets them again by the call that made it.
 
-    With `append`, a finished set grows by those of the sources that are not in it yet, and the manifest goes on to know
-    the set as it was. A finished set that lacks files gets them again by the call that made it.
-
-    Raises `InputError` (one line: file, line, remedy) for bad input, no space left, a killed worker, or an `out` that
-    holds a set made from something else; `BusyError` while another process makes it. What is finished stays.
+    Raises `InputError` for bad input, no space left, a killed worker, or an `out` that holds a set made from something
+    else; `BusyError` while another process makes it. What is finished stays.
     """
     if workers is not None and workers < 1:
         raise InputError(f"workers {workers} is less than 1")

@@ -28,7 +28,7 @@ from biphase.embedding.training import (
     loss_name,
     make_loss,
     matryoshka_dims,
-    mine,
+    mine_once,
     to_table,
     train_stage,
 )
@@ -126,18 +126,7 @@ def run_stage(
         table = to_table(pairs, source.weight, recipe.seed)
         if stage.hard_negatives is not None:
             kept = folder / f"negatives-{number}.parquet"
-            if not kept.exists():
-                mined = mine(table, model, stage.hard_negatives, recipe.prompts, recipe.seed)
-                part = kept.with_suffix(".part")
-                mined.to_parquet(str(part))
-                part.rename(kept)
-            mined = Dataset.from_parquet(str(kept), cache_dir=str(folder / "cache"))
-            console.err.print(
-                f"stage {stage.name}: {len(mined):,} of {len(table):,} pairs have {stage.hard_negatives.number} hard "
-                "negatives",
-                markup=False,
-            )
-            table = mined
+            table = mine_once(table, model, stage.name, stage.hard_negatives, recipe, kept)
         tables[f"source_{number}"] = pairs.kind, add_teacher(table, teacher) if teacher else table
     found = train_stage(model, recipe, stage, tables, folder / "trainer", bf16=bf16)
     record = {

@@ -1,7 +1,7 @@
 """An embedding model, or BM25, and judged texts → scores, without any fine-tuning on them.
 
 A folder in BEIR's layout is retrieval over all its documents for all queries of its test judgements; a file of scored
-pairs is similarity (STS). MTEB's own tasks are in `mteb_tasks.py`.
+pairs is similarity (STS). MTEB's own tasks run by its own code.
 
 Letters: Q queries, N documents, D width.
 """
@@ -17,7 +17,7 @@ from sentence_transformers.util import pairwise_cos_sim, semantic_search
 
 from biphase.embedding.pairs import read_pairs
 from biphase.embedding.recipe import PairSource, set_name
-from biphase.errors import InputError
+from biphase.errors import InputError, first_line
 from biphase.finetuning.metrics import Judgement
 from biphase.finetuning.metrics.classification import regression_metrics
 from biphase.finetuning.metrics.ranking import Ranked, judge_ranking
@@ -43,28 +43,26 @@ class Judged:
 
 
 def read_judged(path: Path, split: str = "test") -> Judged:
-    """A folder in BEIR's layout, or a file of scored pairs. Raises `InputError` for what is neither, or holds none."""
-    if path.is_dir():
-        return read_beir(path, split)
-    pairs = read_pairs(PairSource(path=str(path)), seed=0)
-    if pairs.kind != "scored":
-        raise InputError(f"{path}: no scored pairs: two texts and a score are needed")
-    return Judged(set_name(str(path)), {}, {}, {}, [(row[0], row[1], row[2]) for row in pairs.rows])
+    """A folder in BEIR's layout, read as those of retrieval tasks are, or a file of scored pairs.
 
-
-def read_beir(folder: Path, split: str) -> Judged:
-    """A folder in the layout that retrieval tasks have, read as theirs are."""
+    Raises `InputError` for what is neither, or holds none.
+    """
+    if not path.is_dir():
+        pairs = read_pairs(PairSource(path=str(path)), seed=0)
+        if pairs.kind != "scored":
+            raise InputError(f"{path}: no scored pairs: two texts and a score are needed")
+        return Judged(set_name(str(path)), {}, {}, {}, [(row[0], row[1], row[2]) for row in pairs.rows])
     layout = FileLayout(test=f"qrels/{split}.tsv")
     task = Task(name="zero-shot", family="retrieval", metric="ndcg_at_10")
-    source = TaskSource(task, str(folder), "", layout, find_layout(task, layout, folder))
+    source = TaskSource(task, str(path), "", layout, find_layout(task, layout, path))
     lost = next((name for part, name in parts_of(task, layout).items() if not source.files[part]), None)
     if lost is not None:
-        raise InputError(f"{folder / lost} does not exist: a folder in BEIR's layout is needed")
+        raise InputError(f"{path / lost} does not exist: a folder in BEIR's layout is needed")
     relevance = read_judgements(source, "test")
     if not relevance:
-        raise InputError(f"{folder / 'qrels'}: no judgements of {split}")
+        raise InputError(f"{path / 'qrels'}: no judgements of {split}")
     queries, documents = read_judged_texts(source, {"test": relevance}, judged_only=False)
-    return Judged(set_name(str(folder)), documents, queries, relevance, [])
+    return Judged(set_name(str(path)), documents, queries, relevance, [])
 
 
 def score_arms(models: Mapping[str, SentenceTransformer], judged: Judged) -> dict[str, dict[str, float]]:
@@ -123,3 +121,36 @@ def to_mteb(name: str, scores: dict[str, float], kind: str) -> dict[str, Any]:
         "mteb_version": None,
         "scores": {"test": [scores | {"main_score": scores[main], "hf_subset": "default", "languages": []}]},
     }
+
+
+def run_mteb(model: SentenceTransformer, name: str) -> dict[str, Any]:
+    """MTEB's result of one task as its files have it.
+
+    Args:
+        name: `STSBenchmark`, or `STSBenchmark=FOLDER` with the task's data as `datasets` reads a folder (such as
+            `test.jsonl` or `test.parquet`), for machines without network.
+
+    Raises:
+        InputError: no such task, or data that cannot be had.
+    """
+    import mteb
+
+    name, _, folder = name.partition("=")
+    try:
+        task = mteb.get_task(name)
+    except KeyError as error:
+        raise InputError(f"MTEB has no task '{name}' ({first_line(error)})") from None
+    if folder:
+        if not Path(folder).is_dir():
+            raise InputError(f"{folder} is no folder")
+        local = {"path": str(Path(folder).resolve()), "revision": "local"}
+        task.metadata = task.metadata.model_copy(update={"dataset": local})
+    try:
+        result = mteb.evaluate(
+            model, task, cache=None, co2_tracker=False, overwrite_strategy="always", show_progress_bar=False
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise InputError(
+            f"MTEB's {name} cannot be run ({first_line(error)}); without network give its data: mteb:{name}=FOLDER"
+        ) from None
+    return dict(result.task_results[0].to_dict())

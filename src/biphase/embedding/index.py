@@ -84,6 +84,7 @@ def build_index(text: str, model: str, index: Path, text_field: str = "text") ->
         lines = (json.dumps({"id": id, "text": passage}, ensure_ascii=False) + "\n" for id, passage in passages)
         (part / "passages.jsonl").write_text("".join(lines), encoding="utf-8")
         write_json(part / "index.json", asdict(manifest))
+    console.err.print(f"{index}: {len(passages):,} passages")
     return manifest
 
 

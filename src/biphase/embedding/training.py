@@ -25,7 +25,7 @@ from transformers import PrinterCallback, TrainerCallback
 from biphase import console
 from biphase.embedding.packed_module import width_of
 from biphase.embedding.pairs import Pairs
-from biphase.embedding.recipe import LOSSES, EmbeddingRecipe, EmbeddingStage, HardNegatives, Prompts
+from biphase.embedding.recipe import LOSSES, EmbeddingRecipe, EmbeddingStage, HardNegatives
 from biphase.errors import InputError, first_line, nearest
 
 SMALLEST_DIM = 32
@@ -42,12 +42,23 @@ def to_table(pairs: Pairs, weight: float, seed: int) -> Dataset:
     return Dataset.from_dict({name: [row[at] for row in rows] for at, name in enumerate(pairs.columns)})
 
 
-def mine(table: Dataset, model: SentenceTransformer, wanted: HardNegatives, prompts: Prompts, seed: int) -> Dataset:
-    """Anchor, positive and `wanted.number` negatives that the model ranks high; anchors with fewer are left out.
+def mine_once(
+    table: Dataset, model: SentenceTransformer, stage: str, wanted: HardNegatives, recipe: EmbeddingRecipe, kept: Path
+) -> Dataset:
+    """Anchor, positive and `wanted.number` negatives that the model ranks high, kept as a file; anchors with fewer are
+    left out, and told. Raises `InputError` where none is left."""
+    if not kept.exists():
+        part = kept.with_suffix(".part")
+        mine(table, model, wanted, recipe).to_parquet(str(part))
+        part.rename(kept)
+    mined = Dataset.from_parquet(str(kept), cache_dir=str(kept.parent / "cache"))
+    told = f"{len(mined):,} of {len(table):,} pairs have {wanted.number} hard negatives"
+    console.err.print(f"stage {stage}: {told}", markup=False)
+    return mined
 
-    Raises `InputError` where none is left.
-    """
-    random.seed(seed)
+
+def mine(table: Dataset, model: SentenceTransformer, wanted: HardNegatives, recipe: EmbeddingRecipe) -> Dataset:
+    random.seed(recipe.seed)
     mined = mine_hard_negatives(
         table.select_columns(["anchor", "positive"]),
         model,
@@ -57,8 +68,8 @@ def mine(table: Dataset, model: SentenceTransformer, wanted: HardNegatives, prom
         range_max=min(wanted.last_rank, len(set(table["positive"]))),
         relative_margin=wanted.margin,
         num_negatives=wanted.number,
-        query_prompt=prompts.query or None,
-        corpus_prompt=prompts.document or None,
+        query_prompt=recipe.prompts.query or None,
+        corpus_prompt=recipe.prompts.document or None,
         output_format="n-tuple",
         batch_size=ENCODE_BATCH,
         verbose=False,

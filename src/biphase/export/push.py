@@ -60,13 +60,7 @@ def push_model(
 ) -> str:
     """Send a model folder, or all whole checkpoints of a run, to the repository `repo` (USER/NAME); says what went.
 
-    Args:
-        public: make a new repository public; without it, nothing goes to a public one.
-        license, languages: for a card that does not say them.
-        dry_run: say what would go, and ask nobody.
-
-    Raises:
-        InputError: before anything is sent, for a folder or card that should not go; or what the hub says.
+    Raises `InputError` before anything is sent, for a folder or card that should not go; or with what the hub says.
     """
     try:
         validate_repo_id(repo)

@@ -110,6 +110,14 @@ class UsedEmbedding(nn.Embedding):
     def forward(self, input: Tensor) -> Tensor:
         return super().forward(self.row_of_V[input])
 
+    @torch.no_grad()
+    def put_back(self, pretrained: Any) -> nn.Embedding:
+        """The whole embedding: trained rows where texts used them, the others as they were."""
+        whole = copy.deepcopy(pretrained).to(self.weight.dtype)
+        is_used_V = self.row_of_V < self.num_embeddings
+        whole.weight[is_used_V] = self.weight[self.row_of_V[is_used_V]].to(whole.weight.device)
+        return whole
+
 
 def copy_backbone(
     backbone: Any, texts: Sequence[TokenizedTexts], weights: Literal["pretrained", "random"] = "pretrained"

@@ -102,7 +102,10 @@ def to_transformers(network: Any, encoder: Encoder, cell: CellContext) -> Any:
 
     Raises `InputError` where the class of its type has another head.
     """
-    restore_embedding(network.backbone, encoder.backbone)
+    pretrained: Any = encoder.backbone
+    used = network.backbone.get_input_embeddings()
+    if isinstance(used, UsedEmbedding):
+        network.backbone.set_input_embeddings(used.put_back(pretrained.get_input_embeddings()))
     if is_embedder(cell):
         return network.backbone
     if isinstance(network, PaddedNetwork):
@@ -149,18 +152,6 @@ def with_same_head(kind: Any, config: Any, network: Any, cell: CellContext) -> A
     if not computes_the_same(network, model, torch.arange(config.vocab_size), atol=1e-4):
         raise refusal
     return model
-
-
-def restore_embedding(backbone: Any, pretrained: Any) -> None:
-    """Give a copy of an encoder its whole embedding again: trained rows where texts used them, the others as before."""
-    used = backbone.get_input_embeddings()
-    if not isinstance(used, UsedEmbedding):
-        return
-    whole = copy.deepcopy(pretrained.get_input_embeddings()).to(used.weight.dtype)
-    is_used_V = used.row_of_V < used.num_embeddings
-    with torch.no_grad():
-        whole.weight[is_used_V] = used.weight[used.row_of_V[is_used_V]].to(whole.weight.device)
-    backbone.set_input_embeddings(whole)
 
 
 def card_text(task: Task, encoder: Encoder, kind: str, scored: str) -> str:

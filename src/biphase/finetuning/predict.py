@@ -151,7 +151,17 @@ def predict_file(predicting: Predicting, file: Path) -> Iterator[Row]:
     """
     rows = file_rows(predicting, file)
     while chunk := list(itertools.islice(rows, ROWS_AT_ONCE)):
-        predict = choose_predictor(predicting, chunk[0][1])
+        # By the model's kind, and for tagging by whether rows are words or running text.
+        is_kept = predicting.record is not None
+        has_words = is_kept and predicting.task.words in chunk[0][1]
+        predictors: dict[Family, Predictor] = {
+            "question_answering": answer_questions,
+            "token_classification": tag_words if has_words else tag_text,
+            "multiple_choice": choose,
+            "retrieval": score_pairs,
+            "sequence_classification": classify if is_kept else classify_as_pipeline,
+        }
+        predict = predictors[predicting.task.family]
         for (place, row), predicted in zip(chunk, predict(predicting, chunk), strict=True):
             taken = sorted(row.keys() & predicted.keys())
             if taken:
@@ -173,20 +183,6 @@ def file_rows(predicting: Predicting, file: Path) -> Iterator[PlacedRow]:
         if row is None:
             raise InputError(f"{place}: fewer fields than the header names")
         yield place, row
-
-
-def choose_predictor(predicting: Predicting, row: Row) -> Predictor:
-    """By the model's kind, and for tagging by whether rows are words or running text."""
-    family, is_kept = predicting.task.family, predicting.record is not None
-    if family == "question_answering":
-        return answer_questions
-    if family == "token_classification":
-        return tag_words if is_kept and predicting.task.words in row else tag_text
-    if family == "multiple_choice":
-        return choose
-    if family == "retrieval":
-        return score_pairs
-    return classify if is_kept else classify_as_pipeline
 
 
 @torch.no_grad()

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from biphase.console import err
 from biphase.console import out as console
 from biphase.embedding.recipe import EmbeddingRecipe
 from biphase.errors import InputError
@@ -76,7 +76,7 @@ def run_zero_shot(models: Sequence[str], tasks: Sequence[str], out: Path, **refu
     if said := [name for name, value in refused.items() if value]:
         raise InputError(f"{', '.join(said)}: zero-shot tasks train nothing, so this says nothing there; leave it out")
     with needs_embeddings("zero-shot evaluation"):
-        from biphase.embedding.evaluation import read_judged, score_arms, to_mteb
+        from biphase.embedding.evaluation import read_judged, run_mteb, score_arms, to_mteb
         from biphase.embedding.folder import load_embedder
     given: dict[str, list[str]] = {"zero-shot": [], "mteb": []}
     for task in tasks:
@@ -94,7 +94,7 @@ def run_zero_shot(models: Sequence[str], tasks: Sequence[str], out: Path, **refu
             keep_result(out, arm, each.name, to_mteb(each.name, values, kind))
     if given["mteb"]:
         with needs_embeddings("mteb tasks"):
-            from biphase.embedding.mteb_tasks import run_mteb
+            import_module("mteb")
     for name in given["mteb"]:
         scores[name] = {}
         for model, embedder in embedders.items():
@@ -150,5 +150,4 @@ def search(
         raise InputError(f"{given} has no index yet: name an embedding model as model")
     else:
         manifest = build_index(given, asked, folder, text_field)
-        err.print(f"{folder}: {manifest.num_passages:,} passages")
     return pandas.DataFrame(answer_question(folder, manifest, question, top))

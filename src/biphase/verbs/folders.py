@@ -113,7 +113,11 @@ def shard_facts(path: Path, *, verify: bool, near_copies: bool) -> Facts:
 
 def run_facts(path: Path, *, verify: bool) -> Facts:
     if (path / "stages").is_dir():
-        return embed_run_facts(path)
+        embedding = load_config(EmbeddingRecipe, path / "config.yaml")
+        stages = [stage.name for stage in embedding.stages]
+        ended = [name for name in stages if (path / "stages" / name / "done.json").exists()]
+        state = "done" if (path / "done.json").exists() else "not done"
+        return {"state": state, "model": embedding.model, "out": embedding.out, "stages": stages, "done": ended}
     run = Run(path)
     recipe, done = read_recipe(run), read_done(run)
     train, steps = read_metrics(run, "train"), whole_steps(run)
@@ -134,14 +138,6 @@ def run_facts(path: Path, *, verify: bool) -> Facts:
             checkpoint_facts(run.steps / str(step))
         facts["verified"] = f"{len(steps)} checkpoints are whole"
     return facts
-
-
-def embed_run_facts(path: Path) -> Facts:
-    recipe = load_config(EmbeddingRecipe, path / "config.yaml")
-    stages = [stage.name for stage in recipe.stages]
-    done = [name for name in stages if (path / "stages" / name / "done.json").exists()]
-    state = "done" if (path / "done.json").exists() else "not done"
-    return {"state": state, "model": recipe.model, "out": recipe.out, "stages": stages, "done": done}
 
 
 def checkpoint_facts(path: Path) -> Facts:

@@ -110,21 +110,17 @@ def judge(split: LabelledSplit, predictions: np.ndarray, cell: CellContext) -> J
 
 
 def label_rows(split: LabelledSplit, predictions: np.ndarray, task: Task) -> Iterator[dict[str, Any]]:
-    golds = gold_labels(task, split.labels_S)
+    """Labels are written as a name, a number, or a list of names."""
+    golds = split.labels_S.tolist()
+    if task.problem_type is None:
+        golds = [task.classes[number] for number in golds]
+    elif task.problem_type == "multi_label_classification":
+        golds = [[task.classes[number] for number in np.flatnonzero(row)] for row in split.labels_S]
     for id, gold, found in zip(split.ids, golds, read_outputs(task, predictions), strict=True):
         score = {"score": float(gold == found["predicted"])} if task.problem_type != "regression" else {}
         if task.problem_type is None:
             found.pop("probabilities")
         yield {"id": id, "gold": gold, "predicted": found.pop("predicted")} | score | found
-
-
-def gold_labels(task: Task, labels_S: np.ndarray) -> list[Any]:
-    """Labels as they are written: a name, a number, or a list of names."""
-    if task.problem_type == "regression":
-        return list(labels_S.tolist())
-    if task.problem_type is None:
-        return [task.classes[number] for number in labels_S.tolist()]
-    return [[task.classes[number] for number in np.flatnonzero(row)] for row in labels_S]
 
 
 def read_outputs(task: Task, logits_SC: np.ndarray) -> Iterator[dict[str, Any]]:
