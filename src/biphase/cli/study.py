@@ -169,8 +169,9 @@ def study_advise_command(
     from biphase.study.advise import describe_advice, recipe_yaml
 
     as_json = is_json(form)
-    budget = {"hours": hours, "device": device, "devices": devices, "efficiency": efficiency, "flops": flops}
-    advice = studies.advise(text, **budget, study=study)  # type: ignore[arg-type]
+    advice = studies.advise(
+        text, hours=hours, device=device, devices=devices, efficiency=efficiency, flops=flops, study=study
+    )
     if as_json:
         from biphase.verbs.records import to_json
 

@@ -10,7 +10,7 @@ Letters: T tokens of all windows, W windows, Q questions, K context tokens of al
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -132,57 +132,63 @@ def encode_questions(
 ) -> QuestionSplit:
     prefixes = [task.template.removesuffix("{context}").replace("{question}", example.question) for example in examples]
     inputs = [prefix + example.context for prefix, example in zip(prefixes, examples, strict=True)]
-    room = tokenizer.room(config.max_length)
-    windows: list[np.ndarray] = []  # tokens of each window, without special ones
-    questions: list[int] = []  # the question of each window
-    context_tokens: list[np.ndarray] = []  # of all tokens of all windows, end to end
-    starts: list[int] = []
-    spans: list[np.ndarray] = []
-    answers: list[tuple[int, int]] = []
-    candidates: list[tuple[int, int]] = []
-    num_truncated = 0
+    encoded = []
     first = 0  # the number in K of the first context token of the question at hand
-    for number, (example, prefix, (ids, spans_T2)) in enumerate(
-        zip(examples, prefixes, tokenize(tokenizer, inputs, with_spans=True), strict=True)
-    ):
-        # 1. Question and context were tokenized as one text; tokens that end within the prefix are the question's. Of a
-        #    question that takes more than half of the room, the rest is cut off.
-        num_question = int(np.searchsorted(spans_T2[:, 1], len(prefix), side="right"))
-        question, context = ids[: min(num_question, room // 2)], ids[num_question:]
-        spans_K2 = np.maximum(spans_T2[num_question:] - len(prefix), 0)
-        # 2. Windows: the question, then a part of the context.
-        parts = cut_windows(len(context), room - len(question), config)
-        num_covered = parts[-1][1]
-        num_truncated += len(question) < num_question or num_covered < len(context)
-        before = np.full(len(tokenizer.opening) + len(question), -1)
-        for begin, end in parts:
-            windows.append(np.concatenate([question, context[begin:end]]))
-            context_tokens += [before, np.arange(first + begin, first + end), np.full(1, -1)]
-            questions.append(number)
-        # 3. What belongs to the question as a whole. The answer must be in a window, a candidate only in the context.
-        starts.append(len(before))
-        spans.append(spans_K2)
-        answers.append(tokens_of_answer(example.answers[0] if example.answers else None, spans_K2, first, num_covered))
-        candidates += [tokens_of_answer(one, spans_K2, first, len(context)) for one in example.candidates]
-        first += len(context)
+    for example, prefix, tokens in zip(examples, prefixes, tokenize(tokenizer, inputs, with_spans=True), strict=True):
+        encoded.append(encode_question(example, len(prefix), *tokens, first, tokenizer, config))
+        first += len(encoded[-1][2])
+    windows, context_tokens, spans, starts, answers, candidates, cut = zip(*encoded, strict=True)
     return QuestionSplit(
         ids=[example.id for example in examples],
-        texts=concatenate(tokenizer, windows, config.max_length),
+        texts=concatenate(tokenizer, chain(*windows), config.max_length),
         num_examples=len(examples),
-        num_truncated=num_truncated,
-        questions_W=np.array(questions, dtype=np.int64),
-        context_tokens_T=np.concatenate(context_tokens).astype(np.int64),
+        num_truncated=sum(cut),
+        questions_W=np.repeat(np.arange(len(examples)), [len(parts) for parts in windows]),
+        context_tokens_T=np.concatenate([*chain(*context_tokens)]).astype(np.int64),
         context_starts_Q=np.array(starts, dtype=np.int64),
         context_bounds_Q1=bounds_of_lengths([len(part) for part in spans]),
         spans_K2=np.concatenate(spans),
         answers_Q2=np.array(answers, dtype=np.int64),
         gold=[[answer.text for answer in example.answers] for example in examples],
         contexts=[example.context for example in examples],
-        candidates_C2=np.array(candidates, dtype=np.int64).reshape(-1, 2),
+        candidates_C2=np.array([*chain(*candidates)], dtype=np.int64).reshape(-1, 2),
         candidate_bounds_Q1=bounds_of_lengths([len(example.candidates) for example in examples]),
         has_unanswerable=has_unanswerable,
         max_answer_tokens=LEAST_LONGEST,
     )
+
+
+def encode_question(
+    example: Question,
+    len_prefix: int,
+    ids: np.ndarray,
+    spans_T2: np.ndarray,
+    first: int,
+    tokenizer: HashedTokenizer,
+    config: FinetuneConfig,
+) -> tuple[Any, ...]:
+    """The windows of a question whose context tokens are numbered from `first` on, without special tokens, and the
+    numbers of all of their tokens; then, of the question as a whole, as `QuestionSplit` has them: the spans of its
+    context tokens, where these start, its answer and candidates, and whether anything was cut off."""
+    # 1. Question and context were tokenized as one text; tokens that end within the prefix are the question's. Of a
+    #    question that takes more than half of the room, the rest is cut off.
+    room = tokenizer.room(config.max_length)
+    num_question = int(np.searchsorted(spans_T2[:, 1], len_prefix, side="right"))
+    question, context = ids[: min(num_question, room // 2)], ids[num_question:]
+    spans_K2 = np.maximum(spans_T2[num_question:] - len_prefix, 0)
+    # 2. Windows: the question, then a part of the context.
+    parts = cut_windows(len(context), room - len(question), config)
+    before = np.full(len(tokenizer.opening) + len(question), -1)
+    windows, numbers = [], []
+    for begin, end in parts:
+        windows.append(np.concatenate([question, context[begin:end]]))
+        numbers += [before, np.arange(first + begin, first + end), np.full(1, -1)]
+    # 3. The answer must be in a window, a candidate only in the context.
+    num_covered = parts[-1][1]
+    answer = tokens_of_answer(example.answers[0] if example.answers else None, spans_K2, first, num_covered)
+    candidates = [tokens_of_answer(one, spans_K2, first, len(context)) for one in example.candidates]
+    is_cut = len(question) < num_question or num_covered < len(context)
+    return windows, numbers, spans_K2, len(before), answer, candidates, is_cut
 
 
 def cut_windows(num_tokens: int, room: int, config: FinetuneConfig) -> list[tuple[int, int]]:
