@@ -76,7 +76,7 @@ def test_packed_evaluation_equals_one_by_one(encoder: Encoder, data_dirs: Dirs, 
     alone = make_cell(task, qa_head=head, microbatch_tokens=1)
     family = FAMILY_MODULES[cell.task.family]
     packed, single = (predict_split(model, split, each) for each in (cell, alone))
-    (metrics, rows), (others, expected) = (family.judge(split, predicted, cell) for predicted in (packed, single))
+    (metrics, rows), (others, expected) = (family.judge_split(split, predicted, cell) for predicted in (packed, single))
     assert metrics == pytest.approx(others)
     for ours, theirs in zip(rows, expected, strict=True):
         assert ours["id"] == theirs["id"] and ours.get("score") == pytest.approx(theirs.get("score"))
@@ -105,7 +105,7 @@ def test_overfits_a_few_examples(
     if task == "squad_v2":
         split = replace(split, contexts=contexts_of(encoder, split))
     if reached is not None:
-        scores = FAMILY_MODULES[cell.task.family].judge(split, predict_split(model, split, cell), cell)[0]
+        scores = FAMILY_MODULES[cell.task.family].judge_split(split, predict_split(model, split, cell), cell)[0]
         assert scores[cell.task.metric] >= reached
 
 

@@ -30,32 +30,34 @@ ModelArguments = Annotated[
 PairOption = Annotated[
     tuple[str, str] | None, typer.Option("--compare", help="Two models: who wins where, and is it more than noise?")
 ]
+TasksOption = Annotated[
+    str | None, typer.Option(help="Names or YAML files, by commas; `paper`, its twelve, unless given.")
+]
+DataDirsOption = Annotated[
+    list[str] | None, typer.Option(help="TASK=FOLDER with the task's data as published; may be repeated.")
+]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say which cells are missing and how long they take.")]
+KeepBestOption = Annotated[
+    Path | None, typer.Option(help="Write the best fine-tuned model of each task, by validation, below here.")
+]
 ScoresOption = Annotated[Path, typer.Option("--out", help="Where finished cells are kept.")]
 
 
 def evaluate_command(
     models: ModelArguments = None,
-    tasks: Annotated[
-        str | None, typer.Option(help="Names or YAML files, by commas; `paper`, its twelve, unless given.")
-    ] = None,
+    tasks: TasksOption = None,
     learning_rates: Annotated[str, typer.Option(help="By commas.")] = "1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4",
     seeds: Annotated[str, typer.Option(help="By commas, or a range such as 0-4.")] = "0-4",
     scores: ScoresOption = Path("scores"),
-    data_dir: Annotated[
-        list[str] | None, typer.Option(help="TASK=FOLDER with the task's data as published; may be repeated.")
-    ] = None,
+    data_dir: DataDirsOption = None,
     engine: EngineOption = "local",
     address: AddressOption = None,
     workers: Annotated[int | None, typer.Option(help="Cells side by side; one per core or GPU unless given.")] = None,
     workers_per_gpu: Annotated[int, typer.Option(help="Cells that share a GPU.")] = 1,
     part: Annotated[str | None, typer.Option(help="NUMBER/TOTAL: only this part of the cells (a Slurm array).")] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say which cells are missing and how long they take.")
-    ] = False,
+    dry_run: DryRunOption = False,
     pair: PairOption = None,
-    keep: Annotated[
-        Path | None, typer.Option(help="Write the best fine-tuned model of each task, by validation, below here.")
-    ] = None,
+    keep: KeepBestOption = None,
     form: FormatOption = "text",
 ) -> None:
     """Fine-tune and score models on tasks with every rate and seed; the rate is chosen on validation.

@@ -158,7 +158,7 @@ def evaluate_cell(
     for name in EVALUATED_SPLITS if training.diverged_at is None else ():
         with torch.no_grad():
             predictions = family.predict(network, splits[name], cell)
-        metrics[name], rows[name] = family.judge(splits[name], predictions, cell)
+        metrics[name], rows[name] = family.judge_split(splits[name], predictions, cell)
     is_on_gpu = cell.device.type == "cuda"
     peak = torch.cuda.max_memory_allocated(cell.device) if is_on_gpu else 1024 * getrusage(RUSAGE_SELF).ru_maxrss
     seconds = {"train": training.seconds, "evaluate": time.perf_counter() - started}

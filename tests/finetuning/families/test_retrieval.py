@@ -94,7 +94,7 @@ def test_a_perfect_ranking_scores_one(encoded: EncodedTask[retrieval.JudgedSplit
     for shift, score in ((0, 1.0), (1, 0.0)):
         pairs = zip(judged.queries_J, judged.documents_J + shift, strict=True)
         ranked = {judged.ids[query]: {judged.document_ids[document]: 1.0} for query, document in pairs}
-        metrics, rows = retrieval.judge(judged, ranked, cell)
+        metrics, rows = retrieval.judge_split(judged, ranked, cell)
         assert metrics["ndcg_at_10"] == score and {row["score"] for row in rows} == {score}
 
 
@@ -111,7 +111,7 @@ def test_a_part_of_the_queries_is_searched_for_among_the_same_documents(
         split = load_encoded(source, encoder.tokenizer, cell.config).splits["test"]
         ranked = predict_split(model, split, cell)
         assert len(ranked) == split.num_examples
-        _, rows = retrieval.judge(split, ranked, cell)
+        _, rows = retrieval.judge_split(split, ranked, cell)
         for (query, documents), row in zip(ranked.items(), rows, strict=True):
             assert query == row["id"]
             found[query] = set(documents), row["score"]

@@ -54,7 +54,7 @@ class FamilyModule(Protocol[InputData, Split, Predictions]):
     def predict(self, model: nn.Module, split: Split, cell: CellContext) -> Predictions:
         """The predictions for all examples. Called under `torch.no_grad`, with a model in evaluation mode."""
 
-    def judge(self, split: Split, predictions: Predictions, cell: CellContext) -> Judgement:
+    def judge_split(self, split: Split, predictions: Predictions, cell: CellContext) -> Judgement:
         """Every metric of the family by its name, as a share between 0 and 1; and a row for each example, as it is
         written to `test.jsonl`: its id, what was predicted, and its score."""
 

@@ -94,7 +94,7 @@ def predict(model: nn.Module, split: ChoiceSplit, cell: CellContext) -> np.ndarr
     return predict_samples(model, split.texts, 1, cell)[:, 0]
 
 
-def judge(split: ChoiceSplit, predictions: np.ndarray, cell: CellContext) -> Judgement:
+def judge_split(split: ChoiceSplit, predictions: np.ndarray, cell: CellContext) -> Judgement:
     parts = np.split(predictions, split.bounds_Q1[1:-1])
     metrics = {"accuracy": accuracy(split.right_Q, np.array([part.argmax() for part in parts]))}
     return metrics, choice_rows(split, parts, cell.task.classes)

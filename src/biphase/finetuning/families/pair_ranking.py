@@ -129,7 +129,7 @@ def order(split: CandidateSplit, scores_S: np.ndarray) -> dict[str, dict[str, fl
     return ranked
 
 
-def judge(split: CandidateSplit, predictions: np.ndarray, cell: CellContext) -> Judgement:
+def judge_split(split: CandidateSplit, predictions: np.ndarray, cell: CellContext) -> Judgement:
     """As of retrieval, and what BM25's own order scores."""
     before, _ = ranking_scores(split.relevance, order(split, -np.arange(len(predictions), dtype=np.float64)))
     means, rows = judge_ranking(split.relevance, order(split, predictions), cell.task.metric)

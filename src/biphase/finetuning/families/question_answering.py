@@ -369,7 +369,7 @@ def characters_of_span(split: QuestionSplit, question: int, begin: int, end: int
     return first, first + len(text.strip())
 
 
-def judge(split: QuestionSplit, predictions: SpanPredictions, cell: CellContext) -> Judgement:
+def judge_split(split: QuestionSplit, predictions: SpanPredictions, cell: CellContext) -> Judgement:
     texts = dict(zip(split.ids, predictions.texts, strict=True))
     gold = dict(zip(split.ids, split.gold, strict=True))
     scores = answer_scores(texts, gold)

@@ -208,7 +208,7 @@ def embed_all(model: nn.Module, texts: TokenizedTexts, samples: np.ndarray, cell
     return embeddings
 
 
-def judge(split: JudgedSplit, predictions: Ranked, cell: CellContext) -> Judgement:
+def judge_split(split: JudgedSplit, predictions: Ranked, cell: CellContext) -> Judgement:
     relevance: dict[str, dict[str, int]] = {}
     columns = (split.queries_J, split.documents_J, split.grades_J)
     for query, document, grade in zip(*(column.tolist() for column in columns), strict=True):

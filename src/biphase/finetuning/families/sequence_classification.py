@@ -98,7 +98,7 @@ def predict(model: nn.Module, split: LabelledSplit, cell: CellContext) -> np.nda
     return predict_samples(model, split.texts, num_outputs(cell.task), cell)
 
 
-def judge(split: LabelledSplit, predictions: np.ndarray, cell: CellContext) -> Judgement:
+def judge_split(split: LabelledSplit, predictions: np.ndarray, cell: CellContext) -> Judgement:
     rows = label_rows(split, predictions, cell.task)
     match cell.task.problem_type:
         case None:

@@ -147,7 +147,7 @@ def vote(labels_T: np.ndarray, words_T: np.ndarray, num_words: int, num_labels: 
     return np.where(has_tokens_W, ranks_WC.argmax(axis=1), default)
 
 
-def judge(split: TaggedSplit, predictions: tuple[np.ndarray, np.ndarray], cell: CellContext) -> Judgement:
+def judge_split(split: TaggedSplit, predictions: tuple[np.ndarray, np.ndarray], cell: CellContext) -> Judgement:
     metrics = token_metrics(split.tags_W, predictions[0], split.word_bounds_S1, cell.task.classes)
     return metrics, tag_rows(split, predictions, cell.task.classes)
 
