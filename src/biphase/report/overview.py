@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from biphase.report.contrasts import difference, is_significant
 from biphase.report.formats import show_points, show_share
@@ -126,12 +125,8 @@ def answer_sentences(results: ResultSet, means: Sequence[Result]) -> Iterator[st
     groups = list(group_rivals(one for one in means if one.arm.setup != "control"))
     if not groups:
         return
-
     # The group that compares most objectives; of several, the one with the most training.
-    def variety(some: list[Result]) -> tuple[int, int, tuple[float, int]]:
-        return len({one.arm.objective for one in some}), min(len(some), 2), training(some[0])
-
-    group = max(groups, key=variety)
+    group = max(groups, key=lambda some: (len({one.arm.objective for one in some}), len(some) > 1, training(some[0])))
     best = max(group, key=lambda result: result.mean)
     names = [name for family in results.families for name in results.datasets(family, best.metric)]
     where = f"on average over {len(names)} tasks" if len(names) > 1 else f"on {names[0]}"
@@ -164,7 +159,6 @@ def compare_in_words(best: Result, other: Result, where: str, num_asked: int) ->
     seen = difference(best, other)
     tested = seen.against()
     p_value = min(tested.p_value * num_asked, 1.0)
-    verdict: Literal["is ahead of", "cannot be told from"]
     verdict = "is ahead of" if is_significant(p_value) else "cannot be told from"
     effect = f"{show_points(tested.value)} points [{show_points(tested.low)}, {show_points(tested.high)}]"
     chosen = f", p corrected for choosing the best of {num_asked + 1}" if num_asked > 1 else ""

@@ -1,7 +1,7 @@
 """Summaries and comparisons → tables and sentences in a terminal."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, get_args
 
 from rich import box
@@ -51,24 +51,27 @@ def print_summary(rows: Sequence[SummaryRow], broken: Sequence[BrokenScore] = ()
     else:
         lines = ["no finished scores"]
     for row in rows:
-        if row.missing:
-            shown = [f"{show_rate(rate)} seed {seed}" for rate, seed in row.missing[:3]]
-            lost = f"{show_count(len(row.missing), 'cell')}: {', '.join(shown)}{', …' if len(row.missing) > 3 else ''}"
-            lines.append(f"missing: {names[row.model]} on {row.task}: {lost}")
-        if row.num_unspread:
-            lost = show_count(row.num_unspread, "cell")
-            lines.append(
-                f"spread of {names[row.model]} on {row.task}: lacks {lost} without a score, so it may be too small"
-            )
-        if row.num_degenerate:
-            seeds = f"{row.num_degenerate} of {show_count(len(row.seeds), 'seed')}"
-            lines.append(f"degenerate: {names[row.model]} on {row.task} predicts the same for all with {seeds}")
+        lines += list_flaws(row, f"{names[row.model]} on {row.task}")
     if signals := measure_signals(rows):
         measured = ", ".join(f"{task} {show_signal(signal)}" for task, signal in signals.items())
         lines.append(f"signal ÷ noise: {measured}; about 1 where models are equally good, (…) where nothing is decided")
         lines += [f"{task} decides nothing here: {one.needs}" for task, one in signals.items() if one.needs]
     for line in (*lines, *(f"left out: {one.path} ({one.reason})" for one in broken)):
         console.out.print(line, markup=False)
+
+
+def list_flaws(row: SummaryRow, where: str) -> Iterator[str]:
+    """What a reader must know of a row beyond its numbers."""
+    if row.missing:
+        shown = [f"{show_rate(rate)} seed {seed}" for rate, seed in row.missing[:3]]
+        lost = f"{show_count(len(row.missing), 'cell')}: {', '.join(shown)}{', …' if len(row.missing) > 3 else ''}"
+        yield f"missing: {where}: {lost}"
+    if row.num_unspread:
+        lost = show_count(row.num_unspread, "cell")
+        yield f"spread of {where}: lacks {lost} without a score, so it may be too small"
+    if row.num_degenerate:
+        seeds = f"{row.num_degenerate} of {show_count(len(row.seeds), 'seed')}"
+        yield f"degenerate: {where} predicts the same for all with {seeds}"
 
 
 def tabulate(

@@ -26,6 +26,8 @@ from biphase.study.picture import draw_plan
 from biphase.study.plan import Plan
 from biphase.study.results import collect_results
 
+CELL_COLUMNS = ("model", "task", "learning_rate", "seed", "metric", "steps", "seconds")
+
 
 def report_study(
     plan: Plan, place: StudyFolder, out: Path, commands: Sequence[str]
@@ -81,40 +83,28 @@ def read_losses(plan: Plan, place: StudyFolder, state: StudyState) -> dict[str, 
 
 def cells_csv(scores: dict[str, ScoreSet]) -> str:
     """Every cell as it was measured: a row for each model, task, rate and seed, in shares; empty where it diverged."""
-    rows = [
-        (model, score)
-        for model, found in scores.items()
-        for score in sorted(found.scores, key=lambda s: (s.task, s.config.learning_rate, s.config.seed))
-    ]
-    names = set[tuple[str, str]]()
-    for _, score in rows:
-        for split in score.metrics:
-            names |= {(split, metric) for metric in score.metrics[split]}
-    columns = sorted(names)
-    table: list[Sequence[object]] = [
-        ("model", "task", "learning_rate", "seed", "metric", "steps", "seconds", *map(" ".join, columns))
-    ]
-    for model, score in rows:
-        values = [score.metrics.get(split, {}).get(metric) for split, metric in columns]
-        shown = ["" if value is None else f"{value:.6f}" for value in values]
-        config, seconds = score.config, round(sum(score.seconds.values()), 1)
-        own = [model, score.task, config.learning_rate, config.seed, score.metric, score.num_steps, seconds]
-        table.append([*own, *shown])
-    return csv_text(table)
+    rows: list[dict[str, object]] = []
+    for model, found in scores.items():
+        for score in sorted(found.scores, key=lambda s: (s.task, s.config.learning_rate, s.config.seed)):
+            config, seconds = score.config, round(sum(score.seconds.values()), 1)
+            own = (model, score.task, config.learning_rate, config.seed, score.metric, score.num_steps, seconds)
+            rows.append(dict(zip(CELL_COLUMNS, own, strict=True)))
+            for split, values in score.metrics.items():
+                rows[-1] |= {f"{split} {metric}": f"{value:.6f}" for metric, value in values.items()}
+    columns = (*CELL_COLUMNS, *sorted({key for row in rows for key in row}.difference(CELL_COLUMNS)))
+    return csv_text([columns, *([row.get(column, "") for column in columns] for row in rows)])
 
 
 def list_costs(plan: Plan, state: StudyState) -> list[dict[str, object]]:
     """What was spent, as measured."""
-    # What was done, how often, with how many steps and tokens, in how many seconds.
-    spent: list[tuple[str, int, int, str, float]] = []
+    columns, rows = ("stage", "units", "steps", "tokens", "worker time"), list[tuple[object, ...]]()
     if state.records:
         seconds = sum(record.seconds for record in state.records.values())
         steps, tokens = (sum(getattr(plan.runs[name], what) for name in state.records) for what in ("steps", "tokens"))
-        spent.append(("pretraining", len(state.records), steps, f"{tokens:,}", seconds))
+        rows.append(("pretraining", len(state.records), steps, f"{tokens:,}", duration(seconds)))
     for task, (num, steps, seconds) in measure_cells(state.scores).items():
-        spent.append((f"fine-tuning and evaluation: {task}", num, steps, "", seconds))
-    columns = ("stage", "units", "steps", "tokens", "worker time")
-    return [dict(zip(columns, (*row[:4], duration(row[4])), strict=True)) for row in spent]
+        rows.append((f"fine-tuning and evaluation: {task}", num, steps, "", duration(seconds)))
+    return [dict(zip(columns, row, strict=True)) for row in rows]
 
 
 def list_missing(plan: Plan, place: StudyFolder, state: StudyState) -> Iterator[str]:

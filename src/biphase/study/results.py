@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import permutations
 
 from biphase.errors import InputError
 from biphase.finetuning.scores import ScoreSet
@@ -9,7 +10,6 @@ from biphase.finetuning.selection import select_rate
 from biphase.paper.published import place_arms
 from biphase.report.contrasts import Terms, combine, contrast
 from biphase.report.results import ReportArm, Result, measured, pool
-from biphase.report.statistics import Interval
 from biphase.study.advise import Evidence
 from biphase.study.cost import Sizes, measure_sizes
 from biphase.study.folder import StudyFolder, read_state
@@ -25,30 +25,31 @@ def collect_results(
 ) -> Iterator[Result]:
     """Every arm on every task, by the standard metric and by the paper's, in each of its comparisons.
 
-    Models that `arm_of_model` describes alike, by name and all, are one arm that was pretrained several times: their
-    results are pooled, each with the seed of its recipe as pretraining seed.
+    Models of one name but for their seed are one arm that was pretrained several times: their results are pooled, each
+    with the seed of its recipe as pretraining seed.
 
     Args:
         device_hours: what the training of each run took, where that is known; an arm has the mean over its seeds.
     """
     families = task_families(plan.study.evaluation)
     sizes = measure_sizes(plan)
-    models: dict[ReportArm, list[EvaluatedModel]] = {}
+    models: dict[str, list[EvaluatedModel]] = {}
     for model in plan.models:
-        models.setdefault(arm_of_model(plan, model, sizes), []).append(model)
+        models.setdefault(model.pooled_name, []).append(model)
     hours = device_hours or {}
 
     def took(run: PlannedRun, until: int) -> float:
         return hours.get(run.name, 0.0) * (until - run.first) / run.steps
 
-    timed: dict[ReportArm, list[EvaluatedModel]] = {}
-    for arm, some in models.items():
-        spent = [one for model in some if (one := sum_runs(plan, model, took)) is not None]
-        is_timed = len(spent) == len(some) and arm.objective != "none"
-        timed[replace(arm, device_hours=sum(spent) / len(spent)) if is_timed else arm] = some
-    for arm in place_arms(timed):
+    arms = []
+    for some in models.values():
+        arm, spent = arm_of_model(plan, some[0], sizes), [sum_runs(plan, model, took) for model in some]
+        known = [one for one in spent if one is not None]
+        is_timed = len(known) == len(spent) and arm.objective != "none"
+        arms.append(replace(arm, device_hours=sum(known) / len(known)) if is_timed else arm)
+    for arm in place_arms(arms):
         found: dict[tuple[str, str], list[Result]] = {}
-        for model in next(some for known, some in timed.items() if known.name == arm.name):
+        for model in models[arm.name]:
             for result in collect_model(arm, plan.arms[model.arm].recipe.seed, scores[model.name], families):
                 found.setdefault((result.dataset, result.metric), []).append(result)
         yield from map(pool, found.values())
@@ -112,21 +113,16 @@ def weigh_evidence(curricula: Mapping[str, Terms], smaller: Sequence[Mapping[str
     for name, terms in curricula.items():
         is_behind = contrast(combine((1, best), (-1, terms)) or []).side == "above"
         evidence.append(Evidence(name, 100 * means[name].value, 100 * means[name].half_width, is_behind))
-    ladder = [{name: contrast(terms).estimate for name, terms in rung.items()} for rung in smaller]
-    return [replace(item, foretold=count_foretold(item.curriculum, ladder, means)) for item in evidence]
-
-
-def count_foretold(
-    curriculum: str, ladder: Sequence[Mapping[str, float]], final: Mapping[str, Interval]
-) -> tuple[int, int]:
-    """Pairs of a curriculum and another one at smaller budgets: those in the order of the final budget, and all."""
-    is_right = [
-        (rung[curriculum] > rung[other]) == (final[curriculum].value > final[other].value)
-        for rung in ladder
-        for other in rung
-        if curriculum in rung and other != curriculum and other in final
+    # Pairs of two curricula at smaller budgets: whether they stand in the order of the final one.
+    is_right: dict[str, list[bool]] = {name: [] for name in curricula}
+    for rung in smaller:
+        early = {name: contrast(terms).estimate for name, terms in rung.items() if name in means}
+        for one, other in permutations(early, 2):
+            is_right[one].append((early[one] > early[other]) == (means[one].value > means[other].value))
+    return [
+        replace(item, foretold=(sum(right), len(right)))
+        for item, right in zip(evidence, is_right.values(), strict=True)
     ]
-    return sum(is_right), len(is_right)
 
 
 def arm_of_model(plan: Plan, model: EvaluatedModel, sizes: Sizes) -> ReportArm:

@@ -8,6 +8,7 @@ import csv
 import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -210,32 +211,23 @@ def read_mldr(path: Path, part: str = "judgements") -> Rows:
 
 def read_json_rows(path: Path) -> Rows:
     """A JSON file of rows: a list of objects, objects by their id, one object a line, or SQuAD's form."""
-    lines = ((number, line) for number, line, _ in read_text_lines(path) if line.strip())
-    first, second = next(lines, (1, ""))[1].strip(), next(lines, None)
-    if second is not None and first.startswith("{") and first.endswith("}") and is_object(first):
-        return ((f"{path}:{number}", row) for number, row, _ in read_json_lines(path))
+    lines = (line.strip() for _, line, _ in read_text_lines(path) if line.strip())
+    first, second = next(lines, ""), next(lines, None)
+    with suppress(json.JSONDecodeError):
+        if second is not None and first.startswith("{") and isinstance(json.loads(first), dict):
+            return ((f"{path}:{number}", row) for number, row, _ in read_json_lines(path))
     content = read_json_file(path)
     if isinstance(content, list):
         rows = [(f"{path}: row {number}", row) for number, row in enumerate(content)]
     elif isinstance(content, dict) and not isinstance(content.get("data"), list):
-        rows = [(f"{path}: row {id}", {"id": id} | row if is_row(row) else row) for id, row in content.items()]
+        named = {id: {"id": id} | row if isinstance(row, dict) else row for id, row in content.items()}
+        rows = [(f"{path}: row {id}", row) for id, row in named.items()]
     else:
         return read_squad(path, content)
-    wrong = next((place for place, row in rows if not is_row(row)), None)
+    wrong = next((place for place, row in rows if not isinstance(row, dict)), None)
     if wrong is not None:
         raise InputError(f"{wrong} is no object: a list of objects, objects by their id, or SQuAD's form is needed")
     return rows
-
-
-def is_row(value: Any) -> bool:
-    return isinstance(value, dict)
-
-
-def is_object(line: str) -> bool:
-    try:
-        return isinstance(json.loads(line), dict)
-    except json.JSONDecodeError:
-        return False
 
 
 def read_arrow_table(path: Path) -> Rows:
