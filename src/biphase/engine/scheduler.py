@@ -16,7 +16,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -95,12 +95,9 @@ class Worker:
 def run_in_workers(queue: UnitQueue, engine: Engine, on_progress: Listener) -> Generator[Outcome, None, None]:
     if not queue.num_left:
         return
-    with sigterm_stops():
-        pool = RayPool(engine, queue.num_left) if engine.kind == "ray" else LocalPool(engine, queue.num_left)
-        try:
-            yield from schedule(queue, pool, on_progress)
-        finally:
-            pool.close()
+    make_pool = RayPool if engine.kind == "ray" else LocalPool
+    with sigterm_stops(), closing(make_pool(engine, queue.num_left)) as pool:
+        yield from schedule(queue, pool, on_progress)
 
 
 def schedule(queue: UnitQueue, pool: LocalPool | RayPool, on_progress: Listener) -> Iterator[Outcome]:

@@ -29,27 +29,23 @@ def read_reference() -> ResultSet:
     flops = {row["arm"]: float(row["flops"]) for row in read_reference_rows("paper_flops.csv")}
     results = []
     for row in read_reference_rows("paper_scores.csv"):
+        steps, continued = int(row["pretrain_steps"]), int(row["cpt_steps"] or 0)
         arm = ReportArm(
             name="",
             setup=row["setup"],
             size=row["size"],
             objective=row["objective"].lower(),  # type: ignore[arg-type]
             mask_percent=int(row["mask_percent"]) if row["mask_percent"] else None,
-            pretrain_steps=int(row["pretrain_steps"]),
+            pretrain_steps=steps,
             clm_steps=int(row["clm_steps"]),
             mlm_steps=int(row["mlm_steps"]),
-            cpt_steps=int(row["cpt_steps"] or 0),
+            cpt_steps=continued,
+            tokens=float(TOKENS_PER_STEP * (steps + continued)),
         )
         name, parent = published_name(arm)
         results.append(
             Result(
-                arm=replace(
-                    arm,
-                    name=name,
-                    parent=parent,
-                    flops=flops[name],
-                    tokens=float(TOKENS_PER_STEP * (arm.pretrain_steps + arm.cpt_steps)),
-                ),
+                arm=replace(arm, name=name, parent=parent, flops=flops[name]),
                 family=row["family"],  # type: ignore[arg-type]
                 dataset=row["dataset"],
                 metric="paper",

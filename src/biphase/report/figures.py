@@ -96,6 +96,14 @@ FIGURES: dict[str, tuple[str, str, str, Callable[[ResultSet], list[panels.Panel]
 }
 """Name → title, caption, what it needs, and its panels, a family each: none where what it needs is missing."""
 
+LOSS_CURVES = (
+    "Loss curves",
+    "Training loss as lines (means of neighbouring steps), validation loss as markers; a branch begins at the "
+    "step where it leaves its trunk.",
+    "the metrics.jsonl of the runs",
+)
+"""The same of the figure of losses, which are no results."""
+
 
 def draw_figures(
     results: ResultSet,
@@ -121,23 +129,17 @@ def draw_figures(
         pictures.append(
             Picture("compute-equivalents", [partial(plot_panel, panel) for panel in ladders], row_height=3.2)
         )
-    for name, (title, caption, needs, make_panels) in FIGURES.items():
-        if made := make_panels(results):
-            pictures.append(Picture(name, [partial(plot_panel, panel) for panel in made]))
+    wanted: dict[str, Sequence[Callable[[Axes], object]]] = {}
+    for name, (*_, make_panels) in FIGURES.items():
+        wanted[name] = [partial(plot_panel, panel) for panel in make_panels(results)]
+    wanted["losses"] = list(share_out_curves(losses or {}))
+    for name, plots in wanted.items():
+        title, caption, needs = FIGURES[name][:3] if name in FIGURES else LOSS_CURVES
+        if plots:
+            pictures.append(Picture(name, plots, has_own_legends=name == "losses"))
             drawn.append((name, title, caption))
         else:
             missing.append(f"{title}: needs {needs}")
-    losses = losses or {}
-    curves = list(share_out_curves(losses))
-    if curves:
-        pictures.append(Picture("losses", curves, has_own_legends=True))
-        caption = (
-            "Training loss as lines (means of neighbouring steps), validation loss as markers; a branch begins at the "
-            "step where it leaves its trunk."
-        )
-        drawn.append(("losses", "Loss curves", caption))
-    else:
-        missing.append("Loss curves: needs the metrics.jsonl of the runs")
     save_figures(pictures, folder)
     return drawn, missing
 

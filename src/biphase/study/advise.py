@@ -126,13 +126,7 @@ def advise(
     Raises:
         InputError: no budget or two, hours without a machine, or a budget too small to train anything.
     """
-    if (flops is None) == (hours is None):
-        raise InputError("give a budget, either in FLOPs or in hours on a device")
-    if hours is not None and machine is None:
-        raise InputError("hours need a device, such as H100")
-    budget = machine.flops_in(hours) if machine and hours is not None else flops or 0.0
-    if not (math.isfinite(budget) and budget > 0):
-        raise InputError(f"a budget of {budget:g} FLOPs buys nothing; give a number above 0")
+    budget = count_budget(flops, hours, machine)
     curriculum = choose_curriculum(evidence)
     candidates = tuple(make_candidate(preset, text, budget, curriculum.value) for preset in PRESETS)
     chosen = choose_candidate(candidates, budget)
@@ -160,6 +154,17 @@ def advise(
         chosen=chosen,
         caveats=tuple(CAVEATS[name].format(used=spent / budget) for name, is_so in caveats.items() if is_so),
     )
+
+
+def count_budget(flops: float | None, hours: float | None, machine: Machine | None) -> float:
+    if (flops is None) == (hours is None):
+        raise InputError("give a budget, either in FLOPs or in hours on a device")
+    if hours is not None and machine is None:
+        raise InputError("hours need a device, such as H100")
+    budget = machine.flops_in(hours) if machine and hours is not None else flops or 0.0
+    if not (math.isfinite(budget) and budget > 0):
+        raise InputError(f"a budget of {budget:g} FLOPs buys nothing; give a number above 0")
+    return budget
 
 
 def make_candidate(preset: str, text: TextAmount | None, budget: float, curriculum: str) -> Candidate:

@@ -366,21 +366,18 @@ def cell_cost(
 
 def count_disk(plan: Plan, sizes: Sizes) -> dict[str, float]:
     """Bytes of all checkpoints, of those that must be there for a while, and of the models' weights."""
-    everything, needed, models = 0.0, 0.0, 0.0
+    disk = dict.fromkeys(("models", "needed", "everything"), 0.0)
     for checkpoint in plan.checkpoints:
         shape = sizes.shapes[checkpoint.run]
         if shape is None:
             continue
         weights = float(BYTES_PER_WEIGHT * shape.parameters)
         moments = moment_bytes(shape, plan.runs[checkpoint.run].recipe)
-        everything += weights + moments
-        if checkpoint.models:
-            models += weights
-        if checkpoint.models or checkpoint.needed_by:
-            needed += weights
-        if checkpoint.moments_needed_by:
-            needed += moments
-    return {"models": models, "needed": needed, "everything": everything}
+        disk["everything"] += weights + moments
+        disk["models"] += weights if checkpoint.models else 0.0
+        disk["needed"] += weights if checkpoint.models or checkpoint.needed_by else 0.0
+        disk["needed"] += moments if checkpoint.moments_needed_by else 0.0
+    return disk
 
 
 def moment_bytes(shape: Shape, recipe: Recipe) -> float:

@@ -1,6 +1,7 @@
 """The hypotheses of a study: held against its plan before it runs, recorded when it runs, judged by its results."""
 
 import json
+import math
 import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -130,16 +131,10 @@ def hypotheses_json(plan: Plan, folder: Path, findings: Sequence[Finding]) -> st
     for hypothesis, finding in zip(plan.study.hypotheses, findings, strict=True):
         inequalities = []
         for one in finding.inequalities:
-            values = {
-                "estimate": one.estimate,
-                "low": one.low,
-                "high": one.high,
-                "bound": one.bound,
-                "p": one.p_value,
-                "adjusted_p": one.adjusted,
-            }
-            known = {key: value if value == value else None for key, value in values.items()}  # nan is no JSON
-            inequalities.append({"label": one.label, **known, "verdict": one.verdict})
+            values = (one.estimate, one.low, one.high, one.bound, one.p_value, one.adjusted)
+            known = (None if math.isnan(value) else value for value in values)  # nan is no JSON
+            shown = dict(zip(("estimate", "low", "high", "bound", "p", "adjusted_p"), known, strict=True))
+            inequalities.append({"label": one.label, **shown, "verdict": one.verdict})
         said = hypothesis.model_dump(mode="json")
         judged.append({**said, "verdict": finding.verdict, "inequalities": inequalities, "needs": finding.needs})
     declared = describe_declaration(plan.study, folder)

@@ -41,18 +41,20 @@ def collect_results(
     def took(run: PlannedRun, until: int) -> float:
         return hours.get(run.name, 0.0) * (until - run.first) / run.steps
 
-    arms = []
+    results: dict[ReportArm, list[Result]] = {}
     for some in models.values():
         arm, spent = arm_of_model(plan, some[0], sizes), [sum_runs(plan, model, took) for model in some]
         known = [one for one in spent if one is not None]
-        is_timed = len(known) == len(spent) and arm.objective != "none"
-        arms.append(replace(arm, device_hours=sum(known) / len(known)) if is_timed else arm)
-    for arm in place_arms(arms):
+        if len(known) == len(spent) and arm.objective != "none":
+            arm = replace(arm, device_hours=sum(known) / len(known))
         found: dict[tuple[str, str], list[Result]] = {}
-        for model in models[arm.name]:
+        for model in some:
             for result in collect_model(arm, plan.arms[model.arm].recipe.seed, scores[model.name], families):
                 found.setdefault((result.dataset, result.metric), []).append(result)
-        yield from map(pool, found.values())
+        results[arm] = list(map(pool, found.values()))
+    by_name = {arm.name: own for arm, own in results.items()}
+    for arm in place_arms(results):
+        yield from (replace(result, arm=arm) for result in by_name[arm.name])
 
 
 def collect_model(
