@@ -109,16 +109,7 @@ def contrast(terms: Iterable[tuple[float, SeedScores]]) -> Contrast:
     """
     terms = list(expand_averages(terms))
     groups = group_by_seeds(terms)
-    if groups is None:  # means and spreads alone, as published
-        parts = [((weight * score.std) ** 2 / score.num, score.num - 1) for weight, score in terms]
-        num, estimate = min(score.num for _, score in terms), sum(weight * score.mean for weight, score in terms)
-    else:
-        rows = [
-            np.sum([weight * (repetitions(score) @ np.array(score.samples)) for weight, score in group], axis=0)
-            for group in groups
-        ]
-        parts = [(variance(rows_R) / len(rows_R), len(rows_R) - 1) for rows_R in rows]
-        num, estimate = min(len(rows_R) for rows_R in rows), sum(float(rows_R.mean()) for rows_R in rows)
+    parts, num, estimate = over_seeds(terms, groups)
     seed_variance, degrees = add_parts(parts)
     example_variance, shared, num_examples = 0.0, 0.0, 0
     if groups is not None and (known := over_test_sets(groups)):
@@ -141,6 +132,20 @@ def contrast(terms: Iterable[tuple[float, SeedScores]]) -> Contrast:
         seed_variance=seed_variance,
         example_variance=example_variance,
     )
+
+
+def over_seeds(terms: Terms, groups: list[Terms] | None) -> tuple[list[tuple[float, int]], int, float]:
+    """The variance of the sum from each group of repetitions, with its degrees of freedom; the least number of
+    repetitions; and the sum."""
+    if groups is None:  # means and spreads alone, as published
+        parts = [((weight * score.std) ** 2 / score.num, score.num - 1) for weight, score in terms]
+        return parts, min(score.num for _, score in terms), sum(weight * score.mean for weight, score in terms)
+    rows = [
+        np.sum([weight * (repetitions(score) @ np.array(score.samples)) for weight, score in group], axis=0)
+        for group in groups
+    ]
+    parts = [(variance(rows_R) / len(rows_R), len(rows_R) - 1) for rows_R in rows]
+    return parts, min(len(rows_R) for rows_R in rows), sum(float(rows_R.mean()) for rows_R in rows)
 
 
 def add_parts(parts: Sequence[tuple[float, float]]) -> tuple[float, float]:

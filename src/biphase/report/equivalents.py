@@ -132,14 +132,13 @@ def contrast_at_share(
     arm: ReportArm,
     baseline: Sequence[ReportArm],
     share: float,
-    axis: Compute = "flops",
     datasets: Sequence[str] | None = None,
 ) -> Contrast | None:
-    """The arm's score minus the baseline's at the compute of which the arm has this share: above zero, if the arm's
+    """The arm's score minus the baseline's at the FLOPs of which the arm has this share: above zero, if the arm's
     equivalent is less than `share`. None where the ladder does not reach there."""
     names = shared_datasets(results, (arm, *baseline), datasets)
-    rungs = make_ladder(results, baseline, axis, names)
-    between = interpolate(rungs, compute_of(arm, axis) / share)
+    rungs = make_ladder(results, baseline, "flops", names)
+    between = interpolate(rungs, compute_of(arm, "flops") / share)
     return None if between is None else contrast(combine((1, mean_score(results, arm, names)), (-1, between)) or [])
 
 

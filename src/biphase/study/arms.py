@@ -177,7 +177,7 @@ def list_combinations(study: Study, models: Mapping[str, StartingModel]) -> Iter
             yield UnresolvedArm(name, group, source, text, phases, seeds, swept)
 
 
-def name_arm(group: ArmGroup, source: str, curriculum: str, steps: int, swept: Sequence[tuple[str, Any]] = ()) -> str:
+def name_arm(group: ArmGroup, source: str, curriculum: str, steps: int, swept: Sequence[tuple[str, Any]]) -> str:
     """The group's template for names, filled in. Raises `InputError` for a template that cannot be."""
     kind = "model" if group.models else "parent"
     values = {kind: source, "curriculum": curriculum_label(curriculum), "budget": write_steps(steps)}

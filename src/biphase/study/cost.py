@@ -73,7 +73,7 @@ def find_machine(name: str, devices: int = 1, efficiency: float | None = None) -
     return Machine(key, devices, PEAK_FLOPS[key], efficiency or EFFICIENCY.get(key, ASSUMED_EFFICIENCY), source)
 
 
-def measure_machine(path: Path, devices: int = 1) -> Machine:
+def measure_machine(path: Path, devices: int) -> Machine:
     """The devices that a run had, as fast as it was: the median of its steps, without the first few.
 
     Raises `InputError` when the run has logged no more than its first steps.

@@ -197,9 +197,9 @@ def format_bytes(num_bytes: float) -> str:
     return f"{num_bytes:.3g} {unit}"
 
 
-def plan_json(plan: Plan, estimate: Estimate | None = None) -> dict[str, Any]:
+def plan_json(plan: Plan, estimate: Estimate) -> dict[str, Any]:
     """The plan as plain data: runs with their recipes, segments, models, checkpoints, cells by name; and the cost."""
-    models = []
+    machine, models = estimate.machine, []
     for model in plan.models:
         arm = plan.arms[model.arm]
         facts = {name: getattr(arm, name) for name in ("group", "model", "parent", "curriculum")}
@@ -220,10 +220,7 @@ def plan_json(plan: Plan, estimate: Estimate | None = None) -> dict[str, Any]:
         "models": models,
         "checkpoints": checkpoints,
         "cells": [{"name": cell.name, "evaluates": cell.evaluates} for cell in plan.cells],
-    }
-    if estimate is not None:
-        machine = estimate.machine
-        tree["cost"] = {
+        "cost": {
             "machine": machine and {"name": machine.name, "devices": machine.devices, "efficiency": machine.efficiency},
             "flops": estimate.flops,
             "flops_by_objective": estimate.flops_by_objective,
@@ -231,7 +228,8 @@ def plan_json(plan: Plan, estimate: Estimate | None = None) -> dict[str, Any]:
             "disk_bytes": estimate.disk,
             "not_counted": estimate.unknown,
             "assumptions": estimate.assumptions,
-        }
+        },
+    }
     return to_jsonable_python(tree)
 
 

@@ -6,7 +6,6 @@ somebody looks, and never takes more than a twentieth of the time. It loads noth
 
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -132,7 +131,7 @@ class Handler(SimpleHTTPRequestHandler):
         pass
 
 
-def watch_study(plan: Plan, place: StudyFolder, tell: Callable[[str], None] = err.print) -> None:
+def watch_study(plan: Plan, place: StudyFolder) -> None:
     """Serve the page to this machine alone, until Ctrl-C. Writes nothing into the study's folder.
 
     Raises `InputError` where there is no such folder.
@@ -147,6 +146,6 @@ def watch_study(plan: Plan, place: StudyFolder, tell: Callable[[str], None] = er
         except OSError:
             server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         with server:
-            tell(f"http://127.0.0.1:{server.server_address[1]}/ (Ctrl-C ends it)")
+            err.print(f"http://127.0.0.1:{server.server_address[1]}/ (Ctrl-C ends it)")
             with suppress(KeyboardInterrupt):
                 server.serve_forever()
