@@ -1,4 +1,4 @@
-"""All that a GPU's first day needs, in minutes: its tests, three sizes beside Trainer, cells that share the GPU.
+"""All that a GPU's first day needs, in minutes: its tests, three sizes beside Trainer, kernels, cells that share it.
 
     make gpu                                           # every part, at most 9 minutes, one JSON
     python benchmarks/gpu.py --only 610m 1b            # some parts
@@ -59,6 +59,7 @@ PARTS = {
     "210m": pretrain("210m", 32_768, "biphase", "trainer", "trainer-heap-compile", seconds=120),
     "610m": pretrain("610m", 32_768, "biphase", "trainer", seconds=90),
     "1b": pretrain("1b", 16_384, "biphase", "trainer", seconds=90),
+    "kernels": Part("attention and head alone", [sys.executable, str(HERE / "kernels.py")], 60),
     "cells": Part("8 cells that share the GPU", [sys.executable, str(HERE / "grid.py"), *SHARED], 90),
     "210m-small": pretrain("210m", 8192, "biphase", "biphase-eager", seconds=60),
     "210m-large": pretrain("210m", 131_072, "biphase", seconds=60),
@@ -103,6 +104,9 @@ def describe(found: Found) -> str:
     told = []
     for result in found["measured"].get("results", ()):
         for arm, seen in result["arms"].items():
+            if "milliseconds" in seen:
+                told.append(f"{result['what']}, {arm} {seen['milliseconds']:.1f} ms")
+                continue
             rate = f"{seen['tokens_per_second']:,.0f} tokens/s" if "error" not in seen else seen["error"]
             share = f", MFU {seen['useful_share_of_peak']:.1%}" if "error" not in seen else ""
             told.append(f"{arm} {rate}{share}")

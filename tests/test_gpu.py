@@ -71,6 +71,20 @@ def test_attention_and_its_gradient(causal: bool, heads: int, kv_heads: int, win
         nearly(run(backend, torch.bfloat16), plain, exact)
 
 
+@pytest.mark.parametrize("causal", [True, False])
+def test_sinks_and_their_gradient(causal: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    inputs = [torch.randn((int(BOUNDS[-1]), 4, 64), generator=generator) for _ in range(3)]
+    inputs.append(torch.tensor([-1.0, 0.0, 1.0, 3.0]))
+
+    def run(backend: Backend, dtype: torch.dtype) -> list[Tensor]:
+        layout = lay_out(BOUNDS, causal=causal, device=DEVICE, backend=backend)
+        return with_gradients(lambda q, k, v, s: attend(q, k, v, layout, 0.125, 0, 0.0, s), inputs, dtype)
+
+    exact, plain = run("reference", torch.float32), run("reference", torch.bfloat16)
+    nearly(run("buckets", torch.bfloat16), plain, exact)
+
+
 @pytest.mark.parametrize("softcap", [None, 5.0])
 def test_head_and_its_gradient(softcap: float | None) -> None:
     """A head of many chunks, in bf16."""

@@ -18,7 +18,6 @@ from biphase.encoder.attention import (
     lay_out,
     newest_flash,
     packed_attention,
-    relay_out,
 )
 from biphase.encoder.buckets import bucket_attention, make_buckets
 from biphase.errors import InputError
@@ -215,13 +214,6 @@ def test_softcap_and_sinks(
     for name, x, p, e in zip(("out", "q", "k", "v", "sinks"), found, plain, exact, strict=True):
         allowed = 2 * (p - e).abs().max() + 8 * torch.finfo(dtype).eps * e.abs().max() + 1e-12
         assert (x - e).abs().max() <= allowed, name
-
-
-def test_what_the_variable_length_kernel_cannot_is_laid_out_anew() -> None:
-    layout = lay_out(bounds_of([5, 9]), causal=True, backend="varlen", pad_to_multiple_of=16)
-    again = relay_out(layout)
-    assert (again.backend, again.num_padding) == ("buckets", 2)
-    assert again.bounds_F1.tolist() == layout.bounds_F1.tolist() and len(again.plan_PS)
 
 
 def test_what_is_not_supported_is_refused() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tiny_families import make_tiny
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
@@ -36,11 +37,17 @@ from transformers import (
 
 import biphase.encoder.load as load
 import biphase.encoder.packed as packed
-from biphase.encoder.attention import ATTENTION, Backend, PackedLayout, lay_out
+from biphase.encoder.attention import ATTENTION, Backend, PackedLayout, explain_computing, lay_out
 from biphase.encoder.load import TokenIds, load_backbone, load_model, make_model
 from biphase.encoder.packed import PackedModel, count_flops, packed_hidden
 from biphase.encoder.presets import PRESETS, shape_of
-from biphase.encoder.proofs import FailedProofError, check_causality, check_head, probe_causality
+from biphase.encoder.proofs import (
+    FailedProofError,
+    check_causality,
+    check_head,
+    find_first_position,
+    probe_causality,
+)
 from biphase.errors import InputError
 
 V = 96
@@ -163,6 +170,30 @@ def test_padding_changes_nothing(family: str, causal: bool, backend: Backend) ->
         found.append([hidden_TD.detach(), *gradients])
     for filled, plain in zip(found[1], found[0], strict=True):
         torch.testing.assert_close(filled, plain, rtol=0, atol=1e-5 * float(plain.abs().max()))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("model_type", ["gemma2", "gpt_oss", "vaultgemma"])
+def test_what_varlen_cannot_do_is_computed_in_buckets_and_said(
+    model_type: str, causal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU too, for caps of scores and for sinks, with the gradients of the slow twin."""
+    network = make_tiny(model_type).base_model
+    network.set_attn_implementation(ATTENTION)
+    network.config.is_causal = causal
+    assert not find_first_position(network, causal)
+
+    def run(backend: Backend) -> list[Tensor]:
+        layout = lay_out(BOUNDS, causal=causal, backend=backend, pad_to_multiple_of=32)
+        hidden_TD = packed_hidden(network, torch.arange(5, 19) * 5 % V, POSITIONS, layout)
+        weights = [weight for name, weight in network.named_parameters() if "self_attn" in name]
+        return [hidden_TD, *torch.autograd.grad(hidden_TD.square().sum(), weights)]
+
+    for found, expected in zip(run("varlen"), run("reference"), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4 * float(expected.detach().abs().mean()) + 1e-6)
+    monkeypatch.setattr("biphase.encoder.attention.choose_backend", lambda device, dtype: "varlen")
+    line = explain_computing("bf16", torch.device("cuda"), network)
+    assert "attention: buckets" in line and "caps nor its sinks" in line
 
 
 @pytest.mark.parametrize("family", ["eurobert", *FAMILIES])

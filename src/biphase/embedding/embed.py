@@ -55,8 +55,9 @@ def train_embedder(recipe: EmbeddingRecipe, runs: Path) -> tuple[Path, dict[str,
     refuse_foreign(out, "embedding model")
     device = choose_device(recipe.device)
     dtype = choose_dtype(recipe.precision, device)
-    console.err.print(f"{explain_computing(recipe.precision, device)} · not compiled (too short a run)")
-    before = new_embedder(recipe)
+    before: Any = new_embedder(recipe)
+    computing = explain_computing(recipe.precision, device, before[0].network)
+    console.err.print(f"{computing} · not compiled (too short a run)")
     sources = read_sources(recipe, before)
     judged = [read_judged(Path(path)) for path in recipe.evaluation]
     hashes = [pairs.hash for found in sources.values() for pairs in found]

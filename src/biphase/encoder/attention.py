@@ -42,8 +42,8 @@ HAS_GROUPED_VARLEN = "enable_gqa" in inspect.signature(varlen.varlen_attn).param
 """Whether PyTorch's kernel shares key-value heads among query heads itself; else they are repeated."""
 
 
-class NoLayoutError(InputError):
-    """The caller gave no layout, or the network did not hand it on to its attention."""
+class OwnAttentionError(InputError):
+    """A network attends in ways of its own: not through our function, or without the layout that it was given."""
 
 
 @dataclass(frozen=True)
@@ -135,16 +135,18 @@ def newest_flash(device: torch.device) -> str:
     return "FA3"
 
 
-def explain_backend(device: torch.device, dtype: torch.dtype) -> str:
-    """What `choose_backend` chooses, and why."""
-    if choose_backend(device, dtype) == "varlen":
-        return f"varlen, PyTorch's packed flash attention (CUDA, 16 bits; {newest_flash(device)})"
-    return f"buckets, samples of about one length batched (varlen needs CUDA and bf16, here is {device.type})"
+def explain_backend(device: torch.device, dtype: torch.dtype, network: torch.nn.Module | None = None) -> str:
+    """Which backend runs, and why: what `choose_backend` chooses, unless the network shapes its scores."""
+    if choose_backend(device, dtype) == "buckets":
+        return f"buckets, samples of about one length batched (varlen needs CUDA and bf16, here is {device.type})"
+    if getattr(network, "shapes_scores", False):
+        return "buckets, samples of about one length batched (varlen knows neither the network's caps nor its sinks)"
+    return f"varlen, PyTorch's packed flash attention (CUDA, 16 bits; {newest_flash(device)})"
 
 
-def explain_computing(precision: str, device: torch.device) -> str:
-    """The device, the type of the arithmetic and the kernel of attention, and why."""
-    backend = explain_backend(device, choose_dtype(precision, device))
+def explain_computing(precision: str, device: torch.device, network: torch.nn.Module) -> str:
+    """The device, the type of the arithmetic and the kernel of attention of a network without its head, and why."""
+    backend = explain_backend(device, choose_dtype(precision, device), network)
     return f"{device}, {explain_dtype(precision, device)} · attention: {backend}"
 
 
@@ -169,7 +171,9 @@ def packed_attention(
     to w to both sides when not, as transformers does.
     """
     if layout is None:
-        raise NoLayoutError("this model attends over packed batches only: call it through biphase, or export it first")
+        raise OwnAttentionError(
+            "this model attends over packed batches only: call it through biphase, or export it first"
+        )
     if dropout:
         raise InputError(f"{type(module).__name__} uses dropout in attention, which packed training does not support")
     # Rotary embeddings leave q and k in fp32 under autocast; v carries the type of the computation.

@@ -26,7 +26,7 @@ from transformers import (
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING
 
 from biphase import console
-from biphase.encoder.attention import ATTENTION
+from biphase.encoder.attention import ATTENTION, OwnAttentionError
 from biphase.encoder.packed import PaddedBackbone
 from biphase.encoder.presets import PRESETS
 from biphase.encoder.proofs import FailedProofError, check_padded, find_first_position, looks_both_ways
@@ -37,10 +37,6 @@ MOST_LAYERS = 1_000
 """transformers makes as many as it is told, one by one, for ever if need be."""
 MOST_OF_A_SIZE = 2**26
 """The largest size, of a vocabulary for example, that a change to a preset may ask for."""
-
-
-class OwnAttentionError(InputError):
-    """A network knows no attention but its own."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ memory, are raised as what they are.
 Letters: T tokens, D width.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from biphase.encoder.attention import Backend, NoLayoutError, PackedLayout, lay_out
+from biphase.encoder.attention import Backend, OwnAttentionError, PackedLayout, lay_out
 from biphase.encoder.packed import PackedModel, PaddedBackbone, head_bias, head_input, packed_hidden, position_limit
 from biphase.errors import InputError, first_line, is_raised_here
 
@@ -31,20 +32,25 @@ AGREEMENT = 1e-3
 MOVED_BY_ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 1e-2}
 """How far a hidden state may move by rounding alone, in units of the states' mean size."""
 
-FOREIGN_ERRORS = (AssertionError, AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
-"""What a network raises that is not made to be called so: it knows no `position_ids`, or not so many, or no mask
-that is None. To be caught together with `is_foreign` only: our own mistakes are of these types too."""
-
 
 class FailedProofError(InputError):
     """A network looks elsewhere than it should: no number that followed could be trusted."""
 
 
-def is_foreign(error: BaseException) -> bool:
-    """Whether an error comes from a foreign network: it was not raised in biphase itself, nor for want of memory."""
-    if isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error):
-        return False
-    return not is_raised_here(error)
+@contextmanager
+def foreign_errors_fail(what: str) -> Iterator[None]:
+    """What a network raises in the block because it is not made to be called so fails the proof, told behind `what`.
+
+    It knows no `position_ids`, or not so many, or no mask that is None. Our own mistakes are of these types too, and
+    are raised as what they are, as a lack of memory is.
+    """
+    try:
+        yield
+    except (AssertionError, AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        has_no_memory = isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
+        if has_no_memory or is_raised_here(error):
+            raise
+        raise FailedProofError(f"{what}: {type(error).__name__}: {first_line(error)}") from None
 
 
 def agree(ours: Tensor, theirs: Tensor) -> bool:
@@ -90,25 +96,22 @@ def why_not_packed(network: PreTrainedModel, causal: bool) -> str:
     positions_T = torch.cat([torch.arange(length) for length in lengths])
     layout = lay_out(np.cumsum([0, *lengths]), causal=causal)
     try:
-        packed_TD = packed_hidden(network, tokens_T, positions_T, layout)
-        if agree(packed_TD, each_alone(network, tokens_T, lengths)):
-            check_causality(network, causal, network.config.vocab_size)
-            return ""
-        # Where every token is a sample of its own, attention through our function moves everything.
-        blind = lay_out(np.arange(len(tokens_T) + 1), causal=causal)
-        if agree(packed_hidden(network, tokens_T, positions_T, blind), packed_TD):
-            return "its attention does not go through transformers' AttentionInterface"
-        if looks_both_ways(network) == causal:
-            return f"transformers lets it look {'both ways' if causal else 'back only'}"
-        return "something besides attention lets tokens meet, such as a convolution, a recurrence or a mask of its own"
-    except NoLayoutError:
+        with foreign_errors_fail("it cannot be called on packed tokens"):
+            packed_TD = packed_hidden(network, tokens_T, positions_T, layout)
+            if agree(packed_TD, each_alone(network, tokens_T, lengths)):
+                check_causality(network, causal, network.config.vocab_size)
+                return ""
+            # Where every token is a sample of its own, attention through our function moves everything.
+            blind = lay_out(np.arange(len(tokens_T) + 1), causal=causal)
+            if agree(packed_hidden(network, tokens_T, positions_T, blind), packed_TD):
+                return "its attention does not go through transformers' AttentionInterface"
+    except OwnAttentionError:
         return "it does not hand the layout of packed samples on to its attention"
     except FailedProofError as error:
         return str(error)
-    except FOREIGN_ERRORS as error:
-        if isinstance(error, InputError) or not is_foreign(error):
-            raise
-        return f"it cannot be called on packed tokens: {type(error).__name__}: {first_line(error)}"
+    if looks_both_ways(network) == causal:
+        return f"transformers lets it look {'both ways' if causal else 'back only'}"
+    return "something besides attention lets tokens meet, such as a convolution, a recurrence or a mask of its own"
 
 
 def check_directions(network: Any, directions: Sequence[bool]) -> None:
@@ -148,13 +151,16 @@ def each_alone(network: Any, tokens_T: Tensor, lengths: Sequence[int]) -> Tensor
 
     That is `eager`, where it exists and takes no mask for no limit; else PyTorch's.
     """
-    implementation = network.config._attn_implementation
+    implementation, what = network.config._attn_implementation, "transformers itself cannot read each text alone"
     try:
-        return read_alone(network, tokens_T, lengths, "eager")
-    except FOREIGN_ERRORS as error:
-        if not (getattr(network, "_supports_sdpa", False) and is_foreign(error)):
-            raise
-        return read_alone(network, tokens_T, lengths, "sdpa")
+        try:
+            with foreign_errors_fail(what):
+                return read_alone(network, tokens_T, lengths, "eager")
+        except FailedProofError:
+            if not getattr(network, "_supports_sdpa", False):
+                raise
+        with foreign_errors_fail(what):
+            return read_alone(network, tokens_T, lengths, "sdpa")
     finally:
         network.set_attn_implementation(implementation)
 
@@ -174,9 +180,7 @@ def looks_both_ways(network: Any) -> bool:
     changed_T[-1] = (changed_T[-1] + 1) % network.config.vocab_size
     try:
         before_TD, after_TD = (each_alone(network, tokens, [9]) for tokens in (tokens_T, changed_T))
-    except FOREIGN_ERRORS as error:
-        if not is_foreign(error):
-            raise
+    except FailedProofError:
         return False
     moved_T = relative_moves(before_TD, after_TD)
     return bool((moved_T[9 - 1 - reach(network) :] > MOVED_BY_ROUNDING[torch.float32]).all())
@@ -269,29 +273,23 @@ def check_padded(padded: PaddedBackbone) -> None:
     vocab_size = padded.config.vocab_size
     tokens_T, lengths = proof_samples(padded.network)
     layout = lay_out(np.cumsum([0, *lengths]), causal=False)
-    try:
-        alone_TD = each_alone(padded.network, tokens_T, lengths)
-        for padded.equal_lengths in (False, True):
-            if agree(packed_hidden(padded, tokens_T, torch.zeros_like(tokens_T), layout), alone_TD):
-                furthest = reach(padded.network)
-                probe_causality(partial(packed_hidden, padded), False, vocab_size, "cpu", name, furthest=furthest)
-                return
-    except FOREIGN_ERRORS as error:
-        if isinstance(error, FailedProofError):
-            raise
-        if isinstance(error, InputError) or not is_foreign(error):
-            raise
-        raise FailedProofError(f"{name}: {type(error).__name__}: {first_line(error)}") from None
+    alone_TD = each_alone(padded.network, tokens_T, lengths)
+    for padded.equal_lengths in (False, True):
+        with foreign_errors_fail(name):
+            batched_TD = packed_hidden(padded, tokens_T, torch.zeros_like(tokens_T), layout)
+        if agree(batched_TD, alone_TD):
+            furthest = reach(padded.network)
+            probe_causality(partial(packed_hidden, padded), False, vocab_size, "cpu", name, furthest=furthest)
+            return
     raise FailedProofError(f"{name}: a text comes out otherwise in a batch than alone")
 
 
 def check_head(model: PreTrainedModel) -> None:
     """Prove that our loss scores hidden states as the model's own head does (scaled or shifted logits would differ)."""
     try:
-        agrees = scores_like_itself(model)
-    except FOREIGN_ERRORS as error:
-        if not is_foreign(error):
-            raise
+        with foreign_errors_fail("it cannot be called"):
+            agrees = scores_like_itself(model)
+    except FailedProofError:
         agrees = False
     if not agrees:
         raise InputError(f"{type(model).__name__} transforms its logits in a way that packed training does not support")

@@ -130,7 +130,9 @@ def run_cells(
     device = choose_device(plans[0].config.device)
     config = plans[0].config.model_copy(update={"device": device.type})
     dtype = choose_dtype(config.precision, device)
-    console.err.print(f"{explain_computing(config.precision, device)} · not compiled (too short a run)")
+    console.err.print(
+        f"{explain_computing(config.precision, device, encoder.backbone)} · not compiled (too short a run)"
+    )
     check_length(encoder, config)
     if keep is not None:
         check_keepable(encoder, CellContext(plans[0].task, config, torch.device("cpu"), torch.float32), keep)

@@ -198,7 +198,7 @@ def describe_start(job: Job, state: TrainState, loader: BatchLoader) -> str:
     """A line on what is about to be trained, and one on how it is computed, and why so."""
     run, recipe, carried, batches = job.run, job.recipe, job.origin.carried, loader.batches
     world, compute = job.world, recipe.compute
-    network: Any = unwrap(state.model)
+    network: Any = unwrap(state.model).network
     millions = sum(parameter.numel() for parameter in network.parameters()) / 1e6
     epochs = job.tokens_before(recipe.num_steps) / batches.num_tokens
     phases = " → ".join(f"{phase.label} {phase.steps}" for phase in recipe.curriculum)
@@ -207,7 +207,7 @@ def describe_start(job: Job, state: TrainState, loader: BatchLoader) -> str:
     several = f"{world.size} processes, {compute.parallel} · " if world.size > 1 else ""
     _, blocks = decide_compile(compute, world.device, job.dtype, total_work(job, state.flops))
     return (
-        f"{run.path}: {type(network.network).__name__} of {millions:.1f}M parameters, {phases} steps of "
+        f"{run.path}: {type(network).__name__} of {millions:.1f}M parameters, {phases} steps of "
         f"{recipe.batch_label} tokens, {epochs:.2g} epochs of {batches.num_samples:,} samples{left_out}{taken}\n"
-        f"{several}{explain_computing(compute.precision, world.device)} · blocks {blocks}"
+        f"{several}{explain_computing(compute.precision, world.device, network.base_model)} · blocks {blocks}"
     )

@@ -1,0 +1,196 @@
+"""Attention and head alone, forward and backward: how long, in how much memory, how far from the exact answer.
+
+    python benchmarks/kernels.py                                       # an NVIDIA GPU
+    python benchmarks/kernels.py --device cpu --tokens 2048 --vocab 4096   # a first look
+
+Attention: our backends beside FlexAttention, plain and with what `varlen` cannot do, caps of scores (Gemma 2) and sinks
+(gpt-oss). Head: ours beside PyTorch's `linear_cross_entropy` and all logits at once.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, get_args
+
+from measuring import Found, describe_setup, make_document, result_path, save, say
+
+WIDTH, HEADS, KV_HEADS, HEAD_WIDTH = 768, 12, 12, 64
+CASES: dict[str, dict[str, Any]] = {
+    "causal": {"causal": True},
+    "bidirectional": {"causal": False},
+    "bidirectional, window 128": {"causal": False, "window": 128},
+    "causal, capped": {"causal": True, "softcap": 50.0},
+    "causal, sinks": {"causal": True, "sinks": True},
+}
+FLEX_BLOCK = 128
+
+
+def make_flex_mask(layout: Any) -> Any:
+    """Who is in whose sample and, when causal, before whom: made of the bounds, without a look at pairs of tokens."""
+    import torch
+    from torch.nn.attention.flex_attention import BlockMask
+
+    bounds, device, num_tokens = layout.bounds_F1.long(), layout.bounds_F1.device, int(layout.bounds_F1[-1])
+    sample_T = torch.searchsorted(bounds, torch.arange(num_tokens, device=device), right=True) - 1
+    # A block of queries meets the blocks from where its first sample begins to where its last one ends.
+    firsts_B = torch.arange(0, num_tokens, FLEX_BLOCK, device=device)
+    lasts_B = (firsts_B + FLEX_BLOCK - 1).clamp(max=num_tokens - 1)
+    begins_B = bounds[sample_T[firsts_B]] // FLEX_BLOCK
+    ends_B = (lasts_B if layout.causal else bounds[sample_T[lasts_B] + 1] - 1) // FLEX_BLOCK + 1
+    blocks_BB = (begins_B[:, None] + torch.arange(len(firsts_B), device=device)).clamp(max=len(firsts_B) - 1)
+
+    def sees(batch: Any, head: Any, query: Any, key: Any) -> Any:
+        is_same = sample_T[query] == sample_T[key]
+        return is_same & (query >= key) if layout.causal else is_same
+
+    counts_11B, blocks_11BB = (ends_B - begins_B).int()[None, None], blocks_BB.int()[None, None]
+    lengths = (num_tokens, num_tokens)
+    return BlockMask.from_kv_blocks(counts_11B, blocks_11BB, BLOCK_SIZE=FLEX_BLOCK, mask_mod=sees, seq_lengths=lengths)
+
+
+def flex_attend(q_THK: Any, k_TGK: Any, v_TGK: Any, mask: Any, farthest: int, softcap: float, sinks_H: Any) -> Any:
+    """What `attend` computes, by FlexAttention; `farthest` is the longest distance in a window, 0 without one."""
+    import torch
+    from torch.nn.attention.flex_attention import AuxRequest, flex_attention
+
+    def shape(score: Any, batch: Any, head: Any, query: Any, key: Any) -> Any:
+        if softcap:
+            score = softcap * torch.tanh(score / softcap)
+        return torch.where((query - key).abs() <= farthest, score, -float("inf")) if farthest else score
+
+    attention: Any = torch.compile(flex_attention, dynamic=True) if q_THK.is_cuda else flex_attention
+    q, k, v = (x.transpose(0, 1)[None] for x in (q_THK, k_TGK, v_TGK))
+    out, aux = attention(q, k, v, score_mod=shape, block_mask=mask, enable_gqa=True, return_aux=AuxRequest(lse=True))
+    if sinks_H is not None:  # softmax with the sink = softmax without it · (1 - what goes to the sink)
+        out = out * torch.sigmoid(aux.lse - sinks_H[:, None])[..., None].to(out.dtype)
+    return out[0].transpose(0, 1)
+
+
+def measure(function: Callable[..., Any], inputs: list[Any], expected: list[Any], options: argparse.Namespace) -> Found:
+    """Milliseconds, memory, and how far output and gradients are from the exact ones, in units of their mean size."""
+    import torch
+
+    from biphase.device import synchronize
+
+    device = torch.device(options.device)
+    leaves = [x.detach().requires_grad_(options.with_backward) for x in inputs]
+    times: list[float] = []
+    found: list[Any] = []
+    for _ in range(options.repeats + 1):
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        synchronize(device)
+        started = time.perf_counter()
+        out = function(*leaves)
+        gradients = torch.autograd.grad(out.float().square().sum(), leaves) if options.with_backward else ()
+        synchronize(device)
+        times.append(time.perf_counter() - started)
+        found = [out, *gradients]
+    distances = [
+        float((x.detach().float() - e).abs().max() / e.abs().mean()) for x, e in zip(found, expected, strict=False)
+    ]
+    peak = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else None
+    return {"milliseconds": 1000 * statistics.median(times[1:]), "distance": max(distances), "peak_gib": peak}
+
+
+def compare(
+    arms: dict[str, Callable[..., Any]], exact: str, inputs: list[Any], options: argparse.Namespace
+) -> dict[str, Found]:
+    """Each arm, or why it failed; the exact one, in fp32, is the answer and is not measured."""
+    import torch
+
+    leaves = [x.detach().float().requires_grad_() for x in inputs]
+    out = arms[exact](*leaves)
+    expected = [out.detach(), *torch.autograd.grad(out.square().sum(), leaves)]
+    measured: dict[str, Found] = {}
+    for name, arm in arms.items():
+        if name == exact:
+            continue
+        torch._dynamo.reset()
+        with_backward = argparse.Namespace(**vars(options), with_backward=options.device == "cuda" or name != "flex")
+        try:
+            measured[name] = measure(arm, inputs, expected, with_backward)
+            say(f"    {name}: {measured[name]['milliseconds']:.1f} ms, off by {measured[name]['distance']:.1e}")
+        except Exception as error:  # what a kernel cannot do it says in many ways
+            measured[name] = {"error": (str(error).splitlines() or [type(error).__name__])[0][:120]}
+            say(f"    {name}: {measured[name]['error']}")
+    return measured
+
+
+def measure_attention(options: argparse.Namespace) -> list[Found]:
+    import numpy as np
+    import torch
+
+    from biphase.encoder.attention import Backend, attend, lay_out
+    from biphase.encoder.buckets import farthest
+
+    lengths = np.exp(np.random.default_rng(0).uniform(np.log(12), np.log(2048), options.tokens))
+    bounds = np.append(0, lengths.astype(int).cumsum())
+    bounds = np.append(bounds[bounds < options.tokens], options.tokens)
+    dtype = torch.bfloat16 if options.device == "cuda" else torch.float32
+    shapes = ((options.tokens, heads, HEAD_WIDTH) for heads in (HEADS, KV_HEADS, KV_HEADS))
+    inputs = [torch.randn(shape, device=options.device).to(dtype) for shape in shapes]
+    results = []
+    for what, case in CASES.items():
+        say(f"  attention, {what}")
+        causal, window, softcap = case["causal"], case.get("window", 0), case.get("softcap", 0.0)
+        sinks = torch.linspace(-1, 3, HEADS, device=options.device) if "sinks" in case else None
+        arms: dict[str, Callable[..., Any]] = {}
+        for backend in get_args(Backend):
+            layout = lay_out(bounds, causal=causal, device=options.device, backend=backend)
+            settings: dict[str, Any] = {"scale": HEAD_WIDTH**-0.5, "window": window, "softcap": softcap}
+            arms[backend] = partial(attend, layout=layout, sinks_H=sinks, **settings)
+        reach = farthest(causal, window) if window else 0
+        mask = make_flex_mask(lay_out(bounds, causal=causal, device=options.device, backend="reference"))
+        arms["flex"] = partial(flex_attend, mask=mask, farthest=reach, softcap=softcap, sinks_H=sinks)
+        results.append({"what": f"attention, {what}", "arms": compare(arms, "reference", inputs, options)})
+    return results
+
+
+def measure_head(options: argparse.Namespace) -> list[Found]:
+    import torch
+    from torch.nn.functional import cross_entropy, linear
+
+    from biphase.encoder.loss import language_model_loss, reference_loss
+
+    say("  head and loss")
+    num = options.tokens // 4
+    targets = torch.randint(0, options.vocab, (num,), device=options.device)
+    dtype = torch.bfloat16 if options.device == "cuda" else torch.float32
+    hidden = torch.randn(num, WIDTH, device=options.device).to(dtype)
+    weight = torch.randn(options.vocab, WIDTH, device=options.device).to(dtype) / WIDTH**0.5
+    arms: dict[str, Callable[..., Any]] = {
+        "exact": lambda h, w: reference_loss(h, w, None, targets) / num,
+        "biphase": lambda h, w: language_model_loss(h, w, None, targets)[0] / num,
+        "linear_cross_entropy": lambda h, w: torch.nn.functional.linear_cross_entropy(h, w, targets),
+        "all logits": lambda h, w: cross_entropy(linear(h, w).float(), targets),
+    }
+    return [
+        {
+            "what": f"head, {num:,} targets of {options.vocab:,}",
+            "arms": compare(arms, "exact", [hidden, weight], options),
+        }
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--tokens", type=int, default=16_384)
+    parser.add_argument("--vocab", type=int, default=128_256)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    started = time.monotonic()
+    machine = describe_setup(options.device, threads=1)
+    results = [*measure_attention(options), *measure_head(options)]
+    out = options.out or result_path("kernels", machine["device"], 1)
+    save(out, make_document("kernels alone", machine, vars(options), time.monotonic() - started) | {"results": results})
+    print(f"written to {out}")
+
+
+if __name__ == "__main__":
+    main()
