@@ -38,7 +38,7 @@ def test_a_name_is_the_commit_that_is_here(cache: Path, capsys: pytest.CaptureFi
     assert capsys.readouterr().err == "", "a commit needs no word"
 
 
-def test_what_is_nowhere_is_one_line(cache: Path) -> None:
+def test_what_is_nowhere_is_one_line(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for id, revision, named in (
         ("some/other", None, "some/other"),
         ("some/model", "v2", "some/model at revision v2"),
@@ -52,6 +52,12 @@ def test_what_is_nowhere_is_one_line(cache: Path) -> None:
     for path in ("./model", "/some/model", "~/model", "runs/some/model"):
         with pytest.raises(InputError, match=f"{path} is not a folder"):
             fetch_model(path)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.chdir(tmp_path)
+    Path("shards").mkdir()
+    with pytest.raises(InputError, match=r"tokenizer shards/tokeniser is no folder here.*\(shards is a folder here"):
+        fetch_model("shards/tokeniser", kind="tokenizer")  # without a look into the hub
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     shutil.rmtree(cache)
     with pytest.raises(InputError, match="cannot be had from the hub"):
         fetch_model("some/model")

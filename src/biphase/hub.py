@@ -5,6 +5,7 @@ without network too, finds the model that it began with.
 """
 
 from pathlib import Path
+from typing import Literal
 
 from huggingface_hub import snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import HTTPError
@@ -13,7 +14,7 @@ from biphase import console
 from biphase.errors import InputError, first_line
 from biphase.files import content_hash, file_hash, read_json
 
-FILES = ["*.json", "*.safetensors", "*.model", "*.txt"]
+FILES = {"tokenizer": ["*.json", "*.model", "*.txt"], "model": ["*.json", "*.model", "*.txt", "*.safetensors"]}
 """Neither code nor pickles."""
 
 INDEX = "model.safetensors.index.json"
@@ -22,32 +23,37 @@ INDEX = "model.safetensors.index.json"
 PICKLED_WEIGHTS = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
-def fetch_model(id: str, revision: str | None = None) -> Path:
-    """A folder as it is, or that of a hub repository, named by its commit; what is not in the cache is downloaded.
+def fetch_model(id: str, revision: str | None = None, kind: Literal["model", "tokenizer"] = "model") -> Path:
+    """A folder as it is, or that of a hub repository, named by its commit; what is not in the cache is downloaded, of a
+    tokenizer no weights.
 
     Raises:
-        InputError: no such repository or revision, or neither network nor cache has it.
+        InputError: no such repository or revision, or neither network nor cache has it; at once for a path, and for a
+            name in a folder that is here.
     """
-    if Path(id).is_dir():
-        return Path(id)
+    path = Path(id)
+    if path.is_dir():
+        return path
     if id.startswith((".", "/", "~")) or id.count("/") > 1:
-        raise InputError(f"{id} is not a folder")
+        raise InputError(f"{kind} {id} is not a folder")
     cached: Path | None = None
     try:
         found = try_to_load_from_cache(id, "config.json", revision=revision)
         cached = Path(found).parent if isinstance(found, str) else None
+        if cached is None and path.parent.name and path.parent.is_dir():
+            raise NotADirectoryError(f"{path.parent} is a folder here, and only that was looked into")
         commit = cached.name if cached else revision
-        folder = Path(snapshot_download(id, revision=commit, allow_patterns=FILES, ignore_patterns=["*/*"]))
+        folder = Path(snapshot_download(id, revision=commit, allow_patterns=FILES[kind], ignore_patterns=["*/*"]))
     except (OSError, HTTPError, ValueError) as error:
         if cached is None:
             named = f"{id} at revision {revision}" if revision else id
             raise InputError(
-                f"model {named} is no folder here and cannot be had from the hub ({first_line(error)}); check its name "
-                "and the network, or give a folder"
+                f"{kind} {named} is no folder here and cannot be had from the hub ({first_line(error)}); check its "
+                "name and the network, or give a folder"
             ) from None
         folder = cached  # whether all of it is here is seen when it is read
     if revision != folder.name:
-        console.err.print(f"model {id}: commit {folder.name}", markup=False)
+        console.err.print(f"{kind} {id}: commit {folder.name}", markup=False)
     return folder
 
 

@@ -5,6 +5,7 @@ from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
+import huggingface_hub.constants
 import numpy as np
 import pytest
 import regex
@@ -122,6 +123,17 @@ def test_save_and_load_keep_ids_and_hash(trained, tmp_path: Path, capsys) -> Non
     assert tokenizer_hash(train_tokenizer(TEXTS, 321)) != tokenizer_hash(trained)
 
 
+def test_a_tokenizer_of_the_hub_is_had_from_the_cache(trained, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    save_tokenizer(trained, tmp_path / "models--some--tokenizer" / "snapshots" / "abc")
+    (tmp_path / "models--some--tokenizer" / "refs").mkdir()
+    (tmp_path / "models--some--tokenizer" / "refs" / "main").write_text("abc")
+    assert tokenizer_hash(load_tokenizer("some/tokenizer")) == tokenizer_hash(trained)
+    with pytest.raises(InputError, match="tokenizer some/other is no folder here"):
+        load_tokenizer("some/other")
+
+
 def test_missing_tokens_are_added_and_reported(tmp_path: Path, capsys) -> None:
     byte_level(["<|endoftext|>"]).save(str(tmp_path / "tokenizer.json"))
     tokenizer = load_tokenizer(tmp_path / "tokenizer.json")
@@ -185,7 +197,7 @@ def test_what_cannot_be_loaded(tmp_path: Path) -> None:
         ("spiece.model", "neither a tokenizer.json nor"),
         ("weights.pt", "not read"),
         ("tokenizer.pkl", "not read"),
-        ("missing", "does not exist"),
+        ("missing", "is not a folder"),
         ("empty", "cannot be loaded"),
     ]:
         with pytest.raises(InputError, match=part) as caught:

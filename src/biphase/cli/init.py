@@ -47,7 +47,7 @@ def init_recipe_command(
 
     refuse_existing(out_file)
     model = asked(model, f"Model ({', '.join(PRESETS)}, a run, a folder or a hub id)", None if name else "1m")
-    origin = init_origin(model) if model else {}
+    origin = init_origin(model, name == "branch") if model else {}
     name = name or {"model": "adapt", "checkpoint": "branch"}.get(next(iter(origin)), "tiny")
     text = starting_text("recipes", name)
     tree = parse_yaml(text)
@@ -145,14 +145,16 @@ def init_task_command(
     write_start(out_file, f"tasks/{example}.yaml", text, [f"biphase task check {out_file} --data-dir {folder}"])
 
 
-def init_origin(model: str) -> dict[str, str]:
-    """What a recipe's `init` says of a preset, a run or a model."""
+def init_origin(model: str, is_run: bool) -> dict[str, str]:
+    """What a recipe's `init` says of a preset, a run or a model. Raises `InputError` for a run that is not there."""
     from biphase.encoder.presets import PRESETS
+    from biphase.run import find_checkpoint, split_reference
 
-    if model in PRESETS:
-        return {"preset": model}
-    is_run = "@" in model and (Path(model.partition("@")[0]) / "config.yaml").exists()
-    return {"checkpoint": model} if is_run or (Path(model) / "done.json").exists() else {"model": model}
+    path, step = split_reference(model)
+    if is_run or step.isdecimal() or (Path(path) / "config.yaml").exists():
+        find_checkpoint(model)
+        return {"checkpoint": model}
+    return {"preset": model} if model in PRESETS else {"model": model}
 
 
 def asked(value: str | None, question: str, default: str | None) -> str | None:

@@ -18,6 +18,7 @@ import numpy as np
 from biphase import console
 from biphase.errors import InputError, told_as
 from biphase.files import content_hash, own_folder
+from biphase.hub import fetch_model
 
 if TYPE_CHECKING:  # slow to import, and workers that only tokenize do without
     from tokenizers import Tokenizer
@@ -128,12 +129,11 @@ def load_tokenizer(source: str | Path) -> "PreTrainedTokenizerFast":
         raise InputError(f"{path}: pickles and weights are not read; give a tokenizer.json, a folder or a hub id")
     if path.is_file():
         return load_tokenizer_file(path)
-    if not path.is_dir() and (path.is_absolute() or str(source).startswith((".", "~")) or str(source).count("/") > 1):
-        raise InputError(f"tokenizer {source} does not exist")
-    if path.is_dir() and not (path / "tokenizer.json").exists() and is_tiktoken_file(path / "tokenizer.model"):
-        return load_llama3(path / "tokenizer.model")
+    folder = fetch_model(str(path), kind="tokenizer")
+    if not (folder / "tokenizer.json").exists() and is_tiktoken_file(folder / "tokenizer.model"):
+        return load_llama3(folder / "tokenizer.model")
     with told_as(f"tokenizer {source} cannot be used"):
-        return with_all_roles(load_pretrained_tokenizer(path if path.is_dir() else str(source)), str(source))
+        return with_all_roles(load_pretrained_tokenizer(folder), str(source))
 
 
 def load_tokenizer_file(path: Path) -> "PreTrainedTokenizerFast":
@@ -153,21 +153,20 @@ def load_tokenizer_file(path: Path) -> "PreTrainedTokenizerFast":
     return with_all_roles(wrap_backend(backend, {}), str(path))
 
 
-def load_pretrained_tokenizer(source: str | Path) -> "PreTrainedTokenizerFast":
+def load_pretrained_tokenizer(folder: Path) -> "PreTrainedTokenizerFast":
     """`tokenizer.json` as it stands where there is one; otherwise the conversion that transformers knows."""
     from transformers import PreTrainedTokenizerFast
-    from transformers.utils import cached_file
 
-    with told_as(f"tokenizer {source} cannot be loaded"):
-        if cached_file(source, "tokenizer.json", _raise_exceptions_for_missing_entries=False) is not None:
-            tokenizer = PreTrainedTokenizerFast.from_pretrained(source, trust_remote_code=False)
+    with told_as(f"tokenizer {folder} cannot be loaded"):
+        if (folder / "tokenizer.json").exists():
+            tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, trust_remote_code=False)
         else:
             from transformers import AutoTokenizer  # imports torch, so it comes late
 
-            tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+            tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise InputError(
-            f"tokenizer {source} is a {type(tokenizer).__name__}, which has no fast version (tokenizer.json)"
+            f"tokenizer {folder} is a {type(tokenizer).__name__}, which has no fast version (tokenizer.json)"
         )
     return tokenizer
 
