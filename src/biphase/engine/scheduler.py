@@ -277,8 +277,10 @@ def run_batch(
         waits_for_busy: wait for what other processes are at, in place of leaving it to them.
         spent: seconds and costs of what was done before, by kind, to tell the time left by.
     """
-    by_name, forecast = {unit.name: unit for unit in units}, Forecast(units, spent)
-    failures, has_waited = list[Failure](), False
+    by_name = {unit.name: unit for unit in units}
+    failures = list[Failure]()
+    forecast = Forecast(units, spent)
+    has_waited = False
 
     def note_advance(name: str, advance: console.Advance) -> None:
         if advance.share is not None:

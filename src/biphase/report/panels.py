@@ -18,7 +18,6 @@ from biphase.report.results import (
     FAMILY_NAMES,
     MEASURES,
     ReportArm,
-    Result,
     ResultSet,
     objective_pairs,
     reference_mask,
@@ -72,28 +71,25 @@ two arms whose difference it is."""
 def objective_by_size(results: ResultSet) -> list[Panel]:
     pairs = objective_pairs(results)
     names = ["CLM", *(f"MLM {mlm.mask_percent} %" for _, mlm in pairs[:1])]
-    return fill_panels(results, place_pairs(pairs, names, 0.06), **axis_of_sizes(pairs), x_margin=0.4)
+    return fill_by_size(results, pairs, names, 0.06, x_margin=0.4)
 
 
 def spread_over_rates(results: ResultSet) -> list[Panel]:
-    pairs = objective_pairs(results)
-    series = place_pairs(pairs, ["CLM", "MLM"], 0.09)
-    made = fill_panels(results, series, **axis_of_sizes(pairs), kind="points", y_label="spread (points)", x_margin=0.5)
+    axes = {"kind": "points", "y_label": "spread (points)", "x_margin": 0.5}
+    made = fill_by_size(results, objective_pairs(results), ["CLM", "MLM"], 0.09, **axes)
     return made if any(marks for panel in made for _, _, marks in panel.series) else []
 
 
-def place_pairs(pairs: Sequence[tuple[ReportArm, ReportArm]], names: Sequence[str], shift: float) -> list[PlacedArms]:
-    """CLM a little to the left of each size, MLM to the right."""
+def fill_by_size(
+    results: ResultSet, pairs: Sequence[tuple[ReportArm, ReportArm]], names: Sequence[str], shift: float, **axes: Any
+) -> list[Panel]:
+    """Panels with CLM a little to the left of each size, MLM to the right."""
     series: list[PlacedArms] = []
     for number, (name, objective) in enumerate(zip(names, ("clm", "mlm"), strict=False)):
         places = [(at + shift * (2 * number - 1), [pair[number]]) for at, pair in enumerate(pairs)]
         series.append((name, LOOKS[objective], places))
-    return series
-
-
-def axis_of_sizes(pairs: Sequence[tuple[ReportArm, ReportArm]]) -> dict[str, Any]:
-    labels = [clm.size for clm, _ in pairs]
-    return {"x_label": "parameters without the head", "ticks": range(len(pairs)), "tick_labels": labels}
+    axes |= {"tick_labels": [clm.size for clm, _ in pairs]}
+    return fill_panels(results, series, "parameters without the head", range(len(pairs)), **axes)
 
 
 def masking_ratio(results: ResultSet) -> list[Panel]:
@@ -256,12 +252,16 @@ def fill_panels(
         for name, look, places in series:
             marks = []
             for x, arms in places:
-                size = 3.5 + 2 * sizes.index(arms[0].size) if sizes else 5.0
+                scores = [score for arm in arms if (score := results.find_average(arm, family))]
                 if axes.get("kind") == "points":
-                    found = mark_spread(results, family, x, arms[0])
-                else:
-                    found = mark_scores([results.find_average(arm, family) for arm in arms], x, size)
-                marks += [found] if found else []
+                    marks += mark_spread(results, family, x, arms[0])
+                elif len(scores) == len(arms):
+                    size = 3.5 + 2 * sizes.index(arms[0].size) if sizes else 5.0
+                    mean, half_width = scores[0].mean, scores[0].half_width
+                    if len(scores) > 1:
+                        gap = difference(*scores).against()
+                        mean, half_width = gap.value, gap.half_width
+                    marks.append(mark_mean(x, mean, half_width, size))
             filled.append((name, look, sorted(marks, key=lambda mark: mark.x)))
         measure = f"{MEASURES[results.primary_metric][family].partition(',')[0]} (%)"
         given = {"kind": "lines", "y_label": measure, **axes}
@@ -271,38 +271,27 @@ def fill_panels(
     return made
 
 
-def mark_scores(scores: Sequence[Result | None], x: float, size: float = 5.0) -> Mark | None:
-    """A mean score in percent with its interval, or the difference of two in points; None where one is missing."""
-    known = [score for score in scores if score is not None]
-    if len(known) < len(scores):
-        return None
-    if len(known) == 1:
-        return mark_mean(x, known[0].mean, known[0].half_width, size)
-    seen = difference(*known).against()
-    return mark_mean(x, seen.value, seen.value - seen.low, size)
-
-
 def mark_mean(x: float, mean: float, half_width: float, size: float = 5.0) -> Mark:
     """A share as a mark, with as much of an interval as is known."""
     reach = 0.0 if math.isnan(half_width) else 100 * half_width
     return Mark(x, 100 * mean, reach, reach, size)
 
 
-def mark_spread(results: ResultSet, family: str, x: float, arm: ReportArm) -> Mark | None:
-    """The spread of all test scores of an arm, each around the mean of its dataset; None where not all are known."""
+def mark_spread(results: ResultSet, family: str, x: float, arm: ReportArm) -> list[Mark]:
+    """The spread of all test scores of an arm, each around the mean of its dataset; none where not all are known."""
     metric = results.primary_metric
     tables = []
     for dataset in results.datasets(family, metric):
         scores_RS = scores_by_rate(results.find(arm, family, dataset, metric))
         if scores_RS is None or np.isnan(scores_RS).all():
-            return None
+            return []
         tables.append(scores_RS - np.nanmean(scores_RS))
     if not tables or len({table.shape[1] for table in tables}) > 1:
-        return None
+        return []
     spread = rate_spread(np.concatenate(tables), np.random.default_rng(0))
     reach = (spread.value - spread.low, spread.high - spread.value)
     down, up = (0.0 if math.isnan(length) else max(100 * length, 0.0) for length in reach)
-    return Mark(x, 100 * spread.value, down, up)
+    return [Mark(x, 100 * spread.value, down, up)]
 
 
 def round_ticks(values: Sequence[float]) -> tuple[list[float], list[str], str]:

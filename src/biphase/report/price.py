@@ -168,7 +168,8 @@ def price_sentence(listed: PriceList) -> str:
 def ladder_panel(listed: PriceList) -> Panel:
     """The baseline's score against its compute as a line, and how far from it lie the arms that are compared."""
     compared = listed.compared[: len(SERIES)]
-    ladder, rungs = compared[0].ladder, []
+    ladder = compared[0].ladder
+    rungs = []
     for (compute, height), half_width, score in zip(ladder, listed.half_widths, compared[0].scores, strict=True):
         reach = 0.0 if math.isnan(half_width) else half_width
         # Where the line was made monotone, the interval stays that of the score.
@@ -198,7 +199,8 @@ def ladder_panel(listed: PriceList) -> Panel:
 def price_rows(listed: PriceList) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """The headers, and a row for every arm; compute that is known of none has no column."""
     known = {found.axis for price in listed.prices for found in price}
-    axes, rows = [axis for axis in AXES if axis in known], []
+    axes = [axis for axis in AXES if axis in known]
+    rows = []
     for price in listed.prices:
         score = f"{show_share(price[0].score)} ± {show_share(price[0].half_width)}"
         shown = {found.axis: show_multiple(found) for found in price}

@@ -45,6 +45,8 @@ LEAST_TOKENS = 100_000
 DEMO_TOKENS, DEMO_BATCH_TOKENS = 1.2e6, 2048
 PAPER_TOKENS, PAPER_BATCH_TOKENS = 99.1e9, 2_359_296
 """Tokens of training, and of a batch, that worked: at our demo's budget and at the paper's."""
+PAPER_LEAST_TOKENS = 12_000 * PAPER_BATCH_TOKENS
+"""The paper's smallest budget is 12,000 of its steps."""
 DEFAULT_CURRICULUM = "25/75"
 
 
@@ -136,8 +138,7 @@ def advise(
     shape = shape_of(chosen.preset, {}, chosen.vocab_size)
     spent = recipe.tokens_before(recipe.num_steps) * mean_token_flops(shape, recipe.curriculum, chosen.context)
     caveats = {
-        # The paper's smallest budget is 12,000 of its steps.
-        "extrapolated": not evidence and (chosen.is_small or chosen.tokens < 12_000 * PAPER_BATCH_TOKENS),
+        "extrapolated": not evidence and (chosen.is_small or chosen.tokens < PAPER_LEAST_TOKENS),
         "beyond the law": chosen.is_small or chosen.tokens_per_parameter < 20,
         "tokens guessed": text is not None and text.tokens is None,
         "budget left": spent < 0.8 * budget,

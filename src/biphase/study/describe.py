@@ -199,7 +199,7 @@ def format_bytes(num_bytes: float) -> str:
 
 def plan_json(plan: Plan, estimate: Estimate) -> dict[str, Any]:
     """The plan as plain data: runs with their recipes, segments, models, checkpoints, cells by name; and the cost."""
-    machine, models = estimate.machine, []
+    models = []
     for model in plan.models:
         arm = plan.arms[model.arm]
         facts = {name: getattr(arm, name) for name in ("group", "model", "parent", "curriculum")}
@@ -209,6 +209,7 @@ def plan_json(plan: Plan, estimate: Estimate) -> dict[str, Any]:
     for kept in plan.checkpoints:
         users = {"models": kept.models, "needed_by": kept.needed_by, "moments_needed_by": kept.moments_needed_by}
         checkpoints.append({"checkpoint": f"{kept.run}@{kept.step}", **users})
+    machine = estimate.machine
     tree: dict[str, Any] = {
         "study": plan.study.name,
         "hypotheses": hypotheses_hash(plan.study.hypotheses) if plan.study.hypotheses else None,

@@ -97,7 +97,8 @@ def cells_csv(scores: dict[str, ScoreSet]) -> str:
 
 def list_costs(plan: Plan, state: StudyState) -> list[dict[str, object]]:
     """What was spent, as measured."""
-    columns, rows = ("stage", "units", "steps", "tokens", "worker time"), list[tuple[object, ...]]()
+    columns = ("stage", "units", "steps", "tokens", "worker time")
+    rows = list[tuple[object, ...]]()
     if state.records:
         seconds = sum(record.seconds for record in state.records.values())
         steps, tokens = (sum(getattr(plan.runs[name], what) for name in state.records) for what in ("steps", "tokens"))

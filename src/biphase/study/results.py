@@ -43,7 +43,8 @@ def collect_results(
 
     results: dict[ReportArm, list[Result]] = {}
     for some in models.values():
-        arm, spent = arm_of_model(plan, some[0], sizes), [sum_runs(plan, model, took) for model in some]
+        arm = arm_of_model(plan, some[0], sizes)
+        spent = [sum_runs(plan, model, took) for model in some]
         known = [one for one in spent if one is not None]
         if len(known) == len(spent) and arm.objective != "none":
             arm = replace(arm, device_hours=sum(known) / len(known))

@@ -45,7 +45,7 @@ from biphase.study.folder import (
 from biphase.study.plan import Plan, plan_study
 from biphase.study.spec import EMBED, Study, find_data_dirs, scored_as
 from biphase.study.trunks import start_from, weights_tree
-from biphase.tasks.sources import HUB, absolute_dir, find_source
+from biphase.tasks.sources import HUB, find_source
 from biphase.tasks.spec import find_task
 
 TRAINING = "train"
@@ -141,7 +141,8 @@ def study_units(plan: Plan, folder: StudyFolder, processes: int = 1) -> list[Uni
     is_there = {
         name: find_step(folder, model.run, plan.runs[model.run].key, model.step) for name, model in models.items()
     }
-    resolved, embed = resolve_folders(plan), resolve_embed(plan)
+    data_dirs = {} if plan.study.evaluation is None else find_data_dirs(plan.study.evaluation)
+    embed = resolve_embed(plan)
     for cell in plan.cells:
         model = models[cell.model]
         settings: dict[str, Any] = {
@@ -153,7 +154,7 @@ def study_units(plan: Plan, folder: StudyFolder, processes: int = 1) -> list[Uni
             "tasks": list(cell.evaluates),
             "config": cell.config.model_dump(mode="json"),
             "out": out,
-            "data_dirs": resolved,
+            "data_dirs": data_dirs,
             "embed": embed if cell.task.startswith(EMBED) else None,
         }
         needs = () if is_there[model.name] else (train_name(model.run),)
@@ -163,15 +164,8 @@ def study_units(plan: Plan, folder: StudyFolder, processes: int = 1) -> list[Uni
     return units
 
 
-def resolve_folders(plan: Plan) -> dict[str, str]:
-    """The data folders of the study's tasks, by the tasks' names, for a process that may stand in another folder."""
-    evaluation = plan.study.evaluation
-    folders = {} if evaluation is None else find_data_dirs(evaluation)
-    return {task: absolute_dir(folder) for task, folder in folders.items()}
-
-
 def resolve_embed(plan: Plan) -> dict[str, Any] | None:
-    """The study's `evaluation.embed` with absolute paths, likewise, as `score_embedding` takes it."""
+    """The study's `evaluation.embed` with absolute paths, as `score_embedding` takes it."""
     if plan.study.evaluation is None or plan.study.evaluation.embed is None:
         return None
     embed = plan.study.evaluation.embed
@@ -188,7 +182,7 @@ def look_for_data(plan: Plan) -> None:
     evaluation = plan.study.evaluation
     if evaluation is None:
         return
-    folders = resolve_folders(plan)
+    folders = find_data_dirs(evaluation)
     for path in () if evaluation.embed is None else evaluation.embed.data:
         if not Path(path).exists():
             raise InputError(f"evaluation.embed: {path} does not exist")

@@ -16,7 +16,7 @@ from biphase.files import content_hash
 from biphase.finetuning.config import FinetuneConfig
 from biphase.report.results import FAMILY_CODES
 from biphase.study.curricula import NamedCurriculum, read_steps
-from biphase.tasks.sources import name_data_dirs
+from biphase.tasks.sources import absolute_dir, name_data_dirs
 from biphase.tasks.spec import find_task, split_name
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
@@ -310,8 +310,10 @@ def check_evaluation(evaluation: Evaluation) -> None:
 
 
 def find_data_dirs(evaluation: Evaluation) -> dict[str, str]:
-    """Folders of data by the names of their tasks. Raises `InputError` for what is none of the tasks."""
-    return name_data_dirs(evaluation.data_dirs.items(), evaluation.tasks, "evaluation.data_dirs")
+    """Folders of data by the names of their tasks, for processes that may stand in another folder. Raises `InputError`
+    for what is none of the tasks."""
+    named = name_data_dirs(evaluation.data_dirs.items(), evaluation.tasks, "evaluation.data_dirs")
+    return {task: absolute_dir(folder) for task, folder in named.items()}
 
 
 def finetune_config(evaluation: Evaluation, task: str, learning_rate: float, seed: int) -> FinetuneConfig:
