@@ -9,6 +9,7 @@ from transformers import (
     AutoModel,
     BertConfig,
     FNetConfig,
+    Gemma3TextConfig,
     GPTNeoConfig,
     MambaConfig,
     MPNetConfig,
@@ -114,6 +115,19 @@ def test_who_depends_on_its_neighbours_lengths_reads_equal_ones_together(kind: t
     alone = torch.cat([hidden(backbone, [len(part)], part) for part in tokens.split([20, 7, 20, 13])])
     torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-4)
     assert fresh_backbone(backbone).equal_lengths
+
+
+def test_a_network_published_as_bidirectional_keeps_its_window(tmp_path: Path) -> None:
+    """EmbeddingGemma's kind, on texts that are longer than the window: the token itself counts on both sides."""
+    layers = {"sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"], "head_dim": 8}
+    folder = save(Gemma3TextConfig(**SMALL, **layers, use_bidirectional_attention=True), tmp_path)
+    tokens = 4 + torch.arange(65) * 7 % 110
+    published = AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
+    with torch.no_grad():
+        expected = torch.cat([published(part[None]).last_hidden_state[0] for part in tokens.split([40, 25])])
+    backbone = load_backbone(folder)
+    assert not isinstance(backbone, PaddedBackbone)
+    torch.testing.assert_close(hidden(backbone, [40, 25], tokens), expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", [BertConfig, MPNetConfig])

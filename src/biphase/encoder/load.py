@@ -6,6 +6,7 @@ has a causal or masked language model for can take its place. What is loaded is 
 """
 
 import copy
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -231,9 +232,12 @@ def load_backbone(source: str | Path) -> nn.Module:
     """
     config = load_model_config(source)
     refuse_pickles(source)
-    network = load_attending(source, config)
-    if network is not None:
-        return network
+    with suppress(OwnAttentionError):
+        network: Any = load_headless(source, config, ATTENTION)
+        if not looks_both_ways(network):  # transformers' own switch, which its masks obey
+            network.config.is_causal = False
+        if not find_first_position(network, causal=False):
+            return network
     # Loaded anew: a network that ignores the switch of its attention may still make its masks by the name of it.
     padded = PaddedBackbone(load_headless(source, load_model_config(source), "eager"))
     if not looks_both_ways(padded.network):
@@ -246,17 +250,6 @@ def load_backbone(source: str | Path) -> nn.Module:
     kind = type(padded.network).__name__
     console.err.print(f"{source}: {kind} attends over {batches} only, which is slower", markup=False)
     return padded
-
-
-def load_attending(source: str | Path, config: PretrainedConfig) -> PreTrainedModel | None:
-    """A bidirectional network that attends through `biphase`, None where packing would give something else."""
-    try:
-        network = load_headless(source, config, ATTENTION)
-    except OwnAttentionError:
-        return None
-    if not looks_both_ways(network):  # transformers' own switch, which its masks obey
-        network.config.is_causal = False
-    return None if find_first_position(network, causal=False) else network
 
 
 def load_headless(source: str | Path, config: PretrainedConfig, attention: str) -> PreTrainedModel:

@@ -99,7 +99,8 @@ def why_not_packed(network: PreTrainedModel, causal: bool) -> str:
         with foreign_errors_fail("it cannot be called on packed tokens"):
             packed_TD = packed_hidden(network, tokens_T, positions_T, layout)
             if agree(packed_TD, each_alone(network, tokens_T, lengths)):
-                check_causality(network, causal, network.config.vocab_size)
+                name, vocab_size = type(network).__name__, network.config.vocab_size
+                probe_causality(partial(packed_hidden, network), causal, vocab_size, name, furthest=reach(network))
                 return ""
             # Where every token is a sample of its own, attention through our function moves everything.
             blind = lay_out(np.arange(len(tokens_T) + 1), causal=causal)
@@ -146,30 +147,23 @@ def proof_samples(network: Any) -> tuple[Tensor, list[int]]:
     return tokens_T, lengths
 
 
-def each_alone(network: Any, tokens_T: Tensor, lengths: Sequence[int]) -> Tensor:
+def each_alone(network: Any, tokens_T: Tensor, lengths: Sequence[int], attention: str = "eager") -> Tensor:
     """What transformers computes for each sample alone, with its own attention and no mask given, end to end.
 
     That is `eager`, where it exists and takes no mask for no limit; else PyTorch's.
     """
-    implementation, what = network.config._attn_implementation, "transformers itself cannot read each text alone"
+    implementation = network.config._attn_implementation
     try:
-        try:
-            with foreign_errors_fail(what):
-                return read_alone(network, tokens_T, lengths, "eager")
-        except FailedProofError:
-            if not getattr(network, "_supports_sdpa", False):
-                raise
-        with foreign_errors_fail(what):
-            return read_alone(network, tokens_T, lengths, "sdpa")
+        with foreign_errors_fail("transformers itself cannot read each text alone"):
+            network.set_attn_implementation(attention)
+            parts = tokens_T.split(list(lengths))
+            return torch.cat([network(input_ids=part[None]).last_hidden_state[0] for part in parts])
+    except FailedProofError:
+        if attention == "sdpa" or not getattr(network, "_supports_sdpa", False):
+            raise
+        return each_alone(network, tokens_T, lengths, "sdpa")
     finally:
         network.set_attn_implementation(implementation)
-
-
-def read_alone(network: Any, tokens_T: Tensor, lengths: Sequence[int], implementation: str) -> Tensor:
-    """The hidden states of each sample alone under one of transformers' attentions; leaves the network with it."""
-    network.set_attn_implementation(implementation)
-    parts = tokens_T.split(list(lengths))
-    return torch.cat([network(input_ids=part[None]).last_hidden_state[0] for part in parts])
 
 
 @torch.no_grad()
@@ -206,22 +200,13 @@ def relative_moves(before_TD: Tensor, after_TD: Tensor) -> Tensor:
     return (after_TD - before_TD).float().abs().amax(-1) / before_TD.float().abs().mean()
 
 
-def check_causality(backbone: nn.Module, causal: bool, vocab_size: int) -> None:
-    """`probe_causality` of a transformers base model on the CPU."""
-    was_training = backbone.training
-    backbone.eval()
-    probe = partial(packed_hidden, backbone)
-    probe_causality(probe, causal, vocab_size, "cpu", type(backbone).__name__, furthest=reach(backbone))
-    backbone.train(was_training)
-
-
 @torch.no_grad()
 def probe_causality(
     hidden_of: Callable[[Tensor, Tensor, PackedLayout], Tensor],
     causal: bool,
     vocab_size: int,
-    device: torch.device | str,
     name: str,
+    device: torch.device | str = "cpu",
     backend: Backend = "buckets",
     furthest: int = 7,
 ) -> None:
@@ -269,18 +254,17 @@ def check_padded(padded: PaddedBackbone) -> None:
 
     One that depends on its neighbours' lengths is given texts of equal length only. Raises `FailedProofError`.
     """
-    name = type(padded.network).__name__
-    vocab_size = padded.config.vocab_size
-    tokens_T, lengths = proof_samples(padded.network)
+    network: Any = padded.network
+    name = type(network).__name__
+    tokens_T, lengths = proof_samples(network)
     layout = lay_out(np.cumsum([0, *lengths]), causal=False)
-    alone_TD = each_alone(padded.network, tokens_T, lengths)
-    for padded.equal_lengths in (False, True):
-        with foreign_errors_fail(name):
-            batched_TD = packed_hidden(padded, tokens_T, torch.zeros_like(tokens_T), layout)
-        if agree(batched_TD, alone_TD):
-            furthest = reach(padded.network)
-            probe_causality(partial(packed_hidden, padded), False, vocab_size, "cpu", name, furthest=furthest)
-            return
+    alone_TD = each_alone(network, tokens_T, lengths)
+    with foreign_errors_fail(name):
+        for padded.equal_lengths in (False, True):
+            if agree(packed_hidden(padded, tokens_T, torch.zeros_like(tokens_T), layout), alone_TD):
+                hidden_of = partial(packed_hidden, padded)
+                probe_causality(hidden_of, False, network.config.vocab_size, name, furthest=reach(network))
+                return
     raise FailedProofError(f"{name}: a text comes out otherwise in a batch than alone")
 
 

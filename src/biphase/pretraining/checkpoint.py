@@ -75,14 +75,16 @@ def save_checkpoint(
         OSError, InputError: in the first process, such as on a full disk; `InputError` in the others.
     """
     target = run.steps / str(manifest.step)
-    parted = name_parted(model.network)
+    weights = model.network.state_dict(keep_vars=True)  # FSDP2 parts here what validation has left whole
+    parted = {weight: name for name, weight in weights.items() if isinstance(weight, DTensor)}  # tied ones once
     moments = name_moments(model, optimizers)
-    wholes = (gather(tensor) for tensor in (*parted.values(), *moments.values()))
+    wholes = (gather(tensor) for tensor in (*parted, *moments.values()))
     failure: OSError | InputError | None = None
     if world.is_main:
         try:
             with whole_folder(target) as folder:
-                save_network(model.network, folder, parted, wholes)
+                whole = store_parted(weights, parted, folder / "parted", wholes) if parted else None
+                model.network.save_pretrained(folder / "model", state_dict=whole)
                 tokenizer.save_pretrained(folder / "model")
                 write_tensors(folder / "optimizer.safetensors", moments, wholes)
                 files = sorted(path for path in folder.rglob("*") if path.is_file())
@@ -97,29 +99,20 @@ def save_checkpoint(
     world.raise_any(failure, f"{target} could not be written; the first process says why")
 
 
-def name_parted(network: nn.Module) -> dict[str, Tensor]:
-    """The weights of which each process has a part, tied ones once, by name. Every process must call it."""
-    weights = network.state_dict(keep_vars=True)  # FSDP2 parts here what validation has left whole
-    names = {weight: name for name, weight in weights.items() if isinstance(weight, DTensor)}
-    return {name: weight for weight, name in names.items()}
+def store_parted(
+    weights: dict[str, Tensor], parted: dict[DTensor, str], file: Path, wholes: Iterator[Tensor]
+) -> dict[str, Tensor]:
+    """All weights by name, the parted ones in a file that has no name any more, which is read while others are written.
 
-
-def save_network(network: Any, folder: Path, parted: dict[str, Tensor], wholes: Iterator[Tensor]) -> None:
-    """Write the `model` folder as transformers does, with its names and its order of the weights.
-
-    Parted ones go into a file of their own first, which transformers reads while it writes its.
+    So transformers writes them with its own names and in its own order, and needs no memory for them.
     """
-    if not parted:
-        network.save_pretrained(folder / "model")
-        return
-    file = folder / "weights.safetensors"
-    write_tensors(file, parted, wholes)
+    write_tensors(file, {name: weight for weight, name in parted.items()}, wholes)
     stored = load_file(file)  # mapped, not held
-    names = {weight: name for name, weight in parted.items()}
-    weights = network.state_dict(keep_vars=True)
-    whole = {name: stored[names[weight]] if weight in names else weight.detach() for name, weight in weights.items()}
-    network.save_pretrained(folder / "model", state_dict=whole)
     file.unlink()
+    return {
+        name: stored[parted[weight]] if isinstance(weight, DTensor) else weight.detach()
+        for name, weight in weights.items()
+    }
 
 
 def gather(tensor: Tensor) -> Tensor:

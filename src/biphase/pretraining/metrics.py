@@ -79,7 +79,7 @@ def prove_causality(model: nn.Module, phase: Phase, job: Job) -> None:
     model.eval()
     with autocast(device, job.dtype):
         backend = choose_backend(device, job.dtype)
-        probe_causality(model, is_causal(phase), job.shards.manifest.vocab_size, device, name, backend)
+        probe_causality(model, is_causal(phase), job.shards.manifest.vocab_size, name, device, backend)
     model.train()
 
 
