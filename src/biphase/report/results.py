@@ -194,13 +194,12 @@ class ResultSet:
         self, family: str | None = None, dataset: str | None = None, metric: str | None = None, **arm: Any
     ) -> "ResultSet":
         """Results with these values, where given; `arm` names fields of `ReportArm`, such as `setup="ratio"`."""
-        chosen = list(self.results)
+        chosen = self.results
         for key, value in (("family", family), ("dataset", dataset), ("metric", metric)):
-            if value is not None:
-                chosen = [result for result in chosen if getattr(result, key) == value]
+            chosen = tuple(result for result in chosen if value in (None, getattr(result, key)))
         for key, value in arm.items():
-            chosen = [result for result in chosen if getattr(result.arm, key) == value]
-        return ResultSet(tuple(chosen))
+            chosen = tuple(result for result in chosen if getattr(result.arm, key) == value)
+        return ResultSet(chosen)
 
     def arms(self, family: str | None = None, metric: str | None = None, **arm: Any) -> list[ReportArm]:
         """The arms with a result among those selected, in the order in which they come."""

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from biphase.study.cost import Estimate
 from biphase.study.curricula import are_alike, write_steps
 from biphase.study.hypotheses import hypotheses_hash
 from biphase.study.plan import Plan, history
-from biphase.study.spec import EMBED, trainings
+from biphase.study.spec import EMBED, Evaluation, trainings
 from biphase.study.trunks import Segment
 from biphase.style import COLORS
 
@@ -56,22 +56,7 @@ def describe_plan(plan: Plan, estimate: Estimate) -> RenderableType:
         f"longest chain of runs: {plan.longest_chain:,} steps",
     ]
     if plan.study.evaluation is not None:
-        evaluation = plan.study.evaluation
-        embedded = [cell for cell in plan.cells if cell.task.startswith(EMBED)]
-        scores = sum(len(cell.evaluates) for cell in plan.cells if cell not in embedded)
-        models, seeds = show_count(len(plan.models), "model"), show_count(len(evaluation.seeds), "seed")
-        if evaluation.tasks:
-            fine_tunings = show_count(len(plan.cells) - len(embedded), "fine-tuning")
-            lines.append(
-                f"{fine_tunings}: {models} × {show_count(len(trainings(evaluation)), 'training')} "
-                f"({show_count(len(evaluation.tasks), 'task')}) × "
-                f"{show_count(len(evaluation.learning_rates), 'rate')} × {seeds} → {show_count(scores, 'score')}"
-            )
-        if evaluation.embed is not None:
-            lines.append(
-                f"{show_count(len(embedded), 'embedding model')} by one recipe: {models} × {seeds}, zero-shot on "
-                f"{', '.join(map(set_name, evaluation.embed.data))}"
-            )
+        lines += describe_cells(plan, plan.study.evaluation)
     if plan.study.hypotheses:
         names = [hypothesis.name for hypothesis in plan.study.hypotheses]
         count = show_count(len(plan.study.hypotheses), "hypothesis", "hypotheses")
@@ -80,6 +65,23 @@ def describe_plan(plan: Plan, estimate: Estimate) -> RenderableType:
     return Group(
         *lines, "", run_tree(plan), "", *describe_steps(estimate), "", cost_table(estimate), *cost_lines(estimate)
     )
+
+
+def describe_cells(plan: Plan, evaluation: Evaluation) -> Iterator[str]:
+    """How many trainings and scores the evaluation has."""
+    fitted = [cell for cell in plan.cells if not cell.task.startswith(EMBED)]
+    models, seeds = show_count(len(plan.models), "model"), show_count(len(evaluation.seeds), "seed")
+    if evaluation.tasks:
+        trained = show_count(len(trainings(evaluation)), "training")
+        yield (
+            f"{show_count(len(fitted), 'fine-tuning')}: {models} × {trained} "
+            f"({show_count(len(evaluation.tasks), 'task')}) × {show_count(len(evaluation.learning_rates), 'rate')} × "
+            f"{seeds} → {show_count(sum(len(cell.evaluates) for cell in fitted), 'score')}"
+        )
+    if evaluation.embed is not None:
+        embedded = show_count(len(plan.cells) - len(fitted), "embedding model")
+        data = ", ".join(map(set_name, evaluation.embed.data))
+        yield f"{embedded} by one recipe: {models} × {seeds}, zero-shot on {data}"
 
 
 def run_tree(plan: Plan) -> Tree:
