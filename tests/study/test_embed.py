@@ -1,6 +1,7 @@
 """A study that makes embedding models of its arms by one recipe: which pretraining embeds best."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 pytest.importorskip("sentence_transformers")
 
 from biphase.config import parse_config
+from biphase.embedding.evaluation import read_judged, score_bm25
 from biphase.engine.local import Engine
 from biphase.errors import InputError
 from biphase.study.folder import claim_study_folder, read_state, status
@@ -64,6 +66,8 @@ def test_which_pretraining_embeds_best(tree: dict[str, Any], tmp_path: Path) -> 
     assert all(one.half_width > 0 and one.examples and one.examples.table is not None for one in results)
     page, findings = report_study(plan, place, tmp_path / "report", [])
     assert "zero-shot:passages" in page.read_text() and findings[0].key == "mlm"
+    bm25 = 100 * score_bm25(read_judged(tmp_path / "passages"))["ndcg_at_10"]
+    assert re.search(rf">BM25 \(no arm\)<.*>{bm25:.2f}</td></tr>", page.read_text())
     # Another recipe is another family of scores; keys that the study decides are refused.
     embed = tree["evaluation"]["embed"]
     embed["recipe"]["stages"][0]["max_steps"] = 3

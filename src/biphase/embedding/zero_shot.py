@@ -13,12 +13,13 @@ from sentence_transformers import SentenceTransformer
 from biphase.config import parse_config
 from biphase.device import choose_device, describe_machine
 from biphase.embedding.embed import train_embedder
-from biphase.embedding.evaluation import Judged, read_judged, score_embedder
+from biphase.embedding.evaluation import Judged, read_judged, score_bm25, score_embedder
 from biphase.embedding.folder import load_embedder
 from biphase.embedding.recipe import EmbeddingRecipe
 from biphase.files import content_hash
 from biphase.finetuning.config import EVALUATED_SPLITS, PLACEMENT, PROTOCOL, FinetuneConfig
 from biphase.finetuning.fit import write_cell
+from biphase.finetuning.metrics.ranking import BM25
 from biphase.finetuning.models import identify
 from biphase.finetuning.scores import Score, read_score
 
@@ -63,6 +64,8 @@ def score_set(
     """Write the cell of one set: what is `known` of it, and the scores of a model that was trained in `seconds`."""
     started = time.perf_counter()
     metrics, judgements = score_embedder(embedder, judged)
+    if judged.documents:
+        metrics = metrics | {BM25: score_bm25(judged)["ndcg_at_10"]}
     rows = list(judgements)
     spent = {"train": seconds, "evaluate": time.perf_counter() - started}
     losses = [logged["loss"] for stage in facts["stages"] for logged in stage["losses"]]

@@ -56,11 +56,11 @@ def write_report(
     losses: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
     files: Mapping[str, str] | None = None,
     answer: str = "",
+    bm25: Mapping[str, float] | None = None,
 ) -> Path:
     """Write `tables/`, `figures/` and `index.html` into the folder `out`; returns the page.
 
-    The folder appears whole or not at all. An earlier report there is replaced if nothing in it was added or changed;
-    any other folder that is not empty is an `InputError`, and so are results without a score.
+    The folder appears whole or not at all. `InputError` for one that is no unchanged report, and without a score.
 
     Args:
         results: of one study; averages that are missing are added.
@@ -71,6 +71,7 @@ def write_report(
         losses: run → records of its metrics.jsonl, for the loss curves.
         files: name → text of what stands beside the page.
         answer: to the question; by default the best model against the others, in a sentence or two.
+        bm25: dataset → what BM25, which is no arm, scores there.
     """
     if not results.results:
         raise InputError("there is no finished score to report on yet")
@@ -84,7 +85,7 @@ def write_report(
         html = render(
             title=title,
             question=question,
-            facts=describe_results(results),
+            results=results,
             overview=overview,
             **inline_pictures(folder / "figures", plan_svg),
             verdicts=verdicts,
@@ -92,9 +93,9 @@ def write_report(
             figures=figures,
             tables=tables,
             costs=list(costs or ()),
+            bm25=bm25 or {},
             commands=commands,
             missing=[*missing, *missing_cells(results), *(f"No figure: {line}" for line in lacking)],
-            checks=check_averages(results),
         )
         for name, text in {**(files or {}), **price_files(overview.prices), "index.html": html}.items():
             write_text(folder / name, text)
@@ -122,7 +123,9 @@ def render(**parts: Any) -> str:
         rule=RULE,
         missing_mark=MISSING,
         families=FAMILY_NAMES,
+        check_averages=check_averages,
         count_tests=count_tests,
+        describe_results=describe_results,
         significance=f"{100 * SIGNIFICANCE:g}",
         bar=(BAR_WIDTH, BAR_HEIGHT),
         bars_of=bars_of,

@@ -6,6 +6,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from biphase.console import duration
+from biphase.finetuning.metrics.ranking import BM25
 from biphase.finetuning.scores import ScoreSet
 from biphase.paper.findings import judge_paper
 from biphase.paper.published import TABLE_NUMBERS
@@ -63,6 +64,7 @@ def report_study(
         missing=list(list_missing(plan, place, state)),
         losses=read_losses(plan, place, state),
         files=files,
+        bm25=find_bm25(scores),
     )
     return page, hypotheses
 
@@ -93,6 +95,12 @@ def cells_csv(scores: dict[str, ScoreSet]) -> str:
                 rows[-1] |= {f"{split} {metric}": f"{value:.6f}" for metric, value in values.items()}
     columns = (*CELL_COLUMNS, *sorted({key for row in rows for key in row}.difference(CELL_COLUMNS)))
     return csv_text([columns, *([row.get(column, "") for column in columns] for row in rows)])
+
+
+def find_bm25(scores: dict[str, ScoreSet]) -> dict[str, float]:
+    """What BM25 scores on the tasks that search, by their names."""
+    cells = [score for found in scores.values() for score in found.scores]
+    return {score.task: score.metrics["test"][BM25] for score in cells if BM25 in score.metrics.get("test", {})}
 
 
 def list_costs(plan: Plan, state: StudyState) -> list[dict[str, object]]:

@@ -29,7 +29,7 @@ from biphase.finetuning.families.multiple_choice import accumulate_gradients as 
 from biphase.finetuning.families.multiple_choice import build_model as build_model
 from biphase.finetuning.families.multiple_choice import predict as predict
 from biphase.finetuning.metrics import Judgement
-from biphase.finetuning.metrics.ranking import judge_ranking, ranking_scores
+from biphase.finetuning.metrics.ranking import BM25, judge_ranking, ranking_scores
 from biphase.tasks.collection import search_bm25
 from biphase.tasks.drawing import DRAW_SEED
 from biphase.tasks.examples import Collection
@@ -133,4 +133,4 @@ def judge_split(split: CandidateSplit, predictions: np.ndarray, cell: CellContex
     """As of retrieval, and what BM25's own order scores."""
     before, _ = ranking_scores(split.relevance, order(split, -np.arange(len(predictions), dtype=np.float64)))
     means, rows = judge_ranking(split.relevance, order(split, predictions), cell.task.metric)
-    return means | {"bm25_ndcg_at_10": before["ndcg_at_10"]}, rows
+    return means | {BM25: before["ndcg_at_10"]}, rows

@@ -24,6 +24,8 @@ TREC_MEASURES = {
     "precision_at_10": "P_10",
 }
 """Our names → trec_eval's."""
+BM25 = "bm25_ndcg_at_10"
+"""What BM25 scores where a model does, in that model's own scores."""
 
 
 def ranking_scores(relevance: Relevance, ranked: Ranked) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
