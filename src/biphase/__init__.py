@@ -6,7 +6,6 @@ What the command line does, Python does by the same functions, which are loaded 
 all lines.
 """
 
-import sys
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -62,19 +61,8 @@ def __dir__() -> list[str]:
 
 
 class VerbFolder(ModuleType):
-    """A folder of this package that has the name of a verb, and is that verb where it is called."""
+    """A folder of this package that has the name of a verb, and is that verb where it is called: Python's import sets
+    `biphase.study` to the folder."""
 
     def __call__(self, *arguments: Any, **settings: Any) -> Any:
         return __getattr__(self.__name__.removeprefix("biphase."))(*arguments, **settings)
-
-
-class Package(ModuleType):
-    """This package: Python's import sets `biphase.study` to the folder, which must not hide the verb."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in OFFERED and isinstance(value, ModuleType):
-            value.__class__ = VerbFolder
-        super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = Package

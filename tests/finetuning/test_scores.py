@@ -32,7 +32,7 @@ def test_reading_names_what_is_broken_and_goes_on(write_cell: WriteCell, scores_
     write_cell("m", seed=8, name=".unfinished.part")
     scores = read_scores(scores_folder)
     assert sorted(score.config.seed for score in scores.scores) == [0, 1, 6]
-    reasons = {one.path.parent.name: one.reason for one in scores.broken}
+    reasons = {path.parent.name: reason for path, reason in scores.broken.items()}
     assert set(reasons) == {"cut", "nan", "old", "list", "renamed-metric"}
     assert "not valid JSON" in reasons["cut"] and "finite number" in reasons["nan"]
     assert reasons["renamed-metric"] == "its f1 on validation is missing"

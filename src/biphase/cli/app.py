@@ -15,10 +15,16 @@ import typer
 from typer.core import TyperGroup
 
 from biphase import __version__
-from biphase.cli.embed import embed_command, search_command
 from biphase.cli.evaluate import ScoresOption, evaluate_command
-from biphase.cli.export import convert_command, export_command, push_command
 from biphase.cli.init import init_app
+from biphase.cli.networks import (
+    convert_command,
+    embed_command,
+    export_command,
+    pretrain_command,
+    push_command,
+    search_command,
+)
 from biphase.cli.study import AddressOption, EngineOption, FormatOption, Overrides, is_json, study_app
 from biphase.console import FirstLine, err, is_one_of_several, out, silence, take_turn
 from biphase.errors import EXIT_BUSY, BusyError, InputError, StoppedError, clipped
@@ -184,23 +190,7 @@ def prepare_command(
     text.prepare(**options)
 
 
-@app.command("pretrain")
-def pretrain_command(
-    recipe: Annotated[Path, typer.Argument(help="A YAML file, or the name of one that comes with biphase: tiny.")],
-    overrides: Overrides = None,
-    runs: Annotated[Path, typer.Option("--runs", help="Where run folders are.")] = Path("runs"),
-) -> None:
-    """Pretrain, continue or adapt as a recipe says. The same command resumes; torchrun spreads it over devices.
-
-    Example: `biphase pretrain recipes/tiny.yaml data.shards=shards schedule.peak_lr=1e-3`
-
-    Several processes: `torchrun --nproc-per-node 8 -m biphase pretrain recipes/210m.yaml compute.parallel=fsdp`
-    """
-    from biphase.verbs import networks
-
-    networks.pretrain(recipe, overrides or (), runs=runs)
-
-
+app.command("pretrain")(pretrain_command)
 app.command("export")(export_command)
 app.command("push")(push_command)
 app.command("convert")(convert_command)

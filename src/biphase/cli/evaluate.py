@@ -118,7 +118,7 @@ def write_evaluation(evaluation: "EvaluatedGrid", compared: "Sequence[TaskCompar
 
     if evaluation.planned:
         return to_json(evaluation.planned)
-    left_out = [{"path": one.path, "reason": one.reason} for one in evaluation.scores.broken]
+    left_out = [{"path": path, "reason": reason} for path, reason in evaluation.scores.broken.items()]
     tree = {"scores": evaluation.records, "left_out": left_out, "failed": evaluation.failures}
     return to_json(tree | ({} if compared is None else {"comparison": comparison_records(compared)}))
 

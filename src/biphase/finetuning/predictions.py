@@ -157,7 +157,9 @@ def contributions(score: Score, path: Path, rows: PredictionRows) -> tuple[np.nd
     if score.metric in ("f1", "strict_f1", "accuracy"):
         check_tags(rows)
         if score.metric == "accuracy":
-            return count_right_tags(rows), lambda counts_C: counts_C[..., 0] / counts_C[..., 1]
+            right = [sum(map(str.__eq__, row["gold"], row["predicted"])) for _, row in rows]
+            counts_N2 = np.array([right, [len(row["gold"]) for _, row in rows]]).T  # of each sentence's words
+            return counts_N2, lambda counts_C: counts_C[..., 0] / counts_C[..., 1]
         return count_entities(rows, is_strict=score.metric == "strict_f1"), micro_f1
     raise InputError(f"{path} does not say what each example contributes to {score.metric}")
 
@@ -203,12 +205,6 @@ def check_tags(rows: PredictionRows) -> None:
         gold, predicted = row.get("gold", ()), row.get("predicted", ())
         if not is_tags(gold) or not is_tags(predicted) or len(gold) != len(predicted):
             raise InputError(f"{place}: neither a score nor gold and predicted tags of equal number; rerun its cell")
-
-
-def count_right_tags(rows: PredictionRows) -> np.ndarray:
-    """[N, 2] words of each sentence whose tag is right, and all its words."""
-    right = [sum(map(str.__eq__, row["gold"], row["predicted"])) for _, row in rows]
-    return np.array([right, [len(row["gold"]) for _, row in rows]]).T
 
 
 def count_tag_labels(score: Score, rows: PredictionRows) -> tuple[np.ndarray, Statistic]:

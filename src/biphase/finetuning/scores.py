@@ -8,7 +8,7 @@ import math
 import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -96,17 +96,10 @@ def read_score(folder: Path) -> Score:
 
 
 @dataclass(frozen=True)
-class BrokenScore:
-    """A score that was left out, and why."""
-
-    path: Path
-    reason: str
-
-
-@dataclass(frozen=True)
 class ScoreSet:
     scores: tuple[Score, ...]
-    broken: tuple[BrokenScore, ...] = ()
+    broken: Mapping[Path, str] = field(default_factory=dict)
+    """Files that were left out, and why."""
 
     @cached_property
     def cells(self) -> dict[tuple[str, str], dict[GridPoint, Score]]:
@@ -153,7 +146,8 @@ def read_scores(folder: Path) -> ScoreSet:
     """
     if not folder.is_dir():
         raise InputError(f"{folder} is not a folder; give the one that the scores were written to")
-    scores, broken = [], []
+    scores: list[Score] = []
+    broken: dict[Path, str] = {}
     for place, below, files in os.walk(folder):
         below[:] = sorted(name for name in below if not name.startswith("."))
         if "score.json" not in files:
@@ -167,8 +161,8 @@ def read_scores(folder: Path) -> ScoreSet:
                     raise InputError(f"its {score.metric} on {split} is {'missing' if value is None else value}")
             scores.append(score)
         except (InputError, OSError) as error:
-            broken.append(BrokenScore(path, str(error).removeprefix(f"{path} ")))
-    return ScoreSet(tuple(scores), tuple(broken))
+            broken[path] = str(error).removeprefix(f"{path} ")
+    return ScoreSet(tuple(scores), broken)
 
 
 def show_rate(rate: float) -> str:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, get_args
 
 from rich import box
@@ -10,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from biphase import console
-from biphase.finetuning.scores import BrokenScore, short_name, show_rate
+from biphase.finetuning.scores import short_name, show_rate
 from biphase.report.comparison import ComparisonVerdict, SummaryRow, TaskComparison, measure_signals
 from biphase.report.formats import (
     MISSING,
@@ -28,7 +29,7 @@ PLAIN: dict[str, Any] = {"box": box.SIMPLE_HEAD, "pad_edge": False, "padding": (
 """How tables look: columns two spaces apart, one line below the head."""
 
 
-def print_summary(rows: Sequence[SummaryRow], broken: Sequence[BrokenScore] = ()) -> None:
+def print_summary(rows: Sequence[SummaryRow], broken: Mapping[Path, str] | None = None) -> None:
     """A table by task, and what is missing from it."""
     names = shorten({row.model for row in rows})
     columns: dict[str, Callable[[SummaryRow], str]] = {
@@ -56,7 +57,7 @@ def print_summary(rows: Sequence[SummaryRow], broken: Sequence[BrokenScore] = ()
         measured = ", ".join(f"{task} {show_signal(signal)}" for task, signal in signals.items())
         lines.append(f"signal ÷ noise: {measured}; about 1 where models are equally good, (…) where nothing is decided")
         lines += [f"{task} decides nothing here: {one.needs}" for task, one in signals.items() if one.needs]
-    for line in (*lines, *(f"left out: {one.path} ({one.reason})" for one in broken)):
+    for line in (*lines, *(f"left out: {path} ({reason})" for path, reason in (broken or {}).items())):
         console.out.print(line, markup=False)
 
 

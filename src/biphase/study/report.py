@@ -126,8 +126,8 @@ def list_missing(plan: Plan, place: StudyFolder, state: StudyState) -> Iterator[
         if not failure.is_blocked:
             yield f"Failed: {failure.unit}: {failure.reason}"
     for found in state.scores.values():
-        for broken in found.broken:
-            yield f"Left out, because it is damaged: {broken.path}: {broken.reason}"
+        for path, reason in found.broken.items():
+            yield f"Left out, because it is damaged: {path}: {reason}"
         diverged = [score for score in found.scores if score.diverged]
         if diverged:
             points = ", ".join(f"{s.task} at {s.config.learning_rate:g} seed {s.config.seed}" for s in diverged)

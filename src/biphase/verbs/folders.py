@@ -188,7 +188,7 @@ def scores_facts(path: Path) -> Facts:
         "scores": len(found.scores),
         "models": list(found.models),
         "tasks": list(found.tasks),
-        "broken": [f"{one.path} ({one.reason})" for one in found.broken],
+        "broken": [f"{file} ({reason})" for file, reason in found.broken.items()],
     }
 
 
