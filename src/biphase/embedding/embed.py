@@ -63,7 +63,6 @@ def train_embedder(recipe: EmbeddingRecipe, runs: Path) -> tuple[Path, dict[str,
     hashes = [pairs.hash for found in sources.values() for pairs in found]
     identity = recipe.identity(hash_embedder(recipe.model), [*hashes, str(dtype)])
     folder = runs / f"{recipe.name}-{identity[:8]}"
-    folder.mkdir(parents=True, exist_ok=True)
     with locked(folder / "lock"):
         write_text(folder / "config.yaml", yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False))
         model: Any = new_embedder(recipe).to(device)

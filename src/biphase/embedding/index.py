@@ -44,8 +44,8 @@ def is_index(path: Path) -> bool:
     return (path / "index.json").exists()
 
 
-def open_index(path: Path, model: str | None) -> IndexManifest:
-    """What an index says of itself. Raises `InputError` where its model is another one, or is not as it was."""
+def open_index(path: Path, model: str | None, text: str | None) -> IndexManifest:
+    """What an index says of itself. Raises `InputError` where its model or text is another one, or not as it was."""
     manifest = read_json_as(path / "index.json", IndexManifest, "delete the index and build it again")
     if hash_embedder(model or manifest.model) != manifest.model_hash:
         raise InputError(
@@ -53,6 +53,8 @@ def open_index(path: Path, model: str | None) -> IndexManifest:
             + (f", not by {model}" if model else ", which has changed since")
             + ": rebuild it"
         )
+    if text is not None and manifest.text_hash != hash_source(text):
+        raise InputError(f"{path} was made of another text than {text} holds now: rebuild it")
     return manifest
 
 

@@ -98,7 +98,6 @@ def folders_to_send(source: str, repo: str, room: Path) -> Iterator[tuple[str, P
     for number in [int(step)] if step else steps:
         revision = "main" if run.is_done and number == steps[-1] else f"step-{number}"
         folder = room / revision / repo.partition("/")[2]
-        folder.parent.mkdir()
         export_checkpoint(f"{path}@{number}", folder)
         yield revision, folder
 

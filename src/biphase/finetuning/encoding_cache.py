@@ -49,7 +49,6 @@ def load_encoded(source: TaskSource, tokenizer: HashedTokenizer, config: Finetun
     cache = Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "biphase"
     folder = cache / "encoded" / f"{task.name}-{key[:24]}"
     if not folder.exists():
-        folder.parent.mkdir(parents=True, exist_ok=True)
         with locked(folder.with_name(f".{folder.name}.lock"), wait=True):
             if not folder.exists():  # another process may have made it while this one waited
                 encoded = encode_source(source, tokenizer, config)

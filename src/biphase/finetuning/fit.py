@@ -8,6 +8,7 @@ copy. Tasks that are trained on another's pairs (NQ and MLDR on MS MARCO's) are 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ import torch
 from biphase import console
 from biphase.device import choose_device, choose_dtype
 from biphase.encoder.attention import explain_computing
-from biphase.errors import BusyError
 from biphase.files import locked, whole_folder, write_json
 from biphase.finetuning.batches import CellContext
 from biphase.finetuning.cells import CellPlan, DataDirs, plan_cells
@@ -108,14 +108,10 @@ def write_cell(
 @contextmanager
 def cells_claimed(out: Path, plans: Sequence[CellPlan]) -> Iterator[None]:
     """Hold the names of cells against other processes; a killed one lets go."""
-    locks = out / ".locks"
-    locks.mkdir(parents=True, exist_ok=True)
     with ExitStack() as held:
-        for plan in plans:
-            try:
-                held.enter_context(locked(locks / plan.folder(out).name))
-            except BusyError:
-                raise BusyError(f"{plan.folder(out)} is being made by another process") from None
+        for place in (plan.folder(out) for plan in plans):
+            busy = f"{place} is being made by another process"
+            held.enter_context(locked(out / ".locks" / place.name, busy=busy))
         yield
 
 
@@ -126,7 +122,7 @@ def run_cells(
     assert len({plan.train.hash for plan in plans}) == 1, "these tasks do not share a training"
     assert len({plan.config for plan in plans}) == 1, "tasks of one training have one configuration"
     # 1. The encoder, and where it computes.
-    encoder = load_encoder(model)
+    encoder = replace(load_encoder(model), name=label or model)
     device = choose_device(plans[0].config.device)
     config = plans[0].config.model_copy(update={"device": device.type})
     dtype = choose_dtype(config.precision, device)
@@ -156,7 +152,7 @@ def run_cells(
     # 4. Predictions and scores, task by task.
     for plan, encoded in zip(plans, evaluated, strict=True):
         cell = CellContext(plan.task, config, device, dtype)
-        score, predictions = evaluate_cell(network, encoded, training, plan, cell, encoder, label or encoder.name)
+        score, predictions = evaluate_cell(network, encoded, training, plan, cell, encoder)
         yield score, training.losses, predictions
         if keep is not None and not score.diverged:
             network.backbone = network.backbone if table is None else copy_backbone(encoder.backbone, [])

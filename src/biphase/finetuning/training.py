@@ -19,6 +19,7 @@ from biphase.finetuning.config import EVALUATED_SPLITS, PROTOCOL, FinetuneConfig
 from biphase.finetuning.encoders import Encoder, copy_backbone
 from biphase.finetuning.encoding import EncodedSplit, EncodedTask
 from biphase.finetuning.families import module_of
+from biphase.finetuning.metrics import Judgement
 from biphase.finetuning.scores import Score
 from biphase.tasks.drawing import draw_indices, draw_shots
 
@@ -68,21 +69,16 @@ def train_network(
     # 1. What is trained on, and for how long.
     config, family, split = cell.config, module_of(cell.task.family, cell.config), encoded.splits["train"]
     items, num_steps = choose_items(split, config)
-    # 2. Optimizer. Weight decay is on matrices, not on norms and biases.
+    # 2. Optimizer.
     parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
-    groups = [
-        {"params": [parameter for parameter in parameters if parameter.ndim >= 2], "weight_decay": config.weight_decay},
-        {"params": [parameter for parameter in parameters if parameter.ndim < 2], "weight_decay": 0.0},
-    ]
-    optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, betas=config.betas, eps=config.eps, fused=True)
+    optimizer = make_adamw(parameters, config)
     network.train()
     if config.frozen:
         network.get_submodule("backbone").eval()
     # 3. Updates. What a step gives stays on the device for up to 25 steps, so that few steps wait for it.
     unseen: list[Tensor] = []
     losses: list[float] = []
-    diverged_at, num_tokens = None, 0
-    started = time.perf_counter()
+    diverged_at, num_tokens, started = None, 0, time.perf_counter()
     with console.track(f"fine-tune {cell.task.name}", num_steps, "steps") as progress:
         for step, indices in enumerate(training_order(len(items), config.batch_size, num_steps, config.seed)):
             for group in optimizer.param_groups:
@@ -118,6 +114,15 @@ def choose_items(split: EncodedSplit, config: FinetuneConfig) -> tuple[np.ndarra
     return items, min(config.max_steps, config.epochs * math.ceil(len(items) / config.batch_size))
 
 
+def make_adamw(parameters: Sequence[nn.Parameter], config: FinetuneConfig) -> torch.optim.AdamW:
+    """Weight decay is on matrices, not on norms and biases."""
+    groups = [
+        {"params": [parameter for parameter in parameters if parameter.ndim >= 2], "weight_decay": config.weight_decay},
+        {"params": [parameter for parameter in parameters if parameter.ndim < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=config.betas, eps=config.eps, fused=True)
+
+
 def finetuning_rate(config: FinetuneConfig, step: int, num_steps: int) -> float:
     """The rate of update `step` (from 0): up to the peak in equal steps, then down to 0 after the last update.
 
@@ -147,28 +152,26 @@ def evaluate_cell(
     plan: CellPlan,
     cell: CellContext,
     encoder: Encoder,
-    label: str,
 ) -> tuple[Score, SplitRows]:
     """Predict validation and test of one task, unless training diverged, and say how good that is."""
     family, splits = module_of(plan.task.family, plan.config), encoded.splits
     started = time.perf_counter()
-    metrics: dict[str, dict[str, float]] = {}
-    rows: SplitRows = {}
+    judged: dict[str, Judgement] = {}
     network.eval()
     for name in EVALUATED_SPLITS if training.diverged_at is None else ():
         with torch.no_grad():
             predictions = family.predict(network, splits[name], cell)
-        metrics[name], rows[name] = family.judge_split(splits[name], predictions, cell)
+        judged[name] = family.judge_split(splits[name], predictions, cell)
     is_on_gpu = cell.device.type == "cuda"
     peak = torch.cuda.max_memory_allocated(cell.device) if is_on_gpu else 1024 * getrusage(RUSAGE_SELF).ru_maxrss
     seconds = {"train": training.seconds, "evaluate": time.perf_counter() - started}
     score = Score(
         **plan.known,
         protocol=PROTOCOL,
-        model=label,
+        model=encoder.name,
         model_hash=encoder.hash,
         config=cell.config,
-        metrics=metrics,
+        metrics={name: metrics for name, (metrics, _) in judged.items()},
         num_examples={name: split.num_examples for name, split in splits.items()},
         num_truncated={name: split.num_truncated for name, split in splits.items()},
         num_left_out=encoded.left_out,
@@ -181,4 +184,4 @@ def evaluate_cell(
         peak_memory_bytes=peak,
         machine=describe_machine(cell.device),
     )
-    return score, rows
+    return score, {name: rows for name, (_, rows) in judged.items()}

@@ -135,7 +135,6 @@ def search(
 
     with needs_embeddings("biphase search"):
         from biphase.embedding.index import answer_question, build_index, is_index, open_index
-        from biphase.embedding.pairs import hash_source
     if not question.strip():
         raise InputError("the question is empty")
     given, asked = str(source), None if model is None else str(model)
@@ -143,9 +142,7 @@ def search(
     if folder == Path(given) and rebuild:
         raise InputError(f"{given} is an index: to build it again, give its text")
     if is_index(folder) and not rebuild:
-        manifest = open_index(folder, asked)
-        if folder != Path(given) and manifest.text_hash != hash_source(given):
-            raise InputError(f"{folder} was made of another text than {given} holds now: rebuild it")
+        manifest = open_index(folder, asked, None if folder == Path(given) else given)
     elif asked is None:
         raise InputError(f"{given} has no index yet: name an embedding model as model")
     else:
