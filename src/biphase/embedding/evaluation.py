@@ -41,8 +41,13 @@ class Judged:
     relevance: dict[str, dict[str, int]]
     pairs: list[tuple[str, str, float]]
 
+    @property
+    def metric(self) -> str:
+        """The main one."""
+        return "spearman" if self.pairs else "ndcg_at_10"
 
-def read_judged(path: Path, split: str = "test") -> Judged:
+
+def read_judged(path: Path) -> Judged:
     """A folder in BEIR's layout, read as those of retrieval tasks are, or a file of scored pairs.
 
     Raises `InputError` for what is neither, or holds none.
@@ -52,7 +57,7 @@ def read_judged(path: Path, split: str = "test") -> Judged:
         if pairs.kind != "scored":
             raise InputError(f"{path}: no scored pairs: two texts and a score are needed")
         return Judged(set_name(str(path)), {}, {}, {}, [(row[0], row[1], row[2]) for row in pairs.rows])
-    layout = FileLayout(test=f"qrels/{split}.tsv")
+    layout = FileLayout(test="qrels/test.tsv")
     task = Task(name="zero-shot", family="retrieval", metric="ndcg_at_10")
     source = TaskSource(task, str(path), "", layout, find_layout(task, layout, path))
     lost = next((name for part, name in parts_of(task, layout).items() if not source.files[part]), None)
@@ -60,7 +65,7 @@ def read_judged(path: Path, split: str = "test") -> Judged:
         raise InputError(f"{path / lost} does not exist: a folder in BEIR's layout is needed")
     relevance = read_judgements(source, "test")
     if not relevance:
-        raise InputError(f"{path / 'qrels'}: no judgements of {split}")
+        raise InputError(f"{path / 'qrels'}: no judgements of test")
     queries, documents = read_judged_texts(source, {"test": relevance}, judged_only=False)
     return Judged(set_name(str(path)), documents, queries, relevance, [])
 
@@ -104,22 +109,22 @@ def score_bm25(judged: Judged) -> dict[str, float]:
 
 def retrieval_scores(judged: Judged, ranked: Ranked) -> Judgement:
     """NDCG, MRR and recall, trec_eval's; and the share of right documents that are among the first ten."""
-    means, rows = judge_ranking(judged.relevance, ranked, "ndcg_at_10")
+    means, rows = judge_ranking(judged.relevance, ranked, judged.metric)
     return {name: means[name] for name in ("ndcg_at_10", "mrr_at_10", "recall_at_10", "recall_at_100")}, rows
 
 
-def to_mteb(name: str, scores: dict[str, float], kind: str) -> dict[str, Any]:
+def to_mteb(judged: Judged, scores: dict[str, float]) -> dict[str, Any]:
     """Scores as MTEB's result files have them."""
-    main = {"Retrieval": "ndcg_at_10", "STS": "spearman"}[kind]
-    if kind == "STS":
+    main = scores[judged.metric]
+    if judged.pairs:
         scores = {f"cosine_{metric}": value for metric, value in scores.items()} | scores
     return {
-        "task_name": name,
+        "task_name": judged.name,
         "dataset_revision": "local",
         "evaluation_time": None,
         "kg_co2_emissions": None,
         "mteb_version": None,
-        "scores": {"test": [scores | {"main_score": scores[main], "hf_subset": "default", "languages": []}]},
+        "scores": {"test": [scores | {"main_score": main, "hf_subset": "default", "languages": []}]},
     }
 
 

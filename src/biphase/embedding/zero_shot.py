@@ -72,7 +72,7 @@ def score_set(
     score = Score(
         **known,
         protocol=PROTOCOL,
-        metric="spearman" if judged.pairs else "ndcg_at_10",
+        metric=judged.metric,
         metrics=dict.fromkeys(EVALUATED_SPLITS, metrics),
         num_examples=dict.fromkeys(EVALUATED_SPLITS, len(rows)),
         num_truncated={},

@@ -88,10 +88,9 @@ def run_zero_shot(models: Sequence[str], tasks: Sequence[str], out: Path, **refu
     embedders = {model: load_embedder(model) for model in models}
     scores: ZeroShot = {}
     for each in judged:
-        kind = "STS" if each.pairs else "Retrieval"
         scores[each.name] = score_arms(embedders, each)
         for arm, values in scores[each.name].items():
-            keep_result(out, arm, each.name, to_mteb(each.name, values, kind))
+            keep_result(out, arm, each.name, to_mteb(each, values))
     if given["mteb"]:
         with needs_embeddings("mteb tasks"):
             import_module("mteb")
