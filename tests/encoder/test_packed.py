@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     AlbertConfig,
+    AutoModel,
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
     BertConfig,
@@ -22,6 +23,7 @@ from transformers import (
     ElectraConfig,
     EsmConfig,
     Gemma3TextConfig,
+    Gemma4TextConfig,
     GPT2Config,
     GPTNeoXConfig,
     GraniteConfig,
@@ -168,13 +170,23 @@ def test_padding_changes_nothing(family: str, causal: bool, backend: Backend) ->
 
 
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("model_type", ["gemma2", "gpt_oss", "vaultgemma"])
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [("gemma2", "a cap on the scores"), ("gpt_oss", "sinks"), ("wide", "heads of width 264"), ("gemma4", "width 512")],
+)
 def test_what_varlen_cannot_do_is_computed_in_buckets_and_said(
-    model_type: str, causal: bool, monkeypatch: pytest.MonkeyPatch
+    kind: str, reason: str, causal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a GPU too, for caps of scores and for sinks, with the gradients of the slow twin."""
-    network = make_tiny(model_type).base_model
-    network.set_attn_implementation(ATTENTION)
+    """On a GPU too, with the gradients of the slow twin."""
+    own = {
+        "wide": LlamaConfig(**TINY, head_dim=264, initializer_range=0.2),
+        "gemma4": Gemma4TextConfig(
+            **TINY, head_dim=8, global_head_dim=512, layer_types=["sliding_attention", "full_attention"],
+            vocab_size_per_layer_input=V, hidden_size_per_layer_input=8, initializer_range=0.2,
+        ),
+    }  # fmt: skip
+    network: Any = AutoModel.from_config(own[kind]) if kind in own else make_tiny(kind).base_model
+    network.eval().set_attn_implementation(ATTENTION)
     network.config.is_causal = causal
     assert not find_first_position(network, causal)
 
@@ -185,10 +197,10 @@ def test_what_varlen_cannot_do_is_computed_in_buckets_and_said(
         return [hidden_TD, *torch.autograd.grad(hidden_TD.square().sum(), weights)]
 
     for found, expected in zip(run("varlen"), run("reference"), strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4 * float(expected.detach().abs().mean()) + 1e-6)
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5 * float(expected.detach().abs().max()) + 1e-5)
     monkeypatch.setattr("biphase.encoder.attention.choose_backend", lambda device, dtype: "varlen")
     line = explain_computing("bf16", torch.device("cuda"), network)
-    assert "attention: buckets" in line and "caps nor its sinks" in line
+    assert "attention: buckets" in line and reason in line
 
 
 @pytest.mark.parametrize("family", ["eurobert", *FAMILIES])

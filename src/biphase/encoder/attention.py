@@ -103,7 +103,7 @@ def lay_out(
 
 
 def relay_out(layout: PackedLayout) -> PackedLayout:
-    """The same samples laid out for `buckets`: for networks that cap the scores of attention or have sinks."""
+    """The same samples laid out for `buckets`: for networks whose attention `varlen` cannot do."""
     return lay_out(
         layout.bounds_S1.cpu().numpy(),
         causal=layout.causal,
@@ -136,11 +136,11 @@ def newest_flash(device: torch.device) -> str:
 
 
 def explain_backend(device: torch.device, dtype: torch.dtype, network: torch.nn.Module | None = None) -> str:
-    """Which backend runs, and why: what `choose_backend` chooses, unless the network shapes its scores."""
+    """Which backend runs, and why: what `choose_backend` chooses, unless it is `varlen` and the network beyond it."""
     if choose_backend(device, dtype) == "buckets":
         return f"buckets, samples of about one length batched (varlen needs CUDA and bf16, here is {device.type})"
-    if getattr(network, "shapes_scores", False):
-        return "buckets, samples of about one length batched (varlen knows neither the network's caps nor its sinks)"
+    if beyond := getattr(network, "beyond_varlen", None):
+        return f"buckets, samples of about one length batched (the network has {beyond}, which varlen does not know)"
     return f"varlen, PyTorch's packed flash attention (CUDA, 16 bits; {newest_flash(device)})"
 
 

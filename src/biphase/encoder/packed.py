@@ -22,7 +22,7 @@ from biphase.flops import FlopCount, longest_text, training_flops
 def packed_hidden(backbone: nn.Module, inputs_T: Tensor, positions_T: Tensor, layout: PackedLayout) -> Tensor:
     """Last hidden states [T, D] of a transformers base model. Positions count from 0 in every sample."""
     num_tokens = len(inputs_T)
-    if layout.backend == "varlen" and getattr(backbone, "shapes_scores", False):  # its kernel knows plain softmax
+    if layout.backend == "varlen" and getattr(backbone, "beyond_varlen", None):
         layout = relay_out(layout)
     positions_T = positions_T + getattr(backbone, "first_position", 0)
     if layout.num_padding:
@@ -134,18 +134,24 @@ def count_flops(model: PreTrainedModel) -> FlopCount:
     )
 
 
+def layer_configs(config: Any) -> list[Any]:
+    """The configuration of each layer; Gemma 4 has heads of one width in one layer, of another in the next."""
+    if getattr(config, "is_heterogeneous", False):
+        return list(config.per_layer_config)
+    return [config] * config.num_hidden_layers
+
+
+def head_widths(layer: Any) -> tuple[int, int]:
+    """The width of a layer's queries and keys, and that of its values, which differ in DeepSeek's kind."""
+    if getattr(layer, "kv_lora_rank", None):
+        return layer.qk_nope_head_dim + layer.qk_rope_head_dim, layer.v_head_dim
+    width = getattr(layer, "head_dim", None) or layer.hidden_size // layer.num_attention_heads
+    return width, width
+
+
 def attention_width(config: Any) -> float:
-    """The widths of all heads of all layers; where keys and values differ (DeepSeek), the mean of the two."""
-    layers = [config] * config.num_hidden_layers
-    if getattr(config, "is_heterogeneous", False):  # Gemma 4: heads of one width in one layer, of another in the next
-        layers = list(config.per_layer_config)
-    width = 0.0
-    for layer in layers:
-        head_dim = getattr(layer, "head_dim", None) or layer.hidden_size // layer.num_attention_heads
-        if getattr(layer, "kv_lora_rank", None):
-            head_dim = (layer.qk_nope_head_dim + layer.qk_rope_head_dim + layer.v_head_dim) / 2
-        width += layer.num_attention_heads * head_dim
-    return width
+    """The widths of all heads of all layers; where keys and values differ, the mean of the two."""
+    return sum(layer.num_attention_heads * sum(head_widths(layer)) / 2 for layer in layer_configs(config))
 
 
 class PaddedBackbone(nn.Module):

@@ -20,7 +20,16 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from biphase.encoder.attention import Backend, OwnAttentionError, PackedLayout, lay_out
-from biphase.encoder.packed import PackedModel, PaddedBackbone, head_bias, head_input, packed_hidden, position_limit
+from biphase.encoder.packed import (
+    PackedModel,
+    PaddedBackbone,
+    head_bias,
+    head_input,
+    head_widths,
+    layer_configs,
+    packed_hidden,
+    position_limit,
+)
 from biphase.errors import InputError, first_line, is_raised_here
 
 WINDOW_PROOF_TOKENS = 300
@@ -31,6 +40,10 @@ AGREEMENT = 1e-3
 
 MOVED_BY_ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 1e-2}
 """How far a hidden state may move by rounding alone, in units of the states' mean size."""
+
+
+WIDEST_VARLEN = 256
+"""The widest heads of flash attention."""
 
 
 class FailedProofError(InputError):
@@ -63,25 +76,29 @@ def agree(ours: Tensor, theirs: Tensor) -> bool:
 def find_first_position(network: Any, causal: bool) -> str:
     """Find the number at which the network's own positions begin, so that packed samples come out as each alone.
 
-    Sets `network.first_position`, which `packed_hidden` adds, and `network.shapes_scores`. Returns why
+    Sets `network.first_position`, which `packed_hidden` adds, and `network.beyond_varlen`. Returns why
     packing gives something else either way, or nothing where it works.
     """
     pad_id = getattr(network.config, "pad_token_id", None) or 0
-    network.shapes_scores = shapes_scores(network)
     reasons = []
     for first_position in (0, pad_id + 1):  # RoBERTa counts from behind its padding index
         network.first_position = first_position
         reason = why_not_packed(network, causal)
         if not reason:
+            network.beyond_varlen = beyond_varlen(network)
             return ""
         reasons.append(reason)
     return reasons[0]
 
 
-def shapes_scores(network: nn.Module) -> bool:
-    """Whether the network caps the scores of its attention, or has sinks."""
-    is_capped = bool(getattr(network.config, "attn_logit_softcapping", None))
-    return is_capped or any(name.rpartition(".")[2].startswith("sink") for name, _ in network.named_parameters())
+def beyond_varlen(network: Any) -> str:
+    """What of the network's attention PyTorch's packed flash attention cannot do, or ""."""
+    if getattr(network.config, "attn_logit_softcapping", None):
+        return "a cap on the scores"
+    if any(name.rpartition(".")[2].startswith("sink") for name, _ in network.named_parameters()):
+        return "sinks"
+    widest = max(head_widths(layer)[0] for layer in layer_configs(network.config))
+    return f"heads of width {widest}" if widest > WIDEST_VARLEN or widest % 8 else ""
 
 
 @torch.no_grad()
@@ -187,9 +204,8 @@ def reach(network: Any) -> int:
 
 def window_of(config: Any) -> int:
     """How far the narrowest layer sees to one side, 0 where nothing limits it."""
-    layers = config.per_layer_config if getattr(config, "is_heterogeneous", False) else [config]
     windows = []
-    for layer in layers:
+    for layer in layer_configs(config):
         local = getattr(layer, "local_attention", None) or getattr(layer, "attention_window", None)
         windows.append(getattr(layer, "sliding_window", None) or (local // 2 if isinstance(local, int) else 0))
     return min((window for window in windows if window > 0), default=0)
