@@ -26,8 +26,8 @@ NOTE = f"“On par” allows for {100 * ON_PAR:g} point, a number that is ours."
 
 @cache
 def read_findings() -> dict[str, Any]:
-    """`findings`: key → what the paper says, how it is judged (shown beside the verdict), and the lines that are to
-    hold; `names`: what the names in these lines stand for."""
+    """`findings`: key → what the paper says, the lines that are to hold, and what they do not tell of how it is judged;
+    `names`: what the names in these lines stand for."""
     text = (resources.files("biphase.paper") / "findings.yaml").read_text(encoding="utf-8")
     return parse_yaml(text)
 
@@ -88,7 +88,7 @@ def judge_findings(results: ResultSet) -> tuple[Finding, ...]:
     results = with_averages(results.select(metric=results.primary_metric).results)
     told = read_findings()["findings"].items()
     return judge_claims(
-        [Finding(key, one["says"], one["judged"], tuple(make_claims(key, results))) for key, one in told]
+        [Finding(key, one["says"], one.get("judged", ""), tuple(make_claims(key, results))) for key, one in told]
     )
 
 

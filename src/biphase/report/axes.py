@@ -38,17 +38,17 @@ def line_up(arms: Sequence[ReportArm], axis: str) -> dict[float, ReportArm]:
 def weigh_arms(terms: Sequence[Term]) -> list[list[tuple[float, ReportArm]]]:
     """Each term as a weighted sum of arms, without the operand's own weight. Raises `InputError` where the axis has
     too few values for it."""
-    lines = [line_up(arms, operand.axis) if operand.function else {} for operand, arms in terms]
+    lines = [(operand.axis, line_up(arms, operand.axis) if operand.axis else {}) for operand, arms in terms]
     weighed = []
-    for (operand, arms), line in zip(terms, lines, strict=True):
-        if not operand.function:
+    for (operand, arms), (axis, line) in zip(terms, lines, strict=True):
+        if not axis:
             weighed.append([(1.0, arms[0])])
             continue
-        others = [other for (own, _), other in zip(terms, lines, strict=True) if own.axis == operand.axis]
-        values = np.array([value for value in sorted(line) if all(value in other for other in others)], dtype=float)
+        shared = set(line).intersection(*(other for own, other in lines if own == axis))
+        values = np.array(sorted(shared), dtype=float)
         if len(values) < (2 if operand.function == "trend" else 1):
-            raise InputError(f"too few arms over {operand.axis}")
-        weights = np.full(len(values), 1 / max(len(values), 1))
+            raise InputError(f"too few arms over {axis}")
+        weights = np.full(len(values), 1 / len(values))
         if operand.function == "trend":
             # Least squares gives the line's slope as a weighted sum of scores; times the range of values it is the
             # change along the line. Values 20, 30, 50: weights −0.86, −0.21, 1.07 (they add up to nothing).

@@ -255,7 +255,8 @@ def measure(asked: AskedInequality, results: ResultSet, arms: Mapping[str, Repor
     ]
     tasks = [task for _, _, task in asked.terms]
     if line.kind == EQUIVALENT:
-        [(_, [arm])], share, datasets = terms, line.bound, list_datasets(tasks[0], results)
+        [(_, [arm])], share = terms, line.bound
+        datasets = None if tasks[0] == MEAN_OF_FAMILIES else list_datasets(tasks[0], results)
         between = contrast_at_share(results, arm, [arms[name] for name in asked.ladder], share, datasets=datasets)
         if between is None:
             raise InputError(f"the baseline's ladder does not reach {1 / share:.2g} of its compute")
@@ -276,17 +277,17 @@ def measure(asked: AskedInequality, results: ResultSet, arms: Mapping[str, Repor
 
 def list_datasets(task: str, results: ResultSet) -> list[str]:
     """The datasets of a task, of a family, or of all."""
+    if task != MEAN_OF_FAMILIES and task not in FAMILY_NAMES:
+        return [task]
     families = results.families if task == MEAN_OF_FAMILIES else [task]
-    by_family = [results.datasets(family, results.primary_metric) for family in families]
-    return list(itertools.chain(*by_family)) if task == MEAN_OF_FAMILIES or task in FAMILY_NAMES else [task]
+    return [name for family in families for name in results.datasets(family, results.primary_metric)]
 
 
 def find_scores(arm: ReportArm, task: str, results: ResultSet) -> list[Result]:
     """The score on a task, the average of a family, or the averages of all. Raises `InputError` where one lacks."""
     families = results.families if task == MEAN_OF_FAMILIES else [task]
-    scores: list[Result | None] = [results.find_average(arm, family) for family in families]
-    if task != MEAN_OF_FAMILIES and task not in FAMILY_NAMES:
-        scores = [results.scores_of(arm).get(task)]
+    is_family = families != [task] or task in FAMILY_NAMES
+    scores = [results.find_average(arm, one) if is_family else results.scores_of(arm).get(task) for one in families]
     known = [score for score in scores if score is not None]
     if not known or len(known) < len(scores):
         raise InputError("no scores")
