@@ -31,6 +31,9 @@ def test_signal_of_known_noise() -> None:
         ratios.append(equal.ratio)
         decided += equal.decides
     assert 0.7 < np.median(ratios) < 1.5 and decided <= 8
+    # Of many models with few seeds, no pair may be told apart, corrected for all pairs; that they differ is plain.
+    many = measure_signal([model(str(at), rng.normal(0.5 + 0.01 * at, 0.02, 3).tolist()) for at in range(18)])
+    assert many and many.decides
     assert measure_signal([model("one", [0.5, 0.6])]) is None
     assert measure_signal([model("x", [0.5]), model("y", [0.6])]) is None, "one seed knows no noise"
 

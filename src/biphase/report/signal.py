@@ -26,9 +26,9 @@ class Signal:
     noise: float
     """The standard error of such a mean beside another: that of a difference over √2, by the neighbours in rank."""
     decides: bool
-    """Whether the best and the worst can be told apart, corrected for their being the extremes of all pairs."""
+    """Whether the models cannot all be equally good: an F test of the squared ratio."""
     needs: str = ""
-    """What would tell them apart, where nothing is decided."""
+    """What would tell the best from the worst, of all pairs the widest, where nothing is decided."""
 
     @property
     def ratio(self) -> float:
@@ -41,18 +41,20 @@ def measure_signal(scores: Sequence[SeedScores]) -> Signal | None:
     ranked = sorted(scores, key=lambda score: score.mean)
     if len(ranked) < 2:
         return None
-    errors = [difference(upper, lower).error for lower, upper in itertools.pairwise(ranked)]
+    neighbours = [difference(upper, lower) for lower, upper in itertools.pairwise(ranked)]
+    errors = [each.error for each in neighbours]
     if np.isnan(errors).any() or not any(errors):
         return None
-    widest = difference(ranked[-1], ranked[0])
-    num_pairs = len(ranked) * (len(ranked) - 1) // 2
-    decides = is_significant(widest.against().p_value * num_pairs)
-    return Signal(
-        spread=float(np.std([score.mean for score in ranked], ddof=1)),
-        noise=math.sqrt(float(np.mean(np.square(errors))) / 2),
-        decides=decides,
-        needs="" if decides else what_decides(widest, 0.0, SIGNIFICANCE / num_pairs),
-    )
+    spread = float(np.std([score.mean for score in ranked], ddof=1))
+    noise = math.sqrt(float(np.mean(np.square(errors))) / 2)
+    # Each model stands in the differences to two neighbours, but for the first and the last: k models of n seeds have
+    # k (n - 1) degrees of freedom, their k - 1 differences 2 (n - 1) each.
+    num = len(ranked)
+    degrees = sum(each.degrees for each in neighbours) * num / (2 * (num - 1))
+    decides = is_significant(float(special.fdtrc(num - 1, degrees, (spread / noise) ** 2)))
+    level = SIGNIFICANCE / (num * (num - 1) // 2)
+    needs = "" if decides else what_decides(difference(ranked[-1], ranked[0]), 0.0, level)
+    return Signal(spread, noise, decides, needs)
 
 
 def what_decides(seen: Contrast, bound: float, level: float) -> str:

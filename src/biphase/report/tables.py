@@ -20,8 +20,7 @@ RULE = (
     "=: within noise of it, as the 95 % interval of the difference includes zero or cannot be told; over seeds and, "
     "where predictions were kept, test examples; not corrected for the number of comparisons. †: one and the same "
     "predicted for all examples. –: no score. Signal ÷ noise: the spread of the trained models over the standard error "
-    "of a score; about 1 where they are equally good, in parentheses where not even the best and the worst can be told "
-    "apart."
+    "of a score; about 1 where they are equally good, in parentheses where all of them may be (F test)."
 )
 
 OBJECTIVE_NAMES = {"clm": "CLM", "mlm": "MLM", "clm+mlm": "CLM → MLM", "none": "random"}
