@@ -171,8 +171,9 @@ def stamps(folder: Path, pattern: str) -> dict[str, tuple[int, int]]:
     """What is finished → its inode and time: another one was made anew."""
     found = {}
     for path in folder.glob(pattern):
-        status = path.stat()
-        found[str(path)] = (status.st_ino, status.st_mtime_ns)
+        if not any(part.startswith(".") for part in path.relative_to(folder).parts):  # such a folder is not yet whole
+            status = path.stat()
+            found[str(path)] = (status.st_ino, status.st_mtime_ns)
     return found
 
 
