@@ -81,8 +81,8 @@ RULES = {
     ),
     ("curriculum", "small network"): (
         "{curriculum}",
-        "at preset 1m the mean of two tasks over 300, 600 and 1,200 steps is 48.9 for 25/75, 49.8 for 50/50 and "
-        "45.0 for MLM (two seeds); at 1,200 steps 25/75 needs at most 0.69 of MLM's FLOPs for its score; the better "
+        "at preset 1m the mean of two tasks over 300, 600 and 1,200 steps is 48.6 for 25/75, 49.7 for 50/50 and "
+        "45.0 for MLM (three seeds); at 1,200 steps 25/75 needs 0.66 of MLM's FLOPs for its score; the better "
         "of two recipes at fewer steps was the better at 1,200 in 30 of 30 pairs. At 610M 25/75 is the best (F6)",
         f"{PRICE}, {PAPER}",
     ),
