@@ -21,7 +21,7 @@ from biphase.study.cost import (
     moment_bytes,
     study_machine,
 )
-from biphase.study.plan import Plan, plan_study
+from biphase.study.plan import Plan, StudyCell, plan_study
 from biphase.study.spec import Planning, Study, finetune_config, load_study
 from biphase.tasks.spec import task_table
 
@@ -174,14 +174,16 @@ def test_a_cell_costs_its_steps_and_its_evaluation(paper: Plan) -> None:
     assert evaluation is not None
     shape = shape_of("1m", {}, 8192)
     config = finetune_config(evaluation, "sst2", 1e-4, 0)
-    steps, tokens, flops = cell_cost(shape, "sst2", ("sst2",), config, 2048)
+    steps, tokens, flops = cell_cost(shape, StudyCell("m", "sst2", ("sst2",), config), 2048)
     assert (steps, tokens) == (1000, 1000 * 32 * 14)
     each = 6 * shape.block_weights + 12 * 4 * 128 * 14
     assert flops == pytest.approx(each * (tokens + 7e4 / 3))
     few = config.model_copy(update={"max_eval_examples": 50})
-    assert cell_cost(shape, "sst2", ("sst2",), few, 2048)[2] == pytest.approx(each * (tokens + 2 * 50 * 14 / 3))
+    assert cell_cost(shape, StudyCell("m", "sst2", ("sst2",), few), 2048)[2] == pytest.approx(
+        each * (tokens + 2 * 50 * 14 / 3)
+    )
     short = config.model_copy(update={"max_train_examples": 100, "epochs": 2})
-    assert cell_cost(shape, "sst2", ("sst2",), short, 8)[:2] == (8, 2 * 100 * 8)
+    assert cell_cost(shape, StudyCell("m", "sst2", ("sst2",), short), 8)[:2] == (8, 2 * 100 * 8)
 
 
 def test_few_shots_and_a_frozen_encoder_cost_less(paper: Plan) -> None:
@@ -190,13 +192,16 @@ def test_few_shots_and_a_frozen_encoder_cost_less(paper: Plan) -> None:
     assert evaluation is not None
     shape, config = shape_of("1m", {}, 8192), finetune_config(evaluation, "sst2", 1e-4, 0)
     shots = config.model_copy(update={"shots": 20})
-    assert cell_cost(shape, "sst2", ("sst2",), shots, 2048)[:2] == (1000, 1000 * 20 * 14)  # 40 texts: of 32 and of 8
+    assert cell_cost(shape, StudyCell("m", "sst2", ("sst2",), shots), 2048)[:2] == (
+        1000,
+        1000 * 20 * 14,
+    )  # 40 texts: of 32 and of 8
     twice = shots.model_copy(update={"epochs": 2})
-    assert cell_cost(shape, "sst2", ("sst2",), twice, 2048)[:2] == (4, 2 * 40 * 14)
-    assert cell_cost(shape, "squad", ("squad",), twice, 2048)[:2] == (2, 2 * 20 * 175)
-    steps, tokens, flops = cell_cost(shape, "sst2", (), config, 2048)
+    assert cell_cost(shape, StudyCell("m", "sst2", ("sst2",), twice), 2048)[:2] == (4, 2 * 40 * 14)
+    assert cell_cost(shape, StudyCell("m", "squad", ("squad",), twice), 2048)[:2] == (2, 2 * 20 * 175)
+    steps, tokens, flops = cell_cost(shape, StudyCell("m", "sst2", (), config), 2048)
     frozen = config.model_copy(update={"frozen": True})
-    assert cell_cost(shape, "sst2", (), frozen, 2048) == (steps, tokens, pytest.approx(flops / 3))
+    assert cell_cost(shape, StudyCell("m", "sst2", (), frozen), 2048) == (steps, tokens, pytest.approx(flops / 3))
 
 
 def test_a_mixture_is_measured_by_its_shares(corpus: Any, tmp_path: Path) -> None:

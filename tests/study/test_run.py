@@ -22,7 +22,7 @@ from biphase.files import file_hash, locked, read_json, read_json_as, write_hash
 from biphase.finetuning.config import PROTOCOL
 from biphase.recipe import Checkpoints
 from biphase.run import Run
-from biphase.study import run as study_run
+from biphase.study import worker
 from biphase.study.cost import measure_sizes
 from biphase.study.folder import (
     StudyFolder,
@@ -33,12 +33,11 @@ from biphase.study.folder import (
     seed_progress,
     status,
     train_name,
-    trained_folder,
 )
 from biphase.study.plan import Plan, plan_study
 from biphase.study.report import report_study
 from biphase.study.results import arm_of_model, collect_results, compare_curricula
-from biphase.study.run import measure_units, run_study, study_units
+from biphase.study.run import drop_checkpoints, measure_units, run_study, study_units
 from biphase.study.spec import Study
 from biphase.study.watch import Handler, LivePage, stamp_study
 from biphase.verbs.studies import read_evidence
@@ -250,6 +249,10 @@ def test_a_study_that_grows_trains_only_what_is_new(plan: Plan, finished: StudyF
     assert not {train_name(name) for name in grown.runs} - read_state(grown, place).done
 
 
+def trained_folder(place: StudyFolder, run: str) -> Path:
+    return (place.runs / read_json(place.record(run))["folder"]).resolve()
+
+
 def copy_of(place: StudyFolder, folder: Path) -> StudyFolder:
     shutil.copytree(place.path, folder)
     return StudyFolder(folder)
@@ -309,24 +312,24 @@ def test_a_failure_blocks_only_what_needs_it(
     plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     place = claim_study_folder(tmp_path / "study", plan.study)
-    real = study_run.train_here
+    real = worker.train_here
 
     def fail_one(recipe: Any, place: StudyFolder) -> Path:
         if recipe.name == "tiny-mlm40-12":
             raise InputError("the loss is not finite at step 3")
         return real(recipe, place)
 
-    monkeypatch.setattr(study_run, "train_here", fail_one)
+    monkeypatch.setattr(worker, "train_here", fail_one)
     failures = run_study(plan, place, HERE)
     blocked = [failure for failure in failures if failure.reason.startswith("blocked")]
     assert len(failures) == 1 + 1 + 8 and len(blocked) == 9
-    assert [find_record(place, name, plan.runs[name].key) is None for name in ("tiny-50-50-12", "tiny-mlm40-12")] == [
+    assert [find_record(place, plan.runs[name]) is None for name in ("tiny-50-50-12", "tiny-mlm40-12")] == [
         False,
         True,
     ]
     lines, told = status(plan, place, read_state(plan, place))
     assert (lines[0].done, lines[0].failed) == (3, 2) and len(told) == 10
-    monkeypatch.setattr(study_run, "train_here", real)
+    monkeypatch.setattr(worker, "train_here", real)
     assert run_study(plan, place, HERE) == []
     assert not status(plan, place, read_state(plan, place))[1]
 
@@ -348,14 +351,14 @@ def test_what_another_process_is_at_is_left_to_it(plan: Plan, tmp_path: Path, mo
     monkeypatch.setattr(scheduler.time, "sleep", wait)
     monkeypatch.setattr(units.time, "monotonic", lambda: time.perf_counter() + 3600.0 * len(waits))
 
-    real = study_run.train_here
+    real = worker.train_here
 
     def train_unless_held(recipe: Any, place: StudyFolder) -> Path:
         if not waits and recipe.name == "tiny-clm-12":
             raise BusyError("held")
         return real(recipe, place)
 
-    monkeypatch.setattr(study_run, "train_here", train_unless_held)
+    monkeypatch.setattr(worker, "train_here", train_unless_held)
     assert run_study(plan, place, HERE) == []
     assert len(waits) == 1 and len(read_state(plan, place).done) == 25
 
@@ -441,7 +444,7 @@ def test_a_checkpoint_that_is_made_elsewhere_is_waited_for(plan: Plan, finished:
         branch.function(**branch.arguments)
     trunk.function(**trunk.arguments)
     branch.function(**branch.arguments)
-    study_run.drop_checkpoints(grown, place)
+    drop_checkpoints(grown, place)
     (line,) = trunk.function(**trunk.arguments)
     assert line.endswith(": done by another process"), "a late process trains nothing again"
 
@@ -452,8 +455,8 @@ def test_device_hours_count_every_process(
     place = copy_of(finished, tmp_path / "study")
     place.record("tiny-clm-12").unlink()
     units = {unit.name: unit for unit in study_units(plan, place, processes=4)}
-    monkeypatch.setattr(study_run, "train_by_torchrun", lambda recipe, folder, _: study_run.train_here(recipe, folder))
-    monkeypatch.setattr(study_run.time, "monotonic", iter((0.0, 900.0)).__next__)
+    monkeypatch.setattr(worker, "train_by_torchrun", lambda recipe, folder, _: worker.train_here(recipe, folder))
+    monkeypatch.setattr(worker.time, "monotonic", iter((0.0, 900.0)).__next__)
     trunk = units[train_name("tiny-clm-12")]
     trunk.function(**trunk.arguments)
     record = read_json_as(place.record("tiny-clm-12"), TrainedRecord)
@@ -468,23 +471,23 @@ def test_the_run_of_torchrun_is_the_one_of_its_recipe(
     place = copy_of(finished, tmp_path / "study")
     recipe = plan.runs["tiny-clm-12"].recipe
     other = changed(plan, "recipe.schedule.peak_lr=2e-2").runs["tiny-clm-12"].recipe
-    newest = study_run.train_here(other, place)
+    newest = worker.train_here(other, place)
 
     class Nothing:
         def __init__(self, *_: Any, **__: Any) -> None: ...
         def wait(self) -> int:
             return 0
 
-    monkeypatch.setattr(study_run.subprocess, "Popen", Nothing)
-    assert study_run.train_by_torchrun(other, place, 2) == newest
-    assert study_run.train_by_torchrun(recipe, place, 2).name == trained_folder(place, "tiny-clm-12").name
+    monkeypatch.setattr(worker.subprocess, "Popen", Nothing)
+    assert worker.train_by_torchrun(other, place, 2) == newest
+    assert worker.train_by_torchrun(recipe, place, 2).name == trained_folder(place, "tiny-clm-12").name
 
 
 @pytest.mark.slow
 def test_torchrun_says_by_its_exit_code_that_a_run_is_busy(plan: Plan, finished: StudyFolder) -> None:
     recipe = plan.runs["tiny-clm-12"].recipe.model_copy(update={"checkpoints": Checkpoints(keep=(3,))})
     with locked(trained_folder(finished, "tiny-clm-12") / ".lock"), pytest.raises(BusyError, match="in use by another"):
-        study_run.train_by_torchrun(recipe, finished, 2)
+        worker.train_by_torchrun(recipe, finished, 2)
 
 
 def test_one_unit(plan: Plan, tmp_path: Path) -> None:

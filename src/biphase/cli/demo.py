@@ -19,7 +19,7 @@ from biphase.corpus.text import find_text_sources, sample_texts
 from biphase.corpus.tokenizer import save_tokenizer, train_tokenizer
 from biphase.engine.local import Engine
 from biphase.errors import InputError
-from biphase.study.folder import claim_study_folder, trained_folder
+from biphase.study.folder import claim_study_folder, find_record
 from biphase.study.plan import plan_study
 from biphase.study.report import report_study
 from biphase.study.run import run_study
@@ -50,12 +50,13 @@ def run_demo(folder: Path, overrides: Sequence[str] = ()) -> None:
         raise InputError(f"{failures[0].unit}: {failures[0].reason}; the same command goes on")
     say("4/5", "export the biphasic encoder for transformers")
     last = next(model for model in plan.models if model.name == list(plan.arms)[-1])
-    run = trained_folder(place, last.run)
-    encoder = folder / f"encoder-{run.name.rpartition('-')[2]}"
+    record = find_record(place, plan.runs[last.run])
+    assert record is not None
+    encoder = folder / f"encoder-{record.folder.rpartition('-')[2]}"
     if not encoder.exists():
         from biphase.export.model import export_checkpoint
 
-        out.print(export_checkpoint(f"{run}@{last.step}", encoder), markup=False)
+        out.print(export_checkpoint(f"{(place.runs / record.folder).resolve()}@{last.step}", encoder), markup=False)
     say("5/5", "report")
     page, _ = report_study(plan, place, folder / "report", [f"biphase demo {shlex.quote(str(folder))}"])
     results = collect_by_task(plan, place)

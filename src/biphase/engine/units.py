@@ -15,10 +15,10 @@ POLL_SECONDS = 10.0
 class Unit:
     """A piece of work that another process can do: `function(**arguments)`.
 
-    `function` stands at the top level of a module that a worker can import; `arguments` and what it returns are plain
-    data. It raises `BusyError` when another process is at the same work. Units of one `affinity` share what they load,
-    so one worker gets them in a row where possible; the empty one is none. `needs` names units that must have ended
-    without an error before this one starts.
+    `function` stands at the top level of a module that a worker can import; `arguments` and what it returns are data
+    that can be pickled. It raises `BusyError` when another process is at the same work. Units of one `affinity` share
+    what they load, so one worker gets them in a row where possible; the empty one is none. `needs` names units that
+    must have ended without an error before this one starts.
     """
 
     name: str

@@ -17,13 +17,12 @@ from biphase.config import MAX_COUNT
 from biphase.encoder.presets import shape_of
 from biphase.errors import InputError, clipped, nearest
 from biphase.files import read_json, read_json_as
-from biphase.finetuning.config import FinetuneConfig
 from biphase.flops import PEAK_FLOPS, SHAPE_KEYS, SampleLengths, Shape, flops_per_token, known_device, read_shape
 from biphase.memory import plan_memory
 from biphase.recipe import Data, Recipe
 from biphase.run import open_run, read_metrics
 from biphase.study.arms import starting_models
-from biphase.study.plan import Plan
+from biphase.study.plan import Plan, StudyCell
 from biphase.study.spec import EMBED, Planning, Published, StartingModel, Study
 from biphase.study.trunks import PlannedRun, phases_between
 from biphase.tasks.spec import Family, TaskSize, find_task
@@ -329,23 +328,22 @@ def cell_costs(plan: Plan, sizes: Sizes | None) -> Iterator[tuple[int, float, fl
         shape, context = sizes.shapes[run.name] if sizes else None, run.recipe.data.max_sample_tokens
         key = (shape, cell.task, cell.evaluates, context)
         if key not in known:
-            known[key] = cell_cost(shape, cell.task, cell.evaluates, cell.config, context)
+            known[key] = cell_cost(shape, cell, context)
         yield known[key]
 
 
-def cell_cost(
-    shape: Shape | None, task: str, evaluates: tuple[str, ...], config: FinetuneConfig, context: int
-) -> tuple[int, float, float]:
+def cell_cost(shape: Shape | None, cell: StudyCell, context: int) -> tuple[int, float, float]:
     """Updates, tokens trained on, and FLOPs of one cell, evaluation included.
 
     A forward pass is a third of training: that is what evaluation costs, and training where the encoder is `frozen`.
     """
-    if task.startswith(EMBED):  # the loss embeds everything twice
+    config = cell.config
+    if cell.task.startswith(EMBED):  # the loss embeds everything twice
         size = TYPICAL_SIZES["retrieval"]
         tokens = float(config.max_steps * config.batch_size * size.example_tokens)
         each = shape.flops.token(keys=size.example_tokens, targets=0) if shape else 0.0
-        return config.max_steps, tokens, each * (4 * tokens + len(evaluates) * size.evaluated_tokens) / 3
-    trained = find_task(task)
+        return config.max_steps, tokens, each * (4 * tokens + len(cell.evaluates) * size.evaluated_tokens) / 3
+    trained = find_task(cell.task)
     size = trained.size or TYPICAL_SIZES[trained.family]
     examples = min(size.train_examples, config.max_train_examples or size.train_examples)
     if config.shots is not None:
@@ -356,7 +354,7 @@ def cell_cost(
         steps = min(steps, config.epochs * epoch_steps)
     tokens = steps * examples / epoch_steps * min(size.example_tokens, context, config.max_length)
     evaluated, limit = 0.0, 2 * config.max_eval_examples if config.max_eval_examples else math.inf
-    for test in map(find_task, evaluates):
+    for test in map(find_task, cell.evaluates):
         own = test.size or TYPICAL_SIZES[test.family]
         few = math.inf if test.family == "retrieval" else limit * own.example_tokens  # there, documents remain
         evaluated += min(few, own.evaluated_tokens)

@@ -71,9 +71,9 @@ def train_name(run: str) -> str:
 class TrainedRecord:
     """What `trained/RUN.json` says of a run."""
 
-    key: str
     folder: str
     """Its name below runs/."""
+    key: str
     seconds: float
     device_seconds: float | None = None
     """Seconds times the processes, one for each device; None where that was not recorded: a single one counts."""
@@ -83,28 +83,24 @@ class TrainedRecord:
         return (self.seconds if self.device_seconds is None else self.device_seconds) / 3600
 
 
-def find_record(folder: StudyFolder, run: str, key: str) -> TrainedRecord | None:
+def find_record(folder: StudyFolder, run: PlannedRun) -> TrainedRecord | None:
     """What is recorded of a run, if it was trained as the plan wants it and is still there."""
-    path = folder.record(run)
+    path = folder.record(run.name)
     record = read_json_as(path, TrainedRecord) if path.exists() else None
-    return record if record and record.key == key and Run(folder.runs / record.folder).is_done else None
+    return record if record and record.key == run.key and Run(folder.runs / record.folder).is_done else None
 
 
-def find_step(folder: StudyFolder, run: str, key: str, step: int) -> str | None:
+def find_step(folder: StudyFolder, run: PlannedRun, step: int) -> str | None:
     """`FOLDER@STEP` of a run that was trained as the plan wants it; None where there is no such checkpoint."""
-    record = find_record(folder, run, key)
+    record = find_record(folder, run)
     if record is None or step not in whole_steps(Run(folder.runs / record.folder)):
         return None
     return f"{(folder.runs / record.folder).resolve()}@{step}"
 
 
-def trained_folder(folder: StudyFolder, run: str) -> Path:
-    return (folder.runs / read_json_as(folder.record(run), TrainedRecord).folder).resolve()
-
-
 def is_complete(plan: Plan, folder: StudyFolder, run: PlannedRun) -> bool:
     """Whether a run is trained and has every checkpoint that a model or another run still needs."""
-    record = find_record(folder, run.name, run.key)
+    record = find_record(folder, run)
     return record is not None and {*needed_steps(plan, folder, run)} <= {*whole_steps(Run(folder.runs / record.folder))}
 
 
@@ -150,7 +146,7 @@ def read_state(plan: Plan, folder: StudyFolder) -> StudyState:
     scores = {model.name: ScoreSet(()) for model in plan.models}
     scored: set[str] = set()
     for model in plan.models:
-        reference = find_step(folder, model.run, plan.runs[model.run].key, model.step)
+        reference = find_step(folder, plan.runs[model.run], model.step)
         if reference is None or not folder.scores(model.name).is_dir():
             continue
         fingerprint = identify(reference)
@@ -166,7 +162,7 @@ def read_state(plan: Plan, folder: StudyFolder) -> StudyState:
                 seen |= own
         scores[model.name] = ScoreSet(tuple(current), read.broken)
         scored |= {name for name, wanted in keys.items() if wanted <= seen}
-    found = {name: find_record(folder, name, run.key) for name, run in plan.runs.items()}
+    found = {name: find_record(folder, run) for name, run in plan.runs.items()}
     records = {name: record for name, record in found.items() if record}
     trained = {name for name in records if is_complete(plan, folder, plan.runs[name])}
     return StudyState(scores, records, trained, scored)

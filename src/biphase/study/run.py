@@ -1,50 +1,36 @@
-"""Plan → done: segments and cells in the order of their needs, on whatever is free; the same command goes on.
+"""Plan → done: its runs and cells as units, in the order of their needs, on whatever is free.
 
-What the study's folder has is never done again (`study.folder`). Any number of processes may work on one folder: each
-leaves alone what another one is at, and waits for it where it needs it. What a worker does for a study, train a run or
-fit a cell, stands at the end; PyTorch is loaded by the worker only.
+What the study's folder has is never done again (`study.folder`), so the same command goes on. Any number of processes
+may work on one folder: each leaves alone what another one is at, and waits for it where it needs it. What a unit does
+stands in `study.worker`.
 """
 
-import os
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Mapping, Set
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from biphase.config import parse_config
-from biphase.console import duration
 from biphase.engine.local import Engine
 from biphase.engine.scheduler import Failure, run_batch
 from biphase.engine.units import Unit
-from biphase.errors import EXIT_BUSY, BusyError, InputError
-from biphase.files import write_json, write_text
-from biphase.finetuning.config import FinetuneConfig
-from biphase.recipe import Recipe
-from biphase.run import Run, drop_step, open_run, read_recipe
+from biphase.errors import InputError
+from biphase.run import drop_step, open_run
 from biphase.study.cost import cell_costs, measure_sizes
 from biphase.study.folder import (
     StudyFolder,
     StudyState,
     find_record,
     find_step,
-    is_complete,
     is_needed,
     logged_steps,
     measure_cells,
-    needed_steps,
     read_state,
     train_name,
 )
-from biphase.study.plan import Plan, plan_study
-from biphase.study.spec import EMBED, Study, find_data_dirs, scored_as
-from biphase.study.trunks import start_from, weights_tree
+from biphase.study.plan import Plan
+from biphase.study.spec import EMBED, find_data_dirs, scored_as
+from biphase.study.worker import score_unit, train_unit
 from biphase.tasks.sources import HUB, find_source
 from biphase.tasks.spec import find_task
 
@@ -127,40 +113,33 @@ def study_units(plan: Plan, folder: StudyFolder, processes: int = 1) -> list[Uni
 
     Each pretraining seed is a wave: a study that is stopped has whole seeds, as far as it came.
     """
-    out = str(folder.path.resolve())
+    folder = StudyFolder(folder.path.resolve())
     costs = estimate_costs(plan)
-    study = plan.study.model_dump(mode="json", exclude={"evaluation", "hypotheses"})
+    trained = replace(plan, cells=())
     units = []
     for run in plan.runs.values():
-        arguments = {"study": study, "run": run.name, "out": out, "processes": processes}
+        name, wave = train_name(run.name), plan.arms[run.name].seed
+        arguments = {"plan": trained, "run": run.name, "folder": folder, "processes": processes}
         needs = (train_name(run.parent),) if run.parent else ()
-        name = train_name(run.name)
-        wave = plan.arms[run.name].seed
         units.append(Unit(name, train_unit, arguments, needs=needs, kind=TRAINING, cost=costs[name], wave=wave))
     models = {model.name: model for model in plan.models}
-    is_there = {
-        name: find_step(folder, model.run, plan.runs[model.run].key, model.step) for name, model in models.items()
-    }
+    is_there = {name: find_step(folder, plan.runs[model.run], model.step) for name, model in models.items()}
     data_dirs = {} if plan.study.evaluation is None else find_data_dirs(plan.study.evaluation)
     embed = resolve_embed(plan)
     for cell in plan.cells:
         model = models[cell.model]
-        settings: dict[str, Any] = {
-            "name": cell.name,
-            "model": model.name,
-            "run": model.run,
-            "key": plan.runs[model.run].key,
+        arguments = {
+            "cell": cell,
+            "run": plan.runs[model.run],
             "step": model.step,
-            "tasks": list(cell.evaluates),
-            "config": cell.config.model_dump(mode="json"),
-            "out": out,
+            "folder": folder,
             "data_dirs": data_dirs,
             "embed": embed if cell.task.startswith(EMBED) else None,
         }
         needs = () if is_there[model.name] else (train_name(model.run),)
         affinity = f"{cell.model} {cell.task}"
         cost = costs[cell.name]
-        units.append(Unit(cell.name, score_unit, settings, affinity, needs, kind=cell.task, cost=cost, wave=model.seed))
+        units.append(Unit(cell.name, score_unit, arguments, affinity, needs, cell.task, cost, wave=model.seed))
     return units
 
 
@@ -214,103 +193,6 @@ def estimate_costs(plan: Plan) -> dict[str, float]:
 def drop_checkpoints(plan: Plan, folder: StudyFolder) -> None:
     """Delete checkpoints that no run needs any more and that are no model."""
     for checkpoint in plan.checkpoints:
-        record = find_record(folder, checkpoint.run, plan.runs[checkpoint.run].key)
+        record = find_record(folder, plan.runs[checkpoint.run])
         if record and not is_needed(plan, folder, checkpoint):
             drop_step(open_run(folder.runs / record.folder), checkpoint.step)
-
-
-# What a worker does
-
-
-def train_unit(study: dict[str, Any], run: str, out: str, processes: int) -> list[str]:
-    """Train a run, or make the checkpoints that it still lacks, and record its folder."""
-    folder, plan = StudyFolder(Path(out)), plan_study(parse_config(Study, study, origin="study.yaml"))
-    planned = plan.runs[run]
-    if is_complete(plan, folder, planned):
-        return [f"{train_name(run)}: done by another process"]
-    recipe = planned.recipe
-    if planned.parent is not None:
-        begin = find_step(folder, planned.parent, plan.runs[planned.parent].key, planned.first)
-        if begin is None:
-            raise BusyError(f"another process makes {planned.parent}@{planned.first}, in which {run} begins")
-        recipe = start_from(planned, begin)
-    keep = tuple(step - planned.first for step in needed_steps(plan, folder, planned))
-    recipe = recipe.model_copy(update={"checkpoints": recipe.checkpoints.model_copy(update={"keep": keep})})
-    before = find_record(folder, run, planned.key)
-    started = time.monotonic()
-    path = train_here(recipe, folder) if processes == 1 else train_by_torchrun(recipe, folder, processes)
-    seconds = time.monotonic() - started
-    spent, device_spent = (before.seconds, 3600 * before.device_hours) if before else (0.0, 0.0)
-    record = {
-        "folder": path.name,
-        "key": planned.key,
-        "seconds": round(spent + seconds, 1),
-        "device_seconds": round(device_spent + seconds * processes, 1),
-    }
-    folder.record(run).parent.mkdir(parents=True, exist_ok=True)
-    write_json(folder.record(run), record)
-    return [f"{train_name(run)}: {recipe.num_steps:,} steps in {duration(seconds)}"]
-
-
-def train_here(recipe: Recipe, folder: StudyFolder) -> Path:
-    from biphase.pretraining.loop import train
-
-    return train(recipe, folder.runs).path
-
-
-def train_by_torchrun(recipe: Recipe, folder: StudyFolder, processes: int) -> Path:
-    """The same as `biphase pretrain` under torchrun; what it prints goes to runs/NAME.log. SIGTERM is passed on."""
-    folder.runs.mkdir(parents=True, exist_ok=True)
-    recipe_file = folder.runs / f"{recipe.name}.yaml"
-    write_text(recipe_file, yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False))
-    command = [sys.executable, "-m", "biphase.distributed", "--standalone", f"--nproc-per-node={processes}"]
-    command += ["-m", "biphase", "pretrain", str(recipe_file), "--runs", str(folder.runs)]
-    log = folder.runs / f"{recipe.name}.log"
-    with open(log, "a", encoding="utf-8") as file:
-        # It ends with this process, however that ends: BIPHASE_PARENT.
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "BIPHASE_PARENT": str(os.getpid())}
-        child = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=environment)
-        previous = signal.signal(signal.SIGTERM, lambda *_: child.terminate())
-        try:
-            code = child.wait()
-        finally:
-            signal.signal(signal.SIGTERM, previous)
-    lines = log.read_text(encoding="utf-8").splitlines() or [""]
-    told = next((line for line in reversed(lines) if line.startswith("biphase: ")), lines[-1])
-    if code == EXIT_BUSY:
-        raise BusyError(told.removeprefix("biphase: "))
-    if code:
-        raise InputError(f"torchrun ended with exit code {code}: {told.removeprefix('biphase: ')}; see {log}")
-    finished = [run for path in folder.runs.glob(f"{recipe.name}-????????") if (run := Run(path)).is_done]
-    own = [run.path for run in finished if weights_tree(read_recipe(run)) == weights_tree(recipe)]
-    return max(own, key=lambda path: (path / "done.json").stat().st_mtime)
-
-
-def score_unit(
-    name: str,
-    model: str,
-    run: str,
-    key: str,
-    step: int,
-    tasks: list[str],
-    config: dict[str, Any],
-    out: str,
-    data_dirs: dict[str, str],
-    embed: dict[str, Any] | None = None,
-) -> list[str]:
-    """Fit one cell of a model, or make an embedding model of it."""
-    from biphase.finetuning.fit import fit_cells
-
-    folder = StudyFolder(Path(out))
-    reference = find_step(folder, run, key, step)
-    if reference is None:
-        raise BusyError(f"another process makes {run}@{step}")
-    settings = FinetuneConfig.model_validate(config)
-    if embed is not None:
-        from biphase.embedding.zero_shot import score_embedding
-
-        scores = score_embedding(reference, model, config=settings, out=folder.scores(model), **embed)
-        shown = (f"{one.task} {one.metrics['test'][one.metric]:.2%}" for one in scores)
-        return [f"{name}: {'; '.join(shown)}"]
-    scores = fit_cells(reference, tasks, settings, folder.scores(model), data_dirs, label=model)
-    return [f"{name}: {'; '.join(score.headline() for score in scores)}"]

@@ -1,0 +1,117 @@
+"""What a worker does for a study: train a run, or fit a cell. PyTorch is loaded here only."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from biphase.console import duration
+from biphase.errors import EXIT_BUSY, BusyError, InputError
+from biphase.files import write_json, write_text
+from biphase.recipe import Recipe
+from biphase.run import Run, read_recipe
+from biphase.study.folder import (
+    StudyFolder,
+    TrainedRecord,
+    find_record,
+    find_step,
+    is_complete,
+    needed_steps,
+    train_name,
+)
+from biphase.study.plan import Plan, StudyCell
+from biphase.study.trunks import PlannedRun, start_from, weights_tree
+
+
+def train_unit(plan: Plan, run: str, folder: StudyFolder, processes: int) -> list[str]:
+    """Train a run, or make the checkpoints that it still lacks, and record its folder."""
+    planned = plan.runs[run]
+    if is_complete(plan, folder, planned):
+        return [f"{train_name(run)}: done by another process"]
+    recipe = planned.recipe
+    if planned.parent is not None:
+        begin = find_step(folder, plan.runs[planned.parent], planned.first)
+        if begin is None:
+            raise BusyError(f"another process makes {planned.parent}@{planned.first}, in which {run} begins")
+        recipe = start_from(planned, begin)
+    keep = tuple(step - planned.first for step in needed_steps(plan, folder, planned))
+    recipe = recipe.model_copy(update={"checkpoints": recipe.checkpoints.model_copy(update={"keep": keep})})
+    before = find_record(folder, planned)
+    started = time.monotonic()
+    path = train_here(recipe, folder) if processes == 1 else train_by_torchrun(recipe, folder, processes)
+    seconds = time.monotonic() - started
+    spent, device_spent = (before.seconds, 3600 * before.device_hours) if before else (0.0, 0.0)
+    record = TrainedRecord(
+        folder=path.name,
+        key=planned.key,
+        seconds=round(spent + seconds, 1),
+        device_seconds=round(device_spent + seconds * processes, 1),
+    )
+    folder.record(run).parent.mkdir(parents=True, exist_ok=True)
+    write_json(folder.record(run), asdict(record))
+    return [f"{train_name(run)}: {recipe.num_steps:,} steps in {duration(seconds)}"]
+
+
+def train_here(recipe: Recipe, folder: StudyFolder) -> Path:
+    from biphase.pretraining.loop import train
+
+    return train(recipe, folder.runs).path
+
+
+def train_by_torchrun(recipe: Recipe, folder: StudyFolder, processes: int) -> Path:
+    """The same as `biphase pretrain` under torchrun; what it prints goes to runs/NAME.log. SIGTERM is passed on."""
+    folder.runs.mkdir(parents=True, exist_ok=True)
+    recipe_file = folder.runs / f"{recipe.name}.yaml"
+    write_text(recipe_file, yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False))
+    command = [sys.executable, "-m", "biphase.distributed", "--standalone", f"--nproc-per-node={processes}"]
+    command += ["-m", "biphase", "pretrain", str(recipe_file), "--runs", str(folder.runs)]
+    log = folder.runs / f"{recipe.name}.log"
+    with open(log, "a", encoding="utf-8") as file:
+        # It ends with this process, however that ends: BIPHASE_PARENT.
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "BIPHASE_PARENT": str(os.getpid())}
+        child = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=environment)
+        previous = signal.signal(signal.SIGTERM, lambda *_: child.terminate())
+        try:
+            code = child.wait()
+        finally:
+            signal.signal(signal.SIGTERM, previous)
+    lines = log.read_text(encoding="utf-8").splitlines() or [""]
+    told = next((line for line in reversed(lines) if line.startswith("biphase: ")), lines[-1])
+    if code == EXIT_BUSY:
+        raise BusyError(told.removeprefix("biphase: "))
+    if code:
+        raise InputError(f"torchrun ended with exit code {code}: {told.removeprefix('biphase: ')}; see {log}")
+    finished = [run for path in folder.runs.glob(f"{recipe.name}-????????") if (run := Run(path)).is_done]
+    own = [run.path for run in finished if weights_tree(read_recipe(run)) == weights_tree(recipe)]
+    return max(own, key=lambda path: (path / "done.json").stat().st_mtime)
+
+
+def score_unit(
+    cell: StudyCell,
+    run: PlannedRun,
+    step: int,
+    folder: StudyFolder,
+    data_dirs: dict[str, str],
+    embed: dict[str, Any] | None,
+) -> list[str]:
+    """Fit one cell of the model that a step of a run is, or make an embedding model of it as `embed` says."""
+    from biphase.finetuning.fit import fit_cells
+
+    reference = find_step(folder, run, step)
+    if reference is None:
+        raise BusyError(f"another process makes {run.name}@{step}")
+    scores_dir = folder.scores(cell.model)
+    if embed is not None:
+        from biphase.embedding.zero_shot import score_embedding
+
+        scores = score_embedding(reference, cell.model, config=cell.config, out=scores_dir, **embed)
+        shown = (f"{one.task} {one.metrics['test'][one.metric]:.2%}" for one in scores)
+        return [f"{cell.name}: {'; '.join(shown)}"]
+    scores = fit_cells(reference, cell.evaluates, cell.config, scores_dir, data_dirs, label=cell.model)
+    return [f"{cell.name}: {'; '.join(score.headline() for score in scores)}"]
