@@ -1,5 +1,6 @@
 """`biphase init`: what it writes passes biphase's own checks, says what was asked for, and is never written over."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from biphase.study.plan import plan_study
 from biphase.study.spec import load_study
 from biphase.tasks.examples import load_examples
 from biphase.tasks.sources import find_source
-from biphase.tasks.spec import METRICS, find_task
+from biphase.tasks.spec import METRICS, find_task, named_splits
+from biphase.verbs.own_task import write_task
 
 
 @pytest.fixture(autouse=True)
@@ -153,6 +155,23 @@ def test_a_family_that_is_named_is_believed() -> None:
     assert find_task("mine.yaml").problem_type == "regression"
     with pytest.raises(InputError, match="looks like sequence_classification, not retrieval"):
         init_task_command(Path("train.csv"), None, "retrieval", Path("other.yaml"))
+
+
+def test_a_test_without_labels_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    """As SuperGLUE, GLUE and most competitions publish theirs."""
+    rows = [{"question": f"is it {n}", "passage": f"it was {n}", "label": n % 2 == 0} for n in range(40)]
+    unlabelled = [{name: row[name] for name in ("question", "passage")} for row in rows]
+    for name, part in (("train", rows), ("val", rows[:9]), ("test", unlabelled)):
+        Path(f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
+    init_task_command(Path("train.jsonl"), out_file=Path("mine.yaml"))
+    assert "test.jsonl has no 'label': test is drawn from train" in capsys.readouterr().err
+    assert named_splits(find_task("mine.yaml").files[0]) == {"train": "train.jsonl", "validation": "val.jsonl"}
+    with pytest.raises(InputError, match="test: its rows have no label: leave it out"):
+        write_task({"train": rows, "test": unlabelled}, Path("own"), None)
+    task = find_task("mine.yaml")
+    task = task.model_copy(update={"files": (task.files[0].model_copy(update={"test": "test.jsonl"}),)})
+    with pytest.raises(InputError, match=r"test\.jsonl:1: .* needs column 'label'.*leave a split without labels out"):
+        load_examples(find_source(task, Path()), judged_only=False)
 
 
 @pytest.mark.parametrize("family", FILES)

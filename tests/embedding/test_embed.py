@@ -54,7 +54,9 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return {name: tensor.cpu() for name, tensor in SentenceTransformer(str(folder)).state_dict().items()}
 
 
-def test_the_folder_loads_without_our_code(make: Make, tmp_path: Path, documents: list[str]) -> None:
+def test_the_folder_loads_without_our_code(
+    make: Make, tmp_path: Path, documents: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
     out, facts = train_embedder(
         make("prompts={query: 'q: ', document: 'd: '}", "license=mit", "languages=[en]", "precision=bf16"),
         tmp_path / "runs",
@@ -72,6 +74,7 @@ def test_the_folder_loads_without_our_code(make: Make, tmp_path: Path, documents
     assert "license: mit" in card and "- en" in card and "cached_mnrl" in card
     assert facts["stages"][0]["steps"] == 4
     assert all(0 < cosine < 1 for cosine in facts["cosines"].values())
+    assert "widget" not in capfd.readouterr().err
 
 
 def test_a_killed_training_goes_on_as_if_it_had_not_been(
@@ -147,7 +150,11 @@ def test_a_teacher_is_followed(make: Make, encoder_folder: Path, tmp_path: Path)
     [
         ([{"anchor": "a b", "positive": " "}], (), "pairs.jsonl:1: 'positive' is empty"),
         ([{"x": 1, "y": 2}], (), "which columns"),
-        ([{"anchor": "a", "positive": f"b {n % 3}"} for n in range(9)], (), "3 different positives"),
+        ([{"anchor": f"a {n}", "positive": f"b {n % 3}"} for n in range(9)], (), "3 different positives"),
+        ([{"anchor": f"a {n % 3}", "positive": f"b {n}"} for n in range(9)], (), "3 different anchors"),
+        (None, ("stages.0.data.0.weight=0.001",), "0 different pairs at weight 0.001"),
+        (None, ("stages.0.loss=triplet",), "needs one negative"),
+        (None, ("stages.0.hard_negatives={number: 60, last_rank: 50}",), "do not hold 60 negatives"),
         ([{"sentence1": "a", "sentence2": "b", "score": 7}], (), "from 0 to 1"),
         ([{"sentence1": "a", "sentence2": "b", "score": 1}] * 9, (), "all scores are 1"),
         (None, ("stages.0.loss=cosent",), "scored pairs"),
@@ -201,6 +208,12 @@ def test_pairs_of_plain_text(make: Make, documents: list[str], tmp_path: Path) -
     sources = [f"{{from_text: {tmp_path / 'text.jsonl'}, pairs: {pairs}}}" for pairs in ("crops", "titles")]
     _, facts = train_embedder(make(f"stages.0.data=[{', '.join(sources)}]"), tmp_path / "runs")
     assert facts["stages"][0]["steps"] == 4
+
+
+def test_a_training_that_diverges_is_no_model(make: Make, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="diverged; lower its learning_rate"):
+        train_embedder(make("stages.0.learning_rate=1e30", "stages.0.warmup_ratio=0"), tmp_path / "runs")
+    assert not list(tmp_path.glob("runs/*/stages/pairs/*")) and not (tmp_path / "out").exists()
 
 
 def test_a_folder_with_files_of_others_is_left_alone(make: Make, tmp_path: Path) -> None:

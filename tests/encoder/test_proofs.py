@@ -66,3 +66,12 @@ def test_an_error_of_ours_is_no_failed_proof(folder: Path, monkeypatch: pytest.M
     for call in (lambda: check_head(model), lambda: load_model(folder), lambda: load_backbone(folder)):
         with pytest.raises(AttributeError, match="backend"):
             call()
+
+
+def test_weights_that_are_no_numbers_are_told(folder: Path) -> None:
+    model = LlamaForCausalLM.from_pretrained(folder)
+    torch.nn.init.constant_(model.model.layers[0].mlp.up_proj.weight, float("nan"))
+    model.save_pretrained(folder)
+    for load in (load_model, load_backbone):
+        with pytest.raises(InputError, match=r"computes no numbers \(NaN\)"):
+            load(folder)

@@ -60,8 +60,24 @@ def test_ragged_rows_are_named_by_line(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"t\.csv:5: 1 fields where the header names 2"):
         rows_of(path)
     path.write_text('text,label\nfine,yes\n"open,yes\nmore,no\n')
-    with pytest.raises(InputError, match=r"t\.csv:3: broken quotes"):
+    with pytest.raises(InputError, match=r"t\.csv:3: broken table"):
         rows_of(path)
+
+
+def test_tables_that_excel_writes_another_way(tmp_path: Path) -> None:
+    path = tmp_path / "t.tsv"
+    path.write_text("text\tlabel\nfine\tyes\n", encoding="utf-16")
+    with pytest.raises(InputError, match=r"t\.tsv:1: not UTF-8 \(UTF-16, .*iconv -f utf-16"):
+        rows_of(path)
+    path.write_text("text\tlabel\nünï\tyes\n", encoding="latin1")
+    with pytest.raises(InputError, match=r"t\.tsv:2: not UTF-8 \(byte 0xfc .*iconv -f latin1"):
+        rows_of(path)
+    path.write_text('text\tlabel\nfine\tyes\n"two\nlines"\tno\n')
+    with pytest.raises(InputError, match=r"t\.tsv:3: a field in quotes: say `quotes: true`"):
+        rows_of(path)
+    (tmp_path / "t.csv").write_bytes(b"text,label\rfine,yes\r")
+    with pytest.raises(InputError, match=r"t\.csv:1: broken table .*a line ends in \\n"):
+        rows_of(tmp_path / "t.csv")
 
 
 def test_columns_by_number(tmp_path: Path) -> None:
@@ -95,6 +111,9 @@ def test_parquet_and_saved_data_sets(tmp_path: Path) -> None:
     rows = [{"text": f"text {n}", "label": n % 2} for n in range(2500)]
     table = datasets.Dataset.from_list(rows, features=features)
     table.to_parquet(tmp_path / "t.parquet")
+    named = [row | {"label": ["no", "yes"][row["label"]]} for row in rows]  # the file says what its numbers mean
+    assert rows_of(tmp_path / "t.parquet") == named
+    pandas.DataFrame(rows).to_parquet(tmp_path / "t.parquet")
     assert rows_of(tmp_path / "t.parquet") == rows
     datasets.DatasetDict(train=table, test=table.select(range(10))).save_to_disk(str(tmp_path / "saved"))
     task = task_of(classes=["yes", "no"], files=[{"train": "train", "test": "test"}])
@@ -105,6 +124,8 @@ def test_parquet_and_saved_data_sets(tmp_path: Path) -> None:
     assert count_shared(data)["test"] == sum(
         example.text in {other.text for other in data.train} for example in data.test
     )
+    with pytest.raises(InputError, match=r"saved holds several splits: name the folder of one, such as saved/test"):
+        load_examples(find_source(task_of(files=[{"train": "saved"}]), tmp_path), judged_only=False)
     (tmp_path / "t.parquet").write_bytes(b"PAR1 not really")
     with pytest.raises(InputError, match=r"t\.parquet cannot be read to its end"):
         rows_of(tmp_path / "t.parquet")
@@ -116,6 +137,8 @@ def test_labels_as_files_write_them() -> None:
     for wrong in (2, "1.5", 0.5, -1, "maybe", None):
         with pytest.raises(InputError, match="is not one of task"):
             label_number(task, "here", wrong)
+    spelt = task_of(classes=["false", "true"])  # as JSON spells them; a table of pandas has a capital
+    assert [label_number(spelt, "here", value) for value in (False, "False", "True", "true")] == [0, 0, 1, 1]
 
 
 def test_judgements_as_trec_writes_them(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ CODECS = {".zst": "zstd", ".gz": "gzip"}
 """The endings of compressed files, and what pyarrow calls their compression."""
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 BUFFER_BYTES = 1 << 20
 MAX_LINE_BYTES = 1 << 28
 """A longer line is refused: a small compressed file may hold one of many gigabytes."""
@@ -45,9 +46,12 @@ def read_text_lines(path: Path) -> Iterator[tuple[int, str, int]]:
                 try:
                     text = line.decode()
                 except UnicodeDecodeError as error:
-                    byte = f"byte {error.object[error.start]:#04x} at position {error.start} of the line"
+                    what = f"byte {error.object[error.start]:#04x} at position {error.start} of the line"
+                    form = "latin1"
+                    if number == 1 and line.startswith(UTF_16_MARKS):
+                        what, form = "UTF-16, Excel's Unicode text", "utf-16"
                     raise InputError(
-                        f"{path}:{number}: not UTF-8 ({byte}); convert the file, for example with iconv -f latin1 "
+                        f"{path}:{number}: not UTF-8 ({what}); convert the file, for example with iconv -f {form} "
                         "-t utf-8"
                     ) from None
                 yield number, text, file.tell()

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import yaml
-from datasets import Dataset
+from datasets import Dataset, disable_progress_bars
 from sentence_transformers import SentenceTransformer
 
 from biphase import console
@@ -96,7 +96,7 @@ def read_sources(recipe: EmbeddingRecipe, model: SentenceTransformer) -> dict[st
     sources: dict[str, list[Pairs]] = {}
     for stage in recipe.stages:
         found = sources[stage.name] = [read_pairs(source, recipe.seed) for source in stage.data]
-        check_stage(stage.name, found, stage.batch_size)
+        check_stage(stage, found)
         if len({pairs.columns for pairs in found if pairs.kind == "pairs"}) > 1 and stage.hard_negatives is None:
             console.err.print(f"stage {stage.name}: its sources have unlike numbers of negatives", markup=False)
         load_teacher(stage, width_of(model))
@@ -119,6 +119,7 @@ def run_stage(
     bf16: bool,
 ) -> None:
     """Train the model in place and keep it; hard negatives are mined once, and kept too."""
+    disable_progress_bars()
     folder.mkdir(parents=True, exist_ok=True)
     teacher = load_teacher(stage, width_of(model))
     tables: dict[str, tuple[str, Dataset]] = {}

@@ -1,7 +1,7 @@
 """Sources of a recipe → tables of pairs, triplets or scored pairs, checked before anything trains."""
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -9,11 +9,11 @@ from typing import Any, Literal
 from biphase import console
 from biphase.corpus.readers import json_kind
 from biphase.corpus.text import read_all
-from biphase.embedding.recipe import PairSource
+from biphase.embedding.recipe import EmbeddingStage, PairSource
 from biphase.errors import InputError
 from biphase.files import content_hash, file_hash
 from biphase.tasks.examples import score_number
-from biphase.tasks.rows import FORMATS, SAVED, read_any_file
+from biphase.tasks.rows import FORMATS, is_saved, read_any_file
 from biphase.tasks.sources import pin_commit, read_hub
 from biphase.tasks.spec import FileLayout, Hub, Splits
 
@@ -69,7 +69,8 @@ def read_pairs(source: PairSource, seed: int) -> Pairs:
             f"{source.path}: no column '{missing[0] if missing else '?'}'; it has {', '.join(first[1])}: name two or "
             "more with columns"
         )
-    is_scored = len(columns) == 3 and (columns[2] in SCORES or is_number(first[1][columns[2]]))
+    may_be_scored = len(columns) == 3 and not columns[2].startswith("negative")
+    is_scored = may_be_scored and (columns[2] in SCORES or is_number(first[1][columns[2]]))
     made: list[tuple[Any, ...]] = []
     texts_of = columns[:2] if is_scored else columns
     for place, row in [first, *rows]:
@@ -101,7 +102,7 @@ def rows_of(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
         id, _, config = path.partition(":")
         hub = Hub(id=id, revision=pin_commit(id, None), splits=Splits(train="train"))
         return ((place, row) for place, row in read_hub(hub, config or None, "train") if row is not None)
-    if not (file / SAVED).is_file() and not any(FORMATS.get(ending, "") in PAIR_FORMS for ending in file.suffixes[-2:]):
+    if not is_saved(file) and not any(FORMATS.get(ending, "") in PAIR_FORMS for ending in file.suffixes[-2:]):
         raise InputError(f"{path}: pairs are read from .csv, .tsv, .jsonl, .json and .parquet files")
     return read_any_file(file, FileLayout(quotes=True))
 
@@ -201,13 +202,29 @@ def titles(document: str, passage_words: int, draw: random.Random) -> Iterator[t
 PAIR_MAKERS = {"crops": crops, "neighbours": neighbours, "titles": titles}
 
 
-def check_stage(name: str, sources: Iterable[Pairs], batch_size: int) -> None:
-    """Raises `InputError` for a stage whose sources do not go together or are too small for its batches."""
-    sources = list(sources)
-    for pairs in sources:
-        distinct = len({row[1] for row in pairs.rows})
-        if pairs.kind == "pairs" and distinct < batch_size:
+def check_stage(stage: EmbeddingStage, sources: Sequence[Pairs]) -> None:
+    """Raises `InputError` for a stage whose sources are too small for its batches or its hard negatives, or do not have
+    the negatives that its loss needs."""
+    for source, pairs in zip(stage.data, sources, strict=True):
+        drawn = round(min(1, source.weight) * len(pairs.rows))
+        distinct = {f"pairs at weight {source.weight:g}": drawn}
+        if pairs.kind == "pairs":
+            distinct |= {name: len({row[at] for row in pairs.rows}) for at, name in enumerate(("anchors", "positives"))}
+        fewest = min(distinct, key=lambda name: distinct[name])
+        if distinct[fewest] < (stage.batch_size if pairs.kind == "pairs" else 2):
             raise InputError(
-                f"stage {name}: {pairs.name} has {distinct:,} different positives, too few for a batch of "
-                f"{batch_size}: give batch_size={max(2, distinct)} or more pairs"
+                f"stage {stage.name}: {pairs.name} has {distinct[fewest]:,} different {fewest}, too few for a batch of "
+                f"{stage.batch_size}: give batch_size={max(2, distinct[fewest])} or more pairs"
+            )
+        wanted = stage.hard_negatives
+        num_negatives = wanted.number if wanted else len(pairs.columns) - 2
+        if stage.loss == "triplet" and pairs.kind == "pairs" and num_negatives != 1:
+            raise InputError(
+                f"stage {stage.name}: loss triplet needs one negative, {pairs.name} has {num_negatives}: name three "
+                "columns, or give hard_negatives: {number: 1}"
+            )
+        if wanted and wanted.first_rank + wanted.number > min(wanted.last_rank, distinct[fewest]):
+            raise InputError(
+                f"stage {stage.name}: hard_negatives: ranks {wanted.first_rank} to {wanted.last_rank} of the "
+                f"{distinct[fewest]:,} {fewest} of {pairs.name} do not hold {wanted.number} negatives"
             )

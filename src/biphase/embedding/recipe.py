@@ -69,7 +69,8 @@ class EmbeddingStage(Strict):
     data: Annotated[tuple[PairSource, ...], Field(min_length=1)]
     loss: LossName = "auto"
     loss_settings: dict[str, Any] = Field(default_factory=dict)
-    """Further arguments of the loss under sentence-transformers' names, such as `hardness_mode: hard_negatives`."""
+    """Further arguments of the loss under sentence-transformers' names, such as `hardness_mode: hard_negatives` with
+    `hardness_strength: 5`."""
     temperature: PositiveFloat = 0.05
     """Scores are divided by it, in losses that have one."""
     teacher: str | None = None

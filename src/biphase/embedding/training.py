@@ -5,12 +5,13 @@ Letters: R rows, D width.
 
 import inspect
 import random
+import shutil
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import datasets
+import torch
 from datasets import Dataset
 from sentence_transformers import (
     SentenceTransformer,
@@ -174,6 +175,14 @@ def matryoshka_dims(width: int, wanted: bool | Sequence[int]) -> list[int]:
     return sorted({width, *wanted}, reverse=True)
 
 
+class CardlessTrainer(SentenceTransformerTrainer):
+    """Trains without the model card of sentence-transformers, for which it would embed texts behind a bar of its own:
+    the card is written with the folder."""
+
+    def add_model_card_callback(self, default_args_dict: dict[str, Any]) -> None:
+        pass
+
+
 class ShowProgress(TrainerCallback):
     """The bar or the lines that a person waits with."""
 
@@ -222,6 +231,7 @@ def arguments_of(
         multi_dataset_batch_sampler="proportional",
         prompts=prompts if is_prompted else None,
         logging_steps=LOGGING_STEPS,
+        logging_nan_inf_filter=False,
         save_steps=stage.save_steps,
         save_total_limit=1,
         report_to=[recipe.tracking] if recipe.tracking else [],
@@ -240,15 +250,15 @@ def train_stage(
     bf16: bool,
 ) -> dict[str, Any]:
     """Train the model in place, from the last checkpoint in `folder` where there is one, on sources by their names,
-    of each its kind and its rows. Returns the steps taken, the rows and the losses that were logged."""
-    datasets.disable_progress_bars()
+    of each its kind and its rows. Returns the steps taken, the rows and the losses that were logged. Raises
+    `InputError` where the weights end up as no numbers."""
     kinds = {kind for kind, _ in tables.values()}
     made = {name: make_loss(model, stage, kind, recipe.matryoshka) for name, (kind, _) in tables.items()}
     rows = {name: table for name, (_, table) in tables.items()}
     only = next(iter(tables)) if len(tables) == 1 else None
     progress = ShowProgress(f"embed {stage.name}")
     kind = "pairs" if kinds == {"pairs"} else "scored"
-    trainer = SentenceTransformerTrainer(
+    trainer = CardlessTrainer(
         model,
         arguments_of(recipe, stage, folder, kind, bf16=bf16, use_cpu=model.device.type == "cpu"),
         train_dataset=rows[only] if only else rows,
@@ -256,7 +266,6 @@ def train_stage(
         callbacks=[progress],
     )
     trainer.remove_callback(PrinterCallback)
-    trainer.remove_callback(trainer.model_card_callback_class)
     whole = [path.parent for path in folder.glob("checkpoint-*/trainer_state.json")]  # the state is written last
     last = max(whole, key=lambda path: int(path.name.partition("-")[2]), default=None)
     if last is not None:
@@ -266,5 +275,8 @@ def train_stage(
     finally:
         progress.close()
     trainer.accelerator.unwrap_model(model, keep_fp32_wrapper=False)  # else it would go on in bf16 where it trained so
+    if not all(torch.isfinite(weight).all() for weight in model.parameters()):
+        shutil.rmtree(folder)  # else the same command would go on from there
+        raise InputError(f"stage {stage.name}: training diverged; lower its learning_rate ({stage.learning_rate:g})")
     told = [{"step": log["step"], "loss": log["loss"]} for log in trainer.state.log_history if "loss" in log]
     return {"steps": trainer.state.global_step, "rows": sum(map(len, rows.values())), "losses": told}

@@ -115,7 +115,11 @@ def why_not_packed(network: PreTrainedModel, causal: bool) -> str:
     try:
         with foreign_errors_fail("it cannot be called on packed tokens"):
             packed_TD = packed_hidden(network, tokens_T, positions_T, layout)
-            if agree(packed_TD, each_alone(network, tokens_T, lengths)):
+            alone_TD = each_alone(network, tokens_T, lengths)
+            if not alone_TD.isfinite().all():
+                name = network.name_or_path or type(network).__name__
+                raise InputError(f"{name} computes no numbers (NaN): its training diverged, or its weights are damaged")
+            if agree(packed_TD, alone_TD):
                 name, vocab_size = type(network).__name__, network.config.vocab_size
                 probe_causality(partial(packed_hidden, network), causal, vocab_size, name, furthest=reach(network))
                 return ""

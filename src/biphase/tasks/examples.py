@@ -271,8 +271,8 @@ def fill_row(source: TaskSource, place: str, row: Row) -> tuple[str, tuple[Stret
 
 def label_number(task: Task, place: str, value: Any) -> int:
     """The number of a label given by name or, where no name is a number, by number: tables write it as text, pandas may
-    write it as 1.0. JSON's true and false are names, in any case of their letters."""
-    is_truth = isinstance(value, bool)
+    write it as 1.0. JSON's true and false, and pandas' True and False, are names in any case of their letters."""
+    is_truth = isinstance(value, bool) or (value in ("True", "False") and value not in task.classes)
     names = [name.lower() for name in task.classes] if is_truth else list(task.classes)
     name = str(value).lower() if is_truth else str(value)
     is_number = isinstance(value, str | int | float) and re.fullmatch(r"\d+(\.0+)?", name) is not None

@@ -33,8 +33,8 @@ FORMATS: dict[str, Format] = {
 }
 """What a file is by its ending, where its layout does not say it; anything else has columns."""
 
-SAVED = "state.json"
-"""A folder with a file of this name was written by `datasets.Dataset.save_to_disk`."""
+SAVED = ("state.json", "dataset_dict.json")
+"""A folder with one of these files was written by `save_to_disk` of a `datasets.Dataset`, or of several by name."""
 
 UD_COLUMNS = (1, 3)
 """Where CoNLL-U has the word and its universal part of speech."""
@@ -46,8 +46,9 @@ LONGEST_FIELD = 1 << 28
 
 def read_file(task: Task, layout: FileLayout, path: Path, form: Format | None) -> Rows:
     """The rows of one file (or saved folder) in a form; None: as the layout says, or the ending."""
+    label = next((old for old, new in layout.rename.items() if new == task.label), task.label)
     if path.is_dir():
-        return read_saved(path, next((old for old, new in layout.rename.items() if new == task.label), task.label))
+        return read_saved(path, label)
     form = form or layout.format or format_of(task, path)
     match form:
         case "jsonl":
@@ -62,9 +63,15 @@ def read_file(task: Task, layout: FileLayout, path: Path, form: Format | None) -
             return read_squad(path, read_json_file(path))
         case "columns" | "conllu":
             return read_columns(path, task, layout, is_conllu=form == "conllu")
-    readers: dict[Format, Callable[[Path], Rows]] = {"json": read_json_rows, "parquet": read_arrow_table}
-    readers |= {"record": read_record, "trec": read_trec, "mldr": read_mldr}
+        case "parquet":
+            return read_arrow_table(path, label)
+    readers: dict[Format, Callable[[Path], Rows]]
+    readers = {"json": read_json_rows, "record": read_record, "trec": read_trec, "mldr": read_mldr}
     return readers[form](path)
+
+
+def is_saved(path: Path) -> bool:
+    return any((path / name).is_file() for name in SAVED)
 
 
 def read_any_file(path: Path, layout: FileLayout | None = None) -> Iterator[tuple[str, Row]]:
@@ -104,12 +111,16 @@ def read_tsv(path: Path, layout: FileLayout, is_guessed: bool = False) -> Rows:
         header, lines = [str(at) for at in range(len(header))], itertools.chain([(number, first)], lines)
     for number, line in lines:
         fields = line.split("\t")
-        if is_guessed and any(len(field) > 1 and field[0] == field[-1] == QUOTE for field in fields):
+        fits = len(fields) == len(header)
+        # Of a text with line ends or tabs in quotes, a part alone stands here.
+        if is_guessed and any(
+            len(field) > 1 and field[0] == QUOTE and (field[-1] == QUOTE or not fits) for field in fields
+        ):
             raise InputError(
                 f"{path}:{number}: a field in quotes: say `quotes: true` in the task's entry of files if they only "
                 "enclose it (as pandas and Excel write them), `quotes: false` if they belong to the text"
             )
-        if len(fields) == len(header):
+        if fits:
             yield f"{path}:{number}", dict(zip(header, fields, strict=True))
         elif layout.has_short_rows and len(fields) < len(header):
             yield f"{path}:{number}", None
@@ -142,7 +153,8 @@ def read_quoted(path: Path, layout: FileLayout, delimiter: str | None) -> Rows:
                 raise ragged(place, len(fields), len(header))
             yield place, dict(zip(header, fields, strict=True))
     except csv.Error as error:
-        raise InputError(f"{path}:{before + 1}: broken quotes ({error}); a quote inside quotes is doubled") from None
+        remedy = "a quote inside quotes is doubled, a line ends in \\n"
+        raise InputError(f"{path}:{before + 1}: broken table ({error}); {remedy}") from None
 
 
 def ragged(place: str, num_fields: int, num_columns: int) -> InputError:
@@ -230,17 +242,18 @@ def read_json_rows(path: Path) -> Rows:
     return rows
 
 
-def read_arrow_table(path: Path) -> Rows:
+def read_arrow_table(path: Path, label: str) -> Rows:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    number = 0
     try:
         with pq.ParquetFile(path) as file:
-            for batch in file.iter_batches(batch_size=1000):
-                for row in batch.to_pylist():
-                    yield f"{path}: row {number}", row
-                    number += 1
+            schema, names = file.schema_arrow, list[str]()
+            if b"huggingface" in (schema.metadata or {}):  # written by `datasets`, which says there what labels mean
+                from datasets import Features
+
+                names = class_names(Features.from_arrow_schema(schema).get(label))
+            yield from rows_of_batches(file.iter_batches(batch_size=1000), label, names, str(path))
     except (pa.ArrowException, OSError) as error:
         raise damaged(path, error) from None
 
@@ -249,26 +262,33 @@ def read_saved(path: Path, label: str) -> Rows:
     """The rows of a folder that `datasets.Dataset.save_to_disk` wrote; labels that it names come as names."""
     import datasets
 
+    if not is_saved(path):
+        raise InputError(f"{path} is a folder; name a file of rows in it")
     try:
         table = datasets.load_from_disk(str(path))
     except (OSError, ValueError, KeyError) as error:
         raise damaged(path, error) from None
     if not isinstance(table, datasets.Dataset):
-        raise InputError(f"{path} holds several splits: name one of its folders as the split")
+        raise InputError(f"{path} holds several splits: name the folder of one, such as {path.name}/{min(table)}")
     return rows_of_dataset(table, label, str(path))
 
 
 def rows_of_dataset(table: Any, label: str, place: str) -> Rows:
     """The rows of a data set; of a column of labels, or of lists of labels, that names them, the names."""
-    feature: Any = table.features.get(label)
-    names = list(getattr(getattr(feature, "feature", feature), "names", None) or [])
-    number = 0
-    for batch in table.with_format("arrow").iter(batch_size=1000):
-        for row in batch.to_pylist():
-            if names:
-                row[label] = with_names(row[label], names)
-            yield f"{place}: row {number}", row
-            number += 1
+    batches = table.with_format("arrow").iter(batch_size=1000)
+    return rows_of_batches(batches, label, class_names(table.features.get(label)), place)
+
+
+def class_names(feature: Any) -> list[str]:
+    """What the numbers in a column of a data set stand for, where it says so."""
+    return list(getattr(getattr(feature, "feature", feature), "names", None) or [])
+
+
+def rows_of_batches(batches: Iterable[Any], label: str, names: list[str], place: str) -> Rows:
+    for number, row in enumerate(itertools.chain.from_iterable(batch.to_pylist() for batch in batches)):
+        if names:
+            row[label] = with_names(row[label], names)
+        yield f"{place}: row {number}", row
 
 
 def with_names(value: Any, names: list[str]) -> Any:

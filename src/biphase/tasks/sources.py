@@ -14,9 +14,9 @@ from typing import Any, Literal
 
 from biphase.config import BUNDLED
 from biphase.corpus.readers import CODECS
-from biphase.errors import InputError, first_line, nearest
+from biphase.errors import InputError, clipped, first_line, nearest
 from biphase.files import content_hash, file_hash
-from biphase.tasks.rows import SAVED, Row, Rows, read_file, read_mldr, rows_of_dataset
+from biphase.tasks.rows import Row, Rows, is_saved, read_file, read_mldr, rows_of_dataset
 from biphase.tasks.spec import TASK_SPLITS, FileLayout, Hub, Task, TaskSplit, find_task, named_splits, test_names
 
 HUB = Path("hub")
@@ -147,7 +147,9 @@ def own_name(source: TaskSource, name: str) -> str:
 def column(source: TaskSource, place: str, row: Row, name: str) -> Any:
     own = own_name(source, name)
     if own not in row:
-        raise InputError(f"{place}: task '{source.task.name}' needs column '{own}'; the columns are: {', '.join(row)}")
+        columns = clipped(", ".join(row))
+        remedy = "; leave a split without labels out" if name in (source.task.label, "answers") else ""
+        raise InputError(f"{place}: task '{source.task.name}' needs column '{own}'; the columns are: {columns}{remedy}")
     return row[own]
 
 
@@ -204,7 +206,7 @@ def find_layout(task: Task, layout: FileLayout, folder: Path) -> dict[PartName, 
         for ending in ("", *CODECS):
             matches = folder.glob(name + ending) if "*" in name else [folder / (name + ending)]
             for path in matches:
-                if path.is_file() or (path / SAVED).is_file():
+                if path.is_file() or is_saved(path):
                     by_name.setdefault(str(path).removesuffix(ending), path)
         found[part] = tuple(path for _, path in sorted(by_name.items()))
     return found

@@ -5,6 +5,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from biphase.console import err
 from biphase.corpus.readers import CODECS
 from biphase.errors import InputError
 from biphase.tasks.rows import Row, read_any_file
@@ -52,7 +53,7 @@ def describe_data(
     if not rows:
         raise InputError(f"{data} has no rows; give the file to train on")
     columns, label = rows[0], find_label(data, rows, label)
-    splits: dict[str, Any] = dict(find_splits(data))
+    splits: dict[str, Any] = dict(find_splits(data, label or "answers"))
     if label is None:
         return {"family": "question_answering", "files.0": splits}
     labels = [row[label] for row in rows]
@@ -154,14 +155,18 @@ def describe_labels(data: Path, label: str, values: list[Any], family: str | Non
     return {"problem_type": family, "classes": ordered} if is_several else {"classes": ordered}
 
 
-def find_splits(train: Path) -> dict[str, str]:
+def find_splits(train: Path, needed: str | None = None) -> dict[str, str]:
     """The file and those beside it that are called as it is, with dev or test for train; `train.csv` for
-    `train.csv.gz`, as a task names files."""
+    `train.csv.gz`, as a task names files. One without the column that is needed, as benchmarks publish tests, is left
+    out, and told."""
     found = {"train": train.name} if train.exists() else {}
     for split, words in OTHER_SPLITS.items():
         names = (train.name.replace("train", word) for word in words)
         other = next((name for name in names if name != train.name and (train.parent / name).exists()), None)
-        found |= {split: other} if other else {}
+        if other and needed and needed not in next(read_any_file(train.parent / other), ("", {}))[1]:
+            err.print(f"{train.parent / other} has no '{needed}': {split} is drawn from train instead", markup=False)
+        elif other:
+            found[split] = other
     return {split: Path(name).stem if Path(name).suffix in CODECS else name for split, name in found.items()}
 
 

@@ -52,6 +52,8 @@ def write_task(
             files[split] = files[split].rename(files[split].with_name(f"{split}.jsonl"))
         described = describe_data(files["train"], label, template=template)
         family, layout = described["family"], described.pop("files.0")
+        if unlabelled := splits.keys() - layout.keys():
+            raise InputError(f"{min(unlabelled)}: its rows have no label: leave it out, or predict them")
         asked = template or described.get("template") or (QUESTION_TEMPLATE if family == "question_answering" else "")
         metric = METRICS[described.get("problem_type", family)][0]
         tree = {"name": name, "metric": metric, **described, "template": asked, "files": [layout]}
