@@ -123,7 +123,7 @@ def test_sizes_recur(lengths: list[int]) -> None:
     padding = [layout.num_padding] if layout.num_padding else []
     assert layout.bounds_F1.tolist() == bounds_of([*lengths, *padding]).tolist()
     assert layout.bounds_F1[-1] % 32 == 0 and layout.num_padding < 32
-    assert (layout.sizes_2B[1::2] % buckets.LENGTHS_STEP == 0).all()
+    assert (layout.sizes_3B[1::3] % buckets.LENGTHS_STEP == 0).all()
 
 
 def attend_with_gradients(bounds_S1: np.ndarray, causal: bool, window: int) -> list[Tensor]:
@@ -137,10 +137,10 @@ def attend_with_gradients(bounds_S1: np.ndarray, causal: bool, window: int) -> l
 def test_small_buckets_change_nothing(causal: bool, window: int, monkeypatch: pytest.MonkeyPatch) -> None:
     bounds_S1 = bounds_of(LENGTHS)
     once = attend_with_gradients(bounds_S1, causal, window)
-    assert len(lay_out(bounds_S1, causal=causal).sizes_2B) == 2 * 2
+    assert len(lay_out(bounds_S1, causal=causal).sizes_3B) == 3 * 2
     monkeypatch.setattr(buckets, "BUCKET_SCORES", 3000)
     monkeypatch.setattr(buckets, "BUCKET_WASTE", 400)
-    assert len(lay_out(bounds_S1, causal=causal).sizes_2B) == 2 * 6
+    assert len(lay_out(bounds_S1, causal=causal).sizes_3B) == 3 * 6
     torch.testing.assert_close(attend_with_gradients(bounds_S1, causal, window), once, rtol=1e-5, atol=1e-6)
 
 
@@ -167,7 +167,7 @@ def test_long_samples(dtype: torch.dtype) -> None:
 def test_operator_is_what_torch_compile_believes(is_kept: bool) -> None:
     layout = lay_out(bounds_of([3, 1, 5]), causal=True)
     q, k, v = random_qkv(9, 4, 2)
-    arguments = (layout.sizes_2B, layout.plan_PS, 4 * layout.num_scores * is_kept, True, 0, 0.25)
+    arguments = (layout.sizes_3B, layout.plan_PS, 4 * layout.num_scores * is_kept, True, 0, 0.25)
     shaped = () if is_kept else (2.0, torch.zeros(4, requires_grad=True))
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
     torch.library.opcheck(bucket_attention, (q, k, v, *arguments, *shaped), test_utils=checks)

@@ -40,9 +40,9 @@ from transformers import (
 
 import biphase.encoder.load as load
 import biphase.encoder.packed as packed
-from biphase.encoder.attention import ATTENTION, Backend, PackedLayout, explain_computing, lay_out
+from biphase.encoder.attention import ATTENTION, Backend, PackedLayout, lay_out, reference_attention
 from biphase.encoder.load import TokenIds, load_backbone, load_model, make_model
-from biphase.encoder.packed import PackedModel, count_flops, packed_hidden
+from biphase.encoder.packed import PackedModel, count_flops, explain_computing, packed_hidden
 from biphase.encoder.presets import PRESETS, shape_of
 from biphase.encoder.proofs import FailedProofError, check_head, find_first_position, probe_causality, reach
 from biphase.errors import InputError
@@ -177,7 +177,14 @@ def test_padding_changes_nothing(family: str, causal: bool, backend: Backend) ->
 def test_what_varlen_cannot_do_is_computed_in_buckets_and_said(
     kind: str, reason: str, causal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a GPU too, with the gradients of the slow twin."""
+    """On a GPU too, with the gradients of the slow twin; a layer that the kernel can do is left to it."""
+    widths: list[int] = []
+
+    def kernel(*args: Any) -> Tensor:
+        widths.append(args[0].shape[2])
+        return reference_attention(*args)
+
+    monkeypatch.setattr("biphase.encoder.attention.varlen_attention", kernel)
     own = {
         "wide": LlamaConfig(**TINY, head_dim=264, initializer_range=0.2),
         "gemma4": Gemma4TextConfig(
@@ -198,6 +205,7 @@ def test_what_varlen_cannot_do_is_computed_in_buckets_and_said(
 
     for found, expected in zip(run("varlen"), run("reference"), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5 * float(expected.detach().abs().max()) + 1e-5)
+    assert widths == ([8] if kind == "gemma4" else [])
     monkeypatch.setattr("biphase.encoder.attention.choose_backend", lambda device, dtype: "varlen")
     line = explain_computing("bf16", torch.device("cuda"), network)
     assert "attention: buckets" in line and reason in line

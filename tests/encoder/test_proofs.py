@@ -64,7 +64,7 @@ def test_an_error_of_ours_is_no_failed_proof(folder: Path, monkeypatch: pytest.M
     model = load_model(folder)
     monkeypatch.setattr("biphase.encoder.proofs.lay_out", lambda *args, **options: None)
     for call in (lambda: check_head(model), lambda: load_model(folder), lambda: load_backbone(folder)):
-        with pytest.raises(AttributeError, match="backend"):
+        with pytest.raises(AttributeError, match="num_padding"):
             call()
 
 

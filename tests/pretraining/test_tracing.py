@@ -17,9 +17,11 @@ from torch._dynamo.utils import counters
 from torch._functorch.aot_autograd import aot_module_simplified, make_boxed_func
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import Gemma2Config, Gemma2ForCausalLM
 
 import biphase.pretraining.loop as loop
-from biphase.encoder.attention import lay_out
+from biphase.encoder.attention import attend, lay_out
+from biphase.encoder.buckets import bucket_attention, bucket_attention_backward
 from biphase.encoder.load import TokenIds, make_model
 from biphase.encoder.packed import PackedModel
 from biphase.pretraining.parallel import transformer_blocks
@@ -78,7 +80,7 @@ def test_blocks_are_one_graph_per_direction_whatever_the_batch() -> None:
         bounds_S1 = np.append(0, np.cumsum(lengths))
         layout = lay_out(bounds_S1, causal=number % 2 == 0, backend="varlen", pad_to_multiple_of=32)
         with mode, torch.autocast("cpu", torch.bfloat16):
-            for name in ("bounds_S1", "bounds_F1", "sizes_2B", "plan_PS"):  # frozen for users, not for this
+            for name in ("bounds_S1", "bounds_F1", "sizes_3B", "plan_PS"):  # frozen for users, not for this
                 real = getattr(layout, name)
                 object.__setattr__(layout, name, torch.empty(real.shape, dtype=real.dtype))
             tokens_T = torch.empty(int(bounds_S1[-1]), dtype=torch.long)
@@ -93,31 +95,74 @@ def test_blocks_are_one_graph_per_direction_whatever_the_batch() -> None:
     assert not any("scaled_dot_product" in each for each in operations)
 
 
-READS = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "equal", "is_nonzero", "repeat_interleave")
-"""Operations that, on a GPU, wait for what it was given before."""
+OPAQUE = {each._name: each._init_fn for each in (bucket_attention, bucket_attention_backward)}
 
 
 class CountedReads(TorchDispatchMode):
+    """Counts operations that, on a GPU, wait for what it was given before: their result's shape, or a number that the
+    CPU is to have, depends on values. It looks inside of our own operators."""
+
     def __init__(self, found: Counter[str]) -> None:
         super().__init__()
         self.found = found
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = function.overloadpacket.__name__
-        if name in READS:
+        if name in OPAQUE:
+            with self:
+                return OPAQUE[name](*args, **(kwargs or {}))
+        waits = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}.intersection(function.tags)
+        if name in ("index", "index_put", "index_put_"):  # by numbers it does not wait, by flags it does
+            waits = any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
+        if waits:
             self.found[name] += 1
         return function(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("softcap", [0.0, 5.0])
+@pytest.mark.parametrize("with_sinks", [True, False])
+@pytest.mark.parametrize(("causal", "window"), [(True, 0), (False, 0), (False, 5)])
+def test_no_layer_waits_for_its_device(causal: bool, window: int, with_sinks: bool, softcap: float) -> None:
+    """The buckets too, which on a GPU compute what flash attention cannot, forward and backward."""
+    layout = lay_out(np.array([0, 3, 40, 41]), causal=causal, pad_to_multiple_of=32)
+    q, k, v = (torch.randn(64, heads, 8, requires_grad=True) for heads in (4, 2, 2))
+    sinks = torch.zeros(4, requires_grad=True) if with_sinks else None
+    with CountedReads(found := Counter()):
+        attend(q, k, v, layout, 0.3, window, softcap, sinks).sum().backward()
+    assert not found
+    with CountedReads(found):
+        q[q > 0].sum().item()
+    assert found == {"index": 1, "_local_scalar_dense": 1}, "the counter counts"
+
+
+@pytest.fixture(scope="module")
+def gemma(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A decoder with caps on its scores, a window in every other layer and half as many key-value heads."""
+    sizes = SMALL | {"hidden_size": 32, "head_dim": 16, "num_key_value_heads": 1}
+    folder = tmp_path_factory.mktemp("decoder") / "gemma2"
+    torch.manual_seed(0)
+    Gemma2ForCausalLM(Gemma2Config(vocab_size=384, sliding_window=16, **sizes)).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("is_gemma", [False, True])
+@pytest.mark.parametrize(("optimizer", "precision"), [("adamw", "bf16"), ("muon", "fp32")])
 def test_an_update_waits_for_its_device_once(
-    optimizer: str, tiny_recipe: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    optimizer: str,
+    precision: str,
+    is_gemma: bool,
+    gemma: Path,
+    tiny_recipe: Callable[..., Recipe],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """To read all numbers at a time, by `tolist`; neither loss, nor clipping, nor the optimizer reads one itself."""
+    """To read all numbers at a time, by `tolist`; neither layers, nor loss, nor clipping, nor the optimizer reads one
+    itself, in several microbatches."""
     reads: list[Counter[str]] = []
     original, to_list = loop.update, torch.Tensor.tolist
 
-    def update(*args: Any) -> Any:
+    def update(state: Any, microbatches: list[Any], *args: Any) -> Any:
+        assert len(microbatches) > 1
         reads.append(found := Counter())
 
         def counted(tensor: torch.Tensor) -> Any:
@@ -126,13 +171,14 @@ def test_an_update_waits_for_its_device_once(
 
         with monkeypatch.context() as patch, CountedReads(found):
             patch.setattr(torch.Tensor, "tolist", counted)
-            return original(*args)
+            return original(state, microbatches, *args)
 
     monkeypatch.setattr(loop, "update", update)
     phases = "curriculum=[{objective: clm, steps: 2}, {objective: mlm, steps: 2}]"
     recipe = tiny_recipe(
         phases, "schedule.warmup_steps=0", "schedule.decay_steps=0", "validation.every_steps=0",
-        f"optimizer.name={optimizer}",
+        f"optimizer.name={optimizer}", f"compute.precision={precision}", "compute.microbatch_tokens=128",
+        *([f"init={{model: {gemma}}}"] if is_gemma else []),
     )  # fmt: skip
     loop.train(recipe, tmp_path)
     assert reads == [Counter(tolist=1)] * 4

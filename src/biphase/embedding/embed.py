@@ -32,9 +32,9 @@ from biphase.embedding.training import (
     to_table,
     train_stage,
 )
-from biphase.encoder.attention import explain_computing
 from biphase.encoder.load import load_backbone
 from biphase.encoder.merging import layer_cosines, merge_weights
+from biphase.encoder.packed import explain_computing
 from biphase.errors import InputError
 from biphase.files import locked, read_json, refuse_foreign, whole_folder, write_json, write_text
 from biphase.tracking import check_tracking

@@ -23,7 +23,6 @@ from torch import Tensor
 from torch.nn.attention import varlen
 from transformers import AttentionInterface
 
-from biphase.device import choose_dtype, explain_dtype
 from biphase.encoder.buckets import bucket_attention, farthest, plan_buckets, visible
 from biphase.errors import InputError
 
@@ -37,6 +36,9 @@ outweigh all else that a block keeps. Otherwise it forms them again."""
 PAD_TO_MULTIPLE_OF = 32
 """The tokens of a batch, in training and in evaluation, are padded to a multiple of this, once at their end. Sizes then
 recur from batch to batch: allocators find blocks that fit, and a CPU's bf16 products the code made for their size."""
+
+WIDEST_VARLEN = 256
+"""The widest heads of flash attention."""
 
 HAS_GROUPED_VARLEN = "enable_gqa" in inspect.signature(varlen.varlen_attn).parameters
 """Whether PyTorch's kernel shares key-value heads among query heads itself; else they are repeated."""
@@ -61,12 +63,13 @@ class PackedLayout:
     """cu_seqlens with the padding, where there is any: a sample of its own at the end. Attention goes by these."""
     num_padding: int
     """The number of tokens in the padding sample."""
-    sizes_2B: Tensor
-    """For `buckets`, on the CPU: samples and length of each bucket, one pair after the other."""
+    sizes_3B: Tensor
+    """For `buckets`, on the CPU: samples, length and shortest sample of each bucket, one triple after the other."""
     plan_PS: Tensor
-    """For `buckets`, end to end: the token in each slot of the padded buckets (-1 where there is none) and the sample
-    lengths in bucket order. One flat tensor: each size of its own is one that torch.compile may take for 1, or for
-    equal to another, and compile again when it is not."""
+    """For `buckets`, end to end: where each slot's sample begins among the slots, its place in the sample and the
+    length of its bucket, slots of tokens before those of padding; and the sample lengths in bucket order. One flat
+    tensor: each size of its own is one that torch.compile may take for 1, or for equal to another, and compile again
+    when it is not."""
     num_scores: int
     """For `buckets`: the number of attention scores of one head, padding included."""
 
@@ -88,7 +91,8 @@ def lay_out(
     bounds_F1 = np.append(bounds_S1, num_tokens + num_padding) if num_padding else bounds_S1
     lengths_F = np.diff(bounds_F1)
     assert (lengths_F > 0).all(), "a sample without tokens"
-    sizes_2B, plan_PS = plan_buckets(bounds_F1 if backend == "buckets" else bounds_F1[:1])
+    # Where `varlen` is chosen too: a layer that it cannot compute goes by buckets.
+    sizes_3B, plan_PS = plan_buckets(bounds_F1[:1] if backend == "reference" else bounds_F1)
     return PackedLayout(
         causal=causal,
         backend=backend,
@@ -96,19 +100,9 @@ def lay_out(
         bounds_S1=torch.from_numpy(bounds_S1.astype(np.int32)).to(device),
         bounds_F1=torch.from_numpy(bounds_F1.astype(np.int32)).to(device),
         num_padding=num_padding,
-        sizes_2B=torch.from_numpy(sizes_2B),
+        sizes_3B=torch.from_numpy(sizes_3B),
         plan_PS=torch.from_numpy(plan_PS).to(device),
-        num_scores=int((sizes_2B[::2] * sizes_2B[1::2] ** 2).sum()),
-    )
-
-
-def relay_out(layout: PackedLayout) -> PackedLayout:
-    """The same samples laid out for `buckets`: for networks whose attention `varlen` cannot do."""
-    return lay_out(
-        layout.bounds_S1.cpu().numpy(),
-        causal=layout.causal,
-        device=layout.bounds_S1.device,
-        pad_to_multiple_of=max(1, int(layout.bounds_F1[-1])),
+        num_scores=int((sizes_3B[::3] * sizes_3B[1::3] ** 2).sum()),
     )
 
 
@@ -135,19 +129,13 @@ def newest_flash(device: torch.device) -> str:
     return "FA3"
 
 
-def explain_backend(device: torch.device, dtype: torch.dtype, network: torch.nn.Module | None = None) -> str:
-    """Which backend runs, and why: what `choose_backend` chooses, unless it is `varlen` and the network beyond it."""
+def explain_backend(device: torch.device, dtype: torch.dtype, beyond: str = "") -> str:
+    """Which backend runs, and why: what `choose_backend` chooses, unless the network has something `beyond` varlen."""
     if choose_backend(device, dtype) == "buckets":
         return f"buckets, samples of about one length batched (varlen needs CUDA and bf16, here is {device.type})"
-    if beyond := getattr(network, "beyond_varlen", None):
+    if beyond:
         return f"buckets, samples of about one length batched (the network has {beyond}, which varlen does not know)"
     return f"varlen, PyTorch's packed flash attention (CUDA, 16 bits; {newest_flash(device)})"
-
-
-def explain_computing(precision: str, device: torch.device, network: torch.nn.Module) -> str:
-    """The device, the type of the arithmetic and the kernel of attention of a network without its head, and why."""
-    backend = explain_backend(device, choose_dtype(precision, device), network)
-    return f"{device}, {explain_dtype(precision, device)} · attention: {backend}"
 
 
 def packed_attention(
@@ -207,10 +195,9 @@ def attend(
     """Softmax attention inside each sample, [T, H, K]. `window` 0 means no limit on the distance.
 
     With `softcap` c a score s becomes c · tanh(s / c); a sink is a further key of each head, with that score and
-    without a value. Of the backends, `varlen` knows neither (`relay_out`).
+    without a value. Where `varlen` is chosen, what it cannot compute goes by buckets.
     """
-    if layout.backend == "varlen":
-        assert not softcap and sinks_H is None, "scores that the kernel cannot form"
+    if layout.backend == "varlen" and not beyond_varlen(softcap, sinks_H is not None, q_THK.shape[2]):
         return varlen_attention(q_THK, k_TGK, v_TGK, layout, scale, window)
     if layout.backend == "reference":
         return reference_attention(q_THK, k_TGK, v_TGK, layout, scale, window, softcap, sinks_H)
@@ -218,8 +205,17 @@ def attend(
     is_kept = torch.is_grad_enabled() and layout.num_scores <= KEPT_KEYS * q_THK.shape[0]
     is_kept = is_kept and not softcap and sinks_H is None  # their gradients want more than the weights
     num_kept = layout.num_scores * q_THK.shape[1] if is_kept else 0
-    plan = (layout.sizes_2B, layout.plan_PS, num_kept)
+    plan = (layout.sizes_3B, layout.plan_PS, num_kept)
     return bucket_attention(q_THK, k_TGK, v_TGK, *plan, layout.causal, window, scale, softcap, sinks_H)[0]
+
+
+def beyond_varlen(softcap: float | None, has_sinks: bool, width: int) -> str:
+    """What of an attention PyTorch's packed flash attention cannot compute, or ""."""
+    if softcap:
+        return "a cap on the scores"
+    if has_sinks:
+        return "sinks"
+    return f"heads of width {width}" if width > WIDEST_VARLEN or width % 8 else ""
 
 
 def reference_attention(

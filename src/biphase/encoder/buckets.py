@@ -4,16 +4,17 @@ The trick, for samples of 5, 15, 14 and 200 tokens:
 
     lengths rounded up to 16s     16  16  16  208
     sorted, grouped by length     [208] and [16 16 16]: two buckets, each [N, H, L, K], two batched products each
-    slots → tokens                for each slot of the buckets the packed token that stands in it, -1 for padding
+    slots                         one for each token, and one for each that a sample lacks to the length of its bucket
     rows                          gathered from [T·H, K] by slot, computed bucket by bucket, scattered back
     scores                        [N, H, L, L] a bucket: 208² + 3 · 16² a head, instead of 234²
 
-`plan_buckets` decides once per microbatch which samples share a bucket. The operator is opaque, so that torch.compile
-keeps a block in one graph although buckets differ in number and shape from batch to batch. A row is one token's vector
-of one head; the rows of a bucket stand as [N, H, L, K], and buckets end to end.
+`plan_buckets` decides once per microbatch, on the CPU, which samples share a bucket and where everything stands: no
+layer reads a number from the device. The operator is opaque, so that torch.compile keeps a block in one graph although
+buckets differ in number and shape from batch to batch. A row is one token's vector of one head; the rows of a bucket
+stand as [N, H, L, K], and buckets end to end.
 
 Letters: T packed tokens, S samples, H query heads, G key-value heads, K head width, B buckets, N samples of a bucket,
-L its length, P padded tokens of all buckets, V width of a value's head (K in most networks).
+L its length, P slots of all buckets, V width of a value's head (K in most networks).
 """
 
 from dataclasses import dataclass
@@ -33,19 +34,22 @@ registers."""
 
 
 def plan_buckets(bounds_S1: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The `sizes_2B` and `plan_PS` of a `PackedLayout` for the samples between `bounds_S1`."""
+    """The `sizes_3B` and `plan_PS` of a `PackedLayout` for the samples between `bounds_S1`."""
     lengths_S = np.diff(bounds_S1)
     padded_S = -(-lengths_S // LENGTHS_STEP) * LENGTHS_STEP
     buckets = make_buckets(padded_S)
-    slots, sizes = [], []
-    for members in buckets:
-        longest = int(padded_S[members[0]])
-        offsets_L = np.arange(longest)
-        # A sample of 2 tokens that begins at token 9 fills a row of 4 slots with 9, 10, -1, -1.
-        inside_NL = offsets_L < lengths_S[members, None]
-        slots.append(np.where(inside_NL, bounds_S1[members, None] + offsets_L, -1).ravel())
-        sizes.append((len(members), longest))
-    plan_PS = np.concatenate([np.zeros(0, np.int64), *slots, *(lengths_S[members] for members in buckets)])
+    sizes = [(len(members), padded_S[members[0]], lengths_S[members].min()) for members in buckets]
+    order = np.concatenate([np.zeros(0, np.int64), *buckets])
+    widths_S, starts_S = np.zeros_like(lengths_S), np.zeros_like(lengths_S)
+    widths_S[order] = np.repeat([length for _, length, _ in sizes], [num for num, _, _ in sizes])
+    starts_S[order] = np.cumsum(widths_S[order]) - widths_S[order]
+    # Samples of 3 and 2 tokens in a bucket of length 4 begin at the slots 0 and 4. First the slots of tokens, then
+    # those of padding:  starts 0 0 0 4 4, 0 4 4  ·  offsets 0 1 2 0 1, 3 2 3
+    counts = np.concatenate([lengths_S, widths_S - lengths_S])
+    firsts = np.concatenate([np.zeros_like(lengths_S), lengths_S])
+    offsets_P = np.arange(counts.sum()) + np.repeat(firsts - np.cumsum(counts) + counts, counts)
+    starts_P, widths_P = (np.repeat(np.tile(each_S, 2), counts) for each_S in (starts_S, widths_S))
+    plan_PS = np.concatenate([starts_P, offsets_P, widths_P, lengths_S[order]])
     return np.array(sizes, dtype=np.int64).ravel(), plan_PS
 
 
@@ -82,7 +86,7 @@ def bucket_attention(
     q_THK: Tensor,
     k_TGK: Tensor,
     v_TGK: Tensor,
-    sizes_2B: Tensor,
+    sizes_3B: Tensor,
     plan_PS: Tensor,
     num_kept: int,
     causal: bool,
@@ -93,11 +97,11 @@ def bucket_attention(
 ) -> tuple[Tensor, Tensor]:
     """The outputs [T, H, V], and the softmax weights of all buckets end to end where backward is to have them.
 
-    `sizes_2B` and `plan_PS` are those of the `PackedLayout`; `num_kept` is how many weights to give, 0 or all. With
+    `sizes_3B` and `plan_PS` are those of the `PackedLayout`; `num_kept` is how many weights to give, 0 or all. With
     `softcap` c a score s becomes c · tanh(s / c); a sink is a key that each query of its head meets, with that score
     and without a value.
     """
-    buckets, rows, kv_rows = open_plan(sizes_2B, plan_PS, q_THK.shape[1], k_TGK.shape[1])
+    buckets, rows, kv_rows = open_plan(sizes_3B, plan_PS, q_THK, k_TGK)
     q, k, v = rows.gather(q_THK).mul_(scale), kv_rows.gather(k_TGK), kv_rows.gather(v_TGK)
     out, kept = q.new_empty(len(q), v.shape[1]), q.new_empty(num_kept)
     for bucket in buckets:
@@ -114,7 +118,7 @@ def bucket_attention_backward(
     q_THK: Tensor,
     k_TGK: Tensor,
     v_TGK: Tensor,
-    sizes_2B: Tensor,
+    sizes_3B: Tensor,
     plan_PS: Tensor,
     causal: bool,
     window: int,
@@ -129,7 +133,7 @@ def bucket_attention_backward(
     A cap on S multiplies dS by 1 - tanh². A sink with the weight p takes part in the softmax as a key whose value is 0:
     the same formulas, with rows of P that sum to 1 - p, and -p · rowsum(P ∘ dP) is its own gradient.
     """
-    buckets, rows, kv_rows = open_plan(sizes_2B, plan_PS, q_THK.shape[1], k_TGK.shape[1])
+    buckets, rows, kv_rows = open_plan(sizes_3B, plan_PS, q_THK, k_TGK)
     q, k, v = rows.gather(q_THK).mul_(scale), kv_rows.gather(k_TGK), kv_rows.gather(v_TGK)
     grad = rows.gather(grad_THK).index_fill_(0, rows.padding, 0)
     grad_q, grad_k, grad_v = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
@@ -184,6 +188,8 @@ class Bucket:
 
     num: int
     length: int
+    shortest: int
+    """The length of its shortest sample."""
     first_slot: int
     first_score: int
     """Where its scores begin among those of one head."""
@@ -246,52 +252,47 @@ class Bucket:
             scores_NHLL += scores_NHLL.new_zeros(sees_LL.shape).masked_fill_(~sees_LL, float("-inf"))
         # 2. Padded keys, which begin behind each sample's own length; before the shortest one's there are none. When
         # causal, padding is behind all that a token may see.
-        if not causal and (shortest := int(self.lengths_N.min())) < self.length:
-            padded_N11L = (indices_L[shortest:] >= self.lengths_N[:, None])[:, None, None, :]
+        if not causal and self.shortest < self.length:
+            behind = indices_L[self.shortest :]
+            padded_N11L = (behind >= self.lengths_N[:, None])[:, None, None, :]
             if window:  # padded queries whose window is all padding see themselves
-                padded_N11L = padded_N11L & (indices_L[:, None] != indices_L[shortest:])
-            scores_NHLL[..., shortest:].masked_fill_(padded_N11L, float("-inf"))
+                padded_N11L = padded_N11L & (indices_L[:, None] != behind)
+            scores_NHLL[..., self.shortest :].masked_fill_(padded_N11L, float("-inf"))
 
 
-def open_plan(
-    sizes_2B: Tensor, plan_PS: Tensor, num_heads: int, num_kv_heads: int
-) -> tuple[list[Bucket], RowMap, RowMap]:
+def open_plan(sizes_3B: Tensor, plan_PS: Tensor, q_THK: Tensor, k_TGK: Tensor) -> tuple[list[Bucket], RowMap, RowMap]:
     """The buckets of a `PackedLayout`, and where the rows of queries and those of keys go."""
-    # plan_PS is the slots of all buckets and then the lengths of all samples, both in the order of the buckets.
-    sizes = sizes_2B.view(-1, 2).tolist()
-    num_slots = sum(num * length for num, length in sizes)
-    slots_P, lengths_S = plan_PS[:num_slots], plan_PS[num_slots:]
+    (num_tokens, num_heads, _), num_kv_heads = q_THK.shape, k_TGK.shape[1]
+    sizes = sizes_3B.view(-1, 3).tolist()
+    num_slots = sum(num * length for num, length, _ in sizes)
+    slots_3P, lengths_S = plan_PS[: 3 * num_slots].view(3, num_slots), plan_PS[3 * num_slots :]
     buckets: list[Bucket] = []
     slot = score = sample = 0
-    for num, length in sizes:
+    for num, length, shortest in sizes:
         lengths_N = lengths_S[sample : sample + num]
-        buckets.append(Bucket(num, length, slot, score, num_heads, num_kv_heads, lengths_N))
+        buckets.append(Bucket(num, length, shortest, slot, score, num_heads, num_kv_heads, lengths_N))
         slot, score, sample = slot + num * length, score + num * length**2, sample + num
-    rows = make_rows(buckets, slots_P, num_heads)
-    return buckets, rows, rows if num_kv_heads == num_heads else make_rows(buckets, slots_P, num_kv_heads)
+    rows = make_rows(slots_3P, num_tokens, num_heads)
+    return buckets, rows, rows if num_kv_heads == num_heads else make_rows(slots_3P, num_tokens, num_kv_heads)
 
 
-def make_rows(buckets: list[Bucket], slots_P: Tensor, num_heads: int) -> RowMap:
+def make_rows(slots_3P: Tensor, num_tokens: int, num_heads: int) -> RowMap:
     """Slots, one for a token, → rows, one for a token and head.
 
-    With H = 2, a bucket's slots 9, 10, -1 become the rows 18, 20, -2 of its first head and 19, 21, -1 of its second:
-    token · H + head, below 0 for padding.
+    With H = 2, a sample of 2 tokens that begins at slot 4, in a bucket of length 4, has the rows 8, 9 (10, 11 are
+    padding) of its first head and 12, 13 of its second: start · H + offset, and a length further for each head.
     """
-    heads_H1 = torch.arange(num_heads, device=slots_P.device)[:, None]
-    parts = [slots_P.new_empty(0)]
-    for bucket in buckets:
-        slots_N1L = slots_P[bucket.first_slot :][: bucket.num * bucket.length].view(bucket.num, 1, bucket.length)
-        parts.append((slots_N1L * num_heads + heads_H1).flatten())
-    sources = torch.cat(parts)
-    is_padding = sources < 0
-    real = (~is_padding).nonzero().squeeze(1)
-    targets = torch.empty_like(real)  # the inverse of `sources`
-    targets[sources[real]] = real
-    return RowMap(sources.clamp_(min=0), targets, is_padding.nonzero().squeeze(1))
+    starts_P, offsets_P, lengths_P = slots_3P
+    heads_H = torch.arange(num_heads, device=slots_3P.device)
+    rows_PH = (starts_P * num_heads + offsets_P)[:, None] + lengths_P[:, None] * heads_H
+    targets, padding = rows_PH[:num_tokens].flatten(), rows_PH[num_tokens:].flatten()
+    sources = torch.zeros_like(rows_PH).flatten()  # padding is filled from anywhere
+    sources[targets] = torch.arange(len(targets), device=slots_3P.device)
+    return RowMap(sources, targets, padding)
 
 
 @bucket_attention.register_fake
-def _(q_THK: Tensor, k_TGK: Tensor, v_TGK: Tensor, sizes_2B: Tensor, plan_PS: Tensor, num_kept: int, *_: Any) -> Any:
+def _(q_THK: Tensor, k_TGK: Tensor, v_TGK: Tensor, sizes_3B: Tensor, plan_PS: Tensor, num_kept: int, *_: Any) -> Any:
     return q_THK.new_empty(*q_THK.shape[:2], v_TGK.shape[2]), q_THK.new_empty(num_kept)
 
 

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from biphase.encoder.attention import PackedLayout, relay_out
+from biphase.device import choose_dtype, explain_dtype
+from biphase.encoder.attention import PackedLayout, beyond_varlen, explain_backend
 from biphase.encoder.loss import language_model_loss
 from biphase.flops import FlopCount, longest_text, training_flops
 
@@ -22,8 +23,6 @@ from biphase.flops import FlopCount, longest_text, training_flops
 def packed_hidden(backbone: nn.Module, inputs_T: Tensor, positions_T: Tensor, layout: PackedLayout) -> Tensor:
     """Last hidden states [T, D] of a transformers base model. Positions count from 0 in every sample."""
     num_tokens = len(inputs_T)
-    if layout.backend == "varlen" and getattr(backbone, "beyond_varlen", None):
-        layout = relay_out(layout)
     positions_T = positions_T + getattr(backbone, "first_position", 0)
     if layout.num_padding:
         # The padding is a sample of its own that nothing reads: any tokens will do, at any positions.
@@ -152,6 +151,18 @@ def head_widths(layer: Any) -> tuple[int, int]:
 def attention_width(config: Any) -> float:
     """The widths of all heads of all layers; where keys and values differ, the mean of the two."""
     return sum(layer.num_attention_heads * sum(head_widths(layer)) / 2 for layer in layer_configs(config))
+
+
+def explain_computing(precision: str, device: torch.device, network: nn.Module) -> str:
+    """The device, the type of the arithmetic and the kernel of attention of a network without its head, and why."""
+    attention = "its own, on padded batches"
+    if not isinstance(network, PaddedBackbone):
+        config: Any = network.config
+        has_sinks = any(name.rpartition(".")[2].startswith("sink") for name, _ in network.named_parameters())
+        softcap = getattr(config, "attn_logit_softcapping", None)
+        beyond = [beyond_varlen(softcap, has_sinks, head_widths(layer)[0]) for layer in layer_configs(config)]
+        attention = explain_backend(device, choose_dtype(precision, device), max(beyond))
+    return f"{device}, {explain_dtype(precision, device)} · attention: {attention}"
 
 
 class PaddedBackbone(nn.Module):

@@ -25,7 +25,6 @@ from biphase.encoder.packed import (
     PaddedBackbone,
     head_bias,
     head_input,
-    head_widths,
     layer_configs,
     packed_hidden,
     position_limit,
@@ -40,10 +39,6 @@ AGREEMENT = 1e-3
 
 MOVED_BY_ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 1e-2}
 """How far a hidden state may move by rounding alone, in units of the states' mean size."""
-
-
-WIDEST_VARLEN = 256
-"""The widest heads of flash attention."""
 
 
 class FailedProofError(InputError):
@@ -76,8 +71,8 @@ def agree(ours: Tensor, theirs: Tensor) -> bool:
 def find_first_position(network: Any, causal: bool) -> str:
     """Find the number at which the network's own positions begin, so that packed samples come out as each alone.
 
-    Sets `network.first_position`, which `packed_hidden` adds, and `network.beyond_varlen`. Returns why
-    packing gives something else either way, or nothing where it works.
+    Sets `network.first_position`, which `packed_hidden` adds. Returns why packing gives something else either way, or
+    nothing where it works.
     """
     pad_id = getattr(network.config, "pad_token_id", None) or 0
     reasons = []
@@ -85,20 +80,9 @@ def find_first_position(network: Any, causal: bool) -> str:
         network.first_position = first_position
         reason = why_not_packed(network, causal)
         if not reason:
-            network.beyond_varlen = beyond_varlen(network)
             return ""
         reasons.append(reason)
     return reasons[0]
-
-
-def beyond_varlen(network: Any) -> str:
-    """What of the network's attention PyTorch's packed flash attention cannot do, or ""."""
-    if getattr(network.config, "attn_logit_softcapping", None):
-        return "a cap on the scores"
-    if any(name.rpartition(".")[2].startswith("sink") for name, _ in network.named_parameters()):
-        return "sinks"
-    widest = max(head_widths(layer)[0] for layer in layer_configs(network.config))
-    return f"heads of width {widest}" if widest > WIDEST_VARLEN or widest % 8 else ""
 
 
 @torch.no_grad()

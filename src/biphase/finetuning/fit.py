@@ -16,7 +16,7 @@ import torch
 
 from biphase import console
 from biphase.device import choose_device, choose_dtype
-from biphase.encoder.attention import explain_computing
+from biphase.encoder.packed import explain_computing
 from biphase.files import locked, whole_folder, write_json
 from biphase.finetuning.batches import CellContext
 from biphase.finetuning.cells import CellPlan, DataDirs, plan_cells

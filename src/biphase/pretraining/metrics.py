@@ -22,7 +22,8 @@ from biphase.corpus.mixture import make_samples
 from biphase.corpus.packing import Batches, PackedSet
 from biphase.corpus.shards import ShardSet
 from biphase.device import peak_flops
-from biphase.encoder.attention import choose_backend, explain_computing
+from biphase.encoder.attention import choose_backend
+from biphase.encoder.packed import explain_computing
 from biphase.encoder.proofs import probe_causality
 from biphase.flops import FlopCount, SampleLengths
 from biphase.pretraining.batches import BatchLoader
