@@ -101,10 +101,9 @@ def run_arm(arm: str, grid: Grid, threads: int) -> Found:
 
 def run_biphase(grid: Grid, folder: Path) -> Found:
     """How many cells run at a time (`slots`), what the clock says, and the cells as `work` gives them."""
-    from biphase.engine.local import Engine
+    from biphase.engine.local import Engine, count_workers
     from biphase.errors import InputError
     from biphase.finetuning.scores import read_scores
-    from biphase.verbs.grids import count_workers
 
     changed = ("max_steps", "epochs", "batch_size", "precision", "max_length")
     command = [sys.executable, "-m", "biphase", "evaluate", grid.model]

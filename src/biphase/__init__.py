@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from biphase.verbs.networks import load as load
     from biphase.verbs.networks import pretrain as pretrain
     from biphase.verbs.networks import push as push
-    from biphase.verbs.studies import advise as advise
     from biphase.verbs.studies import study as study
+    from biphase.verbs.text import advise as advise
     from biphase.verbs.text import prepare as prepare
     from biphase.verbs.text import train_tokenizer as train_tokenizer
 
@@ -38,7 +38,8 @@ OFFERED = {
     **dict.fromkeys(("finetune", "predict"), "verbs.finetuning"),
     **dict.fromkeys(("evaluate", "compare"), "verbs.grids"),
     **dict.fromkeys(("embed", "search"), "verbs.embedding"),
-    **dict.fromkeys(("study", "advise"), "verbs.studies"),
+    "study": "verbs.studies",
+    "advise": "verbs.text",
     "inspect": "verbs.folders",
     "silence": "verbs",
     "InputError": "errors",

@@ -36,11 +36,10 @@ from biphase.study.folder import (
 )
 from biphase.study.plan import Plan, plan_study
 from biphase.study.report import report_study
-from biphase.study.results import arm_of_model, collect_results, compare_curricula
+from biphase.study.results import arm_of_model, collect_results, compare_curricula, read_evidence
 from biphase.study.run import drop_checkpoints, measure_units, run_study, study_units
 from biphase.study.spec import Study
 from biphase.study.watch import Handler, LivePage, stamp_study
-from biphase.verbs.studies import read_evidence
 
 HERE = Engine(workers=0)
 NOUNS = ["dog", "cat", "boy", "girl", "tree", "house", "river", "train"]

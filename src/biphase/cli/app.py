@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from biphase import __version__
-from biphase.cli.evaluate import ScoresOption, evaluate_command
+from biphase.cli.evaluate import evaluate_command, finetune_command, predict_command
 from biphase.cli.init import init_app
 from biphase.cli.networks import (
     convert_command,
@@ -25,7 +25,7 @@ from biphase.cli.networks import (
     push_command,
     search_command,
 )
-from biphase.cli.study import AddressOption, EngineOption, FormatOption, Overrides, is_json, study_app
+from biphase.cli.study import AddressOption, EngineOption, FormatOption, is_json, study_app
 from biphase.console import FirstLine, err, is_one_of_several, out, silence, take_turn
 from biphase.errors import EXIT_BUSY, BusyError, InputError, StoppedError, clipped
 from biphase.machine import prepare_process
@@ -210,56 +210,10 @@ def task_check_command(
     check_task(task, data_dir)
 
 
-@app.command("finetune")
-def finetune_command(
-    model: Annotated[str, typer.Argument(help="RUN[@STEP], a model folder, or a hub id (ID@REVISION).")],
-    task: Annotated[str, typer.Argument(help="A name such as snli, or a YAML file that describes one.")],
-    overrides: Overrides = None,
-    scores: ScoresOption = Path("scores"),
-    data_dir: Annotated[Path | None, typer.Option(help="The task's data as published, in place of the hub.")] = None,
-    keep: Annotated[
-        Path | None, typer.Option(help="Write the fine-tuned model to this folder, for transformers' pipelines.")
-    ] = None,
-) -> None:
-    """Fine-tune one model on one task with one rate and seed, and score it on validation and test.
-
-    Example: `biphase finetune runs/tiny-1a2b3c4d snli learning_rate=1e-4 seed=3 --keep snli-model`
-    """
-    from biphase.config import parse_config
-    from biphase.finetuning.config import FinetuneConfig
-    from biphase.verbs import finetuning
-
-    settings = parse_config(FinetuneConfig, {}, overrides or (), origin=task).model_dump(exclude_unset=True)
-    finetuning.finetune(model, task, data=data_dir, scores=scores, keep=keep, **settings)
-
-
-@app.command("predict")
-def predict_command(
-    model: Annotated[str, typer.Argument(help="A folder that `finetune --keep` wrote, or a hub id with a head.")],
-    file: Annotated[
-        Path, typer.Argument(help="Rows: .jsonl, .csv, .tsv, .json, .parquet, columns; .txt: a text a line.")
-    ],
-    out_file: Annotated[
-        Path | None, typer.Option("--out", help="A .jsonl or .csv file; printed as JSONL unless given.")
-    ] = None,
-    template: Annotated[
-        str | None, typer.Option(help="Columns in braces, for a model that does not say what its inputs are: {text}.")
-    ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-) -> None:
-    """Predict labels, spans or answers for every row of a file. Rows are kept, and go through as they are read.
-
-    Example: `biphase predict snli-model pairs.csv --out predicted.csv`
-    """
-    from biphase.verbs.finetuning import write_predictions
-
-    write_predictions(model, file, out_file or sys.stdout, template, device)
-
-
+app.command("finetune")(finetune_command)
+app.command("predict")(predict_command)
 app.command("embed")(embed_command)
 app.command("search")(search_command)
-
-
 app.command("evaluate")(evaluate_command)
 
 

@@ -1,6 +1,7 @@
-"""`biphase evaluate`: the command line's words → a grid; its scores as tables or JSON."""
+"""Networks are fine-tuned: one (`finetune`), its predictions (`predict`), or a grid with its scores (`evaluate`)."""
 
 import re
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 from rich.table import Table
 
-from biphase.cli.study import AddressOption, EngineOption, FormatOption, is_json
+from biphase.cli.study import AddressOption, EngineOption, FormatOption, Overrides, is_json
 from biphase.console import duration
 from biphase.console import out as console
 from biphase.errors import InputError
@@ -41,6 +42,50 @@ KeepBestOption = Annotated[
     Path | None, typer.Option(help="Write the best fine-tuned model of each task, by validation, below here.")
 ]
 ScoresOption = Annotated[Path, typer.Option("--out", help="Where finished cells are kept.")]
+
+
+def finetune_command(
+    model: Annotated[str, typer.Argument(help="RUN[@STEP], a model folder, or a hub id (ID@REVISION).")],
+    task: Annotated[str, typer.Argument(help="A name such as snli, or a YAML file that describes one.")],
+    overrides: Overrides = None,
+    scores: ScoresOption = Path("scores"),
+    data_dir: Annotated[Path | None, typer.Option(help="The task's data as published, in place of the hub.")] = None,
+    keep: Annotated[
+        Path | None, typer.Option(help="Write the fine-tuned model to this folder, for transformers' pipelines.")
+    ] = None,
+) -> None:
+    """Fine-tune one model on one task with one rate and seed, and score it on validation and test.
+
+    Example: `biphase finetune runs/tiny-1a2b3c4d snli learning_rate=1e-4 seed=3 --keep snli-model`
+    """
+    from biphase.config import parse_config
+    from biphase.finetuning.config import FinetuneConfig
+    from biphase.verbs import finetuning
+
+    settings = parse_config(FinetuneConfig, {}, overrides or (), origin=task).model_dump(exclude_unset=True)
+    finetuning.finetune(model, task, data=data_dir, scores=scores, keep=keep, **settings)
+
+
+def predict_command(
+    model: Annotated[str, typer.Argument(help="A folder that `finetune --keep` wrote, or a hub id with a head.")],
+    file: Annotated[
+        Path, typer.Argument(help="Rows: .jsonl, .csv, .tsv, .json, .parquet, columns; .txt: a text a line.")
+    ],
+    out_file: Annotated[
+        Path | None, typer.Option("--out", help="A .jsonl or .csv file; printed as JSONL unless given.")
+    ] = None,
+    template: Annotated[
+        str | None, typer.Option(help="Columns in braces, for a model that does not say what its inputs are: {text}.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+) -> None:
+    """Predict labels, spans or answers for every row of a file. Rows are kept, and go through as they are read.
+
+    Example: `biphase predict snli-model pairs.csv --out predicted.csv`
+    """
+    from biphase.verbs.finetuning import write_predictions
+
+    write_predictions(model, file, out_file or sys.stdout, template, device)
 
 
 def evaluate_command(

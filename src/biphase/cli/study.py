@@ -9,6 +9,7 @@ from rich.table import Table
 from biphase.console import duration, err, out
 from biphase.errors import InputError, nearest
 from biphase.verbs import studies
+from biphase.verbs.text import advise
 
 study_app = typer.Typer(no_args_is_help=True, help="A controlled study: one file → plan, runs, report.")
 
@@ -169,9 +170,7 @@ def study_advise_command(
     from biphase.study.advise import describe_advice, recipe_yaml
 
     as_json = is_json(form)
-    advice = studies.advise(
-        text, hours=hours, device=device, devices=devices, efficiency=efficiency, flops=flops, study=study
-    )
+    advice = advise(text, hours=hours, device=device, devices=devices, efficiency=efficiency, flops=flops, study=study)
     if as_json:
         from biphase.verbs.records import to_json
 

@@ -32,10 +32,13 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"
 PACKAGE = Path(__file__).parents[1]
 
 
+EngineKind = Literal["local", "ray"]
+
+
 class Engine(Strict):
     """Where units run."""
 
-    kind: Literal["local", "ray"] = "local"
+    kind: EngineKind = "local"
     workers: Count | None = None
     """Processes side by side. None: `workers_per_gpu` for each GPU, or one for each core where there is no GPU.
     0: no process but this one, a unit at a time, for a debugger."""
@@ -206,20 +209,33 @@ def end_processes(processes: Sequence[WorkerProcess]) -> None:
             process.connection.close()
 
 
+def find_gpus(engine: Engine) -> list[str]:
+    """The GPUs of this machine that units may have."""
+    return visible_gpus() if engine.device != "cpu" else []
+
+
+def count_workers(engine: Engine) -> int:
+    """How many workers are side by side where there is work for all; 0 where only a Ray cluster knows."""
+    if engine.workers is not None:
+        return max(engine.workers, 1)
+    if engine.kind == "ray":
+        return 0
+    places = engine.workers_per_gpu * len(find_gpus(engine)) or num_cores()
+    return max(1, places // engine.devices_per_worker)
+
+
 class LocalPool:
     """Worker processes on this machine, each known by the number of its place, from 0 to `limit` - 1."""
 
     def __init__(self, engine: Engine, num_units: int) -> None:
-        self.gpus = visible_gpus() if engine.device != "cpu" else []
+        self.gpus = find_gpus(engine)
         self.hides_gpus = engine.device == "cpu"
         if engine.device == "cuda" and not self.gpus:
             raise InputError("device is cuda, but PyTorch sees no CUDA device; use cpu")
         self.gpus_each = engine.devices_per_worker
         if self.gpus and self.gpus_each > len(self.gpus):
             raise InputError(f"{self.gpus_each} devices for each worker, but this machine has {len(self.gpus)} GPUs")
-        places = len(self.gpus) or num_cores()
-        per_place = engine.workers_per_gpu if self.gpus else 1
-        self.limit = min(engine.workers or max(1, per_place * places // engine.devices_per_worker), num_units)
+        self.limit = min(count_workers(engine), num_units)
         self.processes: dict[int, WorkerProcess] = {}
         self.selector = DefaultSelector()
         self.looked = 0.0

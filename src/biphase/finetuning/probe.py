@@ -6,6 +6,7 @@ Rows are made in blocks of neighbours, so that a row is the same to the last bit
 Letters: N rows (of texts, or of their tokens), D width.
 """
 
+import copy
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,10 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from biphase.console import err
 from biphase.encoder.packed import packed_hidden
-from biphase.finetuning.batches import CellContext, evaluation_batches
+from biphase.finetuning.batches import CellContext, evaluation_batches, predict_samples
+from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.encoders import Embedder, Encoder, copy_backbone
-from biphase.finetuning.encoding import EncodedTask, TokenizedTexts
+from biphase.finetuning.encoding import EncodedTask, TokenizedTexts, encode_texts
+from biphase.tasks.spec import Task
 
 BLOCK = 64
 """Texts that are encoded together."""
@@ -53,6 +57,18 @@ class Features:
                 self.rows_ND[torch.from_numpy(places).to(output.device)] = output.float()
             self.is_made[block] = True
         return self.rows_ND[torch.from_numpy(rows).to(self.rows_ND.device)]
+
+
+@torch.no_grad()
+def encode_packed(encoder: Encoder, texts: Sequence[str], device: torch.device) -> np.ndarray:
+    """The mean over each text's tokens, fp32, [texts, width]; of texts that have to be cut, a line tells."""
+    backbone: Any = encoder.backbone if device.type == "cpu" else copy.deepcopy(encoder.backbone).to(device)
+    encoded = encode_texts(encoder.tokenizer, texts, encoder.max_length)
+    if len(encoded.truncated):
+        err.print(f"{len(encoded.truncated):,} of {len(texts):,} texts are cut at {encoder.max_length:,} tokens")
+    task = Task.model_construct(name="encode", family="retrieval")
+    cell = CellContext(task, FinetuneConfig(precision="fp32"), device, torch.float32)
+    return predict_samples(Embedder(backbone).eval(), encoded, backbone.config.hidden_size, cell)
 
 
 class FeatureTable(nn.Module):

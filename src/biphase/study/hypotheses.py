@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from biphase.errors import InputError
 from biphase.files import content_hash, read_json, write_json
 from biphase.paper.findings import make_claims, read_findings
 from biphase.report.claims import Claim, Finding, judge_claims
+from biphase.report.formats import show_count
 from biphase.report.grammar import parse_inequality
 from biphase.report.hypotheses import AskedInequality, Ladder, Spot, bind, make_line
 from biphase.report.results import ResultSet, with_averages
@@ -123,6 +124,16 @@ def describe_declaration(study: Study, folder: Path) -> str:
     if len(declared) > 1:
         return f"Hypotheses {current}: changed {len(declared) - 1} times since the first run; these were {when}."
     return f"Hypotheses {current}: {when}; unchanged since."
+
+
+def tell_findings(findings: Sequence[Finding], study: Study, folder: Path) -> Iterator[str]:
+    """The verdicts on a study's hypotheses, a line each, and whether these stood before the results did."""
+    for finding in findings:
+        verdicts = [one.verdict for one in finding.inequalities]
+        told = f"{verdicts.count('supported')} of {show_count(len(verdicts), 'inequality', 'inequalities')}"
+        yield f"{finding.verdict}: {finding.key}: {finding.statement} ({told})"
+    if findings:
+        yield describe_declaration(study, folder)
 
 
 def hypotheses_json(plan: Plan, folder: Path, findings: Sequence[Finding]) -> str:

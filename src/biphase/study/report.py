@@ -6,7 +6,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from biphase.console import duration
-from biphase.finetuning.metrics.ranking import BM25
 from biphase.finetuning.scores import ScoreSet
 from biphase.paper.findings import judge_paper
 from biphase.paper.published import TABLE_NUMBERS
@@ -15,17 +14,11 @@ from biphase.report.formats import csv_text
 from biphase.report.page import write_report
 from biphase.report.results import ResultSet
 from biphase.run import Run, read_metrics
-from biphase.study.folder import (
-    StudyFolder,
-    StudyState,
-    measure_cells,
-    read_state,
-    status,
-)
+from biphase.study.folder import StudyFolder, StudyState, measure_cells, read_state, status
 from biphase.study.hypotheses import describe_declaration, hypotheses_json, judge_hypotheses
 from biphase.study.picture import draw_plan
 from biphase.study.plan import Plan
-from biphase.study.results import collect_results
+from biphase.study.results import collect_results, find_bm25
 
 CELL_COLUMNS = ("model", "task", "learning_rate", "seed", "metric", "steps", "seconds")
 
@@ -95,12 +88,6 @@ def cells_csv(scores: dict[str, ScoreSet]) -> str:
                 rows[-1] |= {f"{split} {metric}": f"{value:.6f}" for metric, value in values.items()}
     columns = (*CELL_COLUMNS, *sorted({key for row in rows for key in row}.difference(CELL_COLUMNS)))
     return csv_text([columns, *([row.get(column, "") for column in columns] for row in rows)])
-
-
-def find_bm25(scores: dict[str, ScoreSet]) -> dict[str, float]:
-    """What BM25 scores on the tasks that search, by their names."""
-    cells = [score for found in scores.values() for score in found.scores]
-    return {score.task: score.metrics["test"][BM25] for score in cells if BM25 in score.metrics.get("test", {})}
 
 
 def list_costs(plan: Plan, state: StudyState) -> list[dict[str, object]]:

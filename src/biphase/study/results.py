@@ -3,8 +3,10 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import permutations
+from pathlib import Path
 
 from biphase.errors import InputError
+from biphase.finetuning.metrics.ranking import BM25
 from biphase.finetuning.scores import ScoreSet
 from biphase.finetuning.selection import select_rate
 from biphase.paper.published import place_arms
@@ -13,8 +15,8 @@ from biphase.report.results import ReportArm, Result, measured, pool
 from biphase.study.advise import Evidence
 from biphase.study.cost import Sizes, measure_sizes
 from biphase.study.folder import StudyFolder, read_state
-from biphase.study.plan import EvaluatedModel, Plan, history
-from biphase.study.spec import task_families
+from biphase.study.plan import EvaluatedModel, Plan, history, plan_study
+from biphase.study.spec import load_study, task_families
 from biphase.study.trunks import PlannedRun
 
 PAPER_METRICS = {"SC": "accuracy", "TC": "paper_f1", "QA": "paper_f1", "IR": "paper_ndcg_at_10"}
@@ -84,6 +86,22 @@ def collect_model(
                 [pretraining_seed] * chosen.num,
                 chosen.examples if metric == own else None,
             )
+
+
+def find_bm25(scores: dict[str, ScoreSet]) -> dict[str, float]:
+    """What BM25 scores on the tasks that search, by their names."""
+    cells = [score for found in scores.values() for score in found.scores]
+    return {score.task: score.metrics["test"][BM25] for score in cells if BM25 in score.metrics.get("test", {})}
+
+
+def read_evidence(folder: Path) -> list[Evidence]:
+    """What the study in a folder says of curricula. Raises `InputError` when it says nothing yet."""
+    if not (folder / "study.yaml").exists():
+        raise InputError(f"{folder} is not the folder of a study (it has no study.yaml); give what study run wrote")
+    evidence = compare_curricula(plan_study(load_study(folder / "study.yaml")), StudyFolder(folder))
+    if not evidence:
+        raise InputError(f"{folder} has no curriculum with a score on every task yet; finish it with study run")
+    return evidence
 
 
 def compare_curricula(plan: Plan, place: StudyFolder) -> list[Evidence]:

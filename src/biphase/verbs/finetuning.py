@@ -2,7 +2,7 @@
 
 import csv
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TextIO
@@ -68,6 +68,18 @@ def finetune(
 def is_folder(data: Any) -> bool:
     """Whether data is where a task's published files are (a folder, or `hub`), and not rows or a file of rows."""
     return isinstance(data, str | Path) and not Path(data).is_file()
+
+
+def place_data(data: Mapping[str, Any], tasks: list[str], scores: Path) -> tuple[list[str], list[tuple[str, str]]]:
+    """The tasks, those that came as rows by their files, and the folders of data."""
+    folders = []
+    for name, given in data.items():
+        folder = str(given)
+        if not is_folder(given):
+            file, folder = write_task(given, scores / OWN_TASKS, name)
+            tasks = [*(task for task in tasks if task != name), file]
+        folders.append((name, folder))
+    return tasks, folders
 
 
 def predict(

@@ -9,21 +9,29 @@ from typing import TYPE_CHECKING, Any
 
 from biphase.config import parse_config
 from biphase.console import err
-from biphase.engine.local import Engine
+from biphase.engine.local import Engine, EngineKind, count_workers
 from biphase.engine.scheduler import Failure, read_failures
 from biphase.errors import InputError
-from biphase.finetuning import grid as grids
 from biphase.finetuning.config import FinetuneConfig
-from biphase.finetuning.grid import PAPER_LEARNING_RATES, PAPER_SEEDS, Grid, SharedTraining
+from biphase.finetuning.grid import (
+    PAPER_LEARNING_RATES,
+    PAPER_SEEDS,
+    Grid,
+    SharedTraining,
+    choose_part,
+    estimate_seconds,
+    missing_trainings,
+    plan_grid,
+    read_finished,
+    resolve_for,
+    run_grid,
+)
 from biphase.finetuning.scores import ScoreSet, read_scores
-from biphase.machine import num_cores, visible_gpus
 from biphase.report import comparison
 from biphase.tasks.sources import name_data_dirs
 from biphase.tasks.spec import METRICS, PAPER_TASKS, find_task, name_tests
-from biphase.verbs.finetuning import OWN_TASKS, is_folder
-from biphase.verbs.own_task import write_task
+from biphase.verbs.finetuning import place_data
 from biphase.verbs.records import comparison_records, summary_records
-from biphase.verbs.text import EngineKind
 
 if TYPE_CHECKING:
     import pandas
@@ -91,18 +99,6 @@ def evaluate(
     )
     evaluation.raise_failures()
     return pandas.DataFrame(evaluation.records)
-
-
-def place_data(data: Mapping[str, Any], tasks: list[str], scores: Path) -> tuple[list[str], list[tuple[str, str]]]:
-    """The tasks, those that came as rows by their files, and the folders of data."""
-    folders = []
-    for name, given in data.items():
-        folder = str(given)
-        if not is_folder(given):
-            file, folder = write_task(given, scores / OWN_TASKS, name)
-            tasks = [*(task for task in tasks if task != name), file]
-        folders.append((name, folder))
-    return tasks, folders
 
 
 def compare(model_a: str | Path, model_b: str | Path, *, scores: str | Path = "scores") -> "pandas.DataFrame":
@@ -183,9 +179,9 @@ def run_evaluation(
         names = tuple(name for task in tasks for name in (PAPER_TASKS if task == "paper" else name_tests(task)))
         known = name_data_dirs(data_dirs, names, "data")
         where = parse_config(Engine, engine | {"device": settings.device}, origin="evaluate")
-        grid = Grid(tuple(models), names, grids.resolve_for(settings, where), out, learning_rates, seeds, known)
-        chosen = grids.plan_grid(grid)
-        chosen = chosen if part is None else grids.choose_part(chosen, part)
+        grid = Grid(tuple(models), names, resolve_for(settings, where), out, learning_rates, seeds, known)
+        chosen = plan_grid(grid)
+        chosen = chosen if part is None else choose_part(chosen, part)
         if dry_run:
             return EvaluatedGrid(ScoreSet(()), [], [], plan_missing(grid, chosen, where))
         failures = run_and_keep(grid, chosen, where, keep)
@@ -199,10 +195,10 @@ def run_and_keep(grid: Grid, chosen: Sequence[SharedTraining], engine: Engine, k
         from biphase.verbs.best import check_kept, keep_best_networks
 
         kept = check_kept(chosen, keep)
-    missing = grids.missing_trainings(chosen, grid.out)
+    missing = missing_trainings(chosen, grid.out)
     num_cells, num_missing = (sum(len(training.cells) for training in some) for some in (chosen, missing))
     err.print(f"{num_cells:,} cells, {num_cells - num_missing:,} of them finished")
-    failures = grids.run_grid(grid, missing, engine) if missing else []
+    failures = run_grid(grid, missing, engine) if missing else []
     if kept:
         keep_best_networks(kept, grid.out)
     return failures
@@ -211,7 +207,7 @@ def run_and_keep(grid: Grid, chosen: Sequence[SharedTraining], engine: Engine, k
 def plan_missing(grid: Grid, chosen: Sequence[SharedTraining], engine: Engine) -> dict[str, Any]:
     """How many cells each model has on each task and how many are missing; how long one worker needs for the trainings
     that finished ones of their tasks can judge."""
-    missing = grids.missing_trainings(chosen, grid.out)
+    missing = missing_trainings(chosen, grid.out)
     totals, lefts = (
         Counter((training.model, cell.task.name) for training in some for cell in training.cells)
         for some in (chosen, missing)
@@ -220,7 +216,7 @@ def plan_missing(grid: Grid, chosen: Sequence[SharedTraining], engine: Engine) -
     for key in product(grid.models, (find_task(task).name for task in grid.tasks)):
         numbers = {"cells": totals[key], "finished": totals[key] - lefts[key], "missing": lefts[key]}
         cells.append(dict(zip(("model", "task"), key, strict=True)) | numbers)
-    seconds, num_unknown = grids.estimate_seconds(missing, grids.read_finished(chosen, grid.out))
+    seconds, num_unknown = estimate_seconds(missing, read_finished(chosen, grid.out))
     return {
         "rates": grid.learning_rates,
         "seeds": grid.seeds,
@@ -231,13 +227,3 @@ def plan_missing(grid: Grid, chosen: Sequence[SharedTraining], engine: Engine) -
         "unknown_trainings": num_unknown,
         "failed": read_failures(grid.out),
     }
-
-
-def count_workers(engine: Engine) -> int:
-    """How many cells run side by side; 0 where only a Ray cluster knows."""
-    if engine.workers is not None:
-        return max(engine.workers, 1)
-    if engine.kind == "ray":
-        return 0
-    num_gpus = len(visible_gpus()) if engine.device != "cpu" else 0
-    return engine.workers_per_gpu * num_gpus or num_cores()

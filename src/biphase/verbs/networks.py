@@ -1,11 +1,9 @@
 """A recipe → a run → a folder that is given away; a folder, a run or a hub id → a network that embeds texts."""
 
-import copy
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from biphase.console import err
 from biphase.console import out as console
 from biphase.files import read_json
 from biphase.recipe import Recipe
@@ -13,8 +11,6 @@ from biphase.verbs.memory import Changes, read_settings
 
 if TYPE_CHECKING:
     import numpy as np
-
-    from biphase.finetuning.encoders import Encoder
 
 
 def pretrain(recipe: Any, changes: Changes = (), *, runs: str | Path = "runs") -> Path:
@@ -113,30 +109,11 @@ def encode(model: Any, texts: Iterable[str], *, device: str = "auto") -> "np.nda
     """
     model = load(model) if isinstance(model, str | Path) else model
     texts = [texts] if isinstance(texts, str) else list(texts)
-    if not hasattr(model, "backbone"):
-        from biphase.device import choose_device
-
-        place = str(choose_device(device))
-        return model.encode(texts, show_progress_bar=False, convert_to_numpy=True, device=place)
-    return encode_packed(model, texts, device)
-
-
-def encode_packed(encoder: "Encoder", texts: list[str], wanted: str) -> "np.ndarray":
-    import torch
-
     from biphase.device import choose_device
-    from biphase.finetuning.batches import CellContext, predict_samples
-    from biphase.finetuning.config import FinetuneConfig
-    from biphase.finetuning.encoders import Embedder
-    from biphase.finetuning.encoding import encode_texts
-    from biphase.tasks.spec import Task
 
-    device = choose_device(wanted)
-    backbone: Any = encoder.backbone if device.type == "cpu" else copy.deepcopy(encoder.backbone).to(device)
-    encoded = encode_texts(encoder.tokenizer, texts, encoder.max_length)
-    if len(encoded.truncated):
-        err.print(f"{len(encoded.truncated):,} of {len(texts):,} texts are cut at {encoder.max_length:,} tokens")
-    task = Task.model_construct(name="encode", family="retrieval")
-    cell = CellContext(task, FinetuneConfig(precision="fp32"), device, torch.float32)
-    with torch.no_grad():
-        return predict_samples(Embedder(backbone).eval(), encoded, backbone.config.hidden_size, cell)
+    place = choose_device(device)
+    if not hasattr(model, "backbone"):
+        return model.encode(texts, show_progress_bar=False, convert_to_numpy=True, device=str(place))
+    from biphase.finetuning.probe import encode_packed
+
+    return encode_packed(model, texts, place)

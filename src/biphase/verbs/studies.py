@@ -1,22 +1,19 @@
-"""A study's file → its plan, its runs, how far it is, its report; a budget → advice."""
+"""A study's file → its plan, its runs, how far it is, its report."""
 
 import shlex
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from biphase.config import parse_config
 from biphase.console import out as console
-from biphase.engine.local import Engine
+from biphase.engine.local import Engine, EngineKind
 from biphase.errors import InputError
 from biphase.verbs.memory import Changes, list_changes
-from biphase.verbs.text import EngineKind
 
 if TYPE_CHECKING:
     import pandas
 
-    from biphase.study.advise import Advice, Evidence
     from biphase.study.cost import Estimate
     from biphase.study.plan import Plan
 
@@ -142,65 +139,14 @@ class OpenStudy:
         Args:
             out: the folder to write; report/ in the study's unless given.
         """
-        from biphase.report.formats import show_count
         from biphase.study.folder import StudyFolder
-        from biphase.study.hypotheses import describe_declaration
+        from biphase.study.hypotheses import tell_findings
         from biphase.study.report import report_study
 
         commands = [self.command(verb) for verb in ("run", "report")]
         place = self.folder / "report" if out is None else Path(out)
         page, findings = report_study(self.planned, StudyFolder(self.folder), place, commands)
-        for finding in findings:
-            verdicts = [one.verdict for one in finding.inequalities]
-            told = f"{verdicts.count('supported')} of {show_count(len(verdicts), 'inequality', 'inequalities')}"
-            console.print(f"{finding.verdict}: {finding.key}: {finding.statement} ({told})")
-        if findings:
-            console.print(describe_declaration(self.planned.study, self.folder))
+        for line in tell_findings(findings, self.planned.study, self.folder):
+            console.print(line)
         console.print(str(page))
         return page
-
-
-def advise(
-    text: str | Path | None = None,
-    *,
-    hours: float | None = None,
-    device: str = "CPU",
-    devices: int = 1,
-    efficiency: float | None = None,
-    flops: float | None = None,
-    study: str | Path | None = None,
-) -> "Advice":
-    """Model size, curriculum, batch and steps for a budget, each with its reason, as a recipe ready for `pretrain`.
-
-    Args:
-        text: your text: a file or a folder.
-        hours: how long the devices may work.
-        device: such as H100 or CPU, or a run to measure by; `devices` of them.
-        efficiency: useful FLOP/s as a share of the device's peak.
-        flops: a budget in FLOPs in place of hours and device.
-        study: the folder of a study of yours, whose scores then choose the curriculum.
-    """
-    from biphase.study.advise import advise as choose
-    from biphase.study.cost import find_machine
-    from biphase.study.rules import measure_text
-
-    return choose(
-        None if text is None else measure_text(Path(text)),
-        flops=flops,
-        hours=hours,
-        machine=None if hours is None else find_machine(device, devices, efficiency),
-        evidence=() if study is None else read_evidence(Path(study)),
-    )
-
-
-def read_evidence(folder: Path) -> Sequence["Evidence"]:
-    """What the study in a folder says of curricula. Raises `InputError` when it says nothing yet."""
-    from biphase.study.folder import StudyFolder
-    from biphase.study.results import compare_curricula
-
-    if not (folder / "study.yaml").exists():
-        raise InputError(f"{folder} is not the folder of a study (it has no study.yaml); give what study run wrote")
-    evidence = compare_curricula(study(folder / "study.yaml").planned, StudyFolder(folder))
-    if not evidence:
-        raise InputError(f"{folder} has no curriculum with a score on every task yet; finish it with study run")
-    return evidence

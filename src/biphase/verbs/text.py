@@ -1,16 +1,18 @@
-"""Text → a tokenizer, and token shards."""
+"""Text → a tokenizer, and token shards; text and a budget → advice."""
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from biphase.config import parse_config
 from biphase.console import out as console
 from biphase.corpus.text import TxtDocuments, find_text_sources, sample_texts
+from biphase.engine.local import Engine, EngineKind
 from biphase.errors import InputError
 from biphase.verbs.memory import are_names, name_sources, rows_in
 
-EngineKind = Literal["local", "ray"]
+if TYPE_CHECKING:
+    from biphase.study.advise import Advice
 
 
 def train_tokenizer(
@@ -80,7 +82,6 @@ def prepare(
         append: add to a finished set; what is there stays as it is.
     """
     from biphase.corpus.prepare import prepare as prepare_shards
-    from biphase.engine.local import Engine
 
     where = parse_config(Engine, {"kind": engine, "address": address}, (), origin="prepare")
     held_out: Sequence[str | Path] = () if validation is None else name_sources(validation, Path(out), text_field)
@@ -104,3 +105,37 @@ def prepare(
     if manifest.duplicates is not None and any(manifest.duplicates.model_dump().values()):
         console.print(f"{out}: {manifest.duplicates.line}")
     return Path(out)
+
+
+def advise(
+    text: str | Path | None = None,
+    *,
+    hours: float | None = None,
+    device: str = "CPU",
+    devices: int = 1,
+    efficiency: float | None = None,
+    flops: float | None = None,
+    study: str | Path | None = None,
+) -> "Advice":
+    """Model size, curriculum, batch and steps for a budget, each with its reason, as a recipe ready for `pretrain`.
+
+    Args:
+        text: your text: a file or a folder.
+        hours: how long the devices may work.
+        device: such as H100 or CPU, or a run to measure by; `devices` of them.
+        efficiency: useful FLOP/s as a share of the device's peak.
+        flops: a budget in FLOPs in place of hours and device.
+        study: the folder of a study of yours, whose scores then choose the curriculum.
+    """
+    from biphase.study.advise import advise as choose
+    from biphase.study.cost import find_machine
+    from biphase.study.results import read_evidence
+    from biphase.study.rules import measure_text
+
+    return choose(
+        None if text is None else measure_text(Path(text)),
+        flops=flops,
+        hours=hours,
+        machine=None if hours is None else find_machine(device, devices, efficiency),
+        evidence=() if study is None else read_evidence(Path(study)),
+    )
