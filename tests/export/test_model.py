@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tokenizers.processors import BertProcessing
+from tokenizers.processors import BertProcessing, TemplateProcessing
 from transformers import (
     AutoModel,
     AutoModelForCausalLM,
@@ -180,10 +180,12 @@ def test_sentence_transformers_gives_our_embeddings(
     assert "SentenceTransformer(" in (tmp_path / "model" / "README.md").read_text()
 
 
-def test_a_tokenizer_that_opens_texts_closes_them_itself(corpus: Any) -> None:
-    """BERT's kind: as evaluation reads texts too."""
+@pytest.mark.parametrize("adds_nothing", [False, True])
+def test_a_tokenizer_with_a_classification_token_opens_and_closes_texts(corpus: Any, adds_nothing: bool) -> None:
+    """BERT's kind, whether or not the tokenizer does so itself: as evaluation reads texts too."""
     backend = load_tokenizer(corpus.tokenizer).backend_tokenizer
-    backend.post_processor = BertProcessing(("<|mask|>", 1), ("<|pad|>", 2))
+    nothing = TemplateProcessing(single="$A", pair="$A $B", special_tokens=[])
+    backend.post_processor = nothing if adds_nothing else BertProcessing(("<|mask|>", 1), ("<|pad|>", 2))
     roles = {"cls_token": "<|pad|>", "sep_token": "<|mask|>"}
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, **roles)
     close_texts(tokenizer)

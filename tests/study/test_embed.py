@@ -1,6 +1,7 @@
 """A study that makes embedding models of its arms by one recipe: which pretraining embeds best."""
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ from biphase.config import parse_config
 from biphase.embedding.evaluation import read_judged, score_bm25
 from biphase.engine.local import Engine
 from biphase.errors import InputError
+from biphase.study.cost import cell_costs, estimate
 from biphase.study.folder import claim_study_folder, read_state, status
-from biphase.study.plan import plan_study
+from biphase.study.plan import count_embedded, plan_study
 from biphase.study.report import report_study
 from biphase.study.results import collect_results
 from biphase.study.run import look_for_data, run_study
@@ -76,6 +78,25 @@ def test_which_pretraining_embeds_best(tree: dict[str, Any], tmp_path: Path) -> 
     embed["recipe"]["seed"] = 1
     with pytest.raises(InputError, match="'seed' follows from the study"):
         plan_study(parse_config(Study, tree, origin="test"))
+
+
+def test_what_embedding_costs_is_counted_where_it_can_be(tree: dict[str, Any], tmp_path: Path) -> None:
+    first = tree["evaluation"]["embed"]["recipe"]["stages"][0]
+    texts = {"name": "texts", "data": [{"from_text": "corpus/", "limit": 100, "weight": 0.5}], "batch_size": 20}
+    pairs = len((tmp_path / "pairs.jsonl").read_text().splitlines())
+    for stages, counted in (
+        ([first], (2, 16)),  # 2 steps of 8
+        ([first | {"max_steps": None, "epochs": 3}, texts], (math.ceil(3 * pairs / 8) + 3, 3 * pairs + 50)),
+        ([texts | {"data": [{"from_text": "corpus/"}]}], None),
+    ):
+        tree["evaluation"]["embed"]["recipe"]["stages"] = stages
+        plan = plan_study(parse_config(Study, tree, origin="test"))
+        assert plan.study.evaluation and plan.study.evaluation.embed
+        assert count_embedded(plan.study.evaluation.embed) == counted
+        assert any("for want of its max_steps" in line for line in estimate(plan).assumptions) == (counted is None)
+        if counted:
+            cell = cell_costs(plan, None)
+            assert next(cell)[:2] == (counted[0], counted[1] * 120)
 
 
 def test_tests_of_one_file_share_its_training(tree: dict[str, Any], tmp_path: Path) -> None:

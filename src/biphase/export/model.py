@@ -142,15 +142,20 @@ def check_export(folder: Path, kind: type, network: PreTrainedModel, causal: boo
 def close_texts(tokenizer: Any) -> None:
     """Make a tokenizer end each text with the end-of-text token, as training and evaluation do.
 
-    One that opens texts with a classification token closes them itself.
+    One that has a classification token opens texts with it and closes them with its separator.
     """
     from tokenizers.processors import TemplateProcessing
 
-    if tokenizer.cls_token_id is None or tokenizer.sep_token_id is None:
-        eos = {"id": "EOS", "ids": [tokenizer.eos_token_id], "tokens": [tokenizer.eos_token]}
-        tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
-            single="$A EOS", pair="$A EOS $B EOS", special_tokens=[eos]
-        )
+    marks, single, pair = {"EOS": tokenizer.eos_token}, "$A EOS", "$A EOS $B EOS"
+    if tokenizer.cls_token_id is not None and tokenizer.sep_token_id is not None:
+        given = tokenizer("a")["input_ids"]
+        if len(given) > 2 and (given[0], given[-1]) == (tokenizer.cls_token_id, tokenizer.sep_token_id):
+            return
+        marks, single, pair = {"CLS": tokenizer.cls_token, "EOS": tokenizer.sep_token}, f"CLS {single}", f"CLS {pair}"
+    special = [
+        {"id": id, "ids": [tokenizer.convert_tokens_to_ids(mark)], "tokens": [mark]} for id, mark in marks.items()
+    ]
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single=single, pair=pair, special_tokens=special)
 
 
 def write_sentence_transformer(folder: Path, network: PreTrainedModel) -> None:

@@ -22,7 +22,7 @@ from biphase.memory import plan_memory
 from biphase.recipe import Data, Recipe
 from biphase.run import open_run, read_metrics
 from biphase.study.arms import starting_models
-from biphase.study.plan import Plan, StudyCell
+from biphase.study.plan import Plan, StudyCell, count_embedded
 from biphase.study.spec import EMBED, Planning, Published, StartingModel, Study
 from biphase.study.trunks import PlannedRun, phases_between
 from biphase.tasks.spec import Family, TaskSize, find_task
@@ -258,6 +258,9 @@ def estimate(plan: Plan, machine: Machine | None = None) -> Estimate:
         told = published.get("evaluation")
         rows.append(GroupCost("evaluation", len(plan.models), steps, steps, tokens, flops, hours, told))
         assumptions.append("fine-tuning: rounded sizes of the tasks' published data, at the same efficiency")
+        evaluation = plan.study.evaluation
+        if evaluation is not None and evaluation.embed is not None and count_embedded(evaluation.embed) is None:
+            assumptions.append("embedding: 1,000 updates a stage, for want of its max_steps, or limit of its sources")
     assumptions += list_memory(plan, sizes)
     return Estimate(
         machine=machine,
@@ -323,26 +326,31 @@ def cell_costs(plan: Plan, sizes: Sizes | None) -> Iterator[tuple[int, float, fl
     runs = {model.name: plan.runs[model.run] for model in plan.models}
     # Cells that differ in rate and seed alone cost the same: of the paper's 15,000, a few dozen differ.
     known = dict[Any, tuple[int, float, float]]()
+    embed = None if plan.study.evaluation is None else plan.study.evaluation.embed
+    embedded = None if embed is None else count_embedded(embed)
     for cell in plan.cells:
         run = runs[cell.model]
         shape, context = sizes.shapes[run.name] if sizes else None, run.recipe.data.max_sample_tokens
         key = (shape, cell.task, cell.evaluates, context)
         if key not in known:
-            known[key] = cell_cost(shape, cell, context)
+            known[key] = cell_cost(shape, cell, context, embedded)
         yield known[key]
 
 
-def cell_cost(shape: Shape | None, cell: StudyCell, context: int) -> tuple[int, float, float]:
-    """Updates, tokens trained on, and FLOPs of one cell, evaluation included.
+def cell_cost(
+    shape: Shape | None, cell: StudyCell, context: int, embedded: tuple[int, float] | None = None
+) -> tuple[int, float, float]:
+    """Updates, tokens trained on, and FLOPs of one cell, evaluation included; `embedded` is as `count_embedded` has it.
 
     A forward pass is a third of training: that is what evaluation costs, and training where the encoder is `frozen`.
     """
     config = cell.config
     if cell.task.startswith(EMBED):  # the loss embeds everything twice
         size = TYPICAL_SIZES["retrieval"]
-        tokens = float(config.max_steps * config.batch_size * size.example_tokens)
+        steps, pairs = embedded or (config.max_steps, config.max_steps * config.batch_size)
+        tokens = float(pairs * size.example_tokens)
         each = shape.flops.token(keys=size.example_tokens, targets=0) if shape else 0.0
-        return config.max_steps, tokens, each * (4 * tokens + len(cell.evaluates) * size.evaluated_tokens) / 3
+        return steps, tokens, each * (4 * tokens + len(cell.evaluates) * size.evaluated_tokens) / 3
     trained = find_task(cell.task)
     size = trained.size or TYPICAL_SIZES[trained.family]
     examples = min(size.train_examples, config.max_train_examples or size.train_examples)

@@ -1,15 +1,18 @@
 """A study → its plan: runs that share their trunks (`study.trunks`), what they pass on, what is evaluated, and how."""
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal
 
+from biphase.config import MAX_COUNT
 from biphase.errors import InputError, nearest
 from biphase.finetuning.config import FinetuneConfig
 from biphase.recipe import Phase
 from biphase.study.arms import Arm, expand_arms, seeded_name
 from biphase.study.curricula import join_phases
-from biphase.study.spec import Study, check_evaluation, embed_configs, finetune_config, trainings
+from biphase.study.spec import EmbedEvaluation, Study, check_evaluation, embed_configs, finetune_config, trainings
 from biphase.study.trunks import (
     ArmPath,
     PlannedRun,
@@ -234,6 +237,25 @@ def list_cells(study: Study, models: tuple[EvaluatedModel, ...]) -> Iterator[Stu
             for config in embed_configs(evaluation):
                 tasks = tuple(evaluation.embed.tasks)
                 yield StudyCell(model.name, evaluation.embed.name, tasks, config.model_copy(update=changes))
+
+
+def count_embedded(embed: EmbedEvaluation) -> tuple[int, float] | None:
+    """The updates of all stages and the pairs that they go through, at most: by `max_steps`, `limit`, or the lines of a
+    file. None where pairs are counted only when they are read."""
+    updates, trained = 0, 0.0
+    for stage in embed.settle().stages:
+        num_pairs = 0.0
+        for source in stage.data:
+            file, limit = Path(source.path or ""), source.limit
+            if file.suffix == ".jsonl" and file.is_file():
+                with open(file, "rb") as lines:
+                    limit = min(sum(1 for _ in lines), limit or MAX_COUNT)
+            num_pairs += source.weight * (math.inf if limit is None else limit)
+        stage_updates = min(stage.max_steps or math.inf, stage.epochs * num_pairs / stage.batch_size)
+        if stage_updates == math.inf:
+            return None
+        updates, trained = updates + math.ceil(stage_updates), trained + stage_updates * stage.batch_size
+    return updates, trained
 
 
 def history(plan: Plan, model: EvaluatedModel) -> tuple[Phase, ...]:
