@@ -210,6 +210,16 @@ def test_pairs_of_plain_text(make: Make, documents: list[str], tmp_path: Path) -
     assert facts["stages"][0]["steps"] == 4
 
 
+def test_texts_behind_a_glob_are_known_by_what_they_hold(documents: list[str], tmp_path: Path) -> None:
+    for number, text in enumerate(documents):
+        (tmp_path / f"{number}.txt").write_text(text, encoding="utf-8")
+    source = PairSource(from_text=str(tmp_path / "*.txt"), passage_words=40)
+    before = read_pairs(source, seed=0)
+    assert read_pairs(source, seed=0).hash == before.hash
+    (tmp_path / "0.txt").write_text(" ".join(reversed(documents[0].split())), encoding="utf-8")
+    assert read_pairs(source, seed=0).hash != before.hash
+
+
 def test_a_training_that_diverges_is_no_model(make: Make, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="diverged; lower its learning_rate"):
         train_embedder(make("stages.0.learning_rate=1e30", "stages.0.warmup_ratio=0"), tmp_path / "runs")

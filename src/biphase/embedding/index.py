@@ -18,7 +18,7 @@ from biphase import console
 from biphase.corpus.text import read_all
 from biphase.embedding.folder import hash_embedder, load_embedder
 from biphase.embedding.packed_module import width_of
-from biphase.embedding.pairs import hash_source
+from biphase.embedding.pairs import hash_text
 from biphase.errors import InputError
 from biphase.files import own_folder, read_json_as, write_json
 from biphase.tasks.collection import search_bm25
@@ -53,7 +53,7 @@ def open_index(path: Path, model: str | None, text: str | None) -> IndexManifest
             + (f", not by {model}" if model else ", which has changed since")
             + ": rebuild it"
         )
-    if text is not None and manifest.text_hash != hash_source(text):
+    if text is not None and manifest.text_hash != hash_text(text):
         raise InputError(f"{path} was made of another text than {text} holds now: rebuild it")
     return manifest
 
@@ -69,7 +69,7 @@ def build_index(text: str, model: str, index: Path, text_field: str = "text") ->
         raise InputError(f"{text} holds no text to search")
     embedder = load_embedder(model)
     width = width_of(embedder)
-    manifest = IndexManifest(model, hash_embedder(model), text, hash_source(text), len(passages), width)
+    manifest = IndexManifest(model, hash_embedder(model), text, hash_text(text), len(passages), width)
     with own_folder(index, "search index") as part:
         rows = np.lib.format.open_memmap(
             part / "embeddings.npy", mode="w+", dtype=np.float32, shape=(len(passages), width)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from biphase import console
 from biphase.corpus.readers import json_kind
-from biphase.corpus.text import read_all
+from biphase.corpus.text import find_text_sources, read_all
 from biphase.embedding.recipe import EmbeddingStage, PairSource
 from biphase.errors import InputError
 from biphase.files import content_hash, file_hash
@@ -108,13 +108,21 @@ def rows_of(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def hash_source(path: str) -> str:
-    """The content of a file or of all files of a folder; a hub data set by its name."""
+    """The content of a file or of all files of a folder; a hub data set by its newest commit."""
     found = Path(path).expanduser()
     if found.is_dir():
         return content_hash(
             [[str(file.relative_to(found)), file_hash(file)] for file in sorted(found.rglob("*")) if file.is_file()]
         )
-    return file_hash(found) if found.is_file() else content_hash(path)
+    return file_hash(found) if found.is_file() else content_hash([path, pin_commit(path.partition(":")[0], None)])
+
+
+def hash_text(given: str) -> str:
+    """As `hash_source`, of what texts are read from: also of the files that a glob matches."""
+    if Path(given).expanduser().exists():
+        return hash_source(given)
+    sources = find_text_sources([given])
+    return content_hash([file_hash(one.place) if isinstance(one.place, Path) else one.fingerprint for one in sources])
 
 
 def guess_columns(name: str, row: dict[str, Any]) -> tuple[str, ...]:
@@ -165,7 +173,7 @@ def pairs_from_text(source: PairSource, path: str, seed: int) -> Pairs:
     if not made:
         raise InputError(f"{path}: no pairs by '{source.pairs}' in {num_documents:,} documents; are they too short?")
     told = f"{len(made):,} pairs by {source.pairs} from {num_used:,} of {num_documents:,} documents"
-    return Pairs(path, "pairs", ("anchor", "positive"), made, hash_source(path), told)
+    return Pairs(path, "pairs", ("anchor", "positive"), made, hash_text(path), told)
 
 
 def cut_passages(words: list[str], passage_words: int) -> list[list[str]]:
