@@ -7,9 +7,6 @@ without network too, finds the model that it began with.
 from pathlib import Path
 from typing import Literal
 
-from huggingface_hub import snapshot_download, try_to_load_from_cache
-from huggingface_hub.errors import HTTPError
-
 from biphase import console
 from biphase.errors import InputError, first_line
 from biphase.files import content_hash, file_hash, read_json
@@ -36,6 +33,9 @@ def fetch_model(id: str, revision: str | None = None, kind: Literal["model", "to
         return path
     if id.startswith((".", "/", "~")) or id.count("/") > 1:
         raise InputError(f"{kind} {id} is not a folder")
+    from huggingface_hub import snapshot_download, try_to_load_from_cache
+    from huggingface_hub.errors import HTTPError
+
     cached: Path | None = None
     try:
         found = try_to_load_from_cache(id, "config.json", revision=revision)

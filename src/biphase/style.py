@@ -25,6 +25,7 @@ PLOT_STYLE: Any = {
     "axes.titlesize": 9,
     "axes.titleweight": "normal",
     "axes.titlelocation": "left",
+    "axes.titley": 1.0,
     "axes.labelsize": 8.5,
     "axes.edgecolor": INK,
     "axes.labelcolor": INK,

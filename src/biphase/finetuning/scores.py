@@ -7,7 +7,7 @@ Everything here is a share from 0 to 1; percent is for printing.
 import math
 import os
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
@@ -84,8 +84,10 @@ def read_score(folder: Path) -> Score:
     path = folder / "score.json"
     with reading(path):
         text = path.read_bytes()
-    try:  # a study has thousands: read as JSON, and only one that is refused as the tree that tells why
-        return Score.model_validate_json(text).model_copy(update={"folder": folder})
+    try:  # a study has thousands: read as JSON, not copied, and only one that is refused as the tree that tells why
+        score = Score.model_validate_json(text)
+        object.__setattr__(score, "folder", folder)
+        return score
     except ValidationError:
         content = read_json(path)
     try:
@@ -148,21 +150,28 @@ def read_scores(folder: Path) -> ScoreSet:
         raise InputError(f"{folder} is not a folder; give the one that the scores were written to")
     scores: list[Score] = []
     broken: dict[Path, str] = {}
-    for place, below, files in os.walk(folder):
-        below[:] = sorted(name for name in below if not name.startswith("."))
-        if "score.json" not in files:
-            continue
-        path = Path(place) / "score.json"
+    for path in find_score_folders(folder):
         try:
-            score = read_score(path.parent)
+            score = read_score(path)
             for split in () if score.diverged else EVALUATED_SPLITS:
                 value = score.metrics.get(split, {}).get(score.metric)
                 if value is None or not math.isfinite(value):
                     raise InputError(f"its {score.metric} on {split} is {'missing' if value is None else value}")
             scores.append(score)
         except (InputError, OSError) as error:
-            broken[path] = str(error).removeprefix(f"{path} ")
+            broken[path / "score.json"] = str(error).removeprefix(f"{path / 'score.json'} ")
     return ScoreSet(tuple(scores), broken)
+
+
+def find_score_folders(folder: str | Path) -> Iterator[Path]:
+    """The folders of finished cells; there is none in another."""
+    if os.path.isfile(f"{folder}/score.json"):
+        yield Path(folder)
+        return
+    for name in sorted(os.listdir(folder)):
+        below = f"{folder}/{name}"
+        if not name.startswith(".") and os.path.isdir(below) and not os.path.islink(below):
+            yield from find_score_folders(below)
 
 
 def show_rate(rate: float) -> str:

@@ -16,7 +16,7 @@ from scipy import special
 
 from biphase.finetuning.selection import Selection
 from biphase.report.results import Result
-from biphase.report.statistics import SIGNIFICANCE, TAILS, Interval, seed_weights
+from biphase.report.statistics import SIGNIFICANCE, TAILS, Interval, repetitions
 
 ROUNDING = 1e-12
 """A spread below this share of the values' size is the rounding of equal values, not a spread."""
@@ -141,7 +141,7 @@ def over_seeds(terms: Terms, groups: list[Terms] | None) -> tuple[list[tuple[flo
         parts = [((weight * score.std) ** 2 / score.num, score.num - 1) for weight, score in terms]
         return parts, min(score.num for _, score in terms), sum(weight * score.mean for weight, score in terms)
     rows = [
-        np.sum([weight * (repetitions(score) @ np.array(score.samples)) for weight, score in group], axis=0)
+        np.sum([weight * repetitions(score.samples, score.pretraining_seeds) for weight, score in group], axis=0)
         for group in groups
     ]
     parts = [(variance(rows_R) / len(rows_R), len(rows_R) - 1) for rows_R in rows]
@@ -189,11 +189,6 @@ def group_by_seeds(terms: Terms) -> list[Terms] | None:
     return list(groups.values())
 
 
-def repetitions(score: SeedScores) -> np.ndarray:
-    """[R, samples] weights of the samples in each repetition."""
-    return seed_weights(score.pretraining_seeds, len(score.samples))
-
-
 def variance(values: np.ndarray) -> float:
     return float(values.var(ddof=1)) if len(values) > 1 else math.nan
 
@@ -213,7 +208,8 @@ def over_test_sets(groups: list[Terms]) -> tuple[list[tuple[float, int]], float]
             sums_RN: Any = 0.0
             for weight, score in group:
                 if known[id(score)].fingerprint == fingerprint:
-                    sums_RN = sums_RN + weight * (repetitions(score) @ known[id(score)].values_SN)
+                    values_RN = repetitions(known[id(score)].values_SN, score.pretraining_seeds)
+                    sums_RN = sums_RN + weight * values_RN
             if np.ndim(sums_RN):
                 means_N = means_N + sums_RN.mean(axis=0)
                 shared += interaction(sums_RN) / sums_RN.size

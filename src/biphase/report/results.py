@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from biphase.finetuning.predictions import KeptExamples
-from biphase.report.statistics import is_stability_rate, mean_interval, seed_weights
+from biphase.report.statistics import is_stability_rate, mean_interval, repetitions
 
 Family = Literal["SC", "TC", "QA", "IR", "EM"]
 Metric = Literal["standard", "paper"]
@@ -244,7 +244,7 @@ def measured(
     kept predictions behind the samples, in the same order. Results of an arm that was pretrained several times are
     made one by one and then joined by `pool`.
     """
-    interval = mean_interval(seed_weights(pretraining_seeds, len(samples)) @ np.array(samples))
+    interval = mean_interval(repetitions(samples, pretraining_seeds))
     return Result(
         arm=arm,
         family=family,

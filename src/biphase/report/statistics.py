@@ -55,13 +55,14 @@ def mean_interval(values: ArrayLike, method: Literal["t", "normal"] = "t") -> In
     return Interval(mean, mean - half_width, mean + half_width, num=num)
 
 
-def seed_weights(pretraining_seeds: Sequence[int], num: int) -> np.ndarray:
-    """[R, num] weights that make of samples what can be repeated independently, and so what an interval is over: the
-    mean of each pretraining seed's samples, lowest seed first; the samples themselves where all are of one."""
+def repetitions(samples: ArrayLike, pretraining_seeds: Sequence[int]) -> np.ndarray:
+    """What of samples can be repeated independently, and so what an interval is over: the mean of each pretraining
+    seed's samples, lowest seed first; the samples themselves where all are of one. `samples` has a row for each."""
+    samples_S = np.asarray(samples, dtype=np.float64)
     if len(set(pretraining_seeds)) < 2:
-        return np.eye(num)
-    chosen = (np.array(pretraining_seeds) == np.unique(pretraining_seeds)[:, None]).astype(np.float64)
-    return np.asarray(chosen / chosen.sum(axis=1, keepdims=True))
+        return samples_S
+    is_of_RS = (np.array(pretraining_seeds) == np.unique(pretraining_seeds)[:, None]).astype(np.float64)
+    return np.asarray(is_of_RS / is_of_RS.sum(axis=1, keepdims=True) @ samples_S)
 
 
 def holm(p_values: ArrayLike) -> np.ndarray:

@@ -7,7 +7,7 @@ plan asks for: the record by a key of the recipe and of all recipes behind it, t
 """
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -145,18 +145,22 @@ def read_state(plan: Plan, folder: StudyFolder) -> StudyState:
         cells[cell.model].append(cell)
     scores = {model.name: ScoreSet(()) for model in plan.models}
     scored: set[str] = set()
+    keys_of = cache(keys_of_cell)  # models share the same few hundred cells
     for model in plan.models:
         reference = find_step(folder, plan.runs[model.run], model.step)
         if reference is None or not folder.scores(model.name).is_dir():
             continue
         fingerprint = identify(reference)
-        keys = {cell.name: keys_of_cell(cell, fingerprint.max_length) for cell in cells[model.name]}
+        keys = {}
+        for cell in cells[model.name]:
+            keys[cell.name] = keys_of(cell.task, cell.evaluates, cell.config, fingerprint.max_length)
         asked = set().union(*keys.values())
         read, current, seen = read_scores(folder.scores(model.name)), [], set[ScoreKey]()
         for score in read.scores:
             # It may have been asked for with its precision, or with whatever the machine has units for.
             name = f"{score.trained_on} {score.task}" if score.trained_on.startswith(EMBED) else score.task
-            own = {score_key(name, score.config), score_key(name, score.config, "auto")}
+            task, precision, rest = score_key(name, score.config)
+            own = {(task, precision, rest), (task, "auto", rest)}
             if (score.model_hash, score.protocol) == (fingerprint.hash, PROTOCOL) and own & asked:
                 current.append(score)
                 seen |= own
@@ -173,23 +177,21 @@ ScoreKey = tuple[str, str, str]
 
 
 @cache
-def score_key(task: str, settled: FinetuneConfig, precision: str = "") -> ScoreKey:
-    """With the precision that the settings say, unless another one is given. Cached, because all models of a study are
-    evaluated with the same few hundred settings."""
-    rest = content_hash(settled.model_dump(mode="json", exclude=PLACEMENT | {"precision"}))
-    return task, precision or settled.precision, rest
+def score_key(task: str, settled: FinetuneConfig) -> ScoreKey:
+    """Cached, because all models of a study are evaluated with the same few hundred settings."""
+    return task, settled.precision, content_hash(settled.model_dump(mode="json", exclude=PLACEMENT | {"precision"}))
 
 
-def keys_of_cell(cell: StudyCell, max_length: int) -> set[ScoreKey]:
+def keys_of_cell(trained_on: str, evaluates: Sequence[str], config: FinetuneConfig, max_length: int) -> set[ScoreKey]:
     """The keys of the scores that a cell makes, one for each task that it is evaluated on.
 
     Args:
         max_length: how many tokens the cell's network has positions for.
     """
-    if cell.task.startswith(EMBED):
-        return {score_key(f"{cell.task} {task}", cell.config) for task in cell.evaluates}
-    tasks = [find_task(task) for task in cell.evaluates]
-    return {score_key(task.name, settle_config(cell.config, task, max_length)) for task in tasks}
+    if trained_on.startswith(EMBED):
+        return {score_key(f"{trained_on} {task}", config) for task in evaluates}
+    tasks = [find_task(task) for task in evaluates]
+    return {score_key(task.name, settle_config(config, task, max_length)) for task in tasks}
 
 
 # Status

@@ -232,7 +232,7 @@ def list_cells(study: Study, models: tuple[EvaluatedModel, ...]) -> Iterator[Stu
         changes = {"weights": "random"} if model.kind == "random" else {}
         for task, evaluates in trained.items():
             for config in configs[task]:
-                yield StudyCell(model.name, task, evaluates, config.model_copy(update=changes))
+                yield StudyCell(model.name, task, evaluates, config.model_copy(update=changes) if changes else config)
         if evaluation.embed is not None:
             for config in embed_configs(evaluation):
                 tasks = tuple(evaluation.embed.tasks)
