@@ -21,18 +21,17 @@ from biphase.study.cost import Machine
 from biphase.study.curricula import curriculum_label, fill_budget, read_curriculum, write_steps
 from biphase.study.describe import describe_hours
 from biphase.study.rules import (
-    CAVEATS,
     FRESH_EPOCHS,
     MOST_EPOCHS,
     PAPER_SIZES,
     PUBLIC_ENCODER_FLOPS,
     PUBLIC_ENCODER_TOKENS,
-    RULES,
     WITHIN_NOISE,
     Choice,
     TextAmount,
     apply_rule,
     predict_loss,
+    read_rules,
 )
 
 USUAL_VOCABULARIES = {"1m": 8192, "3m": 8192, "11m": 32_768, "36m": 32_768}
@@ -137,6 +136,7 @@ def advise(
     recipe = write_recipe(chosen, curriculum.value, machine)
     shape = shape_of(chosen.preset, {}, chosen.vocab_size)
     spent = recipe.tokens_before(recipe.num_steps) * mean_token_flops(shape, recipe.curriculum, chosen.context)
+    told = read_rules()["caveats"]
     caveats = {
         "extrapolated": not evidence and (chosen.is_small or chosen.tokens < PAPER_LEAST_TOKENS),
         "beyond the law": chosen.is_small or chosen.tokens_per_parameter < 20,
@@ -153,7 +153,7 @@ def advise(
         choices=tuple(explain_choices(chosen, candidates, recipe, curriculum, text)),
         candidates=candidates,
         chosen=chosen,
-        caveats=tuple(CAVEATS[name].format(used=spent / budget) for name, is_so in caveats.items() if is_so),
+        caveats=tuple(told[name].format(used=spent / budget) for name, is_so in caveats.items() if is_so),
     )
 
 
@@ -280,7 +280,7 @@ def write_recipe(chosen: Candidate, curriculum: str, machine: Machine | None) ->
 def explain_choices(
     chosen: Candidate, candidates: Sequence[Candidate], recipe: Recipe, curriculum: Choice, text: TextAmount | None
 ) -> Iterator[Choice]:
-    """The row of `RULES` that holds for each thing that is chosen, in the order of the table."""
+    """The rule that holds for each thing that is chosen, in their order."""
     possible = [item for item in candidates if item.tokens >= LEAST_TOKENS]
     by_size = "small network" if chosen.is_small else "the paper's size"
     others = ", ".join(f"{item.preset} {item.loss:.3f}" for item in possible if item.preset != chosen.preset)
@@ -302,7 +302,7 @@ def explain_choices(
         "context": by_size,
         "vocabulary": "of the shards" if text is not None and text.vocab_size is not None else by_size,
     }
-    for what in dict.fromkeys(what for what, _ in RULES):
+    for what in read_rules()["rules"]:
         if what == "curriculum":
             yield curriculum
         else:
