@@ -143,9 +143,9 @@ def test_more_pretraining_seeds_train_nothing_anew(plan: Plan, finished: StudyFo
 
 
 def test_status_of_a_finished_study(plan: Plan, finished: StudyFolder) -> None:
-    lines, failures = status(plan, finished, read_state(plan, finished))
-    assert [(line.name, line.done, line.total) for line in lines] == [("train", 5, 5), ("wnut17", 20, 20)]
-    assert not failures and all(line.seconds_left == 0 for line in lines)
+    found = status(plan, finished, read_state(plan, finished))
+    assert [(line.name, line.done, line.total) for line in found["lines"]] == [("train", 5, 5), ("wnut17", 20, 20)]
+    assert not found["failed"] and all(line.seconds_left == 0 for line in found["lines"])
 
 
 def test_results_in_the_papers_terms(plan: Plan, finished: StudyFolder) -> None:
@@ -326,11 +326,12 @@ def test_a_failure_blocks_only_what_needs_it(
         False,
         True,
     ]
-    lines, told = status(plan, place, read_state(plan, place))
-    assert (lines[0].done, lines[0].failed) == (3, 2) and len(told) == 10
+    found = status(plan, place, read_state(plan, place))
+    assert (found["lines"][0].done, found["lines"][0].failed) == (3, 2)
+    assert (len(found["failed"]), found["num_waiting"]) == (1, 9)
     monkeypatch.setattr(worker, "train_here", real)
     assert run_study(plan, place, HERE) == []
-    assert not status(plan, place, read_state(plan, place))[1]
+    assert not status(plan, place, read_state(plan, place))["failed"]
 
 
 def test_what_another_process_is_at_is_left_to_it(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -421,7 +422,7 @@ def test_a_branch_that_lacks_a_checkpoint_gets_it(plan: Plan, finished: StudyFol
     place = copy_of(finished, tmp_path / "grown")
     grown = changed(plan, "intermediate=[{arms: [tiny-50-50-12], steps: [7]}]", "evaluation=null")
     assert {train_name("tiny-50-50-12"), train_name("tiny-clm-12")}.isdisjoint(read_state(grown, place).done)
-    assert status(grown, place, read_state(grown, place))[0][0].done == 3
+    assert status(grown, place, read_state(grown, place))["lines"][0].done == 3
     before = read_json(place.record("tiny-clm-12"))["seconds"]
     papers = (trained_folder(place, "tiny-clm-12") / "environment.json").read_bytes()
     assert not run_study(grown, place, HERE)

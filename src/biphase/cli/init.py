@@ -209,7 +209,7 @@ def with_steps(text: str, recipe: dict[str, Any], steps: int) -> str:
     phases = [phase["steps"] for phase in recipe["curriculum"]]
     for at, number in enumerate(shared_out(phases, steps)):
         text = with_value(text, f"curriculum.{at}.steps", number)
-    text = with_scaled_schedule(text, "", steps / sum(phases))
+    text = with_scaled_schedule(text, "", recipe["schedule"], steps / sum(phases))
     if isinstance(recipe["batch_tokens"], dict):
         grows = max(1, recipe["batch_tokens"]["steps"] * steps // sum(phases))
         text = with_value(text, "batch_tokens.steps", grows)
@@ -224,21 +224,16 @@ def with_budget(text: str, study: "Study", steps: int) -> str:
             f"--steps: {study.name} has curricula that say their steps themselves; change them in the file"
         )
     share = steps / max(max(group) for group in budgets)
-    text = with_scaled_schedule(text, "recipe.", share)
+    text = with_scaled_schedule(text, "recipe.", study.recipe["schedule"], share)
     for at, group in enumerate(study.arms):
         text = with_value(text, f"arms.{at}.budgets", [max(1, round(share * budget)) for budget in group.budgets])
-        if "decay_steps" in group.recipe.get("schedule", {}):
-            text = with_scaled_schedule(text, f"arms.{at}.recipe.", share)
+        text = with_scaled_schedule(text, f"arms.{at}.recipe.", group.recipe.get("schedule", {}), share)
     return text
 
 
-def with_scaled_schedule(text: str, prefix: str, share: float) -> str:
-    schedule: Any = parse_yaml(text)
-    for part in f"{prefix}schedule".split("."):
-        schedule = schedule[int(part)] if isinstance(schedule, list) else schedule[part]
-    for key in ("warmup_steps", "decay_steps"):
-        if key in schedule:
-            text = with_value(text, f"{prefix}schedule.{key}", int(share * schedule[key]))
+def with_scaled_schedule(text: str, prefix: str, schedule: dict[str, Any], share: float) -> str:
+    for key in {"warmup_steps", "decay_steps"} & schedule.keys():
+        text = with_value(text, f"{prefix}schedule.{key}", int(share * schedule[key]))
     return text
 
 

@@ -4,8 +4,10 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from importlib import resources
 from typing import Any
 
+from jinja2 import Environment
 from pydantic_core import to_jsonable_python
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -236,51 +238,27 @@ def plan_json(plan: Plan, estimate: Estimate) -> dict[str, Any]:
     return to_jsonable_python(tree)
 
 
-GRAPH_LANGUAGES = {
-    "dot": {
-        "begin": 'digraph plan {\n  rankdir=LR;\n  node [fontname="sans-serif"]; edge [fontname="sans-serif"];\n',
-        "model": '  {node} [label="{text}", shape=box];\n',
-        "checkpoint": '  {node} [label="{text}", shape=ellipse];\n',
-        "start": '  {node} [label="{text}", shape=plaintext];\n',
-        "edge": '  {start} -> {end} [label="{text}", color="{color}", fontcolor="{color}"];\n',
-        "end": "}\n",
-    },
-    "mermaid": {
-        "begin": "flowchart LR\n",
-        "model": '  {node}["{text}"]\n',
-        "checkpoint": '  {node}("{text}")\n',
-        "start": '  {node}("{text}")\n',
-        "edge": '  {start} -- "{text}" --> {end}\n  linkStyle {number} stroke:{color}\n',
-        "end": "",
-    },
-}
-"""How the lines of a graph are written for Graphviz (`dot -Tsvg`), and for Mermaid, as Markdown pages draw it.
-
-A node is a model, another kept checkpoint, or a start: random weights or a foreign model."""
+GRAPH_LANGUAGES = ("dot", "mermaid")
+"""Graphviz (`dot -Tsvg`), and what Markdown pages draw: `plan.LANGUAGE.j2` says how each writes nodes and edges."""
 
 
 def plan_graph(plan: Plan, language: str) -> str:
     """The tree of runs of the first pretraining seed in one of `GRAPH_LANGUAGES`: checkpoints, and what is trained
-    between them."""
+    between them. A node is a model, another kept checkpoint, or a start: random weights or a foreign model."""
     plan = plan.of_first_seed
-    write = GRAPH_LANGUAGES[language]
     # The models at a (run, step); final ones come last and win, for they bear the names of arms.
     models: dict[tuple[str, int], str] = {}
     for model in sorted(plan.models, key=lambda model: model.kind == "final"):
         if model.kind != "random":
             models[model.run, model.step] = model.name
-    nodes: dict[tuple[str, int], str] = {}
-    node_lines: list[str] = []
-    edge_lines: list[str] = []
+    nodes: dict[tuple[str, int], dict[str, str]] = {}
+    edges: list[dict[str, str]] = []
 
-    def node_at(place: tuple[str, int], text: str, form: str) -> str:
-        """The identifier of a node, which is written when it is first met."""
-        if place not in nodes:
-            nodes[place] = f"n{len(nodes)}"
-            node_lines.append(form.format(node=nodes[place], text=text))
-        return nodes[place]
+    def node_at(place: tuple[str, int], text: str, kind: str) -> str:
+        """The identifier of a node, which is made when it is first met."""
+        return nodes.setdefault(place, {"name": f"n{len(nodes)}", "text": text, "kind": kind})["name"]
 
-    for number, span in enumerate(list_spans(plan)):
+    for span in list_spans(plan):
         run = plan.runs[span.run]
         begin, finish = (span.run, span.first), (span.run, span.last)
         if span.first == run.first and run.parent is not None:
@@ -289,10 +267,11 @@ def plan_graph(plan: Plan, language: str) -> str:
             kind = "random weights" if run.recipe.init.preset else "pretrained"
             begin = (f"{kind}: {run.model}", 0)
         # Only a start of all training is met as the begin of a span first; everything else has been the end of one.
-        start = node_at(begin, begin[0], write["start"])
-        form = write["model"] if finish in models else write["checkpoint"]
-        end = node_at(finish, models.get(finish, f"{span.run}@{span.last}"), form)
+        start = node_at(begin, begin[0], "start")
+        kind = "model" if finish in models else "checkpoint"
+        end = node_at(finish, models.get(finish, f"{span.run}@{span.last}"), kind)
         text = f"{span.phase.label} {write_steps(span.steps)}"
-        color = COLORS[span.phase.objective]
-        edge_lines.append(write["edge"].format(start=start, end=end, text=text, color=color, number=number))
-    return "".join([write["begin"], *node_lines, *edge_lines, write["end"]])
+        edges.append({"start": start, "end": end, "text": text, "color": COLORS[span.phase.objective]})
+    template = (resources.files("biphase.study") / f"plan.{language}.j2").read_text(encoding="utf-8")
+    graph = Environment(trim_blocks=True, keep_trailing_newline=True).from_string(template)
+    return graph.render(nodes=nodes.values(), edges=edges)

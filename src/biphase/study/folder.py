@@ -11,11 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from biphase.config import read_yaml
-from biphase.engine.scheduler import Failure, read_failures
+from biphase.engine.scheduler import read_failures
 from biphase.errors import InputError
 from biphase.files import content_hash, read_json_as, write_text
 from biphase.finetuning.config import PLACEMENT, PROTOCOL, FinetuneConfig, settle_config
@@ -210,8 +211,8 @@ class StatusLine:
     """How long one worker needs; None where nothing of the kind is done yet."""
 
 
-def status(plan: Plan, folder: StudyFolder, state: StudyState) -> tuple[list[StatusLine], list[Failure]]:
-    """How far a study is, and what failed last time."""
+def status(plan: Plan, folder: StudyFolder, state: StudyState) -> dict[str, Any]:
+    """How far a study is (`OpenStudy.progress`)."""
     failures = read_failures(folder.path)
     failed = {failure.unit for failure in failures}
     spent = measure_cells(state.scores)
@@ -233,7 +234,9 @@ def status(plan: Plan, folder: StudyFolder, state: StudyState) -> tuple[list[Sta
             num, _, seconds = spent[name]
             left = seconds / num * (len(names) - num_done)
         lines.append(StatusLine(task, num_done, 0, num_failed, len(names), left))
-    return lines, failures
+    own = [failure for failure in failures if not failure.is_blocked]
+    told = {"lines": lines, "seeds": seed_progress(plan, state)}
+    return told | {"failed": own, "num_waiting": len(failures) - len(own)}
 
 
 def seed_progress(plan: Plan, state: StudyState) -> list[str]:

@@ -104,14 +104,13 @@ def list_costs(plan: Plan, state: StudyState) -> list[dict[str, object]]:
 
 
 def list_missing(plan: Plan, place: StudyFolder, state: StudyState) -> Iterator[str]:
-    lines, failures = status(plan, place, state)
-    for line in lines:
+    progress = status(plan, place, state)
+    for line in progress["lines"]:
         if line.done < line.total:
             what = "runs" if line.name == "train" else f"cells of {line.name}"
             yield f"{line.total - line.done} of {line.total} {what} are not finished."
-    for failure in failures:
-        if not failure.is_blocked:
-            yield f"Failed: {failure.unit}: {failure.reason}"
+    for failure in progress["failed"]:
+        yield f"Failed: {failure.unit}: {failure.reason}"
     for found in state.scores.values():
         for path, reason in found.broken.items():
             yield f"Left out, because it is damaged: {path}: {reason}"

@@ -55,9 +55,8 @@ class LivePage:
     def render(self, version: str) -> str:
         study = self.plan.study
         state = read_state(self.plan, self.place)
-        lines, failures = status(self.plan, self.place, state)
-        told = [failure for failure in failures if not failure.is_blocked]
-        section = self.fill("watch_status", lines=lines, failures=told, duration=duration, version=version)
+        progress = status(self.plan, self.place, state)
+        section = self.fill("watch_status", **progress, duration=duration, version=version)
         try:
             page, _ = report_study(self.plan, self.place, self.folder / "report", ())
             html = page.read_text(encoding="utf-8")

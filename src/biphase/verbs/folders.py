@@ -41,22 +41,19 @@ def inspect(folder: str | Path, *, verify: bool = False, near_copies: bool = Fal
     if not path.is_dir():
         raise InputError(f"{path} is not a folder")
     kind = find_kind(path)
-    if kind == "shards":
-        facts = shard_facts(path, verify=verify, near_copies=near_copies)
-    else:
-        facts = run_facts(path, verify=verify) if kind == "run" else FACTS[kind](path)
+    asked = {"shards": {"verify": verify, "near_copies": near_copies}, "run": {"verify": verify}}
     head = {"kind": kind, "path": str(path)}
-    return head | facts | head
+    return head | KINDS[kind][1](path, **asked.get(kind, {})) | head
 
 
 def find_kind(path: Path) -> str:
-    """What our mark in a folder says, else the first kind of `SIGN_FILES` whose files are there."""
+    """What our mark in a folder says, else the first of `KINDS` whose files are there."""
     if (path / MARK).exists():
         marked = str(read_json_as(path / MARK, dict[str, Any]).get("biphase"))
-        if marked in FACTS:
+        if marked in KINDS:
             return marked
-    for kind, names in SIGN_FILES.items():
-        if all((path / name).exists() for name in names):
+    for kind, (names, _) in KINDS.items():
+        if names and all((path / name).exists() for name in names):
             return kind
     if next(path.glob("*/score.json"), None) or next(path.glob("*/*/score.json"), None):
         return "scores"
@@ -200,6 +197,10 @@ def cache_facts(path: Path) -> Facts:
     return {"tasks": tasks, "folders": len(folders), "bytes": size, "note": "made anew when needed: safe to delete"}
 
 
+def task_facts(path: Path) -> Facts:
+    return find_task(str(path / "task.yaml")).model_dump(mode="json", exclude_defaults=True)
+
+
 def report_facts(path: Path) -> Facts:
     names = sorted(str(file.relative_to(path)) for pattern in ("tables/*", "*.csv") for file in path.glob(pattern))
     return {"page": str(path / "index.html"), "tables": names, "figures": len(list((path / "figures").glob("*.svg")))}
@@ -213,36 +214,25 @@ def tokenizer_facts(path: Path) -> Facts:
     return {"vocab_size": len(tokenizer), **special, "hash": tokenizer_hash(tokenizer)}
 
 
-SIGN_FILES = {
-    "run": ("config.yaml",),
-    "checkpoint": ("manifest.json", "model"),
-    "shards": ("manifest.json",),
-    "study": ("study.yaml",),
-    "fine-tuned model": ("config.json", "biphase.json"),
-    "model": ("config.json",),
-    "cell": ("score.json",),
-    "task": ("task.yaml",),
-    "cache": ("hashes.json", "arrays.safetensors"),
-    "tokenizer": ("tokenizer.json",),
+KINDS: Mapping[str, tuple[tuple[str, ...], Callable[..., Facts]]] = {
+    "run": (("config.yaml",), run_facts),
+    "checkpoint": (("manifest.json", "model"), checkpoint_facts),
+    "shards": (("manifest.json",), shard_facts),
+    "study": (("study.yaml",), study_facts),
+    "fine-tuned model": (("config.json", "biphase.json"), model_facts),
+    "model": (("config.json",), model_facts),
+    "cell": (("score.json",), score_facts),
+    "task": (("task.yaml",), task_facts),
+    "cache": (("hashes.json", "arrays.safetensors"), cache_facts),
+    "tokenizer": (("tokenizer.json",), tokenizer_facts),
+    "embedding model": ((), model_facts),
+    "converted model": ((), model_facts),
+    "search index": ((), lambda path: read_json_as(path / "index.json", dict[str, Any])),
+    "report": ((), report_facts),
+    "scores": ((), scores_facts),
+    "runs": ((), lambda path: {"runs": sorted(file.parent.name for file in path.glob("*/config.yaml"))}),
 }
-"""The files by which each kind of folder is known, where it has no mark of ours."""
-
-FACTS: Mapping[str, Callable[[Path], Facts]] = {
-    "checkpoint": checkpoint_facts,
-    "study": study_facts,
-    "fine-tuned model": model_facts,
-    "embedding model": model_facts,
-    "converted model": model_facts,
-    "model": model_facts,
-    "search index": lambda path: read_json_as(path / "index.json", dict[str, Any]),
-    "cell": score_facts,
-    "task": lambda path: find_task(str(path / "task.yaml")).model_dump(mode="json", exclude_defaults=True),
-    "report": report_facts,
-    "cache": cache_facts,
-    "tokenizer": tokenizer_facts,
-    "scores": scores_facts,
-    "runs": lambda path: {"runs": sorted(file.parent.name for file in path.glob("*/config.yaml"))},
-}
+"""Each kind of folder: the files by which it is known where it has no mark of ours, if there are such; its facts."""
 
 
 def tell_facts(facts: Facts) -> str:

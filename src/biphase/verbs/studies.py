@@ -110,14 +110,10 @@ class OpenStudy:
     def progress(self) -> dict[str, Any]:
         """How far it is: `lines` of the training runs, then of the cells of each task; how far each of several seeds of
         pretraining is; what `failed`; `num_waiting`, how many units need one that did."""
-        from biphase.study.folder import StudyFolder, read_state, seed_progress, status
+        from biphase.study.folder import StudyFolder, read_state, status
 
         place = StudyFolder(self.folder)
-        state = read_state(self.planned, place)
-        lines, failures = status(self.planned, place, state)
-        own = [failure for failure in failures if not failure.is_blocked]
-        told = {"lines": lines, "seeds": seed_progress(self.planned, state)}
-        return told | {"failed": own, "num_waiting": len(failures) - len(own)}
+        return status(self.planned, place, read_state(self.planned, place))
 
     def status(self) -> "pandas.DataFrame":
         """What is done, running and failed, a row for the training runs and one for each task; `seconds_left` is what
