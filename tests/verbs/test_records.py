@@ -17,7 +17,7 @@ from biphase.report.statistics import Interval
 from biphase.study.advise import Advice
 from biphase.study.folder import StatusLine
 from biphase.study.rules import Choice
-from biphase.verbs.folders import KINDS, inspect, tell_facts
+from biphase.verbs.folders import FOLDER_KINDS, inspect, tell_facts
 from biphase.verbs.grids import EvaluatedGrid
 from biphase.verbs.records import comparison_records, summary_records, to_json
 
@@ -42,7 +42,7 @@ def test_records_are_as_documented(keys: list[str]) -> None:
 
 
 def test_kinds_and_parts_are_as_documented() -> None:
-    for kind in KINDS:
+    for kind in FOLDER_KINDS:
         assert f"`{kind}`" in DOCUMENTED
     for field in fields(Advice):
         assert f"`{field.name}" in DOCUMENTED or f" {field.name}" in DOCUMENTED, field.name

@@ -293,7 +293,6 @@ def main() -> Any:
 
 
 def complain(line: str, code: int = 2) -> None:
-    """One line and the exit code."""
     take_turn()
     err.print(f"biphase: {clipped(' '.join(line.split()), MOST_CHARACTERS)}")
     sys.exit(code)

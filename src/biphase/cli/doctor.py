@@ -41,7 +41,6 @@ Facts = dict[str, dict[str, str]]
 
 
 def examine(folder: Path) -> Facts:
-    """All facts, by topic and name."""
     return {
         "versions": describe_versions(),
         "machine": describe_cores(),
@@ -53,7 +52,6 @@ def examine(folder: Path) -> Facts:
 
 
 def show(facts: Facts, as_json: bool = False) -> str:
-    """The facts as aligned lines, or as JSON."""
     if as_json:
         return to_json(facts)
     lines = []
@@ -136,7 +134,6 @@ def describe_files(folder: Path) -> dict[str, str]:
 
 
 def nearest_existing(path: Path) -> Path:
-    """The path, or the nearest folder above it that is there."""
     path = path.resolve()
     return next(each for each in (path, *path.parents) if each.is_dir())
 
@@ -184,7 +181,6 @@ def describe_locks(folder: Path, kind: str, options: set[str]) -> str:
 
 
 def describe_hub(environment: Mapping[str, str]) -> dict[str, str]:
-    """Whether models and data can be fetched."""
     endpoint = environment.get("HF_ENDPOINT", "https://huggingface.co")
     if environment.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON"):
         return {endpoint: "not asked: HF_HUB_OFFLINE is set, only what is in the cache is used"}

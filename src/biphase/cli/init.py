@@ -205,7 +205,6 @@ def shared_out(parts: list[int], total: int) -> list[int]:
 
 
 def with_steps(text: str, recipe: dict[str, Any], steps: int) -> str:
-    """A recipe of so many steps in all, in the shares of its phases."""
     phases = [phase["steps"] for phase in recipe["curriculum"]]
     for at, number in enumerate(shared_out(phases, steps)):
         text = with_value(text, f"curriculum.{at}.steps", number)

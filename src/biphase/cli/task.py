@@ -84,7 +84,6 @@ def lengths(sizes: Sequence[int]) -> tuple[str, str]:
 
 
 def size_of(example: AnyExample) -> int:
-    """The characters of an example's input."""
     match example:
         case LabelledText():
             return len(example.text)

@@ -128,7 +128,6 @@ class SampleOrder:
             first = stop
 
     def ids_at(self, epoch: Epoch, places: np.ndarray) -> np.ndarray:
-        """The samples at some places of an epoch."""
         drawn = permute(places, epoch.num_samples, self.seed, epoch.number)
         if epoch.rest is None:
             return drawn
@@ -141,7 +140,6 @@ class SampleOrder:
         return ids
 
     def samples_in(self, epoch: Epoch, first: int, end: int) -> np.ndarray:
-        """Ids of the samples that begin in [first, end) of one epoch."""
         # Only where every 4,096th sample begins is known. So the blocks that the interval touches are laid out anew:
         # from the last one that begins at `first` or before it, up to the first that begins at `end` or behind it.
         # In there the lengths of the samples are summed up, and those that begin outside the interval are dropped.

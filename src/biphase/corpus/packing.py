@@ -101,11 +101,9 @@ class StreamSamples:
         self.left_out_tokens = num_stream_tokens - self.num_tokens
 
     def num_first(self, num_documents: int, num_tokens: int) -> int:
-        """As `DocumentSamples.num_first`."""
         return 2 * (num_tokens // self.max_tokens)
 
     def spans(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """As `DocumentSamples.spans`."""
         # Samples 2k and 2k + 1 are the two parts of the k-th stretch of max_tokens. With limits of 12 and 2048 there
         # are 2025 places to cut it at, 12..2036, so that both parts have 12 tokens or more; `uniform` draws one, the
         # same for both samples. Cut at 700, samples 0 and 1 are [0, 700) and [700, 2048).
@@ -196,7 +194,6 @@ class Batches:
 
 
 def join_batches(batches: Sequence[PackedBatch]) -> PackedBatch:
-    """Several batches laid end to end."""
     offsets = np.cumsum([0, *(batch.bounds_S1[-1] for batch in batches)])
     bounds = [batch.bounds_S1[1:] + offset for batch, offset in zip(batches, offsets[:-1], strict=True)]
     return PackedBatch(

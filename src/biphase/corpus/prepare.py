@@ -114,7 +114,6 @@ def prepare(
 
 
 def choose_fraction(given: float | None, has_sources: bool) -> float:
-    """The share of documents that goes to validation."""
     if given and has_sources:
         raise InputError("validation_fraction and validation_sources are both given: choose one")
     if given is None:
@@ -140,7 +139,6 @@ def find_both(sources: Sequence[str | Path], validation_sources: Sequence[str | 
 
 
 def known_facts(tokenizer: "PreTrainedTokenizerFast") -> dict[str, Any]:
-    """The fields of the manifest that the tokenizer decides."""
     vocab_size = tokenizer_vocab_size(tokenizer)
     return {
         "format_version": FORMAT_VERSION,
@@ -196,7 +194,6 @@ def check_same_set(out: Path, before: ShardManifest, facts: dict[str, Any], *, a
 
 
 def leave_out_present(found: Found, before: ShardManifest) -> Found:
-    """The sources that are not in a set yet."""
     present = {name for shard in before.shards for name in shard.source_hashes}
     new = [(split, [source for source in group if source_hash(source) not in present]) for split, group in found]
     num_present = sum(len(group) for _, group in found) - sum(len(group) for _, group in new)

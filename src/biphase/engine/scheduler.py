@@ -228,12 +228,10 @@ class Forecast:
             self.left[unit.kind] += unit.cost
 
     def note_share(self, unit: Unit, share: float, seconds: float) -> None:
-        """A unit says how far it is."""
         self.running[unit.name] = unit, share, seconds
         self.num_running = max(self.num_running, len(self.running))
 
     def note(self, unit: Unit, outcome: Outcome) -> None:
-        """A unit is over."""
         self.running.pop(unit.name, None)
         self.left[unit.kind] -= unit.cost
         self.num_running = outcome.num_running

@@ -166,7 +166,8 @@ def list_combinations(study: Study, models: Mapping[str, StartingModel]) -> Iter
             if name not in models:
                 raise InputError(f"arms '{group.group}': unknown model '{name}'{nearest(name, models)}")
         sources = [own.name for name in group.models for own in sweep_architecture(group, models[name])]
-        axes, seeds = group.swept_settings, group.pretraining_seeds or study.pretraining_seeds
+        seeds = group.pretraining_seeds or study.pretraining_seeds
+        axes: dict[str, tuple[Any, ...]] = {k: v for k, v in group.sweep.items() if not k.startswith(ARCHITECTURE)}
         # The axes are gone through as nested loops would: the last one fastest.
         points = product(sources or group.parents, group.curricula, group.budgets or (None,), *axes.values())
         for source, text, budget, *values in points:

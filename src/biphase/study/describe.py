@@ -70,7 +70,6 @@ def describe_plan(plan: Plan, estimate: Estimate) -> RenderableType:
 
 
 def describe_cells(plan: Plan, evaluation: Evaluation) -> Iterator[str]:
-    """How many trainings and scores the evaluation has."""
     fitted = [cell for cell in plan.cells if not cell.task.startswith(EMBED)]
     models, seeds = show_count(len(plan.models), "model"), show_count(len(evaluation.seeds), "seed")
     if evaluation.tasks:
@@ -193,7 +192,6 @@ def cost_lines(estimate: Estimate) -> list[str]:
 
 
 def format_bytes(num_bytes: float) -> str:
-    """Three digits and a unit: 1.23 kB, 5.5 MB."""
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if num_bytes < 1000 or unit == "TB":
             break

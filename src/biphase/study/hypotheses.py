@@ -137,7 +137,6 @@ def tell_findings(findings: Sequence[Finding], study: Study, folder: Path) -> It
 
 
 def hypotheses_json(plan: Plan, folder: Path, findings: Sequence[Finding]) -> str:
-    """The hypotheses with their verdicts, for other programs."""
     judged = []
     for hypothesis, finding in zip(plan.study.hypotheses, findings, strict=True):
         inequalities = []

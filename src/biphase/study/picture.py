@@ -42,7 +42,6 @@ def draw_plan(plan: Plan, path: Path) -> None:
 
 
 def plot_runs(plan: Plan, axes: Axes) -> None:
-    """A lane for each run, a dot for each model."""
     lanes = {name: lane for lane, name in enumerate(order_lanes(plan))}
     end = max(run.last for run in plan.runs.values())
     axes.set_xlim(-0.01 * end, 1.01 * end)

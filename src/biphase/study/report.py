@@ -91,7 +91,6 @@ def cells_csv(scores: dict[str, ScoreSet]) -> str:
 
 
 def list_costs(plan: Plan, state: StudyState) -> list[dict[str, object]]:
-    """What was spent, as measured."""
     columns = ("stage", "units", "steps", "tokens", "worker time")
     rows = list[tuple[object, ...]]()
     if state.records:

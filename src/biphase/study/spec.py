@@ -90,24 +90,14 @@ class ArmGroup(Strict):
     `architecture.num_hidden_layers`, with its values. An architecture is a model of its own, called
     `1m-num_hidden_layers4`; of other keys, names end in the last word and the value: `…-peak_lr0.003`."""
 
-    @property
-    def swept_settings(self) -> dict[str, tuple[Any, ...]]:
-        """The axes that change the recipe, not the network."""
-        return {key: values for key, values in self.sweep.items() if not key.startswith(ARCHITECTURE)}
-
     @model_validator(mode="after")
-    def axes_are_known(self) -> "ArmGroup":
+    def axes_and_beginning_are_known(self) -> "ArmGroup":
         for key in self.sweep:
-            if key.startswith(ARCHITECTURE) and self.parents:
+            is_of_network = key.startswith(ARCHITECTURE)
+            if is_of_network and self.parents:
                 raise ValueError(f"sweep: {key} cannot differ from that of the parents")
-            if key.partition(".")[0] in ("name", "init", "curriculum", "architecture") and not key.startswith(
-                ARCHITECTURE
-            ):
+            if not is_of_network and key.partition(".")[0] in ("name", "init", "curriculum", "architecture"):
                 raise ValueError(f"sweep: '{key}' is no setting of a recipe or of architecture.…; curricula have a key")
-        return self
-
-    @model_validator(mode="after")
-    def one_beginning(self) -> "ArmGroup":
         if self.group == "evaluation":
             raise ValueError("no group of arms can be named 'evaluation': the plan's table has a row of that name")
         if bool(self.models) == bool(self.parents):

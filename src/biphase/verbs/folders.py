@@ -43,16 +43,16 @@ def inspect(folder: str | Path, *, verify: bool = False, near_copies: bool = Fal
     kind = find_kind(path)
     asked = {"shards": {"verify": verify, "near_copies": near_copies}, "run": {"verify": verify}}
     head = {"kind": kind, "path": str(path)}
-    return head | KINDS[kind][1](path, **asked.get(kind, {})) | head
+    return head | FOLDER_KINDS[kind][1](path, **asked.get(kind, {})) | head
 
 
 def find_kind(path: Path) -> str:
-    """What our mark in a folder says, else the first of `KINDS` whose files are there."""
+    """What our mark in a folder says, else the first of `FOLDER_KINDS` whose files are there."""
     if (path / MARK).exists():
         marked = str(read_json_as(path / MARK, dict[str, Any]).get("biphase"))
-        if marked in KINDS:
+        if marked in FOLDER_KINDS:
             return marked
-    for kind, (names, _) in KINDS.items():
+    for kind, (names, _) in FOLDER_KINDS.items():
         if names and all((path / name).exists() for name in names):
             return kind
     if next(path.glob("*/score.json"), None) or next(path.glob("*/*/score.json"), None):
@@ -214,7 +214,7 @@ def tokenizer_facts(path: Path) -> Facts:
     return {"vocab_size": len(tokenizer), **special, "hash": tokenizer_hash(tokenizer)}
 
 
-KINDS: Mapping[str, tuple[tuple[str, ...], Callable[..., Facts]]] = {
+FOLDER_KINDS: Mapping[str, tuple[tuple[str, ...], Callable[..., Facts]]] = {
     "run": (("config.yaml",), run_facts),
     "checkpoint": (("manifest.json", "model"), checkpoint_facts),
     "shards": (("manifest.json",), shard_facts),

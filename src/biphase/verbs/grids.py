@@ -145,7 +145,6 @@ class EvaluatedGrid:
         return sorted({score.task for score in easier})
 
     def raise_failures(self) -> None:
-        """Raises `InputError` when cells failed: how many, and the most frequent reason."""
         if not self.failures:
             return
         reasons = Counter(failure.reason for failure in self.failures if not failure.is_blocked)
