@@ -29,6 +29,7 @@ from biphase.cli.study import AddressOption, EngineOption, FormatOption, is_json
 from biphase.console import FirstLine, err, is_one_of_several, out, silence, take_turn
 from biphase.errors import EXIT_BUSY, BusyError, InputError, StoppedError, clipped
 from biphase.machine import prepare_process
+from biphase.verbs import records, text
 
 PATH = {
     "Begin": ("demo", "init", "doctor"),
@@ -137,10 +138,7 @@ def tokenizer_train_command(
 
     Example: `biphase tokenizer train corpus/*.jsonl.zst --vocab-size 32768 --out tokenizer`
     """
-    options = locals()
-    from biphase.verbs import text
-
-    text.train_tokenizer(**options)
+    text.train_tokenizer(**locals())
 
 
 @tokenizer_app.command("from")
@@ -184,10 +182,7 @@ def prepare_command(
 
     Example: `biphase prepare news/ --tokenizer tokenizer --out shards --append`
     """
-    options = locals()
-    from biphase.verbs import text
-
-    text.prepare(**options)
+    text.prepare(**locals())
 
 
 app.command("pretrain")(pretrain_command)
@@ -241,7 +236,7 @@ def inspect_command(
 
     Example: `biphase inspect shards --verify`
     """
-    from biphase.verbs import folders, records
+    from biphase.verbs import folders
 
     as_json = is_json(form)
     facts = folders.inspect(path, verify=verify, near_copies=near_copies)

@@ -10,9 +10,15 @@ import typer
 from rich.table import Table
 
 from biphase.cli.study import AddressOption, EngineOption, FormatOption, Overrides, is_json
+from biphase.config import parse_config
 from biphase.console import duration
 from biphase.console import out as console
 from biphase.errors import InputError
+from biphase.finetuning.config import FinetuneConfig
+from biphase.tasks.spec import find_task
+from biphase.verbs import finetuning
+from biphase.verbs.embedding import print_zero_shot, run_zero_shot, zero_shot_records
+from biphase.verbs.records import comparison_records, to_json
 
 if TYPE_CHECKING:
     from biphase.report.comparison import TaskComparison
@@ -58,10 +64,6 @@ def finetune_command(
 
     Example: `biphase finetune runs/tiny-1a2b3c4d snli learning_rate=1e-4 seed=3 --keep snli-model`
     """
-    from biphase.config import parse_config
-    from biphase.finetuning.config import FinetuneConfig
-    from biphase.verbs import finetuning
-
     settings = parse_config(FinetuneConfig, {}, overrides or (), origin=task).model_dump(exclude_unset=True)
     finetuning.finetune(model, task, data=data_dir, scores=scores, keep=keep, **settings)
 
@@ -83,9 +85,7 @@ def predict_command(
 
     Example: `biphase predict snli-model pairs.csv --out predicted.csv`
     """
-    from biphase.verbs.finetuning import write_predictions
-
-    write_predictions(model, file, out_file or sys.stdout, template, device)
+    finetuning.write_predictions(model, file, out_file or sys.stdout, template, device)
 
 
 def evaluate_command(
@@ -113,12 +113,8 @@ def evaluate_command(
 
     Example: `biphase evaluate --compare encoder-a encoder-b`
     """
-    from biphase.config import parse_config
-    from biphase.finetuning.config import FinetuneConfig
     from biphase.report.comparison import compare
-    from biphase.verbs.embedding import print_zero_shot, run_zero_shot, zero_shot_records
     from biphase.verbs.grids import is_zero_shot, run_evaluation
-    from biphase.verbs.records import to_json
 
     as_json, asked = is_json(form), (tasks or "paper").split(",")
     names, settings = split_words(models or ())
@@ -159,8 +155,6 @@ def split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def write_evaluation(evaluation: "EvaluatedGrid", compared: "Sequence[TaskComparison] | None") -> str:
     """The JSON of docs/reference/command_line.md."""
-    from biphase.verbs.records import comparison_records, to_json
-
     if evaluation.planned:
         return to_json(evaluation.planned)
     left_out = [{"path": path, "reason": reason} for path, reason in evaluation.scores.broken.items()]
@@ -220,8 +214,6 @@ def parse_seeds(text: str) -> tuple[int, ...]:
 
 def parse_data_dirs(pairs: Sequence[str], tasks: Sequence[str]) -> list[tuple[str, str]]:
     """`snli=path` → ("snli", "path")."""
-    from biphase.tasks.spec import find_task
-
     parts = []
     for pair in pairs:
         given, equals, folder = pair.partition("=")

@@ -10,7 +10,12 @@ import yaml
 
 from biphase.config import BUNDLED, find_yaml, parse_config
 from biphase.console import err, out
+from biphase.embedding.recipe import EmbeddingRecipe
+from biphase.encoder.presets import PRESETS
 from biphase.errors import InputError, nearest
+from biphase.recipe import Recipe
+from biphase.run import find_checkpoint, split_reference
+from biphase.tasks.spec import Task
 from biphase.trees import parse_yaml
 from biphase.verbs.memory import write_value
 
@@ -41,10 +46,6 @@ def init_recipe_command(
 
     Example: `biphase init recipe --shards shards --model 11m --steps 5000 --out mine.yaml`
     """
-    from biphase.embedding.recipe import EmbeddingRecipe
-    from biphase.encoder.presets import PRESETS
-    from biphase.recipe import Recipe
-
     refuse_existing(out_file)
     model = asked(model, f"Model ({', '.join(PRESETS)}, a run, a folder or a hub id)", None if name else "1m")
     origin = init_origin(model, name == "branch") if model else {}
@@ -124,7 +125,6 @@ def init_task_command(
 
     Example: `biphase init task data/reviews-train.csv --label stars --out reviews.yaml`
     """
-    from biphase.tasks.spec import Task
     from biphase.verbs.describe_task import EXAMPLES, describe_data
 
     refuse_existing(out_file)
@@ -147,9 +147,6 @@ def init_task_command(
 
 def init_origin(model: str, is_run: bool) -> dict[str, str]:
     """What a recipe's `init` says of a preset, a run or a model. Raises `InputError` for a run that is not there."""
-    from biphase.encoder.presets import PRESETS
-    from biphase.run import find_checkpoint, split_reference
-
     path, step = split_reference(model)
     if is_run or step.isdecimal() or (Path(path) / "config.yaml").exists():
         find_checkpoint(model)

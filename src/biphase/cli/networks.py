@@ -7,6 +7,7 @@ import typer
 
 from biphase.cli.study import Overrides
 from biphase.console import out
+from biphase.verbs import embedding, networks
 
 LicenseOption = Annotated[str | None, typer.Option(help="Such as apache-2.0, for a card that says none.")]
 LanguageOption = Annotated[str | None, typer.Option(help="Such as en, or en,de, for a card that says none.")]
@@ -27,8 +28,6 @@ def pretrain_command(
 
     Several processes: `torchrun --nproc-per-node 8 -m biphase pretrain recipes/210m.yaml compute.parallel=fsdp`
     """
-    from biphase.verbs import networks
-
     networks.pretrain(recipe, overrides or (), runs=runs)
 
 
@@ -48,8 +47,6 @@ def export_command(
 
     Example: `biphase export runs/adapt-1a2b3c4d encoder --merge 0.5`
     """
-    from biphase.verbs import networks
-
     networks.export(run, folder, merge, to_hub=to_hub, license=license, language=language)
 
 
@@ -67,8 +64,6 @@ def push_command(
 
     Example: `biphase push encoder user/encoder --license apache-2.0 --language en --dry-run`
     """
-    from biphase.verbs import networks
-
     networks.push(source, repo, public=public, license=license, language=language, dry_run=dry_run)
 
 
@@ -94,8 +89,6 @@ def embed_command(
 
     Example: `biphase embed recipes/embed.yaml model=encoder out=embedder`
     """
-    from biphase.verbs import embedding
-
     embedding.embed(recipe, overrides or (), runs=runs)
 
 
@@ -113,8 +106,6 @@ def search_command(
     Example: `biphase search documents/ "how are leaves shed?" --model embedder`
     """
     options = locals()
-    from biphase.verbs import embedding
-
     for name, passages in embedding.search(**options).groupby("by", sort=False):
         out.print(f"\n{name}", style="bold")
         for passage in passages.itertuples():

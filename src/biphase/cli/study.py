@@ -9,6 +9,7 @@ from rich.table import Table
 from biphase.console import duration, err, out
 from biphase.errors import InputError, nearest
 from biphase.verbs import studies
+from biphase.verbs.records import to_json
 from biphase.verbs.text import advise
 
 study_app = typer.Typer(no_args_is_help=True, help="A controlled study: one file → plan, runs, report.")
@@ -46,7 +47,6 @@ def study_plan_command(
     Example: `biphase study plan studies/paper.yaml --device MI250X`
     """
     from biphase.study.describe import GRAPH_LANGUAGES, describe_plan, plan_graph
-    from biphase.verbs.records import to_json
 
     formats = ("text", "json", *GRAPH_LANGUAGES)
     if form not in formats:
@@ -103,8 +103,6 @@ def study_status_command(
     opened = studies.study(study, overrides or (), folder)
     progress = opened.progress()
     if as_json:
-        from biphase.verbs.records import to_json
-
         out.print(to_json({"study": opened.planned.study.name, "folder": str(opened.folder), **progress}))
         return
     table = Table(title=f"{opened.planned.study.name}: {opened.folder}")
@@ -172,8 +170,6 @@ def study_advise_command(
     as_json = is_json(form)
     advice = advise(text, hours=hours, device=device, devices=devices, efficiency=efficiency, flops=flops, study=study)
     if as_json:
-        from biphase.verbs.records import to_json
-
         out.print(to_json(advice))
     else:
         out.print(describe_advice(advice))
