@@ -8,7 +8,6 @@ import os
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,13 +15,15 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from biphase.distributed import World
 from biphase.encoder.attention import Backend, attend, choose_backend, lay_out
+from biphase.encoder.load import TokenIds, make_model
 from biphase.encoder.loss import language_model_loss, reference_loss
 from biphase.encoder.packed import PackedModel, packed_hidden
 from biphase.pretraining.loop import train
-from biphase.pretraining.parallel import parallelize
+from biphase.pretraining.parallel import fill_parts, outline_network, parallelize
 from biphase.recipe import ComputeConfig, Recipe
 from biphase.run import read_metrics
 
@@ -136,14 +137,16 @@ def one_process() -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def test_fsdp_of_one_process_is_the_network_itself(one_process: None) -> None:
-    from transformers import EuroBertConfig, EuroBertForMaskedLM
+class LargerWorld(World):
+    """One process that is told it is one of two, so that its network is parted as among many."""
 
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
-    torch.manual_seed(0)
-    network = EuroBertForMaskedLM(
-        EuroBertConfig(vocab_size=384, pad_token_id=0, attn_implementation="biphase", **sizes)
-    ).to(DEVICE)
+    def mesh(self) -> DeviceMesh:
+        return init_device_mesh(self.device.type, (1,))
+
+
+def test_fsdp_of_one_process_is_the_network_itself(one_process: None) -> None:
+    """Made without values, parted and filled."""
+    network: Any = make_model("1m", {"num_hidden_layers": 2}, TokenIds(384, 4, 0, 2, None), 512, 0).to(DEVICE)
     ids = torch.randint(0, 384, (int(BOUNDS[-1]),), device=DEVICE)
     positions, targets = positions_of(BOUNDS), torch.arange(0, len(ids), 3, device=DEVICE)
     layout = lay_out(BOUNDS, causal=False, device=DEVICE)
@@ -155,13 +158,12 @@ def test_fsdp_of_one_process_is_the_network_itself(one_process: None) -> None:
 
     alone = [x.clone() for x in step(PackedModel(network))]
     network.zero_grad()
-    # A world that says it is larger, so that the network is wrapped as it is among many.
-    world: Any = SimpleNamespace(
-        size=2, device=torch.device(DEVICE), mesh=lambda: init_device_mesh(DEVICE.partition(":")[0], (1,))
-    )
+    world = LargerWorld(0, 2, torch.device(DEVICE))
     compute = ComputeConfig(parallel="fsdp", compile="off", precision="fp32")
-    sharded = step(parallelize(PackedModel(network), compute, torch.float32, world, work=0.0))
-    for found, expected in zip(sharded, alone, strict=True):
+    outline, whole = outline_network(lambda: network, world)
+    parted = parallelize(PackedModel(outline), compute, torch.float32, world, work=0.0)
+    fill_parts(parted, whole, world)
+    for found, expected in zip(step(parted), alone, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
 
 

@@ -15,10 +15,11 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from datetime import timedelta
+from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -38,9 +39,13 @@ GONE_BEATS = 5
 """After a broken connection, a process that misses so many beats is the one that has gone."""
 JOIN_PATIENCE = 10
 """How many times longer one is waited for that has not joined yet: libraries load slowly from a busy file system."""
+PATIENCE = timedelta(hours=1)
+"""How long the others wait for one that is alive: the first makes, loads and writes large networks for all."""
 GO_ON = "whole checkpoints stay, run the same command to go on"
 HAS_LEFT = 1 << 40
 """Added to the beats of a process that has ended as it should."""
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -76,6 +81,27 @@ class World:
         """
         if self.any(failure is not None):
             raise failure or InputError(elsewhere)
+
+    def first(self, work: Callable[[], Result], elsewhere: str) -> Result | None:
+        """What `work` gives in the first process, None in the others; where it fails there, all end. A collective."""
+        result, failure = None, None
+        if self.is_main:
+            try:
+                result = work()
+            except InputError as error:
+                failure = error
+        self.raise_any(failure, elsewhere)
+        return result
+
+    def share(self, text: str) -> str:
+        """The first process' text, in all of them. A collective."""
+        texts = [text]
+        dist.broadcast_object_list(texts, device=self.device)
+        return texts[0]
+
+    def fill(self, tensor: torch.Tensor) -> None:
+        """Give a tensor the values that it has in the first process. A collective."""
+        dist.broadcast(tensor, 0)
 
     def tell(self, line: str) -> None:
         """A line for the person who watches, from one process."""
@@ -209,7 +235,8 @@ def join_world(device: str, silence_seconds: float | None = None) -> Iterator[Wo
     world = World(rank, size, chosen)
     try:
         backend = "nccl" if chosen.type == "cuda" else "gloo"
-        dist.init_process_group(backend, store=dist.PrefixStore("default_pg", met), rank=rank, world_size=size)
+        store = dist.PrefixStore("default_pg", met)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=PATIENCE)
         yield world
     except RuntimeError as error:
         is_of_connection = isinstance(error, dist.DistError) or "gloo" in str(error).lower()

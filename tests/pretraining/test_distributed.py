@@ -1,6 +1,6 @@
 """Two processes compute what one does, and fail together: DDP and FSDP2 over gloo, and a run that changes its number
 of processes. Parts of a network have the bytes that are planned for them; none has all moments, none gathers all
-weights to save them.
+weights to save them, and the first alone has them to load them.
 
 This file is also the script of the processes, forks of one that has loaded PyTorch: `test_distributed.py JOBS.json`.
 """
@@ -160,6 +160,7 @@ def test_two_processes_compute_what_one_does(one: str, parallel: str, trained: J
 @pytest.mark.parametrize(("one", "parallel"), PAIRS)
 def test_checkpoints_of_two_processes_are_whole(one: str, parallel: str, trained: Jobs) -> None:
     folders = [trained[name].steps / "20" for name in (one, parallel)]
+    assert len({(folder / "model" / "config.json").read_text() for folder in folders}) == 1
     assert read_checkpoint_manifest(folders[0]).files.keys() == read_checkpoint_manifest(folders[1]).files.keys()
     for name in ("model/model.safetensors", "optimizer.safetensors"):
         expected, found = (load_file(folder / name) for folder in folders)
@@ -213,8 +214,13 @@ def handed_on(corpus: Any, tmp_path_factory: pytest.TempPathFactory) -> list[lis
 
 
 def test_no_process_has_all_moments_or_all_weights(handed_on: list[list[dict[str, float]]]) -> None:
-    """A part of four of the moments, and where anything is written one tensor at a time, of weights and moments."""
-    whole = handed_on[0][0]["moments"]
+    """A part of four of the moments, and where anything is written one tensor at a time, of weights and moments. The
+    first process alone makes the network whole."""
+    weights, whole = (handed_on[0][0][name] for name in ("weights", "moments"))
+    for group in handed_on[1:3]:
+        first, *others = (found["making"] - found["weights"] for found in group)
+        assert first < 1.3 * weights
+        assert max(others) < 0.15 * weights, "besides its part, a tensor"
     for found in handed_on[SIZES.index(4)]:
         assert found["loading"] < 0.3 * whole
         assert found["saving"] < 0.2 * whole
@@ -339,14 +345,24 @@ def hand_on(job: dict[str, Any]) -> None:
     from biphase.encoder.load import TokenIds, make_model
     from biphase.pretraining.checkpoint import load_optimizer, save_checkpoint
     from biphase.pretraining.optimizer import make_optimizers
-    from biphase.pretraining.parallel import parallelize
+    from biphase.pretraining.parallel import fill_parts, outline_network, parallelize
     from biphase.recipe import ComputeConfig, Optimizer
 
     run, step, tokenizer = Run(Path(job["root"])), job["step"], load_tokenizer(job["tokenizer"])
     with join_world("cpu") as world:
-        network = make_model("1m", SIX_LAYERS, TokenIds(384, 1, 0, 2, None), 64, seed=0)
+        load = partial(make_model, "1m", SIX_LAYERS, TokenIds(384, 1, 0, 2, None), 64, seed=0)
         compute = ComputeConfig(parallel="fsdp", compile="off")
-        model: Any = parallelize(PackedModel(network), compute, torch.bfloat16, world, work=0)
+        model: Any = None
+        found = {}
+
+        def make() -> None:
+            nonlocal model
+            network, whole = outline_network(load, world) if world.size > 1 else (load(), None)
+            model = parallelize(PackedModel(network), compute, torch.bfloat16, world, work=0)
+            if world.size > 1:
+                fill_parts(model, whole, world)
+
+        found["making"] = most_allocated(make)
         optimizers = make_optimizers(Optimizer(), model, sharded=world.size > 1)
 
         def update() -> None:
@@ -358,7 +374,6 @@ def hand_on(job: dict[str, Any]) -> None:
             for optimizer in optimizers:
                 optimizer.step()
 
-        found = {}
         if step:
             before = run.steps / str(step - 1)
             found["loading"] = most_allocated(lambda: load_optimizer(before, model, optimizers, world))

@@ -4,6 +4,7 @@ import json
 import math
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -100,6 +101,37 @@ def test_time_left_is_told_by_the_flops_of_what_is_left(finished: Run) -> None:
     assert work_between(job, flops, lengths, 10, 20) == pytest.approx(spent["mlm"], rel=0.1)
     assert work_between(job, flops, lengths, 5, 20) < spent["clm"] + spent["mlm"]
     assert work_between(job, flops, lengths, 20, 20) == 0
+
+
+def test_waiting_for_data_is_told_as_a_share(
+    tiny_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock on which each batch takes 3 s to come, an update 1 s, and a validation 100 s that count as neither."""
+    clock, told = [0.0], []
+    batches, update = loop.prefetch, loop.update
+
+    def late(*args: Any) -> Any:
+        for batch in batches(*args):
+            clock[0] += 3
+            yield batch
+
+    def slow(*args: Any) -> Any:
+        clock[0] += 1
+        return update(*args)
+
+    def validate(*_: Any) -> dict[str, float]:
+        clock[0] += 100
+        return dict.fromkeys(("loss", "accuracy", "bits_per_byte"), 0.0)
+
+    monkeypatch.setattr(metrics, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr(metrics.Tracker, "advance", lambda self, amount, note="", **_: told.append(note))
+    for name, changed in {"prefetch": late, "update": slow, "make_validator": lambda job: validate}.items():
+        monkeypatch.setattr(loop, name, changed)
+    run = train(tiny_recipe(*only("clm", 5), "validation.every_steps=2"), tmp_path)
+    rows = read_metrics(run, "train")[1:]  # the log begins by the real clock
+    assert [row["data_wait"] for row in rows] == [0.75] * 4
+    assert [row["tokens_per_second"] for row in rows] == [round(row["tokens"] / 4, 1) for row in rows]
+    assert all(note.endswith(" · 75% waiting for data") for note in told[2:]) and len(told) == 6
 
 
 def test_run_folder_is_an_interface(finished: Run, tiny_recipe: MakeRecipe, corpus: Any) -> None:

@@ -1,7 +1,7 @@
 """What a GPU needs and can be proved without one: compiled blocks are one graph in each direction, whatever the batch,
-and an update waits for its device once.
+as a whole network with its loss would be, and an update waits for its device once.
 
-The blocks are traced with the attention of CUDA (`varlen`) on fake tensors, which have shapes and no values, so that no
+Both are traced with the attention of CUDA (`varlen`) on fake tensors, which have shapes and no values, so that no
 kernel has to run.
 """
 
@@ -23,6 +23,7 @@ import biphase.pretraining.loop as loop
 from biphase.encoder.attention import attend, lay_out
 from biphase.encoder.buckets import bucket_attention, bucket_attention_backward
 from biphase.encoder.load import TokenIds, make_model
+from biphase.encoder.loss import PART_LOGITS
 from biphase.encoder.packed import PackedModel
 from biphase.pretraining.parallel import transformer_blocks
 from biphase.recipe import Recipe
@@ -50,7 +51,13 @@ def make_fake(module: torch.nn.Module, mode: FakeTensorMode) -> None:
 
 
 @pytest.mark.slow
-def test_blocks_are_one_graph_per_direction_whatever_the_batch() -> None:
+@pytest.mark.parametrize(("compiled", "num_batches"), [("blocks", 8), ("network and loss", 2)])
+def test_one_graph_per_direction_whatever_the_batch(
+    compiled: str, num_batches: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks are what runs compile. The rest of a step, to the loss, has nothing that would break a graph; it has as
+    many parts as a batch has targets for, here one."""
+    monkeypatch.setitem(PART_LOGITS, "cpu", 2**25)
     graphs: Counter[str] = Counter()
     operations: set[str] = set()
 
@@ -72,10 +79,10 @@ def test_blocks_are_one_graph_per_direction_whatever_the_batch() -> None:
     network = make_model("1m", SMALL, TokenIds(384, 4, 0, 2, None), 512, 0)
     mode, model = FakeTensorMode(), PackedModel(network)
     make_fake(network, mode)
-    for block in transformer_blocks(model):
-        block.compile(dynamic=True, backend=count)
+    for part in transformer_blocks(model) if compiled == "blocks" else [model]:
+        part.compile(dynamic=True, backend=count)
     rng = np.random.default_rng(0)
-    for number in range(8):
+    for number in range(num_batches):
         lengths = rng.integers(12, 300, size=rng.integers(3, 12))
         bounds_S1 = np.append(0, np.cumsum(lengths))
         layout = lay_out(bounds_S1, causal=number % 2 == 0, backend="varlen", pad_to_multiple_of=32)
@@ -84,7 +91,8 @@ def test_blocks_are_one_graph_per_direction_whatever_the_batch() -> None:
                 real = getattr(layout, name)
                 object.__setattr__(layout, name, torch.empty(real.shape, dtype=real.dtype))
             tokens_T = torch.empty(int(bounds_S1[-1]), dtype=torch.long)
-            model(tokens_T, torch.empty_like(tokens_T), layout).float().sum().backward()
+            targets_N = torch.empty(int(rng.integers(50, len(tokens_T))), dtype=torch.long)
+            model(tokens_T, torch.empty_like(tokens_T), layout, targets_N, targets_N)[0].backward()
         if number == 1:  # both directions of looking have been seen
             after_two = dict(graphs)
     assert after_two == {"forward": 2, "backward": 2}, "one graph each way, causal and bidirectional"

@@ -6,12 +6,14 @@ has a causal or masked language model for can take its place. What is loaded is 
 """
 
 import copy
+import json
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import (
@@ -222,6 +224,26 @@ def train_padding_row(model: PreTrainedModel) -> None:
     if padding_idx is not None and not weight[padding_idx].any():
         with torch.no_grad():
             weight[padding_idx].normal_(std=getattr(model.config, "initializer_range", 0.02))
+
+
+def describe_network(model: PreTrainedModel) -> str:
+    """What `empty_network` needs to know, as JSON."""
+    config, first_position = model.config.to_json_string(use_diff=False), getattr(model.base_model, "first_position", 0)
+    return json.dumps([type(model).__name__, config, first_position])
+
+
+def empty_network(described: str, config: PretrainedConfig | None = None) -> PreTrainedModel:
+    """A network like the one described, or of its very `config`, whose weights have shapes and no values: they are on
+    the meta device. Its padding row learns, as that of every network does that is trained."""
+    name, own, first_position = json.loads(described)
+    kind: Any = getattr(transformers, name)
+    config = config or kind.config_class.from_dict(json.loads(own))
+    config._attn_implementation = ATTENTION
+    with torch.device("meta"):
+        network = kind(config).to("meta")  # all of it: some draw a weight where they are not told to
+    free_padding_row(network)
+    network.base_model.first_position = first_position
+    return network
 
 
 def load_backbone(source: str | Path) -> nn.Module:

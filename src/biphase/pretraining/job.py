@@ -6,6 +6,7 @@ What changes is weights and moments: loaded where a run starts, saved in checkpo
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from biphase.hub import fetch_model
 from biphase.pretraining.checkpoint import CheckpointManifest, load_optimizer, save_checkpoint
 from biphase.pretraining.objectives import is_causal
 from biphase.pretraining.optimizer import make_optimizers
-from biphase.pretraining.parallel import parallelize, unwrap
+from biphase.pretraining.parallel import fill_parts, outline_network, parallelize, unwrap
 from biphase.pretraining.schedule import decay_start, mixture_ends
 from biphase.pretraining.start import Start, find_start, load_network
 from biphase.recipe import Phase, Recipe
@@ -153,10 +154,14 @@ def work_between(job: Job, flops: FlopCount, lengths: SampleLengths, begin: int,
 def load_state(job: Job, start: Start) -> TrainState:
     """The model and the optimizers as they are at `start`. Every process must call it."""
     recipe, world = job.recipe, job.world
-    network = load_network(recipe, start, job.shards)
+    load = partial(load_network, recipe, start, job.shards)
+    sharded = world.size > 1 and recipe.compute.parallel == "fsdp"
+    network, whole = outline_network(load, world) if sharded else (load(), None)
     flops = count_flops(network)
     model = parallelize(PackedModel(network), recipe.compute, job.dtype, world, work=total_work(job, flops))
-    sharded = world.size > 1 and recipe.compute.parallel == "fsdp"
+    if sharded:
+        fill_parts(model, whole, world)
+        del whole
     optimizers = make_optimizers(recipe.optimizer, model, dtype=job.dtype, sharded=sharded)
     if start.optimizer_folder is not None:
         load_optimizer(start.optimizer_folder, unwrap(model), optimizers, world)

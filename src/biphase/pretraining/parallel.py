@@ -1,16 +1,20 @@
 """One network made ready for its processes: activation checkpointing → compile → DDP or FSDP2, in that order."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
+from transformers import PreTrainedModel
 
 from biphase.device import has_cpp_compiler
 from biphase.distributed import World
+from biphase.encoder.load import describe_network, empty_network
+from biphase.encoder.packed import PackedModel
 from biphase.errors import InputError
 from biphase.recipe import ComputeConfig
 
@@ -21,11 +25,13 @@ COMPILE_PAYS_AFTER_FLOPS = 3e14
 def parallelize(
     model: nn.Module, compute: ComputeConfig, dtype: torch.dtype, world: World, *, work: float
 ) -> nn.Module:
-    """`model` (a PackedModel) on its device, wrapped as `compute` says; parameters stay fp32.
+    """`model` (a PackedModel) on its device, wrapped as `compute` says; parameters stay fp32. One on the meta device
+    stays there, for `fill_parts`.
 
     `work` is the number of FLOPs of the whole run, resumed or not, so that the choice to compile never changes midway.
     """
-    model.to(world.device)
+    if not next(model.parameters()).is_meta:
+        model.to(world.device)
     blocks = transformer_blocks(model)
     if compute.activation_checkpointing:
         checkpoint_activations(model.network)
@@ -44,6 +50,40 @@ def parallelize(
         fully_shard(block, mesh=mesh, mp_policy=MixedPrecisionPolicy(policy.param_dtype, policy.reduce_dtype))
     fully_shard(model, mesh=mesh, mp_policy=policy)
     return model
+
+
+def outline_network(
+    load: Callable[[], PreTrainedModel], world: World
+) -> tuple[PreTrainedModel, PreTrainedModel | None]:
+    """A network without values, to be wrapped in parts, and in the first process what `load` gives beside it.
+
+    The first process alone has it whole, once and not on its device: there it is drawn, or read and proved, as by one
+    process. Every process must call it.
+    """
+    whole = world.first(load, "the network could not be made; the first process says why")
+    described = world.share("" if whole is None else describe_network(whole))
+    network = empty_network(described, None if whole is None else whole.config)
+    if whole is not None and whole.can_generate():
+        network.generation_config = whole.generation_config
+    return network, whole
+
+
+def fill_parts(model: nn.Module, whole: PreTrainedModel | None, world: World) -> None:
+    """Give a wrapped outline its values, a tensor at a time: beside it, each process keeps its own part alone.
+
+    Every process must call it.
+    """
+    model.to_empty(device=world.device)
+    packed: Any = model
+    packed.network.tie_weights()  # they were emptied one by one
+    values = {} if whole is None else PackedModel(whole).state_dict()
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    set_model_state_dict(model, values, options=options)
+    buffers = {} if whole is None else dict(whole.named_buffers())
+    for name, buffer in packed.network.named_buffers():  # those of positions are in no state_dict
+        if world.is_main:
+            buffer.copy_(buffers[name])
+        world.fill(buffer)
 
 
 def checkpoint_activations(network: Any) -> None:
