@@ -201,7 +201,7 @@ def test_a_cross_encoder_is_kept_for_sentence_transformers(
     assert score.metrics["test"]["bm25_ndcg_at_10"] > score.metrics["test"]["ndcg_at_10"] > 0
     model = sentence_transformers.CrossEncoder(str(kept), device="cpu")
     pairs = [(data.queries[row["id"]], data.documents[id]) for row in rows[:5] for id in row["predicted"]]
-    theirs = model.predict(pairs, activation_fn=torch.nn.Identity(), convert_to_numpy=True)
+    theirs = model.predict(pairs, convert_to_numpy=True)
     assert theirs.tolist() == pytest.approx([score for row in rows[:5] for score in row["scores"]], abs=1e-4)
     lines = [json.dumps({"query": query, "document": document}) for query, document in pairs]
     (tmp_path / "pairs.jsonl").write_text("\n".join(lines))

@@ -127,6 +127,8 @@ def with_labels(config: Any, task: Task) -> None:
     config.id2label = {0: task.label} if has_one_output else dict(enumerate(task.classes))
     config.problem_type = task.problem_type
     config.label2id = {name: number for number, name in config.id2label.items()}
+    if task.family == "retrieval":  # else CrossEncoder would give other numbers, in the same order
+        config.sentence_transformers = {"activation_fn": "torch.nn.modules.linear.Identity"}
 
 
 def with_same_head(kind: Any, config: Any, network: Any, cell: CellContext) -> Any:
