@@ -153,7 +153,6 @@ def test_a_teacher_is_followed(make: Make, encoder_folder: Path, tmp_path: Path)
         ([{"anchor": f"a {n}", "positive": f"b {n % 3}"} for n in range(9)], (), "3 different positives"),
         ([{"anchor": f"a {n % 3}", "positive": f"b {n}"} for n in range(9)], (), "3 different anchors"),
         (None, ("stages.0.data.0.weight=0.001",), "0 different pairs at weight 0.001"),
-        (None, ("stages.0.loss=triplet",), "needs one negative"),
         (None, ("stages.0.hard_negatives={number: 60, last_rank: 50}",), "do not hold 60 negatives"),
         ([{"sentence1": "a", "sentence2": "b", "score": 7}], (), "from 0 to 1"),
         ([{"sentence1": "a", "sentence2": "b", "score": 1}] * 9, (), "all scores are 1"),

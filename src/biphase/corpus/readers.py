@@ -24,6 +24,11 @@ MAX_LINE_BYTES = 1 << 28
 """A longer line is refused: a small compressed file may hold one of many gigabytes."""
 
 
+def plain_path(path: Path) -> Path:
+    """A path without the ending of its compression."""
+    return path.with_suffix("") if path.suffix in CODECS else path
+
+
 def read_text_lines(path: Path) -> Iterator[tuple[int, str, int]]:
     """Lines with their ends, each with its number (from 1) and how many bytes of the file on disk are read by then.
 

@@ -14,7 +14,15 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from biphase import console
-from biphase.corpus.readers import CODECS, MAX_LINE_BYTES, damaged, json_kind, read_json_lines, read_text_lines
+from biphase.corpus.readers import (
+    CODECS,
+    MAX_LINE_BYTES,
+    damaged,
+    json_kind,
+    plain_path,
+    read_json_lines,
+    read_text_lines,
+)
 from biphase.errors import InputError, first_line, nearest
 
 TextKind = Literal["text", "jsonl", "parquet", "hub"]
@@ -105,8 +113,7 @@ def expand(given: str) -> list[TextSource]:
 
 
 def kind_of(path: Path) -> TextKind | None:
-    ending = Path(path.stem).suffix if path.suffix in CODECS else path.suffix
-    kind = KINDS.get(ending)
+    kind = KINDS.get(plain_path(path).suffix)
     return None if kind == "parquet" and path.suffix in CODECS else kind
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from biphase import console
-from biphase.corpus.readers import json_kind
+from biphase.corpus.readers import json_kind, plain_path
 from biphase.corpus.text import find_text_sources, read_all
 from biphase.embedding.recipe import EmbeddingStage, PairSource
 from biphase.errors import InputError
@@ -102,7 +102,7 @@ def rows_of(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
         id, _, config = path.partition(":")
         hub = Hub(id=id, revision=pin_commit(id, None), splits=Splits(train="train"))
         return ((place, row) for place, row in read_hub(hub, config or None, "train") if row is not None)
-    if not is_saved(file) and not any(FORMATS.get(ending, "") in PAIR_FORMS for ending in file.suffixes[-2:]):
+    if not is_saved(file) and FORMATS.get(plain_path(file).suffix) not in PAIR_FORMS:
         raise InputError(f"{path}: pairs are read from .csv, .tsv, .jsonl, .json and .parquet files")
     return read_any_file(file, FileLayout(quotes=True))
 
@@ -211,8 +211,7 @@ PAIR_MAKERS = {"crops": crops, "neighbours": neighbours, "titles": titles}
 
 
 def check_stage(stage: EmbeddingStage, sources: Sequence[Pairs]) -> None:
-    """Raises `InputError` for a stage whose sources are too small for its batches or its hard negatives, or do not have
-    the negatives that its loss needs."""
+    """Raises `InputError` for a stage whose sources are too small for its batches or its hard negatives."""
     for source, pairs in zip(stage.data, sources, strict=True):
         drawn = round(min(1, source.weight) * len(pairs.rows))
         distinct = {f"pairs at weight {source.weight:g}": drawn}
@@ -225,12 +224,6 @@ def check_stage(stage: EmbeddingStage, sources: Sequence[Pairs]) -> None:
                 f"{stage.batch_size}: give batch_size={max(2, distinct[fewest])} or more pairs"
             )
         wanted = stage.hard_negatives
-        num_negatives = wanted.number if wanted else len(pairs.columns) - 2
-        if stage.loss == "triplet" and pairs.kind == "pairs" and num_negatives != 1:
-            raise InputError(
-                f"stage {stage.name}: loss triplet needs one negative, {pairs.name} has {num_negatives}: name three "
-                "columns, or give hard_negatives: {number: 1}"
-            )
         if wanted and wanted.first_rank + wanted.number > min(wanted.last_rank, distinct[fewest]):
             raise InputError(
                 f"stage {stage.name}: hard_negatives: ranks {wanted.first_rank} to {wanted.last_rank} of the "

@@ -11,13 +11,11 @@ from biphase.files import content_hash
 from biphase.tracking import TrackingName
 
 PositiveFloat = Annotated[float, Field(gt=0)]
-LossName = Literal["auto", "cached_mnrl", "mnrl", "cosent", "angle", "triplet", "distill"]
+LossName = Literal["auto", "cached_mnrl", "mnrl", "cosent", "distill"]
 LOSSES: dict[str, str] = {
     "cached_mnrl": "CachedMultipleNegativesRankingLoss",
     "mnrl": "MultipleNegativesRankingLoss",
     "cosent": "CoSENTLoss",
-    "angle": "AnglELoss",
-    "triplet": "TripletLoss",
     "distill": "EmbedDistillLoss",
 }
 """The names of losses → classes of sentence-transformers. `auto`: cached_mnrl, and cosent for scored pairs."""

@@ -50,36 +50,32 @@ def mine_once(
     left out, and told. Raises `InputError` where none is left."""
     if not kept.exists():
         part = kept.with_suffix(".part")
-        mine(table, model, wanted, recipe).to_parquet(str(part))
+        random.seed(recipe.seed)
+        mined = mine_hard_negatives(
+            table.select_columns(["anchor", "positive"]),
+            model,
+            anchor_column_name="anchor",
+            positive_column_name="positive",
+            range_min=wanted.first_rank,
+            range_max=min(wanted.last_rank, len(set(table["positive"]))),
+            relative_margin=wanted.margin,
+            num_negatives=wanted.number,
+            query_prompt=recipe.prompts.query or None,
+            corpus_prompt=recipe.prompts.document or None,
+            output_format="n-tuple",
+            batch_size=ENCODE_BATCH,
+            verbose=False,
+        )
+        if not len(mined):
+            raise InputError(
+                f"hard_negatives: no anchor has {wanted.number} negatives within rank {wanted.last_rank} and margin "
+                f"{wanted.margin}: lower number or margin, or raise last_rank"
+            )
+        mined.to_parquet(str(part))
         part.rename(kept)
     mined = Dataset.from_parquet(str(kept), cache_dir=str(kept.parent / "cache"))
     told = f"{len(mined):,} of {len(table):,} pairs have {wanted.number} hard negatives"
     console.err.print(f"stage {stage}: {told}", markup=False)
-    return mined
-
-
-def mine(table: Dataset, model: SentenceTransformer, wanted: HardNegatives, recipe: EmbeddingRecipe) -> Dataset:
-    random.seed(recipe.seed)
-    mined = mine_hard_negatives(
-        table.select_columns(["anchor", "positive"]),
-        model,
-        anchor_column_name="anchor",
-        positive_column_name="positive",
-        range_min=wanted.first_rank,
-        range_max=min(wanted.last_rank, len(set(table["positive"]))),
-        relative_margin=wanted.margin,
-        num_negatives=wanted.number,
-        query_prompt=recipe.prompts.query or None,
-        corpus_prompt=recipe.prompts.document or None,
-        output_format="n-tuple",
-        batch_size=ENCODE_BATCH,
-        verbose=False,
-    )
-    if not len(mined):
-        raise InputError(
-            f"hard_negatives: no anchor has {wanted.number} negatives within rank {wanted.last_rank} and margin "
-            f"{wanted.margin}: lower number or margin, or raise last_rank"
-        )
     return mined
 
 
@@ -118,7 +114,7 @@ def load_teacher(stage: EmbeddingStage, width: int) -> SentenceTransformer | Non
 def loss_name(stage: EmbeddingStage, kind: str) -> str:
     if stage.loss == "auto":
         return "cosent" if kind == "scored" else "cached_mnrl"
-    is_scored = stage.loss in ("cosent", "angle")
+    is_scored = stage.loss == "cosent"
     if stage.loss != "distill" and is_scored != (kind == "scored"):
         raise InputError(
             f"stage {stage.name}: loss {stage.loss} needs {'scored pairs' if is_scored else 'pairs without scores'}"

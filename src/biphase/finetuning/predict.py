@@ -15,7 +15,7 @@ import torch
 from scipy.special import softmax
 from transformers import pipeline
 
-from biphase.corpus.readers import read_text_lines
+from biphase.corpus.readers import plain_path, read_text_lines
 from biphase.encoder.load import load_model_config, load_weights
 from biphase.errors import InputError
 from biphase.files import read_json_as
@@ -116,16 +116,12 @@ def open_model(name: str, file: Path, template: str | None, device: torch.device
             raise InputError(f"--{error}") from None
     config: Any = load_model_config(folder)
     model = load_weights(AUTO_CLASSES[family], folder, config, attention=None).eval().to(device)
-    ending = endings(file)
-    layout = next((one for one in task.files if one.train and endings(Path(one.train)) == ending), FileLayout())
+    ending = plain_path(file).suffix
+    alike = (one for one in task.files if one.train and plain_path(Path(one.train)).suffix == ending)
+    layout = next(alike, FileLayout())
     layout = layout.model_copy(update={"columns": (layout.columns[0],) * 2})  # tags are not needed
     source = TaskSource(task, name, "", layout, {})
     return Predicting(source, record, model, load_hashed_tokenizer(folder), device)
-
-
-def endings(path: Path) -> str:
-    """The ending of a file without that of its compression."""
-    return next((suffix for suffix in reversed(path.suffixes) if suffix not in (".zst", ".gz")), "")
 
 
 def family_of(name: str, folder: Path) -> Family:
@@ -172,7 +168,7 @@ def predict_file(predicting: Predicting, file: Path) -> Iterator[Row]:
 def file_rows(predicting: Predicting, file: Path) -> Iterator[PlacedRow]:
     """The rows of a file of any form that tasks have; of a .txt for a template of one column, a text a line."""
     columns = template_columns(predicting.task.template)
-    if endings(file) == ".txt" and predicting.task.family == "sequence_classification":
+    if plain_path(file).suffix == ".txt" and predicting.task.family == "sequence_classification":
         if len(columns) > 1:
             raise InputError(f"{file}: a line is one text, but {predicting.source.name} needs {' and '.join(columns)}")
         for number, line, _ in read_text_lines(file):

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from biphase.corpus.readers import CODECS, damaged, read_json_file, read_json_lines, read_text_lines
+from biphase.corpus.readers import damaged, plain_path, read_json_file, read_json_lines, read_text_lines
 from biphase.errors import InputError
 from biphase.tasks.spec import FileLayout, Format, Task, is_own_task
 
@@ -82,8 +82,7 @@ def read_any_file(path: Path, layout: FileLayout | None = None) -> Iterator[tupl
 
 
 def format_of(task: Task, path: Path) -> Format:
-    plain = path.with_suffix("") if path.suffix in CODECS else path
-    form = FORMATS.get(plain.suffix, "trec" if task.family == "retrieval" else "columns")
+    form = FORMATS.get(plain_path(path).suffix, "trec" if task.family == "retrieval" else "columns")
     if task.family == "retrieval" and form == "tsv":  # TREC's judgements have no header, and four fields
         fields = next(numbered_lines(path), (1, ""))[1].split("\t")
         return "trec" if len(fields) == 4 and fields[-1].lstrip("-").isdecimal() else "tsv"

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from biphase.console import err
-from biphase.corpus.readers import CODECS
+from biphase.corpus.readers import plain_path
 from biphase.errors import InputError
 from biphase.tasks.rows import Row, read_any_file
 from biphase.verbs.memory import is_running_text
@@ -167,7 +167,7 @@ def find_splits(train: Path, needed: str | None = None) -> dict[str, str]:
             err.print(f"{train.parent / other} has no '{needed}': {split} is drawn from train instead", markup=False)
         elif other:
             found[split] = other
-    return {split: Path(name).stem if Path(name).suffix in CODECS else name for split, name in found.items()}
+    return {split: plain_path(Path(name)).name for split, name in found.items()}
 
 
 def is_text(values: list[Any]) -> bool:
