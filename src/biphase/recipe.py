@@ -318,6 +318,12 @@ class Recipe(Strict):
                 raise ValueError(f"{key} is {tokens}, less than one sample of {self.data.max_sample_tokens} tokens")
         return self
 
+    @property
+    def weights_tree(self) -> dict[str, Any]:
+        """What decides weights: all but its name, what is measured and kept on the way, and where it runs."""
+        aside = {"name", "validation", "checkpoints", "tracking", "compute"}
+        return self.model_dump(mode="json", exclude=aside) | {"precision": self.compute.precision}
+
     def identity(self, data_fingerprint: str, parent: str | None, precision: str) -> str:
         """A hash of everything that decides the weights. Paths are replaced by what they hold.
 
@@ -326,7 +332,7 @@ class Recipe(Strict):
             parent: content hash of the checkpoint or model behind `init`, None for a preset.
             precision: what `compute.precision` means on the device at hand, such as `torch.bfloat16`.
         """
-        tree = self.model_dump(mode="json", exclude={"name", "validation", "checkpoints", "tracking", "compute"})
+        tree = self.weights_tree
         tree["data"] = self.data.order | {"shards": data_fingerprint}
         tree["init"]["checkpoint"] = tree["init"]["model"] = tree["init"]["revision"] = parent
         tree["precision"] = precision

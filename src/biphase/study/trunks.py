@@ -27,7 +27,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
-from typing import Any, Literal
+from typing import Literal
 
 from biphase.errors import InputError
 from biphase.files import content_hash
@@ -193,15 +193,9 @@ def run_that_trains(step: int, arm: str, paths: Mapping[str, ArmPath]) -> str:
     return arm
 
 
-def weights_tree(recipe: Recipe) -> dict[str, Any]:
-    """What of a recipe decides weights: all but its name, what is measured and kept on the way, and where it runs."""
-    aside = {"name", "validation", "checkpoints", "tracking", "compute"}
-    return recipe.model_dump(mode="json", exclude=aside) | {"precision": recipe.compute.precision}
-
-
 def trunk_key(recipe: Recipe) -> str:
     """A hash of everything that decides the weights of a step, but for the curriculum and the decay."""
-    tree = weights_tree(recipe)
+    tree = recipe.weights_tree
     del tree["curriculum"], tree["schedule"]["decay_steps"]
     return content_hash(tree)
 
@@ -240,7 +234,7 @@ def make_runs(paths: Mapping[str, ArmPath], evaluated: Iterable[tuple[str, int]]
             last=path.last,
             kept=steps,
             recipe=own_recipe,
-            key=content_hash([weights_tree(own_recipe), runs[path.parent].key if path.parent else None]),
+            key=content_hash([own_recipe.weights_tree, runs[path.parent].key if path.parent else None]),
         )
     return runs
 

@@ -26,7 +26,7 @@ from biphase.study.folder import (
     train_name,
 )
 from biphase.study.plan import Plan, StudyCell
-from biphase.study.trunks import PlannedRun, start_from, weights_tree
+from biphase.study.trunks import PlannedRun, start_from
 
 
 def train_unit(plan: Plan, run: str, folder: StudyFolder, processes: int) -> list[str]:
@@ -88,7 +88,7 @@ def train_by_torchrun(recipe: Recipe, folder: StudyFolder, processes: int) -> Pa
     if code:
         raise InputError(f"torchrun ended with exit code {code}: {told.removeprefix('biphase: ')}; see {log}")
     finished = [run for path in folder.runs.glob(f"{recipe.name}-????????") if (run := Run(path)).is_done]
-    own = [run.path for run in finished if weights_tree(read_recipe(run)) == weights_tree(recipe)]
+    own = [run.path for run in finished if read_recipe(run).weights_tree == recipe.weights_tree]
     return max(own, key=lambda path: (path / "done.json").stat().st_mtime)
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from biphase.config import parse_config
 from biphase.console import out as console
-from biphase.corpus.text import TxtDocuments, find_text_sources, sample_texts
+from biphase.corpus.text import TxtDocuments, find_text_sources, first_texts, sample_texts
 from biphase.engine.local import Engine, EngineKind
 from biphase.errors import InputError
 from biphase.verbs.memory import are_names, name_sources, rows_in
@@ -30,7 +30,6 @@ def train_tokenizer(
         vocab_size: tokens, special ones included.
         limit_mb: train on at most this many MB of text.
     """
-    from biphase.corpus.text import first_texts
     from biphase.corpus.tokenizer import save_tokenizer
     from biphase.corpus.tokenizer import train_tokenizer as train
 
