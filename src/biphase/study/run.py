@@ -48,22 +48,26 @@ def run_study(
 
     Raises `InputError` as `choose_units` does.
     """
+    # 1. All units of the plan, and which of them are done.
     everything = {unit.name: unit for unit in study_units(plan, folder, processes)}
     state = read_state(plan, folder)
     done = state.done
+    # 2. Before hours of training: is the data of all tasks here, and is there what is asked for?
     if only != TRAINING and everything.keys() - done:
         look_for_data(plan)
     if only is not None:
         everything = choose_units(everything, only, done)
+    # 3. What is left: without needs that are done, and a run that has begun at the cost of its steps to come.
     drop_checkpoints(plan, folder)  # also what a killed process was just removing
     left = []
     for unit in everything.values():
         if unit.name not in done:
             cost = unit.cost
-            if unit.kind == TRAINING:  # of the steps left, or of one, where only a checkpoint is to be made
+            if unit.kind == TRAINING:  # one step at least, where only a checkpoint is to be made
                 run = plan.runs[unit.arguments["run"]]
                 cost *= max(run.steps - logged_steps(folder, run.name), 1) / run.steps
             left.append(replace(unit, needs=tuple(set(unit.needs) - done), cost=cost))
+    # 4. The engine does it, and checkpoints go as soon as nobody needs them.
     return run_batch(
         left,
         engine,
