@@ -223,7 +223,7 @@ def test_processes_save_and_end_when_their_launcher_is_killed(
 @on_linux
 @pytest.mark.slow
 def test_the_launcher_ends_with_the_worker_of_a_study(run_of_two: Callable[..., list[str]], tmp_path: Path) -> None:
-    """As `study.run` starts it: BIPHASE_PARENT names the worker."""
+    """As `study.worker` starts it: BIPHASE_PARENT names the worker."""
     code = (
         "import os, subprocess, sys;"
         "subprocess.run(sys.argv[1:], env=os.environ | {'BIPHASE_PARENT': str(os.getpid())}, check=False)"
