@@ -15,16 +15,9 @@ import typer
 from typer.core import TyperGroup
 
 from biphase import __version__
-from biphase.cli.evaluate import evaluate_command, finetune_command, predict_command
+from biphase.cli.evaluate import finetuning_app
 from biphase.cli.init import init_app
-from biphase.cli.networks import (
-    convert_command,
-    embed_command,
-    export_command,
-    pretrain_command,
-    push_command,
-    search_command,
-)
+from biphase.cli.networks import networks_app
 from biphase.cli.study import AddressOption, EngineOption, FormatOption, is_json, study_app
 from biphase.console import FirstLine, err, is_one_of_several, out, silence, take_turn
 from biphase.errors import EXIT_BUSY, BusyError, InputError, StoppedError, clipped
@@ -72,6 +65,8 @@ app = typer.Typer(
 )
 tokenizer_app = typer.Typer(no_args_is_help=True, help="Train a tokenizer, or take an existing one.")
 app.add_typer(tokenizer_app, name="tokenizer")
+app.add_typer(networks_app)
+app.add_typer(finetuning_app)
 app.add_typer(init_app, name="init")
 app.add_typer(study_app, name="study")
 task_app = typer.Typer(no_args_is_help=True, help="Tasks: published ones and your own.")
@@ -185,12 +180,6 @@ def prepare_command(
     text.prepare(**locals())
 
 
-app.command("pretrain")(pretrain_command)
-app.command("export")(export_command)
-app.command("push")(push_command)
-app.command("convert")(convert_command)
-
-
 @task_app.command("check")
 def task_check_command(
     task: Annotated[str, typer.Argument(help="A name such as snli, or a YAML file that describes one.")],
@@ -203,13 +192,6 @@ def task_check_command(
     from biphase.cli.task import check_task
 
     check_task(task, data_dir)
-
-
-app.command("finetune")(finetune_command)
-app.command("predict")(predict_command)
-app.command("embed")(embed_command)
-app.command("search")(search_command)
-app.command("evaluate")(evaluate_command)
 
 
 @report_app.command("paper")

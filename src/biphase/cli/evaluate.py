@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from biphase.report.comparison import TaskComparison
     from biphase.verbs.grids import EvaluatedGrid
 
+finetuning_app = typer.Typer()
+
 Number = TypeVar("Number", int, float)
 
 ModelArguments = Annotated[
@@ -50,6 +52,7 @@ KeepBestOption = Annotated[
 ScoresOption = Annotated[Path, typer.Option("--out", help="Where finished cells are kept.")]
 
 
+@finetuning_app.command("finetune")
 def finetune_command(
     model: Annotated[str, typer.Argument(help="RUN[@STEP], a model folder, or a hub id (ID@REVISION).")],
     task: Annotated[str, typer.Argument(help="A name such as snli, or a YAML file that describes one.")],
@@ -68,6 +71,7 @@ def finetune_command(
     finetuning.finetune(model, task, data=data_dir, scores=scores, keep=keep, **settings)
 
 
+@finetuning_app.command("predict")
 def predict_command(
     model: Annotated[str, typer.Argument(help="A folder that `finetune --keep` wrote, or a hub id with a head.")],
     file: Annotated[
@@ -88,6 +92,7 @@ def predict_command(
     finetuning.write_predictions(model, file, out_file or sys.stdout, template, device)
 
 
+@finetuning_app.command("evaluate")
 def evaluate_command(
     models: ModelArguments = None,
     tasks: TasksOption = None,

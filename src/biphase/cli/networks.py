@@ -9,6 +9,8 @@ from biphase.cli.study import Overrides
 from biphase.console import out
 from biphase.verbs import embedding, networks
 
+networks_app = typer.Typer()
+
 LicenseOption = Annotated[str | None, typer.Option(help="Such as apache-2.0, for a card that says none.")]
 LanguageOption = Annotated[str | None, typer.Option(help="Such as en, or en,de, for a card that says none.")]
 RunsOption = Annotated[Path, typer.Option("--runs", help="Where run folders are.")]
@@ -17,6 +19,7 @@ SHOWN_CHARACTERS = 300
 """How much of a passage is shown."""
 
 
+@networks_app.command("pretrain")
 def pretrain_command(
     recipe: Annotated[Path, typer.Argument(help="A YAML file, or the name of one that comes with biphase: tiny.")],
     overrides: Overrides = None,
@@ -31,6 +34,7 @@ def pretrain_command(
     networks.pretrain(recipe, overrides or (), runs=runs)
 
 
+@networks_app.command("export")
 def export_command(
     run: Annotated[str, typer.Argument(metavar="RUN[@STEP]", help="A run folder; its last step unless given.")],
     folder: Annotated[Path, typer.Argument(help="The folder to write.")],
@@ -50,6 +54,7 @@ def export_command(
     networks.export(run, folder, merge, to_hub=to_hub, license=license, language=language)
 
 
+@networks_app.command("push")
 def push_command(
     source: Annotated[str, typer.Argument(metavar="FOLDER", help="A model folder, or RUN[@STEP].")],
     repo: Annotated[str, typer.Argument(metavar="USER/NAME", help="A repository on the Hugging Face hub.")],
@@ -67,6 +72,7 @@ def push_command(
     networks.push(source, repo, public=public, license=license, language=language, dry_run=dry_run)
 
 
+@networks_app.command("convert")
 def convert_command(
     model: Annotated[str, typer.Argument(help="A folder, or a hub id (ID@REVISION).")],
     folder: Annotated[Path, typer.Argument(help="The folder to write.")],
@@ -80,6 +86,7 @@ def convert_command(
     out.print(convert_checkpoint(model, folder))
 
 
+@networks_app.command("embed")
 def embed_command(
     recipe: Annotated[Path, typer.Argument(help="A YAML file; recipes/embed.yaml is one.")],
     overrides: Overrides = None,
@@ -92,6 +99,7 @@ def embed_command(
     embedding.embed(recipe, overrides or (), runs=runs)
 
 
+@networks_app.command("search")
 def search_command(
     source: Annotated[str, typer.Argument(metavar="INDEX_OR_TEXT", help="An index, or files to make one of.")],
     question: Annotated[str, typer.Argument(help="What to look for.")],
