@@ -49,11 +49,11 @@ def test_known_share() -> None:
     sides = []
     for share in (found.low * 0.97, found.low * 1.03, found.high * 0.97, found.high * 1.03):
         seen = contrast_at_share(results, arm, list(ladder), share)
-        assert seen is not None
         tested = seen.against()
         sides.append("below" if tested.high < 0 else "above" if tested.low > 0 else "within")
     assert sides == ["below", "within", "within", "above"]
-    assert contrast_at_share(results, arm, list(ladder), 0.1) is None, "ten times the budget is beyond the ladder"
+    with pytest.raises(InputError, match="the baseline's ladder does not reach 10 of its compute"):
+        contrast_at_share(results, arm, list(ladder), 0.1)
 
 
 def test_nothing_is_read_off_beyond_the_ladder() -> None:

@@ -95,7 +95,7 @@ def test_the_largest_is_that_of_all_names_of_the_line() -> None:
 
 def test_a_compute_equivalent_asks_for_the_whole_ladder_of_the_baseline() -> None:
     line = parse_inequality("compute_equivalent(25/75, mlm40) < 0.6 on TC at 1600 steps")
-    assert (line.kind, line.relation, line.bound) == ("compute_equivalent", "<", 0.6)
+    assert (line.is_equivalent, line.sign, line.bound) == (True, -1, 0.6)
     (one,) = bind(line, LADDERS, TASKS)
     assert [arms for _, arms, _ in one.terms] == [("1m-25-75-1600",)] and one.ladder == ("1m-mlm40-400", "1m-mlm40-800")
     with pytest.raises(InputError, match="has one budget; a baseline's ladder has two or more"):

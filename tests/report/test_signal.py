@@ -22,18 +22,18 @@ def test_signal_of_known_noise() -> None:
     """Four models 0.1 apart, five seeds of noise 0.02: spread 0.129, standard error 0.02/√5, a ratio of about 14."""
     rng = np.random.default_rng(0)
     known = measure_signal([model(str(at), rng.normal(0.5 + 0.1 * at, 0.02, 5).tolist()) for at in range(4)])
-    assert known and known.decides and known.needs == ""
+    assert known and known.needs == ""
     assert known.noise == pytest.approx(0.02 / 5**0.5, rel=0.4) and known.spread == pytest.approx(0.129, rel=0.15)
     ratios, decided = [], 0
     for _ in range(60):
         equal = measure_signal([model(str(at), rng.normal(0.5, 0.02, 5).tolist()) for at in range(4)])
         assert equal is not None
         ratios.append(equal.ratio)
-        decided += equal.decides
+        decided += not equal.needs
     assert 0.7 < np.median(ratios) < 1.5 and decided <= 8
     # Of many models with few seeds, no pair may be told apart, corrected for all pairs; that they differ is plain.
     many = measure_signal([model(str(at), rng.normal(0.5 + 0.01 * at, 0.02, 3).tolist()) for at in range(18)])
-    assert many and many.decides
+    assert many and not many.needs
     assert measure_signal([model("one", [0.5, 0.6])]) is None
     assert measure_signal([model("x", [0.5]), model("y", [0.6])]) is None, "one seed knows no noise"
 
@@ -69,7 +69,7 @@ def test_tables_say_which_tasks_decide() -> None:
     cells = [*cells[:1], model("y", [0.7, 0.712, 0.719], dataset="a"), *cells[2:]]
     cells += [model("x", [0.75] * 3, dataset="c", examples=Kept()), model("y", [0.76, 0.77, 0.75], dataset="c")]
     (table,) = make_tables(ResultSet(tuple(cells)))
-    assert [bool(signal and signal.decides) for signal in table.signals[:2]] == [True, False]
+    assert [bool(signal and not signal.needs) for signal in table.signals[:2]] == [True, False]
     assert show_signal(table.signals[1]).startswith("(")
     text = to_markdown(table)
     assert "| signal ÷ noise |" in text and "75.00†" in text and "b decides nothing here: " in text

@@ -59,7 +59,10 @@ class Claim:
     inequalities: tuple[Inequality, ...]
     untested: tuple[str, ...] = ()
     """What the claim also says and the results have no scores for."""
-    verdict: ClaimVerdict = "undecided"
+
+    @property
+    def verdict(self) -> ClaimVerdict:
+        return together([*(one.verdict for one in self.inequalities), *("undecided" for _ in self.untested)])
 
 
 @dataclass(frozen=True)
@@ -70,9 +73,19 @@ class Finding:
     statement: str
     rule: str
     claims: tuple[Claim, ...]
-    verdict: ClaimVerdict = "undecided"
-    needs: tuple[str, ...] = ()
-    """What would decide it, a line each."""
+
+    @property
+    def verdict(self) -> ClaimVerdict:
+        return together([claim.verdict for claim in self.claims])
+
+    @property
+    def needs(self) -> list[str]:
+        """What would decide it, a line each."""
+        lines = []
+        for claim in self.claims:
+            lines += [f"{one.label}: {one.needs}" for one in claim.inequalities if one.needs]
+            lines += [f"scores that are not there: {what}" for what in claim.untested]
+        return lines
 
     @property
     def is_tested(self) -> bool:
@@ -107,16 +120,10 @@ def judge_claims(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     )
     judged = []
     for finding in findings:
-        claims: list[Claim] = []
-        needs: list[str] = []
+        claims = []
         for claim in finding.claims:
-            inequalities = tuple(next(decided) for _ in claim.inequalities)
-            verdicts = [inequality.verdict for inequality in inequalities] + ["undecided" for _ in claim.untested]
-            claims.append(replace(claim, inequalities=inequalities, verdict=together(verdicts)))
-            needs += [f"{inequality.label}: {inequality.needs}" for inequality in inequalities if inequality.needs]
-            needs += [f"scores that are not there: {what}" for what in claim.untested]
-        verdict = together([claim.verdict for claim in claims])
-        judged.append(replace(finding, claims=tuple(claims), verdict=verdict, needs=tuple(needs)))
+            claims.append(replace(claim, inequalities=tuple(next(decided) for _ in claim.inequalities)))
+        judged.append(replace(finding, claims=tuple(claims)))
     return tuple(judged)
 
 
@@ -132,11 +139,8 @@ def name_noise(findings: Iterable[Finding]) -> str:
 
 def count_tests(findings: Iterable[Finding]) -> int:
     """How many p-values there are in all, those of contraries included."""
-    num = 0
-    for finding in findings:
-        for inequality in finding.inequalities:
-            num += (not math.isnan(inequality.p_value)) + (not math.isnan(inequality.p_contrary))
-    return num
+    asked = [one for finding in findings for one in finding.inequalities]
+    return sum(not math.isnan(p_value) for one in asked for p_value in (one.p_value, one.p_contrary))
 
 
 def decide(inequality: Inequality, adjusted: float, adjusted_contrary: float, num_tests: int) -> Inequality:

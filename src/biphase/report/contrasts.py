@@ -229,14 +229,9 @@ def interaction(values_RN: np.ndarray) -> float:
     return max(float(squares), 0.0) / ((num_rows - 1) * (num_columns - 1))
 
 
-def combine(*parts: tuple[float, Terms | None]) -> Terms | None:
-    """A weighted sum of weighted sums; None where one of them is."""
-    combined: Terms = []
-    for factor, terms in parts:
-        if terms is None:
-            return None
-        combined += [(factor * weight, score) for weight, score in terms]
-    return combined
+def combine(*parts: tuple[float, Terms]) -> Terms:
+    """A weighted sum of weighted sums."""
+    return [(factor * weight, score) for factor, terms in parts for weight, score in terms]
 
 
 def difference(a: SeedScores, b: SeedScores) -> Contrast:

@@ -133,13 +133,15 @@ def contrast_at_share(
     baseline: Sequence[ReportArm],
     share: float,
     datasets: Sequence[str] | None = None,
-) -> Contrast | None:
+) -> Contrast:
     """The arm's score minus the baseline's at the FLOPs of which the arm has this share: above zero, if the arm's
-    equivalent is less than `share`. None where the ladder does not reach there."""
+    equivalent is less than `share`. Raises `InputError` where the ladder does not reach there."""
     names = shared_datasets(results, (arm, *baseline), datasets)
     rungs = make_ladder(results, baseline, "flops", names)
-    between = interpolate(rungs, compute_of(arm, "flops") / share)
-    return None if between is None else contrast(combine((1, mean_score(results, arm, names)), (-1, between)) or [])
+    spent = compute_of(arm, "flops") / share
+    if not rungs[0][0] <= spent <= rungs[-1][0]:
+        raise InputError(f"the baseline's ladder does not reach {1 / share:.2g} of its compute")
+    return contrast(combine((1, mean_score(results, arm, names)), (-1, interpolate(rungs, spent))))
 
 
 def shared_datasets(results: ResultSet, arms: Sequence[ReportArm], wanted: Sequence[str] | None) -> tuple[str, ...]:
@@ -199,7 +201,7 @@ def find_interval(terms: Terms, compute: float, rungs: Rungs) -> tuple[float, fl
     places = [np.linspace(*ends, POINTS_BETWEEN, endpoint=False) for ends in itertools.pairwise(logs)]
     grid = np.exp(np.append(np.concatenate(places), logs[-1]))
     grid[0], grid[-1] = rungs[0][0], rungs[-1][0]  # exactly: the ladder's ends are on the ladder
-    seen = [contrast(combine((1, terms), (-1, interpolate(rungs, place))) or []) for place in grid]
+    seen = [contrast(combine((1, terms), (-1, interpolate(rungs, place)))) for place in grid]
     sides = [one.side for one in seen]
     noise = seen[0].noise
     if "untested" in sides:
@@ -218,13 +220,11 @@ def find_interval(terms: Terms, compute: float, rungs: Rungs) -> tuple[float, fl
     return low, high, noise
 
 
-def interpolate(rungs: Rungs, compute: float) -> Terms | None:
-    """The baseline's score at a compute between two of its budgets, as a weighted sum; None beyond the ladder."""
-    for (less, lower), (more, upper) in itertools.pairwise(rungs):
-        if less <= compute <= more:
-            part = math.log(compute / less) / math.log(more / less)
-            return combine((1 - part, lower), (part, upper))
-    return None
+def interpolate(rungs: Rungs, compute: float) -> Terms:
+    """The baseline's score at a compute within its ladder, as a weighted sum."""
+    (less, lower), (more, upper) = next(pair for pair in itertools.pairwise(rungs) if compute <= pair[1][0])
+    part = math.log(compute / less) / math.log(more / less)
+    return combine((1 - part, lower), (part, upper))
 
 
 def show_multiple(found: Equivalent) -> str:

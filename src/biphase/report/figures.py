@@ -33,11 +33,9 @@ class Picture:
     plots: Sequence[Callable[["Axes"], object]]
     row_height: float = 2.25
     """In inches."""
-    has_own_legends: bool = False
-    """Whether each panel has a legend of its own, instead of one for all."""
 
 
-FIGURES: dict[str, tuple[str, str, str, Callable[[ResultSet], list[panels.Panel]]]] = {
+FIGURES: dict[str, tuple[str, str, str, Callable[[ResultSet], list[panels.Panel]] | None]] = {
     "objective-by-size": (
         "Objective by size",
         "CLM and MLM at the same size, data and steps.",
@@ -93,50 +91,43 @@ FIGURES: dict[str, tuple[str, str, str, Callable[[ResultSet], list[panels.Panel]
         "FLOPs of two arms or more",
         panels.score_by_flops,
     ),
+    "losses": (
+        "Loss curves",
+        "Training loss as lines (means of neighbouring steps), validation loss as markers; a branch begins at the "
+        "step where it leaves its trunk.",
+        "the metrics.jsonl of the runs",
+        None,
+    ),
 }
-"""Name → title, caption, what it needs, and its panels, a family each: none where what it needs is missing."""
-
-LOSS_CURVES = (
-    "Loss curves",
-    "Training loss as lines (means of neighbouring steps), validation loss as markers; a branch begins at the "
-    "step where it leaves its trunk.",
-    "the metrics.jsonl of the runs",
-)
-"""The same of the figure of losses, which are no results."""
+"""Name → title, caption, what it needs, and its panels, a family each: none where what it needs is missing. Losses are
+no results, and plotted by themselves."""
 
 
 def draw_figures(
     results: ResultSet,
     folder: Path,
     losses: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
-    overview: panels.Panel | None = None,
-    ladders: Sequence[panels.Panel] = (),
+    first: Mapping[str, Sequence[panels.Panel]] | None = None,
 ) -> tuple[list[tuple[str, str, str]], list[str]]:
     """Write every figure for which there are scores, as `NAME.svg` and `NAME.pdf`.
 
-    The same results give the same SVG, to the byte. `losses`: run → records as in metrics.jsonl. `overview` and
-    `ladders`, where they are given, become figures that are not among those returned.
+    The same results give the same SVG, to the byte. `losses`: run → records as in metrics.jsonl. `first`: name →
+    panels of figures that are not among those returned.
 
     Returns:
         Name, title and caption of what was drawn, and a line for each figure that was not: what it lacks.
     """
     folder.mkdir(parents=True, exist_ok=True)
     drawn, missing, pictures = [], [], list[Picture]()
-    if overview is not None:
-        rows = len(overview.ticks)
-        pictures.append(Picture("overview", [partial(plot_panel, overview)], row_height=0.5 + 0.21 * rows))
-    if ladders:
-        pictures.append(
-            Picture("compute-equivalents", [partial(plot_panel, panel) for panel in ladders], row_height=3.2)
-        )
-    wanted: dict[str, Sequence[Callable[[Axes], object]]] = {}
-    for name, (*_, make_panels) in FIGURES.items():
-        wanted[name] = [partial(plot_panel, panel) for panel in make_panels(results)]
-    wanted["losses"] = list(share_out_curves(losses or {}))
-    for name, plots in wanted.items():
-        title, caption, needs = FIGURES[name][:3] if name in FIGURES else LOSS_CURVES
+    for name, some in (first or {}).items():
+        if some:
+            pictures.append(Picture(name, [partial(plot_panel, panel) for panel in some], some[0].height))
+    for name, (title, caption, needs, make_panels) in FIGURES.items():
+        plots: list[Callable[[Axes], object]] = list(share_out_curves(losses or {}))
+        if make_panels:
+            plots = [partial(plot_panel, panel) for panel in make_panels(results)]
         if plots:
-            pictures.append(Picture(name, plots, has_own_legends=name == "losses"))
+            pictures.append(Picture(name, plots))
             drawn.append((name, title, caption))
         else:
             missing.append(f"{title}: needs {needs}")
@@ -291,8 +282,8 @@ def arrange_panels(picture: Picture) -> "Figure":
     for axes in grid[len(plots) :]:
         axes.set_axis_off()
     entries: dict[str, Any] = {}
-    for axes in () if picture.has_own_legends else grid[: len(plots)]:
-        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+    for axes in grid[: len(plots)]:
+        for handle, label in () if axes.get_legend() else zip(*axes.get_legend_handles_labels(), strict=True):
             entries.setdefault(label, handle)
     columns = max(96 // max(len(label) + 8 for label in ("", *entries)), 1)  # 96 characters fit into a line
     names = [label.get_text() for label in grid[0].get_yticklabels()] if num_columns == 1 else []

@@ -28,7 +28,7 @@ over families. Where `some` is said, one is enough; `every` is chosen before `so
 import itertools
 import re
 from dataclasses import dataclass, replace
-from typing import Literal, NoReturn
+from typing import NoReturn
 
 from biphase.errors import InputError
 
@@ -82,17 +82,13 @@ class ParsedInequality:
 
     text: str
     operands: tuple[Operand, ...]
-    kind: Literal["difference", "compute_equivalent"]
-    """`compute_equivalent`: of the first operand, by the ladder of the second."""
-    relation: Literal["<", ">"]
+    is_equivalent: bool
+    """Whether it is about the compute equivalent of the first operand, by the ladder of the second."""
+    sign: float
+    """1 where the sum is to lie above the bound, -1 where below."""
     bound: float
     """A share of scores, or of compute."""
     place: Place
-
-    @property
-    def sign(self) -> float:
-        """1 where the sum is to lie above the bound, -1 where below."""
-        return 1.0 if self.relation == ">" else -1.0
 
     @property
     def has_some(self) -> bool:
@@ -102,7 +98,7 @@ class ParsedInequality:
     @property
     def placed(self) -> tuple[Operand, ...]:
         """The operands that must be there at each place: all, but for a baseline, whose whole ladder is asked."""
-        return self.operands[:1] if self.kind == EQUIVALENT else self.operands
+        return self.operands[:1] if self.is_equivalent else self.operands
 
 
 class Parser:
@@ -163,34 +159,33 @@ class Parser:
         return float(self.tokens[self.at - 1][0])
 
     def inequality(self) -> ParsedInequality:
-        kind: Literal["difference", "compute_equivalent"] = "difference"
-        if self.has(EQUIVALENT, "("):
-            kind = "compute_equivalent"
+        is_equivalent = self.has(EQUIVALENT, "(")
+        if is_equivalent:
             operands = [Operand(1.0, self.name("an arm"))]
             self.take(",")
             operands.append(Operand(-1.0, self.name("an arm")))
             self.take(")")
         else:
             operands = self.sum()
-        relation = self.take("<", ">")
+        sign = 1.0 if self.take("<", ">") == ">" else -1.0
         bound = self.number()
         if bound is None:
             self.refuse("a number")
         has_unit = self.has("points") or self.has("point")
-        if has_unit and kind == "compute_equivalent":
+        if has_unit and is_equivalent:
             raise InputError(f"'{self.text}': a share of compute has no points; write it as a number, such as 0.6")
-        if bound and not has_unit and kind == "difference":
+        if bound and not has_unit and not is_equivalent:
             raise InputError(f"'{self.text}': {bound:g} of what? Write {bound:g} points, of 100")
         place = self.place()
         if self.at < len(self.tokens):
             self.refuse("'on', 'at', 'for' or the end")
-        if kind == "compute_equivalent" and bound <= 0:
+        if is_equivalent and bound <= 0:
             raise InputError(f"'{self.text}': a share of compute lies above 0")
         spreads = {one.function == "spread" and (one.axis, one.place.tasks) for one in operands}
         if len(spreads) > 1:
             raise InputError(f"'{self.text}': a spread stands beside spreads over the same axis on the same task only")
-        scale = 0.01 if kind == "difference" else 1.0
-        return ParsedInequality(self.text, tuple(operands), kind, relation, scale * bound, place)  # type: ignore[arg-type]
+        scale = 1.0 if is_equivalent else 0.01
+        return ParsedInequality(self.text, tuple(operands), is_equivalent, sign, scale * bound, place)
 
     def sum(self) -> list[Operand]:
         operands = self.term(1.0)

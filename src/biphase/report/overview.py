@@ -2,12 +2,11 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from biphase.report.contrasts import difference, is_significant
 from biphase.report.formats import show_points, show_share
 from biphase.report.panels import Mark, Panel, mark_mean
-from biphase.report.price import PriceList, list_prices, price_sentence
 from biphase.report.results import (
     AVERAGE,
     FAMILY_NAMES,
@@ -30,36 +29,10 @@ RANDOM_LOOK = Look("#767676", "o", "-", "")
 """How a network from random weights looks."""
 
 
-@dataclass(frozen=True)
-class Overview:
-    """The first screen of a report."""
-
-    sentences: tuple[str, ...]
-    """The answer: who is ahead of whom by how much, what pretraining is worth at all, and what MLM's scores cost."""
-    tables: tuple[ScoreTable, ...]
-    """All models and tasks, one table for each kind of metric; the first is by the metric that verdicts are about."""
-    panel: Panel | None
-    """The means over all tasks with their intervals; None with fewer than two models that have all tasks."""
-    prices: tuple[PriceList, ...] = ()
-    """What other arms pay for the scores of MLM alone, by network."""
-    is_pretrained_once: bool = True
-    """Whether no model has several pretraining seeds."""
-
-
-def make_overview(results: ResultSet, answer: str = "") -> Overview:
-    """What stands first on a page of these results, which have their averages; with the answer, where it is known."""
-    tables = tuple(wide_table(results, metric) for metric in results.metrics)
+def list_means(results: ResultSet) -> list[Result]:
+    """The mean over all tasks of every model that has them all."""
     by_model = scores_by_model(results, results.primary_metric).values()
-    means = [own["", ALL_TASKS] for own in by_model if ("", ALL_TASKS) in own]
-    prices = tuple(list_prices(results))
-    sentences = [answer] if answer else answer_sentences(results, means)
-    return Overview(
-        sentences=(*sentences, *map(price_sentence, prices)),
-        tables=tables,
-        panel=draw_means(means) if len(means) > 1 else None,
-        prices=prices,
-        is_pretrained_once=all(result.num_pretrainings == 1 for result in results.results),
-    )
+    return [own["", ALL_TASKS] for own in by_model if ("", ALL_TASKS) in own]
 
 
 def rivals(arm: ReportArm) -> tuple[str | int, ...]:
@@ -105,7 +78,7 @@ def wide_table(results: ResultSet, metric: str) -> ScoreTable:
     signals: tuple[Signal | None, ...] = ()
     if num_rivals > 1:
         compared = zip(*(row.cells for row in rows if row.block == largest), strict=True)
-        signals = tuple(measure_signal([score for score, _ in cells if score]) for cells in compared)
+        signals = tuple(measure_signal(score for score, _ in cells) for cells in compared)
     # A dataset may have the name of another family's: `uner` of two families becomes `uner (TC)`.
     heads = [f"{code} mean" if name == AVERAGE else name for code, name in columns]
     heads = [f"{head} ({columns[at][0]})" if heads.count(head) > 1 else head for at, head in enumerate(heads)]
@@ -169,8 +142,11 @@ def compare_in_words(best: Result, other: Result, where: str, num_asked: int) ->
     )
 
 
-def draw_means(means: Sequence[Result]) -> Panel:
-    """Models from top to bottom as in the table, the mean over all tasks with its interval along the x axis."""
+def draw_means(means: Sequence[Result]) -> list[Panel]:
+    """Models from top to bottom as in the table, the mean over all tasks with its interval along the x axis; none with
+    fewer than two of them."""
+    if len(means) < 2:
+        return []
     groups = list(group_rivals(means))
     # Where there is no room for all, those with the most training.
     chosen, room = set[int](), MOST_ROWS
@@ -186,7 +162,7 @@ def draw_means(means: Sequence[Result]) -> Panel:
         series.setdefault(OBJECTIVE_NAMES[objective], (look, []))[1].append(
             mark_mean(row, result.mean, result.half_width)
         )
-    return Panel(
+    panel = Panel(
         kind="rows",
         series=[(name, look, marks) for name, (look, marks) in series.items()],
         title="",
@@ -194,4 +170,6 @@ def draw_means(means: Sequence[Result]) -> Panel:
         y_label="",
         ticks=range(len(shown)),
         tick_labels=[result.arm.name for result in reversed(shown)],
+        height=0.5 + 0.21 * len(shown),
     )
+    return [panel]

@@ -15,12 +15,12 @@ from markupsafe import Markup
 
 from biphase import __version__
 from biphase.errors import InputError
-from biphase.files import own_folder, refuse_foreign, write_text
+from biphase.files import own_folder, write_text
 from biphase.report.claims import Claim, Finding, Verdicts, count_tests
 from biphase.report.figures import draw_figures
 from biphase.report.formats import MISSING, show_count, show_p_value, show_points, show_share
-from biphase.report.overview import make_overview
-from biphase.report.price import ladder_panel, price_files, price_rows
+from biphase.report.overview import answer_sentences, draw_means, list_means, wide_table
+from biphase.report.price import ladder_panel, list_prices, price_files, price_rows, price_sentence
 from biphase.report.results import (
     FAMILY_NAMES,
     ResultSet,
@@ -31,7 +31,7 @@ from biphase.report.results import (
 )
 from biphase.report.statistics import SIGNIFICANCE
 from biphase.report.svg import inline_svg
-from biphase.report.tables import RULE, degenerate_mark, make_tables, show_signal, write_tables
+from biphase.report.tables import RULE, degenerate_mark, make_tables, show_signal, table_files
 
 SIGNS = {"supported": "✓", "contradicted": "✕", "undecided": "?"}
 """Beside the word, so that a verdict does not depend on its colour."""
@@ -50,7 +50,7 @@ def write_report(
     hypotheses: tuple[Sequence[Finding], str] | None = None,
     table_numbers: Mapping[tuple[str, str], int] | None = None,
     plan_svg: str | None = None,
-    costs: Sequence[Mapping[str, object]] | None = None,
+    costs: Sequence[Mapping[str, object]] = (),
     commands: Sequence[str] = (),
     missing: Sequence[str] = (),
     losses: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
@@ -58,16 +58,13 @@ def write_report(
     answer: str = "",
     bm25: Mapping[str, float] | None = None,
 ) -> Path:
-    """Write `tables/`, `figures/` and `index.html` into the folder `out`; returns the page.
-
-    The folder appears whole or not at all. `InputError` for one that is no unchanged report, and without a score.
+    """Write `tables/`, `figures/` and `index.html` on one study into the folder `out`, whole or not at all; returns the
+    page. `InputError` for a folder that is no unchanged report, and without a score.
 
     Args:
-        results: of one study; averages that are missing are added.
         hypotheses: what the study declared before it ran, judged, and a sentence on when it was declared.
         table_numbers: (setup, family) → the number under which the table stands in a paper.
         plan_svg: a picture of the plan as it was run, drawn by us: it is not escaped.
-        costs: rows with the same keys, which are the headers.
         losses: run → records of its metrics.jsonl, for the loss curves.
         files: name → text of what stands beside the page.
         answer: to the question; by default the best model against the others, in a sentence or two.
@@ -75,29 +72,32 @@ def write_report(
     """
     if not results.results:
         raise InputError("there is no finished score to report on yet")
-    refuse_foreign(out, "report")  # before the work of drawing
-    results = with_averages(results.results)
-    overview = make_overview(results, answer)
-    tables, ladders = make_tables(results, table_numbers), [ladder_panel(listed) for listed in overview.prices]
     with own_folder(out, "report") as folder:
-        write_tables([*overview.tables, *tables], folder / "tables")
-        figures, lacking = draw_figures(results, folder / "figures", losses, overview.panel, ladders)
+        results = with_averages(results.results)
+        means, prices = list_means(results), list_prices(results)
+        wide, tables = [wide_table(results, metric) for metric in results.metrics], make_tables(results, table_numbers)
+        first = {"overview": draw_means(means), "compute-equivalents": [ladder_panel(listed) for listed in prices]}
+        figures, lacking = draw_figures(results, folder / "figures", losses, first)
         html = render(
             title=title,
             question=question,
+            sentences=[*([answer] if answer else answer_sentences(results, means)), *map(price_sentence, prices)],
             results=results,
-            overview=overview,
+            wide=wide,
+            prices=prices,
             **inline_pictures(folder / "figures", plan_svg),
             verdicts=verdicts,
             hypotheses=hypotheses,
             figures=figures,
             tables=tables,
-            costs=list(costs or ()),
+            costs=costs,
             bm25=bm25 or {},
             commands=commands,
             missing=[*missing, *missing_cells(results), *(f"No figure: {line}" for line in lacking)],
         )
-        for name, text in {**(files or {}), **price_files(overview.prices), "index.html": html}.items():
+        texts = {**(files or {}), **table_files([*wide, *tables]), **price_files(prices), "index.html": html}
+        for name, text in texts.items():
+            (folder / name).parent.mkdir(exist_ok=True)
             write_text(folder / name, text)
     return out / "index.html"
 

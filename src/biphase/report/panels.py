@@ -61,6 +61,8 @@ class Panel:
     """Whether the x axis is."""
     x_margin: float | None = None
     """The room on the x axis before the first tick and after the last; None: as the marks need it."""
+    height: float = 2.25
+    """In inches."""
 
 
 PlacedArms = tuple[str, Look, Iterable[tuple[float, Sequence[ReportArm]]]]

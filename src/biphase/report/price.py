@@ -190,6 +190,7 @@ def ladder_panel(listed: PriceList) -> Panel:
         ticks=ticks,
         tick_labels=labels,
         is_logarithmic=True,
+        height=3.2,
     )
 
 

@@ -3,7 +3,7 @@
 import bisect
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,10 +25,9 @@ class Signal:
     spread: float
     noise: float
     """The standard error of such a mean beside another: that of a difference over √2, by the neighbours in rank."""
-    decides: bool
-    """Whether the models cannot all be equally good: an F test of the squared ratio."""
-    needs: str = ""
-    """What would tell the best from the worst, of all pairs the widest, where nothing is decided."""
+    needs: str
+    """What would tell the best from the worst, of all pairs the widest; empty where the models cannot all be equally
+    good, by an F test of the squared ratio."""
 
     @property
     def ratio(self) -> float:
@@ -36,9 +35,9 @@ class Signal:
         return self.spread / self.noise if self.noise > 0 else math.nan
 
 
-def measure_signal(scores: Sequence[SeedScores]) -> Signal | None:
-    """None for fewer than two models, or where noise is not known."""
-    ranked = sorted(scores, key=lambda score: score.mean)
+def measure_signal(scores: Iterable[SeedScores | None]) -> Signal | None:
+    """None for fewer than two models with a score, or where noise is not known."""
+    ranked = sorted((score for score in scores if score is not None), key=lambda score: score.mean)
     if len(ranked) < 2:
         return None
     neighbours = [difference(upper, lower) for lower, upper in itertools.pairwise(ranked)]
@@ -54,7 +53,7 @@ def measure_signal(scores: Sequence[SeedScores]) -> Signal | None:
     decides = is_significant(float(special.fdtrc(num - 1, degrees, (spread / noise) ** 2)))
     level = SIGNIFICANCE / (num * (num - 1) // 2)
     needs = "" if decides else what_decides(difference(ranked[-1], ranked[0]), 0.0, level)
-    return Signal(spread, noise, decides, needs)
+    return Signal(spread, noise, needs)
 
 
 def what_decides(seen: Contrast, bound: float, level: float) -> str:

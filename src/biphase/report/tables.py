@@ -6,10 +6,8 @@ One table for each comparison, family and metric: arms in rows, datasets and the
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal, TypeVar
 
-from biphase.files import write_text
 from biphase.report.contrasts import difference
 from biphase.report.formats import MISSING, csv_text, escape_latex, latex_text, markdown_text, show_share
 from biphase.report.results import AVERAGE, FAMILY_NAMES, MEASURES, SETUPS, ReportArm, Result, ResultSet
@@ -52,16 +50,6 @@ class ScoreTable:
     rows: tuple[TableRow, ...]
     signals: tuple[Signal | None, ...] = ()
     """How far each column tells the trained models of the table apart."""
-
-    @property
-    def missing(self) -> list[str]:
-        """Arms and datasets without a score."""
-        lost = []
-        for row in self.rows:
-            for column, (result, _) in zip(self.columns, row.cells, strict=True):
-                if result is None:
-                    lost.append(f"{row.arm.name}: {column}")
-        return lost
 
 
 def percent(mask: int | None) -> str:
@@ -126,10 +114,8 @@ def make_tables(results: ResultSet, numbers: Mapping[tuple[str, str], int] | Non
             number = (numbers or {}).get((setup, family))
             if number is not None:
                 title, name = f"{title}, in the form of the paper's table {number}", f"{number:02d}-{name}"
-            signals = []
-            for column in columns:
-                own = [scores[arm, column] for arm in part.arms() if arm.objective != "none"]
-                signals.append(measure_signal([score for score in own if score is not None]))
+            trained = [arm for arm in part.arms() if arm.objective != "none"]
+            signals = [measure_signal(scores[arm, column] for arm in trained) for column in columns]
             title, name = title[0].upper() + title[1:], f"table-{name}-{metric}"
             tables.append(ScoreTable(name, title, stub, tuple(columns), rows, tuple(signals)))
     return tables
@@ -177,7 +163,7 @@ def show_signal(signal: Signal | None) -> str:
     """`3.1`; `(0.9)` where nothing is decided."""
     if signal is None:
         return MISSING
-    return f"{signal.ratio:.1f}" if signal.decides else f"({signal.ratio:.1f})"
+    return f"({signal.ratio:.1f})" if signal.needs else f"{signal.ratio:.1f}"
 
 
 def show_rows(
@@ -211,8 +197,10 @@ def to_markdown(table: ScoreTable) -> str:
     notes = [RULE]
     if undecided:
         notes.append(f"{'; '.join(undecided)}.")
-    if table.missing:
-        notes.append(f"Missing: {'; '.join(table.missing)}.")
+    places = ((row, place) for row in table.rows for place in zip(table.columns, row.cells, strict=True))
+    missing = [f"{row.arm.name}: {column}" for row, (column, (result, _)) in places if result is None]
+    if missing:
+        notes.append(f"Missing: {'; '.join(missing)}.")
     rows = [row for row in show_rows(table, show, str) if row is not None]
     return markdown_text(table.title, (*table.stub, *table.columns), rows, len(table.stub), notes)
 
@@ -255,12 +243,6 @@ def to_csv(table: ScoreTable) -> str:
 FILE_FORMATS = {".md": to_markdown, ".tex": to_latex, ".csv": to_csv}
 
 
-def write_tables(tables: Iterable[ScoreTable], folder: Path) -> list[Path]:
-    """Every table in every format; the paths."""
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = []
-    for table in tables:
-        for suffix, show in FILE_FORMATS.items():
-            paths.append(folder / f"{table.name}{suffix}")
-            write_text(paths[-1], show(table))
-    return paths
+def table_files(tables: Iterable[ScoreTable]) -> dict[str, str]:
+    """Every table in every format: the names of files below the folder of a report, with their text."""
+    return {f"tables/{table.name}{suffix}": show(table) for table in tables for suffix, show in FILE_FORMATS.items()}

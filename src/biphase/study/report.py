@@ -91,6 +91,7 @@ def cells_csv(scores: dict[str, ScoreSet]) -> str:
 
 
 def list_costs(plan: Plan, state: StudyState) -> list[dict[str, object]]:
+    """What was spent, as measured; all rows have the same keys, which are the headers."""
     columns = ("stage", "units", "steps", "tokens", "worker time")
     rows = list[tuple[object, ...]]()
     if state.records:

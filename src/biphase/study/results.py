@@ -132,7 +132,7 @@ def weigh_evidence(curricula: Mapping[str, Terms], smaller: Sequence[Mapping[str
     best = curricula[max(means, key=lambda name: means[name].value)]
     evidence = []
     for name, terms in curricula.items():
-        is_behind = contrast(combine((1, best), (-1, terms)) or []).side == "above"
+        is_behind = contrast(combine((1, best), (-1, terms))).side == "above"
         evidence.append(Evidence(name, 100 * means[name].value, 100 * means[name].half_width, is_behind))
     # Pairs of two curricula at smaller budgets: whether they stand in the order of the final one.
     is_right: dict[str, list[bool]] = {name: [] for name in curricula}

@@ -80,7 +80,7 @@ class LivePage:
         folder = self.folder / "figures"
         folder.mkdir(parents=True, exist_ok=True)
         if curves := list(share_out_curves(losses)):
-            save_figures([Picture("losses", curves, has_own_legends=True)], folder)
+            save_figures([Picture("losses", curves)], folder)
         return inline_pictures(folder, None)
 
 
