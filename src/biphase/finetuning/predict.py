@@ -82,6 +82,10 @@ class Predicting:
         return CellContext(self.task, self.record.config, self.device, torch.float32)
 
     @property
+    def network(self) -> PaddedNetwork:
+        return PaddedNetwork(self.model)
+
+    @property
     def task(self) -> Task:
         return self.source.task
 
@@ -140,6 +144,7 @@ def family_of(name: str, folder: Path) -> Family:
     )
 
 
+@torch.no_grad()
 def predict_file(predicting: Predicting, file: Path) -> Iterator[Row]:
     """The rows of a file, each with what is predicted for it, in order and as they are needed.
 
@@ -181,7 +186,6 @@ def file_rows(predicting: Predicting, file: Path) -> Iterator[PlacedRow]:
         yield place, row
 
 
-@torch.no_grad()
 def choose(predicting: Predicting, rows: Sequence[PlacedRow]) -> Iterator[Row]:
     """The name of the best choice, and the probability of each."""
     task, config = predicting.task, predicting.cell.config
@@ -189,13 +193,12 @@ def choose(predicting: Predicting, rows: Sequence[PlacedRow]) -> Iterator[Row]:
     made = [make_choices(predicting.source, place, row | unknown) for place, row in rows]
     data = TaskData(task, predicting.source.name, (), (), tuple(one for one in made if one is not None), 0)
     split = multiple_choice.encode_task(data, predicting.tokenizer, config).splits["test"]
-    scores_S = multiple_choice.predict(PaddedNetwork(predicting.model), split, predicting.cell)
+    scores_S = multiple_choice.predict(predicting.network, split, predicting.cell)
     for part in np.split(scores_S, split.bounds_Q1[1:-1]):
         probabilities = softmax(part.astype(np.float64)).tolist()
         yield sequence_classification.labelled(dict(zip(task.classes, probabilities, strict=False)), is_single=True)
 
 
-@torch.no_grad()
 def score_pairs(predicting: Predicting, rows: Sequence[PlacedRow]) -> Iterator[Row]:
     """How well each row's `document` answers its `query`: the higher, the better."""
     pairs = []
@@ -203,11 +206,10 @@ def score_pairs(predicting: Predicting, rows: Sequence[PlacedRow]) -> Iterator[R
         query, document = (text_column(predicting.source, place, row, name) for name in ("query", "document"))
         pairs.append((query, document))
     texts = pair_ranking.encode_pairs(predicting.tokenizer, pairs, predicting.cell.config.max_length)
-    scores_S = predict_samples(PaddedNetwork(predicting.model), texts, 1, predicting.cell)[:, 0]
+    scores_S = predict_samples(predicting.network, texts, 1, predicting.cell)[:, 0]
     yield from ({"predicted": round(score, 5)} for score in scores_S.tolist())
 
 
-@torch.no_grad()
 def classify(predicting: Predicting, rows: Sequence[PlacedRow]) -> Iterator[Row]:
     """The label, its probability, and that of each label; labels; or a number. Pairs are cut as in training."""
     filled = [(place, *fill_row(predicting.source, place, row)) for place, row in rows]
@@ -215,8 +217,7 @@ def classify(predicting: Predicting, rows: Sequence[PlacedRow]) -> Iterator[Row]
     examples = tuple(LabelledText(place, text, no_label, columns) for place, text, columns in filled)
     data = TaskData(predicting.task, predicting.source.name, (), (), examples, 0)
     encoded = sequence_classification.encode_task(data, predicting.tokenizer, predicting.cell.config)
-    network = PaddedNetwork(predicting.model)
-    logits_SC = sequence_classification.predict(network, encoded.splits["test"], predicting.cell)
+    logits_SC = sequence_classification.predict(predicting.network, encoded.splits["test"], predicting.cell)
     yield from sequence_classification.read_outputs(predicting.task, logits_SC)
 
 
@@ -233,7 +234,6 @@ def classify_as_pipeline(predicting: Predicting, rows: Sequence[PlacedRow]) -> I
         yield sequence_classification.labelled({one["label"]: one["score"] for one in scores}, is_single)
 
 
-@torch.no_grad()
 def tag_words(predicting: Predicting, rows: Sequence[PlacedRow]) -> Iterator[Row]:
     """A tag for each word of a list, and the spans of words that tags make."""
     examples = []
@@ -242,7 +242,7 @@ def tag_words(predicting: Predicting, rows: Sequence[PlacedRow]) -> Iterator[Row
         examples.append(TaggedWords(place, words, (0,) * len(words)))
     config = predicting.cell.config
     split = token_classification.encode_sentences(examples, predicting.tokenizer, config.max_length)
-    made = token_classification.predict(PaddedNetwork(predicting.model), split, predicting.cell)
+    made = token_classification.predict(predicting.network, split, predicting.cell)
     classes = predicting.task.classes
     for example, row in zip(examples, token_classification.tag_rows(split, made, classes), strict=True):
         tags, probabilities = row["predicted"], row["probabilities"]
@@ -293,7 +293,6 @@ def in_order_of_length(predict: Callable[[list[str]], list[Any]], texts: Sequenc
     return found
 
 
-@torch.no_grad()
 def answer_questions(predicting: Predicting, rows: Sequence[PlacedRow]) -> Iterator[Row]:
     """The answer, where it stands in the context, its probability, and how much better no answer is."""
     assert predicting.record is not None
@@ -311,7 +310,7 @@ def answer_questions(predicting: Predicting, rows: Sequence[PlacedRow]) -> Itera
         predicting.task, examples, predicting.tokenizer, config, has_unanswerable
     )
     split = replace(split, max_answer_tokens=config.max_answer_tokens or split.max_answer_tokens)
-    found = question_answering.predict(PaddedNetwork(predicting.model), split, predicting.cell)
+    found = question_answering.predict(predicting.network, split, predicting.cell)
     numbers = (found.probabilities_Q.tolist(), found.no_answer_scores_Q.tolist())
     for text, (start, end), probability, no_answer in zip(
         found.texts, found.characters_Q2.tolist(), *numbers, strict=True
