@@ -23,20 +23,8 @@ from measuring import HERE, Found, describe_setup, make_document, result_path, s
 
 RUN = [sys.executable, str(HERE / "pretraining.py"), "--device", "cuda", "--no-breakdown", "--memory-tokens", "0"]
 RUN += ["--rounds", "1", "--warmup-steps", "5", "--steps", "10", "--accumulate", "4"]
-SHARED = [
-    "--rounds",
-    "1",
-    "--arms",
-    "biphase",
-    "trainer-loop",
-    "--workers-per-gpu",
-    "8",
-    "--seeds",
-    "0",
-    "1",
-    "--steps",
-    "100",
-]
+SHARED = ["--rounds", "1", "--arms", "biphase", "trainer-loop", "--workers-per-gpu", "8"]
+SHARED += ["--seeds", "0", "1", "--steps", "100"]
 
 
 @dataclass(frozen=True)

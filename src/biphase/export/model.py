@@ -31,28 +31,6 @@ from biphase.files import whole_folder, write_json, write_text
 from biphase.pretraining.checkpoint import read_checkpoint_manifest
 from biphase.run import Run, find_checkpoint
 
-SHARED_WITH_LLAMA = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "hidden_act",
-    "max_position_embeddings",
-    "initializer_range",
-    "rms_norm_eps",
-    "rope_parameters",
-    "tie_word_embeddings",
-    "attention_bias",
-    "mlp_bias",
-    "bos_token_id",
-    "eos_token_id",
-    "pad_token_id",
-    "mask_token_id",
-)
-
 SENTENCE_TRANSFORMERS_FILES: dict[str, Any] = {
     "modules.json": [
         {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
@@ -112,7 +90,9 @@ def export_checkpoint(reference: str, folder: Path, merge: float | None = None) 
 
 def as_llama(config: EuroBertConfig) -> Any:
     """The configuration of the same network as a Llama."""
-    return LlamaConfig(**{key: getattr(config, key) for key in SHARED_WITH_LLAMA if hasattr(config, key)})
+    shared = LlamaConfig().to_dict().keys() | {"mask_token_id"}
+    shared -= {"architectures", "dtype", "model_type", "transformers_version", "use_cache"}
+    return LlamaConfig(**{key: value for key, value in config.to_dict().items() if key in shared})
 
 
 @torch.no_grad()

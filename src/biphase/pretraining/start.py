@@ -91,14 +91,8 @@ def find_branch(recipe: Recipe, text: TrainingText, world: World, anew: TextHist
 
 def whole_checkpoint(folder: Path, world: World) -> CheckpointManifest:
     """The manifest of a checkpoint whose files the first process alone has read and found unchanged. A collective."""
-    manifest, failure = None, None
-    try:
-        manifest = read_checkpoint_manifest(folder, check_files=world.is_main)
-    except InputError as error:
-        failure = error
-    world.raise_any(failure, f"{folder} cannot be taken over; the first process says why")
-    assert manifest is not None
-    return manifest
+    world.first(lambda: read_checkpoint_manifest(folder), f"{folder} cannot be taken over; the first process says why")
+    return read_checkpoint_manifest(folder, check_files=False)
 
 
 def resume_start(run: Run, step: int, world: World) -> Start:
