@@ -136,7 +136,6 @@ def advise(
     recipe = write_recipe(chosen, curriculum.value, machine)
     shape = shape_of(chosen.preset, {}, chosen.vocab_size)
     spent = recipe.tokens_before(recipe.num_steps) * mean_token_flops(shape, recipe.curriculum, chosen.context)
-    told = read_rules()["caveats"]
     caveats = {
         "extrapolated": not evidence and (chosen.is_small or chosen.tokens < PAPER_LEAST_TOKENS),
         "beyond the law": chosen.is_small or chosen.tokens_per_parameter < 20,
@@ -153,7 +152,7 @@ def advise(
         choices=tuple(explain_choices(chosen, candidates, recipe, curriculum, text)),
         candidates=candidates,
         chosen=chosen,
-        caveats=tuple(told[name].format(used=spent / budget) for name, is_so in caveats.items() if is_so),
+        caveats=tuple(read_rules()["caveats"][name].format(used=spent / budget) for name in caveats if caveats[name]),
     )
 
 

@@ -44,9 +44,8 @@ def run_study(
     """Do all that is missing, or `only` one unit or all of `train`; returns what failed. A failure blocks only what
     needs it.
 
-    `processes` above 1 trains each run under torchrun, on so many devices of its machine.
-
-    Raises `InputError` as `choose_units` does.
+    `processes` above 1 trains each run under torchrun, on so many devices of its machine. Raises `InputError` as
+    `choose_units` does.
     """
     # 1. All units of the plan, and which of them are done.
     everything = {unit.name: unit for unit in study_units(plan, folder, processes)}
