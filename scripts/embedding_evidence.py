@@ -5,8 +5,9 @@
     python scripts/embedding_evidence.py beside MODEL --out beside   # MODEL: one of its networks, RUN[@STEP]
 
 No test query of SQuAD's passages, and no passage that a test query asks for, is among the pairs: what would be is left
-out, and counted. Beside the networks stand BM25, the network as it is, and static embeddings of its tokens trained by
-the study's recipe, each on all test queries over whole collections. The same command goes on where it was stopped.
+out, and counted. Beside the networks stand BM25, the network as it is, static embeddings of its tokens and, with more
+seeds than the study has, its random weights, both trained by the study's recipe; each on all test queries over whole
+collections. The same command goes on where it was stopped.
 
 Reads `../shared/data` beside the repository, which is not part of it; without it, give --data.
 """
@@ -67,7 +68,7 @@ def write_snli(data: Path, out: Path) -> None:
     write_rows(out / "snli.jsonl", rows)
 
 
-def train_static(recipe: Any, seed: int, out: Path) -> Any:
+def train_static(recipe: Any, out: Path) -> Any:
     """Static embeddings of the model's tokens, by the recipe's stages."""
     import torch
     from sentence_transformers import SentenceTransformer
@@ -78,45 +79,53 @@ def train_static(recipe: Any, seed: int, out: Path) -> Any:
     from biphase.finetuning.encoders import load_encoder
 
     encoder = load_encoder(recipe.model)
-    torch.manual_seed(seed)
+    torch.manual_seed(recipe.seed)
     width = encoder.backbone.config.hidden_size  # type: ignore[union-attr]
     backend = encoder.tokenizer.pretrained.backend_tokenizer
     model = SentenceTransformer(modules=[StaticEmbedding(backend, embedding_dim=width)], similarity_fn_name="cosine")  # type: ignore[arg-type]
     for stage in recipe.stages:
-        found = [read_pairs(source, seed) for source in stage.data]
-        tables = {f"s{number}": (pairs.kind, to_table(pairs, 1.0, seed)) for number, pairs in enumerate(found)}
-        folder = out / f"static-{seed}" / stage.name
-        train_stage(model, recipe, stage, tables, folder, bf16=False)
+        found = [read_pairs(source, recipe.seed) for source in stage.data]
+        tables = {f"s{number}": (pairs.kind, to_table(pairs, 1.0, recipe.seed)) for number, pairs in enumerate(found)}
+        stage = stage.model_copy(update={"learning_rate": STATIC_RATE})
+        train_stage(model, recipe, stage, tables, out / recipe.name / stage.name, bf16=False)
     return model
 
 
+def train_random(recipe: Any, out: Path) -> Any:
+    """The model's network untrained, by the recipe's stages."""
+    from biphase.embedding.embed import train_embedder
+    from biphase.embedding.folder import load_embedder
+
+    random = recipe.model_copy(update={"weights": "random", "out": str(out / recipe.name)})
+    return load_embedder(str(train_embedder(random, out / "runs")[0]))
+
+
 def score_beside(options: argparse.Namespace) -> None:
-    from biphase.config import parse_config
     from biphase.embedding.evaluation import read_judged, score_bm25, score_embedder
     from biphase.embedding.folder import load_embedder
-    from biphase.embedding.recipe import EmbeddingRecipe
     from biphase.files import write_json
     from biphase.study.spec import load_study
 
-    embed = load_study(options.study).evaluation.embed  # type: ignore[union-attr]
-    judged = [read_judged(Path(path)) for path in embed.data]  # type: ignore[union-attr]
+    evaluation = load_study(options.study).evaluation
+    embed = evaluation.embed if evaluation else None
+    if embed is None:
+        raise SystemExit(f"{options.study} has no evaluation.embed")
+    judged = [read_judged(Path(path)) for path in embed.data]
     kept = options.out / "scores.json"
     scores: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
-    for name in ["BM25", "export", *(f"static-{seed}" for seed in options.seeds)]:
+    arms = ["BM25", "export"]
+    arms += [f"static-{seed}" for seed in options.seeds] + [f"random-{seed}" for seed in options.random_seeds]
+    for name in arms:
         if name in scores:
             continue
-        if name == "BM25":
-            found = {each.name: score_bm25(each) for each in judged}
+        kind, _, seed = name.partition("-")
+        if kind == "BM25":
+            scores[name] = {each.name: score_bm25(each) for each in judged}
         else:
-            if name == "export":
-                model = load_embedder(options.model)
-            else:
-                seed = int(name.removeprefix("static-"))
-                tree = {**embed.recipe, "name": name, "model": options.model, "out": name, "seed": seed}  # type: ignore[union-attr]
-                rates = [f"stages.{number}.learning_rate={STATIC_RATE}" for number in range(len(tree["stages"]))]
-                model = train_static(parse_config(EmbeddingRecipe, tree, rates, origin=name), seed, options.out)
-            found = {each.name: score_embedder(model, each)[0] for each in judged}
-        scores[name] = found
+            recipe = embed.settle().model_copy(update={"name": name, "model": options.model, "seed": int(seed or 0)})
+            make = {"static": train_static, "random": train_random}.get(kind)
+            model = load_embedder(options.model) if make is None else make(recipe, options.out)
+            scores[name] = {each.name: score_embedder(model, each)[0] for each in judged}
         write_json(kept, scores)
     for name, sets in scores.items():
         print(name, {each: f"recall@10 {metrics['recall_at_10']:.3f}" for each, metrics in sets.items()})
@@ -130,7 +139,8 @@ def main() -> None:
     beside = parts.add_parser("beside")
     beside.add_argument("model", help="a network of the study, RUN[@STEP], or an exported encoder")
     beside.add_argument("--study", type=Path, default=STUDY)
-    beside.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    beside.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2], help="of static embeddings")
+    beside.add_argument("--random-seeds", type=int, nargs="*", default=[1, 2], help="beside the study's 0")
     for part in (pairs, beside):
         part.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()

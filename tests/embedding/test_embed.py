@@ -209,6 +209,29 @@ def test_pairs_of_plain_text(make: Make, documents: list[str], tmp_path: Path) -
     assert facts["stages"][0]["steps"] == 4
 
 
+@pytest.mark.parametrize("kind", ["pairs", "scored"])
+def test_the_orthogonal_regularizer_counts_by_its_weight(kind: str, make: Make, encoder_folder: Path) -> None:
+    """By its formula (arXiv 1708.06320, equation 6): the mean of other texts' cosines, squared, and what their mean
+    square is above 1 / D, for anchors and for positives."""
+    model = SentenceTransformer(str(encoder_folder))
+    texts = [["a red fox", "the sea", "bread"], ["foxes", "waves roll in", "a loaf of rye"]]
+    columns = [model.preprocess(column) for column in texts]
+    labels = torch.tensor([1.0, 0.0, 0.5])
+    plain, added = (
+        training.make_loss(model, make(f"stages.0.orthogonal_weight={weight}").stages[0], kind, False)
+        for weight in (1e-9, 0.5)
+    )
+    expected = 0.0
+    for column in columns:
+        rows = torch.nn.functional.normalize(model(column)["sentence_embedding"].detach().double(), dim=-1)
+        others = (rows @ rows.T)[~torch.eye(len(rows), dtype=torch.bool)]
+        expected += float(others.mean() ** 2 + (others**2).mean().sub(1 / rows.shape[1]).clamp(min=0)) / len(columns)
+    difference = float((added(columns, labels) - plain(columns, labels)).detach())
+    assert difference == pytest.approx(0.5 * expected, rel=1e-4) and expected > 0.01
+    with pytest.raises(InputError, match="goes with mnrl and cosent, not with cached_mnrl"):
+        make("stages.0.orthogonal_weight=0.5", "stages.0.loss=cached_mnrl")
+
+
 def test_texts_behind_a_glob_are_known_by_what_they_hold(documents: list[str], tmp_path: Path) -> None:
     for number, text in enumerate(documents):
         (tmp_path / f"{number}.txt").write_text(text, encoding="utf-8")

@@ -71,6 +71,9 @@ class EmbeddingStage(Strict):
     `hardness_strength: 5`."""
     temperature: PositiveFloat = 0.05
     """Scores are divided by it, in losses that have one."""
+    orthogonal_weight: Annotated[float, Field(ge=0)] = 0.0
+    """How much the global orthogonal regularizer (arXiv 1708.06320, 2509.20354) counts beside `mnrl` or `cosent`: texts
+    of one column that do not belong together are to lie at right angles. `auto` is then `mnrl`."""
     teacher: str | None = None
     """With `loss: distill`: the embedding model to learn from, a folder or a hub id."""
     projection: bool = False
@@ -91,6 +94,8 @@ class EmbeddingStage(Strict):
     def loss_fits(self) -> "EmbeddingStage":
         if (self.loss == "distill") != (self.teacher is not None):
             raise ValueError("loss: distill and teacher belong together")
+        if self.orthogonal_weight and self.loss in ("cached_mnrl", "distill"):
+            raise ValueError(f"orthogonal_weight goes with mnrl and cosent, not with {self.loss}")
         return self
 
 
@@ -150,6 +155,8 @@ class EmbeddingRecipe(Strict):
         tree["model"] = model_hash
         for stage in tree["stages"]:
             stage.pop("save_steps"), stage.pop("mini_batch_tokens")
+            if not stage["orthogonal_weight"]:
+                stage.pop("orthogonal_weight")  # came later: what was trained without it keeps its name
             for source in stage["data"]:
                 source["path"] = source["from_text"] = None
         return content_hash([tree, data_hashes])

@@ -6,7 +6,7 @@ Letters: R rows, D width.
 import inspect
 import random
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from sentence_transformers import (
 )
 from sentence_transformers.sentence_transformer import losses
 from sentence_transformers.util import mine_hard_negatives
-from torch import nn
+from torch import Tensor, nn
 from transformers import PrinterCallback, TrainerCallback
 
 from biphase import console
@@ -113,7 +113,7 @@ def load_teacher(stage: EmbeddingStage, width: int) -> SentenceTransformer | Non
 
 def loss_name(stage: EmbeddingStage, kind: str) -> str:
     if stage.loss == "auto":
-        return "cosent" if kind == "scored" else "cached_mnrl"
+        return "cosent" if kind == "scored" else "mnrl" if stage.orthogonal_weight else "cached_mnrl"
     is_scored = stage.loss == "cosent"
     if stage.loss != "distill" and is_scored != (kind == "scored"):
         raise InputError(
@@ -153,8 +153,24 @@ def make_loss(
         loss = make(model, **settings)
     except (TypeError, ValueError) as error:
         raise InputError(f"stage {stage.name}: loss_settings: {first_line(error)}") from None
+    if stage.orthogonal_weight:
+        loss = WithOrthogonality(model, loss, stage.orthogonal_weight)
     dims = matryoshka_dims(width, matryoshka)
     return losses.MatryoshkaLoss(model, loss, dims) if len(dims) > 1 else loss
+
+
+class WithOrthogonality(nn.Module):
+    """A loss with the weighted global orthogonal regularizer added, from the same embeddings."""
+
+    def __init__(self, model: SentenceTransformer, loss: Any, weight: float) -> None:
+        super().__init__()
+        self.model, self.loss, self.weight = model, loss, weight
+        self.regularizer = losses.GlobalOrthogonalRegularizationLoss(model)
+
+    def forward(self, sentence_features: Iterable[dict[str, Any]], labels: Tensor) -> Tensor:
+        embeddings = [self.model(features)["sentence_embedding"] for features in sentence_features]
+        terms = self.regularizer.compute_loss_from_embeddings(embeddings)
+        return self.loss.compute_loss_from_embeddings(embeddings, labels) + self.weight * sum(terms.values())
 
 
 def matryoshka_dims(width: int, wanted: bool | Sequence[int]) -> list[int]:
