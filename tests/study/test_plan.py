@@ -278,6 +278,9 @@ def test_each_network_is_evaluated_from_random_weights_where_asked() -> None:
     weights = {(cell.config.weights, cell.model.endswith("-random")) for cell in plan.cells}
     assert weights == {("pretrained", False), ("random", True)}
     assert len(plan.cells) == 5 * 2 * 2 * 2
+    plan = plan_study(make_study(arms, evaluation, "pretraining_seeds=3"))
+    seeds = {(cell.config.seed, cell.model.endswith("-random")) for cell in plan.cells}
+    assert seeds == {(0, False), (1, False), (0, True), (1, True), (2, True)}, "a control has an interval too"
     arms[0]["name"] = "{model}-random"
     arms[0]["curricula"] = ["clm"]
     with pytest.raises(InputError, match="arm '1m-random' has the name of the control"):

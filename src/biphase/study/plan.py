@@ -1,7 +1,7 @@
 """A study → its plan: runs that share their trunks (`study.trunks`), what they pass on, what is evaluated, and how."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -12,7 +12,15 @@ from biphase.finetuning.config import FinetuneConfig
 from biphase.recipe import Phase
 from biphase.study.arms import Arm, expand_arms, seeded_name
 from biphase.study.curricula import join_phases
-from biphase.study.spec import EmbedEvaluation, Study, check_evaluation, embed_configs, finetune_config, trainings
+from biphase.study.spec import (
+    EmbedEvaluation,
+    Evaluation,
+    Study,
+    check_evaluation,
+    embed_configs,
+    finetune_config,
+    trainings,
+)
 from biphase.study.trunks import (
     ArmPath,
     PlannedRun,
@@ -224,19 +232,29 @@ def list_cells(study: Study, models: tuple[EvaluatedModel, ...]) -> Iterator[Stu
     if evaluation is None:
         return
     trained = trainings(evaluation)
-    configs: dict[str, list[FinetuneConfig]] = {}
-    for task in trained:
-        grid = [(rate, seed) for rate in evaluation.learning_rates for seed in evaluation.seeds]
-        configs[task] = [finetune_config(evaluation, task, rate, seed) for rate, seed in grid]
+    # The control is trained as often as an arm is pretrained, where need be with further seeds: both have an interval.
+    num_pretrained = 1 + max(model.seed for model in models)
+    further = [seed for seed in range(num_pretrained) if seed not in evaluation.seeds]
+    seeds = (*evaluation.seeds, *further[: max(0, num_pretrained - len(evaluation.seeds))])
+    configs = {
+        False: list_configs(evaluation, tuple(trained), "pretrained"),
+        True: list_configs(evaluation.model_copy(update={"seeds": seeds}), tuple(trained), "random"),
+    }
+    if evaluation.embed is not None:
+        trained |= {evaluation.embed.name: tuple(evaluation.embed.tasks)}
     for model in models:
-        changes = {"weights": "random"} if model.kind == "random" else {}
         for task, evaluates in trained.items():
-            for config in configs[task]:
-                yield StudyCell(model.name, task, evaluates, config.model_copy(update=changes) if changes else config)
-        if evaluation.embed is not None:
-            for config in embed_configs(evaluation):
-                tasks = tuple(evaluation.embed.tasks)
-                yield StudyCell(model.name, evaluation.embed.name, tasks, config.model_copy(update=changes))
+            for config in configs[model.kind == "random"][task]:
+                yield StudyCell(model.name, task, evaluates, config)
+
+
+def list_configs(evaluation: Evaluation, tasks: Sequence[str], weights: str) -> dict[str, list[FinetuneConfig]]:
+    """The settings of a model's cells by what they train on: every rate with every seed, and what embedding has."""
+    grid = [(rate, seed) for rate in evaluation.learning_rates for seed in evaluation.seeds]
+    found = {task: [finetune_config(evaluation, task, rate, seed) for rate, seed in grid] for task in tasks}
+    if evaluation.embed is not None:
+        found[evaluation.embed.name] = embed_configs(evaluation)
+    return {name: [config.model_copy(update={"weights": weights}) for config in some] for name, some in found.items()}
 
 
 def count_embedded(embed: EmbedEvaluation) -> tuple[int, float] | None:
