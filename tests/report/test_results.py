@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from biphase.report.page import describe_results
 from biphase.report.results import AVERAGE, ReportArm, Result, measured, missing_cells, pool, with_averages
 
 CLM = ReportArm("clm", "objective", "1m", "clm", None, 100, 100, 0)
@@ -40,6 +41,8 @@ def test_pretrainings_are_pooled() -> None:
     assert pooled.mean == pytest.approx(0.65)
     assert pooled.half_width == pytest.approx(12.7062 * 0.05, rel=1e-4)  # s/√2 of 0.6 and 0.7, one degree of freedom
     assert pool(parts[:1]) is parts[0]
+    told = describe_results(with_averages([pooled, measured(MLM, "SC", "a", "standard", (0.5, 0.7))]))
+    assert told[2:4] == ["2 pretraining seeds", "2 fine-tuning seeds"]
 
 
 def test_averages_of_unequal_seeds_are_independent() -> None:

@@ -144,13 +144,15 @@ def render(**parts: Any) -> str:
 def describe_results(results: ResultSet) -> list[str]:
     """What there is, in a few words each."""
     metric = results.primary_metric
-    seeds = sorted({result.num for result in results.results})
+    seeds = sorted({result.num // result.num_pretrainings for result in results.results})
+    num_pretrainings = max(result.num_pretrainings for result in results.results)
     num_datasets = sum(len(results.datasets(family, metric)) for family in results.families)
     span = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
     return [
         f"{len({arm.name for arm in results.arms()})} models",
         show_count(num_datasets, "dataset"),
-        f"{span} fine-tuning seeds",
+        *([f"{num_pretrainings} pretraining seeds"] if num_pretrainings > 1 else []),
+        f"{span} fine-tuning seeds" if span != "1" else "1 fine-tuning seed",
         f"{len(results.results)} table cells",
         f"verdicts and figures on the {'standard' if metric == 'standard' else 'paper’s own'} metrics",
     ]
