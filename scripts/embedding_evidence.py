@@ -5,9 +5,8 @@
     python scripts/embedding_evidence.py beside MODEL --out beside   # MODEL: one of its networks, RUN[@STEP]
 
 No test query of SQuAD's passages, and no passage that a test query asks for, is among the pairs: what would be is left
-out, and counted. Beside the networks stand BM25, the network as it is, static embeddings of its tokens and, with more
-seeds than the study has, its random weights, both trained by the study's recipe; each on all test queries over whole
-collections. The same command goes on where it was stopped.
+out, and counted. Beside the networks stand BM25, the network as it is, and static embeddings of its tokens trained by
+the study's recipe, each on all test queries over whole collections. The same command goes on where it was stopped.
 
 Reads `../shared/data` beside the repository, which is not part of it; without it, give --data.
 """
@@ -91,15 +90,6 @@ def train_static(recipe: Any, out: Path) -> Any:
     return model
 
 
-def train_random(recipe: Any, out: Path) -> Any:
-    """The model's network untrained, by the recipe's stages."""
-    from biphase.embedding.embed import train_embedder
-    from biphase.embedding.folder import load_embedder
-
-    random = recipe.model_copy(update={"weights": "random", "out": str(out / recipe.name)})
-    return load_embedder(str(train_embedder(random, out / "runs")[0]))
-
-
 def score_beside(options: argparse.Namespace) -> None:
     from biphase.embedding.evaluation import read_judged, score_bm25, score_embedder
     from biphase.embedding.folder import load_embedder
@@ -113,18 +103,15 @@ def score_beside(options: argparse.Namespace) -> None:
     judged = [read_judged(Path(path)) for path in embed.data]
     kept = options.out / "scores.json"
     scores: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
-    arms = ["BM25", "export"]
-    arms += [f"static-{seed}" for seed in options.seeds] + [f"random-{seed}" for seed in options.random_seeds]
-    for name in arms:
+    for name in ["BM25", "export", *(f"static-{seed}" for seed in options.seeds)]:
         if name in scores:
             continue
-        kind, _, seed = name.partition("-")
-        if kind == "BM25":
+        if name == "BM25":
             scores[name] = {each.name: score_bm25(each) for each in judged}
         else:
-            recipe = embed.settle().model_copy(update={"name": name, "model": options.model, "seed": int(seed or 0)})
-            make = {"static": train_static, "random": train_random}.get(kind)
-            model = load_embedder(options.model) if make is None else make(recipe, options.out)
+            own = {"name": name, "model": options.model, "seed": int(name.partition("-")[2] or 0)}
+            recipe = embed.settle().model_copy(update=own)
+            model = load_embedder(options.model) if name == "export" else train_static(recipe, options.out)
             scores[name] = {each.name: score_embedder(model, each)[0] for each in judged}
         write_json(kept, scores)
     for name, sets in scores.items():
@@ -139,8 +126,7 @@ def main() -> None:
     beside = parts.add_parser("beside")
     beside.add_argument("model", help="a network of the study, RUN[@STEP], or an exported encoder")
     beside.add_argument("--study", type=Path, default=STUDY)
-    beside.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2], help="of static embeddings")
-    beside.add_argument("--random-seeds", type=int, nargs="*", default=[1, 2], help="beside the study's 0")
+    beside.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     for part in (pairs, beside):
         part.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()

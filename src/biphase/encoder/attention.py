@@ -134,7 +134,7 @@ def explain_backend(device: torch.device, dtype: torch.dtype, beyond: str = "") 
     if choose_backend(device, dtype) == "buckets":
         return f"buckets, samples of about one length batched (varlen needs CUDA and bf16, here is {device.type})"
     if beyond:
-        return f"buckets, samples of about one length batched (the network has {beyond}, which varlen does not know)"
+        return f"buckets, samples of about one length batched, for layers with {beyond}, which varlen does not know"
     return f"varlen, PyTorch's packed flash attention (CUDA, 16 bits; {newest_flash(device)})"
 
 
