@@ -5,10 +5,10 @@
 Counts Python files alone. Code is what is neither blank, nor comment, nor docstring.
 """
 
+import argparse
 import ast
 import io
 import statistics
-import sys
 import tokenize
 from collections import defaultdict
 from collections.abc import Iterator
@@ -82,7 +82,9 @@ class House:
 
 
 def main() -> None:
-    house = House(Path(sys.argv[1] if len(sys.argv) > 1 else "src/biphase"))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, nargs="?", default=Path("src/biphase"))
+    house = House(parser.parse_args().folder)
     files = sorted(house.root.rglob("*.py"))
     for path in files:
         house.count(path)

@@ -4,6 +4,7 @@ import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from biphase import style
 from biphase.paper.published import read_reference
 from biphase.report import panels
 from biphase.report.contrasts import difference
-from biphase.report.figures import FIGURES, draw_figures, plot_panel, share_out_curves
+from biphase.report.figures import FIGURES, figure_pool, list_figures, plot_panel, save_figure, share_out_curves
 from biphase.report.panels import Panel
 from biphase.report.results import AVERAGE, ResultSet, measured, with_averages
 from biphase.style import CURVE_POINTS, LOOKS, SERIES, thin
@@ -62,7 +63,9 @@ def study() -> ResultSet:
 def drawn(study: ResultSet, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with every figure."""
     folder = tmp_path_factory.mktemp("figures")
-    made, missing = draw_figures(study, folder, LOSSES)
+    pictures, made, missing = list_figures(study, LOSSES)
+    with figure_pool() as pool:
+        list(pool.map(partial(save_figure, folder=folder), pictures))
     assert missing == []
     assert [name for name, _, _ in made] == [*FIGURES]
     assert all(caption.endswith(".") for _, _, caption in made)
@@ -101,17 +104,19 @@ def test_text_stays_text_and_axes_have_units(drawn: Path) -> None:
 
 def test_the_same_every_time(tmp_path: Path) -> None:
     part = read_reference().select("QA", setup="ratio")
-    first, second = (draw_figures(part, tmp_path / name)[0] for name in ("first", "second"))
-    assert first == second and [name for name, _, _ in first] == ["splits", "score-by-flops"]
+    for name in ("first", "second"):
+        for picture in list_figures(part)[0]:
+            save_figure(picture, tmp_path / name)
+    assert sorted(path.name for path in (tmp_path / "first").glob("*.svg")) == ["score-by-flops.svg", "splits.svg"]
     for one in (tmp_path / "first").iterdir():
         assert one.read_bytes() == (tmp_path / "second" / one.name).read_bytes()
 
 
-def test_what_is_missing_is_said(tmp_path: Path) -> None:
+def test_what_is_missing_is_said() -> None:
     results = read_reference().select("SC", setup="objective", objective="clm", size="1B").results
     uncounted = [replace(result, arm=replace(result.arm, flops=None)) for result in results]
-    made, missing = draw_figures(ResultSet(tuple(uncounted)), tmp_path)
-    assert made == [] and list(tmp_path.iterdir()) == []
+    pictures, made, missing = list_figures(ResultSet(tuple(uncounted)))
+    assert pictures == made == []
     assert len(missing) == len(FIGURES)
     assert "Spread over fine-tuning rates: needs test scores at every fine-tuning rate and seed" in missing
     assert missing[-1] == "Loss curves: needs the metrics.jsonl of the runs"

@@ -7,8 +7,8 @@ import math
 import multiprocessing
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -103,23 +103,35 @@ FIGURES: dict[str, tuple[str, str, str, Callable[[ResultSet], list[panels.Panel]
 no results, and plotted by themselves."""
 
 
-def draw_figures(
-    results: ResultSet,
-    folder: Path,
-    losses: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
-    first: Mapping[str, Sequence[panels.Panel]] | None = None,
-) -> tuple[list[tuple[str, str, str]], list[str]]:
-    """Write every figure for which there are scores, as `NAME.svg` and `NAME.pdf`.
+def figure_pool() -> Executor:
+    """Where figures are drawn beside other work: copies of this process, which start with the first figure and load
+    matplotlib, where a copy is safe (on Linux, while this process has a single thread); elsewhere a thread."""
+    if sys.platform != "linux" or threading.active_count() > 1:
+        return ThreadPoolExecutor(1)
+    fork = multiprocessing.get_context("fork")
+    return ProcessPoolExecutor(min(num_cores(), len(FIGURES)), fork, load_matplotlib)
 
-    The same results give the same SVG, to the byte. `losses`: run → records as in metrics.jsonl. `first`: name →
-    panels of figures that are not among those returned.
+
+def load_matplotlib() -> None:
+    import matplotlib.backends.backend_pdf
+    import matplotlib.backends.backend_svg  # noqa: F401
+
+
+def list_figures(
+    results: ResultSet,
+    losses: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
+    overview: Sequence[panels.Panel] = (),
+    ladders: Iterable[panels.Panel] = (),
+) -> tuple[list[Picture], list[tuple[str, str, str]], list[str]]:
+    """Every figure for which there are scores.
+
+    `losses`: run → records as in metrics.jsonl. `overview`, `ladders`: panels that stand beside what they tell.
 
     Returns:
-        Name, title and caption of what was drawn, and a line for each figure that was not: what it lacks.
+        The pictures to be drawn; name, title and caption of those that stand by themselves; and what the others lack.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    drawn, missing, pictures = [], [], list[Picture]()
-    for name, some in (first or {}).items():
+    shown, missing, pictures = [], [], list[Picture]()
+    for name, some in (("overview", overview), ("compute-equivalents", [*ladders])):
         if some:
             pictures.append(Picture(name, [partial(plot_panel, panel) for panel in some], some[0].height))
     for name, (title, caption, needs, make_panels) in FIGURES.items():
@@ -128,25 +140,10 @@ def draw_figures(
             plots = [partial(plot_panel, panel) for panel in make_panels(results)]
         if plots:
             pictures.append(Picture(name, plots))
-            drawn.append((name, title, caption))
+            shown.append((name, title, caption))
         else:
             missing.append(f"{title}: needs {needs}")
-    save_figures(pictures, folder)
-    return drawn, missing
-
-
-def save_figures(pictures: Sequence[Picture], folder: Path) -> None:
-    """Draw them all, on several cores where a copy of this process is safe: on Linux, while it has a single thread."""
-    num = min(num_cores(), len(pictures))
-    if num < 2 or sys.platform != "linux" or threading.active_count() > 1:
-        for picture in pictures:
-            save_figure(picture, folder)
-        return
-    import matplotlib.backends.backend_pdf
-    import matplotlib.backends.backend_svg  # noqa: F401 (once, before the copies are made)
-
-    with ProcessPoolExecutor(num, multiprocessing.get_context("fork")) as pool:  # which tells of a killed process
-        list(pool.map(partial(save_figure, folder=folder), pictures))
+    return pictures, shown, missing
 
 
 def plot_panel(panel: panels.Panel, axes: "Axes") -> None:
@@ -243,19 +240,22 @@ def plot_loss_curves(losses: Mapping[str, Sequence[Mapping[str, Any]]], objectiv
     axes.legend(loc="upper right", fontsize="small")
 
 
-def save_figure(picture: Picture, folder: Path) -> None:
+def save_figure(picture: Picture, folder: Path) -> Path:
+    """Write `NAME.svg` and `NAME.pdf`; returns the SVG. The same picture gives the same, to the byte."""
     from fontTools.subset import Options
     from matplotlib.backends.backend_pdf import FigureCanvasPdf
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 
-    name = picture.name
+    folder.mkdir(parents=True, exist_ok=True)
+    svg = folder / f"{picture.name}.svg"
     # A PDF's fonts are parts of DejaVu: rules of layout, most of the work of cutting it, are of no use to drawn glyphs.
     Options._drop_tables_default = list({*Options._drop_tables_default, "GPOS", "GSUB", "GDEF", "kern"})
-    with plot_settings(name):
+    with plot_settings(picture.name):
         figure = arrange_panels(picture)
         # Each canvas draws once; `savefig` would draw everything twice, to find out what is rasterized.
-        FigureCanvasSVG(figure).print_svg(folder / f"{name}.svg", metadata={"Date": None})
-        FigureCanvasPdf(figure).print_pdf(folder / f"{name}.pdf", metadata={"CreationDate": None})
+        FigureCanvasSVG(figure).print_svg(svg, metadata={"Date": None})
+        FigureCanvasPdf(figure).print_pdf(svg.with_suffix(".pdf"), metadata={"CreationDate": None})
+    return svg
 
 
 def plot_settings(name: str) -> AbstractContextManager[None]:

@@ -6,6 +6,8 @@ The page needs no network and no file beside it: styles, script and figures are 
 import math
 import re
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -15,9 +17,9 @@ from markupsafe import Markup
 
 from biphase import __version__
 from biphase.errors import InputError
-from biphase.files import own_folder, write_text
+from biphase.files import own_folder
 from biphase.report.claims import Claim, Finding, Verdicts, count_tests
-from biphase.report.figures import draw_figures
+from biphase.report.figures import figure_pool, list_figures, save_figure
 from biphase.report.formats import MISSING, show_count, show_p_value, show_points, show_share
 from biphase.report.overview import answer_sentences, draw_means, list_means, wide_table
 from biphase.report.price import ladder_panel, list_prices, price_files, price_rows, price_sentence
@@ -57,6 +59,7 @@ def write_report(
     files: Mapping[str, str] | None = None,
     answer: str = "",
     bm25: Mapping[str, float] | None = None,
+    pool: Executor | None = None,
 ) -> Path:
     """Write `tables/`, `figures/` and `index.html` on one study into the folder `out`, whole or not at all; returns the
     page. `InputError` for a folder that is no unchanged report, and without a score.
@@ -69,15 +72,17 @@ def write_report(
         files: name → text of what stands beside the page.
         answer: to the question; by default the best model against the others, in a sentence or two.
         bm25: dataset → what BM25, which is no arm, scores there.
+        pool: where figures are drawn, if there is one already (`figure_pool`); it is shut down.
     """
     if not results.results:
         raise InputError("there is no finished score to report on yet")
-    with own_folder(out, "report") as folder:
+    with own_folder(out, "report") as folder, pool or figure_pool() as drawing:
         results = with_averages(results.results)
         means, prices = list_means(results), list_prices(results)
+        pictures, figures, lacking = list_figures(results, losses, draw_means(means), map(ladder_panel, prices))
+        drawn = drawing.map(partial(save_figure, folder=folder / "figures"), pictures)  # beside the tables
         wide, tables = [wide_table(results, metric) for metric in results.metrics], make_tables(results, table_numbers)
-        first = {"overview": draw_means(means), "compute-equivalents": [ladder_panel(listed) for listed in prices]}
-        figures, lacking = draw_figures(results, folder / "figures", losses, first)
+        write_texts(folder, {**(files or {}), **table_files([*wide, *tables]), **price_files(prices)})
         html = render(
             title=title,
             question=question,
@@ -85,7 +90,7 @@ def write_report(
             results=results,
             wide=wide,
             prices=prices,
-            **inline_pictures(folder / "figures", plan_svg),
+            **inline_pictures(sorted(drawn), plan_svg),
             verdicts=verdicts,
             hypotheses=hypotheses,
             figures=figures,
@@ -95,16 +100,20 @@ def write_report(
             commands=commands,
             missing=[*missing, *missing_cells(results), *(f"No figure: {line}" for line in lacking)],
         )
-        texts = {**(files or {}), **table_files([*wide, *tables]), **price_files(prices), "index.html": html}
-        for name, text in texts.items():
-            (folder / name).parent.mkdir(exist_ok=True)
-            write_text(folder / name, text)
+        write_texts(folder, {"index.html": html})
     return out / "index.html"
 
 
-def inline_pictures(folder: Path, plan_svg: str | None) -> dict[str, dict[str, Any]]:
-    """The figures in a folder and the plan as parts of a page, by name; and the page's classes for them."""
-    texts = {path.stem: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.svg"))}
+def write_texts(folder: Path, texts: Mapping[str, str]) -> None:
+    """Write files that `own_folder` keeps whole."""
+    for name, text in texts.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
+
+
+def inline_pictures(files: Sequence[Path], plan_svg: str | None) -> dict[str, dict[str, Any]]:
+    """Figures, as SVG files, and the plan as parts of a page, by name; and the page's classes for them."""
+    texts = {file.stem: file.read_text(encoding="utf-8") for file in files}
     texts |= {} if plan_svg is None else {"plan": plan_svg}
     styles = dict[str, str]()
     return {"pictures": {name: inline_svg(text, name, styles) for name, text in texts.items()}, "styles": styles}

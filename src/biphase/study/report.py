@@ -1,6 +1,7 @@
 """A study's folder, finished or not → the report on it."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -10,13 +11,13 @@ from biphase.finetuning.scores import ScoreSet
 from biphase.paper.findings import judge_paper
 from biphase.paper.published import TABLE_NUMBERS
 from biphase.report.claims import Finding
+from biphase.report.figures import figure_pool
 from biphase.report.formats import csv_text
 from biphase.report.page import write_report
 from biphase.report.results import ResultSet
 from biphase.run import Run, read_metrics
 from biphase.study.folder import StudyFolder, StudyState, measure_cells, read_state, status
 from biphase.study.hypotheses import describe_declaration, hypotheses_json, judge_hypotheses
-from biphase.study.picture import draw_plan
 from biphase.study.plan import Plan
 from biphase.study.results import collect_results, find_bm25
 
@@ -31,35 +32,43 @@ def report_study(
 
     `commands` make the results again, in their order.
     """
-    state = read_state(plan, place)
-    scores = state.scores
-    hours = {name: record.device_hours for name, record in state.records.items()}
-    results = ResultSet(tuple(collect_results(plan, scores, hours)))
+    with figure_pool() as pool:
+        picture = pool.submit(plan_svg, replace(plan, cells=()))  # beside the scores, which take longest to read
+        state = read_state(plan, place)
+        scores = state.scores
+        hours = {name: record.device_hours for name, record in state.records.items()}
+        results = ResultSet(tuple(collect_results(plan, scores, hours)))
+        hypotheses = judge_hypotheses(plan, results) if plan.study.hypotheses else ()
+        files = {"scores.csv": cells_csv(scores)}
+        if hypotheses:
+            files["hypotheses.json"] = hypotheses_json(plan, place.path, hypotheses)
+        page = write_report(
+            results,
+            out,
+            title=plan.study.title or f"The study {plan.study.name}",
+            question=plan.study.question,
+            verdicts=judge_paper(results) if results.results else None,
+            hypotheses=(hypotheses, describe_declaration(plan.study, place.path)) if hypotheses else None,
+            table_numbers=TABLE_NUMBERS,
+            plan_svg=picture.result(),
+            costs=list_costs(plan, state),
+            commands=commands,
+            missing=list(list_missing(plan, place, state)),
+            losses=read_losses(plan, place, state),
+            files=files,
+            bm25=find_bm25(scores),
+            pool=pool,
+        )
+    return page, hypotheses
+
+
+def plan_svg(plan: Plan) -> str:
+    from biphase.study.picture import draw_plan  # matplotlib, which only the process that draws has to load
+
     with TemporaryDirectory() as folder:
         picture = Path(folder) / "plan.svg"
         draw_plan(plan, picture)
-        svg = picture.read_text(encoding="utf-8")
-    hypotheses = judge_hypotheses(plan, results) if plan.study.hypotheses else ()
-    files = {"scores.csv": cells_csv(scores)}
-    if hypotheses:
-        files["hypotheses.json"] = hypotheses_json(plan, place.path, hypotheses)
-    page = write_report(
-        results,
-        out,
-        title=plan.study.title or f"The study {plan.study.name}",
-        question=plan.study.question,
-        verdicts=judge_paper(results) if results.results else None,
-        hypotheses=(hypotheses, describe_declaration(plan.study, place.path)) if hypotheses else None,
-        table_numbers=TABLE_NUMBERS,
-        plan_svg=svg,
-        costs=list_costs(plan, state),
-        commands=commands,
-        missing=list(list_missing(plan, place, state)),
-        losses=read_losses(plan, place, state),
-        files=files,
-        bm25=find_bm25(scores),
-    )
-    return page, hypotheses
+        return picture.read_text(encoding="utf-8")
 
 
 def read_losses(plan: Plan, place: StudyFolder, state: StudyState) -> dict[str, list[dict[str, Any]]]:

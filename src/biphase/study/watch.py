@@ -19,7 +19,7 @@ from markupsafe import Markup
 
 from biphase.console import duration, err
 from biphase.errors import InputError
-from biphase.report.figures import Picture, save_figures, share_out_curves
+from biphase.report.figures import Picture, save_figure, share_out_curves
 from biphase.report.page import inline_pictures
 from biphase.study.folder import StudyFolder, read_state, status
 from biphase.study.plan import Plan
@@ -77,11 +77,9 @@ class LivePage:
         return Environment(autoescape=True, trim_blocks=True).from_string(template).render(**parts)
 
     def draw_curves(self, losses: dict[str, list[dict[str, Any]]]) -> dict[str, dict[str, Any]]:
-        folder = self.folder / "figures"
-        folder.mkdir(parents=True, exist_ok=True)
-        if curves := list(share_out_curves(losses)):
-            save_figures([Picture("losses", curves)], folder)
-        return inline_pictures(folder, None)
+        curves = list(share_out_curves(losses))
+        files = [save_figure(Picture("losses", curves), self.folder / "figures")] if curves else []
+        return inline_pictures(files, None)
 
 
 def stamp_study(place: StudyFolder) -> list[tuple[str, int, int]]:
