@@ -7,6 +7,7 @@ its threads first, and so that what a library takes to load counts where it is u
 import json
 import os
 import re
+import shutil
 import statistics
 import subprocess
 import sys
@@ -49,8 +50,9 @@ def describe_setup(device_name: str, threads: int) -> dict[str, Any]:
 
 
 def git_commit() -> str:
-    done = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=HERE, capture_output=True, text=True)
-    return done.stdout.strip() or "unknown"
+    git = ["git", "describe", "--always", "--dirty"]
+    done = subprocess.run(git, cwd=HERE, capture_output=True, text=True) if shutil.which("git") else None
+    return (done.stdout.strip() if done else "") or "unknown"
 
 
 @contextmanager
@@ -86,10 +88,10 @@ def run_job(script: str, job: Any, threads: int, environment: dict[str, str]) ->
 
 
 def error_of(failed: subprocess.CalledProcessError) -> Found:
-    """The last line of a process that failed, as what was found of its arm; the other arms go on."""
+    """The last lines of a process that failed, as what was found of its arm; the other arms go on."""
     code = failed.returncode
     lines = failed.stderr.strip().splitlines() or [f"ended by signal {-code}" if code < 0 else f"exit code {code}"]
-    return {"error": lines[-1]}
+    return {"error": lines[-1], "printed": lines[-40:]}
 
 
 def take_turns(

@@ -33,7 +33,8 @@ class PretrainingJob:
     """Samples of a forward pass of the Trainer; biphase takes as many tokens as these have on average."""
     accumulate: int
     microbatch_tokens: int
-    """How many biphase's forward pass takes; 0: as many as the Trainer's has real ones."""
+    """How many biphase's forward pass takes, and as many times `accumulate` an update; 0: as many as the Trainer's has
+    real ones."""
     warmup_steps: int
     steps: int
     device: str
@@ -81,8 +82,8 @@ def recipe_of(job: PretrainingJob) -> Any:
     }
     samples = make_samples(Recipe.model_validate(tree).data, ShardSet.open(job.shards))
     real_tokens = max(job.context, round(job.batch_samples * samples.num_tokens / samples.num_samples))
-    tree["batch_tokens"] = real_tokens * job.accumulate
     tree["compute"]["microbatch_tokens"] = max(job.context, job.microbatch_tokens or real_tokens)
+    tree["batch_tokens"] = tree["compute"]["microbatch_tokens"] * job.accumulate
     return Recipe.model_validate(tree)
 
 

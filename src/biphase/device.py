@@ -6,7 +6,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from biphase import __version__
 from biphase.errors import InputError
@@ -66,6 +68,13 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> float:
         synchronize(device)
         seconds.append(time.perf_counter() - started)
     return 2.0 * size**3 / min(seconds)
+
+
+def to_device(array: np.ndarray, device: torch.device) -> Tensor:
+    """An array as a tensor on the device. A GPU fetches it by itself, from a pinned copy that PyTorch keeps until then,
+    while the CPU goes on."""
+    tensor = torch.from_numpy(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def synchronize(device: torch.device) -> None:

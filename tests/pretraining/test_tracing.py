@@ -7,6 +7,7 @@ kernel has to run.
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,11 @@ from torch._dynamo.utils import counters
 from torch._functorch.aot_autograd import aot_module_simplified, make_boxed_func
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from training_runs import loader_of
 from transformers import EuroBertForMaskedLM, Gemma2Config, Gemma2ForCausalLM
 
 import biphase.pretraining.loop as loop
+from biphase.distributed import World
 from biphase.encoder.attention import attend, lay_out
 from biphase.encoder.buckets import bucket_attention, bucket_attention_backward
 from biphase.encoder.load import TokenIds, make_model
@@ -128,6 +131,35 @@ def test_no_layer_waits_for_its_device(causal: bool, window: int, with_sinks: bo
     assert found == {"index": 1, "_local_scalar_dense": 1}, "the counter counts"
 
 
+def test_batches_go_to_a_gpu_from_pinned_copies(
+    tiny_recipe: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each tensor, while the CPU goes on. Where the copy lies nobody else writes: `pin_memory` makes one each time."""
+    pinned: list[torch.Tensor] = []
+    sent: list[tuple[int, Any]] = []
+
+    def pin_memory(tensor: torch.Tensor) -> torch.Tensor:
+        pinned.append(tensor.clone())
+        return pinned[-1]
+
+    def send(tensor: torch.Tensor, device: torch.device, non_blocking: bool) -> torch.Tensor:
+        assert device.type == "cuda" and non_blocking
+        sent.append(next(number for number, each in enumerate(pinned) if each is tensor))
+        return tensor
+
+    loader = loader_of(tiny_recipe())
+    plain = loader.microbatches(loader.job.recipe.curriculum[0], 0)[0]
+    on_gpu = replace(loader, job=replace(loader.job, world=World(0, 1, torch.device("cuda"))))
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin_memory)
+    monkeypatch.setattr(torch.Tensor, "to", send)
+    found = on_gpu.microbatches(loader.job.recipe.curriculum[0], 0)[0]
+    assert sent[:7] == list(range(7)), "inputs, positions, targets, where they are, and three of the layout"
+    for name in ("inputs_T", "positions_T", "target_positions_N", "targets_N"):
+        assert torch.equal(getattr(found, name), getattr(plain, name))
+    for name in ("bounds_S1", "bounds_F1", "plan_PS"):
+        assert torch.equal(getattr(found.layout, name), getattr(plain.layout, name))
+
+
 @pytest.fixture(scope="module")
 def gemma(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A decoder with caps on its scores, a window in every other layer and half as many key-value heads."""
@@ -138,8 +170,10 @@ def gemma(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("is_gemma", [False, True])
-@pytest.mark.parametrize(("optimizer", "precision"), [("adamw", "bf16"), ("muon", "fp32")])
+@pytest.mark.parametrize(
+    ("optimizer", "precision", "is_gemma"),
+    [("adamw", "bf16", True), ("adamw", "fp32", False), ("muon", "bf16", False), ("muon", "fp32", True)],
+)
 def test_an_update_waits_for_its_device_once(
     optimizer: str,
     precision: str,

@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.nn.attention import varlen
 from transformers import AttentionInterface
 
+from biphase.device import to_device
 from biphase.encoder.buckets import bucket_attention, farthest, plan_buckets, visible
 from biphase.errors import InputError
 
@@ -97,11 +98,11 @@ def lay_out(
         causal=causal,
         backend=backend,
         max_seqlen=int(lengths_F.max()) if len(lengths_F) else 0,
-        bounds_S1=torch.from_numpy(bounds_S1.astype(np.int32)).to(device),
-        bounds_F1=torch.from_numpy(bounds_F1.astype(np.int32)).to(device),
+        bounds_S1=to_device(bounds_S1.astype(np.int32), torch.device(device)),
+        bounds_F1=to_device(bounds_F1.astype(np.int32), torch.device(device)),
         num_padding=num_padding,
         sizes_3B=torch.from_numpy(sizes_3B),
-        plan_PS=torch.from_numpy(plan_PS).to(device),
+        plan_PS=to_device(plan_PS, torch.device(device)),
         num_scores=int((sizes_3B[::3] * sizes_3B[1::3] ** 2).sum()),
     )
 

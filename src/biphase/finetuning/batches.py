@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from biphase.device import to_device
 from biphase.encoder.attention import PAD_TO_MULTIPLE_OF, PackedLayout, choose_backend, lay_out
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.encoding import TokenizedTexts, bounds_of_lengths
@@ -56,8 +57,8 @@ def pack(texts: TokenizedTexts, samples: np.ndarray, cell: CellContext) -> Batch
     backend = choose_backend(cell.device, cell.dtype)
     layout = lay_out(bounds, causal=False, device=cell.device, backend=backend, pad_to_multiple_of=PAD_TO_MULTIPLE_OF)
     return Batch(
-        tokens_T=torch.from_numpy(texts.tokens_T[indices_T].astype(np.int64)).to(cell.device),
-        positions_T=torch.from_numpy(positions_T).to(cell.device),
+        tokens_T=to_device(texts.tokens_T[indices_T].astype(np.int64), cell.device),
+        positions_T=to_device(positions_T, cell.device),
         layout=layout,
         samples=samples,
         indices_T=indices_T,
@@ -67,7 +68,7 @@ def pack(texts: TokenizedTexts, samples: np.ndarray, cell: CellContext) -> Batch
 def targets_on_device(targets: np.ndarray, cell: CellContext) -> Tensor:
     """Targets as int64, or fp32 where they are fractions."""
     kind = np.float32 if np.issubdtype(targets.dtype, np.floating) else np.int64
-    return torch.from_numpy(np.ascontiguousarray(targets, dtype=kind)).to(cell.device)
+    return to_device(np.ascontiguousarray(targets, dtype=kind), cell.device)
 
 
 def training_order(num_items: int, batch_size: int, num_steps: int, seed: int) -> Iterator[np.ndarray]:

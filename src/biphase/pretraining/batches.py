@@ -8,11 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from biphase.corpus.mixture import make_batches
 from biphase.corpus.packing import Batches, PackedBatch
+from biphase.device import to_device
 from biphase.encoder.attention import PAD_TO_MULTIPLE_OF, PackedLayout, choose_backend, lay_out
 from biphase.errors import InputError
 from biphase.pretraining.job import Job
@@ -68,11 +68,11 @@ class BatchLoader:
             pad_to_multiple_of=PAD_TO_MULTIPLE_OF,
         )
         return Microbatch(
-            inputs_T=torch.from_numpy(labelled.inputs_T).to(device),
-            positions_T=torch.from_numpy(batch.positions_T).to(device),
+            inputs_T=to_device(labelled.inputs_T, device),
+            positions_T=to_device(batch.positions_T, device),
             layout=layout,
-            target_positions_N=torch.from_numpy(labelled.target_positions_N).to(device),
-            targets_N=torch.from_numpy(labelled.targets_N).to(device),
+            target_positions_N=to_device(labelled.target_positions_N, device),
+            targets_N=to_device(labelled.targets_N, device),
             sample_ids_S=batch.sample_ids_S,
             lengths_S=batch.lengths_S,
         )

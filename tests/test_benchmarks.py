@@ -1,0 +1,114 @@
+"""What `make gpu` keeps when a part fails, takes too long, or all of it is stopped: nobody may be able to repeat it."""
+
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+ANSWER = "import json, sys, time; out = sys.argv[-1]; arm = {'tokens_per_second': 7.0, 'useful_share_of_peak': 0.5, "
+ANSWER += "'peak_memory_gib': 1.0}; put = lambda x: open(out, 'w').write(json.dumps({'results': [{'arms': x}]})); "
+
+
+TOO_SHORT = 5
+
+
+class Impatient(subprocess.Popen):
+    """A process whose time is over as soon as it has written something, where that time is short."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        if timeout is None or timeout > TOO_SHORT:
+            return super().wait(timeout)
+        while not Path(self.args[-1]).exists():
+            time.sleep(0.01)
+        raise subprocess.TimeoutExpired(self.args, timeout)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    module = importlib.import_module("gpu")
+    machine = {"commit": "c", "device": "cpu", "torch": "2", "transformers": "5"}
+    monkeypatch.setattr(module, "describe_setup", lambda *_: machine)
+    monkeypatch.setattr(subprocess, "Popen", Impatient)
+    before = signal.getsignal(signal.SIGTERM)
+    yield module
+    signal.signal(signal.SIGTERM, before)
+
+
+def run(gpu: Any, out: Path, *given: str) -> tuple[Any, dict[str, Any]]:
+    with pytest.raises(SystemExit) as ended:
+        sys.argv = ["gpu.py", "--out", str(out), *given]
+        gpu.main()
+    return ended.value.code, json.loads(out.read_text())["parts"]
+
+
+def test_a_part_that_fails_stops_nothing_and_the_next_call_goes_on(
+    gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ran = tmp_path / "ran"
+    part = {
+        "good": f"open({str(ran)!r}, 'a').write('x'); put({{'biphase': arm}})",
+        "slow": "put({'biphase': arm}); time.sleep(60)",
+        "wrong": "print('first'); raise ValueError('a bad day')",
+        "no arm": "put({'trainer': {'error': 'out of memory'}})",
+    }
+    parts = {name: gpu.Part(name, [sys.executable, "-c", ANSWER + code], 60) for name, code in part.items()}
+    parts["slow"] = replace(parts["slow"], seconds=TOO_SHORT)
+    tests = "print('tests/a.py::one[x 1] PASSED [ 50%]'); print('tests/a.py::two FAILED'); sys.exit(1)"
+    parts["tests"] = gpu.Part("tests", [sys.executable, "-c", "import sys; " + tests], 60)
+    monkeypatch.setattr(gpu, "PARTS", parts)
+    code, found = run(gpu, tmp_path / "out.json")
+    assert code and list(found) == list(parts)
+    assert found["good"]["measured"]["results"] and "error" not in found["good"]
+    assert found["slow"]["error"] == f"not done after {TOO_SHORT} s" and found["slow"]["measured"]["results"], (
+        "what it had stays"
+    )
+    assert found["wrong"]["error"] == "exit code 1" and found["wrong"]["printed"][-1] == "ValueError: a bad day"
+    assert found["no arm"]["error"] == "out of memory"
+    assert (found["tests"]["counts"], found["tests"]["failed"]) == ({"passed": 1, "failed": 1}, ["tests/a.py::two"])
+    assert "7 tokens/s, MFU 50.0%, 1 GiB" in capsys.readouterr().err
+
+    parts["wrong"] = parts["good"]
+    parts["new"] = parts["good"]
+    _, found = run(gpu, tmp_path / "out.json")
+    assert "error" not in found["wrong"] and len(ran.read_text()) == 3, "what is done is not done again"
+    told = capsys.readouterr().err
+    assert told.index("new:") < told.index("wrong:"), "what was not tried yet comes first"
+
+
+def test_what_stops_it_stops_its_part_and_keeps_the_others(
+    gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child = tmp_path / "child"
+    good = gpu.Part("good", [sys.executable, "-c", ANSWER + "put({'biphase': arm})"], 60)
+    endless = f"import os, time; open({str(child)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
+    monkeypatch.setattr(gpu, "PARTS", {"good": good, "endless": gpu.Part("", [sys.executable, "-c", endless], 60)})
+
+    def stop() -> None:
+        while not (child.exists() and child.read_text()):
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=stop, daemon=True).start()
+    code, found = run(gpu, tmp_path / "out.json")
+    assert "goes on" in code and list(found) == ["good"]
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(child.read_text()), 0)
+
+
+def test_packages_that_are_not_there_are_named_before_anything_runs(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = gpu.version
+    monkeypatch.setattr(gpu, "version", lambda name: there("no such package" if name == "pydantic" else name))
+    monkeypatch.setattr(sys, "argv", ["gpu.py"])
+    with pytest.raises(SystemExit, match="lacks pydantic; benchmarks/README"):
+        gpu.main()
