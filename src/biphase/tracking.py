@@ -67,8 +67,12 @@ def open_tracking(
 
             yield add
     elif name == "wandb":
-        with start_wandb(folder, settings) as run:
+        run, exit_code = start_wandb(folder, settings), 1
+        try:  # as a context of its own, a run prints what is raised
             yield lambda record: run.log(name_scalars(record), step=record["step"])
+            exit_code = 0
+        finally:
+            run.finish(exit_code)
     else:
         yield lambda record: None
 

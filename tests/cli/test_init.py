@@ -174,6 +174,19 @@ def test_a_test_without_labels_is_none(capsys: pytest.CaptureFixture[str]) -> No
         load_examples(find_source(task, Path()), judged_only=False)
 
 
+def test_lists_of_texts_are_texts() -> None:
+    """As the contexts of a question in PubMedQA's own file, objects by their id."""
+    rows = {
+        f"{n}": {"QUESTION": f"is it {n}", "CONTEXTS": [f"it was {n}", "so it is"], "YEAR": "2011"} for n in range(40)
+    }
+    decided = {id: row | {"final_decision": ("yes", "no", "maybe")[int(id) % 3]} for id, row in rows.items()}
+    Path("ori_pqal.json").write_text(json.dumps(decided, indent=4))
+    init_task_command(Path("ori_pqal.json"), "final_decision", None, Path("mine.yaml"))
+    assert find_task("mine.yaml").template == "{QUESTION}\n{CONTEXTS}"
+    data: Any = load_examples(find_source(find_task("mine.yaml"), Path()), judged_only=False)
+    assert any(example.text == "is it 7\nit was 7 so it is" for split in data.splits.values() for example in split)
+
+
 @pytest.mark.parametrize("family", FILES)
 def test_a_task_is_read_off_its_data(family: str) -> None:
     """What is written reads the data it was written of."""

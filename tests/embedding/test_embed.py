@@ -6,12 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 
 pytest.importorskip("sentence_transformers")
 
+from datasets import Dataset
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.util import mine_hard_negatives
 
 import biphase
 from biphase.config import parse_config
@@ -19,7 +22,7 @@ from biphase.embedding import training
 from biphase.embedding.embed import train_embedder
 from biphase.embedding.folder import load_embedder
 from biphase.embedding.pairs import read_pairs
-from biphase.embedding.recipe import EmbeddingRecipe, PairSource
+from biphase.embedding.recipe import EmbeddingRecipe, HardNegatives, PairSource
 from biphase.errors import InputError
 
 Make = Callable[..., EmbeddingRecipe]
@@ -80,6 +83,12 @@ def test_the_folder_loads_without_our_code(
 def test_a_killed_training_goes_on_as_if_it_had_not_been(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """TensorBoard's curve goes on too: each step once, the scores at the end."""
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    monkeypatch.setattr(training, "LOGGING_STEPS", 1)
+    rows = [f"text {number},another {number},{number / 9}\n" for number in range(9)]
+    (tmp_path / "sts.csv").write_text("sentence1,sentence2,score\n" + "".join(rows))
+    tracked = ("tracking=tensorboard", f"evaluation=[{tmp_path / 'sts.csv'}]")
     whole, _ = train_embedder(make(f"out={tmp_path / 'whole'}"), tmp_path / "a")
 
     class KilledError(Exception):
@@ -92,11 +101,60 @@ def test_a_killed_training_goes_on_as_if_it_had_not_been(
     with monkeypatch.context() as patch:
         patch.setattr(training.ShowProgress, "on_step_begin", die, raising=False)
         with pytest.raises(KilledError):
-            train_embedder(make(), tmp_path / "b")
-    again, _ = train_embedder(make(), tmp_path / "b")
+            train_embedder(make(*tracked), tmp_path / "b")
+    again, facts = train_embedder(make(*tracked), tmp_path / "b")
     ours, theirs = weights(again), weights(whole)
     for name in theirs:
         torch.testing.assert_close(ours[name], theirs[name], rtol=0, atol=1e-6)
+    events = reader.EventAccumulator(str(next((tmp_path / "b").glob("*/tensorboard"))))
+    events.Reload()
+    curve = [(event.step, event.value) for event in events.Scalars("train/pairs_loss")]
+    assert [step for step, _ in curve] == [1, 2, 3, 4]
+    told = [logged["loss"] for logged in facts["stages"][0]["losses"]]
+    assert [loss for _, loss in curve] == pytest.approx(told, rel=1e-5)
+    [score] = events.Scalars("eval/sts/spearman")
+    assert score.step == 4 and score.value == pytest.approx(facts["scores"]["sts"]["this model"]["spearman"], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [{"number": 2, "margin": 0.0, "last_rank": 12}, {"number": 1, "margin": 0.002, "first_rank": 2, "last_rank": 9}],
+)
+def test_negatives_are_those_of_sentence_transformers_miner(
+    wanted: dict[str, Any], encoder_folder: Path, pairs: list[dict[str, str]], tmp_path: Path, monkeypatch: Any
+) -> None:
+    """In pieces too, and for an anchor with two positives; a row that is there twice stays so."""
+    monkeypatch.setattr(training, "MINED_ANCHORS", 5)
+    monkeypatch.setattr(training, "MINED_PASSAGES", 7)
+    rows = [*pairs, pairs[3], {"anchor": pairs[0]["anchor"], "positive": pairs[9]["positive"]}]
+    table, model = Dataset.from_list(rows), load_embedder(str(encoder_folder))
+    settings = HardNegatives(**wanted)
+    negatives = training.mine_negatives(table, model, settings, "mine", tmp_path / "rows.npy")
+    number = training.write_mined(table, negatives, settings.number, tmp_path / "mined.parquet")
+    ours = [tuple(row.values()) for row in pq.read_table(tmp_path / "mined.parquet").to_pylist()]
+    theirs = mine_hard_negatives(
+        table,
+        model,
+        range_min=settings.first_rank,
+        range_max=settings.last_rank,
+        relative_margin=settings.margin,
+        num_negatives=settings.number,
+        output_format="n-tuple",
+        verbose=False,
+    )
+    assert set(ours) == {tuple(row.values()) for row in theirs} and number == len(ours)
+    assert 3 < len(set(ours)) < len(rows) - 1 and not (tmp_path / "rows.npy").exists()
+    assert len(ours) - len(set(ours)) == (len(negatives[pairs[3]["anchor"]]) == settings.number)
+
+
+def test_a_quote_in_a_table_with_tabs_swallows_no_rows(tmp_path: Path) -> None:
+    path = tmp_path / "pairs.tsv"
+    path.write_text('question\tanswer\n"Hello\tfoo one\nb two\tc three\nd four\tis said"\n')
+    assert read_pairs(PairSource(path=str(path)), 0).rows[0] == ('"Hello', "foo one")
+    path.write_text('question\tanswer\n"Hello, you"\tfoo one\n')
+    with pytest.raises(InputError, match=r"pairs\.tsv:2: a field in quotes: say `quotes: true`"):
+        read_pairs(PairSource(path=str(path)), 0)
+    assert read_pairs(PairSource(path=str(path), quotes=True), 0).rows == [("Hello, you", "foo one")]
 
 
 def test_stages_follow_each_other_and_mine_negatives(
@@ -156,6 +214,11 @@ def test_a_teacher_is_followed(make: Make, encoder_folder: Path, tmp_path: Path)
         (None, ("stages.0.hard_negatives={number: 60, last_rank: 50}",), "do not hold 60 negatives"),
         ([{"sentence1": "a", "sentence2": "b", "score": 7}], (), "from 0 to 1"),
         ([{"sentence1": "a", "sentence2": "b", "score": 1}] * 9, (), "all scores are 1"),
+        (
+            [{"anchor": f"a {n}", "positive": f"b {n}", "negative": "c"} for n in range(9)],
+            ("stages.0.hard_negatives={number: 1}", "stages.0.batch_size=2"),
+            "negatives of its own",
+        ),
         (None, ("stages.0.loss=cosent",), "scored pairs"),
         (None, ("stages.0.loss_settings={hardnes_mode: x}",), "did you mean 'hardness_mode'"),
         (None, ("max_length=100000",), "positions"),

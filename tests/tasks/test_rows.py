@@ -213,7 +213,7 @@ def test_what_yaml_makes_of_yes_and_no(tmp_path: Path) -> None:
 
 def test_mldr_as_published(tmp_path: Path) -> None:
     """Queries with their passages a line, documents by `docid`; lists of texts, as PubMedQA has them, are texts."""
-    for split, first in (("train", 0), ("test", 6)):
+    for split, first in (("train", 0), ("test", 6), ("dev", 0)):
         rows = [
             {"query_id": f"q{n}", "query": f"what is {n}", "positive_passages": [{"docid": f"d{n}", "text": f"it {n}"}]}
             for n in range(first, first + 6)
@@ -226,6 +226,8 @@ def test_mldr_as_published(tmp_path: Path) -> None:
     data = load_examples(find_source(task, tmp_path), judged_only=False)
     assert data.documents["d3"] == "it is 3 so" and data.queries["q7"] == "what is 7"  # type: ignore[union-attr]
     assert data.relevance["test"]["q7"] == {"d7": 1} and len(data.train) == 3  # type: ignore[union-attr]
+    own = load_examples(find_source(find_task("mldr_en"), tmp_path), judged_only=False)
+    assert len(own.documents) == 12 and own.relevance["validation"]["q2"] == {"d2": 1}  # type: ignore[union-attr]
     (tmp_path / "test.jsonl").write_text('{"query_id": "q1"}')
     with pytest.raises(InputError, match="not MLDR's form, lines of query_id"):
         load_examples(find_source(task, tmp_path), judged_only=False)

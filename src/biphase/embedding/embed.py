@@ -24,6 +24,7 @@ from biphase.embedding.pairs import Pairs, check_stage, read_pairs
 from biphase.embedding.recipe import EmbeddingRecipe, EmbeddingStage
 from biphase.embedding.training import (
     add_teacher,
+    last_checkpoint,
     load_teacher,
     loss_name,
     make_loss,
@@ -37,9 +38,10 @@ from biphase.encoder.merging import layer_cosines, merge_weights
 from biphase.encoder.packed import explain_computing
 from biphase.errors import InputError
 from biphase.files import locked, read_json, refuse_foreign, whole_folder, write_json, write_text
-from biphase.tracking import check_tracking
+from biphase.tracking import Send, check_tracking, open_tracking
 
 EMBEDDER_MAX_LENGTH = 512
+TRAINED = "this model"
 
 
 def train_embedder(recipe: EmbeddingRecipe, runs: Path) -> tuple[Path, dict[str, Any]]:
@@ -61,20 +63,22 @@ def train_embedder(recipe: EmbeddingRecipe, runs: Path) -> tuple[Path, dict[str,
     sources = read_sources(recipe, before)
     judged = [read_judged(Path(path)) for path in recipe.evaluation]
     hashes = [pairs.hash for found in sources.values() for pairs in found]
+    hashes += [hash_embedder(stage.teacher) for stage in recipe.stages if stage.teacher is not None]
     identity = recipe.identity(hash_embedder(recipe.model), [*hashes, str(dtype)])
     folder = runs / f"{recipe.name}-{identity[:8]}"
     with locked(folder / "lock"):
         write_text(folder / "config.yaml", yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False))
         model: Any = new_embedder(recipe).to(device)
-        for stage in recipe.stages:
-            place = folder / "stages" / stage.name
-            if (place / "done.json").exists():
-                model[0].backbone = load_backbone(place / "model").to(device)
-                console.err.print(f"stage {stage.name}: done before", markup=False)
-            else:
-                run_stage(recipe, stage, sources[stage.name], model, place, bf16=dtype == torch.bfloat16)
-        records = [read_json(folder / "stages" / stage.name / "done.json") for stage in recipe.stages]
-        facts = {"stages": records} | finish(recipe, model, before, judged)
+        tracking = None if (folder / "done.json").exists() else recipe.tracking
+        with open_tracking(tracking, folder, recipe.model_dump(mode="json"), steps_done(recipe, folder) + 1) as send:
+            records = run_stages(recipe, sources, model, folder, send, bf16=dtype == torch.bfloat16)
+            facts = {"stages": records} | finish(recipe, model, before, judged)
+            scores = {
+                f"{name}/{metric}": value
+                for name in facts["scores"]
+                for metric, value in facts["scores"][name][TRAINED].items()
+            }
+            send({"kind": "validation", "step": steps_done(recipe, folder)} | scores)
         texts = [row[1] for pairs in sources[recipe.stages[0].name] for row in pairs.rows[:8]]
         write_embedder(model, recipe, facts, [*texts, "a"], out)
         write_json(folder / "done.json", facts | {"out": str(out)})
@@ -102,11 +106,51 @@ def read_sources(recipe: EmbeddingRecipe, model: SentenceTransformer) -> dict[st
         load_teacher(stage, width_of(model))
         for kind in {pairs.kind for pairs in found}:
             make_loss(model, stage, kind, recipe.matryoshka)
-            if stage.hard_negatives is not None and kind == "scored":
-                raise InputError(f"stage {stage.name}: hard_negatives are mined for pairs, not for scored ones")
+        own = next((pairs.name for pairs in found if len(pairs.columns) > 2), None)
+        if stage.hard_negatives is not None and own is not None:
+            raise InputError(
+                f"stage {stage.name}: hard_negatives are mined for pairs alone, and {own} has scores or negatives of "
+                "its own: leave hard_negatives out, or name two of its columns"
+            )
         for pairs in found:
             console.err.print(f"stage {stage.name}: {pairs.name}: {pairs.made}", markup=False)
     return sources
+
+
+def steps_done(recipe: EmbeddingRecipe, folder: Path) -> int:
+    """The steps of the stages that are trained, and of the one that was interrupted up to its last checkpoint."""
+    steps = 0
+    for place in (folder / "stages" / stage.name for stage in recipe.stages):
+        last = last_checkpoint(place / "trainer")
+        if (place / "done.json").exists():
+            steps += int(read_json(place / "done.json")["steps"])
+        elif last is not None:
+            steps += int(last.name.partition("-")[2])
+    return steps
+
+
+def run_stages(
+    recipe: EmbeddingRecipe,
+    sources: dict[str, list[Pairs]],
+    model: SentenceTransformer,
+    folder: Path,
+    send: Send,
+    *,
+    bf16: bool,
+) -> list[dict[str, Any]]:
+    """Train the stages that are not done, one after the other; returns the record of each."""
+    records: list[dict[str, Any]] = []
+    network: Any = model[0]
+    for stage in recipe.stages:
+        place = folder / "stages" / stage.name
+        if (place / "done.json").exists():
+            network.backbone = load_backbone(place / "model").to(model.device)
+            console.err.print(f"stage {stage.name}: done before", markup=False)
+        else:
+            before = sum(record["steps"] for record in records)
+            run_stage(recipe, stage, sources[stage.name], model, place, send, before, bf16=bf16)
+        records.append(read_json(place / "done.json"))
+    return records
 
 
 def run_stage(
@@ -115,6 +159,8 @@ def run_stage(
     sources: Sequence[Pairs],
     model: SentenceTransformer,
     folder: Path,
+    send: Send,
+    steps_before: int,
     *,
     bf16: bool,
 ) -> None:
@@ -127,9 +173,11 @@ def run_stage(
         table = to_table(pairs, source.weight, recipe.seed)
         if stage.hard_negatives is not None:
             kept = folder / f"negatives-{number}.parquet"
-            table = mine_once(table, model, stage.name, stage.hard_negatives, recipe, kept)
+            table = mine_once(table, model, stage.name, stage.hard_negatives, kept)
         tables[f"source_{number}"] = pairs.kind, add_teacher(table, teacher) if teacher else table
-    found = train_stage(model, recipe, stage, tables, folder / "trainer", bf16=bf16)
+    found = train_stage(
+        model, recipe, stage, tables, folder / "trainer", bf16=bf16, send=send, steps_before=steps_before
+    )
     record = {
         "name": stage.name,
         "data": [f"{Path(pairs.name).name}: {pairs.made}" for pairs in sources],
@@ -153,7 +201,7 @@ def finish(
     if recipe.merge:
         merge_weights(model[0], before[0], recipe.merge)
     model.eval()
-    both = {"this model": model, "before training": before}
+    both = {TRAINED: model, "before training": before}
     return {
         "dims": matryoshka_dims(width_of(model), recipe.matryoshka),
         "cosines": cosines,

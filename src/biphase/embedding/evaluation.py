@@ -15,6 +15,7 @@ import numpy as np
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import pairwise_cos_sim, semantic_search
 
+from biphase.embedding.packed_module import ENCODE_TEXTS
 from biphase.embedding.pairs import read_pairs
 from biphase.embedding.recipe import PairSource, set_name
 from biphase.errors import InputError, first_line
@@ -27,7 +28,6 @@ from biphase.tasks.spec import FileLayout, Task
 
 KEPT_DOCUMENTS = 100
 """Documents kept for a query: what the metrics look at."""
-ENCODE_TEXTS = 64
 
 
 @dataclass(frozen=True)

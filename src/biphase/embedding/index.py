@@ -8,6 +8,7 @@ Letters: N passages, D width, K answers.
 """
 
 import json
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import numpy as np
 from biphase import console
 from biphase.corpus.text import read_all
 from biphase.embedding.folder import hash_embedder, load_embedder
-from biphase.embedding.packed_module import width_of
+from biphase.embedding.packed_module import ENCODE_TEXTS, width_of
 from biphase.embedding.pairs import hash_text
 from biphase.errors import InputError
 from biphase.files import own_folder, read_json_as, write_json
@@ -71,23 +72,26 @@ def build_index(text: str, model: str, index: Path, text_field: str = "text") ->
     width = width_of(embedder)
     manifest = IndexManifest(model, hash_embedder(model), text, hash_text(text), len(passages), width)
     with own_folder(index, "search index") as part:
-        rows = np.lib.format.open_memmap(
-            part / "embeddings.npy", mode="w+", dtype=np.float32, shape=(len(passages), width)
-        )
-        with console.track("index", len(passages), "passages") as progress:
-            for begin in range(0, len(passages), CHUNK_PASSAGES):
-                texts = [passage for _, passage in passages[begin : begin + CHUNK_PASSAGES]]
-                rows[begin : begin + len(texts)] = embedder.encode_document(
-                    texts, normalize_embeddings=True, show_progress_bar=False
-                )
-                progress.advance(len(texts))
-        rows.flush()
-        del rows
+        texts = [passage for _, passage in passages]
+        embed_to_file(embedder.encode_document, texts, width, part / "embeddings.npy", "index")
         lines = (json.dumps({"id": id, "text": passage}, ensure_ascii=False) + "\n" for id, passage in passages)
         (part / "passages.jsonl").write_text("".join(lines), encoding="utf-8")
         write_json(part / "index.json", asdict(manifest))
     console.err.print(f"{index}: {len(passages):,} passages")
     return manifest
+
+
+def embed_to_file(encode: Callable[..., Any], texts: Sequence[str], width: int, path: Path, label: str) -> np.ndarray:
+    """Write the embeddings of texts, of length 1, piece by piece; returns them as [N, D], mapped into memory."""
+    rows_ND = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=(len(texts), width))
+    with console.track(label, len(texts), "passages") as progress:
+        for begin in range(0, len(texts), CHUNK_PASSAGES):
+            piece = texts[begin : begin + CHUNK_PASSAGES]
+            found = encode(piece, batch_size=ENCODE_TEXTS, normalize_embeddings=True, show_progress_bar=False)
+            rows_ND[begin : begin + len(piece)] = found
+            progress.advance(len(piece))
+    rows_ND.flush()
+    return rows_ND
 
 
 def answer_question(index: Path, manifest: IndexManifest, question: str, top: int) -> list[dict[str, Any]]:

@@ -25,6 +25,9 @@ from biphase.errors import InputError
 from biphase.export.model import close_texts
 from biphase.finetuning.encoders import copy_backbone, load_encoder
 
+ENCODE_TEXTS = 64
+"""Texts that are embedded at a time."""
+
 
 class PackedTransformer(InputModule):
     """A network of ours and its tokenizer; stands where sentence-transformers has its `Transformer`."""

@@ -58,7 +58,7 @@ def read_pairs(source: PairSource, seed: int) -> Pairs:
     if source.from_text is not None:
         return pairs_from_text(source, source.from_text, seed)
     assert source.path is not None
-    rows = rows_of(source.path)
+    rows = rows_of(source.path, source.quotes)
     first = next(rows, None)
     if first is None:
         raise InputError(f"{source.path} has no rows")
@@ -93,7 +93,7 @@ def read_pairs(source: PairSource, seed: int) -> Pairs:
     return Pairs(source.path, "scored" if is_scored else "pairs", names, made, hash_source(source.path), told)
 
 
-def rows_of(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def rows_of(path: str, quotes: bool | None) -> Iterator[tuple[str, dict[str, Any]]]:
     """The rows of a file, or of the split `train` of a hub data set (`owner/name[:config]`), each with its place."""
     file = Path(path).expanduser()
     if not file.exists():
@@ -104,7 +104,7 @@ def rows_of(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
         return ((place, row) for place, row in read_hub(hub, config or None, "train") if row is not None)
     if not is_saved(file) and FORMATS.get(plain_path(file).suffix) not in PAIR_FORMS:
         raise InputError(f"{path}: pairs are read from .csv, .tsv, .jsonl, .json and .parquet files")
-    return read_any_file(file, FileLayout(quotes=True))
+    return read_any_file(file, FileLayout(quotes=quotes))
 
 
 def hash_source(path: str) -> str:
@@ -219,9 +219,10 @@ def check_stage(stage: EmbeddingStage, sources: Sequence[Pairs]) -> None:
             distinct |= {name: len({row[at] for row in pairs.rows}) for at, name in enumerate(("anchors", "positives"))}
         fewest = min(distinct, key=lambda name: distinct[name])
         if distinct[fewest] < (stage.batch_size if pairs.kind == "pairs" else 2):
+            smaller = f"batch_size={distinct[fewest]} or " if distinct[fewest] > 1 else ""
             raise InputError(
                 f"stage {stage.name}: {pairs.name} has {distinct[fewest]:,} different {fewest}, too few for a batch of "
-                f"{stage.batch_size}: give batch_size={max(2, distinct[fewest])} or more pairs"
+                f"{stage.batch_size}: give {smaller}more pairs"
             )
         wanted = stage.hard_negatives
         if wanted and wanted.first_rank + wanted.number > min(wanted.last_rank, distinct[fewest]):

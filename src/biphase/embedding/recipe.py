@@ -2,11 +2,11 @@
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from biphase.config import PositiveCount, Share, Strict
+from biphase.config import Grown, PositiveCount, Share, Strict
 from biphase.files import content_hash
 from biphase.tracking import TrackingName
 
@@ -21,13 +21,17 @@ LOSSES: dict[str, str] = {
 """The names of losses → classes of sentence-transformers. `auto`: cached_mnrl, and cosent for scored pairs."""
 
 
-class PairSource(Strict):
+class PairSource(Grown):
     """Where texts that belong together come from: exactly one of `path` and `from_text`."""
+
+    later: ClassVar[frozenset[str]] = frozenset({"quotes"})
 
     path: str | None = None
     """A .csv, .tsv, .jsonl (.gz, .zst) or .parquet file with pairs, triplets or scored pairs, or a hub data set."""
     columns: tuple[str, ...] = ()
     """Its columns: anchor, positive, then negatives, or two texts and a score. Not given: guessed, and told."""
+    quotes: bool | None = None
+    """Whether fields of a .tsv may stand in quotes. None: what the header shows, or an error where it shows nothing."""
     from_text: str | None = None
     """Files or a folder of texts, out of which pairs are made."""
     pairs: Literal["crops", "neighbours", "titles"] = "crops"
@@ -60,8 +64,10 @@ class HardNegatives(Strict):
     last_rank: PositiveCount = 50
 
 
-class EmbeddingStage(Strict):
+class EmbeddingStage(Grown):
     """One training of the network, from where the stage before left it."""
+
+    later: ClassVar[frozenset[str]] = frozenset({"orthogonal_weight"})
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
     data: Annotated[tuple[PairSource, ...], Field(min_length=1)]
@@ -138,7 +144,7 @@ class EmbeddingRecipe(Strict):
     evaluation: tuple[str, ...] = ()
     """Folders in BEIR's layout, or files of scored pairs, that are scored before and after training, for the card."""
     tracking: TrackingName | None = None
-    """As in a recipe of pretraining, by the trainer of transformers."""
+    """As in a recipe of pretraining: the loss of each stage over the steps of all, at the end the scores."""
 
     @model_validator(mode="after")
     def stages_fit(self) -> "EmbeddingRecipe":
@@ -155,8 +161,6 @@ class EmbeddingRecipe(Strict):
         tree["model"] = model_hash
         for stage in tree["stages"]:
             stage.pop("save_steps"), stage.pop("mini_batch_tokens")
-            if not stage["orthogonal_weight"]:
-                stage.pop("orthogonal_weight")  # came later: what was trained without it keeps its name
             for source in stage["data"]:
                 source["path"] = source["from_text"] = None
         return content_hash([tree, data_hashes])

@@ -8,9 +8,12 @@ import random
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 from datasets import Dataset
 from sentence_transformers import (
@@ -19,19 +22,24 @@ from sentence_transformers import (
     SentenceTransformerTrainingArguments,
 )
 from sentence_transformers.sentence_transformer import losses
-from sentence_transformers.util import mine_hard_negatives
+from sentence_transformers.util import dot_score, semantic_search
 from torch import Tensor, nn
 from transformers import PrinterCallback, TrainerCallback
 
 from biphase import console
-from biphase.embedding.packed_module import width_of
+from biphase.embedding.folder import load_embedder
+from biphase.embedding.index import embed_to_file
+from biphase.embedding.packed_module import ENCODE_TEXTS, width_of
 from biphase.embedding.pairs import Pairs
 from biphase.embedding.recipe import LOSSES, EmbeddingRecipe, EmbeddingStage, HardNegatives
 from biphase.errors import InputError, first_line, nearest
+from biphase.tracking import Send
 
 SMALLEST_DIM = 32
 """Matryoshka's halves of the width end here."""
-ENCODE_BATCH = 128
+MINED_ANCHORS, MINED_PASSAGES = 1024, 65_536
+"""Whose scores are in memory at a time."""
+WRITTEN_ROWS = 10_000
 LOGGING_STEPS = 10
 
 
@@ -43,35 +51,17 @@ def to_table(pairs: Pairs, weight: float, seed: int) -> Dataset:
     return Dataset.from_dict({name: [row[at] for row in rows] for at, name in enumerate(pairs.columns)})
 
 
-def mine_once(
-    table: Dataset, model: SentenceTransformer, stage: str, wanted: HardNegatives, recipe: EmbeddingRecipe, kept: Path
-) -> Dataset:
-    """Anchor, positive and `wanted.number` negatives that the model ranks high, kept as a file; anchors with fewer are
-    left out, and told. Raises `InputError` where none is left."""
+def mine_once(table: Dataset, model: SentenceTransformer, stage: str, wanted: HardNegatives, kept: Path) -> Dataset:
+    """The rows that have hard negatives, with them, kept as a file; how many there are is told. Raises `InputError`
+    where there are none."""
     if not kept.exists():
         part = kept.with_suffix(".part")
-        random.seed(recipe.seed)
-        mined = mine_hard_negatives(
-            table.select_columns(["anchor", "positive"]),
-            model,
-            anchor_column_name="anchor",
-            positive_column_name="positive",
-            range_min=wanted.first_rank,
-            range_max=min(wanted.last_rank, len(set(table["positive"]))),
-            relative_margin=wanted.margin,
-            num_negatives=wanted.number,
-            query_prompt=recipe.prompts.query or None,
-            corpus_prompt=recipe.prompts.document or None,
-            output_format="n-tuple",
-            batch_size=ENCODE_BATCH,
-            verbose=False,
-        )
-        if not len(mined):
+        negatives = mine_negatives(table, model, wanted, f"mine for {stage}", part.with_suffix(".npy"))
+        if not write_mined(table, negatives, wanted.number, part):
             raise InputError(
                 f"hard_negatives: no anchor has {wanted.number} negatives within rank {wanted.last_rank} and margin "
                 f"{wanted.margin}: lower number or margin, or raise last_rank"
             )
-        mined.to_parquet(str(part))
         part.rename(kept)
     mined = Dataset.from_parquet(str(kept), cache_dir=str(kept.parent / "cache"))
     told = f"{len(mined):,} of {len(table):,} pairs have {wanted.number} hard negatives"
@@ -79,17 +69,70 @@ def mine_once(
     return mined
 
 
+def mine_negatives(
+    table: Dataset, model: SentenceTransformer, wanted: HardNegatives, label: str, place: Path
+) -> dict[str, list[str]]:
+    """For each anchor up to `wanted.number` positives of others that the model ranks high, as sentence-transformers'
+    `mine_hard_negatives` chooses them.
+
+    That function holds embeddings in memory several times over, and scores of 16,384 anchors with all passages; here
+    embeddings of passages lie in the file `place` while it runs, and anchors come in pieces. A negative scores at most
+    the margin below the worst positive of its anchor; ranks are counted among those that do.
+    """
+    passages = list(dict.fromkeys(table["positive"]))
+    numbers = {text: number for number, text in enumerate(passages)}
+    right: dict[str, set[int]] = {}
+    for anchor, positive in zip(table["anchor"], table["positive"], strict=True):
+        right.setdefault(anchor, set()).add(numbers[positive])
+    rows_ND = torch.from_numpy(embed_to_file(model.encode_document, passages, width_of(model), place, label))
+
+    def score(rows_AD: Tensor, some_ND: Tensor) -> Tensor:
+        return dot_score(rows_AD.to(model.device), some_ND.to(model.device))
+
+    top = wanted.last_rank + max(map(len, right.values()))
+    chosen: dict[str, list[str]] = {}
+    anchors = list(right)
+    with console.track(label, len(anchors), "anchors") as progress:
+        for begin in range(0, len(anchors), MINED_ANCHORS):
+            piece = anchors[begin : begin + MINED_ANCHORS]
+            rows_AD = model.encode_query(
+                piece, batch_size=ENCODE_TEXTS, normalize_embeddings=True, convert_to_tensor=True
+            ).cpu()
+            found = semantic_search(rows_AD, rows_ND, MINED_ANCHORS, MINED_PASSAGES, top, score)
+            for anchor, row_D, hits in zip(piece, rows_AD, found, strict=True):
+                own = right[anchor]
+                worst = float((rows_ND[sorted(own)] @ row_D).min())
+                most = worst - abs(worst) * wanted.margin
+                left = [hit["corpus_id"] for hit in hits if hit["score"] <= most and hit["corpus_id"] not in own]
+                ranked = left[wanted.first_rank : wanted.last_rank]
+                chosen[anchor] = [passages[int(number)] for number in ranked[: wanted.number]]
+            progress.advance(len(piece))
+    place.unlink()
+    return chosen
+
+
+def write_mined(table: Dataset, negatives: Mapping[str, list[str]], number: int, path: Path) -> int:
+    """Write the rows whose anchors have so many negatives as parquet; returns how many they are."""
+    names = ["anchor", "positive", *(f"negative_{at + 1}" for at in range(number))]
+    pairs = zip(table["anchor"], table["positive"], strict=True)
+    rows = ((*pair, *negatives[pair[0]]) for pair in pairs if len(negatives[pair[0]]) == number)
+    num_rows = 0
+    with pq.ParquetWriter(path, pa.schema([(name, pa.string()) for name in names])) as writer:
+        while piece := list(islice(rows, WRITTEN_ROWS)):
+            writer.write_table(pa.table([list(column) for column in zip(*piece, strict=True)], names=names))
+            num_rows += len(piece)
+    return num_rows
+
+
 def add_teacher(table: Dataset, teacher: SentenceTransformer) -> Dataset:
     """The teacher's embedding of every text, as the labels of `EmbedDistillLoss`: [columns, D] for each row."""
     columns = [column for column in table.column_names if column != "score"]
-    embeddings = [teacher.encode(list(table[column]), batch_size=ENCODE_BATCH) for column in columns]
+    embeddings = [teacher.encode(list(table[column]), batch_size=ENCODE_TEXTS) for column in columns]
     labels = [[each[row].tolist() for each in embeddings] for row in range(len(table))]
     return table.select_columns(columns).add_column("label", labels)
 
 
-@lru_cache(maxsize=1)
-def open_teacher(name: str) -> SentenceTransformer:
-    return SentenceTransformer(name, trust_remote_code=False)
+open_teacher = lru_cache(maxsize=1)(load_embedder)
 
 
 def load_teacher(stage: EmbeddingStage, width: int) -> SentenceTransformer | None:
@@ -196,15 +239,15 @@ class CardlessTrainer(SentenceTransformerTrainer):
 
 
 class ShowProgress(TrainerCallback):
-    """The bar or the lines that a person waits with."""
+    """The bar or the lines that a person waits with, and losses on their way to TensorBoard or W&B."""
 
-    def __init__(self, label: str) -> None:
-        self.label = label
+    def __init__(self, stage: str, send: Send, steps_before: int) -> None:
+        self.stage, self.send, self.steps_before = stage, send, steps_before
         self.note = ""
         self.tracker: console.Tracker | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.tracker = console.Tracker(self.label, state.max_steps, "steps")
+        self.tracker = console.Tracker(f"embed {self.stage}", state.max_steps, "steps")
         self.tracker.advance(state.global_step, already_done=True)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -214,6 +257,9 @@ class ShowProgress(TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         if logs and "loss" in logs:
             self.note = f"loss {float(logs['loss']):.4f}"
+            record = {"kind": "train", "objective": self.stage, "step": self.steps_before + state.global_step}
+            known = {"loss": "loss", "learning_rate": "lr", "grad_norm": "grad_norm"}
+            self.send(record | {ours: logs[theirs] for theirs, ours in known.items() if theirs in logs})
 
     def close(self) -> None:
         """However training ended: a tracker that is left open goes on telling."""
@@ -246,10 +292,15 @@ def arguments_of(
         logging_nan_inf_filter=False,
         save_steps=stage.save_steps,
         save_total_limit=1,
-        report_to=[recipe.tracking] if recipe.tracking else [],
-        run_name=f"{recipe.name}-{stage.name}",
+        report_to=[],
         disable_tqdm=True,
     )
+
+
+def last_checkpoint(folder: Path) -> Path | None:
+    """The newest `checkpoint-STEP` of a trainer that is whole: its state is written last."""
+    whole = [path.parent for path in folder.glob("checkpoint-*/trainer_state.json")]
+    return max(whole, key=lambda path: int(path.name.partition("-")[2]), default=None)
 
 
 def train_stage(
@@ -260,15 +311,17 @@ def train_stage(
     folder: Path,
     *,
     bf16: bool,
+    send: Send,
+    steps_before: int,
 ) -> dict[str, Any]:
     """Train the model in place, from the last checkpoint in `folder` where there is one, on sources by their names,
-    of each its kind and its rows. Returns the steps taken, the rows and the losses that were logged. Raises
-    `InputError` where the weights end up as no numbers."""
+    of each its kind and its rows. Returns the steps taken, the rows and the losses that were logged, which are sent
+    too, counted on from the steps of the stages before. Raises `InputError` where the weights end up as no numbers."""
     kinds = {kind for kind, _ in tables.values()}
     made = {name: make_loss(model, stage, kind, recipe.matryoshka) for name, (kind, _) in tables.items()}
     rows = {name: table for name, (_, table) in tables.items()}
     only = next(iter(tables)) if len(tables) == 1 else None
-    progress = ShowProgress(f"embed {stage.name}")
+    progress = ShowProgress(stage.name, send, steps_before)
     kind = "pairs" if kinds == {"pairs"} else "scored"
     trainer = CardlessTrainer(
         model,
@@ -278,8 +331,7 @@ def train_stage(
         callbacks=[progress],
     )
     trainer.remove_callback(PrinterCallback)
-    whole = [path.parent for path in folder.glob("checkpoint-*/trainer_state.json")]  # the state is written last
-    last = max(whole, key=lambda path: int(path.name.partition("-")[2]), default=None)
+    last = last_checkpoint(folder)
     if last is not None:
         console.err.print(f"stage {stage.name}: goes on from {last.name}", markup=False)
     try:

@@ -116,7 +116,7 @@ def read_tsv(path: Path, layout: FileLayout, is_guessed: bool = False) -> Rows:
             len(field) > 1 and field[0] == QUOTE and (field[-1] == QUOTE or not fits) for field in fields
         ):
             raise InputError(
-                f"{path}:{number}: a field in quotes: say `quotes: true` in the task's entry of files if they only "
+                f"{path}:{number}: a field in quotes: say `quotes: true` beside its name if they only "
                 "enclose it (as pandas and Excel write them), `quotes: false` if they belong to the text"
             )
         if fits:
@@ -149,15 +149,16 @@ def read_quoted(path: Path, layout: FileLayout, delimiter: str | None) -> Rows:
                 if layout.has_header:
                     continue
             if len(fields) != len(header):
-                raise ragged(place, len(fields), len(header))
+                remedy = "; tabs divide it: format: tsv" if "\t" in first and layout.format is None else ""
+                raise ragged(place, len(fields), len(header), remedy)
             yield place, dict(zip(header, fields, strict=True))
     except csv.Error as error:
         remedy = "a quote inside quotes is doubled, a line ends in \\n"
         raise InputError(f"{path}:{before + 1}: broken table ({error}); {remedy}") from None
 
 
-def ragged(place: str, num_fields: int, num_columns: int) -> InputError:
-    return InputError(f"{place}: {num_fields} fields where the header names {num_columns}")
+def ragged(place: str, num_fields: int, num_columns: int, remedy: str = "") -> InputError:
+    return InputError(f"{place}: {num_fields} fields where the header names {num_columns}{remedy}")
 
 
 def read_columns(path: Path, task: Task, layout: FileLayout, is_conllu: bool = False) -> Rows:

@@ -148,8 +148,11 @@ def column(source: TaskSource, place: str, row: Row, name: str) -> Any:
     own = own_name(source, name)
     if own not in row:
         columns = clipped(", ".join(row))
-        remedy = "; leave a split without labels out" if name in (source.task.label, "answers") else ""
-        raise InputError(f"{place}: task '{source.task.name}' needs column '{own}'; the columns are: {columns}{remedy}")
+        is_label = name in (source.task.label, "answers")
+        remedy = f"rename: {{THEIRS: {name}}}" + (", or leave a split without labels out" if is_label else "")
+        raise InputError(
+            f"{place}: task '{source.task.name}' needs column '{own}'; the columns are: {columns}; {remedy}"
+        )
     return row[own]
 
 

@@ -171,9 +171,12 @@ def find_splits(train: Path, needed: str | None = None) -> dict[str, str]:
 
 
 def is_text(values: list[Any]) -> bool:
-    """Whether a column has sentences, by most of its first values."""
-    first = list(islice(values, 1000))
-    return sum(isinstance(value, str) and is_running_text(value) for value in first) > len(first) / 2
+    """Whether a column has sentences, or lists of them, by most of its first values."""
+    found = []
+    for value in islice(values, 1000):
+        parts = value if isinstance(value, list) and value else [value]
+        found.append(all(isinstance(part, str) and is_running_text(part) for part in parts))
+    return sum(found) > len(found) / 2
 
 
 def says_label(texts: list[Any], labels: list[Any]) -> bool:
