@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 
+import biphase
 from biphase.errors import InputError
 from biphase.finetuning.encoders import load_encoder
 from biphase.finetuning.fit import fit_cell
@@ -50,11 +51,43 @@ def test_a_pipeline_classifies_texts_as_scored(model_folder: Path, data_dirs: di
     assert (tmp_path / "again" / "model.safetensors").read_bytes() == (kept / "model.safetensors").read_bytes()
 
 
-def test_a_pipeline_tags_tokens_as_scored(model_folder: Path, data_dirs: dict[str, Path], tmp_path: Path) -> None:
-    """The majority of a word's tokens, as the pipeline labels them, is what was scored."""
-    kept, data, rows = fit_and_keep(
-        "wnut17", model_folder, data_dirs["wnut17"], tmp_path, epochs=30, learning_rate=1e-2
+@pytest.fixture
+def modernbert(model_folder: Path, tmp_path: Path) -> Path:
+    config = transformers.ModernBertConfig(
+        vocab_size=400,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        pad_token_id=1,
+        reference_compile=False,
     )
+    torch.manual_seed(0)
+    network = transformers.ModernBertModel(config)
+    torch.nn.init.uniform_(network.final_norm.weight, -2, 2)
+    network.save_pretrained(tmp_path / "modernbert")
+    load_encoder(str(model_folder)).tokenizer.pretrained.save_pretrained(tmp_path / "modernbert")
+    return tmp_path / "modernbert"
+
+
+def test_modernbert_answers_with_its_own_class(modernbert: Path, data_dirs: dict[str, Path], tmp_path: Path) -> None:
+    kept, _, rows = fit_and_keep("squad_v2", modernbert, data_dirs["squad_v2"], tmp_path, learning_rate=1e-2)
+    model = transformers.AutoModelForQuestionAnswering.from_pretrained(kept)
+    assert type(model).__name__ == "ModernBertForQuestionAnswering"
+    predicted = biphase.predict(kept, data_dirs["squad_v2"] / "dev-v2.0.json", device="cpu").set_index("id")
+    scored = {row["id"]: row for row in rows}
+    assert [scored[id]["predicted"] for id in predicted.index] == predicted["predicted"].to_list()
+    probabilities = [scored[id]["probability"] for id in predicted.index]
+    assert len(set(probabilities)) > 1 and predicted["probability"].to_list() == pytest.approx(probabilities, abs=1e-4)
+
+
+@pytest.mark.parametrize("network", ["model_folder", "modernbert"])
+def test_a_pipeline_tags_tokens_as_scored(
+    network: str, data_dirs: dict[str, Path], tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """The majority of a word's tokens, as the pipeline labels them, is what was scored."""
+    folder = request.getfixturevalue(network)
+    kept, data, rows = fit_and_keep("wnut17", folder, data_dirs["wnut17"], tmp_path, epochs=30, learning_rate=1e-2)
     tag = transformers.pipeline("token-classification", str(kept), device="cpu", ignore_labels=[])
     for example, row in zip(data.test, rows, strict=True):
         found = tag(" ".join(example.words))

@@ -3,7 +3,7 @@
 Sequence and token classification become the AutoModel class of their kind, retrieval a SentenceTransformer. A network
 whose head no class of transformers has is refused before it is trained: what is kept computes what was scored.
 
-Letters: T tokens of a sample, V vocabulary.
+Letters: T tokens of a sample, V vocabulary, D width.
 """
 
 import copy
@@ -18,6 +18,7 @@ from transformers import (
     AutoModelForTokenClassification,
     EuroBertConfig,
 )
+from transformers.models.modernbert.modeling_modernbert import ModernBertPredictionHead
 
 from biphase.config import Strict
 from biphase.errors import InputError
@@ -140,6 +141,8 @@ def with_same_head(kind: Any, config: Any, network: Any, cell: CellContext) -> A
     refusal = InputError(
         f"keep: transformers has no class for '{config.model_type}' with our head for {cell.task.family}; {remedy}"
     )
+    if not is_sequence:
+        config.classifier_activation = "linear"  # for `pass_on`
     try:
         model = kind.from_config(config, attn_implementation="sdpa").float().eval()
     except ValueError:
@@ -151,9 +154,20 @@ def with_same_head(kind: Any, config: Any, network: Any, cell: CellContext) -> A
         raise refusal
     for new, old in zip(theirs, ours, strict=True):
         new.load_state_dict(old.state_dict(), strict=False)
+    if not is_sequence and isinstance(getattr(model, "head", None), ModernBertPredictionHead):
+        pass_on(model)
     if not computes_the_same(network, model, torch.arange(config.vocab_size), atol=1e-4):
         raise refusal
     return model
+
+
+@torch.no_grad()
+def pass_on(model: Any) -> None:
+    """Let ModernBERT's dense layer and norm below its classifier of tokens change nothing: the layer takes the scale of
+    the network's last norm away, which leaves what is normed already, and the norm brings it back."""
+    scale_D = model.base_model.final_norm.weight
+    model.head.dense.weight.copy_(torch.diag(1 / scale_D))
+    model.head.norm.weight.copy_(scale_D)
 
 
 def card_text(task: Task, encoder: Encoder, kind: str, scored: str) -> str:
