@@ -79,9 +79,10 @@ def test_words_as_scored_and_texts_as_the_pipeline(
         assert [span["label"] for span in one["spans"]] == [group["entity_group"] for group in said]
         assert [span["end"] for span in one["spans"]] == [group["end"] for group in said]
         assert all(text[span["start"] : span["end"]] == span["text"] for span in one["spans"])
-    # A file of columns may lack tags.
+    # A file of columns may lack tags, and words do not stand for them.
     (tmp_path / "words.conll").write_text("dog\ntree\n\nriver\n")
-    assert [len(one["predicted"]) for one in predict_all(kept, tmp_path / "words.conll")] == [2, 1]
+    columns = predict_all(kept, tmp_path / "words.conll")
+    assert [len(one["predicted"]) for one in columns] == [2, 1] and all("label" not in one for one in columns)
 
 
 def test_spans_begin_where_conlleval_begins_them() -> None:

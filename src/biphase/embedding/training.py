@@ -311,8 +311,8 @@ def train_stage(
     folder: Path,
     *,
     bf16: bool,
-    send: Send,
-    steps_before: int,
+    send: Send = lambda record: None,
+    steps_before: int = 0,
 ) -> dict[str, Any]:
     """Train the model in place, from the last checkpoint in `folder` where there is one, on sources by their names,
     of each its kind and its rows. Returns the steps taken, the rows and the losses that were logged, which are sent

@@ -123,7 +123,7 @@ def open_model(name: str, file: Path, template: str | None, device: torch.device
     ending = plain_path(file).suffix
     alike = (one for one in task.files if one.train and plain_path(Path(one.train)).suffix == ending)
     layout = next(alike, FileLayout())
-    layout = layout.model_copy(update={"columns": (layout.columns[0],) * 2})  # tags are not needed
+    layout = layout.model_copy(update={"columns": (layout.columns[0],) * 2})  # tags are not read
     source = TaskSource(task, name, "", layout, {})
     return Predicting(source, record, model, load_hashed_tokenizer(folder), device)
 

@@ -170,7 +170,7 @@ def read_columns(path: Path, task: Task, layout: FileLayout, is_conllu: bool = F
     """
     is_given = not is_conllu or "columns" in layout.model_fields_set
     word_at, tag_at = layout.columns if is_given else UD_COLUMNS
-    is_numbered = word_at > 0
+    is_numbered, has_tags = word_at > 0, word_at != tag_at
     words: list[str] = []
     tags: list[str] = []
     row: Row = {}
@@ -178,7 +178,7 @@ def read_columns(path: Path, task: Task, layout: FileLayout, is_conllu: bool = F
     for number, line in itertools.chain(numbered_lines(path), [(0, "")]):
         if not line.strip(" \t") or line.startswith("-DOCSTART-"):
             if words:
-                yield f"{path}:{first}", row | {task.words: words, task.label: tags}
+                yield f"{path}:{first}", row | {task.words: words} | ({task.label: tags} if has_tags else {})
             words, tags, row = [], [], {}
         elif is_numbered and line.startswith("#"):
             key, _, value = line[1:].partition("=")
