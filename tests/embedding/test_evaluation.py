@@ -80,6 +80,7 @@ def test_a_task_of_mteb_runs_from_a_folder(encoder_folder: Path, scored: Path) -
 
     embedder = load_embedder(str(encoder_folder))
     result = run_mteb(embedder, f"STSBenchmark={scored.parent}")
+    assert json.loads(json.dumps(result)) == result and result["date"] > 0
     ours, _ = score_embedder(embedder, read_judged(scored))
     assert result["scores"]["test"][0]["main_score"] == pytest.approx(ours["spearman"], abs=1e-5)
     with pytest.raises(InputError, match="no task"):

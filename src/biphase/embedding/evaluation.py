@@ -158,4 +158,5 @@ def run_mteb(model: SentenceTransformer, name: str) -> dict[str, Any]:
         raise InputError(
             f"MTEB's {name} cannot be run ({first_line(error)}); without network give its data: mteb:{name}=FOLDER"
         ) from None
-    return dict(result.task_results[0].to_dict())
+    found = result.task_results[0]
+    return found.to_dict() | {"date": found.date.timestamp() if found.date else None}
