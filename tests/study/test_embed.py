@@ -15,11 +15,11 @@ from biphase.embedding.evaluation import read_judged, score_bm25
 from biphase.engine.local import Engine
 from biphase.errors import InputError
 from biphase.study.cost import cell_costs, estimate
-from biphase.study.folder import claim_study_folder, read_state, status
+from biphase.study.folder import claim_study_folder, read_state
 from biphase.study.plan import count_embedded, plan_study
 from biphase.study.report import report_study
 from biphase.study.results import collect_results
-from biphase.study.run import look_for_data, run_study
+from biphase.study.run import look_for_data, run_study, status
 from biphase.study.spec import Evaluation, Study, scored_as, trainings
 
 HERE = Engine(workers=0)
@@ -67,7 +67,7 @@ def test_which_pretraining_embeds_best(tree: dict[str, Any], tmp_path: Path) -> 
     }
     assert all(one.half_width > 0 and one.examples and one.examples.table is not None for one in results)
     page, findings = report_study(plan, place, tmp_path / "report", [])
-    assert "zero-shot:passages" in page.read_text() and findings[0].key == "mlm"
+    assert ">passages</button>" in page.read_text() and findings[0].key == "mlm"
     bm25 = 100 * score_bm25(read_judged(tmp_path / "passages"))["ndcg_at_10"]
     assert re.search(rf">BM25 \(no arm\)<.*>{bm25:.2f}</td></tr>", page.read_text())
     # Another recipe is another family of scores; keys that the study decides are refused.

@@ -30,14 +30,20 @@ from biphase.study.folder import (
     claim_study_folder,
     find_record,
     read_state,
-    seed_progress,
-    status,
     train_name,
 )
 from biphase.study.plan import Plan, plan_study
 from biphase.study.report import report_study
 from biphase.study.results import arm_of_model, collect_results, compare_curricula, read_evidence
-from biphase.study.run import drop_checkpoints, measure_units, run_study, study_units
+from biphase.study.run import (
+    drop_checkpoints,
+    estimate_costs,
+    measure_units,
+    run_study,
+    seed_progress,
+    status,
+    study_units,
+)
 from biphase.study.spec import Study
 from biphase.study.watch import Handler, LivePage, stamp_study
 
@@ -540,12 +546,18 @@ def test_data_are_looked_for_before_anything_trains(plan: Plan, tmp_path: Path) 
         run_study(lacking, place, HERE)
 
 
-def test_time_left_knows_what_training_took_before(plan: Plan, finished: StudyFolder) -> None:
-    units = {unit.name: unit for unit in study_units(plan, finished)}
-    spent = measure_units(read_state(plan, finished), units)
+def test_time_left_knows_what_training_took_before(plan: Plan, finished: StudyFolder, tmp_path: Path) -> None:
+    state, costs = read_state(plan, finished), estimate_costs(plan)
+    spent = measure_units(plan, state, costs)
     records = [read_json(finished.record(run))["seconds"] for run in plan.runs]
-    assert spent["train"] == pytest.approx((sum(records), sum(units[train_name(run)].cost for run in plan.runs)))
+    assert spent["train"] == pytest.approx((sum(records), sum(costs[train_name(run)] for run in plan.runs)))
     assert spent["wnut17"][0] > 0 and set(spent) == {"train", "wnut17"}
-    training = units["train tiny-clm-12"]
+    training = units.Unit("train tiny-clm-12", list, {}, kind="train", cost=costs["train tiny-clm-12"])
     forecast = scheduler.Forecast([training], spent | {"wnut17": (1e6, 1.0)})
     assert forecast.seconds_left == pytest.approx(sum(records) * training.cost / spent["train"][1])
+    # Without the cells, `study status` tells the same for them: as long for their cost as the training took.
+    place = copy_of(finished, tmp_path / "trained")
+    shutil.rmtree(place.path / "scores")
+    lines = status(plan, place, read_state(plan, place))["lines"]
+    cells = sum(cost for name, cost in costs.items() if not name.startswith("train "))
+    assert [line.seconds_left for line in lines] == [0, pytest.approx(cells * spent["train"][0] / spent["train"][1])]

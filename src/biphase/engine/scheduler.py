@@ -240,8 +240,8 @@ class Forecast:
             self.costs[unit.kind] += unit.cost
 
     @property
-    def seconds_left(self) -> float | None:
-        """None before anything of a unit is done."""
+    def seconds_by_kind(self) -> dict[str, float] | None:
+        """What one worker needs for what is left of each kind; None before anything of a unit is done."""
         left, seconds, costs = (defaultdict(float, each) for each in (self.left, self.seconds, self.costs))
         for unit, share, spent in self.running.values():
             left[unit.kind] -= share * unit.cost
@@ -250,8 +250,12 @@ class Forecast:
         if not sum(costs.values()):
             return None
         of_all = sum(seconds.values()) / sum(costs.values())
-        total = sum(cost * (seconds[kind] / costs[kind] if costs[kind] else of_all) for kind, cost in left.items())
-        return total / self.num_running
+        return {kind: cost * (seconds[kind] / costs[kind] if costs[kind] else of_all) for kind, cost in left.items()}
+
+    @property
+    def seconds_left(self) -> float | None:
+        found = self.seconds_by_kind
+        return None if found is None else sum(found.values()) / self.num_running
 
 
 def run_batch(

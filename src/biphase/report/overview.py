@@ -66,6 +66,8 @@ def wide_table(results: ResultSet, metric: str) -> ScoreTable:
         num_tasks += len(names)
         columns += [(family, name) for name in ([AVERAGE, *names] if len(names) > 1 else names)]
     if num_tasks > 1 and any(("", ALL_TASKS) in own for own in scores.values()):
+        if len(results.families) == 1:  # its mean is that of all tasks
+            columns.remove((results.families[0], AVERAGE))
         columns.insert(0, ("", ALL_TASKS))
 
     def describe(arm: ReportArm) -> tuple[str, ...]:

@@ -11,12 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from biphase.config import read_yaml
-from biphase.engine.scheduler import read_failures
 from biphase.errors import InputError
 from biphase.files import content_hash, read_json_as, write_text
 from biphase.finetuning.config import PLACEMENT, PROTOCOL, FinetuneConfig, settle_config
@@ -24,7 +22,7 @@ from biphase.finetuning.models import identify
 from biphase.finetuning.scores import Score, ScoreSet, read_scores
 from biphase.run import Run, open_run, read_metrics, whole_steps
 from biphase.study.plan import Checkpoint, Plan, StudyCell
-from biphase.study.spec import EMBED, Study, scored_as
+from biphase.study.spec import EMBED, Study
 from biphase.study.trunks import PlannedRun
 from biphase.tasks.spec import find_task
 
@@ -195,61 +193,7 @@ def keys_of_cell(trained_on: str, evaluates: Sequence[str], config: FinetuneConf
     return {score_key(task.name, settle_config(config, task, max_length)) for task in tasks}
 
 
-# Status
-
-
-@dataclass(frozen=True)
-class StatusLine:
-    """One line of `study status`: the runs, or the cells of a task."""
-
-    name: str
-    done: int
-    running: int
-    failed: int
-    total: int
-    seconds_left: float | None
-    """How long one worker needs; None where nothing of the kind is done yet."""
-
-
-def status(plan: Plan, folder: StudyFolder, state: StudyState) -> dict[str, Any]:
-    """How far a study is (`OpenStudy.progress`)."""
-    failures = read_failures(folder.path)
-    failed = {failure.unit for failure in failures}
-    spent = measure_cells(state.scores)
-    cells: dict[str, list[str]] = {}
-    for cell in plan.cells:
-        cells.setdefault(cell.task, []).append(cell.name)
-    # Of the training, time left is that of the steps left, as long as those of the complete runs took on average.
-    started = {name: logged_steps(folder, name) for name in plan.runs if name not in state.trained}
-    steps_left = sum(plan.runs[name].steps - steps for name, steps in started.items())
-    steps = sum(plan.runs[name].steps for name in state.trained)
-    seconds = sum(state.records[name].seconds for name in state.trained)
-    left = seconds / max(steps, 1) * steps_left if state.trained else None
-    num_running, num_failed = sum(map(bool, started.values())), sum(train_name(name) in failed for name in plan.runs)
-    lines = [StatusLine("train", len(state.trained), num_running, num_failed, len(plan.runs), left)]
-    for task, names in cells.items():
-        num_done, num_failed = (len(some.intersection(names)) for some in (state.scored, failed))
-        left = None
-        if (name := scored_as(task)) in spent:
-            num, _, seconds = spent[name]
-            left = seconds / num * (len(names) - num_done)
-        lines.append(StatusLine(task, num_done, 0, num_failed, len(names), left))
-    own = [failure for failure in failures if not failure.is_blocked]
-    told = {"lines": lines, "seeds": seed_progress(plan, state)}
-    return told | {"failed": own, "num_waiting": len(failures) - len(own)}
-
-
-def seed_progress(plan: Plan, state: StudyState) -> list[str]:
-    """How far each pretraining seed is, a line for each; none where there is only one."""
-    seeds = {train_name(name): plan.arms[name].seed for name in plan.runs}
-    of_models = {model.name: model.seed for model in plan.models}
-    seeds |= {cell.name: of_models[cell.model] for cell in plan.cells}
-    lines = []
-    for seed in range(plan.num_seeds if plan.num_seeds > 1 else 0):
-        names = {name for name, own in seeds.items() if own == seed}
-        done = len(names & state.done)
-        lines.append(f"pretraining seed {seed}: " + ("done" if done == len(names) else f"{done} of {len(names)} units"))
-    return lines
+# What it took
 
 
 def logged_steps(folder: StudyFolder, run: str) -> int:

@@ -16,10 +16,11 @@ from biphase.report.formats import csv_text
 from biphase.report.page import write_report
 from biphase.report.results import ResultSet
 from biphase.run import Run, read_metrics
-from biphase.study.folder import StudyFolder, StudyState, measure_cells, read_state, status
+from biphase.study.folder import StudyFolder, StudyState, measure_cells, read_state
 from biphase.study.hypotheses import describe_declaration, hypotheses_json, judge_hypotheses
 from biphase.study.plan import Plan
 from biphase.study.results import collect_results, find_bm25
+from biphase.study.run import status
 
 CELL_COLUMNS = ("model", "task", "learning_rate", "seed", "metric", "steps", "seconds")
 

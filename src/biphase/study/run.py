@@ -5,14 +5,15 @@ may work on one folder: each leaves alone what another one is at, and waits for 
 stands in `study.worker`.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Set
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from biphase.engine.local import Engine
-from biphase.engine.scheduler import Failure, run_batch
+from biphase.engine.scheduler import Failure, Forecast, read_failures, run_batch
 from biphase.engine.units import Unit
 from biphase.errors import InputError
 from biphase.run import drop_step, open_run
@@ -58,14 +59,12 @@ def run_study(
         everything = choose_units(everything, only, done)
     # 3. What is left: without needs that are done, and a run that has begun at the cost of its steps to come.
     drop_checkpoints(plan, folder)  # also what a killed process was just removing
+    costs = estimate_costs(plan)
+    to_do = costs_left(plan, folder, state, costs)
     left = []
     for unit in everything.values():
-        if unit.name not in done:
-            cost = unit.cost
-            if unit.kind == TRAINING:  # one step at least, where only a checkpoint is to be made
-                run = plan.runs[unit.arguments["run"]]
-                cost *= max(run.steps - logged_steps(folder, run.name), 1) / run.steps
-            left.append(replace(unit, needs=tuple(set(unit.needs) - done), cost=cost))
+        if unit.name in to_do:
+            left.append(replace(unit, needs=tuple(set(unit.needs) - done), cost=to_do[unit.name]))
     # 4. The engine does it, and checkpoints go as soon as nobody needs them.
     return run_batch(
         left,
@@ -76,7 +75,7 @@ def run_study(
         num_done=len(everything) - len(left),
         waits_for_busy=True,
         on_done=lambda unit: drop_checkpoints(plan, folder) if unit.kind == TRAINING else None,
-        spent=measure_units(state, everything),
+        spent=measure_units(plan, state, costs),
     )
 
 
@@ -94,21 +93,79 @@ def choose_units(units: Mapping[str, Unit], only: str, done: Set[str]) -> dict[s
     return {only: units[only]}
 
 
-def measure_units(state: StudyState, units: Mapping[str, Unit]) -> dict[str, tuple[float, float]]:
+def measure_units(plan: Plan, state: StudyState, costs: Mapping[str, float]) -> dict[str, tuple[float, float]]:
     """Seconds and costs of what is done, by the kind of the units: what tells how long the rest takes, from the first
     unit of a sitting on."""
-    trained = [name for name in state.trained if train_name(name) in units]
-    seconds = sum(state.records[name].seconds for name in trained)
-    spent = {TRAINING: (seconds, sum(units[train_name(name)].cost for name in trained))}
-    costs: dict[str, list[float]] = {}
-    for name in state.scored & units.keys():
-        costs.setdefault(units[name].kind, []).append(units[name].cost)
+    seconds = sum(state.records[name].seconds for name in state.trained)
+    spent = {TRAINING: (seconds, sum(costs[train_name(name)] for name in state.trained))}
+    scored: dict[str, list[float]] = {}
+    for cell in plan.cells:
+        if cell.name in state.scored:
+            scored.setdefault(cell.task, []).append(costs[cell.name])
     measured = measure_cells(state.scores)
-    for kind in costs:
+    for kind, some in scored.items():
         if (name := scored_as(kind)) in measured:
             num, _, seconds = measured[name]
-            spent[kind] = (seconds / num * len(costs[kind]), sum(costs[kind]))
+            spent[kind] = (seconds / num * len(some), sum(some))
     return {kind: values for kind, values in spent.items() if values[1]}
+
+
+def costs_left(plan: Plan, folder: StudyFolder, state: StudyState, costs: Mapping[str, float]) -> dict[str, float]:
+    """What the units that are not done have yet to compute, by their names."""
+    left = {cell.name: costs[cell.name] for cell in plan.cells if cell.name not in state.scored}
+    for run in plan.runs.values():
+        if run.name not in state.trained:  # one step at least, where only a checkpoint is to be made
+            steps = max(run.steps - logged_steps(folder, run.name), 1)
+            left[train_name(run.name)] = costs[train_name(run.name)] * steps / run.steps
+    return left
+
+
+@dataclass(frozen=True)
+class StatusLine:
+    """One line of `study status`: the runs, or the cells of a task."""
+
+    name: str
+    done: int
+    running: int
+    failed: int
+    total: int
+    seconds_left: float | None
+    """How long one worker needs, as the bar of `study run` tells it; None before anything is done."""
+
+
+def status(plan: Plan, folder: StudyFolder, state: StudyState) -> dict[str, Any]:
+    """How far a study is (`OpenStudy.progress`)."""
+    failures = read_failures(folder.path)
+    failed = {failure.unit for failure in failures}
+    kinds = {train_name(name): TRAINING for name in plan.runs} | {cell.name: cell.task for cell in plan.cells}
+    costs = estimate_costs(plan)
+    forecast = Forecast((), measure_units(plan, state, costs))
+    for name, cost in costs_left(plan, folder, state, costs).items():
+        forecast.left[kinds[name]] += cost
+    seconds_left, lines = forecast.seconds_by_kind, []
+    done, total = (Counter(kinds[name] for name in names) for names in (state.done, kinds))
+    num_failed = Counter(kinds[name] for name in failed & kinds.keys())
+    num_running = sum(logged_steps(folder, name) > 0 for name in plan.runs if name not in state.trained)
+    for kind, num in total.items():
+        left = None if seconds_left is None else seconds_left.get(kind, 0.0)
+        running = num_running if kind == TRAINING else 0
+        lines.append(StatusLine(kind, done[kind], running, num_failed[kind], num, left))
+    own = [failure for failure in failures if not failure.is_blocked]
+    told = {"lines": lines, "seeds": seed_progress(plan, state)}
+    return told | {"failed": own, "num_waiting": len(failures) - len(own)}
+
+
+def seed_progress(plan: Plan, state: StudyState) -> list[str]:
+    """How far each pretraining seed is, a line for each; none where there is only one."""
+    seeds = {train_name(name): plan.arms[name].seed for name in plan.runs}
+    of_models = {model.name: model.seed for model in plan.models}
+    seeds |= {cell.name: of_models[cell.model] for cell in plan.cells}
+    lines = []
+    for seed in range(plan.num_seeds if plan.num_seeds > 1 else 0):
+        names = {name for name, own in seeds.items() if own == seed}
+        done = len(names & state.done)
+        lines.append(f"pretraining seed {seed}: " + ("done" if done == len(names) else f"{done} of {len(names)} units"))
+    return lines
 
 
 def study_units(plan: Plan, folder: StudyFolder, processes: int = 1) -> list[Unit]:

@@ -21,9 +21,10 @@ from biphase.console import duration, err
 from biphase.errors import InputError
 from biphase.report.figures import Picture, save_figure, share_out_curves
 from biphase.report.page import inline_pictures
-from biphase.study.folder import StudyFolder, read_state, status
+from biphase.study.folder import StudyFolder, read_state
 from biphase.study.plan import Plan
 from biphase.study.report import read_losses, report_study
+from biphase.study.run import status
 
 PORT = 8765
 """Where the page is, if nobody else is there; else at any port that is free."""
