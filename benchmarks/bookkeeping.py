@@ -40,8 +40,9 @@ METRICS = {
 READING = """
 import sys
 from pathlib import Path
-from biphase.study.folder import StudyFolder, read_state, status
+from biphase.study.folder import StudyFolder, read_state
 from biphase.study.plan import plan_study
+from biphase.study.run import status
 from biphase.study.spec import load_study
 plan, folder = plan_study(load_study(Path(sys.argv[1]))), StudyFolder(Path(sys.argv[2]))
 status(plan, folder, read_state(plan, folder))

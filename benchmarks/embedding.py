@@ -185,6 +185,8 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
     rounds = take_turns(ARMS, options.rounds, once, lambda found: f"{found['pairs_per_second']:,.1f} pairs/s")
     pairs = whole_pairs(rounds, "biphase", "sentence-transformers")
+    if not pairs:
+        raise SystemExit("no round has both arms: nothing to compare; the errors stand above")
     ratios = [ours["pairs_per_second"] / theirs["pairs_per_second"] for ours, theirs in pairs]
     by_cpu = [ours["pairs_per_cpu_second"] / theirs["pairs_per_cpu_second"] for ours, theirs in pairs]
     first = [abs(ours["losses"][0] - theirs["losses"][0]) for ours, theirs in pairs]

@@ -67,8 +67,8 @@ def write_snli(data: Path, out: Path) -> None:
     write_rows(out / "snli.jsonl", rows)
 
 
-def train_static(recipe: Any, out: Path) -> Any:
-    """Static embeddings of the model's tokens, by the recipe's stages."""
+def train_static(recipe: Any, out: Path, width: int | None) -> Any:
+    """Static embeddings of the model's tokens, by the recipe's stages; as wide as the network unless given."""
     import torch
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import StaticEmbedding
@@ -79,7 +79,7 @@ def train_static(recipe: Any, out: Path) -> Any:
 
     encoder = load_encoder(recipe.model)
     torch.manual_seed(recipe.seed)
-    width = encoder.backbone.config.hidden_size  # type: ignore[union-attr]
+    width = width or encoder.backbone.config.hidden_size  # type: ignore[union-attr]
     backend = encoder.tokenizer.pretrained.backend_tokenizer
     model = SentenceTransformer(modules=[StaticEmbedding(backend, embedding_dim=width)], similarity_fn_name="cosine")  # type: ignore[arg-type]
     for stage in recipe.stages:
@@ -111,7 +111,9 @@ def score_beside(options: argparse.Namespace) -> None:
         else:
             own = {"name": name, "model": options.model, "seed": int(name.partition("-")[2] or 0)}
             recipe = embed.settle().model_copy(update=own)
-            model = load_embedder(options.model) if name == "export" else train_static(recipe, options.out)
+            model = (
+                load_embedder(options.model) if name == "export" else train_static(recipe, options.out, options.width)
+            )
             scores[name] = {each.name: score_embedder(model, each)[0] for each in judged}
         write_json(kept, scores)
     for name, sets in scores.items():
@@ -126,6 +128,7 @@ def main() -> None:
     beside = parts.add_parser("beside")
     beside.add_argument("model", help="a network of the study, RUN[@STEP], or an exported encoder")
     beside.add_argument("--study", type=Path, default=STUDY)
+    beside.add_argument("--width", type=int, help="of the static embeddings; that of the network unless given")
     beside.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     for part in (pairs, beside):
         part.add_argument("--out", type=Path, required=True)

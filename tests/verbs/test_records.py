@@ -15,8 +15,8 @@ from biphase.finetuning.scores import ScoreSet
 from biphase.report.comparison import SummaryRow, TaskComparison
 from biphase.report.statistics import Interval
 from biphase.study.advise import Advice
-from biphase.study.folder import StatusLine
 from biphase.study.rules import Choice
+from biphase.study.run import StatusLine
 from biphase.verbs.folders import FOLDER_KINDS, inspect, tell_facts
 from biphase.verbs.grids import EvaluatedGrid
 from biphase.verbs.records import comparison_records, summary_records, to_json
