@@ -79,9 +79,12 @@ def train_static(recipe: Any, out: Path, width: int | None) -> Any:
 
     encoder = load_encoder(recipe.model)
     torch.manual_seed(recipe.seed)
-    width = width or encoder.backbone.config.hidden_size  # type: ignore[union-attr]
+    network: Any = encoder.backbone
     backend = encoder.tokenizer.pretrained.backend_tokenizer
-    model = SentenceTransformer(modules=[StaticEmbedding(backend, embedding_dim=width)], similarity_fn_name="cosine")  # type: ignore[arg-type]
+    model = SentenceTransformer(
+        modules=[StaticEmbedding(backend, embedding_dim=width or network.config.hidden_size)],
+        similarity_fn_name="cosine",
+    )
     for stage in recipe.stages:
         found = [read_pairs(source, recipe.seed) for source in stage.data]
         tables = {f"s{number}": (pairs.kind, to_table(pairs, 1.0, recipe.seed)) for number, pairs in enumerate(found)}

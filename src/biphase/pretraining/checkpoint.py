@@ -152,7 +152,10 @@ def load_optimizer(folder: Path, model: PackedModel, optimizers: list[torch.opti
     """
     path = folder / "optimizer.safetensors"
     names = {parameter: name for name, parameter in model.named_parameters()}
-    kept = [(o, parameter) for o in optimizers for group in o.param_groups for parameter in group["params"]]
+    kept = []
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            kept += [(optimizer, parameter) for parameter in group["params"]]
     failure: InputError | None = None
     try:
         with told_as(f"{path} cannot be read"), safe_open(path, framework="pt") as stored:

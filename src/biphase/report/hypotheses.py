@@ -203,7 +203,8 @@ def find_arms(operand: Operand, ladder: Ladder, spot: Spot, shared: Set[Spot]) -
             budget = choose_among(place.budget, own)
         arms = ladder.get((model, budget), {})
         if operand.axis == "budget":
-            arms = {arm: arm for (own, _), some in sorted(ladder.items()) if own == model for arm in some.values()}
+            of_model = [some.values() for (own, _), some in sorted(ladder.items()) if own == model]
+            arms = {arm: arm for some in of_model for arm in some}
     if operand.function:
         return [("", tuple(arms.values()))] if arms else []
     return [(kind, (arm,)) for kind, arm in arms.items()]

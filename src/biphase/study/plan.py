@@ -183,7 +183,9 @@ def list_models(study: Study, paths: Mapping[str, ArmPath]) -> tuple[EvaluatedMo
         for name in intermediate.arms:
             if name not in pooled:
                 raise InputError(f"intermediate: unknown arm '{name}'{nearest(name, pooled)}")
-        chosen = [path for name in intermediate.arms for path in paths.values() if path.arm.pooled_name == name]
+        chosen = []
+        for name in intermediate.arms:
+            chosen += [path for path in paths.values() if path.arm.pooled_name == name]
         for path in chosen:
             name = path.arm.name
             for count in intermediate.steps:
