@@ -39,8 +39,9 @@ bench: $(VENV)/developer
 	$(BIN)/python benchmarks/pretraining.py
 	$(BIN)/python benchmarks/grid.py
 
-# What only a GPU can show: its tests, speed beside peers, cells that share it; one JSON, at most 9 minutes. It takes the
-# Python that is there, whose PyTorch knows the GPU: make gpu GPU_PYTHON=.venv/bin/python
+# What only a GPU can show: its tests, speed beside peers, cells that share it; one JSON. A call takes at most 9
+# minutes, the next one goes on. It takes the Python that is there, whose PyTorch knows the GPU:
+# make gpu GPU_PYTHON=.venv/bin/python
 GPU_PYTHON ?= python3
 
 gpu:

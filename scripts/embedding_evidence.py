@@ -106,7 +106,7 @@ def score_beside(options: argparse.Namespace) -> None:
     judged = [read_judged(Path(path)) for path in embed.data]
     kept = options.out / "scores.json"
     scores: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
-    for name in ["BM25", "export", *(f"static-{seed}" for seed in options.seeds)]:
+    for name in ["BM25", "export", *(f"static{options.width or ''}-{seed}" for seed in options.seeds)]:
         if name in scores:
             continue
         if name == "BM25":

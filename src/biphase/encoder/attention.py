@@ -87,7 +87,7 @@ def lay_out(
 
     Padding makes up what T lacks to a multiple of `pad_to_multiple_of`; `packed_hidden` adds it and takes it off again.
     """
-    num_tokens = int(bounds_S1[-1])
+    device, num_tokens = torch.device(device), int(bounds_S1[-1])
     num_padding = -num_tokens % pad_to_multiple_of
     bounds_F1 = np.append(bounds_S1, num_tokens + num_padding) if num_padding else bounds_S1
     lengths_F = np.diff(bounds_F1)
@@ -98,11 +98,11 @@ def lay_out(
         causal=causal,
         backend=backend,
         max_seqlen=int(lengths_F.max()) if len(lengths_F) else 0,
-        bounds_S1=to_device(bounds_S1.astype(np.int32), torch.device(device)),
-        bounds_F1=to_device(bounds_F1.astype(np.int32), torch.device(device)),
+        bounds_S1=to_device(bounds_S1.astype(np.int32), device),
+        bounds_F1=to_device(bounds_F1.astype(np.int32), device),
         num_padding=num_padding,
         sizes_3B=torch.from_numpy(sizes_3B),
-        plan_PS=to_device(plan_PS, torch.device(device)),
+        plan_PS=to_device(plan_PS, device),
         num_scores=int((sizes_3B[::3] * sizes_3B[1::3] ** 2).sum()),
     )
 

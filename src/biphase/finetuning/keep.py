@@ -18,7 +18,6 @@ from transformers import (
     AutoModelForTokenClassification,
     EuroBertConfig,
 )
-from transformers.models.modernbert.modeling_modernbert import ModernBertPredictionHead
 
 from biphase.config import Strict
 from biphase.errors import InputError
@@ -141,7 +140,8 @@ def with_same_head(kind: Any, config: Any, network: Any, cell: CellContext) -> A
     refusal = InputError(
         f"keep: transformers has no class for '{config.model_type}' with our head for {cell.task.family}; {remedy}"
     )
-    if not is_sequence:
+    has_dense_layer = config.model_type == "modernbert" and not is_sequence
+    if has_dense_layer:
         config.classifier_activation = "linear"  # for `pass_on`
     try:
         model = kind.from_config(config, attn_implementation="sdpa").float().eval()
@@ -154,7 +154,7 @@ def with_same_head(kind: Any, config: Any, network: Any, cell: CellContext) -> A
         raise refusal
     for new, old in zip(theirs, ours, strict=True):
         new.load_state_dict(old.state_dict(), strict=False)
-    if not is_sequence and isinstance(getattr(model, "head", None), ModernBertPredictionHead):
+    if has_dense_layer:
         pass_on(model)
     if not computes_the_same(network, model, torch.arange(config.vocab_size), atol=1e-4):
         raise refusal

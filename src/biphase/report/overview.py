@@ -56,19 +56,18 @@ def scores_by_model(results: ResultSet, metric: str) -> dict[str, dict[tuple[str
 
 
 def wide_table(results: ResultSet, metric: str) -> ScoreTable:
-    """A row for every model; columns are the mean over all tasks, then each family's mean and its tasks."""
+    """A row for every model; columns are the mean over all tasks, then each family's tasks and, of several
+    families, its mean."""
     results = results.select(metric=metric)
     scores = scores_by_model(results, metric)
-    columns: list[tuple[str, str]] = []  # family and dataset; no family: all tasks
-    num_tasks = 0
-    for family in results.families:
-        names = results.datasets(family, metric)
-        num_tasks += len(names)
-        columns += [(family, name) for name in ([AVERAGE, *names] if len(names) > 1 else names)]
-    if num_tasks > 1 and any(("", ALL_TASKS) in own for own in scores.values()):
-        if len(results.families) == 1:  # its mean is that of all tasks
-            columns.remove((results.families[0], AVERAGE))
-        columns.insert(0, ("", ALL_TASKS))
+    names_of = {family: results.datasets(family, metric) for family in results.families}
+    num_tasks = sum(map(len, names_of.values()))
+    has_all = num_tasks > 1 and any(("", ALL_TASKS) in own for own in scores.values())
+    columns = [("", ALL_TASKS)] if has_all else []  # family and dataset; no family: all tasks
+    for family, names in names_of.items():
+        is_mean_of_all = has_all and len(names) == num_tasks
+        has_mean = len(names) > 1 and not is_mean_of_all
+        columns += [(family, name) for name in ([AVERAGE, *names] if has_mean else names)]
 
     def describe(arm: ReportArm) -> tuple[str, ...]:
         steps = short_steps(arm.pretrain_steps + arm.cpt_steps)

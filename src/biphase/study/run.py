@@ -50,6 +50,7 @@ def run_study(
     """
     # 1. All units of the plan, and which of them are done.
     everything = {unit.name: unit for unit in study_units(plan, folder, processes)}
+    costs = {name: unit.cost for name, unit in everything.items()}
     state = read_state(plan, folder)
     done = state.done
     # 2. Before hours of training: is the data of all tasks here, and is there what is asked for?
@@ -59,7 +60,6 @@ def run_study(
         everything = choose_units(everything, only, done)
     # 3. What is left: without needs that are done, and a run that has begun at the cost of its steps to come.
     drop_checkpoints(plan, folder)  # also what a killed process was just removing
-    costs = estimate_costs(plan)
     to_do = costs_left(plan, folder, state, costs)
     left = []
     for unit in everything.values():
