@@ -13,8 +13,10 @@ import torch
 pytest.importorskip("sentence_transformers")
 
 from datasets import Dataset
+from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import mine_hard_negatives
+from transformers import AutoConfig, AutoModel, AutoTokenizer
 
 import biphase
 from biphase.config import parse_config
@@ -193,6 +195,35 @@ def test_merging_all_but_nothing_gives_the_network_before(make: Make, encoder_fo
     assert SentenceTransformer(str(out)).encode("a text") == pytest.approx(
         before.encode("a text", normalize_embeddings=True), abs=1e-3
     )
+
+
+def test_token_embeddings_are_scaled_where_they_meet_the_layers_alone(
+    make: Make, encoder_folder: Path, tmp_path: Path
+) -> None:
+    make_table = make("token_embedding_rms=2", "stages.0.learning_rate=1e-12", "matryoshka=false")
+    out, facts = train_embedder(make_table, tmp_path / "runs")
+    new = load_file(out / "model.safetensors")["embed_tokens.weight"]
+    old = load_file(encoder_folder / "model.safetensors")["model.embed_tokens.weight"]
+    assert new.square().mean().sqrt() == pytest.approx(2, rel=1e-5)
+    torch.testing.assert_close(new / new.norm(), old / old.norm())
+    assert facts["cosines"]["embeddings"] == pytest.approx(1)
+    with pytest.raises(InputError, match="leave one out"):
+        make("token_embedding_rms=2", "merge=0.5")
+
+
+@pytest.mark.parametrize("kind", ["bert", "modernbert", "gpt2"])
+def test_token_embeddings_that_are_changed_before_the_layers_are_not_scaled(
+    kind: str, make: Make, encoder_folder: Path, tmp_path: Path
+) -> None:
+    shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    vocab_size = len(AutoTokenizer.from_pretrained(encoder_folder))
+    config = AutoConfig.for_model(kind, vocab_size=vocab_size, pad_token_id=0, bos_token_id=1, eos_token_id=1, **shape)
+    folder = tmp_path / kind
+    AutoModel.from_config(config).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(encoder_folder).save_pretrained(folder)
+    with pytest.raises(InputError, match="before its first layer"):
+        train_embedder(make("token_embedding_rms=2", f"model={folder}"), tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()
 
 
 def test_a_teacher_is_followed(make: Make, encoder_folder: Path, tmp_path: Path) -> None:

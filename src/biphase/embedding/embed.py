@@ -19,7 +19,7 @@ from biphase import console
 from biphase.device import choose_device, choose_dtype
 from biphase.embedding.evaluation import Judged, read_judged, score_arms
 from biphase.embedding.folder import hash_embedder, write_embedder
-from biphase.embedding.packed_module import make_embedder, width_of
+from biphase.embedding.packed_module import make_embedder, scale_token_embeddings, width_of
 from biphase.embedding.pairs import Pairs, check_stage, read_pairs
 from biphase.embedding.recipe import EmbeddingRecipe, EmbeddingStage
 from biphase.embedding.training import (
@@ -58,6 +58,9 @@ def train_embedder(recipe: EmbeddingRecipe, runs: Path) -> tuple[Path, dict[str,
     device = choose_device(recipe.device)
     dtype = choose_dtype(recipe.precision, device)
     before: Any = new_embedder(recipe)
+    model: Any = new_embedder(recipe)
+    if recipe.token_embedding_rms is not None:
+        scale_token_embeddings(model[0], recipe.token_embedding_rms)
     computing = explain_computing(recipe.precision, device, before[0].network)
     console.err.print(f"{computing} · not compiled (too short a run)")
     sources = read_sources(recipe, before)
@@ -68,10 +71,9 @@ def train_embedder(recipe: EmbeddingRecipe, runs: Path) -> tuple[Path, dict[str,
     folder = runs / f"{recipe.name}-{identity[:8]}"
     with locked(folder / "lock"):
         write_text(folder / "config.yaml", yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False))
-        model: Any = new_embedder(recipe).to(device)
         tracking = None if (folder / "done.json").exists() else recipe.tracking
         with open_tracking(tracking, folder, recipe.model_dump(mode="json"), steps_done(recipe, folder) + 1) as send:
-            records = run_stages(recipe, sources, model, folder, send, bf16=dtype == torch.bfloat16)
+            records = run_stages(recipe, sources, model.to(device), folder, send, bf16=dtype == torch.bfloat16)
             facts = {"stages": records} | finish(recipe, model, before, judged)
             scores = {
                 f"{name}/{metric}": value

@@ -24,6 +24,7 @@ from biphase.encoder.packed import PaddedBackbone, packed_hidden
 from biphase.errors import InputError
 from biphase.export.model import close_texts
 from biphase.finetuning.encoders import copy_backbone, load_encoder
+from biphase.pretraining.parallel import transformer_blocks
 
 ENCODE_TEXTS = 64
 """Texts that are embedded at a time."""
@@ -108,6 +109,32 @@ class PackedTransformer(InputModule):
         folder = Path(model_name_or_path, subfolder)
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         return cls(load_backbone(folder), tokenizer, **cls.load_config(model_name_or_path, subfolder=subfolder))
+
+
+@torch.no_grad()
+def scale_token_embeddings(packed: PackedTransformer, rms: float) -> None:
+    """Give the table of token embeddings a root mean square, and with it their share of what goes along the layers.
+
+    Raises `InputError` for a network that normalises them, or adds positions to them, before its first layer.
+    """
+    table: Any = packed.network.get_input_embeddings().weight
+    factor = rms / table.square().mean().sqrt()
+    inputs: list[Tensor] = []
+
+    def keep(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        inputs.append(given[0] if given else named["hidden_states"])
+
+    hook = transformer_blocks(packed.network)[0].register_forward_pre_hook(keep, with_kwargs=True)
+    features = packed.preprocess(["a text"])
+    packed(features)
+    table.mul_(factor)
+    packed(features)
+    hook.remove()
+    if not torch.allclose(factor * inputs[0], inputs[1], rtol=1e-3):
+        raise InputError(
+            f"token_embedding_rms: {type(packed.network).__name__} normalises token embeddings, or adds positions to "
+            "them, before its first layer; leave it out"
+        )
 
 
 def width_of(model: SentenceTransformer) -> int:

@@ -117,8 +117,10 @@ def set_name(path: str) -> str:
     return re.sub(r"\.(csv|tsv|jsonl|ndjson|json|parquet)(\.gz|\.zst)?$", "", Path(path).name)
 
 
-class EmbeddingRecipe(Strict):
+class EmbeddingRecipe(Grown):
     """One embedding model: a network, stages, the folder that it is written to."""
+
+    later: ClassVar[frozenset[str]] = frozenset({"token_embedding_rms"})
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
     model: str
@@ -131,6 +133,9 @@ class EmbeddingRecipe(Strict):
     """Tokens after which a text is cut; not given: 512, or what the network has positions for."""
     pooling: Literal["mean", "cls", "lasttoken", "max", "weightedmean"] = "mean"
     prompts: Prompts = Prompts()
+    token_embedding_rms: PositiveFloat | None = None
+    """The root mean square that the table of token embeddings is scaled to before training. Pretraining leaves it small
+    beside what the layers add, so that an embedding model learns slowly which words texts share; larger is faster."""
     matryoshka: bool | tuple[PositiveCount, ...] = True
     """Train the first dimensions of embeddings to serve alone: halves down to 32, or the ones given."""
     merge: Annotated[float, Field(ge=0, lt=1)] = 0.0
@@ -151,6 +156,10 @@ class EmbeddingRecipe(Strict):
         names = [stage.name for stage in self.stages]
         if len(set(names)) < len(names):
             raise ValueError("stages: two have the same name")
+        if self.merge and self.token_embedding_rms is not None:
+            raise ValueError(
+                "merge and token_embedding_rms: the network before has token embeddings of another size; leave one out"
+            )
         return self
 
     def identity(self, model_hash: str, data_hashes: list[str]) -> str:
