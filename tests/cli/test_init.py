@@ -174,8 +174,8 @@ def test_a_test_without_labels_is_none(capsys: pytest.CaptureFixture[str]) -> No
         load_examples(find_source(task, Path()), judged_only=False)
 
 
-def test_lists_of_texts_are_texts() -> None:
-    """As the contexts of a question in PubMedQA's own file, objects by their id."""
+def test_lists_of_texts_are_texts(capsys: pytest.CaptureFixture[str]) -> None:
+    """As the contexts of a question in PubMedQA's own file, objects by their id; one may say the answer."""
     rows = {
         f"{n}": {"QUESTION": f"is it {n}", "CONTEXTS": [f"it was {n}", "so it is"], "YEAR": "2011"} for n in range(40)
     }
@@ -183,8 +183,13 @@ def test_lists_of_texts_are_texts() -> None:
     Path("ori_pqal.json").write_text(json.dumps(decided, indent=4))
     init_task_command(Path("ori_pqal.json"), "final_decision", None, Path("mine.yaml"))
     assert find_task("mine.yaml").template == "{QUESTION}\n{CONTEXTS}"
+    assert "take out" not in capsys.readouterr().err
     data: Any = load_examples(find_source(find_task("mine.yaml"), Path()), judged_only=False)
     assert any(example.text == "is it 7\nit was 7 so it is" for split in data.splits.values() for example in split)
+    answered = {id: row | {"LONG_ANSWER": f"as for {id}, {row['final_decision']}"} for id, row in decided.items()}
+    Path("answered.json").write_text(json.dumps(answered, indent=4))
+    init_task_command(Path("answered.json"), "final_decision", None, Path("other.yaml"))
+    assert "template: QUESTION, CONTEXTS, LONG_ANSWER: take out what says the answer" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("family", FILES)

@@ -73,6 +73,10 @@ def describe_data(
         return {"family": "multiple_choice", **found, "files.0": splits}
     if not texts and template is None:
         raise InputError(f"{data}: no column besides '{label}' has texts of several words; name them in a template")
+    if template is None and len(texts) > 2:
+        err.print(
+            f"template: {', '.join(texts)}: take out what says the answer, or is not known before it", markup=False
+        )
     found = {"template": template or "\n".join(f"{{{name}}}" for name in texts), "label": label}
     found |= describe_labels(data, label, labels, family)
     return {"family": "sequence_classification", **found, "files.0": splits}
