@@ -7,9 +7,10 @@ from pathlib import Path
 import huggingface_hub.constants
 import huggingface_hub.file_download
 import pytest
+from huggingface_hub.utils import filter_repo_objects
 
 from biphase.errors import InputError
-from biphase.hub import INDEX, fetch_model, refuse_pickles
+from biphase.hub import FILES, INDEX, OTHER_FOLDERS, fetch_model, refuse_pickles
 
 OLD, NEW = "a" * 40, "b" * 40
 
@@ -99,3 +100,22 @@ def test_no_way_to_load_weights_opens_what_an_index_names_elsewhere(tmp_path: Pa
     for load in (load_model, load_backbone):
         with pytest.raises(InputError, match=r"names 'pytorch_model\.bin'"):
             load(tmp_path)
+
+
+def test_modules_of_an_embedding_model_come_with_it() -> None:
+    files = ["config.json", "model.safetensors", "modules.json", "1_Pooling/config.json", "2_Dense/model.safetensors"]
+    others = [
+        "onnx/model.json",
+        "1_Pooling/a/config.json",
+        "2_Dense/pytorch_model.bin",
+        "model.py",
+        "checkpoint-5/a.json",
+    ]
+
+    def fetched(kind: str) -> list[str]:
+        return list(
+            filter_repo_objects(files + others, allow_patterns=FILES[kind], ignore_patterns=OTHER_FOLDERS[kind])
+        )
+
+    assert fetched("model") == files
+    assert fetched("tokenizer") == ["config.json", "modules.json"]

@@ -13,6 +13,8 @@ from biphase.files import content_hash, file_hash, read_json
 
 FILES = {"tokenizer": ["*.json", "*.model", "*.txt"], "model": ["*.json", "*.model", "*.txt", "*.safetensors"]}
 """Neither code nor pickles."""
+OTHER_FOLDERS = {"tokenizer": ["*/*"], "model": ["[!0-9]*/*", "*/*/*"]}
+"""What is left where it is: of an embedding model, modules are in folders such as `1_Pooling`."""
 
 INDEX = "model.safetensors.index.json"
 """What names the files of weights that are too large for one."""
@@ -43,7 +45,9 @@ def fetch_model(id: str, revision: str | None = None, kind: Literal["model", "to
         if cached is None and path.parent.name and path.parent.is_dir():
             raise NotADirectoryError(f"{path.parent} is a folder here, and only that was looked into")
         commit = cached.name if cached else revision
-        folder = Path(snapshot_download(id, revision=commit, allow_patterns=FILES[kind], ignore_patterns=["*/*"]))
+        folder = Path(
+            snapshot_download(id, revision=commit, allow_patterns=FILES[kind], ignore_patterns=OTHER_FOLDERS[kind])
+        )
     except (OSError, HTTPError, ValueError) as error:
         if cached is None:
             named = f"{id} at revision {revision}" if revision else id

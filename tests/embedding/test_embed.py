@@ -13,16 +13,19 @@ import torch
 pytest.importorskip("sentence_transformers")
 
 from datasets import Dataset
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Transformer
+from sentence_transformers.sentence_transformer.modules import Dense, Pooling
 from sentence_transformers.util import mine_hard_negatives
+from torch import nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer
 
 import biphase
 from biphase.config import parse_config
 from biphase.embedding import training
 from biphase.embedding.embed import train_embedder
-from biphase.embedding.folder import load_embedder
+from biphase.embedding.folder import hash_embedder, load_embedder
 from biphase.embedding.pairs import read_pairs
 from biphase.embedding.recipe import EmbeddingRecipe, HardNegatives, PairSource
 from biphase.errors import InputError
@@ -55,6 +58,15 @@ def make(encoder_folder: Path, pairs: list[dict[str, str]], tmp_path: Path) -> M
     return lambda *overrides: parse_config(EmbeddingRecipe, tree, overrides, origin="test")
 
 
+class KilledError(Exception):
+    pass
+
+
+def die_at_step_3(self: Any, args: Any, state: Any, *_: Any, **__: Any) -> None:
+    if state.global_step == 3:
+        raise KilledError
+
+
 def weights(folder: Path) -> dict[str, torch.Tensor]:
     return {name: tensor.cpu() for name, tensor in SentenceTransformer(str(folder)).state_dict().items()}
 
@@ -82,6 +94,38 @@ def test_the_folder_loads_without_our_code(
     assert "widget" not in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("kind", ["causal", "without prompts", "shortened"])
+def test_what_others_saved_is_embedded_as_they_embed_it(
+    kind: str, encoder_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A decoder that stays one, prompts that are not pooled, embeddings cut short."""
+    folder = encoder_folder
+    if kind == "causal":
+        vocab_size = len(AutoTokenizer.from_pretrained(encoder_folder))
+        shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+        torch.manual_seed(0)
+        folder = tmp_path / "decoder"
+        AutoModel.from_config(AutoConfig.for_model("llama", vocab_size=vocab_size, **shape)).save_pretrained(folder)
+        AutoTokenizer.from_pretrained(encoder_folder).save_pretrained(folder)
+    pooling = Pooling(32, pooling_mode="mean", include_prompt=kind != "without prompts")
+    prompts = {"query": "a long prompt before each: ", "document": ""}
+    truncate_dim = 8 if kind == "shortened" else None
+    modules: Any = [Transformer(str(folder)), pooling]
+    saved = str(tmp_path / "x")
+    SentenceTransformer(modules=modules, prompts=prompts, truncate_dim=truncate_dim).save_pretrained(saved)
+    ours, theirs = load_embedder(saved), SentenceTransformer(saved)
+    texts = ["what did Tip make?", "Tip", "a pumpkin head, of wood and of all that he found in the field"]
+    np.testing.assert_allclose(ours.encode_query(texts), theirs.encode_query(texts), atol=1e-5)
+    np.testing.assert_allclose(ours.encode_document(texts), theirs.encode_document(texts), atol=1e-5)
+    assert ("as packed it would differ" in capsys.readouterr().err) == (kind != "shortened")
+
+
+def test_a_pickle_among_the_modules_is_refused(wide_teacher: Path) -> None:
+    (wide_teacher / "2_Dense" / "model.safetensors").rename(wide_teacher / "2_Dense" / "pytorch_model.bin")
+    with pytest.raises(InputError, match=r"2_Dense/pytorch_model.bin: a pickle"):
+        load_embedder(str(wide_teacher))
+
+
 def test_a_killed_training_goes_on_as_if_it_had_not_been(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,15 +137,8 @@ def test_a_killed_training_goes_on_as_if_it_had_not_been(
     tracked = ("tracking=tensorboard", f"evaluation=[{tmp_path / 'sts.csv'}]")
     whole, _ = train_embedder(make(f"out={tmp_path / 'whole'}"), tmp_path / "a")
 
-    class KilledError(Exception):
-        pass
-
-    def die(self: Any, args: Any, state: Any, *_: Any, **__: Any) -> None:
-        if state.global_step == 3:
-            raise KilledError
-
     with monkeypatch.context() as patch:
-        patch.setattr(training.ShowProgress, "on_step_begin", die, raising=False)
+        patch.setattr(training.ShowProgress, "on_step_begin", die_at_step_3, raising=False)
         with pytest.raises(KilledError):
             train_embedder(make(*tracked), tmp_path / "b")
     again, facts = train_embedder(make(*tracked), tmp_path / "b")
@@ -226,12 +263,64 @@ def test_token_embeddings_that_are_changed_before_the_layers_are_not_scaled(
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_teacher_is_followed(make: Make, encoder_folder: Path, tmp_path: Path) -> None:
-    _, facts = train_embedder(
-        make("stages.0.loss=distill", f"stages.0.teacher={encoder_folder}", "weights=random", "stages.0.max_steps=2"),
-        tmp_path / "runs",
-    )
-    assert facts["stages"][0]["loss"] == "distill"
+@pytest.fixture
+def wide_teacher(encoder_folder: Path, tmp_path: Path) -> Path:
+    """The encoder with a linear map to 48 dimensions, and prompts of its own."""
+    plain = SentenceTransformer(str(encoder_folder))
+    torch.manual_seed(0)
+    dense = Dense(32, 48, activation_function=nn.Identity())
+    prompts = {"query": "asked: ", "document": "said: "}
+    SentenceTransformer(modules=[*plain, dense], prompts=prompts).save_pretrained(str(tmp_path / "teacher"))
+    return tmp_path / "teacher"
+
+
+def test_a_teacher_is_followed_through_a_kill(
+    make: Make, wide_teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The map to its dimension is learnt, and kept in checkpoints; its embeddings are learnt whole."""
+    distil = ("stages.0.loss=distill", f"stages.0.teacher={wide_teacher}", "stages.0.projection=true")
+    whole, facts = train_embedder(make(*distil, f"out={tmp_path / 'whole'}"), tmp_path / "a")
+    assert facts["stages"][0]["loss"] == "distill" and facts["dims"] == [32]
+    with monkeypatch.context() as patch:
+        patch.setattr(training.ShowProgress, "on_step_begin", die_at_step_3, raising=False)
+        with pytest.raises(KilledError):
+            train_embedder(make(*distil), tmp_path / "b")
+    again, _ = train_embedder(make(*distil), tmp_path / "b")
+    ours, theirs = weights(again), weights(whole)
+    for name in theirs:
+        torch.testing.assert_close(ours[name], theirs[name], rtol=0, atol=1e-6)
+
+
+def test_a_teacher_reads_with_its_own_prompts(make: Make, wide_teacher: Path) -> None:
+    teacher = load_embedder(str(wide_teacher))
+    table = Dataset.from_dict({"anchor": ["who?", "where?"], "positive": ["Tip", "in Oz"]})
+    first, second = (np.array(column) for column in zip(*training.add_teacher(table, teacher)["label"], strict=True))
+    theirs = SentenceTransformer(str(wide_teacher))
+    np.testing.assert_allclose(first, theirs.encode(["asked: who?", "asked: where?"]), atol=1e-5)
+    np.testing.assert_allclose(second, theirs.encode(["said: Tip", "said: in Oz"]), atol=1e-5)
+    scored = table.add_column("score", [0.1, 0.9])
+    assert training.add_teacher(scored, teacher)["label"][0][0] == pytest.approx(theirs.encode("who?"), abs=1e-5)
+
+
+def test_a_teacher_that_has_changed_is_opened_anew(make: Make, wide_teacher: Path) -> None:
+    stage = make("stages.0.loss=distill", f"stages.0.teacher={wide_teacher}", "stages.0.projection=true").stages[0]
+    before, before_hash = training.load_teacher(stage, 32), hash_embedder(str(wide_teacher))
+    assert training.load_teacher(stage, 32) is before
+    place = wide_teacher / "2_Dense" / "model.safetensors"
+    save_file({name: 2 * weight for name, weight in load_file(place).items()}, place)
+    assert hash_embedder(str(wide_teacher)) != before_hash and training.load_teacher(stage, 32) is not before
+
+
+def test_prompts_are_those_of_pairs_beside_scored_ones(make: Make) -> None:
+    recipe = make("prompts={query: 'q: ', document: 'd: '}")
+
+    def given(**kinds: str) -> Any:
+        return training.arguments_of(recipe, recipe.stages[0], Path("x"), kinds, bf16=False, use_cpu=True)
+
+    alone, both, scored = given(s0="pairs"), given(s0="pairs", s1="scored"), given(s0="scored")
+    assert alone.prompts["anchor"] == "q: " and alone.prompts["negative_2"] == "d: "
+    assert both.prompts == {"s0": alone.prompts} and both.batch_sampler == alone.batch_sampler == "no_duplicates"
+    assert scored.prompts is None and scored.batch_sampler == "batch_sampler"
 
 
 @pytest.mark.parametrize(
@@ -256,6 +345,11 @@ def test_a_teacher_is_followed(make: Make, encoder_folder: Path, tmp_path: Path)
         (None, ("matryoshka=[64]",), "above the 32"),
         (None, ("stages.0.data.0.path=nothing.csv",), "nothing.csv"),
         (None, ("stages.0.loss=distill",), "belong together"),
+        (None, ("stages.0.projection=true",), "there is no teacher"),
+        (None, ("stages.0.warmup_ratio=1.0",), "less than 1"),
+        (None, ("matryoshka=[]",), "at least 1 item"),
+        (None, ("evaluation=[a/sts.csv, b/sts.csv]",), "would both be called sts"),
+        ([{"premise": f"a {n}", "hypothesis": f"b {n}", "label": n % 3} for n in range(9)], (), "a score or a class"),
         (None, ("stages.0.batch_siz=3",), "did you mean 'batch_size'"),
     ],
 )
@@ -269,6 +363,17 @@ def test_what_is_wrong_is_told_before_anything_trains(
         train_embedder(make(*overrides), tmp_path / "runs")
 
 
+def test_what_is_trained_is_not_written_over(make: Make, encoder_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="is the model that is trained"):
+        train_embedder(make(f"out={encoder_folder}"), tmp_path / "runs")
+
+
+def test_all_numbered_negatives_are_taken(tmp_path: Path) -> None:
+    row = {"anchor": "a", "positive": "b", "negative_1": "c", "negative_2": "d"}
+    (tmp_path / "pairs.jsonl").write_text(json.dumps(row) + "\n")
+    assert read_pairs(PairSource(path=str(tmp_path / "pairs.jsonl")), 0).rows == [("a", "b", "c", "d")]
+
+
 def test_a_ragged_table_is_told_with_its_line(make: Make, tmp_path: Path) -> None:
     (tmp_path / "pairs.csv").write_text('anchor,positive\na,"b\nc"\nd,e,f\n')
     with pytest.raises(InputError, match=r"pairs\.csv:4: 3 fields"):
@@ -276,8 +381,6 @@ def test_a_ragged_table_is_told_with_its_line(make: Make, tmp_path: Path) -> Non
 
 
 def test_a_teacher_of_another_dimension_is_refused(make: Make, encoder_folder: Path, tmp_path: Path) -> None:
-    from sentence_transformers.sentence_transformer.modules import Dense
-
     wide = SentenceTransformer(str(encoder_folder))
     wide.append(Dense(32, 16))
     wide.save_pretrained(str(tmp_path / "teacher"))

@@ -71,6 +71,10 @@ def test_results_are_kept_in_the_form_of_mteb(encoder_folder: Path, beir: Path, 
     assert found["scores"]["test"][0]["main_score"] == found["scores"]["test"][0]["ndcg_at_10"]
     with pytest.raises(InputError, match="fine-tuned"):
         run_zero_shot([str(encoder_folder)], [f"zero-shot:{beir}", "snli"], tmp_path / "scores")
+    with pytest.raises(InputError, match="would both be called beir"):
+        run_zero_shot([str(encoder_folder)], [f"zero-shot:{beir}", "zero-shot:other/beir"], tmp_path / "scores")
+    with pytest.raises(InputError, match="two models have the same folder name"):
+        run_zero_shot([str(encoder_folder), "x/encoder"], [f"zero-shot:{beir}"], tmp_path / "scores")
 
 
 @pytest.mark.slow
@@ -79,10 +83,10 @@ def test_a_task_of_mteb_runs_from_a_folder(encoder_folder: Path, scored: Path) -
     from biphase.embedding.evaluation import run_mteb
 
     embedder = load_embedder(str(encoder_folder))
-    result = run_mteb(embedder, f"STSBenchmark={scored.parent}")
+    result, main_score = run_mteb(embedder, f"STSBenchmark={scored.parent}")
     assert json.loads(json.dumps(result)) == result and result["date"] > 0
     ours, _ = score_embedder(embedder, read_judged(scored))
-    assert result["scores"]["test"][0]["main_score"] == pytest.approx(ours["spearman"], abs=1e-5)
+    assert main_score == result["scores"]["test"][0]["main_score"] == pytest.approx(ours["spearman"], abs=1e-5)
     with pytest.raises(InputError, match="no task"):
         run_mteb(embedder, "NoSuchTask")
 
@@ -100,6 +104,10 @@ def test_search_answers_and_knows_its_model(
     found = search(text, "what did Tip make?", model=encoder_folder, top=2)
     assert list(found["by"]) == [str(encoder_folder)] * 2 + ["BM25"] * 2 and found["id"].str.contains(".txt#").all()
     assert search(f"{text}.index", "what did Tip make?", top=2).equals(found)
+    (text / "notes.pdf").write_text("no text that is read")
+    assert search(text, "what did Tip make?", top=2).equals(found)
+    with pytest.raises(InputError, match="the field 'text', not of 'body'"):
+        search(text, "what did Tip make?", text_field="body")
     other = tmp_path / "other"
     model = SentenceTransformer(str(encoder_folder))
     model[0].model.get_input_embeddings().weight.data.add_(1.0)  # type: ignore[union-attr, operator]

@@ -54,6 +54,8 @@ def train_embedder(recipe: EmbeddingRecipe, runs: Path) -> tuple[Path, dict[str,
     """
     out = Path(recipe.out)
     check_tracking(recipe.tracking)
+    if out.exists() and out.resolve() == Path(recipe.model).expanduser().resolve():
+        raise InputError(f"out: {out} is the model that is trained: give another folder")
     refuse_foreign(out, "embedding model")
     device = choose_device(recipe.device)
     dtype = choose_dtype(recipe.precision, device)
@@ -204,8 +206,9 @@ def finish(
         merge_weights(model[0], before[0], recipe.merge)
     model.eval()
     both = {TRAINED: model, "before training": before}
+    is_whole = recipe.stages[-1].loss == "distill"  # a teacher's embeddings are learnt in all dimensions at once
     return {
-        "dims": matryoshka_dims(width_of(model), recipe.matryoshka),
+        "dims": matryoshka_dims(width_of(model), recipe.matryoshka and not is_whole),
         "cosines": cosines,
         "scores": {each.name: score_arms(both, each) for each in judged},
     }

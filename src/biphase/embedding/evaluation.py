@@ -128,8 +128,8 @@ def to_mteb(judged: Judged, scores: dict[str, float]) -> dict[str, Any]:
     }
 
 
-def run_mteb(model: SentenceTransformer, name: str) -> dict[str, Any]:
-    """MTEB's result of one task as its files have it.
+def run_mteb(model: SentenceTransformer, name: str) -> tuple[dict[str, Any], float]:
+    """MTEB's result of one task as its files have it, and its main score, the mean over subsets and splits.
 
     Args:
         name: `STSBenchmark`, or `STSBenchmark=FOLDER` with the task's data as `datasets` reads a folder (such as
@@ -159,4 +159,4 @@ def run_mteb(model: SentenceTransformer, name: str) -> dict[str, Any]:
             f"MTEB's {name} cannot be run ({first_line(error)}); without network give its data: mteb:{name}=FOLDER"
         ) from None
     found = result.task_results[0]
-    return found.to_dict() | {"date": found.date.timestamp() if found.date else None}
+    return found.to_dict() | {"date": found.date.timestamp() if found.date else None}, float(found.get_score())

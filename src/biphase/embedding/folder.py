@@ -14,6 +14,7 @@ import yaml
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Transformer
 
+from biphase import console
 from biphase.embedding.packed_module import PackedTransformer, make_embedder
 from biphase.embedding.recipe import EmbeddingRecipe
 from biphase.encoder.load import load_backbone
@@ -84,8 +85,7 @@ def write_embedder(
         plain.save_pretrained(str(part), create_model_card=False)
         # As a user would load it.
         again = SentenceTransformer(str(part), trust_remote_code=False, device="cpu")
-        ours, theirs = (each.encode(list(texts), show_progress_bar=False) for each in (model, again))
-        gap = float(np.abs(ours.astype(np.float64) - theirs).max())
+        gap = embedding_gap(model, again, texts)
         assert gap < TOLERANCE, f"the saved model computes something else: embeddings differ by {gap:.1e}"
         write_text(part / "README.md", describe(model, recipe, facts))
 
@@ -93,13 +93,19 @@ def write_embedder(
 def load_embedder(name: str) -> SentenceTransformer:
     """An embedding model behind a name, packed where its first module is a plain network of transformers.
 
-    A run or a folder without sentence-transformers' files becomes the mean over its tokens.
+    A run or a folder without sentence-transformers' files becomes the mean over its tokens. What a packed network
+    would compute otherwise, such as a decoder that stays causal, is left to sentence-transformers, and told.
 
-    Raises `InputError` for what cannot be loaded, and for what would need its own code.
+    Raises `InputError` for what cannot be loaded, and for what would need its own code, or a pickle.
     """
     folder = find_folder(name)
     if not (folder / "modules.json").exists():
         return make_embedder(name, None, "mean")
+    pickled = next(
+        (path for path in sorted(folder.glob("*/pytorch_model.bin")) if not has_safetensors(path.parent)), None
+    )
+    if pickled is not None:
+        raise InputError(f"{name} has {pickled.relative_to(folder)}: a pickle, which is never opened")
     try:
         plain = SentenceTransformer(str(folder), trust_remote_code=False, model_kwargs={"dtype": torch.float32})
     except (OSError, ValueError) as error:
@@ -109,18 +115,43 @@ def load_embedder(name: str) -> SentenceTransformer:
         return plain
     packed = PackedTransformer(load_backbone(folder), first.tokenizer, first.max_seq_length)
     prompts: Any = plain.prompts
-    return SentenceTransformer(
+    ours = SentenceTransformer(
         modules=[packed, *list(plain)[1:]],
         prompts=prompts,
         default_prompt_name=plain.default_prompt_name,
         similarity_fn_name=plain.similarity_fn_name,
+        truncate_dim=plain.truncate_dim,
     )
+    if embedding_gap(ours, plain, ["a", "What a text of some more words says."]) < TOLERANCE:
+        return ours
+    console.err.print(f"{name}: embedded by sentence-transformers alone, as packed it would differ", markup=False)
+    return plain
+
+
+def has_safetensors(folder: Path) -> bool:
+    return any(folder.glob("*.safetensors"))
+
+
+def embedding_gap(ours: SentenceTransformer, theirs: SentenceTransformer, texts: Sequence[str]) -> float:
+    """How far two models are apart, in any dimension of the embeddings of length 1, prompts included."""
+    given = list(texts)
+    first, second = (
+        each.encode_query(given, normalize_embeddings=True, show_progress_bar=False) for each in (ours, theirs)
+    )
+    return float(np.abs(first.astype(np.float64) - second).max())
 
 
 def hash_embedder(name: str) -> str:
-    """Names what an embedding model computes: network, tokenizer, pooling and prompts."""
+    """Names what an embedding model computes: network, tokenizer, further modules and prompts."""
     folder = find_folder(name)
-    others = sorted([*folder.glob("*/config.json"), *folder.glob("modules.json"), *folder.glob("*sentence*.json")])
+    others = sorted(
+        [
+            *folder.glob("*/config.json"),
+            *folder.glob("modules.json"),
+            *folder.glob("*sentence*.json"),
+            *folder.glob("*/*.safetensors"),
+        ]
+    )
     return content_hash([hash_files(stamp_files(folder)), *(file_hash(path) for path in others)])
 
 

@@ -39,13 +39,14 @@ class IndexManifest:
     text_hash: str
     num_passages: int
     width: int
+    text_field: str = "text"
 
 
 def is_index(path: Path) -> bool:
     return (path / "index.json").exists()
 
 
-def open_index(path: Path, model: str | None, text: str | None) -> IndexManifest:
+def open_index(path: Path, model: str | None, text: str | None, text_field: str = "text") -> IndexManifest:
     """What an index says of itself. Raises `InputError` where its model or text is another one, or not as it was."""
     manifest = read_json_as(path / "index.json", IndexManifest, "delete the index and build it again")
     if hash_embedder(model or manifest.model) != manifest.model_hash:
@@ -56,6 +57,8 @@ def open_index(path: Path, model: str | None, text: str | None) -> IndexManifest
         )
     if text is not None and manifest.text_hash != hash_text(text):
         raise InputError(f"{path} was made of another text than {text} holds now: rebuild it")
+    if text is not None and manifest.text_field != text_field:
+        raise InputError(f"{path} was made of the field '{manifest.text_field}', not of '{text_field}': rebuild it")
     return manifest
 
 
@@ -70,7 +73,7 @@ def build_index(text: str, model: str, index: Path, text_field: str = "text") ->
         raise InputError(f"{text} holds no text to search")
     embedder = load_embedder(model)
     width = width_of(embedder)
-    manifest = IndexManifest(model, hash_embedder(model), text, hash_text(text), len(passages), width)
+    manifest = IndexManifest(model, hash_embedder(model), text, hash_text(text), len(passages), width, text_field)
     with own_folder(index, "search index") as part:
         texts = [passage for _, passage in passages]
         embed_to_file(embedder.encode_document, texts, width, part / "embeddings.npy", "index")

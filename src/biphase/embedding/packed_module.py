@@ -125,7 +125,7 @@ def scale_token_embeddings(packed: PackedTransformer, rms: float) -> None:
         inputs.append(given[0] if given else named["hidden_states"])
 
     hook = transformer_blocks(packed.network)[0].register_forward_pre_hook(keep, with_kwargs=True)
-    features = packed.preprocess(["a text"])
+    features = {name: value.to(table.device) for name, value in packed.preprocess(["a text"]).items()}
     packed(features)
     table.mul_(factor)
     packed(features)

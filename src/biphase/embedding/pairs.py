@@ -1,7 +1,8 @@
 """Sources of a recipe → tables of pairs, triplets or scored pairs, checked before anything trains."""
 
 import random
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -85,6 +86,11 @@ def read_pairs(source: PairSource, seed: int) -> Pairs:
                 )
             texts = (*texts, score)
         made.append(texts)
+    if is_scored and not source.columns and columns[2] == "label" and all(row[2] % 1 == 0 for row in made):
+        raise InputError(
+            f"{source.path}: is 'label' a score or a class? Name columns: [{', '.join(columns)}] where it is a score, "
+            "or two columns with texts"
+        )
     if is_scored and len({row[2] for row in made}) == 1:
         raise InputError(f"{source.path}: all scores are {made[0][2]}, from which nothing can be learnt")
     names = ("anchor", "positive", *(f"negative_{number + 1}" for number in range(len(columns) - 2)))
@@ -111,22 +117,29 @@ def hash_source(path: str) -> str:
     """The content of a file or of all files of a folder; a hub data set by its newest commit."""
     found = Path(path).expanduser()
     if found.is_dir():
-        return content_hash(
-            [[str(file.relative_to(found)), file_hash(file)] for file in sorted(found.rglob("*")) if file.is_file()]
-        )
+        return hash_folder(found, [file for file in found.rglob("*") if file.is_file()])
     return file_hash(found) if found.is_file() else content_hash([path, pin_commit(path.partition(":")[0], None)])
 
 
+def hash_folder(folder: Path, files: Iterable[Path]) -> str:
+    return content_hash([[str(file.relative_to(folder)), file_hash(file)] for file in sorted(files)])
+
+
 def hash_text(given: str) -> str:
-    """As `hash_source`, of what texts are read from: also of the files that a glob matches."""
-    if Path(given).expanduser().exists():
+    """As `hash_source`, of what texts are read from: of a folder no other files, and all that a glob matches."""
+    path = Path(given).expanduser()
+    if path.exists() and not path.is_dir():
         return hash_source(given)
     sources = find_text_sources([given])
+    if path.is_dir():
+        return hash_folder(path, {one.place for one in sources if isinstance(one.place, Path)})
     return content_hash([file_hash(one.place) if isinstance(one.place, Path) else one.fingerprint for one in sources])
 
 
 def guess_columns(name: str, row: dict[str, Any]) -> tuple[str, ...]:
     found = next((guess for guess in GUESSES if set(guess) <= row.keys()), None)
+    if found is not None and found[-1] == "positive":
+        found = (*found, *(column for column in row if re.fullmatch(r"negative_?\d+", column)))
     texts = tuple(column for column, value in row.items() if isinstance(value, str))
     if found is None and len(texts) == 2 and len(row) <= 3:
         rest = [column for column in row if column not in texts and column in SCORES]

@@ -1,12 +1,13 @@
 """A YAML file → what an embedding model is trained on, stage by stage. Inert, like `biphase.config`."""
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from biphase.config import Grown, PositiveCount, Share, Strict
+from biphase.config import Grown, PositiveCount, Strict
 from biphase.files import content_hash
 from biphase.tracking import TrackingName
 
@@ -92,7 +93,7 @@ class EmbeddingStage(Grown):
     mini_batch_tokens: PositiveCount = 16_384
     """With cached_mnrl: how many tokens are in the network at a time; decides memory, not the result."""
     learning_rate: PositiveFloat = 2e-4
-    warmup_ratio: Share = 0.1
+    warmup_ratio: Annotated[float, Field(ge=0, lt=1)] = 0.1
     weight_decay: float = 0.01
     save_steps: PositiveCount = 200
 
@@ -100,6 +101,8 @@ class EmbeddingStage(Grown):
     def loss_fits(self) -> "EmbeddingStage":
         if (self.loss == "distill") != (self.teacher is not None):
             raise ValueError("loss: distill and teacher belong together")
+        if self.projection and self.teacher is None:
+            raise ValueError("projection maps to a teacher's dimension, and there is no teacher")
         if self.orthogonal_weight and self.loss in ("cached_mnrl", "distill"):
             raise ValueError(f"orthogonal_weight goes with mnrl and cosent, not with {self.loss}")
         return self
@@ -115,6 +118,14 @@ class Prompts(Strict):
 def set_name(path: str) -> str:
     """What judged texts are called: `data/sts.jsonl.gz` → `sts`."""
     return re.sub(r"\.(csv|tsv|jsonl|ndjson|json|parquet)(\.gz|\.zst)?$", "", Path(path).name)
+
+
+def refuse_equal_names(paths: Sequence[str]) -> None:
+    """Raise `ValueError` where two sets of judged texts have one name: their scores would be taken for each other's."""
+    by_name: dict[str, str] = {}
+    for path in paths:
+        if path != by_name.setdefault(set_name(path), path):
+            raise ValueError(f"{by_name[set_name(path)]} and {path} would both be called {set_name(path)}: rename one")
 
 
 class EmbeddingRecipe(Grown):
@@ -136,7 +147,7 @@ class EmbeddingRecipe(Grown):
     token_embedding_rms: PositiveFloat | None = None
     """The root mean square that the table of token embeddings is scaled to before training. Pretraining leaves it small
     beside what the layers add, so that an embedding model learns slowly which words texts share; larger is faster."""
-    matryoshka: bool | tuple[PositiveCount, ...] = True
+    matryoshka: bool | Annotated[tuple[PositiveCount, ...], Field(min_length=1)] = True
     """Train the first dimensions of embeddings to serve alone: halves down to 32, or the ones given."""
     merge: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """The share of the network before training in the one that is written: against forgetting (BidirLM: 0.5)."""
@@ -156,6 +167,7 @@ class EmbeddingRecipe(Grown):
         names = [stage.name for stage in self.stages]
         if len(set(names)) < len(names):
             raise ValueError("stages: two have the same name")
+        refuse_equal_names(self.evaluation)
         if self.merge and self.token_embedding_rms is not None:
             raise ValueError(
                 "merge and token_embedding_rms: the network before has token embeddings of another size; leave one out"

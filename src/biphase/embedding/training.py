@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from datasets import Dataset
+from safetensors.torch import load_file, save_file
 from sentence_transformers import (
     SentenceTransformer,
     SentenceTransformerTrainer,
@@ -27,7 +28,7 @@ from torch import Tensor, nn
 from transformers import PrinterCallback, TrainerCallback
 
 from biphase import console
-from biphase.embedding.folder import load_embedder
+from biphase.embedding.folder import hash_embedder, load_embedder
 from biphase.embedding.index import embed_to_file
 from biphase.embedding.packed_module import ENCODE_TEXTS, width_of
 from biphase.embedding.pairs import Pairs
@@ -41,6 +42,7 @@ MINED_ANCHORS, MINED_PASSAGES = 1024, 65_536
 """Whose scores are in memory at a time."""
 WRITTEN_ROWS = 10_000
 LOGGING_STEPS = 10
+LEARNT_BY_LOSSES = "losses.safetensors"
 
 
 def to_table(pairs: Pairs, weight: float, seed: int) -> Dataset:
@@ -125,14 +127,23 @@ def write_mined(table: Dataset, negatives: Mapping[str, list[str]], number: int,
 
 
 def add_teacher(table: Dataset, teacher: SentenceTransformer) -> Dataset:
-    """The teacher's embedding of every text, as the labels of `EmbedDistillLoss`: [columns, D] for each row."""
+    """The teacher's embedding of every text, as the labels of `EmbedDistillLoss`: [columns, D] for each row.
+
+    With its own prompts: anchors are queries to it, and what belongs to them documents; the two sides of scored pairs
+    are no such things.
+    """
     columns = [column for column in table.column_names if column != "score"]
-    embeddings = [teacher.encode(list(table[column]), batch_size=ENCODE_TEXTS) for column in columns]
+    encoders = {"anchor": teacher.encode_query} if len(columns) == len(table.column_names) else {}
+    other = teacher.encode_document if encoders else teacher.encode
+    embeddings = [encoders.get(column, other)(list(table[column]), batch_size=ENCODE_TEXTS) for column in columns]
     labels = [[each[row].tolist() for each in embeddings] for row in range(len(table))]
     return table.select_columns(columns).add_column("label", labels)
 
 
-open_teacher = lru_cache(maxsize=1)(load_embedder)
+@lru_cache(maxsize=1)
+def open_teacher(name: str, _content: str) -> SentenceTransformer:
+    """One at a time, opened anew where its files have changed."""
+    return load_embedder(name)
 
 
 def load_teacher(stage: EmbeddingStage, width: int) -> SentenceTransformer | None:
@@ -140,7 +151,7 @@ def load_teacher(stage: EmbeddingStage, width: int) -> SentenceTransformer | Non
     if stage.teacher is None:
         return None
     try:
-        teacher = open_teacher(stage.teacher)
+        teacher = open_teacher(stage.teacher, hash_embedder(stage.teacher))
     except (OSError, ValueError) as error:
         raise InputError(
             f"stage {stage.name}: teacher {stage.teacher} cannot be loaded ({first_line(error)})"
@@ -186,16 +197,16 @@ def make_loss(
     if "mini_batch_num_tokens" in known:
         settings.setdefault("mini_batch_num_tokens", stage.mini_batch_tokens)
     width = width_of(model)
-    if name == "distill":
-        if stage.projection:
-            teacher = load_teacher(stage, width)
-            assert teacher is not None
-            settings.setdefault("projection_dim", teacher.get_embedding_dimension())
-        return make(model, **settings)
+    if name == "distill" and stage.projection:
+        teacher = load_teacher(stage, width)
+        assert teacher is not None
+        settings.setdefault("projection_dim", teacher.get_embedding_dimension())
     try:
         loss = make(model, **settings)
     except (TypeError, ValueError) as error:
         raise InputError(f"stage {stage.name}: loss_settings: {first_line(error)}") from None
+    if name == "distill":
+        return loss
     if stage.orthogonal_weight:
         loss = WithOrthogonality(model, loss, stage.orthogonal_weight)
     dims = matryoshka_dims(width, matryoshka)
@@ -232,10 +243,30 @@ def matryoshka_dims(width: int, wanted: bool | Sequence[int]) -> list[int]:
 
 class CardlessTrainer(SentenceTransformerTrainer):
     """Trains without the model card of sentence-transformers, for which it would embed texts behind a bar of its own:
-    the card is written with the folder."""
+    the card is written with the folder. Checkpoints hold what a loss learns, too: a map to a teacher's dimension."""
 
     def add_model_card_callback(self, default_args_dict: dict[str, Any]) -> None:
         pass
+
+    def learnt_by_losses(self) -> dict[str, Tensor]:
+        """Parameters of the losses by their names, those of the model left out."""
+        of_model = {id(parameter) for parameter in self.model.parameters()}
+        given: Any = self.loss
+        found = nn.ModuleDict(given if isinstance(given, dict) else {"loss": given})
+        return {name: parameter for name, parameter in found.named_parameters() if id(parameter) not in of_model}
+
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        super()._save(output_dir, state_dict)
+        if learnt := self.learnt_by_losses():
+            save_file(learnt, Path(output_dir or "", LEARNT_BY_LOSSES))
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        super()._load_from_checkpoint(resume_from_checkpoint)
+        if learnt := self.learnt_by_losses():
+            kept = load_file(Path(resume_from_checkpoint, LEARNT_BY_LOSSES))
+            with torch.no_grad():
+                for name, weight in learnt.items():
+                    weight.copy_(kept[name])
 
 
 class ShowProgress(TrainerCallback):
@@ -268,12 +299,15 @@ class ShowProgress(TrainerCallback):
 
 
 def arguments_of(
-    recipe: EmbeddingRecipe, stage: EmbeddingStage, folder: Path, kind: str, *, bf16: bool, use_cpu: bool
+    recipe: EmbeddingRecipe, stage: EmbeddingStage, folder: Path, kinds: dict[str, str], *, bf16: bool, use_cpu: bool
 ) -> Any:
-    prompts = {"anchor": recipe.prompts.query, "positive": recipe.prompts.document}
+    """The trainer's, for sources of these kinds by name. Scored pairs have no prompts: neither side is a query."""
+    own = {"anchor": recipe.prompts.query, "positive": recipe.prompts.document}
     for number in range(100):
-        prompts[f"negative_{number + 1}"] = recipe.prompts.document
-    is_prompted = kind == "pairs" and bool(recipe.prompts.query or recipe.prompts.document)
+        own[f"negative_{number + 1}"] = recipe.prompts.document
+    by_source: dict[str, Any] = {name: own for name, kind in kinds.items() if kind == "pairs"}
+    prompts = own if by_source and len(kinds) == 1 else by_source
+    is_prompted = bool(by_source and (recipe.prompts.query or recipe.prompts.document))
     return SentenceTransformerTrainingArguments(
         output_dir=str(folder),
         num_train_epochs=stage.epochs,
@@ -285,7 +319,7 @@ def arguments_of(
         seed=recipe.seed,
         bf16=bf16,
         use_cpu=use_cpu,
-        batch_sampler="no_duplicates" if kind == "pairs" else "batch_sampler",
+        batch_sampler="no_duplicates" if by_source else "batch_sampler",
         multi_dataset_batch_sampler="proportional",
         prompts=prompts if is_prompted else None,
         logging_steps=LOGGING_STEPS,
@@ -317,15 +351,15 @@ def train_stage(
     """Train the model in place, from the last checkpoint in `folder` where there is one, on sources by their names,
     of each its kind and its rows. Returns the steps taken, the rows and the losses that were logged, which are sent
     too, counted on from the steps of the stages before. Raises `InputError` where the weights end up as no numbers."""
-    kinds = {kind for kind, _ in tables.values()}
+    kinds = {name: kind for name, (kind, _) in tables.items()}
+    torch.manual_seed(recipe.seed)  # a loss may draw weights, whatever was drawn before
     made = {name: make_loss(model, stage, kind, recipe.matryoshka) for name, (kind, _) in tables.items()}
     rows = {name: table for name, (_, table) in tables.items()}
     only = next(iter(tables)) if len(tables) == 1 else None
     progress = ShowProgress(stage.name, send, steps_before)
-    kind = "pairs" if kinds == {"pairs"} else "scored"
     trainer = CardlessTrainer(
         model,
-        arguments_of(recipe, stage, folder, kind, bf16=bf16, use_cpu=model.device.type == "cpu"),
+        arguments_of(recipe, stage, folder, kinds, bf16=bf16, use_cpu=model.device.type == "cpu"),
         train_dataset=rows[only] if only else rows,
         loss=made[only] if only else made,
         callbacks=[progress],

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from biphase.console import out as console
-from biphase.embedding.recipe import EmbeddingRecipe
+from biphase.embedding.recipe import EmbeddingRecipe, refuse_equal_names
 from biphase.errors import InputError
 from biphase.files import write_json
 from biphase.verbs.memory import Changes, read_settings
@@ -84,6 +84,12 @@ def run_zero_shot(models: Sequence[str], tasks: Sequence[str], out: Path, **refu
         if kind not in given:
             raise InputError(f"tasks: '{task}' is fine-tuned on, the others are not; give them to two commands")
         given[kind].append(place)
+    try:
+        refuse_equal_names(given["zero-shot"])
+    except ValueError as error:
+        raise InputError(f"tasks: {error}") from None
+    if len({Path(model).name for model in models}) < len(set(models)):
+        raise InputError("two models have the same folder name, by which their scores are kept: rename one")
     judged = [read_judged(Path(place)) for place in given["zero-shot"]]
     embedders = {model: load_embedder(model) for model in models}
     scores: ZeroShot = {}
@@ -97,9 +103,9 @@ def run_zero_shot(models: Sequence[str], tasks: Sequence[str], out: Path, **refu
     for name in given["mteb"]:
         scores[name] = {}
         for model, embedder in embedders.items():
-            result = run_mteb(embedder, name)
+            result, main_score = run_mteb(embedder, name)
             keep_result(out, model, result["task_name"], result)
-            scores[name][model] = {"main_score": float(next(iter(result["scores"].values()))[0]["main_score"])}
+            scores[name][model] = {"main_score": main_score}
     return scores
 
 
@@ -141,7 +147,7 @@ def search(
     if folder == Path(given) and rebuild:
         raise InputError(f"{given} is an index: to build it again, give its text")
     if is_index(folder) and not rebuild:
-        manifest = open_index(folder, asked, None if folder == Path(given) else given)
+        manifest = open_index(folder, asked, None if folder == Path(given) else given, text_field)
     elif asked is None:
         raise InputError(f"{given} has no index yet: name an embedding model as model")
     else:
