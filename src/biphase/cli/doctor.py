@@ -29,6 +29,7 @@ VARIABLES = (
     "HF_HOME",
     "HF_ENDPOINT",
     "HF_HUB_OFFLINE",
+    "XDG_CACHE_HOME",
     "BIPHASE_CACHE",
 )
 """Environment variables that change what runs, how fast, or where from. None holds a secret."""
@@ -117,18 +118,19 @@ def describe_computing() -> dict[str, str]:
 
 def describe_files(folder: Path) -> dict[str, str]:
     """Room and locks where work is done, and room where models and encoded texts are kept."""
+    from biphase.finetuning.encoding_cache import cache_folder
+
     existing = nearest_existing(folder)
     kind, options = file_system(existing)
     caches = {
-        "hub's cache": os.environ.get("HF_HOME", "~/.cache/huggingface"),
-        "our cache": os.environ.get("BIPHASE_CACHE", "~/.cache/biphase"),
+        "hub's cache": Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser(),
+        "our cache": cache_folder(),
     }
     found = {
         "folder": f"{folder.resolve()}: {room(existing)}, {kind}",
         "locks": describe_locks(existing, kind, options),
     }
-    for name, path in caches.items():
-        place = Path(path).expanduser()
+    for name, place in caches.items():
         found[name] = f"{place}: {room(nearest_existing(place))}"
     return found
 

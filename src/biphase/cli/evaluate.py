@@ -104,7 +104,9 @@ def evaluate_command(
     address: AddressOption = None,
     workers: Annotated[int | None, typer.Option(help="Cells side by side; one per core or GPU unless given.")] = None,
     workers_per_gpu: Annotated[int, typer.Option(help="Cells that share a GPU.")] = 1,
-    part: Annotated[str | None, typer.Option(help="NUMBER/TOTAL: only this part of the cells (a Slurm array).")] = None,
+    part: Annotated[
+        str | None, typer.Option(help="NUMBER/TOTAL: only this part of the cells, from 0/TOTAL on (a Slurm array).")
+    ] = None,
     dry_run: DryRunOption = False,
     pair: PairOption = None,
     keep: KeepBestOption = None,

@@ -75,7 +75,10 @@ def init_study_command(
     shards: ShardsOption = None,
     model: Annotated[str | None, typer.Option(help="A preset, in place of the study's models.")] = None,
     steps: StepsOption = None,
-    tasks: Annotated[str | None, typer.Option(help="By commas: names of tasks, or YAML files of yours.")] = None,
+    tasks: Annotated[
+        str | None,
+        typer.Option(help="By commas: tasks, or YAML files of yours, for those of the study; embedding has none."),
+    ] = None,
     out_file: Annotated[Path, typer.Option("--out", help="The file to write.")] = Path("study.yaml"),
 ) -> None:
     """Write a study to start from. On a terminal, the shards are asked for where no option says them.

@@ -148,7 +148,9 @@ def study_watch_command(study: StudyArgument, overrides: Overrides = None, folde
 
 @study_app.command("advise")
 def study_advise_command(
-    text: Annotated[Path | None, typer.Option(help="Your text: a file or a folder.")] = None,
+    text: Annotated[
+        Path | None, typer.Option(help="Your text: shards, whose tokens are known, or a file or a folder.")
+    ] = None,
     hours: Annotated[float | None, typer.Option(help="How long the devices may work.")] = None,
     device: Annotated[str, typer.Option(help="Such as H100 or CPU, or a run to measure by.")] = "CPU",
     devices: Annotated[int, typer.Option(help="How many.")] = 1,

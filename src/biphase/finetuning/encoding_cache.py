@@ -34,10 +34,16 @@ are kept in another form."""
 ARRAYS, VALUES, HASHES = "arrays.safetensors", "values.json", "hashes.json"
 
 
+def cache_folder() -> Path:
+    """$BIPHASE_CACHE, else biphase/ in the user's cache folder."""
+    given = os.environ.get("BIPHASE_CACHE")
+    return Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "biphase"
+
+
 def load_encoded(source: TaskSource, tokenizer: HashedTokenizer, config: FinetuneConfig) -> EncodedTask[Any]:
     """The examples of a source as token ids, from the disk; made first where they are not there.
 
-    They are kept in $BIPHASE_CACHE, else in biphase/ in the user's cache folder. It is safe to delete.
+    They are kept in the `cache_folder`. It is safe to delete.
     """
     task = source.task
     settings = {name: getattr(config, name) for name in ("max_length", "max_eval_examples")}
@@ -45,9 +51,7 @@ def load_encoded(source: TaskSource, tokenizer: HashedTokenizer, config: Finetun
     settings |= {"ranking": config.ranking} if config.ranking != "embeddings" else {}
     specials = [tokenizer.hash, tokenizer.opening, tokenizer.closing]
     key = content_hash([ENCODING, source.hash, specials, settings])
-    given = os.environ.get("BIPHASE_CACHE")
-    cache = Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "biphase"
-    folder = cache / "encoded" / f"{task.name}-{key[:24]}"
+    folder = cache_folder() / "encoded" / f"{task.name}-{key[:24]}"
     if not folder.exists():
         with locked(folder.with_name(f".{folder.name}.lock"), wait=True):
             if not folder.exists():  # another process may have made it while this one waited

@@ -66,7 +66,7 @@ def evaluate(
         data: by task, the folder with its data as published; or, for tasks of your own, rows as `finetune` takes them.
         engine: `ray` for many machines, with the `address` of a cluster.
         workers: cells side by side; one per core or GPU unless given; `workers_per_gpu` share a GPU.
-        part: `NUMBER/TOTAL`: only this part of the cells (a Slurm array); `dry_run`: say which are missing, run none.
+        part: `NUMBER/TOTAL`: only this part of the cells, from 0 on (a Slurm array); `dry_run`: say which are missing.
         keep: write the best fine-tuned model of each task, by validation, below here.
         settings: of all cells, such as `max_steps=200`.
 

@@ -119,7 +119,7 @@ def advise(
     """Model size, curriculum, batch and steps for a budget, each with its reason, as a recipe ready for `pretrain`.
 
     Args:
-        text: your text: a file or a folder.
+        text: your text: shards, whose tokens are known, or a file or a folder.
         hours: how long the devices may work.
         device: such as H100 or CPU, or a run to measure by; `devices` of them.
         efficiency: useful FLOP/s as a share of the device's peak.
