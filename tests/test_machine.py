@@ -1,7 +1,11 @@
 """Settings of a process, in a process of its own."""
 
+import os
+import platform
 import subprocess
 import sys
+
+import pytest
 
 CODE = """
 import atexit, gc
@@ -21,3 +25,26 @@ print(gc.collect() > 0)
 def test_garbage_is_looked_for_rarely_and_not_at_the_end() -> None:
     done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["True"] * 3
+
+
+MAPPED = """
+import ctypes
+from biphase.machine import prepare_process
+prepare_process()
+class Usage(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_size_t) for name in ("arena", "ordblks", "smblks", "mapped", *"abcdef")]
+tell = ctypes.CDLL(None).mallinfo2
+tell.restype = Usage
+before = tell().mapped
+kept = [bytearray(8 << 20) for _ in range(4)]
+print(tell().mapped - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the heap is glibc's")
+def test_a_heap_that_the_user_has_set_stays_as_it_is() -> None:
+    """Else freed memory is kept: no large array lies outside the heap, from where it would go back to the kernel."""
+    plain = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
+    for env, outside in ((plain, 0), (plain | {"MALLOC_MMAP_THRESHOLD_": "1048576"}, 4)):
+        done = subprocess.run([sys.executable, "-c", MAPPED], capture_output=True, text=True, check=True, env=env)
+        assert int(done.stdout) == outside

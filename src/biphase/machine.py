@@ -94,9 +94,12 @@ def prepare_process() -> None:
 def keep_heap() -> None:
     """Stop glibc from returning freed activations to the kernel: the page faults that follow cost up to half the time.
 
-    Must run before the first large allocation. Does nothing without glibc.
+    Must run before the first large allocation. Does nothing without glibc, and where the user has set its heap: what is
+    kept lies in pieces, so that a long training may hold several times what it needs.
     """
     if sys.platform != "linux" or platform.libc_ver()[0] != "glibc":
+        return
+    if any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
         return
     libc = ctypes.CDLL(None)
     m_trim_threshold, m_mmap_threshold, m_mmap_max = -1, -3, -4
