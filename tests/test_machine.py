@@ -45,6 +45,9 @@ print(tell().mapped - before)
 def test_a_heap_that_the_user_has_set_stays_as_it_is() -> None:
     """Else freed memory is kept: no large array lies outside the heap, from where it would go back to the kernel."""
     plain = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
-    for env, outside in ((plain, 0), (plain | {"MALLOC_MMAP_THRESHOLD_": "1048576"}, 4)):
+    tuned = {"GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=1048576"}
+    others = {"MALLOC_ARENA_MAX": "2", "GLIBC_TUNABLES": "glibc.pthread.rseq=0"}
+    for own, outside in (({}, 0), (others, 0), ({"MALLOC_MMAP_THRESHOLD_": "1048576"}, 4), (tuned, 4)):
+        env = plain | own
         done = subprocess.run([sys.executable, "-c", MAPPED], capture_output=True, text=True, check=True, env=env)
         assert int(done.stdout) == outside

@@ -21,6 +21,8 @@ GPU_FILES = ("nvidia*", "nvgpu*", "nvhost*", "kfd", "dxg")
 BF16_UNITS = {"amx_bf16", "avx512_bf16", "bf16"}
 """CPU flags (x86, x86, Arm) without which bf16 products are far slower than fp32 ones."""
 
+HEAP_SETTINGS = ("MMAP_THRESHOLD", "TRIM_THRESHOLD", "MMAP_MAX")
+"""What decides whether glibc returns freed memory, as in MALLOC_MMAP_THRESHOLD_ and in GLIBC_TUNABLES."""
 
 GRACE_SECONDS = 20.0
 """From asking a process to end until it is killed: training uses them to save its state. Slurm itself gives 30."""
@@ -94,12 +96,13 @@ def prepare_process() -> None:
 def keep_heap() -> None:
     """Stop glibc from returning freed activations to the kernel: the page faults that follow cost up to half the time.
 
-    Must run before the first large allocation. Does nothing without glibc, and where the user has set its heap: what is
-    kept lies in pieces, so that a long training may hold several times what it needs.
+    Must run before the first large allocation. Does nothing without glibc, and where the user has set it: what is kept
+    lies in pieces, so that a long training may hold several times what it needs.
     """
     if sys.platform != "linux" or platform.libc_ver()[0] != "glibc":
         return
-    if any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
+    tunables = os.environ.get("GLIBC_TUNABLES", "")
+    if any(f"MALLOC_{name}_" in os.environ or f"glibc.malloc.{name.lower()}=" in tunables for name in HEAP_SETTINGS):
         return
     libc = ctypes.CDLL(None)
     m_trim_threshold, m_mmap_threshold, m_mmap_max = -1, -3, -4

@@ -21,6 +21,7 @@ from biphase.encoder.load import load_backbone
 from biphase.errors import InputError, first_line
 from biphase.files import content_hash, file_hash, own_folder, write_text
 from biphase.finetuning.models import find_folder, hash_files, stamp_files
+from biphase.hub import refuse_pickles
 
 TOLERANCE = 1e-4
 """How far an embedding of length 1 may be from the packed network's, in any dimension."""
@@ -101,11 +102,8 @@ def load_embedder(name: str) -> SentenceTransformer:
     folder = find_folder(name)
     if not (folder / "modules.json").exists():
         return make_embedder(name, None, "mean")
-    pickled = next(
-        (path for path in sorted(folder.glob("*/pytorch_model.bin")) if not has_safetensors(path.parent)), None
-    )
-    if pickled is not None:
-        raise InputError(f"{name} has {pickled.relative_to(folder)}: a pickle, which is never opened")
+    for pickled in sorted(folder.glob("[0-9]*/pytorch_model*.bin")):  # of modules such as `2_Dense`
+        refuse_pickles(pickled.parent)
     try:
         plain = SentenceTransformer(str(folder), trust_remote_code=False, model_kwargs={"dtype": torch.float32})
     except (OSError, ValueError) as error:
@@ -128,10 +126,6 @@ def load_embedder(name: str) -> SentenceTransformer:
     return plain
 
 
-def has_safetensors(folder: Path) -> bool:
-    return any(folder.glob("*.safetensors"))
-
-
 def embedding_gap(ours: SentenceTransformer, theirs: SentenceTransformer, texts: Sequence[str]) -> float:
     """How far two models are apart, in any dimension of the embeddings of length 1, prompts included."""
     given = list(texts)
@@ -149,7 +143,7 @@ def hash_embedder(name: str) -> str:
             *folder.glob("*/config.json"),
             *folder.glob("modules.json"),
             *folder.glob("*sentence*.json"),
-            *folder.glob("*/*.safetensors"),
+            *folder.glob("[0-9]*/*.safetensors"),
         ]
     )
     return content_hash([hash_files(stamp_files(folder)), *(file_hash(path) for path in others)])

@@ -1,11 +1,10 @@
 """A YAML file → what an embedding model is trained on, stage by stage. Inert, like `biphase.config`."""
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from biphase.config import Grown, PositiveCount, Strict
 from biphase.files import content_hash
@@ -120,12 +119,17 @@ def set_name(path: str) -> str:
     return re.sub(r"\.(csv|tsv|jsonl|ndjson|json|parquet)(\.gz|\.zst)?$", "", Path(path).name)
 
 
-def refuse_equal_names(paths: Sequence[str]) -> None:
+def refuse_equal_names(paths: tuple[str, ...]) -> tuple[str, ...]:
     """Raise `ValueError` where two sets of judged texts have one name: their scores would be taken for each other's."""
     by_name: dict[str, str] = {}
     for path in paths:
         if path != by_name.setdefault(set_name(path), path):
             raise ValueError(f"{by_name[set_name(path)]} and {path} would both be called {set_name(path)}: rename one")
+    return paths
+
+
+JudgedPaths = Annotated[tuple[str, ...], AfterValidator(refuse_equal_names)]
+"""Folders in BEIR's layout and files of scored pairs."""
 
 
 class EmbeddingRecipe(Grown):
@@ -157,7 +161,7 @@ class EmbeddingRecipe(Grown):
     languages: tuple[str, ...] = ()
     license: str | None = None
     """For the model card."""
-    evaluation: tuple[str, ...] = ()
+    evaluation: JudgedPaths = ()
     """Folders in BEIR's layout, or files of scored pairs, that are scored before and after training, for the card."""
     tracking: TrackingName | None = None
     """As in a recipe of pretraining: the loss of each stage over the steps of all, at the end the scores."""
@@ -167,7 +171,6 @@ class EmbeddingRecipe(Grown):
         names = [stage.name for stage in self.stages]
         if len(set(names)) < len(names):
             raise ValueError("stages: two have the same name")
-        refuse_equal_names(self.evaluation)
         if self.merge and self.token_embedding_rms is not None:
             raise ValueError(
                 "merge and token_embedding_rms: the network before has token embeddings of another size; leave one out"

@@ -133,9 +133,12 @@ def add_teacher(table: Dataset, teacher: SentenceTransformer) -> Dataset:
     are no such things.
     """
     columns = [column for column in table.column_names if column != "score"]
-    encoders = {"anchor": teacher.encode_query} if len(columns) == len(table.column_names) else {}
-    other = teacher.encode_document if encoders else teacher.encode
-    embeddings = [encoders.get(column, other)(list(table[column]), batch_size=ENCODE_TEXTS) for column in columns]
+    encoders: list[Any] = [teacher.encode_query] + [teacher.encode_document] * (len(columns) - 1)
+    if "score" in table.column_names:
+        encoders = [teacher.encode, teacher.encode]
+    embeddings = [
+        encode(list(table[column]), batch_size=ENCODE_TEXTS) for encode, column in zip(encoders, columns, strict=True)
+    ]
     labels = [[each[row].tolist() for each in embeddings] for row in range(len(table))]
     return table.select_columns(columns).add_column("label", labels)
 
@@ -302,12 +305,13 @@ def arguments_of(
     recipe: EmbeddingRecipe, stage: EmbeddingStage, folder: Path, kinds: dict[str, str], *, bf16: bool, use_cpu: bool
 ) -> Any:
     """The trainer's, for sources of these kinds by name. Scored pairs have no prompts: neither side is a query."""
-    own = {"anchor": recipe.prompts.query, "positive": recipe.prompts.document}
+    prompts: dict[str, Any] = {"anchor": recipe.prompts.query, "positive": recipe.prompts.document}
     for number in range(100):
-        own[f"negative_{number + 1}"] = recipe.prompts.document
-    by_source: dict[str, Any] = {name: own for name, kind in kinds.items() if kind == "pairs"}
-    prompts = own if by_source and len(kinds) == 1 else by_source
-    is_prompted = bool(by_source and (recipe.prompts.query or recipe.prompts.document))
+        prompts[f"negative_{number + 1}"] = recipe.prompts.document
+    if len(kinds) > 1:
+        prompts = {name: prompts for name, kind in kinds.items() if kind == "pairs"}
+    has_pairs = "pairs" in kinds.values()
+    is_prompted = has_pairs and bool(recipe.prompts.query or recipe.prompts.document)
     return SentenceTransformerTrainingArguments(
         output_dir=str(folder),
         num_train_epochs=stage.epochs,
@@ -319,7 +323,7 @@ def arguments_of(
         seed=recipe.seed,
         bf16=bf16,
         use_cpu=use_cpu,
-        batch_sampler="no_duplicates" if by_source else "batch_sampler",
+        batch_sampler="no_duplicates" if has_pairs else "batch_sampler",
         multi_dataset_batch_sampler="proportional",
         prompts=prompts if is_prompted else None,
         logging_steps=LOGGING_STEPS,

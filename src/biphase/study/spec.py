@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from biphase.config import Count, PositiveCount, Strict, apply_override, find_yaml, parse_config, read_yaml
-from biphase.embedding.recipe import EmbeddingRecipe, refuse_equal_names, set_name
+from biphase.embedding.recipe import EmbeddingRecipe, JudgedPaths, set_name
 from biphase.errors import InputError, nearest
 from biphase.files import content_hash
 from biphase.finetuning.config import FinetuneConfig
@@ -122,14 +122,8 @@ class EmbedEvaluation(Strict):
 
     recipe: dict[str, Any]
     """A recipe of `biphase embed`, without what follows from the study: name, model, out, weights, seed, evaluation."""
-    data: Annotated[tuple[str, ...], Field(min_length=1)]
+    data: Annotated[JudgedPaths, Field(min_length=1)]
     """Folders in BEIR's layout, or files of scored pairs."""
-
-    @field_validator("data")
-    @classmethod
-    def names_differ(cls, data: tuple[str, ...]) -> tuple[str, ...]:
-        refuse_equal_names(data)
-        return data
 
     @property
     def name(self) -> str:

@@ -85,7 +85,7 @@ def run_zero_shot(models: Sequence[str], tasks: Sequence[str], out: Path, **refu
             raise InputError(f"tasks: '{task}' is fine-tuned on, the others are not; give them to two commands")
         given[kind].append(place)
     try:
-        refuse_equal_names(given["zero-shot"])
+        refuse_equal_names(tuple(given["zero-shot"]))
     except ValueError as error:
         raise InputError(f"tasks: {error}") from None
     if len({Path(model).name for model in models}) < len(set(models)):
