@@ -1,6 +1,7 @@
 """`biphase embed`: stages, resume after a kill, the folder that users load, what is refused before anything trains."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ pytest.importorskip("sentence_transformers")
 
 from datasets import Dataset
 from safetensors.torch import load_file, save_file
+from scipy.linalg import polar
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Transformer
 from sentence_transformers.sentence_transformer.modules import Dense, Pooling
@@ -26,6 +28,7 @@ from biphase.config import parse_config
 from biphase.embedding import training
 from biphase.embedding.embed import train_embedder
 from biphase.embedding.folder import hash_embedder, load_embedder
+from biphase.embedding.packed_module import whitened
 from biphase.embedding.pairs import read_pairs
 from biphase.embedding.recipe import EmbeddingRecipe, HardNegatives, PairSource
 from biphase.errors import InputError
@@ -252,6 +255,51 @@ def test_token_embeddings_are_scaled_where_they_meet_the_layers_alone(
     assert facts["cosines"]["embeddings"] == pytest.approx(1)
     with pytest.raises(InputError, match="leave one out"):
         make("token_embedding_rms=2", "merge=0.5")
+
+
+def test_whitened_rows_are_the_nearest_whose_directions_are_equally_strong(
+    make: Make, encoder_folder: Path, tmp_path: Path
+) -> None:
+    """The polar factor, which `scipy` computes another way."""
+    rows = torch.from_numpy(np.random.default_rng(0).normal(size=(50, 8)) * 2.0 ** np.arange(8))
+    torch.testing.assert_close(whitened(rows), torch.from_numpy(polar(rows.numpy())[0]), rtol=0, atol=1e-9)
+    rows[:, 0] = 0
+    assert whitened(rows)[:, 0].abs().max() < 1e-9 and torch.isfinite(whitened(rows)).all()
+
+    white = make("token_embedding_rms=2", "whiten_token_embeddings=true", "stages.0.learning_rate=1e-12")
+    out, _ = train_embedder(white, tmp_path / "runs")
+    new = load_file(out / "model.safetensors")["embed_tokens.weight"].double()
+    old = load_file(encoder_folder / "model.safetensors")["model.embed_tokens.weight"].double()
+    assert new.square().mean().sqrt() == pytest.approx(2, rel=1e-4)
+    near = torch.from_numpy(polar(old.numpy())[0])
+    torch.testing.assert_close(new / new.norm(), near / near.norm(), rtol=0, atol=1e-5)
+    with pytest.raises(InputError, match="leaves the size open"):
+        make("whiten_token_embeddings=true")
+
+
+def test_a_linear_map_is_learnt_kept_and_gone_on_with(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    second = {**make().model_dump(mode="json")["stages"][0], "name": "second", "max_steps": 2}
+    recipe = make("dense=true", f"out={tmp_path / 'whole'}")
+    recipe = recipe.model_copy(update={"stages": (*recipe.stages, recipe.stages[0].model_validate(second))})
+    whole, _ = train_embedder(recipe, tmp_path / "a")
+    linear: Any = SentenceTransformer(str(whole))[2]
+    assert type(linear) is Dense and not torch.allclose(linear.linear.weight, torch.eye(32), atol=1e-3)
+    assert next(iter(load_embedder(str(whole))[2].parameters())).equal(linear.linear.weight)
+
+    again = recipe.model_copy(update={"out": str(tmp_path / "again")})
+    kill_and_go_on(again, tmp_path / "b", whole, monkeypatch)
+    learnt = load_file(tmp_path / "again" / "2_Dense" / "model.safetensors")["linear.weight"]
+    torch.testing.assert_close(learnt, linear.linear.weight.detach(), rtol=0, atol=1e-6)
+
+    shutil.rmtree(tmp_path / "again")
+    shutil.rmtree(next((tmp_path / "b").glob("*/stages/second")))
+    train_embedder(again, tmp_path / "b")  # from the stage before, as it was kept
+    learnt = load_file(tmp_path / "again" / "2_Dense" / "model.safetensors")["linear.weight"]
+    torch.testing.assert_close(learnt, linear.linear.weight.detach(), rtol=0, atol=1e-6)
+    with pytest.raises(InputError, match="had no such map"):
+        make("dense=true", "merge=0.5")
 
 
 @pytest.mark.parametrize("kind", ["bert", "modernbert", "gpt2"])

@@ -502,6 +502,8 @@ def test_one_unit(plan: Plan, tmp_path: Path) -> None:
         run_study(plan, place, HERE, only="train tiny-clm")
     with pytest.raises(InputError, match="no unit 'trian' in this study; did you mean 'train'"):
         run_study(plan, place, HERE, only="trian")
+    with pytest.raises(InputError, match="no unit '0' in this study; they are called such as 'train tiny-"):
+        run_study(plan, place, HERE, only="0")
     with pytest.raises(InputError, match="needs 'train tiny-clm-12', which is not done yet"):
         run_study(plan, place, HERE, only="train tiny-50-50-12")
     assert run_study(plan, place, HERE, only="train tiny-clm-12") == []

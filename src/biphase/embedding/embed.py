@@ -13,7 +13,9 @@ from typing import Any
 import torch
 import yaml
 from datasets import Dataset, disable_progress_bars
+from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
+from torch import nn
 
 from biphase import console
 from biphase.device import choose_device, choose_dtype
@@ -42,6 +44,7 @@ from biphase.tracking import Send, check_tracking, open_tracking
 
 EMBEDDER_MAX_LENGTH = 512
 TRAINED = "this model"
+FURTHER_MODULES = "modules.safetensors"
 
 
 def train_embedder(recipe: EmbeddingRecipe, runs: Path) -> tuple[Path, dict[str, Any]]:
@@ -62,7 +65,7 @@ def train_embedder(recipe: EmbeddingRecipe, runs: Path) -> tuple[Path, dict[str,
     before: Any = new_embedder(recipe)
     model: Any = new_embedder(recipe)
     if recipe.token_embedding_rms is not None:
-        scale_token_embeddings(model[0], recipe.token_embedding_rms)
+        scale_token_embeddings(model[0], recipe.token_embedding_rms, whiten=recipe.whiten_token_embeddings)
     computing = explain_computing(recipe.precision, device, before[0].network)
     console.err.print(f"{computing} · not compiled (too short a run)")
     sources = read_sources(recipe, before)
@@ -92,7 +95,9 @@ def train_embedder(recipe: EmbeddingRecipe, runs: Path) -> tuple[Path, dict[str,
 def new_embedder(recipe: EmbeddingRecipe) -> SentenceTransformer:
     """The network before any training, from the recipe's seed where it is random."""
     torch.manual_seed(recipe.seed)
-    model: Any = make_embedder(recipe.model, recipe.max_length, recipe.pooling, weights=recipe.weights)
+    model: Any = make_embedder(
+        recipe.model, recipe.max_length, recipe.pooling, dense=recipe.dense, weights=recipe.weights
+    )
     if recipe.max_length is None:
         model.max_seq_length = min(EMBEDDER_MAX_LENGTH, model.max_seq_length)
     model.prompts = recipe.prompts.model_dump()
@@ -149,12 +154,19 @@ def run_stages(
         place = folder / "stages" / stage.name
         if (place / "done.json").exists():
             network.backbone = load_backbone(place / "model").to(model.device)
+            if recipe.dense:
+                further_modules(model).load_state_dict(load_file(place / "model" / FURTHER_MODULES))
             console.err.print(f"stage {stage.name}: done before", markup=False)
         else:
             before = sum(record["steps"] for record in records)
             run_stage(recipe, stage, sources[stage.name], model, place, send, before, bf16=bf16)
         records.append(read_json(place / "done.json"))
     return records
+
+
+def further_modules(model: SentenceTransformer) -> nn.Module:
+    """What stands behind the network."""
+    return nn.Sequential(*list(model)[1:])
 
 
 def run_stage(
@@ -192,6 +204,8 @@ def run_stage(
     with whole_folder(folder / "model") as whole:
         network: Any = model[0]
         network.network.save_pretrained(whole)
+        if recipe.dense:
+            save_file(further_modules(model).state_dict(), whole / FURTHER_MODULES)
     write_json(folder / "done.json", record)
     for checkpoint in (folder / "trainer").glob("checkpoint-*"):
         shutil.rmtree(checkpoint)

@@ -6,6 +6,7 @@ pairs is similarity (STS). MTEB's own tasks run by its own code.
 Letters: Q queries, N documents, D width.
 """
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -151,9 +152,11 @@ def run_mteb(model: SentenceTransformer, name: str) -> tuple[dict[str, Any], flo
         local = {"path": str(Path(folder).resolve()), "revision": "local"}
         task.metadata = task.metadata.model_copy(update={"dataset": local})
     try:
-        result = mteb.evaluate(
-            model, task, cache=None, co2_tracker=False, overwrite_strategy="always", show_progress_bar=False
-        )
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", category=FutureWarning, module="mteb")  # of how it calls other libraries
+            result = mteb.evaluate(
+                model, task, cache=None, co2_tracker=False, overwrite_strategy="always", show_progress_bar=False
+            )
     except (OSError, ValueError, KeyError) as error:
         raise InputError(
             f"MTEB's {name} cannot be run ({first_line(error)}); without network give its data: mteb:{name}=FOLDER"

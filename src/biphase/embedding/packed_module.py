@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import InputModule, Normalize
-from sentence_transformers.sentence_transformer.modules import Pooling
+from sentence_transformers.sentence_transformer.modules import Dense, Pooling
 from torch import Tensor, nn
 
 from biphase.encoder.attention import PAD_TO_MULTIPLE_OF, choose_backend, lay_out
@@ -112,8 +112,9 @@ class PackedTransformer(InputModule):
 
 
 @torch.no_grad()
-def scale_token_embeddings(packed: PackedTransformer, rms: float) -> None:
-    """Give the table of token embeddings a root mean square, and with it their share of what goes along the layers.
+def scale_token_embeddings(packed: PackedTransformer, rms: float, *, whiten: bool = False) -> None:
+    """Give the table of token embeddings a root mean square, and with it their share of what goes along the layers;
+    `whiten` makes all its directions equally strong first.
 
     Raises `InputError` for a network that normalises them, or adds positions to them, before its first layer.
     """
@@ -135,6 +136,19 @@ def scale_token_embeddings(packed: PackedTransformer, rms: float) -> None:
             f"token_embedding_rms: {type(packed.network).__name__} normalises token embeddings, or adds positions to "
             "them, before its first layer; leave it out"
         )
+    if whiten:
+        table.copy_(whitened(table))
+        table.mul_(rms / table.square().mean().sqrt())
+
+
+def whitened(rows_ND: Tensor) -> Tensor:
+    """The rows multiplied by the inverse square root of their second moments: what varies little counts as much as what
+    varies most, and each row stays as near to itself as that allows (ZCA). Directions that no row has stay empty.
+    """
+    rows = rows_ND.double()
+    moments_D, directions_DD = torch.linalg.eigh(rows.T @ rows)
+    scales_D = torch.where(moments_D > 1e-10 * moments_D[-1], moments_D.clamp(min=1e-300).rsqrt(), 0.0)
+    return (rows @ (directions_DD * scales_D) @ directions_DD.T).to(rows_ND.dtype)
 
 
 def width_of(model: SentenceTransformer) -> int:
@@ -143,12 +157,15 @@ def width_of(model: SentenceTransformer) -> int:
     return width
 
 
-def make_embedder(model: str, max_seq_length: int | None, pooling: str, *, weights: Any = "pretrained") -> Any:
+def make_embedder(
+    model: str, max_seq_length: int | None, pooling: str, *, dense: bool = False, weights: Any = "pretrained"
+) -> Any:
     """A `SentenceTransformer` on the packed network behind a name: token embeddings → pooling → length 1.
 
     Args:
         model: `RUN[@STEP]`, a model folder or a hub id, a decoder too (it comes out bidirectional).
         max_seq_length: tokens after which texts are cut; None for what the network has positions for.
+        dense: a linear map between pooling and length 1, which begins as the identity.
         weights: `pretrained`, or `random` ones from torch's generator.
 
     Raises:
@@ -168,5 +185,8 @@ def make_embedder(model: str, max_seq_length: int | None, pooling: str, *, weigh
     backbone = copy_backbone(encoder.backbone, [], weights)
     packed = PackedTransformer(backbone, tokenizer, max_seq_length or encoder.max_length)
     width = packed.get_embedding_dimension()
-    modules = [packed, Pooling(width, pooling_mode=pooling), Normalize()]
+    modules: list[nn.Module] = [packed, Pooling(width, pooling_mode=pooling), Normalize()]
+    if dense:
+        identity = torch.eye(width)
+        modules.insert(2, Dense(width, width, bias=False, activation_function=nn.Identity(), init_weight=identity))
     return SentenceTransformer(modules=modules, similarity_fn_name="cosine")

@@ -135,7 +135,7 @@ JudgedPaths = Annotated[tuple[str, ...], AfterValidator(refuse_equal_names)]
 class EmbeddingRecipe(Grown):
     """One embedding model: a network, stages, the folder that it is written to."""
 
-    later: ClassVar[frozenset[str]] = frozenset({"token_embedding_rms"})
+    later: ClassVar[frozenset[str]] = frozenset({"token_embedding_rms", "whiten_token_embeddings", "dense"})
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
     model: str
@@ -151,6 +151,12 @@ class EmbeddingRecipe(Grown):
     token_embedding_rms: PositiveFloat | None = None
     """The root mean square that the table of token embeddings is scaled to before training. Pretraining leaves it small
     beside what the layers add, so that an embedding model learns slowly which words texts share; larger is faster."""
+    whiten_token_embeddings: bool = False
+    """With `token_embedding_rms`: all directions of the table are made equally strong first. Pretraining crowds tokens
+    into few of them, so that they are hard to tell apart."""
+    dense: bool = False
+    """A linear map after pooling, learnt with the rest: networks end in a norm that gives every token of a text the
+    same weight in the mean, and the map can make those small that say little. sentence-transformers' `2_Dense`."""
     matryoshka: bool | Annotated[tuple[PositiveCount, ...], Field(min_length=1)] = True
     """Train the first dimensions of embeddings to serve alone: halves down to 32, or the ones given."""
     merge: Annotated[float, Field(ge=0, lt=1)] = 0.0
@@ -175,6 +181,10 @@ class EmbeddingRecipe(Grown):
             raise ValueError(
                 "merge and token_embedding_rms: the network before has token embeddings of another size; leave one out"
             )
+        if self.merge and self.dense:
+            raise ValueError("merge and dense: the network before had no such map; leave one out")
+        if self.whiten_token_embeddings and self.token_embedding_rms is None:
+            raise ValueError("whiten_token_embeddings needs token_embedding_rms: whitening leaves the size open")
         return self
 
     def identity(self, model_hash: str, data_hashes: list[str]) -> str:

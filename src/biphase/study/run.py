@@ -86,7 +86,8 @@ def choose_units(units: Mapping[str, Unit], only: str, done: Set[str]) -> dict[s
         return {name: unit for name, unit in units.items() if unit.kind == TRAINING}
     if only not in units:
         close = get_close_matches(only, [TRAINING, *units], 1)
-        raise InputError(f"no unit '{only}' in this study" + (f"; did you mean '{close[0]}'?" if close else ""))
+        hint = f"did you mean '{close[0]}'?" if close else f"they are called such as '{next(iter(units))}'"
+        raise InputError(f"no unit '{only}' in this study; {hint}")
     lacking = sorted(set(units[only].needs) - done)
     if only not in done and lacking:
         raise InputError(f"'{only}' needs '{lacking[0]}', which is not done yet")
