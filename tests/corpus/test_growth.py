@@ -144,6 +144,16 @@ def test_append_leaves_what_is_there(corpus: Any, tmp_path: Path, capsys: pytest
         prepare(sources, corpus.tokenizer, tmp_path / "none", append=True)
 
 
+def test_a_file_that_changed_is_not_appended_a_second_time(corpus: Any, tmp_path: Path) -> None:
+    sources, folder = make_set(corpus, tmp_path)
+    before = files_of(folder)
+    with open(sources[0], "a", encoding="utf-8") as file:
+        file.write('{"text": "one more"}\n')
+    with pytest.raises(InputError, match=r"a\.jsonl has changed since the set took it"):
+        prepare(sources, corpus.tokenizer, folder, workers=1, validation_fraction=0.1, append=True)
+    assert files_of(folder) == before
+
+
 def test_append_takes_the_same_tokenizer_only(corpus: Any, tmp_path: Path) -> None:
     sources, folder = make_set(corpus, tmp_path)
     save_tokenizer(train_tokenizer(["another text " * 20], 270), tmp_path / "other")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from rich.console import Console
 from scipy import stats
@@ -214,6 +215,15 @@ def test_text_is_measured_where_it_lies(corpus: Any, tmp_path: Path) -> None:
     assert measure_text(tmp_path).text_bytes == sum(len(text.encode()) for text in texts)
     with pytest.raises(InputError, match="does not exist"):
         measure_text(tmp_path / "b.jsonl")
+
+
+def test_a_parquet_file_of_one_row_group_is_judged_by_the_rows_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = ["word " * (1 + row * 7919 % 400) for row in range(10_000)]
+    pd.DataFrame({"text": texts}).to_parquet(tmp_path / "one.parquet")
+    monkeypatch.setattr("biphase.study.rules.SAMPLED_BYTES", 100_000)
+    assert measure_text(tmp_path).text_bytes == pytest.approx(sum(map(len, texts)), rel=0.05)
 
 
 def test_long_sources_are_judged_by_their_beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

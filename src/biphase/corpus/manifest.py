@@ -47,6 +47,8 @@ class Shard(Strict):
     sources: tuple[str, ...]
     source_hashes: tuple[str, ...]
     """What the sources are known by."""
+    place_hashes: tuple[str, ...] = ()
+    """Where they are: a file that is there still, but known by another hash, has changed since."""
     parts: dict[ShardSplitName, ShardPart]
 
 

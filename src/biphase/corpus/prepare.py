@@ -27,7 +27,7 @@ from biphase.corpus.manifest import (
     wrong_size,
 )
 from biphase.corpus.text import TextSource, TxtDocuments, check_txt_documents, find_text_sources
-from biphase.corpus.tokenize import ShardPlan, keep_encoder, source_hash, tell_full_disk, tokenize_unit
+from biphase.corpus.tokenize import ShardPlan, keep_encoder, place_hash, source_hash, tell_full_disk, tokenize_unit
 from biphase.corpus.tokenizer import (
     load_tokenizer,
     save_tokenizer,
@@ -194,7 +194,16 @@ def check_same_set(out: Path, before: ShardManifest, facts: dict[str, Any], *, a
 
 
 def leave_out_present(found: Found, before: ShardManifest) -> Found:
+    """The sources that a set does not have yet. Raises `InputError` for one that has changed since the set took it: its
+    texts would be there twice."""
     present = {name for shard in before.shards for name in shard.source_hashes}
+    places = {place for shard in before.shards for place in shard.place_hashes}
+    for source in (source for _, group in found for source in group):
+        if source_hash(source) not in present and place_hash(source) in places:
+            raise InputError(
+                f"{source.name} has changed since the set took it (its size or time), and would be in it twice: append "
+                "what is new as a file of its own, or make a set anew in another folder"
+            )
     new = [(split, [source for source in group if source_hash(source) not in present]) for split, group in found]
     num_present = sum(len(group) for _, group in found) - sum(len(group) for _, group in new)
     if num_present:

@@ -238,7 +238,7 @@ def read_txt(path: Path, txt_documents: TxtDocuments) -> Documents:
 
 
 def read_parquet(source: TextSource, path: Path, text_field: str, id_field: str) -> Documents:
-    """Two columns are read, a few rows at a time. A group of rows counts as read from its first row on."""
+    """Two columns are read, a few rows at a time."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -250,10 +250,10 @@ def read_parquet(source: TextSource, path: Path, text_field: str, id_field: str)
                 raise missing_field(names, source, "", text_field)
             columns = [name for name in (text_field, id_field) if name in names]
             for group in range(file.num_row_groups):
-                num_bytes = (source.num_bytes or 0) * (group + 1) // file.num_row_groups
                 for batch in file.iter_batches(batch_size=256, row_groups=[group], columns=columns):
                     for row in batch.to_pylist():
                         number += 1
+                        num_bytes = (source.num_bytes or 0) * number // file.metadata.num_rows
                         yield document_of(row, source, f": row {number}", text_field, id_field), num_bytes
     except UnicodeDecodeError:
         raise InputError(f"{source.name}: a text after row {number} is not UTF-8") from None

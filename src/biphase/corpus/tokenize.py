@@ -69,6 +69,10 @@ def source_hash(source: TextSource) -> str:
     return content_hash(source.fingerprint)[:16]
 
 
+def place_hash(source: TextSource) -> str:
+    return content_hash(str(source.place) if isinstance(source.place, Path) else source.fingerprint)[:16]
+
+
 @contextmanager
 def tell_full_disk(out: Path) -> Iterator[None]:
     """Raises `InputError` in place of the system's error when there is no space left."""
@@ -198,8 +202,8 @@ def tokenize_shard(plan: ShardPlan, threads: int) -> None:
             write_batch(*before, writers)
         names = tuple(Path(source.name).name for source in plan.sources)
         parts = {split: writer.close() for split, writer in writers.items()}
-        hashes = tuple(source_hash(source) for source in plan.sources)
-        shard = Shard(name=plan.folder.name, sources=names, source_hashes=hashes, parts=parts)
+        hashes, places = (tuple(map(known_by, plan.sources)) for known_by in (source_hash, place_hash))
+        shard = Shard(name=plan.folder.name, sources=names, source_hashes=hashes, place_hashes=places, parts=parts)
         write_json(folder / "shard.json", shard.model_dump(mode="json"))
 
 
