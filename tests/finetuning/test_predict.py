@@ -13,10 +13,15 @@ from typer.testing import CliRunner
 
 from biphase.cli.app import app
 from biphase.errors import InputError
-from biphase.finetuning.encoders import load_encoder
+from biphase.finetuning.batches import CellContext
+from biphase.finetuning.config import FinetuneConfig, settle_config
+from biphase.finetuning.encoders import copy_backbone, load_encoder
+from biphase.finetuning.families import module_of
+from biphase.finetuning.keep import keep_network
 from biphase.finetuning.predict import open_model, predict_file, spans_of_tags
 from biphase.finetuning.predictions import read_examples
 from biphase.finetuning.scores import read_score
+from biphase.tasks.spec import Task
 
 from .conftest import write_jsonl
 from .test_keep import fit_and_keep
@@ -26,6 +31,22 @@ CPU = torch.device("cpu")
 
 def predict_all(model: Path, file: Path, template: str | None = None) -> list[dict[str, Any]]:
     return list(predict_file(open_model(str(model), file, template, CPU), file))
+
+
+def keep_untrained(task: Task, model: Path, folder: Path, **settings: Any) -> Path:
+    """A kept folder of a task, whose head is as random numbers made it."""
+    encoder = load_encoder(str(model))
+    config = settle_config(FinetuneConfig(device="cpu", precision="fp32", **settings), task, 256)
+    cell = CellContext(task, config, CPU, torch.float32)
+    torch.manual_seed(0)
+    network = module_of(task.family, config).build_model(copy_backbone(encoder.backbone, []), cell)
+    keep_network(network, encoder, cell, folder, "not trained", None)
+    return folder
+
+
+def tagging(**changes: Any) -> Task:
+    tree = {"name": "mine", "family": "token_classification", "metric": "f1", "label": "tags"}
+    return Task.model_validate(tree | {"classes": ["O", "B-x", "I-x"], "files": [{"train": "train.jsonl"}]} | changes)
 
 
 def test_texts_as_scored_and_as_the_pipeline(model_folder: Path, data_dirs: dict[str, Path], tmp_path: Path) -> None:
@@ -83,6 +104,21 @@ def test_words_as_scored_and_texts_as_the_pipeline(
     (tmp_path / "words.conll").write_text("dog\ntree\n\nriver\n")
     columns = predict_all(kept, tmp_path / "words.conll")
     assert [len(one["predicted"]) for one in columns] == [2, 1] and all("label" not in one for one in columns)
+
+
+def test_words_stand_where_training_had_them(model_folder: Path, tmp_path: Path) -> None:
+    universal = {"metric": "accuracy", "classes": ["NOUN", "VERB"], "files": [{"train": "train.conllu"}]}
+    kept = keep_untrained(tagging(**universal), model_folder, tmp_path / "pos")
+    columns = tmp_path / "new.conllu"
+    columns.write_text("# sent_id = 1\n1\tdog\tdog\n2\ttree\ttree\n\n1\tcat\tcat\n")
+    assert [row["tokens"] for row in predict_all(kept, columns)] == [["dog", "tree"], ["cat"]]
+    # A file that ends otherwise than those for training, of columns all the same.
+    kept = keep_untrained(tagging(files=[{"train": "train.iob", "columns": [1, 3]}]), model_folder, tmp_path / "ner")
+    columns = columns.rename(tmp_path / "new.conll")
+    assert [row["tokens"] for row in predict_all(kept, columns)] == [["dog", "tree"], ["cat"]]
+    columns.write_text("dog\n")
+    with pytest.raises(InputError, match=r"new.conll:1: a line without a word in column 1 \(from 0\), where training"):
+        predict_all(kept, columns)
 
 
 def test_spans_begin_where_conlleval_begins_them() -> None:

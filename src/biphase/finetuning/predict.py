@@ -43,7 +43,7 @@ from biphase.tasks.examples import (
     read_spans,
     words_of,
 )
-from biphase.tasks.rows import Row, read_file
+from biphase.tasks.rows import FORMATS, Row, read_file
 from biphase.tasks.sources import TaskSource, own_name, text_column
 from biphase.tasks.spec import Family, FileLayout, Task, template_columns
 
@@ -120,12 +120,22 @@ def open_model(name: str, file: Path, template: str | None, device: torch.device
             raise InputError(f"--{error}") from None
     config: Any = load_model_config(folder)
     model = load_weights(AUTO_CLASSES[family], folder, config, attention=None).eval().to(device)
-    ending = plain_path(file).suffix
-    alike = (one for one in task.files if one.train and plain_path(Path(one.train)).suffix == ending)
-    layout = next(alike, FileLayout())
-    layout = layout.model_copy(update={"columns": (layout.columns[0],) * 2})  # tags are not read
-    source = TaskSource(task, name, "", layout, {})
+    source = TaskSource(task, name, "", layout_to_predict(task, file), {})
     return Predicting(source, record, model, load_hashed_tokenizer(folder), device)
+
+
+def layout_to_predict(task: Task, file: Path) -> FileLayout:
+    """How a file to predict is read: as one for training that ends alike; else columns as the task's files of columns
+    have them, whatever these end in. CoNLL-U says itself where its words stand."""
+    files = [(one, Path(one.train)) for one in task.files if one.train]
+    ending = plain_path(file).suffix
+    alike = next((one for one, path in files if plain_path(path).suffix == ending), None)
+    if alike is not None:
+        return alike
+    if ending == ".conllu":
+        return FileLayout()
+    forms = [(one, one.format or FORMATS.get(plain_path(path).suffix, "columns")) for one, path in files]
+    return FileLayout(columns=next((one.columns for one, form in forms if form in ("columns", "conllu")), (0, 1)))
 
 
 def family_of(name: str, folder: Path) -> Family:
@@ -180,7 +190,7 @@ def file_rows(predicting: Predicting, file: Path) -> Iterator[PlacedRow]:
             yield f"{file}:{number}", {columns[0]: line.rstrip("\r\n")}
         return
     assert isinstance(predicting.source.form, FileLayout)
-    for place, row in read_file(predicting.task, predicting.source.form, file, None):
+    for place, row in read_file(predicting.task, predicting.source.form, file, None, is_to_predict=True):
         if row is None:
             raise InputError(f"{place}: fewer fields than the header names")
         yield place, row
