@@ -121,6 +121,23 @@ def test_words_stand_where_training_had_them(model_folder: Path, tmp_path: Path)
         predict_all(kept, columns)
 
 
+def test_lines_of_txt_are_texts_unless_they_are_columns(model_folder: Path, tmp_path: Path) -> None:
+    trained_on = {"jsonl": {"train": "train.jsonl"}, "txt": {"train": "train.txt", "columns": [0, 1]}}
+    kept = {
+        name: keep_untrained(tagging(files=[one]), model_folder, tmp_path / name) for name, one in trained_on.items()
+    }
+    file = tmp_path / "new.txt"
+    for texts in (["the dog sees a stone", "the cat and the boy"], ["a dog", "", "the tree near a river"], ["dog"]):
+        file.write_text("\n".join(texts) + "\n")
+        for folder in kept.values():
+            assert [row["text"] for row in predict_all(folder, file)] == texts
+    for columns in ("dog O\ntree O\n\nriver O\n", "dog\tO\ntree\tO\n", "dog O\ntree O\nriver O\n"):
+        file.write_text(columns)
+        with pytest.raises(InputError, match=r"new.txt: words in columns, or a text a line\? Name columns .conll"):
+            predict_all(kept["jsonl"], file)
+        assert [word for row in predict_all(kept["txt"], file) for word in row["tokens"]][:2] == ["dog", "tree"]
+
+
 def test_spans_begin_where_conlleval_begins_them() -> None:
     words = list("abcdef")
     spans = spans_of_tags(words, ["I-x", "I-x", "B-x", "I-y", "O", "I-y"], [1.0, 0.5, 1.0, 1.0, 1.0, 1.0])

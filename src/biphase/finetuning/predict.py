@@ -50,6 +50,11 @@ from biphase.tasks.spec import Family, FileLayout, Task, template_columns
 ROWS_AT_ONCE = 512
 """Rows that are read, sorted by length and predicted together."""
 
+LOOKED_AT = 200
+"""Lines of a .txt that tell whether it is of columns."""
+CHANCE = 2
+"""Texts that may stand together and have the same number of words."""
+
 TEXT = "text"
 """The column of running text, where no template names one."""
 
@@ -181,19 +186,48 @@ def predict_file(predicting: Predicting, file: Path) -> Iterator[Row]:
 
 
 def file_rows(predicting: Predicting, file: Path) -> Iterator[PlacedRow]:
-    """The rows of a file of any form that tasks have; of a .txt for a template of one column, a text a line."""
-    columns = template_columns(predicting.task.template)
-    if plain_path(file).suffix == ".txt" and predicting.task.family == "sequence_classification":
+    """The rows of a file of any form that tasks have; of a .txt for one column, a text a line."""
+    assert isinstance(predicting.source.form, FileLayout)
+    if plain_path(file).suffix == ".txt" and not is_in_columns(predicting, file):
+        columns = input_columns(predicting.task)
         if len(columns) > 1:
             raise InputError(f"{file}: a line is one text, but {predicting.source.name} needs {' and '.join(columns)}")
         for number, line, _ in read_text_lines(file):
             yield f"{file}:{number}", {columns[0]: line.rstrip("\r\n")}
         return
-    assert isinstance(predicting.source.form, FileLayout)
     for place, row in read_file(predicting.task, predicting.source.form, file, None, is_to_predict=True):
         if row is None:
             raise InputError(f"{place}: fewer fields than the header names")
         yield place, row
+
+
+def input_columns(task: Task) -> tuple[str, ...]:
+    """The columns of texts that an input is made of."""
+    if task.family == "retrieval":
+        return "query", "document"
+    return (TEXT,) if task.family == "token_classification" else template_columns(task.template)
+
+
+def is_in_columns(predicting: Predicting, file: Path) -> bool:
+    """Whether a .txt to tag holds words in columns, and not a text a line.
+
+    Its first lines tell: of columns all have one number of fields, with tabs between them, or empty lines between
+    sentences, or more such lines than texts of one length stand together by chance. Only the files of a task that was
+    trained on .txt may be so; raises `InputError` for others.
+    """
+    if predicting.task.family != "token_classification":
+        return False
+    lines = [line.strip() for _, line, _ in itertools.islice(read_text_lines(file), LOOKED_AT)]
+    text = "\n".join(lines).strip()
+    filled = [line for line in lines if line]
+    widths = {len(line.split()) for line in filled}
+    is_table = len(widths) == 1 and ("\t" in text or "\n\n" in text or (widths != {1} and len(filled) > CHANCE))
+    trained = any(plain_path(Path(one.train)).suffix == ".txt" for one in predicting.task.files if one.train)
+    if is_table and not trained:
+        raise InputError(
+            f"{file}: words in columns, or a text a line? Name columns .conll, or give texts as a column '{TEXT}'"
+        )
+    return is_table
 
 
 def choose(predicting: Predicting, rows: Sequence[PlacedRow]) -> Iterator[Row]:
