@@ -21,7 +21,7 @@ from biphase.finetuning.keep import keep_network
 from biphase.finetuning.predict import open_model, predict_file, spans_of_tags
 from biphase.finetuning.predictions import read_examples
 from biphase.finetuning.scores import read_score
-from biphase.tasks.spec import Task
+from biphase.tasks.spec import Task, task_table
 
 from .conftest import write_jsonl
 from .test_keep import fit_and_keep
@@ -119,6 +119,18 @@ def test_words_stand_where_training_had_them(model_folder: Path, tmp_path: Path)
     columns.write_text("dog\n")
     with pytest.raises(InputError, match=r"new.conll:1: a line without a word in column 1 \(from 0\), where training"):
         predict_all(kept, columns)
+
+
+def test_quotes_in_tsv_are_never_texts_unasked(model_folder: Path, tmp_path: Path) -> None:
+    """Tables of biphase's own tasks have no quoting, but rows to predict are a user's."""
+    file = tmp_path / "new.tsv"
+    kept = keep_untrained(task_table()["sst2"], model_folder, tmp_path / "sst2")
+    file.write_text('"sentence"\n"He said ""hi"""\n')
+    assert [row["sentence"] for row in predict_all(kept, file)] == ['He said "hi"']
+    kept = keep_untrained(task_table()["squad_retrieval"], model_folder, tmp_path / "pairs", ranking="pairs")
+    file.write_text('query\tdocument\n"a ""dog"""\t"a tree"\n')
+    with pytest.raises(InputError, match=r"new.tsv:2: a field in quotes: .*; rows to predict are better a .csv"):
+        predict_all(kept, file)
 
 
 def test_lines_of_txt_are_texts_unless_they_are_columns(model_folder: Path, tmp_path: Path) -> None:

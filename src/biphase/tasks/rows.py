@@ -48,7 +48,7 @@ LONGEST_FIELD = 1 << 28
 def read_file(task: Task, layout: FileLayout, path: Path, form: Format | None, *, is_to_predict: bool = False) -> Rows:
     """The rows of one file (or saved folder) in a form; None: as the layout says, or the ending.
 
-    Of rows `is_to_predict` words stand without tags.
+    Rows `is_to_predict` are a user's own, whatever the task: words stand without tags, and a .tsv may have quotes.
     """
     label = next((old for old, new in layout.rename.items() if new == task.label), task.label)
     if path.is_dir():
@@ -57,8 +57,8 @@ def read_file(task: Task, layout: FileLayout, path: Path, form: Format | None, *
     match form:
         case "jsonl":
             return ((f"{path}:{number}", row) for number, row, _ in read_json_lines(path))
-        case "tsv" if layout.quotes is None and not is_own_task(task):
-            return read_tsv(path, layout, is_guessed=task.family != "retrieval")
+        case "tsv" if layout.quotes is None and (is_to_predict or not is_own_task(task)):
+            return read_tsv(path, layout, is_guessed=is_to_predict or task.family != "retrieval")
         case "tsv":
             return read_quoted(path, layout, "\t") if layout.quotes else read_tsv(path, layout)
         case "csv":
@@ -121,7 +121,8 @@ def read_tsv(path: Path, layout: FileLayout, is_guessed: bool = False) -> Rows:
         ):
             raise InputError(
                 f"{path}:{number}: a field in quotes: say `quotes: true` beside its name if they only "
-                "enclose it (as pandas and Excel write them), `quotes: false` if they belong to the text"
+                "enclose it (as pandas and Excel write them), `quotes: false` if they belong to the text; "
+                "rows to predict are better a .csv"
             )
         if fits:
             yield f"{path}:{number}", dict(zip(header, fields, strict=True))
