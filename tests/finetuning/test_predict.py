@@ -13,35 +13,20 @@ from typer.testing import CliRunner
 
 from biphase.cli.app import app
 from biphase.errors import InputError
-from biphase.finetuning.batches import CellContext
-from biphase.finetuning.config import FinetuneConfig, settle_config
-from biphase.finetuning.encoders import copy_backbone, load_encoder
-from biphase.finetuning.families import module_of
-from biphase.finetuning.keep import keep_network
+from biphase.finetuning.encoders import load_encoder
 from biphase.finetuning.predict import open_model, predict_file, spans_of_tags
 from biphase.finetuning.predictions import read_examples
 from biphase.finetuning.scores import read_score
 from biphase.tasks.spec import Task, task_table
 
 from .conftest import write_jsonl
-from .test_keep import fit_and_keep
+from .test_keep import fit_and_keep, keep_untrained
 
 CPU = torch.device("cpu")
 
 
 def predict_all(model: Path, file: Path, template: str | None = None) -> list[dict[str, Any]]:
     return list(predict_file(open_model(str(model), file, template, CPU), file))
-
-
-def keep_untrained(task: Task, model: Path, folder: Path, **settings: Any) -> Path:
-    """A kept folder of a task, whose head is as random numbers made it."""
-    encoder = load_encoder(str(model))
-    config = settle_config(FinetuneConfig(device="cpu", precision="fp32", **settings), task, 256)
-    cell = CellContext(task, config, CPU, torch.float32)
-    torch.manual_seed(0)
-    network = module_of(task.family, config).build_model(copy_backbone(encoder.backbone, []), cell)
-    keep_network(network, encoder, cell, folder, "not trained", None)
-    return folder
 
 
 def tagging(**changes: Any) -> Task:

@@ -54,11 +54,15 @@ class KeptRecord(Strict):
 
 
 def check_keepable(encoder: Encoder, cell: CellContext, folder: Path) -> None:
-    """Raises `InputError` for a folder that is not empty, and for a network that transformers has no class for."""
+    """Raises `InputError` for a folder that is not empty, for a network that transformers has no class for, and for
+    templates that are no prompts."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(f"keep: {folder} is not an empty folder; choose another, or delete it first")
     if cell.task.family == "question_answering" and cell.config.qa_head != "span":
         raise InputError("keep: transformers has no class with the token head; give qa_head=span")
+    inner = [text for text in embedded_templates(cell.task).values() if not text.endswith("{text}")]
+    if is_embedder(cell) and inner:
+        raise InputError(f"keep: sentence-transformers puts prompts before a text; '{inner[0]}' must end with {{text}}")
     with torch.random.fork_rng(devices=[]):
         backbone = copy_backbone(encoder.backbone, [])
         to_transformers(module_of(cell.task.family, cell.config).build_model(backbone, cell).eval(), encoder, cell)
@@ -79,9 +83,10 @@ def keep_network(
         model.save_pretrained(part)
         tokenizer.save_pretrained(part)
         if is_embedder(cell):
-            write_sentence_transformer(part, model)
-            texts = {"query": cell.task.query_template, "document": cell.task.document_template}
-            prompts = {name: text.removesuffix("{text}") for name, text in texts.items() if text.endswith("{text}")}
+            write_sentence_transformer(part, model, cell.config.max_length)
+            prompts = {
+                name: template.removesuffix("{text}") for name, template in embedded_templates(cell.task).items()
+            }
             fixed = SENTENCE_TRANSFORMERS_FILES["config_sentence_transformers.json"]
             write_json(part / "config_sentence_transformers.json", fixed | {"prompts": prompts})
         record = KeptRecord(task=cell.task.model_copy(update={"hub": None}), config=cell.config)
@@ -91,6 +96,10 @@ def keep_network(
             record = KeptRecord(task=record.task, config=config, has_unanswerable=test.has_unanswerable)
         write_json(part / RECORD, record.model_dump(mode="json"))
         write_text(part / "README.md", card_text(cell.task, encoder, type(model).__name__, scored))
+
+
+def embedded_templates(task: Task) -> dict[str, str]:
+    return {"query": task.query_template, "document": task.document_template}
 
 
 def is_embedder(cell: CellContext) -> bool:
