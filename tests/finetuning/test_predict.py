@@ -106,6 +106,26 @@ def test_words_stand_where_training_had_them(model_folder: Path, tmp_path: Path)
         predict_all(kept, columns)
 
 
+def test_columns_under_the_names_of_file_and_task(model_folder: Path, tmp_path: Path) -> None:
+    """Rows that a program has are not of the kind of the files for training."""
+    file = tmp_path / "rows.jsonl"
+    named = {"files": [{"train": "train.tsv", "rename": {"words": "tokens", "sentence": "text"}}]}
+    for number, ending in enumerate((".tsv", ".jsonl")):
+        named["files"][0]["train"] = f"train{ending}"
+        kept = keep_untrained(tagging(**named), model_folder, tmp_path / str(number))
+        for row in ({"words": ["dog"]}, {"tokens": ["dog"]}):
+            write_jsonl(file, [row])
+            [found] = predict_all(kept, file)
+            assert found.keys() == {*row, "predicted", "probabilities", "spans"} and len(found["predicted"]) == 1
+        write_jsonl(file, [{"sentence": "a dog"}])
+        assert predict_all(kept, file)[0].keys() == {"sentence", "spans"}
+        write_jsonl(file, [{"other": "a dog"}])
+        with pytest.raises(
+            InputError, match=r"rows.jsonl:1: 'tokens' \(a list of words\) or 'text' is needed; the col"
+        ):
+            predict_all(kept, file)
+
+
 def test_quotes_in_tsv_are_never_texts_unasked(model_folder: Path, tmp_path: Path) -> None:
     """Tables of biphase's own tasks have no quoting, but rows to predict are a user's."""
     file = tmp_path / "new.tsv"

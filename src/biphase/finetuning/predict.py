@@ -17,7 +17,7 @@ from transformers import pipeline
 
 from biphase.corpus.readers import plain_path, read_text_lines
 from biphase.encoder.load import load_model_config, load_weights
-from biphase.errors import InputError
+from biphase.errors import InputError, clipped
 from biphase.files import read_json_as
 from biphase.finetuning.batches import CellContext, predict_samples
 from biphase.finetuning.encoders import PaddedNetwork, load_hashed_tokenizer
@@ -44,7 +44,7 @@ from biphase.tasks.examples import (
     words_of,
 )
 from biphase.tasks.rows import FORMATS, Row, read_file
-from biphase.tasks.sources import TaskSource, own_name, text_column
+from biphase.tasks.sources import TaskSource, text_column
 from biphase.tasks.spec import Family, FileLayout, Task, template_columns
 
 ROWS_AT_ONCE = 512
@@ -75,7 +75,9 @@ class Predicting:
     """A loaded model, and what its inputs look like."""
 
     source: TaskSource
-    """The task, as the rows to predict are those of a file of it."""
+    """The task, as the source of rows under its own names of columns."""
+    layout: FileLayout
+    """How a file of rows is read."""
     record: KeptRecord | None
     model: Any
     tokenizer: HashedTokenizer
@@ -125,8 +127,9 @@ def open_model(name: str, file: Path, template: str | None, device: torch.device
             raise InputError(f"--{error}") from None
     config: Any = load_model_config(folder)
     model = load_weights(AUTO_CLASSES[family], folder, config, attention=None).eval().to(device)
-    source = TaskSource(task, name, "", layout_to_predict(task, file), {})
-    return Predicting(source, record, model, load_hashed_tokenizer(folder), device)
+    source = TaskSource(task, name, "", FileLayout(), {})
+    layout = layout_to_predict(task, file)
+    return Predicting(source, layout, record, model, load_hashed_tokenizer(folder), device)
 
 
 def layout_to_predict(task: Task, file: Path) -> FileLayout:
@@ -169,7 +172,8 @@ def predict_file(predicting: Predicting, file: Path) -> Iterator[Row]:
     while chunk := list(itertools.islice(rows, ROWS_AT_ONCE)):
         # By the model's kind, and for tagging by whether rows are words or running text.
         is_kept = predicting.record is not None
-        has_words = is_kept and predicting.task.words in chunk[0][1]
+        named = [(place, with_task_names(predicting, row)) for place, row in chunk]
+        has_words = is_kept and predicting.task.words in named[0][1]
         predictors: dict[Family, Predictor] = {
             "question_answering": answer_questions,
             "token_classification": tag_words if has_words else tag_text,
@@ -178,16 +182,27 @@ def predict_file(predicting: Predicting, file: Path) -> Iterator[Row]:
             "sequence_classification": classify if is_kept else classify_as_pipeline,
         }
         predict = predictors[predicting.task.family]
-        for (place, row), predicted in zip(chunk, predict(predicting, chunk), strict=True):
+        for (place, row), predicted in zip(chunk, predict(predicting, named), strict=True):
             taken = sorted(row.keys() & predicted.keys())
             if taken:
                 raise InputError(f"{place}: the file has a column '{taken[0]}' already; rename it")
             yield row | predicted
 
 
+def with_task_names(predicting: Predicting, row: Row) -> Row:
+    """A row with the task's columns, whether it has these, those of the files of its kind, which go first, or those
+    of other files that the task names."""
+    found: Row = {}
+    for layout in predicting.task.files:
+        for theirs, ours in layout.rename.items():
+            if theirs in row and ours not in row:
+                found.setdefault(ours, row[theirs])
+    own = {ours: row[theirs] for theirs, ours in predicting.layout.rename.items() if theirs in row}
+    return row | found | own
+
+
 def file_rows(predicting: Predicting, file: Path) -> Iterator[PlacedRow]:
     """The rows of a file of any form that tasks have; of a .txt for one column, a text a line."""
-    assert isinstance(predicting.source.form, FileLayout)
     if plain_path(file).suffix == ".txt" and not is_in_columns(predicting, file):
         columns = input_columns(predicting.task)
         if len(columns) > 1:
@@ -195,7 +210,7 @@ def file_rows(predicting: Predicting, file: Path) -> Iterator[PlacedRow]:
         for number, line, _ in read_text_lines(file):
             yield f"{file}:{number}", {columns[0]: line.rstrip("\r\n")}
         return
-    for place, row in read_file(predicting.task, predicting.source.form, file, None, is_to_predict=True):
+    for place, row in read_file(predicting.task, predicting.layout, file, None, is_to_predict=True):
         if row is None:
             raise InputError(f"{place}: fewer fields than the header names")
         yield place, row
@@ -233,7 +248,7 @@ def is_in_columns(predicting: Predicting, file: Path) -> bool:
 def choose(predicting: Predicting, rows: Sequence[PlacedRow]) -> Iterator[Row]:
     """The name of the best choice, and the probability of each."""
     task, config = predicting.task, predicting.cell.config
-    unknown = {own_name(predicting.source, task.label): task.classes[0]}
+    unknown = {task.label: task.classes[0]}
     made = [make_choices(predicting.source, place, row | unknown) for place, row in rows]
     data = TaskData(task, predicting.source.name, (), (), tuple(one for one in made if one is not None), 0)
     split = multiple_choice.encode_task(data, predicting.tokenizer, config).splits["test"]
@@ -308,6 +323,10 @@ def spans_of_tags(words: Sequence[str], tags: Sequence[str], probabilities: Sequ
 
 def tag_text(predicting: Predicting, rows: Sequence[PlacedRow]) -> Iterator[Row]:
     """The spans of running texts, in characters, as transformers' pipeline groups tokens (`simple`)."""
+    for place, row in rows:
+        if TEXT not in row:
+            words = f"'{predicting.task.words}' (a list of words) or " if predicting.record is not None else ""
+            raise InputError(f"{place}: {words}'{TEXT}' is needed; the columns are: {clipped(', '.join(row))}")
     texts = [text_column(predicting.source, place, row, TEXT) for place, row in rows]
     pipe: Any = pipeline(
         "token-classification",
