@@ -336,7 +336,7 @@ def tag_words(predicting: Predicting, rows: Sequence[PlacedRow]) -> tuple[Iterab
             probabilities[number][new:] = found_probabilities[new - begin :]
             if is_cut:  # within its last word, it may be
                 starts[number] = max(end - max(len(found_tags) // SHARED, 1), begin + 1)
-    found = [{"predicted": one, "probabilities": its} for one, its in zip(tags, probabilities, strict=True)]
+    found: list[Row] = [{"predicted": one, "probabilities": its} for one, its in zip(tags, probabilities, strict=True)]
     if predicting.task.classes[0] == "O":
         for words, row in zip(lists, found, strict=True):
             row["spans"] = spans_of_tags(words, row["predicted"], row["probabilities"])
