@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,13 +12,29 @@ import transformers
 
 import biphase
 from biphase.errors import InputError
-from biphase.finetuning.encoders import load_encoder
+from biphase.finetuning.batches import CellContext
+from biphase.finetuning.config import FinetuneConfig, settle_config
+from biphase.finetuning.encoders import copy_backbone, load_encoder
+from biphase.finetuning.families import module_of
 from biphase.finetuning.fit import fit_cell
+from biphase.finetuning.keep import check_keepable, keep_network
 from biphase.tasks.examples import load_examples
 from biphase.tasks.sources import find_source
-from biphase.tasks.spec import task_table
+from biphase.tasks.spec import Task, task_table
 
 from .conftest import make_cell
+
+
+def keep_untrained(task: Task, model: Path, folder: Path, **settings: Any) -> Path:
+    """A kept folder of a task, whose head is as random numbers made it."""
+    encoder = load_encoder(str(model))
+    config = settle_config(FinetuneConfig(device="cpu", precision="fp32", **settings), task, 256)
+    cell = CellContext(task, config, torch.device("cpu"), torch.float32)
+    torch.manual_seed(0)
+    network = module_of(task.family, config).build_model(copy_backbone(encoder.backbone, []), cell)
+    score: Any = SimpleNamespace(cell="", headline=lambda: "not trained")
+    keep_network(network, encoder, cell, folder, score, None)
+    return folder
 
 
 def fit_and_keep(task: str, model: Path, data: Path, tmp_path: Path, **settings: Any) -> tuple[Any, Any, list[Any]]:
@@ -113,6 +130,18 @@ def test_retrieval_is_kept_for_sentence_transformers(
         cosines = dict(zip(ids, (documents @ query).tolist(), strict=True))
         assert [cosines[id] for id in row["predicted"]] == pytest.approx(row["scores"], abs=1e-4)
         assert max(cosines.values()) == pytest.approx(row["scores"][0], abs=1e-4)
+
+
+def test_an_embedding_model_cuts_and_prompts_as_it_was_scored(model_folder: Path, tmp_path: Path) -> None:
+    tree = {"name": "mine", "family": "retrieval", "metric": "ndcg_at_10", "query_template": "ask: {text}"}
+    kept = keep_untrained(Task.model_validate(tree), model_folder, tmp_path / "kept", max_length=16)
+    assert json.loads((kept / "sentence_bert_config.json").read_text())["max_seq_length"] == 16
+    prompts = json.loads((kept / "config_sentence_transformers.json").read_text())["prompts"]
+    assert prompts == {"query": "ask: ", "document": "Document: "}
+    task = Task.model_validate(tree | {"document_template": "{text} is asked"})
+    cell = CellContext(task, FinetuneConfig(), torch.device("cpu"), torch.float32)
+    with pytest.raises(InputError, match="is asked' must end with"):
+        check_keepable(load_encoder(str(model_folder)), cell)
 
 
 def test_what_cannot_be_kept_is_refused_before_training(

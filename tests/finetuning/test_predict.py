@@ -14,18 +14,25 @@ from typer.testing import CliRunner
 from biphase.cli.app import app
 from biphase.errors import InputError
 from biphase.finetuning.encoders import load_encoder
+from biphase.finetuning.families import token_classification
 from biphase.finetuning.predict import open_model, predict_file, spans_of_tags
 from biphase.finetuning.predictions import read_examples
 from biphase.finetuning.scores import read_score
+from biphase.tasks.spec import Task, task_table
 
 from .conftest import write_jsonl
-from .test_keep import fit_and_keep
+from .test_keep import fit_and_keep, keep_untrained
 
 CPU = torch.device("cpu")
 
 
 def predict_all(model: Path, file: Path, template: str | None = None) -> list[dict[str, Any]]:
     return list(predict_file(open_model(str(model), file, template, CPU), file))
+
+
+def tagging(**changes: Any) -> Task:
+    tree = {"name": "mine", "family": "token_classification", "metric": "f1", "label": "tags"}
+    return Task.model_validate(tree | {"classes": ["O", "B-x", "I-x"], "files": [{"train": "train.jsonl"}]} | changes)
 
 
 def test_texts_as_scored_and_as_the_pipeline(model_folder: Path, data_dirs: dict[str, Path], tmp_path: Path) -> None:
@@ -75,7 +82,7 @@ def test_words_as_scored_and_texts_as_the_pipeline(
     write_jsonl(tmp_path / "texts.jsonl", [{"text": text} for text in texts])
     tag = transformers.pipeline("token-classification", str(kept), device="cpu", aggregation_strategy="simple")
     for text, one in zip(texts, predict_all(kept, tmp_path / "texts.jsonl"), strict=True):
-        said = tag(text)
+        said = [group for group in tag(text) if text[group["start"] : group["end"]].strip()]
         assert [span["label"] for span in one["spans"]] == [group["entity_group"] for group in said]
         assert [span["end"] for span in one["spans"]] == [group["end"] for group in said]
         assert all(text[span["start"] : span["end"]] == span["text"] for span in one["spans"])
@@ -83,6 +90,107 @@ def test_words_as_scored_and_texts_as_the_pipeline(
     (tmp_path / "words.conll").write_text("dog\ntree\n\nriver\n")
     columns = predict_all(kept, tmp_path / "words.conll")
     assert [len(one["predicted"]) for one in columns] == [2, 1] and all("label" not in one for one in columns)
+
+
+def test_words_stand_where_training_had_them(model_folder: Path, tmp_path: Path) -> None:
+    universal = {"metric": "accuracy", "classes": ["NOUN", "VERB"], "files": [{"train": "train.conllu"}]}
+    kept = keep_untrained(tagging(**universal), model_folder, tmp_path / "pos")
+    columns = tmp_path / "new.conllu"
+    columns.write_text("# sent_id = 1\n1\tdog\tdog\n2\ttree\ttree\n\n1\tcat\tcat\n")
+    assert [row["tokens"] for row in predict_all(kept, columns)] == [["dog", "tree"], ["cat"]]
+    # A file that ends otherwise than those for training, of columns all the same.
+    kept = keep_untrained(tagging(files=[{"train": "train.iob", "columns": [1, 3]}]), model_folder, tmp_path / "ner")
+    columns = columns.rename(tmp_path / "new.conll")
+    assert [row["tokens"] for row in predict_all(kept, columns)] == [["dog", "tree"], ["cat"]]
+    columns.write_text("dog\n")
+    with pytest.raises(InputError, match=r"new.conll:1: a line without a word in column 1 \(from 0\), where training"):
+        predict_all(kept, columns)
+
+
+def test_columns_under_the_names_of_file_and_task(model_folder: Path, tmp_path: Path) -> None:
+    """Rows that a program has are not of the kind of the files for training."""
+    file = tmp_path / "rows.jsonl"
+    named = {"files": [{"train": "train.tsv", "rename": {"words": "tokens", "sentence": "text"}}]}
+    for number, ending in enumerate((".tsv", ".jsonl")):
+        named["files"][0]["train"] = f"train{ending}"
+        kept = keep_untrained(tagging(**named), model_folder, tmp_path / str(number))
+        for row in ({"words": ["dog"]}, {"tokens": ["dog"]}):
+            write_jsonl(file, [row])
+            [found] = predict_all(kept, file)
+            assert found.keys() == {*row, "predicted", "probabilities", "spans"} and len(found["predicted"]) == 1
+        write_jsonl(file, [{"sentence": "a dog"}])
+        assert predict_all(kept, file)[0].keys() == {"sentence", "spans"}
+        write_jsonl(file, [{"other": "a dog"}])
+        with pytest.raises(
+            InputError, match=r"rows.jsonl:1: 'tokens' \(a list of words\) or 'text' is needed; the col"
+        ):
+            predict_all(kept, file)
+
+
+def test_quotes_in_tsv_are_never_texts_unasked(model_folder: Path, tmp_path: Path) -> None:
+    """Tables of biphase's own tasks have no quoting, but rows to predict are a user's."""
+    file = tmp_path / "new.tsv"
+    kept = keep_untrained(task_table()["sst2"], model_folder, tmp_path / "sst2")
+    file.write_text('"sentence"\n"He said ""hi"""\n')
+    assert [row["sentence"] for row in predict_all(kept, file)] == ['He said "hi"']
+    kept = keep_untrained(task_table()["squad_retrieval"], model_folder, tmp_path / "pairs", ranking="pairs")
+    file.write_text('query\tdocument\n"a ""dog"""\t"a tree"\n')
+    with pytest.raises(InputError, match=r"new.tsv:2: a field in quotes: .*; rows to predict are better a .csv"):
+        predict_all(kept, file)
+
+
+def test_lines_of_txt_are_texts_unless_they_are_columns(model_folder: Path, tmp_path: Path) -> None:
+    trained_on = {"jsonl": {"train": "train.jsonl"}, "txt": {"train": "train.txt", "columns": [0, 1]}}
+    kept = {
+        name: keep_untrained(tagging(files=[one]), model_folder, tmp_path / name) for name, one in trained_on.items()
+    }
+    file = tmp_path / "new.txt"
+    for texts in (["the dog sees a stone", "the cat and the boy"], ["a dog", "", "the tree near a river"], ["dog"]):
+        file.write_text("\n".join(texts) + "\n")
+        for folder in kept.values():
+            assert [row["text"] for row in predict_all(folder, file)] == texts
+    for columns in ("dog O\ntree O\n\nriver O\n", "dog\tO\ntree\tO\n", "dog O\ntree O\nriver O\n"):
+        file.write_text(columns)
+        with pytest.raises(InputError, match=r"new.txt: words in columns, or a text a line\? Name columns .conll"):
+            predict_all(kept["jsonl"], file)
+        assert [word for row in predict_all(kept["txt"], file) for word in row["tokens"]][:2] == ["dog", "tree"]
+
+
+def test_long_texts_are_tagged_to_their_end(
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = keep_untrained(tagging(), model_folder, tmp_path / "kept", max_length=12)
+    nouns = ["dog", "tree", "river", "stone"] * 5
+    inputs: list[tuple[str, ...]] = []
+    encode = token_classification.encode_sentences
+
+    def recorded(examples: Any, *rest: Any) -> Any:
+        inputs.extend(example.words for example in examples)
+        return encode(examples, *rest)
+
+    monkeypatch.setattr(token_classification, "encode_sentences", recorded)
+    write_jsonl(tmp_path / "rows.jsonl", [{"tokens": nouns}, {"tokens": ["cat"]}])
+    long, short = predict_all(kept, tmp_path / "rows.jsonl")
+    begins = sorted({20 - len(words) for words in inputs if len(words) > 1})
+    assert begins[0] == 0 and len(begins) > 2 and len(short["predicted"]) == 1
+    assert len(long["predicted"]) == 20 and min(long["probabilities"]) > 0.2
+    last = tmp_path / "last.jsonl"
+    write_jsonl(last, [{"tokens": nouns[begins[-1] :]}])
+    assert predict_all(kept, last)[0]["probabilities"][-1] == pytest.approx(long["probabilities"][-1], abs=1e-4)
+    write_jsonl(tmp_path / "texts.jsonl", [{"text": " ".join(nouns)}])
+    [row] = predict_all(kept, tmp_path / "texts.jsonl")
+    assert row["spans"][-1]["end"] > 60 and all(span["text"].strip() for span in row["spans"])
+
+
+def test_how_many_rows_were_cut(model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kept = keep_untrained(task_table()["sst2"], model_folder, tmp_path / "kept", max_length=8)
+    write_jsonl(tmp_path / "rows.jsonl", [{"sentence": "a dog"}, {"sentence": "a dog near a tree " * 9}])
+    predict_all(kept, tmp_path / "rows.jsonl")
+    assert "rows.jsonl: 1 of 2 rows were too long and cut at 8 tokens\n" in capsys.readouterr().err
+    (kept / "biphase.json").unlink()  # as any folder with a head
+    write_jsonl(tmp_path / "rows.jsonl", [{"text": "a dog"}, {"text": "a dog near a tree " * 9}])
+    predict_all(kept, tmp_path / "rows.jsonl")
+    assert "rows.jsonl: 1 of 2 rows were too long and cut at 8 tokens\n" in capsys.readouterr().err
 
 
 def test_spans_begin_where_conlleval_begins_them() -> None:

@@ -138,11 +138,14 @@ def close_texts(tokenizer: Any) -> None:
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single=single, pair=pair, special_tokens=special)
 
 
-def write_sentence_transformer(folder: Path, network: PreTrainedModel) -> None:
-    """The files that make a model folder one of sentence-transformers: the network, then the mean over its tokens."""
+def write_sentence_transformer(folder: Path, network: PreTrainedModel, max_length: int | None = None) -> None:
+    """The files that make a model folder one of sentence-transformers: the network, then the mean over its tokens.
+
+    Texts are cut at `max_length` tokens, else at what the network has positions for.
+    """
     for name, content in SENTENCE_TRANSFORMERS_FILES.items():
         write_json(folder / name, content)
-    limit = position_limit(network)
+    limit = max_length or position_limit(network)
     write_json(folder / "sentence_bert_config.json", {"max_seq_length": limit, "do_lower_case": False})
     (folder / "1_Pooling").mkdir()
     pooling = {"word_embedding_dimension": network.config.hidden_size, "pooling_mode_mean_tokens": True}

@@ -29,6 +29,7 @@ from biphase.finetuning.encoders import Encoder, PaddedNetwork, UsedEmbedding, c
 from biphase.finetuning.encoding import EncodedSplit
 from biphase.finetuning.families import module_of
 from biphase.finetuning.families.question_answering import QuestionSplit
+from biphase.finetuning.scores import Score
 from biphase.tasks.spec import Family, Task
 
 AUTO_CLASSES: dict[Family, Any] = {
@@ -47,27 +48,37 @@ RECORD = "biphase.json"
 class KeptRecord(Strict):
     """What `biphase predict` must know of the training, to make inputs of rows as it did."""
 
+    cell: str | None = None
+    """The hash of all that decided the network, as `CellPlan` has it."""
     task: Task
     config: FinetuneConfig
     has_unanswerable: bool = False
     """Question answering: whether no answer may be predicted."""
 
 
-def check_keepable(encoder: Encoder, cell: CellContext, folder: Path) -> None:
-    """Raises `InputError` for a folder that is not empty, and for a network that transformers has no class for."""
+def check_free(folder: Path) -> None:
+    """Raises `InputError` for a folder that is not empty."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(f"keep: {folder} is not an empty folder; choose another, or delete it first")
+
+
+def check_keepable(encoder: Encoder, cell: CellContext) -> None:
+    """Raises `InputError` for a network that transformers has no class for, and for templates that are no prompts."""
     if cell.task.family == "question_answering" and cell.config.qa_head != "span":
         raise InputError("keep: transformers has no class with the token head; give qa_head=span")
+    inner = [text for text in embedded_templates(cell.task).values() if not text.endswith("{text}")]
+    if is_embedder(cell) and inner:
+        raise InputError(f"keep: sentence-transformers puts prompts before a text; '{inner[0]}' must end with {{text}}")
     with torch.random.fork_rng(devices=[]):
         backbone = copy_backbone(encoder.backbone, [])
         to_transformers(module_of(cell.task.family, cell.config).build_model(backbone, cell).eval(), encoder, cell)
 
 
 def keep_network(
-    network: Any, encoder: Encoder, cell: CellContext, folder: Path, scored: str, test: EncodedSplit
+    network: Any, encoder: Encoder, cell: CellContext, folder: Path, score: Score, test: EncodedSplit
 ) -> None:
-    """Write a trained network as a model folder with its labels, tokenizer and card, whole or not at all."""
+    """Write a trained network as a model folder with its labels, tokenizer and card, whole or not at all; what is
+    there is replaced."""
     network = network.float().cpu().eval()
     model = to_transformers(network, encoder, cell)
     tokenizer = copy.deepcopy(encoder.tokenizer.pretrained)
@@ -79,18 +90,24 @@ def keep_network(
         model.save_pretrained(part)
         tokenizer.save_pretrained(part)
         if is_embedder(cell):
-            write_sentence_transformer(part, model)
-            texts = {"query": cell.task.query_template, "document": cell.task.document_template}
-            prompts = {name: text.removesuffix("{text}") for name, text in texts.items() if text.endswith("{text}")}
+            write_sentence_transformer(part, model, cell.config.max_length)
+            prompts = {
+                name: template.removesuffix("{text}") for name, template in embedded_templates(cell.task).items()
+            }
             fixed = SENTENCE_TRANSFORMERS_FILES["config_sentence_transformers.json"]
             write_json(part / "config_sentence_transformers.json", fixed | {"prompts": prompts})
-        record = KeptRecord(task=cell.task.model_copy(update={"hub": None}), config=cell.config)
+        task = cell.task.model_copy(update={"hub": None})
+        record = KeptRecord(cell=score.cell, task=task, config=cell.config)
         if isinstance(test, QuestionSplit):
             longest = cell.config.max_answer_tokens or test.max_answer_tokens
             config = cell.config.model_copy(update={"max_answer_tokens": longest})
-            record = KeptRecord(task=record.task, config=config, has_unanswerable=test.has_unanswerable)
+            record = record.model_copy(update={"config": config, "has_unanswerable": test.has_unanswerable})
         write_json(part / RECORD, record.model_dump(mode="json"))
-        write_text(part / "README.md", card_text(cell.task, encoder, type(model).__name__, scored))
+        write_text(part / "README.md", card_text(cell.task, encoder, type(model).__name__, score.headline()))
+
+
+def embedded_templates(task: Task) -> dict[str, str]:
+    return {"query": task.query_template, "document": task.document_template}
 
 
 def is_embedder(cell: CellContext) -> bool:

@@ -37,15 +37,19 @@ SAVED = ("state.json", "dataset_dict.json")
 """A folder with one of these files was written by `save_to_disk` of a `datasets.Dataset`, or of several by name."""
 
 UD_COLUMNS = (1, 3)
-"""Where CoNLL-U has the word and its universal part of speech."""
+"""Where CoNLL-U has the word and its universal part of speech. Its first column numbers words, so that the default of
+`FileLayout.columns` cannot be meant there: it stands for these, also where a tree of a layout names it."""
 
 QUOTE = '"'
 LONGEST_FIELD = 1 << 28
 """Characters that a field in quotes may have: an open quote must not swallow a file of any size."""
 
 
-def read_file(task: Task, layout: FileLayout, path: Path, form: Format | None) -> Rows:
-    """The rows of one file (or saved folder) in a form; None: as the layout says, or the ending."""
+def read_file(task: Task, layout: FileLayout, path: Path, form: Format | None, *, is_to_predict: bool = False) -> Rows:
+    """The rows of one file (or saved folder) in a form; None: as the layout says, or the ending.
+
+    Rows `is_to_predict` are a user's own, whatever the task: words stand without tags, and a .tsv may have quotes.
+    """
     label = next((old for old, new in layout.rename.items() if new == task.label), task.label)
     if path.is_dir():
         return read_saved(path, label)
@@ -53,8 +57,8 @@ def read_file(task: Task, layout: FileLayout, path: Path, form: Format | None) -
     match form:
         case "jsonl":
             return ((f"{path}:{number}", row) for number, row, _ in read_json_lines(path))
-        case "tsv" if layout.quotes is None and not is_own_task(task):
-            return read_tsv(path, layout, is_guessed=task.family != "retrieval")
+        case "tsv" if layout.quotes is None and (is_to_predict or not is_own_task(task)):
+            return read_tsv(path, layout, is_guessed=is_to_predict or task.family != "retrieval")
         case "tsv":
             return read_quoted(path, layout, "\t") if layout.quotes else read_tsv(path, layout)
         case "csv":
@@ -62,7 +66,7 @@ def read_file(task: Task, layout: FileLayout, path: Path, form: Format | None) -
         case "squad":
             return read_squad(path, read_json_file(path))
         case "columns" | "conllu":
-            return read_columns(path, task, layout, is_conllu=form == "conllu")
+            return read_columns(path, task, layout, is_conllu=form == "conllu", has_tags=not is_to_predict)
         case "parquet":
             return read_arrow_table(path, label)
     readers: dict[Format, Callable[[Path], Rows]]
@@ -117,7 +121,8 @@ def read_tsv(path: Path, layout: FileLayout, is_guessed: bool = False) -> Rows:
         ):
             raise InputError(
                 f"{path}:{number}: a field in quotes: say `quotes: true` beside its name if they only "
-                "enclose it (as pandas and Excel write them), `quotes: false` if they belong to the text"
+                "enclose it (as pandas and Excel write them), `quotes: false` if they belong to the text; "
+                "rows to predict are better a .csv"
             )
         if fits:
             yield f"{path}:{number}", dict(zip(header, fields, strict=True))
@@ -161,16 +166,16 @@ def ragged(place: str, num_fields: int, num_columns: int, remedy: str = "") -> I
     return InputError(f"{place}: {num_fields} fields where the header names {num_columns}{remedy}")
 
 
-def read_columns(path: Path, task: Task, layout: FileLayout, is_conllu: bool = False) -> Rows:
+def read_columns(path: Path, task: Task, layout: FileLayout, is_conllu: bool = False, has_tags: bool = True) -> Rows:
     """CoNLL's form: a word and its tag per line, an empty line or -DOCSTART- between sentences.
 
     Words may hold any character but tabs and spaces, no-break spaces too. Where words are numbered (they stand behind
     the first column), a line with `#` is a comment; elsewhere it is a word. In CoNLL-U, lines of numbers such as 3-4
     (what 3 and 4 are written as) and 3.1 (a word that is not written) are no words.
     """
-    is_given = not is_conllu or "columns" in layout.model_fields_set
-    word_at, tag_at = layout.columns if is_given else UD_COLUMNS
-    is_numbered, has_tags = word_at > 0, word_at != tag_at
+    is_default = layout.columns == FileLayout.model_fields["columns"].default
+    word_at, tag_at = UD_COLUMNS if is_conllu and is_default else layout.columns
+    is_numbered, last = word_at > 0, max(word_at, tag_at) if has_tags else word_at
     words: list[str] = []
     tags: list[str] = []
     row: Row = {}
@@ -185,13 +190,14 @@ def read_columns(path: Path, task: Task, layout: FileLayout, is_conllu: bool = F
             row |= {"id": value.strip()} if key.strip() == "sent_id" else {}
         else:
             fields = line.split("\t") if "\t" in line else [field for field in line.split(" ") if field]
-            if len(fields) <= max(word_at, tag_at):
-                raise InputError(f"{path}:{number}: a line without a tag: '{line[:40]}'")
+            if len(fields) <= last:
+                lacks = "a tag" if has_tags else f"a word in column {word_at} (from 0), where training had it"
+                raise InputError(f"{path}:{number}: a line without {lacks}: '{line[:40]}'")
             if is_conllu and not fields[0].isdecimal():
                 continue
             first = first if words else number
             words.append(fields[word_at])
-            tags.append(fields[tag_at].strip())
+            tags.append(fields[tag_at].strip() if has_tags else "")
 
 
 def read_trec(path: Path) -> Rows:

@@ -91,7 +91,8 @@ class FileLayout(Splits):
     rename: dict[str, str] = Field(default_factory=dict)
     """The file's names of columns → the task's."""
     columns: tuple[int, int] = (0, 1)
-    """Where the word and the tag stand in a file of columns; in CoNLL-U they are 1 and 3 unless given."""
+    """Where the word and the tag stand in a file of columns. For CoNLL-U, whose first column is a number, this default
+    stands for 1 and 3."""
     scheme: Scheme = "IOB2"
     """How the file writes tags. Examples always have IOB2."""
     has_short_rows: bool = False
