@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from biphase.cli.app import app
 from biphase.errors import InputError
 from biphase.finetuning.encoders import load_encoder
+from biphase.finetuning.families import token_classification
 from biphase.finetuning.predict import open_model, predict_file, spans_of_tags
 from biphase.finetuning.predictions import read_examples
 from biphase.finetuning.scores import read_score
@@ -81,7 +82,7 @@ def test_words_as_scored_and_texts_as_the_pipeline(
     write_jsonl(tmp_path / "texts.jsonl", [{"text": text} for text in texts])
     tag = transformers.pipeline("token-classification", str(kept), device="cpu", aggregation_strategy="simple")
     for text, one in zip(texts, predict_all(kept, tmp_path / "texts.jsonl"), strict=True):
-        said = tag(text)
+        said = [group for group in tag(text) if text[group["start"] : group["end"]].strip()]
         assert [span["label"] for span in one["spans"]] == [group["entity_group"] for group in said]
         assert [span["end"] for span in one["spans"]] == [group["end"] for group in said]
         assert all(text[span["start"] : span["end"]] == span["text"] for span in one["spans"])
@@ -153,6 +154,43 @@ def test_lines_of_txt_are_texts_unless_they_are_columns(model_folder: Path, tmp_
         with pytest.raises(InputError, match=r"new.txt: words in columns, or a text a line\? Name columns .conll"):
             predict_all(kept["jsonl"], file)
         assert [word for row in predict_all(kept["txt"], file) for word in row["tokens"]][:2] == ["dog", "tree"]
+
+
+def test_long_texts_are_tagged_to_their_end(
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = keep_untrained(tagging(), model_folder, tmp_path / "kept", max_length=12)
+    nouns = ["dog", "tree", "river", "stone"] * 5
+    inputs: list[tuple[str, ...]] = []
+    encode = token_classification.encode_sentences
+
+    def recorded(examples: Any, *rest: Any) -> Any:
+        inputs.extend(example.words for example in examples)
+        return encode(examples, *rest)
+
+    monkeypatch.setattr(token_classification, "encode_sentences", recorded)
+    write_jsonl(tmp_path / "rows.jsonl", [{"tokens": nouns}, {"tokens": ["cat"]}])
+    long, short = predict_all(kept, tmp_path / "rows.jsonl")
+    begins = sorted({20 - len(words) for words in inputs if len(words) > 1})
+    assert begins[0] == 0 and len(begins) > 2 and len(short["predicted"]) == 1
+    assert len(long["predicted"]) == 20 and min(long["probabilities"]) > 0.2
+    last = tmp_path / "last.jsonl"
+    write_jsonl(last, [{"tokens": nouns[begins[-1] :]}])
+    assert predict_all(kept, last)[0]["probabilities"][-1] == pytest.approx(long["probabilities"][-1], abs=1e-4)
+    write_jsonl(tmp_path / "texts.jsonl", [{"text": " ".join(nouns)}])
+    [row] = predict_all(kept, tmp_path / "texts.jsonl")
+    assert row["spans"][-1]["end"] > 60 and all(span["text"].strip() for span in row["spans"])
+
+
+def test_how_many_rows_were_cut(model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kept = keep_untrained(task_table()["sst2"], model_folder, tmp_path / "kept", max_length=8)
+    write_jsonl(tmp_path / "rows.jsonl", [{"sentence": "a dog"}, {"sentence": "a dog near a tree " * 9}])
+    predict_all(kept, tmp_path / "rows.jsonl")
+    assert "rows.jsonl: 1 of 2 rows were too long and cut at 8 tokens\n" in capsys.readouterr().err
+    (kept / "biphase.json").unlink()  # as any folder with a head
+    write_jsonl(tmp_path / "rows.jsonl", [{"text": "a dog"}, {"text": "a dog near a tree " * 9}])
+    predict_all(kept, tmp_path / "rows.jsonl")
+    assert "rows.jsonl: 1 of 2 rows were too long and cut at 8 tokens\n" in capsys.readouterr().err
 
 
 def test_spans_begin_where_conlleval_begins_them() -> None:

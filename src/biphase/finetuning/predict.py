@@ -15,8 +15,10 @@ import torch
 from scipy.special import softmax
 from transformers import pipeline
 
+from biphase.console import err
 from biphase.corpus.readers import plain_path, read_text_lines
 from biphase.encoder.load import load_model_config, load_weights
+from biphase.encoder.packed import position_limit
 from biphase.errors import InputError, clipped
 from biphase.files import read_json_as
 from biphase.finetuning.batches import CellContext, predict_samples
@@ -55,6 +57,9 @@ LOOKED_AT = 200
 CHANCE = 2
 """Texts that may stand together and have the same number of words."""
 
+SHARED = 4
+"""Of an input that goes on where a long text was cut, so many-th part is in the one before it too."""
+
 TEXT = "text"
 """The column of running text, where no template names one."""
 
@@ -66,8 +71,8 @@ HEADS: dict[str, Family] = {
 """What a folder is for, by how the class that it names ends."""
 
 PlacedRow = tuple[str, Row]
-Predictor = Callable[["Predicting", Sequence[PlacedRow]], Iterable[Row]]
-"""Rows with their places → what is predicted for each."""
+Predictor = Callable[["Predicting", Sequence[PlacedRow]], tuple[Iterable[Row], int]]
+"""Rows with their places → what is predicted for each, and of how many rows something was cut off."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +134,10 @@ def open_model(name: str, file: Path, template: str | None, device: torch.device
     model = load_weights(AUTO_CLASSES[family], folder, config, attention=None).eval().to(device)
     source = TaskSource(task, name, "", FileLayout(), {})
     layout = layout_to_predict(task, file)
-    return Predicting(source, layout, record, model, load_hashed_tokenizer(folder), device)
+    tokenizer = load_hashed_tokenizer(folder)
+    limit = position_limit(model) or tokenizer.pretrained.model_max_length  # many a tokenizer names none
+    tokenizer.pretrained.model_max_length = min(limit, tokenizer.pretrained.model_max_length)
+    return Predicting(source, layout, record, model, tokenizer, device)
 
 
 def layout_to_predict(task: Task, file: Path) -> FileLayout:
@@ -166,9 +174,11 @@ def family_of(name: str, folder: Path) -> Family:
 def predict_file(predicting: Predicting, file: Path) -> Iterator[Row]:
     """The rows of a file, each with what is predicted for it, in order and as they are needed.
 
-    Raises `InputError` naming the row that lacks a column, or has one that a prediction would take.
+    Tells in the end how many were cut. Raises `InputError` naming the row that lacks a column, or has one that a
+    prediction would take.
     """
     rows = file_rows(predicting, file)
+    num_rows = num_cut = 0
     while chunk := list(itertools.islice(rows, ROWS_AT_ONCE)):
         # By the model's kind, and for tagging by whether rows are words or running text.
         is_kept = predicting.record is not None
@@ -182,11 +192,16 @@ def predict_file(predicting: Predicting, file: Path) -> Iterator[Row]:
             "sequence_classification": classify if is_kept else classify_as_pipeline,
         }
         predict = predictors[predicting.task.family]
-        for (place, row), predicted in zip(chunk, predict(predicting, named), strict=True):
+        found, num_cut_here = predict(predicting, named)
+        num_rows, num_cut = num_rows + len(chunk), num_cut + num_cut_here
+        for (place, row), predicted in zip(chunk, found, strict=True):
             taken = sorted(row.keys() & predicted.keys())
             if taken:
                 raise InputError(f"{place}: the file has a column '{taken[0]}' already; rename it")
             yield row | predicted
+    if num_cut:
+        limit = predicting.tokenizer.pretrained.model_max_length
+        err.print(f"{file.name}: {num_cut:,} of {num_rows:,} rows were too long and cut at {limit:,} tokens")
 
 
 def with_task_names(predicting: Predicting, row: Row) -> Row:
@@ -245,7 +260,7 @@ def is_in_columns(predicting: Predicting, file: Path) -> bool:
     return is_table
 
 
-def choose(predicting: Predicting, rows: Sequence[PlacedRow]) -> Iterator[Row]:
+def choose(predicting: Predicting, rows: Sequence[PlacedRow]) -> tuple[Iterable[Row], int]:
     """The name of the best choice, and the probability of each."""
     task, config = predicting.task, predicting.cell.config
     unknown = {task.label: task.classes[0]}
@@ -253,12 +268,14 @@ def choose(predicting: Predicting, rows: Sequence[PlacedRow]) -> Iterator[Row]:
     data = TaskData(task, predicting.source.name, (), (), tuple(one for one in made if one is not None), 0)
     split = multiple_choice.encode_task(data, predicting.tokenizer, config).splits["test"]
     scores_S = multiple_choice.predict(predicting.network, split, predicting.cell)
+    found = []
     for part in np.split(scores_S, split.bounds_Q1[1:-1]):
-        probabilities = softmax(part.astype(np.float64)).tolist()
-        yield sequence_classification.labelled(dict(zip(task.classes, probabilities, strict=False)), is_single=True)
+        named = dict(zip(task.classes, softmax(part.astype(np.float64)).tolist(), strict=False))
+        found.append(sequence_classification.labelled(named, is_single=True))
+    return found, split.num_truncated
 
 
-def score_pairs(predicting: Predicting, rows: Sequence[PlacedRow]) -> Iterator[Row]:
+def score_pairs(predicting: Predicting, rows: Sequence[PlacedRow]) -> tuple[Iterable[Row], int]:
     """How well each row's `document` answers its `query`: the higher, the better."""
     pairs = []
     for place, row in rows:
@@ -266,47 +283,79 @@ def score_pairs(predicting: Predicting, rows: Sequence[PlacedRow]) -> Iterator[R
         pairs.append((query, document))
     texts = pair_ranking.encode_pairs(predicting.tokenizer, pairs, predicting.cell.config.max_length)
     scores_S = predict_samples(predicting.network, texts, 1, predicting.cell)[:, 0]
-    yield from ({"predicted": round(score, 5)} for score in scores_S.tolist())
+    return [{"predicted": round(score, 5)} for score in scores_S.tolist()], len(texts.truncated)
 
 
-def classify(predicting: Predicting, rows: Sequence[PlacedRow]) -> Iterator[Row]:
+def classify(predicting: Predicting, rows: Sequence[PlacedRow]) -> tuple[Iterable[Row], int]:
     """The label, its probability, and that of each label; labels; or a number. Pairs are cut as in training."""
     filled = [(place, *fill_row(predicting.source, place, row)) for place, row in rows]
     no_label = () if predicting.task.problem_type == "multi_label_classification" else 0
     examples = tuple(LabelledText(place, text, no_label, columns) for place, text, columns in filled)
     data = TaskData(predicting.task, predicting.source.name, (), (), examples, 0)
-    encoded = sequence_classification.encode_task(data, predicting.tokenizer, predicting.cell.config)
-    logits_SC = sequence_classification.predict(predicting.network, encoded.splits["test"], predicting.cell)
-    yield from sequence_classification.read_outputs(predicting.task, logits_SC)
+    split = sequence_classification.encode_task(data, predicting.tokenizer, predicting.cell.config).splits["test"]
+    logits_SC = sequence_classification.predict(predicting.network, split, predicting.cell)
+    return sequence_classification.read_outputs(predicting.task, logits_SC), split.num_truncated
 
 
-def classify_as_pipeline(predicting: Predicting, rows: Sequence[PlacedRow]) -> Iterator[Row]:
+def classify_as_pipeline(predicting: Predicting, rows: Sequence[PlacedRow]) -> tuple[Iterable[Row], int]:
     texts = [fill_row(predicting.source, place, row)[0] for place, row in rows]
-    pipe = pipeline(
-        "text-classification", predicting.model, tokenizer=predicting.tokenizer.pretrained, device=predicting.device
-    )
+    tokenizer = predicting.tokenizer.pretrained
+    lengths = map(len, tokenizer(texts, truncation=False, verbose=False)["input_ids"])
+    pipe = pipeline("text-classification", predicting.model, tokenizer=tokenizer, device=predicting.device)
+    is_single = predicting.model.config.problem_type != "multi_label_classification"
+    found: list[Row] = []
     for scores in in_order_of_length(lambda part: pipe(part, top_k=None, truncation=True, batch_size=32), texts):
         if len(scores) == 1:  # a number, with no class
-            yield {"predicted": scores[0]["score"]}
-            continue
-        is_single = predicting.model.config.problem_type != "multi_label_classification"
-        yield sequence_classification.labelled({one["label"]: one["score"] for one in scores}, is_single)
+            found.append({"predicted": scores[0]["score"]})
+        else:
+            named = {one["label"]: one["score"] for one in scores}
+            found.append(sequence_classification.labelled(named, is_single))
+    return found, sum(length > tokenizer.model_max_length for length in lengths)
 
 
-def tag_words(predicting: Predicting, rows: Sequence[PlacedRow]) -> Iterator[Row]:
-    """A tag for each word of a list, and the spans of words that tags make."""
-    examples = []
-    for place, row in rows:
-        words = words_of(predicting.source, place, row)
-        examples.append(TaggedWords(place, words, (0,) * len(words)))
-    config = predicting.cell.config
-    split = token_classification.encode_sentences(examples, predicting.tokenizer, config.max_length)
+def tag_words(predicting: Predicting, rows: Sequence[PlacedRow]) -> tuple[Iterable[Row], int]:
+    """A tag for each word of a list, and the spans of words that tags make.
+
+    Where a list is longer than an input, what was cut off is tagged in further inputs, each of which begins some words
+    earlier: of the words in two inputs, the first half have the tags of the earlier one. With inputs of 8 words, 20
+    words are in 0–8, 6–14, 12–20, and the tags are those of 0–7, 7–13, 13–20.
+    """
+    lists = [words_of(predicting.source, place, row) for place, row in rows]
+    tags: list[list[str]] = [[] for _ in lists]
+    probabilities: list[list[float]] = [[] for _ in lists]
+    starts = dict.fromkeys(range(len(lists)), 0)
+    while starts:
+        examples = [TaggedWords("", words, (0,) * len(words)) for words in (lists[n][at:] for n, at in starts.items())]
+        inputs, starts = starts, {}
+        for (number, begin), (found_tags, found_probabilities, is_cut) in zip(
+            inputs.items(), tag_sentences(predicting, examples), strict=True
+        ):
+            end = begin + len(found_tags)
+            new = (begin + len(tags[number])) // 2  # the middle of the words that are in both inputs
+            tags[number][new:] = found_tags[new - begin :]
+            probabilities[number][new:] = found_probabilities[new - begin :]
+            if is_cut:  # within its last word, it may be
+                starts[number] = max(end - max(len(found_tags) // SHARED, 1), begin + 1)
+    found: list[Row] = [{"predicted": one, "probabilities": its} for one, its in zip(tags, probabilities, strict=True)]
+    if predicting.task.classes[0] == "O":
+        for words, row in zip(lists, found, strict=True):
+            row["spans"] = spans_of_tags(words, row["predicted"], row["probabilities"])
+    return found, 0
+
+
+def tag_sentences(
+    predicting: Predicting, examples: Sequence[TaggedWords]
+) -> Iterator[tuple[list[str], list[float], bool]]:
+    """Of each sentence the tags and probabilities of the words that are in its input, and whether some were cut."""
+    split = token_classification.encode_sentences(examples, predicting.tokenizer, predicting.cell.config.max_length)
     made = token_classification.predict(predicting.network, split, predicting.cell)
-    classes = predicting.task.classes
-    for example, row in zip(examples, token_classification.tag_rows(split, made, classes), strict=True):
-        tags, probabilities = row["predicted"], row["probabilities"]
-        found = {"predicted": tags, "probabilities": probabilities}
-        yield found | ({"spans": spans_of_tags(example.words, tags, probabilities)} if classes[0] == "O" else {})
+    cut = set(split.texts.truncated.tolist())
+    inside = split.words_T[split.words_T >= 0]
+    ends = np.searchsorted(inside, split.word_bounds_S1[1:])  # how many tokens stand in front of the next sentence
+    for number, row in enumerate(token_classification.tag_rows(split, made, predicting.task.classes)):
+        is_cut = number in cut
+        kept = int(inside[ends[number] - 1] + 1 - split.word_bounds_S1[number]) if is_cut else None
+        yield row["predicted"][:kept], row["probabilities"][:kept], is_cut
 
 
 def spans_of_tags(words: Sequence[str], tags: Sequence[str], probabilities: Sequence[float]) -> list[Row]:
@@ -321,8 +370,9 @@ def spans_of_tags(words: Sequence[str], tags: Sequence[str], probabilities: Sequ
     return spans
 
 
-def tag_text(predicting: Predicting, rows: Sequence[PlacedRow]) -> Iterator[Row]:
-    """The spans of running texts, in characters, as transformers' pipeline groups tokens (`simple`)."""
+def tag_text(predicting: Predicting, rows: Sequence[PlacedRow]) -> tuple[Iterable[Row], int]:
+    """The spans of running texts, in characters, as transformers' pipeline groups tokens (`simple`), in inputs that
+    overlap where a text is longer than one. Spans of nothing but blanks are left out."""
     for place, row in rows:
         if TEXT not in row:
             words = f"'{predicting.task.words}' (a list of words) or " if predicting.record is not None else ""
@@ -334,7 +384,9 @@ def tag_text(predicting: Predicting, rows: Sequence[PlacedRow]) -> Iterator[Row]
         tokenizer=predicting.tokenizer.pretrained,
         device=predicting.device,
         aggregation_strategy="simple",
+        stride=predicting.tokenizer.room(predicting.tokenizer.pretrained.model_max_length) // SHARED,
     )
+    found_spans: list[Row] = []
     for text, groups in zip(texts, in_order_of_length(lambda part: pipe(part, batch_size=32), texts), strict=True):
         spans = []
         for group in groups:
@@ -343,8 +395,10 @@ def tag_text(predicting: Predicting, rows: Sequence[PlacedRow]) -> Iterator[Row]
             label, score = group["entity_group"], round(float(group["score"]), 5)
             stripped = found.strip()
             end = start + len(stripped)
-            spans.append({"label": label, "start": start, "end": end, "text": stripped, "probability": score})
-        yield {"spans": spans}
+            if stripped:
+                spans.append({"label": label, "start": start, "end": end, "text": stripped, "probability": score})
+        found_spans.append({"spans": spans})
+    return found_spans, 0
 
 
 def in_order_of_length(predict: Callable[[list[str]], list[Any]], texts: Sequence[str]) -> list[Any]:
@@ -356,7 +410,7 @@ def in_order_of_length(predict: Callable[[list[str]], list[Any]], texts: Sequenc
     return found
 
 
-def answer_questions(predicting: Predicting, rows: Sequence[PlacedRow]) -> Iterator[Row]:
+def answer_questions(predicting: Predicting, rows: Sequence[PlacedRow]) -> tuple[Iterable[Row], int]:
     """The answer, where it stands in the context, its probability, and how much better no answer is."""
     assert predicting.record is not None
     examples = []
@@ -374,10 +428,12 @@ def answer_questions(predicting: Predicting, rows: Sequence[PlacedRow]) -> Itera
     )
     split = replace(split, max_answer_tokens=config.max_answer_tokens or split.max_answer_tokens)
     found = question_answering.predict(predicting.network, split, predicting.cell)
+    answers: list[Row] = []
     numbers = (found.probabilities_Q.tolist(), found.no_answer_scores_Q.tolist())
     for text, (start, end), probability, no_answer in zip(
         found.texts, found.characters_Q2.tolist(), *numbers, strict=True
     ):
         place_of = {"start": start, "end": end} if text else {"start": None, "end": None}
         no_answer_score = {"no_answer_score": round(no_answer, 5)} if has_unanswerable else {}
-        yield {"predicted": text, **place_of, "probability": round(probability, 5)} | no_answer_score
+        answers.append({"predicted": text, **place_of, "probability": round(probability, 5)} | no_answer_score)
+    return answers, split.num_truncated
