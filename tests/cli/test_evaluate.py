@@ -15,7 +15,10 @@ from biphase.cli.evaluate import parse_data_dirs, parse_seeds
 from biphase.corpus.tokenizer import train_tokenizer
 from biphase.encoder.load import TokenIds, make_model
 from biphase.errors import InputError
+from biphase.finetuning.cells import plan_cells
+from biphase.finetuning.config import FinetuneConfig
 from biphase.tasks.sources import name_data_dirs
+from biphase.verbs.best import keep_best_networks
 
 NOUNS = ["dog", "cat", "boy", "girl", "tree", "house"]
 SHAPE = {"num_hidden_layers": 1, "hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2}
@@ -77,7 +80,9 @@ def test_a_grid_its_summary_and_a_comparison(call: Any, models: Path) -> None:
     assert "judged by finished cells" not in out.splitlines()[0] and code == 0
 
 
-def test_the_best_of_each_task_is_kept(call: Any, models: Path, tmp_path: Path) -> None:
+def test_the_best_of_each_task_is_kept(
+    call: Any, models: Path, words: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     kept = tmp_path / "kept"
     code, _, err = call(models / "a", "batch_size=8", "device=cpu", "--keep", kept)
     assert code == 0, err
@@ -92,9 +97,28 @@ def test_the_best_of_each_task_is_kept(call: Any, models: Path, tmp_path: Path) 
     best = max(map(value, by_rate[rate]))
     assert value(next(s for s in by_rate[rate] if s["config"]["seed"] == record["config"]["seed"])) == best
     assert (kept / "a-wnut17" / "model.safetensors").exists()
+    # The same call goes on: the best stays, another network of ours is replaced, a foreign folder is refused.
+    weights = kept / "a-wnut17" / "model.safetensors"
+    stamp = weights.stat().st_mtime_ns
+    code, _, err = call(models / "a", "batch_size=8", "device=cpu", "--keep", kept)
+    assert code == 0 and "a-wnut17: the best, as it was kept before" in err and weights.stat().st_mtime_ns == stamp
+    (kept / "a-wnut17" / "biphase.json").write_text(json.dumps(record | {"cell": "another"}))
+    code, _, err = call(models / "a", "batch_size=8", "device=cpu", "--keep", kept)
+    assert code == 0 and "a-wnut17: kept, learning rate" in err and weights.stat().st_mtime_ns > stamp
+    assert json.loads((kept / "a-wnut17" / "biphase.json").read_text()) == record
+    (kept / "b-wnut17").mkdir()
+    (kept / "b-wnut17" / "notes.txt").touch()
     code, _, err = call(models / "a", models / "b", "batch_size=8", "device=cpu", "--keep", kept)
-    assert code == 2 and "a-wnut17 is not an empty folder" in err
+    assert code == 2 and "b-wnut17 is not an empty folder" in err
     assert len(list((tmp_path / "scores").glob("*/score.json"))) == 4
+    # Nothing is chosen from a part of the cells.
+    place = tmp_path / "fewer" / "a-wnut17"
+    [cell] = plan_cells(
+        str(models / "a"), ["wnut17"], FinetuneConfig(learning_rate=9e-3, device="cpu"), {"wnut17": words}
+    )
+    keep_best_networks({("a", "wnut17"): (place, [cell])}, tmp_path / "scores")
+    assert "a-wnut17: not kept, 1 of 1 cells of a on wnut17 are missing" in capsys.readouterr().err
+    assert not place.exists()
     code, _, err = call("--keep", kept)
     assert code == 2 and "keep is for models that are fine-tuned" in err
 

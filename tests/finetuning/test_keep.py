@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,8 @@ def keep_untrained(task: Task, model: Path, folder: Path, **settings: Any) -> Pa
     cell = CellContext(task, config, torch.device("cpu"), torch.float32)
     torch.manual_seed(0)
     network = module_of(task.family, config).build_model(copy_backbone(encoder.backbone, []), cell)
-    keep_network(network, encoder, cell, folder, "not trained", None)
+    score: Any = SimpleNamespace(cell="", headline=lambda: "not trained")
+    keep_network(network, encoder, cell, folder, score, None)
     return folder
 
 
@@ -139,7 +141,7 @@ def test_an_embedding_model_cuts_and_prompts_as_it_was_scored(model_folder: Path
     task = Task.model_validate(tree | {"document_template": "{text} is asked"})
     cell = CellContext(task, FinetuneConfig(), torch.device("cpu"), torch.float32)
     with pytest.raises(InputError, match="is asked' must end with"):
-        check_keepable(load_encoder(str(model_folder)), cell, tmp_path / "other")
+        check_keepable(load_encoder(str(model_folder)), cell)
 
 
 def test_what_cannot_be_kept_is_refused_before_training(

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -303,3 +304,12 @@ def test_what_a_grid_decides_is_no_setting() -> None:
         biphase.evaluate("model", "snli", learning_rate=1e-4)
     with pytest.raises(InputError, match="part: zero-shot tasks train nothing"):
         biphase.evaluate("model", "zero-shot:folder", part="1/2")
+
+
+def test_a_training_that_diverged_keeps_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    score = SimpleNamespace(folder=tmp_path / "snli-0")
+    monkeypatch.setattr("biphase.finetuning.fit.fit_cell", lambda *arguments: score)
+    biphase.finetune("encoder", "snli", keep=tmp_path / "kept")
+    assert capsys.readouterr().err == f"{tmp_path}/snli-0: scores and predictions; it diverged, and no model is kept\n"

@@ -23,7 +23,7 @@ from biphase.finetuning.cells import CellPlan, DataDirs, plan_cells
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.encoders import check_length, copy_backbone, load_encoder
 from biphase.finetuning.encoding_cache import load_encoded, load_inputs
-from biphase.finetuning.keep import check_keepable, keep_network
+from biphase.finetuning.keep import check_free, check_keepable, keep_network
 from biphase.finetuning.probe import look_up_tasks
 from biphase.finetuning.scores import Score, read_score
 from biphase.finetuning.training import SplitRows, build_network, evaluate_cell, train_network
@@ -45,8 +45,10 @@ def fit_cell(
     error. Many cells in one process load the model and encode the task once. Prints one line.
 
     With `keep`, the trained network becomes a model folder there (`keep.keep_network`); a finished cell is trained
-    again for it, its score stays.
+    again for it, its score stays. A training that diverges leaves none.
     """
+    if keep is not None:
+        check_free(keep)
     plans = plan_cells(model, [task], config, {} if data_dir is None else {find_task(task).name: data_dir})
     was_there = out is not None and plans[0].is_finished(out)
     [score] = fit_plans(model, plans, out, keep=keep)
@@ -131,7 +133,7 @@ def run_cells(
     )
     check_length(encoder, config)
     if keep is not None:
-        check_keepable(encoder, CellContext(plans[0].task, config, torch.device("cpu"), torch.float32), keep)
+        check_keepable(encoder, CellContext(plans[0].task, config, torch.device("cpu"), torch.float32))
     # 2. The data as token ids: of the task that is trained on, and of those that are evaluated.
     source = plans[0].train
     trained = load_encoded(source, encoder.tokenizer, config)
@@ -156,4 +158,4 @@ def run_cells(
         yield score, training.losses, predictions
         if keep is not None and not score.diverged:
             network.backbone = network.backbone if table is None else copy_backbone(encoder.backbone, [])
-            keep_network(network, encoder, cell, keep, score.headline(), encoded.splits["test"])
+            keep_network(network, encoder, cell, keep, score, encoded.splits["test"])

@@ -29,6 +29,7 @@ from biphase.finetuning.encoders import Encoder, PaddedNetwork, UsedEmbedding, c
 from biphase.finetuning.encoding import EncodedSplit
 from biphase.finetuning.families import module_of
 from biphase.finetuning.families.question_answering import QuestionSplit
+from biphase.finetuning.scores import Score
 from biphase.tasks.spec import Family, Task
 
 AUTO_CLASSES: dict[Family, Any] = {
@@ -47,17 +48,22 @@ RECORD = "biphase.json"
 class KeptRecord(Strict):
     """What `biphase predict` must know of the training, to make inputs of rows as it did."""
 
+    cell: str | None = None
+    """The hash of all that decided the network, as `CellPlan` has it."""
     task: Task
     config: FinetuneConfig
     has_unanswerable: bool = False
     """Question answering: whether no answer may be predicted."""
 
 
-def check_keepable(encoder: Encoder, cell: CellContext, folder: Path) -> None:
-    """Raises `InputError` for a folder that is not empty, for a network that transformers has no class for, and for
-    templates that are no prompts."""
+def check_free(folder: Path) -> None:
+    """Raises `InputError` for a folder that is not empty."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(f"keep: {folder} is not an empty folder; choose another, or delete it first")
+
+
+def check_keepable(encoder: Encoder, cell: CellContext) -> None:
+    """Raises `InputError` for a network that transformers has no class for, and for templates that are no prompts."""
     if cell.task.family == "question_answering" and cell.config.qa_head != "span":
         raise InputError("keep: transformers has no class with the token head; give qa_head=span")
     inner = [text for text in embedded_templates(cell.task).values() if not text.endswith("{text}")]
@@ -69,9 +75,10 @@ def check_keepable(encoder: Encoder, cell: CellContext, folder: Path) -> None:
 
 
 def keep_network(
-    network: Any, encoder: Encoder, cell: CellContext, folder: Path, scored: str, test: EncodedSplit
+    network: Any, encoder: Encoder, cell: CellContext, folder: Path, score: Score, test: EncodedSplit
 ) -> None:
-    """Write a trained network as a model folder with its labels, tokenizer and card, whole or not at all."""
+    """Write a trained network as a model folder with its labels, tokenizer and card, whole or not at all; what is
+    there is replaced."""
     network = network.float().cpu().eval()
     model = to_transformers(network, encoder, cell)
     tokenizer = copy.deepcopy(encoder.tokenizer.pretrained)
@@ -89,13 +96,14 @@ def keep_network(
             }
             fixed = SENTENCE_TRANSFORMERS_FILES["config_sentence_transformers.json"]
             write_json(part / "config_sentence_transformers.json", fixed | {"prompts": prompts})
-        record = KeptRecord(task=cell.task.model_copy(update={"hub": None}), config=cell.config)
+        task = cell.task.model_copy(update={"hub": None})
+        record = KeptRecord(cell=score.cell, task=task, config=cell.config)
         if isinstance(test, QuestionSplit):
             longest = cell.config.max_answer_tokens or test.max_answer_tokens
             config = cell.config.model_copy(update={"max_answer_tokens": longest})
-            record = KeptRecord(task=record.task, config=config, has_unanswerable=test.has_unanswerable)
+            record = record.model_copy(update={"config": config, "has_unanswerable": test.has_unanswerable})
         write_json(part / RECORD, record.model_dump(mode="json"))
-        write_text(part / "README.md", card_text(cell.task, encoder, type(model).__name__, scored))
+        write_text(part / "README.md", card_text(cell.task, encoder, type(model).__name__, score.headline()))
 
 
 def embedded_templates(task: Task) -> dict[str, str]:

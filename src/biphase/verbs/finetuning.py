@@ -47,10 +47,11 @@ def finetune(
         template: columns in braces that make the input of rows, in place of all their columns of texts.
         label: the column of rows with the label, or with the list of tags, where its name does not tell.
         scores: where finished cells are kept.
-        keep: write the fine-tuned model to this folder, for transformers' pipelines.
+        keep: write the fine-tuned model to this folder, for transformers' pipelines, unless its training diverges.
         settings: of the cell, such as `learning_rate=1e-4, seed=3`.
     """
     from biphase.finetuning.fit import fit_cell
+    from biphase.finetuning.keep import RECORD
 
     config = parse_config(FinetuneConfig, settings, origin=task or "finetune")
     if task is None and is_folder(data) and not Path(data).exists():
@@ -61,7 +62,10 @@ def finetune(
     if task is None:
         raise InputError("which task? Name one, such as snli, or a YAML file, or give rows as data")
     score = fit_cell(str(model), task, config, Path(scores), folder, None if keep is None else Path(keep))
-    err.print(f"{score.folder}: scores and predictions" + ("" if keep is None else f"; {keep}: the model"))
+    told = ""
+    if keep is not None:
+        told = f"; {keep}: the model" if (Path(keep) / RECORD).exists() else "; it diverged, and no model is kept"
+    err.print(f"{score.folder}: scores and predictions{told}")
     return score
 
 
