@@ -80,8 +80,6 @@ def fit_plans(
     if out is None:
         return [score for score, _, _ in run_cells(model, plans, label, keep)]
     missing = [plan for plan in plans if not plan.is_finished(out)]
-    if keep is not None and not missing:
-        list(run_cells(model, plans, label, keep))
     if missing:
         with cells_claimed(out, missing):
             missing = [plan for plan in missing if not plan.is_finished(out)]  # another process may have done some
@@ -92,6 +90,8 @@ def fit_plans(
                     pairs = zip(predictions[split], inputs[split], strict=True)
                     predictions[split] = ({**row, "input": text} for row, text in pairs)
                 write_cell(plan.folder(out), score, losses, predictions)
+    if keep is not None and not missing:
+        list(run_cells(model, plans, label, keep))
     return [read_score(plan.folder(out)) for plan in plans]
 
 

@@ -16,7 +16,6 @@ from scipy.special import softmax
 from transformers import pipeline
 
 from biphase.console import err
-from biphase.corpus.readers import plain_path, read_text_lines
 from biphase.encoder.load import load_model_config, load_weights
 from biphase.encoder.packed import position_limit
 from biphase.errors import InputError, clipped
@@ -31,6 +30,7 @@ from biphase.finetuning.families import (
     sequence_classification,
     token_classification,
 )
+from biphase.finetuning.input_rows import TEXT, PlacedRow, file_rows, layout_to_predict, with_task_names
 from biphase.finetuning.keep import AUTO_CLASSES, RECORD, KeptRecord
 from biphase.finetuning.metrics.classification import find_entities
 from biphase.finetuning.models import find_folder
@@ -45,23 +45,15 @@ from biphase.tasks.examples import (
     read_spans,
     words_of,
 )
-from biphase.tasks.rows import FORMATS, Row, read_file
+from biphase.tasks.rows import Row
 from biphase.tasks.sources import TaskSource, text_column
 from biphase.tasks.spec import Family, FileLayout, Task, template_columns
 
 ROWS_AT_ONCE = 512
 """Rows that are read, sorted by length and predicted together."""
 
-LOOKED_AT = 200
-"""Lines of a .txt that tell whether it is of columns."""
-CHANCE = 2
-"""Texts that may stand together and have the same number of words."""
-
 SHARED = 4
-"""Of an input that goes on where a long text was cut, so many-th part is in the one before it too."""
-
-TEXT = "text"
-"""The column of running text, where no template names one."""
+"""An input that goes on where a text was cut shares one part in so many with the input before it."""
 
 HEADS: dict[str, Family] = {
     "ForSequenceClassification": "sequence_classification",
@@ -70,7 +62,6 @@ HEADS: dict[str, Family] = {
 }
 """What a folder is for, by how the class that it names ends."""
 
-PlacedRow = tuple[str, Row]
 Predictor = Callable[["Predicting", Sequence[PlacedRow]], tuple[Iterable[Row], int]]
 """Rows with their places → what is predicted for each, and of how many rows something was cut off."""
 
@@ -140,20 +131,6 @@ def open_model(name: str, file: Path, template: str | None, device: torch.device
     return Predicting(source, layout, record, model, tokenizer, device)
 
 
-def layout_to_predict(task: Task, file: Path) -> FileLayout:
-    """How a file to predict is read: as one for training that ends alike; else columns as the task's files of columns
-    have them, whatever these end in. CoNLL-U says itself where its words stand."""
-    files = [(one, Path(one.train)) for one in task.files if one.train]
-    ending = plain_path(file).suffix
-    alike = next((one for one, path in files if plain_path(path).suffix == ending), None)
-    if alike is not None:
-        return alike
-    if ending == ".conllu":
-        return FileLayout()
-    forms = [(one, one.format or FORMATS.get(plain_path(path).suffix, "columns")) for one, path in files]
-    return FileLayout(columns=next((one.columns for one, form in forms if form in ("columns", "conllu")), (0, 1)))
-
-
 def family_of(name: str, folder: Path) -> Family:
     """What a folder predicts. Raises `InputError` where it is an embedding model, or an encoder alone."""
     names = read_json_as(folder / "config.json", dict[str, Any]).get("architectures") or []
@@ -177,12 +154,12 @@ def predict_file(predicting: Predicting, file: Path) -> Iterator[Row]:
     Tells in the end how many were cut. Raises `InputError` naming the row that lacks a column, or has one that a
     prediction would take.
     """
-    rows = file_rows(predicting, file)
+    rows = file_rows(predicting.task, predicting.layout, file)
     num_rows = num_cut = 0
     while chunk := list(itertools.islice(rows, ROWS_AT_ONCE)):
         # By the model's kind, and for tagging by whether rows are words or running text.
         is_kept = predicting.record is not None
-        named = [(place, with_task_names(predicting, row)) for place, row in chunk]
+        named = [(place, with_task_names(predicting.task, predicting.layout, row)) for place, row in chunk]
         has_words = is_kept and predicting.task.words in named[0][1]
         predictors: dict[Family, Predictor] = {
             "question_answering": answer_questions,
@@ -202,62 +179,6 @@ def predict_file(predicting: Predicting, file: Path) -> Iterator[Row]:
     if num_cut:
         limit = predicting.tokenizer.pretrained.model_max_length
         err.print(f"{file.name}: {num_cut:,} of {num_rows:,} rows were too long and cut at {limit:,} tokens")
-
-
-def with_task_names(predicting: Predicting, row: Row) -> Row:
-    """A row with the task's columns, whether it has these, those of the files of its kind, which go first, or those
-    of other files that the task names."""
-    found: Row = {}
-    for layout in predicting.task.files:
-        for theirs, ours in layout.rename.items():
-            if theirs in row and ours not in row:
-                found.setdefault(ours, row[theirs])
-    own = {ours: row[theirs] for theirs, ours in predicting.layout.rename.items() if theirs in row}
-    return row | found | own
-
-
-def file_rows(predicting: Predicting, file: Path) -> Iterator[PlacedRow]:
-    """The rows of a file of any form that tasks have; of a .txt for one column, a text a line."""
-    if plain_path(file).suffix == ".txt" and not is_in_columns(predicting, file):
-        columns = input_columns(predicting.task)
-        if len(columns) > 1:
-            raise InputError(f"{file}: a line is one text, but {predicting.source.name} needs {' and '.join(columns)}")
-        for number, line, _ in read_text_lines(file):
-            yield f"{file}:{number}", {columns[0]: line.rstrip("\r\n")}
-        return
-    for place, row in read_file(predicting.task, predicting.layout, file, None, is_to_predict=True):
-        if row is None:
-            raise InputError(f"{place}: fewer fields than the header names")
-        yield place, row
-
-
-def input_columns(task: Task) -> tuple[str, ...]:
-    """The columns of texts that an input is made of."""
-    if task.family == "retrieval":
-        return "query", "document"
-    return (TEXT,) if task.family == "token_classification" else template_columns(task.template)
-
-
-def is_in_columns(predicting: Predicting, file: Path) -> bool:
-    """Whether a .txt to tag holds words in columns, and not a text a line.
-
-    Its first lines tell: of columns all have one number of fields, with tabs between them, or empty lines between
-    sentences, or more such lines than texts of one length stand together by chance. Only the files of a task that was
-    trained on .txt may be so; raises `InputError` for others.
-    """
-    if predicting.task.family != "token_classification":
-        return False
-    lines = [line.strip() for _, line, _ in itertools.islice(read_text_lines(file), LOOKED_AT)]
-    text = "\n".join(lines).strip()
-    filled = [line for line in lines if line]
-    widths = {len(line.split()) for line in filled}
-    is_table = len(widths) == 1 and ("\t" in text or "\n\n" in text or (widths != {1} and len(filled) > CHANCE))
-    trained = any(plain_path(Path(one.train)).suffix == ".txt" for one in predicting.task.files if one.train)
-    if is_table and not trained:
-        raise InputError(
-            f"{file}: words in columns, or a text a line? Name columns .conll, or give texts as a column '{TEXT}'"
-        )
-    return is_table
 
 
 def choose(predicting: Predicting, rows: Sequence[PlacedRow]) -> tuple[Iterable[Row], int]:
@@ -346,7 +267,7 @@ def tag_words(predicting: Predicting, rows: Sequence[PlacedRow]) -> tuple[Iterab
 def tag_sentences(
     predicting: Predicting, examples: Sequence[TaggedWords]
 ) -> Iterator[tuple[list[str], list[float], bool]]:
-    """Of each sentence the tags and probabilities of the words that are in its input, and whether some were cut."""
+    """For each sentence the tags and probabilities of the words that are in its input, and whether some were cut."""
     split = token_classification.encode_sentences(examples, predicting.tokenizer, predicting.cell.config.max_length)
     made = token_classification.predict(predicting.network, split, predicting.cell)
     cut = set(split.texts.truncated.tolist())
