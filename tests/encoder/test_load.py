@@ -1,6 +1,8 @@
 """What is loaded of a network, and what is refused; `test_families.py` compares what loaded ones compute."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +13,8 @@ from transformers import (
     FNetConfig,
     Gemma3TextConfig,
     GPTNeoConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
     MambaConfig,
     MPNetConfig,
     MptConfig,
@@ -21,7 +25,7 @@ from transformers import (
 )
 
 from biphase.encoder.attention import PAD_TO_MULTIPLE_OF, lay_out
-from biphase.encoder.load import fresh_backbone, load_backbone
+from biphase.encoder.load import fresh_backbone, load_backbone, load_model
 from biphase.encoder.packed import PaddedBackbone, packed_hidden
 from biphase.errors import InputError
 
@@ -104,6 +108,28 @@ def test_what_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match="cannot read a model configuration"):
         load_backbone(tmp_path / "empty")
+
+
+@pytest.mark.parametrize(
+    ("published", "kept"),
+    [
+        ({"temperature": 0.9, "top_p": 0.6}, {"temperature": 0.9, "top_p": 0.6, "do_sample": True}),
+        ({"temperature": 0.9, "do_sample": True}, {"temperature": 0.9, "do_sample": True}),
+        ({"pad_token_id": -1, "length_penalty": 2.0}, {}),
+        ({}, {}),
+    ],
+)
+def test_settings_of_generation_can_be_saved(published: dict[str, Any], kept: dict[str, Any], tmp_path: Path) -> None:
+    """transformers 5.17 saves none that fail its strict check; later ones, none that fail it and were changed."""
+    torch.manual_seed(0)
+    LlamaForCausalLM(LlamaConfig(**SMALL)).save_pretrained(tmp_path)
+    ids = {"bos_token_id": 2, "eos_token_id": [3, 4]}
+    (tmp_path / "generation_config.json").write_text(json.dumps(ids | published))
+    settings = load_model(tmp_path).generation_config
+    assert settings is not None
+    settings.validate(strict=True)
+    found = settings.to_diff_dict()
+    assert {key: found[key] for key in found if key not in ("_from_model_config", "transformers_version")} == ids | kept
 
 
 @pytest.mark.parametrize("kind", [FNetConfig, YosoConfig])

@@ -23,6 +23,7 @@ from transformers import (
     AutoModelForMaskedLM,
     EuroBertConfig,
     EuroBertForMaskedLM,
+    GenerationConfig,
     PretrainedConfig,
     PreTrainedModel,
 )
@@ -125,6 +126,7 @@ def load_model(source: str | Path, *, vocab_size: int | None = None, seed: int =
             f"{source} is a '{config.model_type}' model, for which transformers has no language model head"
         )
     model = load_weights(kind, source, config)
+    make_generation_saveable(model)
     if model.get_output_embeddings() is None or model.base_model is model:
         raise InputError(f"{source}: {type(model).__name__} does not keep its head apart from the network below it")
     causal = kind is AutoModelForCausalLM and getattr(config, "is_causal", True)
@@ -194,6 +196,25 @@ def load_weights(
     if missing:
         raise InputError(f"{source} lacks {len(missing)} weights of {type(model).__name__}, such as '{missing[0]}'")
     return model
+
+
+def make_generation_saveable(model: PreTrainedModel) -> None:
+    """Let the settings of generation pass the check without which transformers does not save them, nor the model.
+
+    Many published ones do not: a temperature, and nothing says that it samples. Then it does; where that does not help,
+    what begins and ends a text is kept alone.
+    """
+    if not model.can_generate():
+        return
+    published: Any = model.generation_config
+    sampling, bare = copy.deepcopy(published), GenerationConfig()
+    sampling.do_sample = True
+    bare.bos_token_id, bare.eos_token_id = published.bos_token_id, published.eos_token_id
+    for settings in (published, sampling, bare):
+        with suppress(ValueError):
+            settings.validate(strict=True)
+            model.generation_config = settings
+            return
 
 
 def language_model_class(config: PretrainedConfig) -> Any:
