@@ -149,6 +149,9 @@ def proof_samples(network: Any) -> tuple[Tensor, list[int]]:
     pad_id = getattr(config, "pad_token_id", None)
     if pad_id is not None:  # some networks number the positions by what is padding
         tokens_T[tokens_T == pad_id] = (pad_id + 1) % config.vocab_size
+    mask_id = getattr(config, "mask_token_id", None)
+    if mask_id is not None and mask_id != pad_id and 0 <= mask_id < config.vocab_size:
+        tokens_T[1 : lengths[0] // 2] = mask_id  # ESM scales by the share of masks: here it differs by sample
     return tokens_T, lengths
 
 
