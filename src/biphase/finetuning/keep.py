@@ -20,6 +20,7 @@ from transformers import (
 )
 
 from biphase.config import Strict
+from biphase.corpus.tokenizer import misreading_class
 from biphase.errors import InputError
 from biphase.export.model import SENTENCE_TRANSFORMERS_FILES, as_llama, close_texts, write_sentence_transformer
 from biphase.files import whole_folder, write_json, write_text
@@ -59,6 +60,13 @@ def check_keepable(encoder: Encoder, cell: CellContext, folder: Path) -> None:
         raise InputError(f"keep: {folder} is not an empty folder; choose another, or delete it first")
     if cell.task.family == "question_answering" and cell.config.qa_head != "span":
         raise InputError("keep: transformers has no class with the token head; give qa_head=span")
+    config: Any = encoder.backbone.config
+    misread_as = misreading_class(encoder.tokenizer.pretrained, config)
+    if misread_as:
+        raise InputError(
+            f"keep: transformers would take {misread_as} for the type '{config.model_type}', which splits texts "
+            f"otherwise than the tokenizer.json of {encoder.name}: what is kept would predict something else"
+        )
     with torch.random.fork_rng(devices=[]):
         backbone = copy_backbone(encoder.backbone, [])
         to_transformers(module_of(cell.task.family, cell.config).build_model(backbone, cell).eval(), encoder, cell)
