@@ -150,12 +150,22 @@ def load_model_config(source: str | Path) -> PretrainedConfig:
     """The configuration of the text part of a model folder or hub model.
 
     Raises:
-        InputError: none that can be read, or that of an encoder-decoder, which is two networks in one.
+        InputError: none that can be read, that of an encoder-decoder, which is two networks in one, or of an adapter or
+            quantized weights, which cannot be trained.
     """
     if str(source).startswith((".", "/")) and not Path(source).is_dir():
         raise InputError(f"{source} is not a folder")
+    if (Path(source) / "adapter_config.json").exists():  # transformers would follow it elsewhere, or pass over it
+        raise InputError(
+            f"{source} is a LoRA adapter: merge it into its model first: merge_and_unload().save_pretrained(FOLDER)"
+        )
     with told_as(f"cannot read a model configuration from {source}"):
-        config = AutoConfig.from_pretrained(str(source), trust_remote_code=False).get_text_config()
+        published = AutoConfig.from_pretrained(str(source), trust_remote_code=False)
+        config = published.get_text_config()
+    quantized = getattr(published, "quantization_config", None) or getattr(config, "quantization_config", None)
+    if quantized:
+        method = quantized.get("quant_method", "in a way that it does not name")
+        raise InputError(f"{source} is quantized ({method}): give the weights that are not")
     if getattr(config, "is_encoder_decoder", False):
         raise InputError(f"{source} is an encoder-decoder ({config.model_type}), which is not supported")
     layers = getattr(config, "num_hidden_layers", None)
@@ -192,6 +202,9 @@ def load_weights(
         if is_raised_here(error):
             raise
         raise InputError(f"cannot load weights from {source}: {first_line(error)}") from None
+    for name, weight in model.named_parameters():
+        if weight.is_floating_point() and weight.dtype != torch.float32:
+            raise InputError(f"{source}: its weight '{name}' stays {weight.dtype} and cannot be trained")
     missing = sorted(key for key in report["missing_keys"] if not key.startswith("pooler."))
     if missing:
         raise InputError(f"{source} lacks {len(missing)} weights of {type(model).__name__}, such as '{missing[0]}'")
