@@ -2,13 +2,16 @@
 
 import pytest
 import torch
+from torch import nn
 from transformers import AutoModelForCausalLM, GPT2Config
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from biphase.encoder.attention import ATTENTION
 from biphase.encoder.load import TokenIds, make_model
 from biphase.encoder.packed import PackedModel
 from biphase.errors import InputError
 from biphase.pretraining.optimizer import Muon, block_matrices, make_optimizers, orthogonalize, set_rate
+from biphase.pretraining.parallel import transformer_blocks
 from biphase.recipe import Optimizer, Schedule
 
 
@@ -103,3 +106,17 @@ def test_singular_values_come_near_one_and_vectors_stay(shape: tuple[int, int, i
     values = rotated.diagonal(dim1=1, dim2=2)
     assert (rotated - torch.diag_embed(values)).abs().max() < 1e-3, "singular vectors have turned"
     assert values.min() > 0.5 and values.max() < 1.3
+
+
+def test_layers_are_known_by_what_they_are() -> None:
+    """Not by how long their list is: Gemma 3n has more of another kind."""
+
+    class Layer(GradientCheckpointingLayer):
+        pass
+
+    model = nn.Module()
+    model.projections = nn.ModuleList(nn.Linear(2, 2) for _ in range(3))
+    model.layers = nn.ModuleList(Layer() for _ in range(2))
+    assert transformer_blocks(model) == list(model.layers)
+    del model.layers
+    assert transformer_blocks(model) == list(model.projections)
