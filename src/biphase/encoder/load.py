@@ -263,13 +263,14 @@ def train_padding_row(model: PreTrainedModel) -> None:
 def describe_network(model: PreTrainedModel) -> str:
     """What `empty_network` needs to know, as JSON."""
     config, first_position = model.config.to_json_string(use_diff=False), getattr(model.base_model, "first_position", 0)
-    return json.dumps([type(model).__name__, config, first_position])
+    frozen = [name for name, weight in model.named_parameters() if not weight.requires_grad]
+    return json.dumps([type(model).__name__, config, first_position, frozen])
 
 
 def empty_network(described: str, config: PretrainedConfig | None = None) -> PreTrainedModel:
     """A network like the one described, or of its very `config`, whose weights have shapes and no values: they are on
     the meta device. Its padding row learns, as that of every network does that is trained."""
-    name, own, first_position = json.loads(described)
+    name, own, first_position, frozen = json.loads(described)
     kind: Any = getattr(transformers, name)
     config = config or kind.config_class.from_dict(json.loads(own))
     config._attn_implementation = ATTENTION
@@ -277,6 +278,8 @@ def empty_network(described: str, config: PretrainedConfig | None = None) -> Pre
         network = kind(config).to("meta")  # all of it: some draw a weight where they are not told to
     free_padding_row(network)
     network.base_model.first_position = first_position
+    for weight in frozen:
+        network.get_parameter(weight).requires_grad_(False)
     return network
 
 

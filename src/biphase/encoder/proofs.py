@@ -286,6 +286,25 @@ def check_head(model: PreTrainedModel) -> None:
         raise InputError(f"{type(model).__name__} transforms its logits in a way that packed training does not support")
 
 
+def freeze_unreached(model: PreTrainedModel) -> None:
+    """Take out of training what no loss reaches, such as ESM's head for contacts: optimizers would keep nothing for it,
+    and DDP would wait for its gradient. Experts stay: which of them are reached depends on the tokens."""
+    tokens_T = torch.arange(8) * 5 % model.config.vocab_size
+    positions_T = torch.arange(8)
+    layout = lay_out(np.array([0, 8]), causal=True)
+    loss = PackedModel(model).eval()(tokens_T, positions_T, layout, positions_T, tokens_T.roll(-1))[0]
+    reached, seen, left = set(), {loss.grad_fn}, [loss.grad_fn]
+    while left:
+        node = left.pop()
+        reached.add(id(getattr(node, "variable", None)))  # the leaves of the graph hold the parameters
+        new = {following for following, _ in node.next_functions} - seen - {None}
+        seen |= new
+        left += new
+    for name, weight in model.named_parameters():
+        if id(weight) not in reached and "expert" not in name:
+            weight.requires_grad_(False)
+
+
 @torch.no_grad()
 def scores_like_itself(model: PreTrainedModel) -> bool:
     """Whether `PackedModel` gives each target of a sample the loss that the model's own logits give."""
