@@ -21,10 +21,11 @@ from sentence_transformers.base.modules import Transformer
 from sentence_transformers.sentence_transformer.modules import Dense, Pooling
 from sentence_transformers.util import mine_hard_negatives
 from torch import nn
-from transformers import AutoConfig, AutoModel, AutoTokenizer
+from transformers import AutoConfig, AutoModel, AutoTokenizer, Qwen2Config
 
 import biphase
 from biphase.config import parse_config
+from biphase.corpus.tokenizer import load_tokenizer
 from biphase.embedding import training
 from biphase.embedding.embed import train_embedder
 from biphase.embedding.folder import hash_embedder, load_embedder
@@ -408,6 +409,17 @@ def test_what_is_wrong_is_told_before_anything_trains(
         (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     with pytest.raises(InputError, match=told):
         train_embedder(make(*overrides), tmp_path / "runs")
+
+
+def test_a_tokenizer_that_sentence_transformers_would_take_for_another(
+    make: Make, encoder_folder: Path, tmp_path: Path
+) -> None:
+    sizes = {"vocab_size": 384, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
+    config = Qwen2Config(**sizes, num_attention_heads=2, num_key_value_heads=2)
+    AutoModel.from_config(config).save_pretrained(tmp_path / "qwen")
+    load_tokenizer(encoder_folder).save_pretrained(tmp_path / "qwen")
+    with pytest.raises(InputError, match="sentence-transformers would take Qwen2Tokenizer for its type 'qwen2'"):
+        train_embedder(make(f"model={tmp_path / 'qwen'}"), tmp_path / "runs")
 
 
 def test_what_is_trained_is_not_written_over(make: Make, encoder_folder: Path, tmp_path: Path) -> None:

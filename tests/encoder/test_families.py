@@ -31,9 +31,9 @@ DOCS, README = ROOT / "docs" / "families.md", ROOT / "README.md"
 CLAIM = re.compile(r"- \*\*Right, or refused\..*?(?=\n- )", re.DOTALL)
 WAYS = ("packed", "padded", "equal lengths")
 QUICK = (
-    *("albert", "bert", "bloom", "deberta-v2", "deepseek_v3", "distilbert", "fnet", "gemma2", "gemma4_text", "gpt2"),
-    *("gpt_neo", "gpt_oss", "granite", "lfm2_moe", "llama", "modernbert", "modernbert-decoder", "mpnet", "qwen3_moe"),
-    *("roberta", "t5"),
+    *("albert", "bert", "bloom", "deberta-v2", "deepseek_v3", "distilbert", "esm", "fnet", "gemma2", "gemma4_text"),
+    *("gpt2", "gpt_neo", "gpt_oss", "granite", "lfm2_moe", "llama", "modernbert", "modernbert-decoder", "mpnet"),
+    *("qwen3_moe", "roberta", "t5"),
 )
 LENGTHS = [21, 2, 5, 40, 13, 40]
 TOLERANCE = 1e-4

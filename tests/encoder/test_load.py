@@ -1,6 +1,8 @@
 """What is loaded of a network, and what is refused; `test_families.py` compares what loaded ones compute."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +13,9 @@ from transformers import (
     FNetConfig,
     Gemma3TextConfig,
     GPTNeoConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaModel,
     MambaConfig,
     MPNetConfig,
     MptConfig,
@@ -21,7 +26,7 @@ from transformers import (
 )
 
 from biphase.encoder.attention import PAD_TO_MULTIPLE_OF, lay_out
-from biphase.encoder.load import fresh_backbone, load_backbone
+from biphase.encoder.load import fresh_backbone, load_backbone, load_model
 from biphase.encoder.packed import PaddedBackbone, packed_hidden
 from biphase.errors import InputError
 
@@ -104,6 +109,61 @@ def test_what_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match="cannot read a model configuration"):
         load_backbone(tmp_path / "empty")
+
+
+@pytest.mark.parametrize(
+    ("published", "kept"),
+    [
+        ({"temperature": 0.9, "top_p": 0.6}, {"temperature": 0.9, "top_p": 0.6, "do_sample": True}),
+        ({"temperature": 0.9, "do_sample": True}, {"temperature": 0.9, "do_sample": True}),
+        ({"pad_token_id": -1, "length_penalty": 2.0}, {}),
+        ({}, {}),
+    ],
+)
+def test_settings_of_generation_can_be_saved(published: dict[str, Any], kept: dict[str, Any], tmp_path: Path) -> None:
+    """transformers 5.17 saves none that fail its strict check; later ones, none that fail it and were changed."""
+    torch.manual_seed(0)
+    LlamaForCausalLM(LlamaConfig(**SMALL)).save_pretrained(tmp_path)
+    ids = {"bos_token_id": 2, "eos_token_id": [3, 4]}
+    (tmp_path / "generation_config.json").write_text(json.dumps(ids | published))
+    settings = load_model(tmp_path).generation_config
+    assert settings is not None
+    settings.validate(strict=True)
+    found = settings.to_diff_dict()
+    assert {key: found[key] for key in found if key not in ("_from_model_config", "transformers_version")} == ids | kept
+
+
+@pytest.mark.parametrize("method", ["fp8", "mxfp4", "gptq", "bitsandbytes"])
+@pytest.mark.parametrize("load", [load_model, load_backbone])
+def test_quantized_weights_are_refused(load: Any, method: str, tmp_path: Path) -> None:
+    config = LlamaConfig(**SMALL)
+    config.quantization_config = {"quant_method": method}
+    config.save_pretrained(tmp_path)
+    with pytest.raises(InputError, match=rf"is quantized \({method}\): give the weights that are not"):
+        load(tmp_path)
+
+
+def test_a_weight_that_is_not_fp32_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = save(LlamaConfig(**SMALL), tmp_path)
+    original = LlamaModel.from_pretrained.__func__  # type: ignore[attr-defined]
+
+    def in_16_bits(cls: type, *args: Any, **options: Any) -> Any:
+        network, report = original(cls, *args, **options)
+        return network.to(torch.bfloat16), report
+
+    monkeypatch.setattr(LlamaModel, "from_pretrained", classmethod(in_16_bits))
+    with pytest.raises(InputError, match=r"its weight 'embed_tokens.weight' stays torch.bfloat16"):
+        load_backbone(folder)
+
+
+@pytest.mark.parametrize("load", [load_model, load_backbone])
+def test_an_adapter_is_refused(load: Any, tmp_path: Path) -> None:
+    """With or without a whole model beside it, which it would be laid over, or not."""
+    for folder in (tmp_path / "alone", save(LlamaConfig(**SMALL), tmp_path / "whole")):
+        folder.mkdir(exist_ok=True)
+        (folder / "adapter_config.json").write_text('{"peft_type": "LORA", "base_model_name_or_path": "elsewhere"}')
+        with pytest.raises(InputError, match="is a LoRA adapter: merge it into its model first"):
+            load(folder)
 
 
 @pytest.mark.parametrize("kind", [FNetConfig, YosoConfig])

@@ -73,7 +73,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "deepseek_v2": {"num_experts_per_tok": 2, "n_routed_experts": 4, "topk_method": "greedy"},
     "dots1": {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_shared_experts": 1},
     "dots3_note_text": {"num_key_value_heads": 4},
-    "esm": {"mask_token_id": 4, "vocab_size": VOCAB_SIZE},
+    "esm": {"mask_token_id": 4, "vocab_size": VOCAB_SIZE, "token_dropout": True},  # as published
     "esmc": {"num_key_value_heads": 4},
     "gemma3n_text": {"num_kv_shared_layers": 0},
     "hunyuan_v1_dense": {"head_dim": 8},

@@ -23,12 +23,14 @@ from transformers import (
     ModernBertForMaskedLM,
     PreTrainedModel,
     PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
     RobertaConfig,
     RobertaForMaskedLM,
 )
 
 from biphase.corpus.manifest import read_shard_manifest
-from biphase.corpus.tokenizer import load_tokenizer
+from biphase.corpus.tokenizer import load_tokenizer, tokenizer_hash
 from biphase.encoder.attention import lay_out
 from biphase.encoder.load import load_model
 from biphase.encoder.packed import head_input, packed_hidden
@@ -64,6 +66,7 @@ FAMILIES: dict[str, Callable[..., PreTrainedModel]] = {
     "mistral-window": lambda **tokens: MistralForCausalLM(
         MistralConfig(**SIZES, **tokens, num_key_value_heads=2, sliding_window=8)
     ),
+    "qwen2": lambda **tokens: Qwen2ForCausalLM(Qwen2Config(**SIZES, **tokens, num_key_value_heads=2)),
     "bert": lambda **tokens: BertForMaskedLM(BertConfig(**SIZES, **tokens)),
     "roberta": lambda **tokens: RobertaForMaskedLM(RobertaConfig(**SIZES, **tokens)),
     "modernbert": lambda **tokens: ModernBertForMaskedLM(
@@ -207,6 +210,21 @@ def test_an_adapted_decoder_becomes_bidirectional(
         hidden_reloaded(tmp_path / "model"), hidden_by_us(run, causal=False), rtol=1e-4, atol=1e-5
     )
     assert looks_ahead(tmp_path / "model")
+
+
+def test_a_tokenizer_that_transformers_would_take_for_another_is_told(
+    tiny_recipe: Callable[..., Recipe], corpus: Any, tmp_path: Path
+) -> None:
+    """For Qwen 2's type it takes Qwen 2's split, whatever a folder says."""
+    run = trained(adapted("qwen2", tiny_recipe, tmp_path), tmp_path / "runs")
+    told, folder = export_checkpoint(run, tmp_path / "model"), tmp_path / "model"
+    card = (folder / "README.md").read_text()
+    assert tokenizer_hash(load_tokenizer(folder)) == tokenizer_hash(load_tokenizer(corpus.tokenizer))
+    for text in (told, card):
+        assert "AutoTokenizer takes Qwen2Tokenizer for type 'qwen2'" in text
+    assert 'PreTrainedTokenizerFast.from_pretrained("model")' in card
+    assert not (folder / "modules.json").exists()
+    assert "SentenceTransformer" not in card
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "modernbert"])

@@ -11,6 +11,7 @@ import torch
 import transformers
 
 import biphase
+from biphase.corpus.tokenizer import load_tokenizer
 from biphase.errors import InputError
 from biphase.finetuning.batches import CellContext
 from biphase.finetuning.config import FinetuneConfig, settle_config
@@ -142,6 +143,17 @@ def test_an_embedding_model_cuts_and_prompts_as_it_was_scored(model_folder: Path
     cell = CellContext(task, FinetuneConfig(), torch.device("cpu"), torch.float32)
     with pytest.raises(InputError, match="is asked' must end with"):
         check_keepable(load_encoder(str(model_folder)), cell)
+
+
+def test_a_tokenizer_that_a_pipeline_would_take_for_another(
+    model_folder: Path, data_dirs: dict[str, Path], tmp_path: Path
+) -> None:
+    sizes = {"vocab_size": 400, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    config = transformers.Qwen2Config(**sizes, num_attention_heads=2, num_key_value_heads=2)
+    transformers.AutoModel.from_config(config).save_pretrained(tmp_path / "qwen")
+    load_tokenizer(model_folder).save_pretrained(tmp_path / "qwen")
+    with pytest.raises(InputError, match="transformers would take Qwen2Tokenizer for the type 'qwen2'"):
+        fit_and_keep("snli", tmp_path / "qwen", data_dirs["snli"], tmp_path)
 
 
 def test_what_cannot_be_kept_is_refused_before_training(

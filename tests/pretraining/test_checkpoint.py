@@ -131,6 +131,23 @@ def test_a_step_is_whole_or_absent(
         assert sorted(path.name for path in run.steps.iterdir()) == ["12", "3"]
 
 
+def test_what_cannot_be_written_ends_all_processes(
+    run: Run, tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Settings that transformers refuses to save: one line, and the first process joins the others before it ends."""
+
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise ValueError("GenerationConfig is invalid:\n- `top_p`: no sampling")
+
+    model, optimizers = stepped()
+    joined: list[Any] = []
+    monkeypatch.setattr(World, "raise_any", lambda self, failure, elsewhere: joined.append(failure))
+    monkeypatch.setattr(model.network, "save_pretrained", refuse)
+    save_checkpoint(run, replace(MANIFEST, step=20), model, optimizers, tokenizer, ALONE)
+    assert isinstance(joined[0], InputError)
+    assert "steps/20: GenerationConfig is invalid: - `top_p`: no sampling; earlier" in str(joined[0])
+
+
 def test_whole_steps_are_ordered_as_numbers(run: Run, tmp_path: Path) -> None:
     for name in (".20.part", "20", "notes"):
         (run.steps / name).mkdir()

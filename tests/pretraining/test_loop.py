@@ -13,13 +13,14 @@ import torch
 import yaml
 from safetensors.torch import load_file
 from training_runs import MakeRecipe, digests, loader_of, losses, only, shorter, train_until, weights_at
-from transformers import LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaForCausalLM, MistralConfig
 
 import biphase.pretraining.loop as loop
 import biphase.pretraining.metrics as metrics
 from biphase.corpus.shards import ShardSet
 from biphase.distributed import World
-from biphase.encoder.attention import PAD_TO_MULTIPLE_OF, lay_out
+from biphase.encoder.attention import ATTENTION, PAD_TO_MULTIPLE_OF, lay_out
+from biphase.encoder.packed import PackedModel
 from biphase.encoder.proofs import FailedProofError
 from biphase.errors import InputError
 from biphase.files import file_hash, read_json
@@ -30,7 +31,7 @@ from biphase.pretraining.job import load_state, open_job, work_between
 from biphase.pretraining.loop import train
 from biphase.pretraining.parallel import checkpoint_activations
 from biphase.pretraining.schedule import learning_rate
-from biphase.recipe import Recipe
+from biphase.recipe import Phase, Recipe
 from biphase.run import Run, read_metrics, read_recipe, whole_steps
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "pretraining.json"
@@ -156,6 +157,17 @@ def test_a_finished_run_returns_at_once(
     before = file_hash(finished.metrics)
     assert train(tiny_recipe(), finished.path.parent) == finished
     assert file_hash(finished.metrics) == before
+
+
+def test_a_narrow_window_passes_the_probe() -> None:
+    """As it passed the proof when it was loaded: what lies beyond a window moves nothing."""
+    sizes = {"vocab_size": 96, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
+    config = MistralConfig(**sizes, num_attention_heads=4, num_key_value_heads=4, sliding_window=3, is_causal=False)
+    torch.manual_seed(0)
+    network = AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION)
+    shards = SimpleNamespace(manifest=SimpleNamespace(vocab_size=96))
+    job: Any = SimpleNamespace(world=World(0, 1, torch.device("cpu")), dtype=torch.float32, shards=shards)
+    metrics.prove_causality(PackedModel(network), Phase(objective="mlm", steps=1), job)
 
 
 def test_causality_is_proved_at_each_switch(

@@ -1,14 +1,21 @@
 """Which parameter gets which update; Muon against PyTorch's own, and its orthogonal updates."""
 
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GPT2Config
+from torch import nn
+from transformers import AutoModelForCausalLM, EsmConfig, EsmForMaskedLM, GPT2Config
+from transformers.modeling_layers import GradientCheckpointingLayer
 
-from biphase.encoder.attention import ATTENTION
-from biphase.encoder.load import TokenIds, make_model
+from biphase.encoder.attention import ATTENTION, lay_out
+from biphase.encoder.load import TokenIds, describe_network, empty_network, load_model, make_model
 from biphase.encoder.packed import PackedModel
+from biphase.encoder.proofs import freeze_unreached
 from biphase.errors import InputError
 from biphase.pretraining.optimizer import Muon, block_matrices, make_optimizers, orthogonalize, set_rate
+from biphase.pretraining.parallel import transformer_blocks
 from biphase.recipe import Optimizer, Schedule
 
 
@@ -103,3 +110,35 @@ def test_singular_values_come_near_one_and_vectors_stay(shape: tuple[int, int, i
     values = rotated.diagonal(dim1=1, dim2=2)
     assert (rotated - torch.diag_embed(values)).abs().max() < 1e-3, "singular vectors have turned"
     assert values.min() > 0.5 and values.max() < 1.3
+
+
+def test_what_no_loss_reaches_is_not_trained(tmp_path: Path) -> None:
+    """ESM's head for contacts: a resumed run asks for the moments of what is trained, and DDP for its gradients."""
+    sizes = {"vocab_size": 120, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = EsmConfig(**sizes, intermediate_size=64, pad_token_id=1, mask_token_id=4, token_dropout=False)
+    EsmForMaskedLM(config).save_pretrained(tmp_path)
+    network = load_model(tmp_path)
+    freeze_unreached(network)
+    frozen = [name for name, weight in network.named_parameters() if not weight.requires_grad]
+    assert frozen and all("contact_head" in name for name in frozen)
+    model = PackedModel(network).train()
+    tokens = torch.arange(8) + 5
+    model(tokens, torch.arange(8), lay_out(np.array([0, 8]), causal=False), torch.arange(8), tokens)[0].backward()
+    trained = {id(weight) for weight in model.parameters() if weight.grad is not None}
+    assert {*all_ids(make_optimizers(Optimizer(), model))} == trained
+    outline = empty_network(describe_network(network))
+    assert [name for name, weight in outline.named_parameters() if not weight.requires_grad] == frozen
+
+
+def test_layers_are_known_by_what_they_are() -> None:
+    """Not by how long their list is: Gemma 3n has more of another kind."""
+
+    class Layer(GradientCheckpointingLayer):
+        pass
+
+    model = nn.Module()
+    model.projections = nn.ModuleList(nn.Linear(2, 2) for _ in range(3))
+    model.layers = nn.ModuleList(Layer() for _ in range(2))
+    assert transformer_blocks(model) == list(model.layers)
+    del model.layers
+    assert transformer_blocks(model) == list(model.projections)

@@ -9,6 +9,7 @@ import binascii
 import hashlib
 import json
 import re
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -60,6 +61,16 @@ NEW_NAMES = {"eos_token": EOS, "mask_token": MASK, "pad_token": PAD}
 RESERVED_SLOT = re.compile(r"<\|?(?:reserved[\w ]*|unused|extra_|dummy_|SPECIAL_)_?\d+\|?>|\[unused\d+\]")
 TOKENIZER_FILES = ("tokenizer.json", "*.model", "vocab.*")
 """Files of which a model folder needs one; without any, transformers makes up a tokenizer that knows no word."""
+SPLIT_TEXTS = (
+    *(
+        "Ozma's 1234567 ROOMS, that THEY'LL see",
+        "  two  spaces\n\n\tand a tab ",
+        "naïve nai\u0308ve ﬁne Ⅷ",
+        "x==y;//{}",
+    ),
+    *("हिन्दी ภาษาไทย", "東京は12月", "عَرَبِيّ", "🙂👩‍🚀", ""),
+)
+"""Texts at which splits differ: contractions, numbers, blanks, marks, forms that are normalized, scripts."""
 PICKLES = {".pkl", ".pickle", ".pt", ".pth", ".bin", ".ckpt", ".npy", ".npz"}
 
 
@@ -289,6 +300,22 @@ def save_tokenizer(tokenizer: "PreTrainedTokenizerFast", folder: Path) -> None:
     """
     with own_folder(folder, "tokenizer") as part:
         tokenizer.save_pretrained(part)
+
+
+def misreading_class(tokenizer: "PreTrainedTokenizerFast", config: Any) -> str:
+    """The class that `AutoTokenizer` takes beside a network of this configuration, where it gives texts other ids than
+    the tokenizer does; else "".
+
+    For some types (Qwen 2's) transformers distrusts what a folder says, and splits texts as their first models did.
+    """
+    from transformers import AutoTokenizer
+
+    with tempfile.TemporaryDirectory() as folder:
+        config.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        chosen = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    texts = [*SPLIT_TEXTS]
+    return "" if chosen(texts)["input_ids"] == tokenizer(texts)["input_ids"] else type(chosen).__name__
 
 
 def tokenizer_hash(tokenizer: "PreTrainedTokenizerFast") -> str:

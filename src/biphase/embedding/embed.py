@@ -18,6 +18,7 @@ from sentence_transformers import SentenceTransformer
 from torch import nn
 
 from biphase import console
+from biphase.corpus.tokenizer import misreading_class
 from biphase.device import choose_device, choose_dtype
 from biphase.embedding.evaluation import Judged, read_judged, score_arms
 from biphase.embedding.folder import hash_embedder, write_embedder
@@ -64,6 +65,13 @@ def train_embedder(recipe: EmbeddingRecipe, runs: Path) -> tuple[Path, dict[str,
     dtype = choose_dtype(recipe.precision, device)
     before: Any = new_embedder(recipe)
     model: Any = new_embedder(recipe)
+    misread_as = misreading_class(before[0].tokenizer, before[0].network.config)
+    if misread_as:
+        raise InputError(
+            f"{recipe.model}: sentence-transformers would take {misread_as} for its type "
+            f"'{before[0].network.config.model_type}', which splits texts otherwise than its tokenizer.json: no folder "
+            "could be written; take another network, or one with the tokenizer of its type"
+        )
     if recipe.token_embedding_rms is not None:
         scale_token_embeddings(model[0], recipe.token_embedding_rms, whiten=recipe.whiten_token_embeddings)
     computing = explain_computing(recipe.precision, device, before[0].network)

@@ -18,6 +18,7 @@ from sentence_transformers.base.modules import InputModule, Normalize
 from sentence_transformers.sentence_transformer.modules import Dense, Pooling
 from torch import Tensor, nn
 
+from biphase.corpus.tokenizer import load_tokenizer
 from biphase.encoder.attention import PAD_TO_MULTIPLE_OF, choose_backend, lay_out
 from biphase.encoder.load import load_backbone
 from biphase.encoder.packed import PaddedBackbone, packed_hidden
@@ -104,11 +105,10 @@ class PackedTransformer(InputModule):
     @classmethod
     def load(cls, model_name_or_path: str, subfolder: str = "", *_: Any, **__: Any) -> "PackedTransformer":
         """What `save` wrote."""
-        from transformers import AutoTokenizer
-
         folder = Path(model_name_or_path, subfolder)
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-        return cls(load_backbone(folder), tokenizer, **cls.load_config(model_name_or_path, subfolder=subfolder))
+        return cls(
+            load_backbone(folder), load_tokenizer(folder), **cls.load_config(model_name_or_path, subfolder=subfolder)
+        )
 
 
 @torch.no_grad()

@@ -23,6 +23,7 @@ from transformers import (
     AutoModelForMaskedLM,
     EuroBertConfig,
     EuroBertForMaskedLM,
+    GenerationConfig,
     PretrainedConfig,
     PreTrainedModel,
 )
@@ -125,6 +126,7 @@ def load_model(source: str | Path, *, vocab_size: int | None = None, seed: int =
             f"{source} is a '{config.model_type}' model, for which transformers has no language model head"
         )
     model = load_weights(kind, source, config)
+    make_generation_saveable(model)
     if model.get_output_embeddings() is None or model.base_model is model:
         raise InputError(f"{source}: {type(model).__name__} does not keep its head apart from the network below it")
     causal = kind is AutoModelForCausalLM and getattr(config, "is_causal", True)
@@ -148,12 +150,22 @@ def load_model_config(source: str | Path) -> PretrainedConfig:
     """The configuration of the text part of a model folder or hub model.
 
     Raises:
-        InputError: none that can be read, or that of an encoder-decoder, which is two networks in one.
+        InputError: none that can be read, that of an encoder-decoder, which is two networks in one, or of an adapter or
+            quantized weights, which cannot be trained.
     """
     if str(source).startswith((".", "/")) and not Path(source).is_dir():
         raise InputError(f"{source} is not a folder")
+    if (Path(source) / "adapter_config.json").exists():  # transformers would follow it elsewhere, or pass over it
+        raise InputError(
+            f"{source} is a LoRA adapter: merge it into its model first: merge_and_unload().save_pretrained(FOLDER)"
+        )
     with told_as(f"cannot read a model configuration from {source}"):
-        config = AutoConfig.from_pretrained(str(source), trust_remote_code=False).get_text_config()
+        published = AutoConfig.from_pretrained(str(source), trust_remote_code=False)
+        config = published.get_text_config()
+    quantized = getattr(published, "quantization_config", None) or getattr(config, "quantization_config", None)
+    if quantized:
+        method = quantized.get("quant_method", "in a way that it does not name")
+        raise InputError(f"{source} is quantized ({method}): give the weights that are not")
     if getattr(config, "is_encoder_decoder", False):
         raise InputError(f"{source} is an encoder-decoder ({config.model_type}), which is not supported")
     layers = getattr(config, "num_hidden_layers", None)
@@ -190,10 +202,32 @@ def load_weights(
         if is_raised_here(error):
             raise
         raise InputError(f"cannot load weights from {source}: {first_line(error)}") from None
+    for name, weight in model.named_parameters():
+        if weight.is_floating_point() and weight.dtype != torch.float32:
+            raise InputError(f"{source}: its weight '{name}' stays {weight.dtype} and cannot be trained")
     missing = sorted(key for key in report["missing_keys"] if not key.startswith("pooler."))
     if missing:
         raise InputError(f"{source} lacks {len(missing)} weights of {type(model).__name__}, such as '{missing[0]}'")
     return model
+
+
+def make_generation_saveable(model: PreTrainedModel) -> None:
+    """Let the settings of generation pass the check without which transformers does not save them, nor the model.
+
+    Many published ones do not: a temperature, and nothing says that it samples. Then it does; where that does not help,
+    what begins and ends a text is kept alone.
+    """
+    if not model.can_generate():
+        return
+    published: Any = model.generation_config
+    sampling, bare = copy.deepcopy(published), GenerationConfig()
+    sampling.do_sample = True
+    bare.bos_token_id, bare.eos_token_id = published.bos_token_id, published.eos_token_id
+    for settings in (published, sampling, bare):
+        with suppress(ValueError):
+            settings.validate(strict=True)
+            model.generation_config = settings
+            return
 
 
 def language_model_class(config: PretrainedConfig) -> Any:
@@ -229,13 +263,14 @@ def train_padding_row(model: PreTrainedModel) -> None:
 def describe_network(model: PreTrainedModel) -> str:
     """What `empty_network` needs to know, as JSON."""
     config, first_position = model.config.to_json_string(use_diff=False), getattr(model.base_model, "first_position", 0)
-    return json.dumps([type(model).__name__, config, first_position])
+    frozen = [name for name, weight in model.named_parameters() if not weight.requires_grad]
+    return json.dumps([type(model).__name__, config, first_position, frozen])
 
 
 def empty_network(described: str, config: PretrainedConfig | None = None) -> PreTrainedModel:
     """A network like the one described, or of its very `config`, whose weights have shapes and no values: they are on
     the meta device. Its padding row learns, as that of every network does that is trained."""
-    name, own, first_position = json.loads(described)
+    name, own, first_position, frozen = json.loads(described)
     kind: Any = getattr(transformers, name)
     config = config or kind.config_class.from_dict(json.loads(own))
     config._attn_implementation = ATTENTION
@@ -243,6 +278,8 @@ def empty_network(described: str, config: PretrainedConfig | None = None) -> Pre
         network = kind(config).to("meta")  # all of it: some draw a weight where they are not told to
     free_padding_row(network)
     network.base_model.first_position = first_position
+    for weight in frozen:
+        network.get_parameter(weight).requires_grad_(False)
     return network
 
 

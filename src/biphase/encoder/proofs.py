@@ -149,6 +149,9 @@ def proof_samples(network: Any) -> tuple[Tensor, list[int]]:
     pad_id = getattr(config, "pad_token_id", None)
     if pad_id is not None:  # some networks number the positions by what is padding
         tokens_T[tokens_T == pad_id] = (pad_id + 1) % config.vocab_size
+    mask_id = getattr(config, "mask_token_id", None)
+    if mask_id is not None and mask_id != pad_id and 0 <= mask_id < config.vocab_size:
+        tokens_T[1 : lengths[0] // 2] = mask_id  # ESM scales by the share of masks: here it differs by sample
     return tokens_T, lengths
 
 
@@ -281,6 +284,25 @@ def check_head(model: PreTrainedModel) -> None:
         agrees = False
     if not agrees:
         raise InputError(f"{type(model).__name__} transforms its logits in a way that packed training does not support")
+
+
+def freeze_unreached(model: PreTrainedModel) -> None:
+    """Take out of training what no loss reaches, such as ESM's head for contacts: optimizers would keep nothing for it,
+    and DDP would wait for its gradient. Experts stay: which of them are reached depends on the tokens."""
+    tokens_T = torch.arange(8) * 5 % model.config.vocab_size
+    positions_T = torch.arange(8)
+    layout = lay_out(np.array([0, 8]), causal=True)
+    loss = PackedModel(model).eval()(tokens_T, positions_T, layout, positions_T, tokens_T.roll(-1))[0]
+    reached, seen, left = set(), {loss.grad_fn}, [loss.grad_fn]
+    while left:
+        node = left.pop()
+        reached.add(id(getattr(node, "variable", None)))  # the leaves of the graph hold the parameters
+        new = {following for following, _ in node.next_functions} - seen - {None}
+        seen |= new
+        left += new
+    for name, weight in model.named_parameters():
+        if id(weight) not in reached and "expert" not in name:
+            weight.requires_grad_(False)
 
 
 @torch.no_grad()

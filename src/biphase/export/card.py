@@ -1,5 +1,6 @@
 """What a run was, for people: the curves of its losses and the model card of its export."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +30,12 @@ pipeline_tag: {task}
 A {direction} `{kind_of_network}` of {millions:.1f}M parameters. It predicts {predicts}.
 
 ```python
-from transformers import AutoTokenizer, {auto_class}
+from transformers import {auto_class}, {tokenizer_class}
 
-tokenizer = AutoTokenizer.from_pretrained("{name}")
+tokenizer = {tokenizer_class}.from_pretrained("{name}")
 model = {auto_class}.from_pretrained("{name}")
 ```
-
+{misread}
 `AutoModel` gives the network without the language model head, whose weight it reports as unexpected. Training samples
 were text followed by the end-of-text token `{eos}`, without a token in front.
 {embeddings}
@@ -60,9 +61,10 @@ were text followed by the end-of-text token `{eos}`, without a token in front.
 Made with biphase {version}.
 """
 
-EMBEDDINGS = """
+PADDED_RIGHT = """
 Batches are padded on the right (`tokenizer.padding_side`).
-
+"""
+EMBEDDINGS = """
 With sentence-transformers, a text becomes the mean of its tokens' hidden states. These have not been trained to be
 compared: train them on pairs of texts first (`biphase embed`).
 
@@ -72,12 +74,28 @@ from sentence_transformers import SentenceTransformer
 embeddings = SentenceTransformer("{name}").encode(["A text.", "Another one."])
 ```
 """
-"""What the card of a model says that looks both ways."""
+"""What the card of a model says that looks both ways and reads texts under sentence-transformers as it was trained."""
 
+MISREAD = (
+    "AutoTokenizer takes {chosen} for type '{type}', which splits texts otherwise than in training: load the tokenizer "
+    "with PreTrainedTokenizerFast.from_pretrained"
+)
 
 MERGED = """
 Then merged with the decoder that it came from: {line}. Losses and accuracies below are of the network before that.
 """
+
+
+@dataclass(frozen=True)
+class CardNotes:
+    """What the card tells of an export that neither its run nor its network says."""
+
+    eos: str
+    """The end-of-text token."""
+    merged: str = ""
+    """What the network was averaged with."""
+    misread_as: str = ""
+    """The class that `AutoTokenizer` takes, where it reads texts otherwise."""
 
 
 def write_card(
@@ -86,16 +104,17 @@ def write_card(
     name: str,
     auto_class: str,
     network: PreTrainedModel,
-    eos: str,
-    merged: str = "",
+    notes: CardNotes,
 ) -> str:
-    """The model card as Markdown; `eos` is the end-of-text token, `merged` says what the network was averaged with."""
+    """The model card as Markdown."""
     base, history = tell_history(run, manifest)
     validation = [row for row in read_metrics(run, "validation") if row["step"] <= manifest.run_step]
     rows = [
         f"| {r['step']} | {r['objective']} | {r['loss']:.3f} | {r['accuracy']:.1%} | {r['bits_per_byte']:.3f} |"
         for r in validation
     ]
+    misread = MISREAD.format(chosen=notes.misread_as, type=network.config.model_type)
+    embeddings = "" if notes.misread_as else EMBEDDINGS.format(name=name)
     return CARD.format(
         name=name,
         model_type=network.config.model_type,
@@ -104,14 +123,16 @@ def write_card(
         millions=sum(parameter.numel() for parameter in network.parameters()) / 1e6,
         predicts=PREDICTS[manifest.objective],
         auto_class=auto_class,
-        eos=eos,
-        embeddings="" if manifest.objective == "clm" else EMBEDDINGS.format(name=name),
+        eos=notes.eos,
+        tokenizer_class="PreTrainedTokenizerFast" if notes.misread_as else "AutoTokenizer",
+        misread=f"\n{misread}.\n" if notes.misread_as else "",
+        embeddings="" if manifest.objective == "clm" else PADDED_RIGHT + embeddings,
         base=f"base_model: {base}\n" if base else "",
         task="text-generation" if manifest.objective == "clm" else "fill-mask",
         curriculum="\n".join(f"{number}. {line}" for number, line in enumerate(history, 1)),
         tokens_seen=manifest.tokens_seen,
         step=manifest.step,
-        merged=MERGED.format(line=merged) if merged else "",
+        merged=MERGED.format(line=notes.merged) if notes.merged else "",
         data=manifest.data_fingerprint[:16],
         tokenizer=manifest.tokenizer_hash[:16],
         validation="\n".join(rows) or "| | no validation text | | | |",

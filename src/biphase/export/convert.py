@@ -12,7 +12,6 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import (
-    AutoTokenizer,
     EuroBertConfig,
     EuroBertForMaskedLM,
     EuroBertForSequenceClassification,
@@ -22,7 +21,7 @@ from transformers import (
 )
 
 from biphase import __version__
-from biphase.corpus.tokenizer import TOKENIZER_FILES
+from biphase.corpus.tokenizer import TOKENIZER_FILES, load_pretrained_tokenizer
 from biphase.encoder.load import load_backbone
 from biphase.errors import InputError, told_as
 from biphase.files import own_folder, read_json_as, write_text
@@ -78,8 +77,7 @@ def convert_checkpoint(reference: str, folder: Path) -> str:
     with own_folder(folder, "converted model") as part:
         network.save_pretrained(part)
         if any(path for pattern in TOKENIZER_FILES for path in source.glob(pattern)):
-            with told_as(f"{source}: its tokenizer cannot be read"):
-                AutoTokenizer.from_pretrained(source, trust_remote_code=False).save_pretrained(part)
+            load_pretrained_tokenizer(source).save_pretrained(part)
         check_converted(part, kind, weights, source)
         shown = Path(reference).name if Path(reference).is_dir() else reference
         card = CONVERTED_CARD.format(name=folder.name, kind=kind.__name__, source=shown, version=__version__)

@@ -13,19 +13,19 @@ from typing import Any
 import torch
 from transformers import (
     AutoModelForCausalLM,
-    AutoTokenizer,
     EuroBertConfig,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedModel,
 )
 
+from biphase.corpus.tokenizer import load_tokenizer, misreading_class
 from biphase.encoder.attention import lay_out
 from biphase.encoder.load import language_model_class, load_model
 from biphase.encoder.packed import head_bias, head_input, packed_hidden, position_limit
 from biphase.encoder.proofs import MOVED_BY_ROUNDING, FailedProofError, agree, reach, relative_moves
 from biphase.errors import InputError
-from biphase.export.card import draw_curves, write_card
+from biphase.export.card import MISREAD, CardNotes, draw_curves, write_card
 from biphase.export.parent import merge_with_parent
 from biphase.files import whole_folder, write_json, write_text
 from biphase.pretraining.checkpoint import read_checkpoint_manifest
@@ -48,6 +48,9 @@ SENTENCE_TRANSFORMERS_FILES: dict[str, Any] = {
 
 def export_checkpoint(reference: str, folder: Path, merge: float | None = None) -> str:
     """Write the checkpoint `RUN[@STEP]` as a model folder; returns lines that say how to load it.
+
+    Where `AutoTokenizer` would read texts otherwise than in training, they say so, and the folder is none for
+    sentence-transformers.
 
     With `merge`, it is averaged with the decoder that it came from first, which has that share of the result. Before
     the folder takes its name it is loaded back with transformers alone, must give the same logits as the packed
@@ -73,18 +76,23 @@ def export_checkpoint(reference: str, folder: Path, merge: float | None = None) 
         exported.config.is_causal = causal
     with whole_folder(folder) as part:
         exported.save_pretrained(part)
-        tokenizer = AutoTokenizer.from_pretrained(source / "model", trust_remote_code=False)
+        tokenizer = load_tokenizer(source / "model")
         if not causal:
             close_texts(tokenizer)
             tokenizer.padding_side = "right"  # positions count from a row's first token, padding included
+        misread_as = misreading_class(tokenizer, exported.config)
+        if not causal and not misread_as:  # sentence-transformers takes what AutoTokenizer takes
             write_sentence_transformer(part, exported)
         tokenizer.save_pretrained(part)
         check_export(part, kind, network, causal)
         draw_curves(run, manifest.run_step, part / "curves.png")
-        card = write_card(run, manifest, folder.name, kind.__name__, exported, tokenizer.eos_token, merged)
+        notes = CardNotes(tokenizer.eos_token, merged, misread_as)
+        card = write_card(run, manifest, folder.name, kind.__name__, exported, notes)
         write_text(part / "README.md", card)
     looks = "causal" if causal else "bidirectional"
     told = f"\n{merged}" if merged else ""
+    if misread_as:
+        told += f"\n{MISREAD.format(chosen=misread_as, type=exported.config.model_type)}"
     return f"{folder}: {type(exported).__name__}, {looks}; load it with {kind.__name__} or AutoModel{told}"
 
 

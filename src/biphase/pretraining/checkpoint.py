@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 
 from biphase.distributed import World
 from biphase.encoder.packed import PackedModel
-from biphase.errors import InputError, told_as
+from biphase.errors import InputError, first_line, told_as
 from biphase.files import content_hash, file_hash, read_hashed, whole_folder, write_hashed
 from biphase.pretraining.optimizer import Muon
 from biphase.run import Run
@@ -90,10 +90,11 @@ def save_checkpoint(
                 files = sorted(path for path in folder.rglob("*") if path.is_file())
                 digests = {str(path.relative_to(folder)): file_hash(path) for path in files}
                 write_hashed(folder / "manifest.json", asdict(manifest) | {"files": digests})
-        except OSError as error:
+        except (OSError, InputError) as error:
             failure = error
-        except SafetensorError as error:  # how safetensors reports a full disk
-            failure = InputError(f"cannot write {target}: {error}; earlier checkpoints are kept, rerun to go on")
+        except (SafetensorError, ValueError) as error:  # a full disk; settings that transformers does not save
+            told = f"cannot write {target}: {first_line(error)}; earlier checkpoints are kept, rerun to go on"
+            failure = InputError(told)
     for _ in wholes:  # every process takes part in gathering each, also where the first one could not write
         pass
     world.raise_any(failure, f"{target} could not be written; the first process says why")

@@ -24,7 +24,7 @@ from biphase.corpus.shards import ShardSet
 from biphase.device import peak_flops
 from biphase.encoder.attention import choose_backend
 from biphase.encoder.packed import explain_computing
-from biphase.encoder.proofs import probe_causality
+from biphase.encoder.proofs import probe_causality, reach
 from biphase.flops import FlopCount, SampleLengths
 from biphase.pretraining.batches import BatchLoader
 from biphase.pretraining.job import Job, TrainState, total_work, work_between
@@ -80,7 +80,8 @@ def prove_causality(model: nn.Module, phase: Phase, job: Job) -> None:
     model.eval()
     with autocast(device, job.dtype):
         backend = choose_backend(device, job.dtype)
-        probe_causality(model, is_causal(phase), job.shards.manifest.vocab_size, name, device, backend)
+        vocab_size, furthest = job.shards.manifest.vocab_size, reach(packed.network.base_model)
+        probe_causality(model, is_causal(phase), vocab_size, name, device, backend, furthest)
     model.train()
 
 

@@ -10,6 +10,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from biphase.device import has_cpp_compiler
 from biphase.distributed import World
@@ -117,9 +118,11 @@ def decide_compile(compute: ComputeConfig, device: torch.device, dtype: torch.dt
 
 
 def transformer_blocks(model: nn.Module) -> list[nn.Module]:
-    """The repeated layers of a transformers model: its longest module list."""
-    lists = [list(module) for module in model.modules() if isinstance(module, nn.ModuleList)]
-    return max(lists, key=len)
+    """The repeated layers of a transformers model: its longest module list, of layers that say that they are some where
+    there are any."""
+    lists = [list(module) for module in model.modules() if isinstance(module, nn.ModuleList) and len(module)]
+    layers = [members for members in lists if all(isinstance(each, GradientCheckpointingLayer) for each in members)]
+    return max(layers or lists, key=len)
 
 
 def unwrap(model: nn.Module) -> Any:

@@ -15,7 +15,7 @@ from biphase.corpus.tokenizer import TOKENIZER_FILES, load_tokenizer, tokenizer_
 from biphase.distributed import World
 from biphase.encoder.load import TokenIds, language_model_class, load_model, load_model_config, make_model
 from biphase.encoder.packed import position_limit
-from biphase.encoder.proofs import check_directions, check_head
+from biphase.encoder.proofs import check_directions, check_head, freeze_unreached
 from biphase.errors import InputError
 from biphase.hub import fetch_model, model_fingerprint
 from biphase.pretraining.checkpoint import CheckpointManifest, read_checkpoint_manifest
@@ -143,6 +143,7 @@ def load_network(recipe: Recipe, start: Start, shards: ShardSet) -> PreTrainedMo
     for role in ("mask", "eos", "pad"):
         setattr(network.config, f"{role}_token_id", getattr(manifest, f"{role}_id"))
     check_head(network)
+    freeze_unreached(network)
     if not is_encoder:
         check_directions(network, sorted({is_causal(phase) for phase in recipe.curriculum}))
     return network
