@@ -1,0 +1,80 @@
+"""What of a study counts as done and may be compared: made-up cells and runs in its folder."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from biphase.config import parse_config
+from biphase.errors import InputError
+from biphase.finetuning.config import settle_config
+from biphase.finetuning.models import ModelFingerprint
+from biphase.study import folder
+from biphase.study.folder import StudyFolder, read_state
+from biphase.study.plan import Plan, StudyCell, plan_study
+from biphase.study.results import collect_results
+from biphase.study.spec import Study
+from biphase.tasks.spec import find_task
+
+TREE: dict[str, Any] = {
+    "name": "made-up",
+    "recipe": {"data": {"shards": "shards"}, "schedule": {"warmup_steps": 10, "decay_steps": 20}},
+    "planning": {"vocab_size": 8192},
+    "arms": [{"group": "all", "models": ["1m"], "curricula": ["mlm40", "25/75"], "budgets": [400]}],
+    "evaluation": {"tasks": ["genre"], "learning_rates": [1e-3], "seeds": 5},
+}
+
+
+def make_plan(**changes: Any) -> Plan:
+    return plan_study(parse_config(Study, TREE | changes, origin="made-up"))
+
+
+@pytest.fixture
+def fill(write_cell: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Score every cell as a function of it says; returns the state of the study's folder."""
+    monkeypatch.setattr(folder, "find_step", lambda place, run, step: "made-up")
+    monkeypatch.setattr(folder, "identify", lambda reference: ModelFingerprint("a" * 64, 2048))
+
+    def make(plan: Plan, say: Callable[[StudyCell], dict[str, Any]]) -> Any:
+        for cell in plan.cells:
+            config = settle_config(cell.config, find_task(cell.task), 2048).model_dump(mode="json")
+            rate, seed = config.pop("learning_rate"), config.pop("seed")
+            name = f"{cell.model}/{cell.task}-{seed}"
+            given = {"precision": "fp32", "model_hash": "a" * 64} | say(cell)
+            write_cell(cell.model, cell.task, rate, seed, name=name, **(config | given))
+        return read_state(plan, StudyFolder(tmp_path))
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("key", "values", "told"),
+    [
+        ("precision", ("bf16", "fp32"), r"different precision, bf16 \(.*/genre-0\) and fp32 \(.*/genre-1\): .*pin it"),
+        ("data_hash", ("e" * 64, "f" * 64), r"different data, e{8} \(.*/genre-0\) and f{8} \(.*/genre-1\): delete"),
+    ],
+)
+def test_seeds_of_different_settings_are_refused(fill: Any, key: str, values: tuple[str, str], told: str) -> None:
+    """Two machines, or data that changed: a mean over the seeds of either kind alone would hide the others."""
+    plan = make_plan()
+    state = fill(plan, lambda cell: {key: values[cell.config.seed % 2]})
+    assert len(state.scored) == len(plan.cells)
+    with pytest.raises(InputError, match=f"^scores on genre were made with {told}"):
+        list(collect_results(plan, state.scores))
+
+
+def test_arms_on_different_data_are_refused(fill: Any) -> None:
+    plan = make_plan()
+    state = fill(plan, lambda cell: {"data_hash": ("a" if "mlm40" in cell.model else "b") * 64})
+    with pytest.raises(InputError, match=r"^scores on genre were made with different data, aaaaaaaa \(") as error:
+        list(collect_results(plan, state.scores))
+    assert not re.search("pin|\n", str(error.value))
+
+
+def test_scores_whose_data_are_not_known_go_with_any(fill: Any) -> None:
+    """Those of earlier embedding models say what they are trained on in the place of a hash."""
+    plan = make_plan()
+    state = fill(plan, lambda cell: {"data_hash": "genre" if cell.config.seed else "b" * 64})
+    assert {result.num for result in collect_results(plan, state.scores)} == {5}
