@@ -78,3 +78,17 @@ def test_scores_whose_data_are_not_known_go_with_any(fill: Any) -> None:
     plan = make_plan()
     state = fill(plan, lambda cell: {"data_hash": "genre" if cell.config.seed else "b" * 64})
     assert {result.num for result in collect_results(plan, state.scores)} == {5}
+
+
+def test_two_tasks_of_one_name_are_refused(tmp_path: Path) -> None:
+    """Scores stand under the name: the second would never run."""
+    files = []
+    for place in ("a", "b"):
+        (tmp_path / place).mkdir()
+        files.append(str(tmp_path / place / "t.yaml"))
+        Path(files[-1]).write_text(
+            "{name: topics, family: sequence_classification, metric: accuracy, classes: [a, b], template: '{text}', "
+            "files: [{train: train.jsonl, validation: validation.jsonl, test: test.jsonl}]}"
+        )
+    with pytest.raises(InputError, match=r"a/t.yaml and .*b/t.yaml are both called topics: rename one"):
+        make_plan(evaluation=TREE["evaluation"] | {"tasks": files})
