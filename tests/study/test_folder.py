@@ -12,9 +12,10 @@ from biphase.errors import InputError
 from biphase.finetuning.config import settle_config
 from biphase.finetuning.models import ModelFingerprint
 from biphase.study import folder
+from biphase.study.cost import measure_sizes
 from biphase.study.folder import StudyFolder, read_state
 from biphase.study.plan import Plan, StudyCell, plan_study
-from biphase.study.results import collect_results
+from biphase.study.results import arm_of_model, collect_results
 from biphase.study.spec import Study
 from biphase.tasks.spec import find_task
 
@@ -92,3 +93,25 @@ def test_two_tasks_of_one_name_are_refused(tmp_path: Path) -> None:
         )
     with pytest.raises(InputError, match=r"a/t.yaml and .*b/t.yaml are both called topics: rename one"):
         make_plan(evaluation=TREE["evaluation"] | {"tasks": files})
+
+
+def test_a_recipe_of_its_own_is_no_part_of_a_baseline() -> None:
+    """The decay belongs to the budget; an arm that continues another one is compared with those that do, too."""
+    plain = {"models": ["1m"], "curricula": ["mlm40"]}
+    hot = "{model}-{curriculum}-{budget}-hot"
+    groups = [
+        {"group": "hot", "name": hot, "budgets": [400], "recipe": {"schedule": {"peak_lr": 0.01}}} | plain,
+        {"group": "short", "budgets": [100, 200]} | plain,
+        {"group": "long", "budgets": [800], "recipe": {"schedule": {"decay_steps": 80}}} | plain,
+        {
+            "group": "on",
+            "parents": ["1m-mlm40-100"],
+            "curricula": ["mlm40"],
+            "budgets": [50],
+            "recipe": {"schedule": {"warmup_steps": 0}},
+        },
+    ]
+    plan = make_plan(arms=groups, pretraining_seeds=2)
+    sizes = measure_sizes(plan)
+    unlike = {model.name for model in plan.models if not arm_of_model(plan, model, sizes).is_plain}
+    assert unlike == {"1m-mlm40-400-hot", "1m-mlm40-400-hot-seed1"}

@@ -204,6 +204,7 @@ def arm_of_model(plan: Plan, model: EvaluatedModel, sizes: Sizes) -> ReportArm:
     kinds, later_kinds = ([part.objective for p in some for part, _ in p.parts] for some in (pretraining, rest))
     is_ramped = any(phase.is_ramped for phase in phases) or not isinstance(arm.recipe.batch_tokens, int)
     is_as_usual = not is_ramped and not arm.settings
+    has_usual_recipe = arm.recipe_key == plan.usual_recipes.get((arm.model, arm.parent is not None))
     is_of_the_paper = kinds in (["clm"], ["mlm"], ["clm", "mlm"]) and later_kinds in ([], ["mlm"]) and is_as_usual
     return ReportArm(
         name=model.pooled_name,
@@ -216,7 +217,7 @@ def arm_of_model(plan: Plan, model: EvaluatedModel, sizes: Sizes) -> ReportArm:
         mlm_steps=mlm,
         cpt_steps=later,
         parent=arm.pooled_name if is_intermediate else above,
-        is_plain=is_of_the_paper,
+        is_plain=is_of_the_paper and has_usual_recipe,
         flops=sum_runs(plan, model, lambda run, end: sum(sizes.flops(run, end).values())),
         tokens=float(plan.runs[model.run].recipe.tokens_before(model.step)),
     )
