@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from biphase.config import parse_config
-from biphase.errors import InputError
+from biphase.errors import BusyError, InputError
+from biphase.files import locked
 from biphase.finetuning.config import settle_config
 from biphase.finetuning.models import ModelFingerprint
 from biphase.study import folder
 from biphase.study.cost import measure_sizes
-from biphase.study.folder import StudyFolder, read_state
+from biphase.study.folder import StudyFolder, reach_step, read_state
 from biphase.study.plan import Plan, StudyCell, plan_study
 from biphase.study.results import arm_of_model, collect_results
 from biphase.study.spec import Study
@@ -115,3 +116,16 @@ def test_a_recipe_of_its_own_is_no_part_of_a_baseline() -> None:
     sizes = measure_sizes(plan)
     unlike = {model.name for model in plan.models if not arm_of_model(plan, model, sizes).is_plain}
     assert unlike == {"1m-mlm40-400-hot", "1m-mlm40-400-hot-seed1"}
+
+
+def test_a_checkpoint_is_waited_for_only_while_it_is_made(tmp_path: Path) -> None:
+    plan, place = make_plan(), StudyFolder(tmp_path)
+    begin = plan.runs["1m-25-75-400"]
+    assert begin.parent is None
+    lock = place.lock(begin.name)
+    for _ in range(2):
+        with pytest.raises(InputError, match="1m-25-75-400@400 is no longer there; the same command makes it again"):
+            reach_step(place, begin, 400)
+        with locked(lock), pytest.raises(BusyError, match="another process makes 1m-25-75-400@400"):
+            reach_step(place, begin, 400)
+        lock = place.runs / "1m-25-75-400-12345678" / ".lock"

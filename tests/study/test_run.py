@@ -413,13 +413,15 @@ def test_what_begins_at_a_changed_run_is_trained_anew(plan: Plan, finished: Stud
     slower = changed(plan, "arms.1.recipe={schedule: {peak_lr: 1e-3, warmup_steps: 0}}")
     trained = {name for name in slower.runs if train_name(name) in read_state(slower, finished).done}
     assert trained == {name for name in slower.runs if "-then-" not in name}
-    # Another process that has not seen the new parent yet must wait for it, not start from the old one.
+    # Nothing starts from the old parent: while another process is at the new one it waits, else the plan is old.
     place = copy_of(finished, tmp_path / "faster")
     units = {unit.name: unit for unit in study_units(faster, place)}
     child = units[train_name("tiny-clm-12-then-mlm40-6")]
     cell = next(unit for unit in units.values() if unit.name.startswith("tiny-clm-12/"))
     for unit in (child, cell):
-        with pytest.raises(BusyError):
+        with pytest.raises(BusyError), locked(place.lock("tiny-clm-12")):
+            unit.function(**unit.arguments)
+        with pytest.raises(InputError, match="tiny-clm-12@12 is no longer there; the same command makes it again"):
             unit.function(**unit.arguments)
 
 
@@ -446,7 +448,8 @@ def test_a_checkpoint_that_is_made_elsewhere_is_waited_for(plan: Plan, finished:
     grown = changed(plan, "arms.0.curricula=[clm, 50/50, mlm40, 25/75]", "evaluation=null")
     units = {unit.name: unit for unit in study_units(grown, place)}
     trunk, branch = units[train_name("tiny-clm-12")], units[train_name("tiny-25-75-12")]
-    with pytest.raises(BusyError):
+    held = trained_folder(place, "tiny-clm-12") / ".lock"
+    with pytest.raises(BusyError, match="another process makes tiny-clm-12@3"), locked(held):
         branch.function(**branch.arguments)
     trunk.function(**trunk.arguments)
     branch.function(**branch.arguments)

@@ -15,8 +15,8 @@ from pathlib import Path
 import yaml
 
 from biphase.config import read_yaml
-from biphase.errors import InputError
-from biphase.files import content_hash, read_json_as, write_text
+from biphase.errors import BusyError, InputError
+from biphase.files import content_hash, is_locked, read_json_as, write_text
 from biphase.finetuning.config import PLACEMENT, PROTOCOL, FinetuneConfig, settle_config
 from biphase.finetuning.models import identify
 from biphase.finetuning.scores import Score, ScoreSet, read_scores
@@ -39,6 +39,10 @@ class StudyFolder:
 
     def record(self, run: str) -> Path:
         return self.path / "trained" / f"{run}.json"
+
+    def lock(self, run: str) -> Path:
+        """Held by the process that trains a run, until it is recorded."""
+        return self.path / "trained" / f".{run}.lock"
 
     def scores(self, model: str) -> Path:
         return self.path / "scores" / model
@@ -95,6 +99,20 @@ def find_step(folder: StudyFolder, run: PlannedRun, step: int) -> str | None:
     if record is None or step not in whole_steps(Run(folder.runs / record.folder)):
         return None
     return f"{(folder.runs / record.folder).resolve()}@{step}"
+
+
+def reach_step(folder: StudyFolder, run: PlannedRun, step: int) -> str:
+    """As `find_step`. Raises `BusyError` while another process is at the run, `InputError` where none is."""
+    found = find_step(folder, run, step)
+    if found is not None:
+        return found
+    is_busy = any(map(is_locked, [folder.lock(run.name), *folder.runs.glob(f"{run.name}-????????/.lock")]))
+    found = find_step(folder, run, step)  # what was finished meanwhile
+    if found is not None:
+        return found
+    if is_busy:
+        raise BusyError(f"another process makes {run.name}@{step}")
+    raise InputError(f"{run.name}@{step} is no longer there; the same command makes it again")
 
 
 def is_complete(plan: Plan, folder: StudyFolder, run: PlannedRun) -> bool:

@@ -13,16 +13,16 @@ import yaml
 
 from biphase.console import duration
 from biphase.errors import EXIT_BUSY, BusyError, InputError
-from biphase.files import write_json, write_text
+from biphase.files import locked, write_json, write_text
 from biphase.recipe import Recipe
 from biphase.run import Run, read_recipe
 from biphase.study.folder import (
     StudyFolder,
     TrainedRecord,
     find_record,
-    find_step,
     is_complete,
     needed_steps,
+    reach_step,
     train_name,
 )
 from biphase.study.plan import Plan, StudyCell
@@ -30,16 +30,21 @@ from biphase.study.trunks import PlannedRun, start_from
 
 
 def train_unit(plan: Plan, run: str, folder: StudyFolder, processes: int) -> list[str]:
-    """Train a run, or make the checkpoints that it still lacks, and record its folder."""
+    """Train a run, or make the checkpoints that it still lacks, and record its folder.
+
+    Raises `BusyError` when another process is at it.
+    """
+    with locked(folder.lock(run), busy=f"another process is at {train_name(run)}"):
+        return train_run(plan, run, folder, processes)
+
+
+def train_run(plan: Plan, run: str, folder: StudyFolder, processes: int) -> list[str]:
     planned = plan.runs[run]
     if is_complete(plan, folder, planned):
         return [f"{train_name(run)}: done by another process"]
     recipe = planned.recipe
     if planned.parent is not None:
-        begin = find_step(folder, plan.runs[planned.parent], planned.first)
-        if begin is None:
-            raise BusyError(f"another process makes {planned.parent}@{planned.first}, in which {run} begins")
-        recipe = start_from(planned, begin)
+        recipe = start_from(planned, reach_step(folder, plan.runs[planned.parent], planned.first))
     keep = tuple(step - planned.first for step in needed_steps(plan, folder, planned))
     recipe = recipe.model_copy(update={"checkpoints": recipe.checkpoints.model_copy(update={"keep": keep})})
     before = find_record(folder, planned)
@@ -103,9 +108,7 @@ def score_unit(
     """Fit one cell of the model that a step of a run is, or make an embedding model of it as `embed` says."""
     from biphase.finetuning.fit import fit_cells
 
-    reference = find_step(folder, run, step)
-    if reference is None:
-        raise BusyError(f"another process makes {run.name}@{step}")
+    reference = reach_step(folder, run, step)
     scores_dir = folder.scores(cell.model)
     if embed is not None:
         from biphase.embedding.zero_shot import score_embedding
