@@ -1,21 +1,27 @@
 """What of a study counts as done and may be compared: made-up cells and runs in its folder."""
 
 import re
+import shutil
+import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from biphase.config import parse_config
-from biphase.errors import BusyError, InputError
-from biphase.files import locked
+from biphase.console import duration
+from biphase.errors import BusyError, InputError, StoppedError
+from biphase.files import locked, read_json
 from biphase.finetuning.config import settle_config
 from biphase.finetuning.models import ModelFingerprint
-from biphase.study import folder
+from biphase.study import folder, worker
 from biphase.study.cost import measure_sizes
-from biphase.study.folder import StudyFolder, reach_step, read_state
+from biphase.study.folder import StudyFolder, StudyState, find_record, reach_step, read_state
 from biphase.study.plan import Plan, StudyCell, plan_study
+from biphase.study.report import list_costs
 from biphase.study.results import arm_of_model, collect_results
 from biphase.study.spec import Study
 from biphase.tasks.spec import find_task
@@ -129,3 +135,44 @@ def test_a_checkpoint_is_waited_for_only_while_it_is_made(tmp_path: Path) -> Non
         with locked(lock), pytest.raises(BusyError, match="another process makes 1m-25-75-400@400"):
             reach_step(place, begin, 400)
         lock = place.runs / "1m-25-75-400-12345678" / ".lock"
+
+
+def test_every_sitting_and_every_process_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is stopped or killed on the way took its time, too; where that was not kept, it is not known."""
+    plan, place, name = make_plan(), StudyFolder(tmp_path), "1m-mlm40-400"
+    run, now = place.runs / f"{name}-12345678", [0.0]
+    monkeypatch.setattr(worker, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+
+    def train(recipe: Any, folder: StudyFolder, processes: int = 1) -> Path:
+        run.mkdir(parents=True, exist_ok=True)
+        now[0] += 900
+        if now[0] == 900:
+            raise StoppedError("stopped")
+        if now[0] == 1800:  # a kill tells nobody: the time is there before
+            while read_json(place.clock(name))["seconds"] < 1800:
+                over.wait(0.01)
+            shutil.copy(place.clock(name), tmp_path / "kept")
+            raise StoppedError("killed")
+        (run / "done.json").write_text("{}")
+        return run
+
+    over = threading.Event()
+    monkeypatch.setattr(worker, "TICK_SECONDS", 0.01)
+    monkeypatch.setattr(worker, "train_here", train)
+    monkeypatch.setattr(worker, "train_by_torchrun", train)
+    for _ in range(2):
+        with pytest.raises(StoppedError):
+            worker.train_unit(plan, name, place, 1)
+    shutil.copy(tmp_path / "kept", place.clock(name))
+    worker.train_unit(plan, name, place, 4)
+    record = find_record(place, plan.runs[name])
+    assert record and (record.seconds, record.device_hours) == (2700, 1.5)
+    assert replace(record, device_seconds=None).device_hours == 0.75, "of a record from before"
+    assert not place.clock(name).exists()
+    place.record(name).unlink()
+    worker.train_unit(plan, name, place, 1)
+    record = find_record(place, plan.runs[name])
+    assert record and record.device_hours is None
+    records = {name: record, "1m-25-75-400": replace(record, untimed=(), seconds=60.0)}
+    (row,) = list_costs(plan, StudyState({}, records, set(records), set()))
+    assert row["worker time"] == f"{duration(60)}, without 1 run whose time is not known"

@@ -18,7 +18,7 @@ from biphase.config import parse_config
 from biphase.engine import scheduler, units
 from biphase.engine.local import Engine
 from biphase.errors import BusyError, InputError
-from biphase.files import file_hash, locked, read_json, read_json_as, write_hashed
+from biphase.files import file_hash, locked, read_json, write_hashed
 from biphase.finetuning.config import PROTOCOL
 from biphase.recipe import Checkpoints
 from biphase.run import Run
@@ -26,7 +26,6 @@ from biphase.study import worker
 from biphase.study.cost import measure_sizes
 from biphase.study.folder import (
     StudyFolder,
-    TrainedRecord,
     claim_study_folder,
     find_record,
     read_state,
@@ -456,21 +455,6 @@ def test_a_checkpoint_that_is_made_elsewhere_is_waited_for(plan: Plan, finished:
     drop_checkpoints(grown, place)
     (line,) = trunk.function(**trunk.arguments)
     assert line.endswith(": done by another process"), "a late process trains nothing again"
-
-
-def test_device_hours_count_every_process(
-    plan: Plan, finished: StudyFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    place = copy_of(finished, tmp_path / "study")
-    place.record("tiny-clm-12").unlink()
-    units = {unit.name: unit for unit in study_units(plan, place, processes=4)}
-    monkeypatch.setattr(worker, "train_by_torchrun", lambda recipe, folder, _: worker.train_here(recipe, folder))
-    monkeypatch.setattr(worker.time, "monotonic", iter((0.0, 900.0)).__next__)
-    trunk = units[train_name("tiny-clm-12")]
-    trunk.function(**trunk.arguments)
-    record = read_json_as(place.record("tiny-clm-12"), TrainedRecord)
-    assert (record.seconds, record.device_hours) == (900, 1)
-    assert replace(record, device_seconds=None).device_hours == 0.25, "of a record from before"
 
 
 def test_the_run_of_torchrun_is_the_one_of_its_recipe(

@@ -44,6 +44,10 @@ class StudyFolder:
         """Held by the process that trains a run, until it is recorded."""
         return self.path / "trained" / f".{run}.lock"
 
+    def clock(self, run: str) -> Path:
+        """A record of what training has taken so far, while a run is not finished."""
+        return self.path / "trained" / f".{run}.clock"
+
     def scores(self, model: str) -> Path:
         return self.path / "scores" / model
 
@@ -80,10 +84,18 @@ class TrainedRecord:
     seconds: float
     device_seconds: float | None = None
     """Seconds times the processes, one for each device; None where that was not recorded: a single one counts."""
+    untimed: tuple[str, ...] = ()
+    """Folders of runs that had begun before their time was kept: of these the seconds are not all."""
 
     @property
-    def device_hours(self) -> float:
-        return (self.seconds if self.device_seconds is None else self.device_seconds) / 3600
+    def is_timed(self) -> bool:
+        return self.folder not in self.untimed
+
+    @property
+    def device_hours(self) -> float | None:
+        """None where they are not known."""
+        seconds = self.seconds if self.device_seconds is None else self.device_seconds
+        return seconds / 3600 if self.is_timed else None
 
 
 def find_record(folder: StudyFolder, run: PlannedRun) -> TrainedRecord | None:

@@ -97,8 +97,9 @@ def choose_units(units: Mapping[str, Unit], only: str, done: Set[str]) -> dict[s
 def measure_units(plan: Plan, state: StudyState, costs: Mapping[str, float]) -> dict[str, tuple[float, float]]:
     """Seconds and costs of what is done, by the kind of the units: what tells how long the rest takes, from the first
     unit of a sitting on."""
-    seconds = sum(state.records[name].seconds for name in state.trained)
-    spent = {TRAINING: (seconds, sum(costs[train_name(name)] for name in state.trained))}
+    timed = [name for name in state.trained if state.records[name].is_timed]
+    seconds = sum(state.records[name].seconds for name in timed)
+    spent = {TRAINING: (seconds, sum(costs[train_name(name)] for name in timed))}
     scored: dict[str, list[float]] = {}
     for cell in plan.cells:
         if cell.name in state.scored:
