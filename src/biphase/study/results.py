@@ -7,7 +7,7 @@ from pathlib import Path
 
 from biphase.errors import InputError
 from biphase.finetuning.metrics.ranking import BM25
-from biphase.finetuning.scores import TASK_SETTINGS, UNKNOWN, Score, ScoreSet, differing, settings_of
+from biphase.finetuning.scores import TASK_SETTINGS, UNKNOWN_DATA, Score, ScoreSet, differing, settings_of
 from biphase.finetuning.selection import select_rate
 from biphase.paper.published import place_arms
 from biphase.report.contrasts import Terms, combine, contrast
@@ -86,7 +86,7 @@ def refuse_differing(scores: Sequence[Score], changed: Sequence[str]) -> None:
     key, cells = changed[0], dict[str, Score]()
     for score in scores:
         cells.setdefault(settings_of(score)[key], score)
-    cells.pop(UNKNOWN, None)
+    cells.pop(UNKNOWN_DATA, None)
     shown = " and ".join(f"{value} ({score.folder})" for value, score in cells.items())
     pinned = " or pin it with evaluation.finetune.precision" if key == "precision" else ""
     raise InputError(
