@@ -19,7 +19,15 @@ from biphase.finetuning.config import settle_config
 from biphase.finetuning.models import ModelFingerprint
 from biphase.study import folder, worker
 from biphase.study.cost import measure_sizes
-from biphase.study.folder import StudyFolder, StudyState, find_record, reach_step, read_state
+from biphase.study.folder import (
+    StudyFolder,
+    StudyState,
+    TrainedRecord,
+    find_record,
+    reach_step,
+    read_state,
+    refuse_other_text,
+)
 from biphase.study.plan import Plan, StudyCell, plan_study
 from biphase.study.report import list_costs
 from biphase.study.results import arm_of_model, collect_results
@@ -176,3 +184,21 @@ def test_every_sitting_and_every_process_counts(tmp_path: Path, monkeypatch: pyt
     records = {name: record, "1m-25-75-400": replace(record, untimed=(), seconds=60.0)}
     (row,) = list_costs(plan, StudyState({}, records, set(records), set()))
     assert row["worker time"] == f"{duration(60)}, without 1 run whose time is not known"
+
+
+def test_a_study_that_was_trained_on_other_text_does_not_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has grown is another text only in part; a record of before does not say its text."""
+    plan, name = make_plan(recipe=TREE["recipe"] | {"data": {"shards": str(tmp_path)}}), "1m-mlm40-400"
+    stages = [SimpleNamespace(fingerprint=64 * letter) for letter in "ab"]
+    monkeypatch.setattr(folder, "read_shard_manifest", lambda path: SimpleNamespace(stages=stages))
+
+    def check(text: str | None) -> None:
+        record = TrainedRecord("made-up", "key", 1.0, text=None if text is None else (64 * text,))
+        refuse_other_text(plan, {name: record})
+
+    check("c")  # the shards are gone: nothing is known of them
+    (tmp_path / "manifest.json").touch()
+    for text in ("a", "b", None):
+        check(text)
+    with pytest.raises(InputError, match=rf"^run {name} was trained on other text \(cccccccc\) than .* now \(bbbbbbbb"):
+        check("c")

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from biphase.config import parse_config
+from biphase.corpus.manifest import read_shard_manifest
 from biphase.engine import scheduler, units
 from biphase.engine.local import Engine
 from biphase.errors import BusyError, InputError
@@ -113,6 +114,13 @@ def test_branches_start_from_the_trunk(plan: Plan, finished: StudyFolder) -> Non
     assert (branch.parent, branch.first) == ("tiny-clm-12", 6)
     config = (trained_folder(finished, branch.name) / "config.yaml").read_text()
     assert f"{trained_folder(finished, 'tiny-clm-12')}@6" in config
+
+
+def test_a_record_says_what_text_was_trained_on(plan: Plan, finished: StudyFolder) -> None:
+    shards = read_shard_manifest(Path(plan.runs["tiny-clm-12"].recipe.data.shards))
+    for run in plan.runs.values():
+        record = find_record(finished, run)
+        assert record and record.text == (shards.fingerprint,) and record.is_timed
 
 
 def test_checkpoints_that_nobody_needs_are_dropped(plan: Plan, finished: StudyFolder) -> None:

@@ -18,7 +18,7 @@ from biphase.console import duration
 from biphase.errors import EXIT_BUSY, BusyError, InputError
 from biphase.files import locked, read_json_as, write_json, write_text
 from biphase.recipe import Recipe
-from biphase.run import Run, read_recipe
+from biphase.run import Run, read_recipe, whole_steps
 from biphase.study.folder import (
     StudyFolder,
     TrainedRecord,
@@ -57,10 +57,19 @@ def train_run(plan: Plan, run: str, folder: StudyFolder, processes: int) -> list
     before = read_clock(folder, planned)
     with keep_time(clock, before, processes) as so_far:
         path = train_here(recipe, folder) if processes == 1 else train_by_torchrun(recipe, folder, processes)
-    record = replace(so_far(), folder=path.name)
+    record = replace(so_far(), folder=path.name, text=read_text(Run(path)))
     write_json(clock, asdict(record))
     clock.replace(folder.record(run))
     return [f"{train_name(run)}: {recipe.num_steps:,} steps in {duration(record.seconds - before.seconds)}"]
+
+
+def read_text(run: Run) -> tuple[str, ...] | None:
+    """The fingerprints of the shard sets that a run was trained on, as its last checkpoint says them."""
+    from biphase.pretraining.checkpoint import read_checkpoint_manifest
+
+    steps = whole_steps(run)
+    history = read_checkpoint_manifest(run.steps / str(steps[-1]), check_files=False).data_history if steps else []
+    return history[-1][1] if history else None
 
 
 def read_clock(folder: StudyFolder, run: PlannedRun) -> TrainedRecord:
