@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
@@ -256,6 +256,15 @@ def locked(path: Path, *, wait: bool = False, busy: str = "") -> Iterator[None]:
         except BlockingIOError:
             raise BusyError(busy or f"{path} is held by another process") from None
         yield
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a process holds the lock on the file at `path`."""
+    try:
+        with locked(path) if path.exists() else nullcontext():
+            return False
+    except BusyError:
+        return True
 
 
 def content_hash(value: Any) -> str:

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,13 @@ def test_which_pretraining_embeds_best(tree: dict[str, Any], tmp_path: Path) -> 
     assert ">passages</button>" in page.read_text() and findings[0].key == "mlm"
     bm25 = 100 * score_bm25(read_judged(tmp_path / "passages"))["ndcg_at_10"]
     assert re.search(rf">BM25 \(no arm\)<.*>{bm25:.2f}</td></tr>", page.read_text())
+    # What its data hold is known: an arm that is scored anew on another set is not compared with the rest.
+    shutil.rmtree(place.scores("tiny-clm-4"))
+    with open(tmp_path / "pairs.jsonl", "a") as pairs:
+        pairs.write('{"anchor": "one more", "positive": "pair of texts"}\n')
+    assert run_study(plan, place, HERE) == []
+    with pytest.raises(InputError, match="scores on zero-shot:passages were made with different data"):
+        list(collect_results(plan, read_state(plan, place).scores))
     # Another recipe is another family of scores; keys that the study decides are refused.
     embed = tree["evaluation"]["embed"]
     embed["recipe"]["stages"][0]["max_steps"] = 3

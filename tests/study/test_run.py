@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 
 from biphase.config import parse_config
+from biphase.corpus.manifest import read_shard_manifest
 from biphase.engine import scheduler, units
 from biphase.engine.local import Engine
 from biphase.errors import BusyError, InputError
-from biphase.files import file_hash, locked, read_json, read_json_as, write_hashed
+from biphase.files import file_hash, locked, read_json, write_hashed
 from biphase.finetuning.config import PROTOCOL
 from biphase.recipe import Checkpoints
 from biphase.run import Run
@@ -26,7 +27,6 @@ from biphase.study import worker
 from biphase.study.cost import measure_sizes
 from biphase.study.folder import (
     StudyFolder,
-    TrainedRecord,
     claim_study_folder,
     find_record,
     read_state,
@@ -114,6 +114,13 @@ def test_branches_start_from_the_trunk(plan: Plan, finished: StudyFolder) -> Non
     assert (branch.parent, branch.first) == ("tiny-clm-12", 6)
     config = (trained_folder(finished, branch.name) / "config.yaml").read_text()
     assert f"{trained_folder(finished, 'tiny-clm-12')}@6" in config
+
+
+def test_a_record_says_what_text_was_trained_on(plan: Plan, finished: StudyFolder) -> None:
+    shards = read_shard_manifest(Path(plan.runs["tiny-clm-12"].recipe.data.shards))
+    for run in plan.runs.values():
+        record = find_record(finished, run)
+        assert record and record.text == (shards.fingerprint,) and record.is_timed
 
 
 def test_checkpoints_that_nobody_needs_are_dropped(plan: Plan, finished: StudyFolder) -> None:
@@ -413,13 +420,15 @@ def test_what_begins_at_a_changed_run_is_trained_anew(plan: Plan, finished: Stud
     slower = changed(plan, "arms.1.recipe={schedule: {peak_lr: 1e-3, warmup_steps: 0}}")
     trained = {name for name in slower.runs if train_name(name) in read_state(slower, finished).done}
     assert trained == {name for name in slower.runs if "-then-" not in name}
-    # Another process that has not seen the new parent yet must wait for it, not start from the old one.
+    # Nothing starts from the old parent: while another process is at the new one it waits, else the plan is old.
     place = copy_of(finished, tmp_path / "faster")
     units = {unit.name: unit for unit in study_units(faster, place)}
     child = units[train_name("tiny-clm-12-then-mlm40-6")]
     cell = next(unit for unit in units.values() if unit.name.startswith("tiny-clm-12/"))
     for unit in (child, cell):
-        with pytest.raises(BusyError):
+        with pytest.raises(BusyError), locked(place.lock("tiny-clm-12")):
+            unit.function(**unit.arguments)
+        with pytest.raises(InputError, match="tiny-clm-12@12 is no longer there; the same command makes it again"):
             unit.function(**unit.arguments)
 
 
@@ -446,28 +455,14 @@ def test_a_checkpoint_that_is_made_elsewhere_is_waited_for(plan: Plan, finished:
     grown = changed(plan, "arms.0.curricula=[clm, 50/50, mlm40, 25/75]", "evaluation=null")
     units = {unit.name: unit for unit in study_units(grown, place)}
     trunk, branch = units[train_name("tiny-clm-12")], units[train_name("tiny-25-75-12")]
-    with pytest.raises(BusyError):
+    held = trained_folder(place, "tiny-clm-12") / ".lock"
+    with pytest.raises(BusyError, match="another process makes tiny-clm-12@3"), locked(held):
         branch.function(**branch.arguments)
     trunk.function(**trunk.arguments)
     branch.function(**branch.arguments)
     drop_checkpoints(grown, place)
     (line,) = trunk.function(**trunk.arguments)
     assert line.endswith(": done by another process"), "a late process trains nothing again"
-
-
-def test_device_hours_count_every_process(
-    plan: Plan, finished: StudyFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    place = copy_of(finished, tmp_path / "study")
-    place.record("tiny-clm-12").unlink()
-    units = {unit.name: unit for unit in study_units(plan, place, processes=4)}
-    monkeypatch.setattr(worker, "train_by_torchrun", lambda recipe, folder, _: worker.train_here(recipe, folder))
-    monkeypatch.setattr(worker.time, "monotonic", iter((0.0, 900.0)).__next__)
-    trunk = units[train_name("tiny-clm-12")]
-    trunk.function(**trunk.arguments)
-    record = read_json_as(place.record("tiny-clm-12"), TrainedRecord)
-    assert (record.seconds, record.device_hours) == (900, 1)
-    assert replace(record, device_seconds=None).device_hours == 0.25, "of a record from before"
 
 
 def test_the_run_of_torchrun_is_the_one_of_its_recipe(

@@ -20,6 +20,7 @@ from biphase.embedding.packed_module import ENCODE_TEXTS
 from biphase.embedding.pairs import read_pairs
 from biphase.embedding.recipe import PairSource, set_name
 from biphase.errors import InputError, first_line
+from biphase.files import content_hash
 from biphase.finetuning.metrics import Judgement
 from biphase.finetuning.metrics.classification import regression_metrics
 from biphase.finetuning.metrics.ranking import Ranked, judge_ranking
@@ -46,6 +47,10 @@ class Judged:
     def metric(self) -> str:
         """The main one."""
         return "spearman" if self.pairs else "ndcg_at_10"
+
+    @property
+    def hash(self) -> str:
+        return content_hash([self.documents, self.queries, self.relevance, self.pairs])
 
 
 def read_judged(path: Path) -> Judged:

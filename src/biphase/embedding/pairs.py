@@ -96,7 +96,7 @@ def read_pairs(source: PairSource, seed: int) -> Pairs:
     names = ("anchor", "positive", *(f"negative_{number + 1}" for number in range(len(columns) - 2)))
     names = ("anchor", "positive", "score") if is_scored else names
     told = f"{len(made):,} {'scored pairs' if is_scored else 'rows'} of {', '.join(columns)}"
-    return Pairs(source.path, "scored" if is_scored else "pairs", names, made, hash_source(source.path), told)
+    return Pairs(source.path, "scored" if is_scored else "pairs", names, made, hash_pairs(source), told)
 
 
 def rows_of(path: str, quotes: bool | None) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -111,6 +111,14 @@ def rows_of(path: str, quotes: bool | None) -> Iterator[tuple[str, dict[str, Any
     if not is_saved(file) and FORMATS.get(plain_path(file).suffix) not in PAIR_FORMS:
         raise InputError(f"{path}: pairs are read from .csv, .tsv, .jsonl, .json and .parquet files")
     return read_any_file(file, FileLayout(quotes=quotes))
+
+
+def hash_pairs(source: PairSource) -> str:
+    """What a source holds, which `Pairs.hash` says of those that are read."""
+    if source.from_text is not None:
+        return hash_text(source.from_text)
+    assert source.path is not None
+    return hash_source(source.path)
 
 
 def hash_source(path: str) -> str:
@@ -186,7 +194,7 @@ def pairs_from_text(source: PairSource, path: str, seed: int) -> Pairs:
     if not made:
         raise InputError(f"{path}: no pairs by '{source.pairs}' in {num_documents:,} documents; are they too short?")
     told = f"{len(made):,} pairs by {source.pairs} from {num_used:,} of {num_documents:,} documents"
-    return Pairs(path, "pairs", ("anchor", "positive"), made, hash_text(path), told)
+    return Pairs(path, "pairs", ("anchor", "positive"), made, hash_pairs(source), told)
 
 
 def cut_passages(words: list[str], passage_words: int) -> list[list[str]]:

@@ -16,6 +16,7 @@ from biphase.device import choose_device, describe_machine
 from biphase.embedding.embed import train_embedder
 from biphase.embedding.evaluation import Judged, read_judged, score_bm25, score_embedder
 from biphase.embedding.folder import load_embedder
+from biphase.embedding.pairs import hash_pairs
 from biphase.embedding.recipe import EmbeddingRecipe
 from biphase.files import content_hash
 from biphase.finetuning.config import EVALUATED_SPLITS, PLACEMENT, PROTOCOL, FinetuneConfig
@@ -49,12 +50,14 @@ def score_embedding(
         given = {"name": own, "model": model, "seed": config.seed, "weights": config.weights, "out": str(out / own)}
         settled = parse_config(EmbeddingRecipe, {**recipe, **given}, origin="evaluation.embed")
         sets = {name: read_judged(Path(judged[name])) for name in missing}
+        pairs = [hash_pairs(source) for stage in settled.stages for source in stage.data]
         kept, facts = train_embedder(settled, out / "runs")
         embedder, seconds = load_embedder(str(kept)), time.perf_counter() - started
         machine = describe_machine(choose_device(settled.device))
-        known = {"model": label, "model_hash": model_hash, "trained_on": trained_on, "data_hash": trained_on}
+        known = {"model": label, "model_hash": model_hash, "trained_on": trained_on}
         for name in missing:
             own_facts = known | {"task": name, "source": judged[name], "cell": hashes[name]}
+            own_facts["data_hash"] = content_hash([sets[name].hash, pairs])
             score_set(embedder, sets[name], folders[name], facts, seconds, config=config, machine=machine, **own_facts)
     return [read_score(folder) for folder in folders.values()]
 

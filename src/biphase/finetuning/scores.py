@@ -215,7 +215,8 @@ def name_models(scores: Sequence[Score]) -> list[str]:
 
 def settings_of(score: Score) -> dict[str, str]:
     """What decides a score apart from model, task, rate and seed, as text."""
-    own = {"protocol": str(score.protocol), "metric": score.metric, "data": score.data_hash[:8]}
+    data = UNKNOWN_DATA if score.data_hash == score.trained_on else score.data_hash[:8]
+    own = {"protocol": str(score.protocol), "metric": score.metric, "data": data}
     return as_text(score.config) | own
 
 
@@ -232,9 +233,13 @@ TASK_SETTINGS = {"metric", "data"}
 """Settings whose values on different tasks have nothing to do with each other."""
 
 
+UNKNOWN_DATA = "unknown"
+"""The data of earlier embedding models' scores: these name their recipe in the place of its hash."""
+
+
 def differing(settings: Sequence[Mapping[str, str]]) -> list[str]:
-    """The keys whose values are not the same in all."""
-    return [key for key in settings[0] if len({some[key] for some in settings}) > 1]
+    """The keys whose values, as far as they are known, are not the same in all."""
+    return [key for key in settings[0] if len({some[key] for some in settings} - {UNKNOWN_DATA}) > 1]
 
 
 def short_name(model: str) -> str:

@@ -12,6 +12,7 @@ import numpy as np
 
 from biphase.errors import InputError
 from biphase.finetuning.scores import (
+    TASK_SETTINGS,
     GridPoint,
     ScoreSet,
     base_name,
@@ -184,9 +185,9 @@ def measure_task(scores: ScoreSet, model_a: str, model_b: str, task: str) -> Tas
     if a is None or b is None:
         return known
     settings_a, settings_b = settings_of(a.scores[0]), settings_of(b.scores[0])
-    if clash := [key for key in ("metric", "data") if settings_a[key] != settings_b[key]]:
-        return replace(known, notes=(f"they were scored with different {' and '.join(clash)}",))
     changed = differing((settings_a, settings_b))
+    if clash := [key for key in changed if key in TASK_SETTINGS]:
+        return replace(known, notes=(f"they were scored with different {' and '.join(clash)}",))
     if changed and base_name(model_a) != base_name(model_b):
         notes.append(f"they were fine-tuned with different {', '.join(changed)}")
     return replace(known, seen=difference(a, b), notes=(*notes, *list_doubts(a, b)))

@@ -89,7 +89,7 @@ class ReportArm:
     device_hours: float | None = None
     """What its training took, likewise, in hours as measured times the devices that it had."""
     is_plain: bool = True
-    """Whether it is CLM, MLM or one after the other, continued or not, without ramps or settings of its own."""
+    """Whether it is CLM, MLM or one after the other, continued or not, without ramps or a recipe of its own."""
 
     @property
     def clm_share(self) -> float:

@@ -10,6 +10,7 @@ from typing import Any
 from biphase.config import parse_config
 from biphase.encoder.presets import PRESETS
 from biphase.errors import InputError, nearest
+from biphase.files import content_hash
 from biphase.recipe import Phase, Recipe
 from biphase.study.curricula import curriculum_label, fill_budget, read_curriculum, write_steps
 from biphase.study.spec import ARCHITECTURE, ArmGroup, PretrainingSeeds, StartingModel, Study
@@ -38,6 +39,14 @@ class Arm:
     def pooled_name(self) -> str:
         """The name under which reports pool it with the other seeds of the same arm of the file."""
         return self.name.removesuffix(seeded_name("", self.seed))
+
+    @property
+    def recipe_key(self) -> str:
+        """A hash of what its recipe says besides where it begins, its curriculum, its budget and its seeds; the decay
+        belongs to the budget."""
+        tree = self.recipe.weights_tree
+        del tree["init"], tree["curriculum"], tree["seed"], tree["schedule"]["decay_steps"], tree["data"]["order_seed"]
+        return content_hash(tree)
 
 
 def seeded_name(name: str, seed: int) -> str:

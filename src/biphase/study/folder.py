@@ -15,11 +15,13 @@ from pathlib import Path
 import yaml
 
 from biphase.config import read_yaml
-from biphase.errors import InputError
-from biphase.files import content_hash, read_json_as, write_text
+from biphase.corpus.manifest import read_shard_manifest
+from biphase.errors import BusyError, InputError
+from biphase.files import content_hash, is_locked, read_json_as, write_text
 from biphase.finetuning.config import PLACEMENT, PROTOCOL, FinetuneConfig, settle_config
 from biphase.finetuning.models import identify
 from biphase.finetuning.scores import Score, ScoreSet, read_scores
+from biphase.recipe import Data
 from biphase.run import Run, open_run, read_metrics, whole_steps
 from biphase.study.plan import Checkpoint, Plan, StudyCell
 from biphase.study.spec import EMBED, Study
@@ -39,6 +41,14 @@ class StudyFolder:
 
     def record(self, run: str) -> Path:
         return self.path / "trained" / f"{run}.json"
+
+    def lock(self, run: str) -> Path:
+        """Held by the process that trains a run, until it is recorded."""
+        return self.path / "trained" / f".{run}.lock"
+
+    def clock(self, run: str) -> Path:
+        """A record of what training has taken so far, while a run is not finished."""
+        return self.path / "trained" / f".{run}.clock"
 
     def scores(self, model: str) -> Path:
         return self.path / "scores" / model
@@ -76,10 +86,20 @@ class TrainedRecord:
     seconds: float
     device_seconds: float | None = None
     """Seconds times the processes, one for each device; None where that was not recorded: a single one counts."""
+    text: tuple[str, ...] | None = None
+    """The fingerprints of its shard sets when it was trained; None where that was not recorded."""
+    untimed: tuple[str, ...] = ()
+    """Folders of runs that had begun before their time was kept: of these the seconds are not all."""
 
     @property
-    def device_hours(self) -> float:
-        return (self.seconds if self.device_seconds is None else self.device_seconds) / 3600
+    def is_timed(self) -> bool:
+        return self.folder not in self.untimed
+
+    @property
+    def device_hours(self) -> float | None:
+        """None where they are not known."""
+        seconds = self.seconds if self.device_seconds is None else self.device_seconds
+        return seconds / 3600 if self.is_timed else None
 
 
 def find_record(folder: StudyFolder, run: PlannedRun) -> TrainedRecord | None:
@@ -95,6 +115,20 @@ def find_step(folder: StudyFolder, run: PlannedRun, step: int) -> str | None:
     if record is None or step not in whole_steps(Run(folder.runs / record.folder)):
         return None
     return f"{(folder.runs / record.folder).resolve()}@{step}"
+
+
+def reach_step(folder: StudyFolder, run: PlannedRun, step: int) -> str:
+    """As `find_step`. Raises `BusyError` while another process is at the run, `InputError` where none is."""
+    found = find_step(folder, run, step)
+    if found is not None:
+        return found
+    is_busy = any(map(is_locked, [folder.lock(run.name), *folder.runs.glob(f"{run.name}-????????/.lock")]))
+    found = find_step(folder, run, step)  # what was finished meanwhile
+    if found is not None:
+        return found
+    if is_busy:
+        raise BusyError(f"another process makes {run.name}@{step}")
+    raise InputError(f"{run.name}@{step} is no longer there; the same command makes it again")
 
 
 def is_complete(plan: Plan, folder: StudyFolder, run: PlannedRun) -> bool:
@@ -191,6 +225,30 @@ def keys_of_cell(trained_on: str, evaluates: Sequence[str], config: FinetuneConf
         return {score_key(f"{trained_on} {task}", config) for task in evaluates}
     tasks = [find_task(task) for task in evaluates]
     return {score_key(task.name, settle_config(config, task, max_length)) for task in tasks}
+
+
+# On what it was trained
+
+
+def list_sets(data: Data) -> list[str]:
+    """The folders of the shard sets that a recipe trains on."""
+    return [part.path for part in data.mixture] if data.mixture else [data.shards]
+
+
+def refuse_other_text(plan: Plan, records: Mapping[str, TrainedRecord]) -> None:
+    """Raises `InputError` where a run was trained on other text than its shards hold; they may have grown since, and
+    they may be gone."""
+    known: dict[str, list[str]] = {}
+    for name, record in records.items():
+        for path, content in zip(list_sets(plan.runs[name].recipe.data), record.text or (), strict=False):
+            if path not in known:
+                is_there = (Path(path) / "manifest.json").exists()
+                known[path] = [one.fingerprint for one in read_shard_manifest(Path(path)).stages] if is_there else []
+            if known[path] and content not in known[path]:
+                raise InputError(
+                    f"run {name} was trained on other text ({content[:8]}) than {path} holds now "
+                    f"({known[path][-1][:8]}): put that text back, or choose another folder for the study"
+                )
 
 
 # What it took

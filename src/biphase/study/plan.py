@@ -1,8 +1,10 @@
 """A study → its plan: runs that share their trunks (`study.trunks`), what they pass on, what is evaluated, and how."""
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -106,6 +108,16 @@ class Plan:
     def num_seeds(self) -> int:
         """The most pretraining seeds that an arm has."""
         return 1 + max(arm.seed for arm in self.arms.values())
+
+    @cached_property
+    def usual_recipes(self) -> dict[tuple[str, bool], str]:
+        """The `recipe_key` that most arms of a network have, of equals the first in the file; by the network and
+        whether they continue another arm. Points of a sweep and growing batches do not count."""
+        found: dict[tuple[str, bool], Counter[str]] = {}
+        for arm in self.arms.values():
+            if not arm.seed and not arm.settings and isinstance(arm.recipe.batch_tokens, int):
+                found.setdefault((arm.model, arm.parent is not None), Counter())[arm.recipe_key] += 1
+        return {some: counts.most_common(1)[0][0] for some, counts in found.items()}
 
     @property
     def of_first_seed(self) -> "Plan":

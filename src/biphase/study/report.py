@@ -12,7 +12,7 @@ from biphase.paper.findings import judge_paper
 from biphase.paper.published import TABLE_NUMBERS
 from biphase.report.claims import Finding
 from biphase.report.figures import figure_pool
-from biphase.report.formats import csv_text
+from biphase.report.formats import csv_text, show_count
 from biphase.report.page import write_report
 from biphase.report.results import ResultSet
 from biphase.run import Run, read_metrics
@@ -37,7 +37,8 @@ def report_study(
         picture = pool.submit(plan_svg, replace(plan, cells=()))  # beside the scores, which take longest to read
         state = read_state(plan, place)
         scores = state.scores
-        hours = {name: record.device_hours for name, record in state.records.items()}
+        known = {name: record.device_hours for name, record in state.records.items()}
+        hours = {name: spent for name, spent in known.items() if spent is not None}
         results = ResultSet(tuple(collect_results(plan, scores, hours)))
         hypotheses = judge_hypotheses(plan, results) if plan.study.hypotheses else ()
         files = {"scores.csv": cells_csv(scores)}
@@ -105,9 +106,12 @@ def list_costs(plan: Plan, state: StudyState) -> list[dict[str, object]]:
     columns = ("stage", "units", "steps", "tokens", "worker time")
     rows = list[tuple[object, ...]]()
     if state.records:
-        seconds = sum(record.seconds for record in state.records.values())
+        timed = [record.seconds for record in state.records.values() if record.is_timed]
+        untimed = len(state.records) - len(timed)
+        spent = duration(sum(timed)) if timed else "not known"
+        spent += f", without {show_count(untimed, 'run')} whose time is not known" if timed and untimed else ""
         steps, tokens = (sum(getattr(plan.runs[name], what) for name in state.records) for what in ("steps", "tokens"))
-        rows.append(("pretraining", len(state.records), steps, f"{tokens:,}", duration(seconds)))
+        rows.append(("pretraining", len(state.records), steps, f"{tokens:,}", spent))
     for task, (num, steps, seconds) in measure_cells(state.scores).items():
         rows.append((f"fine-tuning and evaluation: {task}", num, steps, "", duration(seconds)))
     return [dict(zip(columns, row, strict=True)) for row in rows]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from biphase.errors import InputError
 from biphase.finetuning.metrics.ranking import BM25
-from biphase.finetuning.scores import ScoreSet
+from biphase.finetuning.scores import TASK_SETTINGS, UNKNOWN_DATA, Score, ScoreSet, differing, settings_of
 from biphase.finetuning.selection import select_rate
 from biphase.paper.published import place_arms
 from biphase.report.contrasts import Terms, combine, contrast
@@ -32,7 +32,10 @@ def collect_results(
 
     Args:
         device_hours: what the training of each run took, where that is known; an arm has the mean over its seeds.
+
+    Raises `InputError` as `refuse_mixtures` does.
     """
+    refuse_mixtures(scores)
     families = task_families(plan.study.evaluation)
     sizes = measure_sizes(plan)
     models: dict[str, list[EvaluatedModel]] = {}
@@ -60,12 +63,44 @@ def collect_results(
         yield from (replace(result, arm=arm) for result in by_name[arm.name])
 
 
+def refuse_mixtures(scores: Mapping[str, ScoreSet]) -> None:
+    """Raises `InputError` where a model's scores on a task were made with different settings, or those of all models
+    on different data: they are no samples of one thing, and no difference between them is one between models."""
+    by_task: dict[str, list[Score]] = {}
+    for found in scores.values():
+        own: dict[str, list[Score]] = {}
+        for score in found.scores:
+            own.setdefault(score.task, []).append(score)
+        for task, some in own.items():
+            refuse_differing(some, differing([settings_of(score) for score in some]))
+            by_task.setdefault(task, []).extend(some)
+    for some in by_task.values():
+        changed = differing([settings_of(score) for score in some])
+        refuse_differing(some, [key for key in changed if key in TASK_SETTINGS])
+
+
+def refuse_differing(scores: Sequence[Score], changed: Sequence[str]) -> None:
+    """Raises `InputError` where settings have changed among scores; it names a cell for each value of the first."""
+    if not changed:
+        return
+    key, cells = changed[0], dict[str, Score]()
+    for score in scores:
+        cells.setdefault(settings_of(score)[key], score)
+    cells.pop(UNKNOWN_DATA, None)
+    shown = " and ".join(f"{value} ({score.folder})" for value, score in cells.items())
+    pinned = " or pin it with evaluation.finetune.precision" if key == "precision" else ""
+    raise InputError(
+        f"scores on {scores[0].task} were made with different {key}, {shown}: delete the folders of all but one"
+        f"{pinned}, and run the study again"
+    )
+
+
 def collect_model(
     arm: ReportArm, pretraining_seed: int, found: ScoreSet, families: Mapping[str, str]
 ) -> Iterator[Result]:
     """A model's results on every task, by both metrics. Test examples are known for the metric that chose the rate."""
     for task in found.tasks:
-        name = next(model for model in found.models if (model, task) in found.cells)
+        (name,) = (model for model in found.models if (model, task) in found.cells)  # by `refuse_mixtures`
         family = families[task]
         own = next(iter(found.cells[name, task].values())).metric
         for kind, metric in (("standard", own), ("paper", PAPER_METRICS.get(family))):
@@ -169,6 +204,7 @@ def arm_of_model(plan: Plan, model: EvaluatedModel, sizes: Sizes) -> ReportArm:
     kinds, later_kinds = ([part.objective for p in some for part, _ in p.parts] for some in (pretraining, rest))
     is_ramped = any(phase.is_ramped for phase in phases) or not isinstance(arm.recipe.batch_tokens, int)
     is_as_usual = not is_ramped and not arm.settings
+    has_usual_recipe = arm.recipe_key == plan.usual_recipes.get((arm.model, arm.parent is not None))
     is_of_the_paper = kinds in (["clm"], ["mlm"], ["clm", "mlm"]) and later_kinds in ([], ["mlm"]) and is_as_usual
     return ReportArm(
         name=model.pooled_name,
@@ -181,7 +217,7 @@ def arm_of_model(plan: Plan, model: EvaluatedModel, sizes: Sizes) -> ReportArm:
         mlm_steps=mlm,
         cpt_steps=later,
         parent=arm.pooled_name if is_intermediate else above,
-        is_plain=is_of_the_paper,
+        is_plain=is_of_the_paper and has_usual_recipe,
         flops=sum_runs(plan, model, lambda run, end: sum(sizes.flops(run, end).values())),
         tokens=float(plan.runs[model.run].recipe.tokens_before(model.step)),
     )

@@ -27,6 +27,7 @@ from biphase.study.folder import (
     logged_steps,
     measure_cells,
     read_state,
+    refuse_other_text,
     train_name,
 )
 from biphase.study.plan import Plan
@@ -46,12 +47,13 @@ def run_study(
     needs it.
 
     `processes` above 1 trains each run under torchrun, on so many devices of its machine. Raises `InputError` as
-    `choose_units` does.
+    `refuse_other_text` and `choose_units` do.
     """
     # 1. All units of the plan, and which of them are done.
     everything = {unit.name: unit for unit in study_units(plan, folder, processes)}
     costs = {name: unit.cost for name, unit in everything.items()}
     state = read_state(plan, folder)
+    refuse_other_text(plan, state.records)
     done = state.done
     # 2. Before hours of training: is the data of all tasks here, and is there what is asked for?
     if only != TRAINING and everything.keys() - done:
@@ -97,8 +99,9 @@ def choose_units(units: Mapping[str, Unit], only: str, done: Set[str]) -> dict[s
 def measure_units(plan: Plan, state: StudyState, costs: Mapping[str, float]) -> dict[str, tuple[float, float]]:
     """Seconds and costs of what is done, by the kind of the units: what tells how long the rest takes, from the first
     unit of a sitting on."""
-    seconds = sum(state.records[name].seconds for name in state.trained)
-    spent = {TRAINING: (seconds, sum(costs[train_name(name)] for name in state.trained))}
+    timed = [name for name in state.trained if state.records[name].is_timed]
+    seconds = sum(state.records[name].seconds for name in timed)
+    spent = {TRAINING: (seconds, sum(costs[train_name(name)] for name in timed))}
     scored: dict[str, list[float]] = {}
     for cell in plan.cells:
         if cell.name in state.scored:

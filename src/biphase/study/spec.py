@@ -287,6 +287,11 @@ def check_evaluation(evaluation: Evaluation) -> None:
         twice = next((value for value in values if values.count(value) > 1), None)
         if twice is not None:
             raise InputError(f"evaluation: {key} {twice} is named twice")
+    by_name: dict[str, str] = {}
+    for task in evaluation.tasks:
+        other = by_name.setdefault(find_task(task).name, task)
+        if other != task:
+            raise InputError(f"evaluation: {other} and {task} are both called {find_task(task).name}: rename one")
     for task in trained:
         finetune_config(evaluation, task, evaluation.learning_rates[0], evaluation.seeds[0])
     for task in evaluation.per_task:

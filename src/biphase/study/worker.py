@@ -4,8 +4,11 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from dataclasses import asdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,49 +16,106 @@ import yaml
 
 from biphase.console import duration
 from biphase.errors import EXIT_BUSY, BusyError, InputError
-from biphase.files import write_json, write_text
+from biphase.files import locked, read_json_as, write_json, write_text
 from biphase.recipe import Recipe
-from biphase.run import Run, read_recipe
+from biphase.run import Run, read_recipe, whole_steps
 from biphase.study.folder import (
     StudyFolder,
     TrainedRecord,
     find_record,
-    find_step,
     is_complete,
     needed_steps,
+    reach_step,
     train_name,
 )
 from biphase.study.plan import Plan, StudyCell
 from biphase.study.trunks import PlannedRun, start_from
 
+TICK_SECONDS = 10.0
+"""How much of its time a killed run loses at most."""
+
 
 def train_unit(plan: Plan, run: str, folder: StudyFolder, processes: int) -> list[str]:
-    """Train a run, or make the checkpoints that it still lacks, and record its folder."""
+    """Train a run, or make the checkpoints that it still lacks, and record its folder.
+
+    Raises `BusyError` when another process is at it.
+    """
+    with locked(folder.lock(run), busy=f"another process is at {train_name(run)}"):
+        return train_run(plan, run, folder, processes)
+
+
+def train_run(plan: Plan, run: str, folder: StudyFolder, processes: int) -> list[str]:
     planned = plan.runs[run]
     if is_complete(plan, folder, planned):
         return [f"{train_name(run)}: done by another process"]
     recipe = planned.recipe
     if planned.parent is not None:
-        begin = find_step(folder, plan.runs[planned.parent], planned.first)
-        if begin is None:
-            raise BusyError(f"another process makes {planned.parent}@{planned.first}, in which {run} begins")
-        recipe = start_from(planned, begin)
+        recipe = start_from(planned, reach_step(folder, plan.runs[planned.parent], planned.first))
     keep = tuple(step - planned.first for step in needed_steps(plan, folder, planned))
     recipe = recipe.model_copy(update={"checkpoints": recipe.checkpoints.model_copy(update={"keep": keep})})
-    before = find_record(folder, planned)
-    started = time.monotonic()
-    path = train_here(recipe, folder) if processes == 1 else train_by_torchrun(recipe, folder, processes)
-    seconds = time.monotonic() - started
-    spent, device_spent = (before.seconds, 3600 * before.device_hours) if before else (0.0, 0.0)
-    record = TrainedRecord(
-        folder=path.name,
-        key=planned.key,
-        seconds=round(spent + seconds, 1),
-        device_seconds=round(device_spent + seconds * processes, 1),
-    )
-    folder.record(run).parent.mkdir(parents=True, exist_ok=True)
-    write_json(folder.record(run), asdict(record))
-    return [f"{train_name(run)}: {recipe.num_steps:,} steps in {duration(seconds)}"]
+    clock = folder.clock(run)
+    before = read_clock(folder, planned)
+    with keep_time(clock, before, processes) as so_far:
+        path = train_here(recipe, folder) if processes == 1 else train_by_torchrun(recipe, folder, processes)
+    record = replace(so_far(), folder=path.name, text=read_text(Run(path)))
+    write_json(clock, asdict(record))
+    clock.replace(folder.record(run))
+    return [f"{train_name(run)}: {recipe.num_steps:,} steps in {duration(record.seconds - before.seconds)}"]
+
+
+def read_text(run: Run) -> tuple[str, ...] | None:
+    """The fingerprints of the shard sets that a run was trained on, as its last checkpoint says them."""
+    from biphase.pretraining.checkpoint import read_checkpoint_manifest
+
+    steps = whole_steps(run)
+    history = read_checkpoint_manifest(run.steps / str(steps[-1]), check_files=False).data_history if steps else []
+    return history[-1][1] if history else None
+
+
+def read_clock(folder: StudyFolder, run: PlannedRun) -> TrainedRecord:
+    """What training has taken before: by its clock, else by its record. A folder that has neither is untimed, and what
+    a clock says of a run whose folder was removed counts no more."""
+    begun = tuple(sorted(path.name for path in folder.runs.glob(f"{run.name}-????????")))
+    clock = folder.clock(run.name)
+    kept = read_json_as(clock, TrainedRecord) if clock.exists() and begun else None
+    if kept is None or kept.key != run.key:
+        kept = find_record(folder, run)
+    if kept is None:
+        return TrainedRecord("", run.key, 0.0, 0.0, untimed=begun)
+    return replace(kept, device_seconds=kept.seconds if kept.device_seconds is None else kept.device_seconds)
+
+
+@contextmanager
+def keep_time(clock: Path, before: TrainedRecord, processes: int) -> Iterator[Callable[[], TrainedRecord]]:
+    """Add the time of the block to `before` in the file `clock`, every few seconds, for a kill gives no notice; the
+    function says what it is so far, and after the block in all."""
+    started = time.perf_counter()
+    ended: list[float] = []
+    over = threading.Event()
+
+    def so_far() -> TrainedRecord:
+        seconds = (ended or [time.perf_counter()])[0] - started
+        device_seconds = (before.device_seconds or 0.0) + seconds * processes
+        return replace(before, seconds=round(before.seconds + seconds, 1), device_seconds=round(device_seconds, 1))
+
+    def note() -> None:
+        with suppress(OSError):  # a full disk ends the training itself, and its error is to be seen
+            write_json(clock, asdict(so_far()))
+
+    def tick() -> None:
+        while not over.wait(TICK_SECONDS):
+            note()
+
+    note()
+    thread = threading.Thread(target=tick, daemon=True)
+    thread.start()
+    try:
+        yield so_far
+    finally:
+        ended.append(time.perf_counter())
+        over.set()
+        thread.join()
+        note()
 
 
 def train_here(recipe: Recipe, folder: StudyFolder) -> Path:
@@ -103,9 +163,7 @@ def score_unit(
     """Fit one cell of the model that a step of a run is, or make an embedding model of it as `embed` says."""
     from biphase.finetuning.fit import fit_cells
 
-    reference = find_step(folder, run, step)
-    if reference is None:
-        raise BusyError(f"another process makes {run.name}@{step}")
+    reference = reach_step(folder, run, step)
     scores_dir = folder.scores(cell.model)
     if embed is not None:
         from biphase.embedding.zero_shot import score_embedding

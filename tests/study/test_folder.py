@@ -1,0 +1,204 @@
+"""What of a study counts as done and may be compared: made-up cells and runs in its folder."""
+
+import re
+import shutil
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from biphase.config import parse_config
+from biphase.console import duration
+from biphase.errors import BusyError, InputError, StoppedError
+from biphase.files import locked, read_json
+from biphase.finetuning.config import settle_config
+from biphase.finetuning.models import ModelFingerprint
+from biphase.study import folder, worker
+from biphase.study.cost import measure_sizes
+from biphase.study.folder import (
+    StudyFolder,
+    StudyState,
+    TrainedRecord,
+    find_record,
+    reach_step,
+    read_state,
+    refuse_other_text,
+)
+from biphase.study.plan import Plan, StudyCell, plan_study
+from biphase.study.report import list_costs
+from biphase.study.results import arm_of_model, collect_results
+from biphase.study.spec import Study
+from biphase.tasks.spec import find_task
+
+TREE: dict[str, Any] = {
+    "name": "made-up",
+    "recipe": {"data": {"shards": "shards"}, "schedule": {"warmup_steps": 10, "decay_steps": 20}},
+    "planning": {"vocab_size": 8192},
+    "arms": [{"group": "all", "models": ["1m"], "curricula": ["mlm40", "25/75"], "budgets": [400]}],
+    "evaluation": {"tasks": ["genre"], "learning_rates": [1e-3], "seeds": 5},
+}
+
+
+def make_plan(**changes: Any) -> Plan:
+    return plan_study(parse_config(Study, TREE | changes, origin="made-up"))
+
+
+@pytest.fixture
+def fill(write_cell: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Score every cell as a function of it says; returns the state of the study's folder."""
+    monkeypatch.setattr(folder, "find_step", lambda place, run, step: "made-up")
+    monkeypatch.setattr(folder, "identify", lambda reference: ModelFingerprint("a" * 64, 2048))
+
+    def make(plan: Plan, say: Callable[[StudyCell], dict[str, Any]]) -> Any:
+        for cell in plan.cells:
+            config = settle_config(cell.config, find_task(cell.task), 2048).model_dump(mode="json")
+            rate, seed = config.pop("learning_rate"), config.pop("seed")
+            name = f"{cell.model}/{cell.task}-{seed}"
+            given = {"precision": "fp32", "model_hash": "a" * 64} | say(cell)
+            write_cell(cell.model, cell.task, rate, seed, name=name, **(config | given))
+        return read_state(plan, StudyFolder(tmp_path))
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("key", "values", "told"),
+    [
+        ("precision", ("bf16", "fp32"), r"different precision, bf16 \(.*/genre-0\) and fp32 \(.*/genre-1\): .*pin it"),
+        ("data_hash", ("e" * 64, "f" * 64), r"different data, e{8} \(.*/genre-0\) and f{8} \(.*/genre-1\): delete"),
+    ],
+)
+def test_seeds_of_different_settings_are_refused(fill: Any, key: str, values: tuple[str, str], told: str) -> None:
+    """Two machines, or data that changed: a mean over the seeds of either kind alone would hide the others."""
+    plan = make_plan()
+    state = fill(plan, lambda cell: {key: values[cell.config.seed % 2]})
+    assert len(state.scored) == len(plan.cells)
+    with pytest.raises(InputError, match=f"^scores on genre were made with {told}"):
+        list(collect_results(plan, state.scores))
+
+
+def test_arms_on_different_data_are_refused(fill: Any) -> None:
+    plan = make_plan()
+    state = fill(plan, lambda cell: {"data_hash": ("a" if "mlm40" in cell.model else "b") * 64})
+    with pytest.raises(InputError, match=r"^scores on genre were made with different data, aaaaaaaa \(") as error:
+        list(collect_results(plan, state.scores))
+    assert not re.search("pin|\n", str(error.value))
+
+
+def test_scores_whose_data_are_not_known_go_with_any(fill: Any) -> None:
+    """Those of earlier embedding models say what they are trained on in the place of a hash."""
+    plan = make_plan()
+    state = fill(plan, lambda cell: {"data_hash": "genre" if cell.config.seed else "b" * 64})
+    assert {result.num for result in collect_results(plan, state.scores)} == {5}
+
+
+def test_two_tasks_of_one_name_are_refused(tmp_path: Path) -> None:
+    """Scores stand under the name: the second would never run."""
+    files = []
+    for place in ("a", "b"):
+        (tmp_path / place).mkdir()
+        files.append(str(tmp_path / place / "t.yaml"))
+        Path(files[-1]).write_text(
+            "{name: topics, family: sequence_classification, metric: accuracy, classes: [a, b], template: '{text}', "
+            "files: [{train: train.jsonl, validation: validation.jsonl, test: test.jsonl}]}"
+        )
+    with pytest.raises(InputError, match=r"a/t.yaml and .*b/t.yaml are both called topics: rename one"):
+        make_plan(evaluation=TREE["evaluation"] | {"tasks": files})
+
+
+def test_a_recipe_of_its_own_is_no_part_of_a_baseline() -> None:
+    """The decay belongs to the budget; an arm that continues another one is compared with those that do, too."""
+    plain = {"models": ["1m"], "curricula": ["mlm40"]}
+    hot = "{model}-{curriculum}-{budget}-hot"
+    groups = [
+        {"group": "hot", "name": hot, "budgets": [400], "recipe": {"schedule": {"peak_lr": 0.01}}} | plain,
+        {"group": "short", "budgets": [100, 200]} | plain,
+        {"group": "long", "budgets": [800], "recipe": {"schedule": {"decay_steps": 80}}} | plain,
+        {
+            "group": "on",
+            "parents": ["1m-mlm40-100"],
+            "curricula": ["mlm40"],
+            "budgets": [50],
+            "recipe": {"schedule": {"warmup_steps": 0}},
+        },
+    ]
+    plan = make_plan(arms=groups, pretraining_seeds=2)
+    sizes = measure_sizes(plan)
+    unlike = {model.name for model in plan.models if not arm_of_model(plan, model, sizes).is_plain}
+    assert unlike == {"1m-mlm40-400-hot", "1m-mlm40-400-hot-seed1"}
+
+
+def test_a_checkpoint_is_waited_for_only_while_it_is_made(tmp_path: Path) -> None:
+    plan, place = make_plan(), StudyFolder(tmp_path)
+    begin = plan.runs["1m-25-75-400"]
+    assert begin.parent is None
+    lock = place.lock(begin.name)
+    for _ in range(2):
+        with pytest.raises(InputError, match="1m-25-75-400@400 is no longer there; the same command makes it again"):
+            reach_step(place, begin, 400)
+        with locked(lock), pytest.raises(BusyError, match="another process makes 1m-25-75-400@400"):
+            reach_step(place, begin, 400)
+        lock = place.runs / "1m-25-75-400-12345678" / ".lock"
+
+
+def test_every_sitting_and_every_process_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is stopped or killed on the way took its time, too; where that was not kept, it is not known."""
+    plan, place, name = make_plan(), StudyFolder(tmp_path), "1m-mlm40-400"
+    run, now = place.runs / f"{name}-12345678", [0.0]
+    monkeypatch.setattr(worker, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+
+    def train(recipe: Any, folder: StudyFolder, processes: int = 1) -> Path:
+        run.mkdir(parents=True, exist_ok=True)
+        now[0] += 900
+        if now[0] == 900:
+            raise StoppedError("stopped")
+        if now[0] == 1800:  # a kill tells nobody: the time is there before
+            while read_json(place.clock(name))["seconds"] < 1800:
+                over.wait(0.01)
+            shutil.copy(place.clock(name), tmp_path / "kept")
+            raise StoppedError("killed")
+        (run / "done.json").write_text("{}")
+        return run
+
+    over = threading.Event()
+    monkeypatch.setattr(worker, "TICK_SECONDS", 0.01)
+    monkeypatch.setattr(worker, "train_here", train)
+    monkeypatch.setattr(worker, "train_by_torchrun", train)
+    for _ in range(2):
+        with pytest.raises(StoppedError):
+            worker.train_unit(plan, name, place, 1)
+    shutil.copy(tmp_path / "kept", place.clock(name))
+    worker.train_unit(plan, name, place, 4)
+    record = find_record(place, plan.runs[name])
+    assert record and (record.seconds, record.device_hours) == (2700, 1.5)
+    assert replace(record, device_seconds=None).device_hours == 0.75, "of a record from before"
+    assert not place.clock(name).exists()
+    place.record(name).unlink()
+    worker.train_unit(plan, name, place, 1)
+    record = find_record(place, plan.runs[name])
+    assert record and record.device_hours is None
+    records = {name: record, "1m-25-75-400": replace(record, untimed=(), seconds=60.0)}
+    (row,) = list_costs(plan, StudyState({}, records, set(records), set()))
+    assert row["worker time"] == f"{duration(60)}, without 1 run whose time is not known"
+
+
+def test_a_study_that_was_trained_on_other_text_does_not_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has grown is another text only in part; a record of before does not say its text."""
+    plan, name = make_plan(recipe=TREE["recipe"] | {"data": {"shards": str(tmp_path)}}), "1m-mlm40-400"
+    stages = [SimpleNamespace(fingerprint=64 * letter) for letter in "ab"]
+    monkeypatch.setattr(folder, "read_shard_manifest", lambda path: SimpleNamespace(stages=stages))
+
+    def check(text: str | None) -> None:
+        record = TrainedRecord("made-up", "key", 1.0, text=None if text is None else (64 * text,))
+        refuse_other_text(plan, {name: record})
+
+    check("c")  # the shards are gone: nothing is known of them
+    (tmp_path / "manifest.json").touch()
+    for text in ("a", "b", None):
+        check(text)
+    with pytest.raises(InputError, match=rf"^run {name} was trained on other text \(cccccccc\) than .* now \(bbbbbbbb"):
+        check("c")
