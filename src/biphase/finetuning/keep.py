@@ -67,11 +67,9 @@ def check_keepable(encoder: Encoder, cell: CellContext) -> None:
     """Raises `InputError` for a network that transformers has no class for, and for templates that are no prompts."""
     if cell.task.family == "question_answering" and cell.config.qa_head != "span":
         raise InputError("keep: transformers has no class with the token head; give qa_head=span")
-<<<<<<< HEAD
     inner = [text for text in embedded_templates(cell.task).values() if not text.endswith("{text}")]
     if is_embedder(cell) and inner:
         raise InputError(f"keep: sentence-transformers puts prompts before a text; '{inner[0]}' must end with {{text}}")
-=======
     config: Any = encoder.backbone.config
     misread_as = misreading_class(encoder.tokenizer.pretrained, config)
     if misread_as:
@@ -79,7 +77,6 @@ def check_keepable(encoder: Encoder, cell: CellContext) -> None:
             f"keep: transformers would take {misread_as} for the type '{config.model_type}', which splits texts "
             f"otherwise than the tokenizer.json of {encoder.name}: what is kept would predict something else"
         )
->>>>>>> models
     with torch.random.fork_rng(devices=[]):
         backbone = copy_backbone(encoder.backbone, [])
         to_transformers(module_of(cell.task.family, cell.config).build_model(backbone, cell).eval(), encoder, cell)
