@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from biphase.paper.published import TABLE_NUMBERS, read_reference
-from biphase.report.results import ReportArm, Result, ResultSet, measured, with_averages
+from biphase.report.averages import with_averages
+from biphase.report.results import ReportArm, Result, ResultSet, measured
 from biphase.report.tables import CSV_COLUMNS, ScoreTable, make_tables, table_files, to_csv, to_latex, to_markdown
 
 CLM = ReportArm("clm", "objective", "1m", "clm", None, 1000, 1000, 0)

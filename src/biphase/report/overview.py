@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
+from biphase.report.averages import average
 from biphase.report.contrasts import difference, is_significant
 from biphase.report.formats import show_points, show_share
 from biphase.report.panels import Mark, Panel, mark_mean
@@ -14,7 +15,6 @@ from biphase.report.results import (
     ReportArm,
     Result,
     ResultSet,
-    average,
     short_steps,
 )
 from biphase.report.signal import Signal, measure_signal

@@ -6,7 +6,7 @@ A result is one cell: an arm (a trained model in its place in a comparison) on a
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
@@ -112,7 +112,8 @@ class Result:
     mean: float
     half_width: float
     """Half of the 95 % interval: Student's t over `samples`, or over their means by pretraining seed where there are
-    several; where samples are not known, the paper's 1.96·s/√num."""
+    several; of an average whose datasets lack different seeds, over these (`average`). Where samples are not known, the
+    paper's 1.96·s/√num."""
     samples: tuple[float, ...]
     """The score of each seed, in the order of `seeds`; () where only the mean ± is known."""
     by_rate: Mapping[float, tuple[float, ...]] | None
@@ -130,6 +131,9 @@ class Result:
 
     @property
     def num_pretrainings(self) -> int:
+        """An average has those of the dataset that has the fewest."""
+        if self.cells:
+            return min(cell.num_pretrainings for cell in self.cells)
         return len(set(self.pretraining_seeds)) or 1
 
     @property
@@ -296,40 +300,6 @@ def reference_mask(arms: Iterable[ReportArm]) -> int | None:
     plain = [arm for arm in masked if arm.is_plain] or masked  # a ratio that falls is no reference
     counts = Counter({arm.name: arm.mask_percent for arm in plain}.values())
     return max(counts, key=lambda mask: (counts[mask], mask)) if counts else None
-
-
-def with_averages(results: Iterable[Result]) -> ResultSet:
-    """Add the average over the datasets of each family, where an arm has all of those that any arm has.
-
-    Over samples where all datasets have the same seeds: seed by seed, so that the interval is that of the average. Else
-    means count as independent, and the half-width is the normal one. Averages that are there stay.
-    """
-    given = ResultSet(tuple(results))
-    made = []
-    for metric in given.metrics:
-        for family in given.families:
-            for arm in given.arms(family=family, metric=metric):
-                cells = [cell for cell in given.find_all(arm, family, metric) if cell is not None]
-                is_whole = len(cells) == len(given.datasets(family, metric))
-                if is_whole and given.find(arm, family, AVERAGE, metric) is None:
-                    made.append(average(cells))
-    return ResultSet((*given.results, *made))
-
-
-def average(cells: Sequence[Result]) -> Result:
-    first = cells[0]
-    places = {(cell.seeds, cell.pretraining_seeds) for cell in cells}
-    if first.samples and len(places) == 1:
-        ((seeds, pretraining_seeds),) = places
-        means = np.mean([cell.samples for cell in cells], axis=0).tolist()
-        made = measured(
-            first.arm, first.family, AVERAGE, first.metric, means, seeds=seeds, pretraining_seeds=pretraining_seeds
-        )
-        return replace(made, cells=tuple(cells))
-    mean = float(np.mean([cell.mean for cell in cells]))
-    error = math.sqrt(sum(cell.std**2 / cell.num for cell in cells)) / len(cells)
-    num = min(cell.num for cell in cells)
-    return Result(first.arm, first.family, AVERAGE, first.metric, mean, NORMAL_QUANTILE * error, (), None, num)
 
 
 def sizes_of(arms: Iterable[ReportArm]) -> list[str]:

@@ -11,11 +11,12 @@ from typing import Any
 from biphase.errors import InputError
 from biphase.files import content_hash, read_json, write_json
 from biphase.paper.findings import make_claims, read_findings
+from biphase.report.averages import with_averages
 from biphase.report.claims import Claim, Finding, judge_claims
 from biphase.report.formats import show_count
 from biphase.report.grammar import parse_inequality
 from biphase.report.hypotheses import AskedInequality, Ladder, Spot, bind, make_line
-from biphase.report.results import ResultSet, with_averages
+from biphase.report.results import ResultSet
 from biphase.study.arms import refuse_doubles
 from biphase.study.curricula import write_steps
 from biphase.study.plan import Plan
