@@ -224,10 +224,13 @@ def baseline_ladder(line: ParsedInequality, ladders: Mapping[str, Ladder], spot:
     return tuple(rungs)
 
 
-def make_line(asked: Sequence[AskedInequality], results: ResultSet) -> Claim:
+def make_line(asked: Sequence[AskedInequality], results: ResultSet, planned: Mapping[str, str] | None = None) -> Claim:
     """A line at all its places as a claim: that a sum lies below a bound says that the contrary sum lies above its
     contrary; that a compute equivalent, in FLOPs, is below 0.6, that the arm is above the baseline's line at 1 / 0.6 of
-    the arm's compute."""
+    the arm's compute.
+
+    `planned`: the tasks that a study has → the code of their family. An average over fewer of them is none.
+    """
     line, arms = asked[0].line, {arm.name: arm for arm in results.arms()}
     bound = 0.0 if line.is_equivalent or not line.bound else line.sign * line.bound
     inequalities, untested = [], []
@@ -235,7 +238,7 @@ def make_line(asked: Sequence[AskedInequality], results: ResultSet) -> Claim:
         seen, lacks = [], []
         for way in (one, *one.rivals):
             try:
-                seen.append(measure(way, results, arms))
+                seen.append(measure(way, results, arms, planned or {}))
             except InputError as error:
                 lacks.append(f"{way.label} ({error})")
         if not seen:
@@ -245,11 +248,19 @@ def make_line(asked: Sequence[AskedInequality], results: ResultSet) -> Claim:
     return Claim(line.text, tuple(inequalities), tuple(untested))
 
 
-def measure(asked: AskedInequality, results: ResultSet, arms: Mapping[str, ReportArm]) -> tuple[str, Contrast]:
+def measure(
+    asked: AskedInequality, results: ResultSet, arms: Mapping[str, ReportArm], planned: Mapping[str, str]
+) -> tuple[str, Contrast]:
     """What is to lie above the bound, and its label. Raises `InputError` with what is lacking where it is not known."""
     line = asked.line
     if not {*asked.ladder, *(name for _, names, _ in asked.terms for name in names)} <= arms.keys():
         raise InputError("no scores")
+    for _, names, task in asked.terms:
+        for name in (*names, *asked.ladder):
+            known = results.scores_of(arms[name])
+            wanted = [one for one, family in planned.items() if task in (one, family, MEAN_OF_FAMILIES)]
+            if lost := [one for one in wanted if one not in known]:
+                raise InputError(f"no scores of {name} on {', '.join(lost)}")
     terms: list[Term] = [
         (replace(operand, weight=line.sign * operand.weight), [arms[name] for name in names])
         for operand, names, _ in asked.terms

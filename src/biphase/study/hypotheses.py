@@ -77,13 +77,18 @@ def ask(plan: Plan) -> dict[str, list[list[AskedInequality] | str]]:
 
 
 def judge_hypotheses(plan: Plan, results: ResultSet) -> tuple[Finding, ...]:
-    """Every hypothesis with its verdict, corrected together, by the standard metrics."""
+    """Every hypothesis with its verdict, corrected together, by the standard metrics; on all tasks of the plan that it
+    is about, or not at all."""
+    planned = task_families(plan.study.evaluation)
     results = with_averages(results.select(metric=results.primary_metric).results) if results.results else results
     findings = []
     for hypothesis, lines in zip(plan.study.hypotheses, ask(plan).values(), strict=True):
         claims: list[Claim] = []
         for line in lines:
-            claims += make_claims(line, results) if isinstance(line, str) else [make_line(line, results)]
+            if isinstance(line, str):
+                claims += make_claims(line, results, planned)
+            else:
+                claims.append(make_line(line, results, planned))
         findings.append(Finding(hypothesis.name, hypothesis.says, HOW_JUDGED, tuple(claims)))
     return judge_claims(findings)
 
