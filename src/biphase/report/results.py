@@ -126,6 +126,11 @@ class Result:
     """The pretraining seed of each of `samples`; () where all are of one pretraining."""
     examples: KeptExamples | None = field(default=None, repr=False, compare=False)
     """What the test examples contribute to each of `samples`, read when first needed; None where it is not known."""
+    num_runs: int | None = None
+    """How many fine-tunings it was chosen from, over all rates and seeds, those that diverged too; None where that is
+    not known."""
+    num_diverged: int = 0
+    """How many seeds diverged at the chosen rate."""
     cells: tuple["Result", ...] = field(default=(), repr=False, compare=False)
     """What an average is the mean of: results on datasets, where these were measured."""
 
@@ -239,6 +244,8 @@ def measured(
     seeds: Sequence[int] | None = None,
     pretraining_seeds: Sequence[int] = (),
     examples: KeptExamples | None = None,
+    num_runs: int | None = None,
+    num_diverged: int = 0,
 ) -> Result:
     """The result of a finished study: mean and Student's interval over the seeds' test scores at the chosen rate; over
     the means of pretraining seeds, where there are several.
@@ -262,6 +269,8 @@ def measured(
         seeds=tuple(range(len(samples)) if seeds is None else seeds),
         pretraining_seeds=tuple(pretraining_seeds),
         examples=examples,
+        num_runs=num_runs,
+        num_diverged=num_diverged,
     )
 
 
@@ -286,6 +295,8 @@ def pool(results: Sequence[Result]) -> Result:
         [seed for one in results for seed in one.seeds],
         [seed for one in results for seed in one.pretraining_seeds],
         None if None in kept else KeptExamples(tuple(score for one in kept if one for score in one.scores)),
+        sum(one.num_runs for one in results if one.num_runs is not None) or None,
+        sum(one.num_diverged for one in results),
     )
 
 
