@@ -126,6 +126,8 @@ class Result:
     """The pretraining seed of each of `samples`; () where all are of one pretraining."""
     examples: KeptExamples | None = field(default=None, repr=False, compare=False)
     """What the test examples contribute to each of `samples`, read when first needed; None where it is not known."""
+    measure: str = ""
+    """The name of what it measures, such as mcc, for captions; empty where that is not known."""
     num_runs: int | None = None
     """How many fine-tunings it was chosen from, over all rates and seeds, those that diverged too; None where that is
     not known."""
@@ -246,6 +248,7 @@ def measured(
     examples: KeptExamples | None = None,
     num_runs: int | None = None,
     num_diverged: int = 0,
+    measure: str = "",
 ) -> Result:
     """The result of a finished study: mean and Student's interval over the seeds' test scores at the chosen rate; over
     the means of pretraining seeds, where there are several.
@@ -271,6 +274,7 @@ def measured(
         examples=examples,
         num_runs=num_runs,
         num_diverged=num_diverged,
+        measure=measure,
     )
 
 
@@ -297,6 +301,7 @@ def pool(results: Sequence[Result]) -> Result:
         None if None in kept else KeptExamples(tuple(score for one in kept if one for score in one.scores)),
         sum(one.num_runs for one in results if one.num_runs is not None) or None,
         sum(one.num_diverged for one in results),
+        first.measure,
     )
 
 

@@ -87,6 +87,7 @@ def collect_model(
                 chosen.examples if metric == own else None,
                 num_runs=len(found.cells[name, task]),
                 num_diverged=chosen.num_diverged,
+                measure=metric,
             )
 
 
