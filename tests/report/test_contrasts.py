@@ -13,8 +13,9 @@ from scipy import stats
 
 from biphase.finetuning.predictions import ExampleTable
 from biphase.paper.published import read_reference
+from biphase.report.averages import with_averages
 from biphase.report.contrasts import contrast, difference, is_significant, judge_difference, mix_degrees
-from biphase.report.results import AVERAGE, ReportArm, Result, measured, with_averages
+from biphase.report.results import AVERAGE, ReportArm, Result, measured
 from biphase.report.statistics import Interval
 
 sys.path.append(str(Path(__file__).parents[2] / "scripts"))

@@ -4,9 +4,12 @@ import math
 from dataclasses import replace
 
 import pytest
+from scipy import stats
 
+from biphase.report.averages import with_averages
+from biphase.report.contrasts import difference
 from biphase.report.page import describe_results
-from biphase.report.results import AVERAGE, ReportArm, Result, measured, missing_cells, pool, with_averages
+from biphase.report.results import AVERAGE, ReportArm, Result, measured, missing_cells, pool
 
 CLM = ReportArm("clm", "objective", "1m", "clm", None, 100, 100, 0)
 MLM = ReportArm("mlm", "objective", "1m", "mlm", 40, 100, 0, 100)
@@ -46,12 +49,37 @@ def test_pretrainings_are_pooled() -> None:
 
 
 def test_averages_of_unequal_seeds_are_independent() -> None:
+    """Student's t, with Welch's degrees of freedom, of the two means over two and three seeds."""
     cells = [measured(CLM, "SC", "a", "standard", (0.5, 0.7)), measured(CLM, "SC", "b", "standard", (0.8, 0.6, 0.7))]
     average = with_averages(cells).find(CLM, "SC", AVERAGE, "standard")
     assert average is not None
     assert (average.mean, average.samples, average.num) == (pytest.approx(0.65), (), 2)
-    error = math.sqrt(0.02 / 2 + 0.01 / 3) / 2
-    assert average.half_width == pytest.approx(1.96 * error)
+    welch = stats.ttest_ind((0.5, 0.7), (0.8, 0.6, 0.7), equal_var=False).confidence_interval()
+    assert average.half_width == pytest.approx((welch.high - welch.low) / 2 / 2)
+
+
+def test_averages_without_a_cell_stay_over_pretraining_seeds() -> None:
+    """Three pretraining seeds, two fine-tuning seeds, two tasks of which one lacks a cell: interval and test are those
+    over three means, whose fine-tuning seeds agree here, as with all cells."""
+
+    def average_of(arm: ReportArm, levels: tuple[float, ...], num_lacking: int) -> Result:
+        cells = []
+        for dataset, lacking in (("a", num_lacking), ("b", 0)):
+            points = [(seed, level) for seed, level in enumerate(levels) for _ in range(2)][lacking:]
+            seeds = [at % 2 for at in range(6)][lacking:]
+            scores = [level for _, level in points]
+            pretraining = [seed for seed, _ in points]
+            cells.append(measured(arm, "SC", dataset, "standard", scores, None, seeds, pretraining))
+        found = with_averages(cells).find(arm, "SC", AVERAGE, "standard")
+        assert found is not None
+        return found
+
+    whole, part = (average_of(CLM, (0.50, 0.52, 0.57), num) for num in (0, 1))
+    assert part.samples == () and part.num_pretrainings == 3
+    assert part.half_width == pytest.approx(whole.half_width) and whole.half_width > 0.08
+    other = average_of(MLM, (0.49, 0.53, 0.52), 0)
+    assert difference(part, other).against().p_value == pytest.approx(difference(whole, other).against().p_value)
+    assert difference(part, other).noise == ("pretraining seeds", "fine-tuning seeds")
 
 
 def test_no_average_of_a_part() -> None:

@@ -7,7 +7,10 @@ from dataclasses import replace
 import pytest
 
 from biphase.paper.published import TABLE_NUMBERS, read_reference
-from biphase.report.results import ReportArm, Result, ResultSet, measured, with_averages
+from biphase.report.averages import with_averages
+from biphase.report.overview import wide_table
+from biphase.report.panels import objective_by_size
+from biphase.report.results import ReportArm, Result, ResultSet, measured
 from biphase.report.tables import CSV_COLUMNS, ScoreTable, make_tables, table_files, to_csv, to_latex, to_markdown
 
 CLM = ReportArm("clm", "objective", "1m", "clm", None, 1000, 1000, 0)
@@ -110,6 +113,30 @@ def test_metrics_have_tables_of_their_own() -> None:
     tables = make_tables(ResultSet(tuple(cells)), TABLE_NUMBERS)
     assert [table.name for table in tables] == ["table-03-objective-tc-standard", "table-03-objective-tc-paper"]
     assert "F1 of entities" in tables[0].title and "macro-F1" in tables[1].title
+
+
+def test_captions_say_what_was_measured() -> None:
+    """cola's Matthews correlation stands beside genre's accuracy, and their average is of both."""
+
+    def make(*measures: str) -> ResultSet:
+        cells = [
+            measured(arm, "SC", dataset, "standard", (0.5, 0.6), measure=measure)
+            for arm in (CLM, MLM)
+            for dataset, measure in zip(("genre", "cola"), measures, strict=False)
+        ]
+        return with_averages(cells)
+
+    mixed = "accuracy on genre and Matthews correlation on cola, which averages mix"
+    for measures, told in ((("accuracy", "mcc"), mixed), (("mcc", "mcc"), "Matthews correlation")):
+        results = make(*measures)
+        (table,) = make_tables(results)
+        assert table.title.endswith(f", sequence classification ({told})")
+        assert f"(sequence classification: {told})" in wide_table(results, "standard").title
+        labels = {panel.y_label for panel in objective_by_size(results)}
+        assert labels == {"mean of accuracy and Matthews correlation (%)" if told is mixed else f"{told} (%)"}
+    known, unknown = make("accuracy", "accuracy"), make("", "")
+    assert make_tables(known)[0].title == make_tables(unknown)[0].title
+    assert "(accuracy)" in make_tables(known)[0].title
 
 
 def test_one_seed_has_no_half_width() -> None:

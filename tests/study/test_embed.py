@@ -17,6 +17,7 @@ from biphase.engine.local import Engine
 from biphase.errors import InputError
 from biphase.study.cost import cell_costs, estimate
 from biphase.study.folder import claim_study_folder, read_state
+from biphase.study.hypotheses import list_scores
 from biphase.study.plan import count_embedded, plan_study
 from biphase.study.report import report_study
 from biphase.study.results import collect_results
@@ -66,6 +67,8 @@ def test_which_pretraining_embeds_best(tree: dict[str, Any], tmp_path: Path) -> 
     assert {(r.arm.objective, r.family, r.dataset, r.metric, r.num) for r in results} == {
         (objective, "EM", "zero-shot:passages", "standard", 2) for objective in ("clm", "mlm")
     }
+    planned = list_scores(plan).num_runs
+    assert all(one.num_runs == planned[one.arm.name, one.dataset] == 2 for one in results)
     assert all(one.half_width > 0 and one.examples and one.examples.table is not None for one in results)
     page, findings = report_study(plan, place, tmp_path / "report", [])
     assert ">passages</button>" in page.read_text() and findings[0].key == "mlm"

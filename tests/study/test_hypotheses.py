@@ -11,7 +11,8 @@ from biphase.config import parse_config
 from biphase.errors import InputError
 from biphase.paper.findings import judge_findings, read_findings
 from biphase.paper.published import read_reference
-from biphase.report.results import ReportArm, ResultSet, measured
+from biphase.report.claims import Finding
+from biphase.report.results import AVERAGE, ReportArm, ResultSet, measured
 from biphase.study.hypotheses import (
     ask,
     declare,
@@ -121,10 +122,69 @@ def test_a_bound_on_the_compute_equivalent() -> None:
     assert "no scores" in missing.claims[0].untested[0]
 
 
-def test_findings_of_the_paper_are_hypotheses_too() -> None:
+def test_an_average_is_over_all_tasks_of_the_plan_or_not_there() -> None:
+    """With one of two tasks done the average over families, a family that lacks it and a finding of the paper wait;
+    the task that is there is judged."""
+    lines = ["on average", "on TC", "on SC", "on wnut17"]
+    plan = make_plan(*(f"1m-25-75 - mlm40 > 0 {where} at 100 steps" for where in lines), "F6 of the paper")
+    results = []
+    for name, mean, setup in (("1m-25-75-100", 0.6, "ratio"), ("1m-mlm40-100", 0.5, "ratio")):
+        arm = ReportArm(name, setup, "1m", "clm+mlm" if mean > 0.5 else "mlm", 40, 100, 25 * (mean > 0.5), 75)
+        samples = [mean + 0.001 * ((seed * (3 if mean > 0.5 else 1)) % 4) for seed in range(5)]
+        results.append(measured(arm, "TC", "wnut17", "standard", samples))
+    everything, tc, sc, task, finding = judge_hypotheses(plan, ResultSet(tuple(results)))
+    assert [one.verdict for one in (everything, tc, sc, task)] == ["undecided", "supported", "undecided", "supported"]
+    for lacking in (everything, sc):
+        assert not lacking.is_tested and "no scores of 1m-25-75-100 on genre" in lacking.needs[0]
+    assert not finding.is_tested and any("on genre" in line for line in finding.needs)
+    assert judge_findings(ResultSet(tuple(results)))[5].is_tested, "without a plan, what is there is all there is"
+
+
+def judge_one_task(*holds: str, ahead: dict[str, int], behind: dict[str, int]) -> tuple[Finding, ...]:
+    """1m-25-75-100 is ten points ahead of 1m-mlm40-100 on wnut17, with two pretraining seeds of five runs each."""
+    results = []
+    for name, mean, more in (("1m-25-75-100", 0.6, ahead), ("1m-mlm40-100", 0.5, behind)):
+        arm = ReportArm(name, "other", "1m", "mlm", 40, 100, 0, 100)
+        samples = [mean + 0.001 * ((at * (3 if mean > 0.5 else 1)) % 4) for at in range(10)]
+        known: dict[str, Any] = {"num_runs": 10, **more}
+        seeds = [at % 5 for at in range(10)]
+        results.append(measured(arm, "TC", "wnut17", "standard", samples, None, seeds, **known))
+    return judge_hypotheses(make_plan(*holds), ResultSet(tuple(results)))
+
+
+@pytest.mark.parametrize(
+    ("ahead", "behind", "verdicts", "needs"),
+    [
+        ({}, {}, ["supported", "contradicted"], []),
+        ({"num_diverged": 3}, {}, ["undecided", "undecided"], ["1m-25-75-100 on wnut17 without divergence: it lost 3"]),
+        ({}, {"num_diverged": 3}, ["supported", "contradicted"], []),
+        ({"num_runs": 9}, {}, ["undecided", "undecided"], ["1m-25-75-100 on wnut17: its score is by 9 of 10"]),
+        ({}, {"num_runs": 5}, ["undecided", "undecided"], ["1m-mlm40-100 on wnut17: its score is by 5 of 10"]),
+    ],
+)
+def test_a_verdict_rests_on_finished_scores_that_lost_no_seed(
+    ahead: dict[str, int], behind: dict[str, int], verdicts: list[str], needs: list[str]
+) -> None:
+    """Seeds that diverged stand in the way of the arm that is ahead, as the mean is that of the survivors."""
+    lines = "1m-25-75 - mlm40 > 0 on TC at 100 steps", "1m-25-75 - mlm40 < 0 on TC at 100 steps"
+    judged = judge_one_task(*lines, ahead=ahead, behind=behind)
+    assert [one.verdict for one in judged] == verdicts
+    for finding in judged:
+        assert len(finding.needs) == len(needs) and all(map(str.__contains__, finding.needs, needs))
+
+
+def test_that_none_holds_is_not_known_while_one_has_no_scores() -> None:
+    line = "mlm40 - 1m-25-75 > 0 on some task at 100 steps"
+    (finding,) = judge_one_task(line, ahead={}, behind={})
+    assert finding.verdict == "undecided" and "no scores of 1m-mlm40-100 on genre" in finding.needs[0]
+
+
+def test_findings_of_the_paper_are_hypotheses_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """On its 800 scores a citation is judged as the finding itself; beside it stands an inequality of one's own."""
     plan = make_plan("F6 of the paper", "F1 of the paper", "stack - mlm40 > 0")
     published = read_reference()
+    planned = {result.dataset: result.family for result in published.results if result.dataset != AVERAGE}
+    monkeypatch.setattr("biphase.study.hypotheses.task_families", lambda evaluation: planned)
     sixth, first, own = judge_hypotheses(plan, published)
     known = {finding.key: finding for finding in judge_findings(published)}
     for judged, key in ((sixth, "F6"), (first, "F1")):

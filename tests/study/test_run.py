@@ -32,6 +32,7 @@ from biphase.study.folder import (
     read_state,
     train_name,
 )
+from biphase.study.hypotheses import list_scores
 from biphase.study.plan import Plan, plan_study
 from biphase.study.report import report_study
 from biphase.study.results import arm_of_model, collect_results, compare_curricula, read_evidence
@@ -172,6 +173,9 @@ def test_results_in_the_papers_terms(plan: Plan, finished: StudyFolder) -> None:
     assert continued.flops is not None and continued.flops > (arms["tiny-clm-12", "objective"].flops or 0)
     assert all(len(result.samples) == 2 and len(result.by_rate or {}) == 2 for result in results)
     assert {(result.family, result.metric) for result in results} == {("TC", "standard"), ("TC", "paper")}
+    planned = list_scores(plan).num_runs
+    assert all(one.num_runs == planned[one.arm.name, one.dataset] == 4 and not one.num_diverged for one in results)
+    assert {result.measure for result in results} == {"f1", "paper_f1"}
 
 
 def test_report(plan: Plan, finished: StudyFolder, tmp_path: Path) -> None:

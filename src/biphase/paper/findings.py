@@ -13,12 +13,13 @@ from typing import Any
 
 from biphase.errors import InputError
 from biphase.paper.published import PUBLISHED_FAMILIES, TABLE_NUMBERS, read_reference
+from biphase.report.averages import with_averages
 from biphase.report.claims import ON_PAR, Claim, Finding, Verdicts, count_tests, judge_claims, name_noise
 from biphase.report.formats import show_list
 from biphase.report.grammar import parse_inequality
-from biphase.report.hypotheses import Ladder, bind, make_line
+from biphase.report.hypotheses import NOTHING_ASKED, AskedScores, Ladder, bind, make_line
 from biphase.report.page import write_report
-from biphase.report.results import ReportArm, ResultSet, reference_mask, short_steps, with_averages
+from biphase.report.results import ReportArm, ResultSet, reference_mask, short_steps
 from biphase.trees import parse_yaml
 
 NOTE = f"“On par” allows for {100 * ON_PAR:g} point, a number that is ours."
@@ -60,35 +61,41 @@ def stand_for(chosen: Mapping[str, Any], arms: Sequence[ReportArm]) -> Ladder:
     return ladder
 
 
-def make_claims(key: str, results: ResultSet) -> list[Claim]:
-    """The lines of a finding as claims; one that is about arms that are not there is untested."""
+def make_claims(key: str, results: ResultSet, planned: AskedScores = NOTHING_ASKED) -> list[Claim]:
+    """The lines of a finding as claims; one that is about arms that are not there is untested. `planned` is that of
+    `make_line`."""
     families = {family: family for family in PUBLISHED_FAMILIES}
+    asked = {task: family for task, family in planned.families.items() if family in families}
+    planned = AskedScores(asked, planned.num_runs)
     results = ResultSet(tuple(one for one in results.results if one.family in families))
     arms = results.arms()
     ladders = {name: stand_for(chosen, arms) for name, chosen in read_findings()["names"].items()}
     claims = []
     for line in read_findings()["findings"][key]["holds"]:
         try:
-            claims.append(make_line(bind(parse_inequality(line), ladders, families), results))
+            claims.append(make_line(bind(parse_inequality(line), ladders, families), results, planned))
         except InputError as error:
             claims.append(Claim(line, (), (str(error).removeprefix(f"'{line}': "),)))
     return claims
 
 
-def judge_paper(results: ResultSet) -> Verdicts:
-    """What a report in the paper's terms says: every finding, and two sentences."""
-    findings = judge_findings(results)
+def judge_paper(results: ResultSet, planned: AskedScores = NOTHING_ASKED) -> Verdicts:
+    """What a report in the paper's terms says: every finding, and two sentences. `planned` is that of `make_line`."""
+    findings = judge_findings(results, planned)
     over = name_noise(findings)
     return findings, answer(findings), f"{NOTE} Tests are over {over}." if over else NOTE
 
 
-def judge_findings(results: ResultSet) -> tuple[Finding, ...]:
+def judge_findings(results: ResultSet, planned: AskedScores = NOTHING_ASKED) -> tuple[Finding, ...]:
     """Every finding with its verdict (see `judge_claims`), on the standard metrics where there are any, else on the
-    paper's."""
+    paper's. `planned` is that of `make_line`."""
     results = with_averages(results.select(metric=results.primary_metric).results)
     told = read_findings()["findings"].items()
     return judge_claims(
-        [Finding(key, one["says"], one.get("judged", ""), tuple(make_claims(key, results))) for key, one in told]
+        [
+            Finding(key, one["says"], one.get("judged", ""), tuple(make_claims(key, results, planned)))
+            for key, one in told
+        ]
     )
 
 

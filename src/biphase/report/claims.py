@@ -45,6 +45,10 @@ class Inequality:
     verdict: ClaimVerdict = "undecided"
     needs: str = ""
     """What would decide it, if it is undecided."""
+    lacks_above: tuple[str, ...] = ()
+    """What must be there before the estimate can be called above the bound, whatever the test says."""
+    lacks_below: tuple[str, ...] = ()
+    """The same for below."""
 
     @property
     def estimate(self) -> float:
@@ -107,7 +111,8 @@ def judge_claims(findings: Sequence[Finding]) -> tuple[Finding, ...]:
 
     An inequality is supported (contradicted) if its estimate lies above (below) its bound and its p-value, adjusted
     over all tests of all findings, is below 5 %. A claim, and likewise a finding, is supported if everything in it is,
-    contradicted if anything in it is, and undecided otherwise; also where something in it cannot be tested. With one
+    contradicted if anything in it is, and undecided otherwise; also where something in it cannot be tested, or what a
+    verdict would rest on is not finished or has lost seeds (`lacks_above`, `lacks_below`). With one
     pretraining seed a verdict is about the checkpoints at hand, not about what another pretraining of the same arm
     would give (see `name_noise`).
     """
@@ -152,11 +157,20 @@ def decide(inequality: Inequality, adjusted: float, adjusted_contrary: float, nu
         verdict = "supported"
     elif is_significant(adjusted_contrary) or (side == "below" and not has_own_contrary):
         verdict = "contradicted"
-    needs = ""
+    lacks = {"supported": inequality.lacks_above, "contradicted": inequality.lacks_below}.get(
+        verdict, (*inequality.lacks_above, *inequality.lacks_below)
+    )
+    needs = list(dict.fromkeys(lacks))
     if verdict == "undecided":  # at the level that Holm's correction asks of the first of all tests
         level = SIGNIFICANCE / (max(num_tests, 1) * inequality.num_asked)
-        needs = what_decides(inequality.contrast, inequality.bound, level)
-    return replace(inequality, adjusted=adjusted, adjusted_contrary=adjusted_contrary, verdict=verdict, needs=needs)
+        needs.append(what_decides(inequality.contrast, inequality.bound, level))
+    return replace(
+        inequality,
+        adjusted=adjusted,
+        adjusted_contrary=adjusted_contrary,
+        verdict="undecided" if needs else verdict,
+        needs="; ".join(needs),
+    )
 
 
 def together(verdicts: Sequence[str]) -> ClaimVerdict:
@@ -165,35 +179,41 @@ def together(verdicts: Sequence[str]) -> ClaimVerdict:
     return "supported" if verdicts and set(verdicts) == {"supported"} else "undecided"
 
 
-def make_inequality(label: str, seen: Contrast, bound: float) -> Inequality:
+def make_inequality(
+    label: str, seen: Contrast, bound: float, lacks_above: tuple[str, ...] = (), lacks_below: tuple[str, ...] = ()
+) -> Inequality:
     tested = seen.against(bound)
-    return Inequality(label, seen, bound, tested.low, tested.high, tested.p_value)
+    return Inequality(
+        label, seen, bound, tested.low, tested.high, tested.p_value, lacks_above=lacks_above, lacks_below=lacks_below
+    )
 
 
-def strongest(rivals: Sequence[tuple[str, Contrast]], bound: float) -> Inequality:
-    """That at least one of these contrasts is above the bound: the one with the strongest evidence, Bonferroni's
+def strongest(rivals: Sequence[Inequality]) -> Inequality:
+    """That at least one of these inequalities of one bound holds: the one with the strongest evidence, Bonferroni's
     correction for having chosen it, and the contrary, that none is more than `ON_PAR` above the bound.
 
-    The strongest is the one above the bound with the smallest p-value; the highest, where none is or can be tested.
+    The strongest is the one above the bound with the smallest p-value; the highest, where none is, or can be tested,
+    or has all that it takes to be called above.
     """
 
-    def evidence(rival: tuple[str, Contrast]) -> tuple[float, float]:
-        seen = rival[1]
-        p_value = seen.against(bound).p_value
-        return (p_value if seen.estimate > bound and not math.isnan(p_value) else 2.0, -seen.estimate)
+    def evidence(rival: Inequality) -> tuple[float, float]:
+        is_seen = rival.estimate > rival.bound and not math.isnan(rival.p_value) and not rival.lacks_above
+        return (rival.p_value if is_seen else 2.0, -rival.estimate)
 
-    best = make_inequality(*min(rivals, key=evidence), bound)
+    best = min(rivals, key=evidence)
+    bound = best.bound
     # The contrary must hold for every rival, so its p-value is the largest of theirs. What cannot be tested cannot be
     # shown: it counts as 1, unless nothing can be tested. 0.01, nan, 0.2 → 1; 0.01, 0.03, 0.2 → 0.2; nan, nan → nan.
     contrary = []
-    for _, seen in rivals:
-        p_value = seen.against(bound + ON_PAR).p_value
-        contrary.append(p_value if seen.estimate < bound + ON_PAR or math.isnan(p_value) else 1.0)
+    for rival in rivals:
+        p_value = rival.contrast.against(bound + ON_PAR).p_value
+        contrary.append(p_value if rival.estimate < bound + ON_PAR or math.isnan(p_value) else 1.0)
     contrary_N = np.array(contrary)
     is_tested_N = ~np.isnan(contrary_N)
     return replace(
         best,
         p_value=min(best.p_value * len(rivals), 1.0),
         num_asked=len(rivals),
+        lacks_below=tuple(lack for rival in rivals for lack in rival.lacks_below),
         p_contrary=float(np.where(is_tested_N, contrary_N, 1.0).max()) if is_tested_N.any() else math.nan,
     )

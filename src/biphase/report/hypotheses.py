@@ -5,14 +5,15 @@ import itertools
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from biphase.errors import InputError, nearest
 from biphase.report.axes import Term, contrast_spreads, weigh_arms
-from biphase.report.claims import Claim, make_inequality, strongest
-from biphase.report.contrasts import Contrast, Terms, contrast
+from biphase.report.claims import Claim, Inequality, make_inequality, strongest
+from biphase.report.contrasts import contrast
 from biphase.report.equivalents import contrast_at_share
+from biphase.report.formats import show_count
 from biphase.report.grammar import MEAN_OF_FAMILIES, QUANTIFIERS, RATE, Operand, ParsedInequality
 from biphase.report.results import FAMILY_CODES, FAMILY_NAMES, ReportArm, Result, ResultSet, num_parameters
 
@@ -224,7 +225,21 @@ def baseline_ladder(line: ParsedInequality, ladders: Mapping[str, Ladder], spot:
     return tuple(rungs)
 
 
-def make_line(asked: Sequence[AskedInequality], results: ResultSet) -> Claim:
+@dataclass(frozen=True)
+class AskedScores:
+    """The scores that a study asks for. A verdict waits for those that it rests on."""
+
+    families: Mapping[str, str] = field(default_factory=dict)
+    """The tasks → the code of their family. An average over fewer of them is none."""
+    num_runs: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """(arm, task) → how many fine-tunings there are to be, over all rates and seeds."""
+
+
+NOTHING_ASKED = AskedScores()
+"""What is there is all there is."""
+
+
+def make_line(asked: Sequence[AskedInequality], results: ResultSet, planned: AskedScores = NOTHING_ASKED) -> Claim:
     """A line at all its places as a claim: that a sum lies below a bound says that the contrary sum lies above its
     contrary; that a compute equivalent, in FLOPs, is below 0.6, that the arm is above the baseline's line at 1 / 0.6 of
     the arm's compute."""
@@ -235,43 +250,89 @@ def make_line(asked: Sequence[AskedInequality], results: ResultSet) -> Claim:
         seen, lacks = [], []
         for way in (one, *one.rivals):
             try:
-                seen.append(measure(way, results, arms))
+                seen.append(measure(way, results, arms, planned, bound))
             except InputError as error:
                 lacks.append(f"{way.label} ({error})")
         if not seen:
             untested.append(lacks[0])
         else:
-            inequalities.append(strongest(seen, bound) if line.has_some else make_inequality(*seen[0], bound))
+            best = strongest(seen) if line.has_some else seen[0]
+            # That none holds is not known of those without scores.
+            lacks_below = (*best.lacks_below, *(f"scores that are not there: {lack}" for lack in lacks))
+            inequalities.append(replace(best, lacks_below=lacks_below))
     return Claim(line.text, tuple(inequalities), tuple(untested))
 
 
-def measure(asked: AskedInequality, results: ResultSet, arms: Mapping[str, ReportArm]) -> tuple[str, Contrast]:
-    """What is to lie above the bound, and its label. Raises `InputError` with what is lacking where it is not known."""
+def measure(
+    asked: AskedInequality, results: ResultSet, arms: Mapping[str, ReportArm], planned: AskedScores, bound: float
+) -> Inequality:
+    """What is to lie above the bound, tested. Raises `InputError` with what is lacking where it is not known."""
     line = asked.line
     if not {*asked.ladder, *(name for _, names, _ in asked.terms for name in names)} <= arms.keys():
         raise InputError("no scores")
+    for _, names, task in asked.terms:
+        for name in (*names, *asked.ladder):
+            known = results.scores_of(arms[name])
+            due = [one for one, family in planned.families.items() if task in (one, family, MEAN_OF_FAMILIES)]
+            if lost := [one for one in due if one not in known]:
+                raise InputError(f"no scores of {name} on {', '.join(lost)}")
     terms: list[Term] = [
         (replace(operand, weight=line.sign * operand.weight), [arms[name] for name in names])
         for operand, names, _ in asked.terms
     ]
     tasks = [task for _, _, task in asked.terms]
+    datasets = list_datasets(tasks[0], results)
     if line.is_equivalent:
-        [(_, [arm])], share = terms, line.bound
-        datasets = None if tasks[0] == MEAN_OF_FAMILIES else list_datasets(tasks[0], results)
-        between = contrast_at_share(results, arm, [arms[name] for name in asked.ladder], share, datasets=datasets)
+        [(_, [arm])], share, ladder = terms, line.bound, [arms[name] for name in asked.ladder]
+        wanted = None if tasks[0] == MEAN_OF_FAMILIES else datasets
+        between = contrast_at_share(results, arm, ladder, share, datasets=wanted)
         which = "baseline − arm" if line.sign > 0 else "arm − baseline"
         label = f"{asked.label}: {which} at {1 / share:.2g} of its compute"
-        return label, replace(between, estimate=-line.sign * between.estimate)
+        sides = [(-line.sign, arm), *((line.sign, rung) for rung in ladder)]
+        lacks = find_lacks(weigh_scores(sides, datasets, results), planned)
+        return make_inequality(label, replace(between, estimate=-line.sign * between.estimate), bound, *lacks)
     label = asked.label if line.sign > 0 else f"−({asked.label})"
     if terms[0][0].function == "spread":
-        seen, values = contrast_spreads(terms, list_datasets(tasks[0], results), results)
-        return f"{label} ({terms[0][0].axis} {', '.join(f'{value:g}' for value in values)})", seen
-    weighted: Terms = []
+        seen, values = contrast_spreads(terms, datasets, results)
+        # A spread is over what did not diverge, by its definition: that counts on neither side.
+        sides = [(0, arm) for _, some in terms for arm in some]
+        lacks = find_lacks(weigh_scores(sides, datasets, results), planned)
+        label = f"{label} ({terms[0][0].axis} {', '.join(f'{value:g}' for value in values)})"
+        return make_inequality(label, seen, bound, *lacks)
+    weighted: list[tuple[float, Result]] = []
     for (operand, _), task, members in zip(terms, tasks, weigh_arms(terms), strict=True):
         for weight, arm in members:
             scores = find_scores(arm, task, results)
             weighted += [(operand.weight * weight / len(scores), score) for score in scores]
-    return label, contrast(weighted)
+    return make_inequality(label, contrast(weighted), bound, *find_lacks(weighted, planned))
+
+
+def weigh_scores(
+    sides: Sequence[tuple[float, ReportArm]], datasets: Sequence[str], results: ResultSet
+) -> list[tuple[float, Result]]:
+    """The scores of arms on datasets, each with the weight of its arm."""
+    scores = [(side, score) for side, arm in sides for score in results.scores_of(arm).values()]
+    return [(side, score) for side, score in scores if score.dataset in datasets]
+
+
+def find_lacks(terms: Sequence[tuple[float, Result]], planned: AskedScores) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What a weighted sum of scores lacks to be called above a bound, and what to be called below it: on both sides
+    fine-tunings that are not there, as another rate or seed may change the score; on the side that a score speaks for,
+    the seeds that diverged, as the mean is that of those that survived."""
+    above, below = list[str](), list[str]()
+    for weight, one in terms:
+        for score in one.cells or (one,):
+            where = f"{score.arm.name} on {score.dataset}"
+            num_planned = planned.num_runs.get((score.arm.name, score.dataset), 0)
+            if score.num_runs is not None and score.num_runs < num_planned:
+                told = f"all fine-tunings of {where}: its score is by {score.num_runs} of {num_planned}"
+                above.append(told)
+                below.append(told)
+            if score.num_diverged and weight:
+                num_seeds = show_count(score.num_diverged + score.num, "seed")
+                told = f"a score of {where} without divergence: it lost {score.num_diverged} of {num_seeds}"
+                (above if weight > 0 else below).append(told)
+    return tuple(dict.fromkeys(above)), tuple(dict.fromkeys(below))
 
 
 def list_datasets(task: str, results: ResultSet) -> list[str]:

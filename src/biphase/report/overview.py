@@ -4,17 +4,17 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
+from biphase.report.averages import average
 from biphase.report.contrasts import difference, is_significant
 from biphase.report.formats import show_points, show_share
+from biphase.report.measures import tell_measures
 from biphase.report.panels import Mark, Panel, mark_mean
 from biphase.report.results import (
     AVERAGE,
     FAMILY_NAMES,
-    MEASURES,
     ReportArm,
     Result,
     ResultSet,
-    average,
     short_steps,
 )
 from biphase.report.signal import Signal, measure_signal
@@ -83,7 +83,7 @@ def wide_table(results: ResultSet, metric: str) -> ScoreTable:
     # A dataset may have the name of another family's: `uner` of two families becomes `uner (TC)`.
     heads = [f"{code} mean" if name == AVERAGE else name for code, name in columns]
     heads = [f"{head} ({columns[at][0]})" if heads.count(head) > 1 else head for at, head in enumerate(heads)]
-    about = "; ".join(f"{FAMILY_NAMES[code]}: {MEASURES[metric][code]}" for code in results.families)
+    about = "; ".join(f"{FAMILY_NAMES[code]}: {tell_measures(results, code, metric)}" for code in results.families)
     return ScoreTable(
         f"all-{metric}",
         f"All models and tasks, {'standard' if metric == 'standard' else 'the paper’s own'} metrics ({about})",

@@ -18,6 +18,7 @@ from markupsafe import Markup
 from biphase import __version__
 from biphase.errors import InputError
 from biphase.files import own_folder
+from biphase.report.averages import with_averages
 from biphase.report.claims import Claim, Finding, Verdicts, count_tests
 from biphase.report.figures import figure_pool, list_figures, save_figure
 from biphase.report.formats import MISSING, show_count, show_p_value, show_points, show_share
@@ -29,7 +30,6 @@ from biphase.report.results import (
     check_averages,
     missing_cells,
     num_parameters,
-    with_averages,
 )
 from biphase.report.statistics import SIGNIFICANCE
 from biphase.report.svg import inline_svg

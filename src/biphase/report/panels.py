@@ -14,9 +14,9 @@ from typing import Any, Literal
 import numpy as np
 
 from biphase.report.contrasts import difference
+from biphase.report.measures import label_measures
 from biphase.report.results import (
     FAMILY_NAMES,
-    MEASURES,
     ReportArm,
     ResultSet,
     objective_pairs,
@@ -265,7 +265,7 @@ def fill_panels(
                         mean, half_width = gap.value, gap.half_width
                     marks.append(mark_mean(x, mean, half_width, size))
             filled.append((name, look, sorted(marks, key=lambda mark: mark.x)))
-        measure = f"{MEASURES[results.primary_metric][family].partition(',')[0]} (%)"
+        measure = label_measures(results, family, results.primary_metric)
         given = {"kind": "lines", "y_label": measure, **axes}
         made.append(
             Panel(series=filled, title=f"{family} · {FAMILY_NAMES[family]}", x_label=x_label, ticks=ticks, **given)

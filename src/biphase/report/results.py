@@ -6,7 +6,7 @@ A result is one cell: an arm (a trained model in its place in a comparison) on a
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
@@ -112,7 +112,8 @@ class Result:
     mean: float
     half_width: float
     """Half of the 95 % interval: Student's t over `samples`, or over their means by pretraining seed where there are
-    several; where samples are not known, the paper's 1.96·s/√num."""
+    several; of an average whose datasets lack different seeds, over these (`average`). Where samples are not known, the
+    paper's 1.96·s/√num."""
     samples: tuple[float, ...]
     """The score of each seed, in the order of `seeds`; () where only the mean ± is known."""
     by_rate: Mapping[float, tuple[float, ...]] | None
@@ -125,11 +126,21 @@ class Result:
     """The pretraining seed of each of `samples`; () where all are of one pretraining."""
     examples: KeptExamples | None = field(default=None, repr=False, compare=False)
     """What the test examples contribute to each of `samples`, read when first needed; None where it is not known."""
+    measure: str = ""
+    """The name of what it measures, such as mcc, for captions; empty where that is not known."""
+    num_runs: int | None = None
+    """How many fine-tunings it was chosen from, over all rates and seeds, those that diverged too; None where that is
+    not known."""
+    num_diverged: int = 0
+    """How many seeds diverged at the chosen rate."""
     cells: tuple["Result", ...] = field(default=(), repr=False, compare=False)
     """What an average is the mean of: results on datasets, where these were measured."""
 
     @property
     def num_pretrainings(self) -> int:
+        """An average has those of the dataset that has the fewest."""
+        if self.cells:
+            return min(cell.num_pretrainings for cell in self.cells)
         return len(set(self.pretraining_seeds)) or 1
 
     @property
@@ -235,6 +246,9 @@ def measured(
     seeds: Sequence[int] | None = None,
     pretraining_seeds: Sequence[int] = (),
     examples: KeptExamples | None = None,
+    num_runs: int | None = None,
+    num_diverged: int = 0,
+    measure: str = "",
 ) -> Result:
     """The result of a finished study: mean and Student's interval over the seeds' test scores at the chosen rate; over
     the means of pretraining seeds, where there are several.
@@ -258,6 +272,9 @@ def measured(
         seeds=tuple(range(len(samples)) if seeds is None else seeds),
         pretraining_seeds=tuple(pretraining_seeds),
         examples=examples,
+        num_runs=num_runs,
+        num_diverged=num_diverged,
+        measure=measure,
     )
 
 
@@ -282,6 +299,9 @@ def pool(results: Sequence[Result]) -> Result:
         [seed for one in results for seed in one.seeds],
         [seed for one in results for seed in one.pretraining_seeds],
         None if None in kept else KeptExamples(tuple(score for one in kept if one for score in one.scores)),
+        sum(one.num_runs for one in results if one.num_runs is not None) or None,
+        sum(one.num_diverged for one in results),
+        first.measure,
     )
 
 
@@ -296,40 +316,6 @@ def reference_mask(arms: Iterable[ReportArm]) -> int | None:
     plain = [arm for arm in masked if arm.is_plain] or masked  # a ratio that falls is no reference
     counts = Counter({arm.name: arm.mask_percent for arm in plain}.values())
     return max(counts, key=lambda mask: (counts[mask], mask)) if counts else None
-
-
-def with_averages(results: Iterable[Result]) -> ResultSet:
-    """Add the average over the datasets of each family, where an arm has all of those that any arm has.
-
-    Over samples where all datasets have the same seeds: seed by seed, so that the interval is that of the average. Else
-    means count as independent, and the half-width is the normal one. Averages that are there stay.
-    """
-    given = ResultSet(tuple(results))
-    made = []
-    for metric in given.metrics:
-        for family in given.families:
-            for arm in given.arms(family=family, metric=metric):
-                cells = [cell for cell in given.find_all(arm, family, metric) if cell is not None]
-                is_whole = len(cells) == len(given.datasets(family, metric))
-                if is_whole and given.find(arm, family, AVERAGE, metric) is None:
-                    made.append(average(cells))
-    return ResultSet((*given.results, *made))
-
-
-def average(cells: Sequence[Result]) -> Result:
-    first = cells[0]
-    places = {(cell.seeds, cell.pretraining_seeds) for cell in cells}
-    if first.samples and len(places) == 1:
-        ((seeds, pretraining_seeds),) = places
-        means = np.mean([cell.samples for cell in cells], axis=0).tolist()
-        made = measured(
-            first.arm, first.family, AVERAGE, first.metric, means, seeds=seeds, pretraining_seeds=pretraining_seeds
-        )
-        return replace(made, cells=tuple(cells))
-    mean = float(np.mean([cell.mean for cell in cells]))
-    error = math.sqrt(sum(cell.std**2 / cell.num for cell in cells)) / len(cells)
-    num = min(cell.num for cell in cells)
-    return Result(first.arm, first.family, AVERAGE, first.metric, mean, NORMAL_QUANTILE * error, (), None, num)
 
 
 def sizes_of(arms: Iterable[ReportArm]) -> list[str]:

@@ -10,7 +10,8 @@ from typing import Literal, TypeVar
 
 from biphase.report.contrasts import difference
 from biphase.report.formats import MISSING, csv_text, escape_latex, latex_text, markdown_text, show_share
-from biphase.report.results import AVERAGE, FAMILY_NAMES, MEASURES, SETUPS, ReportArm, Result, ResultSet
+from biphase.report.measures import tell_measures
+from biphase.report.results import AVERAGE, FAMILY_NAMES, SETUPS, ReportArm, Result, ResultSet
 from biphase.report.signal import Signal, measure_signal
 
 RULE = (
@@ -108,7 +109,7 @@ def make_tables(results: ResultSet, numbers: Mapping[tuple[str, str], int] | Non
             scores = {(arm, name): part.find(arm, family, name, metric) for arm in part.arms() for name in columns}
             rows = fill_rows(part.arms(), columns, block_of, describe, lambda *place, scores=scores: scores[place])
             title, name = (
-                f"{SETUPS[setup]}, {FAMILY_NAMES[family]} ({MEASURES[metric][family]})",
+                f"{SETUPS[setup]}, {FAMILY_NAMES[family]} ({tell_measures(part, family, metric)})",
                 f"{setup}-{family.lower()}",
             )
             number = (numbers or {}).get((setup, family))

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,11 +12,12 @@ from typing import Any
 from biphase.errors import InputError
 from biphase.files import content_hash, read_json, write_json
 from biphase.paper.findings import make_claims, read_findings
+from biphase.report.averages import with_averages
 from biphase.report.claims import Claim, Finding, judge_claims
 from biphase.report.formats import show_count
 from biphase.report.grammar import parse_inequality
-from biphase.report.hypotheses import AskedInequality, Ladder, Spot, bind, make_line
-from biphase.report.results import ResultSet, with_averages
+from biphase.report.hypotheses import AskedInequality, AskedScores, Ladder, Spot, bind, make_line
+from biphase.report.results import ResultSet
 from biphase.study.arms import refuse_doubles
 from biphase.study.curricula import write_steps
 from biphase.study.plan import Plan
@@ -75,14 +77,26 @@ def ask(plan: Plan) -> dict[str, list[list[AskedInequality] | str]]:
     return asked
 
 
+def list_scores(plan: Plan) -> AskedScores:
+    """The scores that a plan makes, by the names of arms and tasks in its results."""
+    arms = {model.name: model.pooled_name for model in plan.models}
+    points = Counter((arms[cell.model], task) for cell in plan.cells for task in cell.evaluates)
+    return AskedScores(task_families(plan.study.evaluation), points)
+
+
 def judge_hypotheses(plan: Plan, results: ResultSet) -> tuple[Finding, ...]:
-    """Every hypothesis with its verdict, corrected together, by the standard metrics."""
+    """Every hypothesis with its verdict, corrected together, by the standard metrics; on all tasks of the plan that it
+    is about, or not at all; and not by scores that are unfinished or lost seeds."""
+    planned = list_scores(plan)
     results = with_averages(results.select(metric=results.primary_metric).results) if results.results else results
     findings = []
     for hypothesis, lines in zip(plan.study.hypotheses, ask(plan).values(), strict=True):
         claims: list[Claim] = []
         for line in lines:
-            claims += make_claims(line, results) if isinstance(line, str) else [make_line(line, results)]
+            if isinstance(line, str):
+                claims += make_claims(line, results, planned)
+            else:
+                claims.append(make_line(line, results, planned))
         findings.append(Finding(hypothesis.name, hypothesis.says, HOW_JUDGED, tuple(claims)))
     return judge_claims(findings)
 

@@ -17,7 +17,7 @@ from biphase.report.page import write_report
 from biphase.report.results import ResultSet
 from biphase.run import Run, read_metrics
 from biphase.study.folder import StudyFolder, StudyState, measure_cells, read_state
-from biphase.study.hypotheses import describe_declaration, hypotheses_json, judge_hypotheses
+from biphase.study.hypotheses import describe_declaration, hypotheses_json, judge_hypotheses, list_scores
 from biphase.study.plan import Plan
 from biphase.study.results import collect_results, find_bm25
 from biphase.study.run import status
@@ -49,7 +49,7 @@ def report_study(
             out,
             title=plan.study.title or f"The study {plan.study.name}",
             question=plan.study.question,
-            verdicts=judge_paper(results) if results.results else None,
+            verdicts=judge_paper(results, list_scores(plan)) if results.results else None,
             hypotheses=(hypotheses, describe_declaration(plan.study, place.path)) if hypotheses else None,
             table_numbers=TABLE_NUMBERS,
             plan_svg=picture.result(),

@@ -120,6 +120,9 @@ def collect_model(
                 chosen.seeds,
                 [pretraining_seed] * chosen.num,
                 chosen.examples if metric == own else None,
+                num_runs=len(found.cells[name, task]),
+                num_diverged=chosen.num_diverged,
+                measure=metric,
             )
 
 
