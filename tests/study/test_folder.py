@@ -202,3 +202,20 @@ def test_a_study_that_was_trained_on_other_text_does_not_go_on(tmp_path: Path, m
         check(text)
     with pytest.raises(InputError, match=rf"^run {name} was trained on other text \(cccccccc\) than .* now \(bbbbbbbb"):
         check("c")
+
+
+def test_tokens_of_a_continued_arm_are_those_of_both_batches() -> None:
+    groups = [
+        {"group": "first", "models": ["1m"], "curricula": ["clm"], "budgets": [100]},
+        {
+            "group": "on",
+            "parents": ["1m-clm-100"],
+            "curricula": ["mlm40"],
+            "budgets": [50],
+            "recipe": {"batch_tokens": 81_920},
+        },
+    ]
+    plan = make_plan(arms=groups, recipe=TREE["recipe"] | {"batch_tokens": 8192})
+    sizes = measure_sizes(plan)
+    tokens = {arm.cpt_steps: arm.tokens for arm in (arm_of_model(plan, model, sizes) for model in plan.models)}
+    assert tokens == {0: 8192 * 100, 50: 8192 * 100 + 81_920 * 50}

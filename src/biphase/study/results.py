@@ -222,8 +222,13 @@ def arm_of_model(plan: Plan, model: EvaluatedModel, sizes: Sizes) -> ReportArm:
         parent=arm.pooled_name if is_intermediate else above,
         is_plain=is_of_the_paper and has_usual_recipe,
         flops=sum_runs(plan, model, lambda run, end: sum(sizes.flops(run, end).values())),
-        tokens=float(plan.runs[model.run].recipe.tokens_before(model.step)),
+        tokens=sum_runs(plan, model, count_tokens),
     )
+
+
+def count_tokens(run: PlannedRun, end: int) -> float:
+    """Of its own steps up to `end`: its parent may have had other batches."""
+    return float(run.recipe.tokens_before(end) - run.recipe.tokens_before(run.first))
 
 
 def sum_runs(plan: Plan, model: EvaluatedModel, cost: Callable[[PlannedRun, int], float | None]) -> float | None:
