@@ -11,7 +11,8 @@ import pytest
 from seqeval.scheme import BILOU, IOBES, Entities
 
 from biphase.errors import InputError
-from biphase.tasks.examples import Collection, TaskData, count_shared, label_number, load_examples, to_iob2
+from biphase.tasks.examples import Collection, TaskData, count_shared, load_examples, to_iob2
+from biphase.tasks.labels import label_number
 from biphase.tasks.rows import read_columns, read_file
 from biphase.tasks.sources import find_source
 from biphase.tasks.spec import FileLayout, Task, find_task, task_table
@@ -139,6 +140,31 @@ def test_labels_as_files_write_them() -> None:
             label_number(task, "here", wrong)
     spelt = task_of(classes=["false", "true"])  # as JSON spells them; a table of pandas has a capital
     assert [label_number(spelt, "here", value) for value in (False, "False", "True", "true")] == [0, 0, 1, 1]
+
+
+def read_label_lists(folder: Path, labels: list[Any], **keys: Any) -> list[Any]:
+    """The labels that a multi-label task reads of a file, and of one for test that is like it."""
+    content = "".join(json.dumps({"text": f"text {n}", "label": label}) + "\n" for n, label in enumerate(labels))
+    for name in ("train", "dev", "test"):
+        (folder / f"{name}.jsonl").write_text(content + "\n" * (name == "test"))
+    layout = {"train": "train.jsonl", "validation": "dev.jsonl", "test": "test.jsonl"}
+    problem = {"problem_type": "multi_label_classification", "metric": "micro_f1"}
+    data = load_examples(find_source(task_of(files=[layout], **problem, **keys), folder), judged_only=False)
+    assert isinstance(data, TaskData)
+    return [example.label for example in data.train]
+
+
+def test_a_label_may_be_a_0_or_1_for_each_class(tmp_path: Path) -> None:
+    hot = [[0, 0, 1, 1], [1.0, 0.0, 0.0, 0.0], [False, True, True, False], "[0, 0, 0, 0]"]
+    assert read_label_lists(tmp_path, hot, classes=[*"abcd"]) == [(2, 3), (0,), (1, 2), ()]
+    assert read_label_lists(tmp_path, hot, classes=[*"0123"]) == [(2, 3), (0,), (1, 2), ()]
+    # Of two classes a list without a repeat may be either: all others decide.
+    assert read_label_lists(tmp_path, [[0, 1], [1, 1], [1, 0]], classes=["a", "b"]) == [(1,), (0, 1), (0,)]
+    assert read_label_lists(tmp_path, [[0, 1], [1, 0]], classes=["a", "b"]) == [(1,), (0,)]
+    assert read_label_lists(tmp_path, [[0, 1], [1], []], classes=["a", "b"]) == [(0, 1), (1,), ()]
+    for mixed in ([[0, 0, 1, 1], ["c"]], [["a", "b"], ["c", "a", "c"]], [["a"], ["a", 0]]):
+        with pytest.raises(InputError, match=r"jsonl:[12]: 'label' is .*, which has a class twice: name each once, or"):
+            read_label_lists(tmp_path, mixed, classes=[*"abcd"])
 
 
 def test_judgements_as_trec_writes_them(tmp_path: Path) -> None:
