@@ -142,6 +142,31 @@ def test_labels_as_files_write_them() -> None:
     assert [label_number(spelt, "here", value) for value in (False, "False", "True", "true")] == [0, 0, 1, 1]
 
 
+def test_names_that_are_numbers_are_compared_by_value() -> None:
+    stars = task_of(classes=[0.5, 1.0, 1.5, 2.0])
+    given = [0.5, 1, "1.50", 2, 2.0, "2", " 2"]
+    assert [label_number(stars, "here", value) for value in given[:-1]] == [0, 1, 2, 3, 3, 3]
+    for wrong in (0, 3, given[-1], True):
+        with pytest.raises(InputError, match=r"is not one of task 'mine': 0\.5, 1\.0, 1\.5, 2\.0$"):
+            label_number(stars, "here", wrong)
+    codes = task_of(classes=["1", "01", "9007199254740993"])
+    assert [label_number(codes, "here", value) for value in (1, "01", 9007199254740993)] == [0, 1, 2]
+    for wrong in ("1.0", 9007199254740992):  # which of the two; another, though it is the same float
+        with pytest.raises(InputError, match="is not one of task"):
+            label_number(codes, "here", wrong)
+
+
+def test_what_nobody_knows_is_a_number_in_any_form(tmp_path: Path) -> None:
+    labels = [-1.0, 2.5, "-1.00", -1, 3.0, -1.5]
+    for name in ("train", "test"):
+        rows = [json.dumps({"text": f"{name} {n}", "label": label}) for n, label in enumerate(labels)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(rows))
+    layout = {"train": "train.jsonl", "test": "test.jsonl"}
+    keys: dict[str, Any] = {"problem_type": "regression", "metric": "spearman", "classes": [], "unlabelled": [-1]}
+    data: Any = load_examples(find_source(task_of(files=[layout], **keys), tmp_path), judged_only=False)
+    assert ([example.label for example in data.test], data.left_out) == ([2.5, 3.0, -1.5], 6)
+
+
 def read_label_lists(folder: Path, labels: list[Any], **keys: Any) -> list[Any]:
     """The labels that a multi-label task reads of a file, and of one for test that is like it."""
     content = "".join(json.dumps({"text": f"text {n}", "label": label}) + "\n" for n, label in enumerate(labels))

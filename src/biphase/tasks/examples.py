@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 from biphase.errors import InputError
 from biphase.tasks.collection import Collection, load_collection
 from biphase.tasks.drawing import TEST_SHARE, TRAIN_SHARE, Judgements, draw_items, hold_out
-from biphase.tasks.labels import is_multi_hot, label_number, label_numbers, list_labels, score_number
+from biphase.tasks.labels import is_multi_hot, is_unlabelled, label_number, label_numbers, list_labels, score_number
 from biphase.tasks.rows import Row
 from biphase.tasks.sources import (
     TaskSource,
@@ -207,7 +207,7 @@ def are_multi_hot(source: TaskSource) -> bool:
     for split in source.splits:
         for place, row in read_rows(source, split):
             label = None if row is None else column(source, place, row, task.label)
-            is_known = row is not None and str(label) not in task.unlabelled
+            is_known = row is not None and not is_unlabelled(task, label)
             if is_known and not is_multi_hot(list_labels(label), len(task.classes)):
                 return False
     return True
@@ -216,7 +216,7 @@ def are_multi_hot(source: TaskSource) -> bool:
 def make_text(source: TaskSource, place: str, row: Row, has_multi_hot: bool) -> LabelledText | None:
     task = source.task
     label = column(source, place, row, task.label)
-    if str(label) in task.unlabelled:
+    if is_unlabelled(task, label):
         return None
     text, columns = fill_row(source, place, row)
     match task.problem_type:
@@ -232,7 +232,7 @@ def make_text(source: TaskSource, place: str, row: Row, has_multi_hot: bool) -> 
 def make_choices(source: TaskSource, place: str, row: Row) -> ChoiceTexts | None:
     task = source.task
     label = column(source, place, row, task.label)
-    if str(label) in task.unlabelled:
+    if is_unlabelled(task, label):
         return None
     given = [column(source, place, row, name) for name in task.choices]
     texts: Any = given[0] if len(given) == 1 else given

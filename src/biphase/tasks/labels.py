@@ -2,6 +2,8 @@
 
 import math
 import re
+from decimal import Decimal
+from functools import lru_cache
 from typing import Any
 
 from biphase.errors import InputError
@@ -14,20 +16,38 @@ MULTI_HOT = {"0": False, "0.0": False, "false": False, "1": True, "1.0": True, "
 
 def label_number(task: Task, place: str, value: Any) -> int:
     """The number of a label given by name or, where no name is a number, by number: tables write it as text, pandas may
-    write it as 1.0. JSON's true and false, and pandas' True and False, are names in any case of their letters."""
+    write it as 1.0. Names that are numbers are compared by value. JSON's true and false, and pandas' True and False,
+    are names in any case of their letters."""
     is_truth = isinstance(value, bool) or (value in ("True", "False") and value not in task.classes)
-    names = [name.lower() for name in task.classes] if is_truth else list(task.classes)
+    names = tuple(name.lower() for name in task.classes) if is_truth else task.classes
     name = str(value).lower() if is_truth else str(value)
-    is_number = isinstance(value, str | int | float) and re.fullmatch(r"\d+(\.0+)?", name) is not None
-    if is_number and name not in names:
-        name = str(int(float(name)))
     if name in names and value is not None:
         return names.index(name)
-    has_numbers = any(map(str.isdecimal, names))
-    if is_number and int(name) < len(names) and not has_numbers:
-        return int(name)
+    number, values = number_of(value), numbers_of(names)
+    if number is not None and values.count(number) == 1:
+        return values.index(number)
+    has_numbers = any(one is not None for one in values)
+    if number is not None and not has_numbers and number == int(number) and 0 <= number < len(names):
+        return int(number)
     numbers = "" if has_numbers else f" (or 0 to {len(names) - 1})"
     raise InputError(f"{place}: label {value!r} is not one of task '{task.name}': {', '.join(task.classes)}{numbers}")
+
+
+def number_of(value: Any) -> Decimal | None:
+    """The number that a label is, or is written as: 1 for 1, 1.0 and "1.0"."""
+    is_number = isinstance(value, str | int | float) and re.fullmatch(r"[+-]?\d+(\.\d*)?", str(value))
+    return Decimal(str(value)) if is_number else None
+
+
+@lru_cache
+def numbers_of(names: tuple[str, ...]) -> list[Decimal | None]:
+    return [number_of(name) for name in names]
+
+
+def is_unlabelled(task: Task, label: Any) -> bool:
+    """Whether a label says that nobody knows it: -1 also as -1.0."""
+    number = number_of(label)
+    return str(label) in task.unlabelled or (number is not None and number in numbers_of(task.unlabelled))
 
 
 def score_number(place: str, name: str, value: Any) -> float:
