@@ -7,6 +7,8 @@ from typing import Any
 
 import datasets
 import pandas
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from seqeval.scheme import BILOU, IOBES, Entities
 
@@ -62,6 +64,17 @@ def test_ragged_rows_are_named_by_line(tmp_path: Path) -> None:
         rows_of(path)
     path.write_text('text,label\nfine,yes\n"open,yes\nmore,no\n')
     with pytest.raises(InputError, match=r"t\.csv:3: broken table"):
+        rows_of(path)
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.tsv", "t.parquet"])
+def test_no_table_has_two_columns_of_one_name(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    if name == "t.parquet":
+        pq.write_table(pa.table([["a"], ["yes"], ["b"]], names=["text", "label", "text"]), path)
+    else:
+        path.write_text("text,label,text\na,yes,b\n".replace(",", "," if name == "t.csv" else "\t"))
+    with pytest.raises(InputError, match=r"the header names a column twice \('text'\): rename one"):
         rows_of(path)
 
 
