@@ -57,6 +57,7 @@ def describe_data(
     splits: dict[str, Any] = dict(find_splits(data, label or "answers"))
     if label is None:
         return {"family": "question_answering", "files.0": splits}
+    check_values(data, rows, label)
     labels = [row[label] for row in rows]
     words = next((name for name in WORD_NAMES if isinstance(columns.get(name), list)), None)
     if isinstance(labels[0], list) and words is not None:
@@ -66,6 +67,8 @@ def describe_data(
             }
         return {"family": "token_classification", **describe_tags(labels), "files.0": splits}
     choices = find_choices(columns, label)
+    for name in choices:
+        check_values(data, rows, name)
     texts = [name for name in columns if name not in (label, *choices) and is_text([row[name] for row in rows])]
     texts = [name for name in texts if not says_label([row[name] for row in rows], labels)]
     if choices:
@@ -97,6 +100,18 @@ def find_label(data: Path, rows: list[Row], label: str | None) -> str | None:
     if found is None:
         raise InputError(f"which column of {data} is the label? Name it as label: {', '.join(columns)}")
     return found
+
+
+def check_values(data: Path, rows: list[Row], name: str) -> None:
+    """Raises `InputError` where a row has nothing in a column, or in a list there, or neither list nor text where the
+    first row has a list."""
+    is_list = isinstance(rows[0][name], list)
+    for number, row in enumerate(rows):
+        value = row[name]
+        if value is None or (isinstance(value, list) and None in value):
+            raise InputError(f"{data}: row {number} has null in '{name}': take it out")
+        if is_list and not isinstance(value, list | str):
+            raise InputError(f"{data}: row {number} has no list in '{name}', unlike the first row")
 
 
 def describe_tags(tags: list[list[Any]]) -> dict[str, Any]:
