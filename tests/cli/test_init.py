@@ -8,6 +8,7 @@ import pandas
 import pytest
 
 from biphase.cli.init import init_recipe_command, init_study_command, init_task_command, names_of
+from biphase.cli.task import check_task
 from biphase.config import load_config
 from biphase.embedding.recipe import EmbeddingRecipe
 from biphase.errors import InputError
@@ -115,7 +116,7 @@ FILES: dict[str, dict[str, str]] = {
 COLUMNS: dict[str, tuple[list[dict[str, Any]], dict[str, Any]]] = {
     "regression": ([{"sentence1": f"a {n}", "sentence2": f"b {n}", "score": n / 4} for n in range(40)], {}),
     "multi_label_classification": (
-        [{"body": f"a {n}", "labels": ["x"] * (n % 2) + ["y"] * (n % 3)} for n in range(40)],
+        [{"body": f"a {n}", "labels": ["x"] * (n % 2) + ["y"] * (n % 3 > 0)} for n in range(40)],
         {"classes": ("x", "y")},
     ),
     "multiple_choice": (
@@ -147,6 +148,22 @@ def test_what_kind_of_label_it_is_stands_in_the_data(family: str, ending: str) -
     assert {key: getattr(task, key) for key in expected} == expected
     data: Any = load_examples(find_source(task, Path()), judged_only=False)
     assert len(data.splits["train"]) > 20
+
+
+def test_lists_of_0_and_1_say_which_classes_apply(capsys: pytest.CaptureFixture[str]) -> None:
+    labels: list[list[float]] = [[0, 0, 1, 1], [1.0, 0.0, 0.0, 0.0], [0, 0, 0, 0]]
+    rows = [{"text": f"some words {n}", "label": labels[n % 3]} for n in range(30)]
+    Path("hot.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    init_task_command(Path("hot.jsonl"), None, None, Path("hot.yaml"))
+    assert "label: read as a 0 or 1 for each of 4 classes; name these in order" in capsys.readouterr().err
+    task = find_task("hot.yaml")
+    assert (task.problem_type, task.classes) == ("multi_label_classification", ("0", "1", "2", "3"))
+    check_task("hot.yaml", Path())
+    assert "label: read as a 0 or 1 for each of the 4 classes, in order" in capsys.readouterr().out
+    rows[4]["label"] = ["x", "y", "x"]
+    Path("twice.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(InputError, match="row 0 has a class twice in 'label': name each once, or give every row a 0"):
+        init_task_command(Path("twice.jsonl"), None, None, Path("twice.yaml"))
 
 
 def test_a_family_that_is_named_is_believed() -> None:

@@ -432,6 +432,16 @@ def test_empty_texts_are_counted(tokenizer_folder: Path, tmp_path: Path, capsys)
     assert "no document fell into validation" in capsys.readouterr().err
 
 
+def test_files_of_one_name_are_drawn_together(tokenizer_folder: Path, tmp_path: Path, capsys) -> None:
+    for number in range(40):
+        (tmp_path / "texts" / str(number)).mkdir(parents=True)
+        (tmp_path / "texts" / str(number) / "body.txt").write_text(f"text {number}")
+    manifest = prepare([tmp_path / "texts"], tokenizer_folder, tmp_path / "set", validation_fraction=0.3, workers=1)
+    assert manifest.splits["validation"].documents == 0
+    told = " ".join(capsys.readouterr().err.split())
+    assert "40 files are called body.txt, and documents of one name are drawn together: give the files names" in told
+
+
 def test_long_documents_are_encoded_in_pieces_with_the_same_ids(
     tokenizer_folder: Path, tmp_path: Path, monkeypatch
 ) -> None:

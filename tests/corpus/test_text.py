@@ -123,6 +123,8 @@ def test_bad_parquet_columns(tmp_path: Path) -> None:
     pq.write_table(pa.table({"content": ["a", None]}), path)
     fails(path, "'text'", "content")
     fails(path, "row 2", "null", text_field="content")
+    pq.write_table(pa.table([["a"], ["b"], ["c"]], names=["text", "id", "text"]), path)
+    fails(path, "has two columns 'text': rename one, or take it out")
 
 
 def test_bad_names(tmp_path: Path, monkeypatch) -> None:

@@ -1,6 +1,7 @@
 """Scores of embeddings are those of other people's code; an index answers, and only with its own model."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,22 @@ def test_retrieval_is_as_sentence_transformers_scores_it(encoder_folder: Path, b
     theirs = evaluator(SentenceTransformer(str(encoder_folder)))
     for name, metric in (("ndcg_at_10", "ndcg@10"), ("recall_at_10", "recall@10"), ("mrr_at_10", "mrr@10")):
         assert ours[name] == pytest.approx(theirs[f"cosine_{metric}"], abs=1e-6)
+
+
+def test_no_query_finds_itself(encoder_folder: Path, beir: Path) -> None:
+    """Queries that are documents too, by id and text: scores are those without them, however many are kept."""
+    pytest.importorskip("bm25s")
+    read = read_judged(beir)
+    relevance = {id: {other: 1 for other in read.documents if other != id} for id in list(read.documents)[:2]}
+    queries = {id: read.documents[id] for id in relevance}
+    judged = replace(read, queries=queries, relevance=relevance)
+    model = load_embedder(str(encoder_folder))
+    _, rows = score_embedder(model, judged)
+    assert all(row["id"] not in row["predicted"] and len(row["predicted"]) == 10 for row in rows)
+    renamed = replace(judged, queries={f"q{id}": text for id, text in queries.items()})
+    renamed = replace(renamed, relevance={f"q{id}": grades for id, grades in relevance.items()})
+    # Under other ids they find themselves first.
+    assert (score_bm25(judged)["mrr_at_10"], score_bm25(renamed)["mrr_at_10"]) == (1.0, 0.5)
 
 
 def test_similarity_is_as_sentence_transformers_scores_it(encoder_folder: Path, scored: Path) -> None:

@@ -22,7 +22,8 @@ from biphase.finetuning.fit import fit_cell
 from biphase.finetuning.predictions import read_examples
 from biphase.finetuning.scores import Score
 from biphase.finetuning.training import build_network
-from biphase.tasks.examples import label_number, load_examples
+from biphase.tasks.examples import load_examples
+from biphase.tasks.labels import label_number
 from biphase.tasks.sources import find_source
 from biphase.tasks.spec import Task, find_task
 

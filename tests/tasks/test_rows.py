@@ -7,11 +7,14 @@ from typing import Any
 
 import datasets
 import pandas
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from seqeval.scheme import BILOU, IOBES, Entities
 
 from biphase.errors import InputError
-from biphase.tasks.examples import Collection, TaskData, count_shared, label_number, load_examples, to_iob2
+from biphase.tasks.examples import Collection, TaskData, count_shared, load_examples, to_iob2
+from biphase.tasks.labels import label_number
 from biphase.tasks.rows import read_columns, read_file
 from biphase.tasks.sources import find_source
 from biphase.tasks.spec import FileLayout, Task, find_task, task_table
@@ -61,6 +64,17 @@ def test_ragged_rows_are_named_by_line(tmp_path: Path) -> None:
         rows_of(path)
     path.write_text('text,label\nfine,yes\n"open,yes\nmore,no\n')
     with pytest.raises(InputError, match=r"t\.csv:3: broken table"):
+        rows_of(path)
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.tsv", "t.parquet"])
+def test_no_table_has_two_columns_of_one_name(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    if name == "t.parquet":
+        pq.write_table(pa.table([["a"], ["yes"], ["b"]], names=["text", "label", "text"]), path)
+    else:
+        path.write_text("text,label,text\na,yes,b\n".replace(",", "," if name == "t.csv" else "\t"))
+    with pytest.raises(InputError, match=r"the header names a column twice \('text'\): rename one"):
         rows_of(path)
 
 
@@ -139,6 +153,56 @@ def test_labels_as_files_write_them() -> None:
             label_number(task, "here", wrong)
     spelt = task_of(classes=["false", "true"])  # as JSON spells them; a table of pandas has a capital
     assert [label_number(spelt, "here", value) for value in (False, "False", "True", "true")] == [0, 0, 1, 1]
+
+
+def test_names_that_are_numbers_are_compared_by_value() -> None:
+    stars = task_of(classes=[0.5, 1.0, 1.5, 2.0])
+    given = [0.5, 1, "1.50", 2, 2.0, "2", " 2"]
+    assert [label_number(stars, "here", value) for value in given[:-1]] == [0, 1, 2, 3, 3, 3]
+    for wrong in (0, 3, given[-1], True):
+        with pytest.raises(InputError, match=r"is not one of task 'mine': 0\.5, 1\.0, 1\.5, 2\.0$"):
+            label_number(stars, "here", wrong)
+    codes = task_of(classes=["1", "01", "9007199254740993"])
+    assert [label_number(codes, "here", value) for value in (1, "01", 9007199254740993)] == [0, 1, 2]
+    for wrong in ("1.0", 9007199254740992):  # which of the two; another, though it is the same float
+        with pytest.raises(InputError, match="is not one of task"):
+            label_number(codes, "here", wrong)
+
+
+def test_what_nobody_knows_is_a_number_in_any_form(tmp_path: Path) -> None:
+    labels = [-1.0, 2.5, "-1.00", -1, 3.0, -1.5]
+    for name in ("train", "test"):
+        rows = [json.dumps({"text": f"{name} {n}", "label": label}) for n, label in enumerate(labels)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(rows))
+    layout = {"train": "train.jsonl", "test": "test.jsonl"}
+    keys: dict[str, Any] = {"problem_type": "regression", "metric": "spearman", "classes": [], "unlabelled": [-1]}
+    data: Any = load_examples(find_source(task_of(files=[layout], **keys), tmp_path), judged_only=False)
+    assert ([example.label for example in data.test], data.left_out) == ([2.5, 3.0, -1.5], 6)
+
+
+def read_label_lists(folder: Path, labels: list[Any], **keys: Any) -> list[Any]:
+    """The labels that a multi-label task reads of a file, and of one for test that is like it."""
+    content = "".join(json.dumps({"text": f"text {n}", "label": label}) + "\n" for n, label in enumerate(labels))
+    for name in ("train", "dev", "test"):
+        (folder / f"{name}.jsonl").write_text(content + "\n" * (name == "test"))
+    layout = {"train": "train.jsonl", "validation": "dev.jsonl", "test": "test.jsonl"}
+    problem = {"problem_type": "multi_label_classification", "metric": "micro_f1"}
+    data = load_examples(find_source(task_of(files=[layout], **problem, **keys), folder), judged_only=False)
+    assert isinstance(data, TaskData)
+    return [example.label for example in data.train]
+
+
+def test_a_label_may_be_a_0_or_1_for_each_class(tmp_path: Path) -> None:
+    hot = [[0, 0, 1, 1], [1.0, 0.0, 0.0, 0.0], [False, True, True, False], "[0, 0, 0, 0]"]
+    assert read_label_lists(tmp_path, hot, classes=[*"abcd"]) == [(2, 3), (0,), (1, 2), ()]
+    assert read_label_lists(tmp_path, hot, classes=[*"0123"]) == [(2, 3), (0,), (1, 2), ()]
+    # Of two classes a list without a repeat may be either: all others decide.
+    assert read_label_lists(tmp_path, [[0, 1], [1, 1], [1, 0]], classes=["a", "b"]) == [(1,), (0, 1), (0,)]
+    assert read_label_lists(tmp_path, [[0, 1], [1, 0]], classes=["a", "b"]) == [(1,), (0,)]
+    assert read_label_lists(tmp_path, [[0, 1], [1], []], classes=["a", "b"]) == [(0, 1), (1,), ()]
+    for mixed in ([[0, 0, 1, 1], ["c"]], [["a", "b"], ["c", "a", "c"]], [["a"], ["a", 0]]):
+        with pytest.raises(InputError, match=r"jsonl:[12]: 'label' is .*, which has a class twice: name each once, or"):
+            read_label_lists(tmp_path, mixed, classes=[*"abcd"])
 
 
 def test_judgements_as_trec_writes_them(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from biphase.errors import InputError
 from biphase.tasks.examples import load_examples
 from biphase.tasks.sources import find_source
 from biphase.tasks.spec import TASK_SPLITS, find_task
+from biphase.verbs.describe_task import describe_data
 from biphase.verbs.finetuning import is_folder
 from biphase.verbs.memory import are_names, list_changes
 from biphase.verbs.own_task import write_task
@@ -281,6 +282,35 @@ def test_texts_without_blanks_and_questions_with_a_label(tmp_path: Path) -> None
     assert (asked.family, asked.template) == ("sequence_classification", "{question}\n{context}")
     short = [{"word": f"word{n}", "label": n % 2} for n in range(30)]
     assert find_task(write_task(short, tmp_path, "short", template="{word}")[0]).template == "{word}"
+
+
+def test_arrays_are_lists(tmp_path: Path) -> None:
+    """What pandas reads of lists in a parquet file are arrays; rows of arrays and of lists are one task."""
+    lists: list[dict[str, Any]] = [
+        {"tokens": ["Tip", "ran"], "ner_tags": ["B-PER", "O"], "more": {"ids": [n, 1]}} for n in range(30)
+    ]
+    pandas.DataFrame(lists).to_parquet(tmp_path / "tagged.parquet")
+    arrays = pandas.read_parquet(tmp_path / "tagged.parquet")
+    assert isinstance(arrays["ner_tags"][0], np.ndarray)
+    assert write_task(arrays, tmp_path, "tagged") == write_task(lists, tmp_path, "tagged")
+
+
+@pytest.mark.parametrize(
+    ("row", "wrong", "said"),
+    [
+        ({"tokens": ["a"], "ner_tags": ["O"]}, {"ner_tags": None}, "row 1 has null in 'ner_tags'"),
+        ({"tokens": ["a"], "ner_tags": ["O"]}, {"ner_tags": 0}, "row 1 has no list in 'ner_tags', unlike the first"),
+        ({"question": "a b", "choices": ["x y", "z"], "answer": 0}, {"choices": None}, "row 1 has null in 'choices'"),
+        ({"text": "a b", "label": ["x"]}, {"label": None}, "row 1 has null in 'label'"),
+        ({"text": "a b", "label": ["x"]}, {"label": ["x", None]}, "row 1 has null in 'label'"),
+        ({"text": "a b", "label": "x"}, {"label": None}, "row 1 has null in 'label'"),
+    ],
+)
+def test_a_row_without_a_value_is_named(tmp_path: Path, row: Any, wrong: Any, said: str) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(one) + "\n" for one in (row, row | wrong)))
+    with pytest.raises(InputError, match=rf"rows\.jsonl: {said}"):
+        describe_data(path, None)
 
 
 def test_what_says_the_label_is_not_read(tmp_path: Path) -> None:

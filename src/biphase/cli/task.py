@@ -16,6 +16,7 @@ from biphase.tasks.examples import (
     LabelledText,
     Question,
     TaskData,
+    are_multi_hot,
     count_shared,
     input_of,
     load_examples,
@@ -35,6 +36,9 @@ def check_task(name: str, data_dir: Path | None) -> None:
     for split, paths in source.files.items():
         out.print(f"{split}: {', '.join(str(path) for path in paths)}", markup=False)
     out.print(collection_table(data) if isinstance(data, Collection) else examples_table(source, data))
+    if are_multi_hot(source):
+        told = f"read as a 0 or 1 for each of the {len(source.task.classes)} classes, in order"
+        out.print(f"{source.task.label}: {told}", markup=False)
     if data.left_out:
         told = "queries of train without a relevant document" if isinstance(data, Collection) else "rows without label"
         out.print(f"{data.left_out:,} {told} are left out")

@@ -6,6 +6,7 @@ A folder appears when it is whole, so a call that was killed goes on where it st
 import os
 import re
 import shutil
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -262,10 +263,8 @@ def finish_set(out: Path, plans: list[ShardPlan], facts: dict[str, Any], before:
     if splits["train"].documents == 0:
         raise InputError("no document is left for training: every text is empty or went to validation")
     if splits["validation"].documents == 0 and facts["options"].validation_fraction > 0:
-        console.err.print(
-            f"no document fell into validation ({splits['train'].documents} in all): give validation sources, a higher "
-            "fraction, or have .txt files split into paragraphs"
-        )
+        told = f"no document fell into validation ({splits['train'].documents} in all)"
+        console.err.print(f"{told}: {mend_validation(plans)}", markup=False)
     manifest = ShardManifest(
         fingerprint=set_fingerprint(facts["tokenizer_hash"], facts["dtype"], facts["vocab_size"], shards),
         splits=splits,
@@ -282,6 +281,18 @@ def finish_set(out: Path, plans: list[ShardPlan], facts: dict[str, Any], before:
             shutil.rmtree(folder)  # of an unfinished call with other sources or options
     shutil.rmtree(out / ".locks", ignore_errors=True)
     return manifest
+
+
+def mend_validation(plans: list[ShardPlan]) -> str:
+    """What helps where no document was drawn for validation. A document without an id is known by its file's name."""
+    names = Counter(Path(source.name).name for plan in plans for source in plan.sources)
+    [(name, number)] = names.most_common(1)
+    if number > 1:
+        return (
+            f"{number} files are called {name}, and documents of one name are drawn together: give the files names of "
+            "their own, or validation sources"
+        )
+    return "give validation sources, a higher fraction, or have .txt files split into paragraphs"
 
 
 def tokenize_missing(

@@ -249,6 +249,8 @@ def read_parquet(source: TextSource, path: Path, text_field: str, id_field: str)
             if text_field not in names:
                 raise missing_field(names, source, "", text_field)
             columns = [name for name in (text_field, id_field) if name in names]
+            if twice := [name for name in columns if names.count(name) > 1]:
+                raise InputError(f"{source.name} has two columns '{twice[0]}': rename one, or take it out")
             for group in range(file.num_row_groups):
                 for batch in file.iter_batches(batch_size=256, row_groups=[group], columns=columns):
                     for row in batch.to_pylist():

@@ -6,9 +6,11 @@ pairs is similarity (STS). MTEB's own tasks run by its own code.
 Letters: Q queries, N documents, D width.
 """
 
+import itertools
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ from biphase.files import content_hash
 from biphase.finetuning.metrics import Judgement
 from biphase.finetuning.metrics.classification import regression_metrics
 from biphase.finetuning.metrics.ranking import Ranked, judge_ranking
-from biphase.tasks.collection import read_judged_texts, read_judgements, search_bm25
+from biphase.tasks.collection import own_documents, read_judged_texts, read_judgements, search_bm25
 from biphase.tasks.sources import TaskSource, find_layout, parts_of
 from biphase.tasks.spec import FileLayout, Task
 
@@ -42,6 +44,16 @@ class Judged:
     """Those of the split that is judged."""
     relevance: dict[str, dict[str, int]]
     pairs: list[tuple[str, str, float]]
+
+    @cached_property
+    def own(self) -> frozenset[str]:
+        """Queries that are documents too, which are not to be found by themselves."""
+        return own_documents(self.queries, self.documents, self.relevance)
+
+    @property
+    def num_searched(self) -> int:
+        """How many documents a search is asked for: what is kept and, where there are any, the query itself."""
+        return KEPT_DOCUMENTS + bool(self.own)
 
     @property
     def metric(self) -> str:
@@ -96,7 +108,7 @@ def score_embedder(model: SentenceTransformer, judged: Judged) -> Judgement:
     documents = model.encode_document(list(judged.documents.values()), batch_size=ENCODE_TEXTS, convert_to_tensor=True)
     queries = model.encode_query(list(judged.queries.values()), batch_size=ENCODE_TEXTS, convert_to_tensor=True)
     ids = list(judged.documents)
-    found = semantic_search(queries, documents, top_k=min(KEPT_DOCUMENTS, len(ids)))
+    found = semantic_search(queries, documents, top_k=min(judged.num_searched, len(ids)))
     ranked = {}
     for query, hits in zip(judged.queries, found, strict=True):
         ranked[query] = {ids[int(hit["corpus_id"])]: float(hit["score"]) for hit in hits}
@@ -105,7 +117,7 @@ def score_embedder(model: SentenceTransformer, judged: Judged) -> Judgement:
 
 def score_bm25(judged: Judged) -> dict[str, float]:
     """BM25 (Lucene's form, k1 1.5, b 0.75) on lower-cased words, without stop words or stems."""
-    ranked = search_bm25(list(judged.documents.values()), list(judged.queries.values()), KEPT_DOCUMENTS)
+    ranked = search_bm25(list(judged.documents.values()), list(judged.queries.values()), judged.num_searched)
     ids = list(judged.documents)
     by_query = {}
     for query, hits in zip(judged.queries, ranked, strict=True):
@@ -115,7 +127,11 @@ def score_bm25(judged: Judged) -> dict[str, float]:
 
 def retrieval_scores(judged: Judged, ranked: Ranked) -> Judgement:
     """NDCG, MRR and recall, trec_eval's; and the share of right documents that are among the first ten."""
-    means, rows = judge_ranking(judged.relevance, ranked, judged.metric)
+    kept: dict[str, dict[str, float]] = {}
+    for query, scores in ranked.items():  # best first
+        others = ((id, score) for id, score in scores.items() if id != query or query not in judged.own)
+        kept[query] = dict(itertools.islice(others, KEPT_DOCUMENTS))
+    means, rows = judge_ranking(judged.relevance, kept, judged.metric)
     return {name: means[name] for name in ("ndcg_at_10", "mrr_at_10", "recall_at_10", "recall_at_100")}, rows
 
 

@@ -128,6 +128,19 @@ def check_known(source: TaskSource, kind: str, judged: Set[str], texts: Mapping[
     raise AssertionError("what is missing stands in a judgement")
 
 
+def own_documents(
+    queries: Mapping[str, str], documents: Mapping[str, str], relevance: Mapping[str, Mapping[str, int]]
+) -> frozenset[str]:
+    """The queries that are documents too, and would find themselves: the same id and the same text, a title before it
+    aside, and no judgement that this is relevant. An id alone may be a number that coincides."""
+
+    def is_itself(id: str) -> bool:
+        query, document = (" ".join(texts[id].split()) for texts in (queries, documents))
+        return f" {document}".endswith(f" {query}") and relevance.get(id, {}).get(id, 0) <= 0
+
+    return frozenset(id for id in queries.keys() & documents.keys() if is_itself(id))
+
+
 def search_bm25(documents: list[str], queries: list[str], top: int) -> list[list[tuple[int, float]]]:
     """The best documents of each query by their numbers, best first; those without a word of it are left out."""
     try:

@@ -4,8 +4,6 @@ Splits that the source does not have are drawn, as `spec.Splits` says. Labels an
 IOB2, answers as exact spans of their context, documents without the prefixes of the encoder's input.
 """
 
-import math
-import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,6 +14,7 @@ from typing import Any, Generic, TypeVar
 from biphase.errors import InputError
 from biphase.tasks.collection import Collection, load_collection
 from biphase.tasks.drawing import TEST_SHARE, TRAIN_SHARE, Judgements, draw_items, hold_out
+from biphase.tasks.labels import is_multi_hot, is_unlabelled, label_number, label_numbers, list_labels, score_number
 from biphase.tasks.rows import Row
 from biphase.tasks.sources import (
     TaskSource,
@@ -116,7 +115,7 @@ def load_examples(source: TaskSource, judged_only: bool) -> TaskData[Any] | Coll
     if source.task.family == "retrieval":
         return load_collection(source, judged_only)
     makers: dict[Family, Callable[[TaskSource, str, Row], AnyExample | None]] = {
-        "sequence_classification": make_text,
+        "sequence_classification": partial(make_text, has_multi_hot=are_multi_hot(source)),
         "token_classification": make_words,
         "question_answering": make_question,
         "multiple_choice": make_choices,
@@ -198,10 +197,26 @@ def limit_evaluation(data: TaskData[Any] | Collection, num_examples: int) -> Tas
     return replace(data, relevance=relevance)
 
 
-def make_text(source: TaskSource, place: str, row: Row) -> LabelledText | None:
+def are_multi_hot(source: TaskSource) -> bool:
+    """Whether the lists of labels of all rows have a 0 or 1 for each class, in order, as transformers has them; else
+    they hold names or numbers of classes. Of two classes `[0, 1]` may be either: among others like it, where it would
+    say nothing as both classes, it is the former."""
+    task = source.task
+    if task.problem_type != "multi_label_classification":
+        return False
+    for split in source.splits:
+        for place, row in read_rows(source, split):
+            label = None if row is None else column(source, place, row, task.label)
+            is_known = row is not None and not is_unlabelled(task, label)
+            if is_known and not is_multi_hot(list_labels(label), len(task.classes)):
+                return False
+    return True
+
+
+def make_text(source: TaskSource, place: str, row: Row, has_multi_hot: bool) -> LabelledText | None:
     task = source.task
     label = column(source, place, row, task.label)
-    if str(label) in task.unlabelled:
+    if is_unlabelled(task, label):
         return None
     text, columns = fill_row(source, place, row)
     match task.problem_type:
@@ -210,13 +225,14 @@ def make_text(source: TaskSource, place: str, row: Row) -> LabelledText | None:
         case "regression":
             return LabelledText(id_of(place, row), text, score_number(place, task.label, label), columns)
         case "multi_label_classification":
-            return LabelledText(id_of(place, row), text, label_numbers(task, place, label), columns)
+            numbers = label_numbers(task, place, label, has_multi_hot)
+            return LabelledText(id_of(place, row), text, numbers, columns)
 
 
 def make_choices(source: TaskSource, place: str, row: Row) -> ChoiceTexts | None:
     task = source.task
     label = column(source, place, row, task.label)
-    if str(label) in task.unlabelled:
+    if is_unlabelled(task, label):
         return None
     given = [column(source, place, row, name) for name in task.choices]
     texts: Any = given[0] if len(given) == 1 else given
@@ -237,26 +253,6 @@ def make_choices(source: TaskSource, place: str, row: Row) -> ChoiceTexts | None
     return ChoiceTexts(id, tuple(LabelledText(id, text, 0, columns) for text, columns in filled), right)
 
 
-def score_number(place: str, name: str, value: Any) -> float:
-    """A label that is a number, which tables write as text."""
-    try:
-        number = math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
-        number = math.nan
-    if not math.isfinite(number):
-        raise InputError(f"{place}: '{name}' is {shown(value)}, not a number")
-    return number
-
-
-def label_numbers(task: Task, place: str, value: Any) -> tuple[int, ...]:
-    """The numbers of a list of labels, in order; tables write it as text, with commas, semicolons or bars between."""
-    if isinstance(value, str):
-        value = [name.strip() for name in re.split("[,;|]", value.strip("[] "))] if value.strip("[] ") else []
-    if not isinstance(value, list):
-        raise InputError(f"{place}: '{task.label}' is {shown(value)}, not a list of labels (empty for none)")
-    return tuple(sorted({label_number(task, place, one) for one in value}))
-
-
 def fill_row(source: TaskSource, place: str, row: Row) -> tuple[str, tuple[Stretch, ...]]:
     """The template filled with a row's columns, and where each of them stands in the text."""
     text, columns = "", []
@@ -267,24 +263,6 @@ def fill_row(source: TaskSource, place: str, row: Row) -> tuple[str, tuple[Stret
             columns.append((len(text), len(text) + len(value)))
             text += value
     return text, tuple(columns)
-
-
-def label_number(task: Task, place: str, value: Any) -> int:
-    """The number of a label given by name or, where no name is a number, by number: tables write it as text, pandas may
-    write it as 1.0. JSON's true and false, and pandas' True and False, are names in any case of their letters."""
-    is_truth = isinstance(value, bool) or (value in ("True", "False") and value not in task.classes)
-    names = [name.lower() for name in task.classes] if is_truth else list(task.classes)
-    name = str(value).lower() if is_truth else str(value)
-    is_number = isinstance(value, str | int | float) and re.fullmatch(r"\d+(\.0+)?", name) is not None
-    if is_number and name not in names:
-        name = str(int(float(name)))
-    if name in names and value is not None:
-        return names.index(name)
-    has_numbers = any(map(str.isdecimal, names))
-    if is_number and int(name) < len(names) and not has_numbers:
-        return int(name)
-    numbers = "" if has_numbers else f" (or 0 to {len(names) - 1})"
-    raise InputError(f"{place}: label {value!r} is not one of task '{task.name}': {', '.join(task.classes)}{numbers}")
 
 
 def make_words(source: TaskSource, place: str, row: Row) -> TaggedWords:

@@ -7,7 +7,7 @@ are opened out of .zst and .gz; nothing is unpickled.
 import csv
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -112,6 +112,7 @@ def read_tsv(path: Path, layout: FileLayout, is_guessed: bool = False) -> Rows:
     header = first.split("\t")
     if not layout.has_header:
         header, lines = [str(at) for at in range(len(header))], itertools.chain([(number, first)], lines)
+    check_header(f"{path}:{number}", header)
     for number, line in lines:
         fields = line.split("\t")
         fits = len(fields) == len(header)
@@ -149,8 +150,7 @@ def read_quoted(path: Path, layout: FileLayout, delimiter: str | None) -> Rows:
                 continue
             if not header:
                 header = fields if layout.has_header else [str(at) for at in range(len(fields))]
-                if len(set(header)) < len(header):
-                    raise InputError(f"{place}: the header names a column twice")
+                check_header(place, header)
                 if layout.has_header:
                     continue
             if len(fields) != len(header):
@@ -160,6 +160,12 @@ def read_quoted(path: Path, layout: FileLayout, delimiter: str | None) -> Rows:
     except csv.Error as error:
         remedy = "a quote inside quotes is doubled, a line ends in \\n"
         raise InputError(f"{path}:{before + 1}: broken table ({error}); {remedy}") from None
+
+
+def check_header(place: str, names: Sequence[str]) -> None:
+    """Raises `InputError` where a table has two columns of one name: only one of them would be read."""
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise InputError(f"{place}: the header names a column twice ('{twice[0]}'): rename one")
 
 
 def ragged(place: str, num_fields: int, num_columns: int, remedy: str = "") -> InputError:
@@ -255,6 +261,7 @@ def read_arrow_table(path: Path, label: str) -> Rows:
     try:
         with pq.ParquetFile(path) as file:
             schema, names = file.schema_arrow, list[str]()
+            check_header(str(path), schema.names)
             if b"huggingface" in (schema.metadata or {}):  # written by `datasets`, which says there what labels mean
                 from datasets import Features
 

@@ -8,6 +8,7 @@ from typing import Any
 from biphase.console import err
 from biphase.corpus.readers import plain_path
 from biphase.errors import InputError
+from biphase.tasks.labels import is_multi_hot, list_labels
 from biphase.tasks.rows import Row, read_any_file
 from biphase.verbs.memory import is_running_text
 
@@ -56,6 +57,7 @@ def describe_data(
     splits: dict[str, Any] = dict(find_splits(data, label or "answers"))
     if label is None:
         return {"family": "question_answering", "files.0": splits}
+    check_values(data, rows, label)
     labels = [row[label] for row in rows]
     words = next((name for name in WORD_NAMES if isinstance(columns.get(name), list)), None)
     if isinstance(labels[0], list) and words is not None:
@@ -65,6 +67,8 @@ def describe_data(
             }
         return {"family": "token_classification", **describe_tags(labels), "files.0": splits}
     choices = find_choices(columns, label)
+    for name in choices:
+        check_values(data, rows, name)
     texts = [name for name in columns if name not in (label, *choices) and is_text([row[name] for row in rows])]
     texts = [name for name in texts if not says_label([row[name] for row in rows], labels)]
     if choices:
@@ -96,6 +100,18 @@ def find_label(data: Path, rows: list[Row], label: str | None) -> str | None:
     if found is None:
         raise InputError(f"which column of {data} is the label? Name it as label: {', '.join(columns)}")
     return found
+
+
+def check_values(data: Path, rows: list[Row], name: str) -> None:
+    """Raises `InputError` where a row has nothing in a column, or in a list there, or neither list nor text where the
+    first row has a list."""
+    is_list = isinstance(rows[0][name], list)
+    for number, row in enumerate(rows):
+        value = row[name]
+        if value is None or (isinstance(value, list) and None in value):
+            raise InputError(f"{data}: row {number} has null in '{name}': take it out")
+        if is_list and not isinstance(value, list | str):
+            raise InputError(f"{data}: row {number} has no list in '{name}', unlike the first row")
 
 
 def describe_tags(tags: list[list[Any]]) -> dict[str, Any]:
@@ -135,7 +151,11 @@ def name_choices(data: Path, rows: list[Row], choices: list[str], labels: list[A
 
 def describe_labels(data: Path, label: str, values: list[Any], family: str | None) -> dict[str, Any]:
     """Whether the labels of texts are numbers, sets of classes or classes, unless `family` says; and which classes."""
-    sets = [set(part_names(value)) for value in values]
+    if family in (None, "multi_label_classification") and (num_classes := count_multi_hot(values)):
+        err.print(f"{label}: read as a 0 or 1 for each of {num_classes} classes; name these in order", markup=False)
+        return {"problem_type": "multi_label_classification", "classes": [str(one) for one in range(num_classes)]}
+    named = [part_names(value) for value in values]
+    sets = [set(names) for names in named]
     parts, wholes = set().union(*sets), {plain_label(value) for value in values}
     if family is None:
         try:
@@ -150,6 +170,10 @@ def describe_labels(data: Path, label: str, values: list[Any], family: str | Non
     if family == "regression":
         return {"problem_type": family}
     is_several = family == "multi_label_classification"
+    twice = next((at for at, names in enumerate(named) if len(sets[at]) < len(names)), None)
+    if is_several and twice is not None:
+        remedy = "name each once, or give every row a 0 or 1 for each class"
+        raise InputError(f"{data}: row {twice} has a class twice in '{label}': {remedy}")
     classes = parts if is_several else wholes
     if not 2 <= len(classes) <= MOST_CLASSES:
         raise InputError(
@@ -189,10 +213,17 @@ def says_label(texts: list[Any], labels: list[Any]) -> bool:
     return len({text for text, _ in pairs}) == len({label for _, label in pairs}) == len(pairs) < len(texts)
 
 
+def count_multi_hot(values: list[Any]) -> int:
+    """How many classes there are where all labels are lists of a 0 or 1 for each of them; else none."""
+    lists = [list_labels(value) for value in values]
+    number = len(lists[0] or ())
+    return number if number > 1 and all(is_multi_hot(labels, number) for labels in lists) else 0
+
+
 def part_names(value: Any) -> list[str]:
-    """The labels of a list, or of a text with commas, semicolons or bars between them, as `make_text` reads it."""
-    parts = value if isinstance(value, list) else re.split("[,;|]", str(value).strip("[] "))
-    return [name for name in map(plain_label, parts) if name]
+    """The labels of a list, as `make_text` reads it; of another value its own."""
+    labels = list_labels(value)
+    return [name for name in map(plain_label, [value] if labels is None else labels) if name]
 
 
 def plain_label(value: Any) -> str:

@@ -60,7 +60,8 @@ def name_sources(sources: Any, folder: Path, text_field: str) -> list[str | Path
 
 def rows_in(given: Any, text_field: str = "text", labels: Sequence[str] = ("label",)) -> Iterator[Row]:
     """The rows of a DataFrame, a `datasets.Dataset` (labels that it names come as names), or of anything that can be
-    gone through: dictionaries, or texts. What a DataFrame lacks is None."""
+    gone through: dictionaries, or texts. What a DataFrame lacks is None; arrays, as pandas has the lists of a parquet
+    file, come as lists."""
     if isinstance(given, Mapping):
         raise InputError(f"a mapping of {', '.join(map(str, given))} is given where rows are: give one of them")
     pandas, datasets = sys.modules.get("pandas"), sys.modules.get("datasets")
@@ -72,7 +73,14 @@ def rows_in(given: Any, text_field: str = "text", labels: Sequence[str] = ("labe
     for number, row in enumerate(given):
         if not isinstance(row, str | Mapping):
             raise InputError(f"row {number} is of type {type(row).__name__}: give texts, or rows as dictionaries")
-        yield {text_field: row} if isinstance(row, str) else dict(row)
+        yield {text_field: row} if isinstance(row, str) else {name: without_arrays(one) for name, one in row.items()}
+
+
+def without_arrays(value: Any) -> Any:
+    """A value with lists in place of the arrays in it."""
+    if getattr(value, "ndim", 0) and hasattr(value, "tolist"):
+        value = value.tolist()
+    return [without_arrays(one) for one in value] if isinstance(value, list) else value
 
 
 def keep_rows(rows: Iterable[Row], folder: Path, stem: str) -> Path:

@@ -1,5 +1,6 @@
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,10 +9,11 @@ import torch
 from biphase.finetuning.encoders import Encoder
 from biphase.finetuning.encoding import EncodedTask
 from biphase.finetuning.encoding_cache import load_encoded
-from biphase.finetuning.families import retrieval
+from biphase.finetuning.families import pair_ranking, retrieval
 from biphase.finetuning.families.retrieval import accumulate_gradients, contrastive_loss, embed_all, known_positives
 from biphase.finetuning.metrics.ranking import best_documents
 from biphase.finetuning.training import build_network
+from biphase.tasks.collection import Collection, own_documents
 from biphase.tasks.sources import find_source
 
 from ..conftest import make_cell, predict_split
@@ -87,6 +89,38 @@ def test_search_is_exact(
         found = [list(scores.values()) for scores in ranked.values()]
         np.testing.assert_allclose(found, best.values.numpy(), rtol=1e-4)
         assert set().union(*ranked.values()) <= {split.document_ids[number] for number in documents}
+
+
+def test_no_query_finds_itself(encoder: Encoder) -> None:
+    """A document is the query by id and text, not by a number alone, and not where it is judged relevant."""
+    texts = {"a": "the dog runs", "b": "the cat sees", "c": "a boy sees", "1": "a tree is here", "2": "the house"}
+    documents = texts | {"a": "A title  the dog runs", "1": "another", "d": "the paper"}
+    judged = {"a": {"d": 1}, "b": {"a": 1}, "c": {"c": 1}, "1": {"d": 1}, "2": {"2": 0, "d": 1}}
+    assert own_documents(texts, documents, judged) == {"a", "b", "2"}
+    cell = make_cell("squad_retrieval", judged_only=False)
+    splits: dict[Any, Any] = {"validation": judged, "test": judged}
+    named: dict[Any, Any] = {"validation": tuple(documents), "test": tuple(documents)}
+    data = Collection(cell.task, "here", documents, texts, (("a", "d"),), splits, named, 0)
+    split = retrieval.encode_task(data, encoder.tokenizer, cell.config).splits["test"]
+    ranked = predict_split(make_model(encoder).eval(), split, cell)
+    left_out = {query: documents.keys() - found.keys() for query, found in ranked.items()}
+    assert left_out == {"a": {"a"}, "b": {"b"}, "c": set(), "1": set(), "2": {"2"}}
+
+
+def test_no_query_is_a_candidate_of_its_own(encoder: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("bm25s")
+    monkeypatch.setattr(pair_ranking, "CANDIDATES", 3)
+    texts = {name: f"the dog runs {name * 3}" for name in "abcde"}
+    judged = {"a": {"b": 1}, "b": {"a": 1}}
+    cell = make_cell("squad_retrieval", judged_only=False)
+    queries = {name: texts[name] for name in judged}
+    splits: dict[Any, Any] = {"validation": judged, "test": judged}
+    named: dict[Any, Any] = {"validation": tuple(texts), "test": tuple(texts)}
+    data = Collection(cell.task, "here", texts, queries, (("a", "b"),), splits, named, 0)
+    split = pair_ranking.encode_task(data, encoder.tokenizer, cell.config).splits["test"]
+    found = pair_ranking.order(split, np.arange(len(split.documents_S), dtype=np.float64))
+    assert [len(documents) for documents in found.values()] == [3, 3]
+    assert all(query not in documents for query, documents in found.items())
 
 
 def test_a_perfect_ranking_scores_one(encoded: EncodedTask[retrieval.JudgedSplit]) -> None:

@@ -30,7 +30,7 @@ from biphase.finetuning.families.multiple_choice import build_model as build_mod
 from biphase.finetuning.families.multiple_choice import predict as predict
 from biphase.finetuning.metrics import Judgement
 from biphase.finetuning.metrics.ranking import BM25, judge_ranking, ranking_scores
-from biphase.tasks.collection import search_bm25
+from biphase.tasks.collection import own_documents, search_bm25
 from biphase.tasks.drawing import DRAW_SEED
 from biphase.tasks.examples import Collection
 from biphase.tasks.spec import TaskSplit
@@ -75,10 +75,15 @@ def encode_task(data: Collection, tokenizer: HashedTokenizer, config: FinetuneCo
     right: dict[str, list[str]] = {}
     for query, document in data.train:
         right.setdefault(query, []).append(document)
+    own = own_documents(data.queries, data.documents, data.relevance["validation"] | data.relevance["test"])
 
     def rank(queries: Sequence[str], documents: Sequence[str]) -> dict[str, list[str]]:
-        found = search_bm25([data.documents[id] for id in documents], [data.queries[id] for id in queries], CANDIDATES)
-        return {query: [documents[at] for at, _ in hits] for query, hits in zip(queries, found, strict=True)}
+        texts, asked = [data.documents[id] for id in documents], [data.queries[id] for id in queries]
+        ranked = {}
+        for query, hits in zip(queries, search_bm25(texts, asked, CANDIDATES + bool(own)), strict=True):
+            some = [documents[at] for at, _ in hits]
+            ranked[query] = [id for id in some if id != query or query not in own][:CANDIDATES]
+        return ranked
 
     def split_of(groups: list[tuple[str, list[str]]], relevance: dict[str, dict[str, int]]) -> CandidateSplit:
         named = [(query, document) for query, candidates in groups for document in candidates]

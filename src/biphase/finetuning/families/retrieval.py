@@ -4,7 +4,7 @@ Embeddings are means over tokens, compared by cosine. Where a batch does not fit
 texts are embedded without a graph, the loss gives the gradient of each embedding, and parts are embedded again to
 carry it on (GradCache, Gao et al. 2021, arXiv:2101.06983). The result is that of one large batch.
 
-Letters: B pairs of a batch, D width, Q queries, N documents, J judgements, K documents kept per query.
+Letters: B pairs of a batch, D width, Q queries, A all queries, N documents, J judgements, K documents kept per query.
 """
 
 from collections.abc import Iterable
@@ -22,7 +22,7 @@ from biphase.finetuning.encoders import Embedder
 from biphase.finetuning.encoding import EncodedSplit, EncodedTask, HashedTokenizer, TokenizedTexts, encode_texts
 from biphase.finetuning.metrics import Judgement
 from biphase.finetuning.metrics.ranking import Ranked, judge_ranking
-from biphase.tasks.examples import Collection
+from biphase.tasks.collection import Collection, own_documents
 
 TOP = 100
 """Documents kept per query: what the metrics look at."""
@@ -45,6 +45,8 @@ class JudgedSplit(EncodedSplit):
     grades_J: np.ndarray
     judged_N: np.ndarray
     """Documents that a query of the split was judged against, ascending; also queries that are not evaluated."""
+    itself_A: np.ndarray
+    """For each of all queries the document that is the query itself, or -1: it is not to be found."""
 
     @property
     def all_texts(self) -> tuple[TokenizedTexts, ...]:
@@ -71,6 +73,8 @@ def encode_task(data: Collection, tokenizer: HashedTokenizer, config: FinetuneCo
     queries = encode_texts(tokenizer, texts, config.max_length)
     texts = [task.document_template.replace("{text}", text) for text in data.documents.values()]
     documents = encode_texts(tokenizer, texts, config.max_length)
+    own = own_documents(data.queries, data.documents, data.relevance["validation"] | data.relevance["test"])
+    itself_A = np.array([document_numbers[id] if id in own else -1 for id in query_ids], dtype=np.int64)
 
     def judged_split(rows: list[tuple[str, str, int]], judged: Iterable[str], num_examples: int) -> JudgedSplit:
         numbers = [(query_numbers[query], document_numbers[document], grade) for query, document, grade in rows]
@@ -88,6 +92,7 @@ def encode_task(data: Collection, tokenizer: HashedTokenizer, config: FinetuneCo
             documents_J=documents_J,
             grades_J=grades_J,
             judged_N=judged_N,
+            itself_A=itself_A,
         )
 
     pairs = [(query, document, 1) for query, document in data.train]
@@ -164,6 +169,7 @@ def predict(model: nn.Module, split: JudgedSplit, cell: CellContext) -> Ranked:
     documents_N = split.judged_N if cell.config.judged_only else np.arange(split.documents.num_samples)
     queries_QD = embed_all(model, split.texts, queries_Q, cell)
     names_N = torch.from_numpy(np.argsort(np.argsort(np.array(split.document_ids, dtype=object), kind="stable")))
+    itself_Q1 = torch.from_numpy(split.itself_A[queries_Q])[:, None].to(queries_QD.device)
     best_scores = queries_QD.new_empty(len(queries_QD), 0)
     best_documents = torch.empty(len(queries_QD), 0, dtype=torch.long, device=queries_QD.device)
     longest_first = documents_N[np.argsort(-split.documents.lengths_S[documents_N], kind="stable")]
@@ -171,12 +177,13 @@ def predict(model: nn.Module, split: JudgedSplit, cell: CellContext) -> Ranked:
         chunk = longest_first[begin : begin + SEARCH_DOCUMENTS]
         scores = queries_QD @ embed_all(model, split.documents, chunk, cell).T
         documents = torch.from_numpy(chunk).to(scores.device).expand(len(scores), -1)
+        scores = scores.masked_fill(documents == itself_Q1, float("-inf"))
         scores, documents = torch.cat([best_scores, scores], 1), torch.cat([best_documents, documents], 1)
         best_scores, best_documents = keep_best(scores, documents, names_N.to(scores.device))
     ranked = {}
     for query, documents, scores in zip(queries_Q.tolist(), best_documents.tolist(), best_scores.tolist(), strict=True):
-        ids = [split.document_ids[document] for document in documents]
-        ranked[split.ids[query]] = dict(zip(ids, scores, strict=True))
+        found = zip(documents, scores, strict=True)
+        ranked[split.ids[query]] = {split.document_ids[one]: score for one, score in found if score > float("-inf")}
     return ranked
 
 

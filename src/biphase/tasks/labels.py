@@ -1,0 +1,90 @@
+"""A row's label → a number: of a class that is given by name or by number, of several classes, or a score."""
+
+import math
+import re
+from decimal import Decimal
+from functools import lru_cache
+from typing import Any
+
+from biphase.errors import InputError
+from biphase.tasks.sources import shown
+from biphase.tasks.spec import Task
+
+MULTI_HOT = {"0": False, "0.0": False, "false": False, "1": True, "1.0": True, "true": True}
+"""What a list may say of each class: whether it applies."""
+
+
+def label_number(task: Task, place: str, value: Any) -> int:
+    """The number of a label given by name or, where no name is a number, by number: tables write it as text, pandas may
+    write it as 1.0. Names that are numbers are compared by value. JSON's true and false, and pandas' True and False,
+    are names in any case of their letters."""
+    is_truth = isinstance(value, bool) or (value in ("True", "False") and value not in task.classes)
+    names = tuple(name.lower() for name in task.classes) if is_truth else task.classes
+    name = str(value).lower() if is_truth else str(value)
+    if name in names and value is not None:
+        return names.index(name)
+    number, values = number_of(value), numbers_of(names)
+    if number is not None and values.count(number) == 1:
+        return values.index(number)
+    has_numbers = any(one is not None for one in values)
+    if number is not None and not has_numbers and number == int(number) and 0 <= number < len(names):
+        return int(number)
+    numbers = "" if has_numbers else f" (or 0 to {len(names) - 1})"
+    raise InputError(f"{place}: label {value!r} is not one of task '{task.name}': {', '.join(task.classes)}{numbers}")
+
+
+def number_of(value: Any) -> Decimal | None:
+    """The number that a label is, or is written as: 1 for 1, 1.0 and "1.0"."""
+    is_number = isinstance(value, str | int | float) and re.fullmatch(r"[+-]?\d+(\.\d*)?", str(value))
+    return Decimal(str(value)) if is_number else None
+
+
+@lru_cache
+def numbers_of(names: tuple[str, ...]) -> list[Decimal | None]:
+    return [number_of(name) for name in names]
+
+
+def is_unlabelled(task: Task, label: Any) -> bool:
+    """Whether a label says that nobody knows it: -1 also as -1.0."""
+    number = number_of(label)
+    return str(label) in task.unlabelled or (number is not None and number in numbers_of(task.unlabelled))
+
+
+def score_number(place: str, name: str, value: Any) -> float:
+    """A label that is a number, which tables write as text."""
+    try:
+        number = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise InputError(f"{place}: '{name}' is {shown(value)}, not a number")
+    return number
+
+
+def label_numbers(task: Task, place: str, value: Any, has_multi_hot: bool) -> tuple[int, ...]:
+    """The numbers of the classes in a list of labels, ascending."""
+    labels = list_labels(value)
+    if labels is None:
+        raise InputError(f"{place}: '{task.label}' is {shown(value)}, not a list of labels (empty for none)")
+    if has_multi_hot:
+        return tuple(number for number, one in enumerate(labels) if MULTI_HOT[str(one).lower()])
+    numbers = sorted(label_number(task, place, one) for one in labels)
+    if len(set(numbers)) < len(numbers):
+        raise InputError(
+            f"{place}: '{task.label}' is {shown(value)}, which has a class twice: name each once, or give every row "
+            f"a 0 or 1 for each of the {len(task.classes)} classes"
+        )
+    return tuple(numbers)
+
+
+def list_labels(value: Any) -> list[Any] | None:
+    """A list of labels; tables write it as text, with commas, semicolons or bars between. None for what is no list."""
+    if isinstance(value, str):
+        inside = value.strip("[] ")
+        return [name.strip() for name in re.split("[,;|]", inside)] if inside else []
+    return value if isinstance(value, list) else None
+
+
+def is_multi_hot(labels: list[Any] | None, num_classes: int) -> bool:
+    """Whether a list has a 0 or 1, or a truth value, for each class."""
+    return labels is not None and len(labels) == num_classes and all(str(one).lower() in MULTI_HOT for one in labels)
