@@ -210,7 +210,7 @@ def test_a_mixture_is_measured_by_its_shares(corpus: Any, tmp_path: Path) -> Non
     from biphase.corpus.prepare import prepare
     from biphase.corpus.shards import ShardSet
 
-    folder, source, later = tmp_path / "short", tmp_path / "short.jsonl", tmp_path / "later.jsonl"
+    folder, source = tmp_path / "short", tmp_path / "short.jsonl"
     source.write_text(
         "".join(f'{{"text": "{n} rain falls on the stones of the old town again"}}\n' for n in range(400))
     )
@@ -224,7 +224,7 @@ def test_a_mixture_is_measured_by_its_shares(corpus: Any, tmp_path: Path) -> Non
         keys.append(float(((stops - starts) ** 2).sum() / (stops - starts).sum()))
     parts = [{"path": str(corpus.shards), "weight": 3}, {"path": str(folder), "weight": 1, "content": before}]
     data = Data.model_validate({"shards": str(corpus.shards), "mixture": parts, "max_sample_tokens": 64})
-    for _ in range(2):
+    for later in (tmp_path / "later-0.jsonl", tmp_path / "later-1.jsonl"):
         text = find_lengths(data, Planning())
         assert text.mean_keys == pytest.approx((3 * keys[0] + keys[1]) / 4)
         assert 1 / text.mean_tokens == pytest.approx((3 * samples[0] + samples[1]) / 4)

@@ -227,7 +227,7 @@ def arm_of_model(plan: Plan, model: EvaluatedModel, sizes: Sizes) -> ReportArm:
 
 
 def count_tokens(run: PlannedRun, end: int) -> float:
-    """Of its own steps up to `end`: its parent may have had other batches."""
+    """The tokens of its own steps up to `end`: its parent may have had other batches."""
     return float(run.recipe.tokens_before(end) - run.recipe.tokens_before(run.first))
 
 
