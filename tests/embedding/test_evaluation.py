@@ -95,7 +95,7 @@ def test_results_are_kept_in_the_form_of_mteb(encoder_folder: Path, beir: Path, 
 
 
 @pytest.mark.slow
-def test_a_task_of_mteb_runs_from_a_folder(encoder_folder: Path, scored: Path) -> None:
+def test_a_task_of_mteb_runs_from_a_folder(encoder_folder: Path, scored: Path, tmp_path: Path) -> None:
     pytest.importorskip("mteb")
     from biphase.embedding.evaluation import run_mteb
 
@@ -106,6 +106,10 @@ def test_a_task_of_mteb_runs_from_a_folder(encoder_folder: Path, scored: Path) -
     assert main_score == result["scores"]["test"][0]["main_score"] == pytest.approx(ours["spearman"], abs=1e-5)
     with pytest.raises(InputError, match="no task"):
         run_mteb(embedder, "NoSuchTask")
+    (tmp_path / "clusters").mkdir()
+    (tmp_path / "clusters" / "test.jsonl").write_text('{"sentences": "a", "labels": 1}\n')  # the hub's are lists
+    with pytest.raises(InputError, match="clusters must have its data as the hub has them"):
+        run_mteb(embedder, f"TwentyNewsgroupsClustering.v2={tmp_path / 'clusters'}")
 
 
 def test_search_answers_and_knows_its_model(

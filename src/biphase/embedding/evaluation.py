@@ -178,9 +178,10 @@ def run_mteb(model: SentenceTransformer, name: str) -> tuple[dict[str, Any], flo
             result = mteb.evaluate(
                 model, task, cache=None, co2_tracker=False, overwrite_strategy="always", show_progress_bar=False
             )
-    except (OSError, ValueError, KeyError) as error:
-        raise InputError(
-            f"MTEB's {name} cannot be run ({first_line(error)}); without network give its data: mteb:{name}=FOLDER"
-        ) from None
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:  # of data in another form, too
+        remedy = (
+            f"{folder} must have its data as the hub has them" if folder else f"mteb:{name}=FOLDER needs no network"
+        )
+        raise InputError(f"MTEB's {name} cannot be run ({first_line(error)}); {remedy}") from None
     found = result.task_results[0]
     return found.to_dict() | {"date": found.date.timestamp() if found.date else None}, float(found.get_score())
