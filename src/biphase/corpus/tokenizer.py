@@ -62,13 +62,15 @@ RESERVED_SLOT = re.compile(r"<\|?(?:reserved[\w ]*|unused|extra_|dummy_|SPECIAL_
 TOKENIZER_FILES = ("tokenizer.json", "*.model", "vocab.*")
 """Files of which a model folder needs one; without any, transformers makes up a tokenizer that knows no word."""
 SPLIT_TEXTS = (
-    *(
-        "Ozma's 1234567 ROOMS, that THEY'LL see",
-        "  two  spaces\n\n\tand a tab ",
-        "naïve nai\u0308ve ﬁne Ⅷ",
-        "x==y;//{}",
-    ),
-    *("हिन्दी ภาษาไทย", "東京は12月", "عَرَبِيّ", "🙂👩‍🚀", ""),
+    "Ozma's 1234567 ROOMS, that THEY'LL see",
+    "  two  spaces\n\n\tand a tab ",
+    "naïve nai\u0308ve ﬁne Ⅷ",
+    "x==y;//{}",
+    "हिन्दी ภาษาไทย",
+    "東京は12月",
+    "عَرَبِيّ",
+    "🙂👩‍🚀",
+    "",
 )
 """Texts at which splits differ: contractions, numbers, blanks, marks, forms that are normalized, scripts."""
 PICKLES = {".pkl", ".pickle", ".pt", ".pth", ".bin", ".ckpt", ".npy", ".npz"}
@@ -314,7 +316,7 @@ def misreading_class(tokenizer: "PreTrainedTokenizerFast", config: Any) -> str:
         config.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         chosen = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    texts = [*SPLIT_TEXTS]
+    texts = list(SPLIT_TEXTS)
     return "" if chosen(texts)["input_ids"] == tokenizer(texts)["input_ids"] else type(chosen).__name__
 
 

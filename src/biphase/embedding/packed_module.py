@@ -145,10 +145,10 @@ def whitened(rows_ND: Tensor) -> Tensor:
     """The rows multiplied by the inverse square root of their second moments: what varies little counts as much as what
     varies most, and each row stays as near to itself as that allows (ZCA). Directions that no row has stay empty.
     """
-    rows = rows_ND.double()
+    rows = rows_ND.cpu().double()  # not every accelerator has doubles
     moments_D, directions_DD = torch.linalg.eigh(rows.T @ rows)
     scales_D = torch.where(moments_D > 1e-10 * moments_D[-1], moments_D.clamp(min=1e-300).rsqrt(), 0.0)
-    return (rows @ (directions_DD * scales_D) @ directions_DD.T).to(rows_ND.dtype)
+    return (rows @ (directions_DD * scales_D) @ directions_DD.T).to(rows_ND)
 
 
 def width_of(model: SentenceTransformer) -> int:
