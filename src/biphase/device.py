@@ -17,10 +17,19 @@ from biphase.machine import has_bf16_cores
 
 
 def choose_device(wanted: str, local_rank: int = 0) -> torch.device:
-    """The device that `auto`, `cpu` or `cuda` means here; of several GPUs the one with this process's local rank."""
+    """The device that `auto`, `cpu` or `cuda` means here; of several GPUs the one with this process's local rank.
+
+    Raises `InputError` where there is none.
+    """
     if wanted == "cuda" and not torch.cuda.is_available():
         raise InputError("device is cuda, but PyTorch sees no CUDA device; use cpu")
     if wanted == "cuda" or (wanted == "auto" and torch.cuda.is_available()):
+        number = torch.cuda.device_count()
+        if local_rank >= number:
+            raise InputError(
+                f"more processes were started on this machine than it has GPUs; start one for each: "
+                f"torchrun --nproc-per-node {number}"
+            )
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
         return device

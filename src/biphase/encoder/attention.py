@@ -133,7 +133,8 @@ def newest_flash(device: torch.device) -> str:
 def explain_backend(device: torch.device, dtype: torch.dtype, beyond: str = "") -> str:
     """Which backend runs, and why: what `choose_backend` chooses, unless the network has something `beyond` varlen."""
     if choose_backend(device, dtype) == "buckets":
-        return f"buckets, samples of about one length batched (varlen needs CUDA and bf16, here is {device.type})"
+        here = "cpu" if device.type == "cpu" else f"{device.type} in fp32"
+        return f"buckets, samples of about one length batched (varlen needs CUDA and bf16, here is {here})"
     if beyond:
         return f"buckets, samples of about one length batched, for layers with {beyond}, which varlen does not know"
     return f"varlen, PyTorch's packed flash attention (CUDA, 16 bits; {newest_flash(device)})"
