@@ -4,12 +4,16 @@ The text is the beginning of L. Frank Baum's "The Marvelous Land of Oz" (1904), 
 """
 
 import json
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+DEVICE = os.environ.get("BIPHASE_TEST_DEVICE", "cpu")
+"""Where tests compute that would on any device: `cuda` on a GPU, or a simulated one."""
 
 PROSE = Path(__file__).parent / "data" / "land_of_oz.txt"
 
@@ -95,7 +99,7 @@ def tiny_recipe(corpus: Corpus) -> Callable[..., Any]:
         "curriculum": [{"objective": "clm", "steps": 10}, {"objective": "mlm", "steps": 10}],
         "schedule": {"peak_lr": 1e-2, "warmup_steps": 2, "decay_steps": 5},
         "batch_tokens": 512,
-        "compute": {"microbatch_tokens": 256, "precision": "fp32", "compile": "off", "device": "cpu"},
+        "compute": {"microbatch_tokens": 256, "precision": "fp32", "compile": "off", "device": DEVICE},
         "validation": {"every_steps": 10, "tokens": 1000},
         "checkpoints": {"every_steps": 0},
     }

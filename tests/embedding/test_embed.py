@@ -34,6 +34,8 @@ from biphase.embedding.pairs import read_pairs
 from biphase.embedding.recipe import EmbeddingRecipe, HardNegatives, PairSource
 from biphase.errors import InputError
 
+from ..conftest import DEVICE
+
 Make = Callable[..., EmbeddingRecipe]
 
 
@@ -47,7 +49,7 @@ def make(encoder_folder: Path, pairs: list[dict[str, str]], tmp_path: Path) -> M
         "out": str(tmp_path / "out"),
         "max_length": 48,
         "precision": "fp32",
-        "device": "cpu",
+        "device": DEVICE,
         "stages": [
             {
                 "name": "pairs",

@@ -15,6 +15,8 @@ from biphase.finetuning.encoding import EncodedSplit
 from biphase.finetuning.families import FAMILY_MODULES
 from biphase.tasks.spec import task_table
 
+from ..conftest import DEVICE
+
 NOUNS = ["dog", "cat", "boy", "girl", "tree", "house", "river", "train", "paper", "stone"]
 SHAPE = {
     "num_hidden_layers": 2,
@@ -29,7 +31,7 @@ def make_cell(task: str, dtype: torch.dtype = torch.float32, **settings: object)
     """A quick cell."""
     given = {
         "precision": "fp32",
-        "device": "cpu",
+        "device": DEVICE,
         "learning_rate": 3e-3,
         "batch_size": 8,
         "epochs": 2,
@@ -37,7 +39,7 @@ def make_cell(task: str, dtype: torch.dtype = torch.float32, **settings: object)
     }
     config = FinetuneConfig.model_validate(given | settings)
     own = task_table()[task]
-    return CellContext(own, settle_config(config, own, 10**6), torch.device("cpu"), dtype)
+    return CellContext(own, settle_config(config, own, 10**6), torch.device(DEVICE), dtype)
 
 
 def predict_split(model: torch.nn.Module, split: EncodedSplit, cell: CellContext) -> Any:

@@ -23,14 +23,15 @@ from biphase.tasks.examples import load_examples
 from biphase.tasks.sources import find_source
 from biphase.tasks.spec import Task, task_table
 
+from ..conftest import DEVICE
 from .conftest import make_cell
 
 
 def keep_untrained(task: Task, model: Path, folder: Path, **settings: Any) -> Path:
     """A kept folder of a task, whose head is as random numbers made it."""
     encoder = load_encoder(str(model))
-    config = settle_config(FinetuneConfig(device="cpu", precision="fp32", **settings), task, 256)
-    cell = CellContext(task, config, torch.device("cpu"), torch.float32)
+    config = settle_config(FinetuneConfig(device=DEVICE, precision="fp32", **settings), task, 256)
+    cell = CellContext(task, config, torch.device(DEVICE), torch.float32)
     torch.manual_seed(0)
     network = module_of(task.family, config).build_model(copy_backbone(encoder.backbone, []), cell)
     score: Any = SimpleNamespace(cell="", headline=lambda: "not trained")
@@ -92,7 +93,7 @@ def test_modernbert_answers_with_its_own_class(modernbert: Path, data_dirs: dict
     kept, _, rows = fit_and_keep("squad_v2", modernbert, data_dirs["squad_v2"], tmp_path, learning_rate=1e-2)
     model = transformers.AutoModelForQuestionAnswering.from_pretrained(kept)
     assert type(model).__name__ == "ModernBertForQuestionAnswering"
-    predicted = biphase.predict(kept, data_dirs["squad_v2"] / "dev-v2.0.json", device="cpu").set_index("id")
+    predicted = biphase.predict(kept, data_dirs["squad_v2"] / "dev-v2.0.json", device=DEVICE).set_index("id")
     scored = {row["id"]: row for row in rows}
     assert [scored[id]["predicted"] for id in predicted.index] == predicted["predicted"].to_list()
     probabilities = [scored[id]["probability"] for id in predicted.index]
@@ -140,7 +141,7 @@ def test_an_embedding_model_cuts_and_prompts_as_it_was_scored(model_folder: Path
     prompts = json.loads((kept / "config_sentence_transformers.json").read_text())["prompts"]
     assert prompts == {"query": "ask: ", "document": "Document: "}
     task = Task.model_validate(tree | {"document_template": "{text} is asked"})
-    cell = CellContext(task, FinetuneConfig(), torch.device("cpu"), torch.float32)
+    cell = CellContext(task, FinetuneConfig(), torch.device(DEVICE), torch.float32)
     with pytest.raises(InputError, match="is asked' must end with"):
         check_keepable(load_encoder(str(model_folder)), cell)
 

@@ -27,6 +27,7 @@ from biphase.tasks.labels import label_number
 from biphase.tasks.sources import find_source
 from biphase.tasks.spec import Task, find_task
 
+from ..conftest import DEVICE
 from .conftest import NOUNS, predict_split, write_jsonl
 from .test_predict import predict_all
 
@@ -44,7 +45,7 @@ def write_task(folder: Path, rows: Rows, **keys: Any) -> Path:
 
 def fit_made_up(task: Path, model: Path, **settings: Any) -> tuple[Score, Rows]:
     """The score of a cell, its network kept in `kept`, and the rows of test.jsonl."""
-    given = {"precision": "fp32", "device": "cpu", "learning_rate": 5e-3, "batch_size": 8, "epochs": 12}
+    given = {"precision": "fp32", "device": DEVICE, "learning_rate": 5e-3, "batch_size": 8, "epochs": 12}
     config = FinetuneConfig.model_validate(given | {"max_length": 128} | settings)
     folder = task.parent
     score = fit_cell(str(model), str(task), config, folder / "scores", folder, keep=folder / "kept")
@@ -254,8 +255,8 @@ def test_choices_are_computed_together_whatever_fits(encoder: Encoder, tmp_path:
     task = find_task(str(write_task(tmp_path, rows, choices=["a", "b"], **keys)))
     losses = {}
     for most in (8, 65_536):
-        config = FinetuneConfig(precision="fp32", device="cpu", max_length=64, microbatch_tokens=most)
-        cell = CellContext(task, config, torch.device("cpu"), torch.float32)
+        config = FinetuneConfig(precision="fp32", device=DEVICE, max_length=64, microbatch_tokens=most)
+        cell = CellContext(task, config, torch.device(DEVICE), torch.float32)
         split = encode_source(find_source(task, tmp_path), encoder.tokenizer, settle_config(config, task, 64)).splits[
             "train"
         ]

@@ -20,14 +20,15 @@ from biphase.finetuning.predictions import read_examples
 from biphase.finetuning.scores import read_score
 from biphase.tasks.spec import Task, task_table
 
+from ..conftest import DEVICE
 from .conftest import write_jsonl
 from .test_keep import fit_and_keep, keep_untrained
 
-CPU = torch.device("cpu")
+WHERE = torch.device(DEVICE)
 
 
 def predict_all(model: Path, file: Path, template: str | None = None) -> list[dict[str, Any]]:
-    return list(predict_file(open_model(str(model), file, template, CPU), file))
+    return list(predict_file(open_model(str(model), file, template, WHERE), file))
 
 
 def tagging(**changes: Any) -> Task:
@@ -289,10 +290,10 @@ def test_what_predicts_nothing_is_refused(model_folder: Path, data_dirs: dict[st
     file = tmp_path / "texts.txt"
     file.write_text("a dog\n")
     with pytest.raises(InputError, match="has no head that predicts; fine-tune it with"):
-        open_model(str(model_folder), file, None, CPU)
+        open_model(str(model_folder), file, None, WHERE)
     kept, _, _ = fit_and_keep("squad_retrieval", model_folder, data_dirs["squad_retrieval"], tmp_path)
     with pytest.raises(InputError, match="gives embeddings, not predictions: ask it with `biphase search"):
-        open_model(str(kept), file, None, CPU)
+        open_model(str(kept), file, None, WHERE)
 
 
 def test_a_cross_encoder_is_kept_for_sentence_transformers(

@@ -1,0 +1,56 @@
+"""What a GPU would be given, on a simulated one: training, fine-tuning, prediction, embedding, export."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+TESTS = Path(__file__).parent
+CHOSEN = {
+    "what only a GPU can show": ("test_gpu.py", "not fsdp and not on-"),  # there is no NCCL, and no compiler
+    "adapted and exported": ("export/test_parent.py pretraining/test_adapt.py", ""),
+    "fine-tuned and kept": ("finetuning/test_keep.py finetuning/test_predict.py", ""),
+    # Left out are those that bring a network of the CPU, or ask for one.
+    "embedding models": ("embedding/test_embed.py", "not linear_map and not regularizer and not program_s"),
+}
+CODE = """
+import simulated_gpu, torch
+x = torch.arange(6.0, device="cuda").reshape(2, 3).requires_grad_()
+(x @ torch.ones(3, 1).to("cuda")).sum().backward()
+assert str(x.grad.device) == "cuda:0" and x.grad.tolist() == [[1.0] * 3] * 2
+for mistake in (lambda: x + torch.ones(3), lambda: torch.ones(2)[x[:, 0] > 0], lambda: x.detach().numpy()):
+    try:
+        mistake()
+    except (RuntimeError, TypeError) as error:
+        print(type(error).__name__)
+"""
+
+pytestmark = [
+    pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++"),
+    pytest.mark.skipif(torch.version.cuda is not None, reason="this PyTorch has a device of its own"),
+]
+
+
+def run(*arguments: str) -> str:
+    path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {"PYTHONPATH": path, "BIPHASE_TEST_DEVICE": "cuda", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=TESTS.parent)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    return done.stdout
+
+
+def test_the_device_refuses_what_cuda_refuses() -> None:
+    assert run("-c", CODE).split() == ["RuntimeError", "RuntimeError", "TypeError"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", CHOSEN)
+def test_on_a_simulated_gpu(what: str) -> None:
+    files, selected = CHOSEN[what]
+    options = ("-p", "simulated_gpu", "-p", "no:cacheprovider", "--tb=short", "-k", selected)
+    run("-m", "pytest", *options, *(str(TESTS / name) for name in files.split()))
