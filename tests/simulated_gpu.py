@@ -190,15 +190,24 @@ def refuse_strangers(function: Any, name: str, args: Any, tensors: list[torch.Te
         raise RuntimeError(f"Expected all tensors to be on the same device: {function} met {GPU} and cpu, {shapes}")
 
 
-def scores(q: Any, k: Any, bounds: Any, window: Any, scale: float) -> Any:
-    """Those of the packed tokens that see each other, [H, T, T]; -1 is no limit of the window to that side."""
-    index = torch.arange(len(q))
-    sample = torch.searchsorted(bounds.long(), index, right=True)
-    distance, (left, right) = index[:, None] - index, window
-    sees = sample[:, None] == sample
-    sees &= (distance <= left) | (left < 0)
-    sees &= (-distance <= right) | (right < 0)
-    return (torch.einsum("thk,shk->hts", q, k) * scale).masked_fill(~sees, float("-inf"))
+def attend_alone(q: Any, k: Any, v: Any, grad: Any, window: list[int], scale: float) -> list[Any]:
+    """One sample, in fp32: what comes out and the logarithm of the softmax's sum, or with `grad` what goes back.
+
+    -1 is no limit of the window to that side.
+    """
+    distance = torch.arange(len(q))[:, None] - torch.arange(len(q))
+    sees = ((distance <= window[0]) | (window[0] < 0)) & ((-distance <= window[1]) | (window[1] < 0))
+    scores = (torch.einsum("thk,shk->hts", q, k) * scale).masked_fill(~sees, float("-inf"))
+    weights = scores.softmax(-1)
+    if grad is None:
+        return [torch.einsum("hts,shk->thk", weights, v), scores.logsumexp(-1).T]
+    grad_weights = torch.einsum("thk,shk->hts", grad, v)
+    grad_scores = weights * (grad_weights - (grad_weights * weights).sum(-1, keepdim=True)) * scale
+    return [
+        torch.einsum("hts,shk->thk", grad_scores, k),
+        torch.einsum("hts,thk->shk", grad_scores, q),
+        torch.einsum("hts,thk->shk", weights, grad),
+    ]
 
 
 def attend(name: str, *args: Any, **kwargs: Any) -> Any:
@@ -215,21 +224,15 @@ def attend(name: str, *args: Any, **kwargs: Any) -> Any:
     window = list(given.get("window_size") or (-1, -1))
     window[1] = 0 if given.get("is_causal") else window[1]
     scale, repeats = given.get("scale") or q.shape[-1] ** -0.5, q.shape[1] // k.shape[1]
-    whole_k, whole_v = (each.float().repeat_interleave(repeats, 1) for each in (k, v))
-    found = scores(q.float(), whole_k, bounds, window, scale)
-    weights = found.softmax(-1)
-    if name == "_varlen_attn":
-        out = torch.einsum("hts,shk->thk", weights, whole_v)
-        return out.to(q.dtype), found.logsumexp(-1), torch.zeros(2, dtype=torch.uint64)
-    grad = given["grad_out"].float()
-    grad_weights = torch.einsum("thk,shk->hts", grad, whole_v)
-    grad_scores = weights * (grad_weights - (grad_weights * weights).sum(-1, keepdim=True)) * scale
-    grads = [
-        torch.einsum("hts,shk->thk", grad_scores, whole_k),
-        torch.einsum("hts,thk->shk", grad_scores, q.float()).unflatten(1, (-1, repeats)).sum(2),
-        torch.einsum("hts,thk->shk", weights, grad).unflatten(1, (-1, repeats)).sum(2),
-    ]
-    return tuple(each.to(q.dtype) for each in grads)
+    grad = given.get("grad_out")
+    wide = [q, k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1), *([] if grad is None else [grad])]
+    samples = zip(*(each.float().tensor_split(bounds[1:-1].long()) for each in wide), strict=True)
+    alone = [attend_alone(*sample[:3], sample[3] if sample[3:] else None, window, scale) for sample in samples]
+    found = [torch.cat(parts) for parts in zip(*alone, strict=True)]
+    if grad is None:
+        return found[0].to(q.dtype), found[1].T.contiguous(), torch.zeros(2, dtype=torch.uint64)
+    found[1:] = [each.unflatten(1, (-1, repeats)).sum(2) for each in found[1:]]
+    return tuple(each.to(q.dtype) for each in found)
 
 
 def scaled_dot_product_attention(
