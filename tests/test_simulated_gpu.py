@@ -1,5 +1,6 @@
 """What a GPU would be given, on a simulated one: training, fine-tuning, prediction, embedding, export."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -29,17 +30,29 @@ for mistake in (lambda: x + torch.ones(3), lambda: torch.ones(2)[x[:, 0] > 0], l
         print(type(error).__name__)
 """
 
+DEMO = """
+from pathlib import Path
+from biphase.cli.demo import run_demo
+cell = "max_train_examples=64"
+run_demo(Path("demo"), [
+    "arms.0.budgets=[12]", "recipe.schedule={peak_lr: 6e-3, warmup_steps: 2, decay_steps: 4}",
+    "recipe.validation.tokens=2000", "recipe.compute.precision=bf16", "evaluation.seeds=1",
+    "evaluation.finetune.precision=bf16",
+    f"evaluation.per_task.genre.{cell}", f"evaluation.per_task.uner_en_ewt.{cell}",
+])
+"""
+
 pytestmark = [
     pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++"),
     pytest.mark.skipif(torch.version.cuda is not None, reason="this PyTorch has a device of its own"),
 ]
 
 
-def run(*arguments: str) -> str:
-    path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
+def run(*arguments: str, beside: Path = TESTS, cwd: Path = TESTS.parent) -> str:
+    path = os.pathsep.join([str(beside), str(TESTS), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | {"PYTHONPATH": path, "BIPHASE_TEST_DEVICE": "cuda", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=TESTS.parent)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=cwd)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     return done.stdout
 
@@ -54,3 +67,12 @@ def test_on_a_simulated_gpu(what: str) -> None:
     files, selected = CHOSEN[what]
     options = ("-p", "simulated_gpu", "-p", "no:cacheprovider", "--tb=short", "-k", selected)
     run("-m", "pytest", *options, *(str(TESTS / name) for name in files.split()))
+
+
+@pytest.mark.slow
+def test_a_study_in_workers_on_a_simulated_gpu(tmp_path: Path) -> None:
+    """Each process of it is given the device."""
+    (tmp_path / "sitecustomize.py").write_text("import simulated_gpu\n")
+    run("-c", DEMO, beside=tmp_path, cwd=tmp_path)
+    environments = list((tmp_path / "demo").rglob("environment.json"))
+    assert environments and all(json.loads(path.read_text())["device"] == "NVIDIA H200" for path in environments)
