@@ -172,6 +172,16 @@ def test_wordpiece_with_unused_entries_of_its_vocabulary(tmp_path: Path) -> None
     assert token_byte_lengths(tokenizer).tolist() == [0, 0, 0, 0, 0, 2, 4]
 
 
+def test_unigram_with_unused_entries_of_its_vocabulary(tmp_path: Path) -> None:
+    pieces = ["<unk>", "</s>", "<pad>", "<unused0>", "a", "b", "ab"]
+    backend = Tokenizer(models.Unigram([(piece, -float(i)) for i, piece in enumerate(pieces)], unk_id=0))
+    backend.add_special_tokens(["</s>", "<pad>"])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = load_tokenizer(tmp_path / "tokenizer.json")
+    assert (tokenizer.eos_token_id, tokenizer.mask_token_id, tokenizer.pad_token_id, len(tokenizer)) == (1, 3, 2, 7)
+    assert encode(tokenizer, "ab<|mask|>ab") == [6, 3, 6]
+
+
 def test_sentencepiece_bytes() -> None:
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "▁a", "é"]
     backend = Tokenizer(

@@ -223,8 +223,10 @@ def fill_role(state: dict[str, Any], roles: dict[str, str], role: str) -> str:
     if slot is not None:
         state["added_tokens"] = [added for added in state["added_tokens"] if added["content"] != slot]
     vocab = state["model"]["vocab"]
-    if slot in (vocab if isinstance(vocab, dict) else ()):
+    if isinstance(vocab, dict) and slot in vocab:
         vocab[name] = vocab.pop(slot)
+    elif isinstance(vocab, list) and number < len(vocab):  # Unigram: pieces with their scores
+        vocab[number][0] = name
     token = {"id": number, "content": name, "single_word": False, "lstrip": False, "rstrip": False}
     state["added_tokens"].append(token | {"normalized": False, "special": True})
     state["added_tokens"].sort(key=lambda added: added["id"])
