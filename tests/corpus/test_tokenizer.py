@@ -89,6 +89,8 @@ def test_training_is_deterministic_and_vowel_signs_stay_in_their_words() -> None
 def test_too_little_vocabulary_or_text(capsys) -> None:
     with pytest.raises(InputError, match=r"258 is too small.*259"):
         train_tokenizer(TEXTS, MIN_VOCAB_SIZE - 1)
+    with pytest.raises(InputError, match="99999999999999 is too large: at most 10,000,000 tokens"):
+        train_tokenizer(TEXTS, 99999999999999)
     assert len(train_tokenizer(TEXTS, MIN_VOCAB_SIZE)) == MIN_VOCAB_SIZE
     with pytest.raises(InputError, match="no text"):
         train_tokenizer([], 300)
