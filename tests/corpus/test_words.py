@@ -2,7 +2,7 @@
 
 import pytest
 
-from biphase.corpus.words import cut_words, searched_words
+from biphase.corpus.words import cut_words, find_words, join_words, searched_words
 from biphase.tasks.collection import search_bm25
 
 CHINESE = "永和九年，歲在癸丑，暮春之初，會於會稽山陰之蘭亭。"
@@ -21,8 +21,12 @@ def test_without_spaces_neighbours_are_words() -> None:
 
 
 def test_passages_have_as_many_words_in_every_script() -> None:
-    assert cut_words(" one two\n three  four five", 2) == ["one two", "three four", "five"]
-    passages = cut_words(CHINESE * 40, 120)
+    def cut(text: str, num_words: int) -> list[str]:
+        return [join_words(passage) for passage in cut_words(find_words(text), num_words)]
+
+    assert cut(" one two\n three  four five", 2) == ["one two", "three four", "five"]
+    assert cut("BERT 模型は 120\n", 9) == ["BERT 模型は 120"]
+    passages = cut(CHINESE * 40, 120)
     assert "".join(passages) == CHINESE * 40 and all(120 <= len(passage) <= 240 for passage in passages[:-1])
 
 

@@ -1,6 +1,7 @@
 """Text → its words: between spaces, and in scripts that put none between words, pairs of neighbouring characters."""
 
 import re
+from collections.abc import Sequence
 
 UNSPACED = (
     r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"  # Thai, Lao, Burmese, Khmer
@@ -8,18 +9,23 @@ UNSPACED = (
     r"\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"  # Han
 )
 """Characters of such scripts, as a regular expression has them between brackets."""
-UNITS = re.compile(rf"[{UNSPACED}]{{1,2}}|[^\s{UNSPACED}]+")
+PIECES = re.compile(rf"([{UNSPACED}]{{1,2}}|[^\s{UNSPACED}]+)(\s?)")
 SEARCHED = re.compile(rf"([{UNSPACED}]+)|([^\W{UNSPACED}]{{2,}})")
 
 
-def cut_words(text: str, num_words: int) -> list[str]:
-    """The text in passages of so many words, the last one of what is left; two characters without spaces are a word."""
-    spans = [match.span() for match in UNITS.finditer(text)]
-    passages = []
-    for begin in range(0, len(spans), num_words):
-        inside = spans[begin : begin + num_words]
-        passages.append(" ".join(text[inside[0][0] : inside[-1][1]].split()))
-    return passages
+def find_words(text: str) -> list[str]:
+    """The words of a text in its order, each with a blank where one follows: `BERT 模型は` → `BERT␣`, `模型`, `は`."""
+    return [word + (" " if blank else "") for word, blank in PIECES.findall(text)]
+
+
+def join_words(words: Sequence[str]) -> str:
+    """The text of neighbouring words of `find_words`."""
+    return "".join(words).rstrip()
+
+
+def cut_words(words: Sequence[str], num_words: int) -> list[list[str]]:
+    """Passages of so many words, the last one of what is left."""
+    return [list(words[begin : begin + num_words]) for begin in range(0, len(words), num_words)]
 
 
 def searched_words(text: str) -> list[str]:

@@ -17,7 +17,7 @@ import numpy as np
 
 from biphase import console
 from biphase.corpus.text import read_all
-from biphase.corpus.words import cut_words
+from biphase.corpus.words import cut_words, find_words, join_words
 from biphase.embedding.folder import hash_embedder, load_embedder
 from biphase.embedding.packed_module import ENCODE_TEXTS, width_of
 from biphase.embedding.pairs import hash_text
@@ -77,8 +77,8 @@ def build_index(text: str, model: str, index: Path, text_field: str = "text") ->
     """Embed all passages of the text; the folder appears whole, and replaces only what was built there before."""
     passages = []  # of about `PASSAGE_WORDS` words, named by document and number
     for document in read_all([text], text_field):
-        for number, passage in enumerate(cut_words(document.text, PASSAGE_WORDS)):
-            passages.append((f"{document.id}#{number}", passage))
+        for number, passage in enumerate(cut_words(find_words(document.text), PASSAGE_WORDS)):
+            passages.append((f"{document.id}#{number}", join_words(passage)))
     if not passages:
         raise InputError(f"{text} holds no text to search")
     embedder = load_embedder(model)
