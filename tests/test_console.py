@@ -11,7 +11,8 @@ import pytest
 from rich.text import Text
 
 from biphase import console as console_module
-from biphase.console import Advance, PlainConsole, Tracker, printable, silence
+from biphase.console import Advance, PlainConsole, Tracker, is_one_of_several, printable, silence
+from biphase.errors import InputError
 
 
 @pytest.mark.parametrize("text", ["runs/[/red]x", "[bold]x[/bold]", ":smile:", "a\tb", "ä – 😀"])
@@ -34,6 +35,16 @@ def test_a_terminal_is_given_no_commands(capsys: pytest.CaptureFixture[str]) -> 
     tracker.advance(1, "\x1b[0m")
     tracker.close()
     assert "\x1b" not in capsys.readouterr().err
+
+
+def test_what_a_launcher_says_is_a_number_or_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    for value, is_one in (("", False), ("1", False), ("4", True)):
+        monkeypatch.setenv("WORLD_SIZE", value)
+        assert is_one_of_several() == is_one
+    for value in ("abc", "-1", "0", "1.5"):
+        monkeypatch.setenv("WORLD_SIZE", value)
+        with pytest.raises(InputError, match=f"WORLD_SIZE={value} in the environment"):
+            is_one_of_several()
 
 
 @pytest.mark.parametrize(

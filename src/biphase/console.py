@@ -16,6 +16,8 @@ from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColum
 from rich.table import Column
 from rich.text import Text
 
+from biphase.errors import InputError
+
 UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """Characters that act on a terminal, or turn text around, in place of being seen; and what no terminal can be sent."""
 
@@ -75,7 +77,15 @@ class FirstLine(MetaPathFinder):
 
 def is_one_of_several() -> bool:
     """Whether a launcher started this process beside others of the same run."""
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1
+    return launched_as("WORLD_SIZE", 1) > 1
+
+
+def launched_as(variable: str, least: int) -> int:
+    """What a launcher says of this process in an environment variable; `least` where it says nothing."""
+    value = os.environ.get(variable) or str(least)
+    if not value.isdecimal() or int(value) < least:
+        raise InputError(f"{variable}={value} in the environment is no whole number from {least} on: unset it")
+    return int(value)
 
 
 TELLING_SECONDS = 30.0

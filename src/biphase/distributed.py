@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from biphase.console import err, silence
+from biphase.console import err, launched_as, silence
 from biphase.device import choose_device
 from biphase.errors import InputError
 from biphase.machine import GRACE_SECONDS, end_with_parent
@@ -219,8 +219,8 @@ def join_world(device: str, silence_seconds: float | None = None) -> Iterator[Wo
 
     Raises `InputError` where another process has gone: in the one that is to tell it with its name.
     """
-    size = int(os.environ.get("WORLD_SIZE", "1"))
-    chosen = choose_device(device, int(os.environ.get("LOCAL_RANK", "0")))
+    size = launched_as("WORLD_SIZE", 1)
+    chosen = choose_device(device, launched_as("LOCAL_RANK", 0))
     if size == 1:
         yield World(0, 1, chosen)
         return

@@ -49,6 +49,20 @@ def test_a_recipe_says_where_it_starts() -> None:
     assert load_config(Recipe, Path("b.yaml")).curriculum[0].objective == "mntp"
 
 
+def test_a_model_of_the_hub_may_have_a_revision() -> None:
+    for number, revision in enumerate(("3", "v1.0")):
+        init_recipe_command(None, "s", f"foo/bar@{revision}", None, Path(f"{number}.yaml"))
+        init = load_config(Recipe, Path(f"{number}.yaml")).init
+        assert (init.model, init.revision) == ("foo/bar", revision)
+    init_recipe_command("embed", None, "foo/bar@3", None, Path("e.yaml"))
+    assert load_config(EmbeddingRecipe, Path("e.yaml")).model == "foo/bar@3"
+
+
+def test_embedding_recipes_take_no_shards() -> None:
+    with pytest.raises(InputError, match="--shards: embed trains on pairs or plain text, not shards"):
+        init_recipe_command("embed", "sh", None, 7, Path("a.yaml"))
+
+
 def test_a_branch_starts_where_a_checkpoint_is() -> None:
     Path("runs/a-12345678/steps/400").mkdir(parents=True)
     Path("runs/a-12345678/config.yaml").touch()
@@ -76,7 +90,7 @@ def test_every_study_is_one_to_start_from(name: str) -> None:
 
 
 def test_a_study_by_flags() -> None:
-    init_study_command("demo", "s", "3m", 60, "snli,genre", Path("mine.yaml"))
+    init_study_command("demo", "s", "3m", 60, "snli, genre", Path("mine.yaml"))
     study = load_study(Path("mine.yaml"))
     assert study.evaluation is not None and study.evaluation.tasks == ("snli", "genre")
     assert study.evaluation.per_task == {"genre": {"max_train_examples": 1600}}

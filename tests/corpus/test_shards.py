@@ -153,6 +153,14 @@ def test_nothing_is_written_through_a_link(name: str, made: Path, tokenizer_fold
     assert {key: after[key] for key in before} == before
 
 
+def test_a_set_is_not_made_in_the_folder_of_its_tokenizer(corpus: Path, tokenizer_folder: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in tokenizer_folder.rglob("*")}
+    for given in (tokenizer_folder, tokenizer_folder / "tokenizer.json"):
+        with pytest.raises(InputError, match="is the folder of the tokenizer: give the shards another one"):
+            prepare([corpus], given, tokenizer_folder, workers=1)
+    assert {path: path.stat().st_mtime_ns for path in tokenizer_folder.rglob("*")} == before
+
+
 def test_workers_are_few_and_large(monkeypatch) -> None:
     def num_workers(num_files: int, cores: int) -> int:
         monkeypatch.setattr(prepare_module, "num_cores", lambda: cores)

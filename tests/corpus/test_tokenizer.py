@@ -89,6 +89,8 @@ def test_training_is_deterministic_and_vowel_signs_stay_in_their_words() -> None
 def test_too_little_vocabulary_or_text(capsys) -> None:
     with pytest.raises(InputError, match=r"258 is too small.*259"):
         train_tokenizer(TEXTS, MIN_VOCAB_SIZE - 1)
+    with pytest.raises(InputError, match="99999999999999 is too large: at most 10,000,000 tokens"):
+        train_tokenizer(TEXTS, 99999999999999)
     assert len(train_tokenizer(TEXTS, MIN_VOCAB_SIZE)) == MIN_VOCAB_SIZE
     with pytest.raises(InputError, match="no text"):
         train_tokenizer([], 300)
@@ -170,6 +172,16 @@ def test_wordpiece_with_unused_entries_of_its_vocabulary(tmp_path: Path) -> None
     assert (tokenizer.eos_token_id, tokenizer.mask_token_id, tokenizer.pad_token_id, len(tokenizer)) == (4, 1, 0, 7)
     assert encode(tokenizer, "unseen") == [5, 6]
     assert token_byte_lengths(tokenizer).tolist() == [0, 0, 0, 0, 0, 2, 4]
+
+
+def test_unigram_with_unused_entries_of_its_vocabulary(tmp_path: Path) -> None:
+    pieces = ["<unk>", "</s>", "<pad>", "<unused0>", "a", "b", "ab"]
+    backend = Tokenizer(models.Unigram([(piece, -float(i)) for i, piece in enumerate(pieces)], unk_id=0))
+    backend.add_special_tokens(["</s>", "<pad>"])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = load_tokenizer(tmp_path / "tokenizer.json")
+    assert (tokenizer.eos_token_id, tokenizer.mask_token_id, tokenizer.pad_token_id, len(tokenizer)) == (1, 3, 2, 7)
+    assert encode(tokenizer, "ab<|mask|>ab") == [6, 3, 6]
 
 
 def test_sentencepiece_bytes() -> None:

@@ -467,6 +467,15 @@ def test_pairs_of_plain_text(make: Make, documents: list[str], tmp_path: Path) -
     assert facts["stages"][0]["steps"] == 4
 
 
+def test_pairs_of_text_without_spaces(tmp_path: Path) -> None:
+    text = "永和九年，歲在癸丑，暮春之初，會於會稽山陰之蘭亭。" * 20
+    (tmp_path / "text.txt").write_text(text, encoding="utf-8")
+    for pairs in ("crops", "neighbours"):
+        source = PairSource(from_text=str(tmp_path / "text.txt"), pairs=pairs, passage_words=40)  # type: ignore[arg-type]
+        for row in read_pairs(source, seed=0).rows:
+            assert all(one in text and len(one) <= 80 for one in row)
+
+
 @pytest.mark.parametrize("kind", ["pairs", "scored"])
 def test_the_orthogonal_regularizer_counts_by_its_weight(kind: str, make: Make, encoder_folder: Path) -> None:
     """By its formula (arXiv 1708.06320, equation 6): the mean of other texts' cosines, squared, and what their mean

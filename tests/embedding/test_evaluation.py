@@ -113,7 +113,7 @@ def test_a_task_of_mteb_runs_from_a_folder(encoder_folder: Path, scored: Path, t
 
 
 def test_search_answers_and_knows_its_model(
-    encoder_folder: Path, beir: Path, documents: list[str], tmp_path: Path
+    encoder_folder: Path, beir: Path, documents: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("bm25s")
     text = tmp_path / "text"
@@ -129,6 +129,11 @@ def test_search_answers_and_knows_its_model(
     assert search(text, "what did Tip make?", top=2).equals(found)
     with pytest.raises(InputError, match="the field 'text', not of 'body'"):
         search(text, "what did Tip make?", text_field="body")
+    monkeypatch.chdir(encoder_folder.parent)
+    index = tmp_path / "other.index"
+    found = search(text, "what did Tip make?", model=encoder_folder.name, index=index, top=1)
+    monkeypatch.chdir(tmp_path)  # where a model of this name would be another one
+    assert search(index, "what did Tip make?", top=1).equals(found)
     other = tmp_path / "other"
     model = SentenceTransformer(str(encoder_folder))
     model[0].model.get_input_embeddings().weight.data.add_(1.0)  # type: ignore[union-attr, operator]

@@ -427,4 +427,6 @@ def test_make_model_names_what_is_wrong() -> None:
         make_model("1m", {"num_attention_heads": 5}, TOKENS, 64, 0)
     with pytest.raises(InputError, match=r"init.architecture: .*hidden_act"):
         make_model("1m", {"hidden_act": 3}, TOKENS, 64, 0)
+    with pytest.raises(InputError, match=r"max_position_embeddings is 16; set data.max_sample_tokens=16 or lower"):
+        make_model("1m", {"max_position_embeddings": 16}, TOKENS, 64, 0)
     assert set(PRESETS) >= {"210m", "610m", "1b"}

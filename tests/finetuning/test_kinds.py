@@ -196,6 +196,10 @@ def test_multiple_choice(model_folder: Path, tmp_path: Path) -> None:
     kept = predict_all(tmp_path / "kept", unlabelled(tmp_path / "test.jsonl", "label"))
     assert [row["predicted"] for row in kept] == [row["predicted"] for row in found]
     assert [len(row["probabilities"]) for row in kept] == [len(row["choices"]["text"]) for row in rows[2::3]]
+    named = [{**row, "choices": {**row["choices"], "label": ["1", "2", "3"]}} for row in rows[2::3]]  # type: ignore[dict-item]
+    write_jsonl(tmp_path / "test.jsonl", named)
+    own = predict_all(tmp_path / "kept", unlabelled(tmp_path / "test.jsonl", "label"))
+    assert [row["predicted"] for row in own] == ["123"["ABC".index(row["predicted"])] for row in kept]
 
 
 @pytest.mark.parametrize(
@@ -221,13 +225,16 @@ def test_the_right_choice_by_the_names_of_its_row(tmp_path: Path) -> None:
     """ARC names choices by letters in most rows, and from 1 on in some."""
     rows = [
         {"choices": {"text": ["x", "y"], "label": names}, "label": label}
-        for names, label in ((["A", "B"], "B"), (["1", "2"], "1"), (["1", "2"], 2), ([], 0))
+        for names, label in ((["A", "B"], "B"), (["1", "2"], "1"), (["1", "2"], 2), ([1, 2], 1.0), ([], 0))
     ]
     keys = {"family": "multiple_choice", "metric": "accuracy", "template": "{choice}", "classes": ["A", "B"]}
     task = write_task(tmp_path, rows, choices=["choices"], **keys)
     write_jsonl(tmp_path / "train.jsonl", rows)
     data = load_examples(find_source(find_task(str(task)), tmp_path), judged_only=False)
-    assert [example.right for example in data.train] == [1, 0, 1, 0]
+    assert [example.right for example in data.train] == [1, 0, 1, 0, 0]
+    write_jsonl(tmp_path / "train.jsonl", [{"choices": {"text": ["x", "y"], "label": ["1", "2"]}, "label": "0"}])
+    with pytest.raises(InputError, match=r"train.jsonl:1: label '0' is none of its choices: 1, 2"):
+        load_examples(find_source(find_task(str(task)), tmp_path), judged_only=False)
 
 
 @pytest.mark.parametrize(

@@ -128,6 +128,14 @@ def test_columns_under_the_names_of_file_and_task(model_folder: Path, tmp_path: 
             predict_all(kept, file)
 
 
+def test_columns_under_the_names_of_the_hub(model_folder: Path, tmp_path: Path) -> None:
+    hub = {"id": "some/data", "splits": {"train": "train"}, "rename": {"words": "tokens"}}
+    kept = keep_untrained(tagging(files=[], hub=hub), model_folder, tmp_path / "kept")
+    write_jsonl(tmp_path / "rows.jsonl", [{"words": ["dog"]}])
+    [found] = predict_all(kept, tmp_path / "rows.jsonl")
+    assert len(found["predicted"]) == 1
+
+
 def test_quotes_in_tsv_are_never_texts_unasked(model_folder: Path, tmp_path: Path) -> None:
     """Tables of biphase's own tasks have no quoting, but rows to predict are a user's."""
     file = tmp_path / "new.tsv"

@@ -230,6 +230,9 @@ def test_texts_in_memory_have_a_limit(tmp_path: Path) -> None:
         raise AssertionError("read beyond the limit")
 
     biphase.train_tokenizer(read(), tmp_path / "tokenizer", vocab_size=265, limit_mb=40 * 15 / 1e6 - 1e-6)
+    for limit in (0, -1, float("nan")):
+        with pytest.raises(InputError, match=f"limit_mb {limit:g} leaves no text"):
+            biphase.train_tokenizer(read(), tmp_path / "other", limit_mb=limit)
 
 
 def test_silence(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from biphase.cli.evaluate import finetuning_app
 from biphase.cli.init import init_app
 from biphase.cli.networks import networks_app
 from biphase.cli.study import AddressOption, EngineOption, FormatOption, is_json, study_app
-from biphase.console import FirstLine, err, is_one_of_several, out, silence, take_turn
+from biphase.console import FirstLine, err, is_one_of_several, launched_as, out, silence, take_turn
 from biphase.errors import EXIT_BUSY, BusyError, InputError, StoppedError, clipped
 from biphase.machine import prepare_process
 from biphase.verbs import records, text
@@ -251,11 +251,11 @@ def main() -> Any:
             stream.reconfigure(encoding="utf-8")  # LC_ALL=C: else an arrow in a help text ends the command
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, interrupt)
-    if is_one_of_several() and os.environ.get("LOCAL_RANK", "0") != "0":
-        silence()  # one of the processes of a machine tells what is wrong with the command
     if "torch" not in sys.modules:
         sys.meta_path.insert(0, FirstLine(" ".join(["biphase", *sys.argv[1:2]])))
     try:
+        if is_one_of_several() and launched_as("LOCAL_RANK", 0) > 0:
+            silence()  # one of the processes of a machine tells what is wrong with the command
         return app()
     except BusyError as error:
         complain(str(error), EXIT_BUSY)

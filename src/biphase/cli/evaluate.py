@@ -18,6 +18,7 @@ from biphase.finetuning.config import FinetuneConfig
 from biphase.tasks.spec import find_task
 from biphase.verbs import finetuning
 from biphase.verbs.embedding import print_zero_shot, run_zero_shot, zero_shot_records
+from biphase.verbs.memory import by_commas
 from biphase.verbs.records import comparison_records, to_json
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ def evaluate_command(
     from biphase.report.comparison import compare
     from biphase.verbs.grids import is_zero_shot, run_evaluation
 
-    as_json, asked = is_json(form), (tasks or "paper").split(",")
+    as_json, asked = is_json(form), by_commas(tasks or "paper")
     names, settings = split_words(models or ())
     if names and is_zero_shot(asked):
         refused = {"dry_run": dry_run, "part": part, "compare": pair, "keep": keep, "settings": settings}

@@ -17,7 +17,7 @@ from biphase.recipe import Recipe
 from biphase.run import find_checkpoint, split_reference
 from biphase.tasks.spec import Task
 from biphase.trees import parse_yaml
-from biphase.verbs.memory import write_value
+from biphase.verbs.memory import by_commas, write_value
 
 if TYPE_CHECKING:
     from biphase.study.spec import Study
@@ -38,7 +38,7 @@ StepsOption = Annotated[int | None, typer.Option(help="The budget in updates; sc
 def init_recipe_command(
     name: Annotated[str | None, typer.Argument(help=f"Start from: {', '.join(names_of('recipes'))}.")] = None,
     shards: ShardsOption = None,
-    model: Annotated[str | None, typer.Option(help="A preset, RUN[@STEP], a folder or a hub id.")] = None,
+    model: Annotated[str | None, typer.Option(help="A preset, RUN[@STEP], a folder or a hub id (ID@REVISION).")] = None,
     steps: StepsOption = None,
     out_file: Annotated[Path, typer.Option("--out", help="The file to write.")] = Path("recipe.yaml"),
 ) -> None:
@@ -57,6 +57,8 @@ def init_recipe_command(
         text = with_value(text, *(("model", model) if is_embedding else ("init", origin)))
     if not is_embedding:
         shards = asked(shards, SHARDS_QUESTION, tree["data"]["shards"])
+    elif shards:
+        raise InputError(f"--shards: {name} trains on pairs or plain text, not shards; name them in its stages")
     if shards:
         text = with_value(text, "data.shards", shards)
     if steps is not None and is_embedding:
@@ -103,9 +105,9 @@ def init_study_command(
     if steps is not None:
         text = with_budget(text, study, steps)
     if tasks and study.evaluation is not None:
-        text = with_value(text, "evaluation.tasks", tasks.split(","))
+        text = with_value(text, "evaluation.tasks", by_commas(tasks))
         if study.evaluation.per_task:
-            kept = {task: own for task, own in study.evaluation.per_task.items() if task in tasks.split(",")}
+            kept = {task: own for task, own in study.evaluation.per_task.items() if task in by_commas(tasks)}
             text = with_value(text, "evaluation.per_task", kept)
     text = with_value(with_value(text, "name", out_file.stem), "title", out_file.stem)
     ask(plan_study(parse_config(Study, parse_yaml(text), origin=str(out_file))))
@@ -149,11 +151,15 @@ def init_task_command(
 
 
 def init_origin(model: str, is_run: bool) -> dict[str, str]:
-    """What a recipe's `init` says of a preset, a run or a model. Raises `InputError` for a run that is not there."""
-    path, step = split_reference(model)
-    if is_run or step.isdecimal() or (Path(path) / "config.yaml").exists():
+    """What a recipe's `init` says of a preset, a run, a folder or a hub id (`ID@REVISION`). Raises `InputError` for a
+    run that is not there."""
+    path, at = split_reference(model)
+    is_hub_id = path.count("/") == 1 and path[0] not in "./~" and not Path(path).parent.is_dir()
+    if is_run or (at.isdecimal() and not is_hub_id) or (Path(path) / "config.yaml").exists():
         find_checkpoint(model)
         return {"checkpoint": model}
+    if at and is_hub_id:
+        return {"model": path, "revision": at}
     return {"preset": model} if model in PRESETS else {"model": model}
 
 

@@ -88,6 +88,7 @@ def prepare(
     chosen = {"text_field": text_field, "id_field": id_field, "txt_documents": txt_documents}
     options = Options(validation_fraction=fraction, seed=seed, **chosen)  # type: ignore[arg-type]
     found = find_both(sources, validation_sources)
+    refuse_tokenizer_folder(Path(tokenizer_source).expanduser(), out)
     tokenizer = load_tokenizer(tokenizer_source)
     busy = f"another process is preparing {out} at this moment: wait for it"
     with tell_full_disk(out), locked(out / ".claim", busy=busy):
@@ -152,6 +153,13 @@ def known_facts(tokenizer: "PreTrainedTokenizerFast") -> dict[str, Any]:
         "bos_id": tokenizer.bos_token_id,
         "special_ids": tuple(special_ids(tokenizer)),
     }
+
+
+def refuse_tokenizer_folder(tokenizer: Path, out: Path) -> None:
+    """A new set has a folder of its own, not that of the tokenizer which it takes."""
+    folder = tokenizer.parent if tokenizer.is_file() else tokenizer
+    if folder.is_dir() and out.resolve() == folder.resolve() and not (out / "manifest.json").exists():
+        raise InputError(f"{out} is the folder of the tokenizer: give the shards another one")
 
 
 def refuse_links(out: Path) -> None:

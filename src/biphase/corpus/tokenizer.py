@@ -28,6 +28,8 @@ if TYPE_CHECKING:  # slow to import, and workers that only tokenize do without
 MASK, EOS, PAD = "<|mask|>", "<|end_of_text|>", "<|pad|>"
 TRAINED_SPECIALS = [EOS, MASK, PAD]
 MIN_VOCAB_SIZE = 256 + len(TRAINED_SPECIALS)
+MAX_VOCAB_SIZE = 10_000_000
+"""Far more than any tokenizer has: room for all tokens is taken before the first one is found."""
 
 TRAINED_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{M}\p{N}]?[\p{L}\p{M}]+|\p{N}{1,3}"
@@ -80,7 +82,8 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> "PreTrainedTokeniz
     """Byte-level BPE of at most `vocab_size` tokens: end-of-text, mask and pad (ids 0 to 2), 256 bytes, then merges.
 
     The same texts give the same tokenizer. Any text survives encoding and decoding unchanged: nothing is normalized.
-    Raises `InputError` when `vocab_size` has no room for the 256 bytes and the special tokens, or there is no text.
+    Raises `InputError` when `vocab_size` has no room for the 256 bytes and the special tokens, or is beyond all use, or
+    there is no text.
     """
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
@@ -89,6 +92,8 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> "PreTrainedTokeniz
             f"vocab_size {vocab_size} is too small: 256 bytes and {len(TRAINED_SPECIALS)} special tokens "
             f"need {MIN_VOCAB_SIZE}"
         )
+    if vocab_size > MAX_VOCAB_SIZE:
+        raise InputError(f"vocab_size {vocab_size} is too large: at most {MAX_VOCAB_SIZE:,} tokens")
     backend = byte_level(Tokenizer(models.BPE()), TRAINED_SPLIT)
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
@@ -223,8 +228,10 @@ def fill_role(state: dict[str, Any], roles: dict[str, str], role: str) -> str:
     if slot is not None:
         state["added_tokens"] = [added for added in state["added_tokens"] if added["content"] != slot]
     vocab = state["model"]["vocab"]
-    if slot in (vocab if isinstance(vocab, dict) else ()):
+    if isinstance(vocab, dict) and slot in vocab:
         vocab[name] = vocab.pop(slot)
+    elif isinstance(vocab, list) and number < len(vocab):  # Unigram: pieces with their scores
+        vocab[number][0] = name
     token = {"id": number, "content": name, "single_word": False, "lstrip": False, "rstrip": False}
     state["added_tokens"].append(token | {"normalized": False, "special": True})
     state["added_tokens"].sort(key=lambda added: added["id"])

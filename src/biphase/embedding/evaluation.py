@@ -116,7 +116,7 @@ def score_embedder(model: SentenceTransformer, judged: Judged) -> Judgement:
 
 
 def score_bm25(judged: Judged) -> dict[str, float]:
-    """BM25 (Lucene's form, k1 1.5, b 0.75) on lower-cased words, without stop words or stems."""
+    """BM25 (Lucene's form, k1 1.5, b 0.75) on lower-cased words (`searched_words`), without stop words or stems."""
     ranked = search_bm25(list(judged.documents.values()), list(judged.queries.values()), judged.num_searched)
     ids = list(judged.documents)
     by_query = {}

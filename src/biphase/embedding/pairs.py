@@ -10,6 +10,7 @@ from typing import Any, Literal
 from biphase import console
 from biphase.corpus.readers import json_kind, plain_path
 from biphase.corpus.text import find_text_sources, read_all
+from biphase.corpus.words import cut_words, find_words, join_words
 from biphase.embedding.recipe import EmbeddingStage, PairSource
 from biphase.errors import InputError
 from biphase.files import content_hash, file_hash
@@ -199,33 +200,32 @@ def pairs_from_text(source: PairSource, path: str, seed: int) -> Pairs:
 
 def cut_passages(words: list[str], passage_words: int) -> list[list[str]]:
     """Passages of about equal length; a rest too short to say anything is left out."""
-    cut = [words[begin : begin + passage_words] for begin in range(0, len(words), passage_words)]
-    return [passage for passage in cut if len(passage) >= SHORTEST_PASSAGE]
+    return [passage for passage in cut_words(words, passage_words) if len(passage) >= SHORTEST_PASSAGE]
 
 
 def crops(document: str, passage_words: int, draw: random.Random) -> Iterator[tuple[str, str]]:
     """For each passage: a short and a longer piece of it, drawn on their own (Contriever's independent crops). The
     short one is what a question would be: 4 to 16 words."""
-    for passage in cut_passages(document.split(), passage_words):
+    for passage in cut_passages(find_words(document), passage_words):
         short = min(draw.randint(4, 16), len(passage) // 2)
         long = draw.randint(max(short, len(passage) // 2), len(passage))
         first, second = draw.randint(0, len(passage) - short), draw.randint(0, len(passage) - long)
-        yield " ".join(passage[first : first + short]), " ".join(passage[second : second + long])
+        yield join_words(passage[first : first + short]), join_words(passage[second : second + long])
 
 
 def neighbours(document: str, passage_words: int, draw: random.Random) -> Iterator[tuple[str, str]]:
     """Each passage with the one after it."""
-    passages = cut_passages(document.split(), passage_words)
+    passages = cut_passages(find_words(document), passage_words)
     for first, second in zip(passages[::2], passages[1::2], strict=False):
-        yield " ".join(first), " ".join(second)
+        yield join_words(first), join_words(second)
 
 
 def titles(document: str, passage_words: int, draw: random.Random) -> Iterator[tuple[str, str]]:
     """The first line of a document, where it is a short one, with a passage drawn from what is below it."""
     title, _, rest = document.strip().partition("\n")
-    passages = cut_passages(rest.split(), passage_words)
-    if passages and 1 <= len(title.split()) <= 20:
-        yield title.strip("# \t"), " ".join(draw.choice(passages))
+    passages = cut_passages(find_words(rest), passage_words)
+    if passages and 1 <= len(find_words(title)) <= 20:
+        yield title.strip("# \t"), join_words(draw.choice(passages))
 
 
 PAIR_MAKERS = {"crops": crops, "neighbours": neighbours, "titles": titles}

@@ -54,8 +54,9 @@ class TokenIds:
     bos: int | None
 
 
-def make_model(preset: str, architecture: dict[str, Any], tokens: TokenIds, max_len: int, seed: int) -> PreTrainedModel:
-    """A network of a preset's shape with random weights: normal with standard deviation 0.02, norms 1."""
+def preset_config(preset: str, architecture: dict[str, Any], tokens: TokenIds, max_len: int) -> EuroBertConfig:
+    """The configuration of a preset, for samples of up to `max_len` tokens, with changes. Raises `InputError` for some
+    that make no network."""
     if preset not in PRESETS:
         raise InputError(f"unknown preset '{preset}'{nearest(preset, PRESETS)}")
     check_architecture(architecture, tokens.vocab_size)
@@ -79,10 +80,20 @@ def make_model(preset: str, architecture: dict[str, Any], tokens: TokenIds, max_
             f"init.architecture: {heads} attention heads and {kv_heads} key-value heads do not divide evenly into "
             f"hidden_size {width}"
         )
+    if (positions := settings["max_position_embeddings"]) < max_len:
+        raise InputError(
+            f"init.architecture: max_position_embeddings is {positions}; set data.max_sample_tokens={positions} or "
+            f"lower (it is {max_len}), or leave it out"
+        )
     try:
-        config = EuroBertConfig(**settings)
+        return EuroBertConfig(**settings)
     except StrictDataclassError as error:
         raise InputError(f"init.architecture: {' '.join(str(error).split())}") from None
+
+
+def make_model(preset: str, architecture: dict[str, Any], tokens: TokenIds, max_len: int, seed: int) -> PreTrainedModel:
+    """A network of a preset's shape with random weights: normal with standard deviation 0.02, norms 1."""
+    config = preset_config(preset, architecture, tokens, max_len)
     torch.manual_seed(seed)
     config._attn_implementation = ATTENTION
     config.use_cache = False  # as in every network that is loaded, so that branches and fresh runs save the same

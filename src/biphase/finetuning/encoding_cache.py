@@ -27,7 +27,7 @@ from biphase.tasks.examples import Collection, TaskData, count_shared, input_of,
 from biphase.tasks.sources import TaskSource
 from biphase.tasks.spec import TASK_SPLITS
 
-ENCODING = 5
+ENCODING = 6
 """Part of the name of what is kept on disk: raise it when the same text no longer gives the same arrays, or when they
 are kept in another form."""
 

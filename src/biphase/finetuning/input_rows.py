@@ -10,7 +10,7 @@ from pathlib import Path
 from biphase.corpus.readers import plain_path, read_text_lines
 from biphase.errors import InputError
 from biphase.tasks.rows import FORMATS, Row, read_file
-from biphase.tasks.spec import FileLayout, Task, template_columns
+from biphase.tasks.spec import FileLayout, Hub, Task, template_columns
 
 TEXT = "text"
 """The column of running text, where no template names one."""
@@ -91,9 +91,10 @@ def is_in_columns(task: Task, file: Path) -> bool:
 
 def with_task_names(task: Task, layout: FileLayout, row: Row) -> Row:
     """A row with the task's columns, whether it has these, those of the files of its kind, which go first, or those
-    of other files that the task names."""
+    of other files that the task names, or of the hub's data."""
     found: Row = {}
-    for other in task.files:
+    forms: list[FileLayout | Hub] = [*task.files, *([task.hub] if task.hub else [])]
+    for other in forms:
         for theirs, ours in other.rename.items():
             if theirs in row and ours not in row:
                 found.setdefault(ours, row[theirs])

@@ -104,8 +104,7 @@ def keep_network(
             }
             fixed = SENTENCE_TRANSFORMERS_FILES["config_sentence_transformers.json"]
             write_json(part / "config_sentence_transformers.json", fixed | {"prompts": prompts})
-        task = cell.task.model_copy(update={"hub": None})
-        record = KeptRecord(cell=score.cell, task=task, config=cell.config)
+        record = KeptRecord(cell=score.cell, task=cell.task, config=cell.config)
         if isinstance(test, QuestionSplit):
             longest = cell.config.max_answer_tokens or test.max_answer_tokens
             config = cell.config.model_copy(update={"max_answer_tokens": longest})

@@ -42,6 +42,7 @@ from biphase.tasks.examples import (
     fill_row,
     find_answer,
     make_choices,
+    read_choices,
     read_spans,
     words_of,
 )
@@ -182,16 +183,19 @@ def predict_file(predicting: Predicting, file: Path) -> Iterator[Row]:
 
 
 def choose(predicting: Predicting, rows: Sequence[PlacedRow]) -> tuple[Iterable[Row], int]:
-    """The name of the best choice, and the probability of each."""
+    """The name of the best choice, the row's own where it has names, and the probability of each."""
     task, config = predicting.task, predicting.cell.config
-    unknown = {task.label: task.classes[0]}
-    made = [make_choices(predicting.source, place, row | unknown) for place, row in rows]
+    names = [read_choices(predicting.source, place, row)[1] or task.classes for place, row in rows]
+    made = [
+        make_choices(predicting.source, place, row | {task.label: some[0]})
+        for (place, row), some in zip(rows, names, strict=True)
+    ]
     data = TaskData(task, predicting.source.name, (), (), tuple(one for one in made if one is not None), 0)
     split = multiple_choice.encode_task(data, predicting.tokenizer, config).splits["test"]
     scores_S = multiple_choice.predict(predicting.network, split, predicting.cell)
     found = []
-    for part in np.split(scores_S, split.bounds_Q1[1:-1]):
-        named = dict(zip(task.classes, softmax(part.astype(np.float64)).tolist(), strict=False))
+    for part, some in zip(np.split(scores_S, split.bounds_Q1[1:-1]), names, strict=True):
+        named = dict(zip(some, softmax(part.astype(np.float64)).tolist(), strict=False))
         found.append(sequence_classification.labelled(named, is_single=True))
     return found, split.num_truncated
 

@@ -13,7 +13,14 @@ from biphase.corpus.mixture import TextHistory, TrainingText, find_shares
 from biphase.corpus.shards import ShardSet, check_tokenizer
 from biphase.corpus.tokenizer import TOKENIZER_FILES, load_tokenizer, tokenizer_hash
 from biphase.distributed import World
-from biphase.encoder.load import TokenIds, language_model_class, load_model, load_model_config, make_model
+from biphase.encoder.load import (
+    TokenIds,
+    language_model_class,
+    load_model,
+    load_model_config,
+    make_model,
+    preset_config,
+)
 from biphase.encoder.packed import position_limit
 from biphase.encoder.proofs import check_directions, check_head, freeze_unreached
 from biphase.errors import InputError
@@ -46,7 +53,8 @@ def find_start(recipe: Recipe, text: TrainingText, world: World) -> Start:
     """The beginning that `init` names. Loads no weights. Every process must call it."""
     init, shards = recipe.init, text.main
     anew: TextHistory = ((0, text.contents),)
-    if init.preset is not None:
+    if init.preset is not None:  # what makes no network is refused before there is a run folder
+        preset_config(init.preset, init.architecture, token_ids(shards), recipe.data.max_sample_tokens)
         return Start(data_history=anew)
     if init.model is not None:
         folder = fetch_model(init.model, init.revision)
@@ -111,15 +119,18 @@ def resume_start(run: Run, step: int, world: World) -> Start:
     )
 
 
+def token_ids(shards: ShardSet) -> TokenIds:
+    manifest = shards.manifest
+    return TokenIds(manifest.vocab_size, manifest.mask_id, manifest.eos_id, manifest.pad_id, manifest.bos_id)
+
+
 def load_network(recipe: Recipe, start: Start, shards: ShardSet) -> PreTrainedModel:
     """The network at `start`, in fp32 on the CPU, its head checked against ours."""
     manifest = shards.manifest
     if start.model_folder is None:
-        tokens = TokenIds(manifest.vocab_size, manifest.mask_id, manifest.eos_id, manifest.pad_id, manifest.bos_id)
-        assert recipe.init.preset is not None
-        return make_model(
-            recipe.init.preset, recipe.init.architecture, tokens, recipe.data.max_sample_tokens, recipe.seed
-        )
+        init, longest = recipe.init, recipe.data.max_sample_tokens
+        assert init.preset is not None
+        return make_model(init.preset, init.architecture, token_ids(shards), longest, recipe.seed)
     network = load_model(start.model_folder, vocab_size=manifest.vocab_size, seed=recipe.seed)
     source = start.model_folder
     limit = position_limit(network) or recipe.data.max_sample_tokens

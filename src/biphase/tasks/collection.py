@@ -6,6 +6,7 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
 from biphase import console
+from biphase.corpus.words import searched_words
 from biphase.errors import InputError
 from biphase.tasks.drawing import Judgements, draw_queries
 from biphase.tasks.sources import PartName, TaskSource, column, own_name, read_rows, text_column
@@ -147,9 +148,13 @@ def search_bm25(documents: list[str], queries: list[str], top: int) -> list[list
         import bm25s
     except ModuleNotFoundError:
         raise InputError("BM25 needs bm25s: pip install 'biphase[embeddings]'") from None
+    vocab: dict[str, int] = {}
+    ids = [[vocab.setdefault(word, len(vocab)) for word in searched_words(text)] for text in documents]
+    if not vocab:
+        return [[] for _ in queries]
     retriever = bm25s.BM25()
-    retriever.index(bm25s.tokenize(documents, stopwords=None, show_progress=False), show_progress=False)
-    words = bm25s.tokenize(queries, stopwords=None, show_progress=False, return_ids=False)
+    retriever.index((ids, vocab), show_progress=False)
+    words = [searched_words(query) for query in queries]
     numbers_QK, scores_QK = retriever.retrieve(words, k=min(top, len(documents)), show_progress=False)
     found = []
     for numbers, scores in zip(numbers_QK.tolist(), scores_QK.tolist(), strict=True):

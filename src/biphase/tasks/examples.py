@@ -14,7 +14,15 @@ from typing import Any, Generic, TypeVar
 from biphase.errors import InputError
 from biphase.tasks.collection import Collection, load_collection
 from biphase.tasks.drawing import TEST_SHARE, TRAIN_SHARE, Judgements, draw_items, hold_out
-from biphase.tasks.labels import is_multi_hot, is_unlabelled, label_number, label_numbers, list_labels, score_number
+from biphase.tasks.labels import (
+    is_multi_hot,
+    is_unlabelled,
+    label_number,
+    label_numbers,
+    list_labels,
+    right_choice,
+    score_number,
+)
 from biphase.tasks.rows import Row
 from biphase.tasks.sources import (
     TaskSource,
@@ -234,16 +242,8 @@ def make_choices(source: TaskSource, place: str, row: Row) -> ChoiceTexts | None
     label = column(source, place, row, task.label)
     if is_unlabelled(task, label):
         return None
-    given = [column(source, place, row, name) for name in task.choices]
-    texts: Any = given[0] if len(given) == 1 else given
-    own_names = None
-    # ARC's are {text: […], label: […]}, whose labels are A, B, … in some rows and 1, 2, … in others.
-    if isinstance(texts, dict):
-        texts, own_names = texts.get("text"), texts.get("label")
-    if not isinstance(texts, list) or len(texts) < 2 or not all(isinstance(text, str) and text for text in texts):
-        raise InputError(f"{place}: {shown(texts)} are not two or more choices, texts that are not empty")
-    named = [str(name) for name in own_names] if isinstance(own_names, list) else []
-    right = named.index(str(label)) if str(label) in named else label_number(task, place, label)
+    texts, names = read_choices(source, place, row)
+    right = right_choice(task, place, names, label)
     if max(right, len(texts) - 1) >= min(len(texts), len(task.classes)):
         told = f"task '{task.name}' names {len(task.classes)}, and {shown(label)} is right"
         raise InputError(f"{place}: {len(texts)} choices, where {told}")
@@ -251,6 +251,19 @@ def make_choices(source: TaskSource, place: str, row: Row) -> ChoiceTexts | None
     own = own_name(source, "choice")
     filled = [fill_row(source, place, row | {own: text}) for text in texts]
     return ChoiceTexts(id, tuple(LabelledText(id, text, 0, columns) for text, columns in filled), right)
+
+
+def read_choices(source: TaskSource, place: str, row: Row) -> tuple[list[str], tuple[str, ...]]:
+    """The choices of a row, and what it calls them itself: ARC's are {text: […], label: […]}, whose labels are A, B, …
+    in some rows and 1, 2, … in others."""
+    given = [column(source, place, row, name) for name in source.task.choices]
+    texts: Any = given[0] if len(given) == 1 else given
+    names = None
+    if isinstance(texts, dict):
+        texts, names = texts.get("text"), texts.get("label")
+    if not isinstance(texts, list) or len(texts) < 2 or not all(isinstance(text, str) and text for text in texts):
+        raise InputError(f"{place}: {shown(texts)} are not two or more choices, texts that are not empty")
+    return texts, tuple(map(str, names)) if isinstance(names, list) and len(names) >= len(texts) else ()
 
 
 def fill_row(source: TaskSource, place: str, row: Row) -> tuple[str, tuple[Stretch, ...]]:

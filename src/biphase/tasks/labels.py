@@ -20,17 +20,33 @@ def label_number(task: Task, place: str, value: Any) -> int:
     are names in any case of their letters."""
     is_truth = isinstance(value, bool) or (value in ("True", "False") and value not in task.classes)
     names = tuple(name.lower() for name in task.classes) if is_truth else task.classes
-    name = str(value).lower() if is_truth else str(value)
-    if name in names and value is not None:
-        return names.index(name)
-    number, values = number_of(value), numbers_of(names)
-    if number is not None and values.count(number) == 1:
-        return values.index(number)
-    has_numbers = any(one is not None for one in values)
+    found = find_name(names, str(value).lower() if is_truth else value)
+    if found is not None:
+        return found
+    number, has_numbers = number_of(value), any(one is not None for one in numbers_of(names))
     if number is not None and not has_numbers and number == int(number) and 0 <= number < len(names):
         return int(number)
     numbers = "" if has_numbers else f" (or 0 to {len(names) - 1})"
     raise InputError(f"{place}: label {value!r} is not one of task '{task.name}': {', '.join(task.classes)}{numbers}")
+
+
+def find_name(names: tuple[str, ...], value: Any) -> int | None:
+    """Where a label stands among names, as it is written or, of numbers, by value; None where it does not."""
+    if str(value) in names and value is not None:
+        return names.index(str(value))
+    number, values = number_of(value), numbers_of(names)
+    return values.index(number) if number is not None and values.count(number) == 1 else None
+
+
+def right_choice(task: Task, place: str, names: tuple[str, ...], label: Any) -> int:
+    """The number of the right choice by the row's own names of choices, else by the task's. A number is counted from 0
+    only where choices are not called by numbers."""
+    found = find_name(names, label)
+    if found is not None:
+        return found
+    if number_of(label) is not None and any(one is not None for one in numbers_of(names)):
+        raise InputError(f"{place}: label {label!r} is none of its choices: {', '.join(names)}")
+    return label_number(task, place, label)
 
 
 def number_of(value: Any) -> Decimal | None:

@@ -128,3 +128,8 @@ def write_value(value: Any) -> str:
     value = str(value) if isinstance(value, Path) else value
     text = yaml.safe_dump(value, default_flow_style=True, width=math.inf, allow_unicode=True, sort_keys=False)
     return text.removesuffix("...\n").strip()
+
+
+def by_commas(text: str) -> list[str]:
+    """`snli, genre` → ["snli", "genre"]."""
+    return [word.strip() for word in text.split(",")]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from biphase.console import out as console
 from biphase.files import read_json
 from biphase.recipe import Recipe
-from biphase.verbs.memory import Changes, read_settings
+from biphase.verbs.memory import Changes, by_commas, read_settings
 
 if TYPE_CHECKING:
     import numpy as np
@@ -73,7 +73,7 @@ def push(
     """
     from biphase.export.push import push_model
 
-    languages = tuple(language.split(",")) if language else ()
+    languages = tuple(by_commas(language)) if language else ()
     console.print(push_model(str(source), repo, public=public, license=license, languages=languages, dry_run=dry_run))
 
 

@@ -33,6 +33,8 @@ def train_tokenizer(
     from biphase.corpus.tokenizer import save_tokenizer
     from biphase.corpus.tokenizer import train_tokenizer as train
 
+    if limit_mb is not None and not limit_mb > 0:
+        raise InputError(f"limit_mb {limit_mb:g} leaves no text to train on: give more than 0")
     if are_names(sources):
         names = [sources] if isinstance(sources, str | Path) else sources
         texts = sample_texts(find_text_sources(names), text_field, txt_documents, limit_mb)

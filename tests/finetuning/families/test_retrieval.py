@@ -10,7 +10,7 @@ from biphase.finetuning.encoders import Encoder
 from biphase.finetuning.encoding import EncodedTask
 from biphase.finetuning.encoding_cache import load_encoded
 from biphase.finetuning.families import pair_ranking, retrieval
-from biphase.finetuning.families.retrieval import accumulate_gradients, contrastive_loss, embed_all, known_positives
+from biphase.finetuning.families.retrieval import accumulate_gradients, contrastive_loss, embed_all, no_negatives
 from biphase.finetuning.metrics.ranking import best_documents
 from biphase.finetuning.training import build_network
 from biphase.tasks.collection import Collection, own_documents
@@ -54,7 +54,7 @@ def test_known_positives_are_no_negatives(encoded: EncodedTask[retrieval.JudgedS
     queries, documents = split.queries_J[:4], split.documents_J[:4]
     wanted = (documents[:, None] == documents[None, :]) & ~np.eye(4, dtype=bool)
     assert wanted.any()
-    assert (known_positives(split, queries, documents).numpy() == wanted).all()
+    assert (no_negatives(split, queries, documents).numpy() == wanted).all()
 
 
 def test_gradient_caching_changes_memory_not_the_gradient(
@@ -105,6 +105,21 @@ def test_no_query_finds_itself(encoder: Encoder) -> None:
     ranked = predict_split(make_model(encoder).eval(), split, cell)
     left_out = {query: documents.keys() - found.keys() for query, found in ranked.items()}
     assert left_out == {"a": {"a"}, "b": {"b"}, "c": set(), "1": set(), "2": {"2"}}
+
+
+def test_no_query_is_trained_away_from_itself(encoder: Encoder) -> None:
+    """Pairs (a, b) and (c, a): document a is query a, and no negative of it; nor is it drawn for a cross-encoder."""
+    texts = {name: f"the dog runs {name * 3}" for name in "abc"}
+    judged: dict[Any, Any] = {split: {"c": {"b": 1}} for split in ("validation", "test")}
+    named: dict[Any, Any] = dict.fromkeys(("validation", "test"), tuple(texts))
+    cell = make_cell("squad_retrieval", judged_only=False)
+    data = Collection(cell.task, "here", texts, texts, (("a", "b"), ("c", "a")), judged, named, 0)
+    split = retrieval.encode_task(data, encoder.tokenizer, cell.config).splits["train"]
+    assert no_negatives(split, split.queries_J, split.documents_J).tolist() == [[False, True], [False, False]]
+    pytest.importorskip("bm25s")
+    train = pair_ranking.encode_task(data, encoder.tokenizer, cell.config).splits["train"]
+    groups = np.split(np.array(train.documents_S), train.bounds_Q1[1:-1])
+    assert [group.tolist() for group in groups] == [["b", "c"], ["a", "b"]]
 
 
 def test_no_query_is_a_candidate_of_its_own(encoder: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ Letters: S pairs, Q queries.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -104,8 +104,9 @@ def encode_task(data: Collection, tokenizer: HashedTokenizer, config: FinetuneCo
     found = rank(list(right), ids) if right else {}
     groups = []
     for number, (query, document) in enumerate(data.train):
-        wrong = [id for id in found[query] if id not in right[query]]
-        groups.append((query, [document, *draw_wrong(wrong, right[query], ids, number)]))
+        known = {*right[query], *({query} & own)}
+        wrong = [id for id in found[query] if id not in known]
+        groups.append((query, [document, *draw_wrong(wrong, known, ids, number)]))
     splits: dict[TaskSplit, CandidateSplit] = {"train": split_of(groups, {})}
     for name in EVALUATED_SPLITS:
         searched = data.judged_documents[name] if config.judged_only else ids
@@ -115,13 +116,13 @@ def encode_task(data: Collection, tokenizer: HashedTokenizer, config: FinetuneCo
     return EncodedTask(splits, data.left_out)
 
 
-def draw_wrong(wrong: list[str], right: Sequence[str], ids: Sequence[str], number: int) -> list[str]:
-    """Documents beside the right ones of training pair `number`: of those that BM25 finds, and of all others where they
-    are too few, as BM25 finds only what shares a word."""
+def draw_wrong(wrong: list[str], known: Set[str], ids: Sequence[str], number: int) -> list[str]:
+    """Documents for training pair `number` beside those that are `known`, the right ones: of those that BM25 finds, and
+    of all others where they are too few, as BM25 finds only what shares a word."""
     draw = np.random.default_rng((DRAW_SEED, number))
     if len(wrong) < NEGATIVES:
-        known = {*wrong, *right}
-        others = (ids[at] for at in draw.permutation(len(ids)) if ids[at] not in known)
+        taken = {*wrong, *known}
+        others = (ids[at] for at in draw.permutation(len(ids)) if ids[at] not in taken)
         wrong = [*wrong, *itertools.islice(others, NEGATIVES - len(wrong))]
     return [wrong[at] for at in draw.permutation(len(wrong))[:NEGATIVES]]
 

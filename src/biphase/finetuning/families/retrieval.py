@@ -123,7 +123,7 @@ def accumulate_gradients(model: nn.Module, split: JudgedSplit, items: np.ndarray
     embeddings = torch.cat(pieces)
     # 2. The loss, and its gradient: down to the parameters, or, without a graph, only down to the embeddings.
     leaf = embeddings if fits else embeddings.detach().requires_grad_()
-    known = known_positives(split, queries, documents)
+    known = no_negatives(split, queries, documents)
     loss = contrastive_loss(leaf[: len(items)], leaf[len(items) :], known.to(leaf.device), cell.config.scale)
     loss.backward()
     # 3. Embed each part once more, now with its graph alone, and carry the gradient of its embeddings on.
@@ -145,7 +145,7 @@ def embed(model: nn.Module, texts: TokenizedTexts, samples: np.ndarray, cell: Ce
 def contrastive_loss(queries_BD: Tensor, documents_BD: Tensor, known_BB: Tensor, scale: float) -> Tensor:
     """Mean cross-entropy in nats of finding each query's own document by scaled cosine.
 
-    Documents of other pairs that are known to be relevant to the query as well are no negatives.
+    Documents of other pairs that are `known` to be relevant to the query too, or the query itself, are no negatives.
     """
     scores_BB = scale * normalize(queries_BD, dim=-1) @ normalize(documents_BD, dim=-1).T
     return cross_entropy(
@@ -153,11 +153,12 @@ def contrastive_loss(queries_BD: Tensor, documents_BD: Tensor, known_BB: Tensor,
     )
 
 
-def known_positives(split: JudgedSplit, queries_B: np.ndarray, documents_B: np.ndarray) -> Tensor:
-    """Boolean [B, B]: a training pair of this query and that document, apart from the diagonal."""
+def no_negatives(split: JudgedSplit, queries_B: np.ndarray, documents_B: np.ndarray) -> Tensor:
+    """Boolean [B, B]: a training pair of this query and that document, or one and the same text; the diagonal apart."""
     keys_J = split.keys_J
     keys_BB = queries_B[:, None] * split.documents.num_samples + documents_B
     found_BB = keys_J[np.minimum(np.searchsorted(keys_J, keys_BB), len(keys_J) - 1)] == keys_BB
+    found_BB |= documents_B == split.itself_A[queries_B, None]
     np.fill_diagonal(found_BB, False)
     return torch.from_numpy(found_BB)
 

@@ -1,0 +1,41 @@
+"""Words for passages and word search: between spaces, and where a script puts none, pairs of characters."""
+
+import pytest
+
+from biphase.corpus.words import cut_words, find_words, join_words, searched_words
+from biphase.tasks.collection import search_bm25
+
+CHINESE = "永和九年，歲在癸丑，暮春之初，會於會稽山陰之蘭亭。"
+
+
+def test_words_between_spaces_are_those_of_bm25s() -> None:
+    bm25s = pytest.importorskip("bm25s")
+    texts = ["The cat's naïve co-op; it's a I x_1 foo.bar 3.5", "हिन्दी 한국어 русский état", "!!!", ""]
+    tokens = bm25s.tokenize(texts, stopwords=None, return_ids=False, show_progress=False)
+    assert [searched_words(text) for text in texts] == tokens
+
+
+def test_without_spaces_neighbours_are_words() -> None:
+    assert searched_words("BERT模型は、猫") == ["bert", "模型", "型は", "猫"]
+    assert searched_words("กินข้าว") == ["กิ", "ิน", "นข", "ข้", "้า", "าว"]
+
+
+def test_passages_have_as_many_words_in_every_script() -> None:
+    def cut(text: str, num_words: int) -> list[str]:
+        return [join_words(passage) for passage in cut_words(find_words(text), num_words)]
+
+    assert cut(" one two\n three  four five", 2) == ["one two", "three four", "five"]
+    assert cut("BERT 模型は 120\n", 9) == ["BERT 模型は 120"]
+    passages = cut(CHINESE * 40, 120)
+    assert "".join(passages) == CHINESE * 40 and all(120 <= len(passage) <= 240 for passage in passages[:-1])
+
+
+def test_bm25_finds_a_part_of_a_text_without_spaces() -> None:
+    pytest.importorskip("bm25s")
+    [found] = search_bm25(["天下大勢，分久必合，合久必分。", CHINESE], ["會稽山陰"], 2)
+    assert [number for number, _ in found] == [1]
+
+
+def test_bm25_finds_nothing_where_there_is_no_word() -> None:
+    pytest.importorskip("bm25s")
+    assert search_bm25(["a b", "!!!"], ["a", "word"], 5) == [[], []]
