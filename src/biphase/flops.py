@@ -56,6 +56,15 @@ def known_device(name: str) -> str | None:
 SHAPE_KEYS = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
 """Transformers' names of what makes the size of a network, besides its vocabulary."""
 
+LLAMA_SHAPED = {
+    *("bitnet", "cohere", "cohere2", "cohere_compass_text", "cwm", "ernie4_5", "eurobert", "exaone4", "flint", "gemma"),
+    *("gemma2", "gemma3_text", "glm", "glm4", "granite", "granite_swa", "helium", "hunyuan_v1_dense", "hyperclovax"),
+    *("internlm3", "iquestcoder", "llama", "ministral", "ministral3", "mistral", "olmo", "olmo2", "olmo3", "phi3"),
+    *("qwen2", "qwen3", "seed_oss", "smollm3", "vaultgemma"),
+}
+"""Types of networks that are a `Shape`, but for norms and biases: gated feed-forward layers, of which each token goes
+through all."""
+
 
 @dataclass(frozen=True)
 class FlopCount:

@@ -16,16 +16,17 @@ import pytest
 import torch
 import transformers
 from packaging.version import Version
-from tiny_families import SEVERAL_PARTS, model_types, save_tiny
+from tiny_families import SEVERAL_PARTS, make_tiny, model_types, save_tiny
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModel
 
-from biphase.encoder.attention import lay_out
+from biphase.encoder.attention import ATTENTION, lay_out
 from biphase.encoder.load import load_backbone, load_model
 from biphase.encoder.packed import PackedModel, PaddedBackbone, count_flops, packed_hidden
 from biphase.encoder.proofs import check_directions, check_head
 from biphase.errors import InputError
+from biphase.flops import LLAMA_SHAPED, read_shape
 
 ROOT = Path(__file__).parents[2]
 DOCS, README = ROOT / "docs" / "families.md", ROOT / "README.md"
@@ -139,6 +140,26 @@ def outcome(model_type: str, folder: Path) -> Row:
 def test_a_few_of_each_kind(model_type: str, tmp_path: Path) -> None:
     row, documented = outcome(model_type, tmp_path), read_rows(DOCS.read_text(encoding="utf-8"))[model_type]
     assert (shown(row.pretrain), shown(row.evaluate)) == (documented.pretrain, documented.evaluate)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gemma2", "qwen3"])
+def test_types_of_llamas_shape(model_type: str) -> None:
+    check_shape(model_type)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model_type", sorted(LLAMA_SHAPED & {*model_types()}))
+def test_all_types_of_llamas_shape(model_type: str) -> None:
+    check_shape(model_type)
+
+
+def check_shape(model_type: str) -> None:
+    """What a configuration tells of parameters and FLOPs is what the network has."""
+    model = make_tiny(model_type)
+    model.set_attn_implementation(ATTENTION)
+    shape = read_shape(model.config.to_dict())
+    assert shape.flops == count_flops(model)
+    assert shape.parameters == pytest.approx(sum(weight.numel() for weight in model.parameters()), rel=0.02)
 
 
 @pytest.mark.slow

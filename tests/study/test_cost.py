@@ -1,5 +1,6 @@
 """Hours, disk and published figures follow from shapes and FLOPs (tests/test_flops.py)."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from biphase.config import BUNDLED, parse_config
 from biphase.encoder.presets import shape_of
 from biphase.errors import InputError
+from biphase.flops import SHAPE_KEYS
 from biphase.recipe import Data
 from biphase.study.cost import (
     TYPICAL_SIZES,
@@ -18,11 +20,12 @@ from biphase.study.cost import (
     find_lengths,
     find_machine,
     measure_sizes,
+    model_shape,
     moment_bytes,
     study_machine,
 )
 from biphase.study.plan import Plan, StudyCell, plan_study
-from biphase.study.spec import Planning, Study, finetune_config, load_study
+from biphase.study.spec import Planning, StartingModel, Study, finetune_config, load_study
 from biphase.tasks.spec import task_table
 
 STUDIES = BUNDLED / "studies"
@@ -142,8 +145,8 @@ def test_muon_keeps_one_moment_for_the_blocks(paper: Plan) -> None:
 
 def test_networks_of_unknown_shape_are_named_and_not_counted(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(
-        '{"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, '
-        '"num_key_value_heads": 2, "vocab_size": 900}'
+        '{"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128, '
+        '"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 900}'
     )
     tree = {
         "name": "adapt",
@@ -156,6 +159,14 @@ def test_networks_of_unknown_shape_are_named_and_not_counted(tmp_path: Path) -> 
     assert estimate(plan).unknown == ("hub-mntp20-10",)
     shape = measure_sizes(plan).shapes["here-mntp20-10"]
     assert shape is not None and (shape.layers, shape.vocab_size, shape.head_width) == (2, 905, 16)
+
+
+@pytest.mark.parametrize("model_type", ["mixtral", "qwen3_moe", "starcoder2", None])
+def test_a_network_of_another_kind_than_llama_is_not_counted_as_one(model_type: str | None, tmp_path: Path) -> None:
+    """Experts, or feed-forward layers without a gate, under the same names of sizes."""
+    settings = {"model_type": model_type, "vocab_size": 900, **dict.fromkeys(SHAPE_KEYS, 64)}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    assert model_shape(StartingModel(name="here", model=str(tmp_path)), 900) is None
 
 
 def test_published_groups_must_be_groups(paper: Plan) -> None:

@@ -17,7 +17,16 @@ from biphase.config import MAX_COUNT
 from biphase.encoder.presets import shape_of
 from biphase.errors import InputError, clipped, nearest
 from biphase.files import read_json, read_json_as
-from biphase.flops import PEAK_FLOPS, SHAPE_KEYS, SampleLengths, Shape, flops_per_token, known_device, read_shape
+from biphase.flops import (
+    LLAMA_SHAPED,
+    PEAK_FLOPS,
+    SHAPE_KEYS,
+    SampleLengths,
+    Shape,
+    flops_per_token,
+    known_device,
+    read_shape,
+)
 from biphase.memory import plan_memory
 from biphase.recipe import Data, Recipe
 from biphase.run import open_run, read_metrics
@@ -129,14 +138,15 @@ def find_vocab_size(data: Data, planning: Planning) -> int:
 
 
 def model_shape(model: StartingModel, vocab_size: int) -> Shape | None:
-    """The shape of a preset or of a folder with a Llama-like config.json; None for what only the hub knows."""
+    """The shape of a preset or of a folder with a Llama-like config.json; None for other types and what only the hub
+    knows."""
     if model.preset is not None:
         return shape_of(model.preset, model.architecture, vocab_size)
     config = Path(model.model or "") / "config.json"
     if not config.is_file():
         return None
     settings = read_json_as(config, dict[str, Any], "save the model anew")
-    if any(key not in settings for key in SHAPE_KEYS):
+    if settings.get("model_type") not in LLAMA_SHAPED or any(key not in settings for key in SHAPE_KEYS):
         return None
     for key in (*SHAPE_KEYS, "head_dim", "vocab_size"):
         size = settings.get(key) or 1
