@@ -30,7 +30,7 @@ from biphase.study.advise import (
     describe_advice,
     recipe_yaml,
 )
-from biphase.study.cost import find_machine
+from biphase.study.devices import find_machine
 from biphase.study.results import weigh_evidence
 from biphase.study.rules import MOST_EPOCHS, Choice, TextAmount, apply_rule, measure_text, predict_loss, read_rules
 

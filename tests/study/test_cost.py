@@ -18,12 +18,11 @@ from biphase.study.cost import (
     cell_cost,
     estimate,
     find_lengths,
-    find_machine,
     measure_sizes,
     model_shape,
     moment_bytes,
-    study_machine,
 )
+from biphase.study.devices import find_machine, study_machine
 from biphase.study.plan import Plan, StudyCell, plan_study
 from biphase.study.spec import Planning, StartingModel, Study, finetune_config, load_study
 from biphase.tasks.spec import task_table

@@ -17,9 +17,9 @@ from biphase.encoder.presets import PRESETS, shape_of
 from biphase.errors import InputError
 from biphase.flops import SampleLengths, Shape, flops_per_token
 from biphase.recipe import Checkpoints, ComputeConfig, Data, Init, Optimizer, Phase, Recipe, Schedule, Validation
-from biphase.study.cost import Machine
 from biphase.study.curricula import curriculum_label, fill_budget, read_curriculum, write_steps
 from biphase.study.describe import describe_hours
+from biphase.study.devices import Machine
 from biphase.study.rules import (
     FRESH_EPOCHS,
     MOST_EPOCHS,

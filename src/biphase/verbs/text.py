@@ -127,7 +127,7 @@ def advise(
         study: the folder of a study of yours, whose scores then choose the curriculum.
     """
     from biphase.study.advise import advise as choose
-    from biphase.study.cost import find_machine
+    from biphase.study.devices import find_machine
     from biphase.study.results import read_evidence
     from biphase.study.rules import measure_text
 
