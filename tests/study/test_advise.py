@@ -16,6 +16,7 @@ import pytest
 from rich.console import Console
 from scipy import stats
 
+import biphase
 from biphase.config import load_config
 from biphase.encoder.presets import PRESETS
 from biphase.errors import InputError
@@ -243,6 +244,16 @@ def test_the_description_names_choices_sizes_and_caveats() -> None:
         assert fact in text, fact
 
 
+def test_devices_are_for_hours() -> None:
+    for name, value in (("device", "H100"), ("devices", 4), ("efficiency", 0.4)):
+        with pytest.raises(InputError, match=f"{name} says what is computed in hours, and none are given"):
+            biphase.advise(flops=1e18, **{name: value})
+    assert biphase.advise(hours=1).machine == find_machine("CPU")
+    with pytest.raises(InputError, match="0 devices compute nothing"):
+        biphase.advise(hours=1, devices=0)
+    assert biphase.advise(flops=1e30).chosen.preset == "1b"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -251,6 +262,9 @@ def test_the_description_names_choices_sizes_and_caveats() -> None:
         ({"hours": 1}, "hours need a device"),
         ({"flops": 0.0}, "buys nothing"),
         ({"flops": math.nan}, "buys nothing"),
+        ({"flops": 1e40}, "a budget of 1e.40 FLOPs is more than anybody has; 1e.30 are the most"),
+        ({"hours": -8, "machine": H100}, "-8 hours are no budget"),
+        ({"hours": math.inf, "machine": H100}, "inf hours are no budget"),
         ({"flops": 1e10}, "too few to learn from; 100,000 are the least"),
     ],
 )

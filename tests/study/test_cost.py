@@ -1,6 +1,7 @@
 """Hours, disk and published figures follow from shapes and FLOPs (tests/test_flops.py)."""
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,38 @@ def test_a_device_is_a_known_one() -> None:
     assert find_machine("cpu").source == "assumed"
 
 
+@pytest.mark.parametrize(
+    ("devices", "efficiency", "message"),
+    [
+        (1, 5.0, "an efficiency of 5 is no share"),
+        (1, 0.0, "an efficiency of 0 is no share"),
+        (1, -1.0, "an efficiency of -1 is no share"),
+        (1, math.nan, "an efficiency of nan is no share"),
+        (0, None, "0 devices compute nothing"),
+    ],
+)
+def test_a_machine_that_cannot_be(devices: int, efficiency: float | None, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        find_machine("H100", devices, efficiency)
+
+
+def test_an_efficiency_is_that_of_the_device_that_is_named() -> None:
+    """The study file's is that of its own device, unless another one is given for it."""
+    study = load_study(STUDIES / "paper.yaml", ["planning={device: A100, efficiency: 0.3, vocab_size: 128256}"])
+    for device, efficiency, expected in (
+        (None, None, ("A100", 0.3)),
+        (None, 0.1, ("A100", 0.1)),
+        ("H100", None, ("H100", 0.4)),
+        ("H100", 0.1, ("H100", 0.1)),
+    ):
+        machine = study_machine(study, device, efficiency)
+        assert machine is not None and (machine.name, machine.efficiency) == expected
+    nowhere = load_study(STUDIES / "paper.yaml", ["planning={vocab_size: 128256}"])
+    assert study_machine(nowhere) is None
+    with pytest.raises(InputError, match="an efficiency is that of a device, and none is named"):
+        study_machine(nowhere, None, 0.1)
+
+
 def test_a_run_measures_its_device(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("name: x\n")
     (tmp_path / "environment.json").write_text('{"device": "NVIDIA X", "processes": 4, "threads": 16}')
@@ -92,6 +125,8 @@ def test_a_run_measures_its_device(tmp_path: Path) -> None:
     machine = find_machine(str(tmp_path), devices=2)
     assert (machine.name, machine.devices, machine.peak_flops) == ("NVIDIA X", 2, 1e12)
     assert machine.device_hours(3.6e15) == 1
+    with pytest.raises(InputError, match="is a run, which measures what is reached; leave the efficiency out"):
+        find_machine(str(tmp_path), efficiency=0.3)
     (tmp_path / "environment.json").write_text('{"device": "cpu", "processes": 1, "threads": 2}')
     assert find_machine(str(tmp_path)).peak_flops == 2e12
 

@@ -47,6 +47,8 @@ PAPER_TOKENS, PAPER_BATCH_TOKENS = 99.1e9, 2_359_296
 PAPER_LEAST_TOKENS = 12_000 * PAPER_BATCH_TOKENS
 """The paper's smallest budget is 12,000 of its steps."""
 DEFAULT_CURRICULUM = "25/75"
+MOST_FLOPS = 1e30
+"""Ten thousand times what any published training took; beyond it, steps are no counts any more."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +163,11 @@ def count_budget(flops: float | None, hours: float | None, machine: Machine | No
         raise InputError("give a budget, either in FLOPs or in hours on a device")
     if hours is not None and machine is None:
         raise InputError("hours need a device, such as H100")
+    if hours is not None and not 0 < hours < math.inf:
+        raise InputError(f"{hours:g} hours are no budget; give a number above 0")
     budget = machine.flops_in(hours) if machine and hours is not None else flops or 0.0
+    if budget > MOST_FLOPS:
+        raise InputError(f"a budget of {budget:.3g} FLOPs is more than anybody has; {MOST_FLOPS:.0e} are the most")
     if not (math.isfinite(budget) and budget > 0):
         raise InputError(f"a budget of {budget:g} FLOPs buys nothing; give a number above 0")
     return budget

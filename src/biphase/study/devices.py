@@ -39,15 +39,22 @@ class Machine:
 def find_machine(name: str, devices: int = 1, efficiency: float | None = None) -> Machine:
     """A device of the table, by a name that it is part of, or what the folder of a run measures (`measure_machine`).
 
-    Raises `InputError` for unknown ones.
+    Raises `InputError` for unknown ones, none of them, an efficiency that is no share, and one beside a run.
     """
+    if devices < 1:
+        raise InputError(f"{devices} devices compute nothing; give a number from 1 on")
+    if efficiency is not None and not 0 < efficiency <= 1:
+        raise InputError(f"an efficiency of {efficiency:g} is no share of the peak; give a number above 0 and up to 1")
     if (Path(name) / "config.yaml").exists():
+        if efficiency is not None:
+            raise InputError(f"{name} is a run, which measures what is reached; leave the efficiency out")
         return measure_machine(Path(name), devices)
     key = known_device(name)
     if key is None:
         raise InputError(f"unknown device '{name}'{nearest(name, PEAK_FLOPS)}; or name a run of yours to measure it by")
-    source = "assumed" if efficiency is None else "stated"
-    return Machine(key, devices, PEAK_FLOPS[key], efficiency or EFFICIENCY.get(key, ASSUMED_EFFICIENCY), source)
+    if efficiency is None:
+        return Machine(key, devices, PEAK_FLOPS[key], EFFICIENCY.get(key, ASSUMED_EFFICIENCY), "assumed")
+    return Machine(key, devices, PEAK_FLOPS[key], efficiency, "stated")
 
 
 def measure_machine(path: Path, devices: int) -> Machine:
@@ -68,8 +75,16 @@ def measure_machine(path: Path, devices: int) -> Machine:
 
 
 def study_machine(study: Study, device: str | None = None, efficiency: float | None = None) -> Machine | None:
-    """The device that is asked for, else that of the study file; None where neither names one."""
+    """The device that is asked for, else that of the study file; None where neither names one.
+
+    What the file says of the efficiency is said of its own device. Raises `InputError` for an efficiency of none.
+    """
     planning = study.planning
     if device is None:
-        return find_machine(planning.device, planning.devices, planning.efficiency) if planning.device else None
+        device = planning.device
+        efficiency = planning.efficiency if efficiency is None else efficiency
+    if device is None:
+        if efficiency is not None:
+            raise InputError("an efficiency is that of a device, and none is named; give one, such as H100")
+        return None
     return find_machine(device, planning.devices, efficiency)
