@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import yaml
 from rich.console import Console
 from scipy import stats
 
@@ -211,6 +212,8 @@ def test_every_row_of_the_table_is_reached_and_none_is_missing(monkeypatch: pyte
 def test_text_is_measured_where_it_lies(corpus: Any, tmp_path: Path) -> None:
     measured = measure_text(corpus.shards)
     assert measured.vocab_size == 384 and measured.tokens and measured.tokens > 1000
+    written = recipe_yaml(advise(measured, flops=1e15))
+    assert yaml.safe_load(written)["data"]["shards"] == str(corpus.shards) and "prepare" not in written
     texts = ["One small document.", "Zwei Wörter."]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     assert measure_text(tmp_path).text_bytes == sum(len(text.encode()) for text in texts)

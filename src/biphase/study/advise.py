@@ -114,6 +114,7 @@ class Advice:
     candidates: tuple[Candidate, ...]
     chosen: Candidate
     caveats: tuple[str, ...]
+    text: TextAmount | None = None
 
 
 def advise(
@@ -135,7 +136,7 @@ def advise(
     chosen = choose_candidate(candidates, budget)
     if chosen.is_small and not evidence:
         curriculum = apply_rule("curriculum", "small network", curriculum=DEFAULT_CURRICULUM)
-    recipe = write_recipe(chosen, curriculum.value, machine)
+    recipe = write_recipe(chosen, curriculum.value, machine, text.shards if text else None)
     shape = shape_of(chosen.preset, {}, chosen.vocab_size)
     spent = recipe.tokens_before(recipe.num_steps) * mean_token_flops(shape, recipe.curriculum, chosen.context)
     caveats = {
@@ -155,6 +156,7 @@ def advise(
         candidates=candidates,
         chosen=chosen,
         caveats=tuple(read_rules()["caveats"][name].format(used=spent / budget) for name in caveats if caveats[name]),
+        text=text,
     )
 
 
@@ -257,8 +259,8 @@ def choose_curriculum(evidence: Sequence[Evidence]) -> Choice:
     return apply_rule("curriculum", "best", **facts)
 
 
-def write_recipe(chosen: Candidate, curriculum: str, machine: Machine | None) -> Recipe:
-    """The recipe by the rules that `study.rules` tells of."""
+def write_recipe(chosen: Candidate, curriculum: str, machine: Machine | None, shards: str | None = None) -> Recipe:
+    """The recipe by the rules that `study.rules` tells of, for `shards` or those that are to be prepared."""
     context, is_small = chosen.context, chosen.is_small
     steps, batch = choose_steps(chosen.tokens, context)
     # The paper's rate at a width of 768 and more, up to four times that below; Muon takes half as much again.
@@ -271,7 +273,7 @@ def write_recipe(chosen: Candidate, curriculum: str, machine: Machine | None) ->
     return Recipe(
         name=f"{chosen.preset}-{curriculum_label(curriculum)}-{write_steps(steps)}",
         init=Init(preset=chosen.preset),
-        data=Data(shards="shards", max_sample_tokens=context),
+        data=Data(shards=shards or "shards", max_sample_tokens=context),
         curriculum=scale_curriculum(curriculum, chosen.mask, steps),
         schedule=Schedule(peak_lr=float(f"{rate:.1g}"), warmup_steps=warmup, decay_steps=min(steps - warmup, decay)),
         batch_tokens=batch,
@@ -320,8 +322,9 @@ def recipe_yaml(advice: Advice) -> str:
     recipe = advice.recipe
     lines = [f"# {choice.what}: {choice.value}. {choice.reason} [{choice.source}]" for choice in advice.choices]
     lines += [f"# note: {caveat}" for caveat in advice.caveats]
-    lines.append(f"#   biphase tokenizer train TEXT --vocab-size {advice.vocab_size} --out tokenizer")
-    lines.append(f"#   biphase prepare TEXT --tokenizer tokenizer --out {recipe.data.shards}")
+    if advice.text is None or advice.text.shards is None:
+        lines.append(f"#   biphase tokenizer train TEXT --vocab-size {advice.vocab_size} --out tokenizer")
+        lines.append(f"#   biphase prepare TEXT --tokenizer tokenizer --out {recipe.data.shards}")
     tree = recipe.model_dump(mode="json", exclude_defaults=True)
     body = yaml.safe_dump(tree, sort_keys=False, default_flow_style=None, width=120)
     return "\n".join(lines) + "\n" + body
