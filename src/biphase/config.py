@@ -26,6 +26,9 @@ from biphase.trees import parse_yaml
 MAX_COUNT = 2**53
 """More of anything is a slip of the pen; up to here a count is exact as a float too."""
 
+MOST_REPEATS = 1_000
+"""How often something may be trained again with another seed."""
+
 Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 PositiveCount = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 Seed = Annotated[int, Field(ge=0, le=MAX_COUNT)]

@@ -9,7 +9,17 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from biphase.config import Count, PositiveCount, Setting, Strict, apply_override, find_yaml, parse_config, read_yaml
+from biphase.config import (
+    MOST_REPEATS,
+    Count,
+    PositiveCount,
+    Setting,
+    Strict,
+    apply_override,
+    find_yaml,
+    parse_config,
+    read_yaml,
+)
 from biphase.embedding.recipe import EmbeddingRecipe, JudgedPaths, set_name
 from biphase.errors import InputError, nearest
 from biphase.files import content_hash
@@ -27,8 +37,6 @@ ARCHITECTURE = "architecture."
 """What the axes of a sweep begin with that change a network."""
 
 Steps = Annotated[PositiveCount, BeforeValidator(read_steps)]
-MOST_REPEATS = 1_000
-"""How often something may be trained again with another seed."""
 
 
 def read_seeds(value: Any) -> Any:
