@@ -2,6 +2,7 @@
 
 `packed_hidden` calls a network without its head, `PackedModel` a language model. A network whose attention does not go
 through the function of `encoder.attention` runs on padded batches in `PaddedBackbone`, behind the same interface.
+`count_flops` says what training costs.
 
 Letters: T packed tokens, F samples with the padding sample, L longest sample, N targets, D width, V vocabulary.
 """
@@ -163,7 +164,7 @@ def count_flops(model: PreTrainedModel) -> FlopCount:
     with ProductCounter(model) as counted:
         packed_hidden(model.eval().base_model, positions_T * 7 % model.config.vocab_size, positions_T, layout)
     model.train(was_training)
-    assert counted.attention_width, "a network that does not attend through our function"
+    assert counted.with_weights and counted.attention_width, "products that are formed otherwise than is known here"
     own = {id(weight) for weight in model.base_model.parameters()}
     head = {id(p): p.numel() for p in model.parameters() if p.ndim == 2 and id(p) not in own}
     output = model.get_output_embeddings().weight
