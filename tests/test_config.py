@@ -66,6 +66,13 @@ def test_overrides() -> None:
     assert parse("init={model: x/y, revision: abc}").init.revision == "abc"
 
 
+def test_numbers_of_an_architecture_may_have_an_exponent_without_a_point() -> None:
+    """YAML 1.1 reads them as text."""
+    architecture = {"rms_norm_eps": "1e-6", "rope_theta": "2E4", "hidden_act": "silu", "num_hidden_layers": 2}
+    read = parse_config(Recipe, {**TREE, "init": {"preset": "1m", "architecture": architecture}}, origin="r.yaml")
+    assert read.init.architecture == {**architecture, "rms_norm_eps": 1e-6, "rope_theta": 2e4}
+
+
 @pytest.mark.parametrize(("text", "value"), [("on", "on"), ("off", "off"), ("auto", "auto"), ("'on'", "on")])
 def test_yaml_reads_on_and_off_as_booleans(text: str, value: str) -> None:
     assert parse(f"compute.compile={text}").compute.compile == value
@@ -106,6 +113,15 @@ def test_yaml_reads_on_and_off_as_booleans(text: str, value: str) -> None:
         ("init.model=x", "init: give exactly one of preset, checkpoint and model (given: preset, model)"),
         ("seed", "'seed' is not of the form key=value"),
         ("=3", "'=3' is not of the form key=value"),
+        ("seed=yes", "'seed' is True: input should be a number"),
+        ("schedule.peak_lr=on", "'schedule.peak_lr' is True: input should be a number"),
+        ("optimizer.betas=[no, 0.9]", "'optimizer.betas' is [False, 0.9]: input should be a number"),
+        (
+            "curriculum.0.steps=0100",
+            "the value in 'curriculum.0.steps=0100' is not valid YAML (line 1: 0100 is a number",
+        ),
+        ("schedule.peak_lr=1:30", "1:30 is a number to the base of 60 in YAML; write it to the base of 10"),
+        ("curriculum.².steps=1", "'²' is not one of the 2 positions of a list"),
         ("seed=[", "the value in 'seed=[' is not valid YAML"),
         ("curriculum.5.steps=1", "'5' is not one of the 2 positions of a list"),
         ("curriculum.x.steps=1", "'x' is not one of the 2 positions of a list"),

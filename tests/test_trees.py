@@ -39,6 +39,8 @@ def test_yaml_reads_as_pyyaml_does() -> None:
     text = "a: &x {b: 1, c: [1, 2]}\nd: *x\ne:\n  <<: *x\n  b: 3\n1: 2020-02-03\n"
     assert parse_yaml(text) == yaml.safe_load(text)
     assert parse_yaml("") is None
+    text = "[0, 0x10, 1_000, 0.05, -0.5, 08, '0100', '1:30', 10:30 o'clock, 1.e+3]"
+    assert parse_yaml(text) == yaml.safe_load(text)
 
 
 @pytest.mark.parametrize(
@@ -54,6 +56,11 @@ def test_yaml_reads_as_pyyaml_does() -> None:
         ('a: "\\ud800"\n', "surrogate"),
         ("a: !!python/object/apply:os.system ['true']\n", "could not determine a constructor"),
         ("x" * 2_000_001, "2,000,000 characters"),
+        ("a:\n  b: 0100\n", "line 2: 0100 is a number to the base of 8"),
+        ("a: [-1:30]\n", "line 1: -1:30 is a number to the base of 60"),
+        ("a: 1:30.5\n", "line 1: 1:30.5 is a number to the base of 60"),
+        ("2024-01-01: 3\n", "line 1: the key 2024-01-01 is no text; put it in quotes"),
+        ("!!binary aGk=: 3\n", "the key aGk= is no text"),
     ],
 )
 def test_yaml_that_is_refused(text: str, reason: str) -> None:

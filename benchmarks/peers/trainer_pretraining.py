@@ -44,9 +44,9 @@ def run_trainer(job: PretrainingJob) -> dict[str, Any]:
     recipe, shards = recipe_of(job), ShardSet.open(job.shards)
     model = load_network(recipe, Start(), shards)
     model.config.use_cache = False
+    flops, ledger = count_flops(model), Ledger([], [])  # before it attends otherwise
     attention = trainer_attention(device)
     model.set_attn_implementation(attention)
-    flops, ledger = count_flops(model), Ledger([], [])
     collate = DataCollatorForLanguageModeling(
         shards.tokenizer(), mlm_probability=0.4, mask_replace_prob=1.0, random_replace_prob=0.0
     )

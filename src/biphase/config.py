@@ -1,11 +1,23 @@
 """A YAML file and `key.sub=value` overrides → a frozen, typed tree; an unknown key is an error."""
 
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_serializer,
+)
+from pydantic_core import PydanticCustomError
 
 from biphase.errors import SOURCE, InputError, clipped, nearest
 from biphase.files import reading
@@ -14,11 +26,21 @@ from biphase.trees import parse_yaml
 MAX_COUNT = 2**53
 """More of anything is a slip of the pen; up to here a count is exact as a float too."""
 
+MOST_REPEATS = 1_000
+"""How often something may be trained again with another seed."""
+
 Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 PositiveCount = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 Seed = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
+
+FLOAT = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+")
+Setting = Annotated[
+    bool | int | float | str,
+    BeforeValidator(lambda value: float(value) if isinstance(value, str) and FLOAT.fullmatch(value) else value),
+]
+"""A value of any kind. Text to YAML 1.1, `1e-6` is a number here too."""
 
 Config = TypeVar("Config", bound="Strict")
 
@@ -30,6 +52,16 @@ class Strict(BaseModel):
     """A frozen model in which an unknown key is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def is_no_boolean(cls, value: Any, info: ValidationInfo) -> Any:
+        """YAML reads yes, no, on and off as booleans, and Python those as 1 and 0."""
+        if any(isinstance(item, bool) for item in (value if isinstance(value, list | tuple) else (value,))):
+            kinds = {*nested_types(cls.model_fields[str(info.field_name)].annotation)}
+            if kinds & {int, float} and bool not in kinds:
+                raise PydanticCustomError("number", "input should be a number")
+        return value
 
 
 class Grown(Strict):
@@ -115,7 +147,7 @@ def apply_override(tree: Any, override: str) -> Any:
         if not path:
             return value
         if isinstance(node, list):
-            if not path[0].isdigit() or int(path[0]) >= len(node):
+            if not path[0].isdecimal() or int(path[0]) >= len(node):
                 raise InputError(f"'{override}': '{path[0]}' is not one of the {len(node)} positions of a list")
             at = int(path[0])
             return [*node[:at], replaced(node[at], path[1:]), *node[at + 1 :]]

@@ -24,8 +24,12 @@ from biphase.recipe import Phase
 PEAK_FLOPS = {
     "GB200": 2500e12,
     "B200": 2250e12,
+    "GH200": 989e12,
     "H200": 989e12,
+    "H200 NVL": 835e12,
     "H100": 989e12,
+    "H100 NVL": 835e12,
+    "H100 PCIe": 756e12,
     "A100": 312e12,
     "MI300X": 1307e12,
     "MI250X": 191.5e12,
@@ -34,7 +38,9 @@ PEAK_FLOPS = {
     "L40": 181e12,
     "L4": 121e12,
     "A10": 125e12,
+    "A10G": 70e12,
     "V100": 125e12,
+    "V100 PCIe": 112e12,
     "T4": 65e12,
     "RTX 4090": 165e12,
     "RTX 3090": 71e12,
@@ -46,15 +52,32 @@ MI250X: one of their two dies, each a device to programs. CPU: one core, fp32 wi
 bf16 matrix units reaches 20 times that)."""
 
 
+VARIANT = re.compile(r"\b(laptop|mobile|max-q|mig|super|ti|d)\b", re.IGNORECASE)
+"""Words for another device than the one whose name they stand beside, or for a part of it."""
+
+
 def known_device(name: str) -> str | None:
-    """The key of `PEAK_FLOPS` that is a word of a device's name: `NVIDIA A100-SXM4-80GB` → `A100`."""
-    by_length = sorted(PEAK_FLOPS, key=len, reverse=True)  # an A100 is no A10, a GB200 no B200
-    words = {key: re.sub(r"[\s_-]+", r"[\\s_-]*", key) for key in by_length}  # RTX 4090, RTX4090
-    return next((key for key in by_length if re.search(rf"{words[key]}(?!\d)", name, re.IGNORECASE)), None)
+    """The key of `PEAK_FLOPS` that is a word, or words, of a device's name: `NVIDIA A100-SXM4-80GB` → `A100`."""
+    if VARIANT.search(name):
+        return None
+    for key in sorted(PEAK_FLOPS, key=len, reverse=True):  # an H100 NVL is no plain H100
+        words = re.sub(r"[\s_-]+", r"[\\s_-]*", key)  # RTX 4090, RTX4090
+        if re.search(rf"(?<![^\W_]){words}(?![^\W_])", name, re.IGNORECASE):
+            return key
+    return None
 
 
 SHAPE_KEYS = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
 """Transformers' names of what makes the size of a network, besides its vocabulary."""
+
+LLAMA_SHAPED = {
+    *("bitnet", "cohere", "cohere2", "cohere_compass_text", "cwm", "ernie4_5", "eurobert", "exaone4", "flint", "gemma"),
+    *("gemma2", "gemma3_text", "glm", "glm4", "granite", "granite_swa", "helium", "hunyuan_v1_dense", "hyperclovax"),
+    *("internlm3", "iquestcoder", "llama", "ministral", "ministral3", "mistral", "olmo", "olmo2", "olmo3", "phi3"),
+    *("qwen2", "qwen3", "seed_oss", "smollm3", "vaultgemma"),
+}
+"""Types of networks that are a `Shape`, but for norms and biases: gated feed-forward layers, of which each token goes
+through all."""
 
 
 @dataclass(frozen=True)

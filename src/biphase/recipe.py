@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
 
-from biphase.config import Beta, Count, Grown, PositiveCount, Seed, Share, Strict
+from biphase.config import Beta, Count, Grown, PositiveCount, Seed, Setting, Share, Strict
 from biphase.files import content_hash
 from biphase.tracking import TrackingName
 
@@ -20,7 +20,7 @@ class Init(Strict):
 
     preset: str | None = None
     """A size from random weights: `1m 3m 11m 36m`, by the weights of their blocks; the paper's `210m 610m 1b`."""
-    architecture: dict[str, bool | int | float | str] = Field(default={})
+    architecture: dict[str, Setting] = Field(default={})
     """Changes to the preset under transformers' names, such as `num_hidden_layers: 6`."""
     checkpoint: str | None = None
     """A run of ours, `runs/NAME-HASH@STEP`, or `runs/NAME-HASH` once it is done: steps and data order go on."""

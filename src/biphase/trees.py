@@ -2,10 +2,12 @@
 
 What Python's readers let through, or end with errors of other kinds over, is refused as an error of the format: values
 so deep that a later walk through them fails, numbers of thousands of digits, halves of surrogate pairs, keys that stand
-twice, of which the last would win unseen, aliases that grow to billions of values.
+twice, of which the last would win unseen, aliases that grow to billions of values, numbers that YAML 1.1 reads to
+another base than they are written in.
 """
 
 import json
+import re
 from typing import Any
 
 import yaml
@@ -22,6 +24,11 @@ MAX_YAML_VALUES = 200_000
 DEEP = f"nested more than {MAX_DEPTH} deep"
 DIGITS = "a number of thousands of digits"
 HALF = "half of a surrogate pair, which is no character"
+
+TAG = "tag:yaml.org,2002:"
+KEY_TAGS = {TAG + kind for kind in ("str", "int", "float", "bool", "null", "merge", "value")}
+OTHER_BASE = re.compile(r"[-+]?0[0-9_]+|.*:.*")
+"""What YAML 1.1 takes for a number to the base of 8 (`0100` is 64) or 60 (`1:30` is 90), among its numbers."""
 
 
 def parse_json(text: str) -> Any:
@@ -88,7 +95,7 @@ def count_values(node: yaml.Node, counted: dict[int, int], depth: int) -> int:
         counted: the counts of nodes that were met before, by `id`; 0 for those that are being counted.
 
     Raises:
-        yaml.YAMLError: it holds itself, a key twice, or is too deep or too large.
+        yaml.YAMLError: it holds itself, a key twice, a number to another base, or is too deep or too large.
     """
     if id(node) in counted:
         if counted[id(node)] == 0:
@@ -98,8 +105,10 @@ def count_values(node: yaml.Node, counted: dict[int, int], depth: int) -> int:
         raise yaml.YAMLError(DEEP)
     counted[id(node)] = 0
     children: list[yaml.Node] = []
-    if isinstance(node, yaml.MappingNode):
-        refuse_twice(node)
+    if isinstance(node, yaml.ScalarNode):
+        refuse_base(node)
+    elif isinstance(node, yaml.MappingNode):
+        refuse_keys(node)
         children = [child for pair in node.value for child in pair]
     elif isinstance(node, yaml.SequenceNode):
         children = node.value
@@ -110,12 +119,24 @@ def count_values(node: yaml.Node, counted: dict[int, int], depth: int) -> int:
     return total
 
 
-def refuse_twice(node: yaml.MappingNode) -> None:
-    """Raise `yaml.YAMLError` for a mapping in which a key stands twice, naming it and both lines."""
+def refuse_base(node: yaml.ScalarNode) -> None:
+    """Raise `yaml.YAMLError` for a number that YAML 1.1 reads to another base than people do."""
+    if node.tag in (TAG + "int", TAG + "float") and node.style is None and OTHER_BASE.fullmatch(node.value):
+        base = "60" if ":" in node.value else "8"
+        raise yaml.YAMLError(
+            f"line {line_of(node)}: {node.value} is a number to the base of {base} in YAML; write it to the base of "
+            "10, or a text in quotes"
+        )
+
+
+def refuse_keys(node: yaml.MappingNode) -> None:
+    """Raise `yaml.YAMLError` for a mapping in which a key stands twice, naming it and both lines, or is a date."""
     lines: dict[tuple[str, str], int] = {}
     for key, _ in node.value:
         if not isinstance(key, yaml.ScalarNode):
             continue
+        if key.tag not in KEY_TAGS:
+            raise yaml.YAMLError(f"line {line_of(key)}: the key {key.value} is no text; put it in quotes")
         name = (key.tag, key.value)
         if name in lines:
             raise yaml.YAMLError(f"the key '{key.value}' stands twice, in lines {lines[name]} and {line_of(key)}")

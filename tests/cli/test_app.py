@@ -147,7 +147,26 @@ def test_wrong_usage_is_exit_code_two(run_main: Any) -> None:
             2,
             "biphase: File name too long: n; what was finished",
         ),
-        (PermissionError(errno.EACCES, "Permission denied", "runs"), 2, "biphase: Permission denied: runs; what was"),
+        (
+            PermissionError(errno.EACCES, "Permission denied", "runs"),
+            2,
+            "biphase: Permission denied: runs; give another",
+        ),
+        (
+            FileNotFoundError(errno.ENOENT, "No such file or directory", "/nosuch/a/.x.yaml.part"),
+            2,
+            "biphase: the folder /nosuch/a does not exist; make it, or give another place\n",
+        ),
+        (
+            FileNotFoundError(errno.ENOENT, "No such file or directory", "/.x.yaml.part"),
+            2,
+            "biphase: No such file or directory: /x.yaml; give another place",
+        ),
+        (
+            NotADirectoryError(errno.ENOTDIR, "Not a directory", "file/x"),
+            2,
+            "biphase: Not a directory: file/x; give another place",
+        ),
         (BusyError("runs/a is in use by another process"), 75, "biphase: runs/a is in use"),
         (
             StoppedError("stopped at step 5 of 20; run the same command to go on"),

@@ -68,10 +68,16 @@ def test_all_facts_on_one_screen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert facts["files"]["locks"].startswith("flock works")
 
 
-def test_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The hub's cache is where huggingface_hub puts it."""
+    for name in ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     command = [sys.executable, "-m", "biphase", "doctor", "--format"]
     told = subprocess.run([*command, "json"], capture_output=True, text=True, check=True)
-    assert json.loads(told.stdout)["versions"]["torch"]
+    facts = json.loads(told.stdout)
+    assert facts["versions"]["torch"]
+    assert facts["files"]["hub's cache"].startswith(f"{tmp_path}/huggingface/hub: ")
     wrong = subprocess.run([*command, "xml"], capture_output=True, text=True, check=False)
     assert wrong.returncode == 2 and wrong.stderr == "biphase: --format is xml; it is text or json\n"

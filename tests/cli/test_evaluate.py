@@ -162,6 +162,9 @@ def test_words_of_the_options() -> None:
     assert parse_seeds("0-4") == (0, 1, 2, 3, 4) and parse_seeds("7") == (7,) and parse_seeds("1,3") == (1, 3)
     with pytest.raises(InputError, match="--seeds 0-x must be numbers"):
         parse_seeds("0-x")
+    assert len(parse_seeds("5-1004")) == 1000
+    with pytest.raises(InputError, match="--seeds 0-1000000000000 are more than 1,000 seeds"):
+        parse_seeds("0-1000000000000")
     assert parse_data_dirs(["snli=a=b"], ["snli"]) == [("snli", "a=b")]
 
 

@@ -16,15 +16,17 @@ import pytest
 import torch
 import transformers
 from packaging.version import Version
-from tiny_families import SEVERAL_PARTS, model_types, save_tiny
+from tiny_families import SEVERAL_PARTS, make_tiny, model_types, save_tiny
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModel
 
-from biphase.encoder.attention import lay_out
+from biphase.encoder.attention import ATTENTION, lay_out
 from biphase.encoder.load import load_backbone, load_model
 from biphase.encoder.packed import PackedModel, PaddedBackbone, count_flops, packed_hidden
 from biphase.encoder.proofs import check_directions, check_head
 from biphase.errors import InputError
+from biphase.flops import LLAMA_SHAPED, read_shape
 
 ROOT = Path(__file__).parents[2]
 DOCS, README = ROOT / "docs" / "families.md", ROOT / "README.md"
@@ -32,8 +34,8 @@ CLAIM = re.compile(r"- \*\*Right, or refused\..*?(?=\n- )", re.DOTALL)
 WAYS = ("packed", "padded", "equal lengths")
 QUICK = (
     *("albert", "bert", "bloom", "deberta-v2", "deepseek_v3", "distilbert", "esm", "fnet", "gemma2", "gemma4_text"),
-    *("gpt2", "gpt_neo", "gpt_oss", "granite", "lfm2_moe", "llama", "modernbert", "modernbert-decoder", "mpnet"),
-    *("qwen3_moe", "roberta", "t5"),
+    *("gpt2", "gpt_neo", "gpt_oss", "granite", "jetmoe", "lfm2_moe", "llama", "modernbert", "modernbert-decoder"),
+    *("mpnet", "qwen3_moe", "roberta", "t5"),
 )
 LENGTHS = [21, 2, 5, 40, 13, 40]
 TOLERANCE = 1e-4
@@ -95,7 +97,7 @@ def pretrain(folder: Path, tokens: Tensor) -> str:
     is_decoder = "CausalLM" in type(model).__name__ or "LMHead" in type(model).__name__
     if is_decoder:
         check_directions(model, (False, True))
-    assert count_flops(model).per_token > 0
+    assert count_flops(model).token(keys=16, targets=1) == pytest.approx(3 * plain_flops(model, 16) / 16, rel=0.03)
     targets, positions = tokens.roll(-1), torch.cat([torch.arange(length) for length in LENGTHS])
     causal = is_decoder and published is not False
     layout = lay_out(np.cumsum([0, *LENGTHS]), causal=causal)
@@ -106,6 +108,18 @@ def pretrain(folder: Path, tokens: Tensor) -> str:
     theirs = nn.functional.cross_entropy(logits, targets, reduction="none")
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4 * float(logits.std()) + 1e-5)
     return "packed"
+
+
+def plain_flops(model: Any, length: int) -> int:
+    """What PyTorch's counter counts while plain transformers reads a text, its experts one by one."""
+    implementations = model.config._attn_implementation, model.config._experts_implementation
+    model.set_attn_implementation("eager")
+    model.config._experts_implementation = "eager"
+    with FlopCounterMode(display=False) as counted:
+        model(input_ids=torch.arange(length)[None] * 7 % model.config.vocab_size)
+    model.set_attn_implementation(implementations[0])
+    model.config._experts_implementation = implementations[1]
+    return counted.get_total_flops()
 
 
 def outcome(model_type: str, folder: Path) -> Row:
@@ -126,6 +140,26 @@ def outcome(model_type: str, folder: Path) -> Row:
 def test_a_few_of_each_kind(model_type: str, tmp_path: Path) -> None:
     row, documented = outcome(model_type, tmp_path), read_rows(DOCS.read_text(encoding="utf-8"))[model_type]
     assert (shown(row.pretrain), shown(row.evaluate)) == (documented.pretrain, documented.evaluate)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gemma2", "qwen3"])
+def test_types_of_llamas_shape(model_type: str) -> None:
+    check_shape(model_type)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model_type", sorted(LLAMA_SHAPED & {*model_types()}))
+def test_all_types_of_llamas_shape(model_type: str) -> None:
+    check_shape(model_type)
+
+
+def check_shape(model_type: str) -> None:
+    """What a configuration tells of parameters and FLOPs is what the network has."""
+    model = make_tiny(model_type)
+    model.set_attn_implementation(ATTENTION)
+    shape = read_shape(model.config.to_dict())
+    assert shape.flops == count_flops(model)
+    assert shape.parameters == pytest.approx(sum(weight.numel() for weight in model.parameters()), rel=0.02)
 
 
 @pytest.mark.slow

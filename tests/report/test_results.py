@@ -9,7 +9,7 @@ from scipy import stats
 from biphase.report.averages import with_averages
 from biphase.report.contrasts import difference
 from biphase.report.page import describe_results
-from biphase.report.results import AVERAGE, ReportArm, Result, measured, missing_cells, pool
+from biphase.report.results import AVERAGE, ReportArm, Result, ResultSet, measured, missing_cells, objective_pairs, pool
 
 CLM = ReportArm("clm", "objective", "1m", "clm", None, 100, 100, 0)
 MLM = ReportArm("mlm", "objective", "1m", "mlm", 40, 100, 0, 100)
@@ -89,6 +89,20 @@ def test_no_average_of_a_part() -> None:
     assert results.find(MLM, "SC", AVERAGE, "standard") is None
     assert missing_cells(results) == ["objective and masking ratio · mlm · SC: b (standard metric)"]
     assert with_averages(results.results) == results
+
+
+def test_objectives_are_compared_under_one_recipe() -> None:
+    """Of two MLM arms of one size and budget the one with the recipe of most arms, wherever it stands; of two with
+    recipes of their own neither."""
+    tuned, other = (replace(MLM, name=name, is_plain=False) for name in ("tuned", "other"))
+
+    def pairs(*arms: ReportArm) -> list[tuple[str, str]]:
+        found = ResultSet(tuple(measured(arm, "SC", "a", "standard", (0.5, 0.7)) for arm in arms))
+        return [(clm.name, mlm.name) for clm, mlm in objective_pairs(found)]
+
+    assert pairs(CLM, MLM, tuned) == pairs(tuned, MLM, CLM) == [("clm", "mlm")]
+    assert pairs(CLM, tuned) == [("clm", "tuned")]
+    assert pairs(CLM, tuned, other) == pairs(MLM) == []
 
 
 def test_a_cell_stands_once() -> None:

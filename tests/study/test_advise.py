@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import yaml
 from rich.console import Console
 from scipy import stats
 
+import biphase
 from biphase.config import load_config
 from biphase.encoder.presets import PRESETS
 from biphase.errors import InputError
@@ -30,7 +32,7 @@ from biphase.study.advise import (
     describe_advice,
     recipe_yaml,
 )
-from biphase.study.cost import find_machine
+from biphase.study.devices import find_machine
 from biphase.study.results import weigh_evidence
 from biphase.study.rules import MOST_EPOCHS, Choice, TextAmount, apply_rule, measure_text, predict_loss, read_rules
 
@@ -210,6 +212,8 @@ def test_every_row_of_the_table_is_reached_and_none_is_missing(monkeypatch: pyte
 def test_text_is_measured_where_it_lies(corpus: Any, tmp_path: Path) -> None:
     measured = measure_text(corpus.shards)
     assert measured.vocab_size == 384 and measured.tokens and measured.tokens > 1000
+    written = recipe_yaml(advise(measured, flops=1e15))
+    assert yaml.safe_load(written)["data"]["shards"] == str(corpus.shards) and "prepare" not in written
     texts = ["One small document.", "Zwei Wörter."]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     assert measure_text(tmp_path).text_bytes == sum(len(text.encode()) for text in texts)
@@ -243,6 +247,16 @@ def test_the_description_names_choices_sizes_and_caveats() -> None:
         assert fact in text, fact
 
 
+def test_devices_are_for_hours() -> None:
+    for name, value in (("device", "H100"), ("devices", 4), ("efficiency", 0.4)):
+        with pytest.raises(InputError, match=f"{name} says what is computed in hours, and none are given"):
+            biphase.advise(flops=1e18, **{name: value})
+    assert biphase.advise(hours=1).machine == find_machine("CPU")
+    with pytest.raises(InputError, match="0 devices compute nothing"):
+        biphase.advise(hours=1, devices=0)
+    assert biphase.advise(flops=1e30).chosen.preset == "1b"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -251,6 +265,9 @@ def test_the_description_names_choices_sizes_and_caveats() -> None:
         ({"hours": 1}, "hours need a device"),
         ({"flops": 0.0}, "buys nothing"),
         ({"flops": math.nan}, "buys nothing"),
+        ({"flops": 1e40}, "a budget of 1e.40 FLOPs is more than anybody has; 1e.30 are the most"),
+        ({"hours": -8, "machine": H100}, "-8 hours are no budget"),
+        ({"hours": math.inf, "machine": H100}, "inf hours are no budget"),
         ({"flops": 1e10}, "too few to learn from; 100,000 are the least"),
     ],
 )

@@ -1,5 +1,7 @@
 """Hours, disk and published figures follow from shapes and FLOPs (tests/test_flops.py)."""
 
+import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -10,19 +12,20 @@ import pytest
 from biphase.config import BUNDLED, parse_config
 from biphase.encoder.presets import shape_of
 from biphase.errors import InputError
+from biphase.flops import SHAPE_KEYS
 from biphase.recipe import Data
 from biphase.study.cost import (
     TYPICAL_SIZES,
     cell_cost,
     estimate,
     find_lengths,
-    find_machine,
     measure_sizes,
+    model_shape,
     moment_bytes,
-    study_machine,
 )
+from biphase.study.devices import find_machine, study_machine
 from biphase.study.plan import Plan, StudyCell, plan_study
-from biphase.study.spec import Planning, Study, finetune_config, load_study
+from biphase.study.spec import Planning, StartingModel, Study, finetune_config, load_study
 from biphase.tasks.spec import task_table
 
 STUDIES = BUNDLED / "studies"
@@ -79,6 +82,38 @@ def test_a_device_is_a_known_one() -> None:
     assert find_machine("cpu").source == "assumed"
 
 
+@pytest.mark.parametrize(
+    ("devices", "efficiency", "message"),
+    [
+        (1, 5.0, "an efficiency of 5 is no share"),
+        (1, 0.0, "an efficiency of 0 is no share"),
+        (1, -1.0, "an efficiency of -1 is no share"),
+        (1, math.nan, "an efficiency of nan is no share"),
+        (0, None, "0 devices compute nothing"),
+    ],
+)
+def test_a_machine_that_cannot_be(devices: int, efficiency: float | None, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        find_machine("H100", devices, efficiency)
+
+
+def test_an_efficiency_is_that_of_the_device_that_is_named() -> None:
+    """The study file's is that of its own device, unless another one is given for it."""
+    study = load_study(STUDIES / "paper.yaml", ["planning={device: A100, efficiency: 0.3, vocab_size: 128256}"])
+    for device, efficiency, expected in (
+        (None, None, ("A100", 0.3)),
+        (None, 0.1, ("A100", 0.1)),
+        ("H100", None, ("H100", 0.4)),
+        ("H100", 0.1, ("H100", 0.1)),
+    ):
+        machine = study_machine(study, device, efficiency)
+        assert machine is not None and (machine.name, machine.efficiency) == expected
+    nowhere = load_study(STUDIES / "paper.yaml", ["planning={vocab_size: 128256}"])
+    assert study_machine(nowhere) is None
+    with pytest.raises(InputError, match="an efficiency is that of a device, and none is named"):
+        study_machine(nowhere, None, 0.1)
+
+
 def test_a_run_measures_its_device(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("name: x\n")
     (tmp_path / "environment.json").write_text('{"device": "NVIDIA X", "processes": 4, "threads": 16}')
@@ -90,6 +125,8 @@ def test_a_run_measures_its_device(tmp_path: Path) -> None:
     machine = find_machine(str(tmp_path), devices=2)
     assert (machine.name, machine.devices, machine.peak_flops) == ("NVIDIA X", 2, 1e12)
     assert machine.device_hours(3.6e15) == 1
+    with pytest.raises(InputError, match="is a run, which measures what is reached; leave the efficiency out"):
+        find_machine(str(tmp_path), efficiency=0.3)
     (tmp_path / "environment.json").write_text('{"device": "cpu", "processes": 1, "threads": 2}')
     assert find_machine(str(tmp_path)).peak_flops == 2e12
 
@@ -142,8 +179,8 @@ def test_muon_keeps_one_moment_for_the_blocks(paper: Plan) -> None:
 
 def test_networks_of_unknown_shape_are_named_and_not_counted(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(
-        '{"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, '
-        '"num_key_value_heads": 2, "vocab_size": 900}'
+        '{"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128, '
+        '"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 900}'
     )
     tree = {
         "name": "adapt",
@@ -156,6 +193,14 @@ def test_networks_of_unknown_shape_are_named_and_not_counted(tmp_path: Path) -> 
     assert estimate(plan).unknown == ("hub-mntp20-10",)
     shape = measure_sizes(plan).shapes["here-mntp20-10"]
     assert shape is not None and (shape.layers, shape.vocab_size, shape.head_width) == (2, 905, 16)
+
+
+@pytest.mark.parametrize("model_type", ["mixtral", "qwen3_moe", "starcoder2", None])
+def test_a_network_of_another_kind_than_llama_is_not_counted_as_one(model_type: str | None, tmp_path: Path) -> None:
+    """Experts, or feed-forward layers without a gate, under the same names of sizes."""
+    settings = {"model_type": model_type, "vocab_size": 900, **dict.fromkeys(SHAPE_KEYS, 64)}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    assert model_shape(StartingModel(name="here", model=str(tmp_path)), 900) is None
 
 
 def test_published_groups_must_be_groups(paper: Plan) -> None:

@@ -10,8 +10,9 @@ from rich.console import Console
 
 from biphase.config import BUNDLED, parse_config
 from biphase.errors import InputError
-from biphase.study.cost import estimate, study_machine
+from biphase.study.cost import estimate
 from biphase.study.describe import describe_plan, format_bytes, list_spans, plan_graph, plan_json
+from biphase.study.devices import study_machine
 from biphase.study.picture import draw_plan, order_lanes
 from biphase.study.plan import Plan, plan_study
 from biphase.study.spec import Study, load_study

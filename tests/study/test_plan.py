@@ -391,7 +391,8 @@ def test_the_papers_cells(paper: Plan) -> None:
 def test_planning_starts_fast_and_needs_no_torch() -> None:
     code = (
         "import sys; from pathlib import Path; from biphase.study.spec import load_study\n"
-        "from biphase.study.plan import plan_study; from biphase.study.cost import estimate, study_machine\n"
+        "from biphase.study.plan import plan_study; from biphase.study.cost import estimate\n"
+        "from biphase.study.devices import study_machine\n"
         "import biphase.study.advise\n"
         f"plan = plan_study(load_study(Path({str(STUDIES / 'paper.yaml')!r})))\n"
         "estimate(plan, study_machine(plan.study))\n"

@@ -60,6 +60,19 @@ def test_continued_arms_come_after_their_parents_and_inherit_the_model() -> None
     assert init.checkpoint == "1m-clm-100" and not init.carry_optimizer
 
 
+@pytest.mark.parametrize("change", ["evaluation.seeds", "pretraining_seeds", "arms.0.pretraining_seeds"])
+def test_seeds_are_not_counted_for_ever(change: str) -> None:
+    with pytest.raises(InputError, match=r"seeds.* 1,?000"):
+        make_study(f"{change}=1000000000000")
+
+
+def test_a_sweep_over_numbers_that_are_text_to_yaml() -> None:
+    """The names are as they are written."""
+    arms = expand_arms(make_study("arms.0.sweep={architecture.rms_norm_eps: [1e-6, 1e-5], schedule.peak_lr: [1e-3]}"))
+    recipe = arms["1m-rms_norm_eps1e-6-clm-100-peak_lr1e-3"].recipe
+    assert recipe.init.architecture == {"rms_norm_eps": 1e-6} and recipe.schedule.peak_lr == 1e-3
+
+
 def test_trainings_are_shared_between_tasks() -> None:
     evaluation = make_study("evaluation.tasks=[nq, sst2, msmarco]").evaluation
     assert evaluation is not None

@@ -3,6 +3,7 @@
 A verb says what its words mean and calls what does it. Heavy imports happen inside the verb that needs them.
 """
 
+import errno
 import os
 import signal
 import sys
@@ -266,7 +267,25 @@ def main() -> Any:
     except OSError as error:  # a full disk, a folder in place of a file, a name that is too long: never our mistake
         if error.errno is None:
             raise
-        complain(f"{error.strerror}: {error.filename or 'while writing'}; what was finished is kept, rerun to go on")
+        complain(explain_os_error(error))
+
+
+PLACE_ERRORS = {errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS}
+"""What the same command would meet again."""
+
+
+def explain_os_error(error: OSError) -> str:
+    """What the system refused, where, and what to do about it."""
+    name = error.filename
+    if error.errno not in PLACE_ERRORS or not isinstance(name, str):
+        return f"{error.strerror}: {name or 'while writing'}; what was finished is kept, rerun to go on"
+    place = Path(name)
+    missing = [folder for folder in place.parents if not folder.exists()]
+    if error.errno == errno.ENOENT and missing:
+        return f"the folder {missing[0]} does not exist; make it, or give another place"
+    if place.name.startswith(".") and place.suffix == ".part":  # a file on its way to its name
+        place = place.with_name(place.stem.removeprefix("."))
+    return f"{error.strerror}: {place}; give another place, or mend this one"
 
 
 def complain(line: str, code: int = 2) -> None:

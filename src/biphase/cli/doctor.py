@@ -27,6 +27,7 @@ VARIABLES = (
     "OMP_WAIT_POLICY",
     "GOMP_SPINCOUNT",
     "HF_HOME",
+    "HF_HUB_CACHE",
     "HF_ENDPOINT",
     "HF_HUB_OFFLINE",
     "XDG_CACHE_HOME",
@@ -118,12 +119,14 @@ def describe_computing() -> dict[str, str]:
 
 def describe_files(folder: Path) -> dict[str, str]:
     """Room and locks where work is done, and room where models and encoded texts are kept."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+
     from biphase.finetuning.encoding_cache import cache_folder
 
     existing = nearest_existing(folder)
     kind, options = file_system(existing)
     caches = {
-        "hub's cache": Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser(),
+        "hub's cache": Path(HF_HUB_CACHE),
         "our cache": cache_folder(),
     }
     found = {

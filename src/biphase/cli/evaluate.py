@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from biphase.cli.study import AddressOption, EngineOption, FormatOption, Overrides, is_json
-from biphase.config import parse_config
+from biphase.config import MOST_REPEATS, parse_config
 from biphase.console import duration
 from biphase.console import out as console
 from biphase.errors import InputError
@@ -214,6 +214,8 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     if span := re.fullmatch(r"(\d+)-(\d+)", text):
         if int(span[1]) > int(span[2]):
             raise InputError(f"--seeds {text} is an empty range")
+        if int(span[2]) - int(span[1]) >= MOST_REPEATS:
+            raise InputError(f"--seeds {text} are more than {MOST_REPEATS:,} seeds, the most of a range")
         return tuple(range(int(span[1]), int(span[2]) + 1))
     if "-" in text:
         raise InputError(f"--seeds {text} must be numbers from 0 on, or a range such as 0-4")

@@ -152,8 +152,8 @@ def study_advise_command(
         Path | None, typer.Option(help="Your text: shards, whose tokens are known, or a file or a folder.")
     ] = None,
     hours: Annotated[float | None, typer.Option(help="How long the devices may work.")] = None,
-    device: Annotated[str, typer.Option(help="Such as H100 or CPU, or a run to measure by.")] = "CPU",
-    devices: Annotated[int, typer.Option(help="How many.")] = 1,
+    device: Annotated[str | None, typer.Option(help="Such as H100, or a run to measure by; CPU unless given.")] = None,
+    devices: Annotated[int | None, typer.Option(help="How many; 1 unless given.")] = None,
     efficiency: EfficiencyOption = None,
     flops: Annotated[float | None, typer.Option(help="A budget in FLOPs in place of hours and device.")] = None,
     recipe: Annotated[Path | None, typer.Option(help="Write the recipe to this file.")] = None,

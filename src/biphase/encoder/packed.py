@@ -2,6 +2,7 @@
 
 `packed_hidden` calls a network without its head, `PackedModel` a language model. A network whose attention does not go
 through the function of `encoder.attention` runs on padded batches in `PaddedBackbone`, behind the same interface.
+`count_flops` says what training costs.
 
 Letters: T packed tokens, F samples with the padding sample, L longest sample, N targets, D width, V vocabulary.
 """
@@ -10,14 +11,19 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
 from biphase.device import choose_dtype, explain_dtype
-from biphase.encoder.attention import PackedLayout, beyond_varlen, explain_backend
+from biphase.encoder.attention import PackedLayout, beyond_varlen, explain_backend, lay_out
 from biphase.encoder.loss import language_model_loss
 from biphase.flops import FlopCount, longest_text, training_flops
+
+COUNTED_TOKENS = 16
+"""The length of the text that FLOPs are counted on."""
 
 
 def packed_hidden(backbone: nn.Module, inputs_T: Tensor, positions_T: Tensor, layout: PackedLayout) -> Tensor:
@@ -117,18 +123,55 @@ def head_bias(network: Any) -> Tensor | None:
     return network.lm_head.bias if network.config.model_type == "esm" else bias
 
 
+LEFT_FACTOR = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1, "_grouped_mm": 0, "grouped_mm_fallback": 0}
+"""PyTorch's and transformers' products, and at which place of the arguments their left factor stands."""
+
+
+class ProductCounter(TorchDispatchMode):
+    """Counts the multiplications with weights, and those of attention, while a network runs."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.weights = {weight.untyped_storage()._cdata for weight in network.parameters()}
+        self.with_weights = 0
+        self.attention_width = 0.0
+        """The widths of all heads of all layers; where keys and values differ, the mean of the two."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = func._schema.name.partition("::")[2]
+        if name == "bucket_attention":
+            q_THK, _, v_TGK = args[:3]
+            self.attention_width += q_THK.shape[1] * (q_THK.shape[2] + v_TGK.shape[2]) / 2
+        elif name in LEFT_FACTOR:
+            left, right = args[LEFT_FACTOR[name] :][:2]
+            if self.weights & {left.untyped_storage()._cdata, right.untyped_storage()._cdata}:
+                self.with_weights += left.numel() * right.shape[-1]
+        return result
+
+
+@torch.no_grad()
 def count_flops(model: PreTrainedModel) -> FlopCount:
-    """The FLOPs of training a language model, from the weights that it really has; of experts, a token's share."""
-    embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
-    blocks = {id(p): p.numel() for p in model.base_model.parameters() if p.ndim == 2 and id(p) not in embeddings}
-    head = {id(p): p.numel() for p in model.parameters() if p.ndim == 2 and id(p) not in embeddings | blocks.keys()}
+    """The FLOPs of training a language model, from the products that it forms when it reads a short text.
+
+    Layers that share weights, experts and unequal heads count as often as they compute. Where the number of experts
+    differs by token (LongCat's that do nothing), it is a guess by these few tokens.
+    """
+    device, was_training = model.device, model.training
+    num_tokens = min(COUNTED_TOKENS, position_limit(model) or COUNTED_TOKENS)
+    positions_T = torch.arange(num_tokens, device=device)
+    layout = lay_out(np.array([0, num_tokens]), causal=False, device=device)
+    with ProductCounter(model) as counted:
+        packed_hidden(model.eval().base_model, positions_T * 7 % model.config.vocab_size, positions_T, layout)
+    model.train(was_training)
+    assert counted.with_weights and counted.attention_width, "products that are formed otherwise than is known here"
+    own = {id(weight) for weight in model.base_model.parameters()}
+    head = {id(p): p.numel() for p in model.parameters() if p.ndim == 2 and id(p) not in own}
     output = model.get_output_embeddings().weight
     head[id(output)] = output.numel()  # tied or not
-    experts = [p for name, p in model.base_model.named_parameters() if p.ndim == 3 and "expert" in name]
-    chosen = getattr(model.config, "num_experts_per_tok", None) or getattr(model.config, "top_k_experts", None)
     return training_flops(
-        block_weights=sum(blocks.values()) + sum(p.numel() * min(1, (chosen or len(p)) / len(p)) for p in experts),
-        attention_width=attention_width(model.config),
+        block_weights=counted.with_weights / num_tokens,
+        attention_width=counted.attention_width,
         head_weights=sum(head.values()),
     )
 
@@ -146,11 +189,6 @@ def head_widths(layer: Any) -> tuple[int, int]:
         return layer.qk_nope_head_dim + layer.qk_rope_head_dim, layer.v_head_dim
     width = getattr(layer, "head_dim", None) or layer.hidden_size // layer.num_attention_heads
     return width, width
-
-
-def attention_width(config: Any) -> float:
-    """The widths of all heads of all layers; where keys and values differ, the mean of the two."""
-    return sum(layer.num_attention_heads * sum(head_widths(layer)) / 2 for layer in layer_configs(config))
 
 
 def explain_computing(precision: str, device: torch.device, network: nn.Module) -> str:

@@ -3,15 +3,17 @@
 What changes is weights and moments: loaded where a run starts, saved in checkpoints.
 """
 
+import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from biphase.corpus.mixture import TrainingText, open_text
 from biphase.corpus.shards import ShardSet
@@ -151,13 +153,19 @@ def work_between(job: Job, flops: FlopCount, lengths: SampleLengths, begin: int,
     return total
 
 
+def share_flops(whole: PreTrainedModel | None, world: World) -> FlopCount:
+    """What the first process counts, which alone has the network whole. A collective."""
+    counted = "" if whole is None else json.dumps(asdict(count_flops(whole)))
+    return FlopCount(**json.loads(world.share(counted)))
+
+
 def load_state(job: Job, start: Start) -> TrainState:
     """The model and the optimizers as they are at `start`. Every process must call it."""
     recipe, world = job.recipe, job.world
     load = partial(load_network, recipe, start, job.shards)
     sharded = world.size > 1 and recipe.compute.parallel == "fsdp"
     network, whole = outline_network(load, world) if sharded else (load(), None)
-    flops = count_flops(network)
+    flops = share_flops(whole, world) if sharded else count_flops(network)
     model = parallelize(PackedModel(network), recipe.compute, job.dtype, world, work=total_work(job, flops))
     if sharded:
         fill_parts(model, whole, world)

@@ -331,12 +331,23 @@ def num_parameters(size: str) -> float:
 
 
 def objective_pairs(results: ResultSet) -> list[tuple[ReportArm, ReportArm]]:
-    """(CLM, MLM at the reference ratio) for every size that has both, smallest first."""
+    """(CLM, MLM at the reference ratio) for every size that has both, smallest first.
+
+    Of several with recipes of their own, it is the one with the recipe of most arms; without such a one, none.
+    """
     mask = reference_mask(results.arms())
     arms = results.arms(setup="objective")
-    clm = {arm.size: arm for arm in arms if arm.objective == "clm"}
-    mlm = {arm.size: arm for arm in arms if arm.objective == "mlm" and arm.mask_percent == mask}
-    return [(clm[size], mlm[size]) for size in sizes_of(arms) if size in clm and size in mlm]
+    pairs = []
+    for size in sizes_of(arms):
+        pair = []
+        for objective in ("clm", "mlm"):
+            own = [arm for arm in arms if (arm.size, arm.objective) == (size, objective)]
+            own = [arm for arm in own if arm.mask_percent in (None, mask)]
+            usual = [arm for arm in own if arm.is_plain][:1]
+            pair += usual or (own if len(own) == 1 else [])
+        if len(pair) == 2:
+            pairs.append((pair[0], pair[1]))
+    return pairs
 
 
 def scores_by_rate(result: Result | None) -> np.ndarray | None:

@@ -17,9 +17,9 @@ from biphase.encoder.presets import PRESETS, shape_of
 from biphase.errors import InputError
 from biphase.flops import SampleLengths, Shape, flops_per_token
 from biphase.recipe import Checkpoints, ComputeConfig, Data, Init, Optimizer, Phase, Recipe, Schedule, Validation
-from biphase.study.cost import Machine
 from biphase.study.curricula import curriculum_label, fill_budget, read_curriculum, write_steps
 from biphase.study.describe import describe_hours
+from biphase.study.devices import Machine
 from biphase.study.rules import (
     FRESH_EPOCHS,
     MOST_EPOCHS,
@@ -47,6 +47,8 @@ PAPER_TOKENS, PAPER_BATCH_TOKENS = 99.1e9, 2_359_296
 PAPER_LEAST_TOKENS = 12_000 * PAPER_BATCH_TOKENS
 """The paper's smallest budget is 12,000 of its steps."""
 DEFAULT_CURRICULUM = "25/75"
+MOST_FLOPS = 1e30
+"""Ten thousand times what any published training took; beyond it, steps are no counts any more."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,7 @@ class Advice:
     candidates: tuple[Candidate, ...]
     chosen: Candidate
     caveats: tuple[str, ...]
+    text: TextAmount | None = None
 
 
 def advise(
@@ -133,7 +136,7 @@ def advise(
     chosen = choose_candidate(candidates, budget)
     if chosen.is_small and not evidence:
         curriculum = apply_rule("curriculum", "small network", curriculum=DEFAULT_CURRICULUM)
-    recipe = write_recipe(chosen, curriculum.value, machine)
+    recipe = write_recipe(chosen, curriculum.value, machine, text.shards if text else None)
     shape = shape_of(chosen.preset, {}, chosen.vocab_size)
     spent = recipe.tokens_before(recipe.num_steps) * mean_token_flops(shape, recipe.curriculum, chosen.context)
     caveats = {
@@ -153,6 +156,7 @@ def advise(
         candidates=candidates,
         chosen=chosen,
         caveats=tuple(read_rules()["caveats"][name].format(used=spent / budget) for name in caveats if caveats[name]),
+        text=text,
     )
 
 
@@ -161,7 +165,11 @@ def count_budget(flops: float | None, hours: float | None, machine: Machine | No
         raise InputError("give a budget, either in FLOPs or in hours on a device")
     if hours is not None and machine is None:
         raise InputError("hours need a device, such as H100")
+    if hours is not None and not 0 < hours < math.inf:
+        raise InputError(f"{hours:g} hours are no budget; give a number above 0")
     budget = machine.flops_in(hours) if machine and hours is not None else flops or 0.0
+    if budget > MOST_FLOPS:
+        raise InputError(f"a budget of {budget:.3g} FLOPs is more than anybody has; {MOST_FLOPS:.0e} are the most")
     if not (math.isfinite(budget) and budget > 0):
         raise InputError(f"a budget of {budget:g} FLOPs buys nothing; give a number above 0")
     return budget
@@ -251,8 +259,8 @@ def choose_curriculum(evidence: Sequence[Evidence]) -> Choice:
     return apply_rule("curriculum", "best", **facts)
 
 
-def write_recipe(chosen: Candidate, curriculum: str, machine: Machine | None) -> Recipe:
-    """The recipe by the rules that `study.rules` tells of."""
+def write_recipe(chosen: Candidate, curriculum: str, machine: Machine | None, shards: str | None = None) -> Recipe:
+    """The recipe by the rules that `study.rules` tells of, for `shards` or those that are to be prepared."""
     context, is_small = chosen.context, chosen.is_small
     steps, batch = choose_steps(chosen.tokens, context)
     # The paper's rate at a width of 768 and more, up to four times that below; Muon takes half as much again.
@@ -265,7 +273,7 @@ def write_recipe(chosen: Candidate, curriculum: str, machine: Machine | None) ->
     return Recipe(
         name=f"{chosen.preset}-{curriculum_label(curriculum)}-{write_steps(steps)}",
         init=Init(preset=chosen.preset),
-        data=Data(shards="shards", max_sample_tokens=context),
+        data=Data(shards=shards or "shards", max_sample_tokens=context),
         curriculum=scale_curriculum(curriculum, chosen.mask, steps),
         schedule=Schedule(peak_lr=float(f"{rate:.1g}"), warmup_steps=warmup, decay_steps=min(steps - warmup, decay)),
         batch_tokens=batch,
@@ -314,8 +322,9 @@ def recipe_yaml(advice: Advice) -> str:
     recipe = advice.recipe
     lines = [f"# {choice.what}: {choice.value}. {choice.reason} [{choice.source}]" for choice in advice.choices]
     lines += [f"# note: {caveat}" for caveat in advice.caveats]
-    lines.append(f"#   biphase tokenizer train TEXT --vocab-size {advice.vocab_size} --out tokenizer")
-    lines.append(f"#   biphase prepare TEXT --tokenizer tokenizer --out {recipe.data.shards}")
+    if advice.text is None or advice.text.shards is None:
+        lines.append(f"#   biphase tokenizer train TEXT --vocab-size {advice.vocab_size} --out tokenizer")
+        lines.append(f"#   biphase prepare TEXT --tokenizer tokenizer --out {recipe.data.shards}")
     tree = recipe.model_dump(mode="json", exclude_defaults=True)
     body = yaml.safe_dump(tree, sort_keys=False, default_flow_style=None, width=120)
     return "\n".join(lines) + "\n" + body

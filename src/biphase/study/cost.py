@@ -8,7 +8,6 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -16,77 +15,29 @@ import numpy as np
 from biphase.config import MAX_COUNT
 from biphase.encoder.presets import shape_of
 from biphase.errors import InputError, clipped, nearest
-from biphase.files import read_json, read_json_as
-from biphase.flops import PEAK_FLOPS, SHAPE_KEYS, SampleLengths, Shape, flops_per_token, known_device, read_shape
+from biphase.files import read_json_as
+from biphase.flops import (
+    LLAMA_SHAPED,
+    SHAPE_KEYS,
+    SampleLengths,
+    Shape,
+    flops_per_token,
+    known_device,
+    read_shape,
+)
 from biphase.memory import plan_memory
 from biphase.recipe import Data, Recipe
-from biphase.run import open_run, read_metrics
 from biphase.study.arms import starting_models
+from biphase.study.devices import Machine
 from biphase.study.plan import Plan, StudyCell, count_embedded
-from biphase.study.spec import EMBED, Planning, Published, StartingModel, Study
+from biphase.study.spec import EMBED, Planning, Published, StartingModel
 from biphase.study.trunks import PlannedRun, phases_between
 from biphase.tasks.spec import Family, TaskSize, find_task
-
-EFFICIENCY = {"CPU": 0.6}
-"""The share of the peak that our own runs reach (docs/LOG.md)."""
-ASSUMED_EFFICIENCY = 0.4
-"""The same for other devices: a round figure for well-run bf16 training, not a measurement."""
 
 BYTES_PER_WEIGHT = 4
 """Checkpoints hold weights and moments in fp32."""
 SAMPLED_SAMPLES = 100_000
 """How many samples of a shard set are looked at for their mean length."""
-
-
-@dataclass(frozen=True)
-class Machine:
-    """What trains: so many devices of one kind. A device is a GPU, or a core of a CPU."""
-
-    name: str
-    devices: int
-    peak_flops: float
-    efficiency: float
-    source: str
-    """Where the efficiency is from, for people."""
-
-    def device_hours(self, flops: float) -> float:
-        """The hours that one device needs for so many FLOPs."""
-        return flops / (self.peak_flops * self.efficiency) / 3600
-
-    def flops_in(self, hours: float) -> float:
-        """What all its devices together do in some hours."""
-        return hours * 3600 * self.devices * self.peak_flops * self.efficiency
-
-
-def find_machine(name: str, devices: int = 1, efficiency: float | None = None) -> Machine:
-    """A device of the table, by a name that it is part of, or what the folder of a run measures (`measure_machine`).
-
-    Raises `InputError` for unknown ones.
-    """
-    if (Path(name) / "config.yaml").exists():
-        return measure_machine(Path(name), devices)
-    key = known_device(name)
-    if key is None:
-        raise InputError(f"unknown device '{name}'{nearest(name, PEAK_FLOPS)}; or name a run of yours to measure it by")
-    source = "assumed" if efficiency is None else "stated"
-    return Machine(key, devices, PEAK_FLOPS[key], efficiency or EFFICIENCY.get(key, ASSUMED_EFFICIENCY), source)
-
-
-def measure_machine(path: Path, devices: int) -> Machine:
-    """The devices that a run had, as fast as it was: the median of its steps, without the first few.
-
-    Raises `InputError` when the run has logged no more than its first steps.
-    """
-    run = open_run(path)
-    records = read_metrics(run, "train")
-    speeds = [record["flops_per_second"] for record in records[len(records) // 10 + 1 :]]
-    if not speeds:
-        raise InputError(f"{path} has logged too few steps to measure a device by; let it train for longer")
-    environment = read_json(run.path / "environment.json")
-    is_cpu = environment["device"] == "cpu"
-    used = environment["processes"] * (environment["threads"] if is_cpu else 1)
-    name = "CPU" if is_cpu else environment["device"]
-    return Machine(name, devices, median(speeds) / used, 1.0, f"as measured in {path}")
 
 
 def find_lengths(data: Data, planning: Planning) -> SampleLengths:
@@ -129,14 +80,15 @@ def find_vocab_size(data: Data, planning: Planning) -> int:
 
 
 def model_shape(model: StartingModel, vocab_size: int) -> Shape | None:
-    """The shape of a preset or of a folder with a Llama-like config.json; None for what only the hub knows."""
+    """The shape of a preset or of a folder with a Llama-like config.json; None for other types and what only the hub
+    knows."""
     if model.preset is not None:
         return shape_of(model.preset, model.architecture, vocab_size)
     config = Path(model.model or "") / "config.json"
     if not config.is_file():
         return None
     settings = read_json_as(config, dict[str, Any], "save the model anew")
-    if any(key not in settings for key in SHAPE_KEYS):
+    if settings.get("model_type") not in LLAMA_SHAPED or any(key not in settings for key in SHAPE_KEYS):
         return None
     for key in (*SHAPE_KEYS, "head_dim", "vocab_size"):
         size = settings.get(key) or 1
@@ -221,14 +173,6 @@ class Estimate:
     @property
     def flops(self) -> float:
         return sum(group.flops for group in self.groups)
-
-
-def study_machine(study: Study, device: str | None = None, efficiency: float | None = None) -> Machine | None:
-    """The device that is asked for, else that of the study file; None where neither names one."""
-    planning = study.planning
-    if device is None:
-        return find_machine(planning.device, planning.devices, planning.efficiency) if planning.device else None
-    return find_machine(device, planning.devices, efficiency)
 
 
 def estimate(plan: Plan, machine: Machine | None = None) -> Estimate:

@@ -40,7 +40,7 @@ class NamedCurriculum(Strict):
     name: str
     phases: Annotated[tuple[dict[str, Any], ...], Field(min_length=1)]
     """Each has the keys of a recipe's phase, and `share` of the budget in place of `steps` where wanted."""
-    repeat: PositiveCount = 1
+    repeat: Annotated[PositiveCount, Field(le=10_000)] = 1
     """How often the list is gone through: shares and steps are those of one round."""
 
 

@@ -103,6 +103,8 @@ class TextAmount:
     text_bytes: float | None = None
     tokens: float | None = None
     vocab_size: int | None = None
+    shards: str | None = None
+    """The folder of a set that is prepared."""
 
     def unique_tokens(self, vocab_size: int) -> float:
         """Its tokens; from its bytes, by what is measured for the vocabulary nearest in size."""
@@ -121,7 +123,7 @@ def measure_text(path: Path) -> TextAmount:
     """
     if (path / "manifest.json").exists():
         shards = ShardSet.open(path, "train")
-        return TextAmount(tokens=float(shards.num_tokens), vocab_size=shards.manifest.vocab_size)
+        return TextAmount(tokens=float(shards.num_tokens), vocab_size=shards.manifest.vocab_size, shards=str(path))
     sources = find_text_sources([path])
     hub = next((source.name for source in sources if source.num_bytes is None), None)
     if hub is not None:

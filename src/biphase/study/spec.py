@@ -9,7 +9,17 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from biphase.config import Count, PositiveCount, Strict, apply_override, find_yaml, parse_config, read_yaml
+from biphase.config import (
+    MOST_REPEATS,
+    Count,
+    PositiveCount,
+    Setting,
+    Strict,
+    apply_override,
+    find_yaml,
+    parse_config,
+    read_yaml,
+)
 from biphase.embedding.recipe import EmbeddingRecipe, JudgedPaths, set_name
 from biphase.errors import InputError, nearest
 from biphase.files import content_hash
@@ -27,18 +37,24 @@ ARCHITECTURE = "architecture."
 """What the axes of a sweep begin with that change a network."""
 
 Steps = Annotated[PositiveCount, BeforeValidator(read_steps)]
-Seeds = Annotated[
-    tuple[Count, ...],
-    BeforeValidator(lambda value: tuple(range(value)) if isinstance(value, int) else value),
-    Field(min_length=1),
-]
+
+
+def read_seeds(value: Any) -> Any:
+    if not isinstance(value, int):
+        return value
+    if value > MOST_REPEATS:
+        raise ValueError(f"{value} seeds are more than {MOST_REPEATS:,}, the most that are planned")
+    return tuple(range(value))
+
+
+Seeds = Annotated[tuple[Count, ...], BeforeValidator(read_seeds), Field(min_length=1)]
 """A list, or how many: 5 means 0 to 4."""
 
 
 class PretrainingSeeds(Strict):
     """How often every arm is pretrained: with initial weights and masks of its own each time."""
 
-    count: PositiveCount = 1
+    count: Annotated[PositiveCount, Field(le=MOST_REPEATS)] = 1
     order: bool = False
     """Whether the order of the data differs as well; else it is the same, so that the seeds differ in less."""
 
@@ -54,7 +70,7 @@ class StartingModel(Strict):
 
     name: Annotated[str, Field(pattern=NAME_PATTERN)]
     preset: str | None = None
-    architecture: dict[str, bool | int | float | str] = Field(default_factory=dict)
+    architecture: dict[str, Setting] = Field(default_factory=dict)
     """Changes to the preset, as in a recipe's `init`."""
     model: str | None = None
     """A Hugging Face decoder or encoder, in place of a preset."""

@@ -112,8 +112,8 @@ def advise(
     text: str | Path | None = None,
     *,
     hours: float | None = None,
-    device: str = "CPU",
-    devices: int = 1,
+    device: str | None = None,
+    devices: int | None = None,
     efficiency: float | None = None,
     flops: float | None = None,
     study: str | Path | None = None,
@@ -123,20 +123,25 @@ def advise(
     Args:
         text: your text: shards, whose tokens are known, or a file or a folder.
         hours: how long the devices may work.
-        device: such as H100 or CPU, or a run to measure by; `devices` of them.
+        device: such as H100 or CPU, or a run to measure by, CPU unless given; `devices` of them, 1 unless given.
         efficiency: useful FLOP/s as a share of the device's peak.
         flops: a budget in FLOPs in place of hours and device.
         study: the folder of a study of yours, whose scores then choose the curriculum.
     """
     from biphase.study.advise import advise as choose
-    from biphase.study.cost import find_machine
+    from biphase.study.devices import find_machine
     from biphase.study.results import read_evidence
     from biphase.study.rules import measure_text
 
+    where = {"device": device, "devices": devices, "efficiency": efficiency}
+    if needless := [name for name, value in where.items() if value is not None and hours is None]:
+        raise InputError(
+            f"{needless[0]} says what is computed in hours, and none are given: give them, or leave it out"
+        )
     return choose(
         None if text is None else measure_text(Path(text)),
         flops=flops,
         hours=hours,
-        machine=None if hours is None else find_machine(device, devices, efficiency),
+        machine=None if hours is None else find_machine(device or "CPU", 1 if devices is None else devices, efficiency),
         evidence=() if study is None else read_evidence(Path(study)),
     )
