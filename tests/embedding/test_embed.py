@@ -359,6 +359,15 @@ def test_a_teacher_that_has_changed_is_opened_anew(make: Make, wide_teacher: Pat
     assert hash_embedder(str(wide_teacher)) != before_hash and training.load_teacher(stage, 32) is not before
 
 
+def test_of_several_gpus_one_trains_with_the_batch_of_the_recipe(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    recipe = make()
+    found = training.arguments_of(recipe, recipe.stages[0], tmp_path, {"p": "pairs"}, bf16=False, use_cpu=False)
+    assert (found.train_batch_size, found.parallel_mode.name) == (8, "NOT_PARALLEL")
+
+
 def test_prompts_are_those_of_pairs_beside_scored_ones(make: Make) -> None:
     recipe = make("prompts={query: 'q: ', document: 'd: '}")
 
