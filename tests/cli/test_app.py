@@ -148,6 +148,7 @@ def test_wrong_usage_is_exit_code_two(run_main: Any) -> None:
             "biphase: File name too long: n; what was finished",
         ),
         (PermissionError(errno.EACCES, "Permission denied", "runs"), 2, "biphase: Permission denied: runs; what was"),
+        (MemoryError("Unable to allocate 7 PiB"), 2, "biphase: no memory is left (Unable to allocate 7 PiB): end what"),
         (BusyError("runs/a is in use by another process"), 75, "biphase: runs/a is in use"),
         (
             StoppedError("stopped at step 5 of 20; run the same command to go on"),
@@ -168,7 +169,7 @@ def test_exit_codes(error: Exception, code: int, line: str, run_main: Any, monke
 
 
 def test_our_own_mistakes_keep_their_traceback(run_main: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    for error in (AssertionError("ours"), KeyError("ours"), OSError("without a number")):
+    for error in (AssertionError("ours"), KeyError("ours"), OSError("without a number"), RuntimeError("ours")):
 
         def fail(error: Exception = error) -> None:
             raise error

@@ -513,6 +513,16 @@ def test_a_training_that_diverges_is_no_model(make: Make, tmp_path: Path) -> Non
     assert not list(tmp_path.glob("runs/*/stages/pairs/*")) and not (tmp_path / "out").exists()
 
 
+def test_without_memory_the_key_is_named(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def train(*_: Any, **__: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("biphase.embedding.embed.train_stage", train)
+    for loss, key in (("auto", r"mini_batch_tokens \(16,384\)"), ("mnrl", r"batch_size \(8\)")):
+        with pytest.raises(InputError, match=rf"\(CUDA out of memory\): stage pairs: lower {key}"):
+            train_embedder(make(f"stages.0.loss={loss}"), tmp_path / "runs")
+
+
 def test_a_folder_with_files_of_others_is_left_alone(make: Make, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.txt").write_text("mine")

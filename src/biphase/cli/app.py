@@ -20,7 +20,7 @@ from biphase.cli.init import init_app
 from biphase.cli.networks import networks_app
 from biphase.cli.study import AddressOption, EngineOption, FormatOption, is_json, study_app
 from biphase.console import FirstLine, err, is_one_of_several, out, silence, take_turn
-from biphase.errors import EXIT_BUSY, BusyError, InputError, StoppedError, clipped
+from biphase.errors import EXIT_BUSY, BusyError, InputError, StoppedError, clipped, memory_told
 from biphase.machine import prepare_process
 from biphase.verbs import records, text
 
@@ -256,7 +256,8 @@ def main() -> Any:
     if "torch" not in sys.modules:
         sys.meta_path.insert(0, FirstLine(" ".join(["biphase", *sys.argv[1:2]])))
     try:
-        return app()
+        with memory_told("end what else takes memory here, or take a larger machine"):
+            return app()
     except BusyError as error:
         complain(str(error), EXIT_BUSY)
     except InputError as error:
