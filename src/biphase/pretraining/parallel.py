@@ -44,7 +44,7 @@ def parallelize(
     if world.size == 1:
         return model
     if compute.parallel == "ddp":
-        return DistributedDataParallel(model)
+        return DistributedDataParallel(model, gradient_as_bucket_view=True)
     mesh = world.mesh()
     policy = MixedPrecisionPolicy(
         param_dtype=dtype if dtype != torch.float32 else None, reduce_dtype=torch.float32, output_dtype=torch.float32
