@@ -302,7 +302,7 @@ class ShowProgress(TrainerCallback):
 
 
 class OneDeviceArguments(SentenceTransformerTrainingArguments):
-    """Of several GPUs the trainer takes one: else it would take a batch for each and scatter it by rows, which packed
+    """One GPU of those that are there: the trainer would take a batch for each and scatter it by rows, which packed
     tokens have not."""
 
     @property

@@ -23,7 +23,7 @@ COMPILE_PAYS_AFTER_FLOPS = 3e14
 """On a CPU, compiling takes up to a minute and saves time in bf16; in fp32 the products are all that counts."""
 
 MOST_GRAPHS = 64
-"""Of a block: Gemma 3, whose layers are of two kinds, comes to 8 with both directions and validation."""
+"""Gemma 3, whose layers are of two kinds, comes to 8 with both directions and validation."""
 
 
 def parallelize(
