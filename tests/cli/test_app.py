@@ -148,13 +148,13 @@ def test_wrong_usage_is_exit_code_two(run_main: Any) -> None:
             "biphase: File name too long: n; what was finished",
         ),
         (PermissionError(errno.EACCES, "Permission denied", "runs"), 2, "biphase: Permission denied: runs; what was"),
-        (MemoryError("Unable to allocate 7 PiB"), 2, "biphase: no memory is left (Unable to allocate 7 PiB): end what"),
         (BusyError("runs/a is in use by another process"), 75, "biphase: runs/a is in use"),
         (
             StoppedError("stopped at step 5 of 20; run the same command to go on"),
             143,
             "biphase: stopped at step 5 of 20",
         ),
+        (MemoryError("Unable to allocate 7 PiB"), 2, "biphase: no memory is left (Unable to allocate 7 PiB): end what"),
     ],
 )
 def test_exit_codes(error: Exception, code: int, line: str, run_main: Any, monkeypatch: pytest.MonkeyPatch) -> None:
