@@ -45,7 +45,7 @@ bench: $(VENV)/developer
 GPU_PYTHON ?= python3
 
 gpu:
-	$(GPU_PYTHON) benchmarks/gpu.py $(if $(OUT),--out $(OUT)/gpu.json)
+	$(GPU_PYTHON) benchmarks/gpu.py $(if $(OUT),--out $(OUT)/gpu.json) $(if $(EARLIER),--earlier $(EARLIER))
 
 # Broken and hostile input of every kind, through the real command: prints attempts, survived, lost.
 COUNT ?= 2000

@@ -4,6 +4,7 @@
     make gpu                                           # again: goes on
     python benchmarks/gpu.py --only 610m 1b            # some parts, also those that are done
     python benchmarks/gpu.py --out FOLDER/gpu.json     # where the JSON goes
+    python benchmarks/gpu.py --out FOLDER/gpu.json --earlier first.json   # goes on from JSONs that were moved away
 
 Each part runs in processes of its own and may fail, or run out of time, without stopping the others. The JSON is
 written after every part, so what was measured stays when the machine is taken away.
@@ -24,7 +25,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from measuring import HERE, Found, describe_setup, make_document, result_path, save, say
+from measuring import HERE, Found, describe_setup, make_document, one_gpu, result_path, save, say
 
 TESTS = [
     sys.executable,
@@ -88,8 +89,8 @@ PARTS = {
 def run_part(name: str, part: Part, seconds: float, answer: Path) -> Found:
     """What a part measured, as far as it came; with `error` and its last lines where it failed or was not done."""
     command = part.command if name == "tests" else [*part.command, "--out", str(answer)]
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "PYTHONUNBUFFERED": "1"}
-    environment["PYTHONPATH"] = os.pathsep.join([str(HERE.parent / "src"), os.environ.get("PYTHONPATH", "")])
+    told = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "PYTHONUNBUFFERED": "1"}
+    environment = os.environ | told | one_gpu()
     log = answer.with_suffix(".log")
     with open(log, "w") as stream:
         process = subprocess.Popen(command, stdout=stream, stderr=subprocess.STDOUT, env=environment, process_group=0)
@@ -159,14 +160,15 @@ def find_missing() -> list[str]:
     return missing
 
 
-def read_earlier(out: Path, machine: dict[str, Any]) -> dict[str, Found]:
-    """The parts that an earlier call has measured on such a machine."""
-    if not out.exists():
-        return {}
-    earlier = json.loads(out.read_text())
-    if any(earlier["machine"][key] != machine[key] for key in ("device", "torch", "transformers")):
-        sys.exit(f"{out} is of another machine; give another --out, or move it away")
-    return earlier["parts"]
+def read_earlier(answers: list[Path], machine: dict[str, Any]) -> dict[str, Found]:
+    """The parts that earlier calls have measured on such a machine."""
+    parts: dict[str, Found] = {}
+    for answer in answers:
+        earlier = json.loads(answer.read_text())
+        if any(earlier["machine"][key] != machine[key] for key in ("device", "torch", "transformers")):
+            sys.exit(f"{answer} is of another machine; give another --out, or leave it out")
+        parts |= {name: found for name, found in earlier["parts"].items() if "error" not in found or name not in parts}
+    return parts
 
 
 def main() -> None:
@@ -174,7 +176,12 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=PARTS, metavar="PART", help=", ".join(PARTS))
     parser.add_argument("--minutes", type=float, default=9.0, help="for all parts together")
     parser.add_argument("--out", type=Path)
+    parser.add_argument(
+        "--earlier", nargs="+", default=[], metavar="JSON", help="what earlier calls have written, to go on from"
+    )
     options = parser.parse_args()
+    if absent := [answer for answer in options.earlier if not Path(answer).is_file()]:
+        sys.exit(f"--earlier: there is no {', '.join(absent)}")
     if missing := find_missing():
         sys.exit(f"{sys.executable} lacks {', '.join(missing)}; benchmarks/README.md says how to bring them as wheels")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped; the same command goes on"))
@@ -182,7 +189,7 @@ def main() -> None:
     machine = describe_setup("auto", os.cpu_count() or 1)
     out = options.out or result_path("gpu", machine["device"], 1)
     out.parent.mkdir(parents=True, exist_ok=True)
-    parts = read_earlier(out, machine)
+    parts = read_earlier([*map(Path, options.earlier), *([out] if out.exists() else [])], machine)
     left_over = [name for name in PARTS if "error" in parts.get(name, {"error": ""})]
     for name in options.only or sorted(left_over, key=lambda name: name in parts):  # failed ones once more, at last
         part = PARTS[name]

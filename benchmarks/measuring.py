@@ -21,10 +21,15 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-BUNDLED_TEXT = HERE.parent / "src" / "biphase" / "bundled" / "corpus" / "train.jsonl.zst"
+SOURCE = HERE.parent / "src"
+BUNDLED_TEXT = SOURCE / "biphase" / "bundled" / "corpus" / "train.jsonl.zst"
 GIB = 2**30
 Found = dict[str, Any]
 """What was measured of one arm once; or `error` and why."""
+
+# What is measured is this folder's biphase, installed or not, here and in the processes of the arms.
+sys.path.insert(0, str(SOURCE))
+os.environ["PYTHONPATH"] = os.pathsep.join([str(SOURCE), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def say(line: str) -> None:
@@ -69,10 +74,16 @@ def clocked(found: Found) -> Iterator[None]:
     found["wall_seconds"], found["cpu_seconds"] = time.perf_counter() - started, cpu_seconds() - cpu
 
 
+def one_gpu() -> dict[str, str]:
+    """The environment of what is measured: of several GPUs the first alone, since Trainer would take them all."""
+    return {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]}
+
+
 def call(command: list[str], environment: dict[str, str]) -> None:
-    """Run a command to its end. Raises `CalledProcessError` with what the process wrote."""
+    """Run a command to its end, on one GPU. Raises `CalledProcessError` with what the process wrote."""
     quiet = {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_OFFLINE": "1"}
-    subprocess.run(command, check=True, env=os.environ | quiet | environment, capture_output=True, text=True)
+    variables = os.environ | quiet | one_gpu() | environment
+    subprocess.run(command, check=True, env=variables, capture_output=True, text=True)
 
 
 def run_job(script: str, job: Any, threads: int, environment: dict[str, str]) -> Any:

@@ -45,6 +45,34 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
     signal.signal(signal.SIGTERM, before)
 
 
+WITHOUT_BIPHASE = """
+import runpy, sys
+sys.path = [place for place in sys.path if not place.endswith("/src")]
+sys.meta_path = [finder for finder in sys.meta_path if "editable" not in repr(finder)]
+sys.path.insert(0, {folder!r})
+sys.argv = ["gpu.py", "--minutes", "0", "--out", {out!r}]
+runpy.run_path({folder!r} + "/gpu.py", run_name="__main__")
+"""
+
+
+def test_biphase_need_not_be_installed(tmp_path: Path) -> None:
+    """The head of gpu.py, which describes the machine, where only this checkout has biphase."""
+    code = WITHOUT_BIPHASE.format(folder=str(BENCHMARKS), out=str(tmp_path / "gpu.json"))
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("0 of ")
+
+
+def test_of_several_gpus_one_is_measured(gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    code = f"import os; open({str(tmp_path / 'seen')!r}, 'w').write(os.environ['CUDA_VISIBLE_DEVICES']); "
+    part = gpu.Part("", [sys.executable, "-c", ANSWER + code + "put({'biphase': arm})"], 60)
+    monkeypatch.setattr(gpu, "PARTS", {"one": part})
+    run(gpu, tmp_path / "out.json")
+    assert (tmp_path / "seen").read_text() == "3"
+
+
 def run(gpu: Any, out: Path, *given: str) -> tuple[Any, dict[str, Any]]:
     with pytest.raises(SystemExit) as ended:
         sys.argv = ["gpu.py", "--out", str(out), *given]
@@ -84,6 +112,12 @@ def test_a_part_that_fails_stops_nothing_and_the_next_call_goes_on(
     assert "error" not in found["wrong"] and len(ran.read_text()) == 3, "what is done is not done again"
     told = capsys.readouterr().err
     assert told.index("new:") < told.index("wrong:"), "what was not tried yet comes first"
+
+    (tmp_path / "out.json").rename(tmp_path / "earlier.json")
+    parts["newer"] = parts["good"]
+    _, found = run(gpu, tmp_path / "out.json", "--earlier", str(tmp_path / "earlier.json"))
+    assert set(found) == set(parts), "an empty folder: what JSONs of earlier calls have is in the new one too"
+    assert len(ran.read_text()) == 4, "and is not done again"
 
 
 def test_what_stops_it_stops_its_part_and_keeps_the_others(

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from biphase.device import choose_device
-from biphase.encoder.attention import explain_backend
+from biphase.encoder.attention import choose_backend, explain_backend
 from biphase.errors import InputError
 
 
@@ -25,4 +25,19 @@ def test_each_process_takes_a_gpu_of_its_own(two_gpus: None) -> None:
 
 def test_fp32_on_a_gpu_is_told_as_the_reason() -> None:
     assert "here is cuda in fp32" in explain_backend(torch.device("cuda"), torch.float32)
-    assert "here is cpu)" in explain_backend(torch.device("cpu"), torch.bfloat16)
+    assert "compute capability 8.0 and bf16, here is cpu)" in explain_backend(torch.device("cpu"), torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("capability", "hip", "backend"),
+    [((7, 5), None, "buckets"), ((8, 0), None, "varlen"), ((9, 0), None, "varlen"), ((1, 0), "6.4", "varlen")],
+)
+def test_varlen_runs_on_gpus_that_have_its_kernels(
+    capability: tuple[int, int], hip: str | None, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr("biphase.encoder.attention.newest_flash", lambda device: "FA2")
+    device = torch.device("cuda", 0)
+    assert choose_backend(device, torch.bfloat16) == backend
+    assert ("here is compute capability 7.5)" in explain_backend(device, torch.bfloat16)) == (backend == "buckets")

@@ -7,12 +7,19 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers import EuroBertConfig, EuroBertForMaskedLM, LlamaConfig, LlamaForCausalLM
 
+from biphase.encoder.loss import CHUNK_LOGITS, PART_LOGITS, language_model_loss
 from biphase.encoder.presets import PRESETS, shape_of
 from biphase.flops import read_shape
-from biphase.memory import plan_memory
+from biphase.memory import LOGITS_AT_ONCE, plan_memory
+from biphase.pretraining.optimizer import make_optimizers
+from biphase.recipe import Optimizer
 
 LLAMA_3B = {
     "num_hidden_layers": 28,
@@ -100,3 +107,56 @@ def test_activations_and_copies_beside_the_tensors_that_blocks_keep(width: int, 
     planned = plan_memory(read_shape(sizes), 1, microbatch_tokens=512)
     found = sum(storage.nbytes() for place, storage in kept.items() if place not in own)
     assert found == pytest.approx(planned.activations + planned.copies, rel=0.05)
+
+
+class MostBytes(TorchDispatchMode):
+    """The most bytes that were alive at once of what is made in the block."""
+
+    def __init__(self, *known: Tensor) -> None:
+        super().__init__()
+        self.known = {tensor.untyped_storage().data_ptr() for tensor in known}
+        self.alive: dict[Any, int] = {}
+        self.most = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        storages = [leaf.untyped_storage() for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
+        self.alive |= {StorageWeakRef(each): each.nbytes() for each in storages if each.data_ptr() not in self.known}
+        self.alive = {storage: size for storage, size in self.alive.items() if not storage.expired()}
+        self.most = max(self.most, sum(self.alive.values()))
+        return out
+
+
+@pytest.mark.parametrize(("width", "ffn", "kv_heads"), [(64, 256, 2), (64, 64, 4), (96, 144, 1)])
+def test_what_muon_makes_of_the_gradients(width: int, ffn: int, kv_heads: int) -> None:
+    sizes: dict[str, Any] = {"num_hidden_layers": 3, "hidden_size": width, "intermediate_size": ffn, "vocab_size": 64}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": kv_heads}
+    network = LlamaForCausalLM(LlamaConfig(**sizes))
+    _, muon = make_optimizers(Optimizer(name="muon"), network, dtype=torch.bfloat16)
+    for parameter in network.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    muon.step()
+    moments = [entry["momentum_buffer"] for entry in muon.state.values()]
+    with MostBytes(*network.parameters(), *moments) as found:
+        muon.step()
+    planned = plan_memory(read_shape(sizes), 1, microbatch_tokens=1, muon=True)
+    assert found.most == pytest.approx(planned.update, rel=0.02)
+    assert 4 * sum(moment.numel() for moment in moments) == 8 * read_shape(sizes).parameters - planned.moments
+
+
+@pytest.mark.parametrize("targets", [64, 512])
+def test_what_the_head_holds_in_forward_and_backward(targets: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own gradient, which stays, counts among those of all weights."""
+    vocab, width = 2048, 64
+    monkeypatch.setitem(CHUNK_LOGITS, "cpu", 256 * vocab)
+    monkeypatch.setitem(PART_LOGITS, "cpu", 128 * vocab)
+    monkeypatch.setattr("biphase.memory.LOGITS_AT_ONCE", 256 * vocab)
+    hidden = torch.randn(targets, width, dtype=torch.bfloat16, requires_grad=True)
+    weight = torch.randn(vocab, width, requires_grad=True)
+    labels = torch.randint(0, vocab, (targets,))
+    with MostBytes(hidden, weight, labels) as found:
+        language_model_loss(hidden, weight, None, labels)[0].backward()
+    sizes = PRESETS["1m"] | {"hidden_size": width, "vocab_size": vocab}
+    planned = plan_memory(read_shape(sizes), 1, microbatch_tokens=targets)
+    assert 0.85 * (planned.logits + planned.head) < found.most < 1.05 * (planned.logits + planned.head)
+    assert CHUNK_LOGITS["cuda"] == LOGITS_AT_ONCE == 2 * PART_LOGITS["cuda"]

@@ -1,8 +1,11 @@
 """The machine under a run: device, arithmetic type, measured or stated peak, versions."""
 
+import os
 import platform
 import shutil
+import sysconfig
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -57,9 +60,18 @@ def has_bf16_units(device: torch.device) -> bool:
     return torch.cuda.is_bf16_supported(including_emulation=False) if device.type == "cuda" else has_bf16_cores()
 
 
-def has_cpp_compiler() -> bool:
-    """Whether torch.compile can work on this CPU."""
-    return any(shutil.which(name) for name in ("g++", "clang++", "c++"))
+def missing_for_compile(device: torch.device) -> str:
+    """What torch.compile needs on this device and does not find, with the remedy; "" where it works."""
+    if device.type == "cpu":
+        has_compiler = any(shutil.which(name) for name in ("g++", "clang++", "c++"))
+        return "" if has_compiler else "there is no C++ compiler; install g++"
+    # On a GPU, Triton makes the kernels, and compiles what launches them against the headers of Python.
+    if find_spec("triton") is None:
+        return "there is no Triton; install triton"
+    if not any(shutil.which(name) for name in (os.environ.get("CC", ""), "gcc", "clang")):
+        return "there is no C compiler; install gcc"
+    headers = Path(sysconfig.get_path("include", "posix_prefix"))
+    return "" if (headers / "Python.h").exists() else f"there is no {headers / 'Python.h'}; install python3-dev"
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype) -> float:

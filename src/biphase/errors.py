@@ -54,6 +54,28 @@ def told_as(what: str) -> Iterator[None]:
         raise InputError(f"{what} ({first_line(error)})") from error
 
 
+def lacks_memory(error: BaseException) -> bool:
+    """Whether a GPU or this machine had no memory left: Python and NumPy, PyTorch on a GPU, and PyTorch on a CPU say so
+    in ways of their own."""
+    told = str(error)
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and ("out of memory" in told or "DefaultCPUAllocator" in told)
+    )
+
+
+@contextmanager
+def memory_told(remedy: str) -> Iterator[None]:
+    """A lack of memory in the block becomes an `InputError`: what was wanted, and the remedy."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not lacks_memory(error):
+            raise
+        told = first_line(error).rpartition("DefaultCPUAllocator: ")[2]
+        wanted = ". ".join(told.split(". ")[:3]).rstrip(".")  # what follows are figures of the allocator
+        raise InputError(f"no memory is left ({wanted}): {remedy}") from error
+
+
 def first_line(error: BaseException) -> str:
     """The first line of an error's text that is not blank, with those behind it where it ends in a colon; its type
     where it has no text, or a key for its text."""

@@ -2,7 +2,8 @@
 
 Master weights, gradients and the optimizer's moments are fp32. With FSDP2 each device keeps a part of them, and for a
 while the whole of one block, gathered in the type of the arithmetic, beside the embedding and the head. Gradients of
-several microbatches are whole on each device until the last one: only then are they summed and parted.
+several microbatches are whole on each device until the last one: only then are they summed and parted. With DDP each
+device holds what one alone does, and gradients of several microbatches beside those that it sums.
 
 Activations are what backward needs of the blocks: for each token, in numbers of the type of the arithmetic,
 
@@ -11,8 +12,18 @@ Activations are what backward needs of the blocks: for each token, in numbers of
     5 · width                                                           before and after the blocks
 
 as eager blocks keep it, residuals and norms in fp32. Compiled blocks keep less: an upper bound, then.
+
+The head, of vocabulary · width, has its gradient in fp32 from forward on: beside it stand a copy of the weights and a
+product, both in the type of the arithmetic, and in backward the gradient once more, scaled.
+
+Muon's update treats all matrices of one shape at once. For n of a · b with a ≤ b these are, in numbers,
+
+    n · a · b  in fp32, and  n · max(4 · a · b + a², 2 · a · b + 4 · a²)  in the type of the arithmetic
+
+when the activations are gone; AdamW's is made in place.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 
 from biphase.flops import Shape
@@ -35,10 +46,15 @@ class TrainingMemory:
     blocks (one computes, the next is on its way); without it, those of all blocks, which autocast makes."""
     activations: float
     logits: float
+    head: float
+    """The gradient of the head until it is added to the others."""
+    update: float
+    """What the optimizer makes for a while."""
 
     @property
     def total(self) -> float:
-        return self.weights + self.gradients + self.moments + self.copies + self.activations + self.logits
+        computing = self.copies + self.activations + self.logits + self.head
+        return self.weights + self.gradients + self.moments + max(computing, self.update)
 
 
 def plan_memory(
@@ -48,14 +64,14 @@ def plan_memory(
     microbatch_tokens: int,
     num_microbatches: int = 1,
     recomputes: bool = False,
-    moments_per_weight: float = 2,
+    muon: bool = False,
 ) -> TrainingMemory:
     """What each of `devices` holds under FSDP2, or one alone.
 
     Args:
         num_microbatches: how many of them a device goes through for an update.
         recomputes: activation checkpointing.
-        moments_per_weight: 2 for AdamW; Muon keeps one for the matrices of the blocks.
+        muon: the optimizer of the blocks' matrices, of which it keeps one moment; AdamW keeps two.
     """
     whole = float(FLOAT32 * shape.parameters)
     gradients = whole / devices
@@ -67,11 +83,30 @@ def plan_memory(
     # With checkpointing, each block keeps its input in fp32, and one at a time what it computes.
     per_token = 2 * shape.layers * shape.width + kept if recomputes else shape.layers * kept
     targets = min(microbatch_tokens, LOGITS_AT_ONCE // shape.vocab_size)
+    in_fp32 = min(microbatch_tokens, LOGITS_AT_ONCE // 2 // shape.vocab_size)
+    moments = 2 * whole - FLOAT32 * (shape.block_weights if muon else 0)
     return TrainingMemory(
         weights=whole / devices,
         gradients=gradients,
-        moments=moments_per_weight * whole / devices,
+        moments=moments / devices,
         copies=BFLOAT16 * (outside + 2 * block if devices > 1 else float(shape.block_weights)),
         activations=float(BFLOAT16 * microbatch_tokens * (per_token + 5 * shape.width)),
-        logits=float((BFLOAT16 + FLOAT32 / 2) * targets * shape.vocab_size),
+        logits=float((BFLOAT16 * targets + FLOAT32 * in_fp32) * shape.vocab_size),
+        head=float(2 * FLOAT32 * shape.vocab_size * shape.width),
+        update=float(max(muon_bytes(*size, number) for size, number in matrices_of(shape).items()) if muon else 0),
     )
+
+
+def matrices_of(shape: Shape) -> Counter[tuple[int, int]]:
+    """How many matrices of a shape the blocks have."""
+    queries, keys = shape.heads * shape.head_width, shape.kv_heads * shape.head_width
+    sizes = [(queries, shape.width), (shape.width, queries), *2 * [(keys, shape.width)]]
+    sizes += [*2 * [(shape.ffn, shape.width)], (shape.width, shape.ffn)]
+    return Counter({size: shape.layers * number for size, number in Counter(sizes).items()})
+
+
+def muon_bytes(rows: int, columns: int, number: int) -> int:
+    """What `pretraining.optimizer` makes of the gradients of so many matrices, at most at once."""
+    short, long = sorted((rows, columns))
+    at_once = max(4 * short * long + short**2, 2 * short * long + 4 * short**2)
+    return number * (FLOAT32 * short * long + BFLOAT16 * at_once)

@@ -173,6 +173,7 @@ def test_wrong_usage_is_exit_code_two(run_main: Any) -> None:
             143,
             "biphase: stopped at step 5 of 20",
         ),
+        (MemoryError("Unable to allocate 7 PiB"), 2, "biphase: no memory is left (Unable to allocate 7 PiB): end what"),
     ],
 )
 def test_exit_codes(error: Exception, code: int, line: str, run_main: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,7 +188,7 @@ def test_exit_codes(error: Exception, code: int, line: str, run_main: Any, monke
 
 
 def test_our_own_mistakes_keep_their_traceback(run_main: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    for error in (AssertionError("ours"), KeyError("ours"), OSError("without a number")):
+    for error in (AssertionError("ours"), KeyError("ours"), OSError("without a number"), RuntimeError("ours")):
 
         def fail(error: Exception = error) -> None:
             raise error

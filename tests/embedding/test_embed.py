@@ -361,6 +361,15 @@ def test_a_teacher_that_has_changed_is_opened_anew(make: Make, wide_teacher: Pat
     assert hash_embedder(str(wide_teacher)) != before_hash and training.load_teacher(stage, 32) is not before
 
 
+def test_of_several_gpus_one_trains_with_the_batch_of_the_recipe(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    recipe = make()
+    found = training.arguments_of(recipe, recipe.stages[0], tmp_path, {"p": "pairs"}, bf16=False, use_cpu=False)
+    assert (found.train_batch_size, found.parallel_mode.name) == (8, "NOT_PARALLEL")
+
+
 def test_prompts_are_those_of_pairs_beside_scored_ones(make: Make) -> None:
     recipe = make("prompts={query: 'q: ', document: 'd: '}")
 
@@ -513,6 +522,16 @@ def test_a_training_that_diverges_is_no_model(make: Make, tmp_path: Path) -> Non
     with pytest.raises(InputError, match="diverged; lower its learning_rate"):
         train_embedder(make("stages.0.learning_rate=1e30", "stages.0.warmup_ratio=0"), tmp_path / "runs")
     assert not list(tmp_path.glob("runs/*/stages/pairs/*")) and not (tmp_path / "out").exists()
+
+
+def test_without_memory_the_key_is_named(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def train(*_: Any, **__: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("biphase.embedding.embed.train_stage", train)
+    for loss, key in (("auto", r"mini_batch_tokens \(16,384\)"), ("mnrl", r"batch_size \(8\)")):
+        with pytest.raises(InputError, match=rf"\(CUDA out of memory\): stage pairs: lower {key}"):
+            train_embedder(make(f"stages.0.loss={loss}"), tmp_path / "runs")
 
 
 def test_a_folder_with_files_of_others_is_left_alone(make: Make, tmp_path: Path) -> None:

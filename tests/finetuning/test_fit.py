@@ -286,6 +286,15 @@ def test_divergence_is_a_result(model_folder: Path, data_dirs: Dirs, tmp_path: P
     assert "diverged at step" in score.headline()
 
 
+def test_without_memory_the_key_is_named(model_folder: Path, data_dirs: Dirs, monkeypatch: pytest.MonkeyPatch) -> None:
+    def train(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    monkeypatch.setattr(fit, "train_network", train)
+    with pytest.raises(InputError, match=r"Tried to allocate 2.00 GiB\): lower microbatch_tokens"):
+        fit_quickly(model_folder, "snli", data_dirs)
+
+
 def test_random_weights_are_the_same_network_without_its_training(encoder: Encoder) -> None:
     cell = make_cell("snli", weights="random")
     built = []

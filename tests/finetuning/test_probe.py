@@ -1,5 +1,6 @@
 """Linear probes and few shots: settings of any task."""
 
+import gc
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,28 @@ def test_features_are_made_once_and_give_what_the_frozen_encoder_gives(
     slow = fit(cell.config)
     assert slow.final_loss == pytest.approx(alone.final_loss, rel=1e-4)
     assert slow.metrics["test"] == pytest.approx(alone.metrics["test"], abs=0.1)
+
+
+@pytest.mark.parametrize("task", ["snli", "wnut17"])
+def test_features_take_room_for_what_is_asked_for(
+    task: str, model_folder: Path, data_dirs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probe, "BLOCK", 2)
+    probe.kept.clear()
+    config = make_cell(task, frozen=True, max_steps=2, batch_size=2, max_train_examples=4).config
+    fit_cell(str(model_folder), task, config, data_dir=data_dirs[task])
+    train, *_, test = probe.kept.values()
+    assert 0 < len(train.rows_MD) < train.num / 2 and train.model is not None
+    assert len(test.rows_MD) == test.num and test.model is None, "all is made: nobody needs the encoder"
+
+
+def test_a_gpu_holds_an_encoder_once_and_not_for_ever(encoder: Encoder) -> None:
+    first = probe.place_backbone(encoder, torch.device("meta"))
+    assert probe.place_backbone(encoder, torch.device("meta")) is first
+    assert probe.place_backbone(encoder, torch.device("cpu")) is encoder.backbone
+    del first
+    gc.collect()
+    assert not probe.backbones
 
 
 @pytest.mark.parametrize("task", ["wnut17", "squad_v2"])

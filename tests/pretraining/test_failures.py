@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from training_runs import MakeRecipe, loader_of, only, weights_at
 
+import biphase.pretraining.loop as loop
 from biphase.encoder.packed import PackedModel
 from biphase.errors import InputError
 from biphase.pretraining.loop import train
@@ -50,6 +52,36 @@ def test_a_rate_that_is_too_high_stops_the_run(tiny_recipe: MakeRecipe, tmp_path
         InputError, match=r"at step 2, samples .* no checkpoint was written yet; lower schedule.peak_lr"
     ):
         train(recipe.model_copy(update={"schedule": schedule}), tmp_path)
+
+
+ON_A_GPU = (
+    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 24 GiB of which 1 GiB is free. I"
+)
+ON_A_CPU = (
+    "[enforce fail] . DefaultCPUAllocator: can't allocate memory: you tried to allocate 4 bytes. Error code 12 (C)"
+)
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (
+            torch.OutOfMemoryError(ON_A_GPU),
+            r"\(CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 .* 1 GiB is free\)",
+        ),
+        (RuntimeError(ON_A_CPU), r"\(can't allocate memory: you tried to allocate 4 bytes. Error"),
+    ],
+)
+def test_without_memory_the_keys_are_named(
+    error: Exception, told: str, tiny_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def update(*_: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(loop, "update", update)
+    remedy = r": lower compute.microbatch_tokens \(256\), or say compute.activation_checkpointing=true; the result"
+    with pytest.raises(InputError, match=told + ".*" + remedy):
+        train(tiny_recipe(*only("clm", 1)), tmp_path)
 
 
 def test_batches_too_small_for_the_microbatches(tiny_recipe: MakeRecipe, tmp_path: Path) -> None:

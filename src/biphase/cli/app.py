@@ -21,7 +21,7 @@ from biphase.cli.init import init_app
 from biphase.cli.networks import networks_app
 from biphase.cli.study import AddressOption, EngineOption, FormatOption, is_json, study_app
 from biphase.console import FirstLine, err, is_one_of_several, launched_as, out, silence, take_turn
-from biphase.errors import EXIT_BUSY, BusyError, InputError, StoppedError, clipped
+from biphase.errors import EXIT_BUSY, BusyError, InputError, StoppedError, clipped, memory_told
 from biphase.machine import prepare_process
 from biphase.verbs import records, text
 
@@ -257,7 +257,8 @@ def main() -> Any:
     try:
         if is_one_of_several() and launched_as("LOCAL_RANK", 0) > 0:
             silence()  # one of the processes of a machine tells what is wrong with the command
-        return app()
+        with memory_told("end what else takes memory here, or take a larger machine"):
+            return app()
     except BusyError as error:
         complain(str(error), EXIT_BUSY)
     except InputError as error:

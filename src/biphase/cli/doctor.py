@@ -93,7 +93,7 @@ def describe_computing() -> dict[str, str]:
     """Devices, and what `auto` chooses on the first of them, with the reasons."""
     import torch
 
-    from biphase.device import choose_device, choose_dtype, explain_dtype, has_cpp_compiler
+    from biphase.device import choose_device, choose_dtype, explain_dtype, missing_for_compile
     from biphase.encoder.attention import explain_backend
     from biphase.pretraining.parallel import COMPILE_PAYS_AFTER_FLOPS, decide_compile
     from biphase.recipe import ComputeConfig
@@ -113,7 +113,7 @@ def describe_computing() -> dict[str, str]:
     found["precision"] = explain_dtype("auto", device)
     found["attention"] = explain_backend(device, dtype)
     found["compile"] = f"in long runs {decide_compile(ComputeConfig(), device, dtype, long_run)[1]}"
-    found["C++ compiler"] = "yes" if has_cpp_compiler() else "none: torch.compile does not work on a CPU"
+    found["torch.compile"] = missing_for_compile(device) or "works here"
     return found
 
 

@@ -39,7 +39,7 @@ from biphase.embedding.training import (
 from biphase.encoder.load import load_backbone
 from biphase.encoder.merging import layer_cosines, merge_weights
 from biphase.encoder.packed import explain_computing
-from biphase.errors import InputError
+from biphase.errors import InputError, memory_told
 from biphase.files import locked, read_json, refuse_foreign, whole_folder, write_json, write_text
 from biphase.tracking import Send, check_tracking, open_tracking
 
@@ -199,13 +199,17 @@ def run_stage(
             kept = folder / f"negatives-{number}.parquet"
             table = mine_once(table, model, stage.name, stage.hard_negatives, kept)
         tables[f"source_{number}"] = pairs.kind, add_teacher(table, teacher) if teacher else table
-    found = train_stage(
-        model, recipe, stage, tables, folder / "trainer", bf16=bf16, send=send, steps_before=steps_before
-    )
+    names = {loss_name(stage, kind) for kind, _ in tables.values()}
+    is_cached = any(name.startswith("cached") for name in names)
+    key = f"mini_batch_tokens ({stage.mini_batch_tokens:,})" if is_cached else f"batch_size ({stage.batch_size:,})"
+    with memory_told(f"stage {stage.name}: lower {key}"):
+        found = train_stage(
+            model, recipe, stage, tables, folder / "trainer", bf16=bf16, send=send, steps_before=steps_before
+        )
     record = {
         "name": stage.name,
         "data": [f"{Path(pairs.name).name}: {pairs.made}" for pairs in sources],
-        "loss": ", ".join(sorted({loss_name(stage, kind) for kind, _ in tables.values()})),
+        "loss": ", ".join(sorted(names)),
         "last_loss": found["losses"][-1]["loss"] if found["losses"] else float("nan"),
         **found,
     }

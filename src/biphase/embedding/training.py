@@ -301,6 +301,15 @@ class ShowProgress(TrainerCallback):
             self.tracker.close()
 
 
+class OneDeviceArguments(SentenceTransformerTrainingArguments):
+    """One GPU of those that are there: the trainer would take a batch for each and scatter it by rows, which packed
+    tokens have not."""
+
+    @property
+    def n_gpu(self) -> int:
+        return min(super().n_gpu, 1)
+
+
 def arguments_of(
     recipe: EmbeddingRecipe, stage: EmbeddingStage, folder: Path, kinds: dict[str, str], *, bf16: bool, use_cpu: bool
 ) -> Any:
@@ -312,7 +321,7 @@ def arguments_of(
         prompts = {name: prompts for name, kind in kinds.items() if kind == "pairs"}
     has_pairs = "pairs" in kinds.values()
     is_prompted = has_pairs and bool(recipe.prompts.query or recipe.prompts.document)
-    return SentenceTransformerTrainingArguments(
+    return OneDeviceArguments(
         output_dir=str(folder),
         num_train_epochs=stage.epochs,
         max_steps=stage.max_steps or -1,

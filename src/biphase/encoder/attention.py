@@ -41,6 +41,9 @@ recur from batch to batch: allocators find blocks that fit, and a CPU's bf16 pro
 WIDEST_VARLEN = 256
 """The widest heads of flash attention."""
 
+LEAST_CAPABILITY = (8, 0)
+"""The oldest of NVIDIA's GPUs that flash attention runs on: Ampere. V100 is 7.0, T4 is 7.5."""
+
 HAS_GROUPED_VARLEN = "enable_gqa" in inspect.signature(varlen.varlen_attn).parameters
 """Whether PyTorch's kernel shares key-value heads among query heads itself; else they are repeated."""
 
@@ -109,10 +112,22 @@ def lay_out(
 
 def choose_backend(device: torch.device, dtype: torch.dtype) -> Backend:
     """The fastest backend for a device and the type of the arithmetic."""
-    if device.type != "cuda" or dtype == torch.float32:
+    if lacks_varlen(device, dtype):
         return "buckets"
     newest_flash(device)
     return "varlen"
+
+
+def lacks_varlen(device: torch.device, dtype: torch.dtype) -> str:
+    """Where and in which type `varlen` would not run, in words, or ""."""
+    if device.type != "cuda":
+        return device.type
+    if dtype == torch.float32:
+        return f"{device.type} in fp32"
+    if torch.version.hip is not None:  # AMD counts its capabilities otherwise
+        return ""
+    capability = torch.cuda.get_device_capability(device)
+    return "" if capability >= LEAST_CAPABILITY else f"compute capability {capability[0]}.{capability[1]}"
 
 
 @cache
@@ -132,9 +147,9 @@ def newest_flash(device: torch.device) -> str:
 
 def explain_backend(device: torch.device, dtype: torch.dtype, beyond: str = "") -> str:
     """Which backend runs, and why: what `choose_backend` chooses, unless the network has something `beyond` varlen."""
-    if choose_backend(device, dtype) == "buckets":
-        here = "cpu" if device.type == "cpu" else f"{device.type} in fp32"
-        return f"buckets, samples of about one length batched (varlen needs CUDA and bf16, here is {here})"
+    if here := lacks_varlen(device, dtype):
+        needs = "CUDA, compute capability 8.0 and bf16"
+        return f"buckets, samples of about one length batched (varlen needs {needs}, here is {here})"
     if beyond:
         return f"buckets, samples of about one length batched, for layers with {beyond}, which varlen does not know"
     return f"varlen, PyTorch's packed flash attention (CUDA, 16 bits; {newest_flash(device)})"

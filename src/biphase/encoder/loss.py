@@ -79,15 +79,16 @@ class ChunkedLoss(torch.autograd.Function):
                 losses[part], grad_logits = token_losses(logits[part].float(), targets[part, None], softcap, with_grad)
                 if grad_logits is not None:
                     logits[part] = grad_logits
-            if grad_hidden_ND is None or grad_weight_VD is None:
-                continue
-            torch.mm(logits, weight, out=grad_hidden_ND[chunk])
-            if grad_weight_VD.dtype == hidden.dtype:
-                grad_weight_VD.addmm_(logits.T, hidden)
-            else:
-                grad_weight_VD += logits.T @ hidden
-            if grad_bias_V is not None:
-                grad_bias_V += logits.sum(0)
+                del grad_logits  # else it would stand beside the next one, as the logits beside the next chunk's
+            if grad_hidden_ND is not None and grad_weight_VD is not None:
+                torch.mm(logits, weight, out=grad_hidden_ND[chunk])
+                if grad_weight_VD.dtype == hidden.dtype:
+                    grad_weight_VD.addmm_(logits.T, hidden)
+                else:
+                    grad_weight_VD += logits.T @ hidden
+                if grad_bias_V is not None:
+                    grad_bias_V += logits.sum(0)
+            del logits
         if grad_weight_VD is not None:
             grad_weight_VD = grad_weight_VD.to(weight_VD.dtype)
         ctx.save_for_backward(grad_hidden_ND, grad_weight_VD, grad_bias_V)

@@ -29,7 +29,7 @@ from biphase.encoder.packed import (
     packed_hidden,
     position_limit,
 )
-from biphase.errors import InputError, first_line, is_raised_here
+from biphase.errors import InputError, first_line, is_raised_here, lacks_memory
 
 WINDOW_PROOF_TOKENS = 300
 """Longest sample of the proof of packing: enough to see the local attention of ModernBERT (128)."""
@@ -55,8 +55,7 @@ def foreign_errors_fail(what: str) -> Iterator[None]:
     try:
         yield
     except (AssertionError, AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
-        has_no_memory = isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
-        if has_no_memory or is_raised_here(error):
+        if lacks_memory(error) or is_raised_here(error):
             raise
         raise FailedProofError(f"{what}: {type(error).__name__}: {first_line(error)}") from None
 

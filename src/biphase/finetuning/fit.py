@@ -17,6 +17,7 @@ import torch
 from biphase import console
 from biphase.device import choose_device, choose_dtype
 from biphase.encoder.packed import explain_computing
+from biphase.errors import memory_told
 from biphase.files import locked, whole_folder, write_json
 from biphase.finetuning.batches import CellContext
 from biphase.finetuning.cells import CellPlan, DataDirs, plan_cells
@@ -73,6 +74,7 @@ def fit_cells(
     return fit_plans(model, plan_cells(model, tasks, config, data_dirs or {}), out, label)
 
 
+@memory_told("lower microbatch_tokens (65,536 unless given), or --workers-per-gpu where cells share a GPU")
 def fit_plans(
     model: str, plans: Sequence[CellPlan], out: Path | None, label: str | None = None, keep: Path | None = None
 ) -> list[Score]:

@@ -3,7 +3,7 @@ their layer on rows that are looked up.
 
 Rows are made in blocks of neighbours, so that a row is the same to the last bit whichever cell asked for it first.
 
-Letters: N rows (of texts, or of their tokens), D width.
+Letters: N rows (of texts, or of their tokens), M those of them that there is room for, D width.
 """
 
 import copy
@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
@@ -21,7 +22,7 @@ from biphase.console import err
 from biphase.encoder.packed import packed_hidden
 from biphase.finetuning.batches import CellContext, evaluation_batches, predict_samples
 from biphase.finetuning.config import FinetuneConfig
-from biphase.finetuning.encoders import Embedder, Encoder, copy_backbone
+from biphase.finetuning.encoders import Embedder, Encoder
 from biphase.finetuning.encoding import EncodedTask, TokenizedTexts, encode_texts
 from biphase.tasks.spec import Task
 
@@ -32,6 +33,19 @@ NUM_KEPT = 8
 kept: dict[tuple[Any, ...], "Features"] = {}
 """The features that were asked for last; they hold the texts by whose identity they are named."""
 
+backbones: WeakValueDictionary[tuple[str, torch.device], nn.Module] = WeakValueDictionary()
+"""Encoders on a GPU, one each, for as long as features are made of them."""
+
+
+def place_backbone(encoder: Encoder, device: torch.device) -> nn.Module:
+    """The encoder on the device: on a CPU itself, for nothing here changes it."""
+    if device.type == "cpu":
+        return encoder.backbone.eval()
+    placed = backbones.get((encoder.hash, device))
+    if placed is None:
+        placed = backbones[encoder.hash, device] = copy.deepcopy(encoder.backbone).to(device).eval()
+    return placed
+
 
 class Features:
     """The rows of some texts, made when they are first looked up."""
@@ -39,30 +53,41 @@ class Features:
     def __init__(self, encoder: Encoder, texts: TokenizedTexts, cell: CellContext) -> None:
         self.texts, self.cell = texts, cell
         self.is_of_tokens = cell.task.family == "token_classification"
-        backbone = copy_backbone(encoder.backbone, [texts]).to(cell.device).eval()
+        backbone = place_backbone(encoder, cell.device)
         self.model: Any = partial(packed_hidden, backbone) if self.is_of_tokens else Embedder(backbone)
         self.num = len(texts.tokens_T) if self.is_of_tokens else texts.num_samples
         width: int = encoder.backbone.config.hidden_size  # type: ignore[union-attr, assignment]
-        self.rows_ND = torch.zeros(self.num, width, device=cell.device)
-        self.is_made = np.zeros(texts.num_samples // BLOCK + 1, dtype=bool)
+        self.rows_MD = torch.zeros(0, width, device=cell.device)
+        self.places_N = np.full(self.num, -1)
+        self.num_made = 0
 
     @torch.no_grad()
     def look_up(self, rows: np.ndarray) -> Tensor:
-        samples = np.searchsorted(self.texts.bounds_S1, rows, side="right") - 1 if self.is_of_tokens else rows
-        blocks = np.unique(samples // BLOCK)
-        for block in blocks[~self.is_made[blocks]]:
-            wanted = np.arange(block * BLOCK, min((block + 1) * BLOCK, self.texts.num_samples))
-            for batch, output in evaluation_batches(self.model, self.texts, wanted, self.cell):
-                places = batch.indices_T if self.is_of_tokens else batch.samples
-                self.rows_ND[torch.from_numpy(places).to(output.device)] = output.float()
-            self.is_made[block] = True
-        return self.rows_ND[torch.from_numpy(rows).to(self.rows_ND.device)]
+        missing = rows[self.places_N[rows] < 0]
+        samples = np.searchsorted(self.texts.bounds_S1, missing, side="right") - 1 if self.is_of_tokens else missing
+        for block in np.unique(samples // BLOCK):
+            self.make(np.arange(block * BLOCK, min((block + 1) * BLOCK, self.texts.num_samples)))
+        if self.num_made == self.num:
+            self.model = None
+        return self.rows_MD[torch.from_numpy(self.places_N[rows]).to(self.rows_MD.device)]
+
+    def make(self, samples: np.ndarray) -> None:
+        """Put the rows of some texts behind those that there are, in twice the room where it is full."""
+        for batch, output in evaluation_batches(self.model, self.texts, samples, self.cell):
+            first, end = self.num_made, self.num_made + len(output)
+            if end > len(self.rows_MD):
+                room = torch.zeros(min(2 * end, self.num), output.shape[1], device=output.device)
+                room[:first] = self.rows_MD[:first]
+                self.rows_MD = room
+            self.rows_MD[first:end] = output.float()
+            self.places_N[batch.indices_T if self.is_of_tokens else batch.samples] = np.arange(first, end)
+            self.num_made = end
 
 
 @torch.no_grad()
 def encode_packed(encoder: Encoder, texts: Sequence[str], device: torch.device) -> np.ndarray:
     """The mean over each text's tokens, fp32, [texts, width]; of texts that have to be cut, a line tells."""
-    backbone: Any = encoder.backbone if device.type == "cpu" else copy.deepcopy(encoder.backbone).to(device)
+    backbone: Any = place_backbone(encoder, device)
     encoded = encode_texts(encoder.tokenizer, texts, encoder.max_length)
     if len(encoded.truncated):
         err.print(f"{len(encoded.truncated):,} of {len(texts):,} texts are cut at {encoder.max_length:,} tokens")

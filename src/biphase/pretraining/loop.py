@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from biphase.distributed import join_world
-from biphase.errors import InputError, StoppedError
+from biphase.errors import InputError, StoppedError, memory_told
 from biphase.pretraining.batches import Microbatch, open_loader, prefetch
 from biphase.pretraining.job import Job, TrainState, hold_run, load_state, open_job, save_state
 from biphase.pretraining.metrics import (
@@ -48,7 +48,7 @@ def train(recipe: Recipe, root: Path = Path("runs")) -> Run:
         if run.is_done and not job.lost_steps:
             world.tell(f"{run.path} is already done")
             return run
-        with hold_run(job):
+        with hold_run(job), memory_told(memory_remedy(recipe, world.size)):
             if not run.is_done:
                 finish_run(job)
             # Train a finished run once more to each lost checkpoint, from the whole one before it, and log nothing.
@@ -59,6 +59,16 @@ def train(recipe: Recipe, root: Path = Path("runs")) -> Run:
                 train_steps(job, start, lost, is_logged=False)
                 world.barrier()
         return run
+
+
+def memory_remedy(recipe: Recipe, num_processes: int) -> str:
+    compute = recipe.compute
+    remedy = f"lower compute.microbatch_tokens ({compute.microbatch_tokens:,})"
+    if not compute.activation_checkpointing:
+        remedy += ", or say compute.activation_checkpointing=true"
+    if num_processes > 1 and compute.parallel == "ddp":
+        remedy += ", or compute.parallel=fsdp"
+    return f"{remedy}; the result stays the same"
 
 
 def finish_run(job: Job) -> None:

@@ -81,14 +81,16 @@ class Muon(torch.optim.Optimizer):
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     by_shape[parameter.shape].append(parameter)
-            for shape, parameters in by_shape.items():
-                updates = orthogonalize(
-                    torch.stack([self.nesterov(p, group["momentum"]) for p in parameters]), self.dtype
-                )
-                scale = 0.2 * max(shape) ** 0.5
-                for parameter, update in zip(parameters, updates, strict=True):
-                    parameter.mul_(1 - group["lr"] * group["weight_decay"])
-                    parameter.add_(update.to(parameter.dtype), alpha=-group["lr"] * scale)
+            for parameters in by_shape.values():
+                self.step_together(parameters, group)
+
+    def step_together(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
+        """Update matrices of one shape; what that makes is gone before the next ones (`memory.py` counts it)."""
+        updates = orthogonalize(torch.stack([self.nesterov(p, group["momentum"]) for p in parameters]), self.dtype)
+        scale = 0.2 * max(parameters[0].shape) ** 0.5
+        for parameter, update in zip(parameters, updates, strict=True):
+            parameter.mul_(1 - group["lr"] * group["weight_decay"])
+            parameter.add_(update.to(parameter.dtype), alpha=-group["lr"] * scale)
 
     def nesterov(self, parameter: Tensor, momentum: float) -> Tensor:
         """The gradient after Nesterov momentum."""

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from biphase.device import has_cpp_compiler
+from biphase.device import missing_for_compile
 from biphase.distributed import World
 from biphase.encoder.load import describe_network, empty_network
 from biphase.encoder.packed import PackedModel
@@ -21,6 +21,9 @@ from biphase.recipe import ComputeConfig
 
 COMPILE_PAYS_AFTER_FLOPS = 3e14
 """On a CPU, compiling takes up to a minute and saves time in bf16; in fp32 the products are all that counts."""
+
+MOST_GRAPHS = 64
+"""Gemma 3, whose layers are of two kinds, comes to 8 with both directions and validation."""
 
 
 def parallelize(
@@ -37,12 +40,11 @@ def parallelize(
     if compute.activation_checkpointing:
         checkpoint_activations(model.network)
     if decide_compile(compute, world.device, dtype, work)[0]:
-        for block in blocks:
-            block.compile(dynamic=True)
+        compile_blocks(blocks)
     if world.size == 1:
         return model
     if compute.parallel == "ddp":
-        return DistributedDataParallel(model)
+        return DistributedDataParallel(model, gradient_as_bucket_view=True)
     mesh = world.mesh()
     policy = MixedPrecisionPolicy(
         param_dtype=dtype if dtype != torch.float32 else None, reduce_dtype=torch.float32, output_dtype=torch.float32
@@ -51,6 +53,16 @@ def parallelize(
         fully_shard(block, mesh=mesh, mp_policy=MixedPrecisionPolicy(policy.param_dtype, policy.reduce_dtype))
     fully_shard(model, mesh=mesh, mp_policy=policy)
     return model
+
+
+def compile_blocks(blocks: list[nn.Module]) -> None:
+    """Compile each block when it is first called. All share a code object, of which dynamo keeps a graph for each kind
+    of layer, direction, and with or without gradients: at its limit the rest would run uncompiled."""
+    torch._dynamo.reset()  # else graphs of networks that this process trained before count too
+    config: Any = torch._dynamo.config
+    config.recompile_limit = max(config.recompile_limit, MOST_GRAPHS)
+    for block in blocks:
+        block.compile(dynamic=True)
 
 
 def outline_network(
@@ -101,19 +113,20 @@ def checkpoint_activations(network: Any) -> None:
 
 def decide_compile(compute: ComputeConfig, device: torch.device, dtype: torch.dtype, work: float) -> tuple[bool, str]:
     """Whether the blocks are compiled in a run of `work` FLOPs on this device, and that with the reason in words."""
-    if compute.compile == "on" and device.type == "cpu" and not has_cpp_compiler():
-        raise InputError("compute.compile is on, but there is no C++ compiler; install g++ or use compute.compile=off")
+    missing = "" if compute.compile == "off" else missing_for_compile(device)
+    if compute.compile == "on" and missing:
+        raise InputError(f"compute.compile is on, but {missing} or use compute.compile=off")
     is_long = work > COMPILE_PAYS_AFTER_FLOPS
     if compute.compile != "auto":
         compiles, reason = compute.compile == "on", "compute.compile"
-    elif device.type == "cuda":
-        compiles, reason = True, "CUDA"
-    elif dtype != torch.bfloat16:
+    elif device.type == "cpu" and dtype != torch.bfloat16:
         compiles, reason = False, "fp32 on a CPU: it would save next to nothing"
-    elif not has_cpp_compiler():
-        compiles, reason = False, "there is no C++ compiler"
-    else:
+    elif missing:
+        compiles, reason = False, missing
+    elif device.type == "cpu":
         compiles, reason = is_long, f"bf16 on a CPU, {'a long' if is_long else 'too short a'} run"
+    else:
+        compiles, reason = True, "CUDA"
     return compiles, f"{'compiled' if compiles else 'not compiled'} ({reason})"
 
 

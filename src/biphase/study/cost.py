@@ -225,7 +225,7 @@ def list_memory(plan: Plan, sizes: Sizes) -> list[str]:
         shape, compute = sizes.shapes[run.name], run.recipe.compute
         if shape is None:
             continue
-        batch, each = run.recipe.batch_tokens, []
+        batch, each, muon = run.recipe.batch_tokens, [], run.recipe.optimizer.name == "muon"
         most_tokens = batch if isinstance(batch, int) else max(batch.start, batch.to)
         for devices in (1, 8, 64):
             planned = plan_memory(
@@ -234,13 +234,13 @@ def list_memory(plan: Plan, sizes: Sizes) -> list[str]:
                 microbatch_tokens=compute.microbatch_tokens,
                 num_microbatches=math.ceil(most_tokens / (devices * compute.microbatch_tokens)),
                 recomputes=compute.activation_checkpointing,
-                moments_per_weight=moment_bytes(shape, run.recipe) / (BYTES_PER_WEIGHT * shape.parameters),
+                muon=muon,
             )
             each.append(f"{planned.total / 2**30:,.1f}")
-        lines.append(
-            f"{run.model}: at most {each[0]} GiB on one GPU, {each[1]} on each of 8 and {each[2]} of 64 under FSDP "
-            f"(microbatches of {compute.microbatch_tokens:,} tokens)"
-        )
+        told = f"{run.model}: at most {each[0]} GiB on one GPU"
+        if not muon:  # which needs whole matrices
+            told += f", {each[1]} on each of 8 and {each[2]} of 64 under FSDP"
+        lines.append(f"{told} (microbatches of {compute.microbatch_tokens:,} tokens)")
     return list(dict.fromkeys(lines))
 
 
