@@ -242,3 +242,23 @@ def test_a_parent_that_trains_on_needs_its_step(tiny_recipe: MakeRecipe, tmp_pat
     train(recipe, tmp_path / "trunk")
     assert train(tiny_recipe(f"init={{checkpoint: {trunk}@2}}", *only("mlm", 1)), tmp_path / "runs") == named
     assert read_json(train(branch, tmp_path / "runs").path / "done.json")["step"] == 7, "the last step of a done run"
+
+
+def test_a_branch_goes_on_without_its_parent(finished: Run, tiny_recipe: MakeRecipe, tmp_path: Path) -> None:
+    """The checkpoint in which it began, or all of the parent, is gone meanwhile."""
+    parent = tmp_path / "parent"
+    shutil.copytree(finished.path, parent)
+    recipe = tiny_recipe(f"init={{checkpoint: '{parent}@10'}}", *only("mlm", 4))
+    whole = train(recipe, tmp_path / "whole")
+    run = Run(train_until(2, recipe, tmp_path / "parts"))
+    shutil.rmtree(parent / "steps" / "10")
+    with pytest.raises(InputError, match=r"parent has no checkpoint '@10'"):
+        train(recipe, tmp_path / "elsewhere")
+    with pytest.raises(InputError, match=r"parent has no checkpoint '@10'"):
+        train(tiny_recipe(f"init={{checkpoint: '{parent}@10'}}", *only("mlm", 3)), tmp_path / "parts")
+    assert digests(train(recipe, tmp_path / "parts"), 14) == digests(whole, 14)
+    assert numbers(run) == numbers(whole)
+    manifests = [read_checkpoint_manifest(each.steps / "14") for each in (run, whole)]
+    assert manifests[0] == manifests[1]
+    shutil.rmtree(parent)
+    assert train(recipe, tmp_path / "parts").path == run.path

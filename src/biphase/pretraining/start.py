@@ -3,7 +3,8 @@
 Each is a network, a place in the data order and, where it is carried, an optimizer's state.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from transformers import AutoModelForMaskedLM, EuroBertConfig, PreTrainedModel
@@ -17,11 +18,15 @@ from biphase.encoder.load import TokenIds, language_model_class, load_model, loa
 from biphase.encoder.packed import position_limit
 from biphase.encoder.proofs import check_directions, check_head, freeze_unreached
 from biphase.errors import InputError
+from biphase.files import read_json_as, write_json
 from biphase.hub import fetch_model, model_fingerprint
 from biphase.pretraining.checkpoint import CheckpointManifest, read_checkpoint_manifest
 from biphase.pretraining.objectives import is_causal
 from biphase.recipe import Recipe
 from biphase.run import Run, find_checkpoint, read_recipe, split_reference, whole_steps
+
+ORIGIN = "origin.json"
+"""The file of a branch's run that says where it began: its parent may drop that checkpoint meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +92,31 @@ def find_branch(recipe: Recipe, text: TrainingText, world: World, anew: TextHist
         model_folder=str(folder / "model"),
         optimizer_folder=folder if init.carry_optimizer else None,
     )
+
+
+def record_origin(run: Run, origin: Start) -> None:
+    """Keep in a run's folder where it began."""
+    folders = {"model_folder": origin.model_folder, "optimizer_folder": origin.optimizer_folder}
+    absolute = {name: folder and str(Path(folder).resolve()) for name, folder in folders.items()}
+    write_json(run.path / ORIGIN, asdict(origin) | absolute)
+
+
+def find_recorded(recipe: Recipe, root: Path, run_from: Callable[[Start], Run]) -> Start | None:
+    """Where the recipe's run began, by its own record; None where there is none, or no checkpoint to go on from.
+
+    Args:
+        run_from: the recipe's run, if it began there.
+    """
+    if recipe.init.checkpoint is None:
+        return None
+    path, step = split_reference(recipe.init.checkpoint)
+    for file in sorted(root.glob(f"{recipe.name}-????????/{ORIGIN}")):
+        run, origin = Run(file.parent), read_json_as(file, Start)
+        begun = Path(origin.model_folder or "").parent
+        is_named = begun == Path(path).resolve() / "steps" / (step or begun.name)
+        if is_named and run_from(origin).path == run.path and (run.is_done or whole_steps(run)):
+            return origin
+    return None
 
 
 def whole_checkpoint(folder: Path, world: World) -> CheckpointManifest:
