@@ -1,11 +1,16 @@
-"""Settings of a process, in a process of its own."""
+"""Settings of a process, in a process of its own, and how it is asked to end."""
 
 import os
 import platform
+import signal
 import subprocess
 import sys
+from threading import Thread
 
 import pytest
+
+from biphase import machine
+from biphase.errors import InputError
 
 CODE = """
 import atexit, gc
@@ -51,3 +56,33 @@ def test_a_heap_that_the_user_has_set_stays_as_it_is() -> None:
         env = plain | own
         done = subprocess.run([sys.executable, "-c", MAPPED], capture_output=True, text=True, check=True, env=env)
         assert int(done.stdout) == outside
+
+
+def test_the_grace_is_what_the_user_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(machine.GRACE, raising=False)
+    assert machine.grace() == machine.GRACE_SECONDS
+    monkeypatch.setenv(machine.GRACE, "600")
+    assert machine.grace() == 600
+    monkeypatch.setenv(machine.GRACE, "ten")
+    with pytest.raises(InputError, match="BIPHASE_GRACE_SECONDS is 'ten'; give it seconds"):
+        machine.grace()
+
+
+def test_signals_are_noted_in_the_main_thread() -> None:
+    """A second Ctrl-C ends at once; another thread can be told nothing, and works all the same."""
+    before = signal.getsignal(signal.SIGTERM)
+    noted: list[int] = []
+    with pytest.raises(KeyboardInterrupt), machine.stop_signals(noted.append):
+        for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
+            os.kill(os.getpid(), number)
+    assert noted == [signal.SIGTERM] * 2 and signal.getsignal(signal.SIGTERM) is before
+    worked = []
+
+    def work() -> None:
+        with machine.stop_signals(noted.append):
+            worked.append(1)
+
+    thread = Thread(target=work)
+    thread.start()
+    thread.join()
+    assert worked

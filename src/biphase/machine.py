@@ -1,5 +1,5 @@
 """What must be known or set before PyTorch is loaded, which takes seconds: cores, GPUs, units for bf16, the heap, and
-whom a process ends with."""
+how a process is asked to end, and with whom it ends."""
 
 import atexit
 import ctypes
@@ -9,9 +9,13 @@ import platform
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from biphase.errors import InputError
 
@@ -24,8 +28,10 @@ BF16_UNITS = {"amx_bf16", "avx512_bf16", "bf16"}
 HEAP_SETTINGS = ("MMAP_THRESHOLD", "TRIM_THRESHOLD", "MMAP_MAX")
 """What decides whether glibc returns freed memory, as in MALLOC_MMAP_THRESHOLD_ and in GLIBC_TUNABLES."""
 
-GRACE_SECONDS = 20.0
-"""From asking a process to end until it is killed: training uses them to save its state. Slurm itself gives 30."""
+GRACE = "BIPHASE_GRACE_SECONDS"
+"""The environment variable with the seconds from asking a process to end until it is killed."""
+GRACE_SECONDS = 110.0
+"""Those seconds where it is not set: training saves its state in them. Ctrl-C kills at once, and so may the system."""
 
 
 def num_cores() -> int:
@@ -111,7 +117,41 @@ def keep_heap() -> None:
     libc.mallopt(m_mmap_max, 0)
 
 
-def end_with_parent(parent: int, grace_seconds: float = GRACE_SECONDS) -> None:
+def grace() -> float:
+    """The seconds from asking a process to end until it is killed. Raises `InputError` where `GRACE` is no number."""
+    given = os.environ.get(GRACE) or str(GRACE_SECONDS)
+    try:
+        return max(float(given), 1.0)
+    except ValueError:
+        raise InputError(f"{GRACE} is '{given}'; give it seconds, such as 110") from None
+
+
+@contextmanager
+def stop_signals(note: Callable[[int], None]) -> Iterator[None]:
+    """SIGTERM and SIGINT are told to `note`, to end what runs when its state is saved; a second SIGINT ends it at once.
+
+    A second SIGTERM does not: Slurm and torchrun may both send one. Does nothing outside the main thread.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    noted: list[int] = []
+
+    def handle(signum: int, _: Any) -> None:
+        if noted and signum == signal.SIGINT:
+            raise KeyboardInterrupt
+        noted.append(signum)
+        note(signum)
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def end_with_parent(parent: int, grace_seconds: float) -> None:
     """No orphans: once the process `parent` is gone, this one ends, with its process group where it leads one.
 
     It is asked first, and killed when the grace is over. For a thread of its own.

@@ -1,6 +1,7 @@
 """Units run once, in order of their needs; what breaks one breaks only what needs it; nothing stays behind."""
 
 import os
+import pickle
 import random
 import signal
 import socket
@@ -107,6 +108,14 @@ def save_when_asked(folder):
     signal.signal(signal.SIGTERM, save)
     Path(folder, "started").touch()
     time.sleep(60)
+
+def finish_when_asked(folder):
+    asked = []
+    signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
+    Path(folder, "started").touch()
+    while not asked:
+        time.sleep(0.01)
+    return folder
 """
 
 HERE = Engine(workers=0)
@@ -406,6 +415,24 @@ def test_a_stop_in_this_process_ends_the_run(deeds: ModuleType, tmp_path: Path) 
     finally:
         signal.signal(signal.SIGTERM, before)
         asking.wait()
+
+
+def test_sigterm_stops_what_runs_in_this_process(deeds: ModuleType) -> None:
+    with pytest.raises(StoppedError, match="run the same command to go on"):
+        list(run_units([Unit("stop", deeds.receive, {"number": signal.SIGTERM})], HERE))
+
+
+def test_a_worker_that_finishes_its_unit_when_it_is_asked_to_end_ends(deeds: ModuleType, tmp_path: Path) -> None:
+    """It waits for no further one until it is killed."""
+    pool = LocalPool(crew(1), 1)
+    pool.start(0)
+    assert [kind for _, (kind, _) in pool.listen()] == ["ready"]
+    pool.send(0, pickle.dumps((deeds.finish_when_asked, {"folder": str(tmp_path)})))
+    while not (tmp_path / "started").exists():
+        time.sleep(0.01)
+    process = pool.processes[0].popen
+    pool.close()
+    assert process.returncode == 0
 
 
 def test_nothing_to_do_starts_nothing() -> None:

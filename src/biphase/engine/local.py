@@ -3,6 +3,7 @@
 import os
 import pickle
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -25,7 +26,7 @@ from biphase.config import Count, PositiveCount, Strict
 from biphase.console import err, silence
 from biphase.engine.units import Outcome
 from biphase.errors import BusyError, InputError, StoppedError
-from biphase.machine import GRACE_SECONDS, end_with_parent, num_cores, prepare_process, visible_gpus
+from biphase.machine import GRACE, end_with_parent, grace, num_cores, prepare_process, visible_gpus
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
 
@@ -165,7 +166,7 @@ class WorkerProcess:
                 if self.connection.poll(1.0):
                     return self.connection.recv_bytes()
         try:
-            code = self.popen.wait(GRACE_SECONDS)
+            code = self.popen.wait(grace())
         except subprocess.TimeoutExpired:
             self.signal_group(signal.SIGKILL)
             code = self.popen.wait()
@@ -181,6 +182,11 @@ class WorkerProcess:
         silence()
         end_processes([self])
 
+    def say_no_more(self) -> None:
+        """Let it end where it waits for a unit, also if it has heard SIGTERM as that to the last one."""
+        with suppress(OSError), socket.socket(fileno=os.dup(self.connection.fileno())) as ours:
+            ours.shutdown(socket.SHUT_WR)
+
     def signal_group(self, number: int) -> None:
         """Send a signal to the worker and all that it started, as far as they are left."""
         with suppress(ProcessLookupError, PermissionError):  # the latter is macOS's word for one that is ending
@@ -193,12 +199,15 @@ def end_processes(processes: Sequence[WorkerProcess]) -> None:
     try:
         for process in processes:
             process.signal_group(signal.SIGTERM)
+            process.say_no_more()
         while left := sum(process.popen.poll() is None for process in processes):
             waited = time.monotonic() - started
-            if waited > GRACE_SECONDS:
+            if waited > grace():
+                line = f"{left} workers had not saved their state in {grace():.0f} s; {GRACE} gives them longer"
+                err.print(line, markup=False)
                 break
             if waited > 1 and not told:
-                line = f"waiting up to {GRACE_SECONDS:.0f} s for {left} workers to save their state; Ctrl-C kills them"
+                line = f"waiting up to {grace():.0f} s for {left} workers to save their state; Ctrl-C kills them"
                 err.print(line, markup=False)
                 told = True
             time.sleep(0.01)
@@ -281,7 +290,7 @@ class LocalPool:
 
 def serve(number: int, parent: int) -> None:
     """Units in, messages out, over the file descriptor `number`; ends with the process `parent`."""
-    threading.Thread(target=end_with_parent, args=(parent,), daemon=True).start()
+    threading.Thread(target=end_with_parent, args=(parent, grace()), daemon=True).start()
     os.set_inheritable(number, False)
     prepare_process()
     silence(report_progress)

@@ -28,6 +28,7 @@ from biphase.engine.ray import RayPool
 from biphase.engine.units import Outcome, Unit, UnitQueue
 from biphase.errors import InputError, StoppedError
 from biphase.files import content_hash, read_json_as, write_json
+from biphase.machine import grace
 
 START_ATTEMPTS = 3
 """Workers in a row that may end before they take a unit (short of memory, say) before the whole run is given up."""
@@ -55,7 +56,7 @@ def run_units(
 
     A local worker gets its share of the cores as threads and its GPU by CUDA_VISIBLE_DEVICES, within what that variable
     allows here. Workers stand apart from the terminal. When the generator is closed, they and what they started get
-    SIGTERM; what is left when a worker is gone, or after `GRACE_SECONDS`, gets SIGKILL. When this process is killed,
+    SIGTERM; what is left when a worker is gone, or after `machine.grace`, gets SIGKILL. When this process is killed,
     they end by themselves. SIGTERM to this process is raised as `StoppedError` while the generator is open.
 
     On Ray, each worker holds its CPUs, or its part of a GPU, on some node. All nodes must have this package and the
@@ -67,19 +68,21 @@ def run_units(
         StoppedError: on SIGTERM.
     """
     queue = UnitQueue(list(units), waits_for_busy)
+    grace()  # what cannot be read is told before anything starts
     return run_here(queue, on_progress) if engine.workers == 0 else run_in_workers(queue, engine, on_progress)
 
 
 def run_here(queue: UnitQueue, on_progress: Listener) -> Generator[Outcome, None, None]:
     affinity = ""
-    while queue.num_left:
-        unit = queue.take(affinity)
-        if unit is None:
-            queue.sleep()
-            continue
-        affinity = unit.affinity
-        _, outcome = attempt(partial(unit.function, **unit.arguments), partial(on_progress, unit.name))
-        yield from queue.settle(replace(outcome, name=unit.name))
+    with sigterm_stops():
+        while queue.num_left:
+            unit = queue.take(affinity)
+            if unit is None:
+                queue.sleep()
+                continue
+            affinity = unit.affinity
+            _, outcome = attempt(partial(unit.function, **unit.arguments), partial(on_progress, unit.name))
+            yield from queue.settle(replace(outcome, name=unit.name))
 
 
 @dataclass

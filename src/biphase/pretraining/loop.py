@@ -6,11 +6,8 @@ Writes metrics.jsonl and checkpoints into the run folder; calling it again goes 
 """
 
 import math
-import signal
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,6 +15,7 @@ from torch import nn
 
 from biphase.distributed import join_world
 from biphase.errors import InputError, StoppedError
+from biphase.machine import stop_signals
 from biphase.pretraining.batches import Microbatch, open_loader, prefetch
 from biphase.pretraining.job import Job, TrainState, hold_run, load_state, open_job, save_state
 from biphase.pretraining.metrics import (
@@ -92,7 +90,7 @@ def train_steps(job: Job, start: Start, stop: int, *, is_logged: bool) -> int:
     tokens_seen = start.tokens_seen
     proved: set[tuple[int, str]] = set()
     steps = range(start.run_step, stop)
-    with stop_signals(world.asked), open_log(job, loader, state.flops, steps, is_logged=is_logged) as log:
+    with stop_signals(world.asked.append), open_log(job, loader, state.flops, steps, is_logged=is_logged) as log:
         for step, phase, microbatches in prefetch(loader, steps):
             log.note_batch()
             done, number = step + 1, mixture_number(recipe.curriculum, step)
@@ -177,23 +175,3 @@ def explain_divergence(
         f"{run.path.name}: loss {loss} and gradient norm {norm} at step {run_step + 1}, samples {named}; {kept}; lower "
         "schedule.peak_lr or look at these samples"
     )
-
-
-@contextmanager
-def stop_signals(asked: list[int]) -> Iterator[None]:
-    """SIGTERM and SIGINT are noted in `asked`, to end the run after the current step; a second SIGINT ends it at once.
-
-    A second SIGTERM does not: Slurm and torchrun may both send one.
-    """
-
-    def note(signum: int, _: Any) -> None:
-        if asked and signum == signal.SIGINT:
-            raise KeyboardInterrupt
-        asked.append(signum)
-
-    before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
