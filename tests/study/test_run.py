@@ -1,8 +1,10 @@
 """A study of two tiny arms and their continuation, from the file to the report."""
 
 import json
+import os
 import re
 import shutil
+import signal
 import threading
 import time
 from dataclasses import replace
@@ -14,11 +16,12 @@ from typing import Any
 
 import pytest
 
+from biphase import machine
 from biphase.config import parse_config
 from biphase.corpus.manifest import read_shard_manifest
 from biphase.engine import scheduler, units
 from biphase.engine.local import Engine
-from biphase.errors import BusyError, InputError
+from biphase.errors import BusyError, InputError, StoppedError
 from biphase.files import file_hash, locked, read_json, write_hashed
 from biphase.finetuning.config import PROTOCOL
 from biphase.recipe import Checkpoints
@@ -469,30 +472,87 @@ def test_a_checkpoint_that_is_made_elsewhere_is_waited_for(plan: Plan, finished:
     assert line.endswith(": done by another process"), "a late process trains nothing again"
 
 
-def test_the_run_of_torchrun_is_the_one_of_its_recipe(
+class Launcher:
+    """What torchrun would print, and its exit code, in place of it."""
+
+    output, code = b"", 0
+
+    def __init__(self, *_: Any, stdout: Any, **__: Any) -> None:
+        stdout.write(self.output)
+
+    def wait(self) -> int:
+        return self.code
+
+
+def test_the_run_of_torchrun_is_the_one_that_it_says(
     plan: Plan, finished: StudyFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not the newest of that name."""
+    """Not the newest of that name, and wherever the shards lie by now; bytes that are no text do no harm."""
     place = copy_of(finished, tmp_path / "study")
-    recipe = plan.runs["tiny-clm-12"].recipe
-    other = changed(plan, "recipe.schedule.peak_lr=2e-2").runs["tiny-clm-12"].recipe
-    newest = worker.train_here(other, place)
+    moved = changed(plan, "recipe.data.shards=elsewhere", "recipe.schedule.peak_lr=2e-2").runs["tiny-clm-12"].recipe
+    newest = worker.train_here(changed(plan, "recipe.schedule.peak_lr=2e-2").runs["tiny-clm-12"].recipe, place)
+    own = trained_folder(place, "tiny-clm-12")
+    monkeypatch.setattr(worker.subprocess, "Popen", Launcher)
+    for folder in (newest, own):
+        monkeypatch.setattr(Launcher, "output", f"NCCL\xe2\n{folder}\n".encode("latin-1"))
+        assert worker.train_by_torchrun(moved, place, 2) == folder
+    monkeypatch.setattr(Launcher, "output", b"")
+    with pytest.raises(
+        InputError, match=r"torchrun ended well but did not say which run is done; see .*tiny-clm-12\.log"
+    ):
+        worker.train_by_torchrun(moved, place, 2)
 
-    class Nothing:
-        def __init__(self, *_: Any, **__: Any) -> None: ...
+
+def test_what_torchrun_says_of_its_end_is_of_this_attempt(
+    plan: Plan, finished: StudyFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log has the earlier ones too. A stop is no failure."""
+    place, recipe = StudyFolder(tmp_path), plan.runs["tiny-clm-12"].recipe
+    monkeypatch.setattr(worker.subprocess, "Popen", Launcher)
+    attempts = [
+        (b"biphase: process 1 was killed\n", 2, InputError, "exit code 2: process 1 was killed; see"),
+        (b"Traceback\nImportError: libnccl.so.2\n", 1, InputError, "exit code 1: ImportError: libnccl.so.2; see"),
+        (b"biphase: stopped at step 3 of 12\n", 143, StoppedError, "^stopped at step 3 of 12$"),
+        (b"", 143, StoppedError, "^stopped; run the same command to go on"),
+    ]
+    for output, code, kind, words in attempts:
+        monkeypatch.setattr(Launcher, "output", output)
+        monkeypatch.setattr(Launcher, "code", code)
+        with pytest.raises(kind, match=words):
+            worker.train_by_torchrun(recipe, place, 2)
+
+
+def test_a_stop_waits_for_the_processes_of_a_run(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """It is passed on, and is one also where they end as if nothing had been."""
+    terminated = []
+
+    class Asked(Launcher):
         def wait(self) -> int:
+            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGTERM)
             return 0
 
-    monkeypatch.setattr(worker.subprocess, "Popen", Nothing)
-    assert worker.train_by_torchrun(other, place, 2) == newest
-    assert worker.train_by_torchrun(recipe, place, 2).name == trained_folder(place, "tiny-clm-12").name
+        def terminate(self) -> None:
+            terminated.append(1)
+
+    monkeypatch.setattr(worker.subprocess, "Popen", Asked)
+    monkeypatch.setenv(machine.GRACE, "77")
+    with pytest.raises(StoppedError, match="run the same command to go on"):
+        worker.train_by_torchrun(plan.runs["tiny-clm-12"].recipe, StudyFolder(tmp_path), 2)
+    assert terminated and capsys.readouterr().err == "waiting up to 77 s for 2 processes to save their state\n"
 
 
 @pytest.mark.slow
 def test_torchrun_says_by_its_exit_code_that_a_run_is_busy(plan: Plan, finished: StudyFolder) -> None:
-    recipe = plan.runs["tiny-clm-12"].recipe.model_copy(update={"checkpoints": Checkpoints(keep=(3,))})
-    with locked(trained_folder(finished, "tiny-clm-12") / ".lock"), pytest.raises(BusyError, match="in use by another"):
-        worker.train_by_torchrun(recipe, finished, 2)
+    """And which run it is, where nobody is at it."""
+    recipe = plan.runs["tiny-clm-12"].recipe
+    lacking = recipe.model_copy(update={"checkpoints": Checkpoints(keep=(3,))})
+    folder = trained_folder(finished, "tiny-clm-12")
+    with locked(folder / ".lock"), pytest.raises(BusyError, match="in use by another"):
+        worker.train_by_torchrun(lacking, finished, 2)
+    assert worker.train_by_torchrun(recipe, finished, 2).resolve() == folder
 
 
 def test_one_unit(plan: Plan, tmp_path: Path) -> None:
