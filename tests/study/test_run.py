@@ -571,6 +571,20 @@ def test_one_unit(plan: Plan, tmp_path: Path) -> None:
     assert read_state(plan, place).done == {train_name(name) for name in plan.runs}
 
 
+def test_all_cells_of_what_is_trained(
+    plan: Plan, finished: StudyFolder, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """What is not trained is not trained for them, and is told."""
+    place = copy_of(finished, tmp_path / "study")
+    shutil.rmtree(place.path / "scores")
+    place.record("tiny-mlm40-12").unlink()
+    assert run_study(plan, place, HERE, only="cells") == []
+    state = read_state(plan, place)
+    lacking = {cell.name for cell in plan.cells if cell.model == "tiny-mlm40-12"}
+    assert state.scored == {cell.name for cell in plan.cells} - lacking and not place.record("tiny-mlm40-12").exists()
+    assert "4 cells left out: their models are not trained" in capsys.readouterr().err
+
+
 def test_the_folder_of_another_study(plan: Plan, finished: StudyFolder) -> None:
     with pytest.raises(InputError, match="is the folder of the study 'tiny', not of 'other'"):
         claim_study_folder(finished.path, plan.study.model_copy(update={"name": "other"}))
