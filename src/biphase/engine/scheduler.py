@@ -16,7 +16,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -189,25 +189,73 @@ class Failure:
         return self.reason.startswith("blocked: ")
 
 
-def record_failure(folder: Path, unit: Unit, outcome: Outcome) -> Failure | None:
-    """Write what became of a unit that failed; of one that did not, None, and what is recorded of it goes."""
+def failure_path(folder: Path, unit: Unit) -> Path:
+    """Where it is recorded that a unit failed."""
     name = unit.file or unit.name
     plain = re.sub(r"[^\w.=@+-]+", "-", name)
     if plain != name:  # two names may have the same plain one
         plain = f"{plain[:150]}-{content_hash(name)[:8]}"
-    path = folder / "failed" / f"{plain}.json"
+    return folder.resolve() / "failed" / f"{plain}.json"
+
+
+def record_failure(path: Path, known: int | None, unit: Unit, outcome: Outcome) -> Failure | None:
+    """Write what became of a unit that failed; of one that did not, None, and what is recorded of it goes.
+
+    Another process' record of the same failure, written since it was `known`, stays: it has the traceback.
+    """
     if outcome.error is None:
         path.unlink(missing_ok=True)
         return None
     failure = Failure(unit.name, outcome.error, outcome.traceback)
+    if changed_at(path) not in (None, known):
+        with suppress(InputError):
+            if (theirs := read_failure(path)) and theirs.reason == failure.reason:
+                return theirs
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, asdict(failure))
     return failure
 
 
+def read_failure(path: Path) -> Failure | None:
+    """A record; None where there is none, or no longer."""
+    try:
+        return read_json_as(path, Failure)
+    except InputError:
+        if path.exists():
+            raise
+        return None
+
+
 def read_failures(folder: Path) -> list[Failure]:
     """What failed last time in a folder that units worked on."""
-    return [read_json_as(path, Failure) for path in sorted((folder / "failed").glob("*.json"))]
+    records = (read_failure(path) for path in sorted((folder / "failed").glob("*.json")))
+    return [failure for failure in records if failure is not None]
+
+
+def changed_at(path: Path) -> int | None:
+    """When a file was written, None where there is none."""
+    try:
+        return path.stat().st_mtime_ns
+    except FileNotFoundError:
+        return None
+
+
+def unless_failed(function: Callable[..., Any], arguments: dict[str, Any], record: Path, known: int | None) -> Any:
+    """What a unit does, unless another process has failed at it since its record was `known`: that is told again.
+
+    The processes that wait for a unit would else repeat it one by one, for hours and to the same end.
+    """
+    if changed_at(record) not in (None, known):
+        failure = read_failure(record)
+        if failure is not None and failure.traceback:  # else it was blocked, or its worker died: here it may not
+            raise InputError(failure.reason)
+    return function(**arguments)
+
+
+def guard(unit: Unit, record: Path, known: int | None) -> Unit:
+    """A unit that is done as `unless_failed` says."""
+    arguments = {"function": unit.function, "arguments": unit.arguments, "record": record, "known": known}
+    return replace(unit, function=unless_failed, arguments=arguments)
 
 
 class Forecast:
@@ -283,6 +331,10 @@ def run_batch(
         spent: seconds and costs of what was done before, by kind, to tell the time left by.
     """
     by_name = {unit.name: unit for unit in units}
+    records = {name: failure_path(folder, unit) for name, unit in by_name.items()}
+    known = {name: changed_at(record) for name, record in records.items()}
+    if waits_for_busy:
+        units = [guard(unit, records[unit.name], known[unit.name]) for unit in units]
     failures = list[Failure]()
     forecast = Forecast(units, spent)
     has_waited = False
@@ -305,7 +357,7 @@ def run_batch(
                 continue
             forecast.note(unit, outcome)
             progress.advance(unit.size, unit.name, seconds_left=forecast.seconds_left)
-            failure = record_failure(folder, unit, outcome)
+            failure = record_failure(records[unit.name], known[unit.name], unit, outcome)
             if failure is None:
                 for line in outcome.value:
                     progress.say(line)
