@@ -32,6 +32,7 @@ from biphase.study.folder import (
     StudyFolder,
     claim_study_folder,
     find_record,
+    find_step,
     read_state,
     train_name,
 )
@@ -261,6 +262,7 @@ def test_a_study_that_grows_trains_only_what_is_new(plan: Plan, finished: StudyF
     assert missing == {train_name(new), train_name("tiny-clm-12")}
     folders = set(place.runs.iterdir())
     models = {path: path.read_bytes() for path in place.runs.glob("*/steps/*/model/model.safetensors")}
+    claim_study_folder(place.path, grown.study)
     assert not run_study(grown, place, HERE)
     assert set(place.runs.iterdir()) - folders == {trained_folder(place, new)}
     assert all(path.read_bytes() == content for path, content in models.items())
@@ -447,6 +449,7 @@ def test_a_branch_that_lacks_a_checkpoint_gets_it(plan: Plan, finished: StudyFol
     assert status(grown, place, read_state(grown, place))["lines"][0].done == 3
     before = read_json(place.record("tiny-clm-12"))["seconds"]
     papers = (trained_folder(place, "tiny-clm-12") / "environment.json").read_bytes()
+    claim_study_folder(place.path, grown.study)
     assert not run_study(grown, place, HERE)
     steps = {name: {int(p.name) for p in Run(trained_folder(place, name)).steps.iterdir()} for name in grown.runs}
     assert steps["tiny-50-50-12"] == {7, 12} and steps["tiny-clm-12"] == {12}
@@ -468,6 +471,10 @@ def test_a_checkpoint_that_is_made_elsewhere_is_waited_for(plan: Plan, finished:
     trunk.function(**trunk.arguments)
     branch.function(**branch.arguments)
     drop_checkpoints(grown, place)
+    assert find_step(place, grown.runs["tiny-clm-12"], 3), "the folder is not yet that of this study"
+    claim_study_folder(place.path, grown.study)
+    drop_checkpoints(grown, place)
+    assert not find_step(place, grown.runs["tiny-clm-12"], 3)
     (line,) = trunk.function(**trunk.arguments)
     assert line.endswith(": done by another process"), "a late process trains nothing again"
 

@@ -29,6 +29,7 @@ from biphase.study.folder import (
     measure_cells,
     read_state,
     refuse_other_text,
+    study_text,
     train_name,
 )
 from biphase.study.plan import Plan
@@ -264,7 +265,11 @@ def estimate_costs(plan: Plan) -> dict[str, float]:
 
 
 def drop_checkpoints(plan: Plan, folder: StudyFolder) -> None:
-    """Delete checkpoints that no run needs any more and that are no model."""
+    """Delete checkpoints that no run needs any more and that are no model; none when the folder is that of another plan
+    by now: its runs may begin at them."""
+    kept = folder.path / "study.yaml"
+    if not kept.exists() or kept.read_text(encoding="utf-8") != study_text(plan.study):
+        return
     for checkpoint in plan.checkpoints:
         record = find_record(folder, plan.runs[checkpoint.run])
         if record and not is_needed(plan, folder, checkpoint):
