@@ -95,11 +95,19 @@ class World:
         self.raise_any(failure, elsewhere)
         return result
 
-    def share(self, text: str) -> str:
-        """The first process' text, in all of them. A collective."""
-        texts = [text]
-        dist.broadcast_object_list(texts, device=self.device)
-        return texts[0]
+    def share(self, value: Result) -> Result:
+        """The first process' value, plain data, in all: others may see an older state of files. A collective."""
+        if self.size == 1:
+            return value
+        values = [value]
+        dist.broadcast_object_list(values, device=self.device)
+        return values[0]
+
+    def decide(self, work: Callable[[], Result], elsewhere: str) -> Result:
+        """As `first`, with what it gives, plain data, in all processes. A collective."""
+        result = self.share(self.first(work, elsewhere))
+        assert result is not None
+        return result
 
     def fill(self, tensor: torch.Tensor) -> None:
         """Give a tensor the values that it has in the first process. A collective."""

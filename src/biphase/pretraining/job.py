@@ -81,13 +81,18 @@ def open_job(recipe: Recipe, root: Path, world: World) -> Job:
     def run_from(origin: Start, content: str = text.fingerprint) -> Run:
         return Run(run_path(root, recipe.name, recipe.identity(content, origin.parent, str(dtype))))
 
-    try:
-        origin = find_start(recipe, text, world)
-    except InputError:  # its parent may have dropped the checkpoint since
-        recorded = find_recorded(recipe, root, run_from)
-        if recorded is None:
-            raise
-        origin = recorded
+    def find_origin() -> Start:
+        try:
+            return find_start(recipe, text)
+        except InputError:  # its parent may have dropped the checkpoint since
+            recorded = find_recorded(recipe, root, run_from)
+            if recorded is None:
+                raise
+            return recorded
+
+    elsewhere = f"{recipe.init.checkpoint} cannot be taken over; the first process says why"
+    # A model of the hub is in the cache of each machine.
+    origin = find_origin() if recipe.init.checkpoint is None else world.decide(find_origin, elsewhere)
     run = run_from(origin)
     if not run.path.exists() and not recipe.data.mixture:
         earlier = [run_from(origin, stage.fingerprint) for stage in text.main.manifest.earlier]

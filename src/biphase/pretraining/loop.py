@@ -43,15 +43,15 @@ def train(recipe: Recipe, root: Path = Path("runs")) -> Run:
     with join_world(recipe.compute.device, recipe.compute.silence_seconds) as world:
         job = open_job(recipe, root, world)
         run = job.run
-        if run.is_done and not job.lost_steps:
+        if world.share(run.is_done and not job.lost_steps):
             world.tell(f"{run.path} is already done")
             return run
         with hold_run(job):
-            if not run.is_done:
+            if not world.share(run.is_done):
                 finish_run(job)
             # Train a finished run once more to each lost checkpoint, from the whole one before it, and log nothing.
-            for lost in job.lost_steps:
-                earlier = [step for step in whole_steps(run) if step - job.origin.step < lost]
+            for lost in world.share(job.lost_steps):
+                earlier = [step for step in world.share(whole_steps(run)) if step - job.origin.step < lost]
                 start = resume_start(run, earlier[-1], world) if earlier else job.origin
                 world.tell(f"{run.path}: once more from step {start.run_step} to {lost}, to be kept now")
                 train_steps(job, start, lost, is_logged=False)
@@ -62,7 +62,7 @@ def train(recipe: Recipe, root: Path = Path("runs")) -> Run:
 def finish_run(job: Job) -> None:
     """Train to the last step, from the last whole checkpoint or the origin; what was logged after that is forgotten."""
     run, world = job.run, job.world
-    saved, start = whole_steps(run), job.origin
+    saved, start = world.share(whole_steps(run)), job.origin
     if saved:
         start = resume_start(run, saved[-1], world)
         world.tell(f"resuming {run.path} at step {start.run_step}")

@@ -20,7 +20,7 @@ from biphase.encoder.proofs import check_directions, check_head, freeze_unreache
 from biphase.errors import InputError
 from biphase.files import read_json_as, write_json
 from biphase.hub import fetch_model, model_fingerprint
-from biphase.pretraining.checkpoint import CheckpointManifest, read_checkpoint_manifest
+from biphase.pretraining.checkpoint import read_checkpoint_manifest
 from biphase.pretraining.objectives import is_causal
 from biphase.recipe import Recipe
 from biphase.run import Run, find_checkpoint, read_recipe, split_reference, whole_steps
@@ -47,8 +47,8 @@ class Start:
     optimizer_folder: Path | None = None
 
 
-def find_start(recipe: Recipe, text: TrainingText, world: World) -> Start:
-    """The beginning that `init` names. Loads no weights. Every process must call it."""
+def find_start(recipe: Recipe, text: TrainingText) -> Start:
+    """The beginning that `init` names. Loads no weights."""
     init, shards = recipe.init, text.main
     anew: TextHistory = ((0, text.contents),)
     if init.preset is not None:
@@ -58,10 +58,10 @@ def find_start(recipe: Recipe, text: TrainingText, world: World) -> Start:
         check_foreign_tokenizer(folder, shards)
         parent = model_fingerprint(init.model, folder)
         return Start(parent=parent, carried=("weights",), model_folder=str(folder), data_history=anew)
-    return find_branch(recipe, text, world, anew)
+    return find_branch(recipe, text, anew)
 
 
-def find_branch(recipe: Recipe, text: TrainingText, world: World, anew: TextHistory) -> Start:
+def find_branch(recipe: Recipe, text: TrainingText, anew: TextHistory) -> Start:
     """The beginning at a checkpoint of another run; its text begins `anew` where the two have not the same order."""
     init, shards = recipe.init, text.main
     assert init.checkpoint is not None
@@ -71,7 +71,7 @@ def find_branch(recipe: Recipe, text: TrainingText, world: World, anew: TextHist
     if not step and not parent_run.is_done:  # its last step would name another parent later, and another run
         steps = ", ".join(f"@{step}" for step in whole_steps(parent_run))
         raise InputError(f"{path} is not done, so its last step may change: say which one, {path}@STEP; it has {steps}")
-    manifest = whole_checkpoint(folder, world)
+    manifest = read_checkpoint_manifest(folder)
     check_tokenizer(shards, manifest.tokenizer_hash)
     # The parent's place in the data order means something only where both walk through the same samples, those that a
     # text has got since apart.
@@ -119,16 +119,11 @@ def find_recorded(recipe: Recipe, root: Path, run_from: Callable[[Start], Run]) 
     return None
 
 
-def whole_checkpoint(folder: Path, world: World) -> CheckpointManifest:
-    """The manifest of a checkpoint whose files the first process alone has read and found unchanged. A collective."""
-    world.first(lambda: read_checkpoint_manifest(folder), f"{folder} cannot be taken over; the first process says why")
-    return read_checkpoint_manifest(folder, check_files=False)
-
-
 def resume_start(run: Run, step: int, world: World) -> Start:
-    """Where an interrupted run goes on. Every process must call it."""
+    """Where an interrupted run goes on; the first process alone looks whether all files are unchanged. A collective."""
     folder = run.steps / str(step)
-    manifest = whole_checkpoint(folder, world)
+    elsewhere = f"{folder} cannot be taken over; the first process says why"
+    manifest = world.decide(lambda: read_checkpoint_manifest(folder), elsewhere)
     return Start(
         run_step=manifest.run_step,
         step=manifest.step,
