@@ -22,7 +22,7 @@ from biphase import machine
 from biphase.engine import local
 from biphase.engine import ray as ray_module
 from biphase.engine import units as units_module
-from biphase.engine.local import Engine, LocalPool
+from biphase.engine.local import Engine, LocalPool, WorkerProcess, end_processes
 from biphase.engine.ray import share_nodes
 from biphase.engine.scheduler import run_units
 from biphase.engine.units import Outcome, Unit, UnitQueue
@@ -447,17 +447,53 @@ def test_workers_share_the_cores_and_leave_this_process_alone(
 ) -> None:
     monkeypatch.setattr(local, "num_cores", lambda: 7)
     monkeypatch.setenv("OMP_NUM_THREADS", "99")
-    keys = ["OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_WAIT_POLICY", "CUDA_VISIBLE_DEVICES"]
+    monkeypatch.setenv("RAYON_NUM_THREADS", "2")
+    monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "0,1")
+    keys = ["OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS", "OMP_WAIT_POLICY"]
+    keys += ["CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"]
     units = [Unit(str(index), deeds.environment, {"keys": keys}) for index in range(2)]
     before = dict(os.environ)
     for outcome in run_units(units, Engine(workers=5, device="cpu")):
-        assert list(outcome.value.values()) == ["3", "3", "PASSIVE", ""]  # two units need two workers
+        assert list(outcome.value.values()) == ["3", "3", "2", "PASSIVE", "", ""]  # two units need two workers
     assert dict(os.environ) == before
 
 
 @pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"HIP": "2,3"}, {"HIP"}),
+        ({"ROCR": "2,3"}, {"ROCR"}),
+        ({"CUDA": "2,3", "HIP": "2,3", "ROCR": "2,3"}, {"CUDA", "HIP"}),
+        ({"CUDA": "2,3", "ROCR": "2,3"}, {"CUDA"}),
+    ],
+)
+def test_gpus_are_given_by_the_variable_that_is_set(
+    given: dict[str, str], expected: set[str], deeds: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """AMD's runtime counts CUDA's and HIP's within ROCR's."""
+    names = [f"{kind}_VISIBLE_DEVICES" for kind in ("CUDA", "HIP", "ROCR")]
+    monkeypatch.setattr(machine, "count_gpus", lambda allowed: len(allowed.split(",")))
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+    for kind, value in given.items():
+        monkeypatch.setenv(f"{kind}_VISIBLE_DEVICES", value)
+    process = WorkerProcess(1, LocalPool(Engine(), 2).choose_gpus(1))
+    process.send(pickle.dumps((deeds.environment, {"keys": names})))
+    _, (_, outcome) = (pickle.loads(process.receive()) for _ in range(2))
+    end_processes([process])
+    assert outcome.value == {
+        name: "3" if name.split("_")[0] in expected else given.get(name.split("_")[0]) for name in names
+    }
+
+
+@pytest.mark.parametrize(
     ("allowed", "per_gpu", "expected"),
-    [(None, 1, ["0", "1"]), ("5,7,9", 2, ["5", "7", "5", "7"]), ("GPU-ab,GPU-cd", 1, ["GPU-ab", "GPU-cd"])],
+    [
+        (None, 1, ["0", "1"]),
+        ("5, 7,9", 2, ["5", "7", "5", "7"]),
+        ("GPU-ab,GPU-cd", 1, ["GPU-ab", "GPU-cd"]),
+        ("MIG-ab,MIG-cd,MIG-ef", 1, ["MIG-ab", "MIG-cd", "MIG-ef"]),
+    ],
 )
 def test_gpus_go_round(allowed: str | None, per_gpu: int, expected: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "count_gpus", lambda allowed: 2)

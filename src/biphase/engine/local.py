@@ -26,7 +26,7 @@ from biphase.config import Count, PositiveCount, Strict
 from biphase.console import err, silence
 from biphase.engine.units import Outcome
 from biphase.errors import BusyError, InputError, StoppedError
-from biphase.machine import GRACE, end_with_parent, grace, num_cores, prepare_process, visible_gpus
+from biphase.machine import GRACE, end_with_parent, gpu_variables, grace, num_cores, prepare_process, visible_gpus
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
 
@@ -135,11 +135,12 @@ class WorkerProcess:
     def __init__(self, threads: int, gpus: str | None) -> None:
         """
         Args:
-            gpus: what it finds in CUDA_VISIBLE_DEVICES; None: the same as this process.
+            threads: at most; fewer where the user has said so.
+            gpus: what it finds in `machine.gpu_variables`; None: the same as this process.
         """
-        variables = dict.fromkeys(THREAD_VARIABLES, str(max(1, threads)))
+        variables = {name: share_threads(threads, os.environ.get(name, "")) for name in THREAD_VARIABLES}
         if gpus is not None:
-            variables["CUDA_VISIBLE_DEVICES"] = gpus
+            variables |= dict.fromkeys(gpu_variables() if gpus else [*gpu_variables(), "CUDA_VISIBLE_DEVICES"], gpus)
         paths = sys.path
         if ray := sys.modules.get("ray"):  # its own vendored packages must not hide those of the user
             paths = [path for path in paths if not Path(path).is_relative_to(Path(str(ray.__file__)).parent)]
@@ -191,6 +192,11 @@ class WorkerProcess:
         """Send a signal to the worker and all that it started, as far as they are left."""
         with suppress(ProcessLookupError, PermissionError):  # the latter is macOS's word for one that is ending
             os.killpg(self.popen.pid, number)
+
+
+def share_threads(share: int, given: str) -> str:
+    """A worker's number of threads: its share of the cores, or fewer, where so many were given to this process."""
+    return str(min(max(1, share), int(given) if given.isdecimal() and int(given) else share))
 
 
 def end_processes(processes: Sequence[WorkerProcess]) -> None:
@@ -251,7 +257,7 @@ class LocalPool:
         """When it was last seen which processes have ended."""
 
     def choose_gpus(self, number: int) -> str | None:
-        """What the worker in a place finds in CUDA_VISIBLE_DEVICES; None: the same as this process."""
+        """What the worker in a place finds in `machine.gpu_variables`; None: the same as this process."""
         if not self.gpus:
             return "" if self.hides_gpus else None
         first = number * self.gpus_each % (len(self.gpus) // self.gpus_each * self.gpus_each)

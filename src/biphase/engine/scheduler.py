@@ -54,10 +54,11 @@ def run_units(
     A unit that another process is at (`BusyError`) is an outcome with `is_busy`, each time that it is tried
     (`UnitQueue`); what needs it waits with it, or is over with it.
 
-    A local worker gets its share of the cores as threads and its GPU by CUDA_VISIBLE_DEVICES, within what that variable
-    allows here. Workers stand apart from the terminal. When the generator is closed, they and what they started get
-    SIGTERM; what is left when a worker is gone, or after `machine.grace`, gets SIGKILL. When this process is killed,
-    they end by themselves. SIGTERM to this process is raised as `StoppedError` while the generator is open.
+    A local worker gets its share of the cores as threads, or fewer where OMP_NUM_THREADS says so here, and its GPU by
+    CUDA_VISIBLE_DEVICES or AMD's variables, within what they allow here. Workers stand apart from the terminal. When
+    the generator is closed, they and what they started get SIGTERM; what is left when a worker is gone, or after
+    `machine.grace`, gets SIGKILL. When this process is killed, they end by themselves. SIGTERM to this process is
+    raised as `StoppedError` while the generator is open.
 
     On Ray, each worker holds its CPUs, or its part of a GPU, on some node. All nodes must have this package and the
     same Python, and paths in arguments must be absolute and on a file system that all nodes share.
