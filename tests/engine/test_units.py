@@ -422,11 +422,36 @@ def test_sigterm_stops_what_runs_in_this_process(deeds: ModuleType) -> None:
         list(run_units([Unit("stop", deeds.receive, {"number": signal.SIGTERM})], HERE))
 
 
+def hear(pool: LocalPool) -> str:
+    """What the only worker says next."""
+    while True:
+        for _, (kind, _) in pool.listen():
+            return kind
+
+
+def test_a_stop_tells_what_became_of_the_units(
+    deeds: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """Of one that ended before, it was an outcome already."""
+    pool = LocalPool(crew(1), 1)
+    for function, arguments in ((deeds.divide, {"x": 0}), (deeds.save_when_asked, {"folder": str(tmp_path)})):
+        pool.start(0)
+        assert hear(pool) == "ready"
+        pool.send(0, pickle.dumps((function, arguments)))
+        if function is deeds.divide:
+            assert hear(pool) == "ended"
+            pool.end([0])
+    while not (tmp_path / "started").exists():
+        time.sleep(0.01)
+    pool.close()
+    assert capsys.readouterr().err == "stopped at step 3\n"
+
+
 def test_a_worker_that_finishes_its_unit_when_it_is_asked_to_end_ends(deeds: ModuleType, tmp_path: Path) -> None:
     """It waits for no further one until it is killed."""
     pool = LocalPool(crew(1), 1)
     pool.start(0)
-    assert [kind for _, (kind, _) in pool.listen()] == ["ready"]
+    assert hear(pool) == "ready"
     pool.send(0, pickle.dumps((deeds.finish_when_asked, {"folder": str(tmp_path)})))
     while not (tmp_path / "started").exists():
         time.sleep(0.01)

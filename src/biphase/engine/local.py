@@ -183,6 +183,14 @@ class WorkerProcess:
         silence()
         end_processes([self])
 
+    def last_words(self) -> str:
+        """How its unit was stopped, where it has said so and nobody has heard it yet."""
+        message: Message = ("ready", None)
+        with suppress(EOFError, OSError):
+            while self.popen.poll() is not None and self.connection.poll():
+                message = pickle.loads(self.connection.recv_bytes())
+        return (message[1].error or "") if message[0] == "ended" else ""
+
     def say_no_more(self) -> None:
         """Let it end where it waits for a unit, also if it has heard SIGTERM as that to the last one."""
         with suppress(OSError), socket.socket(fileno=os.dup(self.connection.fileno())) as ours:
@@ -217,6 +225,8 @@ def end_processes(processes: Sequence[WorkerProcess]) -> None:
                 err.print(line, markup=False)
                 told = True
             time.sleep(0.01)
+        for words in filter(None, (process.last_words() for process in processes)):
+            err.print(words, markup=False)
     finally:
         for process in processes:
             process.signal_group(signal.SIGKILL)
