@@ -1,11 +1,18 @@
-"""Settings of a process, in a process of its own."""
+"""Settings of a process, in a process of its own, and how it is asked to end."""
 
+import math
 import os
 import platform
+import signal
 import subprocess
 import sys
+from pathlib import Path
+from threading import Thread
 
 import pytest
+
+from biphase import machine
+from biphase.errors import InputError
 
 CODE = """
 import atexit, gc
@@ -51,3 +58,61 @@ def test_a_heap_that_the_user_has_set_stays_as_it_is() -> None:
         env = plain | own
         done = subprocess.run([sys.executable, "-c", MAPPED], capture_output=True, text=True, check=True, env=env)
         assert int(done.stdout) == outside
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "quota"),
+    [
+        ("0::/", {"cpu.max": "max 100000"}, math.inf),
+        ("0::/", {"cpu.max": "250000 100000"}, 2.5),
+        ("0::/a/b", {"a/cpu.max": "150000 100000", "a/b/cpu.max": "max 100000"}, 1.5),
+        ("0::/not/here", {"cpu.max": "400000 100000"}, 4),
+        ("4:memory:/\n2:cpu,cpuacct:/a", {"cpu/a/cpu.cfs_quota_us": "50000", "cpu/a/cpu.cfs_period_us": "100000"}, 0.5),
+        ("2:cpu:/", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, math.inf),
+        ("0::/", {}, math.inf),
+        ("broken", {"cpu.max": "broken"}, math.inf),
+    ],
+)
+def test_cores_of_a_control_group(groups: str, files: dict[str, str], quota: float, tmp_path: Path) -> None:
+    for name, text in ({"proc/self/cgroup": groups} | {f"sys/fs/cgroup/{key}": files[key] for key in files}).items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text + "\n")
+    assert machine.cpu_quota(tmp_path) == quota
+    assert machine.cpu_quota(tmp_path / "elsewhere") == math.inf
+
+
+def test_a_part_of_a_core_counts_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
+    for quota, cores in ((math.inf, 8), (2.5, 3), (0.2, 1), (64, 8)):
+        monkeypatch.setattr(machine, "cpu_quota", lambda quota=quota: quota)
+        assert machine.num_cores() == cores
+
+
+def test_the_grace_is_what_the_user_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(machine.GRACE, raising=False)
+    assert machine.grace() == machine.GRACE_SECONDS
+    monkeypatch.setenv(machine.GRACE, "600")
+    assert machine.grace() == 600
+    monkeypatch.setenv(machine.GRACE, "ten")
+    with pytest.raises(InputError, match="BIPHASE_GRACE_SECONDS is 'ten'; give it seconds"):
+        machine.grace()
+
+
+def test_signals_are_noted_in_the_main_thread() -> None:
+    """A second Ctrl-C ends at once; another thread can be told nothing, and works all the same."""
+    before = signal.getsignal(signal.SIGTERM)
+    noted: list[int] = []
+    with pytest.raises(KeyboardInterrupt), machine.stop_signals(noted.append):
+        for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
+            os.kill(os.getpid(), number)
+    assert noted == [signal.SIGTERM] * 2 and signal.getsignal(signal.SIGTERM) is before
+    worked = []
+
+    def work() -> None:
+        with machine.stop_signals(noted.append):
+            worked.append(1)
+
+    thread = Thread(target=work)
+    thread.start()
+    thread.join()
+    assert worked

@@ -15,7 +15,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -28,7 +28,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from biphase.console import err, launched_as, silence
 from biphase.device import choose_device
 from biphase.errors import InputError
-from biphase.machine import GRACE_SECONDS, end_with_parent
+from biphase.machine import GRACE, end_with_parent, grace
 
 PARENT = "BIPHASE_PARENT"
 """The environment variable with the process that a launcher or a rank ends with."""
@@ -41,6 +41,8 @@ JOIN_PATIENCE = 10
 """How many times longer one is waited for that has not joined yet: libraries load slowly from a busy file system."""
 PATIENCE = timedelta(hours=1)
 """How long the others wait for one that is alive: the first makes, loads and writes large networks for all."""
+LAUNCHER_SECONDS = 5.0
+"""What a launcher keeps of its own grace, to end when all its processes have."""
 GO_ON = "whole checkpoints stay, run the same command to go on"
 HAS_LEFT = 1 << 40
 """Added to the beats of a process that has ended as it should."""
@@ -93,11 +95,19 @@ class World:
         self.raise_any(failure, elsewhere)
         return result
 
-    def share(self, text: str) -> str:
-        """The first process' text, in all of them. A collective."""
-        texts = [text]
-        dist.broadcast_object_list(texts, device=self.device)
-        return texts[0]
+    def share(self, value: Result) -> Result:
+        """The first process' value, plain data, in all: others may see an older state of files. A collective."""
+        if self.size == 1:
+            return value
+        values = [value]
+        dist.broadcast_object_list(values, device=self.device)
+        return values[0]
+
+    def decide(self, work: Callable[[], Result], elsewhere: str) -> Result:
+        """As `first`, with what it gives, plain data, in all processes. A collective."""
+        result = self.share(self.first(work, elsewhere))
+        assert result is not None
+        return result
 
     def fill(self, tensor: torch.Tensor) -> None:
         """Give a tensor the values that it has in the first process. A collective."""
@@ -226,7 +236,7 @@ def join_world(device: str, silence_seconds: float | None = None) -> Iterator[Wo
         return
     silence_seconds = silence_seconds or SILENCE_SECONDS
     parent = int(os.environ.get(PARENT) or os.getppid())
-    threading.Thread(target=end_with_parent, args=(parent, max(GRACE_SECONDS, silence_seconds)), daemon=True).start()
+    threading.Thread(target=end_with_parent, args=(parent, max(grace(), silence_seconds)), daemon=True).start()
     met, rank, size = next(dist.rendezvous("env://"))
     if rank > 0:
         silence()
@@ -258,31 +268,64 @@ def join_world(device: str, silence_seconds: float | None = None) -> Iterator[Wo
 
 def launch() -> int:
     """Be torchrun with the arguments of this process; the exit code."""
+    from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main as torchrun
 
+    try:
+        patience = max(grace() - LAUNCHER_SECONDS, 1.0)
+    except InputError as error:
+        err.print(f"biphase: {error}", markup=False)
+        return 2
     if PARENT in os.environ:
-        threading.Thread(target=end_with_parent, args=(int(os.environ[PARENT]),), daemon=True).start()
+        threading.Thread(target=end_with_parent, args=(int(os.environ[PARENT]), grace()), daemon=True).start()
     os.environ[PARENT] = str(os.getpid())
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", f"{patience:.0f}")
+    # SIGTERM and Ctrl-C are handled here: torchrun's own handlers leave processes behind that are still saving when a
+    # further signal comes, and Slurm, a study and its worker may all send one.
+    os.environ.setdefault("PET_SIGNALS_TO_HANDLE", "SIGHUP,SIGQUIT")
+    asked: list[float] = []
+
+    def end(number: int, _: Any) -> NoReturn:
+        asked.append(time.monotonic())
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        raise SignalException("asked to end", sigval=signal.Signals(number))
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, end)
     logging.disable(logging.ERROR)  # half a page about each process that fails
     try:
         torchrun()
+    except SignalException as stop:
+        if asked and time.monotonic() - asked[0] >= patience:
+            line = f"biphase: processes that had not saved their state in {patience:.0f} s were killed"
+            err.print(f"{line}; {GRACE} gives them longer; {GO_ON}", markup=False)
+        return 128 + stop.sigval
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
     except ChildFailedError as failed:
-        codes = {rank: failure.exitcode for rank, failure in failed.failures.items()}
-        if told := [code for code in codes.values() if code > 0]:
-            return told[0]
-        # SIGTERM is what torchrun sends to the others.
-        rank = next((rank for rank, code in codes.items() if code != -signal.SIGTERM), min(codes))
-        number = signal.Signals(-codes[rank])
-        memory = "; out of memory?" if number == signal.SIGKILL else ""
-        err.print(
-            f"biphase: process {rank} (pid {failed.failures[rank].pid}) was killed (signal {number.value}, "
-            f"{number.name}{memory}); {GO_ON}",
-            markup=False,
-        )
-        return 2
+        return tell_failure(failed.failures)
     return 0
+
+
+def tell_failure(failures: Mapping[int, Any]) -> int:
+    """The exit code of processes that failed, by rank, each with its `exitcode` and `pid`; with a line where one was
+    killed."""
+    codes = {rank: failure.exitcode for rank, failure in failures.items()}
+    if told := [code for code in codes.values() if code > 0]:
+        return told[0]
+    # SIGTERM is what torchrun sends to the others.
+    rank = next((rank for rank, code in codes.items() if code != -signal.SIGTERM), min(codes))
+    number = signal.Signals(-codes[rank])
+    memory = "; out of memory?" if number == signal.SIGKILL else ""
+    err.print(
+        f"biphase: process {rank} (pid {failures[rank].pid}) was killed (signal {number.value}, "
+        f"{number.name}{memory}); {GO_ON}",
+        markup=False,
+    )
+    return 2
 
 
 if __name__ == "__main__":

@@ -231,6 +231,24 @@ def refuse_foreign(path: Path, kind: str) -> None:
             raise InputError(f"{file} is not as biphase wrote it; {remedy}")
 
 
+def sync_below(folder: Path) -> None:
+    """Have the system write a folder and all that is in it to the disk: it is there after a power cut."""
+    for path in [*files_below(folder), *filter(Path.is_dir, folder.rglob("*"))]:
+        sync(path)
+    sync(folder)
+
+
+def sync(path: Path) -> None:
+    number = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    except OSError as error:
+        if error.errno != errno.EINVAL or not path.is_dir():  # some file systems sync no folders
+            raise
+    finally:
+        os.close(number)
+
+
 def files_below(folder: Path) -> list[Path]:
     """Everything in a folder and the folders in it that is not a folder itself, links included; in order."""
     return sorted(path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())

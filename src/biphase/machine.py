@@ -1,17 +1,22 @@
 """What must be known or set before PyTorch is loaded, which takes seconds: cores, GPUs, units for bf16, the heap, and
-whom a process ends with."""
+how a process is asked to end, and with whom it ends."""
 
 import atexit
 import ctypes
 import gc
+import math
 import os
 import platform
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from biphase.errors import InputError
 
@@ -24,13 +29,44 @@ BF16_UNITS = {"amx_bf16", "avx512_bf16", "bf16"}
 HEAP_SETTINGS = ("MMAP_THRESHOLD", "TRIM_THRESHOLD", "MMAP_MAX")
 """What decides whether glibc returns freed memory, as in MALLOC_MMAP_THRESHOLD_ and in GLIBC_TUNABLES."""
 
-GRACE_SECONDS = 20.0
-"""From asking a process to end until it is killed: training uses them to save its state. Slurm itself gives 30."""
+GRACE = "BIPHASE_GRACE_SECONDS"
+"""The environment variable with the seconds from asking a process to end until it is killed."""
+GRACE_SECONDS = 110.0
+"""Those seconds where it is not set: training saves its state in them. Ctrl-C kills at once, and so may the system."""
 
 
 def num_cores() -> int:
-    """Cores that this process may use (fewer than the machine has under taskset, Slurm or a container's cpuset)."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Cores that this process may use: fewer than the machine has under taskset, Slurm, or a container's cpuset or
+    quota, which counts up to the next whole one."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return math.ceil(min(cores, cpu_quota()))
+
+
+def cpu_quota(root: Path = Path("/")) -> float:
+    """How many cores' time the control groups of this process, version 2 or 1, give it; infinite without a limit."""
+    limits = [math.inf]
+    with suppress(OSError, ValueError):
+        for line in (root / "proc/self/cgroup").read_text().splitlines():
+            _, controllers, own = line.split(":", 2)
+            base = root / "sys/fs/cgroup" / ("cpu" if "cpu" in controllers.split(",") else "")
+            if not controllers or base.name == "cpu":
+                group = base / own.lstrip(
+                    "/"
+                )  # in a container the path may be that outside it, of which only / is here
+                limits += [quota_of(folder) for folder in (group, *group.parents) if folder.is_relative_to(base)]
+    return min(limits)
+
+
+def quota_of(group: Path) -> float:
+    """The limit that one control group sets itself."""
+    with suppress(OSError, ValueError, ZeroDivisionError):
+        if (group / "cpu.max").exists():
+            quota, period = (group / "cpu.max").read_text().split()
+        else:
+            quota, period = ((group / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+        if float(quota) > 0:  # "max" and -1 are none
+            return float(quota) / float(period)
+    return math.inf
 
 
 def has_bf16_cores() -> bool:
@@ -39,16 +75,29 @@ def has_bf16_cores() -> bool:
     return cpuinfo.exists() and not BF16_UNITS.isdisjoint(cpuinfo.read_text().split())
 
 
+def gpu_variables() -> list[str]:
+    """The environment variables by which a process is given its GPUs: those that are set, else NVIDIA's.
+
+    AMD's runtime heeds NVIDIA's too where its own is not set, and counts by either within what ROCR's leaves.
+    """
+    given = [name for name in ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES") if name in os.environ]
+    return given or [name for name in ("ROCR_VISIBLE_DEVICES",) if name in os.environ] or ["CUDA_VISIBLE_DEVICES"]
+
+
 def visible_gpus() -> list[str]:
-    """The GPUs that PyTorch would see here, each as a value of CUDA_VISIBLE_DEVICES."""
-    allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    """The GPUs that PyTorch would see here, each as a value of `gpu_variables`."""
+    allowed = os.environ.get(gpu_variables()[0])
     count = count_gpus(allowed)
-    return allowed.split(",")[:count] if allowed else [str(number) for number in range(count)]
+    if not allowed:
+        return [str(number) for number in range(count)]
+    names = [name.strip() for name in allowed.split(",")]
+    # Of the parts of GPUs (MIG) a process sees the first alone, whoever else is allowed.
+    return names if count and all(name.startswith("MIG-") for name in names) else names[:count]
 
 
 @cache
 def count_gpus(allowed: str | None) -> int:
-    """How many GPUs PyTorch sees under that value of CUDA_VISIBLE_DEVICES.
+    """How many GPUs PyTorch sees under that value of `gpu_variables`.
 
     PyTorch itself is asked, where there may be a GPU: it is right on every platform. Where it is not loaded, it is
     asked in a process of its own (2 s).
@@ -111,7 +160,41 @@ def keep_heap() -> None:
     libc.mallopt(m_mmap_max, 0)
 
 
-def end_with_parent(parent: int, grace_seconds: float = GRACE_SECONDS) -> None:
+def grace() -> float:
+    """The seconds from asking a process to end until it is killed. Raises `InputError` where `GRACE` is no number."""
+    given = os.environ.get(GRACE) or str(GRACE_SECONDS)
+    try:
+        return max(float(given), 1.0)
+    except ValueError:
+        raise InputError(f"{GRACE} is '{given}'; give it seconds, such as 110") from None
+
+
+@contextmanager
+def stop_signals(note: Callable[[int], None]) -> Iterator[None]:
+    """SIGTERM and SIGINT are told to `note`, to end what runs when its state is saved; a second SIGINT ends it at once.
+
+    A second SIGTERM does not: Slurm and torchrun may both send one. Does nothing outside the main thread.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    noted: list[int] = []
+
+    def handle(signum: int, _: Any) -> None:
+        if noted and signum == signal.SIGINT:
+            raise KeyboardInterrupt
+        noted.append(signum)
+        note(signum)
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def end_with_parent(parent: int, grace_seconds: float) -> None:
     """No orphans: once the process `parent` is gone, this one ends, with its process group where it leads one.
 
     It is asked first, and killed when the grace is over. For a thread of its own.

@@ -4,10 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from biphase.engine import units as units_module
 from biphase.engine.local import Engine
 from biphase.engine.scheduler import Failure, Forecast, read_failures, run_batch
 from biphase.engine.units import Outcome, Unit
-from biphase.errors import InputError
+from biphase.errors import BusyError, InputError
+from biphase.files import write_json
 
 HERE = Engine(workers=0)
 
@@ -37,6 +39,42 @@ def test_failures_are_kept_until_the_unit_is_done(tmp_path: Path, capsys: pytest
     done = []
     assert run_batch(units, HERE, tmp_path, label="test", things="units", on_done=lambda u: done.append(u.name)) == []
     assert not read_failures(tmp_path) and len(done) == 3
+
+
+def fail_elsewhere(folder: str, reason: str, error: str | None) -> list[str]:
+    """Busy, and meanwhile another process fails; then what comes of it here."""
+    record, tried = Path(folder, "failed", "train.json"), Path(folder, "tried")
+    if not tried.exists():
+        tried.touch()
+        record.parent.mkdir(exist_ok=True)
+        write_json(record, {"unit": "train", "reason": reason, "traceback": "theirs" if reason == "diverged" else ""})
+        raise BusyError("held")
+    tried.unlink()
+    if error is not None:
+        raise InputError(error)
+    return []
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_what_failed_elsewhere_meanwhile_is_not_done_again(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As jobs of an array that wait for one run. The next call does it again; what was blocked there, or lost its
+    worker, is done here."""
+    monkeypatch.setattr(units_module, "POLL_SECONDS", 0.0)
+
+    def run(reason: str, error: str | None = None) -> list[Failure]:
+        arguments = {"folder": str(tmp_path), "reason": reason, "error": error}
+        unit = Unit("train", fail_elsewhere, arguments)
+        engine = Engine(workers=number, device="cpu")
+        return run_batch([unit], engine, tmp_path, label="test", things="units", waits_for_busy=True)
+
+    assert run("diverged") == [Failure("train", "diverged", "theirs")] == read_failures(tmp_path)
+    assert (tmp_path / "tried").exists()
+    (failure,) = run("diverged", "diverged")
+    assert "Traceback" in failure.traceback and [failure] == read_failures(tmp_path), "its own"
+    for reason in ("blocked: parent failed: diverged", "worker was killed (signal 9, SIGKILL; out of memory?)"):
+        assert run(reason) == [] == read_failures(tmp_path)
 
 
 def test_time_left_is_told_by_cost_and_kind() -> None:
@@ -73,6 +111,8 @@ def test_time_left_knows_of_what_runs() -> None:
 def test_records_of_failures(tmp_path: Path) -> None:
     assert read_failures(tmp_path) == []
     (tmp_path / "failed").mkdir()
+    (tmp_path / "failed" / "gone.json").symlink_to("nowhere")  # another process has removed it since it was listed
+    assert read_failures(tmp_path) == []
     (tmp_path / "failed" / "a.json").write_text('{"unit": "a"}')
     with pytest.raises(InputError, match=r"a\.json is damaged \(reason"):
         read_failures(tmp_path)

@@ -1,6 +1,7 @@
 """Units run once, in order of their needs; what breaks one breaks only what needs it; nothing stays behind."""
 
 import os
+import pickle
 import random
 import signal
 import socket
@@ -21,7 +22,7 @@ from biphase import machine
 from biphase.engine import local
 from biphase.engine import ray as ray_module
 from biphase.engine import units as units_module
-from biphase.engine.local import Engine, LocalPool
+from biphase.engine.local import Engine, LocalPool, WorkerProcess, end_processes
 from biphase.engine.ray import share_nodes
 from biphase.engine.scheduler import run_units
 from biphase.engine.units import Outcome, Unit, UnitQueue
@@ -107,6 +108,14 @@ def save_when_asked(folder):
     signal.signal(signal.SIGTERM, save)
     Path(folder, "started").touch()
     time.sleep(60)
+
+def finish_when_asked(folder):
+    asked = []
+    signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
+    Path(folder, "started").touch()
+    while not asked:
+        time.sleep(0.01)
+    return folder
 """
 
 HERE = Engine(workers=0)
@@ -408,6 +417,49 @@ def test_a_stop_in_this_process_ends_the_run(deeds: ModuleType, tmp_path: Path) 
         asking.wait()
 
 
+def test_sigterm_stops_what_runs_in_this_process(deeds: ModuleType) -> None:
+    with pytest.raises(StoppedError, match="run the same command to go on"):
+        list(run_units([Unit("stop", deeds.receive, {"number": signal.SIGTERM})], HERE))
+
+
+def hear(pool: LocalPool) -> str:
+    """What the only worker says next."""
+    while True:
+        for _, (kind, _) in pool.listen():
+            return kind
+
+
+def test_a_stop_tells_what_became_of_the_units(
+    deeds: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """Of one that ended before, it was an outcome already."""
+    pool = LocalPool(crew(1), 1)
+    for function, arguments in ((deeds.divide, {"x": 0}), (deeds.save_when_asked, {"folder": str(tmp_path)})):
+        pool.start(0)
+        assert hear(pool) == "ready"
+        pool.send(0, pickle.dumps((function, arguments)))
+        if function is deeds.divide:
+            assert hear(pool) == "ended"
+            pool.end([0])
+    while not (tmp_path / "started").exists():
+        time.sleep(0.01)
+    pool.close()
+    assert capsys.readouterr().err == "stopped at step 3\n"
+
+
+def test_a_worker_that_finishes_its_unit_when_it_is_asked_to_end_ends(deeds: ModuleType, tmp_path: Path) -> None:
+    """It waits for no further one until it is killed."""
+    pool = LocalPool(crew(1), 1)
+    pool.start(0)
+    assert hear(pool) == "ready"
+    pool.send(0, pickle.dumps((deeds.finish_when_asked, {"folder": str(tmp_path)})))
+    while not (tmp_path / "started").exists():
+        time.sleep(0.01)
+    process = pool.processes[0].popen
+    pool.close()
+    assert process.returncode == 0
+
+
 def test_nothing_to_do_starts_nothing() -> None:
     assert list(run_units([], Engine(kind="ray", address="127.0.0.1:1"))) == []
 
@@ -420,17 +472,53 @@ def test_workers_share_the_cores_and_leave_this_process_alone(
 ) -> None:
     monkeypatch.setattr(local, "num_cores", lambda: 7)
     monkeypatch.setenv("OMP_NUM_THREADS", "99")
-    keys = ["OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_WAIT_POLICY", "CUDA_VISIBLE_DEVICES"]
+    monkeypatch.setenv("RAYON_NUM_THREADS", "2")
+    monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "0,1")
+    keys = ["OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS", "OMP_WAIT_POLICY"]
+    keys += ["CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"]
     units = [Unit(str(index), deeds.environment, {"keys": keys}) for index in range(2)]
     before = dict(os.environ)
     for outcome in run_units(units, Engine(workers=5, device="cpu")):
-        assert list(outcome.value.values()) == ["3", "3", "PASSIVE", ""]  # two units need two workers
+        assert list(outcome.value.values()) == ["3", "3", "2", "PASSIVE", "", ""]  # two units need two workers
     assert dict(os.environ) == before
 
 
 @pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"HIP": "2,3"}, {"HIP"}),
+        ({"ROCR": "2,3"}, {"ROCR"}),
+        ({"CUDA": "2,3", "HIP": "2,3", "ROCR": "2,3"}, {"CUDA", "HIP"}),
+        ({"CUDA": "2,3", "ROCR": "2,3"}, {"CUDA"}),
+    ],
+)
+def test_gpus_are_given_by_the_variable_that_is_set(
+    given: dict[str, str], expected: set[str], deeds: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """AMD's runtime counts CUDA's and HIP's within ROCR's."""
+    names = [f"{kind}_VISIBLE_DEVICES" for kind in ("CUDA", "HIP", "ROCR")]
+    monkeypatch.setattr(machine, "count_gpus", lambda allowed: len(allowed.split(",")))
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+    for kind, value in given.items():
+        monkeypatch.setenv(f"{kind}_VISIBLE_DEVICES", value)
+    process = WorkerProcess(1, LocalPool(Engine(), 2).choose_gpus(1))
+    process.send(pickle.dumps((deeds.environment, {"keys": names})))
+    _, (_, outcome) = (pickle.loads(process.receive()) for _ in range(2))
+    end_processes([process])
+    assert outcome.value == {
+        name: "3" if name.split("_")[0] in expected else given.get(name.split("_")[0]) for name in names
+    }
+
+
+@pytest.mark.parametrize(
     ("allowed", "per_gpu", "expected"),
-    [(None, 1, ["0", "1"]), ("5,7,9", 2, ["5", "7", "5", "7"]), ("GPU-ab,GPU-cd", 1, ["GPU-ab", "GPU-cd"])],
+    [
+        (None, 1, ["0", "1"]),
+        ("5, 7,9", 2, ["5", "7", "5", "7"]),
+        ("GPU-ab,GPU-cd", 1, ["GPU-ab", "GPU-cd"]),
+        ("MIG-ab,MIG-cd,MIG-ef", 1, ["MIG-ab", "MIG-cd", "MIG-ef"]),
+    ],
 )
 def test_gpus_go_round(allowed: str | None, per_gpu: int, expected: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "count_gpus", lambda allowed: 2)

@@ -309,6 +309,7 @@ def train_as_told(jobs: list[dict[str, Any]]) -> None:
     is_first = os.environ["RANK"] == "0"
     if not is_first:
         checkpoint.file_hash = lambda path: pytest.fail("more than one process reads all files")
+        loop.whole_steps = lambda run: []  # over NFS it may see an older state of the folder
     ends: dict[str, tuple[type[Exception], str]] = {
         "stopped": (StoppedError, "stopped at step 5"),
         "full": (OSError, "No space left") if is_first else (InputError, "steps/10 could not be written; the first"),

@@ -17,6 +17,7 @@ import yaml
 import biphase.distributed as distributed
 from biphase.distributed import HAS_LEFT, Heart
 from biphase.files import locked
+from biphase.machine import GRACE
 from biphase.recipe import Recipe
 from biphase.run import Run, whole_steps
 
@@ -113,8 +114,11 @@ TRAINING = ["-m", "biphase"]
 
 
 @pytest.fixture
-def run_of_two(tiny_recipe: Callable[..., Recipe], tmp_path: Path) -> Callable[..., list[str]]:
+def run_of_two(
+    tiny_recipe: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., list[str]]:
     """The command of a run by two processes that would take for ever."""
+    monkeypatch.setenv(GRACE, "20")  # one that is stopped hears nothing
     recipe = tiny_recipe("curriculum=[{objective: clm, steps: 1000000}]", "checkpoints.every_steps=1000")
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe.model_dump(mode="json")))
 
@@ -218,6 +222,44 @@ def test_processes_save_and_end_when_their_launcher_is_killed(
     assert "stopped at step" in complaints(tmp_path)[0]
     (run,) = tmp_path.glob("runs/*")
     assert whole_steps(Run(run)) and is_free(tmp_path)
+
+
+SAVING = """
+import signal, sys, time
+from pathlib import Path
+folder, seconds = Path(sys.argv[1]), float(sys.argv[2])
+def save(*_):
+    (folder / "asked").touch()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    time.sleep(seconds)
+    (folder / "saved").touch()
+    sys.exit(143)
+signal.signal(signal.SIGTERM, save)
+(folder / "started").touch()
+time.sleep(300)
+"""
+
+
+@on_linux
+@pytest.mark.slow
+@pytest.mark.parametrize(("seconds", "grace"), [(2, "60"), (300, "6")])
+def test_a_launcher_that_is_asked_to_stop_waits_for_its_processes(
+    seconds: int, grace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However often it is asked, and as long as it is given."""
+    (tmp_path / "saving.py").write_text(SAVING)
+    monkeypatch.setenv(GRACE, grace)
+    command = [sys.executable, "-m", "biphase.distributed", "--standalone", "--nproc-per-node=1"]
+    with started([*command, str(tmp_path / "saving.py"), str(tmp_path), str(seconds)], tmp_path) as launcher:
+        wait_until((tmp_path / "started").exists, "the process")
+        os.kill(launcher.pid, signal.SIGTERM)
+        wait_until((tmp_path / "asked").exists, "the signal")
+        for _ in range(2):
+            os.kill(launcher.pid, signal.SIGTERM)
+            time.sleep(0.2)
+        assert launcher.wait(PATIENCE) == 143
+    is_saved = (tmp_path / "saved").exists()
+    assert is_saved == (seconds == 2) and bool(complaints(tmp_path)) != is_saved
 
 
 @on_linux

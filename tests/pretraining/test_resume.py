@@ -5,6 +5,7 @@ import json
 import os
 import resource
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from training_runs import MakeRecipe, digests, losses, numbers, only, other_shar
 
 import biphase.pretraining.checkpoint as checkpoint
 import biphase.pretraining.job as job
+import biphase.run
 from biphase.errors import InputError, StoppedError
 from biphase.files import read_json
 from biphase.pretraining.checkpoint import read_checkpoint_manifest
@@ -126,6 +128,32 @@ def test_passing_checkpoints_are_dropped(tiny_recipe: MakeRecipe, tmp_path: Path
     recipe = tiny_recipe("checkpoints.every_steps=2", "checkpoints.keep_last=2", "validation.every_steps=0")
     run = train(recipe, tmp_path)
     assert whole_steps(run) == [10, 15, 16, 18, 20], "ends of phases and the last step before the decay stay"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_a_checkpoint_is_on_the_disk_before_an_older_one_goes(
+    tiny_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its files and folders, then its name."""
+    events: list[str] = []
+    fsync, remove = os.fsync, biphase.run.remove_folder
+
+    def note_sync(number: int) -> None:
+        events.append(os.readlink(f"/proc/self/fd/{number}"))
+        fsync(number)
+
+    def note_removal(path: Path) -> None:
+        events.append(f"{path.name} goes")
+        remove(path)
+
+    monkeypatch.setattr(os, "fsync", note_sync)
+    monkeypatch.setattr(biphase.run, "remove_folder", note_removal)
+    run = train(tiny_recipe(*only("clm", 3, "checkpoints.every_steps=1", "checkpoints.keep_last=1")), tmp_path)
+    part = run.steps / ".2.part"
+    files = read_checkpoint_manifest(run.steps / "3").files
+    expected = {str(part / name) for name in (*files, "manifest.json", "model")} | {str(part)}
+    begin, end = events.index(str(part)), events.index("1 goes")
+    assert expected <= set(events[: begin + 1]) and str(run.steps) in events[begin:end]
 
 
 def test_a_finished_run_gets_a_checkpoint_that_it_did_not_keep(tiny_recipe: MakeRecipe, tmp_path: Path) -> None:
@@ -242,3 +270,23 @@ def test_a_parent_that_trains_on_needs_its_step(tiny_recipe: MakeRecipe, tmp_pat
     train(recipe, tmp_path / "trunk")
     assert train(tiny_recipe(f"init={{checkpoint: {trunk}@2}}", *only("mlm", 1)), tmp_path / "runs") == named
     assert read_json(train(branch, tmp_path / "runs").path / "done.json")["step"] == 7, "the last step of a done run"
+
+
+def test_a_branch_goes_on_without_its_parent(finished: Run, tiny_recipe: MakeRecipe, tmp_path: Path) -> None:
+    """The checkpoint in which it began, or all of the parent, is gone meanwhile."""
+    parent = tmp_path / "parent"
+    shutil.copytree(finished.path, parent)
+    recipe = tiny_recipe(f"init={{checkpoint: '{parent}@10'}}", *only("mlm", 4))
+    whole = train(recipe, tmp_path / "whole")
+    run = Run(train_until(2, recipe, tmp_path / "parts"))
+    shutil.rmtree(parent / "steps" / "10")
+    with pytest.raises(InputError, match=r"parent has no checkpoint '@10'"):
+        train(recipe, tmp_path / "elsewhere")
+    with pytest.raises(InputError, match=r"parent has no checkpoint '@10'"):
+        train(tiny_recipe(f"init={{checkpoint: '{parent}@10'}}", *only("mlm", 3)), tmp_path / "parts")
+    assert digests(train(recipe, tmp_path / "parts"), 14) == digests(whole, 14)
+    assert numbers(run) == numbers(whole)
+    manifests = [read_checkpoint_manifest(each.steps / "14") for each in (run, whole)]
+    assert manifests[0] == manifests[1]
+    shutil.rmtree(parent)
+    assert train(recipe, tmp_path / "parts").path == run.path

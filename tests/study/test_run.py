@@ -1,8 +1,10 @@
 """A study of two tiny arms and their continuation, from the file to the report."""
 
 import json
+import os
 import re
 import shutil
+import signal
 import threading
 import time
 from dataclasses import replace
@@ -14,11 +16,12 @@ from typing import Any
 
 import pytest
 
+from biphase import machine
 from biphase.config import parse_config
 from biphase.corpus.manifest import read_shard_manifest
 from biphase.engine import scheduler, units
 from biphase.engine.local import Engine
-from biphase.errors import BusyError, InputError
+from biphase.errors import BusyError, InputError, StoppedError
 from biphase.files import file_hash, locked, read_json, write_hashed
 from biphase.finetuning.config import PROTOCOL
 from biphase.recipe import Checkpoints
@@ -29,6 +32,7 @@ from biphase.study.folder import (
     StudyFolder,
     claim_study_folder,
     find_record,
+    find_step,
     read_state,
     train_name,
 )
@@ -258,6 +262,7 @@ def test_a_study_that_grows_trains_only_what_is_new(plan: Plan, finished: StudyF
     assert missing == {train_name(new), train_name("tiny-clm-12")}
     folders = set(place.runs.iterdir())
     models = {path: path.read_bytes() for path in place.runs.glob("*/steps/*/model/model.safetensors")}
+    claim_study_folder(place.path, grown.study)
     assert not run_study(grown, place, HERE)
     assert set(place.runs.iterdir()) - folders == {trained_folder(place, new)}
     assert all(path.read_bytes() == content for path, content in models.items())
@@ -444,6 +449,7 @@ def test_a_branch_that_lacks_a_checkpoint_gets_it(plan: Plan, finished: StudyFol
     assert status(grown, place, read_state(grown, place))["lines"][0].done == 3
     before = read_json(place.record("tiny-clm-12"))["seconds"]
     papers = (trained_folder(place, "tiny-clm-12") / "environment.json").read_bytes()
+    claim_study_folder(place.path, grown.study)
     assert not run_study(grown, place, HERE)
     steps = {name: {int(p.name) for p in Run(trained_folder(place, name)).steps.iterdir()} for name in grown.runs}
     assert steps["tiny-50-50-12"] == {7, 12} and steps["tiny-clm-12"] == {12}
@@ -465,34 +471,95 @@ def test_a_checkpoint_that_is_made_elsewhere_is_waited_for(plan: Plan, finished:
     trunk.function(**trunk.arguments)
     branch.function(**branch.arguments)
     drop_checkpoints(grown, place)
+    assert find_step(place, grown.runs["tiny-clm-12"], 3), "the folder is not yet that of this study"
+    claim_study_folder(place.path, grown.study)
+    drop_checkpoints(grown, place)
+    assert not find_step(place, grown.runs["tiny-clm-12"], 3)
     (line,) = trunk.function(**trunk.arguments)
     assert line.endswith(": done by another process"), "a late process trains nothing again"
 
 
-def test_the_run_of_torchrun_is_the_one_of_its_recipe(
+class Launcher:
+    """What torchrun would print, and its exit code, in place of it."""
+
+    output, code = b"", 0
+
+    def __init__(self, *_: Any, stdout: Any, **__: Any) -> None:
+        stdout.write(self.output)
+
+    def wait(self) -> int:
+        return self.code
+
+
+def test_the_run_of_torchrun_is_the_one_that_it_says(
     plan: Plan, finished: StudyFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not the newest of that name."""
+    """Not the newest of that name, and wherever the shards lie by now; bytes that are no text do no harm."""
     place = copy_of(finished, tmp_path / "study")
-    recipe = plan.runs["tiny-clm-12"].recipe
-    other = changed(plan, "recipe.schedule.peak_lr=2e-2").runs["tiny-clm-12"].recipe
-    newest = worker.train_here(other, place)
+    moved = changed(plan, "recipe.data.shards=elsewhere", "recipe.schedule.peak_lr=2e-2").runs["tiny-clm-12"].recipe
+    newest = worker.train_here(changed(plan, "recipe.schedule.peak_lr=2e-2").runs["tiny-clm-12"].recipe, place)
+    own = trained_folder(place, "tiny-clm-12")
+    monkeypatch.setattr(worker.subprocess, "Popen", Launcher)
+    for folder in (newest, own):
+        monkeypatch.setattr(Launcher, "output", f"NCCL\xe2\n{folder}\n".encode("latin-1"))
+        assert worker.train_by_torchrun(moved, place, 2) == folder
+    monkeypatch.setattr(Launcher, "output", b"")
+    with pytest.raises(
+        InputError, match=r"torchrun ended well but did not say which run is done; see .*tiny-clm-12\.log"
+    ):
+        worker.train_by_torchrun(moved, place, 2)
 
-    class Nothing:
-        def __init__(self, *_: Any, **__: Any) -> None: ...
+
+def test_what_torchrun_says_of_its_end_is_of_this_attempt(
+    plan: Plan, finished: StudyFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log has the earlier ones too. A stop is no failure."""
+    place, recipe = StudyFolder(tmp_path), plan.runs["tiny-clm-12"].recipe
+    monkeypatch.setattr(worker.subprocess, "Popen", Launcher)
+    attempts = [
+        (b"biphase: process 1 was killed\n", 2, InputError, "exit code 2: process 1 was killed; see"),
+        (b"Traceback\nImportError: libnccl.so.2\n", 1, InputError, "exit code 1: ImportError: libnccl.so.2; see"),
+        (b"biphase: stopped at step 3 of 12\n", 143, StoppedError, "^stopped at step 3 of 12$"),
+        (b"", 143, StoppedError, "^stopped; run the same command to go on"),
+    ]
+    for output, code, kind, words in attempts:
+        monkeypatch.setattr(Launcher, "output", output)
+        monkeypatch.setattr(Launcher, "code", code)
+        with pytest.raises(kind, match=words):
+            worker.train_by_torchrun(recipe, place, 2)
+
+
+def test_a_stop_waits_for_the_processes_of_a_run(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """It is passed on, and is one also where they end as if nothing had been."""
+    terminated = []
+
+    class Asked(Launcher):
         def wait(self) -> int:
+            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGTERM)
             return 0
 
-    monkeypatch.setattr(worker.subprocess, "Popen", Nothing)
-    assert worker.train_by_torchrun(other, place, 2) == newest
-    assert worker.train_by_torchrun(recipe, place, 2).name == trained_folder(place, "tiny-clm-12").name
+        def terminate(self) -> None:
+            terminated.append(1)
+
+    monkeypatch.setattr(worker.subprocess, "Popen", Asked)
+    monkeypatch.setenv(machine.GRACE, "77")
+    with pytest.raises(StoppedError, match="run the same command to go on"):
+        worker.train_by_torchrun(plan.runs["tiny-clm-12"].recipe, StudyFolder(tmp_path), 2)
+    assert terminated and capsys.readouterr().err == "waiting up to 77 s for 2 processes to save their state\n"
 
 
 @pytest.mark.slow
 def test_torchrun_says_by_its_exit_code_that_a_run_is_busy(plan: Plan, finished: StudyFolder) -> None:
-    recipe = plan.runs["tiny-clm-12"].recipe.model_copy(update={"checkpoints": Checkpoints(keep=(3,))})
-    with locked(trained_folder(finished, "tiny-clm-12") / ".lock"), pytest.raises(BusyError, match="in use by another"):
-        worker.train_by_torchrun(recipe, finished, 2)
+    """And which run it is, where nobody is at it."""
+    recipe = plan.runs["tiny-clm-12"].recipe
+    lacking = recipe.model_copy(update={"checkpoints": Checkpoints(keep=(3,))})
+    folder = trained_folder(finished, "tiny-clm-12")
+    with locked(folder / ".lock"), pytest.raises(BusyError, match="in use by another"):
+        worker.train_by_torchrun(lacking, finished, 2)
+    assert worker.train_by_torchrun(recipe, finished, 2).resolve() == folder
 
 
 def test_one_unit(plan: Plan, tmp_path: Path) -> None:
@@ -509,6 +576,20 @@ def test_one_unit(plan: Plan, tmp_path: Path) -> None:
     assert read_state(plan, place).done == {"train tiny-clm-12"}
     assert run_study(plan, place, HERE, only="train") == []
     assert read_state(plan, place).done == {train_name(name) for name in plan.runs}
+
+
+def test_all_cells_of_what_is_trained(
+    plan: Plan, finished: StudyFolder, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """What is not trained is not trained for them, and is told."""
+    place = copy_of(finished, tmp_path / "study")
+    shutil.rmtree(place.path / "scores")
+    place.record("tiny-mlm40-12").unlink()
+    assert run_study(plan, place, HERE, only="cells") == []
+    state = read_state(plan, place)
+    lacking = {cell.name for cell in plan.cells if cell.model == "tiny-mlm40-12"}
+    assert state.scored == {cell.name for cell in plan.cells} - lacking and not place.record("tiny-mlm40-12").exists()
+    assert "4 cells left out: their models are not trained" in capsys.readouterr().err
 
 
 def test_the_folder_of_another_study(plan: Plan, finished: StudyFolder) -> None:

@@ -76,7 +76,8 @@ def study_run_command(
     workers_per_gpu: Annotated[int, typer.Option(help="Units that share a GPU.")] = 1,
     processes: Annotated[int, typer.Option(help="Devices of each training run, by torchrun.")] = 1,
     unit: Annotated[
-        str | None, typer.Option(help="Only this one, such as 'train 1m-clm-400'; train: all runs, no cell.")
+        str | None,
+        typer.Option(help="Only this one, such as 'train 1m-clm-400'; train: all runs; cells: all of trained models."),
     ] = None,
 ) -> None:
     """Train and evaluate whatever is missing. Killed? The same command goes on; several of them share the work.

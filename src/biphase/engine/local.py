@@ -3,6 +3,7 @@
 import os
 import pickle
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -25,7 +26,7 @@ from biphase.config import Count, PositiveCount, Strict
 from biphase.console import err, silence
 from biphase.engine.units import Outcome
 from biphase.errors import BusyError, InputError, StoppedError
-from biphase.machine import GRACE_SECONDS, end_with_parent, num_cores, prepare_process, visible_gpus
+from biphase.machine import GRACE, end_with_parent, gpu_variables, grace, num_cores, prepare_process, visible_gpus
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
 
@@ -134,11 +135,12 @@ class WorkerProcess:
     def __init__(self, threads: int, gpus: str | None) -> None:
         """
         Args:
-            gpus: what it finds in CUDA_VISIBLE_DEVICES; None: the same as this process.
+            threads: at most; fewer where the user has said so.
+            gpus: what it finds in `machine.gpu_variables`; None: the same as this process.
         """
-        variables = dict.fromkeys(THREAD_VARIABLES, str(max(1, threads)))
+        variables = {name: share_threads(threads, os.environ.get(name, "")) for name in THREAD_VARIABLES}
         if gpus is not None:
-            variables["CUDA_VISIBLE_DEVICES"] = gpus
+            variables |= dict.fromkeys(gpu_variables() if gpus else [*gpu_variables(), "CUDA_VISIBLE_DEVICES"], gpus)
         paths = sys.path
         if ray := sys.modules.get("ray"):  # its own vendored packages must not hide those of the user
             paths = [path for path in paths if not Path(path).is_relative_to(Path(str(ray.__file__)).parent)]
@@ -165,7 +167,7 @@ class WorkerProcess:
                 if self.connection.poll(1.0):
                     return self.connection.recv_bytes()
         try:
-            code = self.popen.wait(GRACE_SECONDS)
+            code = self.popen.wait(grace())
         except subprocess.TimeoutExpired:
             self.signal_group(signal.SIGKILL)
             code = self.popen.wait()
@@ -181,10 +183,28 @@ class WorkerProcess:
         silence()
         end_processes([self])
 
+    def last_words(self) -> str:
+        """How its unit was stopped, where it has said so and nobody has heard it yet."""
+        message: Message = ("ready", None)
+        with suppress(EOFError, OSError):
+            while self.popen.poll() is not None and self.connection.poll():
+                message = pickle.loads(self.connection.recv_bytes())
+        return (message[1].error or "") if message[0] == "ended" else ""
+
+    def say_no_more(self) -> None:
+        """Let it end where it waits for a unit, also if it has heard SIGTERM as that to the last one."""
+        with suppress(OSError), socket.socket(fileno=os.dup(self.connection.fileno())) as ours:
+            ours.shutdown(socket.SHUT_WR)
+
     def signal_group(self, number: int) -> None:
         """Send a signal to the worker and all that it started, as far as they are left."""
         with suppress(ProcessLookupError, PermissionError):  # the latter is macOS's word for one that is ending
             os.killpg(self.popen.pid, number)
+
+
+def share_threads(share: int, given: str) -> str:
+    """A worker's number of threads: its share of the cores, or fewer, where so many were given to this process."""
+    return str(min(max(1, share), int(given) if given.isdecimal() and int(given) else share))
 
 
 def end_processes(processes: Sequence[WorkerProcess]) -> None:
@@ -193,15 +213,20 @@ def end_processes(processes: Sequence[WorkerProcess]) -> None:
     try:
         for process in processes:
             process.signal_group(signal.SIGTERM)
+            process.say_no_more()
         while left := sum(process.popen.poll() is None for process in processes):
             waited = time.monotonic() - started
-            if waited > GRACE_SECONDS:
+            if waited > grace():
+                line = f"{left} workers had not saved their state in {grace():.0f} s; {GRACE} gives them longer"
+                err.print(line, markup=False)
                 break
             if waited > 1 and not told:
-                line = f"waiting up to {GRACE_SECONDS:.0f} s for {left} workers to save their state; Ctrl-C kills them"
+                line = f"waiting up to {grace():.0f} s for {left} workers to save their state; Ctrl-C kills them"
                 err.print(line, markup=False)
                 told = True
             time.sleep(0.01)
+        for words in filter(None, (process.last_words() for process in processes)):
+            err.print(words, markup=False)
     finally:
         for process in processes:
             process.signal_group(signal.SIGKILL)
@@ -242,7 +267,7 @@ class LocalPool:
         """When it was last seen which processes have ended."""
 
     def choose_gpus(self, number: int) -> str | None:
-        """What the worker in a place finds in CUDA_VISIBLE_DEVICES; None: the same as this process."""
+        """What the worker in a place finds in `machine.gpu_variables`; None: the same as this process."""
         if not self.gpus:
             return "" if self.hides_gpus else None
         first = number * self.gpus_each % (len(self.gpus) // self.gpus_each * self.gpus_each)
@@ -281,7 +306,7 @@ class LocalPool:
 
 def serve(number: int, parent: int) -> None:
     """Units in, messages out, over the file descriptor `number`; ends with the process `parent`."""
-    threading.Thread(target=end_with_parent, args=(parent,), daemon=True).start()
+    threading.Thread(target=end_with_parent, args=(parent, grace()), daemon=True).start()
     os.set_inheritable(number, False)
     prepare_process()
     silence(report_progress)

@@ -17,7 +17,7 @@ from typing import Any
 from biphase.engine.local import Engine, Message, WorkerProcess
 from biphase.engine.units import Outcome
 from biphase.errors import InputError
-from biphase.machine import GRACE_SECONDS
+from biphase.machine import grace
 
 JOIN_SECONDS = 60.0
 """Until an address that does not answer is given up."""
@@ -88,7 +88,7 @@ class RayPool:
         try:
             stopping = [actor.stop.remote() for actor, n in zip(actors, numbers, strict=True) if n in self.answering]
             if stopping:
-                ray.wait(stopping, num_returns=len(stopping), timeout=GRACE_SECONDS + 5)
+                ray.wait(stopping, num_returns=len(stopping), timeout=grace() + 5)
         finally:
             for number, actor in zip(numbers, actors, strict=True):
                 ray.kill(actor)

@@ -16,7 +16,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,7 @@ from biphase.engine.ray import RayPool
 from biphase.engine.units import Outcome, Unit, UnitQueue
 from biphase.errors import InputError, StoppedError
 from biphase.files import content_hash, read_json_as, write_json
+from biphase.machine import grace
 
 START_ATTEMPTS = 3
 """Workers in a row that may end before they take a unit (short of memory, say) before the whole run is given up."""
@@ -53,10 +54,11 @@ def run_units(
     A unit that another process is at (`BusyError`) is an outcome with `is_busy`, each time that it is tried
     (`UnitQueue`); what needs it waits with it, or is over with it.
 
-    A local worker gets its share of the cores as threads and its GPU by CUDA_VISIBLE_DEVICES, within what that variable
-    allows here. Workers stand apart from the terminal. When the generator is closed, they and what they started get
-    SIGTERM; what is left when a worker is gone, or after `GRACE_SECONDS`, gets SIGKILL. When this process is killed,
-    they end by themselves. SIGTERM to this process is raised as `StoppedError` while the generator is open.
+    A local worker gets its share of the cores as threads, or fewer where OMP_NUM_THREADS says so here, and its GPU by
+    CUDA_VISIBLE_DEVICES or AMD's variables, within what they allow here. Workers stand apart from the terminal. When
+    the generator is closed, they and what they started get SIGTERM; what is left when a worker is gone, or after
+    `machine.grace`, gets SIGKILL. When this process is killed, they end by themselves. SIGTERM to this process is
+    raised as `StoppedError` while the generator is open.
 
     On Ray, each worker holds its CPUs, or its part of a GPU, on some node. All nodes must have this package and the
     same Python, and paths in arguments must be absolute and on a file system that all nodes share.
@@ -67,19 +69,21 @@ def run_units(
         StoppedError: on SIGTERM.
     """
     queue = UnitQueue(list(units), waits_for_busy)
+    grace()  # what cannot be read is told before anything starts
     return run_here(queue, on_progress) if engine.workers == 0 else run_in_workers(queue, engine, on_progress)
 
 
 def run_here(queue: UnitQueue, on_progress: Listener) -> Generator[Outcome, None, None]:
     affinity = ""
-    while queue.num_left:
-        unit = queue.take(affinity)
-        if unit is None:
-            queue.sleep()
-            continue
-        affinity = unit.affinity
-        _, outcome = attempt(partial(unit.function, **unit.arguments), partial(on_progress, unit.name))
-        yield from queue.settle(replace(outcome, name=unit.name))
+    with sigterm_stops():
+        while queue.num_left:
+            unit = queue.take(affinity)
+            if unit is None:
+                queue.sleep()
+                continue
+            affinity = unit.affinity
+            _, outcome = attempt(partial(unit.function, **unit.arguments), partial(on_progress, unit.name))
+            yield from queue.settle(replace(outcome, name=unit.name))
 
 
 @dataclass
@@ -186,25 +190,73 @@ class Failure:
         return self.reason.startswith("blocked: ")
 
 
-def record_failure(folder: Path, unit: Unit, outcome: Outcome) -> Failure | None:
-    """Write what became of a unit that failed; of one that did not, None, and what is recorded of it goes."""
+def failure_path(folder: Path, unit: Unit) -> Path:
+    """Where it is recorded that a unit failed."""
     name = unit.file or unit.name
     plain = re.sub(r"[^\w.=@+-]+", "-", name)
     if plain != name:  # two names may have the same plain one
         plain = f"{plain[:150]}-{content_hash(name)[:8]}"
-    path = folder / "failed" / f"{plain}.json"
+    return folder.resolve() / "failed" / f"{plain}.json"
+
+
+def record_failure(path: Path, known: int | None, unit: Unit, outcome: Outcome) -> Failure | None:
+    """Write what became of a unit that failed; of one that did not, None, and what is recorded of it goes.
+
+    Another process' record of the same failure, written since it was `known`, stays: it has the traceback.
+    """
     if outcome.error is None:
         path.unlink(missing_ok=True)
         return None
     failure = Failure(unit.name, outcome.error, outcome.traceback)
+    if changed_at(path) not in (None, known):
+        with suppress(InputError):
+            if (theirs := read_failure(path)) and theirs.reason == failure.reason:
+                return theirs
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, asdict(failure))
     return failure
 
 
+def read_failure(path: Path) -> Failure | None:
+    """A record; None where there is none, or no longer."""
+    try:
+        return read_json_as(path, Failure)
+    except InputError:
+        if path.exists():
+            raise
+        return None
+
+
 def read_failures(folder: Path) -> list[Failure]:
     """What failed last time in a folder that units worked on."""
-    return [read_json_as(path, Failure) for path in sorted((folder / "failed").glob("*.json"))]
+    records = (read_failure(path) for path in sorted((folder / "failed").glob("*.json")))
+    return [failure for failure in records if failure is not None]
+
+
+def changed_at(path: Path) -> int | None:
+    """When a file was written, None where there is none."""
+    try:
+        return path.stat().st_mtime_ns
+    except FileNotFoundError:
+        return None
+
+
+def unless_failed(function: Callable[..., Any], arguments: dict[str, Any], record: Path, known: int | None) -> Any:
+    """What a unit does, unless another process has failed at it since its record was `known`: that is told again.
+
+    The processes that wait for a unit would else repeat it one by one, for hours and to the same end.
+    """
+    if changed_at(record) not in (None, known):
+        failure = read_failure(record)
+        if failure is not None and failure.traceback:  # else it was blocked, or its worker died: here it may not
+            raise InputError(failure.reason)
+    return function(**arguments)
+
+
+def guard(unit: Unit, record: Path, known: int | None) -> Unit:
+    """A unit that is done as `unless_failed` says."""
+    arguments = {"function": unit.function, "arguments": unit.arguments, "record": record, "known": known}
+    return replace(unit, function=unless_failed, arguments=arguments)
 
 
 class Forecast:
@@ -280,6 +332,10 @@ def run_batch(
         spent: seconds and costs of what was done before, by kind, to tell the time left by.
     """
     by_name = {unit.name: unit for unit in units}
+    records = {name: failure_path(folder, unit) for name, unit in by_name.items()}
+    known = {name: changed_at(record) for name, record in records.items()}
+    if waits_for_busy:
+        units = [guard(unit, records[unit.name], known[unit.name]) for unit in units]
     failures = list[Failure]()
     forecast = Forecast(units, spent)
     has_waited = False
@@ -302,7 +358,7 @@ def run_batch(
                 continue
             forecast.note(unit, outcome)
             progress.advance(unit.size, unit.name, seconds_left=forecast.seconds_left)
-            failure = record_failure(folder, unit, outcome)
+            failure = record_failure(records[unit.name], known[unit.name], unit, outcome)
             if failure is None:
                 for line in outcome.value:
                     progress.say(line)

@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 from biphase.distributed import World
 from biphase.encoder.packed import PackedModel
 from biphase.errors import InputError, first_line, told_as
-from biphase.files import content_hash, file_hash, read_hashed, whole_folder, write_hashed
+from biphase.files import content_hash, file_hash, read_hashed, sync, sync_below, whole_folder, write_hashed
 from biphase.pretraining.optimizer import Muon
 from biphase.run import Run
 
@@ -90,6 +90,8 @@ def save_checkpoint(
                 files = sorted(path for path in folder.rglob("*") if path.is_file())
                 digests = {str(path.relative_to(folder)): file_hash(path) for path in files}
                 write_hashed(folder / "manifest.json", asdict(manifest) | {"files": digests})
+                sync_below(folder)
+            sync(target.parent)  # older ones are dropped after this
         except (OSError, InputError) as error:
             failure = error
         except (SafetensorError, ValueError) as error:  # a full disk; settings that transformers does not save

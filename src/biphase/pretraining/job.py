@@ -29,7 +29,7 @@ from biphase.pretraining.objectives import is_causal
 from biphase.pretraining.optimizer import make_optimizers
 from biphase.pretraining.parallel import fill_parts, outline_network, parallelize, unwrap
 from biphase.pretraining.schedule import decay_start, mixture_ends
-from biphase.pretraining.start import Start, find_start, load_network
+from biphase.pretraining.start import Start, find_recorded, find_start, load_network, record_origin
 from biphase.recipe import Phase, Recipe
 from biphase.run import Run, claim_run, drop_old, run_path, whole_steps
 
@@ -78,15 +78,27 @@ def open_job(recipe: Recipe, root: Path, world: World) -> Job:
     """The recipe's run under `root`, named by what decides its weights. Writes nothing and loads no weights."""
     recipe = fit_samples(recipe)
     text = open_text(recipe.data)
-    origin = find_start(recipe, text, world)
     dtype = choose_dtype(recipe.compute.precision, world.device)
 
-    def run_over(content: str) -> Run:
+    def run_from(origin: Start, content: str = text.fingerprint) -> Run:
         return Run(run_path(root, recipe.name, recipe.identity(content, origin.parent, str(dtype))))
 
-    run = run_over(text.fingerprint)
+    def find_origin() -> Start:
+        try:
+            return find_start(recipe, text)
+        except InputError:  # its parent may have dropped the checkpoint since
+            recorded = find_recorded(recipe, root, run_from)
+            if recorded is None:
+                raise
+            return recorded
+
+    elsewhere = f"{recipe.init.checkpoint} cannot be taken over; the first process says why"
+    # A model of the hub is in the cache of each machine.
+    origin = find_origin() if recipe.init.checkpoint is None else world.decide(find_origin, elsewhere)
+    run = run_from(origin)
     if not run.path.exists() and not recipe.data.mixture:
-        refuse_forgotten(recipe, text, [run_over(stage.fingerprint) for stage in text.main.manifest.earlier])
+        earlier = [run_from(origin, stage.fingerprint) for stage in text.main.manifest.earlier]
+        refuse_forgotten(recipe, text, earlier)
     return Job(recipe, run, world, dtype, text, origin)
 
 
@@ -120,6 +132,8 @@ def hold_run(job: Job) -> Iterator[None]:
             environment = describe_machine(world.device) | {"processes": world.size}
             try:
                 held.enter_context(claim_run(job.run, job.recipe.model_dump(mode="json"), environment))
+                if job.recipe.init.checkpoint is not None and not job.run.is_done:
+                    record_origin(job.run, job.origin)
             except InputError as error:
                 taken = error
         if world.any(taken is not None):

@@ -6,11 +6,8 @@ Writes metrics.jsonl and checkpoints into the run folder; calling it again goes 
 """
 
 import math
-import signal
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,6 +15,7 @@ from torch import nn
 
 from biphase.distributed import join_world
 from biphase.errors import InputError, StoppedError, memory_told
+from biphase.machine import stop_signals
 from biphase.pretraining.batches import Microbatch, open_loader, prefetch
 from biphase.pretraining.job import Job, TrainState, hold_run, load_state, open_job, save_state
 from biphase.pretraining.metrics import (
@@ -45,15 +43,15 @@ def train(recipe: Recipe, root: Path = Path("runs")) -> Run:
     with join_world(recipe.compute.device, recipe.compute.silence_seconds) as world:
         job = open_job(recipe, root, world)
         run = job.run
-        if run.is_done and not job.lost_steps:
+        if world.share(run.is_done and not job.lost_steps):
             world.tell(f"{run.path} is already done")
             return run
         with hold_run(job), memory_told(memory_remedy(recipe, world.size)):
-            if not run.is_done:
+            if not world.share(run.is_done):
                 finish_run(job)
             # Train a finished run once more to each lost checkpoint, from the whole one before it, and log nothing.
-            for lost in job.lost_steps:
-                earlier = [step for step in whole_steps(run) if step - job.origin.step < lost]
+            for lost in world.share(job.lost_steps):
+                earlier = [step for step in world.share(whole_steps(run)) if step - job.origin.step < lost]
                 start = resume_start(run, earlier[-1], world) if earlier else job.origin
                 world.tell(f"{run.path}: once more from step {start.run_step} to {lost}, to be kept now")
                 train_steps(job, start, lost, is_logged=False)
@@ -74,7 +72,7 @@ def memory_remedy(recipe: Recipe, num_processes: int) -> str:
 def finish_run(job: Job) -> None:
     """Train to the last step, from the last whole checkpoint or the origin; what was logged after that is forgotten."""
     run, world = job.run, job.world
-    saved, start = whole_steps(run), job.origin
+    saved, start = world.share(whole_steps(run)), job.origin
     if saved:
         start = resume_start(run, saved[-1], world)
         world.tell(f"resuming {run.path} at step {start.run_step}")
@@ -102,7 +100,7 @@ def train_steps(job: Job, start: Start, stop: int, *, is_logged: bool) -> int:
     tokens_seen = start.tokens_seen
     proved: set[tuple[int, str]] = set()
     steps = range(start.run_step, stop)
-    with stop_signals(world.asked), open_log(job, loader, state.flops, steps, is_logged=is_logged) as log:
+    with stop_signals(world.asked.append), open_log(job, loader, state.flops, steps, is_logged=is_logged) as log:
         for step, phase, microbatches in prefetch(loader, steps):
             log.note_batch()
             done, number = step + 1, mixture_number(recipe.curriculum, step)
@@ -187,23 +185,3 @@ def explain_divergence(
         f"{run.path.name}: loss {loss} and gradient norm {norm} at step {run_step + 1}, samples {named}; {kept}; lower "
         "schedule.peak_lr or look at these samples"
     )
-
-
-@contextmanager
-def stop_signals(asked: list[int]) -> Iterator[None]:
-    """SIGTERM and SIGINT are noted in `asked`, to end the run after the current step; a second SIGINT ends it at once.
-
-    A second SIGTERM does not: Slurm and torchrun may both send one.
-    """
-
-    def note(signum: int, _: Any) -> None:
-        if asked and signum == signal.SIGINT:
-            raise KeyboardInterrupt
-        asked.append(signum)
-
-    before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

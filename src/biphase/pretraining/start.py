@@ -3,7 +3,8 @@
 Each is a network, a place in the data order and, where it is carried, an optimizer's state.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from transformers import AutoModelForMaskedLM, EuroBertConfig, PreTrainedModel
@@ -24,11 +25,15 @@ from biphase.encoder.load import (
 from biphase.encoder.packed import position_limit
 from biphase.encoder.proofs import check_directions, check_head, freeze_unreached
 from biphase.errors import InputError
+from biphase.files import read_json_as, write_json
 from biphase.hub import fetch_model, model_fingerprint
-from biphase.pretraining.checkpoint import CheckpointManifest, read_checkpoint_manifest
+from biphase.pretraining.checkpoint import read_checkpoint_manifest
 from biphase.pretraining.objectives import is_causal
 from biphase.recipe import Recipe
 from biphase.run import Run, find_checkpoint, read_recipe, split_reference, whole_steps
+
+ORIGIN = "origin.json"
+"""The file of a branch's run that says where it began: its parent may drop that checkpoint meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +54,8 @@ class Start:
     optimizer_folder: Path | None = None
 
 
-def find_start(recipe: Recipe, text: TrainingText, world: World) -> Start:
-    """The beginning that `init` names. Loads no weights. Every process must call it."""
+def find_start(recipe: Recipe, text: TrainingText) -> Start:
+    """The beginning that `init` names. Loads no weights."""
     init, shards = recipe.init, text.main
     anew: TextHistory = ((0, text.contents),)
     if init.preset is not None:  # what makes no network is refused before there is a run folder
@@ -61,10 +66,10 @@ def find_start(recipe: Recipe, text: TrainingText, world: World) -> Start:
         check_foreign_tokenizer(folder, shards)
         parent = model_fingerprint(init.model, folder)
         return Start(parent=parent, carried=("weights",), model_folder=str(folder), data_history=anew)
-    return find_branch(recipe, text, world, anew)
+    return find_branch(recipe, text, anew)
 
 
-def find_branch(recipe: Recipe, text: TrainingText, world: World, anew: TextHistory) -> Start:
+def find_branch(recipe: Recipe, text: TrainingText, anew: TextHistory) -> Start:
     """The beginning at a checkpoint of another run; its text begins `anew` where the two have not the same order."""
     init, shards = recipe.init, text.main
     assert init.checkpoint is not None
@@ -74,7 +79,7 @@ def find_branch(recipe: Recipe, text: TrainingText, world: World, anew: TextHist
     if not step and not parent_run.is_done:  # its last step would name another parent later, and another run
         steps = ", ".join(f"@{step}" for step in whole_steps(parent_run))
         raise InputError(f"{path} is not done, so its last step may change: say which one, {path}@STEP; it has {steps}")
-    manifest = whole_checkpoint(folder, world)
+    manifest = read_checkpoint_manifest(folder)
     check_tokenizer(shards, manifest.tokenizer_hash)
     # The parent's place in the data order means something only where both walk through the same samples, those that a
     # text has got since apart.
@@ -97,16 +102,36 @@ def find_branch(recipe: Recipe, text: TrainingText, world: World, anew: TextHist
     )
 
 
-def whole_checkpoint(folder: Path, world: World) -> CheckpointManifest:
-    """The manifest of a checkpoint whose files the first process alone has read and found unchanged. A collective."""
-    world.first(lambda: read_checkpoint_manifest(folder), f"{folder} cannot be taken over; the first process says why")
-    return read_checkpoint_manifest(folder, check_files=False)
+def record_origin(run: Run, origin: Start) -> None:
+    """Keep in a run's folder where it began."""
+    folders = {"model_folder": origin.model_folder, "optimizer_folder": origin.optimizer_folder}
+    absolute = {name: folder and str(Path(folder).resolve()) for name, folder in folders.items()}
+    write_json(run.path / ORIGIN, asdict(origin) | absolute)
+
+
+def find_recorded(recipe: Recipe, root: Path, run_from: Callable[[Start], Run]) -> Start | None:
+    """Where the recipe's run began, by its own record; None where there is none, or no checkpoint to go on from.
+
+    Args:
+        run_from: the recipe's run, if it began there.
+    """
+    if recipe.init.checkpoint is None:
+        return None
+    path, step = split_reference(recipe.init.checkpoint)
+    for file in sorted(root.glob(f"{recipe.name}-????????/{ORIGIN}")):
+        run, origin = Run(file.parent), read_json_as(file, Start)
+        begun = Path(origin.model_folder or "").parent
+        is_named = begun == Path(path).resolve() / "steps" / (step or begun.name)
+        if is_named and run_from(origin).path == run.path and (run.is_done or whole_steps(run)):
+            return origin
+    return None
 
 
 def resume_start(run: Run, step: int, world: World) -> Start:
-    """Where an interrupted run goes on. Every process must call it."""
+    """Where an interrupted run goes on; the first process alone looks whether all files are unchanged. A collective."""
     folder = run.steps / str(step)
-    manifest = whole_checkpoint(folder, world)
+    elsewhere = f"{folder} cannot be taken over; the first process says why"
+    manifest = world.decide(lambda: read_checkpoint_manifest(folder), elsewhere)
     return Start(
         run_step=manifest.run_step,
         step=manifest.step,

@@ -56,7 +56,6 @@ class StudyFolder:
 
 def claim_study_folder(path: Path, study: Study) -> StudyFolder:
     """The folder, with the study in it. Raises `InputError` when it is another study's."""
-    text = yaml.safe_dump(study.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
     kept = path / "study.yaml"
     if kept.exists():
         name = read_yaml(kept).get("name")
@@ -65,8 +64,13 @@ def claim_study_folder(path: Path, study: Study) -> StudyFolder:
                 f"{path} is the folder of the study '{name}', not of '{study.name}'; choose another folder"
             )
     path.mkdir(parents=True, exist_ok=True)
-    write_text(kept, text)
+    write_text(kept, study_text(study))
     return StudyFolder(path)
+
+
+def study_text(study: Study) -> str:
+    """A study as its folder keeps it."""
+    return yaml.safe_dump(study.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
 def train_name(run: str) -> str:

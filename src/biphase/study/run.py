@@ -12,6 +12,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from biphase.console import err
 from biphase.engine.local import Engine
 from biphase.engine.scheduler import Failure, Forecast, read_failures, run_batch
 from biphase.engine.units import Unit
@@ -28,6 +29,7 @@ from biphase.study.folder import (
     measure_cells,
     read_state,
     refuse_other_text,
+    study_text,
     train_name,
 )
 from biphase.study.plan import Plan
@@ -38,13 +40,15 @@ from biphase.tasks.spec import find_task
 
 TRAINING = "train"
 """The kind of the units that are training runs; in place of a unit's name, all of them."""
+CELLS = "cells"
+"""In place of a unit's name, all cells of models that are trained."""
 
 
 def run_study(
     plan: Plan, folder: StudyFolder, engine: Engine, processes: int = 1, only: str | None = None
 ) -> list[Failure]:
-    """Do all that is missing, or `only` one unit or all of `train`; returns what failed. A failure blocks only what
-    needs it.
+    """Do all that is missing, or `only` one unit, all of `train` or the `cells`; returns what failed. A failure blocks
+    only what needs it.
 
     `processes` above 1 trains each run under torchrun, on so many devices of its machine. Raises `InputError` as
     `refuse_other_text` and `choose_units` do.
@@ -82,12 +86,18 @@ def run_study(
 
 
 def choose_units(units: Mapping[str, Unit], only: str, done: Set[str]) -> dict[str, Unit]:
-    """All training runs, or one unit by its name. Raises `InputError` where there is none, or something is to be done
-    before it."""
+    """All training runs, the cells that need none any more, or one unit by its name. Raises `InputError` where there is
+    none, or something is to be done before it."""
     if only == TRAINING:
         return {name: unit for name, unit in units.items() if unit.kind == TRAINING}
+    if only == CELLS:
+        cells = {name: unit for name, unit in units.items() if unit.kind != TRAINING}
+        ready = {name: unit for name, unit in cells.items() if not set(unit.needs) - done}
+        if len(ready) < len(cells):
+            err.print(f"{len(cells) - len(ready)} cells left out: their models are not trained")
+        return ready
     if only not in units:
-        close = get_close_matches(only, [TRAINING, *units], 1)
+        close = get_close_matches(only, [TRAINING, CELLS, *units], 1)
         hint = f"did you mean '{close[0]}'?" if close else f"they are called such as '{next(iter(units))}'"
         raise InputError(f"no unit '{only}' in this study; {hint}")
     lacking = sorted(set(units[only].needs) - done)
@@ -255,7 +265,11 @@ def estimate_costs(plan: Plan) -> dict[str, float]:
 
 
 def drop_checkpoints(plan: Plan, folder: StudyFolder) -> None:
-    """Delete checkpoints that no run needs any more and that are no model."""
+    """Delete checkpoints that no run needs any more and that are no model; none when the folder is that of another plan
+    by now: its runs may begin at them."""
+    kept = folder.path / "study.yaml"
+    if not kept.exists() or kept.read_text(encoding="utf-8") != study_text(plan.study):
+        return
     for checkpoint in plan.checkpoints:
         record = find_record(folder, plan.runs[checkpoint.run])
         if record and not is_needed(plan, folder, checkpoint):

@@ -14,11 +14,12 @@ from typing import Any
 
 import yaml
 
-from biphase.console import duration
-from biphase.errors import EXIT_BUSY, BusyError, InputError
+from biphase.console import duration, err
+from biphase.errors import EXIT_BUSY, BusyError, InputError, StoppedError
 from biphase.files import locked, read_json_as, write_json, write_text
+from biphase.machine import grace, stop_signals
 from biphase.recipe import Recipe
-from biphase.run import Run, read_recipe, whole_steps
+from biphase.run import Run, whole_steps
 from biphase.study.folder import (
     StudyFolder,
     TrainedRecord,
@@ -125,31 +126,43 @@ def train_here(recipe: Recipe, folder: StudyFolder) -> Path:
 
 
 def train_by_torchrun(recipe: Recipe, folder: StudyFolder, processes: int) -> Path:
-    """The same as `biphase pretrain` under torchrun; what it prints goes to runs/NAME.log. SIGTERM is passed on."""
+    """The same as `biphase pretrain` under torchrun; what it prints goes to runs/NAME.log. SIGTERM is passed on, and
+    raises `StoppedError` when all its processes have ended."""
     folder.runs.mkdir(parents=True, exist_ok=True)
     recipe_file = folder.runs / f"{recipe.name}.yaml"
     write_text(recipe_file, yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False))
     command = [sys.executable, "-m", "biphase.distributed", "--standalone", f"--nproc-per-node={processes}"]
     command += ["-m", "biphase", "pretrain", str(recipe_file), "--runs", str(folder.runs)]
     log = folder.runs / f"{recipe.name}.log"
-    with open(log, "a", encoding="utf-8") as file:
+    asked: list[int] = []
+    with open(log, "ab") as file:
+        begin = file.tell()
         # It ends with this process, however that ends: BIPHASE_PARENT.
         environment = os.environ | {"OMP_NUM_THREADS": "1", "BIPHASE_PARENT": str(os.getpid())}
         child = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=environment)
-        previous = signal.signal(signal.SIGTERM, lambda *_: child.terminate())
-        try:
+
+        def pass_on(number: int) -> None:
+            if not asked:
+                err.print(f"waiting up to {grace():.0f} s for {processes} processes to save their state", markup=False)
+            asked.append(number)
+            child.terminate()
+
+        with stop_signals(pass_on):
             code = child.wait()
-        finally:
-            signal.signal(signal.SIGTERM, previous)
-    lines = log.read_text(encoding="utf-8").splitlines() or [""]
-    told = next((line for line in reversed(lines) if line.startswith("biphase: ")), lines[-1])
+    lines = log.read_bytes()[begin:].decode(errors="replace").splitlines()
+    told = next((line for line in reversed(lines) if line.startswith("biphase: ")), (lines or [""])[-1])
+    told = told.removeprefix("biphase: ")
+    if asked or code == 128 + signal.SIGTERM:
+        raise StoppedError(told or "stopped; run the same command to go on")
     if code == EXIT_BUSY:
-        raise BusyError(told.removeprefix("biphase: "))
+        raise BusyError(told)
     if code:
-        raise InputError(f"torchrun ended with exit code {code}: {told.removeprefix('biphase: ')}; see {log}")
-    finished = [run for path in folder.runs.glob(f"{recipe.name}-????????") if (run := Run(path)).is_done]
-    own = [run.path for run in finished if read_recipe(run).weights_tree == recipe.weights_tree]
-    return max(own, key=lambda path: (path / "done.json").stat().st_mtime)
+        raise InputError(f"torchrun ended with exit code {code}: {told}; see {log}")
+    said = {Path(line).name for line in lines}  # `pretrain` says the folder of its run
+    done = [path for path in folder.runs.glob(f"{recipe.name}-????????") if path.name in said and Run(path).is_done]
+    if len(done) != 1:
+        raise InputError(f"torchrun ended well but did not say which run is done; see {log}")
+    return done[0]
 
 
 def score_unit(

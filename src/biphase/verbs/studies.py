@@ -84,8 +84,9 @@ class OpenStudy:
         Args:
             workers: units side by side; one per core or GPU unless given.
             workers_per_gpu: units that share a GPU.
-            processes: devices of each training run, by torchrun.
-            unit: only this one, such as `train 1m-clm-400`; `train`: all runs, no cell.
+            processes: devices of each training run, by torchrun; a cell holds as many, and uses one.
+            unit: only this one, such as `train 1m-clm-400`; `train`: all runs, no cell; `cells`: all cells whose models
+                are trained.
         """
         from biphase.study.folder import claim_study_folder, read_state
         from biphase.study.hypotheses import declare

@@ -1,6 +1,7 @@
 #!/bin/bash
 # A study on a Slurm cluster: every job of the array runs the same command on one shared folder, takes what is missing
-# and leaves alone what another job is at. Submitting it again goes on; a job that is preempted saves and stops.
+# and waits, with its GPUs, while all that is left is what other jobs are at. Submitting it again goes on; a job that is
+# preempted saves and stops.
 #   sbatch --array=0-7 slurm.sh studies/paper.yaml /shared/study-paper [key=value ...]
 #   biphase study status studies/paper.yaml --out /shared/study-paper
 # The study, its shards and task data, the environment and BIPHASE_CACHE must lie where all nodes see them.
@@ -11,14 +12,19 @@
 #SBATCH --time=24:00:00
 #SBATCH --signal=TERM@120
 #SBATCH --requeue
+#SBATCH --open-mode=append
 #SBATCH --output=biphase-%A-%a.log
 set -euo pipefail
 
 study=$1 folder=$2
 shift 2
-gpus=${SLURM_GPUS_ON_NODE:-1}
+gpus=${SLURM_GPUS_ON_NODE:-1} code=0
+export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1} # srun itself would take one
+export BIPHASE_GRACE_SECONDS=110 # to save, of the 120 of --signal
 
-# 1. Training runs, each over all GPUs of the node; cells wait.
-srun biphase study run "$study" "$@" --out "$folder" --unit train --processes "$gpus"
-# 2. Fine-tunings, four to a GPU: they are small.
-srun biphase study run "$study" "$@" --out "$folder" --workers-per-gpu 4
+# 1. Training runs, each over all GPUs of the node. One that fails is no reason not to judge the others; a stop is.
+srun biphase study run "$study" "$@" --out "$folder" --unit train --processes "$gpus" || code=$?
+case $code in 130 | 143) exit "$code" ;; esac
+# 2. Fine-tunings of what is trained, four to a GPU: they are small.
+srun biphase study run "$study" "$@" --out "$folder" --unit cells --workers-per-gpu 4 || code=$((code ? code : $?))
+exit "$code"
