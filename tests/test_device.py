@@ -19,7 +19,7 @@ def test_each_process_takes_a_gpu_of_its_own(two_gpus: None) -> None:
     assert choose_device("auto", 1) == choose_device("cuda", 1) == torch.device("cuda", 1)
     assert choose_device("cpu", 2) == torch.device("cpu")
     for wanted in ("auto", "cuda"):
-        with pytest.raises(InputError, match="than it has GPUs; start one for each: torchrun --nproc-per-node 2"):
+        with pytest.raises(InputError, match="the local rank 2 sees 2 GPUs: start one process for each"):
             choose_device(wanted, 2)
 
 

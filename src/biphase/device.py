@@ -30,8 +30,8 @@ def choose_device(wanted: str, local_rank: int = 0) -> torch.device:
         number = torch.cuda.device_count()
         if local_rank >= number:
             raise InputError(
-                f"more processes were started on this machine than it has GPUs; start one for each: "
-                f"torchrun --nproc-per-node {number}"
+                f"the process with the local rank {local_rank} sees {number} GPU{'s' * (number > 1)}: start one "
+                "process for each GPU of a machine (torchrun --nproc-per-node), and let each of them see all"
             )
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)

@@ -230,7 +230,7 @@ def join_world(device: str, silence_seconds: float | None = None) -> Iterator[Wo
     Raises `InputError` where another process has gone: in the one that is to tell it with its name.
     """
     size = launched_as("WORLD_SIZE", 1)
-    chosen = choose_device(device, launched_as("LOCAL_RANK", 0))
+    chosen = choose_device(device, launched_as("LOCAL_RANK", 0) if size > 1 else 0)
     if size == 1:
         yield World(0, 1, chosen)
         return

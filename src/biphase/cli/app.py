@@ -5,6 +5,7 @@ A verb says what its words mean and calls what does it. Heavy imports happen ins
 
 import errno
 import os
+import re
 import signal
 import sys
 from io import TextIOWrapper
@@ -285,7 +286,7 @@ def explain_os_error(error: OSError) -> str:
     if error.errno == errno.ENOENT and missing:
         return f"the folder {missing[0]} does not exist; make it, or give another place"
     if place.name.startswith(".") and place.suffix == ".part":  # a file on its way to its name
-        place = place.with_name(place.stem.removeprefix("."))
+        place = place.with_name(re.sub(r"\.\d+$", "", place.stem).removeprefix("."))
     return f"{error.strerror}: {place}; give another place, or mend this one"
 
 

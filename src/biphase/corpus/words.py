@@ -15,7 +15,7 @@ SEARCHED = re.compile(rf"([{UNSPACED}]+)|([^\W{UNSPACED}]{{2,}})")
 
 def find_words(text: str) -> list[str]:
     """The words of a text in its order, each with a blank where one follows: `BERT 模型は` → `BERT␣`, `模型`, `は`."""
-    return [word + (" " if blank else "") for word, blank in PIECES.findall(text)]
+    return [piece[1] + (" " if piece[2] else "") for piece in PIECES.finditer(text)]
 
 
 def join_words(words: Sequence[str]) -> str:
@@ -32,7 +32,8 @@ def searched_words(text: str) -> list[str]:
     """What word search looks for: lower-cased words of two letters and more, and of scripts without spaces all pairs of
     neighbours, as Lucene's CJKAnalyzer has them: `BERT模型は` → `bert`, `模型`, `型は`."""
     words = []
-    for run, word in SEARCHED.findall(text.lower()):
+    for found in SEARCHED.finditer(text.lower()):
+        run, word = found.groups()
         if run:
             words += [run[at : at + 2] for at in range(max(1, len(run) - 1))]
         else:
