@@ -180,6 +180,21 @@ def test_lists_of_0_and_1_say_which_classes_apply(capsys: pytest.CaptureFixture[
         init_task_command(Path("twice.jsonl"), None, None, Path("twice.yaml"))
 
 
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (["3,45", "1.234,50", "2"], "decimal comma, or two classes, such as '3,45': write numbers with a point"),
+        (["yes", "no", "", "no"], "row 2 has no label in 'label': take it out"),
+    ],
+)
+def test_labels_that_may_be_something_else_are_asked_for(labels: list[str], message: str) -> None:
+    rows = [{"text": f"some words {n}", "label": labels[n % len(labels)]} for n in range(30)]
+    pandas.DataFrame(rows).to_csv("train.csv", index=False, sep=";")
+    with pytest.raises(InputError, match=message):
+        init_task_command(Path("train.csv"), None, None, Path("mine.yaml"))
+    assert not Path("mine.yaml").exists()
+
+
 def test_a_family_that_is_named_is_believed() -> None:
     Path("train.csv").write_text("text,stars\n" + "".join(f"a b {n},{n % 5}\n" for n in range(40)))
     init_task_command(Path("train.csv"), None, "regression", Path("mine.yaml"))

@@ -518,6 +518,18 @@ def test_texts_behind_a_glob_are_known_by_what_they_hold(documents: list[str], t
     assert read_pairs(source, seed=0).hash != before.hash
 
 
+def test_a_folder_is_known_from_wherever_it_is_named(
+    documents: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "linked").symlink_to(tmp_path / "texts")
+    for number, text in enumerate(documents[:9]):
+        (tmp_path / "texts" / f"{number}.txt").write_text(text, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    places = (str(tmp_path / "texts"), "texts", "texts/", "linked")
+    assert len({read_pairs(PairSource(from_text=one, passage_words=40), seed=0).hash for one in places}) == 1
+
+
 def test_a_training_that_diverges_is_no_model(make: Make, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="diverged; lower its learning_rate"):
         train_embedder(make("stages.0.learning_rate=1e30", "stages.0.warmup_ratio=0"), tmp_path / "runs")

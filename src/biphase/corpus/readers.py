@@ -52,7 +52,7 @@ def read_text_lines(path: Path) -> Iterator[tuple[int, str, int]]:
                     text = line.decode()
                 except UnicodeDecodeError as error:
                     what = f"byte {error.object[error.start]:#04x} at position {error.start} of the line"
-                    form = "latin1"
+                    form = "cp1252"
                     if number == 1 and line.startswith(UTF_16_MARKS):
                         what, form = "UTF-16, Excel's Unicode text", "utf-16"
                     raise InputError(

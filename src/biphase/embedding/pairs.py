@@ -141,7 +141,7 @@ def hash_text(given: str) -> str:
         return hash_source(given)
     sources = find_text_sources([given])
     if path.is_dir():
-        return hash_folder(path, {one.place for one in sources if isinstance(one.place, Path)})
+        return hash_folder(path.resolve(), {one.place for one in sources if isinstance(one.place, Path)})
     return content_hash([file_hash(one.place) if isinstance(one.place, Path) else one.fingerprint for one in sources])
 
 

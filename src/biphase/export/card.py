@@ -18,6 +18,8 @@ PREDICTS = {
     "mlm": "masked tokens in place, from both sides",
     "mntp": "masked tokens, from the position before each and both sides",
 }
+PIPELINES = {"clm": "text-generation", "mlm": "fill-mask", "mntp": "feature-extraction"}
+"""The pipeline of transformers that gives what was trained; none looks at the position before a mask."""
 CARD = """\
 ---
 library_name: transformers
@@ -128,7 +130,7 @@ def write_card(
         misread=f"\n{misread}.\n" if notes.misread_as else "",
         embeddings="" if manifest.objective == "clm" else PADDED_RIGHT + embeddings,
         base=f"base_model: {base}\n" if base else "",
-        task="text-generation" if manifest.objective == "clm" else "fill-mask",
+        task=PIPELINES[manifest.objective],
         curriculum="\n".join(f"{number}. {line}" for number, line in enumerate(history, 1)),
         tokens_seen=manifest.tokens_seen,
         step=manifest.step,

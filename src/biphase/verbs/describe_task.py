@@ -154,6 +154,12 @@ def describe_labels(data: Path, label: str, values: list[Any], family: str | Non
     if family in (None, "multi_label_classification") and (num_classes := count_multi_hot(values)):
         err.print(f"{label}: read as a 0 or 1 for each of {num_classes} classes; name these in order", markup=False)
         return {"problem_type": "multi_label_classification", "classes": [str(one) for one in range(num_classes)]}
+    if family is None and have_decimal_commas(values):
+        raise InputError(
+            f"{data}: '{label}' has numbers with a decimal comma, or two classes, such as "
+            f"'{next(value for value in values if ',' in value)}': write numbers with a point, or give "
+            "--family multi_label_classification"
+        )
     named = [part_names(value) for value in values]
     sets = [set(names) for names in named]
     parts, wholes = set().union(*sets), {plain_label(value) for value in values}
@@ -170,6 +176,9 @@ def describe_labels(data: Path, label: str, values: list[Any], family: str | Non
     if family == "regression":
         return {"problem_type": family}
     is_several = family == "multi_label_classification"
+    unlabelled = next((at for at, value in enumerate(values) if isinstance(value, str) and not value.strip()), None)
+    if unlabelled is not None and not is_several:
+        raise InputError(f"{data}: row {unlabelled} has no label in '{label}': take it out")
     twice = next((at for at, names in enumerate(named) if len(sets[at]) < len(names)), None)
     if is_several and twice is not None:
         remedy = "name each once, or give every row a 0 or 1 for each class"
@@ -181,6 +190,13 @@ def describe_labels(data: Path, label: str, values: list[Any], family: str | Non
         )
     ordered = sorted(classes, key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name))
     return {"problem_type": family, "classes": ordered} if is_several else {"classes": ordered}
+
+
+def have_decimal_commas(values: list[Any]) -> bool:
+    """Whether labels may be numbers as `3,45` and `1.234,50`: at most one comma each, digits on both sides."""
+    texts = [value for value in values if isinstance(value, str)]
+    are_numbers = len(texts) == len(values) and all(re.fullmatch(r"[-+]?[\d.]+(,\d+)?", text) for text in texts)
+    return are_numbers and any("," in text for text in texts)
 
 
 def find_splits(train: Path, needed: str | None = None) -> dict[str, str]:
