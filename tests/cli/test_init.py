@@ -93,7 +93,9 @@ def test_every_study_is_one_to_start_from(name: str) -> None:
 
 
 def test_a_study_by_flags() -> None:
-    init_study_command("demo", "s", "3m", 60, "snli, genre", Path("mine.yaml"))
+    with pytest.raises(InputError, match="' ,' has nothing beside commas"):
+        init_study_command("demo", "s", "3m", 60, " ,", Path("mine.yaml"))
+    init_study_command("demo", "s", "3m", 60, "snli, genre,", Path("mine.yaml"))
     study = load_study(Path("mine.yaml"))
     assert study.evaluation is not None and study.evaluation.tasks == ("snli", "genre")
     assert study.evaluation.per_task == {"genre": {"max_train_examples": 1600}}
