@@ -50,12 +50,15 @@ def test_a_recipe_says_where_it_starts() -> None:
 
 
 def test_a_model_of_the_hub_may_have_a_revision() -> None:
-    for number, revision in enumerate(("3", "v1.0")):
-        init_recipe_command(None, "s", f"foo/bar@{revision}", None, Path(f"{number}.yaml"))
-        init = load_config(Recipe, Path(f"{number}.yaml")).init
-        assert (init.model, init.revision) == ("foo/bar", revision)
-    init_recipe_command("embed", None, "foo/bar@3", None, Path("e.yaml"))
-    assert load_config(EmbeddingRecipe, Path("e.yaml")).model == "foo/bar@3"
+    Path("foo").mkdir()
+    init_recipe_command(None, "s", "foo/bar@v1.0", None, Path("a.yaml"))
+    init = load_config(Recipe, Path("a.yaml")).init
+    assert (init.model, init.revision) == ("foo/bar", "v1.0")
+    init_recipe_command("embed", None, "foo/bar@v1.0", None, Path("e.yaml"))
+    assert load_config(EmbeddingRecipe, Path("e.yaml")).model == "foo/bar@v1.0"
+    with pytest.raises(InputError, match="run/s is not a run folder"):
+        init_recipe_command(None, "s", "run/s@3", None, Path("b.yaml"))
+    assert not Path("b.yaml").exists()
 
 
 def test_embedding_recipes_take_no_shards() -> None:
@@ -90,7 +93,9 @@ def test_every_study_is_one_to_start_from(name: str) -> None:
 
 
 def test_a_study_by_flags() -> None:
-    init_study_command("demo", "s", "3m", 60, "snli, genre", Path("mine.yaml"))
+    with pytest.raises(InputError, match="' ,' has nothing beside commas"):
+        init_study_command("demo", "s", "3m", 60, " ,", Path("mine.yaml"))
+    init_study_command("demo", "s", "3m", 60, "snli, genre,", Path("mine.yaml"))
     study = load_study(Path("mine.yaml"))
     assert study.evaluation is not None and study.evaluation.tasks == ("snli", "genre")
     assert study.evaluation.per_task == {"genre": {"max_train_examples": 1600}}

@@ -179,7 +179,7 @@ def test_multiple_choice(model_folder: Path, tmp_path: Path) -> None:
         choices = wrong[: 1 + number % 2]
         choices.insert(right, str(rng.choice(NOUNS[:5])))
         rows.append({"question": " ".join(words), "choices": {"text": choices, "label": []}, "label": "ABC"[right]})
-    keys = {"family": "multiple_choice", "metric": "accuracy", "template": "{question} : {choice}"}
+    keys = {"family": "multiple_choice", "metric": "accuracy", "template": "{question} : {choice}", "unlabelled": ["?"]}
     task = write_task(tmp_path, rows, choices=["choices"], classes=["A", "B", "C"], **keys)
     score, found = fit_made_up(task, model_folder, microbatch_tokens=64)
     assert [row["gold"] for row in found] == [row["label"] for row in rows[2::3]]
@@ -196,10 +196,13 @@ def test_multiple_choice(model_folder: Path, tmp_path: Path) -> None:
     kept = predict_all(tmp_path / "kept", unlabelled(tmp_path / "test.jsonl", "label"))
     assert [row["predicted"] for row in kept] == [row["predicted"] for row in found]
     assert [len(row["probabilities"]) for row in kept] == [len(row["choices"]["text"]) for row in rows[2::3]]
-    named = [{**row, "choices": {**row["choices"], "label": ["1", "2", "3"]}} for row in rows[2::3]]  # type: ignore[dict-item]
-    write_jsonl(tmp_path / "test.jsonl", named)
-    own = predict_all(tmp_path / "kept", unlabelled(tmp_path / "test.jsonl", "label"))
-    assert [row["predicted"] for row in own] == ["123"["ABC".index(row["predicted"])] for row in kept]
+    # Names of the row's own, one of which says elsewhere that nobody knows the answer; names that tell nothing.
+    for names, told in ((["1", "2", "3"], "123"), (["?", "1", "2"], "?12"), (["1", "1", "1"], "ABC")):
+        named = [{**row, "choices": {**row["choices"], "label": names}} for row in rows[2::3]]  # type: ignore[dict-item]
+        write_jsonl(tmp_path / "test.jsonl", named)
+        own = predict_all(tmp_path / "kept", unlabelled(tmp_path / "test.jsonl", "label"))
+        assert [row["predicted"] for row in own] == [told["ABC".index(row["predicted"])] for row in kept]
+        assert [len(row["probabilities"]) for row in own] == [len(row["probabilities"]) for row in kept]
 
 
 @pytest.mark.parametrize(

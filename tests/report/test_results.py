@@ -105,6 +105,19 @@ def test_objectives_are_compared_under_one_recipe() -> None:
     assert pairs(CLM, tuned, other) == pairs(MLM) == []
 
 
+def test_objectives_are_compared_at_one_budget() -> None:
+    """The largest that both have, in whatever order the arms stand; none where they share none."""
+    clm, mlm = (replace(arm, name=f"{arm.name}-short", pretrain_steps=10) for arm in (CLM, MLM))
+
+    def pairs(*arms: ReportArm) -> list[tuple[str, str]]:
+        found = ResultSet(tuple(measured(arm, "SC", "a", "standard", (0.5, 0.7)) for arm in arms))
+        return [(clm.name, mlm.name) for clm, mlm in objective_pairs(found)]
+
+    assert pairs(clm, CLM, mlm, MLM) == pairs(clm, CLM, MLM) == pairs(MLM, mlm, CLM) == [("clm", "mlm")]
+    assert pairs(clm, CLM, mlm) == [("clm-short", "mlm-short")]
+    assert pairs(clm, MLM) == []
+
+
 def test_a_cell_stands_once() -> None:
     cell = measured(CLM, "SC", "a", "standard", (0.5, 0.7))
     with pytest.raises(AssertionError, match="twice"):

@@ -154,11 +154,10 @@ def init_origin(model: str, is_run: bool) -> dict[str, str]:
     """What a recipe's `init` says of a preset, a run, a folder or a hub id (`ID@REVISION`). Raises `InputError` for a
     run that is not there."""
     path, at = split_reference(model)
-    is_hub_id = path.count("/") == 1 and path[0] not in "./~" and not Path(path).parent.is_dir()
-    if is_run or (at.isdecimal() and not is_hub_id) or (Path(path) / "config.yaml").exists():
+    if is_run or at.isdecimal() or (Path(path) / "config.yaml").exists():
         find_checkpoint(model)
         return {"checkpoint": model}
-    if at and is_hub_id:
+    if at and path.count("/") == 1 and path[0] not in "./~" and not Path(path).exists():
         return {"model": path, "revision": at}
     return {"preset": model} if model in PRESETS else {"model": model}
 

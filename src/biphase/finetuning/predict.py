@@ -35,13 +35,14 @@ from biphase.finetuning.keep import AUTO_CLASSES, RECORD, KeptRecord
 from biphase.finetuning.metrics.classification import find_entities
 from biphase.finetuning.models import find_folder
 from biphase.tasks.examples import (
+    ChoiceTexts,
     LabelledText,
     Question,
     TaggedWords,
     TaskData,
+    fill_choices,
     fill_row,
     find_answer,
-    make_choices,
     read_choices,
     read_spans,
     words_of,
@@ -183,14 +184,17 @@ def predict_file(predicting: Predicting, file: Path) -> Iterator[Row]:
 
 
 def choose(predicting: Predicting, rows: Sequence[PlacedRow]) -> tuple[Iterable[Row], int]:
-    """The name of the best choice, the row's own where it has names, and the probability of each."""
+    """The name of the best choice, the row's own where it has a name for each, and the probability of each."""
     task, config = predicting.task, predicting.cell.config
-    names = [read_choices(predicting.source, place, row)[1] or task.classes for place, row in rows]
-    made = [
-        make_choices(predicting.source, place, row | {task.label: some[0]})
-        for (place, row), some in zip(rows, names, strict=True)
-    ]
-    data = TaskData(task, predicting.source.name, (), (), tuple(one for one in made if one is not None), 0)
+    names, made = [], []
+    for place, row in rows:
+        texts, own = read_choices(predicting.source, place, row)
+        own = own[: len(texts)]
+        names.append(own if own and len({*own}) == len(own) else task.classes)
+        if len(texts) > len(names[-1]):
+            raise InputError(f"{place}: {len(texts)} choices, where task '{task.name}' names {len(task.classes)}")
+        made.append(ChoiceTexts(place, fill_choices(predicting.source, place, row, texts), 0))
+    data = TaskData(task, predicting.source.name, (), (), tuple(made), 0)
     split = multiple_choice.encode_task(data, predicting.tokenizer, config).splits["test"]
     scores_S = multiple_choice.predict(predicting.network, split, predicting.cell)
     found = []

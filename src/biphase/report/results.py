@@ -331,23 +331,26 @@ def num_parameters(size: str) -> float:
 
 
 def objective_pairs(results: ResultSet) -> list[tuple[ReportArm, ReportArm]]:
-    """(CLM, MLM at the reference ratio) for every size that has both, smallest first.
+    """(CLM, MLM at the reference ratio) at the largest budget of each size that has both, smallest first.
 
     Of several with recipes of their own, it is the one with the recipe of most arms; without such a one, none.
     """
     mask = reference_mask(results.arms())
-    arms = results.arms(setup="objective")
-    pairs = []
+    arms = [arm for arm in results.arms(setup="objective") if arm.mask_percent in (None, mask)]
+    pairs: list[tuple[ReportArm, ReportArm]] = []
     for size in sizes_of(arms):
-        pair = []
-        for objective in ("clm", "mlm"):
-            own = [arm for arm in arms if (arm.size, arm.objective) == (size, objective)]
-            own = [arm for arm in own if arm.mask_percent in (None, mask)]
-            usual = [arm for arm in own if arm.is_plain][:1]
-            pair += usual or (own if len(own) == 1 else [])
-        if len(pair) == 2:
-            pairs.append((pair[0], pair[1]))
+        budgets: dict[tuple[int, int], dict[str, list[ReportArm]]] = {}
+        for arm in (arm for arm in arms if arm.size == size):
+            budgets.setdefault((arm.pretrain_steps, arm.cpt_steps), {}).setdefault(arm.objective, []).append(arm)
+        largest = max((budget for budget, own in budgets.items() if own.keys() >= {"clm", "mlm"}), default=None)
+        if largest is not None:
+            clm, mlm = (budgets[largest][objective] for objective in ("clm", "mlm"))
+            pairs += zip(usual_arm(clm), usual_arm(mlm), strict=False)
     return pairs
+
+
+def usual_arm(arms: list[ReportArm]) -> list[ReportArm]:
+    return [arm for arm in arms if arm.is_plain][:1] or (arms if len(arms) == 1 else [])
 
 
 def scores_by_rate(result: Result | None) -> np.ndarray | None:

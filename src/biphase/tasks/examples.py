@@ -247,10 +247,14 @@ def make_choices(source: TaskSource, place: str, row: Row) -> ChoiceTexts | None
     if max(right, len(texts) - 1) >= min(len(texts), len(task.classes)):
         told = f"task '{task.name}' names {len(task.classes)}, and {shown(label)} is right"
         raise InputError(f"{place}: {len(texts)} choices, where {told}")
-    id = id_of(place, row)
+    return ChoiceTexts(id_of(place, row), fill_choices(source, place, row, texts), right)
+
+
+def fill_choices(source: TaskSource, place: str, row: Row, texts: list[str]) -> tuple[LabelledText, ...]:
+    """The template filled with each of a row's choices."""
     own = own_name(source, "choice")
     filled = [fill_row(source, place, row | {own: text}) for text in texts]
-    return ChoiceTexts(id, tuple(LabelledText(id, text, 0, columns) for text, columns in filled), right)
+    return tuple(LabelledText(id_of(place, row), text, 0, columns) for text, columns in filled)
 
 
 def read_choices(source: TaskSource, place: str, row: Row) -> tuple[list[str], tuple[str, ...]]:

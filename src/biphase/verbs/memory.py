@@ -131,5 +131,8 @@ def write_value(value: Any) -> str:
 
 
 def by_commas(text: str) -> list[str]:
-    """`snli, genre` → ["snli", "genre"]."""
-    return [word.strip() for word in text.split(",")]
+    """`snli, genre,` → ["snli", "genre"]."""
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not words:
+        raise InputError(f"'{text}' has nothing beside commas; leave the option out, or name something")
+    return words
