@@ -78,6 +78,13 @@ def test_little_text_limits_what_is_spent() -> None:
     assert "the text, not the budget" in next(c.reason for c in advice.choices if c.what == "tokens")
 
 
+def test_where_the_law_says_nothing_the_smallest_is_taken() -> None:
+    """Of 1m with 4,096 words and 1b with 128,256, none is better for knowing fewer words."""
+    advice = advise(TextAmount(tokens=1e5, vocab_size=4096), flops=1e19)
+    assert advice.chosen.preset == list(PRESETS)[-1] and advice.chosen.is_guess
+    assert "the law expects nothing" in next(c.reason for c in advice.choices if c.what == "size")
+
+
 def test_the_law_is_chinchillas_without_repeats() -> None:
     """With unique text, 20 tokens for a parameter are best at a fixed budget (up to what 6ND leaves out)."""
     budget = 6e18

@@ -96,7 +96,7 @@ def study_status_command(
     folder: StudyFolderOption = None,
     form: FormatOption = "text",
 ) -> None:
-    """What is done, running and failed, and how long the rest takes.
+    """What is done, begun and failed, and how long the rest takes.
 
     Example: `biphase study status studies/mini.yaml`
     """
@@ -107,7 +107,7 @@ def study_status_command(
         out.print(to_json({"study": opened.planned.study.name, "folder": str(opened.folder), **progress}))
         return
     table = Table(title=f"{opened.planned.study.name}: {opened.folder}")
-    for column in ("what", "done", "running", "failed", "of", "one worker needs"):
+    for column in ("what", "done", "begun", "failed", "of", "one worker needs"):
         table.add_column(column, justify="left" if column == "what" else "right")
     for line in progress["lines"]:
         left = "–" if line.seconds_left is None else duration(line.seconds_left)

@@ -96,6 +96,11 @@ class Candidate:
         return self.tokens / self.parameters
 
     @property
+    def is_guess(self) -> bool:
+        """Whether the law expects no more of it than of a network that has learned nothing."""
+        return self.loss >= math.log(self.vocab_size)
+
+    @property
     def is_small(self) -> bool:
         """Whether nothing is published about networks of this size."""
         return self.preset not in PAPER_SIZES
@@ -199,7 +204,8 @@ def make_candidate(preset: str, text: TextAmount | None, budget: float, curricul
 
 
 def choose_candidate(candidates: Sequence[Candidate], budget: float) -> Candidate:
-    """The smallest of those that the law cannot tell from the best; they stand from large to small."""
+    """The smallest of those that the law cannot tell from the best; they stand from large to small. Where it expects
+    nothing of any, what differs is their vocabulary alone."""
     possible = [item for item in candidates if item.tokens >= LEAST_TOKENS]
     if not possible:
         tokens = candidates[-1].tokens
@@ -207,6 +213,8 @@ def choose_candidate(candidates: Sequence[Candidate], budget: float) -> Candidat
             f"{budget:.3g} FLOPs and the text given are {tokens:,.0f} tokens for the smallest preset, too few to learn "
             f"from; {LEAST_TOKENS:,} are the least, which cost {candidates[-1].flops / tokens * LEAST_TOKENS:.2g} FLOPs"
         )
+    if all(item.is_guess for item in possible):
+        return possible[-1]
     lowest = min(item.loss for item in possible)
     return next(item for item in reversed(possible) if item.loss <= lowest * (1 + WITHIN_NOISE))
 
@@ -291,7 +299,12 @@ def explain_choices(
     possible = [item for item in candidates if item.tokens >= LEAST_TOKENS]
     by_size = "small network" if chosen.is_small else "the paper's size"
     others = ", ".join(f"{item.preset} {item.loss:.3f}" for item in possible if item.preset != chosen.preset)
-    is_lowest = chosen.loss == min(item.loss for item in possible)
+    if not others:
+        size = "one"
+    elif all(item.is_guess for item in possible):
+        size = "beyond the law"
+    else:
+        size = "lowest" if chosen.loss == min(item.loss for item in possible) else "near the lowest"
     if text is None:
         tokens = "any text"
     elif chosen.epochs >= MOST_EPOCHS:
@@ -299,7 +312,7 @@ def explain_choices(
     else:
         tokens = "repeated" if chosen.epochs > FRESH_EPOCHS else "fresh"
     cases = {
-        "size": "one" if not others else "lowest" if is_lowest else "near the lowest",
+        "size": size,
         "tokens": tokens,
         "masking": by_size if chosen.is_small else "MLM alone" if curriculum.value == "mlm" else "after CLM",
         "batch": by_size,

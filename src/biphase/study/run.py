@@ -141,6 +141,7 @@ class StatusLine:
     name: str
     done: int
     running: int
+    """Begun and not done; whether a process is at it now is not looked for."""
     failed: int
     total: int
     seconds_left: float | None

@@ -154,7 +154,8 @@ def read_quoted(path: Path, layout: FileLayout, delimiter: str | None) -> Rows:
                 if layout.has_header:
                     continue
             if len(fields) != len(header):
-                remedy = "; tabs divide it: format: tsv" if "\t" in first and layout.format is None else ""
+                is_tsv = "\t" in first and layout.format is None
+                remedy = "; tabs divide it: format: tsv" if is_tsv else f", parted by '{delimiter}'"
                 raise ragged(place, len(fields), len(header), remedy)
             yield place, dict(zip(header, fields, strict=True))
     except csv.Error as error:

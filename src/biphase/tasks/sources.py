@@ -149,7 +149,8 @@ def column(source: TaskSource, place: str, row: Row, name: str) -> Any:
     if own not in row:
         columns = clipped(", ".join(row))
         is_label = name in (source.task.label, "answers")
-        remedy = f"rename: {{THEIRS: {name}}}" + (", or leave a split without labels out" if is_label else "")
+        remedy = f"rename: {{THEIRS: {name}}} in the task, or the column of the file"
+        remedy += "; or leave a split without labels out" if is_label else ""
         raise InputError(
             f"{place}: task '{source.task.name}' needs column '{own}'; the columns are: {columns}; {remedy}"
         )
