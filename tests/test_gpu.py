@@ -1,6 +1,6 @@
 """What only a GPU can show: the packed kernels and the whole path on CUDA beside the CPU. Skipped where there is none.
 
-`BIPHASE_GPU_TESTS=cpu` runs the same on the CPU: a test of these tests, not of a GPU.
+`BIPHASE_TEST_DEVICE=cpu` runs the same on the CPU: a test of these tests, not of a GPU.
 """
 
 import itertools
@@ -27,7 +27,7 @@ from biphase.pretraining.parallel import fill_parts, outline_network, paralleliz
 from biphase.recipe import ComputeConfig, Recipe
 from biphase.run import read_metrics
 
-DEVICE = os.environ.get("BIPHASE_GPU_TESTS", "cuda")
+DEVICE = os.environ.get("BIPHASE_TEST_DEVICE", "cuda")
 
 pytestmark = [
     pytest.mark.gpu,
