@@ -145,6 +145,8 @@ def test_one_seed_has_no_half_width() -> None:
     assert r"50.00 {\scriptsize($\pm$\,--)}" in to_latex(table)
     (row,) = csv.DictReader(to_csv(table).splitlines())
     assert (row["half_width"], row["num_seeds"]) == ("", "1")
+    (table,) = make_tables(ResultSet((measured(CLM, "SC", "a", "standard", (0.5, 0.5)),)))
+    assert "50.00 (± –)" in to_markdown(table), "two equal seeds are not certain"
 
 
 def test_names_cannot_break_a_table() -> None:

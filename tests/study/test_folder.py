@@ -18,7 +18,6 @@ from biphase.files import locked, read_json
 from biphase.finetuning.config import settle_config
 from biphase.finetuning.models import ModelFingerprint
 from biphase.study import folder, worker
-from biphase.study.cost import measure_sizes
 from biphase.study.folder import (
     StudyFolder,
     StudyState,
@@ -31,6 +30,7 @@ from biphase.study.folder import (
 from biphase.study.plan import Plan, StudyCell, plan_study
 from biphase.study.report import list_costs
 from biphase.study.results import arm_of_model, collect_results
+from biphase.study.sizes import measure_sizes
 from biphase.study.spec import Study
 from biphase.tasks.spec import find_task
 

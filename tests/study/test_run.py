@@ -27,7 +27,6 @@ from biphase.finetuning.config import PROTOCOL
 from biphase.recipe import Checkpoints
 from biphase.run import Run
 from biphase.study import worker
-from biphase.study.cost import measure_sizes
 from biphase.study.folder import (
     StudyFolder,
     claim_study_folder,
@@ -49,6 +48,7 @@ from biphase.study.run import (
     status,
     study_units,
 )
+from biphase.study.sizes import measure_sizes
 from biphase.study.spec import Study
 from biphase.study.watch import Handler, LivePage, stamp_study
 

@@ -55,6 +55,7 @@ def write_report(
     costs: Sequence[Mapping[str, object]] = (),
     commands: Sequence[str] = (),
     missing: Sequence[str] = (),
+    notes: Sequence[str] = (),
     losses: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
     files: Mapping[str, str] | None = None,
     answer: str = "",
@@ -68,6 +69,7 @@ def write_report(
         hypotheses: what the study declared before it ran, judged, and a sentence on when it was declared.
         table_numbers: (setup, family) → the number under which the table stands in a paper.
         plan_svg: a picture of the plan as it was run, drawn by us: it is not escaped.
+        notes: what a reader must know before comparing the models, in sentences.
         losses: run → records of its metrics.jsonl, for the loss curves.
         files: name → text of what stands beside the page.
         answer: to the question; by default the best model against the others, in a sentence or two.
@@ -98,6 +100,7 @@ def write_report(
             costs=costs,
             bm25=bm25 or {},
             commands=commands,
+            notes=notes,
             missing=[*missing, *missing_cells(results), *(f"No figure: {line}" for line in lacking)],
         )
         write_texts(folder, {"index.html": html})

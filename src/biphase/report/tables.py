@@ -15,7 +15,8 @@ from biphase.report.results import AVERAGE, FAMILY_NAMES, SETUPS, ReportArm, Res
 from biphase.report.signal import Signal, measure_signal
 
 RULE = (
-    "Test scores in %: mean over seeds (± half of the 95 % interval over them). Bold: the best of its block. "
+    "Test scores in %: mean over seeds (± half of the 95 % interval over them; ± –: one seed, or seeds that score the "
+    "same, which tell no interval). Bold: the best of its block. "
     "=: within noise of it, as the 95 % interval of the difference includes zero or cannot be told; over seeds and, "
     "where predictions were kept, test examples; not corrected for the number of comparisons. †: one and the same "
     "predicted for all examples. –: no score. Signal ÷ noise: the spread of the trained models over the standard error "

@@ -58,7 +58,7 @@ class Evidence:
     curriculum: str
     mean: float
     half_width: float
-    """Over all noise that the scores show; nan where there is a single seed."""
+    """Over seeds, as the study's report has it; nan where these do not differ."""
     is_behind: bool = False
     """Whether the best of the study is ahead of it by more than noise, by the test of all verdicts."""
     foretold: tuple[int, int] = (0, 0)
@@ -68,7 +68,7 @@ class Evidence:
     @property
     def score(self) -> str:
         """`61.2 ± 0.8`; with a single seed `61.2`."""
-        return f"{self.mean:.4g}" + ("" if math.isnan(self.half_width) else f" ± {self.half_width:.2g}")
+        return f"{self.mean:.1f}" + ("" if math.isnan(self.half_width) else f" ± {self.half_width:.1f}")
 
 
 @dataclass(frozen=True)
