@@ -6,10 +6,11 @@ from dataclasses import replace
 import pytest
 from scipy import stats
 
+from biphase.report.arms import objective_pairs
 from biphase.report.averages import with_averages
 from biphase.report.contrasts import difference
 from biphase.report.page import describe_results
-from biphase.report.results import AVERAGE, ReportArm, Result, ResultSet, measured, missing_cells, objective_pairs, pool
+from biphase.report.results import AVERAGE, ReportArm, Result, ResultSet, measured, missing_cells, pool
 
 CLM = ReportArm("clm", "objective", "1m", "clm", None, 100, 100, 0)
 MLM = ReportArm("mlm", "objective", "1m", "mlm", 40, 100, 0, 100)

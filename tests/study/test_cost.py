@@ -312,7 +312,7 @@ def test_a_task_of_ones_own_is_counted_in_its_data(tmp_path: Path, monkeypatch: 
     sized = find_size(find_task(str(task)), str(tmp_path))
     assert (sized.origin, sized.size.train_examples, sized.size.example_tokens) == ("counted", 51, 13)
     assert sized.size.evaluated_tokens == pytest.approx(60 * 51 / 4 * (1 - 0.9 * 0.95), abs=1)
-    monkeypatch.setattr(task_sizes, "MOST_ROWS", 20)
+    monkeypatch.setattr(task_sizes, "MOST_COUNTED", 20)
     task_sizes.count_size.cache_clear()
     assert find_size(find_task(str(task)), str(tmp_path)).size.train_examples == pytest.approx(51, rel=0.7)
     assert find_size(find_task(str(task)), None) == SizedTask(TYPICAL_SIZES["sequence_classification"], "guessed")

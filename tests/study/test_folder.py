@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 
 from biphase.config import parse_config
 from biphase.console import duration
@@ -27,6 +28,7 @@ from biphase.study.folder import (
     read_state,
     refuse_other_text,
 )
+from biphase.study.notes import list_notes
 from biphase.study.plan import Plan, StudyCell, plan_study
 from biphase.study.report import list_costs
 from biphase.study.results import arm_of_model, collect_results
@@ -87,6 +89,25 @@ def test_arms_on_different_data_are_refused(fill: Any) -> None:
     with pytest.raises(InputError, match=r"^scores on genre were made with different data, aaaaaaaa \(") as error:
         list(collect_results(plan, state.scores))
     assert not re.search("pin|\n", str(error.value))
+
+
+def test_what_was_not_the_same_for_all_arms_is_noted(fill: Any, tmp_path: Path) -> None:
+    """Precision here; a study of one arm has nothing to compare."""
+    plan = make_plan()
+    state = fill(plan, lambda cell: {"precision": "bf16" if "mlm40" in cell.model else "fp32"})
+    for name, precision in zip(plan.runs, ("bfloat16", "float32"), strict=True):
+        run = tmp_path / "runs" / name
+        run.mkdir(parents=True)
+        (run / "config.yaml").write_text(yaml.safe_dump(plan.runs[name].recipe.model_dump(mode="json")))
+        (run / "environment.json").write_text(f'{{"device": "cpu", "precision": "{precision}"}}')
+        state.records[name] = TrainedRecord(name, "", 1.0)
+    trained, tuned = list_notes(StudyFolder(tmp_path), state)
+    mlm, clm_mlm = plan.runs
+    assert trained.startswith(f"Not all trained with the same precision: bfloat16 ({mlm}), float32 ({clm_mlm});")
+    assert tuned.startswith(f"Not all fine-tuned with the same precision: bf16 ({mlm}), fp32 ({clm_mlm});")
+    (mixed,) = (found for name, found in state.scores.items() if name == mlm)
+    alone = replace(state, scores={mlm: mixed}, records={mlm: state.records[mlm]})
+    assert list(list_notes(StudyFolder(tmp_path), alone)) == []
 
 
 def test_scores_whose_data_are_not_known_go_with_any(fill: Any) -> None:

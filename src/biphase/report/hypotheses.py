@@ -9,13 +9,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from biphase.errors import InputError, nearest
+from biphase.report.arms import num_parameters
 from biphase.report.axes import Term, contrast_spreads, weigh_arms
 from biphase.report.claims import Claim, Inequality, make_inequality, strongest
 from biphase.report.contrasts import contrast
 from biphase.report.equivalents import contrast_at_share
 from biphase.report.formats import show_count
 from biphase.report.grammar import MEAN_OF_FAMILIES, QUANTIFIERS, RATE, Operand, ParsedInequality
-from biphase.report.results import FAMILY_CODES, FAMILY_NAMES, ReportArm, Result, ResultSet, num_parameters
+from biphase.report.results import FAMILY_CODES, FAMILY_NAMES, ReportArm, Result, ResultSet
 
 QUANTIFIED = re.compile(r"\b(?:every|some)\s+(?:'[^']*'|\"[^\"]*\"|[^\s()'\"]+)")
 

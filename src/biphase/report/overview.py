@@ -4,24 +4,16 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
+from biphase.report.arms import short_steps
 from biphase.report.averages import average
 from biphase.report.contrasts import difference, is_significant
 from biphase.report.formats import show_points, show_share
 from biphase.report.measures import tell_measures
 from biphase.report.panels import Mark, Panel, mark_mean
-from biphase.report.results import (
-    AVERAGE,
-    FAMILY_NAMES,
-    ReportArm,
-    Result,
-    ResultSet,
-    short_steps,
-)
+from biphase.report.results import ALL_TASKS, AVERAGE, FAMILY_NAMES, ReportArm, Result, ResultSet
 from biphase.report.signal import Signal, measure_signal
 from biphase.report.tables import OBJECTIVE_NAMES, ScoreTable, fill_rows, percent
 from biphase.style import LOOKS, Look
-
-ALL_TASKS = "all tasks"
 
 MOST_ROWS = 30
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from biphase.errors import InputError
+from biphase.report.arms import reference_mask, short_steps, sizes_of
 from biphase.report.contrasts import seed_interval
 from biphase.report.equivalents import (
     AXES,
@@ -22,7 +23,7 @@ from biphase.report.equivalents import (
 )
 from biphase.report.formats import MISSING, csv_text, escape_latex, latex_text, markdown_text, show_noise, show_share
 from biphase.report.panels import Mark, Panel, mark_mean, round_ticks
-from biphase.report.results import ReportArm, ResultSet, reference_mask, short_steps, sizes_of
+from biphase.report.results import ReportArm, ResultSet
 from biphase.style import LOOKS, SERIES
 
 LEAST_RUNGS = 3

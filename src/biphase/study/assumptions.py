@@ -15,8 +15,6 @@ from biphase.study.sizes import Sizes
 from biphase.study.task_sizes import SizedTask
 from biphase.tasks.spec import find_task
 
-GIB = 2**30
-
 
 def list_assumptions(
     plan: Plan, sizes: Sizes, tasks: Mapping[str, SizedTask], machine: Machine | None
@@ -93,5 +91,5 @@ def memory_of(shape: Shape, recipe: Recipe, devices: int, **way: Any) -> Trainin
 
 def show_gib(num_bytes: float) -> str:
     """Two digits that count: `0.42 GiB`, `5.1 GiB`, `64 GiB`."""
-    size = num_bytes / GIB
+    size = num_bytes / 2**30
     return f"{size:.0f} GiB" if size >= 10 else f"{size:.2g} GiB"

@@ -58,11 +58,11 @@ def tell_unlike(how: str, facts: Mapping[str, Mapping[str, str]]) -> Iterator[st
             if own.get(key):
                 names.setdefault(own[key], []).append(name)
         if len(names) > 1:
-            shown = [f"{value} ({shorten(some)})" for value, some in sorted(names.items())]
+            shown = [f"{value} ({first_names(some)})" for value, some in sorted(names.items())]
             yield f"Not all {how} with the same {key}: {', '.join(shown)}; differences between these may come from it."
 
 
-def shorten(names: list[str]) -> str:
+def first_names(names: list[str]) -> str:
     """`a, b, c and 4 more`."""
     more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
     return ", ".join(names[:MOST_NAMES]) + more

@@ -24,7 +24,7 @@ TYPICAL_SIZES: dict[Family, TaskSize] = {
 
 TOKEN_BYTES = 4
 """Bytes of text in a token, roughly, in any vocabulary."""
-MOST_ROWS = 100_000
+MOST_COUNTED = 100_000
 """So many rows of each part are looked at; of more, the bytes of its files say about how many there are."""
 
 
@@ -60,7 +60,7 @@ def count_size(task: Task, folder: str) -> TaskSize | None:
         if all(files.values()):
             source = TaskSource(task, folder, "", layout, files)
             try:
-                return add_parts(task, {part: count_rows(source, part) for part in files})
+                return sum_parts(task, {part: count_rows(source, part) for part in files})
             except InputError:
                 return None
     return None
@@ -70,7 +70,7 @@ def count_rows(source: TaskSource, part: PartName) -> tuple[float, float]:
     """How many rows a part has, and the tokens of their texts; of many, by the first of them."""
     names = [own_name(source, name) for name in text_columns(source.task, part)]
     num, texts, whole, rows = 0, 0, 0, iter(read_rows(source, part))
-    for _, row in itertools.islice(rows, MOST_ROWS):
+    for _, row in itertools.islice(rows, MOST_COUNTED):
         if row is not None:
             num, whole = num + 1, whole + text_bytes(list(row.values()))
             texts += sum(text_bytes(row.get(name)) for name in names)
@@ -89,7 +89,7 @@ def text_columns(task: Task, part: PartName) -> tuple[str, ...]:
 
 
 def text_bytes(value: Any) -> int:
-    """Of a text, or of all that a list or a mapping holds, each with a blank behind it."""
+    """The bytes of a text, or of all texts that a list or a mapping holds, each with a blank behind it."""
     if isinstance(value, str):
         return len(value.encode()) + 1
     if isinstance(value, Mapping):
@@ -97,7 +97,7 @@ def text_bytes(value: Any) -> int:
     return sum(map(text_bytes, value)) if isinstance(value, list) else 0
 
 
-def add_parts(task: Task, parts: Mapping[str, tuple[float, float]]) -> TaskSize:
+def sum_parts(task: Task, parts: Mapping[str, tuple[float, float]]) -> TaskSize:
     """The size from (rows, tokens) of each part; splits without a file are drawn as `tasks.drawing` does."""
     if task.family == "retrieval":
         means = [tokens / max(num, 1) for num, tokens in (parts["corpus"], parts.get("queries", (1, 0)))]
