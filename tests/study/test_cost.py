@@ -295,7 +295,7 @@ def test_a_plan_for_a_cpu_says_what_memory_it_needs(here: int, is_told: bool, mo
     plan = plan_study(load_study(STUDIES / "paper.yaml"))
     lines = [line for line in estimate(plan, find_machine("CPU")).assumptions if "GiB" in line]
     assert len(lines) == 3 and all("in each process on a CPU" in line and "GPU" not in line for line in lines)
-    assert all(("more than the 1 GiB of this machine" in line) == is_told for line in lines)
+    assert all(("more than the 1.0 GiB of this machine" in line) == is_told for line in lines)
 
 
 def write_rows(path: Path, number: int) -> None:

@@ -17,6 +17,7 @@ from biphase.encoder.presets import PRESETS, shape_of
 from biphase.errors import InputError
 from biphase.flops import SampleLengths, Shape, flops_per_token
 from biphase.recipe import Checkpoints, ComputeConfig, Data, Init, Optimizer, Phase, Recipe, Schedule, Validation
+from biphase.report.formats import show_estimate
 from biphase.study.curricula import curriculum_label, fill_budget, read_curriculum, write_steps
 from biphase.study.describe import describe_hours
 from biphase.study.devices import Machine
@@ -298,7 +299,7 @@ def explain_choices(
     """The rule that holds for each thing that is chosen, in their order."""
     possible = [item for item in candidates if item.tokens >= LEAST_TOKENS]
     by_size = "small network" if chosen.is_small else "the paper's size"
-    others = ", ".join(f"{item.preset} {item.loss:.3f}" for item in possible if item.preset != chosen.preset)
+    others = ", ".join(f"{item.preset} {item.loss:.2f}" for item in possible if item.preset != chosen.preset)
     if not others:
         size = "one"
     elif all(item.is_guess for item in possible):
@@ -355,10 +356,11 @@ def describe_advice(advice: Advice) -> RenderableType:
         sizes.add_column(name, justify="left" if name == "preset" else "right")
     for item in advice.candidates:
         if item.tokens < LEAST_TOKENS:
-            sizes.add_row(item.preset, f"{item.tokens:.3g}", "", "", "too few tokens")
+            sizes.add_row(item.preset, f"{item.tokens:.2g}", "", "", "too few tokens")
             continue
         mark = "  ← chosen" if item == advice.chosen else ""
-        row = (f"{item.tokens:.3g}", f"{item.tokens_per_parameter:.3g}", f"{item.epochs:.2g}", f"{item.loss:.3f}")
+        epochs = show_estimate(item.epochs) if advice.text else ""
+        row = (f"{item.tokens:.2g}", show_estimate(item.tokens_per_parameter), epochs, f"{item.loss:.2f}")
         sizes.add_row(item.preset + mark, *row)
     cost = f"cost: {advice.flops:.3g} FLOPs"
     if advice.machine:

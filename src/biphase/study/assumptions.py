@@ -8,7 +8,7 @@ from biphase.flops import Shape
 from biphase.machine import has_bf16_cores, total_memory
 from biphase.memory import BFLOAT16, FLOAT32, TrainingMemory, plan_memory
 from biphase.recipe import Recipe
-from biphase.report.formats import show_list
+from biphase.report.formats import show_estimate, show_list
 from biphase.study.devices import Machine
 from biphase.study.plan import Plan, count_embedded
 from biphase.study.sizes import Sizes
@@ -61,7 +61,7 @@ def tell_cpu_memory(shape: Shape, recipe: Recipe) -> str:
     precision = recipe.compute.precision
     is_bf16 = precision == "bf16" or (precision == "auto" and has_bf16_cores())
     needed = memory_of(shape, recipe, 1, number=BFLOAT16 if is_bf16 else FLOAT32, device="cpu").total
-    told, here = f"at most {show_gib(needed)} of memory in each process on a CPU", total_memory()
+    told, here = f"at most {show_gib(needed)} of memory in each process on a CPU, Python's own aside", total_memory()
     return f"{told}, which is more than the {show_gib(here)} of this machine" if 0 < here < needed else told
 
 
@@ -90,6 +90,4 @@ def memory_of(shape: Shape, recipe: Recipe, devices: int, **way: Any) -> Trainin
 
 
 def show_gib(num_bytes: float) -> str:
-    """Two digits that count: `0.42 GiB`, `5.1 GiB`, `64 GiB`."""
-    size = num_bytes / 2**30
-    return f"{size:.0f} GiB" if size >= 10 else f"{size:.2g} GiB"
+    return f"{show_estimate(num_bytes / 2**30)} GiB"
