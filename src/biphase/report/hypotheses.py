@@ -268,15 +268,8 @@ def measure(
     asked: AskedInequality, results: ResultSet, arms: Mapping[str, ReportArm], planned: AskedScores, bound: float
 ) -> Inequality:
     """What is to lie above the bound, tested. Raises `InputError` with what is lacking where it is not known."""
+    refuse_lacking(asked, results, arms, planned)
     line = asked.line
-    if not {*asked.ladder, *(name for _, names, _ in asked.terms for name in names)} <= arms.keys():
-        raise InputError("no scores")
-    for _, names, task in asked.terms:
-        for name in (*names, *asked.ladder):
-            known = results.scores_of(arms[name])
-            due = [one for one, family in planned.families.items() if task in (one, family, MEAN_OF_FAMILIES)]
-            if lost := [one for one in due if one not in known]:
-                raise InputError(f"no scores of {name} on {', '.join(lost)}")
     terms: list[Term] = [
         (replace(operand, weight=line.sign * operand.weight), [arms[name] for name in names])
         for operand, names, _ in asked.terms
@@ -306,6 +299,20 @@ def measure(
             scores = find_scores(arm, task, results)
             weighted += [(operand.weight * weight / len(scores), score) for score in scores]
     return make_inequality(label, contrast(weighted), bound, *find_lacks(weighted, planned))
+
+
+def refuse_lacking(
+    asked: AskedInequality, results: ResultSet, arms: Mapping[str, ReportArm], planned: AskedScores
+) -> None:
+    """Raises `InputError` where an arm lacks a score that is planned on what is asked about."""
+    if not {*asked.ladder, *(name for _, names, _ in asked.terms for name in names)} <= arms.keys():
+        raise InputError("no scores")
+    for _, names, task in asked.terms:
+        for name in (*names, *asked.ladder):
+            known = results.scores_of(arms[name])
+            due = [one for one, family in planned.families.items() if task in (one, family, MEAN_OF_FAMILIES)]
+            if lost := [one for one in due if one not in known]:
+                raise InputError(f"no scores of {name} on {', '.join(lost)}")
 
 
 def weigh_scores(

@@ -145,14 +145,6 @@ def advise(
     recipe = write_recipe(chosen, curriculum.value, machine, text.shards if text else None)
     shape = shape_of(chosen.preset, {}, chosen.vocab_size)
     spent = recipe.tokens_before(recipe.num_steps) * mean_token_flops(shape, recipe.curriculum, chosen.context)
-    caveats = {
-        "extrapolated": not evidence and (chosen.is_small or chosen.tokens < PAPER_LEAST_TOKENS),
-        "beyond the law": chosen.is_small or chosen.tokens_per_parameter < 20,
-        "tokens guessed": text is not None and text.tokens is None,
-        "budget left": spent < 0.8 * budget,
-        "decoders": True,
-        "public encoder": budget >= PUBLIC_ENCODER_FLOPS and chosen.tokens < PUBLIC_ENCODER_TOKENS,
-    }
     return Advice(
         recipe=recipe,
         vocab_size=chosen.vocab_size,
@@ -161,9 +153,26 @@ def advise(
         choices=tuple(explain_choices(chosen, candidates, recipe, curriculum, text)),
         candidates=candidates,
         chosen=chosen,
-        caveats=tuple(read_rules()["caveats"][name].format(used=spent / budget) for name in caveats if caveats[name]),
+        caveats=tuple(list_caveats(chosen, budget, spent, text, bool(evidence))),
         text=text,
     )
+
+
+def list_caveats(
+    chosen: Candidate, budget: float, spent: float, text: TextAmount | None, has_evidence: bool
+) -> Iterator[str]:
+    """What to keep in mind, a sentence each."""
+    holds = {
+        "extrapolated": not has_evidence and (chosen.is_small or chosen.tokens < PAPER_LEAST_TOKENS),
+        "beyond the law": chosen.is_small or chosen.tokens_per_parameter < 20,
+        "tokens guessed": text is not None and text.tokens is None,
+        "budget left": spent < 0.8 * budget,
+        "decoders": True,
+        "public encoder": budget >= PUBLIC_ENCODER_FLOPS and chosen.tokens < PUBLIC_ENCODER_TOKENS,
+    }
+    for name in holds:
+        if holds[name]:
+            yield read_rules()["caveats"][name].format(used=spent / budget)
 
 
 def count_budget(flops: float | None, hours: float | None, machine: Machine | None) -> float:
