@@ -17,14 +17,14 @@ MOST_NAMES = 3
 
 def list_notes(place: StudyFolder, state: StudyState) -> Iterator[str]:
     """A sentence for each."""
-    yield from tell_unlike("trained", {name: run_facts(place, record) for name, record in state.records.items()})
+    yield from tell_unlike("trained", {name: trained_with(place, record) for name, record in state.records.items()})
     by_task: dict[str, dict[str, list[Score]]] = {}
     for model, found in state.scores.items():
         for score in found.scores:
             by_task.setdefault(score.task, {}).setdefault(model, []).append(score)
     settings = dict[str, None]()
     for scores in by_task.values():
-        facts = {model: score_facts(own[0]) for model, own in scores.items()}
+        facts = {model: tuned_with(own[0]) for model, own in scores.items()}
         settings |= dict.fromkeys(tell_unlike("fine-tuned", facts))
     yield from settings
     for task, scores in by_task.items():
@@ -37,7 +37,7 @@ def list_notes(place: StudyFolder, state: StudyState) -> Iterator[str]:
             )
 
 
-def run_facts(place: StudyFolder, record: TrainedRecord) -> dict[str, str]:
+def trained_with(place: StudyFolder, record: TrainedRecord) -> dict[str, str]:
     """What decides a run's weights beside its recipe, as far as that is recorded."""
     run = Run(place.runs / record.folder)
     environment = read_json_as(run.path / "environment.json", dict[str, Any])
@@ -45,7 +45,7 @@ def run_facts(place: StudyFolder, record: TrainedRecord) -> dict[str, str]:
     return {"precision": environment.get("precision", given), "device": environment.get("device", "")}
 
 
-def score_facts(score: Score) -> dict[str, str]:
+def tuned_with(score: Score) -> dict[str, str]:
     own = {key: value for key, value in settings_of(score).items() if key not in {*TASK_SETTINGS, "weights"}}
     return own | {"device": str(score.machine.get("device", ""))}
 
