@@ -18,6 +18,7 @@ from biphase.errors import BusyError, InputError, StoppedError
 from biphase.files import locked, read_json
 from biphase.finetuning.config import settle_config
 from biphase.finetuning.models import ModelFingerprint
+from biphase.finetuning.scores import read_scores
 from biphase.study import folder, worker
 from biphase.study.folder import (
     StudyFolder,
@@ -108,6 +109,15 @@ def test_what_was_not_the_same_for_all_arms_is_noted(fill: Any, tmp_path: Path) 
     (mixed,) = (found for name, found in state.scores.items() if name == mlm)
     alone = replace(state, scores={mlm: mixed}, records={mlm: state.records[mlm]})
     assert list(list_notes(StudyFolder(tmp_path), alone)) == []
+
+
+def test_rates_that_few_examples_chose_are_noted(write_cell: Callable[..., Path], tmp_path: Path) -> None:
+    for model in ("a", "b"):
+        for rate in (1e-5, 5e-5):
+            write_cell(model, rate=rate, num_examples={"validation": 50}, name=f"{model}/{rate}")
+    scores = {model: read_scores(tmp_path / "scores" / model) for model in ("a", "b")}
+    (note,) = list_notes(StudyFolder(tmp_path), StudyState(scores, {}, set(), set()))
+    assert note.startswith("On genre, 50 validation examples chose the rates")
 
 
 def test_scores_whose_data_are_not_known_go_with_any(fill: Any) -> None:
