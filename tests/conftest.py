@@ -135,6 +135,7 @@ def write_cell(tmp_path: Path) -> Callable[..., Path]:
         data_hash: str = "d" * 64,
         name: str = "",
         classes: tuple[str, ...] = (),
+        num_examples: dict[str, int] | None = None,
         **settings: Any,
     ) -> Path:
         from biphase.files import content_hash
@@ -159,7 +160,7 @@ def write_cell(tmp_path: Path) -> Callable[..., Path]:
             classes=classes,
             config=config,
             metrics={} if test is None else {split: {metric: value, "other": 0.1} for split, value in values.items()},
-            num_examples={},
+            num_examples=num_examples or {},
             num_truncated={},
             num_left_out=0,
             num_steps=10,

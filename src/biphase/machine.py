@@ -42,6 +42,12 @@ def num_cores() -> int:
     return math.ceil(min(cores, cpu_quota()))
 
 
+def total_memory() -> int:
+    """Bytes of memory that the machine has; 0 where the system does not say."""
+    is_told = "SC_PHYS_PAGES" in getattr(os, "sysconf_names", ())
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if is_told else 0
+
+
 def cpu_quota(root: Path = Path("/")) -> float:
     """How many cores' time the control groups of this process, version 2 or 1, give it; infinite without a limit."""
     limits = [math.inf]

@@ -130,6 +130,7 @@ def hold_run(job: Job) -> Iterator[None]:
     with ExitStack() as held:
         if world.is_main:
             environment = describe_machine(world.device) | {"processes": world.size}
+            environment["precision"] = str(job.dtype).removeprefix("torch.")
             try:
                 held.enter_context(claim_run(job.run, job.recipe.model_dump(mode="json"), environment))
                 if job.recipe.init.checkpoint is not None and not job.run.is_done:
