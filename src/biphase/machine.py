@@ -50,9 +50,7 @@ def cpu_quota(root: Path = Path("/")) -> float:
             _, controllers, own = line.split(":", 2)
             base = root / "sys/fs/cgroup" / ("cpu" if "cpu" in controllers.split(",") else "")
             if not controllers or base.name == "cpu":
-                group = base / own.lstrip(
-                    "/"
-                )  # in a container the path may be that outside it, of which only / is here
+                group = base / own.lstrip("/")  # in a container one outside of it, of which only / is here
                 limits += [quota_of(folder) for folder in (group, *group.parents) if folder.is_relative_to(base)]
     return min(limits)
 

@@ -3,17 +3,15 @@
 What changes is weights and moments: loaded where a run starts, saved in checkpoints.
 """
 
-import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
 
 from biphase.corpus.mixture import TrainingText, open_text
 from biphase.corpus.shards import ShardSet
@@ -159,19 +157,14 @@ def work_between(job: Job, flops: FlopCount, lengths: SampleLengths, begin: int,
     return total
 
 
-def share_flops(whole: PreTrainedModel | None, world: World) -> FlopCount:
-    """What the first process counts, which alone has the network whole. A collective."""
-    counted = "" if whole is None else json.dumps(asdict(count_flops(whole)))
-    return FlopCount(**json.loads(world.share(counted)))
-
-
 def load_state(job: Job, start: Start) -> TrainState:
     """The model and the optimizers as they are at `start`. Every process must call it."""
     recipe, world = job.recipe, job.world
     load = partial(load_network, recipe, start, job.shards)
     sharded = world.size > 1 and recipe.compute.parallel == "fsdp"
     network, whole = outline_network(load, world) if sharded else (load(), None)
-    flops = share_flops(whole, world) if sharded else count_flops(network)
+    counted: Any = whole if sharded else network  # an outline forms no products
+    flops = world.decide(partial(count_flops, counted), "FLOPs are not counted; the first process says why")
     model = parallelize(PackedModel(network), recipe.compute, job.dtype, world, work=total_work(job, flops))
     if sharded:
         fill_parts(model, whole, world)

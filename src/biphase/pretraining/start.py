@@ -15,14 +15,7 @@ from biphase.corpus.mixture import TextHistory, TrainingText, find_shares
 from biphase.corpus.shards import ShardSet, check_tokenizer
 from biphase.corpus.tokenizer import TOKENIZER_FILES, load_tokenizer, tokenizer_hash
 from biphase.distributed import World
-from biphase.encoder.load import (
-    TokenIds,
-    language_model_class,
-    load_model,
-    load_model_config,
-    make_model,
-    preset_config,
-)
+from biphase.encoder.load import TokenIds, language_model_class, load_model, load_model_config, make_model
 from biphase.encoder.packed import position_limit
 from biphase.encoder.proofs import check_directions, check_head, freeze_unreached
 from biphase.errors import InputError
@@ -59,8 +52,7 @@ def find_start(recipe: Recipe, text: TrainingText) -> Start:
     """The beginning that `init` names. Loads no weights."""
     init, shards = recipe.init, text.main
     anew: TextHistory = ((0, text.contents),)
-    if init.preset is not None:  # what makes no network is refused before there is a run folder
-        preset_config(init.preset, init.architecture, token_ids(shards), recipe.data.max_sample_tokens)
+    if init.preset is not None:
         return Start(data_history=anew)
     if init.model is not None:
         folder = fetch_model(init.model, init.revision)
@@ -186,18 +178,14 @@ def resume_start(run: Run, step: int, world: World) -> Start:
     )
 
 
-def token_ids(shards: ShardSet) -> TokenIds:
-    manifest = shards.manifest
-    return TokenIds(manifest.vocab_size, manifest.mask_id, manifest.eos_id, manifest.pad_id, manifest.bos_id)
-
-
 def load_network(recipe: Recipe, start: Start, shards: ShardSet) -> PreTrainedModel:
     """The network at `start`, in fp32 on the CPU, its head checked against ours."""
     manifest = shards.manifest
     if start.model_folder is None:
         init, longest = recipe.init, recipe.data.max_sample_tokens
+        tokens = TokenIds(manifest.vocab_size, manifest.mask_id, manifest.eos_id, manifest.pad_id, manifest.bos_id)
         assert init.preset is not None
-        return make_model(init.preset, init.architecture, token_ids(shards), longest, recipe.seed)
+        return make_model(init.preset, init.architecture, tokens, longest, recipe.seed)
     network = load_model(start.model_folder, vocab_size=manifest.vocab_size, seed=recipe.seed)
     source = start.model_folder
     limit = position_limit(network) or recipe.data.max_sample_tokens
