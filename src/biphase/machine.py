@@ -160,11 +160,12 @@ def keep_heap() -> None:
 
 def grace() -> float:
     """The seconds from asking a process to end until it is killed. Raises `InputError` where `GRACE` is no number."""
-    given = os.environ.get(GRACE) or str(GRACE_SECONDS)
-    try:
-        return max(float(given), 1.0)
-    except ValueError:
-        raise InputError(f"{GRACE} is '{given}'; give it seconds, such as 110") from None
+    given, seconds = os.environ.get(GRACE) or str(GRACE_SECONDS), math.nan
+    with suppress(ValueError):
+        seconds = float(given)
+    if not math.isfinite(seconds):
+        raise InputError(f"{GRACE} is '{given}'; give it seconds, such as 110")
+    return max(seconds, 1.0)
 
 
 @contextmanager
