@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -169,14 +169,24 @@ def grace() -> float:
 
 
 @contextmanager
-def stop_signals(note: Callable[[int], None]) -> Iterator[None]:
-    """SIGTERM and SIGINT are told to `note`, to end what runs when its state is saved; a second SIGINT ends it at once.
-
-    A second SIGTERM does not: Slurm and torchrun may both send one. Does nothing outside the main thread.
-    """
+def handled(handler: Callable[[int, Any], None], *numbers: int) -> Iterator[None]:
+    """Signals go to `handler` while the block runs. Does nothing outside the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
+
+
+def stop_signals(note: Callable[[int], None]) -> AbstractContextManager[None]:
+    """SIGTERM and SIGINT are told to `note`, to end what runs when its state is saved; a second SIGINT ends it at once.
+
+    A second SIGTERM does not: Slurm and torchrun may both send one.
+    """
     noted: list[int] = []
 
     def handle(signum: int, _: Any) -> None:
@@ -185,12 +195,7 @@ def stop_signals(note: Callable[[int], None]) -> Iterator[None]:
         noted.append(signum)
         note(signum)
 
-    before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    return handled(handle, signal.SIGTERM, signal.SIGINT)
 
 
 def end_with_parent(parent: int, grace_seconds: float) -> None:

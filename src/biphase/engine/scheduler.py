@@ -12,11 +12,10 @@ needs failed. It goes when the unit is done.
 import pickle
 import re
 import signal
-import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -28,7 +27,7 @@ from biphase.engine.ray import RayPool
 from biphase.engine.units import Outcome, Unit, UnitQueue
 from biphase.errors import InputError, StoppedError
 from biphase.files import content_hash, read_json_as, write_json
-from biphase.machine import grace
+from biphase.machine import grace, handled
 
 START_ATTEMPTS = 3
 """Workers in a row that may end before they take a unit (short of memory, say) before the whole run is given up."""
@@ -157,22 +156,14 @@ def hand_out(queue: UnitQueue, pool: LocalPool | RayPool, workers: dict[int, Wor
             pool.send(number, pickle.dumps((worker.unit.function, worker.unit.arguments)))
 
 
-@contextmanager
-def sigterm_stops() -> Iterator[None]:
-    """SIGTERM raises `StoppedError`, once, so that workers are ended in order. Does nothing outside the main thread."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
+def sigterm_stops() -> AbstractContextManager[None]:
+    """SIGTERM raises `StoppedError`, once, so that workers are ended in order."""
 
     def stop(signum: int, _: Any) -> None:
         signal.signal(signum, signal.SIG_IGN)  # Slurm may say it twice
         raise StoppedError("stopped; run the same command to go on")
 
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    return handled(stop, signal.SIGTERM)
 
 
 # Units done with a bar, and the record of those that failed
