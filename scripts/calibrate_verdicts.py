@@ -6,7 +6,8 @@
 A model gets an example right where a number drawn for the example lies below the model's accuracy, 85 %. On a share of
 the examples that number is drawn for each model alone (their errors are independent there), on the others for all
 models together. Each fine-tuning seed moves the accuracy by noise, as does each pretraining seed, which also draws the
-numbers of some examples anew.
+numbers of some examples anew. Where a rate is chosen on validation examples, both models have the same accuracy at
+each rate, and choose for themselves.
 """
 
 import argparse
@@ -49,6 +50,14 @@ class World:
     """By how many points the first is better."""
     is_paired: bool = True
     """Whether both have the same seeds."""
+    other_seeds: int = 0
+    """How many fine-tuning seeds the second has, where not as many."""
+    other_noise: float = 0.0
+    """Their standard deviation in points, where it is another one."""
+    num_validation: int = 0
+    """So many further examples choose each model's rate."""
+    rates: tuple[float, ...] = (0.0,)
+    """Points that each rate adds."""
 
 
 @dataclass(frozen=True)
@@ -59,24 +68,16 @@ class KnownExamples:
 
 
 def draw_models(world: World, rng: np.random.Generator) -> tuple[Result, Result]:
-    """Scores of two models, with what each example contributes."""
-    num, repeated = world.num_examples, (world.num_pretrainings, world.num_seeds)
+    """Scores of two models at the rates that they choose, with what each example contributes."""
+    num = world.num_validation + world.num_examples
     drawn_N = rng.random(num)
     models = []
     for number, sign in enumerate((0.5, -0.5)):
         own_N = np.where(rng.random(num) < world.independent, rng.random(num), drawn_N)
-        levels_PSN = np.broadcast_to(own_N, (*repeated, num))
-        if world.redrawn:
-            anew_PN = np.where(rng.random((repeated[0], num)) < world.redrawn, rng.random((repeated[0], num)), own_N)
-            levels_PSN = np.broadcast_to(anew_PN[:, None], (*repeated, num))
-        if world.disagreement:
-            is_anew = rng.random((*repeated, num)) < world.disagreement
-            levels_PSN = np.where(is_anew, rng.random((*repeated, num)), levels_PSN)
-        points_PS = sign * world.gap + rng.normal(0, world.seed_noise, repeated)
-        points_PS = points_PS + rng.normal(0, world.pretraining_noise, (repeated[0], 1))
-        right_PSN = levels_PSN < ACCURACY + points_PS[:, :, None] / 100
-        values_SN = right_PSN.reshape(-1, num).astype(np.float64)
-        pretraining, seeds = (axis.ravel().tolist() for axis in np.indices(repeated))
+        tuned = [draw_right(world, rng, own_N, number, sign * world.gap + points) for points in world.rates]
+        best = max(tuned, key=lambda right_PSN: right_PSN[..., : world.num_validation].sum())
+        values_SN = best[..., world.num_validation :].reshape(-1, world.num_examples).astype(np.float64)
+        pretraining, seeds = (axis.ravel().tolist() for axis in np.indices(best.shape[:2]))
         shift = 0 if world.is_paired else 100 * number
         arm = ReportArm(f"model {number}", "other", "1m", "mlm", 40, 1, 0, 1)
         examples: Any = KnownExamples(ExampleTable("examples", values_SN))
@@ -93,6 +94,24 @@ def draw_models(world: World, rng: np.random.Generator) -> tuple[Result, Result]
             )
         )
     return models[0], models[1]
+
+
+def draw_right(world: World, rng: np.random.Generator, own_N: np.ndarray, number: int, points: float) -> np.ndarray:
+    """Which examples each repetition of a model gets right, [pretraining seeds, seeds, examples]."""
+    num, num_seeds, noise = len(own_N), world.num_seeds, world.seed_noise
+    if number:
+        num_seeds, noise = world.other_seeds or num_seeds, world.other_noise or noise
+    repeated = world.num_pretrainings, num_seeds
+    levels_PSN = np.broadcast_to(own_N, (*repeated, num))
+    if world.redrawn:
+        anew_PN = np.where(rng.random((repeated[0], num)) < world.redrawn, rng.random((repeated[0], num)), own_N)
+        levels_PSN = np.broadcast_to(anew_PN[:, None], (*repeated, num))
+    if world.disagreement:
+        is_anew = rng.random((*repeated, num)) < world.disagreement
+        levels_PSN = np.where(is_anew, rng.random((*repeated, num)), levels_PSN)
+    points_PS = points + rng.normal(0, noise, repeated)
+    points_PS = points_PS + rng.normal(0, world.pretraining_noise, (repeated[0], 1))
+    return levels_PSN < ACCURACY + points_PS[:, :, None] / 100
 
 
 def difference_of_seeds(a: Result, b: Result) -> Contrast:
@@ -126,13 +145,25 @@ def list_worlds() -> Iterator[World]:
                     yield replace(recipes, num_pretrainings=5)
 
 
+def list_odd_worlds() -> Iterator[World]:
+    """Equal models with unequal numbers of seeds, and with rates that validation chose for each."""
+    for num, other in ((5, 2), (5, 3), (10, 2)):
+        for noise in (0.5, 1.0):
+            # The errors are the same ones: only the seeds make a difference, where few of them weigh most.
+            yield World(10_000, 0.0, 0.5, num_seeds=num, other_seeds=other, other_noise=noise, is_paired=False)
+            yield World(1_000, 0.3, 0.5, num_seeds=num, other_seeds=other, other_noise=noise)
+    for num_validation in (50, 100, 200, 500):
+        for rates in ((-7.0, -5.0, -4.5, -6.0), (-25.0, -13.0, -5.0, -15.0)):  # a flat and a steep optimum
+            yield World(1_000, 0.4, 0.7, 3, redrawn=0.15, num_validation=num_validation, rates=rates)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=2000)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     rows = []
-    for world in list_worlds():
+    for world in (*list_worlds(), *list_odd_worlds()):
         trials = arguments.trials // (5 if world.gap else 1)
         rows.append(asdict(world) | {"trials": trials} | share_called_different(world, trials))
         print(json.dumps(rows[-1]), flush=True)

@@ -56,6 +56,18 @@ def test_claim_writes_what_the_run_is(tmp_path: Path, tiny_recipe: Callable[...,
         assert read_recipe(run) == recipe.model_copy(update={"seed": 5})
 
 
+def test_a_start_that_did_nothing_leaves_nothing_but_what_was_there(tmp_path: Path) -> None:
+    run, note = Run(tmp_path / "name-01234567"), tmp_path / "name-01234567" / "note.txt"
+    with pytest.raises(KeyboardInterrupt), claim_run(run, {}, {}):
+        raise KeyboardInterrupt
+    assert not run.path.exists()
+    run.path.mkdir()
+    note.write_text("of someone else")
+    with pytest.raises(KeyboardInterrupt), claim_run(run, {}, {}):
+        raise KeyboardInterrupt
+    assert note.exists()
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [

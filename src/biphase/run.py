@@ -72,11 +72,11 @@ def run_path(root: Path, name: str, identity: str) -> Path:
 @contextmanager
 def claim_run(run: Run, config: dict[str, Any], environment: dict[str, Any]) -> Iterator[None]:
     """Hold the folder while training into it, cleared of what killed processes left half-written. A start that fails
-    before anything was done leaves no folder.
+    before anything was done leaves no folder, unless there was one.
 
     Raises `BusyError` when another process holds it.
     """
-    path = run.path
+    path, is_new = run.path, not run.path.exists()
     with locked(path / ".lock", busy=f"{path} is in use by another process; wait for it, or stop it first"):
         try:
             for folder in (path, run.steps):
@@ -86,7 +86,7 @@ def claim_run(run: Run, config: dict[str, Any], environment: dict[str, Any]) -> 
                 write_json(path / "environment.json", environment)
             yield
         except BaseException:  # Ctrl-C too
-            if not (run.is_done or run.metrics.exists() or whole_steps(run)):
+            if is_new and not (run.is_done or run.metrics.exists() or whole_steps(run)):
                 remove_folder(path)
             raise
 
