@@ -1,7 +1,9 @@
 """`biphase embed`: stages, resume after a kill, the folder that users load, what is refused before anything trains."""
 
 import json
+import os
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,7 +34,7 @@ from biphase.embedding.folder import hash_embedder, load_embedder
 from biphase.embedding.packed_module import whitened
 from biphase.embedding.pairs import read_pairs
 from biphase.embedding.recipe import EmbeddingRecipe, HardNegatives, PairSource
-from biphase.errors import InputError
+from biphase.errors import InputError, StoppedError
 
 from ..conftest import DEVICE
 
@@ -76,9 +78,14 @@ def kill_and_go_on(recipe: EmbeddingRecipe, runs: Path, whole: Path, monkeypatch
             raise KilledError
 
     with monkeypatch.context() as patch:
-        patch.setattr(training.ShowProgress, "on_step_begin", die, raising=False)
+        patch.setattr(training.StageCallback, "on_step_begin", die, raising=False)
         with pytest.raises(KilledError):
             train_embedder(recipe, runs)
+    return go_on(recipe, runs, whole)
+
+
+def go_on(recipe: EmbeddingRecipe, runs: Path, whole: Path) -> dict[str, Any]:
+    """Train the rest, to the weights of what was trained `whole`; returns what is told."""
     again, facts = train_embedder(recipe, runs)
     ours, theirs = weights(again), weights(whole)
     for name in theirs:
@@ -165,6 +172,29 @@ def test_a_killed_training_goes_on_as_if_it_had_not_been(
     assert [loss for _, loss in curve] == pytest.approx(told, rel=1e-5)
     [score] = events.Scalars("eval/sts/spearman")
     assert score.step == 4 and score.value == pytest.approx(facts["scores"]["sts"]["this model"]["spearman"], abs=1e-6)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_training_that_is_asked_to_stop_keeps_every_step(
+    number: signal.Signals, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By real signals, between two checkpoints; one during the last step changes nothing."""
+    whole, _ = train_embedder(make(f"out={tmp_path / 'whole'}"), tmp_path / "a")
+    recipe, at = make("stages.0.save_steps=100"), 1
+
+    def ask(self: Any, args: Any, state: Any, *_: Any, **__: Any) -> None:
+        if state.global_step == at - 1:
+            os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(training.StageCallback, "on_step_begin", ask, raising=False)
+    for at in (1, 3):
+        with pytest.raises(StoppedError, match=rf"pairs: stopped at step {at} of 4; run the same command to go on"):
+            train_embedder(recipe, tmp_path / "b")
+        [kept] = (tmp_path / "b").glob("*/stages/pairs/trainer/checkpoint-*")
+        assert kept.name == f"checkpoint-{at}"
+    at = 4
+    facts = go_on(recipe, tmp_path / "b", whole)
+    assert [logged["step"] for logged in facts["stages"][0]["losses"]] == [1, 3, 4]
 
 
 @pytest.mark.parametrize(

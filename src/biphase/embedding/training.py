@@ -33,7 +33,8 @@ from biphase.embedding.index import embed_to_file
 from biphase.embedding.packed_module import ENCODE_TEXTS, width_of
 from biphase.embedding.pairs import Pairs
 from biphase.embedding.recipe import LOSSES, EmbeddingRecipe, EmbeddingStage, HardNegatives
-from biphase.errors import InputError, first_line, nearest
+from biphase.errors import InputError, StoppedError, first_line, nearest
+from biphase.machine import stop_signals
 from biphase.tracking import Send
 
 SMALLEST_DIM = 32
@@ -272,11 +273,13 @@ class CardlessTrainer(SentenceTransformerTrainer):
                     weight.copy_(kept[name])
 
 
-class ShowProgress(TrainerCallback):
-    """The bar or the lines that a person waits with, and losses on their way to TensorBoard or W&B."""
+class StageCallback(TrainerCallback):
+    """The bar or the lines that a person waits with, losses on their way to TensorBoard or W&B, and the end of the step
+    at which the process is asked to stop: with a checkpoint, and the loss up to there."""
 
     def __init__(self, stage: str, send: Send, steps_before: int) -> None:
         self.stage, self.send, self.steps_before = stage, send, steps_before
+        self.asked: list[int] = []
         self.note = ""
         self.tracker: console.Tracker | None = None
 
@@ -287,6 +290,8 @@ class ShowProgress(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         assert self.tracker is not None
         self.tracker.advance(1, self.note)
+        if self.asked:
+            control.should_log = control.should_save = control.should_training_stop = True
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         if logs and "loss" in logs:
@@ -369,7 +374,7 @@ def train_stage(
     made = {name: make_loss(model, stage, kind, recipe.matryoshka) for name, (kind, _) in tables.items()}
     rows = {name: table for name, (_, table) in tables.items()}
     only = next(iter(tables)) if len(tables) == 1 else None
-    progress = ShowProgress(stage.name, send, steps_before)
+    progress = StageCallback(stage.name, send, steps_before)
     trainer = CardlessTrainer(
         model,
         arguments_of(recipe, stage, folder, kinds, bf16=bf16, use_cpu=model.device.type == "cpu"),
@@ -382,9 +387,13 @@ def train_stage(
     if last is not None:
         console.err.print(f"stage {stage.name}: goes on from {last.name}", markup=False)
     try:
-        trainer.train(resume_from_checkpoint=str(last) if last else None)
+        with stop_signals(progress.asked.append):
+            trainer.train(resume_from_checkpoint=str(last) if last else None)
     finally:
         progress.close()
+    step, steps = trainer.state.global_step, trainer.state.max_steps
+    if progress.asked and step < steps:
+        raise StoppedError(f"stage {stage.name}: stopped at step {step} of {steps}; run the same command to go on")
     trainer.accelerator.unwrap_model(model, keep_fp32_wrapper=False)  # else it would go on in bf16 where it trained so
     if not all(torch.isfinite(weight).all() for weight in model.parameters()):
         shutil.rmtree(folder)  # else the same command would go on from there
