@@ -28,12 +28,14 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer, Qwen2Config
 import biphase
 from biphase.config import parse_config
 from biphase.corpus.tokenizer import load_tokenizer
-from biphase.embedding import training
+from biphase.embedding import encode, mining, training
 from biphase.embedding.embed import train_embedder
 from biphase.embedding.folder import hash_embedder, load_embedder
+from biphase.embedding.losses import make_loss
 from biphase.embedding.packed_module import whitened
 from biphase.embedding.pairs import read_pairs
 from biphase.embedding.recipe import EmbeddingRecipe, HardNegatives, PairSource
+from biphase.embedding.teacher import load_teacher, teach_once
 from biphase.errors import InputError, StoppedError
 
 from ..conftest import DEVICE
@@ -109,8 +111,8 @@ def test_the_folder_loads_without_our_code(
     theirs, ours = SentenceTransformer(str(out)), load_embedder(str(out))
     assert type(ours[0]).__name__ == "PackedTransformer"
     texts = documents[:5]
-    for encode in ("encode", "encode_query", "encode_document"):
-        one, other = getattr(theirs, encode)(texts), getattr(ours, encode)(texts)
+    for method in ("encode", "encode_query", "encode_document"):
+        one, other = getattr(theirs, method)(texts), getattr(ours, method)(texts)
         assert one == pytest.approx(other, abs=1e-5)
     assert theirs.prompts["query"] == "q: "
     card = (out / "README.md").read_text(encoding="utf-8")
@@ -205,13 +207,13 @@ def test_negatives_are_those_of_sentence_transformers_miner(
     wanted: dict[str, Any], encoder_folder: Path, pairs: list[dict[str, str]], tmp_path: Path, monkeypatch: Any
 ) -> None:
     """In pieces too, and for an anchor with two positives; a row that is there twice stays so."""
-    monkeypatch.setattr(training, "MINED_ANCHORS", 5)
-    monkeypatch.setattr(training, "MINED_PASSAGES", 7)
+    monkeypatch.setattr(encode, "PIECE_TEXTS", 5)
+    monkeypatch.setattr(mining, "MINED_PASSAGES", 7)
     rows = [*pairs, pairs[3], {"anchor": pairs[0]["anchor"], "positive": pairs[9]["positive"]}]
     table, model = Dataset.from_list(rows), load_embedder(str(encoder_folder))
     settings = HardNegatives(**wanted)
-    negatives = training.mine_negatives(table, model, settings, "mine", tmp_path / "rows.npy")
-    number = training.write_mined(table, negatives, settings.number, tmp_path / "mined.parquet")
+    negatives = mining.mine_negatives(table, model, settings, "mine", tmp_path / "rows.npy")
+    number = mining.write_mined(table, negatives, settings.number, tmp_path / "mined.parquet")
     ours = [tuple(row.values()) for row in pq.read_table(tmp_path / "mined.parquet").to_pylist()]
     theirs = mine_hard_negatives(
         table,
@@ -371,24 +373,27 @@ def test_a_teacher_is_followed_through_a_kill(
     kill_and_go_on(make(*distil), tmp_path / "b", whole, monkeypatch)
 
 
-def test_a_teacher_reads_with_its_own_prompts(make: Make, wide_teacher: Path) -> None:
+def test_a_teacher_reads_with_its_own_prompts(wide_teacher: Path, tmp_path: Path) -> None:
     teacher = load_embedder(str(wide_teacher))
     table = Dataset.from_dict({"anchor": ["who?", "where?"], "positive": ["Tip", "in Oz"]})
-    first, second = (np.array(column) for column in zip(*training.add_teacher(table, teacher)["label"], strict=True))
+    taught = teach_once(table, teacher, "a", tmp_path / "pairs.arrow")
+    first, second = (np.array(column) for column in zip(*taught["label"], strict=True))
     theirs = SentenceTransformer(str(wide_teacher))
     np.testing.assert_allclose(first, theirs.encode(["asked: who?", "asked: where?"]), atol=1e-5)
     np.testing.assert_allclose(second, theirs.encode(["said: Tip", "said: in Oz"]), atol=1e-5)
     scored = table.add_column("score", [0.1, 0.9])
-    assert training.add_teacher(scored, teacher)["label"][0][0] == pytest.approx(theirs.encode("who?"), abs=1e-5)
+    assert teach_once(scored, teacher, "a", tmp_path / "scored.arrow")["label"][0][0] == pytest.approx(
+        theirs.encode("who?"), abs=1e-5
+    )
 
 
 def test_a_teacher_that_has_changed_is_opened_anew(make: Make, wide_teacher: Path) -> None:
     stage = make("stages.0.loss=distill", f"stages.0.teacher={wide_teacher}", "stages.0.projection=true").stages[0]
-    before, before_hash = training.load_teacher(stage, 32), hash_embedder(str(wide_teacher))
-    assert training.load_teacher(stage, 32) is before
+    before, before_hash = load_teacher(stage, 32), hash_embedder(str(wide_teacher))
+    assert load_teacher(stage, 32) is before
     place = wide_teacher / "2_Dense" / "model.safetensors"
     save_file({name: 2 * weight for name, weight in load_file(place).items()}, place)
-    assert hash_embedder(str(wide_teacher)) != before_hash and training.load_teacher(stage, 32) is not before
+    assert hash_embedder(str(wide_teacher)) != before_hash and load_teacher(stage, 32) is not before
 
 
 def test_of_several_gpus_one_trains_with_the_batch_of_the_recipe(
@@ -524,8 +529,7 @@ def test_the_orthogonal_regularizer_counts_by_its_weight(kind: str, make: Make, 
     columns = [model.preprocess(column) for column in texts]
     labels = torch.tensor([1.0, 0.0, 0.5])
     plain, added = (
-        training.make_loss(model, make(f"stages.0.orthogonal_weight={weight}").stages[0], kind, False)
-        for weight in (1e-9, 0.5)
+        make_loss(model, make(f"stages.0.orthogonal_weight={weight}").stages[0], kind, False) for weight in (1e-9, 0.5)
     )
     expected = 0.0
     for column in columns:

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.util import pairwise_cos_sim, semantic_search
+from sentence_transformers.util import cos_sim, pairwise_cos_sim, semantic_search
 
-from biphase.embedding.packed_module import ENCODE_TEXTS
+from biphase.embedding.encode import encode_texts
 from biphase.embedding.pairs import read_pairs
 from biphase.embedding.recipe import PairSource, set_name
 from biphase.errors import InputError, first_line
@@ -95,20 +95,24 @@ def score_arms(models: Mapping[str, SentenceTransformer], judged: Judged) -> dic
 
 
 def score_embedder(model: SentenceTransformer, judged: Judged) -> Judgement:
-    """Retrieval by cosine over all documents, or the correlation of cosines with the scores; and for each query or
-    pair what it contributes (`finetuning.predictions`)."""
+    """Retrieval over all documents, by the model's own similarity (cosine unless it says another one), or the
+    correlation of cosines with the scores; and for each query or pair what it contributes (`finetuning.predictions`).
+    """
     if judged.pairs:
-        first = model.encode([row[0] for row in judged.pairs], batch_size=ENCODE_TEXTS, convert_to_tensor=True)
-        second = model.encode([row[1] for row in judged.pairs], batch_size=ENCODE_TEXTS, convert_to_tensor=True)
+        one, other = [row[0] for row in judged.pairs], [row[1] for row in judged.pairs]
+        embeddings = [encode_texts(model.encode, texts, f"embed {judged.name}") for texts in (one, other)]
         gold = np.array([row[2] for row in judged.pairs])
-        cosines = pairwise_cos_sim(first, second).cpu().numpy()
+        cosines = pairwise_cos_sim(*embeddings).cpu().numpy()
         pairs = enumerate(zip(gold.tolist(), cosines.tolist(), strict=True))
         rows = ({"id": str(number), "gold": given, "predicted": found} for number, (given, found) in pairs)
         return regression_metrics(gold, cosines), rows
-    documents = model.encode_document(list(judged.documents.values()), batch_size=ENCODE_TEXTS, convert_to_tensor=True)
-    queries = model.encode_query(list(judged.queries.values()), batch_size=ENCODE_TEXTS, convert_to_tensor=True)
+    texts = list(judged.documents.values()), list(judged.queries.values())
+    documents = encode_texts(model.encode_document, texts[0], f"embed {judged.name} corpus")
+    queries = encode_texts(model.encode_query, texts[1], f"embed {judged.name} queries")
     ids = list(judged.documents)
-    found = semantic_search(queries, documents, top_k=min(judged.num_searched, len(ids)))
+    most = min(judged.num_searched, len(ids))
+    score = cos_sim if model.similarity_fn_name == "cosine" else model.similarity
+    found = semantic_search(queries, documents, top_k=most, score_function=score)
     ranked = {}
     for query, hits in zip(judged.queries, found, strict=True):
         ranked[query] = {ids[int(hit["corpus_id"])]: float(hit["score"]) for hit in hits}
