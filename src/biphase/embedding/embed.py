@@ -197,7 +197,7 @@ def run_stage(
     """Train the model in place and keep it."""
     disable_progress_bars()
     folder.mkdir(parents=True, exist_ok=True)
-    tables = make_tables(recipe, stage, sources, model, folder)
+    tables = stage_tables(recipe, stage, sources, model, folder)
     names = {loss_name(stage, kind) for kind, _ in tables.values()}
     is_cached = any(name.startswith("cached") for name in names)
     key = f"mini_batch_tokens ({stage.mini_batch_tokens:,})" if is_cached else f"batch_size ({stage.batch_size:,})"
@@ -224,7 +224,7 @@ def run_stage(
         taught.unlink()
 
 
-def make_tables(
+def stage_tables(
     recipe: EmbeddingRecipe, stage: EmbeddingStage, sources: Sequence[Pairs], model: SentenceTransformer, folder: Path
 ) -> dict[str, tuple[str, Dataset]]:
     """What a stage trains on, by names: the kind of each source and its rows, with hard negatives or what a teacher

@@ -20,7 +20,7 @@ PIECE_TEXTS = 512
 """Texts that are embedded between two signs of progress."""
 
 
-def encode_pieces(
+def embed_pieces(
     encode: Callable[..., Any], texts: Iterable[str], num_texts: int, label: str, **settings: Any
 ) -> Iterator[Tensor]:
     """The embeddings of texts by a method of an embedding model, a piece at a time, on the device of the model."""
@@ -31,12 +31,12 @@ def encode_pieces(
             progress.advance(len(piece))
 
 
-def encode_texts(encode: Callable[..., Any], texts: Sequence[str], label: str) -> Tensor:
+def embed_texts(encode: Callable[..., Any], texts: Sequence[str], label: str) -> Tensor:
     """The embeddings of texts as they are, [N, D]."""
-    return torch.cat(list(encode_pieces(encode, texts, len(texts), label)))
+    return torch.cat(list(embed_pieces(encode, texts, len(texts), label)))
 
 
-def encode_to_file(
+def embed_to_file(
     encode: Callable[..., Any],
     texts: Iterable[str],
     shape_ND: tuple[int, int],
@@ -48,7 +48,7 @@ def encode_to_file(
     """Write the embeddings of texts, of length 1 unless said otherwise; returns them as fp32, mapped into memory."""
     rows_ND = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=shape_ND)
     begin = 0
-    for piece_ND in encode_pieces(encode, texts, shape_ND[0], label, normalize_embeddings=normalize):
+    for piece_ND in embed_pieces(encode, texts, shape_ND[0], label, normalize_embeddings=normalize):
         rows_ND[begin : begin + len(piece_ND)] = piece_ND.cpu().numpy()
         begin += len(piece_ND)
     rows_ND.flush()

@@ -18,7 +18,7 @@ import numpy as np
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import cos_sim, pairwise_cos_sim, semantic_search
 
-from biphase.embedding.encode import encode_texts
+from biphase.embedding.encode import embed_texts
 from biphase.embedding.pairs import read_pairs
 from biphase.embedding.recipe import PairSource, set_name
 from biphase.errors import InputError, first_line
@@ -100,15 +100,15 @@ def score_embedder(model: SentenceTransformer, judged: Judged) -> Judgement:
     """
     if judged.pairs:
         one, other = [row[0] for row in judged.pairs], [row[1] for row in judged.pairs]
-        embeddings = [encode_texts(model.encode, texts, f"embed {judged.name}") for texts in (one, other)]
+        embeddings = [embed_texts(model.encode, texts, f"embed {judged.name}") for texts in (one, other)]
         gold = np.array([row[2] for row in judged.pairs])
         cosines = pairwise_cos_sim(*embeddings).cpu().numpy()
         pairs = enumerate(zip(gold.tolist(), cosines.tolist(), strict=True))
         rows = ({"id": str(number), "gold": given, "predicted": found} for number, (given, found) in pairs)
         return regression_metrics(gold, cosines), rows
     texts = list(judged.documents.values()), list(judged.queries.values())
-    documents = encode_texts(model.encode_document, texts[0], f"embed {judged.name} corpus")
-    queries = encode_texts(model.encode_query, texts[1], f"embed {judged.name} queries")
+    documents = embed_texts(model.encode_document, texts[0], f"embed {judged.name} corpus")
+    queries = embed_texts(model.encode_query, texts[1], f"embed {judged.name} queries")
     ids = list(judged.documents)
     most = min(judged.num_searched, len(ids))
     score = cos_sim if model.similarity_fn_name == "cosine" else model.similarity

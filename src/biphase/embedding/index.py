@@ -21,7 +21,7 @@ from sentence_transformers.util import dot_score, semantic_search
 from biphase import console
 from biphase.corpus.text import Document, read_all
 from biphase.corpus.words import cut_words, find_words, join_words
-from biphase.embedding.encode import PIECE_TEXTS, encode_to_file
+from biphase.embedding.encode import PIECE_TEXTS, embed_to_file
 from biphase.embedding.folder import hash_embedder, load_embedder
 from biphase.embedding.packed_module import width_of
 from biphase.embedding.pairs import hash_text
@@ -30,7 +30,7 @@ from biphase.files import content_hash, own_folder, read_json_as, reading, write
 from biphase.run import split_reference
 from biphase.tasks.collection import index_bm25, open_bm25, query_bm25
 
-PASSAGES, LINES, EMBEDDINGS, WORDS = "passages.jsonl", "lines.npy", "embeddings.npy", "words"
+PASSAGES, LINES, VECTORS, WORDS = "passages.jsonl", "lines.npy", "embeddings.npy", "words"
 PASSAGE_WORDS = 120
 SAMPLE = "A word, and 永和九年 歲在癸丑 คำไทย\nat last. " * 40
 """A text whose passages tell one way of cutting from another."""
@@ -115,9 +115,9 @@ def build_index(text: str, model: str, index: Path, text_field: str = "text") ->
             words = index_bm25(read_passages(part, progress))
             if words is not None:
                 words.save(part / WORDS)
-        place, shape_ND = part / EMBEDDINGS, (num_passages, manifest.width)
+        place, shape_ND = part / VECTORS, (num_passages, manifest.width)
         is_cosine = embedder.similarity_fn_name == "cosine"
-        encode_to_file(embedder.encode_document, read_passages(part), shape_ND, place, "index", normalize=is_cosine)
+        embed_to_file(embedder.encode_document, read_passages(part), shape_ND, place, "index", normalize=is_cosine)
         write_json(part / "index.json", asdict(manifest))
     console.err.print(f"{index}: {num_passages:,} passages")
     return manifest
@@ -150,7 +150,7 @@ def answer_question(index: Path, manifest: IndexManifest, question: str, top: in
     """The best passages by the model, and by BM25 over the same passages: a record for each."""
     with reading(index, "rebuild it"):
         lines_N = np.load(index / LINES, mmap_mode="r", allow_pickle=False)
-        rows_ND = np.load(index / EMBEDDINGS, mmap_mode="c", allow_pickle=False)  # as tensors want to be writable
+        rows_ND = np.load(index / VECTORS, mmap_mode="c", allow_pickle=False)  # as tensors want to be writable
         words = open_bm25(index / WORDS)
     if len(lines_N) != manifest.num_passages or rows_ND.shape != (manifest.num_passages, manifest.width):
         raise InputError(f"{index} is damaged: passages and embeddings do not match; rebuild it")

@@ -16,7 +16,7 @@ from sentence_transformers.util import dot_score, semantic_search
 from torch import Tensor
 
 from biphase import console
-from biphase.embedding.encode import encode_pieces, encode_to_file
+from biphase.embedding.encode import embed_pieces, embed_to_file
 from biphase.embedding.packed_module import width_of
 from biphase.embedding.pairs import PIECE_ROWS, to_arrow
 from biphase.embedding.recipe import HardNegatives
@@ -61,7 +61,7 @@ def mine_negatives(
     for anchor, positive in zip(anchors, positives, strict=True):
         right.setdefault(anchor, []).append(numbers[positive])
     shape_ND = len(passages), width_of(model)
-    rows_ND = torch.from_numpy(encode_to_file(model.encode_document, passages, shape_ND, place, f"{label}: passages"))
+    rows_ND = torch.from_numpy(embed_to_file(model.encode_document, passages, shape_ND, place, f"{label}: passages"))
 
     def score(rows_AD: Tensor, some_ND: Tensor) -> Tensor:
         return dot_score(rows_AD.to(model.device), some_ND.to(model.device))
@@ -69,9 +69,7 @@ def mine_negatives(
     top = wanted.last_rank + max(len(set(numbers)) for numbers in right.values())
     chosen: dict[str, list[str]] = {}
     left = iter(right)
-    for piece_AD in encode_pieces(
-        model.encode_query, right, len(right), f"{label}: anchors", normalize_embeddings=True
-    ):
+    for piece_AD in embed_pieces(model.encode_query, right, len(right), f"{label}: anchors", normalize_embeddings=True):
         rows_AD, some = piece_AD.cpu(), list(islice(left, len(piece_AD)))
         found = semantic_search(rows_AD, rows_ND, len(rows_AD), MINED_PASSAGES, top, score)
         for anchor, row_D, hits in zip(some, rows_AD, found, strict=True):
