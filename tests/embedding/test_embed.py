@@ -29,7 +29,7 @@ import biphase
 from biphase.config import parse_config
 from biphase.corpus.tokenizer import load_tokenizer
 from biphase.embedding import encode, mining, training
-from biphase.embedding.embed import train_embedder
+from biphase.embedding.embed import tell_left_out, train_embedder
 from biphase.embedding.folder import hash_embedder, load_embedder
 from biphase.embedding.losses import make_loss
 from biphase.embedding.packed_module import whitened
@@ -385,6 +385,16 @@ def test_a_teacher_reads_with_its_own_prompts(wide_teacher: Path, tmp_path: Path
     assert teach_once(scored, teacher, "a", tmp_path / "scored.arrow")["label"][0][0] == pytest.approx(
         theirs.encode("who?"), abs=1e-5
     )
+
+
+def test_what_is_left_out_of_an_embedding_model_is_told(
+    make: Make, wide_teacher: Path, encoder_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tell_left_out(make(f"model={wide_teacher}", "pooling=cls"))
+    told = capsys.readouterr().err
+    assert "the network alone is trained, without its pooling mean (pooling is cls), its Dense" in told
+    tell_left_out(make(f"model={encoder_folder}"))
+    assert not capsys.readouterr().err
 
 
 def test_a_teacher_that_has_changed_is_opened_anew(make: Make, wide_teacher: Path) -> None:

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,6 +50,13 @@ def test_retrieval_is_as_sentence_transformers_scores_it(encoder_folder: Path, b
     theirs = evaluator(SentenceTransformer(str(encoder_folder)))
     for name, metric in (("ndcg_at_10", "ndcg@10"), ("recall_at_10", "recall@10"), ("mrr_at_10", "mrr@10")):
         assert ours[name] == pytest.approx(theirs[f"cosine_{metric}"], abs=1e-6)
+
+
+def test_judgements_without_a_relevant_document_are_no_zeros(beir: Path) -> None:
+    path = beir / "qrels" / "test.tsv"
+    path.write_text(path.read_text().replace("\t1\n", "\t0\n"))
+    with pytest.raises(InputError, match="no document is relevant"):
+        read_judged(beir)
 
 
 def test_no_query_finds_itself(encoder_folder: Path, beir: Path) -> None:
@@ -182,8 +190,28 @@ def test_texts_in_memory_are_searched(encoder_folder: Path, documents: list[str]
         search(documents[:5], "who?", index=index)
     with pytest.raises(InputError, match=r"say where, index='my\.index'"):
         search(documents[:4], "who?", model=encoder_folder)
-    with pytest.raises(InputError, match="one text is searched, and 2 are named"):
+    with pytest.raises(InputError, match="one name is searched, and 2 are given"):
         search(["a.txt", "b.txt"], "who?", index=index)
+
+
+@pytest.mark.parametrize(
+    ("question", "top", "told"),
+    [
+        (" ", 5, "the question is empty"),
+        (["who?"], 5, "the question is of type list"),
+        ("caf\udce9", 5, "the question is no Unicode"),
+        ("who?", 0, "top is 0: give 1 or more"),
+    ],
+)
+def test_a_question_that_is_none_is_told_at_once(question: Any, top: int, told: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=told):
+        search(tmp_path, question, top=top)
+
+
+def test_no_index_lies_in_its_own_text(encoder_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("some words")
+    with pytest.raises(InputError, match=r"inside of .*, and would be searched too"):
+        search(tmp_path, "who?", model=encoder_folder, index=tmp_path / "index")
 
 
 def test_a_model_of_dot_products_is_asked_by_them(

@@ -15,6 +15,7 @@ import yaml
 from datasets import Dataset, disable_progress_bars
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import nn
 
 from biphase import console
@@ -34,6 +35,7 @@ from biphase.encoder.merging import layer_cosines, merge_weights
 from biphase.encoder.packed import explain_computing
 from biphase.errors import InputError, memory_told
 from biphase.files import locked, read_json, refuse_foreign, whole_folder, write_json, write_text
+from biphase.finetuning.models import find_folder
 from biphase.tracking import Send, check_tracking, open_tracking
 
 EMBEDDER_MAX_LENGTH = 512
@@ -80,6 +82,7 @@ def open_models(recipe: EmbeddingRecipe) -> tuple[Any, Any]:
     """The network before training, and the same one to train. Raises `InputError` where no folder for
     sentence-transformers could be written, or token embeddings cannot be scaled."""
     console.err.print(f"loading {recipe.model}")
+    tell_left_out(recipe)
     before: Any = new_embedder(recipe)
     model: Any = new_embedder(recipe)
     misread_as = misreading_class(before[0].tokenizer, before[0].network.config)
@@ -92,6 +95,21 @@ def open_models(recipe: EmbeddingRecipe) -> tuple[Any, Any]:
     if recipe.token_embedding_rms is not None:
         scale_token_embeddings(model[0], recipe.token_embedding_rms, whiten=recipe.whiten_token_embeddings)
     return before, model
+
+
+def tell_left_out(recipe: EmbeddingRecipe) -> None:
+    """A line where the model is an embedding model, of which the network alone is trained, about what else it has."""
+    folder = find_folder(recipe.model)
+    left_out = []
+    for module in read_json(folder / "modules.json") if (folder / "modules.json").exists() else ():
+        kind = module["type"].rpartition(".")[2]
+        if kind == "Pooling":
+            mode = Pooling.load(str(folder), subfolder=module["path"]).pooling_mode
+            left_out += [f"its pooling {mode} (pooling is {recipe.pooling})"] if mode != recipe.pooling else []
+        elif kind not in ("Transformer", "Normalize"):
+            left_out.append(f"its {kind}")
+    if left_out:
+        console.err.print(f"{recipe.model}: the network alone is trained, without {', '.join(left_out)}")
 
 
 def identity_of(recipe: EmbeddingRecipe, sources: dict[str, list[Pairs]], dtype: torch.dtype) -> str:

@@ -84,6 +84,8 @@ def read_judged(path: Path) -> Judged:
     relevance = read_judgements(source, "test")
     if not relevance:
         raise InputError(f"{path / 'qrels'}: no judgements of test")
+    if all(grade <= 0 for grades in relevance.values() for grade in grades.values()):
+        raise InputError(f"{path / 'qrels/test.tsv'}: no document is relevant to any query: all scores would be 0")
     queries, documents = read_judged_texts(source, {"test": relevance}, judged_only=False)
     return Judged(set_name(str(path)), documents, queries, relevance, [])
 

@@ -95,6 +95,7 @@ def cutting_hash() -> str:
 
 def build_index(text: str, model: str, index: Path, text_field: str = "text") -> IndexManifest:
     """Embed all passages of the text; the folder appears whole, and replaces only what was built there before."""
+    refuse_inside(text, index)
     with own_folder(index, "search index") as part:
         embedder = load_embedder(model)
         num_passages = write_passages(text, text_field, part)
@@ -121,6 +122,13 @@ def build_index(text: str, model: str, index: Path, text_field: str = "text") ->
         write_json(part / "index.json", asdict(manifest))
     console.err.print(f"{index}: {num_passages:,} passages")
     return manifest
+
+
+def refuse_inside(text: str, index: Path) -> None:
+    """Raises `InputError` where the passages of an index would be read as a text of the folder that it is of."""
+    folder, place = Path(text).expanduser().resolve(), index.resolve()
+    if place.is_relative_to(folder) and not any(part.startswith(".") for part in place.relative_to(folder).parts):
+        raise InputError(f"{index} is inside of {text}, and would be searched too: give an index beside it")
 
 
 def write_passages(text: str, text_field: str, part: Path) -> int:

@@ -141,8 +141,9 @@ def search(
 
     with needs_embeddings("biphase search"):
         from biphase.embedding.index import answer_question, build_index, is_index, open_index
-    if not question.strip():
-        raise InputError("the question is empty")
+    check_question(question)
+    if top < 1:
+        raise InputError(f"top is {top}: give 1 or more")
     given, asked = name_text(source, index, text_field), None if model is None else str(model)
     folder = Path(given) if is_index(Path(given)) else Path(index or given.rstrip("/") + ".index")
     if folder == Path(given) and rebuild:
@@ -156,11 +157,22 @@ def search(
     return pandas.DataFrame(answer_question(folder, manifest, question, top))
 
 
+def check_question(question: Any) -> None:
+    if not isinstance(question, str):
+        raise InputError(f"the question is of type {type(question).__name__}: give a text")
+    if not question.strip():
+        raise InputError("the question is empty")
+    try:
+        question.encode()
+    except UnicodeEncodeError:
+        raise InputError("the question is no Unicode: is the terminal's encoding UTF-8?") from None
+
+
 def name_text(source: Any, index: str | Path | None, text_field: str) -> str:
     """The name of what is searched, after texts in memory have become a file beside their index."""
     if index is None and not are_names(source):
         raise InputError("texts in memory have no name to keep their index by: say where, index='my.index'")
     names = name_sources(source, Path(f"{index}.texts"), text_field)
     if len(names) != 1:
-        raise InputError(f"one text is searched, and {len(names)} are named: give their folder, or a glob")
+        raise InputError(f"one name is searched, and {len(names)} are given: give their folder, a glob, or texts")
     return str(names[0])
