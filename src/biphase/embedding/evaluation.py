@@ -18,6 +18,7 @@ import numpy as np
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import cos_sim, pairwise_cos_sim, semantic_search
 
+from biphase import console
 from biphase.embedding.encode import embed_texts
 from biphase.embedding.pairs import read_pairs
 from biphase.embedding.recipe import PairSource, set_name
@@ -179,7 +180,7 @@ def run_mteb(model: SentenceTransformer, name: str) -> tuple[dict[str, Any], flo
         local = {"path": str(Path(folder).resolve()), "revision": "local"}
         task.metadata = task.metadata.model_copy(update={"dataset": local})
     try:
-        with warnings.catch_warnings():
+        with console.track(f"MTEB {name}", None, "tasks"), warnings.catch_warnings():
             warnings.filterwarnings("ignore", category=FutureWarning, module="mteb")  # of how it calls other libraries
             result = mteb.evaluate(
                 model, task, cache=None, co2_tracker=False, overwrite_strategy="always", show_progress_bar=False

@@ -66,7 +66,7 @@ def mine_negatives(
     def score(rows_AD: Tensor, some_ND: Tensor) -> Tensor:
         return dot_score(rows_AD.to(model.device), some_ND.to(model.device))
 
-    top = wanted.last_rank + max(len(set(numbers)) for numbers in right.values())
+    top = wanted.last_rank + max(len(set(own)) for own in right.values())
     chosen: dict[str, list[str]] = {}
     left = iter(right)
     for piece_AD in embed_pieces(model.encode_query, right, len(right), f"{label}: anchors", normalize_embeddings=True):
