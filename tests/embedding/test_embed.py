@@ -1,7 +1,9 @@
 """`biphase embed`: stages, resume after a kill, the folder that users load, what is refused before anything trains."""
 
 import json
+import os
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,13 +28,15 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer, Qwen2Config
 import biphase
 from biphase.config import parse_config
 from biphase.corpus.tokenizer import load_tokenizer
-from biphase.embedding import training
-from biphase.embedding.embed import train_embedder
+from biphase.embedding import encode, mining, training
+from biphase.embedding.embed import tell_left_out, train_embedder
 from biphase.embedding.folder import hash_embedder, load_embedder
+from biphase.embedding.losses import make_loss
 from biphase.embedding.packed_module import whitened
 from biphase.embedding.pairs import read_pairs
 from biphase.embedding.recipe import EmbeddingRecipe, HardNegatives, PairSource
-from biphase.errors import InputError
+from biphase.embedding.teacher import load_teacher, teach_once
+from biphase.errors import InputError, StoppedError
 
 from ..conftest import DEVICE
 
@@ -76,9 +80,14 @@ def kill_and_go_on(recipe: EmbeddingRecipe, runs: Path, whole: Path, monkeypatch
             raise KilledError
 
     with monkeypatch.context() as patch:
-        patch.setattr(training.ShowProgress, "on_step_begin", die, raising=False)
+        patch.setattr(training.StageCallback, "on_step_begin", die, raising=False)
         with pytest.raises(KilledError):
             train_embedder(recipe, runs)
+    return go_on(recipe, runs, whole)
+
+
+def go_on(recipe: EmbeddingRecipe, runs: Path, whole: Path) -> dict[str, Any]:
+    """Train the rest, to the weights of what was trained `whole`; returns what is told."""
     again, facts = train_embedder(recipe, runs)
     ours, theirs = weights(again), weights(whole)
     for name in theirs:
@@ -102,8 +111,8 @@ def test_the_folder_loads_without_our_code(
     theirs, ours = SentenceTransformer(str(out)), load_embedder(str(out))
     assert type(ours[0]).__name__ == "PackedTransformer"
     texts = documents[:5]
-    for encode in ("encode", "encode_query", "encode_document"):
-        one, other = getattr(theirs, encode)(texts), getattr(ours, encode)(texts)
+    for method in ("encode", "encode_query", "encode_document"):
+        one, other = getattr(theirs, method)(texts), getattr(ours, method)(texts)
         assert one == pytest.approx(other, abs=1e-5)
     assert theirs.prompts["query"] == "q: "
     card = (out / "README.md").read_text(encoding="utf-8")
@@ -167,6 +176,29 @@ def test_a_killed_training_goes_on_as_if_it_had_not_been(
     assert score.step == 4 and score.value == pytest.approx(facts["scores"]["sts"]["this model"]["spearman"], abs=1e-6)
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_training_that_is_asked_to_stop_keeps_every_step(
+    number: signal.Signals, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By real signals, between two checkpoints; one during the last step changes nothing."""
+    whole, _ = train_embedder(make(f"out={tmp_path / 'whole'}"), tmp_path / "a")
+    recipe, at = make("stages.0.save_steps=100"), 1
+
+    def ask(self: Any, args: Any, state: Any, *_: Any, **__: Any) -> None:
+        if state.global_step == at - 1:
+            os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(training.StageCallback, "on_step_begin", ask, raising=False)
+    for at in (1, 3):
+        with pytest.raises(StoppedError, match=rf"pairs: stopped at step {at} of 4; run the same command to go on"):
+            train_embedder(recipe, tmp_path / "b")
+        [kept] = (tmp_path / "b").glob("*/stages/pairs/trainer/checkpoint-*")
+        assert kept.name == f"checkpoint-{at}"
+    at = 4
+    facts = go_on(recipe, tmp_path / "b", whole)
+    assert [logged["step"] for logged in facts["stages"][0]["losses"]] == [1, 3, 4]
+
+
 @pytest.mark.parametrize(
     "wanted",
     [{"number": 2, "margin": 0.0, "last_rank": 12}, {"number": 1, "margin": 0.002, "first_rank": 2, "last_rank": 9}],
@@ -175,13 +207,13 @@ def test_negatives_are_those_of_sentence_transformers_miner(
     wanted: dict[str, Any], encoder_folder: Path, pairs: list[dict[str, str]], tmp_path: Path, monkeypatch: Any
 ) -> None:
     """In pieces too, and for an anchor with two positives; a row that is there twice stays so."""
-    monkeypatch.setattr(training, "MINED_ANCHORS", 5)
-    monkeypatch.setattr(training, "MINED_PASSAGES", 7)
+    monkeypatch.setattr(encode, "PIECE_TEXTS", 5)
+    monkeypatch.setattr(mining, "MINED_PASSAGES", 7)
     rows = [*pairs, pairs[3], {"anchor": pairs[0]["anchor"], "positive": pairs[9]["positive"]}]
     table, model = Dataset.from_list(rows), load_embedder(str(encoder_folder))
     settings = HardNegatives(**wanted)
-    negatives = training.mine_negatives(table, model, settings, "mine", tmp_path / "rows.npy")
-    number = training.write_mined(table, negatives, settings.number, tmp_path / "mined.parquet")
+    negatives = mining.mine_negatives(table, model, settings, "mine", tmp_path / "rows.npy")
+    number = mining.write_mined(table, negatives, settings.number, tmp_path / "mined.parquet")
     ours = [tuple(row.values()) for row in pq.read_table(tmp_path / "mined.parquet").to_pylist()]
     theirs = mine_hard_negatives(
         table,
@@ -341,24 +373,37 @@ def test_a_teacher_is_followed_through_a_kill(
     kill_and_go_on(make(*distil), tmp_path / "b", whole, monkeypatch)
 
 
-def test_a_teacher_reads_with_its_own_prompts(make: Make, wide_teacher: Path) -> None:
+def test_a_teacher_reads_with_its_own_prompts(wide_teacher: Path, tmp_path: Path) -> None:
     teacher = load_embedder(str(wide_teacher))
     table = Dataset.from_dict({"anchor": ["who?", "where?"], "positive": ["Tip", "in Oz"]})
-    first, second = (np.array(column) for column in zip(*training.add_teacher(table, teacher)["label"], strict=True))
+    taught = teach_once(table, teacher, "a", tmp_path / "pairs.arrow")
+    first, second = (np.array(column) for column in zip(*taught["label"], strict=True))
     theirs = SentenceTransformer(str(wide_teacher))
     np.testing.assert_allclose(first, theirs.encode(["asked: who?", "asked: where?"]), atol=1e-5)
     np.testing.assert_allclose(second, theirs.encode(["said: Tip", "said: in Oz"]), atol=1e-5)
     scored = table.add_column("score", [0.1, 0.9])
-    assert training.add_teacher(scored, teacher)["label"][0][0] == pytest.approx(theirs.encode("who?"), abs=1e-5)
+    assert teach_once(scored, teacher, "a", tmp_path / "scored.arrow")["label"][0][0] == pytest.approx(
+        theirs.encode("who?"), abs=1e-5
+    )
+
+
+def test_what_is_left_out_of_an_embedding_model_is_told(
+    make: Make, wide_teacher: Path, encoder_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tell_left_out(make(f"model={wide_teacher}", "pooling=cls"))
+    told = capsys.readouterr().err
+    assert "the network alone is trained, without its pooling mean (pooling is cls), its Dense" in told
+    tell_left_out(make(f"model={encoder_folder}"))
+    assert not capsys.readouterr().err
 
 
 def test_a_teacher_that_has_changed_is_opened_anew(make: Make, wide_teacher: Path) -> None:
     stage = make("stages.0.loss=distill", f"stages.0.teacher={wide_teacher}", "stages.0.projection=true").stages[0]
-    before, before_hash = training.load_teacher(stage, 32), hash_embedder(str(wide_teacher))
-    assert training.load_teacher(stage, 32) is before
+    before, before_hash = load_teacher(stage, 32), hash_embedder(str(wide_teacher))
+    assert load_teacher(stage, 32) is before
     place = wide_teacher / "2_Dense" / "model.safetensors"
     save_file({name: 2 * weight for name, weight in load_file(place).items()}, place)
-    assert hash_embedder(str(wide_teacher)) != before_hash and training.load_teacher(stage, 32) is not before
+    assert hash_embedder(str(wide_teacher)) != before_hash and load_teacher(stage, 32) is not before
 
 
 def test_of_several_gpus_one_trains_with_the_batch_of_the_recipe(
@@ -494,8 +539,7 @@ def test_the_orthogonal_regularizer_counts_by_its_weight(kind: str, make: Make, 
     columns = [model.preprocess(column) for column in texts]
     labels = torch.tensor([1.0, 0.0, 0.5])
     plain, added = (
-        training.make_loss(model, make(f"stages.0.orthogonal_weight={weight}").stages[0], kind, False)
-        for weight in (1e-9, 0.5)
+        make_loss(model, make(f"stages.0.orthogonal_weight={weight}").stages[0], kind, False) for weight in (1e-9, 0.5)
     )
     expected = 0.0
     for column in columns:

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,6 +50,13 @@ def test_retrieval_is_as_sentence_transformers_scores_it(encoder_folder: Path, b
     theirs = evaluator(SentenceTransformer(str(encoder_folder)))
     for name, metric in (("ndcg_at_10", "ndcg@10"), ("recall_at_10", "recall@10"), ("mrr_at_10", "mrr@10")):
         assert ours[name] == pytest.approx(theirs[f"cosine_{metric}"], abs=1e-6)
+
+
+def test_judgements_without_a_relevant_document_are_no_zeros(beir: Path) -> None:
+    path = beir / "qrels" / "test.tsv"
+    path.write_text(path.read_text().replace("\t1\n", "\t0\n"))
+    with pytest.raises(InputError, match="no document is relevant"):
+        read_judged(beir)
 
 
 def test_no_query_finds_itself(encoder_folder: Path, beir: Path) -> None:
@@ -143,3 +151,92 @@ def test_search_answers_and_knows_its_model(
     (text / "0.txt").write_text("something else")
     with pytest.raises(InputError, match="another text"):
         search(text, "who?")
+
+
+def test_passages_that_were_cut_in_another_way_are_refused(
+    encoder_folder: Path, documents: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And those of an index whose record says nothing of it; --rebuild cuts anew."""
+    pytest.importorskip("bm25s")
+    text, index = tmp_path / "text.txt", tmp_path / "text.txt.index"
+    text.write_text(documents[1], encoding="utf-8")
+    search(text, "Tip", model=encoder_folder)
+    monkeypatch.setattr("biphase.embedding.index.PASSAGE_WORDS", 60)
+    with pytest.raises(InputError, match=r"passages that were cut in another way: rebuild it \(--rebuild\)$"):
+        search(text, "Tip")
+    with pytest.raises(InputError, match=rf"--rebuild\) from its text, {text}"):
+        search(index, "Tip")
+    found = search(text, "Tip", model=encoder_folder, rebuild=True)
+    assert search(index, "Tip").equals(found)
+    record = json.loads((index / "index.json").read_text())
+    del record["cutting"]
+    (index / "index.json").write_text(json.dumps(record))
+    with pytest.raises(InputError, match="cut in another way"):
+        search(index, "Tip")
+
+
+def test_texts_in_memory_are_searched(encoder_folder: Path, documents: list[str], tmp_path: Path) -> None:
+    pytest.importorskip("bm25s")
+    pandas = pytest.importorskip("pandas")
+    index = tmp_path / "oz.index"
+    found = search(documents[:4], "what did Tip make?", model=encoder_folder, index=index, top=1)
+    assert search(documents[:4], "what did Tip make?", index=index, top=1).equals(found)
+    frame = pandas.DataFrame({"id": list("abcd"), "body": documents[:4]})
+    rows = search(
+        frame, "what did Tip make?", model=encoder_folder, index=index, top=1, text_field="body", rebuild=True
+    )
+    assert list(rows["text"]) == list(found["text"]) and rows["id"].str.fullmatch("[abcd]#[0-9]+").all()
+    with pytest.raises(InputError, match="made of another text"):
+        search(documents[:5], "who?", index=index)
+    with pytest.raises(InputError, match=r"say where, index='my\.index'"):
+        search(documents[:4], "who?", model=encoder_folder)
+    with pytest.raises(InputError, match="one name is searched, and 2 are given"):
+        search(["a.txt", "b.txt"], "who?", index=index)
+
+
+@pytest.mark.parametrize(
+    ("question", "top", "told"),
+    [
+        (" ", 5, "the question is empty"),
+        (["who?"], 5, "the question is of type list"),
+        ("caf\udce9", 5, "the question is no Unicode"),
+        ("who?", 0, "top is 0: give 1 or more"),
+    ],
+)
+def test_a_question_that_is_none_is_told_at_once(question: Any, top: int, told: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=told):
+        search(tmp_path, question, top=top)
+
+
+def test_no_index_lies_in_its_own_text(encoder_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("some words")
+    with pytest.raises(InputError, match=r"inside of .*, and would be searched too"):
+        search(tmp_path, "who?", model=encoder_folder, index=tmp_path / "index")
+
+
+def test_a_model_of_dot_products_is_asked_by_them(
+    encoder_folder: Path, beir: Path, documents: list[str], tmp_path: Path
+) -> None:
+    """Lengths of embeddings count, in an index and in scores."""
+    pytest.importorskip("bm25s")
+    plain = SentenceTransformer(str(encoder_folder))
+    SentenceTransformer(modules=list(plain), similarity_fn_name="dot").save_pretrained(str(tmp_path / "dot"))
+    theirs = SentenceTransformer(str(tmp_path / "dot"))
+    texts = [row["text"] for row in map(json.loads, (beir / "corpus.jsonl").read_text().splitlines())]
+    found = search(texts, "what did Tip make?", model=tmp_path / "dot", index=tmp_path / "i", top=3)
+    scores = theirs.similarity(theirs.encode_query("what did Tip make?"), theirs.encode_document(texts))[0]
+    best, numbers = scores.topk(3)
+    assert list(found["score"][:3]) == pytest.approx(best.tolist(), rel=1e-4)
+    assert list(found["text"][:3]) == [texts[number] for number in numbers]
+    judged = read_judged(beir)
+    relevant = {query: set(grades) for query, grades in judged.relevance.items()}
+    evaluator = InformationRetrievalEvaluator(judged.queries, judged.documents, relevant, write_csv=False)
+    assert score_embedder(load_embedder(str(tmp_path / "dot")), judged)[0]["ndcg_at_10"] == pytest.approx(
+        evaluator(theirs)["dot_ndcg@10"], abs=1e-6
+    )
+
+
+def test_a_text_without_words_is_found_by_the_model_alone(encoder_folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("bm25s")
+    (tmp_path / "text.txt").write_text("!!! ???")
+    assert list(search(tmp_path / "text.txt", "who?", model=encoder_folder)["by"]) == [str(encoder_folder)]

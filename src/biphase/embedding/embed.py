@@ -1,6 +1,6 @@
 """A recipe → an embedding model in one folder: sources checked, stages trained one after the other, the best kept safe.
 
-runs/NAME-HASH8/  config.yaml  stages/NAME/{trainer/, negatives-N.parquet, model/, done.json}  done.json
+runs/NAME-HASH8/  config.yaml  stages/NAME/{trainer/, negatives-N.parquet, taught-N.arrow, model/, done.json}  done.json
 
 Each stage is written last, renamed and marked done; a stage that was interrupted goes on from its last checkpoint.
 """
@@ -15,6 +15,7 @@ import yaml
 from datasets import Dataset, disable_progress_bars
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import nn
 
 from biphase import console
@@ -22,25 +23,19 @@ from biphase.corpus.tokenizer import misreading_class
 from biphase.device import choose_device, choose_dtype
 from biphase.embedding.evaluation import Judged, read_judged, score_arms
 from biphase.embedding.folder import hash_embedder, write_embedder
+from biphase.embedding.losses import loss_name, make_loss, matryoshka_dims
+from biphase.embedding.mining import mine_once
 from biphase.embedding.packed_module import make_embedder, scale_token_embeddings, width_of
 from biphase.embedding.pairs import Pairs, check_stage, read_pairs
 from biphase.embedding.recipe import EmbeddingRecipe, EmbeddingStage
-from biphase.embedding.training import (
-    add_teacher,
-    last_checkpoint,
-    load_teacher,
-    loss_name,
-    make_loss,
-    matryoshka_dims,
-    mine_once,
-    to_table,
-    train_stage,
-)
+from biphase.embedding.teacher import load_teacher, teach_once
+from biphase.embedding.training import last_checkpoint, to_table, train_stage
 from biphase.encoder.load import load_backbone
 from biphase.encoder.merging import layer_cosines, merge_weights
 from biphase.encoder.packed import explain_computing
 from biphase.errors import InputError, memory_told
 from biphase.files import locked, read_json, refuse_foreign, whole_folder, write_json, write_text
+from biphase.finetuning.models import find_folder
 from biphase.tracking import Send, check_tracking, open_tracking
 
 EMBEDDER_MAX_LENGTH = 512
@@ -49,12 +44,13 @@ FURTHER_MODULES = "modules.safetensors"
 
 
 def train_embedder(recipe: EmbeddingRecipe, runs: Path) -> tuple[Path, dict[str, Any]]:
-    """Train what is missing and write the folder `recipe.out`; the same call goes on after a kill.
+    """Train what is missing and write the folder `recipe.out`; the same call goes on after a stop or a kill.
 
     Returns: the folder, and what is in its card.
 
     Raises:
         InputError: before anything trains, for what is wrong with the recipe, its sources, its model or its folder.
+        StoppedError: after SIGTERM or SIGINT while a stage trains, once its state is saved.
     """
     out = Path(recipe.out)
     check_tracking(recipe.tracking)
@@ -63,6 +59,30 @@ def train_embedder(recipe: EmbeddingRecipe, runs: Path) -> tuple[Path, dict[str,
     refuse_foreign(out, "embedding model")
     device = choose_device(recipe.device)
     dtype = choose_dtype(recipe.precision, device)
+    before, model = open_models(recipe)
+    computing = explain_computing(recipe.precision, device, before[0].network)
+    console.err.print(f"{computing} · not compiled (too short a run)")
+    sources = read_sources(recipe, before)
+    judged = [read_judged(Path(path)) for path in recipe.evaluation]
+    folder = runs / f"{recipe.name}-{identity_of(recipe, sources, dtype)[:8]}"
+    with locked(folder / "lock"):
+        write_text(folder / "config.yaml", yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False))
+        tracking = None if (folder / "done.json").exists() else recipe.tracking
+        with open_tracking(tracking, folder, recipe.model_dump(mode="json"), steps_done(recipe, folder) + 1) as send:
+            records = run_stages(recipe, sources, model.to(device), folder, send, bf16=dtype == torch.bfloat16)
+            facts = {"stages": records} | finish(recipe, model, before, judged)
+            send({"kind": "validation", "step": steps_done(recipe, folder)} | flat_scores(facts["scores"]))
+        texts = [text for pairs in sources[recipe.stages[0].name] for text in pairs.table["positive"][:8].to_pylist()]
+        write_embedder(model, recipe, facts, [*texts, "a"], out)
+        write_json(folder / "done.json", facts | {"out": str(out)})
+    return out, facts
+
+
+def open_models(recipe: EmbeddingRecipe) -> tuple[Any, Any]:
+    """The network before training, and the same one to train. Raises `InputError` where no folder for
+    sentence-transformers could be written, or token embeddings cannot be scaled."""
+    console.err.print(f"loading {recipe.model}")
+    tell_left_out(recipe)
     before: Any = new_embedder(recipe)
     model: Any = new_embedder(recipe)
     misread_as = misreading_class(before[0].tokenizer, before[0].network.config)
@@ -74,30 +94,34 @@ def train_embedder(recipe: EmbeddingRecipe, runs: Path) -> tuple[Path, dict[str,
         )
     if recipe.token_embedding_rms is not None:
         scale_token_embeddings(model[0], recipe.token_embedding_rms, whiten=recipe.whiten_token_embeddings)
-    computing = explain_computing(recipe.precision, device, before[0].network)
-    console.err.print(f"{computing} · not compiled (too short a run)")
-    sources = read_sources(recipe, before)
-    judged = [read_judged(Path(path)) for path in recipe.evaluation]
+    return before, model
+
+
+def tell_left_out(recipe: EmbeddingRecipe) -> None:
+    """A line where the model is an embedding model, of which the network alone is trained, about what else it has."""
+    folder = find_folder(recipe.model)
+    left_out = []
+    for module in read_json(folder / "modules.json") if (folder / "modules.json").exists() else ():
+        kind = module["type"].rpartition(".")[2]
+        if kind == "Pooling":
+            mode = Pooling.load(str(folder), subfolder=module["path"]).pooling_mode
+            left_out += [f"its pooling {mode} (pooling is {recipe.pooling})"] if mode != recipe.pooling else []
+        elif kind not in ("Transformer", "Normalize"):
+            left_out.append(f"its {kind}")
+    if left_out:
+        console.err.print(f"{recipe.model}: the network alone is trained, without {', '.join(left_out)}")
+
+
+def identity_of(recipe: EmbeddingRecipe, sources: dict[str, list[Pairs]], dtype: torch.dtype) -> str:
+    """A hash of everything that decides the weights, by what is in files and folders."""
     hashes = [pairs.hash for found in sources.values() for pairs in found]
     hashes += [hash_embedder(stage.teacher) for stage in recipe.stages if stage.teacher is not None]
-    identity = recipe.identity(hash_embedder(recipe.model), [*hashes, str(dtype)])
-    folder = runs / f"{recipe.name}-{identity[:8]}"
-    with locked(folder / "lock"):
-        write_text(folder / "config.yaml", yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False))
-        tracking = None if (folder / "done.json").exists() else recipe.tracking
-        with open_tracking(tracking, folder, recipe.model_dump(mode="json"), steps_done(recipe, folder) + 1) as send:
-            records = run_stages(recipe, sources, model.to(device), folder, send, bf16=dtype == torch.bfloat16)
-            facts = {"stages": records} | finish(recipe, model, before, judged)
-            scores = {
-                f"{name}/{metric}": value
-                for name in facts["scores"]
-                for metric, value in facts["scores"][name][TRAINED].items()
-            }
-            send({"kind": "validation", "step": steps_done(recipe, folder)} | scores)
-        texts = [row[1] for pairs in sources[recipe.stages[0].name] for row in pairs.rows[:8]]
-        write_embedder(model, recipe, facts, [*texts, "a"], out)
-        write_json(folder / "done.json", facts | {"out": str(out)})
-    return out, facts
+    return recipe.identity(hash_embedder(recipe.model), [*hashes, str(dtype)])
+
+
+def flat_scores(scores: dict[str, dict[str, dict[str, float]]]) -> dict[str, float]:
+    """The trained model's scores under `SET/METRIC`."""
+    return {f"{name}/{metric}": score for name, arms in scores.items() for metric, score in arms[TRAINED].items()}
 
 
 def new_embedder(recipe: EmbeddingRecipe) -> SentenceTransformer:
@@ -188,17 +212,10 @@ def run_stage(
     *,
     bf16: bool,
 ) -> None:
-    """Train the model in place and keep it; hard negatives are mined once, and kept too."""
+    """Train the model in place and keep it."""
     disable_progress_bars()
     folder.mkdir(parents=True, exist_ok=True)
-    teacher = load_teacher(stage, width_of(model))
-    tables: dict[str, tuple[str, Dataset]] = {}
-    for number, (source, pairs) in enumerate(zip(stage.data, sources, strict=True)):
-        table = to_table(pairs, source.weight, recipe.seed)
-        if stage.hard_negatives is not None:
-            kept = folder / f"negatives-{number}.parquet"
-            table = mine_once(table, model, stage.name, stage.hard_negatives, kept)
-        tables[f"source_{number}"] = pairs.kind, add_teacher(table, teacher) if teacher else table
+    tables = stage_tables(recipe, stage, sources, model, folder)
     names = {loss_name(stage, kind) for kind, _ in tables.values()}
     is_cached = any(name.startswith("cached") for name in names)
     key = f"mini_batch_tokens ({stage.mini_batch_tokens:,})" if is_cached else f"batch_size ({stage.batch_size:,})"
@@ -221,6 +238,26 @@ def run_stage(
     write_json(folder / "done.json", record)
     for checkpoint in (folder / "trainer").glob("checkpoint-*"):
         shutil.rmtree(checkpoint)
+    for taught in folder.glob("taught-*.arrow"):
+        taught.unlink()
+
+
+def stage_tables(
+    recipe: EmbeddingRecipe, stage: EmbeddingStage, sources: Sequence[Pairs], model: SentenceTransformer, folder: Path
+) -> dict[str, tuple[str, Dataset]]:
+    """What a stage trains on, by names: the kind of each source and its rows, with hard negatives or what a teacher
+    says of them. Both are made once and kept in the folder."""
+    teacher = load_teacher(stage, width_of(model))
+    tables: dict[str, tuple[str, Dataset]] = {}
+    for number, (source, pairs) in enumerate(zip(stage.data, sources, strict=True)):
+        table = to_table(pairs, source.weight, recipe.seed)
+        if stage.hard_negatives is not None:
+            kept = folder / f"negatives-{number}.parquet"
+            table = mine_once(table, model, stage.name, stage.hard_negatives, kept)
+        if teacher is not None:
+            table = teach_once(table, teacher, stage.name, folder / f"taught-{number}.arrow")
+        tables[f"source_{number}"] = pairs.kind, table
+    return tables
 
 
 def finish(

@@ -16,9 +16,10 @@ from typing import Any
 
 import numpy as np
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.util import pairwise_cos_sim, semantic_search
+from sentence_transformers.util import cos_sim, pairwise_cos_sim, semantic_search
 
-from biphase.embedding.packed_module import ENCODE_TEXTS
+from biphase import console
+from biphase.embedding.encode import embed_texts
 from biphase.embedding.pairs import read_pairs
 from biphase.embedding.recipe import PairSource, set_name
 from biphase.errors import InputError, first_line
@@ -84,6 +85,8 @@ def read_judged(path: Path) -> Judged:
     relevance = read_judgements(source, "test")
     if not relevance:
         raise InputError(f"{path / 'qrels'}: no judgements of test")
+    if all(grade <= 0 for grades in relevance.values() for grade in grades.values()):
+        raise InputError(f"{path / 'qrels/test.tsv'}: no document is relevant to any query: all scores would be 0")
     queries, documents = read_judged_texts(source, {"test": relevance}, judged_only=False)
     return Judged(set_name(str(path)), documents, queries, relevance, [])
 
@@ -95,20 +98,24 @@ def score_arms(models: Mapping[str, SentenceTransformer], judged: Judged) -> dic
 
 
 def score_embedder(model: SentenceTransformer, judged: Judged) -> Judgement:
-    """Retrieval by cosine over all documents, or the correlation of cosines with the scores; and for each query or
-    pair what it contributes (`finetuning.predictions`)."""
+    """Retrieval over all documents, by the model's own similarity (cosine unless it says another one), or the
+    correlation of cosines with the scores; and for each query or pair what it contributes (`finetuning.predictions`).
+    """
     if judged.pairs:
-        first = model.encode([row[0] for row in judged.pairs], batch_size=ENCODE_TEXTS, convert_to_tensor=True)
-        second = model.encode([row[1] for row in judged.pairs], batch_size=ENCODE_TEXTS, convert_to_tensor=True)
+        one, other = [row[0] for row in judged.pairs], [row[1] for row in judged.pairs]
+        embeddings = [embed_texts(model.encode, texts, f"embed {judged.name}") for texts in (one, other)]
         gold = np.array([row[2] for row in judged.pairs])
-        cosines = pairwise_cos_sim(first, second).cpu().numpy()
+        cosines = pairwise_cos_sim(*embeddings).cpu().numpy()
         pairs = enumerate(zip(gold.tolist(), cosines.tolist(), strict=True))
         rows = ({"id": str(number), "gold": given, "predicted": found} for number, (given, found) in pairs)
         return regression_metrics(gold, cosines), rows
-    documents = model.encode_document(list(judged.documents.values()), batch_size=ENCODE_TEXTS, convert_to_tensor=True)
-    queries = model.encode_query(list(judged.queries.values()), batch_size=ENCODE_TEXTS, convert_to_tensor=True)
+    texts = list(judged.documents.values()), list(judged.queries.values())
+    documents = embed_texts(model.encode_document, texts[0], f"embed {judged.name} corpus")
+    queries = embed_texts(model.encode_query, texts[1], f"embed {judged.name} queries")
     ids = list(judged.documents)
-    found = semantic_search(queries, documents, top_k=min(judged.num_searched, len(ids)))
+    most = min(judged.num_searched, len(ids))
+    score = cos_sim if model.similarity_fn_name == "cosine" else model.similarity
+    found = semantic_search(queries, documents, top_k=most, score_function=score)
     ranked = {}
     for query, hits in zip(judged.queries, found, strict=True):
         ranked[query] = {ids[int(hit["corpus_id"])]: float(hit["score"]) for hit in hits}
@@ -173,7 +180,7 @@ def run_mteb(model: SentenceTransformer, name: str) -> tuple[dict[str, Any], flo
         local = {"path": str(Path(folder).resolve()), "revision": "local"}
         task.metadata = task.metadata.model_copy(update={"dataset": local})
     try:
-        with warnings.catch_warnings():
+        with console.track(f"MTEB {name}", None, "tasks"), warnings.catch_warnings():
             warnings.filterwarnings("ignore", category=FutureWarning, module="mteb")  # of how it calls other libraries
             result = mteb.evaluate(
                 model, task, cache=None, co2_tracker=False, overwrite_strategy="always", show_progress_bar=False

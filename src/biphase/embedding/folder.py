@@ -99,6 +99,7 @@ def load_embedder(name: str) -> SentenceTransformer:
 
     Raises `InputError` for what cannot be loaded, and for what would need its own code, or a pickle.
     """
+    console.err.print(f"loading {name}")
     folder = find_folder(name)
     if not (folder / "modules.json").exists():
         return make_embedder(name, None, "mean")

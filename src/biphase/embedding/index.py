@@ -1,34 +1,39 @@
 """A folder of documents and an embedding model → an index on disk, memory-mapped → passages for a question.
 
-INDEX/  index.json  passages.jsonl  embeddings.npy (fp32, [N, D], unit length)
+INDEX/  index.json  passages.jsonl  lines.npy (where each begins)  embeddings.npy (fp32, [N, D])  words/ (BM25's)
 
 An index belongs to the model and the text that it was made of; one of another model is refused, never mixed.
 
-Letters: N passages, D width, K answers.
+Letters: N passages, D width.
 """
 
 import json
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from sentence_transformers.util import dot_score, semantic_search
 
 from biphase import console
-from biphase.corpus.text import read_all
+from biphase.corpus.text import Document, read_all
 from biphase.corpus.words import cut_words, find_words, join_words
+from biphase.embedding.encode import PIECE_TEXTS, embed_to_file
 from biphase.embedding.folder import hash_embedder, load_embedder
-from biphase.embedding.packed_module import ENCODE_TEXTS, width_of
+from biphase.embedding.packed_module import width_of
 from biphase.embedding.pairs import hash_text
 from biphase.errors import InputError
-from biphase.files import own_folder, read_json_as, write_json
+from biphase.files import content_hash, own_folder, read_json_as, reading, write_json
 from biphase.run import split_reference
-from biphase.tasks.collection import search_bm25
+from biphase.tasks.collection import index_bm25, open_bm25, query_bm25
 
+PASSAGES, LINES, VECTORS, WORDS = "passages.jsonl", "lines.npy", "embeddings.npy", "words"
 PASSAGE_WORDS = 120
-CHUNK_PASSAGES = 512
-"""Passages that are embedded between two signs of progress."""
+SAMPLE = "A word, and 永和九年 歲在癸丑 คำไทย\nat last. " * 40
+"""A text whose passages tell one way of cutting from another."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,8 @@ class IndexManifest:
     text_field: str = "text"
     model_place: str = ""
     """Where the model is on this machine, from wherever it is asked for; empty for one of the hub."""
+    cutting: str = ""
+    """How texts were cut into passages: `cutting_hash`."""
 
 
 def is_index(path: Path) -> bool:
@@ -52,19 +59,21 @@ def is_index(path: Path) -> bool:
 
 def open_index(path: Path, model: str | None, text: str | None, text_field: str = "text") -> IndexManifest:
     """What an index says of itself, and where its model is now. Raises `InputError` where its model or text is another
-    one, or not as it was."""
+    one or not as it was, or its passages are not those that its text has."""
     manifest = read_json_as(path / "index.json", IndexManifest, "delete the index and build it again")
     place = model or (manifest.model_place if is_here(manifest.model_place) else manifest.model)
+    wrong = ""
     if hash_embedder(place) != manifest.model_hash:
-        raise InputError(
-            f"{path} was made by {manifest.model}"
-            + (f", not by {model}" if model else ", which has changed since")
-            + ": rebuild it"
-        )
-    if text is not None and manifest.text_hash != hash_text(text):
-        raise InputError(f"{path} was made of another text than {text} holds now: rebuild it")
-    if text is not None and manifest.text_field != text_field:
-        raise InputError(f"{path} was made of the field '{manifest.text_field}', not of '{text_field}': rebuild it")
+        wrong = f"by {manifest.model}" + (f", not by {model}" if model else ", which has changed since")
+    elif text is not None and manifest.text_hash != hash_text(text):
+        wrong = f"of another text than {text} holds now"
+    elif text is not None and manifest.text_field != text_field:
+        wrong = f"of the field '{manifest.text_field}', not of '{text_field}'"
+    elif manifest.cutting != cutting_hash():
+        wrong = "of passages that were cut in another way"
+    if wrong:
+        remedy = "rebuild it (--rebuild)" + ("" if text else f" from its text, {manifest.text}")
+        raise InputError(f"{path} was made {wrong}: {remedy}")
     return replace(manifest, model_place=place)
 
 
@@ -73,64 +82,99 @@ def is_here(model: str) -> bool:
     return bool(model) and (Path(model).exists() or Path(split_reference(model)[0]).exists())
 
 
+def cut_document(document: Document) -> Iterator[dict[str, str]]:
+    """Passages of about `PASSAGE_WORDS` words, named by document and number."""
+    for number, words in enumerate(cut_words(find_words(document.text), PASSAGE_WORDS)):
+        yield {"id": f"{document.id}#{number}", "text": join_words(words)}
+
+
+def cutting_hash() -> str:
+    """A name for the way in which texts are cut."""
+    return content_hash(list(cut_document(Document("sample", SAMPLE))))[:16]
+
+
 def build_index(text: str, model: str, index: Path, text_field: str = "text") -> IndexManifest:
     """Embed all passages of the text; the folder appears whole, and replaces only what was built there before."""
-    passages = []  # of about `PASSAGE_WORDS` words, named by document and number
-    for document in read_all([text], text_field):
-        for number, passage in enumerate(cut_words(find_words(document.text), PASSAGE_WORDS)):
-            passages.append((f"{document.id}#{number}", join_words(passage)))
-    if not passages:
-        raise InputError(f"{text} holds no text to search")
-    embedder = load_embedder(model)
-    width = width_of(embedder)
-    manifest = IndexManifest(
-        model=model,
-        model_hash=hash_embedder(model),
-        text=text,
-        text_hash=hash_text(text),
-        num_passages=len(passages),
-        width=width,
-        text_field=text_field,
-        model_place=str(Path(model).absolute()) if is_here(model) else "",
-    )
+    refuse_inside(text, index)
     with own_folder(index, "search index") as part:
-        texts = [passage for _, passage in passages]
-        embed_to_file(embedder.encode_document, texts, width, part / "embeddings.npy", "index")
-        lines = (json.dumps({"id": id, "text": passage}, ensure_ascii=False) + "\n" for id, passage in passages)
-        (part / "passages.jsonl").write_text("".join(lines), encoding="utf-8")
+        embedder = load_embedder(model)
+        num_passages = write_passages(text, text_field, part)
+        if not num_passages:
+            raise InputError(f"{text} holds no text to search")
+        manifest = IndexManifest(
+            model=model,
+            model_hash=hash_embedder(model),
+            text=text,
+            text_hash=hash_text(text),
+            num_passages=num_passages,
+            width=width_of(embedder),
+            text_field=text_field,
+            model_place=str(Path(model).absolute()) if is_here(model) else "",
+            cutting=cutting_hash(),
+        )
+        with console.track("index words", num_passages, "passages") as progress:
+            words = index_bm25(read_passages(part, progress))
+            if words is not None:
+                words.save(part / WORDS)
+        place, shape_ND = part / VECTORS, (num_passages, manifest.width)
+        is_cosine = embedder.similarity_fn_name == "cosine"
+        embed_to_file(embedder.encode_document, read_passages(part), shape_ND, place, "index", normalize=is_cosine)
         write_json(part / "index.json", asdict(manifest))
-    console.err.print(f"{index}: {len(passages):,} passages")
+    console.err.print(f"{index}: {num_passages:,} passages")
     return manifest
 
 
-def embed_to_file(encode: Callable[..., Any], texts: Sequence[str], width: int, path: Path, label: str) -> np.ndarray:
-    """Write the embeddings of texts, of length 1, piece by piece; returns them as [N, D], mapped into memory."""
-    rows_ND = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=(len(texts), width))
-    with console.track(label, len(texts), "passages") as progress:
-        for begin in range(0, len(texts), CHUNK_PASSAGES):
-            piece = texts[begin : begin + CHUNK_PASSAGES]
-            found = encode(piece, batch_size=ENCODE_TEXTS, normalize_embeddings=True, show_progress_bar=False)
-            rows_ND[begin : begin + len(piece)] = found
-            progress.advance(len(piece))
-    rows_ND.flush()
-    return rows_ND
+def refuse_inside(text: str, index: Path) -> None:
+    """Raises `InputError` where the passages of an index would be read as a text of the folder that it is of."""
+    folder, place = Path(text).expanduser().resolve(), index.resolve()
+    if place.is_relative_to(folder) and not any(part.startswith(".") for part in place.relative_to(folder).parts):
+        raise InputError(f"{index} is inside of {text}, and would be searched too: give an index beside it")
+
+
+def write_passages(text: str, text_field: str, part: Path) -> int:
+    """Write all passages, and where the line of each begins; returns how many there are."""
+    lines = array("q")
+    with open(part / PASSAGES, "wb") as file, console.track("cut passages", None, "passages") as progress:
+        for document in read_all([text], text_field):
+            before = len(lines)
+            for passage in cut_document(document):
+                lines.append(file.tell())
+                file.write(json.dumps(passage, ensure_ascii=False).encode() + b"\n")
+            progress.advance(len(lines) - before)
+    np.save(part / LINES, np.array(lines, dtype=np.int64))
+    return len(lines)
+
+
+def read_passages(part: Path, progress: console.Tracker | None = None) -> Iterator[str]:
+    """The texts of all passages, one at a time."""
+    with open(part / PASSAGES, "rb") as file:
+        for number, line in enumerate(file, start=1):
+            if progress is not None and number % PIECE_TEXTS == 0:
+                progress.advance(PIECE_TEXTS)
+            yield json.loads(line)["text"]
 
 
 def answer_question(index: Path, manifest: IndexManifest, question: str, top: int) -> list[dict[str, Any]]:
     """The best passages by the model, and by BM25 over the same passages: a record for each."""
-    passages = [json.loads(line) for line in (index / "passages.jsonl").read_text(encoding="utf-8").splitlines()]
-    rows_ND = np.load(index / "embeddings.npy", mmap_mode="r", allow_pickle=False)
-    if len(passages) != manifest.num_passages or rows_ND.shape != (manifest.num_passages, manifest.width):
+    with reading(index, "rebuild it"):
+        lines_N = np.load(index / LINES, mmap_mode="r", allow_pickle=False)
+        rows_ND = np.load(index / VECTORS, mmap_mode="c", allow_pickle=False)  # as tensors want to be writable
+        words = open_bm25(index / WORDS)
+    if len(lines_N) != manifest.num_passages or rows_ND.shape != (manifest.num_passages, manifest.width):
         raise InputError(f"{index} is damaged: passages and embeddings do not match; rebuild it")
-    query_D = load_embedder(manifest.model_place or manifest.model).encode_query(question, normalize_embeddings=True)
-    scores_N = rows_ND @ query_D
-    best_K = np.argsort(-scores_N, kind="stable")[:top].tolist()
+    embedder: Any = load_embedder(manifest.model_place or manifest.model)
+    is_cosine = embedder.similarity_fn_name == "cosine"
+    query_1D = embedder.encode_query([question], normalize_embeddings=is_cosine, convert_to_tensor=True).cpu()
+    score = dot_score if is_cosine else embedder.similarity
+    [hits] = semantic_search(query_1D, torch.from_numpy(rows_ND), top_k=top, score_function=score)
     found = {
-        manifest.model: [(number, float(scores_N[number])) for number in best_K],
-        "BM25": search_bm25([passage["text"] for passage in passages], [question], top)[0],
+        manifest.model: [(int(hit["corpus_id"]), float(hit["score"])) for hit in hits],
+        "BM25": query_bm25(words, [question], top)[0],
     }
     records = []
-    for name, hits in found.items():
-        for rank, (number, score) in enumerate(hits, start=1):
-            records.append({"by": name, "rank": rank, "score": score, **passages[number]})
+    with reading(index / PASSAGES, "rebuild it"), open(index / PASSAGES, "rb") as file:
+        for name, ranked in found.items():
+            for rank, (number, value) in enumerate(ranked, start=1):
+                file.seek(lines_N[number])
+                records.append({"by": name, "rank": rank, "score": value, **json.loads(file.readline())})
     return records

@@ -27,9 +27,6 @@ from biphase.export.model import close_texts
 from biphase.finetuning.encoders import copy_backbone, load_encoder
 from biphase.pretraining.parallel import transformer_blocks
 
-ENCODE_TEXTS = 64
-"""Texts that are embedded at a time."""
-
 
 class PackedTransformer(InputModule):
     """A network of ours and its tokenizer; stands where sentence-transformers has its `Transformer`."""

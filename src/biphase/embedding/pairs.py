@@ -4,8 +4,12 @@ import random
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from biphase import console
 from biphase.corpus.readers import json_kind, plain_path
@@ -37,22 +41,41 @@ GUESSES: tuple[tuple[str, ...], ...] = (
 """Columns that are taken where none are given, the first that are all there."""
 SCORES = ("score", "relatedness_score", "label", "similarity")
 PAIR_FORMS = ("csv", "tsv", "jsonl", "json", "parquet")
+PIECE_ROWS = 10_000
+"""Rows that are Python's own objects at a time."""
 SHORTEST_PASSAGE = 8
 """Words below which a passage of a document is left out."""
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """The rows of one source: texts by the columns `anchor`, `positive`, `negative_1` …; scored ones have `score`."""
+    """The rows of one source."""
 
     name: str
     kind: Kind
-    columns: tuple[str, ...]
-    rows: list[tuple[Any, ...]]
+    table: pa.Table
+    """Texts in the columns `anchor`, `positive`, `negative_1` …; scored pairs have `score`."""
     hash: str
     """The hash of the files that they are from, or of the commit."""
     made: str
     """How they came about, for people."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return tuple(self.table.column_names)
+
+    @property
+    def rows(self) -> list[tuple[Any, ...]]:
+        return list(zip(*self.table.to_pydict().values(), strict=True))
+
+
+def to_arrow(rows: Iterable[Sequence[Any]], columns: Sequence[str]) -> pa.Table:
+    """Rows as a table, made piece by piece: as objects of Python's they take several times the memory."""
+    schema = pa.schema([(name, pa.float64() if name == "score" else pa.string()) for name in columns])
+    pieces, left = [schema.empty_table()], iter(rows)
+    while piece := list(islice(left, PIECE_ROWS)):
+        pieces.append(pa.table([list(column) for column in zip(*piece, strict=True)], schema=schema))
+    return pa.concat_tables(pieces)
 
 
 def read_pairs(source: PairSource, seed: int) -> Pairs:
@@ -73,31 +96,43 @@ def read_pairs(source: PairSource, seed: int) -> Pairs:
         )
     may_be_scored = len(columns) == 3 and not columns[2].startswith("negative")
     is_scored = may_be_scored and (columns[2] in SCORES or is_number(first[1][columns[2]]))
-    made: list[tuple[Any, ...]] = []
-    texts_of = columns[:2] if is_scored else columns
-    for place, row in [first, *rows]:
-        if source.limit is not None and len(made) >= source.limit:
-            break
-        texts: tuple[Any, ...] = tuple(check_text(place, column, row.get(column)) for column in texts_of)
-        if is_scored:
-            score = score_number(place, columns[2], row.get(columns[2]))
-            if not 0 <= score <= 5:
-                raise InputError(
-                    f"{place}: '{columns[2]}' is {row[columns[2]]}: scores are from 0 to 1, or from 0 to 5"
-                )
-            texts = (*texts, score)
-        made.append(texts)
-    if is_scored and not source.columns and columns[2] == "label" and all(row[2] % 1 == 0 for row in made):
+    names = ("anchor", "positive", *(f"negative_{number + 1}" for number in range(len(columns) - 2)))
+    names = ("anchor", "positive", "score") if is_scored else names
+    with console.track(f"read {Path(source.path).name}", source.limit, "rows") as progress:
+        checked = check_rows(islice(chain([first], rows), source.limit), columns, progress, is_scored=is_scored)
+        table = to_arrow(checked, names)
+    if is_scored:
+        check_scores(source, columns, table["score"])
+    told = f"{len(table):,} {'scored pairs' if is_scored else 'rows'} of {', '.join(columns)}"
+    return Pairs(source.path, "scored" if is_scored else "pairs", table, hash_pairs(source), told)
+
+
+def check_rows(
+    rows: Iterable[tuple[str, dict[str, Any]]], columns: Sequence[str], progress: console.Tracker, *, is_scored: bool
+) -> Iterator[tuple[Any, ...]]:
+    """The texts of each row, or two and their score."""
+    for number, (place, row) in enumerate(rows, start=1):
+        if number % PIECE_ROWS == 0:
+            progress.advance(PIECE_ROWS)
+        texts = tuple(check_text(place, column, row.get(column)) for column in (columns[:2] if is_scored else columns))
+        if not is_scored:
+            yield texts
+            continue
+        score = score_number(place, columns[2], row.get(columns[2]))
+        if not 0 <= score <= 5:
+            raise InputError(f"{place}: '{columns[2]}' is {row[columns[2]]}: scores are from 0 to 1, or from 0 to 5")
+        yield (*texts, score)
+
+
+def check_scores(source: PairSource, columns: Sequence[str], scores: pa.ChunkedArray) -> None:
+    different = scores.unique().to_pylist()
+    if not source.columns and columns[2] == "label" and all(score % 1 == 0 for score in different):
         raise InputError(
             f"{source.path}: is 'label' a score or a class? Name columns: [{', '.join(columns)}] where it is a score, "
             "or two columns with texts"
         )
-    if is_scored and len({row[2] for row in made}) == 1:
-        raise InputError(f"{source.path}: all scores are {made[0][2]}, from which nothing can be learnt")
-    names = ("anchor", "positive", *(f"negative_{number + 1}" for number in range(len(columns) - 2)))
-    names = ("anchor", "positive", "score") if is_scored else names
-    told = f"{len(made):,} {'scored pairs' if is_scored else 'rows'} of {', '.join(columns)}"
-    return Pairs(source.path, "scored" if is_scored else "pairs", names, made, hash_pairs(source), told)
+    if len(different) == 1:
+        raise InputError(f"{source.path}: all scores are {different[0]}, from which nothing can be learnt")
 
 
 def rows_of(path: str, quotes: bool | None) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -173,6 +208,12 @@ def check_text(place: str, column: str, value: Any) -> str:
         raise InputError(f"{place}: '{column}' is {json_kind(value)}, not a text")
     if not value.strip():
         raise InputError(f"{place}: '{column}' is empty: mend the row or take it out")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise InputError(
+            f"{place}: '{column}' holds half of a surrogate pair, which is no Unicode; take it out"
+        ) from None
     return value
 
 
@@ -182,20 +223,23 @@ def check_text(place: str, column: str, value: Any) -> str:
 def pairs_from_text(source: PairSource, path: str, seed: int) -> Pairs:
     """Pairs of one's own documents, in their order. The same text, settings and seed give the same pairs."""
     draw = random.Random(seed)
-    made: list[tuple[Any, ...]] = []
     num_documents = num_used = 0
-    for document in read_all([path], source.text_field):
-        num_documents += 1
-        found = list(PAIR_MAKERS[source.pairs](document.text, source.passage_words, draw))
-        num_used += bool(found)
-        made += found
-        if source.limit is not None and len(made) >= source.limit:
-            made = made[: source.limit]
-            break
-    if not made:
+
+    def make_all() -> Iterator[tuple[str, str]]:
+        nonlocal num_documents, num_used
+        for document in read_all([path], source.text_field):
+            num_documents += 1
+            found = list(PAIR_MAKERS[source.pairs](document.text, source.passage_words, draw))
+            num_used += bool(found)
+            yield from found
+            progress.advance(len(found))
+
+    with console.track(f"make {source.pairs}", source.limit, "pairs") as progress:
+        table = to_arrow(islice(make_all(), source.limit), ("anchor", "positive"))
+    if not len(table):
         raise InputError(f"{path}: no pairs by '{source.pairs}' in {num_documents:,} documents; are they too short?")
-    told = f"{len(made):,} pairs by {source.pairs} from {num_used:,} of {num_documents:,} documents"
-    return Pairs(path, "pairs", ("anchor", "positive"), made, hash_pairs(source), told)
+    told = f"{len(table):,} pairs by {source.pairs} from {num_used:,} of {num_documents:,} documents"
+    return Pairs(path, "pairs", table, hash_pairs(source), told)
 
 
 def cut_passages(words: list[str], passage_words: int) -> list[list[str]]:
@@ -234,10 +278,9 @@ PAIR_MAKERS = {"crops": crops, "neighbours": neighbours, "titles": titles}
 def check_stage(stage: EmbeddingStage, sources: Sequence[Pairs]) -> None:
     """Raises `InputError` for a stage whose sources are too small for its batches or its hard negatives."""
     for source, pairs in zip(stage.data, sources, strict=True):
-        drawn = round(min(1, source.weight) * len(pairs.rows))
-        distinct = {f"pairs at weight {source.weight:g}": drawn}
+        distinct = {f"pairs at weight {source.weight:g}": round(min(1, source.weight) * len(pairs.table))}
         if pairs.kind == "pairs":
-            distinct |= {name: len({row[at] for row in pairs.rows}) for at, name in enumerate(("anchors", "positives"))}
+            distinct |= {f"{name}s": pc.count_distinct(pairs.table[name]).as_py() for name in ("anchor", "positive")}
         fewest = min(distinct, key=lambda name: distinct[name])
         if distinct[fewest] < (stage.batch_size if pairs.kind == "pairs" else 2):
             smaller = f"batch_size={distinct[fewest]} or " if distinct[fewest] > 1 else ""

@@ -1,46 +1,34 @@
-"""Tables of pairs and a stage → a trained network, by sentence-transformers' trainer, losses and miner.
+"""Tables of pairs and a stage → a trained network, by sentence-transformers' trainer."""
 
-Letters: R rows, D width.
-"""
-
-import inspect
 import random
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
-from itertools import islice
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from datasets import Dataset
+from datasets.table import InMemoryTable
 from safetensors.torch import load_file, save_file
 from sentence_transformers import (
     SentenceTransformer,
     SentenceTransformerTrainer,
     SentenceTransformerTrainingArguments,
 )
-from sentence_transformers.sentence_transformer import losses
-from sentence_transformers.util import dot_score, semantic_search
 from torch import Tensor, nn
 from transformers import PrinterCallback, TrainerCallback
 
 from biphase import console
-from biphase.embedding.folder import hash_embedder, load_embedder
-from biphase.embedding.index import embed_to_file
-from biphase.embedding.packed_module import ENCODE_TEXTS, width_of
+from biphase.embedding.losses import make_loss
 from biphase.embedding.pairs import Pairs
-from biphase.embedding.recipe import LOSSES, EmbeddingRecipe, EmbeddingStage, HardNegatives
-from biphase.errors import InputError, first_line, nearest
+from biphase.embedding.recipe import EmbeddingRecipe, EmbeddingStage
+from biphase.errors import InputError, StoppedError
+from biphase.files import content_hash
+from biphase.machine import stop_signals
 from biphase.tracking import Send
 
-SMALLEST_DIM = 32
-"""Matryoshka's halves of the width end here."""
-MINED_ANCHORS, MINED_PASSAGES = 1024, 65_536
-"""Whose scores are in memory at a time."""
-WRITTEN_ROWS = 10_000
 LOGGING_STEPS = 10
 LEARNT_BY_LOSSES = "losses.safetensors"
 
@@ -48,200 +36,11 @@ LEARNT_BY_LOSSES = "losses.safetensors"
 def to_table(pairs: Pairs, weight: float, seed: int) -> Dataset:
     """The rows that an epoch goes through: all of them `weight` times, a fraction drawn with the seed, in order."""
     whole, part = divmod(weight, 1)
-    drawn = random.Random(seed).sample(range(len(pairs.rows)), round(part * len(pairs.rows)))
-    rows = pairs.rows * int(whole) + [pairs.rows[number] for number in sorted(drawn)]
-    return Dataset.from_dict({name: [row[at] for row in rows] for at, name in enumerate(pairs.columns)})
-
-
-def mine_once(table: Dataset, model: SentenceTransformer, stage: str, wanted: HardNegatives, kept: Path) -> Dataset:
-    """The rows that have hard negatives, with them, kept as a file; how many there are is told. Raises `InputError`
-    where there are none."""
-    if not kept.exists():
-        part = kept.with_suffix(".part")
-        negatives = mine_negatives(table, model, wanted, f"mine for {stage}", part.with_suffix(".npy"))
-        if not write_mined(table, negatives, wanted.number, part):
-            raise InputError(
-                f"hard_negatives: no anchor has {wanted.number} negatives within rank {wanted.last_rank} and margin "
-                f"{wanted.margin}: lower number or margin, or raise last_rank"
-            )
-        part.rename(kept)
-    mined = Dataset.from_parquet(str(kept), cache_dir=str(kept.parent / "cache"))
-    told = f"{len(mined):,} of {len(table):,} pairs have {wanted.number} hard negatives"
-    console.err.print(f"stage {stage}: {told}", markup=False)
-    return mined
-
-
-def mine_negatives(
-    table: Dataset, model: SentenceTransformer, wanted: HardNegatives, label: str, place: Path
-) -> dict[str, list[str]]:
-    """For each anchor up to `wanted.number` positives of others that the model ranks high, as sentence-transformers'
-    `mine_hard_negatives` chooses them.
-
-    That function holds embeddings in memory several times over, and scores of 16,384 anchors with all passages; here
-    embeddings of passages lie in the file `place` while it runs, and anchors come in pieces. A negative scores at most
-    the margin below the worst positive of its anchor; ranks are counted among those that do.
-    """
-    passages = list(dict.fromkeys(table["positive"]))
-    numbers = {text: number for number, text in enumerate(passages)}
-    right: dict[str, set[int]] = {}
-    for anchor, positive in zip(table["anchor"], table["positive"], strict=True):
-        right.setdefault(anchor, set()).add(numbers[positive])
-    rows_ND = torch.from_numpy(embed_to_file(model.encode_document, passages, width_of(model), place, label))
-
-    def score(rows_AD: Tensor, some_ND: Tensor) -> Tensor:
-        return dot_score(rows_AD.to(model.device), some_ND.to(model.device))
-
-    top = wanted.last_rank + max(map(len, right.values()))
-    chosen: dict[str, list[str]] = {}
-    anchors = list(right)
-    with console.track(label, len(anchors), "anchors") as progress:
-        for begin in range(0, len(anchors), MINED_ANCHORS):
-            piece = anchors[begin : begin + MINED_ANCHORS]
-            rows_AD = model.encode_query(
-                piece, batch_size=ENCODE_TEXTS, normalize_embeddings=True, convert_to_tensor=True
-            ).cpu()
-            found = semantic_search(rows_AD, rows_ND, MINED_ANCHORS, MINED_PASSAGES, top, score)
-            for anchor, row_D, hits in zip(piece, rows_AD, found, strict=True):
-                own = right[anchor]
-                worst = float((rows_ND[sorted(own)] @ row_D).min())
-                most = worst - abs(worst) * wanted.margin
-                left = [hit["corpus_id"] for hit in hits if hit["score"] <= most and hit["corpus_id"] not in own]
-                ranked = left[wanted.first_rank : wanted.last_rank]
-                chosen[anchor] = [passages[int(number)] for number in ranked[: wanted.number]]
-            progress.advance(len(piece))
-    place.unlink()
-    return chosen
-
-
-def write_mined(table: Dataset, negatives: Mapping[str, list[str]], number: int, path: Path) -> int:
-    """Write the rows whose anchors have so many negatives as parquet; returns how many they are."""
-    names = ["anchor", "positive", *(f"negative_{at + 1}" for at in range(number))]
-    pairs = zip(table["anchor"], table["positive"], strict=True)
-    rows = ((*pair, *negatives[pair[0]]) for pair in pairs if len(negatives[pair[0]]) == number)
-    num_rows = 0
-    with pq.ParquetWriter(path, pa.schema([(name, pa.string()) for name in names])) as writer:
-        while piece := list(islice(rows, WRITTEN_ROWS)):
-            writer.write_table(pa.table([list(column) for column in zip(*piece, strict=True)], names=names))
-            num_rows += len(piece)
-    return num_rows
-
-
-def add_teacher(table: Dataset, teacher: SentenceTransformer) -> Dataset:
-    """The teacher's embedding of every text, as the labels of `EmbedDistillLoss`: [columns, D] for each row.
-
-    With its own prompts: anchors are queries to it, and what belongs to them documents; the two sides of scored pairs
-    are no such things.
-    """
-    columns = [column for column in table.column_names if column != "score"]
-    encoders: list[Any] = [teacher.encode_query] + [teacher.encode_document] * (len(columns) - 1)
-    if "score" in table.column_names:
-        encoders = [teacher.encode, teacher.encode]
-    embeddings = [
-        encode(list(table[column]), batch_size=ENCODE_TEXTS) for encode, column in zip(encoders, columns, strict=True)
-    ]
-    labels = [[each[row].tolist() for each in embeddings] for row in range(len(table))]
-    return table.select_columns(columns).add_column("label", labels)
-
-
-@lru_cache(maxsize=1)
-def open_teacher(name: str, _content: str) -> SentenceTransformer:
-    """One at a time, opened anew where its files have changed."""
-    return load_embedder(name)
-
-
-def load_teacher(stage: EmbeddingStage, width: int) -> SentenceTransformer | None:
-    """The stage's teacher. Raises `InputError` where it cannot be loaded, or has another dimension than the student."""
-    if stage.teacher is None:
-        return None
-    try:
-        teacher = open_teacher(stage.teacher, hash_embedder(stage.teacher))
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"stage {stage.name}: teacher {stage.teacher} cannot be loaded ({first_line(error)})"
-        ) from None
-    dimension = teacher.get_embedding_dimension()
-    if dimension != width and not stage.projection:
-        raise InputError(
-            f"stage {stage.name}: teacher {stage.teacher} has {dimension} dimensions, the model {width}: say "
-            "projection: true, or take another teacher"
-        )
-    return teacher
-
-
-def loss_name(stage: EmbeddingStage, kind: str) -> str:
-    if stage.loss == "auto":
-        return "cosent" if kind == "scored" else "mnrl" if stage.orthogonal_weight else "cached_mnrl"
-    is_scored = stage.loss == "cosent"
-    if stage.loss != "distill" and is_scored != (kind == "scored"):
-        raise InputError(
-            f"stage {stage.name}: loss {stage.loss} needs {'scored pairs' if is_scored else 'pairs without scores'}"
-        )
-    return stage.loss
-
-
-def make_loss(
-    model: SentenceTransformer, stage: EmbeddingStage, kind: str, matryoshka: bool | Sequence[int]
-) -> nn.Module:
-    """The stage's loss, over several widths of the embeddings unless the recipe says otherwise.
-
-    Raises `InputError` for a setting that the loss does not have.
-    """
-    name = loss_name(stage, kind)
-    make = getattr(losses, LOSSES[name])
-    known = inspect.signature(make).parameters
-    settings = dict(stage.loss_settings)
-    for key in settings:
-        if key not in known or key == "model":
-            raise InputError(
-                f"stage {stage.name}: loss_settings: unknown key '{key}'{nearest(key, set(known) - {'model'})}"
-            )
-    if "scale" in known:
-        settings.setdefault("scale", 1 / stage.temperature)
-    if "mini_batch_num_tokens" in known:
-        settings.setdefault("mini_batch_num_tokens", stage.mini_batch_tokens)
-    width = width_of(model)
-    if name == "distill" and stage.projection:
-        teacher = load_teacher(stage, width)
-        assert teacher is not None
-        settings.setdefault("projection_dim", teacher.get_embedding_dimension())
-    try:
-        loss = make(model, **settings)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"stage {stage.name}: loss_settings: {first_line(error)}") from None
-    if name == "distill":
-        return loss
-    if stage.orthogonal_weight:
-        loss = WithOrthogonality(model, loss, stage.orthogonal_weight)
-    dims = matryoshka_dims(width, matryoshka)
-    return losses.MatryoshkaLoss(model, loss, dims) if len(dims) > 1 else loss
-
-
-class WithOrthogonality(nn.Module):
-    """A loss with the weighted global orthogonal regularizer added, from the same embeddings."""
-
-    def __init__(self, model: SentenceTransformer, loss: Any, weight: float) -> None:
-        super().__init__()
-        self.model, self.loss, self.weight = model, loss, weight
-        self.regularizer = losses.GlobalOrthogonalRegularizationLoss(model)
-
-    def forward(self, sentence_features: Iterable[dict[str, Any]], labels: Tensor) -> Tensor:
-        embeddings = [self.model(features)["sentence_embedding"] for features in sentence_features]
-        terms = self.regularizer.compute_loss_from_embeddings(embeddings)
-        return self.loss.compute_loss_from_embeddings(embeddings, labels) + self.weight * sum(terms.values())
-
-
-def matryoshka_dims(width: int, wanted: bool | Sequence[int]) -> list[int]:
-    """The widths that are trained, largest first: 384 gives 384, 192, 96, 48."""
-    if wanted is False:
-        return [width]
-    if wanted is True:
-        dims = [width]
-        while dims[-1] % 2 == 0 and dims[-1] // 2 >= SMALLEST_DIM:
-            dims.append(dims[-1] // 2)
-        return dims
-    if max(wanted) > width:
-        raise InputError(f"matryoshka: {max(wanted)} is above the {width} dimensions of the model")
-    return sorted({width, *wanted}, reverse=True)
+    is_drawn = np.zeros(len(pairs.table), dtype=bool)
+    is_drawn[random.Random(seed).sample(range(len(is_drawn)), round(part * len(is_drawn)))] = True
+    table = pa.concat_tables([*[pairs.table] * int(whole), pairs.table.filter(pa.array(is_drawn))])
+    # With a fingerprint, as `datasets` would make one of all texts, copied.
+    return Dataset(InMemoryTable(table), fingerprint=content_hash([pairs.hash, weight, seed])[:16])
 
 
 class CardlessTrainer(SentenceTransformerTrainer):
@@ -272,11 +71,13 @@ class CardlessTrainer(SentenceTransformerTrainer):
                     weight.copy_(kept[name])
 
 
-class ShowProgress(TrainerCallback):
-    """The bar or the lines that a person waits with, and losses on their way to TensorBoard or W&B."""
+class StageCallback(TrainerCallback):
+    """The bar or the lines that a person waits with, losses on their way to TensorBoard or W&B, and the end of the step
+    at which the process is asked to stop: with a checkpoint, and the loss up to there."""
 
     def __init__(self, stage: str, send: Send, steps_before: int) -> None:
         self.stage, self.send, self.steps_before = stage, send, steps_before
+        self.asked: list[int] = []
         self.note = ""
         self.tracker: console.Tracker | None = None
 
@@ -287,6 +88,8 @@ class ShowProgress(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         assert self.tracker is not None
         self.tracker.advance(1, self.note)
+        if self.asked:
+            control.should_log = control.should_save = control.should_training_stop = True
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         if logs and "loss" in logs:
@@ -363,31 +166,55 @@ def train_stage(
 ) -> dict[str, Any]:
     """Train the model in place, from the last checkpoint in `folder` where there is one, on sources by their names,
     of each its kind and its rows. Returns the steps taken, the rows and the losses that were logged, which are sent
-    too, counted on from the steps of the stages before. Raises `InputError` where the weights end up as no numbers."""
-    kinds = {name: kind for name, (kind, _) in tables.items()}
-    torch.manual_seed(recipe.seed)  # a loss may draw weights, whatever was drawn before
-    made = {name: make_loss(model, stage, kind, recipe.matryoshka) for name, (kind, _) in tables.items()}
-    rows = {name: table for name, (_, table) in tables.items()}
-    only = next(iter(tables)) if len(tables) == 1 else None
-    progress = ShowProgress(stage.name, send, steps_before)
-    trainer = CardlessTrainer(
-        model,
-        arguments_of(recipe, stage, folder, kinds, bf16=bf16, use_cpu=model.device.type == "cpu"),
-        train_dataset=rows[only] if only else rows,
-        loss=made[only] if only else made,
-        callbacks=[progress],
-    )
-    trainer.remove_callback(PrinterCallback)
+    too, counted on from the steps of the stages before.
+
+    Raises:
+        InputError: the weights end up as no numbers.
+        StoppedError: after SIGTERM or SIGINT, once there is a checkpoint.
+    """
+    callback = StageCallback(stage.name, send, steps_before)
+    trainer = make_trainer(model, recipe, stage, tables, folder, callback, bf16=bf16)
     last = last_checkpoint(folder)
     if last is not None:
         console.err.print(f"stage {stage.name}: goes on from {last.name}", markup=False)
     try:
-        trainer.train(resume_from_checkpoint=str(last) if last else None)
+        with stop_signals(callback.asked.append):
+            trainer.train(resume_from_checkpoint=str(last) if last else None)
     finally:
-        progress.close()
+        callback.close()
+    step, steps = trainer.state.global_step, trainer.state.max_steps
+    if callback.asked and step < steps:
+        raise StoppedError(f"stage {stage.name}: stopped at step {step} of {steps}; run the same command to go on")
     trainer.accelerator.unwrap_model(model, keep_fp32_wrapper=False)  # else it would go on in bf16 where it trained so
     if not all(torch.isfinite(weight).all() for weight in model.parameters()):
         shutil.rmtree(folder)  # else the same command would go on from there
         raise InputError(f"stage {stage.name}: training diverged; lower its learning_rate ({stage.learning_rate:g})")
     told = [{"step": log["step"], "loss": log["loss"]} for log in trainer.state.log_history if "loss" in log]
-    return {"steps": trainer.state.global_step, "rows": sum(map(len, rows.values())), "losses": told}
+    return {"steps": step, "rows": sum(len(table) for _, table in tables.values()), "losses": told}
+
+
+def make_trainer(
+    model: SentenceTransformer,
+    recipe: EmbeddingRecipe,
+    stage: EmbeddingStage,
+    tables: Mapping[str, tuple[str, Dataset]],
+    folder: Path,
+    callback: StageCallback,
+    *,
+    bf16: bool,
+) -> CardlessTrainer:
+    """The trainer of a stage, with a loss for each source."""
+    torch.manual_seed(recipe.seed)  # a loss may draw weights, whatever was drawn before
+    made = {name: make_loss(model, stage, kind, recipe.matryoshka) for name, (kind, _) in tables.items()}
+    rows = {name: table for name, (_, table) in tables.items()}
+    kinds = {name: kind for name, (kind, _) in tables.items()}
+    only = next(iter(tables)) if len(tables) == 1 else None
+    trainer = CardlessTrainer(
+        model,
+        arguments_of(recipe, stage, folder, kinds, bf16=bf16, use_cpu=model.device.type == "cpu"),
+        train_dataset=rows[only] if only else rows,
+        loss=made[only] if only else made,
+        callbacks=[callback],
+    )
+    trainer.remove_callback(PrinterCallback)
+    return trainer

@@ -2,8 +2,11 @@
 and what BM25 finds in them."""
 
 import itertools
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from biphase import console
 from biphase.corpus.words import searched_words
@@ -142,20 +145,46 @@ def own_documents(
     return frozenset(id for id in queries.keys() & documents.keys() if is_itself(id))
 
 
-def search_bm25(documents: list[str], queries: list[str], top: int) -> list[list[tuple[int, float]]]:
+def search_bm25(documents: Iterable[str], queries: Sequence[str], top: int) -> list[list[tuple[int, float]]]:
     """The best documents of each query by their numbers, best first; those without a word of it are left out."""
-    try:
+    return query_bm25(index_bm25(documents), queries, top)
+
+
+def index_bm25(documents: Iterable[str]) -> Any:
+    """What bm25s searches in; None where no document has a word."""
+    with needs_bm25s():
         import bm25s
-    except ModuleNotFoundError:
-        raise InputError("BM25 needs bm25s: pip install 'biphase[embeddings]'") from None
     vocab: dict[str, int] = {}
     ids = [[vocab.setdefault(word, len(vocab)) for word in searched_words(text)] for text in documents]
     if not vocab:
-        return [[] for _ in queries]
+        return None
     retriever = bm25s.BM25()
     retriever.index((ids, vocab), show_progress=False)
+    return retriever
+
+
+def open_bm25(folder: Path) -> Any:
+    """What `index_bm25` gave and its `save` wrote, mapped into memory; None where there is no such folder."""
+    with needs_bm25s():
+        import bm25s
+    own = {"backend": "auto"}  # the machine that wrote it may have had another one
+    return bm25s.BM25.load(folder, mmap=True, override_params=own) if folder.exists() else None
+
+
+@contextmanager
+def needs_bm25s() -> Iterator[None]:
+    try:
+        yield
+    except ModuleNotFoundError:
+        raise InputError("BM25 needs bm25s: pip install 'biphase[embeddings]'") from None
+
+
+def query_bm25(retriever: Any, queries: Sequence[str], top: int) -> list[list[tuple[int, float]]]:
+    if retriever is None:
+        return [[] for _ in queries]
     words = [searched_words(query) for query in queries]
-    numbers_QK, scores_QK = retriever.retrieve(words, k=min(top, len(documents)), show_progress=False)
+    most = min(top, retriever.scores["num_docs"])
+    numbers_QK, scores_QK = retriever.retrieve(words, k=most, show_progress=False)
     found = []
     for numbers, scores in zip(numbers_QK.tolist(), scores_QK.tolist(), strict=True):
         found.append([(number, score) for number, score in zip(numbers, scores, strict=True) if score > 0])

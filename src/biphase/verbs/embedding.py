@@ -12,7 +12,7 @@ from biphase.console import out as console
 from biphase.embedding.recipe import EmbeddingRecipe, refuse_equal_names
 from biphase.errors import InputError
 from biphase.files import write_json
-from biphase.verbs.memory import Changes, read_settings
+from biphase.verbs.memory import Changes, are_names, name_sources, read_settings
 
 if TYPE_CHECKING:
     import pandas
@@ -116,7 +116,7 @@ def keep_result(out: Path, model: str, task: str, result: object) -> None:
 
 
 def search(
-    source: str | Path,
+    source: Any,
     question: str,
     *,
     model: str | Path | None = None,
@@ -128,7 +128,8 @@ def search(
     """Find passages for a question, by an embedding model and by BM25. Documents are embedded once and kept.
 
     Args:
-        source: an index, or files to make one of.
+        source: an index, files to make one of (a file, a folder or a glob), or texts or rows in memory, of which a copy
+            is kept beside the index.
         model: an embedding model: a folder or a hub id; an index knows its own.
         index: where the index of a text is kept; `SOURCE.index` unless given.
         top: how many passages each finds.
@@ -140,9 +141,10 @@ def search(
 
     with needs_embeddings("biphase search"):
         from biphase.embedding.index import answer_question, build_index, is_index, open_index
-    if not question.strip():
-        raise InputError("the question is empty")
-    given, asked = str(source), None if model is None else str(model)
+    check_question(question)
+    if top < 1:
+        raise InputError(f"top is {top}: give 1 or more")
+    given, asked = name_text(source, index, text_field), None if model is None else str(model)
     folder = Path(given) if is_index(Path(given)) else Path(index or given.rstrip("/") + ".index")
     if folder == Path(given) and rebuild:
         raise InputError(f"{given} is an index: to build it again, give its text")
@@ -153,3 +155,24 @@ def search(
     else:
         manifest = build_index(given, asked, folder, text_field)
     return pandas.DataFrame(answer_question(folder, manifest, question, top))
+
+
+def check_question(question: Any) -> None:
+    if not isinstance(question, str):
+        raise InputError(f"the question is of type {type(question).__name__}: give a text")
+    if not question.strip():
+        raise InputError("the question is empty")
+    try:
+        question.encode()
+    except UnicodeEncodeError:
+        raise InputError("the question is no Unicode: is the terminal's encoding UTF-8?") from None
+
+
+def name_text(source: Any, index: str | Path | None, text_field: str) -> str:
+    """The name of what is searched, after texts in memory have become a file beside their index."""
+    if index is None and not are_names(source):
+        raise InputError("texts in memory have no name to keep their index by: say where, index='my.index'")
+    names = name_sources(source, Path(f"{index}.texts"), text_field)
+    if len(names) != 1:
+        raise InputError(f"one name is searched, and {len(names)} are given: give their folder, a glob, or texts")
+    return str(names[0])
