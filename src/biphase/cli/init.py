@@ -1,7 +1,8 @@
 """`biphase init`: a recipe, a study or a task to start from, filled in: the text of one that comes with biphase."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -31,7 +32,15 @@ def names_of(kind: str) -> list[str]:
 
 SHARDS_QUESTION = "Shards (what `biphase prepare` wrote)"
 ShardsOption = Annotated[str | None, typer.Option(help="What `biphase prepare` wrote.")]
-StepsOption = Annotated[int | None, typer.Option(help="The budget in updates; schedules and phases are scaled to it.")]
+StepsOption = Annotated[
+    int | None,
+    typer.Option(min=1, help="The budget in updates: phases, schedule and intervals follow, batch_tokens and rates stay."),
+]
+SCALED_KEYS = (
+    *(("schedule", "warmup_steps"), ("schedule", "decay_steps"), ("batch_tokens", "steps")),
+    *(("validation", "every_steps"), ("checkpoints", "every_steps")),
+)
+"""What of a recipe is counted in updates, beside its phases."""
 
 
 @init_app.command("recipe")
@@ -213,11 +222,7 @@ def with_steps(text: str, recipe: dict[str, Any], steps: int) -> str:
     phases = [phase["steps"] for phase in recipe["curriculum"]]
     for at, number in enumerate(shared_out(phases, steps)):
         text = with_value(text, f"curriculum.{at}.steps", number)
-    text = with_scaled_schedule(text, "", recipe["schedule"], steps / sum(phases))
-    if isinstance(recipe["batch_tokens"], dict):
-        grows = max(1, recipe["batch_tokens"]["steps"] * steps // sum(phases))
-        text = with_value(text, "batch_tokens.steps", grows)
-    return text
+    return with_scaled_steps(text, "", recipe, Fraction(steps, sum(phases)))
 
 
 def with_budget(text: str, study: "Study", steps: int) -> str:
@@ -227,17 +232,23 @@ def with_budget(text: str, study: "Study", steps: int) -> str:
         raise InputError(
             f"--steps: {study.name} has curricula that say their steps themselves; change them in the file"
         )
-    share = steps / max(max(group) for group in budgets)
-    text = with_scaled_schedule(text, "recipe.", study.recipe["schedule"], share)
+    share = Fraction(steps, max(max(group) for group in budgets))
+    text = with_scaled_steps(text, "recipe.", study.recipe, share)
     for at, group in enumerate(study.arms):
         text = with_value(text, f"arms.{at}.budgets", [max(1, round(share * budget)) for budget in group.budgets])
-        text = with_scaled_schedule(text, f"arms.{at}.recipe.", group.recipe.get("schedule", {}), share)
+        text = with_scaled_steps(text, f"arms.{at}.recipe.", group.recipe, share)
     return text
 
 
-def with_scaled_schedule(text: str, prefix: str, schedule: dict[str, Any], share: float) -> str:
-    for key in {"warmup_steps", "decay_steps"} & schedule.keys():
-        text = with_value(text, f"{prefix}schedule.{key}", int(share * schedule[key]))
+def with_scaled_steps(text: str, prefix: str, recipe: Mapping[str, Any], share: Fraction) -> str:
+    """A recipe, or a part of one, with its `SCALED_KEYS` at this share of what they are. A ramp and an interval keep a
+    step, and an interval never grows: what a kill costs stays small."""
+    for section, key in SCALED_KEYS:
+        settings = recipe.get(section)
+        own = settings.get(key) if isinstance(settings, Mapping) else None
+        if own:
+            scaled = int(share * own) if section == "schedule" else max(1, int(share * own))
+            text = with_value(text, f"{prefix}{section}.{key}", min(own, scaled) if key == "every_steps" else scaled)
     return text
 
 
