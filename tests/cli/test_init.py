@@ -289,7 +289,7 @@ def test_what_cannot_be_started_from_is_told() -> None:
     with pytest.raises(InputError, match="mini has arms that continue others"):
         init_study_command("mini", steps=10)
     Path("data.csv").write_text("text,kind\na b,1\nc d,2\n")
-    with pytest.raises(InputError, match=r"which column of data.csv is the label\? Name it as label: text, kind"):
+    with pytest.raises(InputError, match=r"which column of data.csv is the label\? Name it as `label`: text, kind"):
         init_task_command(Path("data.csv"))
     with pytest.raises(InputError, match="no column besides 'text' has texts"):
         init_task_command(Path("data.csv"), "text")

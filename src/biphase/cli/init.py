@@ -34,7 +34,9 @@ SHARDS_QUESTION = "Shards (what `biphase prepare` wrote)"
 ShardsOption = Annotated[str | None, typer.Option(help="What `biphase prepare` wrote.")]
 StepsOption = Annotated[
     int | None,
-    typer.Option(min=1, help="The budget in updates: phases, schedule and intervals follow, batch_tokens and rates stay."),
+    typer.Option(
+        min=1, help="The budget in updates: phases, schedule and intervals follow, batch_tokens and rates stay."
+    ),
 ]
 SCALED_KEYS = (
     *(("schedule", "warmup_steps"), ("schedule", "decay_steps"), ("batch_tokens", "steps")),

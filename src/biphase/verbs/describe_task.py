@@ -95,10 +95,10 @@ def find_label(data: Path, rows: list[Row], label: str | None) -> str | None:
     if label is None and {"question", "context", "answers"} <= set(columns):
         return None
     if label is not None and label not in columns:
-        raise InputError(f"label: {data} has no column '{label}'; its columns are: {', '.join(columns)}")
+        raise InputError(f"`label`: {data} has no column '{label}'; its columns are: {', '.join(columns)}")
     found = label or next((name for name in LABEL_NAMES if name in columns), None)
     if found is None:
-        raise InputError(f"which column of {data} is the label? Name it as label: {', '.join(columns)}")
+        raise InputError(f"which column of {data} is the label? Name it as `label`: {', '.join(columns)}")
     return found
 
 
@@ -157,8 +157,8 @@ def describe_labels(data: Path, label: str, values: list[Any], family: str | Non
     if family is None and have_decimal_commas(values):
         raise InputError(
             f"{data}: '{label}' has numbers with a decimal comma, or two classes, such as "
-            f"'{next(value for value in values if ',' in value)}': write numbers with a point, or give "
-            "--family multi_label_classification"
+            f"'{next(value for value in values if ',' in value)}': write numbers with a point, or say that they "
+            "are classes by `biphase init task --family multi_label_classification`"
         )
     named = [part_names(value) for value in values]
     sets = [set(names) for names in named]
@@ -186,7 +186,7 @@ def describe_labels(data: Path, label: str, values: list[Any], family: str | Non
     classes = parts if is_several else wholes
     if not 2 <= len(classes) <= MOST_CLASSES:
         raise InputError(
-            f"{data}: column '{label}' has {len(classes)} different values; name the one with classes as label"
+            f"{data}: column '{label}' has {len(classes)} different values; name the one with classes as `label`"
         )
     ordered = sorted(classes, key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name))
     return {"problem_type": family, "classes": ordered} if is_several else {"classes": ordered}

@@ -53,7 +53,11 @@ def finetune(
     from biphase.finetuning.fit import fit_cell
     from biphase.finetuning.keep import RECORD
 
-    config = parse_config(FinetuneConfig, settings, origin=task or "finetune")
+    if not isinstance(task, str | Path | None):
+        raise InputError(
+            f"the task is of type {type(task).__name__}: give its name or its YAML file; rows go to `data`"
+        )
+    config = parse_config(FinetuneConfig, settings, origin=str(task or "finetune"))
     if task is None and is_folder(data) and not Path(data).exists():
         raise InputError(f"{data} does not exist; give a file of rows as data")
     folder = data if is_folder(data) else None

@@ -31,6 +31,7 @@ from biphase.report import comparison
 from biphase.tasks.sources import name_data_dirs
 from biphase.tasks.spec import METRICS, PAPER_TASKS, find_task, name_tests
 from biphase.verbs.finetuning import place_data
+from biphase.verbs.memory import numbers_of
 from biphase.verbs.records import comparison_records, summary_records
 
 if TYPE_CHECKING:
@@ -75,7 +76,9 @@ def evaluate(
     """
     import pandas
 
-    given = (models, tasks or list(data or ["paper"]))
+    if not isinstance(data, Mapping | None):
+        raise InputError("`data` says it by task: give a mapping of names to folders or rows, such as {'mine': rows}")
+    given = (models or (), tasks or list(data or ["paper"]))
     names, asked = (list(map(str, [one] if isinstance(one, str | Path) else one)) for one in given)
     refuse_axes(settings)
     if names and is_zero_shot(asked):
@@ -88,8 +91,8 @@ def evaluate(
         names,
         asked,
         settings=parse_config(FinetuneConfig, settings, origin="evaluate"),
-        learning_rates=tuple(learning_rates),
-        seeds=tuple(seeds),
+        learning_rates=numbers_of(learning_rates, "learning_rates"),
+        seeds=numbers_of(seeds, "seeds"),
         out=Path(scores),
         data_dirs=folders,
         engine={"kind": engine, "address": address, "workers": workers, "workers_per_gpu": workers_per_gpu},
@@ -117,7 +120,7 @@ def compare(model_a: str | Path, model_b: str | Path, *, scores: str | Path = "s
 def refuse_axes(settings: Iterable[str]) -> None:
     """Raises `InputError` where a setting of all cells is one that the grid goes over."""
     for key in {"learning_rate", "seed"}.intersection(settings):
-        raise InputError(f"{key} is one of a grid: give {key}s, a list")
+        raise InputError(f"{key} is one of the axes of a grid: give `{key}s`")
 
 
 def is_zero_shot(tasks: Sequence[str]) -> bool:
@@ -172,11 +175,11 @@ def run_evaluation(
 ) -> EvaluatedGrid:
     """Run what is missing of the grid, unless it is a dry run, and read what `out` holds then."""
     if keep is not None and (not models or part is not None):
-        raise InputError("keep is for models that are fine-tuned on tasks, without part")
+        raise InputError("`keep` is for models that are fine-tuned on tasks, without `part`")
     failures: list[Failure] = []
     if models:
         names = tuple(name for task in tasks for name in (PAPER_TASKS if task == "paper" else name_tests(task)))
-        known = name_data_dirs(data_dirs, names, "data")
+        known = name_data_dirs(data_dirs, names, "`data`")
         where = parse_config(Engine, engine | {"device": settings.device}, origin="evaluate")
         grid = Grid(tuple(models), names, resolve_for(settings, where), out, learning_rates, seeds, known)
         chosen = plan_grid(grid)
