@@ -196,7 +196,8 @@ def test_names_and_texts(tmp_path: Path) -> None:
     [
         (pandas.DataFrame({"text": ["a b", "c d"], "label": ["x", None]}), "row 1 has no label"),
         ({"dev": []}, "name them train, validation and test"),
-        ([{"text": "a b"}], "which column"),
+        ([{"text": "a b"}], "^which column of train is the label"),
+        ([], "^train has no rows; give some to train on"),
         ({"train": "nothere.csv"}, "nothere.csv is not a file of rows"),
         ("nothere", "nothere does not exist; give a file of rows as data"),
         ([3], "row 0 is of type int"),

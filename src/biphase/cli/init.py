@@ -115,11 +115,8 @@ def init_study_command(
                 text = with_value(text, f"arms.{at}.models", [model])
     if steps is not None:
         text = with_budget(text, study, steps)
-    if tasks and study.evaluation is not None:
-        text = with_value(text, "evaluation.tasks", by_commas(tasks))
-        if study.evaluation.per_task:
-            kept = {task: own for task, own in study.evaluation.per_task.items() if task in by_commas(tasks)}
-            text = with_value(text, "evaluation.per_task", kept)
+    if tasks:
+        text = with_tasks(text, study, by_commas(tasks))
     text = with_value(with_value(text, "name", out_file.stem), "title", out_file.stem)
     ask(plan_study(parse_config(Study, parse_yaml(text), origin=str(out_file))))
     commands = [f"biphase study {verb} {out_file}" for verb in ("plan", "run", "report")]
@@ -225,6 +222,17 @@ def with_steps(text: str, recipe: dict[str, Any], steps: int) -> str:
     for at, number in enumerate(shared_out(phases, steps)):
         text = with_value(text, f"curriculum.{at}.steps", number)
     return with_scaled_steps(text, "", recipe, Fraction(steps, sum(phases)))
+
+
+def with_tasks(text: str, study: "Study", tasks: list[str]) -> str:
+    """A study that is judged on these tasks; what it says of some of them stays."""
+    if study.evaluation is None:
+        return text
+    text = with_value(text, "evaluation.tasks", tasks)
+    if study.evaluation.per_task:
+        kept = {task: own for task, own in study.evaluation.per_task.items() if task in tasks}
+        text = with_value(text, "evaluation.per_task", kept)
+    return text
 
 
 def with_budget(text: str, study: "Study", steps: int) -> str:
