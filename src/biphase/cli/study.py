@@ -39,7 +39,7 @@ def study_plan_command(
 ) -> None:
     """What a study trains and evaluates, what sharing saves, and what it costs. Trains nothing.
 
-    Example: `biphase study plan studies/paper.yaml --device MI250X`
+    Example: `biphase study plan paper --device MI250X`
     """
     from biphase.study.describe import GRAPH_LANGUAGES, describe_plan, plan_graph
 
@@ -80,7 +80,7 @@ def study_run_command(
 ) -> None:
     """Train and evaluate whatever is missing. Killed? The same command goes on; several of them share the work.
 
-    Example: `biphase study run studies/mini.yaml`
+    Example: `biphase study run mini`
     """
     options = locals()
     opened = studies.study(*(options.pop(name) for name in ("study", "overrides", "folder")))
@@ -96,7 +96,7 @@ def study_status_command(
 ) -> None:
     """What is done, begun and failed, and how long the rest takes.
 
-    Example: `biphase study status studies/mini.yaml`
+    Example: `biphase study status mini`
     """
     opened = studies.study(study, overrides or (), folder)
     progress = opened.progress()
@@ -130,7 +130,7 @@ def study_report_command(
 ) -> None:
     """Tables, figures, verdicts and one HTML page from what is finished so far.
 
-    Example: `biphase study report studies/mini.yaml`
+    Example: `biphase study report mini`
     """
     studies.study(study, overrides or (), folder).report(report)
 
@@ -139,7 +139,7 @@ def study_report_command(
 def study_watch_command(study: StudyArgument, overrides: Overrides = None, folder: StudyFolderOption = None) -> None:
     """A page for the browser of this machine that follows a study: how far it is, curves, the report so far.
 
-    Example: `biphase study watch studies/mini.yaml`
+    Example: `biphase study watch mini`
     """
     studies.study(study, overrides or (), folder).watch()
 

@@ -78,6 +78,12 @@ def is_folder(data: Any) -> bool:
     return isinstance(data, str | Path) and not Path(data).is_file()
 
 
+def by_task(data: Any) -> Mapping[str, Any]:
+    if not isinstance(data, Mapping | None):
+        raise InputError("`data` says it by task: give a mapping of names to folders or rows, such as {'mine': rows}")
+    return data or {}
+
+
 def place_data(data: Mapping[str, Any], tasks: list[str], scores: Path) -> tuple[list[str], list[tuple[str, str]]]:
     """The tasks, those that came as rows by their files, and the folders of data."""
     folders = []

@@ -30,8 +30,8 @@ from biphase.finetuning.scores import ScoreSet, read_scores
 from biphase.report import comparison
 from biphase.tasks.sources import name_data_dirs
 from biphase.tasks.spec import METRICS, PAPER_TASKS, find_task, name_tests
-from biphase.verbs.finetuning import place_data
-from biphase.verbs.memory import numbers_of
+from biphase.verbs.finetuning import by_task, place_data
+from biphase.verbs.memory import listed_numbers
 from biphase.verbs.records import comparison_records, summary_records
 
 if TYPE_CHECKING:
@@ -76,23 +76,21 @@ def evaluate(
     """
     import pandas
 
-    if not isinstance(data, Mapping | None):
-        raise InputError("`data` says it by task: give a mapping of names to folders or rows, such as {'mine': rows}")
-    given = (models or (), tasks or list(data or ["paper"]))
-    names, asked = (list(map(str, [one] if isinstance(one, str | Path) else one)) for one in given)
+    own = by_task(data)
+    names, asked = list_names(models), list_names(tasks or list(own) or "paper")
     refuse_axes(settings)
     if names and is_zero_shot(asked):
         from biphase.verbs.embedding import run_zero_shot, zero_shot_records
 
         found = run_zero_shot(names, asked, Path(scores), dry_run=dry_run, part=part, keep=keep, settings=settings)
         return pandas.DataFrame(zero_shot_records(found))
-    asked, folders = place_data(data or {}, asked, Path(scores))
+    asked, folders = place_data(own, asked, Path(scores))
     evaluation = run_evaluation(
         names,
         asked,
         settings=parse_config(FinetuneConfig, settings, origin="evaluate"),
-        learning_rates=numbers_of(learning_rates, "learning_rates"),
-        seeds=numbers_of(seeds, "seeds"),
+        learning_rates=listed_numbers(learning_rates, "learning_rates"),
+        seeds=listed_numbers(seeds, "seeds"),
         out=Path(scores),
         data_dirs=folders,
         engine={"kind": engine, "address": address, "workers": workers, "workers_per_gpu": workers_per_gpu},
@@ -115,6 +113,11 @@ def compare(model_a: str | Path, model_b: str | Path, *, scores: str | Path = "s
     return pandas.DataFrame(
         comparison_records(comparison.compare(read_scores(Path(scores)), str(model_a), str(model_b)))
     )
+
+
+def list_names(given: str | Path | Iterable[str | Path] | None) -> list[str]:
+    """One name or several, as a list."""
+    return [str(one) for one in ([given] if isinstance(given, str | Path) else given or ())]
 
 
 def refuse_axes(settings: Iterable[str]) -> None:

@@ -138,7 +138,7 @@ def write_value(value: Any) -> str:
     return text.removesuffix("...\n").strip()
 
 
-def numbers_of(given: Any, name: str) -> tuple[Any, ...]:
+def listed_numbers(given: Any, name: str) -> tuple[Any, ...]:
     """Several numbers that are given as `name`."""
     numbers = tuple(given) if isinstance(given, Iterable) else ()
     if not numbers or not all(isinstance(number, Real) for number in numbers):
