@@ -286,6 +286,8 @@ def test_what_cannot_be_started_from_is_told() -> None:
     assert Path("mine.yaml").read_text() == "kept"
     with pytest.raises(InputError, match="did you mean 'tiny'"):
         init_recipe_command("tinny")
+    with pytest.raises(InputError, match=r"'my\.yaml' is none of the recipes .* biphase; the file to write is --out"):
+        init_recipe_command("my.yaml")
     with pytest.raises(InputError, match="mini has arms that continue others"):
         init_study_command("mini", steps=10)
     Path("data.csv").write_text("text,kind\na b,1\nc d,2\n")

@@ -101,9 +101,7 @@ PARAMETERS = {
     "limit_mb": "--limit-mb",
     "learning_rates": "--learning-rates",
     "text_field": "--text-field",
-    "workers_per_gpu": "--workers-per-gpu",
     **{name: f"--{name}" for name in ("device", "devices", "efficiency", "hours", "keep", "label", "part", "seeds")},
-    "processes": "--processes",
 }
 """What verbs name as `parameter` in an error, and the option that it is here."""
 

@@ -186,7 +186,8 @@ def starting_text(kind: str, name: str) -> str:
     """The text of a bundled file, without the comments above its first key."""
     known = names_of(kind)
     if name not in known:
-        raise InputError(f"unknown {kind} '{name}'{nearest(name, known)}")
+        remedy = "; the file to write is --out" if name.endswith((".yaml", ".yml")) else nearest(name, known)
+        raise InputError(f"'{name}' is none of the {kind} that come with biphase{remedy}")
     lines = find_yaml(Path(kind) / f"{name}.yaml").read_text(encoding="utf-8").splitlines(keepends=True)
     return "".join(lines[next(at for at, line in enumerate(lines) if not line.startswith("#")) :])
 
