@@ -187,6 +187,22 @@ def test_exit_codes(error: Exception, code: int, line: str, run_main: Any, monke
     assert err.count("\n") == 1
 
 
+def test_parameters_of_verbs_are_options_here(run_main: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An error names what the user typed; each option that stands for a parameter exists."""
+    root: Any = typer.main.get_command(cli.app)
+    options: set[str] = set()
+    for words in VERBS:
+        command = root
+        for word in words:
+            command = command.commands[word]
+        options |= {option for parameter in command.params for option in parameter.opts}
+    assert set(cli.PARAMETERS.values()) <= options
+    assert "--limit-mb is 0 and" in refused(run_main("tokenizer", "train", "x", "--limit-mb", 0, "--out", tmp_path))
+    assert "--device says what computes in --hours" in refused(run_main("study", "advise", "--device", "H100"))
+    monkeypatch.setattr(cli, "app", lambda: (_ for _ in ()).throw(InputError("`hours` as in `x`, `make it`")))
+    assert refused(run_main()) == "biphase: --hours as in `x`, `make it`\n"
+
+
 def test_our_own_mistakes_keep_their_traceback(run_main: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for error in (AssertionError("ours"), KeyError("ours"), OSError("without a number"), RuntimeError("ours")):
 

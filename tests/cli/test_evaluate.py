@@ -120,7 +120,7 @@ def test_the_best_of_each_task_is_kept(
     assert "a-wnut17: not kept, 1 of 1 cells of a on wnut17 are missing" in capsys.readouterr().err
     assert not place.exists()
     code, _, err = call("--keep", kept)
-    assert code == 2 and "keep is for models that are fine-tuned" in err
+    assert code == 2 and "--keep is for models that are fine-tuned on tasks, without --part" in err
 
 
 def test_failed_cells_are_exit_code_two(call: Any, models: Path, tmp_path: Path) -> None:
@@ -139,13 +139,12 @@ def test_failed_cells_are_exit_code_two(call: Any, models: Path, tmp_path: Path)
     ("arguments", "said"),
     [
         (["batch_size=8"], "which model?"),
-        (["MODEL", "seed=3"], "give seeds"),
+        (["MODEL", "seed=3"], "give --seeds"),
         (["MODEL", "batchsize=8"], "did you mean 'batch_size'?"),
         (["MODEL", "--part", "9/3"], "must be NUMBER/TOTAL"),
         (["/no/such/model"], "neither a run, nor a folder, nor a hub id"),
         (["MODEL", "--data-dir", "wnut17"], "must be TASK=FOLDER"),
-        (["MODEL", "--data-dir", "wnut=x"], "did you mean 'wnut17'?"),
-        (["MODEL", "--engine", "slurm"], "'kind' is 'slurm'"),
+        (["MODEL", "--data-dir", "wnut=x"], "--data-dir: 'wnut' is none of the tasks; did you mean 'wnut17'?"),
     ],
 )
 def test_bad_words(call: Any, models: Path, arguments: list[str], said: str) -> None:
@@ -159,7 +158,7 @@ def test_a_missing_model_is_told_before_data_is_fetched(tmp_path: Path) -> None:
 
 
 def test_words_of_the_options() -> None:
-    assert parse_seeds("0-4") == (0, 1, 2, 3, 4) and parse_seeds("7") == (7,) and parse_seeds("1,3") == (1, 3)
+    assert parse_seeds("0-4") == (0, 1, 2, 3, 4) and parse_seeds("7") == (7,) and parse_seeds("0-1, 3") == (0, 1, 3)
     with pytest.raises(InputError, match="--seeds 0-x must be numbers"):
         parse_seeds("0-x")
     assert len(parse_seeds("5-1004")) == 1000

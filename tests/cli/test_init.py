@@ -12,7 +12,7 @@ from biphase.cli.task import check_task
 from biphase.config import load_config
 from biphase.embedding.recipe import EmbeddingRecipe
 from biphase.errors import InputError
-from biphase.recipe import Recipe
+from biphase.recipe import BatchRamp, Recipe
 from biphase.study.plan import plan_study
 from biphase.study.spec import load_study
 from biphase.tasks.examples import load_examples
@@ -45,8 +45,21 @@ def test_a_recipe_says_where_it_starts() -> None:
     assert recipe.init.preset == "11m"
     assert [phase.steps for phase in recipe.curriculum] == [200, 300]
     assert (recipe.schedule.warmup_steps, recipe.schedule.decay_steps) == (25, 100)
+    assert (recipe.validation.every_steps, recipe.checkpoints.every_steps) == (100, 100)
     init_recipe_command(None, "s", "Qwen/Qwen3-0.6B-Base", None, Path("b.yaml"))
     assert load_config(Recipe, Path("b.yaml")).curriculum[0].objective == "mntp"
+
+
+@pytest.mark.parametrize("steps", [7, 30, 20_000])
+def test_what_is_counted_in_steps_follows_them(steps: int) -> None:
+    """A short run validates, and a longer one loses no more to a kill."""
+    init_recipe_command("falling_mask", "s", None, steps, Path("a.yaml"))
+    recipe = load_config(Recipe, Path("a.yaml"))
+    assert isinstance(recipe.batch_tokens, BatchRamp) and recipe.batch_tokens.steps == steps // 2
+    intervals = (recipe.validation.every_steps, recipe.checkpoints.every_steps)
+    assert intervals == (min(250, max(1, steps // 4)),) * 2
+    init_recipe_command("detour", "s", None, steps, Path("b.yaml"))
+    assert load_config(Recipe, Path("b.yaml")).checkpoints.every_steps == 0
 
 
 def test_a_model_of_the_hub_may_have_a_revision() -> None:
@@ -101,7 +114,12 @@ def test_a_study_by_flags() -> None:
     assert study.evaluation.per_task == {"genre": {"max_train_examples": 1600}}
     assert (study.arms[0].models, study.arms[0].budgets) == (("3m",), (60,))
     assert study.recipe["schedule"] == {"peak_lr": "6e-3", "warmup_steps": 2, "decay_steps": 15}
+    assert study.recipe["validation"]["every_steps"] == 10 and study.recipe["checkpoints"]["every_steps"] == 0
     assert "# short cells" in Path("mine.yaml").read_text()
+    init_study_command("price", "s", steps=240, out_file=Path("price.yaml"))
+    stacks = [group for group in load_study(Path("price.yaml")).arms if "batch_tokens" in group.recipe]
+    ends = [group.recipe["batch_tokens"]["steps"] for group in stacks]
+    assert ends == [group.budgets[0] for group in stacks] == [120, 60, 30]
 
 
 @pytest.mark.parametrize("family", METRICS)
@@ -268,10 +286,12 @@ def test_what_cannot_be_started_from_is_told() -> None:
     assert Path("mine.yaml").read_text() == "kept"
     with pytest.raises(InputError, match="did you mean 'tiny'"):
         init_recipe_command("tinny")
+    with pytest.raises(InputError, match=r"'my\.yaml' is none of the recipes .* biphase; the file to write is --out"):
+        init_recipe_command("my.yaml")
     with pytest.raises(InputError, match="mini has arms that continue others"):
         init_study_command("mini", steps=10)
     Path("data.csv").write_text("text,kind\na b,1\nc d,2\n")
-    with pytest.raises(InputError, match=r"which column of data.csv is the label\? Name it as label: text, kind"):
+    with pytest.raises(InputError, match=r"which column of data.csv is the label\? Name it as `label`: text, kind"):
         init_task_command(Path("data.csv"))
     with pytest.raises(InputError, match="no column besides 'text' has texts"):
         init_task_command(Path("data.csv"), "text")

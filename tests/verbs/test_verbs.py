@@ -4,7 +4,7 @@ import inspect
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -171,9 +171,9 @@ def test_defaults_are_those_of_the_command(name: str) -> None:
             if option.name in given and given[option.name].default is not inspect.Parameter.empty:
                 ours, theirs = given[option.name].default, option.default
                 if option.name in ("learning_rates", "seeds"):
-                    from biphase.cli.evaluate import parse_numbers, parse_seeds
+                    from biphase.cli.evaluate import parse_rates, parse_seeds
 
-                    theirs = parse_seeds(theirs) if option.name == "seeds" else parse_numbers(theirs, float, "")
+                    theirs = parse_seeds(theirs) if option.name == "seeds" else parse_rates(theirs)
                 same = str(ours) == str(theirs) or (ours in (None, ()) and theirs in (None, ()))
                 assert same, f"{name}: {option.name} is {ours!r}, on the command line {theirs!r}"
 
@@ -196,7 +196,8 @@ def test_names_and_texts(tmp_path: Path) -> None:
     [
         (pandas.DataFrame({"text": ["a b", "c d"], "label": ["x", None]}), "row 1 has no label"),
         ({"dev": []}, "name them train, validation and test"),
-        ([{"text": "a b"}], "which column"),
+        ([{"text": "a b"}], "^which column of train is the label"),
+        ([], "^train has no rows; give some to train on"),
         ({"train": "nothere.csv"}, "nothere.csv is not a file of rows"),
         ("nothere", "nothere does not exist; give a file of rows as data"),
         ([3], "row 0 is of type int"),
@@ -205,6 +206,52 @@ def test_names_and_texts(tmp_path: Path) -> None:
 def test_rows_that_are_no_task(data: Any, said: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=said):
         biphase.finetune("model", data=data, scores=tmp_path / "scores")
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: biphase.prepare(None, "tokenizer", "out"), "None is given where texts or rows are"),
+        (lambda: biphase.pretrain(3), "3 is no Recipe: give a YAML file, a mapping of keys, or a Recipe"),
+        (lambda: biphase.pretrain("tiny", "data.shards=none"), "none is no shard set"),
+        (lambda: biphase.pretrain("tiny", {"schedule.peak_lr": np.float64(1e-3), "a": 1}), "unknown key 'a'"),
+        (lambda: biphase.finetune("model", pandas.DataFrame()), "the task is of type DataFrame: .* rows go to `data`"),
+        (lambda: biphase.evaluate("model", "snli", seeds=3), "`seeds` is 3: give a list of numbers"),
+        (lambda: biphase.evaluate("model", "snli", seeds="0-4"), "`seeds` is '0-4': give a list of numbers"),
+        (lambda: biphase.evaluate("model", "snli", learning_rates=1e-4), "`learning_rates` is 0.0001: give a list"),
+        (lambda: biphase.evaluate("model", data=pandas.DataFrame()), "give a mapping of names to folders or rows"),
+        (lambda: biphase.study({"name": "x"}), "a study is a YAML file, and no dict; `biphase init study` writes one"),
+        (lambda: biphase.advise(["a.txt", "b.txt"], hours=1), "2 are named: give the folder that they are in"),
+        (lambda: biphase.advise(pandas.DataFrame({"a": ["x"]}), hours=1), "its fields are: a; give the texts alone"),
+        (lambda: biphase.advise(iter(()), hours=1), "there is no text to advise on"),
+    ],
+)
+def test_what_is_given_by_mistake(call: Callable[[], Any], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        call()
+
+
+def test_advice_on_texts_in_memory(tmp_path: Path) -> None:
+    """It is the advice on the same texts in a file."""
+    texts = [f"a text of some length, number {number}" for number in range(30_000)]
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    ours = biphase.advise(texts, flops=1e13)
+    assert ours == biphase.advise(pandas.DataFrame({"text": texts}), flops=1e13)
+    assert ours == biphase.advise(tmp_path / "texts.jsonl", flops=1e13) and ours.text is not None
+
+
+def test_an_open_study_prints_on_a_line() -> None:
+    assert repr(biphase.study("demo")) == "OpenStudy(folder=PosixPath('study-demo'), words=('demo',), options=())"
+
+
+def test_cells_that_hold_several_devices_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("biphase.study.run.run_study", lambda *_: [])
+    told = "each cell holds 2 devices as a run does, and uses one"
+    for unit, is_told in ((None, True), ("train", False)):
+        biphase.study("demo", folder=tmp_path).run(processes=2, unit=unit)
+        assert (told in capsys.readouterr().err) is is_told
 
 
 def test_rows_alone_are_all_the_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,7 +278,7 @@ def test_texts_in_memory_have_a_limit(tmp_path: Path) -> None:
 
     biphase.train_tokenizer(read(), tmp_path / "tokenizer", vocab_size=265, limit_mb=40 * 15 / 1e6 - 1e-6)
     for limit in (0, -1, float("nan")):
-        with pytest.raises(InputError, match=f"limit_mb {limit:g} leaves no text"):
+        with pytest.raises(InputError, match=f"`limit_mb` is {limit:g} and leaves no text"):
             biphase.train_tokenizer(read(), tmp_path / "other", limit_mb=limit)
 
 
@@ -333,7 +380,7 @@ def test_what_says_the_label_is_not_read(tmp_path: Path) -> None:
 
 
 def test_what_a_grid_decides_is_no_setting() -> None:
-    with pytest.raises(InputError, match="learning_rate is one of a grid: give learning_rates"):
+    with pytest.raises(InputError, match="learning_rate is one of the axes of a grid: give `learning_rates`"):
         biphase.evaluate("model", "snli", learning_rate=1e-4)
     with pytest.raises(InputError, match="part: zero-shot tasks train nothing"):
         biphase.evaluate("model", "zero-shot:folder", part="1/2")

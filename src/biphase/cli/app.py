@@ -20,8 +20,9 @@ from biphase import __version__
 from biphase.cli.evaluate import finetuning_app
 from biphase.cli.init import init_app
 from biphase.cli.networks import networks_app
-from biphase.cli.study import AddressOption, EngineOption, FormatOption, is_json, study_app
+from biphase.cli.study import AddressOption, EngineOption, FormatOption, study_app
 from biphase.console import FirstLine, err, is_one_of_several, launched_as, out, silence, take_turn
+from biphase.corpus.text import TxtDocuments
 from biphase.errors import EXIT_BUSY, BusyError, InputError, StoppedError, clipped, memory_told
 from biphase.machine import prepare_process
 from biphase.verbs import records, text
@@ -59,7 +60,7 @@ app = typer.Typer(
     name="biphase",
     cls=Verbs,
     help="From text, or a decoder, and a compute budget to the best text encoder that the budget can buy.",
-    epilog="Examples: `biphase demo` · `biphase init recipe my.yaml` · `biphase pretrain -h`",
+    epilog="Examples: `biphase demo` · `biphase init recipe --out my.yaml` · `biphase pretrain -h`",
     context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -85,13 +86,24 @@ SourceArguments = Annotated[
 ]
 OutOption = Annotated[Path, typer.Option("--out", help="The folder to write.")]
 TextFieldOption = Annotated[str, typer.Option(help="The JSON field or parquet column with the text.")]
-TxtDocumentsOption = Annotated[str, typer.Option(help="What a document is in .txt files: file, paragraphs or lines.")]
+TxtDocumentsOption = Annotated[
+    TxtDocuments, typer.Option(metavar="UNIT", help="What a document is in .txt files: file, paragraphs or lines.")
+]
 
 EXIT_INTERRUPTED = 130
 """The exit code of a command that Ctrl-C ended: 128 and the number of the signal, as shells count."""
 
 MOST_CHARACTERS = 2000
 """The longest line of a complaint: what it quotes may be a file without line ends."""
+
+PARAMETERS = {
+    "data": "--data-dir",
+    "limit_mb": "--limit-mb",
+    "learning_rates": "--learning-rates",
+    "text_field": "--text-field",
+    **{name: f"--{name}" for name in ("device", "devices", "efficiency", "hours", "keep", "label", "part", "seeds")},
+}
+"""What verbs name as `parameter` in an error, and the option that it is here."""
 
 INTERRUPTED = "interrupted; what was finished is kept, rerun to go on"
 
@@ -162,7 +174,7 @@ def prepare_command(
     out: OutOption,
     validation: Annotated[list[str] | None, typer.Option(help="Sources whose documents are for validation.")] = None,
     validation_fraction: Annotated[float | None, typer.Option(help="Or this share of all documents.")] = None,
-    workers: Annotated[int | None, typer.Option(help="Processes; one for four cores unless given.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes; one for four cores unless given.")] = None,
     engine: EngineOption = "local",
     address: AddressOption = None,
     text_field: TextFieldOption = "text",
@@ -222,9 +234,8 @@ def inspect_command(
     """
     from biphase.verbs import folders
 
-    as_json = is_json(form)
     facts = folders.inspect(path, verify=verify, near_copies=near_copies)
-    out.print(records.to_json(facts) if as_json else folders.tell_facts(facts))
+    out.print(records.to_json(facts) if form == "json" else folders.tell_facts(facts))
 
 
 @app.command("doctor")
@@ -240,8 +251,7 @@ def doctor_command(
     """
     from biphase.cli.doctor import examine, show
 
-    as_json = is_json(form)
-    out.print(show(examine(folder), as_json))
+    out.print(show(examine(folder), form == "json"))
 
 
 def main() -> Any:
@@ -292,7 +302,8 @@ def explain_os_error(error: OSError) -> str:
 
 def complain(line: str, code: int = 2) -> None:
     take_turn()
-    err.print(f"biphase: {clipped(' '.join(line.split()), MOST_CHARACTERS)}")
+    told = re.sub(r"`(\w+)`", lambda found: PARAMETERS.get(found[1], found[0]), " ".join(line.split()))
+    err.print(f"biphase: {clipped(told, MOST_CHARACTERS)}")
     sys.exit(code)
 
 

@@ -2,14 +2,14 @@
 
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.table import Table
 
-from biphase.cli.study import AddressOption, EngineOption, FormatOption, Overrides, is_json
+from biphase.cli.study import AddressOption, EngineOption, FormatOption, Overrides
 from biphase.config import MOST_REPEATS, parse_config
 from biphase.console import duration
 from biphase.console import out as console
@@ -27,12 +27,10 @@ if TYPE_CHECKING:
 
 finetuning_app = typer.Typer()
 
-Number = TypeVar("Number", int, float)
-
 ModelArguments = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[MODEL]... [KEY=VALUE]...",
+        metavar="MODEL|KEY=VALUE",
         help="RUN[@STEP], model folders or hub ids (ID@REVISION); then changes to single settings of all cells. "
         "Without a model: what is in --out already.",
     ),
@@ -84,7 +82,7 @@ def predict_command(
     template: Annotated[
         str | None, typer.Option(help="Columns in braces, for a model that does not say what its inputs are: {text}.")
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="What computes.")] = "auto",
 ) -> None:
     """Predict labels, spans or answers for every row of a file. Rows are kept, and go through as they are read.
 
@@ -97,14 +95,16 @@ def predict_command(
 def evaluate_command(
     models: ModelArguments = None,
     tasks: TasksOption = None,
-    learning_rates: Annotated[str, typer.Option(help="By commas.")] = "1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4",
-    seeds: Annotated[str, typer.Option(help="By commas, or a range such as 0-4.")] = "0-4",
+    learning_rates: Annotated[str, typer.Option(help="Rates, by commas.")] = "1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4",
+    seeds: Annotated[str, typer.Option(help="By commas, or ranges such as 0-4.")] = "0-4",
     scores: ScoresOption = Path("scores"),
     data_dir: DataDirsOption = None,
     engine: EngineOption = "local",
     address: AddressOption = None,
-    workers: Annotated[int | None, typer.Option(help="Cells side by side; one per core or GPU unless given.")] = None,
-    workers_per_gpu: Annotated[int, typer.Option(help="Cells that share a GPU.")] = 1,
+    workers: Annotated[
+        int | None, typer.Option(min=0, help="Cells side by side; one per core or GPU unless given.")
+    ] = None,
+    workers_per_gpu: Annotated[int, typer.Option(min=1, help="Cells that share a GPU.")] = 1,
     part: Annotated[
         str | None, typer.Option(help="NUMBER/TOTAL: only this part of the cells, from 0/TOTAL on (a Slurm array).")
     ] = None,
@@ -124,7 +124,7 @@ def evaluate_command(
     from biphase.report.comparison import compare
     from biphase.verbs.grids import is_zero_shot, run_evaluation
 
-    as_json, asked = is_json(form), by_commas(tasks or "paper")
+    as_json, asked = form == "json", by_commas(tasks or "paper")
     names, settings = split_words(models or ())
     if names and is_zero_shot(asked):
         refused = {"dry_run": dry_run, "part": part, "compare": pair, "keep": keep, "settings": settings}
@@ -135,7 +135,7 @@ def evaluate_command(
         names,
         asked,
         settings=parse_config(FinetuneConfig, {}, settings, origin="evaluate"),
-        learning_rates=parse_numbers(learning_rates, float, "--learning-rates"),
+        learning_rates=parse_rates(learning_rates),
         seeds=parse_seeds(seeds),
         out=scores,
         data_dirs=parse_data_dirs(data_dir or (), asked),
@@ -202,24 +202,27 @@ def print_dry_run(planned: dict[str, Any]) -> None:
         console.print(f"failed before: {failure.unit}: {failure.reason}")
 
 
-def parse_numbers(text: str, kind: Callable[[str], Number], option: str) -> tuple[Number, ...]:
+def parse_rates(text: str) -> tuple[float, ...]:
     try:
-        return tuple(kind(word) for word in text.split(","))
+        return tuple(float(word) for word in text.split(","))
     except ValueError:
-        raise InputError(f"{option} {text} must be numbers, separated by commas") from None
+        raise InputError(f"--learning-rates {text} must be numbers, separated by commas") from None
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:
-    """`0-4`, or `0,1,5`."""
-    if span := re.fullmatch(r"(\d+)-(\d+)", text):
-        if int(span[1]) > int(span[2]):
-            raise InputError(f"--seeds {text} is an empty range")
-        if int(span[2]) - int(span[1]) >= MOST_REPEATS:
+    """`0-4`, `0,1,5`, or `0-4,7`."""
+    seeds: list[int] = []
+    for part in text.split(","):
+        span = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
+        if span is None:
+            raise InputError(f"--seeds {text} must be numbers from 0 on, or ranges such as 0-4, separated by commas")
+        first, last = int(span[1]), int(span[2] or span[1])
+        if first > last:
+            raise InputError(f"--seeds {text} has an empty range")
+        if last - first >= MOST_REPEATS:
             raise InputError(f"--seeds {text} are more than {MOST_REPEATS:,} seeds, the most of a range")
-        return tuple(range(int(span[1]), int(span[2]) + 1))
-    if "-" in text:
-        raise InputError(f"--seeds {text} must be numbers from 0 on, or a range such as 0-4")
-    return parse_numbers(text, int, "--seeds")
+        seeds += range(first, last + 1)
+    return tuple(seeds)
 
 
 def parse_data_dirs(pairs: Sequence[str], tasks: Sequence[str]) -> list[tuple[str, str]]:

@@ -1,7 +1,8 @@
 """`biphase init`: a recipe, a study or a task to start from, filled in: the text of one that comes with biphase."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -31,7 +32,17 @@ def names_of(kind: str) -> list[str]:
 
 SHARDS_QUESTION = "Shards (what `biphase prepare` wrote)"
 ShardsOption = Annotated[str | None, typer.Option(help="What `biphase prepare` wrote.")]
-StepsOption = Annotated[int | None, typer.Option(help="The budget in updates; schedules and phases are scaled to it.")]
+StepsOption = Annotated[
+    int | None,
+    typer.Option(
+        min=1, help="The budget in updates: phases, schedule and intervals follow, batch_tokens and rates stay."
+    ),
+]
+SCALED_KEYS = (
+    *(("schedule", "warmup_steps"), ("schedule", "decay_steps"), ("batch_tokens", "steps")),
+    *(("validation", "every_steps"), ("checkpoints", "every_steps")),
+)
+"""What of a recipe is counted in updates, beside its phases."""
 
 
 @init_app.command("recipe")
@@ -104,11 +115,8 @@ def init_study_command(
                 text = with_value(text, f"arms.{at}.models", [model])
     if steps is not None:
         text = with_budget(text, study, steps)
-    if tasks and study.evaluation is not None:
-        text = with_value(text, "evaluation.tasks", by_commas(tasks))
-        if study.evaluation.per_task:
-            kept = {task: own for task, own in study.evaluation.per_task.items() if task in by_commas(tasks)}
-            text = with_value(text, "evaluation.per_task", kept)
+    if tasks:
+        text = with_tasks(text, study, by_commas(tasks))
     text = with_value(with_value(text, "name", out_file.stem), "title", out_file.stem)
     ask(plan_study(parse_config(Study, parse_yaml(text), origin=str(out_file))))
     commands = [f"biphase study {verb} {out_file}" for verb in ("plan", "run", "report")]
@@ -178,7 +186,8 @@ def starting_text(kind: str, name: str) -> str:
     """The text of a bundled file, without the comments above its first key."""
     known = names_of(kind)
     if name not in known:
-        raise InputError(f"unknown {kind} '{name}'{nearest(name, known)}")
+        remedy = "; the file to write is --out" if name.endswith((".yaml", ".yml")) else nearest(name, known)
+        raise InputError(f"'{name}' is none of the {kind} that come with biphase{remedy}")
     lines = find_yaml(Path(kind) / f"{name}.yaml").read_text(encoding="utf-8").splitlines(keepends=True)
     return "".join(lines[next(at for at, line in enumerate(lines) if not line.startswith("#")) :])
 
@@ -213,10 +222,17 @@ def with_steps(text: str, recipe: dict[str, Any], steps: int) -> str:
     phases = [phase["steps"] for phase in recipe["curriculum"]]
     for at, number in enumerate(shared_out(phases, steps)):
         text = with_value(text, f"curriculum.{at}.steps", number)
-    text = with_scaled_schedule(text, "", recipe["schedule"], steps / sum(phases))
-    if isinstance(recipe["batch_tokens"], dict):
-        grows = max(1, recipe["batch_tokens"]["steps"] * steps // sum(phases))
-        text = with_value(text, "batch_tokens.steps", grows)
+    return with_scaled_steps(text, "", recipe, Fraction(steps, sum(phases)))
+
+
+def with_tasks(text: str, study: "Study", tasks: list[str]) -> str:
+    """A study that is judged on these tasks; what it says of some of them stays."""
+    if study.evaluation is None:
+        return text
+    text = with_value(text, "evaluation.tasks", tasks)
+    if study.evaluation.per_task:
+        kept = {task: own for task, own in study.evaluation.per_task.items() if task in tasks}
+        text = with_value(text, "evaluation.per_task", kept)
     return text
 
 
@@ -227,17 +243,23 @@ def with_budget(text: str, study: "Study", steps: int) -> str:
         raise InputError(
             f"--steps: {study.name} has curricula that say their steps themselves; change them in the file"
         )
-    share = steps / max(max(group) for group in budgets)
-    text = with_scaled_schedule(text, "recipe.", study.recipe["schedule"], share)
+    share = Fraction(steps, max(max(group) for group in budgets))
+    text = with_scaled_steps(text, "recipe.", study.recipe, share)
     for at, group in enumerate(study.arms):
         text = with_value(text, f"arms.{at}.budgets", [max(1, round(share * budget)) for budget in group.budgets])
-        text = with_scaled_schedule(text, f"arms.{at}.recipe.", group.recipe.get("schedule", {}), share)
+        text = with_scaled_steps(text, f"arms.{at}.recipe.", group.recipe, share)
     return text
 
 
-def with_scaled_schedule(text: str, prefix: str, schedule: dict[str, Any], share: float) -> str:
-    for key in {"warmup_steps", "decay_steps"} & schedule.keys():
-        text = with_value(text, f"{prefix}schedule.{key}", int(share * schedule[key]))
+def with_scaled_steps(text: str, prefix: str, recipe: Mapping[str, Any], share: Fraction) -> str:
+    """A recipe, or a part of one, with its `SCALED_KEYS` at this share of what they are. A ramp and an interval keep a
+    step, and an interval never grows: what a kill costs stays small."""
+    for section, key in SCALED_KEYS:
+        settings = recipe.get(section)
+        own = settings.get(key) if isinstance(settings, Mapping) else None
+        if own:
+            scaled = int(share * own) if section == "schedule" else max(1, int(share * own))
+            text = with_value(text, f"{prefix}{section}.{key}", min(own, scaled) if key == "every_steps" else scaled)
     return text
 
 

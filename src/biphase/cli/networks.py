@@ -27,9 +27,9 @@ def pretrain_command(
 ) -> None:
     """Pretrain, continue or adapt as a recipe says. The same command resumes; torchrun spreads it over devices.
 
-    Example: `biphase pretrain recipes/tiny.yaml data.shards=shards schedule.peak_lr=1e-3`
+    Example: `biphase pretrain tiny data.shards=shards schedule.peak_lr=1e-3`
 
-    Several processes: `torchrun --nproc-per-node 8 -m biphase pretrain recipes/210m.yaml compute.parallel=fsdp`
+    Several processes: `torchrun --nproc-per-node 8 -m biphase pretrain 210m compute.parallel=fsdp`
     """
     networks.pretrain(recipe, overrides or (), runs=runs)
 
@@ -88,13 +88,13 @@ def convert_command(
 
 @networks_app.command("embed")
 def embed_command(
-    recipe: Annotated[Path, typer.Argument(help="A YAML file; recipes/embed.yaml is one.")],
+    recipe: Annotated[Path, typer.Argument(help="A YAML file, or the name of one that comes with biphase: embed.")],
     overrides: Overrides = None,
     runs: RunsOption = Path("runs"),
 ) -> None:
     """Train an encoder or a decoder into an embedding model for sentence-transformers. The same command resumes.
 
-    Example: `biphase embed recipes/embed.yaml model=encoder out=embedder`
+    Example: `biphase embed embed model=encoder out=embedder`
     """
     embedding.embed(recipe, overrides or (), runs=runs)
 

@@ -1,36 +1,29 @@
 """The verbs of `biphase study`, told to a person or as JSON, and the options that several verbs have."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.table import Table
 
 from biphase.console import duration, err, out
-from biphase.errors import InputError, nearest
+from biphase.engine.local import EngineKind
 from biphase.verbs import studies
 from biphase.verbs.records import to_json
 from biphase.verbs.text import advise
 
 study_app = typer.Typer(no_args_is_help=True, help="A controlled study: one file → plan, runs, report.")
 
-Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to single keys.")]
-EngineOption = Annotated[str, typer.Option("--engine", help="local, or ray for many machines.")]
-AddressOption = Annotated[str | None, typer.Option(help="Of the Ray cluster, such as `auto`.")]
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Changes to single keys.")]
+EngineOption = Annotated[EngineKind, typer.Option("--engine", help="Ray is for many machines.")]
+AddressOption = Annotated[str | None, typer.Option(help="The address of a Ray cluster, such as `auto`.")]
 StudyArgument = Annotated[
     Path, typer.Argument(metavar="STUDY", help="A YAML file, or the name of one that comes with biphase: mini.")
 ]
 StudyFolderOption = Annotated[Path | None, typer.Option("--out", help="The study's folder; study-NAME unless given.")]
 DeviceOption = Annotated[str | None, typer.Option(help="Such as H100 or CPU, or a run to measure by.")]
-FormatOption = Annotated[str, typer.Option("--format", help="text or json.")]
+FormatOption = Annotated[Literal["text", "json"], typer.Option("--format", help="JSON is for programs.")]
 EfficiencyOption = Annotated[float | None, typer.Option(help="Useful FLOP/s as a share of the device's peak.")]
-
-
-def is_json(form: str) -> bool:
-    """Whether JSON is asked for. Raises `InputError` for what is neither that nor text."""
-    if form not in ("text", "json"):
-        raise InputError(f"--format is {form}; it is text or json")
-    return form == "json"
 
 
 @study_app.command("plan")
@@ -39,18 +32,17 @@ def study_plan_command(
     overrides: Overrides = None,
     device: DeviceOption = None,
     efficiency: EfficiencyOption = None,
-    form: Annotated[str, typer.Option("--format", help="text, json, dot or mermaid.")] = "text",
+    form: Annotated[
+        Literal["text", "json", "dot", "mermaid"], typer.Option("--format", help="The last two draw the tree of runs.")
+    ] = "text",
     picture: Annotated[Path | None, typer.Option(help="Draw the tree of runs into this .svg, .pdf or .png.")] = None,
 ) -> None:
     """What a study trains and evaluates, what sharing saves, and what it costs. Trains nothing.
 
-    Example: `biphase study plan studies/paper.yaml --device MI250X`
+    Example: `biphase study plan paper --device MI250X`
     """
     from biphase.study.describe import GRAPH_LANGUAGES, describe_plan, plan_graph
 
-    formats = ("text", "json", *GRAPH_LANGUAGES)
-    if form not in formats:
-        raise InputError(f"unknown format '{form}'{nearest(form, formats)}")
     opened = studies.study(study, overrides or ())
     if form in GRAPH_LANGUAGES:
         out.print(plan_graph(opened.planned, form))
@@ -72,17 +64,23 @@ def study_run_command(
     folder: StudyFolderOption = None,
     engine: EngineOption = "local",
     address: AddressOption = None,
-    workers: Annotated[int | None, typer.Option(help="Units side by side; one per core or GPU unless given.")] = None,
-    workers_per_gpu: Annotated[int, typer.Option(help="Units that share a GPU.")] = 1,
-    processes: Annotated[int, typer.Option(help="Devices of each training run, by torchrun.")] = 1,
+    workers: Annotated[
+        int | None, typer.Option(min=0, help="Units side by side; one per core or GPU unless given.")
+    ] = None,
+    workers_per_gpu: Annotated[int, typer.Option(min=1, help="Units that share a GPU.")] = 1,
+    processes: Annotated[
+        int, typer.Option(min=1, help="Devices of each training run. A cell holds as many and uses one: see --unit.")
+    ] = 1,
     unit: Annotated[
         str | None,
-        typer.Option(help="Only this one, such as 'train 1m-clm-400'; train: all runs; cells: all of trained models."),
+        typer.Option(
+            help="train: all runs; cells: all of trained models; or only this one, such as 'train 1m-clm-400'."
+        ),
     ] = None,
 ) -> None:
     """Train and evaluate whatever is missing. Killed? The same command goes on; several of them share the work.
 
-    Example: `biphase study run studies/mini.yaml`
+    Example: `biphase study run mini`
     """
     options = locals()
     opened = studies.study(*(options.pop(name) for name in ("study", "overrides", "folder")))
@@ -98,12 +96,11 @@ def study_status_command(
 ) -> None:
     """What is done, begun and failed, and how long the rest takes.
 
-    Example: `biphase study status studies/mini.yaml`
+    Example: `biphase study status mini`
     """
-    as_json = is_json(form)
     opened = studies.study(study, overrides or (), folder)
     progress = opened.progress()
-    if as_json:
+    if form == "json":
         out.print(to_json({"study": opened.planned.study.name, "folder": str(opened.folder), **progress}))
         return
     table = Table(title=f"{opened.planned.study.name}: {opened.folder}")
@@ -133,7 +130,7 @@ def study_report_command(
 ) -> None:
     """Tables, figures, verdicts and one HTML page from what is finished so far.
 
-    Example: `biphase study report studies/mini.yaml`
+    Example: `biphase study report mini`
     """
     studies.study(study, overrides or (), folder).report(report)
 
@@ -142,7 +139,7 @@ def study_report_command(
 def study_watch_command(study: StudyArgument, overrides: Overrides = None, folder: StudyFolderOption = None) -> None:
     """A page for the browser of this machine that follows a study: how far it is, curves, the report so far.
 
-    Example: `biphase study watch studies/mini.yaml`
+    Example: `biphase study watch mini`
     """
     studies.study(study, overrides or (), folder).watch()
 
@@ -170,9 +167,8 @@ def study_advise_command(
     from biphase.files import write_text
     from biphase.study.advise import describe_advice, recipe_yaml
 
-    as_json = is_json(form)
     advice = advise(text, hours=hours, device=device, devices=devices, efficiency=efficiency, flops=flops, study=study)
-    if as_json:
+    if form == "json":
         out.print(to_json(advice))
     else:
         out.print(describe_advice(advice))

@@ -76,9 +76,9 @@ def collection_table(data: Collection) -> Table:
 
 def table_of(first: str, *others: str) -> Table:
     table = Table()
-    table.add_column(first)
+    table.add_column(first, overflow="fold")
     for name in others:
-        table.add_column(name, justify="left" if name == "labels" else "right")
+        table.add_column(name, justify="left" if name == "labels" else "right", overflow="fold")
     return table
 
 

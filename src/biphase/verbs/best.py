@@ -38,7 +38,7 @@ def check_kept(trainings: Iterable[SharedTraining], folder: Path) -> Kept:
             kept.setdefault((training.model, cell.task.name), (place, []))[1].append(cell)
     [(place, times)] = Counter(place for place, _ in kept.values()).most_common(1)
     if times > 1:
-        raise InputError(f"keep: two models would be written to {place}; rename the folder of one")
+        raise InputError(f"`keep`: two models would be written to {place}; rename the folder of one")
     for (model, _), (place, cells) in kept.items():
         context = CellContext(cells[0].task, cells[0].config, torch.device("cpu"), torch.float32)
         check_keepable(load_encoder(model), context)

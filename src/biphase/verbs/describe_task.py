@@ -37,11 +37,9 @@ MOST_CLASSES = 200
 """A column with more different values is hardly one of labels."""
 
 
-def describe_data(
-    data: Path, label: str | None, family: str | None = None, template: str | None = None
-) -> dict[str, Any]:
-    """Keys of a task as the data shows them, of the family or problem type where one is named, with the template that
-    is given, or one of all columns of texts.
+def describe_data(data: Path, label: str | None, family: str | None = None) -> dict[str, Any]:
+    """Keys of a task as a file of rows, or a folder in BEIR's layout, shows them, of the family or problem type where
+    one is named.
 
     Raises `InputError` where the data does not show them, naming what to say.
     """
@@ -51,67 +49,87 @@ def describe_data(
             raise InputError(f"{data}: retrieval needs qrels/test.tsv, the judgements of its queries")
         return {"family": "retrieval", "files.0": named}
     rows = [row for _, row in read_any_file(data)]
-    if not rows:
-        raise InputError(f"{data} has no rows; give the file to train on")
-    columns, label = rows[0], find_label(data, rows, label)
-    splits: dict[str, Any] = dict(find_splits(data, label or "answers"))
+    found = describe_rows(rows, str(data), label, family)
+    return found | {"files.0": find_splits(data, label_of(found)) | found["files.0"]}
+
+
+def describe_rows(
+    rows: list[Row], place: str, label: str | None, family: str | None = None, template: str | None = None
+) -> dict[str, Any]:
+    """Keys of a task as its rows show them, with the template that is given, or one of all columns of texts.
+
+    `place` is what errors call the rows. `files.0` has what is to be said beside the names of files.
+    """
+    label = find_label(place, rows, label)
     if label is None:
-        return {"family": "question_answering", "files.0": splits}
-    check_values(data, rows, label)
-    labels = [row[label] for row in rows]
+        return {"family": "question_answering", "files.0": {}}
+    columns, labels = rows[0], check_values(place, rows, label)
     words = next((name for name in WORD_NAMES if isinstance(columns.get(name), list)), None)
     if isinstance(labels[0], list) and words is not None:
-        if words != "tokens" or label != "label":
-            splits["rename"] = {
-                theirs: ours for theirs, ours in ((words, "tokens"), (label, "label")) if theirs != ours
-            }
-        return {"family": "token_classification", **describe_tags(labels), "files.0": splits}
+        renamed = {theirs: ours for theirs, ours in ((words, "tokens"), (label, "label")) if theirs != ours}
+        layout = {"rename": renamed} if renamed else {}
+        return {"family": "token_classification", **describe_tags(labels), "files.0": layout}
     choices = find_choices(columns, label)
     for name in choices:
-        check_values(data, rows, name)
+        check_values(place, rows, name)
     texts = [name for name in columns if name not in (label, *choices) and is_text([row[name] for row in rows])]
     texts = [name for name in texts if not says_label([row[name] for row in rows], labels)]
     if choices:
         found: dict[str, Any] = {"template": " ".join(f"{{{name}}}" for name in [*texts, "choice"]), "label": label}
-        found |= {"choices": choices, "classes": name_choices(data, rows, choices, labels)}
-        return {"family": "multiple_choice", **found, "files.0": splits}
-    if not texts and template is None:
-        raise InputError(f"{data}: no column besides '{label}' has texts of several words; name them in a template")
-    if template is None and len(texts) > 2:
-        err.print(
-            f"template: {', '.join(texts)}: take out what says the answer, or is not known before it", markup=False
-        )
-    found = {"template": template or "\n".join(f"{{{name}}}" for name in texts), "label": label}
-    found |= describe_labels(data, label, labels, family)
-    return {"family": "sequence_classification", **found, "files.0": splits}
+        found |= {"choices": choices, "classes": name_choices(place, rows, choices, labels)}
+        return {"family": "multiple_choice", **found, "files.0": {}}
+    found = {"template": template or template_of(texts, place, label), "label": label}
+    found |= describe_labels(place, label, labels, family)
+    return {"family": "sequence_classification", **found, "files.0": {}}
 
 
-def find_label(data: Path, rows: list[Row], label: str | None) -> str | None:
+def template_of(texts: list[str], place: str, label: str) -> str:
+    """All columns of texts, a line each."""
+    if not texts:
+        raise InputError(f"{place}: no column besides '{label}' has texts of several words; name them in a template")
+    if len(texts) > 2:
+        told = f"template: {', '.join(texts)}: take out what says the answer, or is not known before it"
+        err.print(told, markup=False)
+    return "\n".join(f"{{{name}}}" for name in texts)
+
+
+def label_of(described: dict[str, Any]) -> str:
+    """The column that every split of a described task needs."""
+    if described["family"] == "question_answering":
+        return "answers"
+    renamed = {ours: theirs for theirs, ours in described["files.0"].get("rename", {}).items()}
+    return str(described.get("label") or renamed.get("label", "label"))
+
+
+def find_label(place: str, rows: list[Row], label: str | None) -> str | None:
     """The column with the label, the one that is named or one of a known name; None of questions on contexts."""
+    if not rows:
+        raise InputError(f"{place} has no rows; give some to train on")
     columns = rows[0]
     for number, row in enumerate(rows):
         if missing := columns.keys() - row.keys():
-            raise InputError(f"{data}: row {number} has no '{min(missing)}', which the first row has")
+            raise InputError(f"{place}: row {number} has no '{min(missing)}', which the first row has")
     if label is None and {"question", "context", "answers"} <= set(columns):
         return None
     if label is not None and label not in columns:
-        raise InputError(f"label: {data} has no column '{label}'; its columns are: {', '.join(columns)}")
+        raise InputError(f"`label`: {place} has no column '{label}'; its columns are: {', '.join(columns)}")
     found = label or next((name for name in LABEL_NAMES if name in columns), None)
     if found is None:
-        raise InputError(f"which column of {data} is the label? Name it as label: {', '.join(columns)}")
+        raise InputError(f"which column of {place} is the label? Name it as `label`: {', '.join(columns)}")
     return found
 
 
-def check_values(data: Path, rows: list[Row], name: str) -> None:
-    """Raises `InputError` where a row has nothing in a column, or in a list there, or neither list nor text where the
-    first row has a list."""
+def check_values(place: str, rows: list[Row], name: str) -> list[Any]:
+    """The values of a column. Raises `InputError` where a row has nothing there, or in a list there, or neither list
+    nor text where the first row has a list."""
     is_list = isinstance(rows[0][name], list)
     for number, row in enumerate(rows):
         value = row[name]
         if value is None or (isinstance(value, list) and None in value):
-            raise InputError(f"{data}: row {number} has null in '{name}': take it out")
+            raise InputError(f"{place}: row {number} has null in '{name}': take it out")
         if is_list and not isinstance(value, list | str):
-            raise InputError(f"{data}: row {number} has no list in '{name}', unlike the first row")
+            raise InputError(f"{place}: row {number} has no list in '{name}', unlike the first row")
+    return [row[name] for row in rows]
 
 
 def describe_tags(tags: list[list[Any]]) -> dict[str, Any]:
@@ -131,7 +149,7 @@ def find_choices(columns: Row, label: str) -> list[str]:
     return listed[:1] or ([] if len(single) < 2 or is_pair else single)
 
 
-def name_choices(data: Path, rows: list[Row], choices: list[str], labels: list[Any]) -> list[str]:
+def name_choices(place: str, rows: list[Row], choices: list[str], labels: list[Any]) -> list[str]:
     """What the label calls the choices: as their columns or the ends of these are called, by letters or from 1 on;
     letters too where it counts from 0."""
     given = [row[choices[0]] for row in rows]
@@ -146,50 +164,52 @@ def name_choices(data: Path, rows: list[Row], choices: list[str], labels: list[A
             return names
     if said <= {str(number) for number in range(most)} or any(isinstance(one, dict) for one in given):
         return letters
-    raise InputError(f"{data}: the label of {most} choices is none of {', '.join(letters)} and no number of one")
+    raise InputError(f"{place}: the label of {most} choices is none of {', '.join(letters)} and no number of one")
 
 
-def describe_labels(data: Path, label: str, values: list[Any], family: str | None) -> dict[str, Any]:
+def describe_labels(place: str, label: str, values: list[Any], family: str | None) -> dict[str, Any]:
     """Whether the labels of texts are numbers, sets of classes or classes, unless `family` says; and which classes."""
     if family in (None, "multi_label_classification") and (num_classes := count_multi_hot(values)):
         err.print(f"{label}: read as a 0 or 1 for each of {num_classes} classes; name these in order", markup=False)
         return {"problem_type": "multi_label_classification", "classes": [str(one) for one in range(num_classes)]}
     if family is None and have_decimal_commas(values):
         raise InputError(
-            f"{data}: '{label}' has numbers with a decimal comma, or two classes, such as "
-            f"'{next(value for value in values if ',' in value)}': write numbers with a point, or give "
-            "--family multi_label_classification"
+            f"{place}: '{label}' has numbers with a decimal comma, or two classes, such as "
+            f"'{next(value for value in values if ',' in value)}': write numbers with a point, or say that they "
+            "are classes by `biphase init task --family multi_label_classification`"
         )
     named = [part_names(value) for value in values]
-    sets = [set(names) for names in named]
-    parts, wholes = set().union(*sets), {plain_label(value) for value in values}
-    if family is None:
-        try:
-            numbers = [float(value) for value in values if not isinstance(value, bool | list)]
-        except (TypeError, ValueError):
-            numbers = []
-        are_numbers = len(numbers) == len(values)
-        if are_numbers and (len(wholes) > MOST_CLASSES or not all(map(float.is_integer, numbers))):
-            family = "regression"
-        elif isinstance(values[0], list) or (len(parts) < len(wholes) and max(map(len, sets)) > 1):
-            family = "multi_label_classification"
+    family = family or guess_problem(values, named)
     if family == "regression":
         return {"problem_type": family}
     is_several = family == "multi_label_classification"
-    unlabelled = next((at for at, value in enumerate(values) if isinstance(value, str) and not value.strip()), None)
-    if unlabelled is not None and not is_several:
-        raise InputError(f"{data}: row {unlabelled} has no label in '{label}': take it out")
-    twice = next((at for at, names in enumerate(named) if len(sets[at]) < len(names)), None)
-    if is_several and twice is not None:
-        remedy = "name each once, or give every row a 0 or 1 for each class"
-        raise InputError(f"{data}: row {twice} has a class twice in '{label}': {remedy}")
-    classes = parts if is_several else wholes
+    for number, (value, names) in enumerate(zip(values, named, strict=True)):
+        if is_several and len(set(names)) < len(names):
+            remedy = "name each once, or give every row a 0 or 1 for each class"
+            raise InputError(f"{place}: row {number} has a class twice in '{label}': {remedy}")
+        if not is_several and isinstance(value, str) and not value.strip():
+            raise InputError(f"{place}: row {number} has no label in '{label}': take it out")
+    classes = set().union(*named) if is_several else {plain_label(value) for value in values}
     if not 2 <= len(classes) <= MOST_CLASSES:
         raise InputError(
-            f"{data}: column '{label}' has {len(classes)} different values; name the one with classes as label"
+            f"{place}: column '{label}' has {len(classes)} different values; name the one with classes as `label`"
         )
     ordered = sorted(classes, key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name))
     return {"problem_type": family, "classes": ordered} if is_several else {"classes": ordered}
+
+
+def guess_problem(values: list[Any], named: list[list[str]]) -> str | None:
+    """Regression of numbers that are no whole ones, or too many; several labels where they are lists, or where what
+    commas part is fewer than the wholes; else None, which is classes."""
+    wholes = {plain_label(value) for value in values}
+    try:
+        numbers = [float(value) for value in values if not isinstance(value, bool | list)]
+    except (TypeError, ValueError):
+        numbers = []
+    if len(numbers) == len(values) and (len(wholes) > MOST_CLASSES or not all(map(float.is_integer, numbers))):
+        return "regression"
+    are_parted = len(set().union(*named)) < len(wholes) and any(len(set(names)) > 1 for names in named)
+    return "multi_label_classification" if isinstance(values[0], list) or are_parted else None
 
 
 def have_decimal_commas(values: list[Any]) -> bool:

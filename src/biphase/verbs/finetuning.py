@@ -53,7 +53,11 @@ def finetune(
     from biphase.finetuning.fit import fit_cell
     from biphase.finetuning.keep import RECORD
 
-    config = parse_config(FinetuneConfig, settings, origin=task or "finetune")
+    if not isinstance(task, str | Path | None):
+        raise InputError(
+            f"the task is of type {type(task).__name__}: give its name or its YAML file; rows go to `data`"
+        )
+    config = parse_config(FinetuneConfig, settings, origin=str(task or "finetune"))
     if task is None and is_folder(data) and not Path(data).exists():
         raise InputError(f"{data} does not exist; give a file of rows as data")
     folder = data if is_folder(data) else None
@@ -72,6 +76,12 @@ def finetune(
 def is_folder(data: Any) -> bool:
     """Whether data is where a task's published files are (a folder, or `hub`), and not rows or a file of rows."""
     return isinstance(data, str | Path) and not Path(data).is_file()
+
+
+def by_task(data: Any) -> Mapping[str, Any]:
+    if not isinstance(data, Mapping | None):
+        raise InputError("`data` says it by task: give a mapping of names to folders or rows, such as {'mine': rows}")
+    return data or {}
 
 
 def place_data(data: Mapping[str, Any], tasks: list[str], scores: Path) -> tuple[list[str], list[tuple[str, str]]]:

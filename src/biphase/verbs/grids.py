@@ -30,7 +30,8 @@ from biphase.finetuning.scores import ScoreSet, read_scores
 from biphase.report import comparison
 from biphase.tasks.sources import name_data_dirs
 from biphase.tasks.spec import METRICS, PAPER_TASKS, find_task, name_tests
-from biphase.verbs.finetuning import place_data
+from biphase.verbs.finetuning import by_task, place_data
+from biphase.verbs.memory import listed_numbers
 from biphase.verbs.records import comparison_records, summary_records
 
 if TYPE_CHECKING:
@@ -75,21 +76,21 @@ def evaluate(
     """
     import pandas
 
-    given = (models, tasks or list(data or ["paper"]))
-    names, asked = (list(map(str, [one] if isinstance(one, str | Path) else one)) for one in given)
+    own = by_task(data)
+    names, asked = list_names(models), list_names(tasks or list(own) or "paper")
     refuse_axes(settings)
     if names and is_zero_shot(asked):
         from biphase.verbs.embedding import run_zero_shot, zero_shot_records
 
         found = run_zero_shot(names, asked, Path(scores), dry_run=dry_run, part=part, keep=keep, settings=settings)
         return pandas.DataFrame(zero_shot_records(found))
-    asked, folders = place_data(data or {}, asked, Path(scores))
+    asked, folders = place_data(own, asked, Path(scores))
     evaluation = run_evaluation(
         names,
         asked,
         settings=parse_config(FinetuneConfig, settings, origin="evaluate"),
-        learning_rates=tuple(learning_rates),
-        seeds=tuple(seeds),
+        learning_rates=listed_numbers(learning_rates, "learning_rates"),
+        seeds=listed_numbers(seeds, "seeds"),
         out=Path(scores),
         data_dirs=folders,
         engine={"kind": engine, "address": address, "workers": workers, "workers_per_gpu": workers_per_gpu},
@@ -114,10 +115,15 @@ def compare(model_a: str | Path, model_b: str | Path, *, scores: str | Path = "s
     )
 
 
+def list_names(given: str | Path | Iterable[str | Path] | None) -> list[str]:
+    """One name or several, as a list."""
+    return [str(one) for one in ([given] if isinstance(given, str | Path) else given or ())]
+
+
 def refuse_axes(settings: Iterable[str]) -> None:
     """Raises `InputError` where a setting of all cells is one that the grid goes over."""
     for key in {"learning_rate", "seed"}.intersection(settings):
-        raise InputError(f"{key} is one of a grid: give {key}s, a list")
+        raise InputError(f"{key} is one of the axes of a grid: give `{key}s`")
 
 
 def is_zero_shot(tasks: Sequence[str]) -> bool:
@@ -172,11 +178,11 @@ def run_evaluation(
 ) -> EvaluatedGrid:
     """Run what is missing of the grid, unless it is a dry run, and read what `out` holds then."""
     if keep is not None and (not models or part is not None):
-        raise InputError("keep is for models that are fine-tuned on tasks, without part")
+        raise InputError("`keep` is for models that are fine-tuned on tasks, without `part`")
     failures: list[Failure] = []
     if models:
         names = tuple(name for task in tasks for name in (PAPER_TASKS if task == "paper" else name_tests(task)))
-        known = name_data_dirs(data_dirs, names, "data")
+        known = name_data_dirs(data_dirs, names, "`data`")
         where = parse_config(Engine, engine | {"device": settings.device}, origin="evaluate")
         grid = Grid(tuple(models), names, resolve_for(settings, where), out, learning_rates, seeds, known)
         chosen = plan_grid(grid)

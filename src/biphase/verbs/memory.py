@@ -8,10 +8,12 @@ import os
 import sys
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from numbers import Real
 from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
+from pydantic_core import to_jsonable_python
 
 from biphase.config import Strict, load_config, parse_config
 from biphase.console import err
@@ -64,6 +66,8 @@ def rows_in(given: Any, text_field: str = "text", labels: Sequence[str] = ("labe
     file, come as lists."""
     if isinstance(given, Mapping):
         raise InputError(f"a mapping of {', '.join(map(str, given))} is given where rows are: give one of them")
+    if not isinstance(given, Iterable):
+        raise InputError(f"{given!r} is given where texts or rows are")
     pandas, datasets = sys.modules.get("pandas"), sys.modules.get("datasets")
     if pandas is not None and isinstance(given, pandas.DataFrame):
         given = given.astype(object).where(given.notna(), None).to_dict("records")
@@ -83,13 +87,13 @@ def without_arrays(value: Any) -> Any:
     return [without_arrays(one) for one in value] if isinstance(value, list) else value
 
 
+def plain_value(value: Any) -> Any:
+    """What JSON and YAML can hold of a value of NumPy, of a path or of a date."""
+    return value.tolist() if hasattr(value, "tolist") else str(value)
+
+
 def keep_rows(rows: Iterable[Row], folder: Path, stem: str) -> Path:
     """The rows as `folder/STEM-HASH.jsonl`; a file that is there is the same one and stays as it is."""
-
-    def plain_value(value: Any) -> Any:
-        """What JSON can hold of a value of NumPy, or of a date."""
-        return value.tolist() if hasattr(value, "tolist") else str(value)
-
     folder.mkdir(parents=True, exist_ok=True)
     part = folder / f"{stem}.jsonl"
     with whole_file(part) as file:
@@ -113,11 +117,15 @@ def read_settings(kind: type[Settings], given: Any, changes: Changes) -> Setting
         given = given.model_dump(mode="json")
     if isinstance(given, Mapping):
         return parse_config(kind, dict(given), overrides, origin=kind.__name__)
+    if not isinstance(given, str | Path):
+        raise InputError(f"{given!r} is no {kind.__name__}: give a YAML file, a mapping of keys, or a {kind.__name__}")
     return load_config(kind, Path(given), overrides)
 
 
 def list_changes(changes: Changes | None) -> list[str]:
     """Changes as the command line takes them."""
+    if isinstance(changes, str):
+        return [changes]
     if not isinstance(changes, Mapping):
         return list(changes or ())
     return [f"{key}={write_value(value)}" for key, value in changes.items()]
@@ -125,9 +133,17 @@ def list_changes(changes: Changes | None) -> list[str]:
 
 def write_value(value: Any) -> str:
     """A value as YAML in one line, with quotes where they are needed."""
-    value = str(value) if isinstance(value, Path) else value
+    value = to_jsonable_python(value, fallback=plain_value)
     text = yaml.safe_dump(value, default_flow_style=True, width=math.inf, allow_unicode=True, sort_keys=False)
     return text.removesuffix("...\n").strip()
+
+
+def listed_numbers(given: Any, name: str) -> tuple[Any, ...]:
+    """Several numbers that are given as `name`."""
+    numbers = tuple(given) if isinstance(given, Iterable) else ()
+    if not numbers or not all(isinstance(number, Real) for number in numbers):
+        raise InputError(f"`{name}` is {given!r}: give a list of numbers")
+    return numbers
 
 
 def by_commas(text: str) -> list[str]:

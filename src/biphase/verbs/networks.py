@@ -36,7 +36,7 @@ def export(
     *,
     to_hub: str | None = None,
     license: str | None = None,
-    language: str | None = None,
+    language: str | Iterable[str] | None = None,
 ) -> Path:
     """Write a checkpoint as a folder that transformers loads, with a model card; returns the folder.
 
@@ -59,7 +59,7 @@ def push(
     *,
     public: bool = False,
     license: str | None = None,
-    language: str | None = None,
+    language: str | Iterable[str] | None = None,
     dry_run: bool = False,
 ) -> None:
     """Send a model folder to the Hugging Face hub, or a run: its end to `main`, other checkpoints to `step-N`.
@@ -68,12 +68,12 @@ def push(
         repo: USER/NAME; a new repository is private.
         public: make it public, or send to one that is.
         license: such as `apache-2.0`, for a card that says none.
-        language: such as `en`, or several by commas, for a card that says none.
+        language: such as `en`, or several, for a card that says none.
         dry_run: say what would go.
     """
     from biphase.export.push import push_model
 
-    languages = tuple(by_commas(language)) if language else ()
+    languages = tuple(by_commas(language) if isinstance(language, str) else language or ())
     console.print(push_model(str(source), repo, public=public, license=license, languages=languages, dry_run=dry_run))
 
 

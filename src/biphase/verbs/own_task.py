@@ -15,7 +15,7 @@ from biphase.errors import InputError
 from biphase.files import content_hash, file_hash, whole_folder, write_text
 from biphase.tasks.rows import Row, read_any_file
 from biphase.tasks.spec import METRICS, TASK_SPLITS, Task, task_table
-from biphase.verbs.describe_task import LABEL_NAMES, describe_data
+from biphase.verbs.describe_task import LABEL_NAMES, describe_rows, label_of
 from biphase.verbs.memory import keep_rows, rows_in
 
 OWN = "own"
@@ -50,10 +50,12 @@ def write_task(
         for split, given in splits.items():
             files[split] = keep_rows(labelled_rows(given, split, label), Path(held), "rows")
             files[split] = files[split].rename(files[split].with_name(f"{split}.jsonl"))
-        described = describe_data(files["train"], label, template=template)
-        family, layout = described["family"], described.pop("files.0")
-        if unlabelled := splits.keys() - layout.keys():
-            raise InputError(f"{min(unlabelled)}: its rows have no label: leave it out, or predict them")
+        described = describe_rows([row for _, row in read_any_file(files["train"])], "train", label, template=template)
+        for split, path in files.items():
+            if label_of(described) not in next(read_any_file(path), ("", {}))[1]:
+                raise InputError(f"{split}: its rows have no label: leave it out, or predict them")
+        layout = {split: files[split].name for split in TASK_SPLITS if split in files} | described.pop("files.0")
+        family = described["family"]
         asked = template or described.get("template") or (QUESTION_TEMPLATE if family == "question_answering" else "")
         metric = METRICS[described.get("problem_type", family)][0]
         tree = {"name": name, "metric": metric, **described, "template": asked, "files": [layout]}

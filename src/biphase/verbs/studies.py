@@ -1,11 +1,12 @@
 """A study's file → its plan, its runs, how far it is, its report."""
 
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from biphase.config import parse_config
+from biphase.console import err
 from biphase.console import out as console
 from biphase.engine.local import Engine, EngineKind
 from biphase.errors import InputError
@@ -22,7 +23,7 @@ def study(file: str | Path, changes: Changes | None = (), folder: str | Path | N
     """A controlled study: one file → plan, runs, report. Its hypotheses must be about arms and tasks that it has.
 
     Args:
-        file: a YAML file; studies/ has examples.
+        file: a YAML file, or the name of one that comes with biphase, such as mini.
         changes: to single keys.
         folder: the study's folder; `study-NAME` unless given.
     """
@@ -30,6 +31,8 @@ def study(file: str | Path, changes: Changes | None = (), folder: str | Path | N
     from biphase.study.plan import plan_study
     from biphase.study.spec import load_study
 
+    if not isinstance(file, str | Path):
+        raise InputError(f"a study is a YAML file, and no {type(file).__name__}; `biphase init study` writes one")
     overrides = list_changes(changes)
     planned = plan_study(load_study(Path(file), overrides))
     ask(planned)
@@ -41,7 +44,7 @@ def study(file: str | Path, changes: Changes | None = (), folder: str | Path | N
 class OpenStudy:
     """A study that was read and planned, and the folder that it works in."""
 
-    planned: "Plan"
+    planned: "Plan" = field(repr=False)
     folder: Path
     words: tuple[str, ...]
     """File and changes, as the command line takes them."""
@@ -84,7 +87,8 @@ class OpenStudy:
         Args:
             workers: units side by side; one per core or GPU unless given.
             workers_per_gpu: units that share a GPU.
-            processes: devices of each training run, by torchrun; a cell holds as many, and uses one.
+            processes: devices of each training run, by torchrun; a cell holds as many and uses one: do runs and cells
+                apart, by `unit`.
             unit: only this one, such as `train 1m-clm-400`; `train`: all runs, no cell; `cells`: all cells whose models
                 are trained.
         """
@@ -94,6 +98,9 @@ class OpenStudy:
 
         chosen = {"kind": engine, "address": address, "workers": workers, "workers_per_gpu": workers_per_gpu}
         where = parse_config(Engine, chosen | {"devices_per_worker": processes}, (), origin="study run")
+        if processes > 1 and unit is None and self.planned.cells:
+            told = "`--unit train`, then `--unit cells` without `--processes`, keep all of them busy"
+            err.print(f"each cell holds {processes} devices as a run does, and uses one: {told}", markup=False)
         place = claim_study_folder(self.folder, self.planned.study)
         if self.planned.study.hypotheses:
             declare(self.planned.study, self.folder, len(read_state(self.planned, place).done))

@@ -13,6 +13,7 @@ from biphase.verbs.memory import are_names, name_sources, rows_in
 
 if TYPE_CHECKING:
     from biphase.study.advise import Advice
+    from biphase.study.rules import TextAmount
 
 
 def train_tokenizer(
@@ -34,7 +35,7 @@ def train_tokenizer(
     from biphase.corpus.tokenizer import train_tokenizer as train
 
     if limit_mb is not None and not limit_mb > 0:
-        raise InputError(f"limit_mb {limit_mb:g} leaves no text to train on: give more than 0")
+        raise InputError(f"`limit_mb` is {limit_mb:g} and leaves no text to train on: give more than 0")
     if are_names(sources):
         names = [sources] if isinstance(sources, str | Path) else sources
         texts = sample_texts(find_text_sources(names), text_field, txt_documents, limit_mb)
@@ -46,10 +47,10 @@ def train_tokenizer(
     return Path(out)
 
 
-def text_of(row: dict[str, Any], text_field: str) -> str:
+def text_of(row: dict[str, Any], text_field: str, remedy: str = "give `text_field`") -> str:
     text = row.get(text_field)
     if not isinstance(text, str):
-        raise InputError(f"a row has no text in '{text_field}'; its fields are: {', '.join(row)}; give text_field")
+        raise InputError(f"a row has no text in '{text_field}'; its fields are: {', '.join(row)}; {remedy}")
     return text
 
 
@@ -109,7 +110,7 @@ def prepare(
 
 
 def advise(
-    text: str | Path | None = None,
+    text: Any = None,
     *,
     hours: float | None = None,
     device: str | None = None,
@@ -121,7 +122,7 @@ def advise(
     """Model size, curriculum, batch and steps for a budget, each with its reason, as a recipe ready for `pretrain`.
 
     Args:
-        text: your text: shards, whose tokens are known, or a file or a folder.
+        text: your text: shards, whose tokens are known, a file or a folder; or texts in memory, or rows with a `text`.
         hours: how long the devices may work.
         device: such as H100 or CPU, or a run to measure by, CPU unless given; `devices` of them, 1 unless given.
         efficiency: useful FLOP/s as a share of the device's peak.
@@ -131,17 +132,31 @@ def advise(
     from biphase.study.advise import advise as choose
     from biphase.study.devices import find_machine
     from biphase.study.results import read_evidence
-    from biphase.study.rules import measure_text
 
     where = {"device": device, "devices": devices, "efficiency": efficiency}
     if needless := [name for name, value in where.items() if value is not None and hours is None]:
         raise InputError(
-            f"{needless[0]} says what is computed in hours, and none are given: give them, or leave it out"
+            f"`{needless[0]}` says what computes in `hours`, and none are given: give them, or leave it out"
         )
     return choose(
-        None if text is None else measure_text(Path(text)),
+        None if text is None else amount_of(text),
         flops=flops,
         hours=hours,
         machine=None if hours is None else find_machine(device or "CPU", 1 if devices is None else devices, efficiency),
         evidence=() if study is None else read_evidence(Path(study)),
     )
+
+
+def amount_of(text: Any) -> "TextAmount":
+    """How much text a place or texts in memory hold."""
+    from biphase.study.rules import TextAmount, measure_text
+
+    if are_names(text):
+        if not isinstance(text, str | Path) and len(text) != 1:
+            raise InputError(f"advice is about one text, and {len(text)} are named: give the folder that they are in")
+        return measure_text(Path(text if isinstance(text, str | Path) else text[0]))
+    rows = rows_in(text)
+    text_bytes = sum(len(text_of(row, "text", "give the texts alone, as a list").encode()) for row in rows)
+    if not text_bytes:
+        raise InputError("there is no text to advise on: give some, or leave it out")
+    return TextAmount(text_bytes=text_bytes)
