@@ -80,12 +80,14 @@ app.add_typer(report_app, name="report")
 SourceArguments = Annotated[
     list[str],
     typer.Argument(
-        help="Files (.txt, .jsonl, .jsonl.gz, .jsonl.zst, .parquet), folders, globs, or hub data sets (ID:SUBSET)."
+        help="Files (.txt, .md, .jsonl, also as .gz or .zst; .parquet), folders, globs, or hub data sets (ID:SUBSET)."
     ),
 ]
 OutOption = Annotated[Path, typer.Option("--out", help="The folder to write.")]
 TextFieldOption = Annotated[str, typer.Option(help="The JSON field or parquet column with the text.")]
-TxtDocumentsOption = Annotated[str, typer.Option(help="What a document is in .txt files: file, paragraphs or lines.")]
+TxtDocumentsOption = Annotated[
+    str, typer.Option(help="What a document is in .txt and .md files: file, paragraphs or lines.")
+]
 
 EXIT_INTERRUPTED = 130
 """The exit code of a command that Ctrl-C ended: 128 and the number of the signal, as shells count."""
