@@ -1,6 +1,7 @@
 """A file of data → what a task's description says of it: family, columns, classes, the files of its splits."""
 
 import re
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -38,10 +39,14 @@ MOST_CLASSES = 200
 
 
 def describe_data(
-    data: Path, label: str | None, family: str | None = None, template: str | None = None
+    data: Path,
+    label: str | None,
+    family: str | None = None,
+    template: str | None = None,
+    places: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Keys of a task as the data shows them, of the family or problem type where one is named, with the template that
-    is given, or one of all columns of texts.
+    is given, or one of all columns of texts. `places` are what messages call the rows, in place of file and line.
 
     Raises `InputError` where the data does not show them, naming what to say.
     """
@@ -50,14 +55,15 @@ def describe_data(
         if "test" not in named:
             raise InputError(f"{data}: retrieval needs qrels/test.tsv, the judgements of its queries")
         return {"family": "retrieval", "files.0": named}
-    rows = [row for _, row in read_any_file(data)]
-    if not rows:
+    placed = list(read_any_file(data))
+    if not placed:
         raise InputError(f"{data} has no rows; give the file to train on")
-    columns, label = rows[0], find_label(data, rows, label)
+    rows, places = [row for _, row in placed], places or [place for place, _ in placed]
+    columns, label = rows[0], find_label(data, rows, label, places)
     splits: dict[str, Any] = dict(find_splits(data, label or "answers"))
     if label is None:
         return {"family": "question_answering", "files.0": splits}
-    check_values(data, rows, label)
+    check_values(rows, label, places)
     labels = [row[label] for row in rows]
     words = next((name for name in WORD_NAMES if isinstance(columns.get(name), list)), None)
     if isinstance(labels[0], list) and words is not None:
@@ -68,7 +74,7 @@ def describe_data(
         return {"family": "token_classification", **describe_tags(labels), "files.0": splits}
     choices = find_choices(columns, label)
     for name in choices:
-        check_values(data, rows, name)
+        check_values(rows, name, places)
     texts = [name for name in columns if name not in (label, *choices) and is_text([row[name] for row in rows])]
     texts = [name for name in texts if not says_label([row[name] for row in rows], labels)]
     if choices:
@@ -82,16 +88,16 @@ def describe_data(
             f"template: {', '.join(texts)}: take out what says the answer, or is not known before it", markup=False
         )
     found = {"template": template or "\n".join(f"{{{name}}}" for name in texts), "label": label}
-    found |= describe_labels(data, label, labels, family)
+    found |= describe_labels(data, label, labels, family, places)
     return {"family": "sequence_classification", **found, "files.0": splits}
 
 
-def find_label(data: Path, rows: list[Row], label: str | None) -> str | None:
+def find_label(data: Path, rows: list[Row], label: str | None, places: Sequence[str]) -> str | None:
     """The column with the label, the one that is named or one of a known name; None of questions on contexts."""
     columns = rows[0]
-    for number, row in enumerate(rows):
+    for place, row in zip(places, rows, strict=True):
         if missing := columns.keys() - row.keys():
-            raise InputError(f"{data}: row {number} has no '{min(missing)}', which the first row has")
+            raise InputError(f"{place} has no '{min(missing)}', which the first row has")
     if label is None and {"question", "context", "answers"} <= set(columns):
         return None
     if label is not None and label not in columns:
@@ -102,16 +108,16 @@ def find_label(data: Path, rows: list[Row], label: str | None) -> str | None:
     return found
 
 
-def check_values(data: Path, rows: list[Row], name: str) -> None:
+def check_values(rows: list[Row], name: str, places: Sequence[str]) -> None:
     """Raises `InputError` where a row has nothing in a column, or in a list there, or neither list nor text where the
     first row has a list."""
     is_list = isinstance(rows[0][name], list)
-    for number, row in enumerate(rows):
+    for place, row in zip(places, rows, strict=True):
         value = row[name]
         if value is None or (isinstance(value, list) and None in value):
-            raise InputError(f"{data}: row {number} has null in '{name}': take it out")
+            raise InputError(f"{place} has null in '{name}': take it out")
         if is_list and not isinstance(value, list | str):
-            raise InputError(f"{data}: row {number} has no list in '{name}', unlike the first row")
+            raise InputError(f"{place} has no list in '{name}', unlike the first row")
 
 
 def describe_tags(tags: list[list[Any]]) -> dict[str, Any]:
@@ -149,7 +155,9 @@ def name_choices(data: Path, rows: list[Row], choices: list[str], labels: list[A
     raise InputError(f"{data}: the label of {most} choices is none of {', '.join(letters)} and no number of one")
 
 
-def describe_labels(data: Path, label: str, values: list[Any], family: str | None) -> dict[str, Any]:
+def describe_labels(
+    data: Path, label: str, values: list[Any], family: str | None, places: Sequence[str]
+) -> dict[str, Any]:
     """Whether the labels of texts are numbers, sets of classes or classes, unless `family` says; and which classes."""
     if family in (None, "multi_label_classification") and (num_classes := count_multi_hot(values)):
         err.print(f"{label}: read as a 0 or 1 for each of {num_classes} classes; name these in order", markup=False)
@@ -178,11 +186,11 @@ def describe_labels(data: Path, label: str, values: list[Any], family: str | Non
     is_several = family == "multi_label_classification"
     unlabelled = next((at for at, value in enumerate(values) if isinstance(value, str) and not value.strip()), None)
     if unlabelled is not None and not is_several:
-        raise InputError(f"{data}: row {unlabelled} has no label in '{label}': take it out")
+        raise InputError(f"{places[unlabelled]} has no label in '{label}': take it out")
     twice = next((at for at, names in enumerate(named) if len(sets[at]) < len(names)), None)
     if is_several and twice is not None:
         remedy = "name each once, or give every row a 0 or 1 for each class"
-        raise InputError(f"{data}: row {twice} has a class twice in '{label}': {remedy}")
+        raise InputError(f"{places[twice]} has a class twice in '{label}': {remedy}")
     classes = parts if is_several else wholes
     if not 2 <= len(classes) <= MOST_CLASSES:
         raise InputError(
