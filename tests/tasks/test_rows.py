@@ -74,6 +74,13 @@ def test_columns_inside_objects_go_by_names_with_dots(tmp_path: Path) -> None:
         load_examples(find_source(task_of(template="{meta.txt}", files=files), tmp_path), judged_only=False)
 
 
+def test_a_template_names_columns_with_blanks(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text("review text,label\n" + "good,yes\nbad,no\n" * 15)
+    task = task_of(template="A {review text}.", files=[{"train": "train.csv"}])
+    data = load_examples(find_source(task, tmp_path), judged_only=False)
+    assert {one.text for one in data.train} == {"A good.", "A bad."}
+
+
 def test_classes_that_a_draw_leaves_out_are_told(tmp_path: Path, capsys) -> None:
     lines = "".join(
         f"text {number},{'rare' if number == 7 else 'yes' if number % 2 else 'no'}\n" for number in range(40)

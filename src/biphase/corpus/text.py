@@ -108,6 +108,8 @@ def find_text_sources(sources: Sequence[str | Path]) -> list[TextSource]:
 
 def expand(given: str) -> list[TextSource]:
     """The sources that one word stands for."""
+    if not given.strip():  # of a variable of the shell that is not set; as a path it would be the folder at hand
+        raise InputError("a source without a name is given: name a file, a folder, a glob or a hub data set")
     path = Path(given).expanduser()
     if path.is_dir():
         return folder_sources(path)

@@ -33,6 +33,9 @@ PAPER_TASKS = (
 )
 """The paper's twelve."""
 
+COLUMN_NAME = re.compile(r"[^\W\d]\w*([ .-](?!__)\w+)*")
+"""What a template may name: `text`, `review text`, `meta.text`; no attribute of Python's."""
+
 ProblemType = Literal["regression", "multi_label_classification"]
 
 METRICS: dict[Family | ProblemType, tuple[str, ...]] = {
@@ -268,9 +271,11 @@ def template_columns(template: str) -> tuple[str, ...]:
     except ValueError as error:
         raise ValueError(f"template {template!r}: {error}; a brace that is text is doubled") from None
     for _, name, spec, conversion in fields:
-        is_name = name and all(map(str.isidentifier, name.split("."))) and ".__" not in name
-        if not is_name or spec or conversion:
-            raise ValueError(f"template {template!r}: only names of columns may stand in braces")
+        if not name or not COLUMN_NAME.fullmatch(name) or spec or conversion:
+            raise ValueError(
+                f"template {template!r}: only names of columns may stand in braces, of letters, digits, _ and single "
+                "blanks, dots and hyphens; others have a name by `rename`"
+            )
     return tuple(str(name) for _, name, _, _ in fields)
 
 

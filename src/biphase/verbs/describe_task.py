@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from biphase.console import err
-from biphase.corpus.readers import plain_path
-from biphase.errors import InputError
+from biphase.corpus.readers import field_names, plain_path
+from biphase.errors import InputError, clipped
 from biphase.tasks.labels import is_multi_hot, list_labels
 from biphase.tasks.rows import Row, read_any_file
 from biphase.verbs.memory import is_running_text
@@ -82,7 +82,10 @@ def describe_data(
         found |= {"choices": choices, "classes": name_choices(data, rows, choices, labels)}
         return {"family": "multiple_choice", **found, "files.0": splits}
     if not texts and template is None:
-        raise InputError(f"{data}: no column besides '{label}' has texts of several words; name them in a template")
+        raise InputError(
+            f"{data}: no column besides '{label}' has texts of several words, or they only say the label; name them in "
+            f"a template; the columns are: {clipped(', '.join(field_names(columns)))}"
+        )
     if template is None and len(texts) > 2:
         err.print(
             f"template: {', '.join(texts)}: take out what says the answer, or is not known before it", markup=False
