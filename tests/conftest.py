@@ -59,13 +59,19 @@ def documents() -> list[str]:
 
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory, documents: list[str]) -> Corpus:
-    from biphase.corpus.prepare import prepare
     from biphase.corpus.tokenizer import save_tokenizer, train_tokenizer
 
     folder = tmp_path_factory.mktemp("corpus")
     save_tokenizer(train_tokenizer(documents, 384), folder / "tokenizer")
-    for name, part in (("train", documents[6:]), ("validation", documents[:6])):
-        rows = [{"id": f"{name}-{number}", "text": text} for number, text in enumerate(part)]
+    return prepare_texts(folder, train=documents[6:], validation=documents[:6])
+
+
+def prepare_texts(folder: Path, **splits: list[str]) -> Corpus:
+    """Shards of these texts, in a folder that has the tokenizer."""
+    from biphase.corpus.prepare import prepare
+
+    for name, texts in splits.items():
+        rows = [{"id": f"{name}-{number}", "text": text} for number, text in enumerate(texts)]
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     prepare(
         [folder / "train.jsonl"],
@@ -135,6 +141,7 @@ def write_cell(tmp_path: Path) -> Callable[..., Path]:
         data_hash: str = "d" * 64,
         name: str = "",
         classes: tuple[str, ...] = (),
+        num_examples: dict[str, int] | None = None,
         **settings: Any,
     ) -> Path:
         from biphase.files import content_hash
@@ -159,7 +166,7 @@ def write_cell(tmp_path: Path) -> Callable[..., Path]:
             classes=classes,
             config=config,
             metrics={} if test is None else {split: {metric: value, "other": 0.1} for split, value in values.items()},
-            num_examples={},
+            num_examples=num_examples or {},
             num_truncated={},
             num_left_out=0,
             num_steps=10,

@@ -11,7 +11,7 @@ import pytest
 from rich.text import Text
 
 from biphase import console as console_module
-from biphase.console import Advance, PlainConsole, Tracker, is_one_of_several, printable, silence
+from biphase.console import Advance, PlainConsole, Tracker, is_one_of_several, printable, silence, told_if_slow
 from biphase.errors import InputError
 
 
@@ -88,6 +88,21 @@ def test_a_log_file_gets_lines_whatever_takes_so_long(
         found = capsys.readouterr().err
     tracker.close()
     assert found.startswith("study: 3/35 units · ") and found.endswith(" at this\n")
+
+
+def test_what_takes_long_is_told_once_and_what_is_quick_never(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with told_if_slow("model: reading the weights"):
+        pass
+    monkeypatch.setattr(console_module, "QUICK_SECONDS", 0.01)
+    found = ""
+    with told_if_slow("[b]model[/b]: reading the weights"):
+        while not found:
+            time.sleep(0.02)
+            found = capsys.readouterr().err
+    assert found == "[b]model[/b]: reading the weights\n"
+    assert capsys.readouterr().err == ""
 
 
 def test_a_silent_process_sends_how_far_it_is(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

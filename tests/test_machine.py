@@ -93,9 +93,10 @@ def test_the_grace_is_what_the_user_gives(monkeypatch: pytest.MonkeyPatch) -> No
     assert machine.grace() == machine.GRACE_SECONDS
     monkeypatch.setenv(machine.GRACE, "600")
     assert machine.grace() == 600
-    monkeypatch.setenv(machine.GRACE, "ten")
-    with pytest.raises(InputError, match="BIPHASE_GRACE_SECONDS is 'ten'; give it seconds"):
-        machine.grace()
+    for given in ("ten", "nan", "inf"):
+        monkeypatch.setenv(machine.GRACE, given)
+        with pytest.raises(InputError, match=f"BIPHASE_GRACE_SECONDS is '{given}'; give it seconds"):
+            machine.grace()
 
 
 def test_signals_are_noted_in_the_main_thread() -> None:

@@ -17,7 +17,7 @@ from transformers import EuroBertConfig, EuroBertForMaskedLM, LlamaConfig, Llama
 from biphase.encoder.loss import CHUNK_LOGITS, PART_LOGITS, language_model_loss
 from biphase.encoder.presets import PRESETS, shape_of
 from biphase.flops import read_shape
-from biphase.memory import LOGITS_AT_ONCE, plan_memory
+from biphase.memory import BFLOAT16, FLOAT32, FP32_LOGITS_AT_ONCE, LOGITS_AT_ONCE, plan_memory
 from biphase.pretraining.optimizer import make_optimizers
 from biphase.recipe import Optimizer
 
@@ -84,11 +84,17 @@ def test_what_several_microbatches_add() -> None:
     assert more.total - one.total == weights
     alone = plan_memory(shape, 1, microbatch_tokens=8192)
     assert alone.weights + alone.gradients + alone.moments == 4 * weights
+    for num in (1, 2):
+        under_ddp = plan_memory(shape, 8, microbatch_tokens=8192, num_microbatches=num, parallel="ddp")
+        assert under_ddp.total - alone.total == (num - 1) * weights
 
 
+@pytest.mark.parametrize("number", [BFLOAT16, FLOAT32])
 @pytest.mark.parametrize(("width", "ffn", "layers"), [(256, 768, 2), (256, 2048, 2), (512, 768, 3)])
-def test_activations_and_copies_beside_the_tensors_that_blocks_keep(width: int, ffn: int, layers: int) -> None:
-    """What backward keeps of transformers' blocks under autocast, the copies of the weights included."""
+def test_activations_and_copies_beside_the_tensors_that_blocks_keep(
+    width: int, ffn: int, layers: int, number: int
+) -> None:
+    """What backward keeps of transformers' blocks; under autocast, with the copies of the weights."""
     sizes: dict[str, Any] = {"num_hidden_layers": layers, "hidden_size": width, "intermediate_size": ffn}
     sizes |= {"num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 512}
     network = LlamaForCausalLM(LlamaConfig(**sizes, attn_implementation="sdpa")).model
@@ -101,10 +107,10 @@ def test_activations_and_copies_beside_the_tensors_that_blocks_keep(width: int, 
         return tensor
 
     hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
-    with torch.autocast("cpu", torch.bfloat16), hooks:
+    with torch.autocast("cpu", torch.bfloat16, enabled=number == BFLOAT16), hooks:
         output = network(torch.zeros(1, 512, dtype=torch.long)).last_hidden_state
     assert output.requires_grad
-    planned = plan_memory(read_shape(sizes), 1, microbatch_tokens=512)
+    planned = plan_memory(read_shape(sizes), 1, microbatch_tokens=512, number=number)
     found = sum(storage.nbytes() for place, storage in kept.items() if place not in own)
     assert found == pytest.approx(planned.activations + planned.copies, rel=0.05)
 
@@ -148,15 +154,14 @@ def test_what_muon_makes_of_the_gradients(width: int, ffn: int, kv_heads: int) -
 def test_what_the_head_holds_in_forward_and_backward(targets: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its own gradient, which stays, counts among those of all weights."""
     vocab, width = 2048, 64
-    monkeypatch.setitem(CHUNK_LOGITS, "cpu", 256 * vocab)
-    monkeypatch.setitem(PART_LOGITS, "cpu", 128 * vocab)
-    monkeypatch.setattr("biphase.memory.LOGITS_AT_ONCE", 256 * vocab)
+    assert LOGITS_AT_ONCE == CHUNK_LOGITS and FP32_LOGITS_AT_ONCE == PART_LOGITS
+    for limits, rows in ((CHUNK_LOGITS, 256), (LOGITS_AT_ONCE, 256), (PART_LOGITS, 128), (FP32_LOGITS_AT_ONCE, 128)):
+        monkeypatch.setitem(limits, "cpu", rows * vocab)
     hidden = torch.randn(targets, width, dtype=torch.bfloat16, requires_grad=True)
     weight = torch.randn(vocab, width, requires_grad=True)
     labels = torch.randint(0, vocab, (targets,))
     with MostBytes(hidden, weight, labels) as found:
         language_model_loss(hidden, weight, None, labels)[0].backward()
     sizes = PRESETS["1m"] | {"hidden_size": width, "vocab_size": vocab}
-    planned = plan_memory(read_shape(sizes), 1, microbatch_tokens=targets)
+    planned = plan_memory(read_shape(sizes), 1, microbatch_tokens=targets, device="cpu")
     assert 0.85 * (planned.logits + planned.head) < found.most < 1.05 * (planned.logits + planned.head)
-    assert CHUNK_LOGITS["cuda"] == LOGITS_AT_ONCE == 2 * PART_LOGITS["cuda"]

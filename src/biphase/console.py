@@ -110,6 +110,22 @@ def duration(seconds: float) -> str:
     return f"{seconds // 3600}h{seconds % 3600 // 60:02d}m"
 
 
+QUICK_SECONDS = 3.0
+"""What takes no longer is not told."""
+
+
+@contextmanager
+def told_if_slow(line: str) -> Iterator[None]:
+    """A line on what the block does, once that has taken `QUICK_SECONDS`."""
+    timer = threading.Timer(QUICK_SECONDS, err.print, [line])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
 LIVE_SECONDS = 0.5
 """How often the line of a notebook changes."""
 LONGEST_SILENCE = 30.0

@@ -282,19 +282,7 @@ def launch() -> int:
     os.environ[PARENT] = str(os.getpid())
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", f"{patience:.0f}")
-    # SIGTERM and Ctrl-C are handled here: torchrun's own handlers leave processes behind that are still saving when a
-    # further signal comes, and Slurm, a study and its worker may all send one.
-    os.environ.setdefault("PET_SIGNALS_TO_HANDLE", "SIGHUP,SIGQUIT")
-    asked: list[float] = []
-
-    def end(number: int, _: Any) -> NoReturn:
-        asked.append(time.monotonic())
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        raise SignalException("asked to end", sigval=signal.Signals(number))
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, end)
+    asked = raise_signals()
     logging.disable(logging.ERROR)  # half a page about each process that fails
     try:
         torchrun()
@@ -308,6 +296,28 @@ def launch() -> int:
     except ChildFailedError as failed:
         return tell_failure(failed.failures)
     return 0
+
+
+def raise_signals() -> list[float]:
+    """SIGTERM and Ctrl-C raise torchrun's `SignalException` from here on; the list gets the time of the first.
+
+    torchrun's own handlers leave processes behind that are still saving when a further signal comes, and Slurm, a study
+    and its worker may all send one.
+    """
+    from torch.distributed.elastic.multiprocessing import SignalException
+
+    os.environ.setdefault("PET_SIGNALS_TO_HANDLE", "SIGHUP,SIGQUIT")
+    asked: list[float] = []
+
+    def end(number: int, _: Any) -> NoReturn:
+        asked.append(time.monotonic())
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        raise SignalException("asked to end", sigval=signal.Signals(number))
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, end)
+    return asked
 
 
 def tell_failure(failures: Mapping[int, Any]) -> int:

@@ -48,17 +48,23 @@ def whole_file(path: Path) -> Iterator[TextIO]:
             raise
 
 
-def open_alone(part: Path) -> int:
-    """Open a file for writing, made where it is not there, once no other process writes it; never through a link."""
+def open_alone(path: Path, *, wait: bool = True) -> int:
+    """Open a file for writing, made where it is not there, once no other process has it so; never through a link.
+
+    Raises `BlockingIOError` where another one has it, and none is waited for.
+    """
     while True:
-        number = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o666)
-        fcntl.flock(number, fcntl.LOCK_EX)
+        number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         try:
-            if os.path.samestat(os.fstat(number), os.lstat(part)):
+            fcntl.flock(number, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            if os.path.samestat(os.fstat(number), os.lstat(path)):
                 return number
         except FileNotFoundError:
             pass
-        os.close(number)  # another process gave it its name meanwhile
+        except BlockingIOError:
+            os.close(number)
+            raise
+        os.close(number)  # another process removed it meanwhile, or gave it another name
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -263,16 +269,14 @@ def locked(path: Path, *, wait: bool = False, busy: str = "") -> Iterator[None]:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        number = open_alone(path, wait=wait)
+    except BlockingIOError:
+        raise BusyError(busy or f"{path} is held by another process") from None
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise InputError(f"{path} is a link, through which nothing is written; remove it") from None
         raise
-    with open(number, "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            raise BusyError(busy or f"{path} is held by another process") from None
+    with open(number, "w"):
         yield
 
 

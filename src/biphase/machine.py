@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,12 @@ def num_cores() -> int:
     return math.ceil(min(cores, cpu_quota()))
 
 
+def total_memory() -> int:
+    """Bytes of memory that the machine has; 0 where the system does not say."""
+    is_told = "SC_PHYS_PAGES" in getattr(os, "sysconf_names", ())
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if is_told else 0
+
+
 def cpu_quota(root: Path = Path("/")) -> float:
     """How many cores' time the control groups of this process, version 2 or 1, give it; infinite without a limit."""
     limits = [math.inf]
@@ -50,9 +56,7 @@ def cpu_quota(root: Path = Path("/")) -> float:
             _, controllers, own = line.split(":", 2)
             base = root / "sys/fs/cgroup" / ("cpu" if "cpu" in controllers.split(",") else "")
             if not controllers or base.name == "cpu":
-                group = base / own.lstrip(
-                    "/"
-                )  # in a container the path may be that outside it, of which only / is here
+                group = base / own.lstrip("/")  # in a container one outside of it, of which only / is here
                 limits += [quota_of(folder) for folder in (group, *group.parents) if folder.is_relative_to(base)]
     return min(limits)
 
@@ -162,22 +166,33 @@ def keep_heap() -> None:
 
 def grace() -> float:
     """The seconds from asking a process to end until it is killed. Raises `InputError` where `GRACE` is no number."""
-    given = os.environ.get(GRACE) or str(GRACE_SECONDS)
-    try:
-        return max(float(given), 1.0)
-    except ValueError:
-        raise InputError(f"{GRACE} is '{given}'; give it seconds, such as 110") from None
+    given, seconds = os.environ.get(GRACE) or str(GRACE_SECONDS), math.nan
+    with suppress(ValueError):
+        seconds = float(given)
+    if not math.isfinite(seconds):
+        raise InputError(f"{GRACE} is '{given}'; give it seconds, such as 110")
+    return max(seconds, 1.0)
 
 
 @contextmanager
-def stop_signals(note: Callable[[int], None]) -> Iterator[None]:
-    """SIGTERM and SIGINT are told to `note`, to end what runs when its state is saved; a second SIGINT ends it at once.
-
-    A second SIGTERM does not: Slurm and torchrun may both send one. Does nothing outside the main thread.
-    """
+def handled(handler: Callable[[int, Any], None], *numbers: int) -> Iterator[None]:
+    """Signals go to `handler` while the block runs. Does nothing outside the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
+
+
+def stop_signals(note: Callable[[int], None]) -> AbstractContextManager[None]:
+    """SIGTERM and SIGINT are told to `note`, to end what runs when its state is saved; a second SIGINT ends it at once.
+
+    A second SIGTERM does not: Slurm and torchrun may both send one.
+    """
     noted: list[int] = []
 
     def handle(signum: int, _: Any) -> None:
@@ -186,12 +201,7 @@ def stop_signals(note: Callable[[int], None]) -> Iterator[None]:
         noted.append(signum)
         note(signum)
 
-    before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    return handled(handle, signal.SIGTERM, signal.SIGINT)
 
 
 def end_with_parent(parent: int, grace_seconds: float) -> None:

@@ -71,18 +71,24 @@ def run_path(root: Path, name: str, identity: str) -> Path:
 
 @contextmanager
 def claim_run(run: Run, config: dict[str, Any], environment: dict[str, Any]) -> Iterator[None]:
-    """Hold the folder while training into it, cleared of what killed processes left half-written.
+    """Hold the folder while training into it, cleared of what killed processes left half-written. A start that fails
+    before anything was done leaves no folder.
 
     Raises `BusyError` when another process holds it.
     """
     path = run.path
     with locked(path / ".lock", busy=f"{path} is in use by another process; wait for it, or stop it first"):
-        for folder in (path, run.steps):
-            sweep_parts(folder)
-        if not run.is_done:  # else only a checkpoint is made once more
-            write_text(path / "config.yaml", yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
-            write_json(path / "environment.json", environment)
-        yield
+        try:
+            for folder in (path, run.steps):
+                sweep_parts(folder)
+            if not run.is_done:  # else only a checkpoint is made once more
+                write_text(path / "config.yaml", yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
+                write_json(path / "environment.json", environment)
+            yield
+        except BaseException:  # Ctrl-C too
+            if not (run.is_done or run.metrics.exists() or whole_steps(run)):
+                remove_folder(path)
+            raise
 
 
 def open_run(path: Path) -> Run:

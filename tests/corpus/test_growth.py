@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import xxhash
 
 from biphase.corpus.manifest import read_shard_manifest
@@ -21,10 +22,12 @@ from biphase.corpus.packing import Batches, DocumentSamples, PackedSet, StreamSa
 from biphase.corpus.prepare import prepare
 from biphase.corpus.shards import ShardSet
 from biphase.corpus.tokenizer import save_tokenizer, train_tokenizer
+from biphase.distributed import World
 from biphase.errors import InputError
 from biphase.pretraining.checkpoint import read_checkpoint_manifest
+from biphase.pretraining.job import open_job
 from biphase.pretraining.loop import train
-from biphase.recipe import Data
+from biphase.recipe import Data, Recipe
 from biphase.run import find_checkpoint
 
 
@@ -194,7 +197,7 @@ def test_a_lost_shard_is_made_again_and_must_be_the_same(corpus: Any, tmp_path: 
     assert {name: data for name, (_, data) in files_of(folder).items()} == {n: data for n, (_, data) in whole.items()}
 
 
-def test_a_run_goes_on_over_a_set_that_grew(corpus: Any, tiny_recipe: Any, tmp_path: Path) -> None:
+def test_a_run_goes_on_over_a_set_that_grew(corpus: Any, tiny_recipe: Any, tmp_path: Path, capsys: Any) -> None:
     sources, folder = make_set(corpus, tmp_path)
     first = read_shard_manifest(folder).fingerprint
     on = f"data.shards={folder}"
@@ -218,11 +221,20 @@ def test_a_run_goes_on_over_a_set_that_grew(corpus: Any, tiny_recipe: Any, tmp_p
     assert all(same(replayed.batch(step), began.batch(step)) for step in range(20))
     assert not any(same(replayed.batch(step), began.batch(step)) for step in range(20, 40))
     assert not same(replayed.batch(0), plain.batch(0))
-    # As it was, the set still gives the run its name; a recipe that was half-way is not begun anew in silence.
+    # As it was, the set still gives the run its name; nothing is begun anew in silence, and no recipe half-way.
     assert train(tiny_recipe(on, f"data.content={first}"), tmp_path / "runs").path == run.path
+    assert "has grown since" not in capsys.readouterr().err
+    (anew,) = heed(tiny_recipe(on), tmp_path / "runs", capsys)
+    assert f"set init.checkpoint={checkpoint} and a curriculum" in anew and f"data.content={first[:16]}" in anew
     (run.path / "done.json").unlink()
     with pytest.raises(InputError, match=r"is not done, and .*set has grown since: to go on .*@20 .*data\.content="):
-        train(tiny_recipe(on), tmp_path / "runs")
+        heed(tiny_recipe(on), tmp_path / "runs", capsys)
+
+
+def heed(recipe: Recipe, runs: Path, capsys: Any) -> list[str]:
+    """What a start of the recipe tells."""
+    open_job(recipe, runs, World(0, 1, torch.device("cpu")))
+    return [line for line in capsys.readouterr().err.splitlines() if "has grown since" in line]
 
 
 # Several sets
@@ -252,7 +264,7 @@ def test_a_mixture_has_its_shares(corpus: Any, tmp_path: Path) -> None:
         assert np.array_equal(np.sort(ids[epochs == 0]), np.arange(packed.samples.num_samples))
 
 
-def test_a_run_over_a_mixture(corpus: Any, tiny_recipe: Any, tmp_path: Path) -> None:
+def test_a_run_over_a_mixture(corpus: Any, tiny_recipe: Any, tmp_path: Path, capsys: Any) -> None:
     sources, folder = make_set(corpus, tmp_path)
     prepare(sources[1:], corpus.tokenizer, tmp_path / "b", workers=1, validation_fraction=0)
     mixture = f"data.mixture=[{{path: {folder}, weight: 3}}, {{path: {tmp_path / 'b'}, weight: 1}}]"
@@ -270,3 +282,8 @@ def test_a_run_over_a_mixture(corpus: Any, tiny_recipe: Any, tmp_path: Path) -> 
         open_text(tiny_recipe(mixture.replace(str(tmp_path / "b"), str(folder))).data)
     plain = tiny_recipe().model_dump(mode="json")["data"]
     assert set(plain) == {"shards", "packing", "min_sample_tokens", "max_sample_tokens", "order_seed"}
+    assert heed(tiny_recipe(mixture), tmp_path / "runs", capsys) == []
+    prepare(sources[1:], corpus.tokenizer, folder, workers=1, validation_fraction=0.1, append=True)
+    (anew,) = heed(tiny_recipe(mixture), tmp_path / "runs", capsys)
+    assert f"a text of data.mixture has grown since {run.path} was done" in anew
+    assert manifest.data_history[0][1][0][:16] in anew.partition("content in the parts of data.mixture: ")[2]

@@ -22,7 +22,7 @@ from biphase import machine
 from biphase.engine import local
 from biphase.engine import ray as ray_module
 from biphase.engine import units as units_module
-from biphase.engine.local import Engine, LocalPool, WorkerProcess, end_processes
+from biphase.engine.local import Engine, LocalPool, WorkerProcess, end_processes, share_threads
 from biphase.engine.ray import share_nodes
 from biphase.engine.scheduler import run_units
 from biphase.engine.units import Outcome, Unit, UnitQueue
@@ -481,6 +481,14 @@ def test_workers_share_the_cores_and_leave_this_process_alone(
     for outcome in run_units(units, Engine(workers=5, device="cpu")):
         assert list(outcome.value.values()) == ["3", "3", "2", "PASSIVE", "", ""]  # two units need two workers
     assert dict(os.environ) == before
+
+
+@pytest.mark.parametrize(
+    ("share", "given", "threads"),
+    [(0, "", "1"), (0, "4", "1"), (3, "", "3"), (3, "2", "2"), (3, "0", "3"), (3, "a", "3")],
+)
+def test_a_worker_has_a_thread_where_there_are_more_workers_than_cores(share: int, given: str, threads: str) -> None:
+    assert share_threads(share, given) == threads
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 from tokenizers.processors import BertProcessing, TemplateProcessing
 from transformers import (
+    AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
@@ -27,6 +29,7 @@ from transformers import (
     Qwen2ForCausalLM,
     RobertaConfig,
     RobertaForMaskedLM,
+    pipeline,
 )
 
 from biphase.corpus.manifest import read_shard_manifest
@@ -109,10 +112,17 @@ def test_a_card_tells_all_trainings_by_name(tiny_recipe: Callable[..., Recipe], 
         "with the parent's weights",
     ]
     assert all(line in card for line in ["1. Random weights of preset", *told]) and str(tmp_path) not in card
-    assert "pipeline_tag: fill-mask\ntags:" in card
     (Path(first) / "config.yaml").unlink()
     export_checkpoint(second, tmp_path / "again")
     assert f"1. `{Path(first).name}`, which is not here any more" in (tmp_path / "again" / "README.md").read_text()
+
+
+def check_head_of_card(folder: Path, task: str) -> None:
+    """What the hub reads names a pipeline that loads the folder."""
+    head = yaml.safe_load((folder / "README.md").read_text().split("---\n")[1])
+    model_type = AutoConfig.from_pretrained(folder).model_type
+    assert head == {"library_name": "transformers", "pipeline_tag": task, "tags": ["biphase", model_type]}
+    assert pipeline(task, str(folder)).model.config.model_type == model_type
 
 
 def looks_ahead(folder: Path) -> bool:
@@ -121,14 +131,15 @@ def looks_ahead(folder: Path) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("objective", "kind", "name"),
+    ("objective", "kind", "name", "task"),
     [
-        ("mlm", AutoModelForMaskedLM, "EuroBertForMaskedLM"),
-        ("clm", AutoModelForCausalLM, "LlamaForCausalLM"),
+        ("mlm", AutoModelForMaskedLM, "EuroBertForMaskedLM", "fill-mask"),
+        ("mntp", AutoModelForMaskedLM, "EuroBertForMaskedLM", "feature-extraction"),
+        ("clm", AutoModelForCausalLM, "LlamaForCausalLM", "text-generation"),
     ],
 )
 def test_a_preset_reloads_as_the_last_objective_left_it(
-    tiny_recipe: Callable[..., Recipe], tmp_path: Path, objective: str, kind: type, name: str
+    tiny_recipe: Callable[..., Recipe], tmp_path: Path, objective: str, kind: type, name: str, task: str
 ) -> None:
     recipe = tiny_recipe(f"curriculum=[{{objective: {objective}, steps: 2}}]", *NO_ENDS)
     run = trained(recipe, tmp_path / "runs")
@@ -142,6 +153,7 @@ def test_a_preset_reloads_as_the_last_objective_left_it(
     assert tokenizer.mask_token is not None
     card = (tmp_path / "model" / "README.md").read_text()
     assert f"2 steps of {objective.upper()}" in card
+    check_head_of_card(tmp_path / "model", task)
     # What generates is no sentence transformer: a prompt must stay open.
     assert (tmp_path / "model" / "modules.json").exists() == ("SentenceTransformer" in card) == (not causal)
     assert (tokenizer.eos_token_id in tokenizer("Ozma").input_ids) == (not causal)
@@ -205,6 +217,7 @@ def test_an_adapted_decoder_becomes_bidirectional(
     export_checkpoint(run, tmp_path / "model")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     assert model.config.is_causal is False
+    check_head_of_card(tmp_path / "model", "feature-extraction")  # fill-mask takes no class of a decoder
     assert model.config.pad_token_id is not None
     torch.testing.assert_close(
         hidden_reloaded(tmp_path / "model"), hidden_by_us(run, causal=False), rtol=1e-4, atol=1e-5

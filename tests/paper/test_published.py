@@ -8,15 +8,8 @@ import numpy as np
 import pytest
 
 from biphase.paper.published import place_arms, read_reference
-from biphase.report.results import (
-    AVERAGE,
-    ReportArm,
-    ResultSet,
-    check_averages,
-    missing_cells,
-    reference_mask,
-    sizes_of,
-)
+from biphase.report.arms import reference_mask, sizes_of
+from biphase.report.results import AVERAGE, ReportArm, ResultSet, check_averages, missing_cells
 
 
 def test_reference_is_what_was_published() -> None:

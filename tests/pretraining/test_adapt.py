@@ -39,6 +39,8 @@ from biphase.pretraining.loop import train
 from biphase.recipe import Recipe
 from biphase.run import read_metrics
 
+from ..conftest import prepare_texts
+
 STORIES = Path(__file__).parents[2].parent / "shared/data/decoder_stories260K"
 
 
@@ -214,8 +216,6 @@ def stories(tmp_path_factory: pytest.TempPathFactory, documents: list[str]) -> P
     from tokenizers import Tokenizer, decoders, models, normalizers
     from transformers import PreTrainedTokenizerFast
 
-    from biphase.corpus.prepare import prepare
-
     pieces = [piece for piece, _ in read_json(STORIES / "tok512.json")]
     vocab = {piece.replace(" ", "▁"): number for number, piece in enumerate(pieces)}
     words = list(vocab)[259:]
@@ -227,17 +227,7 @@ def stories(tmp_path_factory: pytest.TempPathFactory, documents: list[str]) -> P
     roles = {"unk_token": "<unk>", "bos_token": pieces[1], "eos_token": pieces[2]}
     PreTrainedTokenizerFast(tokenizer_object=backend, **roles).save_pretrained(folder / "plain")
     save_tokenizer(load_tokenizer(folder / "plain"), folder / "tokenizer")
-    for name, texts in (("train", documents), ("validation", [STORY])):
-        lines = (json.dumps({"id": f"{name}-{number}", "text": text}) for number, text in enumerate(texts))
-        (folder / f"{name}.jsonl").write_text("\n".join(lines))
-    prepare(
-        [folder / "train.jsonl"],
-        folder / "tokenizer",
-        folder / "shards",
-        validation_sources=[folder / "validation.jsonl"],
-        workers=1,
-    )
-    return folder / "shards"
+    return prepare_texts(folder, train=documents, validation=[STORY]).shards
 
 
 @pytest.mark.skipif(not STORIES.exists(), reason="../shared/data/decoder_stories260K is not here")

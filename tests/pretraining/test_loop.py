@@ -328,5 +328,5 @@ def test_variants_train_and_resume(change: str, tiny_recipe: MakeRecipe, tmp_pat
 def test_what_makes_no_network_leaves_no_run_folder(tiny_recipe: MakeRecipe, tmp_path: Path) -> None:
     for change in ("num_attention_heads=5", "max_position_embeddings=16", "hidden_act=3"):
         with pytest.raises(InputError, match=r"init\.architecture"):
-            train(tiny_recipe(f"init.architecture.{change}"), tmp_path / "runs")
-    assert not (tmp_path / "runs").exists()
+            train(tiny_recipe(f"init.architecture.{change}"), tmp_path)
+    assert not any(tmp_path.iterdir())

@@ -14,7 +14,7 @@ from scipy import stats
 from biphase.finetuning.predictions import ExampleTable
 from biphase.paper.published import read_reference
 from biphase.report.averages import with_averages
-from biphase.report.contrasts import contrast, difference, is_significant, judge_difference, mix_degrees
+from biphase.report.contrasts import contrast, difference, is_significant, judge_difference, mix_degrees, seed_interval
 from biphase.report.results import AVERAGE, ReportArm, Result, measured
 from biphase.report.statistics import Interval
 
@@ -149,6 +149,21 @@ def test_the_same_number_of_other_seeds_is_not_paired() -> None:
     assert difference(a, b).test == "Welch" and difference(a, replace(b, seeds=(0, 1))).test == "paired t"
 
 
+@pytest.mark.parametrize(("num", "limit"), [(2, 3), (3, 6)])
+def test_many_seeds_do_not_make_up_for_few(num: int, limit: int) -> None:
+    """Welch's test calls equally good models with ten and two seeds different in 10 % of cases at 5 %, as two seeds may
+    fall together by chance. The many count for no more than twice the degrees of the few."""
+    rng = np.random.default_rng(3)
+    hits, degrees = 0, []
+    for _ in range(1500):
+        many, few = (rng.normal(0.7, 0.02, size) for size in (10, num))
+        a = measured(CLM, "SC", "a", "standard", many.tolist())
+        seen = difference(a, measured(MLM, "SC", "a", "standard", few.tolist(), seeds=range(90, 90 + num)))
+        hits, degrees = hits + is_significant(seen.against().p_value), [*degrees, seen.degrees]
+    assert hits <= stats.binom.isf(1e-3, 1500, 0.06)
+    assert max(degrees) == limit
+
+
 def test_one_rule_for_all_verdicts() -> None:
     sides = [judge_difference(0.02, p_value) for p_value in (0.049, 0.05, 1.0, math.nan)]
     assert sides == ["above", "within noise", "within noise", "untested"]
@@ -179,6 +194,15 @@ def test_examples_and_seeds_by_hand() -> None:
     assert (seen.estimate, seen.seed_variance, seen.example_variance) == (2, 1, 0)
     assert (seen.error, seen.degrees) == (1, 1)
     assert seen.noise == ("fine-tuning seeds", "test examples") and seen.num_examples == 2
+
+
+def test_scores_have_intervals_over_seeds_alone() -> None:
+    """What stands behind ± is the same with and without known examples, and for an average as for its datasets."""
+    rng = np.random.default_rng(4)
+    cell = with_examples(CLM, rng.random((3, 20)))
+    shown = seed_interval([(1.0, cell)])
+    assert shown.half_width == pytest.approx(cell.half_width)
+    assert contrast([(1.0, cell)]).against().half_width > shown.half_width
 
 
 def test_few_seeds_beside_many_examples_ask_for_more() -> None:

@@ -18,7 +18,7 @@ from biphase.errors import InputError
 from biphase.paper.findings import judge_findings, report_paper
 from biphase.paper.published import read_reference
 from biphase.report.figures import FIGURES
-from biphase.report.formats import MISSING, show_p_value, show_points
+from biphase.report.formats import MISSING, show_estimate, show_p_value, show_points
 from biphase.report.page import first_number, sort_value, write_report
 from biphase.report.results import ResultSet
 from biphase.report.svg import inline_svg
@@ -266,6 +266,11 @@ def test_panels_are_parts_that_may_be_stacked(paper_file: Path) -> None:
 )
 def test_sort_values(text: str, value: str) -> None:
     assert sort_value(text) == value
+
+
+def test_an_estimate_has_two_digits() -> None:
+    values = (0.0, 0.0213, 0.56, 1.5, 9.96, 12.5, 99.6, 648_000)
+    assert [show_estimate(value) for value in values] == ["0", "0.021", "0.56", "1.5", "10.0", "12", "100", "650,000"]
 
 
 def test_numbers_as_words() -> None:

@@ -39,6 +39,15 @@ def test_one_value_has_no_interval() -> None:
     assert mean_interval([]).num == 0 and math.isnan(mean_interval([]).value)
 
 
+def test_equal_values_have_no_interval() -> None:
+    """Up to rounding: 0.1 + 0.2 is not 0.3."""
+    for values in ([0.7, 0.7], [0.1 + 0.2, 0.3, 0.3], [0.0, 0.0]):
+        for method in ("t", "normal"):
+            interval = mean_interval(values, method)  # type: ignore[arg-type]
+            assert math.isnan(interval.half_width) and interval.num == len(values)
+    assert mean_interval([0.7, 0.7 + 1e-9]).half_width > 0
+
+
 @pytest.mark.parametrize("num", [2, 5, 30])
 def test_mean_interval_covers(num: int) -> None:
     rng = np.random.default_rng(num)

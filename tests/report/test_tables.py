@@ -10,7 +10,7 @@ from biphase.paper.published import TABLE_NUMBERS, read_reference
 from biphase.report.averages import with_averages
 from biphase.report.overview import wide_table
 from biphase.report.panels import objective_by_size
-from biphase.report.results import ReportArm, Result, ResultSet, measured
+from biphase.report.results import Family, ReportArm, Result, ResultSet, measured
 from biphase.report.tables import CSV_COLUMNS, ScoreTable, make_tables, table_files, to_csv, to_latex, to_markdown
 
 CLM = ReportArm("clm", "objective", "1m", "clm", None, 1000, 1000, 0)
@@ -145,6 +145,20 @@ def test_one_seed_has_no_half_width() -> None:
     assert r"50.00 {\scriptsize($\pm$\,--)}" in to_latex(table)
     (row,) = csv.DictReader(to_csv(table).splitlines())
     assert (row["half_width"], row["num_seeds"]) == ("", "1")
+    (table,) = make_tables(ResultSet((measured(CLM, "SC", "a", "standard", (0.5, 0.5)),)))
+    assert "50.00 (± –)" in to_markdown(table), "two equal seeds are not certain"
+
+
+def test_each_score_of_a_csv_has_a_place_of_its_own() -> None:
+    """Means over a family and over all tasks stand under the heads of their columns."""
+    tasks: tuple[tuple[Family, str], ...] = (("SC", "a"), ("SC", "b"), ("TC", "c"))
+    cells = [measured(arm, *place, "standard", (0.5, 0.6)) for arm in (CLM, MLM) for place in tasks]
+    rows = list(csv.DictReader(to_csv(wide_table(with_averages(cells), "standard")).splitlines()))
+    places = [(row["arm"], row["family"], row["dataset"]) for row in rows]
+    assert len(set(places)) == len(places)
+    assert [place[1:] for place in places if place[0] == CLM.name] == [
+        *(("", "all tasks"), ("SC", "SC mean"), ("SC", "a"), ("SC", "b"), ("TC", "c"))
+    ]
 
 
 def test_names_cannot_break_a_table() -> None:

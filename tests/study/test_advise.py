@@ -114,7 +114,7 @@ def test_the_users_own_study_decides_where_it_is_clear() -> None:
     assert choose_curriculum(without).value == "50/50", "its best split, where the default is not in it"
     behind = [replace(item, is_behind=True) for item in without[1:]]
     choice = choose_curriculum([Evidence("clm", 70.0, math.nan), *behind])
-    assert choice.value == "clm" and "(70)" in choice.reason, "a single seed has no interval"
+    assert choice.value == "clm" and "(70.0)" in choice.reason, "a single seed has no interval"
     for best, shares in (("mlm", [1.0]), ("1k+3k", [0.25, 0.75])):
         recipe = advise(flops=1e16, evidence=[Evidence(best, 60.0, 0.5)]).recipe
         assert [phase.steps / recipe.num_steps for phase in recipe.curriculum] == pytest.approx(shares, abs=1e-3)

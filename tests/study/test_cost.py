@@ -12,21 +12,16 @@ import pytest
 from biphase.config import BUNDLED, parse_config
 from biphase.encoder.presets import shape_of
 from biphase.errors import InputError
-from biphase.flops import SHAPE_KEYS
+from biphase.flops import SHAPE_KEYS, Shape
 from biphase.recipe import Data
-from biphase.study.cost import (
-    TYPICAL_SIZES,
-    cell_cost,
-    estimate,
-    find_lengths,
-    measure_sizes,
-    model_shape,
-    moment_bytes,
-)
+from biphase.study import assumptions, task_sizes
+from biphase.study.cost import cell_cost, estimate, moment_bytes
 from biphase.study.devices import find_machine, study_machine
 from biphase.study.plan import Plan, StudyCell, plan_study
+from biphase.study.sizes import find_lengths, measure_sizes, model_shape
 from biphase.study.spec import Planning, StartingModel, Study, finetune_config, load_study
-from biphase.tasks.spec import task_table
+from biphase.study.task_sizes import TYPICAL_SIZES, SizedTask, find_size
+from biphase.tasks.spec import find_task, task_table
 
 STUDIES = BUNDLED / "studies"
 
@@ -50,7 +45,7 @@ def test_the_stream_packers_lengths_are_those_of_its_samples() -> None:
 def test_lengths_and_vocabulary_are_read_from_shards_that_are_here(corpus: Any) -> None:
     from biphase.corpus.packing import DocumentSamples
     from biphase.corpus.shards import ShardSet
-    from biphase.study.cost import find_vocab_size
+    from biphase.study.sizes import find_vocab_size
 
     data = Data(shards=str(corpus.shards), max_sample_tokens=64)
     text = find_lengths(data, Planning(mean_sample_tokens=3))
@@ -214,21 +209,26 @@ def test_every_task_has_a_size(paper: Plan) -> None:
     assert {task.family for task in task_table().values()} == set(TYPICAL_SIZES)
 
 
+def cost_of(shape: Shape, cell: StudyCell, context: int) -> tuple[int, float, float]:
+    tasks = {name: find_size(find_task(name), None) for name in (cell.task, *cell.evaluates)}
+    return cell_cost(shape, cell, context, tasks)
+
+
 def test_a_cell_costs_its_steps_and_its_evaluation(paper: Plan) -> None:
     evaluation = paper.study.evaluation
     assert evaluation is not None
     shape = shape_of("1m", {}, 8192)
     config = finetune_config(evaluation, "sst2", 1e-4, 0)
-    steps, tokens, flops = cell_cost(shape, StudyCell("m", "sst2", ("sst2",), config), 2048)
+    steps, tokens, flops = cost_of(shape, StudyCell("m", "sst2", ("sst2",), config), 2048)
     assert (steps, tokens) == (1000, 1000 * 32 * 14)
     each = 6 * shape.block_weights + 12 * 4 * 128 * 14
     assert flops == pytest.approx(each * (tokens + 7e4 / 3))
     few = config.model_copy(update={"max_eval_examples": 50})
-    assert cell_cost(shape, StudyCell("m", "sst2", ("sst2",), few), 2048)[2] == pytest.approx(
+    assert cost_of(shape, StudyCell("m", "sst2", ("sst2",), few), 2048)[2] == pytest.approx(
         each * (tokens + 2 * 50 * 14 / 3)
     )
     short = config.model_copy(update={"max_train_examples": 100, "epochs": 2})
-    assert cell_cost(shape, StudyCell("m", "sst2", ("sst2",), short), 8)[:2] == (8, 2 * 100 * 8)
+    assert cost_of(shape, StudyCell("m", "sst2", ("sst2",), short), 8)[:2] == (8, 2 * 100 * 8)
 
 
 def test_few_shots_and_a_frozen_encoder_cost_less(paper: Plan) -> None:
@@ -237,16 +237,16 @@ def test_few_shots_and_a_frozen_encoder_cost_less(paper: Plan) -> None:
     assert evaluation is not None
     shape, config = shape_of("1m", {}, 8192), finetune_config(evaluation, "sst2", 1e-4, 0)
     shots = config.model_copy(update={"shots": 20})
-    assert cell_cost(shape, StudyCell("m", "sst2", ("sst2",), shots), 2048)[:2] == (
+    assert cost_of(shape, StudyCell("m", "sst2", ("sst2",), shots), 2048)[:2] == (
         1000,
         1000 * 20 * 14,
     )  # 40 texts: of 32 and of 8
     twice = shots.model_copy(update={"epochs": 2})
-    assert cell_cost(shape, StudyCell("m", "sst2", ("sst2",), twice), 2048)[:2] == (4, 2 * 40 * 14)
-    assert cell_cost(shape, StudyCell("m", "squad", ("squad",), twice), 2048)[:2] == (2, 2 * 20 * 175)
-    steps, tokens, flops = cell_cost(shape, StudyCell("m", "sst2", (), config), 2048)
+    assert cost_of(shape, StudyCell("m", "sst2", ("sst2",), twice), 2048)[:2] == (4, 2 * 40 * 14)
+    assert cost_of(shape, StudyCell("m", "squad", ("squad",), twice), 2048)[:2] == (2, 2 * 20 * 175)
+    steps, tokens, flops = cost_of(shape, StudyCell("m", "sst2", (), config), 2048)
     frozen = config.model_copy(update={"frozen": True})
-    assert cell_cost(shape, StudyCell("m", "sst2", (), frozen), 2048) == (steps, tokens, pytest.approx(flops / 3))
+    assert cost_of(shape, StudyCell("m", "sst2", (), frozen), 2048) == (steps, tokens, pytest.approx(flops / 3))
 
 
 def test_a_mixture_is_measured_by_its_shares(corpus: Any, tmp_path: Path) -> None:
@@ -283,5 +283,41 @@ def test_a_plan_says_what_memory_its_networks_need() -> None:
     study = load_study(STUDIES / "paper.yaml")
     lines = [line for line in estimate(plan_study(study)).assumptions if "GiB" in line]
     assert [line.partition(":")[0] for line in lines] == ["210m", "610m", "1b"]
-    alone, eight, many = (float(word) for word in re.findall(r"(\d+\.\d)", lines[-1]))
-    assert 50 < alone < 80 and eight > many
+    alone, under_ddp, eight, many = (float(word) for word in re.findall(r"([\d.]+) GiB", lines[-1]))
+    assert 50 < alone < under_ddp < 80 and eight > many
+
+
+@pytest.mark.parametrize(("here", "is_told"), [(2**30, True), (2**40, False), (0, False)])
+def test_a_plan_for_a_cpu_says_what_memory_it_needs(here: int, is_told: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And that it is more than this machine has."""
+    monkeypatch.setattr(assumptions, "total_memory", lambda: here)
+    monkeypatch.setattr(assumptions, "has_bf16_cores", lambda: False)
+    plan = plan_study(load_study(STUDIES / "paper.yaml"))
+    lines = [line for line in estimate(plan, find_machine("CPU")).assumptions if "GiB" in line]
+    assert len(lines) == 3 and all("in each process on a CPU" in line and "GPU" not in line for line in lines)
+    assert all(("more than the 1.0 GiB of this machine" in line) == is_told for line in lines)
+
+
+def write_rows(path: Path, number: int) -> None:
+    path.write_text("".join(f'{{"text": "{"nice " * 10}", "more": 7, "label": "b"}}\n' for _ in range(number)))
+
+
+def test_a_task_of_ones_own_is_counted_in_its_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """60 rows of 51 bytes, of which 10 % are the test's and 5 % of the rest validate; and the first 20 of many tell of
+    all. Without a folder its size is a guess, and said to be one."""
+    task = tmp_path / "mine.yaml"
+    shape = "classes: [a, b], template: '{text}', metric: accuracy"
+    task.write_text(f"{{name: mine, family: sequence_classification, {shape}, files: [{{train: t.jsonl}}]}}")
+    write_rows(tmp_path / "t.jsonl", 60)
+    sized = find_size(find_task(str(task)), str(tmp_path))
+    assert (sized.origin, sized.size.train_examples, sized.size.example_tokens) == ("counted", 51, 13)
+    assert sized.size.evaluated_tokens == pytest.approx(60 * 51 / 4 * (1 - 0.9 * 0.95), abs=1)
+    monkeypatch.setattr(task_sizes, "MOST_COUNTED", 20)
+    task_sizes.count_size.cache_clear()
+    assert find_size(find_task(str(task)), str(tmp_path)).size.train_examples == pytest.approx(51, rel=0.7)
+    assert find_size(find_task(str(task)), None) == SizedTask(TYPICAL_SIZES["sequence_classification"], "guessed")
+    study, told = (f"evaluation.tasks=[genre, '{task}']", "evaluation.per_task={}"), []
+    for words in ([], [f"evaluation.data_dirs={{mine: {tmp_path}}}"]):
+        plan = plan_study(load_study(STUDIES / "mini.yaml", [*study, *words]))
+        told.append(next(line for line in estimate(plan).assumptions if line.startswith("fine-tuning")))
+    assert "a guess at the sizes of mine" in told[0] and "counted in the data of mine" in told[1]

@@ -106,7 +106,7 @@ def test_what_embedding_costs_is_counted_where_it_can_be(tree: dict[str, Any], t
         assert count_embedded(plan.study.evaluation.embed) == counted
         assert any("for want of its max_steps" in line for line in estimate(plan).assumptions) == (counted is None)
         if counted:
-            cell = cell_costs(plan, None)
+            cell = cell_costs(plan, None, {})
             assert next(cell)[:2] == (counted[0], counted[1] * 120)
 
 

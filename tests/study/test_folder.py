@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 
 from biphase.config import parse_config
 from biphase.console import duration
@@ -17,8 +18,8 @@ from biphase.errors import BusyError, InputError, StoppedError
 from biphase.files import locked, read_json
 from biphase.finetuning.config import settle_config
 from biphase.finetuning.models import ModelFingerprint
+from biphase.finetuning.scores import read_scores
 from biphase.study import folder, worker
-from biphase.study.cost import measure_sizes
 from biphase.study.folder import (
     StudyFolder,
     StudyState,
@@ -28,9 +29,11 @@ from biphase.study.folder import (
     read_state,
     refuse_other_text,
 )
+from biphase.study.notes import list_notes
 from biphase.study.plan import Plan, StudyCell, plan_study
 from biphase.study.report import list_costs
 from biphase.study.results import arm_of_model, collect_results
+from biphase.study.sizes import measure_sizes
 from biphase.study.spec import Study
 from biphase.tasks.spec import find_task
 
@@ -87,6 +90,34 @@ def test_arms_on_different_data_are_refused(fill: Any) -> None:
     with pytest.raises(InputError, match=r"^scores on genre were made with different data, aaaaaaaa \(") as error:
         list(collect_results(plan, state.scores))
     assert not re.search("pin|\n", str(error.value))
+
+
+def test_what_was_not_the_same_for_all_arms_is_noted(fill: Any, tmp_path: Path) -> None:
+    """Precision here; a study of one arm has nothing to compare."""
+    plan = make_plan()
+    state = fill(plan, lambda cell: {"precision": "bf16" if "mlm40" in cell.model else "fp32"})
+    for name, precision in zip(plan.runs, ("bfloat16", "float32"), strict=True):
+        run = tmp_path / "runs" / name
+        run.mkdir(parents=True)
+        (run / "config.yaml").write_text(yaml.safe_dump(plan.runs[name].recipe.model_dump(mode="json")))
+        (run / "environment.json").write_text(f'{{"device": "cpu", "precision": "{precision}"}}')
+        state.records[name] = TrainedRecord(name, "", 1.0)
+    trained, tuned = list_notes(StudyFolder(tmp_path), state)
+    mlm, clm_mlm = plan.runs
+    assert trained.startswith(f"Not all trained with the same precision: bfloat16 ({mlm}), float32 ({clm_mlm});")
+    assert tuned.startswith(f"Not all fine-tuned with the same precision: bf16 ({mlm}), fp32 ({clm_mlm});")
+    (mixed,) = (found for name, found in state.scores.items() if name == mlm)
+    alone = replace(state, scores={mlm: mixed}, records={mlm: state.records[mlm]})
+    assert list(list_notes(StudyFolder(tmp_path), alone)) == []
+
+
+def test_rates_that_few_examples_chose_are_noted(write_cell: Callable[..., Path], tmp_path: Path) -> None:
+    for model in ("a", "b"):
+        for rate in (1e-5, 5e-5):
+            write_cell(model, rate=rate, num_examples={"validation": 50}, name=f"{model}/{rate}")
+    scores = {model: read_scores(tmp_path / "scores" / model) for model in ("a", "b")}
+    (note,) = list_notes(StudyFolder(tmp_path), StudyState(scores, {}, set(), set()))
+    assert note.startswith("On genre, 50 validation examples chose the rates")
 
 
 def test_scores_whose_data_are_not_known_go_with_any(fill: Any) -> None:

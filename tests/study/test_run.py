@@ -27,7 +27,6 @@ from biphase.finetuning.config import PROTOCOL
 from biphase.recipe import Checkpoints
 from biphase.run import Run
 from biphase.study import worker
-from biphase.study.cost import measure_sizes
 from biphase.study.folder import (
     StudyFolder,
     claim_study_folder,
@@ -49,6 +48,7 @@ from biphase.study.run import (
     status,
     study_units,
 )
+from biphase.study.sizes import measure_sizes
 from biphase.study.spec import Study
 from biphase.study.watch import Handler, LivePage, stamp_study
 
@@ -605,10 +605,15 @@ def test_a_task_of_ones_own(plan: Plan, finished: StudyFolder, words_dir: Path, 
         "{name: places, family: token_classification, metric: f1, label: ner_tags, " + shape + "}", encoding="utf-8"
     )
     place = copy_of(finished, tmp_path / "study")
+    unknown = changed(plan, f"evaluation.tasks=['{own}']", "evaluation.data_dirs={}")
+    told = status(unknown, place, read_state(unknown, place))
+    assert [line.name for line in told["lines"]] == ["train", "places"], "not its path"
+    assert told["notes"] == ["how long places takes is a guess: its data is not at hand to be counted"]
     for given in (str(own), "places"):
         words = [f"evaluation.tasks=['{own}']", f"evaluation.data_dirs={{'{given}': '{words_dir}'}}"]
         asked = changed(plan, *words, "evaluation.learning_rates=[1e-3]", "evaluation.seeds=1")
         assert run_study(asked, place, HERE) == []
+    assert status(asked, place, read_state(asked, place))["notes"] == []
     assert {result.dataset for result in collect_results(asked, read_state(asked, place).scores)} == {"places"}
     page, _ = report_study(asked, place, tmp_path / "report", [])
     assert "places" in page.read_text(encoding="utf-8")

@@ -15,7 +15,7 @@ from pathlib import Path
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
-from biphase.machine import num_cores
+from biphase.machine import num_cores, total_memory
 from biphase.verbs.records import to_json
 
 PACKAGES = ("biphase", "torch", "transformers", "tokenizers", "datasets", "safetensors", "numpy", "ray")
@@ -77,14 +77,14 @@ def describe_versions() -> dict[str, str]:
 def describe_cores() -> dict[str, str]:
     from biphase.device import processor_name
 
-    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if "SC_PHYS_PAGES" in os.sysconf_names else 0
+    memory = total_memory()
     libc = " ".join(platform.libc_ver()).strip() or "unknown C library"
     is_glibc = platform.libc_ver()[0] == "glibc"
     kept = "freed memory is kept (glibc's thresholds)" if is_glibc else "the C library's own (set for glibc alone)"
     return {
         "system": platform.platform(),
         "processor": f"{processor_name()}, {num_cores()} of {os.cpu_count()} cores for this process",
-        "memory": f"{pages / GIB:,.1f} GiB" if pages else "unknown",
+        "memory": f"{memory / GIB:,.1f} GiB" if memory else "unknown",
         "heap": f"{libc}: {kept}",
     }
 

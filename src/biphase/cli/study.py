@@ -114,7 +114,7 @@ def study_status_command(
         numbers = (line.done, line.running or "", line.failed or "", line.total)
         table.add_row(line.name, *map(str, numbers), left if line.done < line.total else "")
     out.print(table)
-    for told in progress["seeds"]:
+    for told in (*progress["seeds"], *progress["notes"]):
         out.print(told)
     for failure in progress["failed"]:
         out.print(f"failed: {failure.unit}: {failure.reason}")

@@ -37,9 +37,13 @@ class TrainingText:
     @property
     def fingerprint(self) -> str:
         """Names the content: that of the set where it is one, else of all sets with their shares."""
-        if len(self.sets) == 1:
-            return self.sets[0].fingerprint
-        return content_hash([[content, str(share)] for content, share in zip(self.contents, self.shares, strict=True)])
+        return self.fingerprint_of(self.contents)
+
+    def fingerprint_of(self, contents: Sequence[str]) -> str:
+        """The fingerprint with other contents of the sets."""
+        if len(contents) == 1:
+            return contents[0]
+        return content_hash([[content, str(share)] for content, share in zip(contents, self.shares, strict=True)])
 
     def grew_from(self, contents: Sequence[str]) -> bool:
         """Whether the sets are those of these fingerprints, each as it was or grown since."""

@@ -45,7 +45,7 @@ LEAST_CAPABILITY = (8, 0)
 """The oldest of NVIDIA's GPUs that flash attention runs on: Ampere. V100 is 7.0, T4 is 7.5."""
 
 HAS_GROUPED_VARLEN = "enable_gqa" in inspect.signature(varlen.varlen_attn).parameters
-"""Whether PyTorch's kernel shares key-value heads among query heads itself; else they are repeated."""
+"""Whether PyTorch wants to be told that query heads share key-value heads, which its kernels take in any version."""
 
 
 class OwnAttentionError(InputError):
@@ -267,13 +267,7 @@ def varlen_attention(
     q_THK: Tensor, k_TGK: Tensor, v_TGK: Tensor, layout: PackedLayout, scale: float, window: int
 ) -> Tensor:
     """PyTorch's packed flash attention."""
-    grouped: dict[str, Any] = {}
-    if q_THK.shape[1] != k_TGK.shape[1]:
-        if HAS_GROUPED_VARLEN:
-            grouped["enable_gqa"] = True
-        else:
-            repeats = q_THK.shape[1] // k_TGK.shape[1]
-            k_TGK, v_TGK = k_TGK.repeat_interleave(repeats, 1), v_TGK.repeat_interleave(repeats, 1)
+    grouped: dict[str, Any] = {"enable_gqa": True} if HAS_GROUPED_VARLEN else {}
     # The kernel counts how far a query sees to its left and to its right; -1 is no limit.
     side = farthest(layout.causal, window) if window else -1
     width = v_TGK.shape[2]

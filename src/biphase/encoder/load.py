@@ -97,7 +97,7 @@ def make_model(preset: str, architecture: dict[str, Any], tokens: TokenIds, max_
     torch.manual_seed(seed)
     config._attn_implementation = ATTENTION
     config.use_cache = False  # as in every network that is loaded, so that branches and fresh runs save the same
-    with told_as("init.architecture makes no network"):
+    with told_as("init.architecture makes no network"), console.told_if_slow(f"drawing the weights of {preset}"):
         model = EuroBertForMaskedLM(config)
     train_padding_row(model)
     return model
@@ -195,15 +195,16 @@ def load_weights(
             setattr(config, key, 0.0)  # pretraining uses none (Table 1)
     config.use_cache = False
     try:
-        model, report = kind.from_pretrained(
-            str(source),
-            config=config,
-            dtype=torch.float32,
-            attn_implementation=attention,
-            use_safetensors=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-        )
+        with console.told_if_slow(f"{source}: reading the weights"):
+            model, report = kind.from_pretrained(
+                str(source),
+                config=config,
+                dtype=torch.float32,
+                attn_implementation=attention,
+                use_safetensors=True,
+                trust_remote_code=False,
+                output_loading_info=True,
+            )
     except Exception as error:  # whatever a file that others made may lead to
         if isinstance(error, KeyError) and error.args == (attention,):
             raise OwnAttentionError(

@@ -76,10 +76,7 @@ class ChunkedLoss(torch.autograd.Function):
             if correct_N is not None:
                 correct_N[chunk] = logits.argmax(1) == targets
             for part in slices(len(targets), PART_LOGITS[device.type] // len(weight)):
-                losses[part], grad_logits = token_losses(logits[part].float(), targets[part, None], softcap, with_grad)
-                if grad_logits is not None:
-                    logits[part] = grad_logits
-                del grad_logits  # else it would stand beside the next one, as the logits beside the next chunk's
+                losses[part] = token_losses(logits[part], targets[part, None], softcap, with_grad)
             if grad_hidden_ND is not None and grad_weight_VD is not None:
                 torch.mm(logits, weight, out=grad_hidden_ND[chunk])
                 if grad_weight_VD.dtype == hidden.dtype:
@@ -88,7 +85,7 @@ class ChunkedLoss(torch.autograd.Function):
                     grad_weight_VD += logits.T @ hidden
                 if grad_bias_V is not None:
                     grad_bias_V += logits.sum(0)
-            del logits
+            del logits  # else they would stand beside the next chunk's
         if grad_weight_VD is not None:
             grad_weight_VD = grad_weight_VD.to(weight_VD.dtype)
         ctx.save_for_backward(grad_hidden_ND, grad_weight_VD, grad_bias_V)
@@ -107,22 +104,26 @@ def slices(num_rows: int, most: int) -> Iterator[slice]:
     return (slice(begin, min(begin + step, num_rows)) for begin in range(0, num_rows, step))
 
 
-def token_losses(
-    logits_RV: Tensor, targets_R1: Tensor, softcap: float | None, with_grad: bool
-) -> tuple[Tensor, Tensor | None]:
-    """The losses [R] of some rows, and the gradient of their sum by logit [R, V]; both overwrite `logits_RV`."""
+def token_losses(logits_RV: Tensor, targets_R1: Tensor, softcap: float | None, with_grad: bool) -> Tensor:
+    """The losses [R] of some rows; with `with_grad`, the gradient of their sum takes the place of `logits_RV`.
+
+    What is in 16 bits is read and written as such, and fp32 in between: on a GPU the head waits for its memory.
+    """
     # loss = log Σ exp(z) - z[target], with the highest logit taken off first, so that no exp overflows.
-    tanh = None
+    scores_RV, tanh_RV = logits_RV, None
     if softcap:
-        tanh = torch.tanh(logits_RV / softcap)
-        logits_RV = softcap * tanh
-    target_logits = logits_RV.gather(1, targets_R1)
-    highest = logits_RV.amax(1, keepdim=True)
-    logits_RV.sub_(highest).exp_()
-    total = logits_RV.sum(1, keepdim=True)
-    losses_R = (total.log() + highest - target_logits).squeeze(1)
-    if not with_grad:
-        return losses_R, None
-    # d loss / dz = softmax(z) - onehot(target); through the cap c · tanh(x / c), 1 - tanh² comes on top.
-    logits_RV.div_(total).scatter_add_(1, targets_R1, torch.full_like(total, -1.0))
-    return losses_R, logits_RV if tanh is None else logits_RV.mul_(1 - tanh.square())
+        tanh_RV = torch.tanh(logits_RV.float() / softcap)
+        scores_RV = softcap * tanh_RV
+    highest, target_scores = scores_RV.amax(1, keepdim=True).float(), scores_RV.gather(1, targets_R1).float()
+    exps_RV = torch.sub(scores_RV, highest).exp_()
+    total = exps_RV.sum(1, keepdim=True)
+    losses_R = (total.log() + highest - target_scores).squeeze(1)
+    if with_grad:
+        # d loss / dz = softmax(z) - onehot(target); through the cap c · tanh(x / c), 1 - tanh² comes on top.
+        at_targets = exps_RV.gather(1, targets_R1).div_(total).sub_(1)
+        if tanh_RV is None:
+            torch.div(exps_RV, total, out=logits_RV)
+            logits_RV.scatter_(1, targets_R1, at_targets.to(logits_RV.dtype))
+        else:
+            torch.mul(exps_RV.div_(total).scatter_(1, targets_R1, at_targets), 1 - tanh_RV.square(), out=logits_RV)
+    return losses_R

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from biphase.console import told_if_slow
 from biphase.encoder.attention import Backend, OwnAttentionError, PackedLayout, lay_out
 from biphase.encoder.packed import (
     PackedModel,
@@ -74,10 +75,12 @@ def find_first_position(network: Any, causal: bool) -> str:
     nothing where it works.
     """
     pad_id = getattr(network.config, "pad_token_id", None) or 0
+    name = network.name_or_path or type(network).__name__
     reasons = []
     for first_position in (0, pad_id + 1):  # RoBERTa counts from behind its padding index
         network.first_position = first_position
-        reason = why_not_packed(network, causal)
+        with told_if_slow(f"{name}: proving on a few texts that packing changes nothing"):
+            reason = why_not_packed(network, causal)
         if not reason:
             return ""
         reasons.append(reason)

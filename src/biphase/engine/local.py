@@ -204,7 +204,8 @@ class WorkerProcess:
 
 def share_threads(share: int, given: str) -> str:
     """A worker's number of threads: its share of the cores, or fewer, where so many were given to this process."""
-    return str(min(max(1, share), int(given) if given.isdecimal() and int(given) else share))
+    share = max(1, share)
+    return str(min(share, int(given)) if given.isdecimal() and int(given) else share)
 
 
 def end_processes(processes: Sequence[WorkerProcess]) -> None:

@@ -12,11 +12,10 @@ needs failed. It goes when the unit is done.
 import pickle
 import re
 import signal
-import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -28,10 +27,12 @@ from biphase.engine.ray import RayPool
 from biphase.engine.units import Outcome, Unit, UnitQueue
 from biphase.errors import InputError, StoppedError
 from biphase.files import content_hash, read_json_as, write_json
-from biphase.machine import grace
+from biphase.machine import grace, handled
 
 START_ATTEMPTS = 3
 """Workers in a row that may end before they take a unit (short of memory, say) before the whole run is given up."""
+
+WAITING = "waiting for units that other processes are at"
 
 Listener = Callable[[str, Any], None]
 """Called with a unit's name and what it says on the way (`local.report_progress`)."""
@@ -155,22 +156,14 @@ def hand_out(queue: UnitQueue, pool: LocalPool | RayPool, workers: dict[int, Wor
             pool.send(number, pickle.dumps((worker.unit.function, worker.unit.arguments)))
 
 
-@contextmanager
-def sigterm_stops() -> Iterator[None]:
-    """SIGTERM raises `StoppedError`, once, so that workers are ended in order. Does nothing outside the main thread."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
+def sigterm_stops() -> AbstractContextManager[None]:
+    """SIGTERM raises `StoppedError`, once, so that workers are ended in order."""
 
     def stop(signum: int, _: Any) -> None:
         signal.signal(signum, signal.SIG_IGN)  # Slurm may say it twice
         raise StoppedError("stopped; run the same command to go on")
 
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    return handled(stop, signal.SIGTERM)
 
 
 # Units done with a bar, and the record of those that failed
@@ -188,6 +181,11 @@ class Failure:
     def is_blocked(self) -> bool:
         """Whether it did not begin, because something that it needs failed."""
         return self.reason.startswith("blocked: ")
+
+    @property
+    def lines(self) -> list[str]:
+        """What is told of it: nothing where it is blocked, since one bad file may block hundreds."""
+        return [] if self.is_blocked else [f"{self.unit}: {self.reason}"]
 
 
 def failure_path(folder: Path, unit: Unit) -> Path:
@@ -324,21 +322,15 @@ def run_batch(
 ) -> list[Failure]:
     """Run units whose values are lists of lines to say; returns what failed, which `folder` records too.
 
-    A failure blocks only what needs it, and is told unless it is such a block: one bad file may block hundreds.
-
     Args:
         label: what the bar is called; it counts `things`, by the units' `size`, of which `num_done` were done before.
         waits_for_busy: wait for what other processes are at, in place of leaving it to them.
         spent: seconds and costs of what was done before, by kind, to tell the time left by.
     """
     by_name = {unit.name: unit for unit in units}
-    records = {name: failure_path(folder, unit) for name, unit in by_name.items()}
-    known = {name: changed_at(record) for name, record in records.items()}
-    if waits_for_busy:
-        units = [guard(unit, records[unit.name], known[unit.name]) for unit in units]
-    failures = list[Failure]()
-    forecast = Forecast(units, spent)
-    has_waited = False
+    records = {unit.name: (path := failure_path(folder, unit), changed_at(path)) for unit in units}
+    tried = [guard(unit, *records[unit.name]) for unit in units] if waits_for_busy else units
+    forecast, failures, told_busy = Forecast(units, spent), list[Failure](), set[str]()
 
     def note_advance(name: str, advance: console.Advance) -> None:
         if advance.share is not None:
@@ -347,24 +339,21 @@ def run_batch(
 
     with console.track(label, num_done + sum(unit.size for unit in units), things) as progress:
         progress.advance(num_done, already_done=True)
-        for outcome in run_units(units, engine, waits_for_busy=waits_for_busy, on_progress=note_advance):
+        for outcome in run_units(tried, engine, waits_for_busy=waits_for_busy, on_progress=note_advance):
             unit = by_name[outcome.name]
             if outcome.is_busy:
-                if not waits_for_busy:
-                    progress.say(f"{unit.name}: left to the process that is at it")
-                elif not has_waited:
-                    progress.say("waiting for units that other processes are at")
-                    has_waited = True
+                line = WAITING if waits_for_busy else f"{unit.name}: left to the process that is at it"
+                if line not in told_busy:
+                    progress.say(line)
+                told_busy.add(line)
                 continue
             forecast.note(unit, outcome)
             progress.advance(unit.size, unit.name, seconds_left=forecast.seconds_left)
-            failure = record_failure(records[unit.name], known[unit.name], unit, outcome)
+            failure = record_failure(*records[unit.name], unit, outcome)
+            for line in outcome.value if failure is None else failure.lines:
+                progress.say(line)
             if failure is None:
-                for line in outcome.value:
-                    progress.say(line)
                 on_done(unit)
-                continue
-            failures.append(failure)
-            if not failure.is_blocked:
-                progress.say(f"{unit.name}: {failure.reason}")
+            else:
+                failures.append(failure)
     return failures

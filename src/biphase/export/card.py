@@ -18,14 +18,9 @@ PREDICTS = {
     "mlm": "masked tokens in place, from both sides",
     "mntp": "masked tokens, from the position before each and both sides",
 }
-PIPELINES = {"clm": "text-generation", "mlm": "fill-mask", "mntp": "feature-extraction"}
-"""The pipeline of transformers that gives what was trained; none looks at the position before a mask."""
 CARD = """\
 ---
-library_name: transformers
-pipeline_tag: {task}
-{base}tags: [biphase, text-encoder, {model_type}]
----
+{head}---
 
 # {name}
 
@@ -108,18 +103,16 @@ def write_card(
     network: PreTrainedModel,
     notes: CardNotes,
 ) -> str:
-    """The model card as Markdown."""
+    """The model card as Markdown, with the fields that the hub reads."""
     base, history = tell_history(run, manifest)
-    validation = [row for row in read_metrics(run, "validation") if row["step"] <= manifest.run_step]
-    rows = [
-        f"| {r['step']} | {r['objective']} | {r['loss']:.3f} | {r['accuracy']:.1%} | {r['bits_per_byte']:.3f} |"
-        for r in validation
-    ]
+    head = {"library_name": "transformers", "pipeline_tag": choose_pipeline(manifest.objective, auto_class)}
+    head |= {"base_model": base} if base else {}
+    tags = ["biphase", network.config.model_type]
     misread = MISREAD.format(chosen=notes.misread_as, type=network.config.model_type)
     embeddings = "" if notes.misread_as else EMBEDDINGS.format(name=name)
     return CARD.format(
+        head=yaml.safe_dump({**head, "tags": tags}, sort_keys=False),
         name=name,
-        model_type=network.config.model_type,
         direction="causal" if manifest.objective == "clm" else "bidirectional",
         kind_of_network=type(network).__name__,
         millions=sum(parameter.numel() for parameter in network.parameters()) / 1e6,
@@ -129,18 +122,34 @@ def write_card(
         tokenizer_class="PreTrainedTokenizerFast" if notes.misread_as else "AutoTokenizer",
         misread=f"\n{misread}.\n" if notes.misread_as else "",
         embeddings="" if manifest.objective == "clm" else PADDED_RIGHT + embeddings,
-        base=f"base_model: {base}\n" if base else "",
-        task=PIPELINES[manifest.objective],
         curriculum="\n".join(f"{number}. {line}" for number, line in enumerate(history, 1)),
         tokens_seen=manifest.tokens_seen,
         step=manifest.step,
         merged=MERGED.format(line=notes.merged) if notes.merged else "",
         data=manifest.data_fingerprint[:16],
         tokenizer=manifest.tokenizer_hash[:16],
-        validation="\n".join(rows) or "| | no validation text | | | |",
+        validation=tabulate_validation(run, manifest.run_step),
         recipe=yaml.safe_dump(recipe_elsewhere(run), sort_keys=False, allow_unicode=True),
         version=__version__,
     )
+
+
+def choose_pipeline(objective: str, auto_class: str) -> str:
+    """The pipeline of transformers that loads the network and gives what was trained: fill-mask takes no class of a
+    decoder, and none looks at the position before a mask."""
+    if objective == "clm":
+        return "text-generation"
+    return "fill-mask" if (objective, auto_class) == ("mlm", "AutoModelForMaskedLM") else "feature-extraction"
+
+
+def tabulate_validation(run: Run, last_step: int) -> str:
+    """What was validated up to a step, as rows of a table in Markdown."""
+    rows = [
+        f"| {r['step']} | {r['objective']} | {r['loss']:.3f} | {r['accuracy']:.1%} | {r['bits_per_byte']:.3f} |"
+        for r in read_metrics(run, "validation")
+        if r["step"] <= last_step
+    ]
+    return "\n".join(rows) or "| | no validation text | | | |"
 
 
 def recipe_elsewhere(run: Run) -> dict[str, Any]:

@@ -67,23 +67,14 @@ def export_checkpoint(reference: str, folder: Path, merge: float | None = None) 
     network = load_model(source / "model")
     merged = "" if merge is None else merge_with_parent(network, run, manifest, merge)
     causal = manifest.objective == "clm"
-    exported = network
-    if causal and isinstance(network.config, EuroBertConfig):  # the same weights under the causal class
-        exported = LlamaForCausalLM(as_llama(network.config))
-        exported.load_state_dict(network.state_dict(), strict=True)
+    exported = as_looking(network, causal)
     kind = language_model_class(exported.config)
-    if kind is AutoModelForCausalLM:
-        exported.config.is_causal = causal
     with whole_folder(folder) as part:
         exported.save_pretrained(part)
-        tokenizer = load_tokenizer(source / "model")
-        if not causal:
-            close_texts(tokenizer)
-            tokenizer.padding_side = "right"  # positions count from a row's first token, padding included
+        tokenizer = export_tokenizer(source / "model", part, causal)
         misread_as = misreading_class(tokenizer, exported.config)
         if not causal and not misread_as:  # sentence-transformers takes what AutoTokenizer takes
             write_sentence_transformer(part, exported)
-        tokenizer.save_pretrained(part)
         check_export(part, kind, network, causal)
         draw_curves(run, manifest.run_step, part / "curves.png")
         notes = CardNotes(tokenizer.eos_token, merged, misread_as)
@@ -94,6 +85,17 @@ def export_checkpoint(reference: str, folder: Path, merge: float | None = None) 
     if misread_as:
         told += f"\n{MISREAD.format(chosen=misread_as, type=exported.config.model_type)}"
     return f"{folder}: {type(exported).__name__}, {looks}; load it with {kind.__name__} or AutoModel{told}"
+
+
+def as_looking(network: PreTrainedModel, causal: bool) -> PreTrainedModel:
+    """The network in the class, or with the switch, by which transformers knows which way it looks."""
+    if causal and isinstance(network.config, EuroBertConfig):
+        llama = LlamaForCausalLM(as_llama(network.config))
+        llama.load_state_dict(network.state_dict(), strict=True)
+        network = llama
+    if language_model_class(network.config) is AutoModelForCausalLM:
+        network.config.is_causal = causal
+    return network
 
 
 def as_llama(config: EuroBertConfig) -> Any:
@@ -125,6 +127,16 @@ def check_export(folder: Path, kind: type, network: PreTrainedModel, causal: boo
     if not (is_still.all() if causal else not is_still.any()):
         direction = "causal" if causal else "bidirectional"
         raise FailedProofError(f"{type(reloaded).__name__} of plain transformers is not {direction}")
+
+
+def export_tokenizer(source: Path, folder: Path, causal: bool) -> Any:
+    """Write a checkpoint's tokenizer as the exported network needs it, and return it."""
+    tokenizer = load_tokenizer(source)
+    if not causal:
+        close_texts(tokenizer)
+        tokenizer.padding_side = "right"  # positions count from a row's first token, padding included
+    tokenizer.save_pretrained(folder)
+    return tokenizer
 
 
 def close_texts(tokenizer: Any) -> None:

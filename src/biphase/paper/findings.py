@@ -13,13 +13,14 @@ from typing import Any
 
 from biphase.errors import InputError
 from biphase.paper.published import PUBLISHED_FAMILIES, TABLE_NUMBERS, read_reference
+from biphase.report.arms import reference_mask, short_steps
 from biphase.report.averages import with_averages
 from biphase.report.claims import ON_PAR, Claim, Finding, Verdicts, count_tests, judge_claims, name_noise
 from biphase.report.formats import show_list
 from biphase.report.grammar import parse_inequality
 from biphase.report.hypotheses import NOTHING_ASKED, AskedScores, Ladder, bind, make_line
 from biphase.report.page import write_report
-from biphase.report.results import ReportArm, ResultSet, reference_mask, short_steps
+from biphase.report.results import ReportArm, ResultSet
 from biphase.trees import parse_yaml
 
 NOTE = f"“On par” allows for {100 * ON_PAR:g} point, a number that is ours."

@@ -11,7 +11,8 @@ from dataclasses import replace
 from importlib import resources
 from itertools import count, product
 
-from biphase.report.results import ReportArm, Result, ResultSet, reference_mask, short_steps
+from biphase.report.arms import reference_mask, short_steps
+from biphase.report.results import ReportArm, Result, ResultSet
 
 PUBLISHED_SETUPS = ("objective", "efficiency", "ratio", "cpt")
 """The comparisons that the paper prints as tables, in its order."""

@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from biphase.corpus.mixture import TextHistory
 from biphase.distributed import World
 from biphase.encoder.packed import PackedModel
 from biphase.errors import InputError, first_line, told_as
@@ -51,9 +52,14 @@ class CheckpointManifest:
     carried: list[str]
     """What was taken over from it: weights, optimizer, data position."""
     data_history: list[tuple[int, tuple[str, ...]]] = field(default_factory=list)
-    """As `corpus.mixture.TextHistory`; empty in checkpoints of runs over one set that were written without it."""
+    """Empty in checkpoints of runs over one set that were written without it."""
     files: dict[str, str] = field(default_factory=dict)
     """SHA-256 of each file."""
+
+    @property
+    def text_history(self) -> TextHistory:
+        """What the text was, and where it grew."""
+        return tuple(self.data_history) or ((0, (self.data_fingerprint,)),)
 
     @property
     def content(self) -> str:

@@ -3,17 +3,15 @@
 What changes is weights and moments: loaded where a run starts, saved in checkpoints.
 """
 
-import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
 
 from biphase.corpus.mixture import TrainingText, open_text
 from biphase.corpus.shards import ShardSet
@@ -29,7 +27,7 @@ from biphase.pretraining.objectives import is_causal
 from biphase.pretraining.optimizer import make_optimizers
 from biphase.pretraining.parallel import fill_parts, outline_network, parallelize, unwrap
 from biphase.pretraining.schedule import decay_start, mixture_ends
-from biphase.pretraining.start import Start, find_recorded, find_start, load_network, record_origin
+from biphase.pretraining.start import Start, find_recorded, find_start, heed_older, load_network, record_origin
 from biphase.recipe import Phase, Recipe
 from biphase.run import Run, claim_run, drop_old, run_path, whole_steps
 
@@ -96,9 +94,13 @@ def open_job(recipe: Recipe, root: Path, world: World) -> Job:
     # A model of the hub is in the cache of each machine.
     origin = find_origin() if recipe.init.checkpoint is None else world.decide(find_origin, elsewhere)
     run = run_from(origin)
-    if not run.path.exists() and not recipe.data.mixture:
-        earlier = [run_from(origin, stage.fingerprint) for stage in text.main.manifest.earlier]
-        refuse_forgotten(recipe, text, earlier)
+
+    def heed() -> list[str]:
+        is_begun = run.is_done or whole_steps(run)
+        return [] if is_begun else heed_older(recipe, text, root, partial(run_from, origin))
+
+    for line in world.decide(heed, f"{run.path} is not begun; the first process says why"):
+        world.tell(line)
     return Job(recipe, run, world, dtype, text, origin)
 
 
@@ -111,18 +113,6 @@ def fit_samples(recipe: Recipe) -> Recipe:
     return recipe.model_copy(update={"data": recipe.data.model_copy(update=fitting)})
 
 
-def refuse_forgotten(recipe: Recipe, text: TrainingText, runs: list[Run]) -> None:
-    """Do not start a recipe anew that was half-way through when its text grew: the user says what is meant."""
-    for run, stage in zip(runs, text.main.manifest.earlier, strict=True):
-        steps = whole_steps(run)
-        if steps and not run.is_done:
-            raise InputError(
-                f"{run.path} is not done, and {recipe.data.shards} has grown since: to go on over all of it, set "
-                f"init.checkpoint={run.path}@{steps[-1]} and the curriculum that is left; to finish it as it began, "
-                f"set data.content={stage.fingerprint[:16]}; to begin anew, give the recipe another name"
-            )
-
-
 @contextmanager
 def hold_run(job: Job) -> Iterator[None]:
     """Claim the run folder for all processes; every one of them raises `InputError` when it is taken."""
@@ -130,6 +120,7 @@ def hold_run(job: Job) -> Iterator[None]:
     with ExitStack() as held:
         if world.is_main:
             environment = describe_machine(world.device) | {"processes": world.size}
+            environment["precision"] = str(job.dtype).removeprefix("torch.")
             try:
                 held.enter_context(claim_run(job.run, job.recipe.model_dump(mode="json"), environment))
                 if job.recipe.init.checkpoint is not None and not job.run.is_done:
@@ -167,19 +158,14 @@ def work_between(job: Job, flops: FlopCount, lengths: SampleLengths, begin: int,
     return total
 
 
-def share_flops(whole: PreTrainedModel | None, world: World) -> FlopCount:
-    """What the first process counts, which alone has the network whole. A collective."""
-    counted = "" if whole is None else json.dumps(asdict(count_flops(whole)))
-    return FlopCount(**json.loads(world.share(counted)))
-
-
 def load_state(job: Job, start: Start) -> TrainState:
     """The model and the optimizers as they are at `start`. Every process must call it."""
     recipe, world = job.recipe, job.world
     load = partial(load_network, recipe, start, job.shards)
     sharded = world.size > 1 and recipe.compute.parallel == "fsdp"
     network, whole = outline_network(load, world) if sharded else (load(), None)
-    flops = share_flops(whole, world) if sharded else count_flops(network)
+    counted: Any = whole if sharded else network  # an outline forms no products
+    flops = world.decide(partial(count_flops, counted), "FLOPs are not counted; the first process says why")
     model = parallelize(PackedModel(network), recipe.compute, job.dtype, world, work=total_work(job, flops))
     if sharded:
         fill_parts(model, whole, world)

@@ -3,7 +3,8 @@
 Each is a network, a place in the data order and, where it is carried, an optimizer's state.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -14,20 +15,13 @@ from biphase.corpus.mixture import TextHistory, TrainingText, find_shares
 from biphase.corpus.shards import ShardSet, check_tokenizer
 from biphase.corpus.tokenizer import TOKENIZER_FILES, load_tokenizer, tokenizer_hash
 from biphase.distributed import World
-from biphase.encoder.load import (
-    TokenIds,
-    language_model_class,
-    load_model,
-    load_model_config,
-    make_model,
-    preset_config,
-)
+from biphase.encoder.load import TokenIds, language_model_class, load_model, load_model_config, make_model
 from biphase.encoder.packed import position_limit
 from biphase.encoder.proofs import check_directions, check_head, freeze_unreached
 from biphase.errors import InputError
 from biphase.files import read_json_as, write_json
 from biphase.hub import fetch_model, model_fingerprint
-from biphase.pretraining.checkpoint import read_checkpoint_manifest
+from biphase.pretraining.checkpoint import CheckpointManifest, read_checkpoint_manifest
 from biphase.pretraining.objectives import is_causal
 from biphase.recipe import Recipe
 from biphase.run import Run, find_checkpoint, read_recipe, split_reference, whole_steps
@@ -58,8 +52,7 @@ def find_start(recipe: Recipe, text: TrainingText) -> Start:
     """The beginning that `init` names. Loads no weights."""
     init, shards = recipe.init, text.main
     anew: TextHistory = ((0, text.contents),)
-    if init.preset is not None:  # what makes no network is refused before there is a run folder
-        preset_config(init.preset, init.architecture, token_ids(shards), recipe.data.max_sample_tokens)
+    if init.preset is not None:
         return Start(data_history=anew)
     if init.model is not None:
         folder = fetch_model(init.model, init.revision)
@@ -84,7 +77,7 @@ def find_branch(recipe: Recipe, text: TrainingText, anew: TextHistory) -> Start:
     # The parent's place in the data order means something only where both walk through the same samples, those that a
     # text has got since apart.
     theirs = read_recipe(Run(folder.parent.parent)).data
-    history = tuple(manifest.data_history) or ((0, (manifest.data_fingerprint,)),)
+    history = manifest.text_history
     same_order = (theirs.order, find_shares(theirs)) == (recipe.data.order, find_shares(recipe.data))
     goes_on = same_order and text.grew_from(history[-1][1])
     if goes_on and history[-1][1] != text.contents:
@@ -127,6 +120,47 @@ def find_recorded(recipe: Recipe, root: Path, run_from: Callable[[Start], Run]) 
     return None
 
 
+def heed_older(recipe: Recipe, text: TrainingText, root: Path, run_over: Callable[[str], Run]) -> list[str]:
+    """A line on each run of the recipe that is done over its text as it was before it grew, and how to go on from it.
+
+    Raises `InputError` where one is half-way: the user says what is meant.
+
+    Args:
+        run_over: the recipe's run over the text with a fingerprint.
+    """
+    told, parts = [], recipe.data.mixture
+    grown = "a text of data.mixture" if parts else recipe.data.shards
+    for run, manifest in find_older(recipe, text, root, run_over):
+        contents = ", ".join(content[:16] for content in manifest.text_history[-1][1])
+        as_it_was = f"content in the parts of data.mixture: {contents}" if parts else f"data.content={contents}"
+        end = f"init.checkpoint={run.path}@{manifest.step}"
+        if not run.is_done:
+            raise InputError(
+                f"{run.path} is not done, and {grown} has grown since: to go on over all of it, set {end} and the "
+                f"curriculum that is left; to finish it as it began, set {as_it_was}; to begin anew, give the recipe "
+                "another name"
+            )
+        told.append(
+            f"{grown} has grown since {run.path} was done, so a new run begins: to go on from that one over all of it, "
+            f"set {end} and a curriculum; to have that one, set {as_it_was}"
+        )
+    return told
+
+
+def find_older(
+    recipe: Recipe, text: TrainingText, root: Path, run_over: Callable[[str], Run]
+) -> Iterator[tuple[Run, CheckpointManifest]]:
+    """The recipe's runs over its text as it was before it grew, each with its last checkpoint."""
+    for run in map(Run, sorted(root.glob(f"{recipe.name}-????????"))):
+        for step in whole_steps(run)[-1:]:
+            with suppress(InputError):  # from a damaged one nobody goes on
+                manifest = read_checkpoint_manifest(run.steps / str(step), check_files=False)
+                contents = manifest.text_history[-1][1]
+                has_grown = contents != text.contents and text.grew_from(contents)
+                if has_grown and run_over(text.fingerprint_of(contents)).path == run.path:
+                    yield run, manifest
+
+
 def resume_start(run: Run, step: int, world: World) -> Start:
     """Where an interrupted run goes on; the first process alone looks whether all files are unchanged. A collective."""
     folder = run.steps / str(step)
@@ -144,18 +178,14 @@ def resume_start(run: Run, step: int, world: World) -> Start:
     )
 
 
-def token_ids(shards: ShardSet) -> TokenIds:
-    manifest = shards.manifest
-    return TokenIds(manifest.vocab_size, manifest.mask_id, manifest.eos_id, manifest.pad_id, manifest.bos_id)
-
-
 def load_network(recipe: Recipe, start: Start, shards: ShardSet) -> PreTrainedModel:
     """The network at `start`, in fp32 on the CPU, its head checked against ours."""
     manifest = shards.manifest
     if start.model_folder is None:
         init, longest = recipe.init, recipe.data.max_sample_tokens
+        tokens = TokenIds(manifest.vocab_size, manifest.mask_id, manifest.eos_id, manifest.pad_id, manifest.bos_id)
         assert init.preset is not None
-        return make_model(init.preset, init.architecture, token_ids(shards), longest, recipe.seed)
+        return make_model(init.preset, init.architecture, tokens, longest, recipe.seed)
     network = load_model(start.model_folder, vocab_size=manifest.vocab_size, seed=recipe.seed)
     source = start.model_folder
     limit = position_limit(network) or recipe.data.max_sample_tokens

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from biphase.report.contrasts import contrast
+from biphase.report.contrasts import seed_interval
 from biphase.report.results import AVERAGE, NORMAL_QUANTILE, Result, ResultSet, measured
 
 
@@ -45,8 +45,7 @@ def average(cells: Sequence[Result]) -> Result:
     num = min(cell.num for cell in cells)
     made = Result(first.arm, first.family, AVERAGE, first.metric, mean, math.nan, (), None, num)
     if all(cell.samples for cell in cells):
-        # Without examples: the interval of a score is over seeds.
-        seen = contrast((1 / len(cells), replace(cell, examples=None)) for cell in cells).against()
+        seen = seed_interval((1 / len(cells), cell) for cell in cells)
         return replace(made, half_width=seen.half_width, cells=tuple(cells))
     error = math.sqrt(sum(cell.std**2 / cell.num for cell in cells)) / len(cells)
     return replace(made, half_width=NORMAL_QUANTILE * error)

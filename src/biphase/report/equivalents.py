@@ -15,7 +15,7 @@ import numpy as np
 from scipy import optimize
 
 from biphase.errors import InputError
-from biphase.report.contrasts import Contrast, Noise, Terms, combine, contrast
+from biphase.report.contrasts import Contrast, Noise, Terms, combine, contrast, seed_interval
 from biphase.report.results import ReportArm, ResultSet
 
 Compute = Literal["tokens", "flops", "device_hours"]
@@ -50,7 +50,7 @@ class Equivalent:
     """What the interval accounts for."""
     score: float
     half_width: float
-    """Half of the 95 % interval of the score, over all noise that it shows; nan where there is none."""
+    """Half of the 95 % interval of the score over seeds; nan where there is none."""
     compute: float
     ladder: tuple[tuple[float, float], ...]
     """Compute and score of the baseline, made monotone, least compute first."""
@@ -96,7 +96,7 @@ def compute_equivalent(
         high=high,
         noise=noise,
         score=value_of(terms),
-        half_width=contrast(terms).against().half_width,
+        half_width=seed_interval(terms).half_width,
         compute=compute,
         ladder=tuple((spent, float(height)) for (spent, _), height in zip(rungs, heights, strict=True)),
         scores=tuple(scores),

@@ -22,6 +22,12 @@ def show_points(value: float) -> str:
     return MISSING if math.isnan(value) else f"{100 * value:+.2f}".replace("-", "−")
 
 
+def show_estimate(value: float) -> str:
+    """The two digits that an estimate knows: `0.021`, `1.5`, `12`, `81,000`."""
+    digits = 1 - math.floor(math.log10(value)) if value > 0 else 0
+    return f"{round(value, digits):,.{max(digits, 0)}f}"
+
+
 def show_p_value(p_value: float) -> str:
     """`0.031`, `< 0.001`."""
     if math.isnan(p_value):

@@ -9,13 +9,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from biphase.errors import InputError, nearest
+from biphase.report.arms import num_parameters
 from biphase.report.axes import Term, contrast_spreads, weigh_arms
 from biphase.report.claims import Claim, Inequality, make_inequality, strongest
 from biphase.report.contrasts import contrast
 from biphase.report.equivalents import contrast_at_share
 from biphase.report.formats import show_count
 from biphase.report.grammar import MEAN_OF_FAMILIES, QUANTIFIERS, RATE, Operand, ParsedInequality
-from biphase.report.results import FAMILY_CODES, FAMILY_NAMES, ReportArm, Result, ResultSet, num_parameters
+from biphase.report.results import FAMILY_CODES, FAMILY_NAMES, ReportArm, Result, ResultSet
 
 QUANTIFIED = re.compile(r"\b(?:every|some)\s+(?:'[^']*'|\"[^\"]*\"|[^\s()'\"]+)")
 
@@ -267,15 +268,8 @@ def measure(
     asked: AskedInequality, results: ResultSet, arms: Mapping[str, ReportArm], planned: AskedScores, bound: float
 ) -> Inequality:
     """What is to lie above the bound, tested. Raises `InputError` with what is lacking where it is not known."""
+    refuse_lacking(asked, results, arms, planned)
     line = asked.line
-    if not {*asked.ladder, *(name for _, names, _ in asked.terms for name in names)} <= arms.keys():
-        raise InputError("no scores")
-    for _, names, task in asked.terms:
-        for name in (*names, *asked.ladder):
-            known = results.scores_of(arms[name])
-            due = [one for one, family in planned.families.items() if task in (one, family, MEAN_OF_FAMILIES)]
-            if lost := [one for one in due if one not in known]:
-                raise InputError(f"no scores of {name} on {', '.join(lost)}")
     terms: list[Term] = [
         (replace(operand, weight=line.sign * operand.weight), [arms[name] for name in names])
         for operand, names, _ in asked.terms
@@ -305,6 +299,20 @@ def measure(
             scores = find_scores(arm, task, results)
             weighted += [(operand.weight * weight / len(scores), score) for score in scores]
     return make_inequality(label, contrast(weighted), bound, *find_lacks(weighted, planned))
+
+
+def refuse_lacking(
+    asked: AskedInequality, results: ResultSet, arms: Mapping[str, ReportArm], planned: AskedScores
+) -> None:
+    """Raises `InputError` where an arm lacks a score that is planned on what is asked about."""
+    if not {*asked.ladder, *(name for _, names, _ in asked.terms for name in names)} <= arms.keys():
+        raise InputError("no scores")
+    for _, names, task in asked.terms:
+        for name in (*names, *asked.ladder):
+            known = results.scores_of(arms[name])
+            due = [one for one, family in planned.families.items() if task in (one, family, MEAN_OF_FAMILIES)]
+            if lost := [one for one in due if one not in known]:
+                raise InputError(f"no scores of {name} on {', '.join(lost)}")
 
 
 def weigh_scores(

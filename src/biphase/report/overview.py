@@ -4,24 +4,16 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
+from biphase.report.arms import short_steps
 from biphase.report.averages import average
 from biphase.report.contrasts import difference, is_significant
 from biphase.report.formats import show_points, show_share
 from biphase.report.measures import tell_measures
 from biphase.report.panels import Mark, Panel, mark_mean
-from biphase.report.results import (
-    AVERAGE,
-    FAMILY_NAMES,
-    ReportArm,
-    Result,
-    ResultSet,
-    short_steps,
-)
+from biphase.report.results import ALL_TASKS, AVERAGE, FAMILY_NAMES, ReportArm, Result, ResultSet
 from biphase.report.signal import Signal, measure_signal
 from biphase.report.tables import OBJECTIVE_NAMES, ScoreTable, fill_rows, percent
 from biphase.style import LOOKS, Look
-
-ALL_TASKS = "all tasks"
 
 MOST_ROWS = 30
 
@@ -107,12 +99,12 @@ def answer_sentences(results: ResultSet, means: Sequence[Result]) -> Iterator[st
     others = [result for result in group if result is not best]
     if others:
         unlike = [one for one in others if one.arm.objective != best.arm.objective]
-        yield compare_in_words(best, max(unlike or others, key=lambda result: result.mean), where, len(others))
+        yield compare_in_words(best, max(unlike or others, key=lambda result: result.mean), where, len(group))
     else:
         yield f"{best.arm.name} reaches {show_share(best.mean)} % {where}."
     control = [result for result in means if result.arm.setup == "control" and result.arm.size == best.arm.size]
     if control:
-        yield compare_in_words(best, control[0], where, num_asked=1)
+        yield compare_in_words(best, control[0], where, len(group))
 
 
 def group_rivals(means: Iterable[Result]) -> Iterable[list[Result]]:
@@ -128,14 +120,19 @@ def training(result: Result) -> tuple[float, int]:
     return result.arm.flops or 0.0, result.arm.pretrain_steps + result.arm.cpt_steps
 
 
-def compare_in_words(best: Result, other: Result, where: str, num_asked: int) -> str:
-    """`A is ahead of B on average over 4 tasks: 71.2 % against 70.0 %, +1.2 points [0.4, 2.0], p = 0.004.`"""
+def compare_in_words(best: Result, other: Result, where: str, num_models: int) -> str:
+    """`A is ahead of B on average over 4 tasks: 71.2 % against 70.0 %, +1.2 points [0.4, 2.0].`
+
+    `best` is the best of so many models: its p-value is multiplied by how many it could have been beside `other`
+    (Bonferroni), for the best of many equally good ones is ahead of any of them.
+    """
     seen = difference(best, other)
     tested = seen.against()
+    num_asked = num_models if other.arm.setup == "control" else num_models - 1
     p_value = min(tested.p_value * num_asked, 1.0)
     verdict = "is ahead of" if is_significant(p_value) else "cannot be told from"
     effect = f"{show_points(tested.value)} points [{show_points(tested.low)}, {show_points(tested.high)}]"
-    chosen = f", p corrected for choosing the best of {num_asked + 1}" if num_asked > 1 else ""
+    chosen = f", p corrected for choosing the best of {num_models}" if num_asked > 1 else ""
     scope = "" if seen.num_pretrainings > 1 else " This is about these checkpoints: each was pretrained once."
     return (
         f"{best.arm.name} {verdict} {other.arm.name} {where}: {show_share(best.mean)} % against "

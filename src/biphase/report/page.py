@@ -10,7 +10,7 @@ from concurrent.futures import Executor
 from functools import partial
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, Required, TypedDict, Unpack
 
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
@@ -18,19 +18,14 @@ from markupsafe import Markup
 from biphase import __version__
 from biphase.errors import InputError
 from biphase.files import own_folder
+from biphase.report.arms import num_parameters
 from biphase.report.averages import with_averages
 from biphase.report.claims import Claim, Finding, Verdicts, count_tests
 from biphase.report.figures import figure_pool, list_figures, save_figure
 from biphase.report.formats import MISSING, show_count, show_p_value, show_points, show_share
 from biphase.report.overview import answer_sentences, draw_means, list_means, wide_table
 from biphase.report.price import ladder_panel, list_prices, price_files, price_rows, price_sentence
-from biphase.report.results import (
-    FAMILY_NAMES,
-    ResultSet,
-    check_averages,
-    missing_cells,
-    num_parameters,
-)
+from biphase.report.results import FAMILY_NAMES, ResultSet, check_averages, missing_cells
 from biphase.report.statistics import SIGNIFICANCE
 from biphase.report.svg import inline_svg
 from biphase.report.tables import RULE, degenerate_mark, make_tables, show_signal, table_files
@@ -42,36 +37,48 @@ BAR_WIDTH, BAR_HEIGHT = 170.0, 18.0
 GENERATOR = "biphase report"
 
 
+class Told(TypedDict, total=False):
+    """What the page tells beside scores; nothing of what is left out."""
+
+    title: Required[str]
+    question: Required[str]
+    verdicts: Verdicts | None
+    hypotheses: tuple[Sequence[Finding], str] | None
+    """What the study declared before it ran, judged, and a sentence on when it was declared."""
+    notes: Sequence[str]
+    """What a reader must know before comparing models, in sentences."""
+    costs: Sequence[Mapping[str, object]]
+    commands: Sequence[str]
+    bm25: Mapping[str, float]
+    """Dataset → what BM25, which is no arm, scores there."""
+
+
+NOTHING_MORE: dict[str, Any] = {name: () for name in ("notes", "costs", "commands", "bm25")}
+NOTHING_MORE |= {"verdicts": None, "hypotheses": None}
+
+
 def write_report(
     results: ResultSet,
     out: Path,
     *,
-    title: str,
-    question: str,
-    verdicts: Verdicts | None = None,
-    hypotheses: tuple[Sequence[Finding], str] | None = None,
     table_numbers: Mapping[tuple[str, str], int] | None = None,
     plan_svg: str | None = None,
-    costs: Sequence[Mapping[str, object]] = (),
-    commands: Sequence[str] = (),
-    missing: Sequence[str] = (),
     losses: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
     files: Mapping[str, str] | None = None,
+    missing: Sequence[str] = (),
     answer: str = "",
-    bm25: Mapping[str, float] | None = None,
     pool: Executor | None = None,
+    **told: Unpack[Told],
 ) -> Path:
     """Write `tables/`, `figures/` and `index.html` on one study into the folder `out`, whole or not at all; returns the
     page. `InputError` for a folder that is no unchanged report, and without a score.
 
     Args:
-        hypotheses: what the study declared before it ran, judged, and a sentence on when it was declared.
         table_numbers: (setup, family) → the number under which the table stands in a paper.
         plan_svg: a picture of the plan as it was run, drawn by us: it is not escaped.
         losses: run → records of its metrics.jsonl, for the loss curves.
         files: name → text of what stands beside the page.
         answer: to the question; by default the best model against the others, in a sentence or two.
-        bm25: dataset → what BM25, which is no arm, scores there.
         pool: where figures are drawn, if there is one already (`figure_pool`); it is shut down.
     """
     if not results.results:
@@ -84,21 +91,16 @@ def write_report(
         wide, tables = [wide_table(results, metric) for metric in results.metrics], make_tables(results, table_numbers)
         write_texts(folder, {**(files or {}), **table_files([*wide, *tables]), **price_files(prices)})
         html = render(
-            title=title,
-            question=question,
             sentences=[*([answer] if answer else answer_sentences(results, means)), *map(price_sentence, prices)],
             results=results,
             wide=wide,
             prices=prices,
-            **inline_pictures(sorted(drawn), plan_svg),
-            verdicts=verdicts,
-            hypotheses=hypotheses,
             figures=figures,
             tables=tables,
-            costs=costs,
-            bm25=bm25 or {},
-            commands=commands,
+            files=files or {},
             missing=[*missing, *missing_cells(results), *(f"No figure: {line}" for line in lacking)],
+            **inline_pictures(sorted(drawn), plan_svg),
+            **NOTHING_MORE | dict(told),
         )
         write_texts(folder, {"index.html": html})
     return out / "index.html"

@@ -13,18 +13,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from biphase.report.arms import objective_pairs, reference_mask, short_steps, sizes_of
 from biphase.report.contrasts import difference
 from biphase.report.measures import label_measures
-from biphase.report.results import (
-    FAMILY_NAMES,
-    ReportArm,
-    ResultSet,
-    objective_pairs,
-    reference_mask,
-    scores_by_rate,
-    short_steps,
-    sizes_of,
-)
+from biphase.report.results import FAMILY_NAMES, ReportArm, ResultSet, scores_by_rate
 from biphase.report.statistics import rate_spread
 from biphase.style import LOOKS, SERIES, Look
 

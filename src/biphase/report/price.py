@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from biphase.errors import InputError
-from biphase.report.contrasts import contrast
+from biphase.report.arms import reference_mask, short_steps, sizes_of
+from biphase.report.contrasts import seed_interval
 from biphase.report.equivalents import (
     AXES,
     Equivalent,
@@ -22,7 +23,7 @@ from biphase.report.equivalents import (
 )
 from biphase.report.formats import MISSING, csv_text, escape_latex, latex_text, markdown_text, show_noise, show_share
 from biphase.report.panels import Mark, Panel, mark_mean, round_ticks
-from biphase.report.results import ReportArm, ResultSet, reference_mask, short_steps, sizes_of
+from biphase.report.results import ReportArm, ResultSet
 from biphase.style import LOOKS, SERIES
 
 LEAST_RUNGS = 3
@@ -43,7 +44,7 @@ class PriceList:
     baseline: tuple[ReportArm, ...]
     """Least compute first."""
     half_widths: tuple[float, ...]
-    """Half of the 95 % interval of each of its scores."""
+    """Half of the 95 % interval over seeds of each of its scores."""
     prices: tuple[Price, ...]
     """Most steps first, then the least share first: what is above all of the ladder before what lies on it."""
     datasets: tuple[str, ...]
@@ -77,7 +78,7 @@ class PriceList:
             f"The share of the baseline's compute at which it reaches the same score, on {where}: 0.6 saves 40 %. In "
             f"brackets its 95 % interval{over}; an open end (…) lies beyond the baseline's budgets, as does what is "
             f"bounded by “at most” or “at least”. Between two budgets the baseline is a line against the logarithm of "
-            f"compute; not corrected for the number of models.{once}"
+            f"compute; not corrected for the number of models. ± is half of a score's 95 % interval over seeds.{once}"
         )
 
     @property
@@ -142,7 +143,7 @@ def list_network(results: ResultSet, baseline: Sequence[ReportArm], others: Sequ
     # Above all of the ladder costs less than it says, below all of it more.
     ranks = {"at most": 0, "": 1, "at least": 2}
     prices.sort(key=lambda p: (-p[0].arm.pretrain_steps, ranks[p[0].bound], p[0].share, -p[0].score))
-    half_widths = tuple(contrast(mean_score(results, arm, datasets)).against().half_width for arm in baseline)
+    half_widths = tuple(seed_interval(mean_score(results, arm, datasets)).half_width for arm in baseline)
     return PriceList(tuple(baseline), half_widths, tuple(prices), datasets) if prices else None
 
 

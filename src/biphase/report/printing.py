@@ -39,7 +39,8 @@ def print_summary(rows: Sequence[SummaryRow], broken: Mapping[Path, str] | None 
         "seeds": lambda row: str(len(row.seeds)),
     }
     lines = [
-        "±: half of the 95 % interval over seeds, by Student's t; the paper's is 1.96·s/√n, too narrow for few seeds"
+        "±: half of the 95 % interval over seeds, by Student's t; the paper's is 1.96·s/√n, too narrow for few seeds; "
+        "–: one seed, or all score the same"
     ]
     if any(row.diverged for row in rows):
         columns["diverged"] = lambda row: f"{len(row.diverged)} of {row.num_cells}" if row.diverged else "0"

@@ -18,6 +18,9 @@ SIGNIFICANCE = 0.05
 
 TAILS = SIGNIFICANCE / 2, 1 - SIGNIFICANCE / 2
 
+ROUNDING = 1e-12
+"""A spread below this share of the values' size is the rounding of equal values, not a spread."""
+
 STABILITY_RATES = (1e-5, 1e-4)
 """Between these fine-tuning rates, both included, the paper measures how much scores depend on rate and seed."""
 
@@ -44,14 +47,17 @@ def mean_interval(values: ArrayLike, method: Literal["t", "normal"] = "t") -> In
 
     `t`: q is Student's with n-1 degrees of freedom (2.776 for five seeds). `normal`: q is the normal quantile (1.960),
     as in the paper; too narrow for few values. A single value has a half-width of nan: its spread is unknown, not zero.
+    So have values that are all equal: that a few fell together says nothing of where the next one falls.
     """
     values_N = np.asarray(values, dtype=np.float64)
     num = len(values_N)
     if num < 2:
         return Interval(float(values_N[0]) if num else np.nan, num=num)
-    mean = float(values_N.mean())
+    mean, spread = float(values_N.mean()), values_N.std(ddof=1)
+    if spread <= ROUNDING * np.abs(values_N).max():
+        return Interval(mean, num=num)
     quantile = special.stdtrit(num - 1, TAILS[1]) if method == "t" else special.ndtri(TAILS[1])
-    half_width = float(quantile * values_N.std(ddof=1) / np.sqrt(num))
+    half_width = float(quantile * spread / np.sqrt(num))
     return Interval(mean, mean - half_width, mean + half_width, num=num)
 
 

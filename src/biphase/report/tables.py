@@ -11,11 +11,12 @@ from typing import Literal, TypeVar
 from biphase.report.contrasts import difference
 from biphase.report.formats import MISSING, csv_text, escape_latex, latex_text, markdown_text, show_share
 from biphase.report.measures import tell_measures
-from biphase.report.results import AVERAGE, FAMILY_NAMES, SETUPS, ReportArm, Result, ResultSet
+from biphase.report.results import ALL_TASKS, AVERAGE, FAMILY_NAMES, SETUPS, ReportArm, Result, ResultSet
 from biphase.report.signal import Signal, measure_signal
 
 RULE = (
-    "Test scores in %: mean over seeds (± half of the 95 % interval over them). Bold: the best of its block. "
+    "Test scores in %: mean over seeds (± half of the 95 % interval over them; ± –: one seed, or seeds that score the "
+    "same, which tell no interval). Bold: the best of its block. "
     "=: within noise of it, as the 95 % interval of the difference includes zero or cannot be told; over seeds and, "
     "where predictions were kept, test examples; not corrected for the number of comparisons. †: one and the same "
     "predicted for all examples. –: no score. Signal ÷ noise: the spread of the trained models over the standard error "
@@ -228,13 +229,16 @@ CSV_COLUMNS = (
 
 
 def to_csv(table: ScoreTable) -> str:
-    """One line for each score, in percent; nothing where something is missing or does not apply."""
+    """One line for each score, in percent, under the head of its column; nothing where something is missing or does not
+    apply."""
     rows: list[Sequence[object]] = [CSV_COLUMNS]
-    for result, mark in (cell for row in table.rows for cell in row.cells):
-        if result is not None:
+    for row in table.rows:
+        for column, (result, mark) in zip(table.columns, row.cells, strict=True):
+            if result is None:
+                continue
             own = [getattr(result.arm, name) for name in CSV_COLUMNS[2:10]]
             half_width = show_share(result.half_width).replace(MISSING, "")
-            place = (result.family, result.metric, result.dataset)
+            place = ("" if column == ALL_TASKS else result.family, result.metric, column)
             rows.append(
                 (table.name, result.arm.name, *own, *place, show_share(result.mean), half_width, result.num, mark)
             )

@@ -17,6 +17,7 @@ from biphase.encoder.presets import PRESETS, shape_of
 from biphase.errors import InputError
 from biphase.flops import SampleLengths, Shape, flops_per_token
 from biphase.recipe import Checkpoints, ComputeConfig, Data, Init, Optimizer, Phase, Recipe, Schedule, Validation
+from biphase.report.formats import show_estimate
 from biphase.study.curricula import curriculum_label, fill_budget, read_curriculum, write_steps
 from biphase.study.describe import describe_hours
 from biphase.study.devices import Machine
@@ -58,7 +59,7 @@ class Evidence:
     curriculum: str
     mean: float
     half_width: float
-    """Over all noise that the scores show; nan where there is a single seed."""
+    """Over seeds, as the study's report has it; nan where these do not differ."""
     is_behind: bool = False
     """Whether the best of the study is ahead of it by more than noise, by the test of all verdicts."""
     foretold: tuple[int, int] = (0, 0)
@@ -68,7 +69,7 @@ class Evidence:
     @property
     def score(self) -> str:
         """`61.2 ± 0.8`; with a single seed `61.2`."""
-        return f"{self.mean:.4g}" + ("" if math.isnan(self.half_width) else f" ± {self.half_width:.2g}")
+        return f"{self.mean:.1f}" + ("" if math.isnan(self.half_width) else f" ± {self.half_width:.1f}")
 
 
 @dataclass(frozen=True)
@@ -144,14 +145,6 @@ def advise(
     recipe = write_recipe(chosen, curriculum.value, machine, text.shards if text else None)
     shape = shape_of(chosen.preset, {}, chosen.vocab_size)
     spent = recipe.tokens_before(recipe.num_steps) * mean_token_flops(shape, recipe.curriculum, chosen.context)
-    caveats = {
-        "extrapolated": not evidence and (chosen.is_small or chosen.tokens < PAPER_LEAST_TOKENS),
-        "beyond the law": chosen.is_small or chosen.tokens_per_parameter < 20,
-        "tokens guessed": text is not None and text.tokens is None,
-        "budget left": spent < 0.8 * budget,
-        "decoders": True,
-        "public encoder": budget >= PUBLIC_ENCODER_FLOPS and chosen.tokens < PUBLIC_ENCODER_TOKENS,
-    }
     return Advice(
         recipe=recipe,
         vocab_size=chosen.vocab_size,
@@ -160,9 +153,26 @@ def advise(
         choices=tuple(explain_choices(chosen, candidates, recipe, curriculum, text)),
         candidates=candidates,
         chosen=chosen,
-        caveats=tuple(read_rules()["caveats"][name].format(used=spent / budget) for name in caveats if caveats[name]),
+        caveats=tuple(list_caveats(chosen, budget, spent, text, bool(evidence))),
         text=text,
     )
+
+
+def list_caveats(
+    chosen: Candidate, budget: float, spent: float, text: TextAmount | None, has_evidence: bool
+) -> Iterator[str]:
+    """What to keep in mind, a sentence each."""
+    holds = {
+        "extrapolated": not has_evidence and (chosen.is_small or chosen.tokens < PAPER_LEAST_TOKENS),
+        "beyond the law": chosen.is_small or chosen.tokens_per_parameter < 20,
+        "tokens guessed": text is not None and text.tokens is None,
+        "budget left": spent < 0.8 * budget,
+        "decoders": True,
+        "public encoder": budget >= PUBLIC_ENCODER_FLOPS and chosen.tokens < PUBLIC_ENCODER_TOKENS,
+    }
+    for name in holds:
+        if holds[name]:
+            yield read_rules()["caveats"][name].format(used=spent / budget)
 
 
 def count_budget(flops: float | None, hours: float | None, machine: Machine | None) -> float:
@@ -298,7 +308,7 @@ def explain_choices(
     """The rule that holds for each thing that is chosen, in their order."""
     possible = [item for item in candidates if item.tokens >= LEAST_TOKENS]
     by_size = "small network" if chosen.is_small else "the paper's size"
-    others = ", ".join(f"{item.preset} {item.loss:.3f}" for item in possible if item.preset != chosen.preset)
+    others = ", ".join(f"{item.preset} {item.loss:.2f}" for item in possible if item.preset != chosen.preset)
     if not others:
         size = "one"
     elif all(item.is_guess for item in possible):
@@ -355,10 +365,11 @@ def describe_advice(advice: Advice) -> RenderableType:
         sizes.add_column(name, justify="left" if name == "preset" else "right")
     for item in advice.candidates:
         if item.tokens < LEAST_TOKENS:
-            sizes.add_row(item.preset, f"{item.tokens:.3g}", "", "", "too few tokens")
+            sizes.add_row(item.preset, f"{item.tokens:.2g}", "", "", "too few tokens")
             continue
         mark = "  ← chosen" if item == advice.chosen else ""
-        row = (f"{item.tokens:.3g}", f"{item.tokens_per_parameter:.3g}", f"{item.epochs:.2g}", f"{item.loss:.3f}")
+        epochs = show_estimate(item.epochs) if advice.text else ""
+        row = (f"{item.tokens:.2g}", show_estimate(item.tokens_per_parameter), epochs, f"{item.loss:.2f}")
         sizes.add_row(item.preset + mark, *row)
     cost = f"cost: {advice.flops:.3g} FLOPs"
     if advice.machine:

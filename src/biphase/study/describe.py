@@ -16,7 +16,7 @@ from rich.tree import Tree
 
 from biphase.console import duration, printable
 from biphase.embedding.recipe import set_name
-from biphase.report.formats import show_count
+from biphase.report.formats import show_count, show_estimate
 from biphase.report.printing import PLAIN
 from biphase.study.cost import Estimate
 from biphase.study.curricula import are_alike, write_steps
@@ -140,12 +140,12 @@ def cost_table(estimate: Estimate) -> Table:
     columns = {"FLOPs": ([f"{row.flops:.3g}" for row in rows], f"{estimate.flops:.3g}")}
     if machine:
         own = [row.device_hours or 0.0 for row in rows]
-        columns[f"{machine.name}\nhours"] = ([format_hours(value) for value in own], format_hours(sum(own)))
+        columns[f"{machine.name}\nhours"] = ([show_estimate(value) for value in own], show_estimate(sum(own)))
     hours = [(row.published.gpu_hours if row.published else None) or 0.0 for row in rows]
     if any(hours):
         on = f"\n{estimate.published_on} hours" if estimate.published_on else ""
-        told = [format_hours(value) if value else "" for value in hours]
-        columns[f"published{on}"] = (told, format_hours(sum(hours)))
+        told = [f"{value:,.10g}" if value else "" for value in hours]
+        columns[f"published{on}"] = (told, f"{sum(hours):,.10g}")
     # What was published was measured on the device of the study file: on another one it is a share of no peak.
     if any(hours) and machine and machine.name == estimate.published_on:
         shares = [
@@ -155,14 +155,9 @@ def cost_table(estimate: Estimate) -> Table:
     return number_table("Cost", "", [row.group for row in rows], columns)
 
 
-def format_hours(value: float) -> str:
-    """Two or three digits that count: 0.02, 12.5, 81,000."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}" if value >= 1 else f"{value:.2f}"
-
-
 def describe_hours(value: float) -> str:
-    """`12.5 hours`, and below two hours as people say it: `1m26s`."""
-    return f"{format_hours(value)} hours" if value >= 2 else duration(3600 * value)
+    """`12 hours`, and below two hours as people say it: `1m26s`."""
+    return f"{show_estimate(value)} hours" if value >= 2 else duration(3600 * value)
 
 
 def cost_lines(estimate: Estimate) -> list[str]:

@@ -18,6 +18,7 @@ from biphase.report.results import ResultSet
 from biphase.run import Run, read_metrics
 from biphase.study.folder import StudyFolder, StudyState, measure_cells, read_state
 from biphase.study.hypotheses import describe_declaration, hypotheses_json, judge_hypotheses, list_scores
+from biphase.study.notes import list_notes
 from biphase.study.plan import Plan
 from biphase.study.results import collect_results, find_bm25
 from biphase.study.run import status
@@ -56,6 +57,7 @@ def report_study(
             costs=list_costs(plan, state),
             commands=commands,
             missing=list(list_missing(plan, place, state)),
+            notes=list(list_notes(place, state)),
             losses=read_losses(plan, place, state),
             files=files,
             bm25=find_bm25(scores),

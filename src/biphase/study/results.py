@@ -10,12 +10,12 @@ from biphase.finetuning.metrics.ranking import BM25
 from biphase.finetuning.scores import TASK_SETTINGS, UNKNOWN_DATA, Score, ScoreSet, differing, settings_of
 from biphase.finetuning.selection import select_rate
 from biphase.paper.published import place_arms
-from biphase.report.contrasts import Terms, combine, contrast
+from biphase.report.contrasts import Terms, combine, contrast, seed_interval
 from biphase.report.results import ReportArm, Result, measured, pool
 from biphase.study.advise import Evidence
-from biphase.study.cost import Sizes, measure_sizes
 from biphase.study.folder import StudyFolder, read_state
 from biphase.study.plan import EvaluatedModel, Plan, history, plan_study
+from biphase.study.sizes import Sizes, measure_sizes
 from biphase.study.spec import load_study, task_families
 from biphase.study.trunks import PlannedRun
 
@@ -166,7 +166,7 @@ def weigh_evidence(curricula: Mapping[str, Terms], smaller: Sequence[Mapping[str
     """Curricula with their mean scores as weighted sums, each told apart from the best or not, by the test of all
     verdicts: over seeds of pretraining and fine-tuning and over test examples, as far as they are known. `smaller` are
     the same at smaller budgets, to count how often these had two of them in the right order."""
-    means = {name: contrast(terms).against() for name, terms in curricula.items()}
+    means = {name: seed_interval(terms) for name, terms in curricula.items()}
     best = curricula[max(means, key=lambda name: means[name].value)]
     evidence = []
     for name, terms in curricula.items():

@@ -6,7 +6,7 @@ stands in `study.worker`.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -18,7 +18,7 @@ from biphase.engine.scheduler import Failure, Forecast, read_failures, run_batch
 from biphase.engine.units import Unit
 from biphase.errors import InputError
 from biphase.run import drop_step, open_run
-from biphase.study.cost import cell_costs, measure_sizes
+from biphase.study.cost import cell_costs
 from biphase.study.folder import (
     StudyFolder,
     StudyState,
@@ -33,7 +33,9 @@ from biphase.study.folder import (
     train_name,
 )
 from biphase.study.plan import Plan
+from biphase.study.sizes import measure_sizes
 from biphase.study.spec import EMBED, find_data_dirs, scored_as
+from biphase.study.task_sizes import find_sizes
 from biphase.study.worker import score_unit, train_unit
 from biphase.tasks.sources import HUB, find_source
 from biphase.tasks.spec import find_task
@@ -164,10 +166,21 @@ def status(plan: Plan, folder: StudyFolder, state: StudyState) -> dict[str, Any]
     for kind, num in total.items():
         left = None if seconds_left is None else seconds_left.get(kind, 0.0)
         running = num_running if kind == TRAINING else 0
-        lines.append(StatusLine(kind, done[kind], running, num_failed[kind], num, left))
+        name = kind if kind == TRAINING else scored_as(kind)
+        lines.append(StatusLine(name, done[kind], running, num_failed[kind], num, left))
     own = [failure for failure in failures if not failure.is_blocked]
-    told = {"lines": lines, "seeds": seed_progress(plan, state)}
+    told = {"lines": lines, "seeds": seed_progress(plan, state), "notes": list_guesses(plan, lines)}
     return told | {"failed": own, "num_waiting": len(failures) - len(own)}
+
+
+def list_guesses(plan: Plan, lines: Sequence[StatusLine]) -> list[str]:
+    """What is not known of the times in `lines`: how long a task takes whose size is guessed, until a cell says it."""
+    begun = {line.name for line in lines if line.done}
+    tasks = {} if plan.study.evaluation is None else find_sizes(plan.study.evaluation)
+    trained = {cell.task: scored_as(cell.task) for cell in plan.cells}
+    guessed = [name for task, name in trained.items() if task in tasks and tasks[task].origin == "guessed"]
+    lacking = [name for name in guessed if name not in begun]
+    return [f"how long {name} takes is a guess: its data is not at hand to be counted" for name in lacking]
 
 
 def seed_progress(plan: Plan, state: StudyState) -> list[str]:
@@ -260,7 +273,8 @@ def estimate_costs(plan: Plan) -> dict[str, float]:
     for run in plan.runs.values():
         flops = sum(sizes.flops(run).values()) if sizes is not None else 0.0
         costs[train_name(run.name)] = flops if has_flops else float(run.tokens)
-    for cell, (_, tokens, flops) in zip(plan.cells, cell_costs(plan, sizes), strict=True):
+    tasks = {} if plan.study.evaluation is None else find_sizes(plan.study.evaluation)
+    for cell, (_, tokens, flops) in zip(plan.cells, cell_costs(plan, sizes, tasks), strict=True):
         costs[cell.name] = flops if has_flops else tokens
     return costs
 

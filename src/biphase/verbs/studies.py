@@ -111,7 +111,7 @@ class OpenStudy:
 
     def progress(self) -> dict[str, Any]:
         """How far it is: `lines` of the training runs, then of the cells of each task; how far each of several seeds of
-        pretraining is; what `failed`; `num_waiting`, how many units need one that did."""
+        pretraining is; `notes` on what is guessed; what `failed`; `num_waiting`, how many units need one that did."""
         from biphase.study.folder import StudyFolder, read_state
         from biphase.study.run import status
 

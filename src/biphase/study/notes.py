@@ -1,0 +1,68 @@
+"""A study's records → what a reader must know before comparing its arms: what was not the same for all of them."""
+
+from collections.abc import Iterator, Mapping
+from itertools import chain
+from typing import Any
+
+from biphase.files import read_json_as
+from biphase.finetuning.scores import TASK_SETTINGS, Score, settings_of
+from biphase.finetuning.selection import FEW_VALIDATION
+from biphase.report.formats import show_count
+from biphase.run import Run, read_recipe
+from biphase.study.folder import StudyFolder, StudyState, TrainedRecord
+
+DTYPES = {"bf16": "bfloat16", "fp32": "float32", "auto": ""}
+MOST_NAMES = 3
+
+
+def list_notes(place: StudyFolder, state: StudyState) -> Iterator[str]:
+    """A sentence for each."""
+    yield from tell_unlike("trained", {name: trained_with(place, record) for name, record in state.records.items()})
+    by_task: dict[str, dict[str, list[Score]]] = {}
+    for model, found in state.scores.items():
+        for score in found.scores:
+            by_task.setdefault(score.task, {}).setdefault(model, []).append(score)
+    settings = dict[str, None]()
+    for scores in by_task.values():
+        facts = {model: tuned_with(own[0]) for model, own in scores.items()}
+        settings |= dict.fromkeys(tell_unlike("fine-tuned", facts))
+    yield from settings
+    for task, scores in by_task.items():
+        every = list(chain.from_iterable(scores.values()))
+        fewest = min(score.num_examples.get("validation", FEW_VALIDATION) for score in every)
+        if fewest < FEW_VALIDATION and len({score.config.learning_rate for score in every}) > 1:
+            yield (
+                f"On {task}, {show_count(fewest, 'validation example')} chose the rates: so few may give equally good "
+                "models different rates, and what is then more than noise would be another with other examples."
+            )
+
+
+def trained_with(place: StudyFolder, record: TrainedRecord) -> dict[str, str]:
+    """What decides a run's weights beside its recipe, as far as that is recorded."""
+    run = Run(place.runs / record.folder)
+    environment = read_json_as(run.path / "environment.json", dict[str, Any])
+    given = DTYPES[read_recipe(run).compute.precision]
+    return {"precision": environment.get("precision", given), "device": environment.get("device", "")}
+
+
+def tuned_with(score: Score) -> dict[str, str]:
+    own = {key: value for key, value in settings_of(score).items() if key not in {*TASK_SETTINGS, "weights"}}
+    return own | {"device": str(score.machine.get("device", ""))}
+
+
+def tell_unlike(how: str, facts: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
+    """A sentence for each fact that is known to differ; `facts` by the name of a run or a model."""
+    for key in dict.fromkeys(key for own in facts.values() for key in own):
+        names: dict[str, list[str]] = {}
+        for name, own in facts.items():
+            if own.get(key):
+                names.setdefault(own[key], []).append(name)
+        if len(names) > 1:
+            shown = [f"{value} ({first_names(some)})" for value, some in sorted(names.items())]
+            yield f"Not all {how} with the same {key}: {', '.join(shown)}; differences between these may come from it."
+
+
+def first_names(names: list[str]) -> str:
+    """`a, b, c and 4 more`."""
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return ", ".join(names[:MOST_NAMES]) + more

@@ -1,0 +1,115 @@
+"""The runs of a plan → what they compute with: the shapes of their networks, the lengths of their samples."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from biphase.config import MAX_COUNT
+from biphase.encoder.presets import shape_of
+from biphase.errors import InputError, clipped
+from biphase.files import read_json_as
+from biphase.flops import LLAMA_SHAPED, SHAPE_KEYS, SampleLengths, Shape, flops_per_token, read_shape
+from biphase.recipe import Data
+from biphase.study.arms import starting_models
+from biphase.study.plan import Plan
+from biphase.study.spec import Planning, StartingModel
+from biphase.study.trunks import PlannedRun, phases_between
+
+SAMPLED_SAMPLES = 100_000
+"""How many samples of a shard set are looked at for their mean length."""
+
+
+def find_lengths(data: Data, planning: Planning) -> SampleLengths:
+    """How long samples are: in the shards where they are here, else by the packer's rule or as the study assumes."""
+    low, high = data.min_sample_tokens, data.max_sample_tokens
+    if data.packing == "stream":
+        # Two samples fill `high` tokens, cut at r uniform in low..high - low. So each is high / 2 long on average, with
+        # the variance of a uniform integer, and the mean of its square is the square of the mean plus the variance.
+        variance = ((high - 2 * low + 1) ** 2 - 1) / 12
+        squares = 2 * ((high / 2) ** 2 + variance)
+        return SampleLengths(high / 2, squares / high, "of a token stream cut at random")
+    places = (data.shards, *(part.path for part in data.mixture or ()))
+    if all((Path(place) / "manifest.json").exists() for place in places):
+        from biphase.corpus.mixture import make_samples, open_text
+
+        text, samples_per_token, mean_keys = open_text(data), 0.0, 0.0
+        for shards, share in zip(text.sets, map(float, text.shares), strict=True):
+            samples = make_samples(data, shards)
+            chosen = np.linspace(0, samples.num_samples - 1, min(samples.num_samples, SAMPLED_SAMPLES)).astype(np.int64)
+            starts, stops = samples.spans(chosen)
+            lengths = (stops - starts).astype(np.float64)
+            samples_per_token += share / float(lengths.mean())
+            mean_keys += share * float((lengths**2).sum() / lengths.sum())
+        return SampleLengths(1 / samples_per_token, mean_keys, f"measured in {', '.join(places[1:] or places)}")
+    mean = float(planning.mean_sample_tokens or high / 2)
+    return SampleLengths(mean, mean, "assumed: all samples as long as the mean")
+
+
+def find_vocab_size(data: Data, planning: Planning) -> int:
+    """The vocabulary of the shards where they are here, else as the study says. Raises `InputError` without either."""
+    manifest = Path(data.shards) / "manifest.json"
+    if manifest.exists():
+        vocab_size: int = read_json_as(manifest, dict[str, Any]).get("vocab_size", 0)
+        if not isinstance(vocab_size, int) or vocab_size < 1:
+            raise InputError(f"{manifest} is damaged (vocab_size is {vocab_size!r}); prepare the shards anew")
+        return vocab_size
+    if planning.vocab_size is None:
+        raise InputError(f"the shards {data.shards} are not here yet: give planning.vocab_size, such as 32768")
+    return planning.vocab_size
+
+
+def model_shape(model: StartingModel, vocab_size: int) -> Shape | None:
+    """The shape of a preset or of a folder with a Llama-like config.json; None for other types and what only the hub
+    knows."""
+    if model.preset is not None:
+        return shape_of(model.preset, model.architecture, vocab_size)
+    config = Path(model.model or "") / "config.json"
+    if not config.is_file():
+        return None
+    settings = read_json_as(config, dict[str, Any], "save the model anew")
+    if settings.get("model_type") not in LLAMA_SHAPED or any(key not in settings for key in SHAPE_KEYS):
+        return None
+    for key in (*SHAPE_KEYS, "head_dim", "vocab_size"):
+        size = settings.get(key) or 1
+        if not isinstance(size, int) or not 0 < size <= MAX_COUNT:
+            raise InputError(f"{config}: {key} is {clipped(repr(size))}, which is no size; save the model anew")
+    return read_shape(settings | {"vocab_size": max(vocab_size, settings.get("vocab_size", 0))})
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What the runs of a plan compute with: by name of a run, its network and the lengths of its samples."""
+
+    shapes: Mapping[str, Shape | None]
+    texts: Mapping[str, SampleLengths]
+
+    def flops(self, run: PlannedRun, until: int | None = None) -> dict[str, float]:
+        """What a run costs, by objective, up to a step of it; nothing for a network of unknown shape."""
+        shape, spent = self.shapes[run.name], dict[str, float]()
+        if shape is None:
+            return spent
+        end = run.first
+        for phase in phases_between(run.recipe.curriculum, 0, (until or run.last) - run.first):
+            begin, end = end, end + phase.steps
+            tokens = run.recipe.tokens_before(end) - run.recipe.tokens_before(begin)
+            for part, share in phase.parts:
+                flops = share * tokens * flops_per_token(shape.flops, part, self.texts[run.name])
+                spent[part.objective] = spent.get(part.objective, 0.0) + flops
+        return spent
+
+
+def measure_sizes(plan: Plan) -> Sizes:
+    """The sizes of all runs; each set of shards is looked into once."""
+    models, planning = starting_models(plan.study), plan.study.planning
+    texts: dict[Data, SampleLengths] = {}
+    vocabularies: dict[str, int] = {}
+    shapes = {}
+    for run in plan.runs.values():
+        data = run.recipe.data
+        if data not in texts:
+            texts[data], vocabularies[data.shards] = find_lengths(data, planning), find_vocab_size(data, planning)
+        shapes[run.name] = model_shape(models[run.model], vocabularies[data.shards])
+    return Sizes(shapes, {run.name: texts[run.recipe.data] for run in plan.runs.values()})
