@@ -199,7 +199,9 @@ def test_lists_of_0_and_1_say_which_classes_apply(capsys: pytest.CaptureFixture[
     assert "label: read as a 0 or 1 for each of the 4 classes, in order" in capsys.readouterr().out
     rows[4]["label"] = ["x", "y", "x"]
     Path("twice.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with pytest.raises(InputError, match="row 0 has a class twice in 'label': name each once, or give every row a 0"):
+    with pytest.raises(
+        InputError, match=r"twice\.jsonl:1 has a class twice in 'label': name each once, or give every row a 0"
+    ):
         init_task_command(Path("twice.jsonl"), None, None, Path("twice.yaml"))
 
 
@@ -207,7 +209,7 @@ def test_lists_of_0_and_1_say_which_classes_apply(capsys: pytest.CaptureFixture[
     ("labels", "message"),
     [
         (["3,45", "1.234,50", "2"], "decimal comma, or two classes, such as '3,45': write numbers with a point"),
-        (["yes", "no", "", "no"], "row 2 has no label in 'label': take it out"),
+        (["yes", "no", "", "no"], r"train\.csv:4 has no label in 'label': take it out"),
     ],
 )
 def test_labels_that_may_be_something_else_are_asked_for(labels: list[str], message: str) -> None:

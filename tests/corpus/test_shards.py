@@ -414,10 +414,23 @@ def test_validation_by_sources(corpus: Path, tokenizer_folder: Path, tmp_path: P
     assert decoded(tmp_path / "out", "validation") == texts_of(2)
     with pytest.raises(InputError, match="both for training and for validation"):
         prepare([corpus], tokenizer_folder, tmp_path / "other", validation_sources=held_out)
-    with pytest.raises(InputError, match="txt_documents 'page' is unknown"):
+    with pytest.raises(InputError, match=r"txt_documents \(--txt-documents\) 'page' is unknown"):
         prepare(train, tokenizer_folder, tmp_path / "o", txt_documents="page")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="choose one"):
         prepare(train, tokenizer_folder, tmp_path / "o", validation_sources=held_out, validation_fraction=0.1)
+    (tmp_path / "blank.txt").write_text(" \n")
+    with pytest.raises(InputError, match="the validation sources hold no text: name others, or leave them out"):
+        prepare(train, tokenizer_folder, tmp_path / "o", validation_sources=[tmp_path / "blank.txt"], workers=1)
+
+
+def test_a_file_without_documents_is_one_empty_text(tokenizer_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("some text")
+    (tmp_path / "b.jsonl").write_text("\n")
+    manifest = prepare([tmp_path], tokenizer_folder, tmp_path / "out", workers=1, validation_fraction=0)
+    assert (manifest.splits["train"].documents, manifest.splits["train"].empty_texts) == (1, 1)
+    assert decoded(tmp_path / "out") == ["some text"]
+    with pytest.raises(InputError, match="every text is empty"):
+        prepare([tmp_path / "b.jsonl"], tokenizer_folder, tmp_path / "o", workers=1, validation_fraction=0)
 
 
 def test_validation_is_drawn_by_document_id(tokenizer_folder: Path, tmp_path: Path) -> None:

@@ -73,14 +73,59 @@ def test_other_fields_and_rows_without_id(tmp_path: Path) -> None:
 
 
 def test_folders_are_recursive_and_sorted_and_say_what_stays_out(tmp_path: Path, capsys) -> None:
-    for name in ("b.txt", "a/z.txt", "a/b.jsonl", "notes.md", ".hidden/x.txt"):
+    for name in ("b.txt", "a/z.txt", "a/b.jsonl", "notes.md", "[b].rtf", "c.doc", "d.doc", "e.doc", ".hidden/x.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(jsonl(DOCUMENTS[:1]))
     names = [Path(source.name).relative_to(tmp_path).as_posix() for source in find_text_sources([tmp_path])]
-    assert names == ["a/b.jsonl", "a/z.txt", "b.txt"]
-    assert "1 files are no text source" in capsys.readouterr().err
+    assert names == ["a/b.jsonl", "a/z.txt", "b.txt", "notes.md"]
+    told = capsys.readouterr().err.replace("\n", "")
+    left_out = [str(tmp_path / name) for name in ("[b].rtf", "c.doc", "d.doc")]
+    assert f"4 of 8 files are no text source and stay out: {', '.join(left_out)} and 1 more" in told
     globbed = find_text_sources([f"{tmp_path}/**/*.txt"])
     assert [source.name for source in globbed] == [f"{tmp_path}/a/z.txt", f"{tmp_path}/b.txt"]
+
+
+def test_links_that_are_not_gone_into_are_told(tmp_path: Path, capsys) -> None:
+    for name in ("a/a.txt", "links/b.txt"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text("text")
+    (tmp_path / "links" / "a.txt").symlink_to(tmp_path / "a" / "a.txt")
+    (tmp_path / "links" / "folder").symlink_to(tmp_path / "a")
+    (tmp_path / "links" / "lost.txt").symlink_to("nowhere")
+    assert [Path(source.name).name for source in find_text_sources([tmp_path / "links"])] == ["a.txt", "b.txt"]
+    assert "2 of 4 files are no text source" in capsys.readouterr().err
+
+
+def test_markdown_is_text(tmp_path: Path) -> None:
+    (tmp_path / "a.md").write_text("# Title\n\nText.\n")
+    (tmp_path / "b.md.gz").write_bytes(gzip.compress(b"more"))
+    assert read(f"{tmp_path}/*.md") == [Document("a.md", "# Title\n\nText.\n")]
+    assert [document.text for document in read(tmp_path)] == ["# Title\n\nText.\n", "more"]
+
+
+def test_an_empty_file_stays_out_and_one_without_documents_is_an_empty_document(tmp_path: Path, capsys) -> None:
+    (tmp_path / "a.txt").write_text("text")
+    for name, content in {"b.txt": b"", "c.jsonl": b"", "d.jsonl": b"\n\n", "e.txt.gz": gzip.compress(b"")}.items():
+        (tmp_path / name).write_bytes(content)
+    pq.write_table(pa.table({"text": pa.array([], pa.string())}), tmp_path / "f.parquet")
+    expected = [("a.txt", "text"), ("d.jsonl", ""), ("e.txt.gz", ""), ("f.parquet", "")]
+    assert read(tmp_path) == [Document(name, text) for name, text in expected]
+    told = capsys.readouterr().err.replace("\n", "")
+    assert f"2 of 6 files are empty and stay out: {tmp_path}/b.txt, {tmp_path}/c.jsonl" in told
+    fails(f"{tmp_path}/[bc].*", f"{tmp_path}/b.txt is empty, as are all other sources")
+
+
+def test_a_name_with_dots_reaches_into_objects(tmp_path: Path) -> None:
+    path = tmp_path / "d.jsonl"
+    path.write_text(
+        '{"meta": {"text": "inside", "key": {"n": 1}}}\n{"meta.text": "beside", "meta": {"text": "inside"}}\n'
+    )
+    names = {"text_field": "meta.text", "id_field": "meta.key.n"}
+    assert read(path, **names) == [Document("1", "inside"), Document("d.jsonl:2", "beside")]
+    fails(path, ":1:", "'meta.body'", "meta, meta.text, meta.key, meta.key.n", text_field="meta.body")
+    pq.write_table(pa.table({"meta": [{"text": "inside", "key": {"n": 1}}], "n": [2]}), tmp_path / "d.parquet")
+    assert read(tmp_path / "d.parquet", **names) == [Document("1", "inside")]
+    fails(tmp_path / "d.parquet", "'text'", "meta.text, meta.key.n")
 
 
 def test_a_fingerprint_changes_with_the_file(tmp_path: Path) -> None:
@@ -98,14 +143,17 @@ def test_a_fingerprint_changes_with_the_file(tmp_path: Path) -> None:
     [
         ("d.jsonl", b'{"text": "a"}\n{"text": "b"\n', [":2:", "broken JSON"]),
         ("d.jsonl", b'{"text": "a"}\n["b"]\n', [":2:", "list"]),
-        ("d.jsonl", b'{"text": "a"}\n{"txt": "b", "url": "u"}\n', [":2:", "'text'", "txt, url", "as text_field"]),
+        (
+            "d.jsonl",
+            b'{"text": "a"}\n{"txt": "b", "url": "u"}\n',
+            [":2:", "'text'", "txt, url", "as text_field (--text-field)"],
+        ),
         ("d.jsonl", b'{"text": "a"}\n\n{"text": null}\n', [":3:", "null"]),
         ("d.jsonl", b'{"text": 5}\n', [":1:", "number"]),
         ("d.jsonl", b'{"text": "a"}\n{"text": "\xff"}\n', [":2:", "not UTF-8", "0xff", "position 10"]),
         ("d.jsonl", b'{"text": "a"}\n{"text": "\\ud800"}\n', [":2:", "surrogate"]),
         ("d.txt", b"good\nb\xe4d\n", [":2:", "not UTF-8", "0xe4", "position 1"]),
         ("d.txt", b"", ["is empty"]),
-        ("d.jsonl", b"\n\n", ["holds no documents"]),
         ("d.jsonl.gz", b"not gzip at all", ["damaged"]),
         ("d.jsonl.gz", gzip.compress(jsonl(DOCUMENTS) * 100)[:-20], ["cut short"]),
         ("d.jsonl.zst", zstandard.compress(jsonl(DOCUMENTS) * 100)[:-5], ["cut short"]),
@@ -138,6 +186,7 @@ def test_bad_names(tmp_path: Path, monkeypatch) -> None:
     fails("data/missing.jsonl", "does not exist")  # looks like owner/name, but the ending says file
     fails("empty/missing", "does not exist")  # the folder is here, so no owner on the hub is meant
     fails("hub:one-word", "hub:owner/name")
+    fails("", "a source without a name")
     with pytest.raises(InputError, match="given twice"):
         find_text_sources(["train.jsonl", tmp_path])
     with pytest.raises(InputError, match="no source"):

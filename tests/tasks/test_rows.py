@@ -10,6 +10,7 @@ import pandas
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pydantic import ValidationError
 from seqeval.scheme import BILOU, IOBES, Entities
 
 from biphase.errors import InputError
@@ -44,6 +45,65 @@ def test_tables_as_pandas_writes_them(tmp_path: Path, separator: str, quoting: A
     assert found == theirs.to_dict("records")
     if separator == "\t" and quoting != csv.QUOTE_MINIMAL:
         assert rows_of(path) == found
+
+
+def test_a_delimiter_may_be_named(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("text|label\na, b|yes\nc;d|no\n")
+    assert rows_of(path, delimiter="|") == [{"text": "a, b", "label": "yes"}, {"text": "c;d", "label": "no"}]
+    with pytest.raises(InputError, match=r"t\.csv:2: 2 fields where the header names 1, parted by ','.*`delimiter`"):
+        rows_of(path)
+    for odd in ("||", "\n", '"', ""):
+        with pytest.raises(ValidationError):
+            FileLayout(delimiter=odd)
+
+
+def test_columns_inside_objects_go_by_names_with_dots(tmp_path: Path) -> None:
+    rows = [
+        {"meta": {"body": f"text {number}"}, "said": {"label": "yes" if number % 2 else "no"}} for number in range(30)
+    ]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    files = [{"train": "train.jsonl", "rename": {"said.label": "label"}}]
+    for changes in (
+        {"template": "{meta.body}", "files": files},
+        {"template": "{meta.body}", "label": "said.label", "files": [{"train": "train.jsonl"}]},
+    ):
+        data = load_examples(find_source(task_of(**changes), tmp_path), judged_only=False)
+        assert {(one.text, one.label) for one in data.train} <= {(f"text {n}", n % 2) for n in range(30)}
+    with pytest.raises(InputError, match=r"column 'meta.txt'; the columns are: meta, meta.body, said, said.label"):
+        load_examples(find_source(task_of(template="{meta.txt}", files=files), tmp_path), judged_only=False)
+
+
+def test_a_template_names_columns_with_blanks(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text("review text,label\n" + "good,yes\nbad,no\n" * 15)
+    task = task_of(template="A {review text}.", files=[{"train": "train.csv"}])
+    data = load_examples(find_source(task, tmp_path), judged_only=False)
+    assert {one.text for one in data.train} == {"A good.", "A bad."}
+
+
+def test_classes_that_a_draw_leaves_out_are_told(tmp_path: Path, capsys) -> None:
+    lines = "".join(
+        f"text {number},{'rare' if number == 7 else 'yes' if number % 2 else 'no'}\n" for number in range(40)
+    )
+    (tmp_path / "train.csv").write_text("text,label\n" + lines)
+    task = task_of(classes=["no", "yes", "rare"], files=[{"train": "train.csv"}])
+    data = load_examples(find_source(task, tmp_path), judged_only=False)
+    told = capsys.readouterr().err
+    for split, what in {
+        "train": "left to train on",
+        "validation": "drawn for validation",
+        "test": "drawn for test",
+    }.items():
+        examples = data.splits[split]  # type: ignore[index]
+        is_absent = all(one.label != 2 for one in examples)
+        assert is_absent == (f"of the {len(examples)} examples {what} none has rare" in " ".join(told.split()))
+    (tmp_path / "test.csv").write_text("text,label\na,yes\nb,no\n")
+    (tmp_path / "dev.csv").write_text("text,label\nc,yes\nd,no\n")
+    files = [{"train": "train.csv", "validation": "dev.csv", "test": "test.csv"}]
+    load_examples(
+        find_source(task.model_copy(update={"files": task_of(files=files).files}), tmp_path), judged_only=False
+    )
+    assert "none has" not in capsys.readouterr().err
 
 
 def test_quotes_in_tsv_are_never_kept_unasked(tmp_path: Path) -> None:

@@ -174,6 +174,8 @@ BAD_TASKS = [
     ({"template": "text"}, "template must name a column in braces"),
     ({"template": "{}"}, "only names of columns may stand in braces"),
     ({"template": "{a.__class__}"}, "only names of columns may stand in braces"),
+    ({"template": "{a b.__class__}"}, "only names of columns may stand in braces"),
+    ({"template": "{0}"}, "only names of columns may stand in braces.*others have a name by `rename`"),
     ({"template": "{a!r}"}, "only names of columns may stand in braces"),
     ({"template": "{a"}, "a brace that is text is doubled"),
     ({"query_template": "Query:"}, "query_template must have {text} once"),

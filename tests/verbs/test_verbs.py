@@ -348,18 +348,18 @@ def test_arrays_are_lists(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "wrong", "said"),
     [
-        ({"tokens": ["a"], "ner_tags": ["O"]}, {"ner_tags": None}, "row 1 has null in 'ner_tags'"),
-        ({"tokens": ["a"], "ner_tags": ["O"]}, {"ner_tags": 0}, "row 1 has no list in 'ner_tags', unlike the first"),
-        ({"question": "a b", "choices": ["x y", "z"], "answer": 0}, {"choices": None}, "row 1 has null in 'choices'"),
-        ({"text": "a b", "label": ["x"]}, {"label": None}, "row 1 has null in 'label'"),
-        ({"text": "a b", "label": ["x"]}, {"label": ["x", None]}, "row 1 has null in 'label'"),
-        ({"text": "a b", "label": "x"}, {"label": None}, "row 1 has null in 'label'"),
+        ({"tokens": ["a"], "ner_tags": ["O"]}, {"ner_tags": None}, "2 has null in 'ner_tags'"),
+        ({"tokens": ["a"], "ner_tags": ["O"]}, {"ner_tags": 0}, "2 has no list in 'ner_tags', unlike the first"),
+        ({"question": "a b", "choices": ["x y", "z"], "answer": 0}, {"choices": None}, "2 has null in 'choices'"),
+        ({"text": "a b", "label": ["x"]}, {"label": None}, "2 has null in 'label'"),
+        ({"text": "a b", "label": ["x"]}, {"label": ["x", None]}, "2 has null in 'label'"),
+        ({"text": "a b", "label": "x"}, {"label": None}, "2 has null in 'label'"),
     ],
 )
 def test_a_row_without_a_value_is_named(tmp_path: Path, row: Any, wrong: Any, said: str) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps(one) + "\n" for one in (row, row | wrong)))
-    with pytest.raises(InputError, match=rf"rows\.jsonl: {said}"):
+    with pytest.raises(InputError, match=rf"rows\.jsonl:{said}"):
         describe_data(path, None)
 
 
@@ -377,6 +377,10 @@ def test_what_says_the_label_is_not_read(tmp_path: Path) -> None:
     for wrong in (None, float("nan")):
         with pytest.raises(InputError, match="row 30 has no label in 'stars': take it out"):
             write_task([*rows, rows[0] | {"stars": wrong}], tmp_path, "other")
+    kept = tmp_path / "mine.jsonl"
+    kept.write_text("".join(json.dumps(row) + "\n" for row in missing))
+    with pytest.raises(InputError, match=r"mine\.jsonl:31 has no 'stars', which the first row has"):
+        write_task(kept, tmp_path, "other")
 
 
 def test_what_a_grid_decides_is_no_setting() -> None:

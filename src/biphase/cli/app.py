@@ -81,13 +81,14 @@ app.add_typer(report_app, name="report")
 SourceArguments = Annotated[
     list[str],
     typer.Argument(
-        help="Files (.txt, .jsonl, .jsonl.gz, .jsonl.zst, .parquet), folders, globs, or hub data sets (ID:SUBSET)."
+        help="Files (.txt, .md, .jsonl, also as .gz or .zst; .parquet), folders, globs, or hub data sets (ID:SUBSET)."
     ),
 ]
 OutOption = Annotated[Path, typer.Option("--out", help="The folder to write.")]
 TextFieldOption = Annotated[str, typer.Option(help="The JSON field or parquet column with the text.")]
 TxtDocumentsOption = Annotated[
-    TxtDocuments, typer.Option(metavar="UNIT", help="What a document is in .txt files: file, paragraphs or lines.")
+    TxtDocuments,
+    typer.Option(metavar="UNIT", help="What a document is in .txt and .md files: file, paragraphs or lines."),
 ]
 
 EXIT_INTERRUPTED = 130

@@ -273,6 +273,8 @@ def finish_set(out: Path, plans: list[ShardPlan], facts: dict[str, Any], before:
     if splits["validation"].documents == 0 and facts["options"].validation_fraction > 0:
         told = f"no document fell into validation ({splits['train'].documents} in all)"
         console.err.print(f"{told}: {mend_validation(plans)}", markup=False)
+    if splits["validation"].documents == 0 and any(plan.split == "validation" for plan in plans):
+        raise InputError("the validation sources hold no text: name others, or leave them out")
     manifest = ShardManifest(
         fingerprint=set_fingerprint(facts["tokenizer_hash"], facts["dtype"], facts["vocab_size"], shards),
         splits=splits,

@@ -6,7 +6,7 @@ names the file, and the line where there is one.
 
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,8 @@ CODECS = {".zst": "zstd", ".gz": "gzip"}
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 BUFFER_BYTES = 1 << 20
+ABSENT = object()
+"""Stands for the value of a field that is not there, where null is a value too."""
 MAX_LINE_BYTES = 1 << 28
 """A longer line is refused: a small compressed file may hold one of many gigabytes."""
 
@@ -100,6 +102,22 @@ def damaged(path: str | Path, error: Exception) -> InputError:
 def broken_json(place: str, error: json.JSONDecodeError, needed: str = "") -> InputError:
     remedy = f": {needed}" if needed else ""
     return InputError(f"{place}: broken JSON ({error.msg}, column {error.colno}){remedy}")
+
+
+def find_field(row: Mapping[str, Any], name: str, default: Any = None) -> Any:
+    """A field of a row; where none has that very name, `meta.text` is the field `text` of the object `meta`."""
+    if name in row:
+        return row[name]
+    outer, dot, inner = name.partition(".")
+    return find_field(row[outer], inner, default) if dot and isinstance(row.get(outer), Mapping) else default
+
+
+def field_names(row: Mapping[str, Any]) -> Iterator[str]:
+    """The names of a row's fields, and of the fields in its objects: `id`, `meta`, `meta.text`."""
+    for name, value in row.items():
+        yield name
+        if isinstance(value, Mapping):
+            yield from (f"{name}.{inner}" for inner in field_names(value))
 
 
 def json_kind(value: Any) -> str:

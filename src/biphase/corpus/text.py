@@ -15,9 +15,12 @@ from typing import Any, Literal, get_args
 
 from biphase import console
 from biphase.corpus.readers import (
+    ABSENT,
     CODECS,
     MAX_LINE_BYTES,
     damaged,
+    field_names,
+    find_field,
     json_kind,
     plain_path,
     read_json_lines,
@@ -28,8 +31,16 @@ from biphase.errors import InputError, first_line, nearest
 TextKind = Literal["text", "jsonl", "parquet", "hub"]
 TxtDocuments = Literal["file", "paragraphs", "lines"]
 
-KINDS: dict[str, TextKind] = {".txt": "text", ".jsonl": "jsonl", ".parquet": "parquet"}
-READABLE = ".txt, .jsonl (both also as .gz or .zst) and .parquet"
+KINDS: dict[str, TextKind] = {
+    ".txt": "text",
+    ".md": "text",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".parquet": "parquet",
+}
+READABLE = ".txt, .md, .jsonl, .ndjson (these also as .gz or .zst) and .parquet"
+NAMES_SHOWN = 3
+"""Files that are named of those that stay out."""
 HUB_ADDRESS = re.compile(
     r"(?:hub:)?(?P<dataset>[\w.-]+/[\w.-]+)(?::(?P<config>[\w.-]*))?(?::(?P<split>[\w.]+))?(?:@(?P<revision>[\w./-]+))?"
 )
@@ -77,11 +88,16 @@ def find_text_sources(sources: Sequence[str | Path]) -> list[TextSource]:
     `hub:HuggingFaceFW/fineweb-edu:sample-10BT`; the prefix may be left out where no local path is meant. It is pinned
     to the commit found now, and each of its data files becomes a source. The split is `train` unless given.
 
-    Raises `InputError` for what does not exist, matches nothing, is empty, has an unknown ending, or is given twice.
+    Files without a byte stay out, and are told. Raises `InputError` for what does not exist, matches nothing, has an
+    unknown ending, or is given twice, and where all files are empty.
     """
-    found = [source for given in sources for source in expand(str(given))]
-    if not found:
+    given = [source for word in sources for source in expand(str(word))]
+    if not given:
         raise InputError("no source is given: name files, folders, globs or hub data sets")
+    found = [source for source in given if source.num_bytes != 0]
+    if not found:
+        raise InputError(f"{given[0].name} is empty{', as are all other sources' if len(given) > 1 else ''}")
+    tell_left_out("empty", [source.name for source in given if source.num_bytes == 0], len(given))
     seen: set[str] = set()
     for source in found:
         if source.fingerprint in seen:
@@ -92,6 +108,8 @@ def find_text_sources(sources: Sequence[str | Path]) -> list[TextSource]:
 
 def expand(given: str) -> list[TextSource]:
     """The sources that one word stands for."""
+    if not given.strip():  # of a variable of the shell that is not set; as a path it would be the folder at hand
+        raise InputError("a source without a name is given: name a file, a folder, a glob or a hub data set")
     path = Path(given).expanduser()
     if path.is_dir():
         return folder_sources(path)
@@ -108,7 +126,7 @@ def expand(given: str) -> list[TextSource]:
         return hub_sources(given)
     if not path.parent.is_dir():
         raise InputError(f"{given} does not exist: there is no folder {path.parent}")
-    names = sorted(entry.name for entry in path.parent.iterdir())
+    names = sorted(entry.name for entry in path.parent.iterdir() if entry.exists())
     raise InputError(f"{given} does not exist{nearest(path.name, names) if 0 < len(names) <= 20 else ''}")
 
 
@@ -118,18 +136,28 @@ def kind_of(path: Path) -> TextKind | None:
 
 
 def folder_sources(folder: Path) -> list[TextSource]:
-    files = []
+    """All files of a folder that can be read, but for hidden ones. What else is there is told, and links to folders,
+    which are not gone into."""
+    readable: list[Path] = []
+    others: list[str] = []
     for path in sorted(folder.rglob("*")):
-        is_hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
-        if path.is_file() and not is_hidden:
-            files.append(path)
-    readable = [path for path in files if kind_of(path) is not None]
+        if any(part.startswith(".") for part in path.relative_to(folder).parts):
+            continue
+        if path.is_file() and kind_of(path) is not None:
+            readable.append(path)
+        elif path.is_file() or path.is_symlink():
+            others.append(str(path))
     if not readable:
         raise InputError(f"{folder} holds no file that can be read: {READABLE}")
-    if len(readable) < len(files):
-        endings = ", ".join(sorted({path.suffix or path.name for path in files if kind_of(path) is None}))
-        console.err.print(f"{folder}: {len(files) - len(readable)} files are no text source and stay out ({endings})")
+    tell_left_out("no text source", others, len(readable) + len(others))
     return [file_source(path) for path in readable]
+
+
+def tell_left_out(what: str, names: list[str], number: int) -> None:
+    if names:
+        more = f" and {len(names) - NAMES_SHOWN:,} more" if len(names) > NAMES_SHOWN else ""
+        told = f"{len(names):,} of {number:,} files are {what} and stay out"
+        console.err.print(f"{told}: {', '.join(names[:NAMES_SHOWN])}{more}", markup=False)
 
 
 def file_source(path: Path) -> TextSource:
@@ -137,8 +165,6 @@ def file_source(path: Path) -> TextSource:
     if kind is None:
         raise InputError(f"{path} has an unknown ending; can be read: {READABLE}")
     status, place = path.stat(), path.resolve()
-    if status.st_size == 0:
-        raise InputError(f"{path} is empty: delete it or leave it out")
     return TextSource(str(path), kind, f"{place} {status.st_size} {status.st_mtime_ns}", status.st_size, place)
 
 
@@ -179,12 +205,13 @@ def read_documents(
 ) -> Documents:
     """The documents of one source, streamed in order, those with an empty text too (the caller counts them).
 
-    `text_field` and `id_field` name the JSON fields or parquet columns. A row without an id is named by file and line.
-    A .txt file is one document (`txt_documents="file"`), or split at blank lines ("paragraphs"), or one per line
-    ("lines", where a blank line is an empty document).
+    `text_field` and `id_field` name the JSON fields or parquet columns, `meta.text` one that is inside another. A row
+    without an id is named by file and line. A .txt or .md file is one document (`txt_documents="file"`), or split at
+    blank lines ("paragraphs"), or one per line ("lines", where a blank line is an empty document). A source without any
+    is one empty document.
 
     Raises `InputError` naming file and line: broken JSON, a missing field (the fields that are there are listed), a
-    text that is no string, bytes that are not UTF-8, half a surrogate pair, damaged compression, no document at all.
+    text that is no string, bytes that are not UTF-8, half a surrogate pair, damaged compression.
     """
     check_txt_documents(txt_documents)
     if isinstance(source.place, HubFile):
@@ -201,12 +228,13 @@ def read_documents(
         yield document, bytes_read
         is_empty = False
     if is_empty:
-        raise InputError(f"{source.name} holds no documents: leave it out")
+        yield Document(Path(source.name).name, ""), 0
 
 
 def check_txt_documents(name: str) -> None:
     if name not in get_args(TxtDocuments):
-        raise InputError(f"txt_documents '{name}' is unknown{nearest(name, get_args(TxtDocuments))}")
+        known = nearest(name, get_args(TxtDocuments))
+        raise InputError(f"txt_documents (--txt-documents) '{name}' is unknown{known}")
 
 
 def read_txt(path: Path, txt_documents: TxtDocuments) -> Documents:
@@ -218,8 +246,8 @@ def read_txt(path: Path, txt_documents: TxtDocuments) -> Documents:
         num_chars = num_chars + len(line) if held else len(line)
         if num_chars > MAX_LINE_BYTES and txt_documents != "lines":
             raise InputError(
-                f"{path}:{number}: the document has more than {MAX_LINE_BYTES:,} characters; have the file split into "
-                "paragraphs or lines (txt_documents), or split it"
+                f"{path}:{number}: the document has more than {MAX_LINE_BYTES:,} characters; split the file, or have "
+                "it split into paragraphs or lines by txt_documents (--txt-documents)"
             )
         if txt_documents == "file":
             held.append(line)
@@ -246,9 +274,10 @@ def read_parquet(source: TextSource, path: Path, text_field: str, id_field: str)
     try:
         with pq.ParquetFile(path) as file:
             names = file.schema_arrow.names
-            if text_field not in names:
-                raise missing_field(names, source, "", text_field)
-            columns = [name for name in (text_field, id_field) if name in names]
+            inner = [column.path for column in map(file.schema.column, range(len(file.schema)))]  # `meta.text` too
+            if text_field not in (*names, *inner):
+                raise missing_field(dict.fromkeys([*names, *inner]), source, "", text_field)
+            columns = [name for name in (text_field, id_field) if name in (*names, *inner)]
             if twice := [name for name in columns if names.count(name) > 1]:
                 raise InputError(f"{source.name} has two columns '{twice[0]}': rename one, or take it out")
             for group in range(file.num_row_groups):
@@ -282,9 +311,9 @@ def read_hub_file(source: TextSource, hub_file: HubFile, text_field: str, id_fie
 
 def document_of(row: dict[str, Any], source: TextSource, place: str, text_field: str, id_field: str) -> Document:
     """The document in a row, named by its id, or else by file and line (`place`: ":3" or ": row 3")."""
-    if text_field not in row:
-        raise missing_field(row, source, place, text_field)
-    text = row[text_field]
+    text = find_field(row, text_field, ABSENT)
+    if text is ABSENT:
+        raise missing_field(field_names(row), source, place, text_field)
     if not isinstance(text, str):
         raise InputError(
             f"{source.name}{place}: field '{text_field}' is {json_kind(text)}, not a string; "
@@ -297,13 +326,14 @@ def document_of(row: dict[str, Any], source: TextSource, place: str, text_field:
             f"{source.name}{place}: half of a surrogate pair ({text[error.start]!r}) at character "
             f"{error.start} of the text, which is no Unicode; take it out"
         ) from None
-    given = row.get(id_field)
+    given = find_field(row, id_field)
     return Document(f"{Path(source.name).name}{place}" if given is None else str(given), text)
 
 
 def missing_field(names: Iterable[str], source: TextSource, place: str, text_field: str) -> InputError:
     return InputError(
-        f"{source.name}{place}: no field '{text_field}'; the fields are: {', '.join(names)}; name one as text_field"
+        f"{source.name}{place}: no field '{text_field}'; the fields are: {', '.join(names)}; name one as text_field "
+        "(--text-field)"
     )
 
 

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
-from biphase.corpus.readers import plain_path, read_text_lines
+from biphase.corpus.readers import ABSENT, find_field, plain_path, read_text_lines
 from biphase.errors import InputError
 from biphase.tasks.rows import FORMATS, Row, read_file
 from biphase.tasks.spec import FileLayout, Hub, Task, template_columns
@@ -92,11 +92,14 @@ def is_in_columns(task: Task, file: Path) -> bool:
 def with_task_names(task: Task, layout: FileLayout, row: Row) -> Row:
     """A row with the task's columns, whether it has these, those of the files of its kind, which go first, or those
     of other files that the task names, or of the hub's data."""
-    found: Row = {}
     forms: list[FileLayout | Hub] = [*task.files, *([task.hub] if task.hub else [])]
-    for other in forms:
-        for theirs, ours in other.rename.items():
-            if theirs in row and ours not in row:
-                found.setdefault(ours, row[theirs])
-    own = {ours: row[theirs] for theirs, ours in layout.rename.items() if theirs in row}
-    return row | found | own
+    others: Row = {}
+    for form in reversed(forms):
+        others |= renamed(form, row)
+    return others | row | renamed(layout, row)
+
+
+def renamed(form: FileLayout | Hub, row: Row) -> Row:
+    """The columns of a row that a form of files has other names for, under the task's names."""
+    found = {ours: find_field(row, theirs, ABSENT) for theirs, ours in form.rename.items()}
+    return {ours: value for ours, value in found.items() if value is not ABSENT}

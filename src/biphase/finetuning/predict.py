@@ -34,6 +34,7 @@ from biphase.finetuning.input_rows import TEXT, PlacedRow, file_rows, layout_to_
 from biphase.finetuning.keep import AUTO_CLASSES, RECORD, KeptRecord
 from biphase.finetuning.metrics.classification import find_entities
 from biphase.finetuning.models import find_folder
+from biphase.tasks.answers import find_answer, read_spans
 from biphase.tasks.examples import (
     ChoiceTexts,
     LabelledText,
@@ -42,9 +43,7 @@ from biphase.tasks.examples import (
     TaskData,
     fill_choices,
     fill_row,
-    find_answer,
     read_choices,
-    read_spans,
     words_of,
 )
 from biphase.tasks.rows import Row

@@ -156,7 +156,7 @@ def over_seeds(terms: Terms, groups: list[Terms] | None) -> tuple[list[tuple[flo
 
 def add_parts(parts: Sequence[tuple[float, float]]) -> tuple[float, float]:
     """The sum of independent variances, and its degrees of freedom from theirs: Satterthwaite's (1946), where none
-    counts for more than twice the least, else two seeds that fell together by chance would pass for exact beside ten."""
+    counts for more than twice the least: two seeds that fell together by chance would pass for exact beside ten."""
     total = sum(part for part, _ in parts)
     if math.isnan(total):
         return math.nan, math.nan

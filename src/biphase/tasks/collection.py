@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from biphase import console
+from biphase.corpus.readers import find_field
 from biphase.corpus.words import searched_words
 from biphase.errors import InputError
 from biphase.tasks.drawing import Judgements, draw_queries
@@ -111,7 +112,7 @@ def read_texts(source: TaskSource, part: PartName, wanted: Set[str] | None) -> d
             if wanted is not None and id not in wanted:
                 continue
             text = text_column(source, place, row, "text")
-            if row.get(own_name(source, "title")):
+            if find_field(row, own_name(source, "title")):
                 text = f"{text_column(source, place, row, 'title')} {text}"
             if texts.setdefault(id, text.strip()) != text.strip():
                 raise InputError(f"{place}: a second text with the id '{id}'")
@@ -126,8 +127,9 @@ def check_known(source: TaskSource, kind: str, judged: Set[str], texts: Mapping[
     name = {"query": "query-id", "document": "corpus-id"}[kind]
     for split in source.splits:
         for place, row in read_rows(source, split):
-            if row is not None and str(row[own_name(source, name)]) in missing:
-                id = row[own_name(source, name)]
+            assert row is not None
+            id = str(column(source, place, row, name))
+            if id in missing:
                 raise InputError(f"{place}: a judgement of {kind} '{id}', which {source.name} does not have")
     raise AssertionError("what is missing stands in a judgement")
 

@@ -11,7 +11,9 @@ from functools import partial
 from string import Formatter
 from typing import Any, Generic, TypeVar
 
+from biphase.console import err
 from biphase.errors import InputError
+from biphase.tasks.answers import Answer, find_answer, read_spans
 from biphase.tasks.collection import Collection, load_collection
 from biphase.tasks.drawing import TEST_SHARE, TRAIN_SHARE, Judgements, draw_items, hold_out
 from biphase.tasks.labels import (
@@ -35,6 +37,9 @@ from biphase.tasks.sources import (
     text_column,
 )
 from biphase.tasks.spec import TASK_SPLITS, EvaluatedSplit, Family, Scheme, Task, TaskSplit
+
+CLASSES_SHOWN = 5
+"""Classes that are named of those that a split has not."""
 
 Stretch = tuple[int, int]
 """Characters of a text, from and up to."""
@@ -66,14 +71,6 @@ class TaggedWords:
     words: tuple[str, ...]
     tags: tuple[int, ...]
     """Numbers of `Task.classes`, which are in IOB2."""
-
-
-@dataclass(frozen=True)
-class Answer:
-    """A span of the context: `context[start : start + len(text)] == text`."""
-
-    text: str
-    start: int
 
 
 @dataclass(frozen=True)
@@ -151,7 +148,8 @@ def draw_missing_splits(source: TaskSource, examples: dict[TaskSplit, list[AnyEx
     """Hold the splits that the source does not have out of train. Raises `InputError` where that is too small, and
     where texts to train on all have one label, or one number stands for a correlation."""
     shares: dict[TaskSplit, float] = {"test": 1 - TEST_SHARE, "validation": TRAIN_SHARE}
-    for split in (split for split in shares if split not in examples):
+    drawn = [split for split in shares if split not in examples]
+    for split in drawn:
         if len(examples["train"]) < 2:
             raise InputError(
                 f"task '{source.task.name}': the train split in {source.name} is too small to hold out a {split}"
@@ -164,6 +162,31 @@ def draw_missing_splits(source: TaskSource, examples: dict[TaskSplit, list[AnyEx
                 f"task '{source.task.name}': all {len(examples[split]):,} examples of {split} in {source.name} have "
                 "the same label: nothing can be learnt or told from them"
             )
+    if drawn:
+        tell_absent_classes(source.task, examples, ["train", *drawn])
+
+
+def tell_absent_classes(task: Task, examples: dict[TaskSplit, list[AnyExample]], splits: Sequence[TaskSplit]) -> None:
+    """Tell which classes chance has left out of a split: each is in another one."""
+    found = {split: {number for one in some for number in classes_of(one)} for split, some in examples.items()}
+    for split in splits:
+        absent = sorted(set().union(*found.values()) - found[split])
+        if absent:
+            names = ", ".join(task.classes[number] for number in absent[:CLASSES_SHOWN])
+            more = f" and {len(absent) - CLASSES_SHOWN} more" if len(absent) > CLASSES_SHOWN else ""
+            what = "left to train on" if split == "train" else f"drawn for {split}"
+            told = f"{task.name}: of the {len(examples[split]):,} examples {what} none has {names}{more}"
+            err.print(f"{told}; name files for the splits to have all classes in each", markup=False)
+
+
+def classes_of(example: AnyExample) -> tuple[int, ...]:
+    """The numbers of the classes that stand in an example."""
+    match example:
+        case LabelledText(label=int() as number):
+            return (number,)
+        case LabelledText(label=tuple() as numbers) | TaggedWords(tags=numbers):
+            return numbers
+    return ()
 
 
 def count_shared(data: TaskData[Any] | Collection) -> dict[EvaluatedSplit, int]:
@@ -345,31 +368,3 @@ def make_question(source: TaskSource, place: str, row: Row) -> Question | None:
     ordered = sorted(candidates | mentions, key=lambda answer: (answer.start, len(answer.text)))
     answers = tuple(answer for answer in ordered if answer in mentions)
     return Question(id, text_column(source, place, row, "question"), context, answers, tuple(ordered))
-
-
-def read_spans(place: str, name: str, value: Any) -> list[tuple[str, int]]:
-    """(text, start) pairs from lists of texts and starts, a list of mappings, or a list of texts alone (start 0)."""
-    if isinstance(value, dict):
-        texts, starts = value.get("text"), value.get("answer_start", value.get("start"))
-    elif isinstance(value, list):
-        texts = [item.get("text") if isinstance(item, dict) else item for item in value]
-        starts = [item.get("answer_start", item.get("start")) if isinstance(item, dict) else 0 for item in value]
-    else:
-        texts = starts = None
-    is_right = isinstance(texts, list) and isinstance(starts, list) and len(texts) == len(starts)
-    if not is_right or not all(isinstance(text, str) and text for text in texts or []):
-        raise InputError(f"{place}: column '{name}' is {shown(value)}, not texts and where they start")
-    if not all(isinstance(start, int) and not isinstance(start, bool) for start in starts or []):
-        raise InputError(f"{place}: column '{name}' is {shown(value)}: a start is not a whole number")
-    return list(zip(texts or [], starts or [], strict=True))
-
-
-def find_answer(place: str, context: str, text: str, start: int) -> Answer:
-    """The occurrence of `text` that is nearest to `start`: published starts are not all right."""
-    if start >= 0 and context.startswith(text, start):
-        return Answer(text, start)
-    start = min(max(start, 0), len(context))
-    found = [at for at in (context.rfind(text, 0, start + len(text)), context.find(text, start)) if at >= 0]
-    if not found:
-        raise InputError(f"{place}: a context without its answer '{text[:40]}'")
-    return Answer(text, min(found, key=lambda at: abs(at - start)))

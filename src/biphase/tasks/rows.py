@@ -12,7 +12,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from biphase.corpus.readers import damaged, plain_path, read_json_file, read_json_lines, read_text_lines
+from biphase.corpus.readers import (
+    BYTE_ORDER_MARK,
+    damaged,
+    plain_path,
+    read_json_file,
+    read_json_lines,
+    read_text_lines,
+)
 from biphase.errors import InputError
 from biphase.tasks.spec import FileLayout, Format, Task, is_own_task
 
@@ -62,7 +69,7 @@ def read_file(task: Task, layout: FileLayout, path: Path, form: Format | None, *
         case "tsv":
             return read_quoted(path, layout, "\t") if layout.quotes else read_tsv(path, layout)
         case "csv":
-            return read_quoted(path, layout, None)
+            return read_quoted(path, layout, layout.delimiter)
         case "squad":
             return read_squad(path, read_json_file(path))
         case "columns" | "conllu":
@@ -135,10 +142,10 @@ def read_tsv(path: Path, layout: FileLayout, is_guessed: bool = False) -> Rows:
 
 def read_quoted(path: Path, layout: FileLayout, delimiter: str | None) -> Rows:
     """CSV as pandas, Excel and most others write it: fields with delimiters or line ends stand in quotes, a quote in
-    there is doubled. The delimiter is a comma, or where the header has none of them, a semicolon."""
+    there is doubled."""
     lines = (line for _, line, _ in read_text_lines(path))
     first = next(lines, "")
-    delimiter = delimiter or (";" if ";" in first and "," not in first else ",")
+    delimiter = delimiter or guess_delimiter(first)
     csv.field_size_limit(LONGEST_FIELD)
     reader = csv.reader(itertools.chain([first], lines), delimiter=delimiter, strict=True)
     header: list[str] = []
@@ -155,12 +162,29 @@ def read_quoted(path: Path, layout: FileLayout, delimiter: str | None) -> Rows:
                     continue
             if len(fields) != len(header):
                 is_tsv = "\t" in first and layout.format is None
-                remedy = "; tabs divide it: format: tsv" if is_tsv else f", parted by '{delimiter}'"
+                remedy = (
+                    "; tabs divide it: format: tsv"
+                    if is_tsv
+                    else f", parted by '{delimiter}' (`delimiter` in the entry of files)"
+                )
                 raise ragged(place, len(fields), len(header), remedy)
             yield place, dict(zip(header, fields, strict=True))
     except csv.Error as error:
         remedy = "a quote inside quotes is doubled, a line ends in \\n"
         raise InputError(f"{path}:{before + 1}: broken table ({error}); {remedy}") from None
+
+
+def guess_delimiter(header: str) -> str:
+    """A comma, or where the header of a .csv has none of them, a semicolon."""
+    return ";" if ";" in header and "," not in header else ","
+
+
+def csv_dialect(path: Path, layout: FileLayout) -> tuple[str, str]:
+    """What a .csv begins with, a byte order mark (Excel's) or nothing, and what divides its fields."""
+    with path.open("rb") as file:
+        mark = BYTE_ORDER_MARK.decode() if file.read(len(BYTE_ORDER_MARK)) == BYTE_ORDER_MARK else ""
+    header = next((line for _, line, _ in read_text_lines(path)), "")
+    return mark, layout.delimiter or guess_delimiter(header)
 
 
 def check_header(place: str, names: Sequence[str]) -> None:

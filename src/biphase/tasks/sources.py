@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from biphase.config import BUNDLED
-from biphase.corpus.readers import CODECS
+from biphase.corpus.readers import ABSENT, CODECS, field_names, find_field
 from biphase.errors import InputError, clipped, first_line, nearest
 from biphase.files import content_hash, file_hash
 from biphase.tasks.rows import Row, Rows, is_saved, read_file, read_mldr, rows_of_dataset
@@ -146,15 +146,16 @@ def own_name(source: TaskSource, name: str) -> str:
 
 def column(source: TaskSource, place: str, row: Row, name: str) -> Any:
     own = own_name(source, name)
-    if own not in row:
-        columns = clipped(", ".join(row))
+    value = find_field(row, own, ABSENT)
+    if value is ABSENT:
+        columns = clipped(", ".join(field_names(row)))
         is_label = name in (source.task.label, "answers")
         remedy = f"rename: {{THEIRS: {name}}} in the task, or the column of the file"
         remedy += "; or leave a split without labels out" if is_label else ""
         raise InputError(
             f"{place}: task '{source.task.name}' needs column '{own}'; the columns are: {columns}; {remedy}"
         )
-    return row[own]
+    return value
 
 
 def text_column(source: TaskSource, place: str, row: Row, name: str) -> str:

@@ -33,6 +33,9 @@ PAPER_TASKS = (
 )
 """The paper's twelve."""
 
+COLUMN_NAME = re.compile(r"[^\W\d]\w*([ .-](?!__)\w+)*")
+"""What a template may name: `text`, `review text`, `meta.text`; no attribute of Python's."""
+
 ProblemType = Literal["regression", "multi_label_classification"]
 
 METRICS: dict[Family | ProblemType, tuple[str, ...]] = {
@@ -77,19 +80,21 @@ class Splits(Grown):
 class FileLayout(Splits):
     """Files that a folder may hold. `.zst` and `.gz` are opened; `*` in a name stands for several files in order."""
 
-    later: ClassVar[frozenset[str]] = frozenset({"quotes", "has_header"})
+    later: ClassVar[frozenset[str]] = frozenset({"quotes", "has_header", "delimiter"})
 
     format: Format | None = None
     """The form of the splits. None: by the ending, else columns."""
     quotes: bool | None = None
     """Whether fields of a .tsv may stand in quotes, as pandas and Excel write them; those of a .csv always may. None:
     what the header shows, and an error where that leaves it open. Tables of biphase's own tasks have no quoting."""
+    delimiter: Annotated[str, Field(pattern=r'^[^"\r\n]$')] | None = None
+    """What divides the fields of a .csv. None: a comma, or a semicolon where the header has one and no comma."""
     has_header: bool = True
     """Whether the first row of a .csv or .tsv names the columns; else they are called 0, 1, … (see `rename`)."""
     corpus: str = "corpus.jsonl"
     queries: str = "queries.jsonl"
     rename: dict[str, str] = Field(default_factory=dict)
-    """The file's names of columns → the task's."""
+    """The file's names of columns → the task's. In nested objects, `meta.text` is the `text` of `meta`."""
     columns: tuple[int, int] = (0, 1)
     """Where the word and the tag stand in a file of columns. For CoNLL-U, whose first column is a number, this default
     stands for 1 and 3."""
@@ -266,8 +271,11 @@ def template_columns(template: str) -> tuple[str, ...]:
     except ValueError as error:
         raise ValueError(f"template {template!r}: {error}; a brace that is text is doubled") from None
     for _, name, spec, conversion in fields:
-        if not name or not name.isidentifier() or spec or conversion:
-            raise ValueError(f"template {template!r}: only names of columns may stand in braces")
+        if not name or not COLUMN_NAME.fullmatch(name) or spec or conversion:
+            raise ValueError(
+                f"template {template!r}: only names of columns may stand in braces, of letters, digits, _ and single "
+                "blanks, dots and hyphens; others have a name by `rename`"
+            )
     return tuple(str(name) for _, name, _, _ in fields)
 
 

@@ -1,13 +1,14 @@
 """A file of data → what a task's description says of it: family, columns, classes, the files of its splits."""
 
 import re
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from biphase.console import err
-from biphase.corpus.readers import plain_path
-from biphase.errors import InputError
+from biphase.corpus.readers import field_names, plain_path
+from biphase.errors import InputError, clipped
 from biphase.tasks.labels import is_multi_hot, list_labels
 from biphase.tasks.rows import Row, read_any_file
 from biphase.verbs.memory import is_running_text
@@ -48,22 +49,29 @@ def describe_data(data: Path, label: str | None, family: str | None = None) -> d
         if "test" not in named:
             raise InputError(f"{data}: retrieval needs qrels/test.tsv, the judgements of its queries")
         return {"family": "retrieval", "files.0": named}
-    rows = [row for _, row in read_any_file(data)]
-    found = describe_rows(rows, str(data), label, family)
+    placed = list(read_any_file(data))
+    found = describe_rows(placed, str(data), label, family)
     return found | {"files.0": find_splits(data, label_of(found)) | found["files.0"]}
 
 
 def describe_rows(
-    rows: list[Row], place: str, label: str | None, family: str | None = None, template: str | None = None
+    placed: Sequence[tuple[str, Row]],
+    data: str,
+    label: str | None,
+    family: str | None = None,
+    template: str | None = None,
 ) -> dict[str, Any]:
     """Keys of a task as its rows show them, with the template that is given, or one of all columns of texts.
 
-    `place` is what errors call the rows. `files.0` has what is to be said beside the names of files.
+    Errors call a row by its place, and all of them `data`. `files.0` has what is to be said beside the names of files.
     """
-    label = find_label(place, rows, label)
+    if not placed:
+        raise InputError(f"{data} has no rows; give some to train on")
+    rows, places = [row for _, row in placed], [place for place, _ in placed]
+    label = find_label(data, rows, label, places)
     if label is None:
         return {"family": "question_answering", "files.0": {}}
-    columns, labels = rows[0], check_values(place, rows, label)
+    columns, labels = rows[0], check_values(rows, label, places)
     words = next((name for name in WORD_NAMES if isinstance(columns.get(name), list)), None)
     if isinstance(labels[0], list) and words is not None:
         renamed = {theirs: ours for theirs, ours in ((words, "tokens"), (label, "label")) if theirs != ours}
@@ -71,22 +79,25 @@ def describe_rows(
         return {"family": "token_classification", **describe_tags(labels), "files.0": layout}
     choices = find_choices(columns, label)
     for name in choices:
-        check_values(place, rows, name)
+        check_values(rows, name, places)
     texts = [name for name in columns if name not in (label, *choices) and is_text([row[name] for row in rows])]
     texts = [name for name in texts if not says_label([row[name] for row in rows], labels)]
     if choices:
         found: dict[str, Any] = {"template": " ".join(f"{{{name}}}" for name in [*texts, "choice"]), "label": label}
-        found |= {"choices": choices, "classes": name_choices(place, rows, choices, labels)}
+        found |= {"choices": choices, "classes": name_choices(data, rows, choices, labels)}
         return {"family": "multiple_choice", **found, "files.0": {}}
-    found = {"template": template or template_of(texts, place, label), "label": label}
-    found |= describe_labels(place, label, labels, family)
+    found = {"template": template or template_of(texts, columns, data, label), "label": label}
+    found |= describe_labels(data, label, labels, family, places)
     return {"family": "sequence_classification", **found, "files.0": {}}
 
 
-def template_of(texts: list[str], place: str, label: str) -> str:
+def template_of(texts: list[str], columns: Row, data: str, label: str) -> str:
     """All columns of texts, a line each."""
     if not texts:
-        raise InputError(f"{place}: no column besides '{label}' has texts of several words; name them in a template")
+        raise InputError(
+            f"{data}: no column besides '{label}' has texts of several words, or they only say the label; name them in "
+            f"a template; the columns are: {clipped(', '.join(field_names(columns)))}"
+        )
     if len(texts) > 2:
         told = f"template: {', '.join(texts)}: take out what says the answer, or is not known before it"
         err.print(told, markup=False)
@@ -101,34 +112,32 @@ def label_of(described: dict[str, Any]) -> str:
     return str(described.get("label") or renamed.get("label", "label"))
 
 
-def find_label(place: str, rows: list[Row], label: str | None) -> str | None:
+def find_label(data: str, rows: list[Row], label: str | None, places: Sequence[str]) -> str | None:
     """The column with the label, the one that is named or one of a known name; None of questions on contexts."""
-    if not rows:
-        raise InputError(f"{place} has no rows; give some to train on")
     columns = rows[0]
-    for number, row in enumerate(rows):
+    for place, row in zip(places, rows, strict=True):
         if missing := columns.keys() - row.keys():
-            raise InputError(f"{place}: row {number} has no '{min(missing)}', which the first row has")
+            raise InputError(f"{place} has no '{min(missing)}', which the first row has")
     if label is None and {"question", "context", "answers"} <= set(columns):
         return None
     if label is not None and label not in columns:
-        raise InputError(f"`label`: {place} has no column '{label}'; its columns are: {', '.join(columns)}")
+        raise InputError(f"`label`: {data} has no column '{label}'; its columns are: {', '.join(columns)}")
     found = label or next((name for name in LABEL_NAMES if name in columns), None)
     if found is None:
-        raise InputError(f"which column of {place} is the label? Name it as `label`: {', '.join(columns)}")
+        raise InputError(f"which column of {data} is the label? Name it as `label`: {', '.join(columns)}")
     return found
 
 
-def check_values(place: str, rows: list[Row], name: str) -> list[Any]:
+def check_values(rows: list[Row], name: str, places: Sequence[str]) -> list[Any]:
     """The values of a column. Raises `InputError` where a row has nothing there, or in a list there, or neither list
     nor text where the first row has a list."""
     is_list = isinstance(rows[0][name], list)
-    for number, row in enumerate(rows):
+    for place, row in zip(places, rows, strict=True):
         value = row[name]
         if value is None or (isinstance(value, list) and None in value):
-            raise InputError(f"{place}: row {number} has null in '{name}': take it out")
+            raise InputError(f"{place} has null in '{name}': take it out")
         if is_list and not isinstance(value, list | str):
-            raise InputError(f"{place}: row {number} has no list in '{name}', unlike the first row")
+            raise InputError(f"{place} has no list in '{name}', unlike the first row")
     return [row[name] for row in rows]
 
 
@@ -149,7 +158,7 @@ def find_choices(columns: Row, label: str) -> list[str]:
     return listed[:1] or ([] if len(single) < 2 or is_pair else single)
 
 
-def name_choices(place: str, rows: list[Row], choices: list[str], labels: list[Any]) -> list[str]:
+def name_choices(data: str, rows: list[Row], choices: list[str], labels: list[Any]) -> list[str]:
     """What the label calls the choices: as their columns or the ends of these are called, by letters or from 1 on;
     letters too where it counts from 0."""
     given = [row[choices[0]] for row in rows]
@@ -164,17 +173,19 @@ def name_choices(place: str, rows: list[Row], choices: list[str], labels: list[A
             return names
     if said <= {str(number) for number in range(most)} or any(isinstance(one, dict) for one in given):
         return letters
-    raise InputError(f"{place}: the label of {most} choices is none of {', '.join(letters)} and no number of one")
+    raise InputError(f"{data}: the label of {most} choices is none of {', '.join(letters)} and no number of one")
 
 
-def describe_labels(place: str, label: str, values: list[Any], family: str | None) -> dict[str, Any]:
+def describe_labels(
+    data: str, label: str, values: list[Any], family: str | None, places: Sequence[str]
+) -> dict[str, Any]:
     """Whether the labels of texts are numbers, sets of classes or classes, unless `family` says; and which classes."""
     if family in (None, "multi_label_classification") and (num_classes := count_multi_hot(values)):
         err.print(f"{label}: read as a 0 or 1 for each of {num_classes} classes; name these in order", markup=False)
         return {"problem_type": "multi_label_classification", "classes": [str(one) for one in range(num_classes)]}
     if family is None and have_decimal_commas(values):
         raise InputError(
-            f"{place}: '{label}' has numbers with a decimal comma, or two classes, such as "
+            f"{data}: '{label}' has numbers with a decimal comma, or two classes, such as "
             f"'{next(value for value in values if ',' in value)}': write numbers with a point, or say that they "
             "are classes by `biphase init task --family multi_label_classification`"
         )
@@ -183,16 +194,16 @@ def describe_labels(place: str, label: str, values: list[Any], family: str | Non
     if family == "regression":
         return {"problem_type": family}
     is_several = family == "multi_label_classification"
-    for number, (value, names) in enumerate(zip(values, named, strict=True)):
+    for place, value, names in zip(places, values, named, strict=True):
         if is_several and len(set(names)) < len(names):
             remedy = "name each once, or give every row a 0 or 1 for each class"
-            raise InputError(f"{place}: row {number} has a class twice in '{label}': {remedy}")
+            raise InputError(f"{place} has a class twice in '{label}': {remedy}")
         if not is_several and isinstance(value, str) and not value.strip():
-            raise InputError(f"{place}: row {number} has no label in '{label}': take it out")
+            raise InputError(f"{place} has no label in '{label}': take it out")
     classes = set().union(*named) if is_several else {plain_label(value) for value in values}
     if not 2 <= len(classes) <= MOST_CLASSES:
         raise InputError(
-            f"{place}: column '{label}' has {len(classes)} different values; name the one with classes as `label`"
+            f"{data}: column '{label}' has {len(classes)} different values; name the one with classes as `label`"
         )
     ordered = sorted(classes, key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name))
     return {"problem_type": family, "classes": ordered} if is_several else {"classes": ordered}

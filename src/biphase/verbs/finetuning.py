@@ -9,16 +9,19 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from biphase.config import parse_config
 from biphase.console import err, track
+from biphase.corpus.readers import plain_path
 from biphase.errors import InputError
 from biphase.files import whole_file
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.scores import Score
-from biphase.tasks.rows import Row
+from biphase.tasks.rows import Row, csv_dialect
 from biphase.verbs.memory import keep_rows, rows_in
 from biphase.verbs.own_task import write_task
 
 if TYPE_CHECKING:
     import pandas
+
+    from biphase.finetuning.predict import Predicting
 
 OWN_TASKS = "data"
 """The folder beside scores in which tasks are kept that came as rows."""
@@ -122,20 +125,27 @@ def predict(
         if out is not None:
             write_predictions(str(model), file, Path(out), template, device)
             return Path(out)
-        table = pandas.DataFrame(list(predict_rows(str(model), file, template, device)))
+        predicting = open_for_rows(str(model), file, template, device)
+        table = pandas.DataFrame(list(predict_rows(predicting, file)))
         return table.set_axis(data.index) if isinstance(data, pandas.DataFrame) else table
 
 
-def predict_rows(model: str, file: Path, template: str | None, device: str) -> Iterator[Row]:
-    """Each row of a file with its prediction, as it is read."""
+def open_for_rows(model: str, file: Path, template: str | None, device: str) -> "Predicting":
+    """A model that is ready for the rows of a file."""
     if not file.exists():
         raise InputError(f"{file} does not exist")
     if device not in ("auto", "cpu", "cuda"):
         raise InputError(f"device {device}: give auto, cpu or cuda")
     from biphase.device import choose_device
-    from biphase.finetuning.predict import open_model, predict_file
+    from biphase.finetuning.predict import open_model
 
-    predicting = open_model(model, file, template, choose_device(device))
+    return open_model(model, file, template, choose_device(device))
+
+
+def predict_rows(predicting: "Predicting", file: Path) -> Iterator[Row]:
+    """Each row of a file with its prediction, as it is read."""
+    from biphase.finetuning.predict import predict_file
+
     with track(f"predict {file.name}", None, "rows") as progress:
         num_rows = 0
         for row in predict_file(predicting, file):
@@ -156,12 +166,14 @@ def write_predictions(model: str, file: Path, out: Path | TextIO, template: str 
             raise InputError(f"{out} is there already; choose another name, or delete it first")
         if not out.absolute().parent.is_dir():
             raise InputError(f"{out}: there is no folder {out.parent}")
-        write = write_csv if out.suffix == ".csv" else write_lines
-        rows = predict_rows(model, file, template, device)
+        predicting = open_for_rows(model, file, template, device)
+        is_csv = plain_path(file).suffix == ".csv"
+        dialect = csv_dialect(file, predicting.layout) if is_csv else ("", ",")
+        rows = predict_rows(predicting, file)
         with whole_file(out) as sink:
-            write(rows, sink)
+            write_csv(rows, sink, *dialect) if out.suffix == ".csv" else write_lines(rows, sink)
     else:
-        write_lines(predict_rows(model, file, template, device), out)
+        write_lines(predict_rows(open_for_rows(model, file, template, device), file), out)
 
 
 def write_lines(rows: Iterable[Row], sink: TextIO) -> None:
@@ -171,9 +183,11 @@ def write_lines(rows: Iterable[Row], sink: TextIO) -> None:
     sink.flush()
 
 
-def write_csv(rows: Iterable[Row], sink: TextIO) -> None:
-    """A table with the columns of the first row: one for each label's probability, lists as JSON."""
+def write_csv(rows: Iterable[Row], sink: TextIO, mark: str = "", delimiter: str = ",") -> None:
+    """A table with the columns of the first row: one for each label's probability, lists as JSON. It begins with `mark`
+    (see `csv_dialect`)."""
     table: Any = None
+    sink.write(mark)
     for number, row in enumerate(rows, start=1):
         flat = {key: value for key, value in row.items() if not isinstance(value, dict) or key != "probabilities"}
         if isinstance(row.get("probabilities"), dict):
@@ -183,7 +197,7 @@ def write_csv(rows: Iterable[Row], sink: TextIO) -> None:
             for key, value in flat.items()
         }
         if table is None:
-            table = csv.DictWriter(sink, list(flat), lineterminator="\n")
+            table = csv.DictWriter(sink, list(flat), delimiter=delimiter, lineterminator="\n")
             table.writeheader()
         extra = sorted(flat.keys() - set(table.fieldnames))
         if extra:

@@ -46,11 +46,14 @@ def write_task(
     if "train" not in splits or not splits.keys() <= set(TASK_SPLITS):
         raise InputError(f"data has the splits {', '.join(map(repr, splits))}; name them train, validation and test")
     with TemporaryDirectory() as held:
-        files = {}
+        files, places = {}, {}
         for split, given in splits.items():
-            files[split] = keep_rows(labelled_rows(given, split, label), Path(held), "rows")
+            placed = list(labelled_rows(given, split, label))
+            places[split] = [place for place, _ in placed]
+            files[split] = keep_rows((row for _, row in placed), Path(held), "rows")
             files[split] = files[split].rename(files[split].with_name(f"{split}.jsonl"))
-        described = describe_rows([row for _, row in read_any_file(files["train"])], "train", label, template=template)
+        train = zip(places["train"], (row for _, row in read_any_file(files["train"])), strict=True)
+        described = describe_rows(list(train), "train", label, template=template)
         for split, path in files.items():
             if label_of(described) not in next(read_any_file(path), ("", {}))[1]:
                 raise InputError(f"{split}: its rows have no label: leave it out, or predict them")
@@ -70,18 +73,17 @@ def write_task(
     return str(place / "task.yaml"), str(place)
 
 
-def labelled_rows(given: Any, split: str, label: str | None) -> Iterator[Row]:
-    """The rows of a split; a label that is a number or a truth value as the text that names it."""
+def labelled_rows(given: Any, split: str, label: str | None) -> Iterator[tuple[str, Row]]:
+    """The rows of a split, each with its place; a label that is a number or a truth value as the text that names it."""
     if isinstance(given, str | Path) and not Path(given).is_file():
         raise InputError(f"{split}: {given} is not a file of rows")
     names = LABEL_NAMES if label is None else (label,)
-    is_file = isinstance(given, str | Path)
-    rows = (row for _, row in read_any_file(Path(given))) if is_file else rows_in(given, labels=names)
-    for number, row in enumerate(rows):
+    in_memory = ((f"{split}: row {number}", row) for number, row in enumerate(rows_in(given, labels=names)))
+    for place, row in read_any_file(Path(given)) if isinstance(given, str | Path) else in_memory:
         column = next((name for name in names if name in row), None)
         value = row[column] if column else ""
         if value is None or value != value:  # pandas' missing numbers are NaN
-            raise InputError(f"{split}: row {number} has no label in '{column}': take it out")
+            raise InputError(f"{place} has no label in '{column}': take it out")
         if column and isinstance(value, bool | int | float):
             row[column] = str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
-        yield row
+        yield place, row

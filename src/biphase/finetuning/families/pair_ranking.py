@@ -72,48 +72,67 @@ def encode_pairs(tokenizer: HashedTokenizer, pairs: Sequence[tuple[str, str]], m
 
 def encode_task(data: Collection, tokenizer: HashedTokenizer, config: FinetuneConfig) -> EncodedTask[CandidateSplit]:
     ids = list(data.documents)
+    own = own_documents(data.queries, data.documents, data.relevance["validation"] | data.relevance["test"])
+    groups = group_training(data, own)
+    splits: dict[TaskSplit, CandidateSplit] = {"train": encode_groups(data, groups, {}, tokenizer, config)}
+    for name in EVALUATED_SPLITS:
+        searched = data.judged_documents[name] if config.judged_only else ids
+        judged = {query: data.relevance[name][query] for query in data.queries if query in data.relevance[name]}
+        ranked = rank_documents(data, own, list(judged), searched)
+        groups = [(query, some) for query, some in ranked.items() if some]
+        splits[name] = encode_groups(data, groups, judged, tokenizer, config)
+    return EncodedTask(splits, data.left_out)
+
+
+def rank_documents(
+    data: Collection, own: Set[str], queries: Sequence[str], documents: Sequence[str]
+) -> dict[str, list[str]]:
+    """BM25's best documents of each query, without the query itself where it is one of its `own`."""
+    texts, asked = [data.documents[id] for id in documents], [data.queries[id] for id in queries]
+    ranked = {}
+    for query, hits in zip(queries, search_bm25(texts, asked, CANDIDATES + bool(own)), strict=True):
+        some = [documents[at] for at, _ in hits]
+        ranked[query] = [id for id in some if id != query or query not in own][:CANDIDATES]
+    return ranked
+
+
+def group_training(data: Collection, own: Set[str]) -> list[tuple[str, list[str]]]:
+    """Each training pair's query, with its right document and, behind it, others."""
+    ids = list(data.documents)
     right: dict[str, list[str]] = {}
     for query, document in data.train:
         right.setdefault(query, []).append(document)
-    own = own_documents(data.queries, data.documents, data.relevance["validation"] | data.relevance["test"])
-
-    def rank(queries: Sequence[str], documents: Sequence[str]) -> dict[str, list[str]]:
-        texts, asked = [data.documents[id] for id in documents], [data.queries[id] for id in queries]
-        ranked = {}
-        for query, hits in zip(queries, search_bm25(texts, asked, CANDIDATES + bool(own)), strict=True):
-            some = [documents[at] for at, _ in hits]
-            ranked[query] = [id for id in some if id != query or query not in own][:CANDIDATES]
-        return ranked
-
-    def split_of(groups: list[tuple[str, list[str]]], relevance: dict[str, dict[str, int]]) -> CandidateSplit:
-        named = [(query, document) for query, candidates in groups for document in candidates]
-        pairs = [(data.queries[query], data.documents[document]) for query, document in named]
-        encoded = encode_pairs(tokenizer, pairs, config.max_length)
-        bounds_Q1 = bounds_of_lengths([len(candidates) for _, candidates in groups])
-        return CandidateSplit(
-            ids=[query for query, _ in groups],
-            texts=encoded,
-            num_examples=len(groups),
-            num_truncated=len(np.unique(np.searchsorted(bounds_Q1, encoded.truncated, side="right"))),
-            bounds_Q1=bounds_Q1,
-            right_Q=np.zeros(len(groups), dtype=np.int64),
-            documents_S=[document for _, document in named],
-            relevance=relevance,
-        )
-
-    found = rank(list(right), ids) if right else {}
+    found = rank_documents(data, own, list(right), ids) if right else {}
     groups = []
     for number, (query, document) in enumerate(data.train):
         known = {*right[query], *({query} & own)}
         wrong = [id for id in found[query] if id not in known]
         groups.append((query, [document, *draw_wrong(wrong, known, ids, number)]))
-    splits: dict[TaskSplit, CandidateSplit] = {"train": split_of(groups, {})}
-    for name in EVALUATED_SPLITS:
-        searched = data.judged_documents[name] if config.judged_only else ids
-        judged = {query: data.relevance[name][query] for query in data.queries if query in data.relevance[name]}
-        ranked = rank(list(judged), searched)
-        splits[name] = split_of([(query, some) for query, some in ranked.items() if some], judged)
-    return EncodedTask(splits, data.left_out)
+    return groups
+
+
+def encode_groups(
+    data: Collection,
+    groups: Sequence[tuple[str, list[str]]],
+    relevance: dict[str, dict[str, int]],
+    tokenizer: HashedTokenizer,
+    config: FinetuneConfig,
+) -> CandidateSplit:
+    """Queries with their candidates as pairs of texts."""
+    named = [(query, document) for query, candidates in groups for document in candidates]
+    pairs = [(data.queries[query], data.documents[document]) for query, document in named]
+    encoded = encode_pairs(tokenizer, pairs, config.max_length)
+    bounds_Q1 = bounds_of_lengths([len(candidates) for _, candidates in groups])
+    return CandidateSplit(
+        ids=[query for query, _ in groups],
+        texts=encoded,
+        num_examples=len(groups),
+        num_truncated=len(np.unique(np.searchsorted(bounds_Q1, encoded.truncated, side="right"))),
+        bounds_Q1=bounds_Q1,
+        right_Q=np.zeros(len(groups), dtype=np.int64),
+        documents_S=[document for _, document in named],
+        relevance=relevance,
+    )
 
 
 def draw_wrong(wrong: list[str], known: Set[str], ids: Sequence[str], number: int) -> list[str]:
