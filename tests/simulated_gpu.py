@@ -14,6 +14,7 @@ import inspect
 import os
 import subprocess
 import tempfile
+from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -59,8 +60,9 @@ def load_device() -> None:
     """Compile the above once for each PyTorch, and load it before PyTorch asks whether there is a GPU."""
     spec = importlib.util.find_spec("torch")
     assert spec is not None and spec.submodule_search_locations
-    root = Path(spec.submodule_search_locations[0])
-    built = Path(tempfile.gettempdir()) / f"simulated-gpu-{os.getuid()}-{(root / 'version.py').stat().st_mtime_ns}.so"
+    root = Path(spec.submodule_search_locations[0]).resolve()
+    name = f"{root}{(root / 'version.py').stat().st_mtime_ns}{CODE}"
+    built = Path(tempfile.gettempdir()) / f"simulated-gpu-{os.getuid()}-{sha256(name.encode()).hexdigest()[:16]}.so"
     if not built.exists():
         with tempfile.TemporaryDirectory(dir=built.parent) as folder:
             (source := Path(folder) / "device.cpp").write_text(CODE)

@@ -82,7 +82,7 @@ def open_models(recipe: EmbeddingRecipe) -> tuple[Any, Any]:
     """The network before training, and the same one to train. Raises `InputError` where no folder for
     sentence-transformers could be written, or token embeddings cannot be scaled."""
     console.err.print(f"loading {recipe.model}")
-    tell_left_out(recipe)
+    tell_unused_modules(recipe)
     before: Any = new_embedder(recipe)
     model: Any = new_embedder(recipe)
     misread_as = misreading_class(before[0].tokenizer, before[0].network.config)
@@ -97,7 +97,7 @@ def open_models(recipe: EmbeddingRecipe) -> tuple[Any, Any]:
     return before, model
 
 
-def tell_left_out(recipe: EmbeddingRecipe) -> None:
+def tell_unused_modules(recipe: EmbeddingRecipe) -> None:
     """A line where the model is an embedding model, of which the network alone is trained, about what else it has."""
     folder = find_folder(recipe.model)
     left_out = []
