@@ -79,7 +79,7 @@ def estimate(plan: Plan, machine: Machine | None = None) -> Estimate:
         for objective, flops in sizes.flops(run).items():
             spent[objective] = spent.get(objective, 0.0) + flops
     rows = [group_cost(plan, group, sizes, machine, published.get(group)) for group in groups]
-    tasks = {} if plan.study.evaluation is None else find_sizes(plan.study.evaluation)
+    tasks = find_sizes(plan.study.evaluation)
     if plan.cells:
         steps, tokens, flops = map(sum, zip(*cell_costs(plan, sizes, tasks), strict=True))
         hours = machine.device_hours(flops) if machine else None

@@ -12,7 +12,7 @@ from biphase.corpus.readers import find_field, read_text_lines
 from biphase.errors import InputError
 from biphase.study.spec import EMBED, Evaluation, find_data_dirs, trainings
 from biphase.tasks.drawing import TEST_SHARE, TRAIN_SHARE
-from biphase.tasks.sources import HUB, PartName, TaskSource, find_layout, own_name, read_rows
+from biphase.tasks.sources import HUB, PartName, TaskSource, dir_of, find_layout, own_name, read_rows
 from biphase.tasks.spec import Family, Task, TaskSize, find_task, template_columns
 
 TYPICAL_SIZES: dict[Family, TaskSize] = {
@@ -37,13 +37,15 @@ class SizedTask:
     """Where the size is from."""
 
 
-def find_sizes(evaluation: Evaluation) -> dict[str, SizedTask]:
+def find_sizes(evaluation: Evaluation | None) -> dict[str, SizedTask]:
     """The sizes of the tasks that cells train on or evaluate, by what the study calls them."""
+    if evaluation is None:
+        return {}
     folders, found = find_data_dirs(evaluation), dict[str, SizedTask]()
     for name in itertools.chain.from_iterable((own, *tests) for own, tests in trainings(evaluation).items()):
         if name not in found and not name.startswith(EMBED):
             task = find_task(name)
-            found[name] = find_size(task, folders.get(task.name, folders.get(task.part_of or task.name)))
+            found[name] = find_size(task, dir_of(task, folders))
     return found
 
 
@@ -71,14 +73,15 @@ def count_size(task: Task, folder: str) -> TaskSize | None:
 def count_rows(source: TaskSource, part: PartName) -> tuple[float, float]:
     """How many rows a part has, and the tokens of their texts; of many, by the first of them."""
     names = [own_name(source, name) for name in text_columns(source.task, part)]
-    num, texts, place, rows = 0, 0, "", iter(read_rows(source, part))
+    num, texts, last, rows = 0, 0, "", iter(read_rows(source, part))
     for place, row in itertools.islice(rows, MOST_COUNTED):
+        last = place
         if row is not None:
             num += 1
             texts += sum(text_bytes(find_field(row, name)) for name in names)
     more = 1.0
     if next(rows, None) is not None:
-        share = share_read(source.files[part], place)
+        share = share_read(source.files[part], last)
         more = 1 / share if share else (num + 1 + sum(1 for _ in rows)) / num
     return more * num, more * texts / TOKEN_BYTES
 
