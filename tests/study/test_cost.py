@@ -347,6 +347,17 @@ def test_the_first_rows_of_many_tell_of_all(tmp_path: Path, monkeypatch: pytest.
     assert size.example_tokens == 75_000
 
 
+def test_a_task_without_rows_costs_nothing(tmp_path: Path) -> None:
+    """Fine-tuning says what is wrong with it; a plan has other tasks too."""
+    (tmp_path / "t.jsonl").touch()
+    task = tmp_path / "mine.yaml"
+    shape = "classes: [a, b], template: '{text}', metric: accuracy"
+    task.write_text(f"{{name: mine, family: sequence_classification, {shape}, files: [{{train: t.jsonl}}]}}")
+    changes = [f"evaluation.tasks=['{task}']", "evaluation.per_task={}", f"evaluation.data_dirs={{mine: {tmp_path}}}"]
+    plan = plan_study(load_study(STUDIES / "mini.yaml", changes))
+    assert estimate(plan, find_machine("CPU")).groups[-1].steps == 0
+
+
 def test_what_an_example_has_of_text_is_counted(tmp_path: Path) -> None:
     """A field of an object; and the question of a choice once with each answer."""
     row = {"meta": {"text": "x" * 79}, "asked": "x" * 39, "all": ["x" * 7, "x" * 7], "label": "a"}
