@@ -19,7 +19,7 @@ from biphase.paper.findings import judge_findings, report_paper
 from biphase.paper.published import read_reference
 from biphase.report.figures import FIGURES
 from biphase.report.formats import MISSING, show_estimate, show_p_value, show_points
-from biphase.report.page import first_number, sort_value, write_report
+from biphase.report.page import Told, first_number, sort_value, write_report
 from biphase.report.results import ResultSet
 from biphase.report.svg import inline_svg
 
@@ -182,11 +182,8 @@ def test_what_is_given_is_escaped_and_shown(part: ResultSet, tmp_path: Path) -> 
     file = write_report(
         part,
         tmp_path / "report",
-        title=hostile,
-        question=hostile,
+        Told(hostile, hostile, costs=[{"arm": hostile, "GPU hours": "1,200.5"}], commands=[f"echo {hostile}"]),
         plan_svg='<?xml version="1.0"?><svg width="9pt" viewBox="0 0 9 9"><g id="tree"><use href="#tree"/></g></svg>',
-        costs=[{"arm": hostile, "GPU hours": "1,200.5"}],
-        commands=[f"echo {hostile}"],
         missing=[hostile],
     )
     page = parse(file)
@@ -199,30 +196,30 @@ def test_what_is_given_is_escaped_and_shown(part: ResultSet, tmp_path: Path) -> 
 
 def test_an_earlier_report_is_replaced_and_nothing_else(part: ResultSet, tmp_path: Path) -> None:
     out = tmp_path / "report"
-    page = write_report(part, out, title="one", question="")
-    assert write_report(part, out, title="two", question="") == page
+    page = write_report(part, out, Told("one", ""))
+    assert write_report(part, out, Told("two", "")) == page
     assert "<h1>two</h1>" in page.read_text()
     (out / "tables" / "notes.csv").write_text("mine")
     with pytest.raises(InputError, match=r"notes\.csv is not as biphase wrote it"):
-        write_report(part, out, title="three", question="")
+        write_report(part, out, Told("three", ""))
     assert (out / "tables" / "notes.csv").read_text() == "mine" and "<h1>two</h1>" in page.read_text()
     other = tmp_path / "work"
     other.mkdir()
     (other / "index.html").write_text("<html>my own page</html>")
     for folder, said in ((other, "has files that biphase did not write"), (other / "index.html", "is a file")):
         with pytest.raises(InputError, match=said):
-            write_report(part, folder, title="three", question="")
+            write_report(part, folder, Told("three", ""))
     assert (other / "index.html").read_text() == "<html>my own page</html>"
 
 
 def test_no_scores_no_report(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no finished score"):
-        write_report(ResultSet(()), tmp_path / "report", title="", question="")
+        write_report(ResultSet(()), tmp_path / "report", Told("", ""))
     assert not (tmp_path / "report").exists()
 
 
 def test_a_report_without_claims_has_no_verdicts(part: ResultSet, tmp_path: Path) -> None:
-    page = parse(write_report(part, tmp_path / "report", title="plain", question=""))
+    page = parse(write_report(part, tmp_path / "report", Told("plain", "")))
     assert not page.all("section", id="verdicts") and not page.all("a", href="#verdicts")
     assert page.all("section", id="tables")
 

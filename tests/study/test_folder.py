@@ -18,7 +18,7 @@ from biphase.errors import BusyError, InputError, StoppedError
 from biphase.files import locked, read_json
 from biphase.finetuning.config import settle_config
 from biphase.finetuning.models import ModelFingerprint
-from biphase.finetuning.scores import read_scores
+from biphase.finetuning.scores import ScoreSet, read_score, read_scores
 from biphase.study import folder, worker
 from biphase.study.folder import (
     StudyFolder,
@@ -109,6 +109,17 @@ def test_what_was_not_the_same_for_all_arms_is_noted(fill: Any, tmp_path: Path) 
     (mixed,) = (found for name, found in state.scores.items() if name == mlm)
     alone = replace(state, scores={mlm: mixed}, records={mlm: state.records[mlm]})
     assert list(list_notes(StudyFolder(tmp_path), alone)) == []
+
+
+def test_a_model_that_was_tuned_on_two_devices_is_noted(write_cell: Callable[..., Path], tmp_path: Path) -> None:
+    """Also where the first cell of each model is on the same device."""
+    scores = {}
+    for model, devices in (("a", ("cpu", "cuda")), ("b", ("cpu",))):
+        made = [read_score(write_cell(model, seed=seed)) for seed in range(len(devices))]
+        own = zip(made, devices, strict=True)
+        scores[model] = ScoreSet(tuple(score.model_copy(update={"machine": {"device": name}}) for score, name in own))
+    (note,) = list_notes(StudyFolder(tmp_path), StudyState(scores, {}, set(), set()))
+    assert note.startswith("Not all fine-tuned with the same device: cpu (a, b), cuda (a);")
 
 
 def test_rates_that_few_examples_chose_are_noted(write_cell: Callable[..., Path], tmp_path: Path) -> None:

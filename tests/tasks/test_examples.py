@@ -93,7 +93,7 @@ def test_sst2_splits_as_in_the_paper() -> None:
 def test_held_out_part_is_that_of_datasets() -> None:
     ids = [str(i) for i in range(1013)]
     theirs = datasets.Dataset.from_dict({"id": ids}).train_test_split(train_size=0.95, seed=42)
-    assert hold_out(ids) == (list(theirs["train"]["id"]), list(theirs["test"]["id"]))
+    assert hold_out(ids, 0.95) == (list(theirs["train"]["id"]), list(theirs["test"]["id"]))
 
 
 def test_mnli_as_glue_writes_it(tmp_path: Path) -> None:

@@ -205,6 +205,30 @@ def test_parquet_and_saved_data_sets(tmp_path: Path) -> None:
         rows_of(tmp_path / "t.parquet")
 
 
+@pytest.mark.parametrize("place", ["t.parquet", "saved"])
+def test_labels_inside_objects_have_the_names_of_the_data_set(tmp_path: Path, place: str) -> None:
+    """The task numbers the classes the other way round."""
+    said = {"label": datasets.ClassLabel(names=["no", "yes"])}
+    features = datasets.Features({"text": datasets.Value("string"), "said": said})
+    rows = [{"text": f"text {n}", "said": {"label": n % 2}} for n in range(40)]
+    table = datasets.Dataset.from_list(rows, features=features)
+    table.to_parquet(tmp_path / place) if place.endswith("t") else table.save_to_disk(tmp_path / place)
+    task = task_of(classes=["yes", "no"], label="said.label", files=[{"train": place}])
+    data = load_examples(find_source(task, tmp_path), judged_only=False)
+    assert isinstance(data, TaskData)
+    assert all(one.label == 1 - int(one.text.split()[1]) % 2 for one in data.train)
+
+
+def test_candidates_may_stand_inside_objects(tmp_path: Path) -> None:
+    span = {"text": ["b"], "start": [2]}
+    row = {"question": "which?", "context": "a b", "answers": span, "meta": {"named": span}}
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps(row | {"id": n}) + "\n" for n in range(30)))
+    files = [{"train": "t.jsonl", "rename": {"meta.named": "candidates"}}]
+    shape = {"family": "question_answering", "metric": "f1", "template": "{question} {context}"}
+    data = load_examples(find_source(Task(name="mine", files=files, **shape), tmp_path), judged_only=False)
+    assert isinstance(data, TaskData) and all(one.candidates for one in data.train)
+
+
 def test_labels_as_files_write_them() -> None:
     task = task_of(classes=["False", "True"])
     assert [label_number(task, "here", value) for value in (True, "True", 1, "1", 1.0, "1.0", "1.00")] == [1] * 7

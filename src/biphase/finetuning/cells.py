@@ -12,7 +12,7 @@ from biphase.files import content_hash
 from biphase.finetuning.config import PLACEMENT, PROTOCOL, FinetuneConfig, settle_config
 from biphase.finetuning.models import ModelFingerprint, identify
 from biphase.machine import has_bf16_cores, visible_gpus
-from biphase.tasks.sources import TaskSource, find_source, training_source
+from biphase.tasks.sources import TaskSource, dir_of, find_source, training_source
 from biphase.tasks.spec import Task, find_task
 
 DataDirs = Mapping[str, str | Path]
@@ -72,7 +72,7 @@ def find_task_sources(name: str, data_dirs: DataDirs) -> tuple[TaskSource, TaskS
     """The data that a task is trained on and the data that it is evaluated on: mostly the same."""
 
     def source_of(task: Task) -> TaskSource:
-        given = data_dirs.get(task.name, data_dirs.get(task.part_of or task.name))
+        given = dir_of(task, data_dirs)
         return find_source(task, None if given is None else Path(given))
 
     task = find_task(name)

@@ -19,7 +19,7 @@ from biphase.report.claims import ON_PAR, Claim, Finding, Verdicts, count_tests,
 from biphase.report.formats import show_list
 from biphase.report.grammar import parse_inequality
 from biphase.report.hypotheses import NOTHING_ASKED, AskedScores, Ladder, bind, make_line
-from biphase.report.page import write_report
+from biphase.report.page import Told, write_report
 from biphase.report.results import ReportArm, ResultSet
 from biphase.trees import parse_yaml
 
@@ -163,11 +163,8 @@ def report_paper(out: Path) -> Path:
     return write_report(
         results,
         out,
-        title=TITLE,
-        question=QUESTION,
-        verdicts=verdicts,
+        Told(TITLE, QUESTION, verdicts, commands=COMMANDS),
         answer=verdicts[1],
         table_numbers=TABLE_NUMBERS,
-        commands=COMMANDS,
         missing=NOT_PUBLISHED,
     )

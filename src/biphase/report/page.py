@@ -7,10 +7,11 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
+from dataclasses import dataclass, field
 from functools import partial
 from importlib import resources
 from pathlib import Path
-from typing import Any, Required, TypedDict, Unpack
+from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
@@ -37,29 +38,27 @@ BAR_WIDTH, BAR_HEIGHT = 170.0, 18.0
 GENERATOR = "biphase report"
 
 
-class Told(TypedDict, total=False):
-    """What the page tells beside scores; nothing of what is left out."""
+@dataclass(frozen=True)
+class Told:
+    """What the page tells beside scores."""
 
-    title: Required[str]
-    question: Required[str]
-    verdicts: Verdicts | None
-    hypotheses: tuple[Sequence[Finding], str] | None
+    title: str
+    question: str
+    verdicts: Verdicts | None = None
+    hypotheses: tuple[Sequence[Finding], str] | None = None
     """What the study declared before it ran, judged, and a sentence on when it was declared."""
-    notes: Sequence[str]
+    notes: Sequence[str] = ()
     """What a reader must know before comparing models, in sentences."""
-    costs: Sequence[Mapping[str, object]]
-    commands: Sequence[str]
-    bm25: Mapping[str, float]
+    costs: Sequence[Mapping[str, object]] = ()
+    commands: Sequence[str] = ()
+    bm25: Mapping[str, float] = field(default_factory=dict)
     """Dataset → what BM25, which is no arm, scores there."""
-
-
-NOTHING_MORE: dict[str, Any] = {name: () for name in ("notes", "costs", "commands", "bm25")}
-NOTHING_MORE |= {"verdicts": None, "hypotheses": None}
 
 
 def write_report(
     results: ResultSet,
     out: Path,
+    told: Told,
     *,
     table_numbers: Mapping[tuple[str, str], int] | None = None,
     plan_svg: str | None = None,
@@ -68,7 +67,6 @@ def write_report(
     missing: Sequence[str] = (),
     answer: str = "",
     pool: Executor | None = None,
-    **told: Unpack[Told],
 ) -> Path:
     """Write `tables/`, `figures/` and `index.html` on one study into the folder `out`, whole or not at all; returns the
     page. `InputError` for a folder that is no unchanged report, and without a score.
@@ -100,7 +98,7 @@ def write_report(
             files=files or {},
             missing=[*missing, *missing_cells(results), *(f"No figure: {line}" for line in lacking)],
             **inline_pictures(sorted(drawn), plan_svg),
-            **NOTHING_MORE | dict(told),
+            **vars(told),
         )
         write_texts(folder, {"index.html": html})
     return out / "index.html"

@@ -79,7 +79,7 @@ def estimate(plan: Plan, machine: Machine | None = None) -> Estimate:
         for objective, flops in sizes.flops(run).items():
             spent[objective] = spent.get(objective, 0.0) + flops
     rows = [group_cost(plan, group, sizes, machine, published.get(group)) for group in groups]
-    tasks = {} if plan.study.evaluation is None else find_sizes(plan.study.evaluation)
+    tasks = find_sizes(plan.study.evaluation)
     if plan.cells:
         steps, tokens, flops = map(sum, zip(*cell_costs(plan, sizes, tasks), strict=True))
         hours = machine.device_hours(flops) if machine else None
@@ -148,10 +148,10 @@ def cell_cost(
     if config.shots is not None:
         has_strata = trained.family == "sequence_classification" and trained.problem_type is None
         examples = config.shots * (len(trained.classes) if has_strata else 1)
-    epoch_steps, steps = math.ceil(examples / config.batch_size), config.max_steps
+    epoch_steps, steps = math.ceil(examples / config.batch_size), config.max_steps  # none of an empty file
     if config.shots is None or config.epochs > 1:
         steps = min(steps, config.epochs * epoch_steps)
-    tokens = steps * examples / epoch_steps * min(size.example_tokens, context, config.max_length)
+    tokens = steps * examples / max(epoch_steps, 1) * min(size.example_tokens, context, config.max_length)
     evaluated, limit = 0.0, 2 * config.max_eval_examples if config.max_eval_examples else math.inf
     for test in cell.evaluates:
         own = tasks[test].size

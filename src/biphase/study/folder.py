@@ -31,8 +31,6 @@ from biphase.tasks.spec import find_task
 
 @dataclass(frozen=True)
 class StudyFolder:
-    """The folder of a study."""
-
     path: Path
 
     @property

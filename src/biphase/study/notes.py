@@ -1,7 +1,6 @@
 """A study's records → what a reader must know before comparing its arms: what was not the same for all of them."""
 
-from collections.abc import Iterator, Mapping
-from itertools import chain
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from biphase.files import read_json_as
@@ -17,20 +16,18 @@ MOST_NAMES = 3
 
 def list_notes(place: StudyFolder, state: StudyState) -> Iterator[str]:
     """A sentence for each."""
-    yield from tell_unlike("trained", {name: trained_with(place, record) for name, record in state.records.items()})
-    by_task: dict[str, dict[str, list[Score]]] = {}
+    yield from tell_unlike("trained", [(name, trained_with(place, record)) for name, record in state.records.items()])
+    by_task: dict[str, list[tuple[str, Score]]] = {}
     for model, found in state.scores.items():
         for score in found.scores:
-            by_task.setdefault(score.task, {}).setdefault(model, []).append(score)
+            by_task.setdefault(score.task, []).append((model, score))
     settings = dict[str, None]()
     for scores in by_task.values():
-        facts = {model: tuned_with(own[0]) for model, own in scores.items()}
-        settings |= dict.fromkeys(tell_unlike("fine-tuned", facts))
+        settings |= dict.fromkeys(tell_unlike("fine-tuned", [(model, tuned_with(score)) for model, score in scores]))
     yield from settings
     for task, scores in by_task.items():
-        every = list(chain.from_iterable(scores.values()))
-        fewest = min(score.num_examples.get("validation", FEW_VALIDATION) for score in every)
-        if fewest < FEW_VALIDATION and len({score.config.learning_rate for score in every}) > 1:
+        fewest = min(score.num_examples.get("validation", FEW_VALIDATION) for _, score in scores)
+        if fewest < FEW_VALIDATION and len({score.config.learning_rate for _, score in scores}) > 1:
             yield (
                 f"On {task}, {show_count(fewest, 'validation example')} chose the rates: so few may give equally good "
                 "models different rates, and what is then more than noise would be another with other examples."
@@ -50,15 +47,16 @@ def tuned_with(score: Score) -> dict[str, str]:
     return own | {"device": str(score.machine.get("device", ""))}
 
 
-def tell_unlike(how: str, facts: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
-    """A sentence for each fact that is known to differ; `facts` by the name of a run or a model."""
-    for key in dict.fromkeys(key for own in facts.values() for key in own):
-        names: dict[str, list[str]] = {}
-        for name, own in facts.items():
+def tell_unlike(how: str, facts: Sequence[tuple[str, Mapping[str, str]]]) -> Iterator[str]:
+    """A sentence for each fact that is known to differ; `facts` with the name of a run or a model, which may be there
+    more than once."""
+    for key in dict.fromkeys(key for _, own in facts for key in own):
+        names: dict[str, dict[str, None]] = {}
+        for name, own in facts:
             if own.get(key):
-                names.setdefault(own[key], []).append(name)
+                names.setdefault(own[key], {})[name] = None
         if len(names) > 1:
-            shown = [f"{value} ({first_names(some)})" for value, some in sorted(names.items())]
+            shown = [f"{value} ({first_names([*some])})" for value, some in sorted(names.items())]
             yield f"Not all {how} with the same {key}: {', '.join(shown)}; differences between these may come from it."
 
 

@@ -13,7 +13,7 @@ from biphase.paper.published import TABLE_NUMBERS
 from biphase.report.claims import Finding
 from biphase.report.figures import figure_pool
 from biphase.report.formats import csv_text, show_count
-from biphase.report.page import write_report
+from biphase.report.page import Told, write_report
 from biphase.report.results import ResultSet
 from biphase.run import Run, read_metrics
 from biphase.study.folder import StudyFolder, StudyState, measure_cells, read_state
@@ -45,22 +45,25 @@ def report_study(
         files = {"scores.csv": cells_csv(scores)}
         if hypotheses:
             files["hypotheses.json"] = hypotheses_json(plan, place.path, hypotheses)
-        page = write_report(
-            results,
-            out,
+        told = Told(
             title=plan.study.title or f"The study {plan.study.name}",
             question=plan.study.question,
             verdicts=judge_paper(results, list_scores(plan)) if results.results else None,
             hypotheses=(hypotheses, describe_declaration(plan.study, place.path)) if hypotheses else None,
-            table_numbers=TABLE_NUMBERS,
-            plan_svg=picture.result(),
+            notes=list(list_notes(place, state)),
             costs=list_costs(plan, state),
             commands=commands,
+            bm25=find_bm25(scores),
+        )
+        page = write_report(
+            results,
+            out,
+            told,
+            table_numbers=TABLE_NUMBERS,
+            plan_svg=picture.result(),
             missing=list(list_missing(plan, place, state)),
-            notes=list(list_notes(place, state)),
             losses=read_losses(plan, place, state),
             files=files,
-            bm25=find_bm25(scores),
             pool=pool,
         )
     return page, hypotheses

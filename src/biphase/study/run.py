@@ -37,7 +37,7 @@ from biphase.study.sizes import measure_sizes
 from biphase.study.spec import EMBED, find_data_dirs, scored_as
 from biphase.study.task_sizes import find_sizes
 from biphase.study.worker import score_unit, train_unit
-from biphase.tasks.sources import HUB, find_source
+from biphase.tasks.sources import HUB, dir_of, find_source
 from biphase.tasks.spec import find_task
 
 TRAINING = "train"
@@ -176,10 +176,9 @@ def status(plan: Plan, folder: StudyFolder, state: StudyState) -> dict[str, Any]
 def list_guesses(plan: Plan, lines: Sequence[StatusLine]) -> list[str]:
     """What is not known of the times in `lines`: how long a task takes whose size is guessed, until a cell says it."""
     begun = {line.name for line in lines if line.done}
-    tasks = {} if plan.study.evaluation is None else find_sizes(plan.study.evaluation)
-    trained = {cell.task: scored_as(cell.task) for cell in plan.cells}
-    guessed = [name for task, name in trained.items() if task in tasks and tasks[task].origin == "guessed"]
-    lacking = [name for name in guessed if name not in begun]
+    tasks = find_sizes(plan.study.evaluation)
+    guessed = {cell.task for cell in plan.cells if cell.task in tasks and tasks[cell.task].origin == "guessed"}
+    lacking = sorted({scored_as(task) for task in guessed} - begun)
     return [f"how long {name} takes is a guess: its data is not at hand to be counted" for name in lacking]
 
 
@@ -255,7 +254,7 @@ def look_for_data(plan: Plan) -> None:
             raise InputError(f"evaluation.embed: {path} does not exist")
     for name in dict.fromkeys([*evaluation.tasks, *(find_task(task).trained_on or task for task in evaluation.tasks)]):
         task = find_task(name)
-        folder = folders.get(task.name, folders.get(task.part_of or task.name))
+        folder = dir_of(task, folders)
         if folder is not None and folder != str(HUB):
             find_source(task, Path(folder))
         elif task.hub is None:
@@ -273,7 +272,7 @@ def estimate_costs(plan: Plan) -> dict[str, float]:
     for run in plan.runs.values():
         flops = sum(sizes.flops(run).values()) if sizes is not None else 0.0
         costs[train_name(run.name)] = flops if has_flops else float(run.tokens)
-    tasks = {} if plan.study.evaluation is None else find_sizes(plan.study.evaluation)
+    tasks = find_sizes(plan.study.evaluation)
     for cell, (_, tokens, flops) in zip(plan.cells, cell_costs(plan, sizes, tasks), strict=True):
         costs[cell.name] = flops if has_flops else tokens
     return costs

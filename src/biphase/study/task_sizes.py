@@ -1,16 +1,18 @@
 """A task → how large it is, to say in advance what cells cost: as it says, as its data holds, or as is typical."""
 
 import itertools
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
+from biphase.corpus.readers import find_field, read_text_lines
 from biphase.errors import InputError
 from biphase.study.spec import EMBED, Evaluation, find_data_dirs, trainings
 from biphase.tasks.drawing import TEST_SHARE, TRAIN_SHARE
-from biphase.tasks.sources import HUB, PartName, TaskSource, find_layout, own_name, read_rows
+from biphase.tasks.sources import HUB, PartName, TaskSource, dir_of, find_layout, own_name, read_rows
 from biphase.tasks.spec import Family, Task, TaskSize, find_task, template_columns
 
 TYPICAL_SIZES: dict[Family, TaskSize] = {
@@ -25,7 +27,7 @@ TYPICAL_SIZES: dict[Family, TaskSize] = {
 TOKEN_BYTES = 4
 """Bytes of text in a token, roughly, in any vocabulary."""
 MOST_COUNTED = 100_000
-"""So many rows of each part are looked at; of more, the bytes of its files say about how many there are."""
+"""So many rows of each part are looked at; of more, the bytes of its files up to there say about how many there are."""
 
 
 @dataclass(frozen=True)
@@ -35,13 +37,15 @@ class SizedTask:
     """Where the size is from."""
 
 
-def find_sizes(evaluation: Evaluation) -> dict[str, SizedTask]:
+def find_sizes(evaluation: Evaluation | None) -> dict[str, SizedTask]:
     """The sizes of the tasks that cells train on or evaluate, by what the study calls them."""
+    if evaluation is None:
+        return {}
     folders, found = find_data_dirs(evaluation), dict[str, SizedTask]()
     for name in itertools.chain.from_iterable((own, *tests) for own, tests in trainings(evaluation).items()):
         if name not in found and not name.startswith(EMBED):
             task = find_task(name)
-            found[name] = find_size(task, folders.get(task.name, folders.get(task.part_of or task.name)))
+            found[name] = find_size(task, dir_of(task, folders))
     return found
 
 
@@ -69,23 +73,48 @@ def count_size(task: Task, folder: str) -> TaskSize | None:
 def count_rows(source: TaskSource, part: PartName) -> tuple[float, float]:
     """How many rows a part has, and the tokens of their texts; of many, by the first of them."""
     names = [own_name(source, name) for name in text_columns(source.task, part)]
-    num, texts, whole, rows = 0, 0, 0, iter(read_rows(source, part))
-    for _, row in itertools.islice(rows, MOST_COUNTED):
+    num, texts, last, rows = 0, 0, "", iter(read_rows(source, part))
+    for place, row in itertools.islice(rows, MOST_COUNTED):
+        last = place
         if row is not None:
-            num, whole = num + 1, whole + text_bytes(list(row.values()))
-            texts += sum(text_bytes(row.get(name)) for name in names)
+            num += 1
+            texts += sum(text_bytes(find_field(row, name)) for name in names)
     more = 1.0
     if next(rows, None) is not None:
-        more = max(sum(path.stat().st_size for path in source.files[part]) / max(whole, 1), 1.0)
+        share = share_read(source.files[part], last)
+        more = 1 / share if share else (num + 1 + sum(1 for _ in rows)) / num
     return more * num, more * texts / TOKEN_BYTES
 
 
+def share_read(paths: Sequence[Path], place: str) -> float:
+    """The share of files, by their bytes on disk, that ends with the row at a place (`x.tsv:12`, `x.parquet: row 3`); 0
+    for a JSON file of a single value, all of whose rows are in memory with the first."""
+    sizes = [sum(file.stat().st_size for file in path.glob("*.arrow")) or path.stat().st_size for path in paths]
+    at = next(number for number, path in enumerate(paths) if place.startswith(str(path)))
+    path, number = paths[at], int(re.search(r"\d*$", place)[0] or 0)  # type: ignore[index]
+    if path.is_dir():
+        from datasets import load_from_disk
+
+        share = (number + 1) / len(load_from_disk(str(path)))
+    elif path.suffix == ".parquet":
+        from pyarrow.parquet import ParquetFile
+
+        share = (number + 1) / ParquetFile(path).metadata.num_rows
+    elif place != f"{path}:{number}":
+        return 0.0
+    else:
+        share = next(itertools.islice(read_text_lines(path), number - 1, None))[2] / sizes[at]
+    return (sum(sizes[:at]) + share * sizes[at]) / sum(sizes)
+
+
 def text_columns(task: Task, part: PartName) -> tuple[str, ...]:
+    """The columns whose texts the network reads, one as often as an example has it."""
     if task.family == "retrieval":
         return ("title", "text") if part in ("corpus", "queries") else ()
     if task.family == "token_classification":
         return (task.words,)
-    return tuple(name for name in template_columns(task.template) if name != "choice") + task.choices
+    others = tuple(name for name in template_columns(task.template) if name != "choice")
+    return others * len(task.classes) + task.choices if task.choices else others
 
 
 def text_bytes(value: Any) -> int:

@@ -2,8 +2,7 @@
 and what BM25 finds in them."""
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -154,8 +153,7 @@ def search_bm25(documents: Iterable[str], queries: Sequence[str], top: int) -> l
 
 def index_bm25(documents: Iterable[str]) -> Any:
     """What bm25s searches in; None where no document has a word."""
-    with needs_bm25s():
-        import bm25s
+    bm25s = load_bm25s()
     vocab: dict[str, int] = {}
     ids = [[vocab.setdefault(word, len(vocab)) for word in searched_words(text)] for text in documents]
     if not vocab:
@@ -167,18 +165,16 @@ def index_bm25(documents: Iterable[str]) -> Any:
 
 def open_bm25(folder: Path) -> Any:
     """What `index_bm25` gave and its `save` wrote, mapped into memory; None where there is no such folder."""
-    with needs_bm25s():
-        import bm25s
     own = {"backend": "auto"}  # the machine that wrote it may have had another one
-    return bm25s.BM25.load(folder, mmap=True, override_params=own) if folder.exists() else None
+    return load_bm25s().BM25.load(folder, mmap=True, override_params=own) if folder.exists() else None
 
 
-@contextmanager
-def needs_bm25s() -> Iterator[None]:
+def load_bm25s() -> Any:
     try:
-        yield
+        import bm25s
     except ModuleNotFoundError:
         raise InputError("BM25 needs bm25s: pip install 'biphase[embeddings]'") from None
+    return bm25s
 
 
 def query_bm25(retriever: Any, queries: Sequence[str], top: int) -> list[list[tuple[int, float]]]:

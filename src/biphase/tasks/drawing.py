@@ -48,7 +48,7 @@ def draw_shots(strata: np.ndarray, shots: int, seed: int) -> np.ndarray:
     return np.sort(np.concatenate(drawn))
 
 
-def hold_out(examples: Sequence[Item], train_share: float = TRAIN_SHARE) -> tuple[list[Item], list[Item]]:
+def hold_out(examples: Sequence[Item], train_share: float) -> tuple[list[Item], list[Item]]:
     """Train and what is held out of it, in the order of `Dataset.train_test_split(train_size=0.95, seed=42)`."""
     num_held = len(examples) - math.floor(train_share * len(examples))
     shuffled = shuffle(examples)

@@ -12,6 +12,7 @@ from string import Formatter
 from typing import Any, Generic, TypeVar
 
 from biphase.console import err
+from biphase.corpus.readers import ABSENT, find_field
 from biphase.errors import InputError
 from biphase.tasks.answers import Answer, find_answer, read_spans
 from biphase.tasks.collection import Collection, load_collection
@@ -354,11 +355,12 @@ def make_question(source: TaskSource, place: str, row: Row) -> Question | None:
         raise InputError(f"{place}: question '{id}' has an empty context")
     locate = partial(find_answer, f"{place}: question '{id}'", context)
     own = own_name(source, "candidates")
-    if own not in row:
+    named = find_field(row, own, ABSENT)
+    if named is ABSENT:
         spans = [] if row.get("is_impossible") else read_spans(place, "answers", column(source, place, row, "answers"))
         answers = tuple(dict.fromkeys(locate(text, start) for text, start in spans))
         return Question(id, text_column(source, place, row, "question"), context, answers)
-    candidates = {locate(text, start) for text, start in read_spans(place, own, row[own])}
+    candidates = {locate(text, start) for text, start in read_spans(place, own, named)}
     gold = read_spans(place, "answers", column(source, place, row, "answers"))
     if not gold:
         return None

@@ -15,6 +15,7 @@ from typing import Any
 from biphase.corpus.readers import (
     BYTE_ORDER_MARK,
     damaged,
+    find_field,
     plain_path,
     read_json_file,
     read_json_lines,
@@ -290,7 +291,7 @@ def read_arrow_table(path: Path, label: str) -> Rows:
             if b"huggingface" in (schema.metadata or {}):  # written by `datasets`, which says there what labels mean
                 from datasets import Features
 
-                names = class_names(Features.from_arrow_schema(schema).get(label))
+                names = class_names(find_field(Features.from_arrow_schema(schema), label))
             yield from rows_of_batches(file.iter_batches(batch_size=1000), label, names, str(path))
     except (pa.ArrowException, OSError) as error:
         raise damaged(path, error) from None
@@ -314,7 +315,7 @@ def read_saved(path: Path, label: str) -> Rows:
 def rows_of_dataset(table: Any, label: str, place: str) -> Rows:
     """The rows of a data set; of a column of labels, or of lists of labels, that names them, the names."""
     batches = table.with_format("arrow").iter(batch_size=1000)
-    return rows_of_batches(batches, label, class_names(table.features.get(label)), place)
+    return rows_of_batches(batches, label, class_names(find_field(table.features, label)), place)
 
 
 def class_names(feature: Any) -> list[str]:
@@ -325,7 +326,7 @@ def class_names(feature: Any) -> list[str]:
 def rows_of_batches(batches: Iterable[Any], label: str, names: list[str], place: str) -> Rows:
     for number, row in enumerate(itertools.chain.from_iterable(batch.to_pylist() for batch in batches)):
         if names:
-            row[label] = with_names(row[label], names)
+            row[label] = with_names(find_field(row, label), names)
         yield f"{place}: row {number}", row
 
 

@@ -6,11 +6,11 @@ Rows of files are read in `rows.py`; code of a hub repository is never run.
 import itertools
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from biphase.config import BUNDLED
 from biphase.corpus.readers import ABSENT, CODECS, field_names, find_field
@@ -23,6 +23,7 @@ HUB = Path("hub")
 """A `data_dir` of this name stands for the hub's data, also for a task that comes with the package."""
 
 PartName = TaskSplit | Literal["corpus", "queries"]
+Dir = TypeVar("Dir", bound=str | Path)
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,11 @@ def name_data_dirs(pairs: Iterable[tuple[str, str]], tasks: Iterable[str], origi
             raise InputError(f"{origin}: {name} has {found[name]} already")
         found[name] = folder
     return found
+
+
+def dir_of(task: Task, data_dirs: Mapping[str, Dir]) -> Dir | None:
+    """The folder with a task's data; of one of several tests, that of the task."""
+    return data_dirs.get(task.name, data_dirs.get(task.part_of or task.name))
 
 
 def absolute_dir(data_dir: str | Path) -> str:
