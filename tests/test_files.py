@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,29 @@ def test_a_lock_is_held_by_one_and_never_written_through_a_link(tmp_path: Path) 
     with pytest.raises(InputError, match="link is a link"), locked(tmp_path / "link"):
         pass
     assert (tmp_path / "theirs").read_text() == "kept"
+
+
+def test_a_lock_whose_folder_is_removed_at_this_moment_is_busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[int] = []
+
+    def remove(number: int, _: int) -> None:
+        opened.append(number)
+        shutil.rmtree(tmp_path / "run")
+
+    monkeypatch.setattr(files.fcntl, "flock", remove)
+    with pytest.raises(BusyError, match="in use"), locked(tmp_path / "run" / ".lock", busy="run is in use"):
+        pass
+
+    def refuse(number: int, _: int) -> None:
+        opened.append(number)
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(files.fcntl, "flock", refuse)
+    with pytest.raises(OSError, match="No locks"), locked(tmp_path / "lock"):
+        pass
+    for number in opened:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(number)
 
 
 def test_a_folder_of_ours_is_replaced(tmp_path: Path) -> None:

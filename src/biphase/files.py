@@ -61,7 +61,7 @@ def open_alone(path: Path, *, wait: bool = True) -> int:
                 return number
         except FileNotFoundError:
             pass
-        except BlockingIOError:
+        except OSError:
             os.close(number)
             raise
         os.close(number)  # another process removed it meanwhile, or gave it another name
@@ -270,7 +270,7 @@ def locked(path: Path, *, wait: bool = False, busy: str = "") -> Iterator[None]:
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         number = open_alone(path, wait=wait)
-    except BlockingIOError:
+    except (BlockingIOError, FileNotFoundError):  # the latter where that process removes the folder at this moment
         raise BusyError(busy or f"{path} is held by another process") from None
     except OSError as error:
         if error.errno == errno.ELOOP:

@@ -229,6 +229,10 @@ def test_a_run_goes_on_over_a_set_that_grew(corpus: Any, tiny_recipe: Any, tmp_p
     (run.path / "done.json").unlink()
     with pytest.raises(InputError, match=r"is not done, and .*set has grown since: to go on .*@20 .*data\.content="):
         heed(tiny_recipe(on), tmp_path / "runs", capsys)
+    shutil.copytree(run.steps / "20", run.steps / "21")  # a later one that is damaged hides none before it
+    (run.steps / "21" / "manifest.json").write_text("{")
+    with pytest.raises(InputError, match=r"is not done, and .*set has grown since: to go on .*@20 "):
+        heed(tiny_recipe(on), tmp_path / "runs", capsys)
 
 
 def heed(recipe: Recipe, runs: Path, capsys: Any) -> list[str]:

@@ -98,11 +98,9 @@ MOST_CHARACTERS = 2000
 """The longest line of a complaint: what it quotes may be a file without line ends."""
 
 PARAMETERS = {
-    "data": "--data-dir",
-    "limit_mb": "--limit-mb",
-    "learning_rates": "--learning-rates",
-    "text_field": "--text-field",
     **{name: f"--{name}" for name in ("device", "devices", "efficiency", "hours", "keep", "label", "part", "seeds")},
+    **{name: f"--{name.replace('_', '-')}" for name in ("learning_rates", "limit_mb", "text_field")},
+    "data": "--data-dir",
 }
 """What verbs name as `parameter` in an error, and the option that it is here."""
 

@@ -125,17 +125,12 @@ def describe_files(folder: Path) -> dict[str, str]:
 
     existing = nearest_existing(folder)
     kind, options = file_system(existing)
-    caches = {
-        "hub's cache": Path(HF_HUB_CACHE),
-        "our cache": cache_folder(),
-    }
-    found = {
+    caches = {"hub's cache": Path(HF_HUB_CACHE), "our cache": cache_folder()}
+    return {
         "folder": f"{folder.resolve()}: {room(existing)}, {kind}",
         "locks": describe_locks(existing, kind, options),
+        **{name: f"{place}: {room(nearest_existing(place))}" for name, place in caches.items()},
     }
-    for name, place in caches.items():
-        found[name] = f"{place}: {room(nearest_existing(place))}"
-    return found
 
 
 def nearest_existing(path: Path) -> Path:

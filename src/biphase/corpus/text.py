@@ -97,7 +97,7 @@ def find_text_sources(sources: Sequence[str | Path]) -> list[TextSource]:
     found = [source for source in given if source.num_bytes != 0]
     if not found:
         raise InputError(f"{given[0].name} is empty{', as are all other sources' if len(given) > 1 else ''}")
-    tell_left_out("empty", [source.name for source in given if source.num_bytes == 0], len(given))
+    name_left_out("empty", [source.name for source in given if source.num_bytes == 0], len(given))
     seen: set[str] = set()
     for source in found:
         if source.fingerprint in seen:
@@ -149,11 +149,11 @@ def folder_sources(folder: Path) -> list[TextSource]:
             others.append(str(path))
     if not readable:
         raise InputError(f"{folder} holds no file that can be read: {READABLE}")
-    tell_left_out("no text source", others, len(readable) + len(others))
+    name_left_out("no text source", others, len(readable) + len(others))
     return [file_source(path) for path in readable]
 
 
-def tell_left_out(what: str, names: list[str], number: int) -> None:
+def name_left_out(what: str, names: list[str], number: int) -> None:
     if names:
         more = f" and {len(names) - NAMES_SHOWN:,} more" if len(names) > NAMES_SHOWN else ""
         told = f"{len(names):,} of {number:,} files are {what} and stay out"

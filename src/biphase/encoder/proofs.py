@@ -77,13 +77,13 @@ def find_first_position(network: Any, causal: bool) -> str:
     pad_id = getattr(network.config, "pad_token_id", None) or 0
     name = network.name_or_path or type(network).__name__
     reasons = []
-    for first_position in (0, pad_id + 1):  # RoBERTa counts from behind its padding index
-        network.first_position = first_position
-        with told_if_slow(f"{name}: proving on a few texts that packing changes nothing"):
+    with told_if_slow(f"{name}: proving on a few texts that packing changes nothing"):
+        for first_position in (0, pad_id + 1):  # RoBERTa counts from behind its padding index
+            network.first_position = first_position
             reason = why_not_packed(network, causal)
-        if not reason:
-            return ""
-        reasons.append(reason)
+            if not reason:
+                return ""
+            reasons.append(reason)
     return reasons[0]
 
 

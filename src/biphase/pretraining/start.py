@@ -6,6 +6,7 @@ Each is a network, a place in the data order and, where it is carried, an optimi
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 
 from transformers import AutoModelForMaskedLM, EuroBertConfig, PreTrainedModel
@@ -150,15 +151,20 @@ def heed_older(recipe: Recipe, text: TrainingText, root: Path, run_over: Callabl
 def find_older(
     recipe: Recipe, text: TrainingText, root: Path, run_over: Callable[[str], Run]
 ) -> Iterator[tuple[Run, CheckpointManifest]]:
-    """The recipe's runs over its text as it was before it grew, each with its last checkpoint."""
+    """The recipe's runs over its text as it was before it grew, each with its last checkpoint that can be read."""
     for run in map(Run, sorted(root.glob(f"{recipe.name}-????????"))):
-        for step in whole_steps(run)[-1:]:
-            with suppress(InputError):  # from a damaged one nobody goes on
-                manifest = read_checkpoint_manifest(run.steps / str(step), check_files=False)
-                contents = manifest.text_history[-1][1]
-                has_grown = contents != text.contents and text.grew_from(contents)
-                if has_grown and run_over(text.fingerprint_of(contents)).path == run.path:
-                    yield run, manifest
+        for manifest in islice(readable_manifests(run), 1):
+            contents = manifest.text_history[-1][1]
+            has_grown = contents != text.contents and text.grew_from(contents)
+            if has_grown and run_over(text.fingerprint_of(contents)).path == run.path:
+                yield run, manifest
+
+
+def readable_manifests(run: Run) -> Iterator[CheckpointManifest]:
+    """The manifests of a run's checkpoints, the last one first, without those that are damaged."""
+    for step in reversed(whole_steps(run)):
+        with suppress(InputError):
+            yield read_checkpoint_manifest(run.steps / str(step), check_files=False)
 
 
 def resume_start(run: Run, step: int, world: World) -> Start:
