@@ -197,6 +197,21 @@ def test_a_killed_training_goes_on_as_if_it_had_not_been(
     assert score.step == 4 and score.value == pytest.approx(facts["scores"]["sts"]["this model"]["spearman"], abs=1e-6)
 
 
+def test_a_stage_goes_on_with_the_pairs_it_began_on_alone(
+    make: Make, documents: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "notes.txt").write_text("\n\n".join(documents), encoding="utf-8")
+    source = f"{{from_text: {tmp_path / 'notes.txt'}, passage_words: 20}}"
+    recipe = make(f"stages.0.data=[{source}]", f"out={tmp_path / 'whole'}")
+    whole, _ = train_embedder(recipe, tmp_path / "a")
+    again = recipe.model_copy(update={"out": str(tmp_path / "again")})
+    kill_and_go_on(again, tmp_path / "b", whole, monkeypatch)
+    next((tmp_path / "b").glob("*/stages/pairs/done.json")).unlink()
+    monkeypatch.setattr("biphase.embedding.pairs.SHORTEST_PASSAGE", 12)
+    with pytest.raises(InputError, match="stage pairs began on pairs that were made in another way"):
+        train_embedder(again, tmp_path / "b")
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_training_that_is_asked_to_stop_keeps_every_step(
     number: signal.Signals, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -256,7 +256,7 @@ def test_the_description_names_choices_sizes_and_caveats() -> None:
 
 def test_devices_are_for_hours() -> None:
     for name, value in (("device", "H100"), ("devices", 4), ("efficiency", 0.4)):
-        with pytest.raises(InputError, match=f"{name} says what is computed in hours, and none are given"):
+        with pytest.raises(InputError, match=f"`{name}` says what computes in `hours`, and none are given"):
             biphase.advise(flops=1e18, **{name: value})
     assert biphase.advise(hours=1).machine == find_machine("CPU")
     with pytest.raises(InputError, match="0 devices compute nothing"):
