@@ -106,8 +106,6 @@ def test_the_folder_loads_without_our_code(
         make("prompts={query: 'q: ', document: 'd: '}", "license=mit", "languages=[en]", "precision=bf16"),
         tmp_path / "runs",
     )
-    modules = json.loads((out / "modules.json").read_text())
-    assert all(module["type"].startswith("sentence_transformers.") for module in modules)
     theirs, ours = SentenceTransformer(str(out)), load_embedder(str(out))
     assert type(ours[0]).__name__ == "PackedTransformer"
     texts = documents[:5]
@@ -120,6 +118,29 @@ def test_the_folder_loads_without_our_code(
     assert facts["stages"][0]["steps"] == 4
     assert all(0 < cosine < 1 for cosine in facts["cosines"].values())
     assert "widget" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls", "lasttoken", "max", "weightedmean"])
+def test_the_folder_is_spelt_as_older_versions_and_other_programs_read_it(
+    pooling: str, make: Make, tmp_path: Path, documents: list[str]
+) -> None:
+    recipe = make(f"pooling={pooling}", "dense=true", "prompts={query: 'q: '}", "stages.0.max_steps=1")
+    out, _ = train_embedder(recipe, tmp_path / "runs")
+
+    def read(name: str) -> Any:
+        return json.loads((out / name).read_text())
+
+    kinds = ["Transformer", "Pooling", "Dense", "Normalize"]
+    assert [module["type"] for module in read("modules.json")] == [f"sentence_transformers.models.{k}" for k in kinds]
+    assert read("sentence_bert_config.json") == {"max_seq_length": 48, "do_lower_case": False}
+    modes = read("1_Pooling/config.json")
+    key = {"cls": "cls_token", "lasttoken": "lasttoken"}.get(pooling, f"{pooling}_tokens")
+    assert {"pooling_mode_cls_token", "pooling_mode_mean_tokens"} <= modes.keys()
+    assert [name for name, value in modes.items() if value is True] == [f"pooling_mode_{key}"]
+    assert read("2_Dense/config.json").keys() == {"in_features", "out_features", "bias", "activation_function"}
+    theirs, ours = SentenceTransformer(str(out)), load_embedder(str(out))
+    assert [type(module).__name__ for module in theirs] == kinds and theirs.max_seq_length == 48
+    assert theirs.encode_query(documents[:5]) == pytest.approx(ours.encode_query(documents[:5]), abs=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["causal", "without prompts", "shortened"])
@@ -174,6 +195,21 @@ def test_a_killed_training_goes_on_as_if_it_had_not_been(
     assert [loss for _, loss in curve] == pytest.approx(told, rel=1e-5)
     [score] = events.Scalars("eval/sts/spearman")
     assert score.step == 4 and score.value == pytest.approx(facts["scores"]["sts"]["this model"]["spearman"], abs=1e-6)
+
+
+def test_a_stage_goes_on_with_the_pairs_it_began_on_alone(
+    make: Make, documents: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "notes.txt").write_text("\n\n".join(documents), encoding="utf-8")
+    source = f"{{from_text: {tmp_path / 'notes.txt'}, passage_words: 20}}"
+    recipe = make(f"stages.0.data=[{source}]", f"out={tmp_path / 'whole'}")
+    whole, _ = train_embedder(recipe, tmp_path / "a")
+    again = recipe.model_copy(update={"out": str(tmp_path / "again")})
+    kill_and_go_on(again, tmp_path / "b", whole, monkeypatch)
+    next((tmp_path / "b").glob("*/stages/pairs/done.json")).unlink()
+    monkeypatch.setattr("biphase.embedding.pairs.SHORTEST_PASSAGE", 12)
+    with pytest.raises(InputError, match="stage pairs began on pairs that were made in another way"):
+        train_embedder(again, tmp_path / "b")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -70,7 +70,7 @@ def test_devices_are_found_by_the_names_that_they_have(name: str, found: str) ->
 
 
 def test_a_device_is_a_known_one() -> None:
-    with pytest.raises(InputError, match="unknown device 'H10O'; did you mean 'H100'"):
+    with pytest.raises(InputError, match=r"unknown device or run 'H10O'; did you mean 'H100'\?$"):
         find_machine("H10O")
     machine = find_machine("H100", 4, efficiency=0.5)
     assert machine.device_hours(machine.flops_in(1)) == 4 and machine.source == "stated"

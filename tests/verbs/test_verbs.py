@@ -222,7 +222,10 @@ def test_rows_that_are_no_task(data: Any, said: str, tmp_path: Path) -> None:
         (lambda: biphase.evaluate("model", data=pandas.DataFrame()), "give a mapping of names to folders or rows"),
         (lambda: biphase.study({"name": "x"}), "a study is a YAML file, and no dict; `biphase init study` writes one"),
         (lambda: biphase.advise(["a.txt", "b.txt"], hours=1), "2 are named: give the folder that they are in"),
-        (lambda: biphase.advise(pandas.DataFrame({"a": ["x"]}), hours=1), "its fields are: a; give the texts alone"),
+        (lambda: biphase.advise(pandas.DataFrame({"a": ["x"]}), hours=1), "its fields are: a; give `text_field`"),
+        (lambda: biphase.advise(hours="8"), "`hours` is '8': give a number"),
+        (lambda: biphase.train_tokenizer(["text"], "out", vocab_size="x"), "`vocab_size` is 'x': give a number"),
+        (lambda: biphase.train_tokenizer(["text"], "out", vocab_size=8e3), "is 8000.0: give a whole number"),
         (lambda: biphase.advise(iter(()), hours=1), "there is no text to advise on"),
     ],
 )
@@ -238,6 +241,10 @@ def test_advice_on_texts_in_memory(tmp_path: Path) -> None:
     ours = biphase.advise(texts, flops=1e13)
     assert ours == biphase.advise(pandas.DataFrame({"text": texts}), flops=1e13)
     assert ours == biphase.advise(tmp_path / "texts.jsonl", flops=1e13) and ours.text is not None
+    (tmp_path / "bodies.jsonl").write_text((tmp_path / "texts.jsonl").read_text().replace('"text"', '"body"'))
+    assert ours == biphase.advise(tmp_path / "bodies.jsonl", flops=1e13, text_field="body")
+    assert ours == biphase.advise([{"body": text} for text in texts], flops=1e13, text_field="body")
+    assert len(repr(ours)) < 400
 
 
 def test_an_open_study_prints_on_a_line() -> None:

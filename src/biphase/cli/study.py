@@ -158,6 +158,7 @@ def study_advise_command(
     study: Annotated[
         Path | None, typer.Option(help="The folder of a study of yours, whose scores then choose the curriculum.")
     ] = None,
+    text_field: Annotated[str, typer.Option(help="The JSON field or parquet column with the text.")] = "text",
     form: FormatOption = "text",
 ) -> None:
     """Model size, curriculum, batch and steps for a budget, each with its reason, as a recipe ready to run.
@@ -167,7 +168,16 @@ def study_advise_command(
     from biphase.files import write_text
     from biphase.study.advise import describe_advice, recipe_yaml
 
-    advice = advise(text, hours=hours, device=device, devices=devices, efficiency=efficiency, flops=flops, study=study)
+    advice = advise(
+        text,
+        hours=hours,
+        device=device,
+        devices=devices,
+        efficiency=efficiency,
+        flops=flops,
+        study=study,
+        text_field=text_field,
+    )
     if form == "json":
         out.print(to_json(advice))
     else:

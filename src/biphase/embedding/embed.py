@@ -1,6 +1,8 @@
 """A recipe → an embedding model in one folder: sources checked, stages trained one after the other, the best kept safe.
 
-runs/NAME-HASH8/  config.yaml  stages/NAME/{trainer/, negatives-N.parquet, taught-N.arrow, model/, done.json}  done.json
+runs/NAME-HASH8/  config.yaml  stages/NAME/{FILES}  done.json
+
+A stage's FILES: pairs.json, trainer/, negatives-N.parquet, taught-N.arrow, model/, done.json.
 
 Each stage is written last, renamed and marked done; a stage that was interrupted goes on from its last checkpoint.
 """
@@ -34,13 +36,15 @@ from biphase.encoder.load import load_backbone
 from biphase.encoder.merging import layer_cosines, merge_weights
 from biphase.encoder.packed import explain_computing
 from biphase.errors import InputError, memory_told
-from biphase.files import locked, read_json, refuse_foreign, whole_folder, write_json, write_text
+from biphase.files import content_hash, locked, read_json, refuse_foreign, whole_folder, write_json, write_text
 from biphase.finetuning.models import find_folder
 from biphase.tracking import Send, check_tracking, open_tracking
 
 EMBEDDER_MAX_LENGTH = 512
 TRAINED = "this model"
 FURTHER_MODULES = "modules.safetensors"
+NOTED_ROWS = 1000
+"""The first rows of a source, and their number, tell one way of making pairs from another."""
 
 
 def train_embedder(recipe: EmbeddingRecipe, runs: Path) -> tuple[Path, dict[str, Any]]:
@@ -215,6 +219,7 @@ def run_stage(
     """Train the model in place and keep it."""
     disable_progress_bars()
     folder.mkdir(parents=True, exist_ok=True)
+    refuse_other_pairs(stage, sources, folder)
     tables = stage_tables(recipe, stage, sources, model, folder)
     names = {loss_name(stage, kind) for kind, _ in tables.values()}
     is_cached = any(name.startswith("cached") for name in names)
@@ -240,6 +245,15 @@ def run_stage(
         shutil.rmtree(checkpoint)
     for taught in folder.glob("taught-*.arrow"):
         taught.unlink()
+
+
+def refuse_other_pairs(stage: EmbeddingStage, sources: Sequence[Pairs], folder: Path) -> None:
+    """Note on which pairs a stage begins. Raises `InputError` where it began on others: the same text may be cut in
+    another way."""
+    begun = content_hash([[len(pairs.table), pairs.table.slice(0, NOTED_ROWS).to_pydict()] for pairs in sources])
+    if (folder / "pairs.json").exists() and read_json(folder / "pairs.json") != begun:
+        raise InputError(f"stage {stage.name} began on pairs that were made in another way: delete {folder}")
+    write_json(folder / "pairs.json", begun)
 
 
 def stage_tables(

@@ -19,7 +19,8 @@ from biphase.embedding.packed_module import PackedTransformer, make_embedder
 from biphase.embedding.recipe import EmbeddingRecipe
 from biphase.encoder.load import load_backbone
 from biphase.errors import InputError, first_line
-from biphase.files import content_hash, file_hash, own_folder, write_text
+from biphase.export.model import write_sentence_transformer
+from biphase.files import content_hash, file_hash, own_folder, write_json, write_text
 from biphase.finetuning.models import find_folder, hash_files, stamp_files
 from biphase.hub import refuse_pickles
 
@@ -72,23 +73,31 @@ def write_embedder(
     Raises `InputError` where the folder has something that we did not write.
     """
     packed: Any = model[0]
+    tokenizer = copy.deepcopy(packed.tokenizer)
+    tokenizer.model_max_length = packed.max_seq_length
     with own_folder(out, "embedding model") as part:
         packed.network.save_pretrained(part)
-        packed.tokenizer.save_pretrained(part)
-        transformer = Transformer(str(part), model_kwargs={"dtype": torch.float32})
-        transformer.max_seq_length = packed.max_seq_length
-        plain = SentenceTransformer(
-            modules=[transformer, *(copy.deepcopy(module) for module in list(model)[1:])],
-            prompts=recipe.prompts.model_dump(),
-            similarity_fn_name="cosine",
-            device="cpu",
+        tokenizer.save_pretrained(part)
+        further = [type(module).__name__ for module in list(model)[2:]]
+        limit, prompts = packed.max_seq_length, recipe.prompts.model_dump()
+        write_sentence_transformer(
+            part, packed.network, limit, pooling=recipe.pooling, further=further, prompts=prompts
         )
-        plain.save_pretrained(str(part), create_model_card=False)
+        if recipe.dense:
+            write_dense(model[2], part / "2_Dense")
         # As a user would load it.
         again = SentenceTransformer(str(part), trust_remote_code=False, device="cpu")
         gap = embedding_gap(model, again, texts)
         assert gap < TOLERANCE, f"the saved model computes something else: embeddings differ by {gap:.1e}"
         write_text(part / "README.md", describe(model, recipe, facts))
+
+
+def write_dense(dense: Any, folder: Path) -> None:
+    """The map as `Dense` saves it, described by the keys that each version knows; what others say is not used."""
+    folder.mkdir()
+    dense.save(str(folder))
+    known = ("in_features", "out_features", "bias", "activation_function")
+    write_json(folder / "config.json", {key: dense.get_config_dict()[key] for key in known})
 
 
 def load_embedder(name: str) -> SentenceTransformer:

@@ -7,6 +7,7 @@ a run that ended with CLM is written as Llama, and one that ended with MLM as Eu
 class; `is_causal` in its configuration tells transformers to look both ways.
 """
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,16 @@ SENTENCE_TRANSFORMERS_FILES: dict[str, Any] = {
         "similarity_fn_name": "cosine",
     },
 }
-"""The fixed files of sentence-transformers, in the spelling of version 2, which later ones read too."""
+"""The fixed files of sentence-transformers, in the spelling of version 2, which later ones and other programs read."""
+POOLING_KEYS = {
+    "cls": "cls_token",
+    "mean": "mean_tokens",
+    "max": "max_tokens",
+    "mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "weightedmean": "weightedmean_tokens",
+    "lasttoken": "lasttoken",
+}
+"""Ways of pooling → what that spelling calls them."""
 
 
 def export_checkpoint(reference: str, folder: Path, merge: float | None = None) -> str:
@@ -158,15 +168,30 @@ def close_texts(tokenizer: Any) -> None:
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single=single, pair=pair, special_tokens=special)
 
 
-def write_sentence_transformer(folder: Path, network: PreTrainedModel, max_length: int | None = None) -> None:
-    """The files that make a model folder one of sentence-transformers: the network, then the mean over its tokens.
+def write_sentence_transformer(
+    folder: Path,
+    network: PreTrainedModel,
+    max_length: int | None = None,
+    *,
+    pooling: str = "mean",
+    further: Sequence[str] = (),
+    prompts: Mapping[str, str] | None = None,
+) -> None:
+    """The files that make a model folder one of sentence-transformers: the network, the pooling of its tokens, and the
+    classes of modules that are `further` on. What these hold, such as `2_Dense`, is not written.
 
     Texts are cut at `max_length` tokens, else at what the network has positions for.
     """
-    for name, content in SENTENCE_TRANSFORMERS_FILES.items():
-        write_json(folder / name, content)
+    fixed = SENTENCE_TRANSFORMERS_FILES
+    modules = [
+        {"idx": place, "name": str(place), "path": f"{place}_{kind}", "type": f"sentence_transformers.models.{kind}"}
+        for place, kind in enumerate(further, start=len(fixed["modules.json"]))
+    ]
+    write_json(folder / "modules.json", [*fixed["modules.json"], *modules])
+    config = "config_sentence_transformers.json"
+    write_json(folder / config, fixed[config] | {"prompts": dict(prompts or {})})
     limit = max_length or position_limit(network)
     write_json(folder / "sentence_bert_config.json", {"max_seq_length": limit, "do_lower_case": False})
     (folder / "1_Pooling").mkdir()
-    pooling = {"word_embedding_dimension": network.config.hidden_size, "pooling_mode_mean_tokens": True}
-    write_json(folder / "1_Pooling" / "config.json", pooling)
+    modes = {f"pooling_mode_{key}": pooling == mode for mode, key in POOLING_KEYS.items()}
+    write_json(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": network.config.hidden_size, **modes})

@@ -22,7 +22,7 @@ from transformers import (
 from biphase.config import Strict
 from biphase.corpus.tokenizer import misreading_class
 from biphase.errors import InputError
-from biphase.export.model import SENTENCE_TRANSFORMERS_FILES, as_llama, close_texts, write_sentence_transformer
+from biphase.export.model import as_llama, close_texts, write_sentence_transformer
 from biphase.files import whole_folder, write_json, write_text
 from biphase.finetuning.batches import CellContext
 from biphase.finetuning.config import FinetuneConfig
@@ -98,12 +98,9 @@ def keep_network(
         model.save_pretrained(part)
         tokenizer.save_pretrained(part)
         if is_embedder(cell):
-            write_sentence_transformer(part, model, cell.config.max_length)
-            prompts = {
-                name: template.removesuffix("{text}") for name, template in embedded_templates(cell.task).items()
-            }
-            fixed = SENTENCE_TRANSFORMERS_FILES["config_sentence_transformers.json"]
-            write_json(part / "config_sentence_transformers.json", fixed | {"prompts": prompts})
+            templates = embedded_templates(cell.task).items()
+            prompts = {name: template.removesuffix("{text}") for name, template in templates}
+            write_sentence_transformer(part, model, cell.config.max_length, prompts=prompts)
         record = KeptRecord(cell=score.cell, task=cell.task, config=cell.config)
         if isinstance(test, QuestionSplit):
             longest = cell.config.max_answer_tokens or test.max_answer_tokens

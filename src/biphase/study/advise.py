@@ -6,7 +6,7 @@ rest follows from rules of thumb (`study.rules`), the curriculum from the user's
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 
 import yaml
@@ -111,16 +111,16 @@ class Candidate:
 class Advice:
     """A recipe for a budget, and why it is that one."""
 
-    recipe: Recipe
+    recipe: Recipe = field(repr=False)
     vocab_size: int
     flops: float
     """What the recipe costs; less than the budget where the text is used up."""
-    machine: Machine | None
-    choices: tuple[Choice, ...]
-    candidates: tuple[Candidate, ...]
+    machine: Machine | None = field(repr=False)
+    choices: tuple[Choice, ...] = field(repr=False)
+    candidates: tuple[Candidate, ...] = field(repr=False)
     chosen: Candidate
-    caveats: tuple[str, ...]
-    text: TextAmount | None = None
+    caveats: tuple[str, ...] = field(repr=False)
+    text: TextAmount | None = field(default=None, repr=False)
 
 
 def advise(

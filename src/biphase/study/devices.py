@@ -51,7 +51,7 @@ def find_machine(name: str, devices: int = 1, efficiency: float | None = None) -
         return measure_machine(Path(name), devices)
     key = known_device(name)
     if key is None:
-        raise InputError(f"unknown device '{name}'{nearest(name, PEAK_FLOPS)}; or name a run of yours to measure it by")
+        raise InputError(f"unknown device or run '{name}'{nearest(name, PEAK_FLOPS)}")
     if efficiency is None:
         return Machine(key, devices, PEAK_FLOPS[key], EFFICIENCY.get(key, ASSUMED_EFFICIENCY), "assumed")
     return Machine(key, devices, PEAK_FLOPS[key], efficiency, "stated")

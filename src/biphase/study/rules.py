@@ -115,7 +115,7 @@ class TextAmount:
         return self.text_bytes / BYTES_PER_TOKEN[nearest_size]
 
 
-def measure_text(path: Path) -> TextAmount:
+def measure_text(path: Path, text_field: str = "text") -> TextAmount:
     """How much text a shard set, or a file or folder of documents, holds; large ones are judged by their beginnings.
 
     Raises:
@@ -134,7 +134,7 @@ def measure_text(path: Path) -> TextAmount:
     text_bytes, file_bytes = 0, 0
     for source in sources[::distance]:
         before = text_bytes
-        for document, bytes_read in read_documents(source):
+        for document, bytes_read in read_documents(source, text_field):
             text_bytes += len(document.text.encode())
             if text_bytes - before >= SAMPLED_BYTES:
                 file_bytes += bytes_read

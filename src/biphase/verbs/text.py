@@ -1,6 +1,7 @@
 """Text → a tokenizer, and token shards; text and a budget → advice."""
 
 from collections.abc import Sequence
+from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,9 @@ def train_tokenizer(
     from biphase.corpus.tokenizer import save_tokenizer
     from biphase.corpus.tokenizer import train_tokenizer as train
 
+    check_numbers(vocab_size=vocab_size, limit_mb=limit_mb)
+    if not isinstance(vocab_size, Integral):
+        raise InputError(f"`vocab_size` is {vocab_size}: give a whole number")
     if limit_mb is not None and not limit_mb > 0:
         raise InputError(f"`limit_mb` is {limit_mb:g} and leaves no text to train on: give more than 0")
     if are_names(sources):
@@ -47,10 +51,17 @@ def train_tokenizer(
     return Path(out)
 
 
-def text_of(row: dict[str, Any], text_field: str, remedy: str = "give `text_field`") -> str:
+def check_numbers(**given: Any) -> None:
+    """Raises `InputError` for a setting that is given and is no number."""
+    for name, value in given.items():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, Real)):
+            raise InputError(f"`{name}` is {value!r}: give a number")
+
+
+def text_of(row: dict[str, Any], text_field: str) -> str:
     text = row.get(text_field)
     if not isinstance(text, str):
-        raise InputError(f"a row has no text in '{text_field}'; its fields are: {', '.join(row)}; {remedy}")
+        raise InputError(f"a row has no text in '{text_field}'; its fields are: {', '.join(row)}; give `text_field`")
     return text
 
 
@@ -118,17 +129,20 @@ def advise(
     efficiency: float | None = None,
     flops: float | None = None,
     study: str | Path | None = None,
+    text_field: str = "text",
 ) -> "Advice":
     """Model size, curriculum, batch and steps for a budget, each with its reason, as a recipe ready for `pretrain`.
 
     Args:
-        text: your text: shards, whose tokens are known, a file or a folder; or texts in memory, or rows with a `text`.
+        text: your text: shards, whose tokens are known, a file or a folder; or texts or rows in memory.
         hours: how long the devices may work.
         device: such as H100 or CPU, or a run to measure by, CPU unless given; `devices` of them, 1 unless given.
         efficiency: useful FLOP/s as a share of the device's peak.
         flops: a budget in FLOPs in place of hours and device.
         study: the folder of a study of yours, whose scores then choose the curriculum.
+        text_field: the field of a file or of rows that holds the text.
     """
+    check_numbers(hours=hours, devices=devices, efficiency=efficiency, flops=flops)
     from biphase.study.advise import advise as choose
     from biphase.study.devices import find_machine
     from biphase.study.results import read_evidence
@@ -139,7 +153,7 @@ def advise(
             f"`{needless[0]}` says what computes in `hours`, and none are given: give them, or leave it out"
         )
     return choose(
-        None if text is None else amount_of(text),
+        None if text is None else amount_of(text, text_field),
         flops=flops,
         hours=hours,
         machine=None if hours is None else find_machine(device or "CPU", 1 if devices is None else devices, efficiency),
@@ -147,16 +161,16 @@ def advise(
     )
 
 
-def amount_of(text: Any) -> "TextAmount":
+def amount_of(text: Any, text_field: str) -> "TextAmount":
     """How much text a place or texts in memory hold."""
     from biphase.study.rules import TextAmount, measure_text
 
     if are_names(text):
         if not isinstance(text, str | Path) and len(text) != 1:
             raise InputError(f"advice is about one text, and {len(text)} are named: give the folder that they are in")
-        return measure_text(Path(text if isinstance(text, str | Path) else text[0]))
-    rows = rows_in(text)
-    text_bytes = sum(len(text_of(row, "text", "give the texts alone, as a list").encode()) for row in rows)
+        return measure_text(Path(text if isinstance(text, str | Path) else text[0]), text_field)
+    rows = rows_in(text, text_field)
+    text_bytes = sum(len(text_of(row, text_field).encode()) for row in rows)
     if not text_bytes:
         raise InputError("there is no text to advise on: give some, or leave it out")
     return TextAmount(text_bytes=text_bytes)
