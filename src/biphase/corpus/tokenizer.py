@@ -75,6 +75,8 @@ SPLIT_TEXTS = (
     "",
 )
 """Texts at which splits differ: contractions, numbers, blanks, marks, forms that are normalized, scripts."""
+BLANKS_LEFT_OUT = {"add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+"""How `tokenizers` leaves the blanks of byte-level tokens out of their spans."""
 PICKLES = {".pkl", ".pickle", ".pt", ".pth", ".bin", ".ckpt", ".npy", ".npz"}
 
 
@@ -327,6 +329,28 @@ def misreading_class(tokenizer: "PreTrainedTokenizerFast", config: Any) -> str:
     return "" if chosen(texts)["input_ids"] == tokenizer(texts)["input_ids"] else type(chosen).__name__
 
 
+def is_byte_level(backend: "Tokenizer") -> bool:
+    return "ByteLevel(" in f"{backend.decoder} {backend.pre_tokenizer}"
+
+
+def tell_words(backend: "Tokenizer") -> None:
+    """Let a byte-level tokenizer tell others where words begin, not the blanks that are in their tokens; ids stay."""
+    from tokenizers.processors import ByteLevel, Sequence, TemplateProcessing
+
+    closing = backend.post_processor
+    if is_byte_level(backend) and isinstance(closing, TemplateProcessing):
+        backend.post_processor = Sequence([ByteLevel(**BLANKS_LEFT_OUT), closing])
+
+
+def tell_blanks(backend: "Tokenizer") -> None:
+    """Undo `tell_words`, for biphase's own spans: they are those of the tokenizer that the texts of the run had."""
+    from tokenizers.processors import ByteLevel
+
+    opening = f"Sequence(processors=[{ByteLevel(**BLANKS_LEFT_OUT)}, TemplateProcessing("
+    if f"{backend.post_processor}".startswith(opening):
+        backend.post_processor = None
+
+
 def tokenizer_hash(tokenizer: "PreTrainedTokenizerFast") -> str:
     """SHA-256 of what decides the ids of a text: splitting, vocabulary, merges, added tokens, end-of-text and mask."""
     from tokenizers import Tokenizer
@@ -360,14 +384,14 @@ def token_byte_lengths(tokenizer: "PreTrainedTokenizerFast") -> np.ndarray:
     fallback, up to a space that it puts before the text; for tokenizers that normalize (BERT's), an estimate.
     """
     backend = tokenizer.backend_tokenizer
-    is_byte_level = "ByteLevel(" in f"{backend.decoder} {backend.pre_tokenizer}"
+    is_bytes = is_byte_level(backend)
     ids = tokenizer.get_vocab()
     added = backend.get_added_tokens_decoder()
     lengths_V = np.zeros(max(ids.values()) + 1, dtype=np.uint16)
     for name, number in ids.items():
         if number in added:
             lengths_V[number] = len(name.encode())
-        elif is_byte_level:
+        elif is_bytes:
             lengths_V[number] = len(name)
         elif re.fullmatch(r"<0x[0-9A-F]{2}>", name):
             lengths_V[number] = 1

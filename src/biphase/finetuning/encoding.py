@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from biphase.corpus.tokenizer import tell_blanks
 from biphase.tasks.spec import TaskSplit
 
 TEXTS_PER_CALL = 50_000
@@ -128,6 +129,7 @@ def tokenize(
     backend.no_padding()
     backend.no_truncation()
     backend.encode_special_tokens = True
+    tell_blanks(backend)
     encode = backend.encode_batch if with_spans else backend.encode_batch_fast
     for begin in range(0, len(texts), TEXTS_PER_CALL):
         for encoding in encode(texts[begin : begin + TEXTS_PER_CALL], add_special_tokens=False):
