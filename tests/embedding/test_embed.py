@@ -29,7 +29,7 @@ import biphase
 from biphase.config import parse_config
 from biphase.corpus.tokenizer import load_tokenizer
 from biphase.embedding import encode, mining, training
-from biphase.embedding.embed import tell_left_out, train_embedder
+from biphase.embedding.embed import tell_unused_modules, train_embedder
 from biphase.embedding.folder import hash_embedder, load_embedder
 from biphase.embedding.losses import make_loss
 from biphase.embedding.packed_module import whitened
@@ -426,10 +426,10 @@ def test_a_teacher_reads_with_its_own_prompts(wide_teacher: Path, tmp_path: Path
 def test_what_is_left_out_of_an_embedding_model_is_told(
     make: Make, wide_teacher: Path, encoder_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tell_left_out(make(f"model={wide_teacher}", "pooling=cls"))
+    tell_unused_modules(make(f"model={wide_teacher}", "pooling=cls"))
     told = capsys.readouterr().err
     assert "the network alone is trained, without its pooling mean (pooling is cls), its Dense" in told
-    tell_left_out(make(f"model={encoder_folder}"))
+    tell_unused_modules(make(f"model={encoder_folder}"))
     assert not capsys.readouterr().err
 
 

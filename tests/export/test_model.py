@@ -1,5 +1,6 @@
 """What is exported loads with transformers alone, computes the same, and looks the way it should."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,7 @@ from biphase.verbs.folders import inspect
 
 TOKENS_T = torch.arange(3, 43)
 NO_ENDS = ("schedule.warmup_steps=0", "schedule.decay_steps=0")
+CLM = ("curriculum=[{objective: clm, steps: 2}]", *NO_ENDS)
 MLM = ("curriculum=[{objective: mlm, steps: 2}]", *NO_ENDS)
 
 
@@ -208,6 +210,22 @@ def test_a_tokenizer_with_a_classification_token_opens_and_closes_texts(corpus: 
     assert (ids[0], ids[-1], len(ids) > 2) == (2, 1, True)
 
 
+def test_a_batch_is_continued_as_each_text_alone(tiny_recipe: Callable[..., Recipe], tmp_path: Path) -> None:
+    export_checkpoint(trained(tiny_recipe(*CLM), tmp_path / "runs"), tmp_path / "model")
+    settings = json.loads((tmp_path / "model" / "tokenizer_config.json").read_text())
+    assert settings["tokenizer_class"] == "PreTrainedTokenizerFast"  # transformers 4 knows it too
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model").eval()
+
+    def continued(texts: list[str]) -> list[list[int]]:
+        batch = tokenizer(texts, padding=True, return_tensors="pt")
+        made = model.generate(**batch, max_new_tokens=6, min_new_tokens=6, do_sample=False)
+        return made[:, batch["input_ids"].shape[1] :].tolist()
+
+    texts = ["The", "Once upon a time there was a little girl"]
+    assert continued(texts) == [*continued(texts[:1]), *continued(texts[1:])]
+
+
 @pytest.mark.parametrize("family", ["llama-tied", "mistral-window"])
 def test_an_adapted_decoder_becomes_bidirectional(
     tiny_recipe: Callable[..., Recipe], tmp_path: Path, family: str
@@ -217,6 +235,11 @@ def test_an_adapted_decoder_becomes_bidirectional(
     export_checkpoint(run, tmp_path / "model")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     assert model.config.is_causal is False
+    # Other tools read this one, which has no settled meaning beside a window.
+    assert getattr(model.config, "use_bidirectional_attention", None) == (True if family == "llama-tied" else None)
+    assert "transformers 5.17 and later" in " ".join((tmp_path / "model" / "README.md").read_text().split())
+    settings = json.loads((tmp_path / "model" / "tokenizer_config.json").read_text())
+    assert settings["tokenizer_class"] == "TokenizersBackend"  # transformers 4, which would look left only, refuses it
     check_head_of_card(tmp_path / "model", "feature-extraction")  # fill-mask takes no class of a decoder
     assert model.config.pad_token_id is not None
     torch.testing.assert_close(

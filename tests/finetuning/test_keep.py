@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+import yaml
 
 import biphase
 from biphase.corpus.tokenizer import load_tokenizer
@@ -34,7 +35,7 @@ def keep_untrained(task: Task, model: Path, folder: Path, **settings: Any) -> Pa
     cell = CellContext(task, config, torch.device(DEVICE), torch.float32)
     torch.manual_seed(0)
     network = module_of(task.family, config).build_model(copy_backbone(encoder.backbone, []), cell)
-    score: Any = SimpleNamespace(cell="", headline=lambda: "not trained")
+    score: Any = SimpleNamespace(cell="", source="", headline=lambda: "not trained")
     keep_network(network, encoder, cell, folder, score, None)
     return folder
 
@@ -54,6 +55,12 @@ def test_a_pipeline_classifies_texts_as_scored(model_folder: Path, data_dirs: di
     said = [classify([example.text])[0]["label"] for example in data.test]
     assert said == [row["predicted"] for row in rows]
     assert type(classify.model).__name__ == "EuroBertForSequenceClassification"
+    head = yaml.safe_load((kept / "README.md").read_text().split("---\n")[1])
+    assert head == {
+        "library_name": "transformers",
+        "pipeline_tag": "text-classification",
+        "tags": ["biphase", "eurobert"],
+    }
     before = (tmp_path / "scores").glob("*/score.json")
     stamps = {path: path.stat().st_mtime_ns for path in before}
     with pytest.raises(InputError, match="kept is not an empty folder"):

@@ -2,6 +2,7 @@
 
 import csv
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from biphase.cli.app import app
 from biphase.errors import InputError
 from biphase.finetuning.encoders import load_encoder
 from biphase.finetuning.families import token_classification
-from biphase.finetuning.predict import open_model, predict_file, spans_of_tags
+from biphase.finetuning.predict import join_touching, open_model, predict_file, spans_of_tags
 from biphase.finetuning.predictions import read_examples
 from biphase.finetuning.scores import read_score
 from biphase.tasks.spec import Task, task_table
@@ -87,11 +88,13 @@ def test_words_as_scored_and_texts_as_the_pipeline(
             assert span["text"] == " ".join(one["tokens"][span["start"] : span["end"]])
     texts = [" ".join(example.words) for example in data.test]
     write_jsonl(tmp_path / "texts.jsonl", [{"text": text} for text in texts])
+    assert 'aggregation_strategy="first"' in (kept / "README.md").read_text()
     tag = transformers.pipeline("token-classification", str(kept), device="cpu", aggregation_strategy="simple")
     for text, one in zip(texts, predict_all(kept, tmp_path / "texts.jsonl"), strict=True):
-        said = [group for group in tag(text) if text[group["start"] : group["end"]].strip()]
-        assert [span["label"] for span in one["spans"]] == [group["entity_group"] for group in said]
-        assert [span["end"] for span in one["spans"]] == [group["end"] for group in said]
+        places = [(span["label"], span["start"], span["end"]) for span in one["spans"]]
+        said = [(group["entity_group"], group["start"], group["end"]) for group in tag(text)]
+        assert characters(text, places) == characters(text, said)
+        assert all(a[2] < b[1] or a[0] != b[0] for a, b in pairwise(places))
         assert all(text[span["start"] : span["end"]] == span["text"] for span in one["spans"])
     # A file of columns may lack tags, and words do not stand for them.
     (tmp_path / "words.conll").write_text("dog\ntree\n\nriver\n")
@@ -206,6 +209,22 @@ def test_how_many_rows_were_cut(model_folder: Path, tmp_path: Path, capsys: pyte
     write_jsonl(tmp_path / "rows.jsonl", [{"text": "a dog"}, {"text": "a dog near a tree " * 9}])
     predict_all(kept, tmp_path / "rows.jsonl")
     assert "rows.jsonl: 1 of 2 rows were too long and cut at 8 tokens\n" in capsys.readouterr().err
+
+
+def characters(text: str, spans: list[tuple[str, int, int]]) -> set[tuple[str, int]]:
+    """The labels of characters that are no blanks."""
+    return {(label, at) for label, start, end in spans for at in range(start, end) if text[at].strip()}
+
+
+def test_parts_of_a_word_are_one_span() -> None:
+    """Every token of "Johnny" carries `B-PER`; a blank, or another label, parts spans."""
+    text = "Johnny Mary,Oz"
+    places = [("PER", 0, 1, 0.4), ("PER", 1, 6, 1.0), ("PER", 7, 11, 0.5), ("PER", 12, 13, 0.5), ("LOC", 13, 14, 0.5)]
+    keys = ("label", "start", "end", "probability")
+    parts = [dict(zip(keys, place, strict=True)) | {"text": text[place[1] : place[2]]} for place in places]
+    joined = join_touching(text, parts)
+    assert [span["text"] for span in joined] == ["Johnny", "Mary", "O", "z"]
+    assert joined[0]["probability"] == 0.9 and joined[1:] == parts[2:]
 
 
 def test_spans_begin_where_conlleval_begins_them() -> None:

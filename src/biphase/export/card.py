@@ -19,9 +19,7 @@ PREDICTS = {
     "mntp": "masked tokens, from the position before each and both sides",
 }
 CARD = """\
----
-{head}---
-
+{head}
 # {name}
 
 A {direction} `{kind_of_network}` of {millions:.1f}M parameters. It predicts {predicts}.
@@ -32,7 +30,7 @@ from transformers import {auto_class}, {tokenizer_class}
 tokenizer = {tokenizer_class}.from_pretrained("{name}")
 model = {auto_class}.from_pretrained("{name}")
 ```
-{misread}
+{misread}{both_ways}
 `AutoModel` gives the network without the language model head, whose weight it reports as unexpected. Training samples
 were text followed by the end-of-text token `{eos}`, without a token in front.
 {embeddings}
@@ -57,6 +55,12 @@ were text followed by the end-of-text token `{eos}`, without a token in front.
 
 Made with biphase {version}.
 """
+
+BOTH_WAYS = """
+It looks both ways in transformers 5.17 and later. transformers 4 passes over `is_causal` in its configuration: there it
+looks left only, and computes something else without a word.
+"""
+"""What the card of an adapted decoder says, whose class is a causal one."""
 
 PADDED_RIGHT = """
 Batches are padded on the right (`tokenizer.padding_side`).
@@ -105,13 +109,12 @@ def write_card(
 ) -> str:
     """The model card as Markdown, with the fields that the hub reads."""
     base, history = tell_history(run, manifest)
-    head = {"library_name": "transformers", "pipeline_tag": choose_pipeline(manifest.objective, auto_class)}
-    head |= {"base_model": base} if base else {}
-    tags = ["biphase", network.config.model_type]
+    pipeline_tag = choose_pipeline(manifest.objective, auto_class)
+    adapted = manifest.objective != "clm" and auto_class == "AutoModelForCausalLM"
     misread = MISREAD.format(chosen=notes.misread_as, type=network.config.model_type)
     embeddings = "" if notes.misread_as else EMBEDDINGS.format(name=name)
     return CARD.format(
-        head=yaml.safe_dump({**head, "tags": tags}, sort_keys=False),
+        head=write_head("transformers", pipeline_tag, base, ["biphase", network.config.model_type]),
         name=name,
         direction="causal" if manifest.objective == "clm" else "bidirectional",
         kind_of_network=type(network).__name__,
@@ -121,6 +124,7 @@ def write_card(
         eos=notes.eos,
         tokenizer_class="PreTrainedTokenizerFast" if notes.misread_as else "AutoTokenizer",
         misread=f"\n{misread}.\n" if notes.misread_as else "",
+        both_ways=BOTH_WAYS if adapted else "",
         embeddings="" if manifest.objective == "clm" else PADDED_RIGHT + embeddings,
         curriculum="\n".join(f"{number}. {line}" for number, line in enumerate(history, 1)),
         tokens_seen=manifest.tokens_seen,
@@ -132,6 +136,14 @@ def write_card(
         recipe=yaml.safe_dump(recipe_elsewhere(run), sort_keys=False, allow_unicode=True),
         version=__version__,
     )
+
+
+def write_head(library: str, pipeline_tag: str, base: str | None, tags: list[str], dataset: str | None = None) -> str:
+    """The lines at the top of a card that the hub reads; `base` and `dataset` are hub ids."""
+    head: dict[str, Any] = {"library_name": library, "pipeline_tag": pipeline_tag}
+    head |= {"base_model": base} if base else {}
+    head |= {"datasets": [dataset]} if dataset else {}
+    return f"---\n{yaml.safe_dump({**head, 'tags': tags}, sort_keys=False)}---\n"
 
 
 def choose_pipeline(objective: str, auto_class: str) -> str:

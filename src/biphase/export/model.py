@@ -28,9 +28,12 @@ from biphase.encoder.proofs import MOVED_BY_ROUNDING, FailedProofError, agree, r
 from biphase.errors import InputError
 from biphase.export.card import MISREAD, CardNotes, draw_curves, write_card
 from biphase.export.parent import merge_with_parent
-from biphase.files import whole_folder, write_json, write_text
+from biphase.files import read_json_as, whole_folder, write_json, write_text
 from biphase.pretraining.checkpoint import read_checkpoint_manifest
 from biphase.run import Run, find_checkpoint
+
+DIRECTION_KEY = "use_bidirectional_attention"
+"""The key by which servers of embeddings know a decoder that looks both ways."""
 
 SENTENCE_TRANSFORMERS_FILES: dict[str, Any] = {
     "modules.json": [
@@ -82,6 +85,8 @@ def export_checkpoint(reference: str, folder: Path, merge: float | None = None) 
     with whole_folder(folder) as part:
         exported.save_pretrained(part)
         tokenizer = export_tokenizer(source / "model", part, causal)
+        if causal and is_plain_llama(exported.config):
+            name_generic_tokenizer(part / "tokenizer_config.json")
         misread_as = misreading_class(tokenizer, exported.config)
         if not causal and not misread_as:  # sentence-transformers takes what AutoTokenizer takes
             write_sentence_transformer(part, exported)
@@ -104,8 +109,24 @@ def as_looking(network: PreTrainedModel, causal: bool) -> PreTrainedModel:
         llama.load_state_dict(network.state_dict(), strict=True)
         network = llama
     if language_model_class(network.config) is AutoModelForCausalLM:
-        network.config.is_causal = causal
+        set_direction(network.config, causal)
     return network
+
+
+def set_direction(config: Any, causal: bool) -> None:
+    """Say in a decoder's configuration which way it looks: transformers 5 reads `is_causal`, other tools
+    `use_bidirectional_attention`.
+
+    Types that have the second of their own (Gemma's) keep theirs: it changes their window too. So it is not said of
+    other networks with a window, where it has no settled meaning.
+    """
+    config.is_causal = causal
+    if hasattr(type(config)(), DIRECTION_KEY):
+        return
+    if causal:
+        config.__dict__.pop(DIRECTION_KEY, None)
+    elif not getattr(config, "sliding_window", None):
+        setattr(config, DIRECTION_KEY, True)
 
 
 def as_llama(config: EuroBertConfig) -> Any:
@@ -142,20 +163,40 @@ def check_export(folder: Path, kind: type, network: PreTrainedModel, causal: boo
 def export_tokenizer(source: Path, folder: Path, causal: bool) -> Any:
     """Write a checkpoint's tokenizer as the exported network needs it, and return it."""
     tokenizer = load_tokenizer(source)
-    if not causal:
+    if causal:
+        tokenizer.padding_side = "left"  # `generate` goes on from the end of a row
+    else:
         close_texts(tokenizer)
-        tokenizer.padding_side = "right"  # positions count from a row's first token, padding included
     tokenizer.save_pretrained(folder)
     return tokenizer
+
+
+def is_plain_llama(config: Any) -> bool:
+    """Whether transformers 4 computes the same: it reads another key for rotary embeddings, and takes Llama's first
+    ones where that is absent."""
+    return config.model_type == "llama" and config.rope_parameters == {"rope_type": "default", "rope_theta": 10_000.0}
+
+
+def name_generic_tokenizer(path: Path) -> None:
+    """Give the generic class of tokenizers the name by which transformers 4 knows it too.
+
+    It refuses the name of 5, which keeps it from running, causal without a word, what looks both ways: so such folders
+    keep that name.
+    """
+    settings = read_json_as(path, dict[str, Any])
+    if settings.get("tokenizer_class") == "TokenizersBackend":
+        write_json(path, settings | {"tokenizer_class": "PreTrainedTokenizerFast"})
 
 
 def close_texts(tokenizer: Any) -> None:
     """Make a tokenizer end each text with the end-of-text token, as training and evaluation do.
 
-    One that has a classification token opens texts with it and closes them with its separator.
+    One that has a classification token opens texts with it and closes them with its separator. Batches are padded on
+    the right: positions count from a row's first token, padding included.
     """
     from tokenizers.processors import TemplateProcessing
 
+    tokenizer.padding_side = "right"
     marks, single, pair = {"EOS": tokenizer.eos_token}, "$A EOS", "$A EOS $B EOS"
     if tokenizer.cls_token_id is not None and tokenizer.sep_token_id is not None:
         given = tokenizer("a")["input_ids"]

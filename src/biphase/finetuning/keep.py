@@ -22,7 +22,8 @@ from transformers import (
 from biphase.config import Strict
 from biphase.corpus.tokenizer import misreading_class
 from biphase.errors import InputError
-from biphase.export.model import as_llama, close_texts, write_sentence_transformer
+from biphase.export.card import BOTH_WAYS, write_head
+from biphase.export.model import as_llama, close_texts, set_direction, write_sentence_transformer
 from biphase.files import whole_folder, write_json, write_text
 from biphase.finetuning.batches import CellContext
 from biphase.finetuning.config import FinetuneConfig
@@ -31,6 +32,7 @@ from biphase.finetuning.encoding import EncodedSplit
 from biphase.finetuning.families import module_of
 from biphase.finetuning.families.question_answering import QuestionSplit
 from biphase.finetuning.scores import Score
+from biphase.run import find_model
 from biphase.tasks.spec import Family, Task
 
 AUTO_CLASSES: dict[Family, Any] = {
@@ -41,6 +43,20 @@ AUTO_CLASSES: dict[Family, Any] = {
     "multiple_choice": AutoModelForSequenceClassification,
 }
 """What a family's networks are kept as, where they have a head."""
+
+PIPELINE_TAGS: dict[Family, str] = {
+    "sequence_classification": "text-classification",
+    "token_classification": "token-classification",
+    "question_answering": "question-answering",
+    "retrieval": "sentence-similarity",
+    "multiple_choice": "multiple-choice",
+}
+"""What the hub calls a family's models; rankers of pairs are `text-ranking`."""
+
+TAGGING = """\
+The input is a sentence, words and punctuation apart as in training; each token carries the tag of its word, `B-` too.
+So let transformers take words for entities, not tokens: `pipeline("token-classification", folder,
+aggregation_strategy="first")`. `biphase predict` takes any text."""
 
 RECORD = "biphase.json"
 """The file of a kept folder that says what its inputs look like."""
@@ -94,6 +110,8 @@ def keep_network(
     tokenizer.model_max_length = cell.config.max_length
     if cell.config.ranking == "pairs":  # both texts of a pair had the same type
         tokenizer.model_input_names = ["input_ids", "attention_mask"]
+    if getattr(model.config, "is_causal", True) is False:
+        set_direction(model.config, causal=False)
     with whole_folder(folder) as part:
         model.save_pretrained(part)
         tokenizer.save_pretrained(part)
@@ -107,7 +125,7 @@ def keep_network(
             config = cell.config.model_copy(update={"max_answer_tokens": longest})
             record = record.model_copy(update={"config": config, "has_unanswerable": test.has_unanswerable})
         write_json(part / RECORD, record.model_dump(mode="json"))
-        write_text(part / "README.md", card_text(cell.task, encoder, type(model).__name__, score.headline()))
+        write_text(part / "README.md", card_text(cell, encoder, model, score))
 
 
 def embedded_templates(task: Task) -> dict[str, str]:
@@ -136,7 +154,7 @@ def to_transformers(network: Any, encoder: Encoder, cell: CellContext) -> Any:
     if cell.task.family == "question_answering":
         if isinstance(config, EuroBertConfig):  # which has no class for it, but is a Llama that looks both ways
             config = as_llama(config)
-            config.is_causal = False
+            set_direction(config, causal=False)
         return with_same_head(AUTO_CLASSES[cell.task.family], config, network, cell)
     with_labels(config, cell.task)
     config.classifier_pooling = "mean"  # EuroBERT's and ModernBERT's name for what our head does
@@ -191,12 +209,13 @@ def pass_on(model: Any) -> None:
     model.head.norm.weight.copy_(scale_D)
 
 
-def card_text(task: Task, encoder: Encoder, kind: str, scored: str) -> str:
-    """A small model card."""
+def card_text(cell: CellContext, encoder: Encoder, model: Any, score: Score) -> str:
+    """A small model card, with the fields that the hub reads."""
+    task, kind = cell.task, type(model).__name__
     load = f"SentenceTransformer(folder)  # {kind}" if task.family == "retrieval" else f"{kind}.from_pretrained(folder)"
     inputs = {
         "sequence_classification": f"The input is `{task.template!r}`, columns filled in.",
-        "token_classification": "The input is a sentence; each token carries the tag of its word.",
+        "token_classification": TAGGING,
         "question_answering": f"The input is `{task.template!r}` as one text; `biphase predict` makes it of rows.",
         "multiple_choice": f"Each choice is an input `{task.template!r}`; the highest score is the answer.",
         "retrieval": f"Queries are given as `{task.query_template}`, documents as `{task.document_template}`.",
@@ -205,5 +224,22 @@ def card_text(task: Task, encoder: Encoder, kind: str, scored: str) -> str:
         load = "CrossEncoder(folder)  # of sentence-transformers"
         inputs["retrieval"] = "The input is a query and a document, as a pair."
     licence = f"Licence of the data: {task.licence}.\n" if task.licence else ""
-    said = f"{encoder.name} fine-tuned by biphase.\n\n{scored}\n\n    {load}\n"
-    return f"# {task.name}\n\n{said}\n{inputs[task.family]}\n{licence}"
+    said = f"{encoder.name} fine-tuned by biphase.\n\n{score.headline()}\n\n    {load}\n"
+    both_ways = BOTH_WAYS if getattr(model.config, "is_causal", True) is False else ""
+    head = head_of_card(cell, encoder, model.config.model_type, score.source)
+    return f"{head}\n# {task.name}\n\n{said}\n{inputs[task.family]}\n{both_ways}{licence}"
+
+
+def head_of_card(cell: CellContext, encoder: Encoder, model_type: str, source: str) -> str:
+    """What the hub reads. A model and data of this machine have no name there."""
+    library, pipeline_tag = "transformers", PIPELINE_TAGS[cell.task.family]
+    if cell.task.family == "retrieval":
+        library = "sentence-transformers"
+        pipeline_tag = pipeline_tag if is_embedder(cell) else "text-ranking"
+    base = encoder.name.partition("@")[0]
+    is_here = Path(find_model(encoder.name)).exists() or Path(base).exists()
+    data = cell.task.hub.id if cell.task.hub is not None else None
+    is_of_hub = data is not None and source.partition("@")[0] == data
+    return write_head(
+        library, pipeline_tag, None if is_here else base, ["biphase", model_type], data if is_of_hub else None
+    )

@@ -299,8 +299,8 @@ def spans_of_tags(words: Sequence[str], tags: Sequence[str], probabilities: Sequ
 
 
 def tag_text(predicting: Predicting, rows: Sequence[PlacedRow]) -> tuple[Iterable[Row], int]:
-    """The spans of running texts, in characters, as transformers' pipeline groups tokens (`simple`), in inputs that
-    overlap where a text is longer than one. Spans of nothing but blanks are left out."""
+    """The spans of running texts, in characters, as transformers' pipeline groups tokens (`simple`) and the parts of a
+    word are joined, in inputs that overlap where a text is longer than one. Spans of blanks alone are left out."""
     for place, row in rows:
         if TEXT not in row:
             words = f"'{predicting.task.words}' (a list of words) or " if predicting.record is not None else ""
@@ -316,7 +316,7 @@ def tag_text(predicting: Predicting, rows: Sequence[PlacedRow]) -> tuple[Iterabl
     )
     found_spans: list[Row] = []
     for text, groups in zip(texts, in_order_of_length(lambda part: pipe(part, batch_size=32), texts), strict=True):
-        spans = []
+        spans: list[Row] = []
         for group in groups:
             found = text[group["start"] : group["end"]]
             start = group["end"] - len(found.lstrip())
@@ -325,8 +325,26 @@ def tag_text(predicting: Predicting, rows: Sequence[PlacedRow]) -> tuple[Iterabl
             end = start + len(stripped)
             if stripped:
                 spans.append({"label": label, "start": start, "end": end, "text": stripped, "probability": score})
-        found_spans.append({"spans": spans})
+        found_spans.append({"spans": join_touching(text, spans)})
     return found_spans, 0
+
+
+def join_touching(text: str, spans: Sequence[Row]) -> list[Row]:
+    """Spans in which those of one label with nothing between them are one: each token of a word was trained to carry
+    its word's tag, `B-` too. Its probability is the mean over characters."""
+    joined: list[Row] = []
+    for span in spans:
+        before = joined[-1] if joined else None
+        if before is None or span["start"] > before["end"] or span["label"] != before["label"]:
+            joined.append(span)
+            continue
+        begin, end = before["start"], max(before["end"], span["end"])
+        parts = before, span
+        lengths = [part["end"] - part["start"] for part in parts]
+        mean = np.average([part["probability"] for part in parts], weights=lengths)
+        whole = {"start": begin, "end": end, "text": text[begin:end], "probability": round(float(mean), 5)}
+        joined[-1] = before | whole
+    return joined
 
 
 def in_order_of_length(predict: Callable[[list[str]], list[Any]], texts: Sequence[str]) -> list[Any]:
