@@ -81,7 +81,7 @@ def test_yaml_reads_on_and_off_as_booleans(text: str, value: str) -> None:
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
-        ("schedule.peak_rl=1", "r.yaml: unknown key 'schedule.peak_rl'; did you mean 'peak_lr'?"),
+        ("schedule.peak_rl=1", "schedule.peak_rl=1: unknown key 'schedule.peak_rl'; did you mean 'peak_lr'?"),
         ("sede=1", "unknown key 'sede'; did you mean 'seed'?"),
         ("curriculum.0.objektive=clm", "unknown key 'curriculum.0.objektive'; did you mean 'objective'?"),
         (
@@ -144,13 +144,16 @@ def test_a_phase_names_itself_and_its_parts() -> None:
 
 
 def test_a_wrong_item_does_not_make_its_list_too_short() -> None:
-    assert refusal("curriculum.0.objective=mml").count("curriculum") == 1
+    assert refusal("curriculum.0.objective=mml").count("'curriculum") == 1
 
 
 def test_every_mistake_is_named_at_once() -> None:
+    """By what gave it: a change, or the file."""
     line = refusal("sede=1", "batch_tokens=many")
-    assert "unknown key 'sede'" in line
-    assert "'batch_tokens' is 'many'" in line
+    assert "sede=1: unknown key 'sede'" in line
+    assert "batch_tokens=many: 'batch_tokens' is 'many'" in line
+    with pytest.raises(InputError, match=r"^seed=x: 'seed' is 'x'.*; r.yaml: unknown key 'sede'"):
+        parse_config(Recipe, {**TREE, "sede": 1}, ["seed=x"], origin="r.yaml")
 
 
 def test_files(tmp_path: Path) -> None:

@@ -613,7 +613,8 @@ def test_a_folder_is_known_from_wherever_it_is_named(
 def test_a_training_that_diverges_is_no_model(make: Make, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="diverged; lower its learning_rate"):
         train_embedder(make("stages.0.learning_rate=1e30", "stages.0.warmup_ratio=0"), tmp_path / "runs")
-    assert not list(tmp_path.glob("runs/*/stages/pairs/*")) and not (tmp_path / "out").exists()
+    assert [path.name for path in tmp_path.glob("runs/*/stages/pairs/*")] == ["pairs.json"]
+    assert not (tmp_path / "out").exists()
 
 
 def test_without_memory_the_key_is_named(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -226,6 +226,12 @@ def test_a_batch_is_continued_as_each_text_alone(tiny_recipe: Callable[..., Reci
     assert continued(texts) == [*continued(texts[:1]), *continued(texts[1:])]
 
 
+def test_a_run_that_is_not_at_its_end_is_told(tiny_recipe: Callable[..., Recipe], tmp_path: Path) -> None:
+    run = trained(tiny_recipe(*MLM, "checkpoints.every_steps=1"), tmp_path / "runs")
+    assert "step" not in export_checkpoint(run, tmp_path / "whole")
+    assert f"{run}@1 is at step 1 of 2, before the end of the decay" in export_checkpoint(f"{run}@1", tmp_path / "half")
+
+
 @pytest.mark.parametrize("family", ["llama-tied", "mistral-window"])
 def test_an_adapted_decoder_becomes_bidirectional(
     tiny_recipe: Callable[..., Recipe], tmp_path: Path, family: str

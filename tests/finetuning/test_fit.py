@@ -395,5 +395,10 @@ def test_unknown_task_and_setting(model_folder: Path) -> None:
 
 
 def test_headline_names_what_counts(model_folder: Path, data_dirs: Dirs) -> None:
-    line = fit_quickly(model_folder, "snli", data_dirs).headline()
+    score = fit_quickly(model_folder, "snli", data_dirs)
+    line = score.headline()
     assert "accuracy validation" in line and "tokens/s" in line and "seed 0" in line
+    assert f"({score.num_steps} steps, 2 epochs, " in line
+    whole = score.config.model_copy(update={"max_steps": score.num_steps})
+    assert f"({score.num_steps} steps, " in (line := score.model_copy(update={"config": whole}).headline())
+    assert "epoch" not in line

@@ -4,6 +4,7 @@ import importlib
 import json
 import struct
 import sys
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from training_runs import MakeRecipe, losses, only
 from biphase.errors import InputError, StoppedError
 from biphase.pretraining.loop import train
 from biphase.pretraining.metrics import MetricsLog
-from biphase.run import read_recipe
+from biphase.run import read_metrics, read_recipe
 from biphase.tracking import check_tracking
 
 
@@ -28,6 +29,15 @@ def test_tensorboard(tiny_recipe: MakeRecipe, tmp_path: Path) -> None:
     tags = {"eval/clm_loss", "eval/clm_accuracy", "train/learning_rate", "train/grad_norm"}
     assert tags | {"train/num_input_tokens_seen"} <= set(events.Tags()["scalars"])
     assert read_recipe(run).tracking == "tensorboard"
+
+
+def test_no_step_is_faster_than_the_peak(tiny_recipe: MakeRecipe, tmp_path: Path, monkeypatch: Any) -> None:
+    """As a peak that was measured beside other work may be."""
+    monkeypatch.setattr("biphase.pretraining.metrics.peak_flops", lambda *_: 1.0)
+    rows = read_metrics(train(tiny_recipe(*only("clm", 3)), tmp_path), "train")
+    fastest = list(accumulate((row["flops_per_second"] for row in rows), max))
+    shares = [row["flops_per_second"] / peak for row, peak in zip(rows, fastest, strict=True)]
+    assert [row["share_of_peak"] for row in rows] == pytest.approx(shares, abs=1e-3)
 
 
 @pytest.mark.slow

@@ -227,6 +227,7 @@ def test_rows_that_are_no_task(data: Any, said: str, tmp_path: Path) -> None:
         (lambda: biphase.train_tokenizer(["text"], "out", vocab_size="x"), "`vocab_size` is 'x': give a number"),
         (lambda: biphase.train_tokenizer(["text"], "out", vocab_size=8e3), "is 8000.0: give a whole number"),
         (lambda: biphase.advise(iter(()), hours=1), "there is no text to advise on"),
+        (lambda: biphase.advise([], hours=1), "there is no text to advise on"),
     ],
 )
 def test_what_is_given_by_mistake(call: Callable[[], Any], said: str) -> None:

@@ -89,7 +89,9 @@ class StageCallback(TrainerCallback):
         assert self.tracker is not None
         self.tracker.advance(1, self.note)
         if self.asked:
-            control.should_log = control.should_save = control.should_training_stop = True
+            control.should_save = control.should_training_stop = True
+        if self.asked or state.global_step == state.max_steps:  # a short stage has a last loss, too
+            control.should_log = True
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         if logs and "loss" in logs:

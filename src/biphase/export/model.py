@@ -30,7 +30,7 @@ from biphase.export.card import MISREAD, CardNotes, draw_curves, write_card
 from biphase.export.parent import merge_with_parent
 from biphase.files import read_json_as, whole_folder, write_json, write_text
 from biphase.pretraining.checkpoint import read_checkpoint_manifest
-from biphase.run import Run, find_checkpoint
+from biphase.run import Run, find_checkpoint, read_recipe
 
 DIRECTION_KEY = "use_bidirectional_attention"
 """The key by which servers of embeddings know a decoder that looks both ways."""
@@ -97,6 +97,8 @@ def export_checkpoint(reference: str, folder: Path, merge: float | None = None) 
         write_text(part / "README.md", card)
     looks = "causal" if causal else "bidirectional"
     told = f"\n{merged}" if merged else ""
+    if manifest.run_step < (planned := read_recipe(run).num_steps):
+        told += f"\n{reference} is at step {manifest.run_step:,} of {planned:,}, before the end of the decay"
     if misread_as:
         told += f"\n{MISREAD.format(chosen=misread_as, type=exported.config.model_type)}"
     return f"{folder}: {type(exported).__name__}, {looks}; load it with {kind.__name__} or AutoModel{told}"

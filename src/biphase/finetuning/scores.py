@@ -76,7 +76,10 @@ class Score(Strict):
         values = " · ".join(f"{split} {self.metrics[split][self.metric]:.2%}" for split in EVALUATED_SPLITS)
         spent = console.duration(sum(self.seconds.values()))
         speed = f"{self.tokens_per_second['train']:,.0f} tokens/s"
-        return f"{name}: {self.metric} {values} ({self.num_steps} steps, {spent}, {speed})"
+        steps = f"{self.num_steps} steps"
+        if not self.config.shots and self.num_steps < self.config.max_steps:
+            steps += f", {self.config.epochs} epoch{'s' * (self.config.epochs > 1)}"
+        return f"{name}: {self.metric} {values} ({steps}, {spent}, {speed})"
 
 
 def read_score(folder: Path) -> Score:

@@ -218,10 +218,11 @@ def choose_candidate(candidates: Sequence[Candidate], budget: float) -> Candidat
     nothing of any, what differs is their vocabulary alone."""
     possible = [item for item in candidates if item.tokens >= LEAST_TOKENS]
     if not possible:
-        tokens = candidates[-1].tokens
+        tokens, epochs = candidates[-1].tokens, candidates[-1].epochs
+        given = f" and the text given, read {epochs:.2g} times," if epochs else ""
         raise InputError(
-            f"{budget:.3g} FLOPs and the text given are {tokens:,.0f} tokens for the smallest preset, too few to learn "
-            f"from; {LEAST_TOKENS:,} are the least, which cost {candidates[-1].flops / tokens * LEAST_TOKENS:.2g} FLOPs"
+            f"{budget:.3g} FLOPs{given} are {tokens:,.0f} tokens for the smallest preset, too few to learn from; "
+            f"{LEAST_TOKENS:,} are the least, which cost {candidates[-1].flops / tokens * LEAST_TOKENS:.2g} FLOPs"
         )
     if all(item.is_guess for item in possible):
         return possible[-1]

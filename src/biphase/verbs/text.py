@@ -165,7 +165,7 @@ def amount_of(text: Any, text_field: str) -> "TextAmount":
     """How much text a place or texts in memory hold."""
     from biphase.study.rules import TextAmount, measure_text
 
-    if are_names(text):
+    if are_names(text) and text:
         if not isinstance(text, str | Path) and len(text) != 1:
             raise InputError(f"advice is about one text, and {len(text)} are named: give the folder that they are in")
         return measure_text(Path(text if isinstance(text, str | Path) else text[0]), text_field)
