@@ -12,7 +12,7 @@ demo: $(VENV)/installed
 	$(BIN)/biphase demo
 
 test: $(VENV)/developer
-	$(BIN)/python -m pytest -n auto --maxprocesses 8
+	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 
 # The site, into site/: pages of docs/ and what the code says of its own keys and commands (scripts/docs_site.py).
 docs: $(VENV)/developer
