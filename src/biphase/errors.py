@@ -2,7 +2,7 @@
 `EXIT_BUSY` where nothing is wrong and the same command may succeed later."""
 
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
@@ -88,6 +88,12 @@ def first_line(error: BaseException) -> str:
 def clipped(text: str, limit: int = 200) -> str:
     """A text as an error may quote it: the beginning of a long one."""
     return text if len(text) <= limit else f"{text[:limit]}…"
+
+
+def first_of(names: Sequence[str], most: int) -> str:
+    """`a, b, c and 4 more`."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

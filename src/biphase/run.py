@@ -85,7 +85,7 @@ def claim_run(run: Run, config: dict[str, Any], environment: dict[str, Any]) -> 
                 write_text(path / "config.yaml", yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
                 write_json(path / "environment.json", environment)
             yield
-        except BaseException:  # Ctrl-C too
+        except BaseException:  # whatever ended it, Ctrl-C too: an empty folder would pass for a run; it goes on
             if is_new and not (run.is_done or run.metrics.exists() or whole_steps(run)):
                 remove_folder(path)
             raise

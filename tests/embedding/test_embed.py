@@ -610,6 +610,15 @@ def test_a_folder_is_known_from_wherever_it_is_named(
     assert len({read_pairs(PairSource(from_text=one, passage_words=40), seed=0).hash for one in places}) == 1
 
 
+def test_files_that_stay_out_are_told_once(
+    documents: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "kept.txt").write_text(" ".join(documents), encoding="utf-8")
+    (tmp_path / "void.txt").touch()
+    read_pairs(PairSource(from_text=str(tmp_path), passage_words=40), seed=0)
+    assert capsys.readouterr().err.count("1 of 2 files are empty and stay out: ") == 1
+
+
 def test_a_training_that_diverges_is_no_model(make: Make, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="diverged; lower its learning_rate"):
         train_embedder(make("stages.0.learning_rate=1e30", "stages.0.warmup_ratio=0"), tmp_path / "runs")

@@ -26,7 +26,7 @@ from biphase.corpus.readers import (
     read_json_lines,
     read_text_lines,
 )
-from biphase.errors import InputError, first_line, nearest
+from biphase.errors import InputError, first_line, first_of, nearest
 
 TextKind = Literal["text", "jsonl", "parquet", "hub"]
 TxtDocuments = Literal["file", "paragraphs", "lines"]
@@ -155,9 +155,8 @@ def folder_sources(folder: Path) -> list[TextSource]:
 
 def name_left_out(what: str, names: list[str], number: int) -> None:
     if names:
-        more = f" and {len(names) - NAMES_SHOWN:,} more" if len(names) > NAMES_SHOWN else ""
         told = f"{len(names):,} of {number:,} files are {what} and stay out"
-        console.err.print(f"{told}: {', '.join(names[:NAMES_SHOWN])}{more}", markup=False)
+        console.err.print(f"{told}: {first_of(names, NAMES_SHOWN)}", markup=False)
 
 
 def file_source(path: Path) -> TextSource:
@@ -337,9 +336,9 @@ def missing_field(names: Iterable[str], source: TextSource, place: str, text_fie
     )
 
 
-def read_all(sources: Sequence[str | Path], text_field: str) -> Iterator[Document]:
-    """The documents of all sources that `find_text_sources` finds, in order."""
-    for source in find_text_sources(sources):
+def read_all(sources: Sequence[TextSource], text_field: str) -> Iterator[Document]:
+    """The documents of all sources, in order."""
+    for source in sources:
         yield from (document for document, _ in read_documents(source, text_field))
 
 

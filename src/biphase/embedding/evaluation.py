@@ -114,6 +114,7 @@ def score_embedder(model: SentenceTransformer, judged: Judged) -> Judgement:
     queries = embed_texts(model.encode_query, texts[1], f"embed {judged.name} queries")
     ids = list(judged.documents)
     most = min(judged.num_searched, len(ids))
+    # By cosine, `semantic_search` knows `cos_sim` alone, and makes each text of unit length once.
     score = cos_sim if model.similarity_fn_name == "cosine" else model.similarity
     found = semantic_search(queries, documents, top_k=most, score_function=score)
     ranked = {}

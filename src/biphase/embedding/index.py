@@ -9,7 +9,7 @@ Letters: N passages, D width.
 
 import json
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ import torch
 from sentence_transformers.util import dot_score, semantic_search
 
 from biphase import console
-from biphase.corpus.text import Document, read_all
+from biphase.corpus.text import Document, TextSource, find_text_sources, read_all
 from biphase.corpus.words import cut_words, find_words, join_words
 from biphase.embedding.encode import PIECE_TEXTS, embed_to_file
 from biphase.embedding.folder import hash_embedder, load_embedder
@@ -65,7 +65,7 @@ def open_index(path: Path, model: str | None, text: str | None, text_field: str 
     wrong = ""
     if hash_embedder(place) != manifest.model_hash:
         wrong = f"by {manifest.model}" + (f", not by {model}" if model else ", which has changed since")
-    elif text is not None and manifest.text_hash != hash_text(text):
+    elif text is not None and manifest.text_hash != hash_text(text, find_text_sources([text])):
         wrong = f"of another text than {text} holds now"
     elif text is not None and manifest.text_field != text_field:
         wrong = f"of the field '{manifest.text_field}', not of '{text_field}'"
@@ -96,16 +96,18 @@ def cutting_hash() -> str:
 def build_index(text: str, model: str, index: Path, text_field: str = "text") -> IndexManifest:
     """Embed all passages of the text; the folder appears whole, and replaces only what was built there before."""
     refuse_inside(text, index)
+    sources = find_text_sources([text])
+    text_hash = hash_text(text, sources)  # before it is read: what changes meanwhile is another text
     with own_folder(index, "search index") as part:
         embedder = load_embedder(model)
-        num_passages = write_passages(text, text_field, part)
+        num_passages = write_passages(sources, text_field, part)
         if not num_passages:
             raise InputError(f"{text} holds no text to search")
         manifest = IndexManifest(
             model=model,
             model_hash=hash_embedder(model),
             text=text,
-            text_hash=hash_text(text),
+            text_hash=text_hash,
             num_passages=num_passages,
             width=width_of(embedder),
             text_field=text_field,
@@ -131,11 +133,11 @@ def refuse_inside(text: str, index: Path) -> None:
         raise InputError(f"{index} is inside of {text}, and would be searched too: give an index beside it")
 
 
-def write_passages(text: str, text_field: str, part: Path) -> int:
+def write_passages(sources: Sequence[TextSource], text_field: str, part: Path) -> int:
     """Write all passages, and where the line of each begins; returns how many there are."""
     lines = array("q")
     with open(part / PASSAGES, "wb") as file, console.track("cut passages", None, "passages") as progress:
-        for document in read_all([text], text_field):
+        for document in read_all(sources, text_field):
             before = len(lines)
             for passage in cut_document(document):
                 lines.append(file.tell())

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from biphase import console
 from biphase.corpus.readers import json_kind, plain_path
-from biphase.corpus.text import find_text_sources, read_all
+from biphase.corpus.text import TextSource, find_text_sources, read_all
 from biphase.corpus.words import cut_words, find_words, join_words
 from biphase.embedding.recipe import EmbeddingStage, PairSource
 from biphase.errors import InputError
@@ -152,7 +152,7 @@ def rows_of(path: str, quotes: bool | None) -> Iterator[tuple[str, dict[str, Any
 def hash_pairs(source: PairSource) -> str:
     """What a source holds, which `Pairs.hash` says of those that are read."""
     if source.from_text is not None:
-        return hash_text(source.from_text)
+        return hash_text(source.from_text, find_text_sources([source.from_text]))
     assert source.path is not None
     return hash_source(source.path)
 
@@ -169,12 +169,12 @@ def hash_folder(folder: Path, files: Iterable[Path]) -> str:
     return content_hash([[str(file.relative_to(folder)), file_hash(file)] for file in sorted(files)])
 
 
-def hash_text(given: str) -> str:
-    """As `hash_source`, of what texts are read from: of a folder no other files, and all that a glob matches."""
+def hash_text(given: str, sources: Sequence[TextSource]) -> str:
+    """As `hash_source`, of the sources that texts are read from: of a folder no other files, and all that a glob
+    matches."""
     path = Path(given).expanduser()
     if path.exists() and not path.is_dir():
         return hash_source(given)
-    sources = find_text_sources([given])
     if path.is_dir():
         return hash_folder(path.resolve(), {one.place for one in sources if isinstance(one.place, Path)})
     return content_hash([file_hash(one.place) if isinstance(one.place, Path) else one.fingerprint for one in sources])
@@ -222,12 +222,13 @@ def check_text(place: str, column: str, value: Any) -> str:
 
 def pairs_from_text(source: PairSource, path: str, seed: int) -> Pairs:
     """Pairs of one's own documents, in their order. The same text, settings and seed give the same pairs."""
-    draw = random.Random(seed)
+    draw, sources = random.Random(seed), find_text_sources([path])
+    content = hash_text(path, sources)
     num_documents = num_used = 0
 
     def make_all() -> Iterator[tuple[str, str]]:
         nonlocal num_documents, num_used
-        for document in read_all([path], source.text_field):
+        for document in read_all(sources, source.text_field):
             num_documents += 1
             found = list(PAIR_MAKERS[source.pairs](document.text, source.passage_words, draw))
             num_used += bool(found)
@@ -239,7 +240,7 @@ def pairs_from_text(source: PairSource, path: str, seed: int) -> Pairs:
     if not len(table):
         raise InputError(f"{path}: no pairs by '{source.pairs}' in {num_documents:,} documents; are they too short?")
     told = f"{len(table):,} pairs by {source.pairs} from {num_used:,} of {num_documents:,} documents"
-    return Pairs(path, "pairs", table, hash_pairs(source), told)
+    return Pairs(path, "pairs", table, content, told)
 
 
 def cut_passages(words: list[str], passage_words: int) -> list[list[str]]:

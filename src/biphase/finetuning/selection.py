@@ -19,7 +19,7 @@ from biphase.finetuning.scores import GridPoint, Score, ScoreSet, short_name
 
 FEW_VALIDATION = 200
 """Where fewer examples choose a rate, equally good models may get different ones and then score differently: in
-simulations with 50 examples in up to 19 % of comparisons at 5 %, with 200 in 7 %."""
+simulations with 50 examples in up to 19 % of comparisons at 5 %, with 200 in up to 6 %."""
 
 
 def find_scored_model(scores: ScoreSet, name: str) -> str:

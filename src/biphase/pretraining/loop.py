@@ -9,12 +9,11 @@ import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import nn
 
 from biphase.distributed import join_world
-from biphase.errors import InputError, StoppedError, memory_told
+from biphase.errors import InputError, StoppedError, first_of, memory_told
 from biphase.machine import stop_signals
 from biphase.pretraining.batches import Microbatch, open_loader, prefetch
 from biphase.pretraining.job import Job, TrainState, hold_run, load_state, open_job, save_state
@@ -177,8 +176,7 @@ def explain_divergence(
 ) -> str:
     """Where the loss went wrong, and from which checkpoint to go on, in one line."""
     suspects = [m for m, value in zip(microbatches, sums, strict=True) if not math.isfinite(value)] or microbatches
-    ids = np.concatenate([m.sample_ids_S for m in suspects]).tolist()
-    named = ", ".join(map(str, ids[:8])) + (f" and {len(ids) - 8} more" if len(ids) > 8 else "")
+    named = first_of([str(number) for m in suspects for number in m.sample_ids_S], 8)
     steps = whole_steps(run)
     kept = f"the last checkpoint is @{steps[-1]}" if steps else "no checkpoint was written yet"
     return (

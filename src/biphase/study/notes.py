@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from biphase.errors import first_of
 from biphase.files import read_json_as
 from biphase.finetuning.scores import TASK_SETTINGS, Score, settings_of
 from biphase.finetuning.selection import FEW_VALIDATION
@@ -56,11 +57,5 @@ def tell_unlike(how: str, facts: Sequence[tuple[str, Mapping[str, str]]]) -> Ite
             if own.get(key):
                 names.setdefault(own[key], {})[name] = None
         if len(names) > 1:
-            shown = [f"{value} ({first_names([*some])})" for value, some in sorted(names.items())]
+            shown = [f"{value} ({first_of([*some], MOST_NAMES)})" for value, some in sorted(names.items())]
             yield f"Not all {how} with the same {key}: {', '.join(shown)}; differences between these may come from it."
-
-
-def first_names(names: list[str]) -> str:
-    """`a, b, c and 4 more`."""
-    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-    return ", ".join(names[:MOST_NAMES]) + more

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 
 from biphase.console import err
 from biphase.corpus.readers import ABSENT, find_field
-from biphase.errors import InputError
+from biphase.errors import InputError, first_of
 from biphase.tasks.answers import Answer, find_answer, read_spans
 from biphase.tasks.collection import Collection, load_collection
 from biphase.tasks.drawing import TEST_SHARE, TRAIN_SHARE, Judgements, draw_items, hold_out
@@ -173,10 +173,9 @@ def tell_absent_classes(task: Task, examples: dict[TaskSplit, list[AnyExample]],
     for split in splits:
         absent = sorted(set().union(*found.values()) - found[split])
         if absent:
-            names = ", ".join(task.classes[number] for number in absent[:CLASSES_SHOWN])
-            more = f" and {len(absent) - CLASSES_SHOWN} more" if len(absent) > CLASSES_SHOWN else ""
+            names = first_of([task.classes[number] for number in absent], CLASSES_SHOWN)
             what = "left to train on" if split == "train" else f"drawn for {split}"
-            told = f"{task.name}: of the {len(examples[split]):,} examples {what} none has {names}{more}"
+            told = f"{task.name}: of the {len(examples[split]):,} examples {what} none has {names}"
             err.print(f"{told}; name files for the splits to have all classes in each", markup=False)
 
 
