@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from biphase.finetuning.choice import draw_choices, variance_of_choice
 from biphase.finetuning.predictions import ExampleTable
 from biphase.report.contrasts import Contrast, difference, is_significant
 from biphase.report.results import ReportArm, Result, measured
@@ -67,6 +68,14 @@ class KnownExamples:
     table: ExampleTable
 
 
+@dataclass(frozen=True)
+class KnownChoice:
+    """What other validation examples would have chosen, where `RateChoice` would read them."""
+
+    variance: float
+    num_examples: int
+
+
 def draw_models(world: World, rng: np.random.Generator) -> tuple[Result, Result]:
     """Scores of two models at the rates that they choose, with what each example contributes."""
     num = world.num_validation + world.num_examples
@@ -75,7 +84,14 @@ def draw_models(world: World, rng: np.random.Generator) -> tuple[Result, Result]
     for number, sign in enumerate((0.5, -0.5)):
         own_N = np.where(rng.random(num) < world.independent, rng.random(num), drawn_N)
         tuned = [draw_right(world, rng, own_N, number, sign * world.gap + points) for points in world.rates]
-        best = max(tuned, key=lambda right_PSN: right_PSN[..., : world.num_validation].sum())
+        best, choice = tuned[0], KnownChoice(0.0, 0)
+        if world.num_validation:
+            values_KN = np.stack([right_PSN[..., : world.num_validation].mean(axis=(0, 1)) for right_PSN in tuned])
+            means_K = values_KN.mean(axis=1)
+            scores_K = np.array([right_PSN[..., world.num_validation :].mean() for right_PSN in tuned])
+            shares_K = draw_choices(means_K, values_KN, world.num_validation)
+            best = tuned[int(means_K.argmax())]
+            choice = KnownChoice(variance_of_choice(shares_K, scores_K), world.num_validation)
         values_SN = best[..., world.num_validation :].reshape(-1, world.num_examples).astype(np.float64)
         pretraining, seeds = (axis.ravel().tolist() for axis in np.indices(best.shape[:2]))
         shift = 0 if world.is_paired else 100 * number
@@ -91,6 +107,7 @@ def draw_models(world: World, rng: np.random.Generator) -> tuple[Result, Result]
                 seeds=[seed + shift for seed in seeds],
                 pretraining_seeds=[seed + shift for seed in pretraining],
                 examples=examples,
+                choice=choice,  # type: ignore[arg-type]
             )
         )
     return models[0], models[1]
@@ -116,17 +133,20 @@ def draw_right(world: World, rng: np.random.Generator, own_N: np.ndarray, number
 
 def difference_of_seeds(a: Result, b: Result) -> Contrast:
     """The test as it would be without knowing what examples contribute: over seeds alone."""
-    return difference(replace(a, examples=None), replace(b, examples=None))
+    return difference(replace(a, examples=None, choice=None), replace(b, examples=None, choice=None))
 
 
 def share_called_different(world: World, trials: int, seed: int = 0) -> dict[str, float]:
-    """In how many of so many trials the test, and the one over seeds alone, calls the two different."""
+    """In how many of so many trials the test calls the two different; and as it would be over seeds alone, or without
+    the choice of rates."""
     rng = np.random.default_rng(seed)
-    hits = {"both": 0, "seeds_only": 0}
+    hits = {"both": 0, "seeds_only": 0, "rates_as_given": 0}
     for _ in range(trials):
         a, b = draw_models(world, rng)
+        given = [replace(model, choice=None) for model in (a, b)]
         hits["both"] += is_significant(difference(a, b).against().p_value)
         hits["seeds_only"] += is_significant(difference_of_seeds(a, b).against().p_value)
+        hits["rates_as_given"] += is_significant(difference(*given).against().p_value)
     return {name: count / trials for name, count in hits.items()}
 
 
@@ -153,17 +173,20 @@ def list_odd_worlds() -> Iterator[World]:
             yield World(10_000, 0.0, 0.5, num_seeds=num, other_seeds=other, other_noise=noise, is_paired=False)
             yield World(1_000, 0.3, 0.5, num_seeds=num, other_seeds=other, other_noise=noise)
     for num_validation in (50, 100, 200, 500):
-        for rates in ((-7.0, -5.0, -4.5, -6.0), (-25.0, -13.0, -5.0, -15.0)):  # a flat and a steep optimum
+        # A flat optimum, a usual one, a steep one.
+        for rates in ((-7.0, -5.0, -4.5, -6.0), (-9.0, -7.0, -5.0, -8.0), (-25.0, -13.0, -5.0, -15.0)):
             yield World(1_000, 0.4, 0.7, 3, redrawn=0.15, num_validation=num_validation, rates=rates)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=2000)
+    parser.add_argument("--worlds", choices=("all", "odd"), default="all", help="odd: unequal seeds and chosen rates")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     rows = []
-    for world in (*list_worlds(), *list_odd_worlds()):
+    usual = list_worlds() if arguments.worlds == "all" else ()
+    for world in (*usual, *list_odd_worlds()):
         trials = arguments.trials // (5 if world.gap else 1)
         rows.append(asdict(world) | {"trials": trials} | share_called_different(world, trials))
         print(json.dumps(rows[-1]), flush=True)

@@ -137,6 +137,7 @@ def write_cell(tmp_path: Path) -> Callable[..., Path]:
         validation: float = 0.5,
         metric: str = "accuracy",
         lines: Sequence[dict[str, Any]] | None = None,
+        validation_lines: Sequence[dict[str, Any]] | None = None,
         model_hash: str = "a" * 64,
         data_hash: str = "d" * 64,
         name: str = "",
@@ -179,9 +180,10 @@ def write_cell(tmp_path: Path) -> Callable[..., Path]:
             machine={},
         )
         (folder / "score.json").write_text(json.dumps(score.model_dump(mode="json")), encoding="utf-8")
-        if lines is not None:
-            text = "".join(json.dumps(line) + "\n" for line in lines)
-            (folder / "test.jsonl").write_text(text, encoding="utf-8")
+        for split, rows in (("test", lines), ("validation", validation_lines)):
+            if rows is not None:
+                text = "".join(json.dumps(row) + "\n" for row in rows)
+                (folder / f"{split}.jsonl").write_text(text, encoding="utf-8")
         return folder
 
     return write

@@ -15,7 +15,7 @@ from biphase.errors import InputError
 from biphase.finetuning import fit
 from biphase.finetuning.batches import CellContext
 from biphase.finetuning.cells import find_task_sources, plan_cell, resolve_precision
-from biphase.finetuning.config import PROTOCOL, FinetuneConfig
+from biphase.finetuning.config import EVALUATED_SPLITS, PROTOCOL, FinetuneConfig
 from biphase.finetuning.encoders import Encoder, load_encoder
 from biphase.finetuning.encoding import EncodedTask
 from biphase.finetuning.encoding_cache import load_encoded
@@ -224,7 +224,8 @@ def test_predictions_say_what_each_example_contributes(
             write_jsonl(tmp_path / path.name, [row | {"label": row["label"] % 2} for row in rows])
     monkeypatch.setitem(task_table(), task, found.model_copy(update=changes))
     score = fit_quickly(model_folder, task, {task: folder}, tmp_path / "scores", epochs=4)
-    assert len(read_examples(score).values) == score.num_examples["test"]
+    for split in EVALUATED_SPLITS:
+        assert len(read_examples(score, split).values) == score.num_examples[split]
 
 
 def test_a_score_has_the_configuration_that_decided_it(model_folder: Path, data_dirs: Dirs) -> None:

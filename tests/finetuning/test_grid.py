@@ -23,6 +23,8 @@ from biphase.finetuning.grid import (
     resolve_for,
     run_grid,
 )
+from biphase.finetuning.scores import read_scores
+from biphase.finetuning.selection import select_rate
 
 from .conftest import make_cell
 
@@ -54,6 +56,9 @@ def test_only_what_is_missing_is_run(grid: Grid) -> None:
     assert {(s.task, s.config.learning_rate, s.config.seed) for s in scores} == {
         (task, rate, seed) for task in grid.tasks for rate in (1e-3, 3e-3) for seed in (0, 1)
     }
+    for task in grid.tasks:  # what validation would have chosen on other examples is known from what was kept
+        choice = select_rate(read_scores(grid.out), read_scores(grid.out).models[0], task).choice
+        assert choice is not None and not isinstance(choice.shares, InputError) and sum(choice.shares.values()) == 1
     wider = replace(grid, seeds=(0, 1, 2))
     assert missing(wider) == 4
     seconds, num_unknown = estimate_seconds(missing_trainings(plan_grid(wider), grid.out), scores)

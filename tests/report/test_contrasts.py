@@ -19,7 +19,7 @@ from biphase.report.results import AVERAGE, ReportArm, Result, measured
 from biphase.report.statistics import Interval
 
 sys.path.append(str(Path(__file__).parents[2] / "scripts"))
-from calibrate_verdicts import MIXES, World, share_called_different
+from calibrate_verdicts import MIXES, KnownChoice, World, share_called_different
 
 CLM = ReportArm("clm", "objective", "1m", "clm", None, 100, 100, 0)
 MLM = ReportArm("mlm", "objective", "1m", "mlm", 40, 100, 0, 100)
@@ -194,6 +194,33 @@ def test_examples_and_seeds_by_hand() -> None:
     assert (seen.estimate, seen.seed_variance, seen.example_variance) == (2, 1, 0)
     assert (seen.error, seen.degrees) == (1, 1)
     assert seen.noise == ("fine-tuning seeds", "test examples") and seen.num_examples == 2
+
+
+def test_the_choice_of_rates_by_hand() -> None:
+    """Two scores of a sum, with twice the weight of one: 4 · 0.3 and 1 · 0.2 beside the seeds' part. A score that was
+    pretrained several times has it in its spread; where it is not known of one score, none counts."""
+    rng = np.random.default_rng(0)
+    choices: list[Any] = [KnownChoice(0.3, 50), KnownChoice(0.2, 80)]
+    a, b = (
+        measured(arm, "SC", "a", "standard", rng.random(4).tolist(), choice=choice)
+        for arm, choice in zip((CLM, MLM), choices, strict=True)
+    )
+    seen, given = (contrast([(1, a), (1, one), (-1, b)]) for one in (a, replace(a, choice=None)))
+    assert seen.choice_variance == pytest.approx(1.4) and seen.num_validation == 50
+    assert seen.error**2 == pytest.approx(seen.seed_variance + 1.4)
+    assert (given.choice_variance, given.num_validation) == (0, 0) and given.noise == ("fine-tuning seeds",)
+    assert seen.noise == ("fine-tuning seeds", "validation examples") and seen.degrees > 3 == given.degrees
+    several = measured(CLM, "SC", "a", "standard", (0.1, 0.2, 0.4), pretraining_seeds=(0, 1, 2))
+    assert difference(several, b).choice_variance == pytest.approx(0.2)
+    average = with_averages([a, replace(a, dataset="b")]).find(CLM, "SC", AVERAGE, "standard")
+    assert average is not None and contrast([(1, average)]).choice_variance == pytest.approx(0.15)
+
+
+def test_chosen_rates_are_rarely_called_different() -> None:
+    """50 examples choose among rates that lie apart: without the choice, in 12 % and more."""
+    world = World(300, 0.4, 0.7, 3, redrawn=0.15, num_validation=50, rates=(-9.0, -7.0, -5.0, -8.0))
+    found = share_called_different(world, trials=300)
+    assert 300 * found["both"] <= stats.binom.isf(1e-3, 300, 0.06) and found["rates_as_given"] > found["both"]
 
 
 def test_scores_have_intervals_over_seeds_alone() -> None:

@@ -18,7 +18,7 @@ from biphase.errors import BusyError, InputError, StoppedError
 from biphase.files import locked, read_json
 from biphase.finetuning.config import settle_config
 from biphase.finetuning.models import ModelFingerprint
-from biphase.finetuning.scores import ScoreSet, read_score, read_scores
+from biphase.finetuning.scores import ScoreSet, read_score
 from biphase.study import folder, worker
 from biphase.study.folder import (
     StudyFolder,
@@ -120,15 +120,6 @@ def test_a_model_that_was_tuned_on_two_devices_is_noted(write_cell: Callable[...
         scores[model] = ScoreSet(tuple(score.model_copy(update={"machine": {"device": name}}) for score, name in own))
     (note,) = list_notes(StudyFolder(tmp_path), StudyState(scores, {}, set(), set()))
     assert note.startswith("Not all fine-tuned with the same device: cpu (a, b), cuda (a);")
-
-
-def test_rates_that_few_examples_chose_are_noted(write_cell: Callable[..., Path], tmp_path: Path) -> None:
-    for model in ("a", "b"):
-        for rate in (1e-5, 5e-5):
-            write_cell(model, rate=rate, num_examples={"validation": 50}, name=f"{model}/{rate}")
-    scores = {model: read_scores(tmp_path / "scores" / model) for model in ("a", "b")}
-    (note,) = list_notes(StudyFolder(tmp_path), StudyState(scores, {}, set(), set()))
-    assert note.startswith("On genre, 50 validation examples chose the rates")
 
 
 def test_scores_whose_data_are_not_known_go_with_any(fill: Any) -> None:

@@ -1,4 +1,4 @@
-"""Predictions that were kept beside a score (test.jsonl) → what each test example contributes to it.
+"""Predictions that were kept beside a score (test.jsonl, validation.jsonl) → what each example contributes to it.
 
 Letters: N examples, S scores, L labels, C columns of counts, E entities, U words.
 """
@@ -24,12 +24,13 @@ from biphase.finetuning.metrics.classification import (
     micro_f1,
 )
 from biphase.finetuning.scores import Score
+from biphase.tasks.spec import EvaluatedSplit
 from biphase.trees import parse_json
 
 
 @dataclass(frozen=True)
 class ExampleScores:
-    """What each test example contributes to a score."""
+    """What each example contributes to a score."""
 
     fingerprint: str
     """A hash of the ids in order: equal where the examples are the same."""
@@ -40,30 +41,33 @@ class ExampleScores:
     """Whether one and the same was predicted for all: one class, no entity, one answer."""
 
 
-def read_examples(score: Score) -> ExampleScores:
-    """The test examples behind a score, and what each contributes to it, by what was kept of the predictions.
+def read_examples(score: Score, split: EvaluatedSplit = "test", most: int | None = None) -> ExampleScores:
+    """The examples behind a score, and what each contributes to it, by what was kept of the predictions; `most` of
+    them, evenly over the file, where these are fewer.
 
-    Raises `InputError` when they were not kept, are damaged, or do not add up to the score.
+    Raises `InputError` when they were not kept, are damaged, or, if all are read, do not add up to the score.
     """
-    if score.folder is None or not (path := score.folder / "test.jsonl").exists():
-        raise InputError(f"{score.folder or 'a score'} has no per-example predictions (test.jsonl)")
+    if score.folder is None or not (path := score.folder / f"{split}.jsonl").exists():
+        raise InputError(f"{score.folder or 'a score'} has no per-example predictions ({split}.jsonl)")
     rows: list[tuple[str, dict[str, Any]]] = []
     with reading(path, "rerun its cell"), path.open(encoding="utf-8") as file:
-        for line_number, line in enumerate(file, start=1):
-            place = f"{path}:{line_number}"
-            try:
-                row = parse_json(line)
-            except json.JSONDecodeError as error:
-                raise InputError(f"{place}: broken JSON ({error.msg}); rerun its cell") from None
-            if not isinstance(row, dict) or "id" not in row:
-                raise InputError(f"{place}: a JSON object with an id is needed; rerun its cell")
-            rows.append((place, row))
+        lines = list(enumerate(file, start=1))
+    num, taken = len(lines), min(len(lines), most or len(lines))
+    for line_number, line in (lines[n * num // taken] for n in range(taken)):
+        place = f"{path}:{line_number}"
+        try:
+            row = parse_json(line)
+        except json.JSONDecodeError as error:
+            raise InputError(f"{place}: broken JSON ({error.msg}); rerun its cell") from None
+        if not isinstance(row, dict) or "id" not in row:
+            raise InputError(f"{place}: a JSON object with an id is needed; rerun its cell")
+        rows.append((place, row))
     if not rows:
         raise InputError(f"{path} is empty; rerun its cell")
     values, statistic = contributions(score, path, rows)
     total = float(values.mean() if statistic is None else statistic(values.sum(axis=0)))
-    stated = score.metrics["test"][score.metric]
-    if abs(total - stated) > 1e-4:
+    stated = score.metrics[split][score.metric]
+    if taken == num and abs(total - stated) > 1e-4:
         raise InputError(f"{path} gives {score.metric} {total:.4f} where score.json says {stated:.4f}; rerun its cell")
     fingerprint = content_hash([row["id"] for _, row in rows])
     return ExampleScores(fingerprint, values, statistic, is_one_for_all(row for _, row in rows))
@@ -87,7 +91,7 @@ def is_sentence(row: Mapping[str, Any]) -> bool:
 
 @dataclass(frozen=True)
 class ExampleTable:
-    """What each test example contributes to each of several scores on the same examples."""
+    """What each example contributes to each of several scores on the same examples."""
 
     fingerprint: str
     """That of `ExampleScores`."""
@@ -102,16 +106,19 @@ class KeptExamples:
     """The predictions that were kept beside scores of one model or recipe on a task; read when first asked for."""
 
     scores: tuple[Score, ...]
+    split: EvaluatedSplit = "test"
+    most: int | None = None
+    """As in `read_examples`."""
 
     @cached_property
     def found(self) -> ExampleTable | InputError:
         """The table, in the order of `scores`; or why there is none: not kept, damaged, or of other examples."""
         try:
-            read = [read_examples(score) for score in self.scores]
+            read = [read_examples(score, self.split, self.most) for score in self.scores]
         except InputError as error:
             return error
         if len({(one.fingerprint, len(one.values)) for one in read}) > 1:
-            return InputError("the test examples are not the same")
+            return InputError(f"the {self.split} examples are not the same")
         values_SN = np.stack([linearize(one) for one in read])
         return ExampleTable(read[0].fingerprint, values_SN, sum(one.is_degenerate for one in read))
 

@@ -14,12 +14,9 @@ from typing import ClassVar
 import numpy as np
 
 from biphase.errors import InputError, nearest
+from biphase.finetuning.choice import RateChoice
 from biphase.finetuning.predictions import KeptExamples
 from biphase.finetuning.scores import GridPoint, Score, ScoreSet, short_name
-
-FEW_VALIDATION = 200
-"""Where fewer examples choose a rate, equally good models may get different ones and then score differently: in
-simulations with 50 examples in up to 19 % of comparisons at 5 %, with 200 in up to 6 %."""
 
 
 def find_scored_model(scores: ScoreSet, name: str) -> str:
@@ -77,6 +74,8 @@ class Selection:
     diverged: tuple[GridPoint, ...]
     test_by_rate: Mapping[float, tuple[float, ...]]
     """Test scores at every rate of the grid, one for every seed of the grid; nan where diverged or missing."""
+    choice: RateChoice | None
+    """The rates among which it was chosen; None where the metric is not that of the predictions that are kept."""
     pretraining_seeds: ClassVar[tuple[int, ...]] = ()
     """None, as all scores are of one model."""
     num_pretrainings: ClassVar[int] = 1
@@ -145,6 +144,10 @@ def select_rate(scores: ScoreSet, model: str, task: str, metric: str | None = No
     except InputError as error:
         raise InputError(f"{model} on {task}: {error}") from None
     chosen = [cells[point] for point in test if point[0] == rate]
+    # A rate with more diverged seeds could not be chosen on any examples.
+    lost = {other: values.count(None) for other, values in by_rate.items()}
+    rivals = [other for other in by_rate if lost[other] == lost[rate]]
+    own = {other: [cells[point] for point in test if point[0] == other] for other in rivals}
     rates, seeds = scores.grids[task]
     return Selection(
         model=model,
@@ -157,6 +160,7 @@ def select_rate(scores: ScoreSet, model: str, task: str, metric: str | None = No
         scores=tuple(chosen),
         missing=find_missing(scores, model, task),
         diverged=tuple(point for point in sorted(cells) if cells[point].diverged),
+        choice=RateChoice(own, metric) if metric == chosen[0].metric else None,
         test_by_rate={rate: tuple(test.get((rate, seed), math.nan) for seed in seeds) for rate in rates},
     )
 

@@ -21,7 +21,7 @@ from biphase.finetuning.scores import (
     short_name,
     show_rate,
 )
-from biphase.finetuning.selection import FEW_VALIDATION, Selection, find_missing, find_scored_model, select_rate
+from biphase.finetuning.selection import Selection, find_missing, find_scored_model, select_rate
 from biphase.report.contrasts import Contrast, difference, is_significant, judge_difference
 from biphase.report.formats import show_count
 from biphase.report.signal import Signal, measure_signal
@@ -199,10 +199,6 @@ def list_doubts(a: Selection, b: Selection) -> Iterator[str]:
         most, least = sorted((a, b), key=lambda side: -side.num_rates)
         tried = f"{show_count(most.num_rates, 'rate')} tried for {short_name(most.model)}"
         yield f"unequal tuning: {tried}, {least.num_rates} for {short_name(least.model)}"
-    num_validation = min(score.num_examples.get("validation", FEW_VALIDATION) for score in (*a.scores, *b.scores))
-    if a.rate != b.rate and num_validation < FEW_VALIDATION:
-        chosen = f"{show_rate(a.rate)} and {show_rate(b.rate)}"
-        yield f"{show_count(num_validation, 'validation example')} chose their rates, {chosen}: chance may have, too"
     for side in (a, b):
         if side.num_diverged:
             yield (
@@ -220,6 +216,8 @@ def list_doubts(a: Selection, b: Selection) -> Iterator[str]:
             seeds = f"{found.num_degenerate} of {show_count(side.num, 'seed')}"
             yield f"degenerate: {short_name(side.model)} predicts the same for all examples with {seeds}"
         tables.append(found)
+        if side.choice and isinstance(side.choice.shares, InputError):
+            yield f"the choice of rates is not accounted for: {side.choice.shares}"
     if tables[0].fingerprint != tables[1].fingerprint:
         yield "the test examples are not the same, so they are not paired"
 

@@ -1,7 +1,8 @@
 """Scores of several models → a difference between them, and whether it is more than noise: the one test of this house.
 
-Three things make two models differ that are equally good: another pretraining seed, another fine-tuning seed, other
-test examples. A test accounts for those of them that the scores show, and says which these are.
+Four things make two models differ that are equally good: another pretraining seed, another fine-tuning seed, other
+test examples, other validation examples that choose another learning rate. A test accounts for those of them that the
+scores show, and says which these are.
 
 Letters: R independent repetitions (pretraining seeds where there are several, else fine-tuning seeds), N examples.
 """
@@ -18,7 +19,7 @@ from biphase.finetuning.selection import Selection
 from biphase.report.results import Result
 from biphase.report.statistics import ROUNDING, SIGNIFICANCE, TAILS, Interval, repetitions
 
-Noise = Literal["pretraining seeds", "fine-tuning seeds", "test examples"]
+Noise = Literal["pretraining seeds", "fine-tuning seeds", "test examples", "validation examples"]
 """Where a difference between equally good models comes from."""
 
 Side = Literal["above", "below", "within noise", "untested"]
@@ -55,13 +56,18 @@ class Contrast:
     """The part of the squared error that more seeds make smaller."""
     example_variance: float = 0.0
     """The part of the squared error that more test examples make smaller."""
+    num_validation: int = 0
+    """How many validation examples chose the rates, at least; 0: not accounted for, or there was nothing to choose."""
+    choice_variance: float = 0.0
+    """The part of the squared error that more validation examples make smaller."""
 
     @property
     def noise(self) -> tuple[Noise, ...]:
         """What the test accounts for."""
         found: list[Noise] = ["pretraining seeds"] if self.num_pretrainings > 1 else []
         found += ["fine-tuning seeds"] if self.num > 1 else []
-        return (*found, "test examples") if self.num_examples else tuple(found)
+        found += ["test examples"] if self.num_examples else []
+        return (*found, "validation examples") if self.num_validation else tuple(found)
 
     def against(self, bound: float = 0.0) -> Interval:
         """Estimate, 95 % interval, and two-sided p-value of "it equals `bound`"."""
@@ -102,25 +108,27 @@ def contrast(terms: Iterable[tuple[float, SeedScores]]) -> Contrast:
     a + b - c, and never below a or b: the variance of a mean over two crossed random factors. The quantile of 95 % is
     the mean of those for a and for b alone, weighted by a and b - c (Cochran and Cox 1950): Satterthwaite's rule, which
     holds within a and within b, calls too much significant where a few seeds make up most of the error. Where examples
-    are not known it is the t test over seeds alone.
+    are not known it is the t test over seeds alone. The variance of the choice of rates (`of_choices`) is added.
     """
     terms = list(expand_averages(terms))
     groups = group_by_seeds(terms)
     parts, num, estimate = over_seeds(terms, groups)
     seed_variance, degrees = add_parts(parts)
+    shares = [(seed_variance, degrees)]
     example_variance, shared, num_examples = 0.0, 0.0, 0
     if groups is not None and (known := over_test_sets(groups)):
         example_parts, shared = known
         num_examples = min(num for _, num in example_parts) + 1
         example_variance, example_degrees = add_parts(example_parts)
-        of_examples_alone = max(example_variance - shared, 0.0)
-        degrees = mix_degrees([(seed_variance, degrees), (of_examples_alone, example_degrees)])
+        shares.append((max(example_variance - shared, 0.0), example_degrees))
+    choice_variance, num_validation = of_choices(terms)
+    shares.append((choice_variance, num_validation - 1))
     # A nan (one seed) stays one: without a spread over seeds there is no error.
     total = max(seed_variance + example_variance - shared, seed_variance, example_variance) if num > 1 else math.nan
     return Contrast(
         estimate=float(estimate),
-        error=math.sqrt(total),
-        degrees=degrees,
+        error=math.sqrt(total + choice_variance),
+        degrees=mix_degrees(shares),
         size=max(abs(score.mean) for _, score in terms),
         test="paired t" if groups is not None and len(groups) == 1 else "Welch",
         num=num,
@@ -128,6 +136,8 @@ def contrast(terms: Iterable[tuple[float, SeedScores]]) -> Contrast:
         num_examples=num_examples,
         seed_variance=seed_variance,
         example_variance=example_variance,
+        num_validation=num_validation,
+        choice_variance=choice_variance,
     )
 
 
@@ -224,6 +234,21 @@ def over_test_sets(groups: list[Terms]) -> tuple[list[tuple[float, int]], float]
                 shared += interaction(sums_RN) / sums_RN.size
         parts.append((variance(means_N) / len(means_N), len(means_N) - 1))
     return parts, shared
+
+
+def of_choices(terms: Terms) -> tuple[float, int]:
+    """The variance of the sum from rates that other validation examples would have chosen, as if each score had its own
+    examples; and how many chose, at least. Zeros unless it is known of all scores that were pretrained once: those of
+    several pretraining seeds chose as often, and their spread has it."""
+    weights: dict[int, float] = {}
+    for weight, score in terms:
+        weights[id(score)] = weights.get(id(score), 0.0) + weight
+    choices = {id(score): score.choice for _, score in terms if score.num_pretrainings == 1}
+    known = {key: choice for key, choice in choices.items() if choice and not math.isnan(choice.variance)}
+    if len(known) < len(choices):
+        return 0.0, 0
+    numbers = [choice.num_examples for choice in known.values() if choice.num_examples]
+    return sum(weights[key] ** 2 * choice.variance for key, choice in known.items()), min(numbers, default=0)
 
 
 def interaction(values_RN: np.ndarray) -> float:

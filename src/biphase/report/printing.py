@@ -18,6 +18,7 @@ from biphase.report.formats import (
     show_count,
     show_difference,
     show_interval,
+    show_noise,
     show_p_value,
     show_share,
     show_spread,
@@ -142,15 +143,16 @@ def describe_comparison(one: TaskComparison, names: Mapping[str, str]) -> str:
         # The ends as seen by the one ahead: `1.20 points [0.27, 2.13]`.
         low, high = sorted(math.copysign(1, difference.value) * end for end in (difference.low, difference.high))
         size += f" [{100 * low:.2f}, {100 * high:.2f}]"
-    # What the test is over: ` (p = 0.031 over 5 pairs of seeds and 2,000 examples; adjusted over 3 tasks)`.
+    # What the test is over: ` (p = 0.031 over 5 pairs of seeds and 2,000 examples; adjusted over 3 tasks)`; with
+    # several rates: `over 5 pairs of seeds, 2,000 examples and the choice of rates`.
     test = ""
     if not math.isnan(one.p_value):
         assert one.a and one.b and one.seen
         is_paired = one.seen.test == "paired t"
-        over = f"{show_count(one.a.num, 'pair')} of seeds" if is_paired else f"{one.a.num} and {one.b.num} seeds"
-        examples = one.seen.num_examples
-        over += f" and {show_count(examples, 'example')}" if examples else " only"
-        test = f"p = {show_p_value(one.p_value)} over {over}".replace("= <", "<")
+        over = [f"{show_count(one.a.num, 'pair')} of seeds" if is_paired else f"{one.a.num} and {one.b.num} seeds"]
+        over += [show_count(one.seen.num_examples, "example")] if one.seen.num_examples else []
+        over += ["the choice of rates"] if one.seen.num_validation else []
+        test = f"p = {show_p_value(one.p_value)} over {show_noise(over)}".replace("= <", "<")
         test = f" ({test}{f'; adjusted over {one.num_tasks} tasks' if one.num_tasks > 1 else ''})"
     if one.verdict in ("A better", "B better"):
         return f"{start}: {names[ahead]} beats {names[behind]} by {size}, more than noise{test}{reasons}"

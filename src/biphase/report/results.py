@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from biphase.finetuning.choice import RateChoice
 from biphase.finetuning.predictions import KeptExamples
 from biphase.report.statistics import is_stability_rate, mean_interval, repetitions
 
@@ -127,6 +128,8 @@ class Result:
     """The pretraining seed of each of `samples`; () where all are of one pretraining."""
     examples: KeptExamples | None = field(default=None, repr=False, compare=False)
     """What the test examples contribute to each of `samples`, read when first needed; None where it is not known."""
+    choice: RateChoice | None = field(default=None, repr=False, compare=False)
+    """The rates among which validation chose; None where that is not known, or it chose for each pretraining seed."""
     measure: str = ""
     """The name of what it measures, such as mcc, for captions; empty where that is not known."""
     num_runs: int | None = None
@@ -250,6 +253,7 @@ def measured(
     num_runs: int | None = None,
     num_diverged: int = 0,
     measure: str = "",
+    choice: RateChoice | None = None,
 ) -> Result:
     """The result of a finished study: mean and Student's interval over the seeds' test scores at the chosen rate; over
     the means of pretraining seeds, where there are several.
@@ -276,6 +280,7 @@ def measured(
         num_runs=num_runs,
         num_diverged=num_diverged,
         measure=measure,
+        choice=choice,
     )
 
 

@@ -4,12 +4,13 @@ import bisect
 import itertools
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy import special
 
 from biphase.report.contrasts import Contrast, SeedScores, difference, is_significant, mix_degrees
+from biphase.report.formats import show_count
 from biphase.report.statistics import SIGNIFICANCE
 
 POWER = 0.8
@@ -76,18 +77,22 @@ def what_decides(seen: Contrast, bound: float, level: float) -> str:
                 about = float(f"{enough[0] * seen.num_examples:.2g}")
                 both = f"{math.ceil(seen.num * enough[0])} {seeds} instead of {seen.num} and " if power else ""
                 return f"about {both}{about:,.0f} test examples instead of {seen.num_examples:,}, {stay}"
+    if is_enough(replace(seen, choice_variance=0.0), bound, level, MOST_SEEDS / seen.num, MOST_EXAMPLES):
+        return f"more than {show_count(seen.num_validation, 'validation example')}: others could choose other rates"
     return f"not even {MOST_SEEDS:,} {seeds}: for this spread it is too close to {100 * bound:g}"
 
 
 def is_enough(seen: Contrast, bound: float, level: float, times_seeds: float, times_examples: float) -> bool:
     """Whether so many times the seeds and the test examples decide with the power of this house."""
     of_examples = seen.example_variance / times_examples
-    of_seeds = max(seen.error**2 - seen.example_variance, 0.0) / times_seeds
+    of_choice = seen.choice_variance  # neither makes that smaller
+    of_seeds = max(seen.error**2 - seen.example_variance - of_choice, 0.0) / times_seeds
     num = seen.num * times_seeds
-    if seen.num_examples:
-        degrees = mix_degrees([(of_seeds, num - 1), (of_examples, seen.num_examples * times_examples - 1)])
+    if seen.num_examples or of_choice:
+        of_all = [(of_examples, seen.num_examples * times_examples - 1), (of_choice, seen.num_validation - 1)]
+        degrees = mix_degrees([(of_seeds, num - 1), *of_all])
     else:
         degrees = seen.degrees * (num - 1) / (seen.num - 1)
-    error = math.sqrt(of_seeds + of_examples)
+    error = math.sqrt(of_seeds + of_examples + of_choice)
     needed = special.stdtrit(degrees, 1 - level / 2) + special.stdtrit(degrees, POWER)
     return bool(abs(seen.estimate - bound) / error >= needed)

@@ -6,8 +6,6 @@ from typing import Any
 from biphase.errors import first_of
 from biphase.files import read_json_as
 from biphase.finetuning.scores import TASK_SETTINGS, Score, settings_of
-from biphase.finetuning.selection import FEW_VALIDATION
-from biphase.report.formats import show_count
 from biphase.run import Run, read_recipe
 from biphase.study.folder import StudyFolder, StudyState, TrainedRecord
 
@@ -26,13 +24,6 @@ def list_notes(place: StudyFolder, state: StudyState) -> Iterator[str]:
     for scores in by_task.values():
         settings |= dict.fromkeys(tell_unlike("fine-tuned", [(model, tuned_with(score)) for model, score in scores]))
     yield from settings
-    for task, scores in by_task.items():
-        fewest = min(score.num_examples.get("validation", FEW_VALIDATION) for _, score in scores)
-        if fewest < FEW_VALIDATION and len({score.config.learning_rate for _, score in scores}) > 1:
-            yield (
-                f"On {task}, {show_count(fewest, 'validation example')} chose the rates: so few may give equally good "
-                "models different rates, and what is then more than noise would be another with other examples."
-            )
 
 
 def trained_with(place: StudyFolder, record: TrainedRecord) -> dict[str, str]:

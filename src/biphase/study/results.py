@@ -123,6 +123,7 @@ def collect_model(
                 num_runs=len(found.cells[name, task]),
                 num_diverged=chosen.num_diverged,
                 measure=metric,
+                choice=chosen.choice,
             )
 
 
