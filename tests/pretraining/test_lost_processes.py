@@ -224,6 +224,19 @@ def test_processes_save_and_end_when_their_launcher_is_killed(
     assert whole_steps(Run(run)) and is_free(tmp_path)
 
 
+@on_linux
+@pytest.mark.slow
+def test_processes_that_have_saved_do_not_wait_to_be_killed(
+    run_of_two: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    with started(run_of_two(TRAINING), tmp_path) as launcher:
+        ranks_of(launcher.pid, tmp_path)
+        os.kill(launcher.pid, signal.SIGTERM)
+        assert launcher.wait(PATIENCE) == 143
+    (line,) = complaints(tmp_path)
+    assert line.startswith("biphase: stopped at step")
+
+
 SAVING = """
 import signal, sys, time
 from pathlib import Path

@@ -91,8 +91,9 @@ TxtDocumentsOption = Annotated[
     typer.Option(metavar="UNIT", help="What a document is in .txt and .md files: file, paragraphs or lines."),
 ]
 
-EXIT_INTERRUPTED = 130
-"""The exit code of a command that Ctrl-C ended: 128 and the number of the signal, as shells count."""
+EXIT_INTERRUPTED, EXIT_STOPPED = 130, 143
+"""The exit codes of a command that Ctrl-C ended, and of one that has saved its state since SIGTERM asked it to end: 128
+and the number of the signal, as shells count."""
 
 MOST_CHARACTERS = 2000
 """The longest line of a complaint: what it quotes may be a file without line ends."""
@@ -274,7 +275,7 @@ def main() -> Any:
     except InputError as error:
         complain(str(error))
     except StoppedError as error:
-        complain(str(error), 143)
+        complain(str(error), EXIT_STOPPED)
     except OSError as error:  # a full disk, a folder in place of a file, a name that is too long: never our mistake
         if error.errno is None:
             raise
@@ -300,7 +301,7 @@ def explain_os_error(error: OSError) -> str:
 
 
 def complain(line: str, code: int = 2) -> None:
-    take_turn()
+    take_turn(is_shared=code == EXIT_STOPPED)
     told = re.sub(r"`(\w+)`", lambda found: PARAMETERS.get(found[1], found[0]), " ".join(line.split()))
     err.print(f"biphase: {clipped(told, MOST_CHARACTERS)}")
     sys.exit(code)
