@@ -80,6 +80,14 @@ def is_one_of_several() -> bool:
     return launched_as("WORLD_SIZE", 1) > 1
 
 
+def describe_copies() -> str:
+    """What a command that meets another process at its work adds where Slurm started it several times over."""
+    copies = os.environ.get("SLURM_STEP_NUM_TASKS", "1")
+    if copies == "1" or is_one_of_several():
+        return ""
+    return f"; srun started this command {copies} times, each for itself: one run of several processes needs torchrun"
+
+
 def launched_as(variable: str, least: int) -> int:
     """What a launcher says of this process in an environment variable; `least` where it says nothing."""
     value = os.environ.get(variable) or str(least)

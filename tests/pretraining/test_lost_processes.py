@@ -277,6 +277,17 @@ def test_a_launcher_that_is_asked_to_stop_waits_for_its_processes(
 
 @on_linux
 @pytest.mark.slow
+def test_a_launcher_without_those_of_other_machines_says_so_in_one_line(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "biphase.distributed", "--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d"]
+    command += ["--rdzv-endpoint=127.0.0.1:0", "--rdzv-conf=join_timeout=1", "-m", "biphase"]
+    with started(command, tmp_path) as launcher:
+        assert launcher.wait(PATIENCE) == 2
+    (line,) = complaints(tmp_path)
+    assert "the launchers of other machines do not answer" in line
+
+
+@on_linux
+@pytest.mark.slow
 def test_the_launcher_ends_with_the_worker_of_a_study(run_of_two: Callable[..., list[str]], tmp_path: Path) -> None:
     """As `study.worker` starts it: BIPHASE_PARENT names the worker."""
     code = (

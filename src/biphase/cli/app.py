@@ -21,7 +21,7 @@ from biphase.cli.evaluate import finetuning_app
 from biphase.cli.init import init_app
 from biphase.cli.networks import networks_app
 from biphase.cli.study import AddressOption, EngineOption, FormatOption, study_app
-from biphase.console import FirstLine, err, is_one_of_several, launched_as, out, silence, take_turn
+from biphase.console import FirstLine, describe_copies, err, is_one_of_several, launched_as, out, silence, take_turn
 from biphase.corpus.text import TxtDocuments
 from biphase.errors import EXIT_BUSY, BusyError, InputError, StoppedError, clipped, memory_told
 from biphase.machine import prepare_process
@@ -271,7 +271,7 @@ def main() -> Any:
         with memory_told("end what else takes memory here, or take a larger machine"):
             return app()
     except BusyError as error:
-        complain(str(error), EXIT_BUSY)
+        complain(f"{error}{describe_copies()}", EXIT_BUSY)
     except InputError as error:
         complain(str(error))
     except StoppedError as error:
