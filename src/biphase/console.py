@@ -80,6 +80,14 @@ def is_one_of_several() -> bool:
     return launched_as("WORLD_SIZE", 1) > 1
 
 
+def describe_copies() -> str:
+    """What a command that meets another process at its work adds where Slurm started it several times over."""
+    copies = os.environ.get("SLURM_STEP_NUM_TASKS", "1")
+    if copies == "1" or is_one_of_several():
+        return ""
+    return f"; srun started this command {copies} times, each for itself: one run of several processes needs torchrun"
+
+
 def launched_as(variable: str, least: int) -> int:
     """What a launcher says of this process in an environment variable; `least` where it says nothing."""
     value = os.environ.get(variable) or str(least)
@@ -88,16 +96,17 @@ def launched_as(variable: str, least: int) -> int:
     return int(value)
 
 
-TELLING_SECONDS = 30.0
-"""How long a silenced process waits, before it ends, for the launcher to end it."""
+TELLING_SECONDS, STOP_SECONDS = 30.0, 1.0
+"""How long a silenced process waits, before it ends, for the launcher to end it. A launcher that was itself asked to
+stop waits for all of them, in the time that they have to save."""
 
 
-def take_turn() -> None:
+def take_turn(*, is_shared: bool) -> None:
     """A silenced process of several lets the one that tells go first: a launcher ends all as soon as one has ended.
-    Where none has told, this one will."""
+    Where none has told, this one will; of what is shared, a stop, all know, and it ends as soon as the one has told."""
     if err.quiet and is_one_of_several():
-        time.sleep(TELLING_SECONDS)
-        err.quiet = False
+        time.sleep(STOP_SECONDS if is_shared else TELLING_SECONDS)
+        err.quiet = is_shared
 
 
 def duration(seconds: float) -> str:

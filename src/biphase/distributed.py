@@ -21,6 +21,9 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, NoReturn, TypeVar
 
+if __name__ == "__main__":  # PyTorch reads it when it is loaded; else a page of C++ frames where another machine dies
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -270,6 +273,7 @@ def launch() -> int:
     """Be torchrun with the arguments of this process; the exit code."""
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous import RendezvousError
     from torch.distributed.run import main as torchrun
 
     try:
@@ -295,6 +299,10 @@ def launch() -> int:
         return 128 + signal.SIGINT
     except ChildFailedError as failed:
         return tell_failure(failed.failures)
+    except RendezvousError:
+        line = "the launchers of other machines do not answer, or no longer: killed, cut off, or not started"
+        err.print(f"biphase: {line} with the same --rdzv-endpoint and --rdzv-id; {GO_ON}", markup=False)
+        return 2
     return 0
 
 

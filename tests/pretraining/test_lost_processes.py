@@ -224,6 +224,19 @@ def test_processes_save_and_end_when_their_launcher_is_killed(
     assert whole_steps(Run(run)) and is_free(tmp_path)
 
 
+@on_linux
+@pytest.mark.slow
+def test_processes_that_have_saved_do_not_wait_to_be_killed(
+    run_of_two: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    with started(run_of_two(TRAINING), tmp_path) as launcher:
+        ranks_of(launcher.pid, tmp_path)
+        os.kill(launcher.pid, signal.SIGTERM)
+        assert launcher.wait(PATIENCE) == 143
+    (line,) = complaints(tmp_path)
+    assert line.startswith("biphase: stopped at step")
+
+
 SAVING = """
 import signal, sys, time
 from pathlib import Path
@@ -260,6 +273,17 @@ def test_a_launcher_that_is_asked_to_stop_waits_for_its_processes(
         assert launcher.wait(PATIENCE) == 143
     is_saved = (tmp_path / "saved").exists()
     assert is_saved == (seconds == 2) and bool(complaints(tmp_path)) != is_saved
+
+
+@on_linux
+@pytest.mark.slow
+def test_a_launcher_without_those_of_other_machines_says_so_in_one_line(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "biphase.distributed", "--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d"]
+    command += ["--rdzv-endpoint=127.0.0.1:0", "--rdzv-conf=join_timeout=1", "-m", "biphase"]
+    with started(command, tmp_path) as launcher:
+        assert launcher.wait(PATIENCE) == 2
+    (line,) = complaints(tmp_path)
+    assert "the launchers of other machines do not answer" in line
 
 
 @on_linux

@@ -1,4 +1,4 @@
-"""The script for Slurm, with an `srun` that says what it was asked for."""
+"""The script for Slurm, with an `srun` that says what it was asked for; and what Slurm 22.05 sets for a process."""
 
 import os
 import subprocess
@@ -6,6 +6,9 @@ from importlib import resources
 from pathlib import Path
 
 import pytest
+
+from biphase.console import describe_copies
+from biphase.distributed import join_world
 
 SRUN = """#!/bin/bash
 echo "$SRUN_CPUS_PER_TASK $BIPHASE_GRACE_SECONDS $*" >> calls
@@ -32,3 +35,36 @@ def test_a_failed_run_holds_nothing_up_but_a_stop_does(
         "64 110 biphase study run a.yaml seeds=2 --out /shared/a --unit cells --workers-per-gpu 4",
     ]
     assert (tmp_path / "calls").read_text().splitlines() == calls[:num_calls]
+
+
+ALLOCATION = {"SLURM_JOB_ID": "6", "SLURM_JOB_NODELIST": "n2", "SLURM_NTASKS": "3", "SLURM_NPROCS": "3"}
+BATCH = ALLOCATION | {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_TASK_PID": "19156"}
+STEP = BATCH | {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "3", "SLURM_STEP_TASKS_PER_NODE": "3"}
+ONE_OF_STEP = STEP | {"SLURM_NTASKS": "1", "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_TASKS_PER_NODE": "1"}
+UNDER_TORCHRUN = STEP | {"WORLD_SIZE": "2"}
+
+
+@pytest.mark.parametrize("variables", [ALLOCATION, BATCH, STEP, ONE_OF_STEP], ids=["salloc", "batch", "n3", "n1"])
+def test_slurm_alone_makes_no_process_one_of_several(
+    variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As recorded below `salloc -n 3`, `sbatch -n 3`, `srun -n 3`, also with --pty, and `srun -n 1` in the former."""
+    for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with join_world("cpu") as world:
+        assert (world.rank, world.size) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("variables", "is_told"), [(BATCH, False), (STEP, True), (ONE_OF_STEP, False), (UNDER_TORCHRUN, False)]
+)
+def test_copies_that_srun_started_are_told(
+    variables: dict[str, str], is_told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert ("srun started this command 3 times, each for itself" in describe_copies()) == is_told

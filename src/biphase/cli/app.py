@@ -21,7 +21,7 @@ from biphase.cli.evaluate import finetuning_app
 from biphase.cli.init import init_app
 from biphase.cli.networks import networks_app
 from biphase.cli.study import AddressOption, EngineOption, FormatOption, study_app
-from biphase.console import FirstLine, err, is_one_of_several, launched_as, out, silence, take_turn
+from biphase.console import FirstLine, describe_copies, err, is_one_of_several, launched_as, out, silence, take_turn
 from biphase.corpus.text import TxtDocuments
 from biphase.errors import EXIT_BUSY, BusyError, InputError, StoppedError, clipped, memory_told
 from biphase.machine import prepare_process
@@ -91,8 +91,9 @@ TxtDocumentsOption = Annotated[
     typer.Option(metavar="UNIT", help="What a document is in .txt and .md files: file, paragraphs or lines."),
 ]
 
-EXIT_INTERRUPTED = 130
-"""The exit code of a command that Ctrl-C ended: 128 and the number of the signal, as shells count."""
+EXIT_INTERRUPTED, EXIT_STOPPED = 130, 143
+"""The exit codes of a command that Ctrl-C ended, and of one that has saved its state since SIGTERM asked it to end: 128
+and the number of the signal, as shells count."""
 
 MOST_CHARACTERS = 2000
 """The longest line of a complaint: what it quotes may be a file without line ends."""
@@ -270,11 +271,11 @@ def main() -> Any:
         with memory_told("end what else takes memory here, or take a larger machine"):
             return app()
     except BusyError as error:
-        complain(str(error), EXIT_BUSY)
+        complain(f"{error}{describe_copies()}", EXIT_BUSY)
     except InputError as error:
         complain(str(error))
     except StoppedError as error:
-        complain(str(error), 143)
+        complain(str(error), EXIT_STOPPED)
     except OSError as error:  # a full disk, a folder in place of a file, a name that is too long: never our mistake
         if error.errno is None:
             raise
@@ -300,7 +301,7 @@ def explain_os_error(error: OSError) -> str:
 
 
 def complain(line: str, code: int = 2) -> None:
-    take_turn()
+    take_turn(is_shared=code == EXIT_STOPPED)
     told = re.sub(r"`(\w+)`", lambda found: PARAMETERS.get(found[1], found[0]), " ".join(line.split()))
     err.print(f"biphase: {clipped(told, MOST_CHARACTERS)}")
     sys.exit(code)
