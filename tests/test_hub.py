@@ -1,7 +1,11 @@
 """A hub id is its commit: the one in the cache, without network."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import huggingface_hub.constants
@@ -11,6 +15,9 @@ from huggingface_hub.utils import filter_repo_objects
 
 from biphase.errors import InputError
 from biphase.hub import FILES, INDEX, OTHER_FOLDERS, fetch_model, refuse_pickles
+
+sys.path.append(str(Path(__file__).parent))  # pytest's importlib mode adds nothing itself
+from simulated_hub import STRANGER, TOKEN, Fault, SimulatedHub
 
 OLD, NEW = "a" * 40, "b" * 40
 
@@ -119,3 +126,57 @@ def test_modules_of_an_embedding_model_come_with_it() -> None:
 
     assert fetched("model") == files
     assert fetched("tokenizer") == ["config.json", "modules.json"]
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedHub]:
+    with SimulatedHub() as hub:
+        for name, value in hub.environment(tmp_path / "home").items():
+            monkeypatch.setenv(name, value)
+        yield hub
+
+
+def ask(code: str, **environment: str) -> str:
+    """What a fresh process prints, to which the simulated hub is the hub."""
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | environment, capture_output=True, text=True, timeout=120
+    )
+    return (done.stdout or done.stderr).strip().splitlines()[-1]
+
+
+FETCH = "from biphase.hub import fetch_model; print(fetch_model(*{!r}).name)"
+READ = "from biphase.hub import load_rows; print(load_rows({!r}, None, 'train', {!r})[0]['text'])"
+
+
+def test_the_hub_says_why(hub: SimulatedHub) -> None:
+    commit = hub.commit("some/gated", {"config.json": "{}"}, gated=True)
+    hub.commit("some/model", {"config.json": "{}"})
+    code = (
+        "from biphase.hub import fetch_model\n"
+        "for asked in ('some/gated', None), ('some/typo', None), ('some/model', 'v9'):\n"
+        "    try: print(fetch_model(*asked).name)\n"
+        "    except ValueError as error: print(str(error).partition(chr(40))[2][:28], end='|')\n"
+        "print()"
+    )
+    assert ask(code) == "it is gated; sign in by `hf |there is none of this name, |it has no such revision); gi|"
+    assert "this account has no access" in ask(FETCH.format(("some/gated",)), HF_TOKEN=STRANGER)
+    assert ask(FETCH.format(("some/gated", commit)), HF_TOKEN=TOKEN) == commit
+    assert not hub.leaked
+
+
+def test_no_other_commit_of_a_data_set_is_taken_for_the_one_asked_for(hub: SimulatedHub) -> None:
+    old, new = (
+        hub.commit("some/data", {"train.jsonl": f'{{"text": "{text}"}}\n'}, kind="datasets") for text in ("old", "new")
+    )
+    assert ask(READ.format("some/data", new)) == "new"
+    assert ask(READ.format("some/data", new), HF_HUB_OFFLINE="1") == "new"
+    assert f"in the cache is commit {new}, not {old}" in ask(READ.format("some/data", old), HF_HUB_OFFLINE="1")
+    hub.faults = [Fault("resolve", times=99, status=503)]
+    assert f"in the cache is commit {new}, not {old}" in ask(READ.format("some/data", old))
+
+
+def test_a_model_that_is_here_in_part_is_none(hub: SimulatedHub) -> None:
+    hub.commit("some/model", {"config.json": "{}", "model.safetensors": b"0" * 1000})
+    hub.faults = [Fault("HEAD .*safetensors", times=99, status=503)]
+    assert "cannot be had from the hub" in ask(FETCH.format(("some/model",)))
+    assert "cannot be had from the hub" in ask(FETCH.format(("some/model",)), HF_HUB_OFFLINE="1")

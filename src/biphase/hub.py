@@ -1,11 +1,13 @@
-"""A hub id → the folder of its files at one commit, which names it from then on. Weights as pickles are refused.
+"""A hub id → the folder of its files, or the rows of a data set, at one commit, which names it from then on.
 
-The commit that is in the cache already is taken before a newer one, so that a run that is started again, on a machine
-without network too, finds the model that it began with.
+The commit of a model that is in the cache already is taken before a newer one, so that a run that is started again, on
+a machine without network too, finds the model that it began with. Weights as pickles are refused, and code is not run.
 """
 
+import re
+from functools import lru_cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from biphase import console
 from biphase.errors import InputError, first_line
@@ -18,6 +20,8 @@ OTHER_FOLDERS = {"tokenizer": ["*/*"], "model": ["[!0-9]*/*", "*/*/*"]}
 
 INDEX = "model.safetensors.index.json"
 """What names the files of weights that are too large for one."""
+
+COMMIT = re.compile(r"[0-9a-f]{40}")
 
 PICKLED_WEIGHTS = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
 
@@ -35,30 +39,105 @@ def fetch_model(id: str, revision: str | None = None, kind: Literal["model", "to
         return path
     if id.startswith((".", "/", "~")) or id.count("/") > 1:
         raise InputError(f"{kind} {id} is not a folder")
-    from huggingface_hub import snapshot_download, try_to_load_from_cache
-    from huggingface_hub.errors import HTTPError
+    from huggingface_hub import snapshot_download
 
-    cached: Path | None = None
     try:
-        found = try_to_load_from_cache(id, "config.json", revision=revision)
-        cached = Path(found).parent if isinstance(found, str) else None
+        cached = cached_commit(id, revision)
         if cached is None and path.parent.name and path.parent.is_dir():
             raise NotADirectoryError(f"{path.parent} is a folder here, and only that was looked into")
-        commit = cached.name if cached else revision
+        commit = cached or revision
         folder = Path(
             snapshot_download(id, revision=commit, allow_patterns=FILES[kind], ignore_patterns=OTHER_FOLDERS[kind])
         )
-    except (OSError, HTTPError, ValueError) as error:
-        if cached is None:
-            named = f"{id} at revision {revision}" if revision else id
-            raise InputError(
-                f"{kind} {named} is no folder here and cannot be had from the hub ({first_line(error)}); check its "
-                "name and the network, or give a folder"
-            ) from None
-        folder = cached  # whether all of it is here is seen when it is read
+    except Exception as error:  # the hub's, the network's and the disk's, each of a kind of its own
+        named = f"{id} at revision {revision}" if revision else id
+        raise InputError(
+            f"{kind} {named} is no folder here and cannot be had from the hub ({hub_says(error)}); give a folder, or "
+            "try again"
+        ) from None
     if revision != folder.name:
         console.err.print(f"{kind} {id}: commit {folder.name}", markup=False)
     return folder
+
+
+def cached_commit(id: str, revision: str | None) -> str | None:
+    """The commit of a model's revision that is in the cache; not every tokenizer or embedding model has a config.json
+    at its top."""
+    from huggingface_hub import try_to_load_from_cache
+
+    for name in ("config.json", "tokenizer_config.json", "tokenizer.json", "modules.json"):
+        found = try_to_load_from_cache(id, name, revision=revision)
+        if isinstance(found, str):
+            return Path(found).parent.name
+    return None
+
+
+@lru_cache
+def pin_commit(id: str, revision: str | None) -> str:
+    """The commit that a revision of a data set names; the newest one for None."""
+    if revision is not None and COMMIT.fullmatch(revision):
+        return revision
+    from huggingface_hub import HfApi
+
+    try:
+        commit = HfApi().dataset_info(id, revision=revision).sha
+    except Exception as error:  # the hub's and the network's, each of a kind of its own
+        raise InputError(
+            f"{id}: the commit of its {revision or 'newest'} revision cannot be had from the hub ({hub_says(error)}); "
+            "give a folder with a copy of the data, or try again"
+        ) from None
+    assert commit is not None
+    return commit
+
+
+def load_rows(id: str, config: str | None, split: str, commit: str, streaming: bool = False) -> Any:
+    """The rows of a data set's split at a commit, as `datasets` has them; code of its own is never run.
+
+    Where the hub does not answer, `datasets` takes what it prepared last, of whatever commit: another is refused.
+    """
+    import datasets
+
+    try:
+        builder = datasets.load_dataset_builder(id, config, revision=commit)
+        if builder.hash != commit and not Path(id).is_dir():
+            raise OSError(f"the hub did not answer, and in the cache is commit {builder.hash}, not {commit}")
+        if streaming:
+            return builder.as_streaming_dataset(split=split)
+        builder.download_and_prepare()
+        return builder.as_dataset(split=split)
+    except Exception as error:  # of datasets, of the hub, and of all that reads its files
+        reason = hub_says(error)
+        if "scripts are no longer supported" in reason or "trust_remote_code" in reason:
+            reason = "it needs remote code, which is never run"
+        raise InputError(
+            f"{id}: split '{split}' cannot be read from the hub ({reason}); give a folder with a copy of the data, or "
+            "try again"
+        ) from None
+
+
+def hub_says(error: BaseException) -> str:
+    """Why something cannot be had from the hub or sent to it, in one line, with what helps."""
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+
+    sign_in = "sign in by `hf auth login`, or set HF_TOKEN"
+    causes = [error]
+    while (cause := causes[-1].__cause__) is not None:
+        causes.append(cause)
+    answered = next((one for one in causes if getattr(one, "response", None) is not None), None)
+    status = getattr(getattr(answered, "response", None), "status_code", None)
+    if isinstance(answered, GatedRepoError):
+        asked = (
+            "this account has no access: ask for it on its page" if status == 403 else f"{sign_in}, with access to it"
+        )
+        return f"it is gated; {asked}"
+    if isinstance(answered, RepositoryNotFoundError):
+        return f"there is none of this name, or it is private: check the name; for a private one {sign_in}"
+    if isinstance(answered, RevisionNotFoundError):
+        return "it has no such revision"
+    if status == 401:
+        return f"the token is not valid: {sign_in}"
+    innermost = causes[-1]
+    return first_line(innermost if "OfflineMode" not in type(innermost).__name__ else error)
 
 
 def model_fingerprint(source: str, folder: Path) -> str:
@@ -87,6 +166,12 @@ def refuse_pickles(source: str | Path) -> None:
         raise InputError(
             f"{source} has its weights as a pickle only ({pickled.name}), which is never opened; "
             "save them as safetensors: model.save_pretrained(folder)"
+        )
+    if folder.parent.name == "snapshots":  # of the hub's cache, to which no pickle comes
+        id = folder.parent.parent.name.removeprefix("models--").replace("--", "/")
+        raise InputError(
+            f"{id} has no weights as safetensors at commit {folder.name}; pickles are never opened: choose a revision "
+            "that has them (its refs/pr may), or convert it on a machine of your own"
         )
     raise InputError(f"{source} has no weights (*.safetensors)")
 

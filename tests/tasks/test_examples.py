@@ -474,11 +474,11 @@ def test_judgements_as_jsonl_and_from_the_hub(tmp_path: Path, monkeypatch: pytes
         "en-queries": {split: texts("queries.jsonl") for split in ("dev", "test")},
     }
 
-    def load_dataset(id: str, config: str, *, split: str, revision: str) -> datasets.Dataset:
-        assert (id, revision) == ("mteb/MultiLongDocRetrieval", task_table()["mldr_en"].hub.revision)
+    def load_rows(id: str, config: str, split: str, commit: str) -> datasets.Dataset:
+        assert (id, commit) == ("mteb/MultiLongDocRetrieval", task_table()["mldr_en"].hub.revision)
         return datasets.Dataset.from_list(there[config][split])
 
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    monkeypatch.setattr("biphase.tasks.sources.load_rows", load_rows)
     found = load_task("mldr_en")
     for split in ("dev", "test"):
         (folder / "qrels" / f"{split}.jsonl").write_text(lines(*there["en-qrels"][split]))

@@ -232,14 +232,21 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> dict:
     """Hub data as `{(id, config, split): rows or an error}`; what was asked for is noted under `asked`."""
     there: dict = {"asked": []}
 
-    def load_dataset(id: str, config: str | None = None, *, split: str, revision: str) -> datasets.Dataset:
-        there["asked"].append((id, config, split, revision))
+    def load_rows(id: str, config: str | None, split: str, commit: str) -> datasets.Dataset:
+        there["asked"].append((id, config, split, commit))
         found = there[id, config, split]
         if isinstance(found, Exception):
             raise found
         return found if isinstance(found, datasets.Dataset) else datasets.Dataset.from_list(found)
 
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    def load_dataset_builder(id: str, config: str | None, revision: str) -> SimpleNamespace:
+        return SimpleNamespace(
+            hash=revision,
+            download_and_prepare=lambda: None,
+            as_dataset=lambda split: load_rows(id, config, split, revision),
+        )
+
+    monkeypatch.setattr(datasets, "load_dataset_builder", load_dataset_builder)
     return there
 
 

@@ -26,7 +26,8 @@ from biphase.corpus.readers import (
     read_json_lines,
     read_text_lines,
 )
-from biphase.errors import InputError, first_line, first_of, nearest
+from biphase.errors import InputError, first_of, nearest
+from biphase.hub import hub_says, load_rows, pin_commit
 
 TextKind = Literal["text", "jsonl", "parquet", "hub"]
 TxtDocuments = Literal["file", "paragraphs", "lines"]
@@ -171,15 +172,12 @@ def hub_sources(given: str) -> list[TextSource]:
     match = HUB_ADDRESS.fullmatch(given)
     if match is None:
         raise InputError(f"{given} is no hub address; write hub:owner/name[:config[:split]][@revision]")
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import HTTPError
-
     try:
-        commit = HfApi().dataset_info(match["dataset"], revision=match["revision"]).sha
-        whole = HubFile(match["dataset"], match["config"] or None, match["split"] or "train", str(commit), 0, 1)
+        commit = pin_commit(match["dataset"], match["revision"])
+        whole = HubFile(match["dataset"], match["config"] or None, match["split"] or "train", commit, 0, 1)
         count = max(stream_rows(whole).num_shards, 1)
-    except (OSError, HTTPError, ValueError) as error:
-        raise InputError(f"{given} cannot be read from the hub, nor is it a local path: {first_line(error)}") from None
+    except InputError as error:
+        raise InputError(f"{given} is no local path; {error}") from None
     address = f"hub:{whole.dataset}:{whole.config or ''}:{whole.split}@{commit}"
     sources = []
     for index in range(count):
@@ -190,12 +188,8 @@ def hub_sources(given: str) -> list[TextSource]:
 
 
 def stream_rows(file: HubFile) -> Any:
-    """The rows of one file, as they come. Code of the data set's own is never run (datasets ≥ 4 has no way to)."""
-    import datasets
-
-    rows = datasets.load_dataset(
-        file.dataset, name=file.config, split=file.split, revision=file.revision, streaming=True
-    )
+    """The rows of one file, as they come."""
+    rows = load_rows(file.dataset, file.config, file.split, file.revision, streaming=True)
     return rows.shard(num_shards=file.count, index=file.index) if file.count > 1 else rows
 
 
@@ -294,18 +288,22 @@ def read_parquet(source: TextSource, path: Path, text_field: str, id_field: str)
 
 
 def read_hub_file(source: TextSource, hub_file: HubFile, text_field: str, id_field: str) -> Documents:
-    from huggingface_hub.errors import HTTPError
-
     number = num_chars = 0
-    try:
-        for number, row in enumerate(stream_rows(hub_file), start=1):
-            document = document_of(row, source, f": row {number}", text_field, id_field)
-            num_chars += len(document.text)
-            yield document, num_chars
-    except (OSError, HTTPError) as error:
-        raise InputError(
-            f"{source.name}: the hub failed after row {number} ({first_line(error)}); run the same command again"
-        ) from None
+    rows = iter(stream_rows(hub_file))
+    while True:
+        try:
+            row = next(rows, None)
+        except Exception as error:  # of the network, and of all that reads the files of data sets
+            raise InputError(
+                f"{source.name}: cannot be read on after row {number} ({hub_says(error)}); if the network failed, "
+                "run the same command again"
+            ) from None
+        if row is None:
+            return
+        number += 1
+        document = document_of(row, source, f": row {number}", text_field, id_field)
+        num_chars += len(document.text)
+        yield document, num_chars
 
 
 def document_of(row: dict[str, Any], source: TextSource, place: str, text_field: str, id_field: str) -> Document:

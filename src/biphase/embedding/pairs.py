@@ -18,9 +18,10 @@ from biphase.corpus.words import cut_words, find_words, join_words
 from biphase.embedding.recipe import EmbeddingStage, PairSource
 from biphase.errors import InputError
 from biphase.files import content_hash, file_hash
+from biphase.hub import pin_commit
 from biphase.tasks.examples import score_number
 from biphase.tasks.rows import FORMATS, is_saved, read_any_file
-from biphase.tasks.sources import pin_commit, read_hub
+from biphase.tasks.sources import read_hub
 from biphase.tasks.spec import FileLayout, Hub, Splits
 
 Kind = Literal["pairs", "scored"]

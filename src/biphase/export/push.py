@@ -19,6 +19,7 @@ from huggingface_hub.utils import validate_repo_id
 from biphase.errors import InputError, first_line
 from biphase.export.model import export_checkpoint
 from biphase.files import files_below
+from biphase.hub import hub_says
 from biphase.run import Run, split_reference, whole_steps
 
 CARD_NAME = "README.md"
@@ -80,7 +81,7 @@ def push_model(
                 told += [send(api, repo, upload) for upload in uploads]
             except (HfHubHTTPError, HTTPError, OSError) as error:
                 raise InputError(
-                    f"{repo}: {first_line(error)}; is the name right, and are you signed in (`hf auth login`)?"
+                    f"{repo}: {hub_says(error)}; is the name right, and are you signed in (`hf auth login`)?"
                 ) from None
     return "\n".join(told)
 

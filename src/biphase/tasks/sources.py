@@ -5,7 +5,6 @@ Rows of files are read in `rows.py`; code of a hub repository is never run.
 
 import itertools
 import json
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -14,8 +13,9 @@ from typing import Any, Literal, TypeVar
 
 from biphase.config import BUNDLED
 from biphase.corpus.readers import ABSENT, CODECS, field_names, find_field
-from biphase.errors import InputError, clipped, first_line, nearest
+from biphase.errors import InputError, clipped, nearest
 from biphase.files import content_hash, file_hash
+from biphase.hub import load_rows, pin_commit
 from biphase.tasks.rows import Row, Rows, is_saved, read_file, read_mldr, rows_of_dataset
 from biphase.tasks.spec import TASK_SPLITS, FileLayout, Hub, Task, TaskSplit, find_task, named_splits, test_names
 
@@ -234,25 +234,6 @@ def parts_of(task: Task, layout: FileLayout) -> dict[PartName, str]:
     return parts
 
 
-@lru_cache
-def pin_commit(hub_id: str, revision: str | None) -> str:
-    """The commit that a revision names; the newest one for None."""
-    if revision is not None and re.fullmatch(r"[0-9a-f]{40}", revision):
-        return revision
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError, HTTPError
-
-    try:
-        commit = HfApi().dataset_info(hub_id, revision=revision).sha
-    except (OSError, ValueError, HTTPError, HfHubHTTPError) as error:
-        raise InputError(
-            f"{hub_id}: the commit of its {revision or 'newest'} revision cannot be had from the hub "
-            f"({first_line(error)}); give a folder with a copy of the data"
-        ) from None
-    assert commit is not None
-    return commit
-
-
 def read_rows(source: TaskSource, part: PartName) -> Rows:
     """The rows of a split (in retrieval its judgements), the corpus or the queries, in order, read as they are needed.
 
@@ -278,18 +259,5 @@ def read_rows(source: TaskSource, part: PartName) -> Rows:
 
 def read_hub(hub: Hub, config: str | None, split: str, label: str = "") -> Rows:
     """Rows at the resolved commit; labels that the repository names in the column `label` come as names."""
-    import datasets
-    from huggingface_hub.errors import HfHubHTTPError, HTTPError
-
-    try:
-        table: Any = datasets.load_dataset(hub.id, config, split=split, revision=hub.revision)
-    except (OSError, ValueError, RuntimeError, HTTPError, HfHubHTTPError) as error:
-        reason = first_line(error)
-        if "scripts are no longer supported" in reason or "trust_remote_code" in reason:
-            raise InputError(
-                f"{hub.id} needs remote code, which is never run: give a folder with a copy of the data"
-            ) from None
-        raise InputError(
-            f"{hub.id}: split '{split}' cannot be read from the hub ({reason}); give a folder with a copy of the data"
-        ) from None
+    table = load_rows(hub.id, config, split, pin_commit(hub.id, hub.revision))
     return rows_of_dataset(table, label, f"{hub.id} {split}")
