@@ -85,7 +85,7 @@ def read_pairs(source: PairSource, seed: int) -> Pairs:
     if source.from_text is not None:
         return pairs_from_text(source, source.from_text, seed)
     assert source.path is not None
-    rows, columns = open_rows(source)
+    rows, columns = open_pairs(source)
     first = next(rows)
     if not source.columns:
         console.err.print(f"{source.path}: pairs are its columns {', '.join(columns)}", markup=False)
@@ -116,13 +116,13 @@ def check_places(recipe: EmbeddingRecipe) -> None:
         if source.from_text is not None:
             check_place(source.from_text)
         elif is_local(str(source.path)):
-            open_rows(source)
+            open_pairs(source)
     for path in recipe.evaluation:
         if not Path(path).exists():
             raise InputError(f"evaluation: {path} does not exist")
 
 
-def open_rows(source: PairSource) -> tuple[Iterator[PlacedRow], tuple[str, ...]]:
+def open_pairs(source: PairSource) -> tuple[Iterator[PlacedRow], tuple[str, ...]]:
     """The rows of a source, and the columns that are its pairs. Raises `InputError` where the first row lacks one."""
     assert source.path is not None
     rows = rows_of(source.path, FileLayout(quotes=source.quotes))
