@@ -219,6 +219,13 @@ def own_folder(path: Path, kind: str) -> Iterator[Path]:
         write_json(part / MARK, {"biphase": kind, "files": written})
 
 
+def refuse_filled(folder: Path, option: str = "") -> None:
+    """Refuse to write into a folder that is not empty."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        told = f"{option}: " if option else ""
+        raise InputError(f"{told}{folder} is not an empty folder; choose another, or delete it first")
+
+
 def refuse_foreign(path: Path, kind: str) -> None:
     """Refuse to replace what we did not write."""
     if path.is_file():

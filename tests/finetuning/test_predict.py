@@ -16,7 +16,8 @@ from biphase.cli.app import app
 from biphase.errors import InputError
 from biphase.finetuning.encoders import load_encoder
 from biphase.finetuning.families import token_classification
-from biphase.finetuning.predict import join_touching, open_model, predict_file, spans_of_tags
+from biphase.finetuning.kept import find_kept, open_rows
+from biphase.finetuning.predict import join_touching, open_model, predict_placed, spans_of_tags
 from biphase.finetuning.predictions import read_examples
 from biphase.finetuning.scores import read_score
 from biphase.tasks.spec import Task, task_table
@@ -29,7 +30,8 @@ WHERE = torch.device(DEVICE)
 
 
 def predict_all(model: Path, file: Path, template: str | None = None) -> list[dict[str, Any]]:
-    return list(predict_file(open_model(str(model), file, template, WHERE), file))
+    kept = find_kept(str(model), file, template)
+    return list(predict_placed(open_model(kept, WHERE), open_rows(kept, file), file.name))
 
 
 def tagging(**changes: Any) -> Task:
@@ -323,10 +325,10 @@ def test_what_predicts_nothing_is_refused(model_folder: Path, data_dirs: dict[st
     file = tmp_path / "texts.txt"
     file.write_text("a dog\n")
     with pytest.raises(InputError, match="has no head that predicts; fine-tune it with"):
-        open_model(str(model_folder), file, None, WHERE)
+        find_kept(str(model_folder), file)
     kept, _, _ = fit_and_keep("squad_retrieval", model_folder, data_dirs["squad_retrieval"], tmp_path)
     with pytest.raises(InputError, match="gives embeddings, not predictions: ask it with `biphase search"):
-        open_model(str(kept), file, None, WHERE)
+        find_kept(str(kept), file)
 
 
 def test_a_cross_encoder_is_kept_for_sentence_transformers(

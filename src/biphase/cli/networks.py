@@ -7,6 +7,8 @@ import typer
 
 from biphase.cli.study import Overrides
 from biphase.console import out
+from biphase.files import refuse_foreign
+from biphase.hub import fetch_model
 from biphase.verbs import embedding, networks
 
 networks_app = typer.Typer()
@@ -81,6 +83,10 @@ def convert_command(
 
     Example: `biphase convert EuroBERT/EuroBERT-210m eurobert-210m`
     """
+    refuse_foreign(folder, "converted model")
+    if not Path(model).is_dir():
+        name, _, revision = model.partition("@")
+        fetch_model(name, revision or None)
     from biphase.export.convert import convert_checkpoint
 
     out.print(convert_checkpoint(model, folder))

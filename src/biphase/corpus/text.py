@@ -131,6 +131,14 @@ def expand(given: str) -> list[TextSource]:
     raise InputError(f"{given} does not exist{nearest(path.name, names) if 0 < len(names) <= 20 else ''}")
 
 
+def check_place(given: str) -> None:
+    """Raises `InputError` for a name of what is not here, or no source, without reading anything; the hub is not
+    asked."""
+    path = Path(given).expanduser()
+    if not path.is_dir() and (path.exists() or not HUB_ADDRESS.fullmatch(given)):
+        expand(given)
+
+
 def kind_of(path: Path) -> TextKind | None:
     kind = KINDS.get(plain_path(path).suffix)
     return None if kind == "parquet" and path.suffix in CODECS else kind

@@ -148,6 +148,8 @@ def load_tokenizer(source: str | Path) -> "PreTrainedTokenizerFast":
     if path.is_file():
         return load_tokenizer_file(path)
     folder = fetch_model(str(path), kind="tokenizer")
+    if not any(path for pattern in TOKENIZER_FILES for path in folder.glob(pattern)):
+        raise InputError(f"tokenizer {source} has no tokenizer files (tokenizer.json or the like)")
     if not (folder / "tokenizer.json").exists() and is_tiktoken_file(folder / "tokenizer.model"):
         return load_llama3(folder / "tokenizer.model")
     with told_as(f"tokenizer {source} cannot be used"):

@@ -28,7 +28,7 @@ from biphase.embedding.folder import hash_embedder, write_embedder
 from biphase.embedding.losses import loss_name, make_loss, matryoshka_dims
 from biphase.embedding.mining import mine_once
 from biphase.embedding.packed_module import make_embedder, scale_token_embeddings, width_of
-from biphase.embedding.pairs import Pairs, check_stage, read_pairs
+from biphase.embedding.pairs import Pairs, check_places, check_stage, read_pairs
 from biphase.embedding.recipe import EmbeddingRecipe, EmbeddingStage
 from biphase.embedding.teacher import load_teacher, teach_once
 from biphase.embedding.training import last_checkpoint, to_table, train_stage
@@ -36,7 +36,7 @@ from biphase.encoder.load import load_backbone
 from biphase.encoder.merging import layer_cosines, merge_weights
 from biphase.encoder.packed import explain_computing
 from biphase.errors import InputError, memory_told
-from biphase.files import content_hash, locked, read_json, refuse_foreign, whole_folder, write_json, write_text
+from biphase.files import content_hash, locked, read_json, whole_folder, write_json, write_text
 from biphase.finetuning.models import find_folder
 from biphase.tracking import Send, check_tracking, open_tracking
 
@@ -58,9 +58,7 @@ def train_embedder(recipe: EmbeddingRecipe, runs: Path) -> tuple[Path, dict[str,
     """
     out = Path(recipe.out)
     check_tracking(recipe.tracking)
-    if out.exists() and out.resolve() == Path(recipe.model).expanduser().resolve():
-        raise InputError(f"out: {out} is the model that is trained: give another folder")
-    refuse_foreign(out, "embedding model")
+    check_places(recipe)
     device = choose_device(recipe.device)
     dtype = choose_dtype(recipe.precision, device)
     before, model = open_models(recipe)

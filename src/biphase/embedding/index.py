@@ -53,10 +53,6 @@ class IndexManifest:
     """How texts were cut into passages: `cutting_hash`."""
 
 
-def is_index(path: Path) -> bool:
-    return (path / "index.json").exists()
-
-
 def open_index(path: Path, model: str | None, text: str | None, text_field: str = "text") -> IndexManifest:
     """What an index says of itself, and where its model is now. Raises `InputError` where its model or text is another
     one or not as it was, or its passages are not those that its text has."""

@@ -13,11 +13,13 @@ import pyarrow.compute as pc
 
 from biphase import console
 from biphase.corpus.readers import json_kind, plain_path
-from biphase.corpus.text import TextSource, find_text_sources, read_all
+from biphase.corpus.text import TextSource, check_place, find_text_sources, read_all
 from biphase.corpus.words import cut_words, find_words, join_words
-from biphase.embedding.recipe import EmbeddingStage, PairSource
+from biphase.embedding.recipe import EmbeddingRecipe, EmbeddingStage, PairSource
 from biphase.errors import InputError
-from biphase.files import content_hash, file_hash
+from biphase.files import content_hash, file_hash, refuse_foreign
+from biphase.finetuning.input_rows import PlacedRow
+from biphase.finetuning.models import find_folder
 from biphase.hub import pin_commit
 from biphase.tasks.examples import score_number
 from biphase.tasks.rows import FORMATS, is_saved, read_any_file
@@ -84,17 +86,10 @@ def read_pairs(source: PairSource, seed: int) -> Pairs:
     if source.from_text is not None:
         return pairs_from_text(source, source.from_text, seed)
     assert source.path is not None
-    rows = rows_of(source.path, source.quotes)
-    first = next(rows, None)
-    if first is None:
-        raise InputError(f"{source.path} has no rows")
-    columns = source.columns or guess_columns(source.path, first[1])
-    missing = [column for column in columns if column not in first[1]]
-    if missing or len(columns) < 2:
-        raise InputError(
-            f"{source.path}: no column '{missing[0] if missing else '?'}'; it has {', '.join(first[1])}: name two or "
-            "more with columns"
-        )
+    rows, columns = open_pairs(source)
+    first = next(rows)
+    if not source.columns:
+        console.err.print(f"{source.path}: pairs are its columns {', '.join(columns)}", markup=False)
     may_be_scored = len(columns) == 3 and not columns[2].startswith("negative")
     is_scored = may_be_scored and (columns[2] in SCORES or is_number(first[1][columns[2]]))
     names = ("anchor", "positive", *(f"negative_{number + 1}" for number in range(len(columns) - 2)))
@@ -106,6 +101,52 @@ def read_pairs(source: PairSource, seed: int) -> Pairs:
         check_scores(source, columns, table["score"])
     told = f"{len(table):,} {'scored pairs' if is_scored else 'rows'} of {', '.join(columns)}"
     return Pairs(source.path, "scored" if is_scored else "pairs", table, hash_pairs(source), told)
+
+
+def check_places(recipe: EmbeddingRecipe) -> None:
+    """Raises `InputError` for what a recipe names that is not here or cannot be used, and for an `out` of other things,
+    by a look at the first rows; the hub is not asked for pairs."""
+    out = Path(recipe.out)
+    if out.exists() and out.resolve() == Path(recipe.model).expanduser().resolve():
+        raise InputError(f"out: {out} is the model that is trained: give another folder")
+    refuse_foreign(out, "embedding model")
+    for model in (recipe.model, *(stage.teacher for stage in recipe.stages)):
+        if model is not None:
+            find_folder(model)
+    for source in (source for stage in recipe.stages for source in stage.data):
+        if source.from_text is not None:
+            check_place(source.from_text)
+        elif is_local(str(source.path)):
+            open_pairs(source)
+    for path in recipe.evaluation:
+        if not Path(path).exists():
+            raise InputError(f"evaluation: {path} does not exist")
+
+
+def open_pairs(source: PairSource) -> tuple[Iterator[PlacedRow], tuple[str, ...]]:
+    """The rows of a source, and the columns that are its pairs. Raises `InputError` where the first row lacks one."""
+    assert source.path is not None
+    rows = rows_of(source.path, FileLayout(quotes=source.quotes))
+    first = next(rows, None)
+    if first is None:
+        raise InputError(f"{source.path} has no rows")
+    columns = source.columns or guess_columns(source.path, first[1])
+    missing = [column for column in columns if column not in first[1]]
+    if missing or len(columns) < 2:
+        raise InputError(
+            f"{source.path}: no column '{missing[0] if missing else '?'}'; it has {', '.join(first[1])}: name two or "
+            "more with columns"
+        )
+    return chain([first], rows), columns
+
+
+def is_local(path: str) -> bool:
+    """Whether a path is no name of a hub data set. Raises `InputError` where it is neither that nor here."""
+    if Path(path).expanduser().exists():
+        return True
+    if path.startswith((".", "/", "~")) or path.count("/") != 1 or Path(path.partition("/")[0]).exists():
+        raise InputError(f"{path} does not exist")
+    return False
 
 
 def check_rows(
@@ -136,18 +177,16 @@ def check_scores(source: PairSource, columns: Sequence[str], scores: pa.ChunkedA
         raise InputError(f"{source.path}: all scores are {different[0]}, from which nothing can be learnt")
 
 
-def rows_of(path: str, quotes: bool | None) -> Iterator[tuple[str, dict[str, Any]]]:
+def rows_of(path: str, layout: FileLayout) -> Iterator[PlacedRow]:
     """The rows of a file, or of the split `train` of a hub data set (`owner/name[:config]`), each with its place."""
     file = Path(path).expanduser()
-    if not file.exists():
-        if path.startswith((".", "/", "~")) or path.count("/") != 1 or Path(path.partition("/")[0]).exists():
-            raise InputError(f"{path} does not exist")
+    if not is_local(path):
         id, _, config = path.partition(":")
         hub = Hub(id=id, revision=pin_commit(id, None), splits=Splits(train="train"))
         return ((place, row) for place, row in read_hub(hub, config or None, "train") if row is not None)
     if not is_saved(file) and FORMATS.get(plain_path(file).suffix) not in PAIR_FORMS:
         raise InputError(f"{path}: pairs are read from .csv, .tsv, .jsonl, .json and .parquet files")
-    return read_any_file(file, FileLayout(quotes=quotes))
+    return read_any_file(file, layout)
 
 
 def hash_pairs(source: PairSource) -> str:
@@ -191,7 +230,6 @@ def guess_columns(name: str, row: dict[str, Any]) -> tuple[str, ...]:
         found = (*texts, *rest)
     if found is None:
         raise InputError(f"{name}: which columns are pairs? name them with columns: [a, b]; it has {', '.join(row)}")
-    console.err.print(f"{name}: pairs are its columns {', '.join(found)}", markup=False)
     return found
 
 

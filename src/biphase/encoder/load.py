@@ -32,7 +32,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, 
 from biphase import console
 from biphase.encoder.attention import ATTENTION, OwnAttentionError
 from biphase.encoder.packed import PaddedBackbone
-from biphase.encoder.presets import PRESETS
+from biphase.encoder.presets import find_preset
 from biphase.encoder.proofs import FailedProofError, check_padded, find_first_position, looks_both_ways
 from biphase.errors import InputError, first_line, is_raised_here, nearest, told_as
 from biphase.hub import INDEX, check_index, refuse_pickles
@@ -57,8 +57,7 @@ class TokenIds:
 def preset_config(preset: str, architecture: dict[str, Any], tokens: TokenIds, max_len: int) -> EuroBertConfig:
     """The configuration of a preset, for samples of up to `max_len` tokens, with changes. Raises `InputError` for some
     that make no network."""
-    if preset not in PRESETS:
-        raise InputError(f"unknown preset '{preset}'{nearest(preset, PRESETS)}")
+    sizes = find_preset(preset)
     check_architecture(architecture, tokens.vocab_size)
     settings = {
         "vocab_size": tokens.vocab_size,
@@ -71,7 +70,7 @@ def preset_config(preset: str, architecture: dict[str, Any], tokens: TokenIds, m
         "eos_token_id": tokens.eos,
         "pad_token_id": tokens.pad,
         "bos_token_id": tokens.bos,
-        **PRESETS[preset],
+        **sizes,
         **architecture,
     }
     width, heads, kv_heads = (settings[key] for key in ("hidden_size", "num_attention_heads", "num_key_value_heads"))

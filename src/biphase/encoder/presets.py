@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from biphase.errors import InputError, nearest
 from biphase.flops import SHAPE_KEYS, Shape, read_shape
 
 
@@ -23,6 +24,13 @@ PRESETS: dict[str, dict[str, int]] = {
     "1m": sizes(4, 128, 384, 4, 4),
 }
 """Largest first."""
+
+
+def find_preset(preset: str) -> dict[str, int]:
+    """The sizes of a preset. Raises `InputError` for an unknown one."""
+    if preset not in PRESETS:
+        raise InputError(f"unknown preset '{preset}'{nearest(preset, PRESETS)}")
+    return PRESETS[preset]
 
 
 def shape_of(preset: str, architecture: Mapping[str, Any], vocab_size: int) -> Shape:

@@ -25,10 +25,9 @@ from biphase.encoder.attention import lay_out
 from biphase.encoder.load import language_model_class, load_model
 from biphase.encoder.packed import head_bias, head_input, packed_hidden, position_limit
 from biphase.encoder.proofs import MOVED_BY_ROUNDING, FailedProofError, agree, reach, relative_moves
-from biphase.errors import InputError
 from biphase.export.card import MISREAD, CardNotes, draw_curves, write_card
 from biphase.export.parent import merge_with_parent
-from biphase.files import read_json_as, whole_folder, write_json, write_text
+from biphase.files import read_json_as, refuse_filled, whole_folder, write_json, write_text
 from biphase.pretraining.checkpoint import read_checkpoint_manifest
 from biphase.run import Run, find_checkpoint, read_recipe
 
@@ -72,8 +71,7 @@ def export_checkpoint(reference: str, folder: Path, merge: float | None = None) 
     Raises:
         InputError: no such checkpoint, a damaged one, a folder that holds something else, or nothing to merge with.
     """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise InputError(f"{folder} is not an empty folder; choose another, or delete it first")
+    refuse_filled(folder)
     source = find_checkpoint(reference)
     manifest = read_checkpoint_manifest(source)
     run = Run(source.parent.parent)

@@ -17,7 +17,6 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError,
 from huggingface_hub.utils import validate_repo_id
 
 from biphase.errors import InputError, first_line
-from biphase.export.model import export_checkpoint
 from biphase.files import files_below
 from biphase.hub import hub_says
 from biphase.run import Run, split_reference, whole_steps
@@ -63,12 +62,7 @@ def push_model(
 
     Raises `InputError` before anything is sent, for a folder or card that should not go; or with what the hub says.
     """
-    try:
-        validate_repo_id(repo)
-    except HFValidationError as error:
-        raise InputError(f"{repo} is no name of a repository: {first_line(error)}") from None
-    if repo.count("/") != 1:
-        raise InputError(f"{repo} is no name of a repository; give USER/NAME")
+    check_repository(repo)
     told = [f"{repo}: {'public' if public else 'private'}, nothing sent (dry run)" if dry_run else f"{repo}:"]
     api = HfApi(library_name="biphase")
     with TemporaryDirectory() as room:
@@ -86,6 +80,16 @@ def push_model(
     return "\n".join(told)
 
 
+def check_repository(repo: str) -> None:
+    """Raises `InputError` for what is no USER/NAME."""
+    try:
+        validate_repo_id(repo)
+    except HFValidationError as error:
+        raise InputError(f"{repo} is no name of a repository: {first_line(error)}") from None
+    if repo.count("/") != 1:
+        raise InputError(f"{repo} is no name of a repository; give USER/NAME")
+
+
 def folders_to_send(source: str, repo: str, room: Path) -> Iterator[tuple[str, Path]]:
     """The branches, and the folder for each; checkpoints are exported into `room`."""
     path, step = split_reference(source)
@@ -96,6 +100,8 @@ def folders_to_send(source: str, repo: str, room: Path) -> Iterator[tuple[str, P
     steps = whole_steps(run)
     if not steps or (step and step not in map(str, steps)):
         raise InputError(f"{source} has no whole checkpoint")
+    from biphase.export.model import export_checkpoint  # imports torch, which no folder needs
+
     for number in [int(step)] if step else steps:
         revision = "main" if run.is_done and number == steps[-1] else f"step-{number}"
         folder = room / revision / repo.partition("/")[2]

@@ -18,13 +18,13 @@ from biphase import console
 from biphase.device import choose_device, choose_dtype
 from biphase.encoder.packed import explain_computing
 from biphase.errors import memory_told
-from biphase.files import locked, whole_folder, write_json
+from biphase.files import locked, refuse_filled, whole_folder, write_json
 from biphase.finetuning.batches import CellContext
 from biphase.finetuning.cells import CellPlan, DataDirs, plan_cells
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.encoders import check_length, copy_backbone, load_encoder
 from biphase.finetuning.encoding_cache import load_encoded, load_inputs
-from biphase.finetuning.keep import check_free, check_keepable, keep_network
+from biphase.finetuning.keep import check_keepable, keep_network
 from biphase.finetuning.probe import look_up_tasks
 from biphase.finetuning.scores import Score, read_score
 from biphase.finetuning.training import SplitRows, build_network, evaluate_cell, train_network
@@ -49,7 +49,7 @@ def fit_cell(
     again for it, its score stays. A training that diverges leaves none.
     """
     if keep is not None:
-        check_free(keep)
+        refuse_filled(keep, "keep")
     plans = plan_cells(model, [task], config, {} if data_dir is None else {find_task(task).name: data_dir})
     was_there = out is not None and plans[0].is_finished(out)
     [score] = fit_plans(model, plans, out, keep=keep)

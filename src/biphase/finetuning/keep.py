@@ -19,18 +19,17 @@ from transformers import (
     EuroBertConfig,
 )
 
-from biphase.config import Strict
 from biphase.corpus.tokenizer import misreading_class
 from biphase.errors import InputError
 from biphase.export.card import BOTH_WAYS, write_head
 from biphase.export.model import as_llama, close_texts, set_direction, write_sentence_transformer
 from biphase.files import whole_folder, write_json, write_text
 from biphase.finetuning.batches import CellContext
-from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.encoders import Encoder, PaddedNetwork, UsedEmbedding, computes_the_same, copy_backbone
 from biphase.finetuning.encoding import EncodedSplit
 from biphase.finetuning.families import module_of
 from biphase.finetuning.families.question_answering import QuestionSplit
+from biphase.finetuning.kept import RECORD, KeptRecord
 from biphase.finetuning.scores import Score
 from biphase.run import find_model
 from biphase.tasks.spec import Family, Task
@@ -57,26 +56,6 @@ TAGGING = """\
 The input is a sentence, words and punctuation apart as in training; each token carries the tag of its word, `B-` too.
 So let transformers take words for entities, not tokens: `pipeline("token-classification", folder,
 aggregation_strategy="first")`. `biphase predict` takes any text."""
-
-RECORD = "biphase.json"
-"""The file of a kept folder that says what its inputs look like."""
-
-
-class KeptRecord(Strict):
-    """What `biphase predict` must know of the training, to make inputs of rows as it did."""
-
-    cell: str | None = None
-    """The hash of all that decided the network, as `CellPlan` has it."""
-    task: Task
-    config: FinetuneConfig
-    has_unanswerable: bool = False
-    """Question answering: whether no answer may be predicted."""
-
-
-def check_free(folder: Path) -> None:
-    """Raises `InputError` for a folder that is not empty."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise InputError(f"keep: {folder} is not an empty folder; choose another, or delete it first")
 
 
 def check_keepable(encoder: Encoder, cell: CellContext) -> None:

@@ -7,7 +7,6 @@ scored. Running texts to tag, and any other folder with a head for classificatio
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,8 +17,7 @@ from transformers import pipeline
 from biphase.console import err
 from biphase.encoder.load import load_model_config, load_weights
 from biphase.encoder.packed import position_limit
-from biphase.errors import InputError, clipped
-from biphase.files import read_json_as
+from biphase.errors import InputError
 from biphase.finetuning.batches import CellContext, predict_samples
 from biphase.finetuning.encoders import PaddedNetwork, load_hashed_tokenizer
 from biphase.finetuning.encoding import HashedTokenizer
@@ -30,10 +28,10 @@ from biphase.finetuning.families import (
     sequence_classification,
     token_classification,
 )
-from biphase.finetuning.input_rows import TEXT, PlacedRow, file_rows, layout_to_predict, with_task_names
-from biphase.finetuning.keep import AUTO_CLASSES, RECORD, KeptRecord
+from biphase.finetuning.input_rows import TEXT, PlacedRow
+from biphase.finetuning.keep import AUTO_CLASSES
+from biphase.finetuning.kept import KeptModel, check_columns
 from biphase.finetuning.metrics.classification import find_entities
-from biphase.finetuning.models import find_folder
 from biphase.tasks.answers import find_answer, read_spans
 from biphase.tasks.examples import (
     ChoiceTexts,
@@ -48,20 +46,13 @@ from biphase.tasks.examples import (
 )
 from biphase.tasks.rows import Row
 from biphase.tasks.sources import TaskSource, text_column
-from biphase.tasks.spec import Family, FileLayout, Task, template_columns
+from biphase.tasks.spec import Family, Task
 
 ROWS_AT_ONCE = 512
 """Rows that are read, sorted by length and predicted together."""
 
 SHARED = 4
 """An input that goes on where a text was cut shares one part in so many with the input before it."""
-
-HEADS: dict[str, Family] = {
-    "ForSequenceClassification": "sequence_classification",
-    "ForTokenClassification": "token_classification",
-    "ForQuestionAnswering": "question_answering",
-}
-"""What a folder is for, by how the class that it names ends."""
 
 Predictor = Callable[["Predicting", Sequence[PlacedRow]], tuple[Iterable[Row], int]]
 """Rows with their places → what is predicted for each, and of how many rows something was cut off."""
@@ -71,19 +62,15 @@ Predictor = Callable[["Predicting", Sequence[PlacedRow]], tuple[Iterable[Row], i
 class Predicting:
     """A loaded model, and what its inputs look like."""
 
-    source: TaskSource
-    """The task, as the source of rows under its own names of columns."""
-    layout: FileLayout
-    """How a file of rows is read."""
-    record: KeptRecord | None
+    origin: KeptModel
     model: Any
     tokenizer: HashedTokenizer
     device: torch.device
 
     @property
     def cell(self) -> CellContext:
-        assert self.record is not None
-        return CellContext(self.task, self.record.config, self.device, torch.float32)
+        assert self.origin.record is not None
+        return CellContext(self.task, self.origin.record.config, self.device, torch.float32)
 
     @property
     def network(self) -> PaddedNetwork:
@@ -91,77 +78,35 @@ class Predicting:
 
     @property
     def task(self) -> Task:
-        return self.source.task
+        return self.origin.task
+
+    @property
+    def source(self) -> TaskSource:
+        return self.origin.source
 
 
-def open_model(name: str, file: Path, template: str | None, device: torch.device) -> Predicting:
-    """Load a model folder or a hub model for the rows of a file.
-
-    Args:
-        template: columns in braces, for a folder that does not say what its inputs look like. None: `{text}`.
-
-    Raises:
-        InputError: a folder without a head that predicts, or one whose inputs nobody knows.
-    """
-    folder = find_folder(name)
-    family = family_of(name, folder)
-    if (folder / RECORD).exists():
-        record = read_json_as(folder / RECORD, KeptRecord, "fine-tune it again with --keep")
-        if template is not None:
-            raise InputError(
-                f"{name} says itself what its inputs look like ({record.task.template!r}): leave template out"
-            )
-        task = record.task
-    elif family == "question_answering":
-        raise InputError(
-            f"{name} does not say what its inputs look like: answers are found by what `finetune --keep` wrote"
-        )
-    else:
-        record, task = None, Task.model_construct(name=name, family=family, template=template or "{" + TEXT + "}")
-        try:
-            template_columns(task.template)
-        except ValueError as error:
-            raise InputError(f"--{error}") from None
-    config: Any = load_model_config(folder)
-    model = load_weights(AUTO_CLASSES[family], folder, config, attention=None).eval().to(device)
-    source = TaskSource(task, name, "", FileLayout(), {})
-    layout = layout_to_predict(task, file)
-    tokenizer = load_hashed_tokenizer(folder)
+def open_model(kept: KeptModel, device: torch.device) -> Predicting:
+    """Load a model folder or a hub model."""
+    config: Any = load_model_config(kept.folder)
+    model = load_weights(AUTO_CLASSES[kept.family], kept.folder, config, attention=None).eval().to(device)
+    tokenizer = load_hashed_tokenizer(kept.folder)
     limit = position_limit(model) or tokenizer.pretrained.model_max_length  # many a tokenizer names none
     tokenizer.pretrained.model_max_length = min(limit, tokenizer.pretrained.model_max_length)
-    return Predicting(source, layout, record, model, tokenizer, device)
-
-
-def family_of(name: str, folder: Path) -> Family:
-    """What a folder predicts. Raises `InputError` where it is an embedding model, or an encoder alone."""
-    names = read_json_as(folder / "config.json", dict[str, Any]).get("architectures") or []
-    found = next((HEADS[end] for one in names for end in HEADS if str(one).endswith(end)), None)
-    if found is not None:
-        return found
-    if (folder / "modules.json").exists():
-        raise InputError(
-            f"{name} gives embeddings, not predictions: ask it with `biphase search TEXT QUESTION --model {name}`"
-        )
-    raise InputError(
-        f"{name} is {' '.join(map(str, names)) or 'of no named class'}, which has no head that predicts; fine-tune it "
-        "with `biphase finetune MODEL TASK --keep DIR`"
-    )
+    return Predicting(kept, model, tokenizer, device)
 
 
 @torch.no_grad()
-def predict_file(predicting: Predicting, file: Path) -> Iterator[Row]:
-    """The rows of a file, each with what is predicted for it, in order and as they are needed.
+def predict_placed(predicting: Predicting, rows: Iterator[PlacedRow], name: str) -> Iterator[Row]:
+    """The rows of the file `name`, each with what is predicted for it, in order and as they are needed.
 
     Tells in the end how many were cut. Raises `InputError` naming the row that lacks a column, or has one that a
     prediction would take.
     """
-    rows = file_rows(predicting.task, predicting.layout, file)
     num_rows = num_cut = 0
     while chunk := list(itertools.islice(rows, ROWS_AT_ONCE)):
         # By the model's kind, and for tagging by whether rows are words or running text.
-        is_kept = predicting.record is not None
-        named = [(place, with_task_names(predicting.task, predicting.layout, row)) for place, row in chunk]
-        has_words = is_kept and predicting.task.words in named[0][1]
+        is_kept = predicting.origin.record is not None
+        has_words = is_kept and predicting.task.words in chunk[0][1]
         predictors: dict[Family, Predictor] = {
             "question_answering": answer_questions,
             "token_classification": tag_words if has_words else tag_text,
@@ -170,7 +115,7 @@ def predict_file(predicting: Predicting, file: Path) -> Iterator[Row]:
             "sequence_classification": classify if is_kept else classify_as_pipeline,
         }
         predict = predictors[predicting.task.family]
-        found, num_cut_here = predict(predicting, named)
+        found, num_cut_here = predict(predicting, chunk)
         num_rows, num_cut = num_rows + len(chunk), num_cut + num_cut_here
         for (place, row), predicted in zip(chunk, found, strict=True):
             taken = sorted(row.keys() & predicted.keys())
@@ -179,7 +124,7 @@ def predict_file(predicting: Predicting, file: Path) -> Iterator[Row]:
             yield row | predicted
     if num_cut:
         limit = predicting.tokenizer.pretrained.model_max_length
-        err.print(f"{file.name}: {num_cut:,} of {num_rows:,} rows were too long and cut at {limit:,} tokens")
+        err.print(f"{name}: {num_cut:,} of {num_rows:,} rows were too long and cut at {limit:,} tokens")
 
 
 def choose(predicting: Predicting, rows: Sequence[PlacedRow]) -> tuple[Iterable[Row], int]:
@@ -302,9 +247,7 @@ def tag_text(predicting: Predicting, rows: Sequence[PlacedRow]) -> tuple[Iterabl
     """The spans of running texts, in characters, as transformers' pipeline groups tokens (`simple`) and the parts of a
     word are joined, in inputs that overlap where a text is longer than one. Spans of blanks alone are left out."""
     for place, row in rows:
-        if TEXT not in row:
-            words = f"'{predicting.task.words}' (a list of words) or " if predicting.record is not None else ""
-            raise InputError(f"{place}: {words}'{TEXT}' is needed; the columns are: {clipped(', '.join(row))}")
+        check_columns(predicting.origin, place, row)
     texts = [text_column(predicting.source, place, row, TEXT) for place, row in rows]
     pipe: Any = pipeline(
         "token-classification",
@@ -358,7 +301,7 @@ def in_order_of_length(predict: Callable[[list[str]], list[Any]], texts: Sequenc
 
 def answer_questions(predicting: Predicting, rows: Sequence[PlacedRow]) -> tuple[Iterable[Row], int]:
     """The answer, where it stands in the context, its probability, and how much better no answer is."""
-    assert predicting.record is not None
+    assert predicting.origin.record is not None
     examples = []
     for number, (place, row) in enumerate(rows):
         question, context = (text_column(predicting.source, place, row, name) for name in ("question", "context"))
@@ -368,7 +311,7 @@ def answer_questions(predicting: Predicting, rows: Sequence[PlacedRow]) -> tuple
         candidates = tuple(find_answer(place, context, text, start) for text, start in spans)
         examples.append(Question(str(number), question, context, (), candidates))
     config = predicting.cell.config
-    has_unanswerable = predicting.record.has_unanswerable
+    has_unanswerable = predicting.origin.record.has_unanswerable
     split = question_answering.encode_questions(
         predicting.task, examples, predicting.tokenizer, config, has_unanswerable
     )

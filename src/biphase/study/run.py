@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from biphase.console import err
+from biphase.corpus.manifest import read_shard_manifest
 from biphase.engine.local import Engine
 from biphase.engine.scheduler import Failure, Forecast, read_failures, run_batch
 from biphase.engine.units import Unit
@@ -25,6 +26,7 @@ from biphase.study.folder import (
     find_record,
     find_step,
     is_needed,
+    list_sets,
     logged_steps,
     measure_cells,
     read_state,
@@ -53,7 +55,7 @@ def run_study(
     only what needs it.
 
     `processes` above 1 trains each run under torchrun, on so many devices of its machine. Raises `InputError` as
-    `refuse_other_text` and `choose_units` do.
+    `refuse_other_text` and `choose_units` do, and for shards that are not there.
     """
     # 1. All units of the plan, and which of them are done.
     everything = {unit.name: unit for unit in study_units(plan, folder, processes)}
@@ -73,6 +75,10 @@ def run_study(
     for unit in everything.values():
         if unit.name in to_do:
             left.append(replace(unit, needs=tuple(set(unit.needs) - done), cost=to_do[unit.name]))
+    names = {unit.name for unit in left}
+    trained = [run.recipe.data for name, run in plan.runs.items() if train_name(name) in names]
+    for path in {path for data in trained for path in list_sets(data)}:
+        read_shard_manifest(Path(path))
     # 4. The engine does it, and checkpoints go as soon as nobody needs them.
     return run_batch(
         left,

@@ -10,13 +10,14 @@ import torch
 
 from biphase.console import err
 from biphase.errors import InputError
-from biphase.files import read_json_as
+from biphase.files import read_json_as, refuse_filled
 from biphase.finetuning.batches import CellContext
 from biphase.finetuning.cells import CellPlan
 from biphase.finetuning.encoders import load_encoder
 from biphase.finetuning.fit import fit_plans
 from biphase.finetuning.grid import SharedTraining
-from biphase.finetuning.keep import RECORD, check_free, check_keepable
+from biphase.finetuning.keep import check_keepable
+from biphase.finetuning.kept import RECORD
 from biphase.finetuning.scores import read_score, short_name
 from biphase.finetuning.selection import choose_rate
 
@@ -43,7 +44,7 @@ def check_kept(trainings: Iterable[SharedTraining], folder: Path) -> Kept:
         context = CellContext(cells[0].task, cells[0].config, torch.device("cpu"), torch.float32)
         check_keepable(load_encoder(model), context)
         if not (place / RECORD).is_file():
-            check_free(place)
+            refuse_filled(place, "keep")
     return kept
 
 

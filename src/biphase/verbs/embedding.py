@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from biphase.console import out as console
+from biphase.corpus.text import check_place
 from biphase.embedding.recipe import EmbeddingRecipe, refuse_equal_names
 from biphase.errors import InputError
-from biphase.files import write_json
+from biphase.files import refuse_foreign, write_json
+from biphase.finetuning.models import find_folder
 from biphase.verbs.memory import Changes, are_names, name_sources, read_settings
 
 if TYPE_CHECKING:
@@ -41,6 +43,9 @@ def embed(recipe: Any, changes: Changes = (), *, runs: str | Path = "runs") -> P
         runs: where run folders are.
     """
     found = read_settings(EmbeddingRecipe, recipe, changes)
+    from biphase.embedding.pairs import check_places
+
+    check_places(found)
     with needs_embeddings("biphase embed"):
         from biphase.embedding.embed import train_embedder
     folder, facts = train_embedder(found, Path(runs))
@@ -75,9 +80,6 @@ def run_zero_shot(models: Sequence[str], tasks: Sequence[str], out: Path, **refu
     """
     if said := [name for name, value in refused.items() if value]:
         raise InputError(f"{', '.join(said)}: zero-shot tasks train nothing, so this says nothing there; leave it out")
-    with needs_embeddings("zero-shot evaluation"):
-        from biphase.embedding.evaluation import read_judged, run_mteb, score_arms, to_mteb
-        from biphase.embedding.folder import load_embedder
     given: dict[str, list[str]] = {"zero-shot": [], "mteb": []}
     for task in tasks:
         kind, _, place = task.partition(":")
@@ -90,6 +92,10 @@ def run_zero_shot(models: Sequence[str], tasks: Sequence[str], out: Path, **refu
         raise InputError(f"tasks: {error}") from None
     if len({Path(model).name for model in models}) < len(set(models)):
         raise InputError("two models have the same folder name, by which their scores are kept: rename one")
+    check_judged(given["zero-shot"], models)
+    with needs_embeddings("zero-shot evaluation"):
+        from biphase.embedding.evaluation import read_judged, run_mteb, score_arms, to_mteb
+        from biphase.embedding.folder import load_embedder
     judged = [read_judged(Path(place)) for place in given["zero-shot"]]
     embedders = {model: load_embedder(model) for model in models}
     scores: ZeroShot = {}
@@ -107,6 +113,15 @@ def run_zero_shot(models: Sequence[str], tasks: Sequence[str], out: Path, **refu
             keep_result(out, model, result["task_name"], result)
             scores[name][model] = {"main_score": main_score}
     return scores
+
+
+def check_judged(places: Sequence[str], models: Sequence[str]) -> None:
+    """Raises `InputError` for judged texts or models that are not here."""
+    for place in places:
+        if not Path(place).exists():
+            raise InputError(f"{place} does not exist")
+    for model in models:
+        find_folder(model)
 
 
 def keep_result(out: Path, model: str, task: str, result: object) -> None:
@@ -137,10 +152,6 @@ def search(
 
     Returns: a row for each passage: `by` (the model's name, or BM25), `rank`, `score`, `id`, `text`.
     """
-    import pandas
-
-    with needs_embeddings("biphase search"):
-        from biphase.embedding.index import answer_question, build_index, is_index, open_index
     check_question(question)
     if top < 1:
         raise InputError(f"top is {top}: give 1 or more")
@@ -148,13 +159,29 @@ def search(
     folder = Path(given) if is_index(Path(given)) else Path(index or given.rstrip("/") + ".index")
     if folder == Path(given) and rebuild:
         raise InputError(f"{given} is an index: to build it again, give its text")
-    if is_index(folder) and not rebuild:
-        manifest = open_index(folder, asked, None if folder == Path(given) else given, text_field)
-    elif asked is None:
+    has_index = is_index(folder) and not rebuild
+    if folder != Path(given):
+        check_place(given)
+    if asked is not None:
+        find_folder(asked)
+    elif not has_index:
         raise InputError(f"{given} has no index yet: name an embedding model as model")
+    if not has_index:
+        refuse_foreign(folder, "search index")
+    import pandas
+
+    with needs_embeddings("biphase search"):
+        from biphase.embedding.index import answer_question, build_index, open_index
+    if has_index:
+        manifest = open_index(folder, asked, None if folder == Path(given) else given, text_field)
     else:
+        assert asked is not None
         manifest = build_index(given, asked, folder, text_field)
     return pandas.DataFrame(answer_question(folder, manifest, question, top))
+
+
+def is_index(path: Path) -> bool:
+    return (path / "index.json").exists()
 
 
 def check_question(question: Any) -> None:

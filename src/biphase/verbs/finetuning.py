@@ -11,17 +11,19 @@ from biphase.config import parse_config
 from biphase.console import err, track
 from biphase.corpus.readers import plain_path
 from biphase.errors import InputError
-from biphase.files import whole_file
+from biphase.files import refuse_filled, whole_file
+from biphase.finetuning.cells import plan_cells
 from biphase.finetuning.config import FinetuneConfig
+from biphase.finetuning.input_rows import PlacedRow
+from biphase.finetuning.kept import RECORD, KeptModel, find_kept, open_rows
 from biphase.finetuning.scores import Score
 from biphase.tasks.rows import Row, csv_dialect
+from biphase.tasks.spec import find_task
 from biphase.verbs.memory import keep_rows, rows_in
 from biphase.verbs.own_task import write_task
 
 if TYPE_CHECKING:
     import pandas
-
-    from biphase.finetuning.predict import Predicting
 
 OWN_TASKS = "data"
 """The folder beside scores in which tasks are kept that came as rows."""
@@ -53,9 +55,6 @@ def finetune(
         keep: write the fine-tuned model to this folder, for transformers' pipelines, unless its training diverges.
         settings: of the cell, such as `learning_rate=1e-4, seed=3`.
     """
-    from biphase.finetuning.fit import fit_cell
-    from biphase.finetuning.keep import RECORD
-
     if not isinstance(task, str | Path | None):
         raise InputError(
             f"the task is of type {type(task).__name__}: give its name or its YAML file; rows go to `data`"
@@ -68,6 +67,11 @@ def finetune(
         task, folder = write_task(data, Path(scores) / OWN_TASKS, task, template, label)
     if task is None:
         raise InputError("which task? Name one, such as snli, or a YAML file, or give rows as data")
+    if keep is not None:
+        refuse_filled(Path(keep), "keep")
+    plan_cells(str(model), [task], config, {} if folder is None else {find_task(task).name: folder})
+    from biphase.finetuning.fit import fit_cell
+
     score = fit_cell(str(model), task, config, Path(scores), folder, None if keep is None else Path(keep))
     told = ""
     if keep is not None:
@@ -125,36 +129,33 @@ def predict(
         if out is not None:
             write_predictions(str(model), file, Path(out), template, device)
             return Path(out)
-        predicting = open_for_rows(str(model), file, template, device)
-        table = pandas.DataFrame(list(predict_rows(predicting, file)))
+        table = pandas.DataFrame(list(open_prediction(str(model), file, template, device)[1]))
         return table.set_axis(data.index) if isinstance(data, pandas.DataFrame) else table
 
 
-def open_for_rows(model: str, file: Path, template: str | None, device: str) -> "Predicting":
-    """A model that is ready for the rows of a file."""
+def open_prediction(model: str, file: Path, template: str | None, device: str) -> tuple[KeptModel, Iterator[Row]]:
+    """What a model predicts, and the rows of a file with that. Raises `InputError` before the model is loaded."""
     if not file.exists():
         raise InputError(f"{file} does not exist")
     if device not in ("auto", "cpu", "cuda"):
         raise InputError(f"device {device}: give auto, cpu or cuda")
+    kept = find_kept(model, file, template)
+    return kept, predict_rows(kept, open_rows(kept, file), file.name, device)
+
+
+def predict_rows(kept: KeptModel, rows: Iterator[PlacedRow], name: str, device: str) -> Iterator[Row]:
+    """Each row with its prediction, as it is read."""
     from biphase.device import choose_device
-    from biphase.finetuning.predict import open_model
+    from biphase.finetuning.predict import open_model, predict_placed
 
-    return open_model(model, file, template, choose_device(device))
-
-
-def predict_rows(predicting: "Predicting", file: Path) -> Iterator[Row]:
-    """Each row of a file with its prediction, as it is read."""
-    from biphase.finetuning.predict import predict_file
-
-    with track(f"predict {file.name}", None, "rows") as progress:
+    predicting = open_model(kept, choose_device(device))
+    with track(f"predict {name}", None, "rows") as progress:
         num_rows = 0
-        for row in predict_file(predicting, file):
+        for row in predict_placed(predicting, rows, name):
             num_rows += 1
             progress.advance(1)
             yield row
-        if not num_rows:
-            raise InputError(f"{file} has no rows")
-        progress.say(f"{file.name}: {num_rows:,} rows")
+        progress.say(f"{name}: {num_rows:,} rows")
 
 
 def write_predictions(model: str, file: Path, out: Path | TextIO, template: str | None, device: str) -> None:
@@ -166,14 +167,13 @@ def write_predictions(model: str, file: Path, out: Path | TextIO, template: str 
             raise InputError(f"{out} is there already; choose another name, or delete it first")
         if not out.absolute().parent.is_dir():
             raise InputError(f"{out}: there is no folder {out.parent}")
-        predicting = open_for_rows(model, file, template, device)
+        kept, rows = open_prediction(model, file, template, device)
         is_csv = plain_path(file).suffix == ".csv"
-        dialect = csv_dialect(file, predicting.layout) if is_csv else ("", ",")
-        rows = predict_rows(predicting, file)
+        dialect = csv_dialect(file, kept.layout) if is_csv else ("", ",")
         with whole_file(out) as sink:
             write_csv(rows, sink, *dialect) if out.suffix == ".csv" else write_lines(rows, sink)
     else:
-        write_lines(predict_rows(open_for_rows(model, file, template, device), file), out)
+        write_lines(open_prediction(model, file, template, device)[1], out)
 
 
 def write_lines(rows: Iterable[Row], sink: TextIO) -> None:

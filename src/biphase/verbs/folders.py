@@ -13,6 +13,7 @@ from biphase.corpus.shards import ShardSet
 from biphase.embedding.recipe import EmbeddingRecipe
 from biphase.errors import InputError
 from biphase.files import MARK, read_json_as
+from biphase.finetuning.kept import RECORD, KeptRecord
 from biphase.finetuning.scores import read_score, read_scores
 from biphase.run import Run, read_done, read_metrics, read_recipe, whole_steps
 from biphase.tasks.spec import find_task
@@ -154,10 +155,8 @@ def model_facts(path: Path) -> Facts:
     if (path / "modules.json").exists():
         modules = read_json_as(path / "modules.json", list[dict[str, Any]])
         facts["sentence_transformers"] = [str(module.get("type", "")).rpartition(".")[2] for module in modules]
-    if (path / "biphase.json").exists():
-        from biphase.finetuning.keep import KeptRecord
-
-        kept = read_json_as(path / "biphase.json", KeptRecord)
+    if (path / RECORD).exists():
+        kept = read_json_as(path / RECORD, KeptRecord)
         facts |= {"task": kept.task.name, "family": kept.task.family}
         facts |= {"learning_rate": kept.config.learning_rate, "seed": kept.config.seed}
     return facts

@@ -5,8 +5,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from biphase.console import out as console
-from biphase.files import read_json
+from biphase.corpus.mixture import open_text
+from biphase.encoder.presets import find_preset
+from biphase.files import read_json, refuse_filled
+from biphase.hub import fetch_model
 from biphase.recipe import Recipe
+from biphase.run import find_checkpoint
 from biphase.verbs.memory import Changes, by_commas, read_settings
 
 if TYPE_CHECKING:
@@ -22,11 +26,22 @@ def pretrain(recipe: Any, changes: Changes = (), *, runs: str | Path = "runs") -
         runs: where run folders are.
     """
     found = read_settings(Recipe, recipe, changes)
+    check_beginning(found)
     from biphase.pretraining.loop import train
 
     path = train(found, Path(runs)).path
     console.print(str(path))
     return path
+
+
+def check_beginning(recipe: Recipe) -> None:
+    """Raises `InputError` for text that is not there, and for a beginning that no network has. A checkpoint may have
+    been dropped since the run began, which knows it then."""
+    open_text(recipe.data)
+    if recipe.init.preset is not None:
+        find_preset(recipe.init.preset)
+    if recipe.init.model is not None:
+        fetch_model(recipe.init.model, recipe.init.revision)
 
 
 def export(
@@ -45,6 +60,12 @@ def export(
         merge: average with the decoder that it came from; this share is the decoder's.
         to_hub: `push` the folder to this repository, with license and language.
     """
+    from biphase.export.push import check_repository
+
+    refuse_filled(Path(folder))
+    find_checkpoint(str(run))
+    if to_hub is not None:
+        check_repository(to_hub)
     from biphase.export.model import export_checkpoint
 
     console.print(export_checkpoint(str(run), Path(folder), merge))

@@ -10,6 +10,7 @@ from biphase.console import out as console
 from biphase.corpus.text import TxtDocuments, find_text_sources, first_texts, sample_texts
 from biphase.engine.local import Engine, EngineKind
 from biphase.errors import InputError
+from biphase.files import refuse_foreign
 from biphase.verbs.memory import are_names, name_sources, rows_in
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ def train_tokenizer(
         raise InputError(f"`vocab_size` is {vocab_size}: give a whole number")
     if limit_mb is not None and not limit_mb > 0:
         raise InputError(f"`limit_mb` is {limit_mb:g} and leaves no text to train on: give more than 0")
+    refuse_foreign(Path(out), "tokenizer")
     if are_names(sources):
         names = [sources] if isinstance(sources, str | Path) else sources
         texts = sample_texts(find_text_sources(names), text_field, txt_documents, limit_mb)

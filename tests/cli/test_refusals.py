@@ -1,0 +1,109 @@
+"""Mistakes that can be seen without PyTorch are told before it is loaded, which takes seconds."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from biphase.corpus.prepare import prepare
+from biphase.corpus.tokenizer import save_tokenizer, train_tokenizer
+
+COMMANDS = """
+tokenizer train text.txt --out full               | full has files that biphase did not write
+tokenizer from full --out made                    | tokenizer full has no tokenizer files
+prepare text.txt --tokenizer full --out made      | tokenizer full has no tokenizer files
+pretrain tiny data.shards=full                    | full is no shard set
+pretrain tiny data.shards=shards init.preset=2m   | unknown preset '2m'
+pretrain adapt.yaml                               | model ../nowhere is not a folder
+export full made                                  | full is not a run folder
+export run@7 made                                 | run has no checkpoint '@7'
+export run full                                   | full is not an empty folder
+export run made --to-hub name                     | name is no name of a repository
+push full user/name                               | full is no model folder
+convert encoder full                              | full has files that biphase did not write
+finetune full genre                               | full has no config.json
+finetune encoder genre --keep full                | keep: full is not an empty folder
+finetune encoder snli --data-dir full             | full: task 'snli' needs train.jsonl
+predict encoder text.txt                          | has no head that predicts
+predict kept table.csv                            | table.csv:2: task 'mine' needs column 'text'
+predict kept full                                 | full is a folder; name a file of rows in it
+predict kept text.txt --template {a}              | leave template out
+evaluate full --tasks genre                       | full has no config.json
+evaluate encoder --tasks zero-shot:nowhere        | nowhere does not exist
+evaluate ../nowhere --tasks zero-shot:full        | nowhere is neither a run
+embed embed.yaml model=full                       | full has no config.json
+embed embed.yaml out=full                         | full has files that biphase did not write
+embed embed.yaml stages.0.data.0.path=no.csv      | no.csv does not exist
+embed embed.yaml stages.0.data.0.columns=[a,b]    | no column 'b'; it has a, c
+embed embed.yaml evaluation=[nowhere]             | evaluation: nowhere does not exist
+search text.txt asked                             | text.txt has no index yet
+search nowhere.txt asked --model encoder          | nowhere.txt does not exist
+search text.txt asked --model full                | full has no config.json
+search text.txt asked --model encoder --index full | full has files that biphase did not write
+study run demo recipe.data.shards=full            | full is no shard set
+"""
+
+IN_TURN = """
+import json, sys
+from biphase.cli import app
+told = []
+for command in json.load(sys.stdin):
+    sys.argv = ["biphase", *command.split()]
+    try:
+        app.main()
+    except SystemExit as end:
+        code = end.code
+    told.append([command, code, "torch" in sys.modules])
+    print("---", file=sys.stderr, flush=True)
+json.dump(told, sys.stdout)
+"""
+
+
+def fill_folder(folder: Path) -> None:
+    """What the commands name: all of it is files, and no network."""
+    (folder / "text.txt").write_text("The ship of the old captain left the harbour.\n" * 20)
+    (folder / "table.csv").write_text("a,c\n1,2\n")
+    tokenizer = train_tokenizer(["The ship of the old captain left the harbour."], 300)
+    save_tokenizer(tokenizer, folder / "tokenizer")
+    prepare([folder / "text.txt"], folder / "tokenizer", folder / "shards", validation_fraction=0.0)
+    (folder / "full").mkdir()
+    (folder / "full" / "mine").touch()
+    (folder / "run" / "steps" / "5").mkdir(parents=True)
+    (folder / "run" / "config.yaml").touch()
+    (folder / "run" / "steps" / "5" / "manifest.json").touch()
+    task = {"name": "mine", "family": "sequence_classification", "metric": "accuracy", "template": "{text}"}
+    record = {"task": task | {"classes": ["a", "b"]}, "config": {}}
+    for name, kind in (("encoder", "EuroBertForMaskedLM"), ("kept", "EuroBertForSequenceClassification")):
+        save_tokenizer(tokenizer, folder / name)
+        config = {"architectures": [kind], "model_type": "eurobert", "max_position_embeddings": 64, "pad_token_id": 0}
+        (folder / name / "config.json").write_text(json.dumps(config))
+        (folder / name / "model.safetensors").touch()
+    (folder / "kept" / "biphase.json").write_text(json.dumps(record))
+    adapted: dict[str, Any] = {"name": "a", "init": {"model": "../nowhere"}, "data": {"shards": "shards"}}
+    curriculum = {"curriculum": [{"objective": "mlm", "steps": 5000}]}
+    (folder / "adapt.yaml").write_text(yaml.safe_dump(adapted | curriculum))
+    stage = {"name": "s", "data": [{"path": "table.csv"}]}
+    embedded = {"name": "e", "model": "encoder", "out": "made", "stages": [stage]}
+    (folder / "embed.yaml").write_text(yaml.safe_dump(embedded))
+
+
+def test_mistakes_are_told_before_pytorch_is_loaded(tmp_path: Path) -> None:
+    fill_folder(tmp_path)
+    cases = [tuple(part.strip() for part in line.split(" | ")) for line in COMMANDS.strip().splitlines()]
+    done = subprocess.run(
+        [sys.executable, "-c", IN_TURN],
+        input=json.dumps([command for command, _ in cases]),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = [part.strip().splitlines() for part in done.stderr.split("---\n")]
+    for (command, expected), said, (_, code, is_loaded) in zip(cases, lines, json.loads(done.stdout), strict=False):
+        assert code == 2 and expected in said[-1], f"{command}: {said}"
+        assert not is_loaded, f"{command}: PyTorch was loaded before {said[-1]}"
+    assert not (tmp_path / "made").exists()
