@@ -1,10 +1,7 @@
 """What is printed is what was meant: no markup in names, no commands to the terminal in the texts of others."""
 
 import io
-import subprocess
-import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -117,18 +114,3 @@ def test_a_silent_process_sends_how_far_it_is(monkeypatch: pytest.MonkeyPatch, c
     assert [advance.share for advance in sent] == [0, 0.5]
     assert sent[1].line.startswith("pretrain: 15/20 steps") and sent[1].line.endswith("loss 3")
     assert capsys.readouterr().err == ""
-
-
-@pytest.mark.parametrize("words", [["pretrain", "tiny.yaml"], ["finetune", "a", "sst2"], ["export", "run", "out"]])
-def test_the_first_line_comes_before_pytorch(words: list[str], tmp_path: Path) -> None:
-    """Loading it takes seconds. What comes before takes less than two of the processor."""
-    (tmp_path / "tiny.yaml").write_text(
-        "{name: a, init: {preset: 1m}, data: {shards: s}, curriculum: [{objective: clm, steps: 4000}]}"
-    )
-    (tmp_path / "torch.py").write_text("import os, time; print(time.process_time(), flush=True); os._exit(0)")
-    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import biphase.cli.app as cli; cli.main()"
-    done = subprocess.run(
-        [sys.executable, "-c", code, *words], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
-    assert done.stderr == f"biphase {words[0]}: loading PyTorch\n"
-    assert float(done.stdout) < 2

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from biphase.corpus.prepare import prepare
@@ -107,3 +108,16 @@ def test_mistakes_are_told_before_pytorch_is_loaded(tmp_path: Path) -> None:
         assert code == 2 and expected in said[-1], f"{command}: {said}"
         assert not is_loaded, f"{command}: PyTorch was loaded before {said[-1]}"
     assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize("words", ["pretrain tiny data.shards=shards", "finetune encoder genre", "export run made"])
+def test_the_first_line_comes_before_pytorch(words: str, tmp_path: Path) -> None:
+    """Loading it takes seconds. What comes before takes less than three of the processor."""
+    fill_folder(tmp_path)
+    (tmp_path / "torch.py").write_text("import os, time; print(time.process_time(), flush=True); os._exit(0)")
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import biphase.cli.app as cli; cli.main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words.split()], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.stderr == f"biphase {words.split()[0]}: loading PyTorch\n"
+    assert float(done.stdout) < 3

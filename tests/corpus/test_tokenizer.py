@@ -128,9 +128,9 @@ def test_save_and_load_keep_ids_and_hash(trained, tmp_path: Path, capsys) -> Non
 def test_a_tokenizer_of_the_hub_is_had_from_the_cache(trained, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    save_tokenizer(trained, tmp_path / "models--some--tokenizer" / "snapshots" / "abc")
+    save_tokenizer(trained, tmp_path / "models--some--tokenizer" / "snapshots" / ("a" * 40))
     (tmp_path / "models--some--tokenizer" / "refs").mkdir()
-    (tmp_path / "models--some--tokenizer" / "refs" / "main").write_text("abc")
+    (tmp_path / "models--some--tokenizer" / "refs" / "main").write_text("a" * 40)
     assert tokenizer_hash(load_tokenizer("some/tokenizer")) == tokenizer_hash(trained)
     with pytest.raises(InputError, match="tokenizer some/other is no folder here"):
         load_tokenizer("some/other")
@@ -210,7 +210,7 @@ def test_what_cannot_be_loaded(tmp_path: Path) -> None:
         ("weights.pt", "not read"),
         ("tokenizer.pkl", "not read"),
         ("missing", "is not a folder"),
-        ("empty", "cannot be loaded"),
+        ("empty", "has no tokenizer files"),
     ]:
         with pytest.raises(InputError, match=part) as caught:
             load_tokenizer(tmp_path / name)
@@ -221,6 +221,7 @@ def test_code_of_a_repository_is_not_run(tmp_path: Path) -> None:
     config = {"tokenizer_class": "Evil", "auto_map": {"AutoTokenizer": ["evil.Evil", None]}}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     (tmp_path / "evil.py").write_text("raise SystemExit('ran')")
+    (tmp_path / "vocab.json").write_text("{}")
     with pytest.raises(InputError, match="cannot be loaded"):
         load_tokenizer(tmp_path)
 

@@ -403,5 +403,6 @@ def test_a_training_that_diverged_keeps_nothing(
 ) -> None:
     score = SimpleNamespace(folder=tmp_path / "snli-0")
     monkeypatch.setattr("biphase.finetuning.fit.fit_cell", lambda *arguments: score)
+    monkeypatch.setattr("biphase.verbs.finetuning.plan_cells", lambda *arguments: [])
     biphase.finetune("encoder", "snli", keep=tmp_path / "kept")
     assert capsys.readouterr().err == f"{tmp_path}/snli-0: scores and predictions; it diverged, and no model is kept\n"

@@ -94,16 +94,15 @@ def find_kept(name: str, file: Path, template: str | None = None) -> KeptModel:
 
 
 def open_rows(kept: KeptModel, file: Path) -> Iterator[PlacedRow]:
-    """The rows of a file under the task's names of columns. Raises `InputError` at once where there are none, or the
-    first one lacks a column that inputs are made of."""
-    named = (
-        (place, with_task_names(kept.task, kept.layout, row)) for place, row in file_rows(kept.task, kept.layout, file)
-    )
-    first = next(named, None)
+    """The rows of a file. Raises `InputError` at once where there are none, or the first one lacks a column that inputs
+    are made of."""
+    rows = file_rows(kept.task, kept.layout, file)
+    first = next(rows, None)
     if first is None:
         raise InputError(f"{file} has no rows")
-    check_columns(kept, *first)
-    return itertools.chain([first], named)
+    place, row = first
+    check_columns(kept, place, with_task_names(kept.task, kept.layout, row))
+    return itertools.chain([first], rows)
 
 
 def check_columns(kept: KeptModel, place: str, row: Row) -> None:

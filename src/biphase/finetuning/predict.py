@@ -28,7 +28,7 @@ from biphase.finetuning.families import (
     sequence_classification,
     token_classification,
 )
-from biphase.finetuning.input_rows import TEXT, PlacedRow
+from biphase.finetuning.input_rows import TEXT, PlacedRow, with_task_names
 from biphase.finetuning.keep import AUTO_CLASSES
 from biphase.finetuning.kept import KeptModel, check_columns
 from biphase.finetuning.metrics.classification import find_entities
@@ -106,7 +106,8 @@ def predict_placed(predicting: Predicting, rows: Iterator[PlacedRow], name: str)
     while chunk := list(itertools.islice(rows, ROWS_AT_ONCE)):
         # By the model's kind, and for tagging by whether rows are words or running text.
         is_kept = predicting.origin.record is not None
-        has_words = is_kept and predicting.task.words in chunk[0][1]
+        named = [(place, with_task_names(predicting.task, predicting.origin.layout, row)) for place, row in chunk]
+        has_words = is_kept and predicting.task.words in named[0][1]
         predictors: dict[Family, Predictor] = {
             "question_answering": answer_questions,
             "token_classification": tag_words if has_words else tag_text,
@@ -115,7 +116,7 @@ def predict_placed(predicting: Predicting, rows: Iterator[PlacedRow], name: str)
             "sequence_classification": classify if is_kept else classify_as_pipeline,
         }
         predict = predictors[predicting.task.family]
-        found, num_cut_here = predict(predicting, chunk)
+        found, num_cut_here = predict(predicting, named)
         num_rows, num_cut = num_rows + len(chunk), num_cut + num_cut_here
         for (place, row), predicted in zip(chunk, found, strict=True):
             taken = sorted(row.keys() & predicted.keys())
