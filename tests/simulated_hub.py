@@ -134,10 +134,6 @@ class SimulatedHub:
         repository.revisions[revision] = commit
         return commit
 
-    def commit_folder(self, id: str, folder: Path, **options: Any) -> str:
-        paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-        return self.commit(id, {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}, **options)
-
     def files(self, id: str, revision: str = "main", kind: Kind = "models") -> dict[str, bytes]:
         repository = self.repositories[kind, id]
         return repository.commits[repository.revisions.get(revision, revision)]
