@@ -91,7 +91,8 @@ class SimulatedHub:
         self.servers: list[ThreadingHTTPServer] = []
 
     def __enter__(self) -> "SimulatedHub":
-        self.url, self.storage = (self.serve(answer) for answer in (self.answer, self.answer_storage))
+        self.url = self.serve(self.answer)
+        self.storage = self.serve(self.answer_storage).replace("127.0.0.1", "localhost")  # another host, as in life
         return self
 
     def __exit__(self, *_: object) -> None:

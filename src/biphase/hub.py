@@ -5,7 +5,7 @@ a machine without network too, finds the model that it began with. Weights as pi
 """
 
 import re
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -45,10 +45,19 @@ def fetch_model(id: str, revision: str | None = None, kind: Literal["model", "to
         cached = cached_commit(id, revision)
         if cached is None and path.parent.name and path.parent.is_dir():
             raise NotADirectoryError(f"{path.parent} is a folder here, and only that was looked into")
-        commit = cached or revision
-        folder = Path(
-            snapshot_download(id, revision=commit, allow_patterns=FILES[kind], ignore_patterns=OTHER_FOLDERS[kind])
+        fetch = partial(
+            snapshot_download,
+            id,
+            revision=cached or revision,
+            allow_patterns=FILES[kind],
+            ignore_patterns=OTHER_FOLDERS[kind],
         )
+        try:
+            folder = Path(fetch())
+        except Exception:
+            if cached is None:
+                raise
+            folder = Path(fetch(local_files_only=True))  # raises for one of which files are known to lack
     except Exception as error:  # the hub's, the network's and the disk's, each of a kind of its own
         named = f"{id} at revision {revision}" if revision else id
         raise InputError(
