@@ -88,6 +88,14 @@ def test_a_part_of_a_core_counts_as_one(monkeypatch: pytest.MonkeyPatch) -> None
         assert machine.num_cores() == cores
 
 
+def test_slurm_gives_fewer_cores_than_it_binds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
+    monkeypatch.setattr(machine, "cpu_quota", lambda: math.inf)
+    for given, cores in (("4", 4), ("64", 8), ("", 8), ("0", 8), ("many", 8)):
+        monkeypatch.setenv("SLURM_CPUS_PER_TASK", given)
+        assert machine.num_cores() == cores
+
+
 def test_the_grace_is_what_the_user_gives(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(machine.GRACE, raising=False)
     assert machine.grace() == machine.GRACE_SECONDS

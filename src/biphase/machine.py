@@ -36,10 +36,11 @@ GRACE_SECONDS = 110.0
 
 
 def num_cores() -> int:
-    """Cores that this process may use: fewer than the machine has under taskset, Slurm, or a container's cpuset or
-    quota, which counts up to the next whole one."""
+    """Cores that this process may use: fewer than the machine has under taskset, Slurm (which does not bind processes
+    to what they were given at all sites), or a container's cpuset or quota, which counts up to the next whole one."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return math.ceil(min(cores, cpu_quota()))
+    given = os.environ.get("SLURM_CPUS_PER_TASK", "")
+    return math.ceil(min(cores, cpu_quota(), int(given) if given.isdecimal() and int(given) else math.inf))
 
 
 def total_memory() -> int:
