@@ -220,8 +220,8 @@ def test_no_process_has_all_moments_or_all_weights(handed_on: list[list[dict[str
     for group in handed_on[1:3]:
         first, *others = (found["making"] - found["weights"] for found in group)
         assert first < 1.3 * weights
-        # Besides its part, tensors on their way: one, or a few where a busy machine lets them wait.
-        assert max(others) < 0.5 * weights
+        # Besides its part, tensors on their way: one, or some where a busy machine lets them wait; never all.
+        assert max(others) < 0.8 * weights
     for found in handed_on[SIZES.index(4)]:
         assert found["loading"] < 0.3 * whole
         assert found["saving"] < 0.2 * whole
