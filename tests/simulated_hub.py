@@ -29,7 +29,6 @@ TOKEN = "hf_TESTTOKENofthetestsandnobodyelse"
 STRANGER = "hf_TESTTOKENofsomebodywithoutaccess"
 """One that is valid, without access to private or gated repositories."""
 LARGE = (".safetensors", ".bin", ".parquet", ".model", ".arrow", ".zst", ".gz")
-COMMIT = re.compile(r"[0-9a-f]{40}")
 
 Kind = Literal["models", "datasets"]
 Headers = Mapping[str, str]

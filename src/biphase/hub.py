@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from biphase import console
-from biphase.errors import InputError, first_line
+from biphase.errors import InputError, first_line, is_raised_here
 from biphase.files import content_hash, file_hash, read_json
 
 FILES = {"tokenizer": ["*.json", "*.model", "*.txt"], "model": ["*.json", "*.model", "*.txt", "*.safetensors"]}
@@ -54,7 +54,7 @@ def fetch_model(id: str, revision: str | None = None, kind: Literal["model", "to
         )
         try:
             folder = Path(fetch())
-        except Exception:
+        except Exception:  # as below; what is in the cache may do without the hub
             if cached is None:
                 raise
             folder = Path(fetch(local_files_only=True))  # raises for one of which files are known to lack
@@ -125,7 +125,10 @@ def load_rows(id: str, config: str | None, split: str, commit: str, streaming: b
 
 
 def hub_says(error: BaseException) -> str:
-    """Why something cannot be had from the hub or sent to it, in one line, with what helps."""
+    """Why something cannot be had from the hub or sent to it, in one line, with what helps. A mistake of ours is raised
+    again: it keeps its traceback."""
+    if is_raised_here(error) and not isinstance(error, OSError):
+        raise error
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
     sign_in = "sign in by `hf auth login`, or set HF_TOKEN"
