@@ -114,3 +114,23 @@ def test_a_silent_process_sends_how_far_it_is(monkeypatch: pytest.MonkeyPatch, c
     assert [advance.share for advance in sent] == [0, 0.5]
     assert sent[1].line.startswith("pretrain: 15/20 steps") and sent[1].line.endswith("loss 3")
     assert capsys.readouterr().err == ""
+
+
+def test_a_rate_keeps_its_unit_around_a_border(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(console_module.time, "monotonic", lambda: now[0])
+    tracker = Tracker("study", 1000, "units")
+    told = []
+    for rate in (2.0, 0.11, 0.09, 0.01, 0.09, 0.11, 2.0):
+        now[0], tracker.done = 100.0, 100.0 * rate
+        told.append(tracker.describe().split(" · ")[-1])
+    tracker.close()
+    assert told == [
+        "2 units/s",
+        "0.11 units/s",
+        "0.09 units/s",
+        "36 units/h",
+        "324 units/h",
+        "396 units/h",
+        "2 units/s",
+    ]

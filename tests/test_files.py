@@ -1,6 +1,7 @@
 """Files and folders are whole or absent, whatever fails on the way."""
 
 import errno
+import fcntl
 import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,7 @@ from biphase.files import (
     MARK,
     content_hash,
     file_hash,
+    is_locked,
     locked,
     own_folder,
     read_json,
@@ -101,7 +103,11 @@ def test_a_lock_is_held_by_one_and_never_written_through_a_link(tmp_path: Path) 
     with locked(tmp_path / "lock"), pytest.raises(BusyError), locked(tmp_path / "lock"):
         pass
     with locked(tmp_path / "lock"):  # free again
-        pass
+        assert is_locked(tmp_path / "lock")
+    with (tmp_path / "lock").open() as asked:  # by another process, at this moment
+        fcntl.flock(asked, fcntl.LOCK_SH)
+        assert not is_locked(tmp_path / "lock")
+    assert not is_locked(tmp_path / "nothing") and not (tmp_path / "nothing").exists()
     (tmp_path / "theirs").write_text("kept")
     (tmp_path / "link").symlink_to(tmp_path / "theirs")
     with pytest.raises(InputError, match="link is a link"), locked(tmp_path / "link"):

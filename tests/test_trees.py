@@ -27,6 +27,7 @@ def test_json_reads_as_python_does(value: object) -> None:
         ("9" * 5000, "thousands of digits"),
         (r'"\ud800"', "surrogate"),
         (r'{"\uDC00": 1}', "surrogate"),
+        ('[{"text": 1, "id": 2, "text": 3}]', "the key 'text' stands twice"),
         ("[1,", "Expecting value"),
     ],
 )

@@ -139,6 +139,8 @@ LIVE_SECONDS = 0.5
 """How often the line of a notebook changes."""
 LONGEST_SILENCE = 30.0
 """Seconds after which a log file gets a line although nothing was finished."""
+LITTLE_A_SECOND, MUCH_A_SECOND = 0.05, 0.5
+"""Units a second from which down the rate is told by the hour, and from which up by the second again."""
 
 
 def columns_for(label: str, width: int) -> list[ProgressColumn]:
@@ -164,6 +166,7 @@ class Tracker:
         self.done = 0.0
         self.credited = 0.0
         self.text = ""
+        self.is_slow = False
         self.started = self.last_line = self.last_advance = time.monotonic()
         self.is_over = threading.Event()
         self.bar: Progress | None = None
@@ -220,7 +223,8 @@ class Tracker:
     def describe(self, note: str = "", seconds_left: float | None = None) -> str:
         elapsed = max(time.monotonic() - self.started, 1e-9)
         rate = (self.done - self.credited) / elapsed
-        speed = f"{rate:,.3g} {self.unit}/s" if rate >= 0.1 or rate == 0 else f"{rate * 3600:,.3g} {self.unit}/h"
+        self.is_slow = rate < (MUCH_A_SECOND if self.is_slow else LITTLE_A_SECOND)
+        speed = f"{rate * 3600:,.3g} {self.unit}/h" if self.is_slow else f"{rate:,.3g} {self.unit}/s"
         share = f"{self.done:,.6g}" + (f"/{self.total:,.6g}" if self.total else "") + f" {self.unit}"
         if seconds_left is None and self.total and rate > 0:
             seconds_left = (self.total - self.done) / rate

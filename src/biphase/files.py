@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
@@ -290,10 +290,16 @@ def locked(path: Path, *, wait: bool = False, busy: str = "") -> Iterator[None]:
 def is_locked(path: Path) -> bool:
     """Whether a process holds the lock on the file at `path`."""
     try:
-        with locked(path) if path.exists() else nullcontext():
-            return False
-    except BusyError:
+        number = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(number, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: who asks does not see others who ask
+    except BlockingIOError:
         return True
+    finally:
+        os.close(number)
+    return False
 
 
 def content_hash(value: Any) -> str:

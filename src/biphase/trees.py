@@ -8,6 +8,8 @@ another base than they are written in.
 
 import json
 import re
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import yaml
@@ -34,11 +36,13 @@ OTHER_BASE = re.compile(r"[-+]?0[0-9_]+|.*:.*")
 def parse_json(text: str) -> Any:
     """The value of a JSON text. Raises `json.JSONDecodeError`."""
     try:
-        value = json.loads(text)
+        value = READER.decode(text)
     except json.JSONDecodeError:
         raise
     except RecursionError:
         raise json.JSONDecodeError(DEEP, text, 0) from None
+    except RepeatedKeyError as error:
+        raise json.JSONDecodeError(f"the key '{error}' stands twice", text, 0) from None
     except ValueError:
         raise json.JSONDecodeError(DIGITS, text, 0) from None
     if text.count("[") + text.count("{") > MAX_DEPTH and is_deep(value):
@@ -46,6 +50,20 @@ def parse_json(text: str) -> Any:
     if "\\u" in text and "\\ud" in text.lower() and has_surrogates(value):
         raise json.JSONDecodeError(HALF, text, text.lower().find("\\ud"))
     return value
+
+
+class RepeatedKeyError(ValueError):
+    """A key that stands twice in an object."""
+
+
+def make_object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        raise RepeatedKeyError(Counter(key for key, _ in pairs).most_common(1)[0][0])
+    return value
+
+
+READER = json.JSONDecoder(object_pairs_hook=make_object)
 
 
 def is_deep(value: Any) -> bool:

@@ -266,16 +266,6 @@ def test_negatives_are_those_of_sentence_transformers_miner(
     assert len(ours) - len(set(ours)) == (len(negatives[pairs[3]["anchor"]]) == settings.number)
 
 
-def test_a_quote_in_a_table_with_tabs_swallows_no_rows(tmp_path: Path) -> None:
-    path = tmp_path / "pairs.tsv"
-    path.write_text('question\tanswer\n"Hello\tfoo one\nb two\tc three\nd four\tis said"\n')
-    assert read_pairs(PairSource(path=str(path)), 0).rows[0] == ('"Hello', "foo one")
-    path.write_text('question\tanswer\n"Hello, you"\tfoo one\n')
-    with pytest.raises(InputError, match=r"pairs\.tsv:2: a field in quotes: say `quotes: true`"):
-        read_pairs(PairSource(path=str(path)), 0)
-    assert read_pairs(PairSource(path=str(path), quotes=True), 0).rows == [("Hello, you", "foo one")]
-
-
 def test_stages_follow_each_other_and_mine_negatives(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -519,12 +509,6 @@ def test_what_is_trained_is_not_written_over(make: Make, encoder_folder: Path, t
         train_embedder(make(f"out={encoder_folder}"), tmp_path / "runs")
 
 
-def test_all_numbered_negatives_are_taken(tmp_path: Path) -> None:
-    row = {"anchor": "a", "positive": "b", "negative_1": "c", "negative_2": "d"}
-    (tmp_path / "pairs.jsonl").write_text(json.dumps(row) + "\n")
-    assert read_pairs(PairSource(path=str(tmp_path / "pairs.jsonl")), 0).rows == [("a", "b", "c", "d")]
-
-
 def test_a_ragged_table_is_told_with_its_line(make: Make, tmp_path: Path) -> None:
     (tmp_path / "pairs.csv").write_text('anchor,positive\na,"b\nc"\nd,e,f\n')
     with pytest.raises(InputError, match=r"pairs\.csv:4: 3 fields"):
@@ -557,15 +541,6 @@ def test_pairs_of_plain_text(make: Make, documents: list[str], tmp_path: Path) -
     assert facts["stages"][0]["steps"] == 4
 
 
-def test_pairs_of_text_without_spaces(tmp_path: Path) -> None:
-    text = "永和九年，歲在癸丑，暮春之初，會於會稽山陰之蘭亭。" * 20
-    (tmp_path / "text.txt").write_text(text, encoding="utf-8")
-    for pairs in ("crops", "neighbours"):
-        source = PairSource(from_text=str(tmp_path / "text.txt"), pairs=pairs, passage_words=40)  # type: ignore[arg-type]
-        for row in read_pairs(source, seed=0).rows:
-            assert all(one in text and len(one) <= 80 for one in row)
-
-
 @pytest.mark.parametrize("kind", ["pairs", "scored"])
 def test_the_orthogonal_regularizer_counts_by_its_weight(kind: str, make: Make, encoder_folder: Path) -> None:
     """By its formula (arXiv 1708.06320, equation 6): the mean of other texts' cosines, squared, and what their mean
@@ -586,37 +561,6 @@ def test_the_orthogonal_regularizer_counts_by_its_weight(kind: str, make: Make, 
     assert difference == pytest.approx(0.5 * expected, rel=1e-4) and expected > 0.01
     with pytest.raises(InputError, match="goes with mnrl and cosent, not with cached_mnrl"):
         make("stages.0.orthogonal_weight=0.5", "stages.0.loss=cached_mnrl")
-
-
-def test_texts_behind_a_glob_are_known_by_what_they_hold(documents: list[str], tmp_path: Path) -> None:
-    for number, text in enumerate(documents):
-        (tmp_path / f"{number}.txt").write_text(text, encoding="utf-8")
-    source = PairSource(from_text=str(tmp_path / "*.txt"), passage_words=40)
-    before = read_pairs(source, seed=0)
-    assert read_pairs(source, seed=0).hash == before.hash
-    (tmp_path / "0.txt").write_text(" ".join(reversed(documents[0].split())), encoding="utf-8")
-    assert read_pairs(source, seed=0).hash != before.hash
-
-
-def test_a_folder_is_known_from_wherever_it_is_named(
-    documents: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "texts").mkdir()
-    (tmp_path / "linked").symlink_to(tmp_path / "texts")
-    for number, text in enumerate(documents[:9]):
-        (tmp_path / "texts" / f"{number}.txt").write_text(text, encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    places = (str(tmp_path / "texts"), "texts", "texts/", "linked")
-    assert len({read_pairs(PairSource(from_text=one, passage_words=40), seed=0).hash for one in places}) == 1
-
-
-def test_files_that_stay_out_are_told_once(
-    documents: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "kept.txt").write_text(" ".join(documents), encoding="utf-8")
-    (tmp_path / "void.txt").touch()
-    read_pairs(PairSource(from_text=str(tmp_path), passage_words=40), seed=0)
-    assert capsys.readouterr().err.count("1 of 2 files are empty and stay out: ") == 1
 
 
 def test_a_training_that_diverges_is_no_model(make: Make, tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ def check_places(recipe: EmbeddingRecipe) -> None:
 def open_pairs(source: PairSource) -> tuple[Iterator[PlacedRow], tuple[str, ...]]:
     """The rows of a source, and the columns that are its pairs. Raises `InputError` where the first row lacks one."""
     assert source.path is not None
-    rows = rows_of(source.path, FileLayout(quotes=source.quotes))
+    rows = rows_of(source.path, FileLayout(quotes=source.quotes, delimiter=source.delimiter))
     first = next(rows, None)
     if first is None:
         raise InputError(f"{source.path} has no rows")
@@ -224,7 +224,7 @@ def guess_columns(name: str, row: dict[str, Any]) -> tuple[str, ...]:
     found = next((guess for guess in GUESSES if set(guess) <= row.keys()), None)
     if found is not None and found[-1] == "positive":
         found = (*found, *(column for column in row if re.fullmatch(r"negative_?\d+", column)))
-    texts = tuple(column for column, value in row.items() if isinstance(value, str))
+    texts = tuple(column for column, value in row.items() if isinstance(value, str) and not is_number(value))
     if found is None and len(texts) == 2 and len(row) <= 3:
         rest = [column for column in row if column not in texts and column in SCORES]
         found = (*texts, *rest)

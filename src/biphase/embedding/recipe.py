@@ -8,6 +8,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from biphase.config import Grown, PositiveCount, Strict
 from biphase.files import content_hash
+from biphase.tasks.spec import Delimiter
 from biphase.tracking import TrackingName
 
 PositiveFloat = Annotated[float, Field(gt=0)]
@@ -24,7 +25,7 @@ LOSSES: dict[str, str] = {
 class PairSource(Grown):
     """Where texts that belong together come from: exactly one of `path` and `from_text`."""
 
-    later: ClassVar[frozenset[str]] = frozenset({"quotes"})
+    later: ClassVar[frozenset[str]] = frozenset({"quotes", "delimiter"})
 
     path: str | None = None
     """A .csv, .tsv, .jsonl (.gz, .zst) or .parquet file with pairs, triplets or scored pairs, or a hub data set."""
@@ -32,6 +33,8 @@ class PairSource(Grown):
     """Its columns: anchor, positive, then negatives, or two texts and a score. Not given: guessed, and told."""
     quotes: bool | None = None
     """Whether fields of a .tsv may stand in quotes. None: what the header shows, or an error where it shows nothing."""
+    delimiter: Delimiter | None = None
+    """What divides the fields of a .csv. None: a comma, or a semicolon where the header has one and no comma."""
     from_text: str | None = None
     """Files or a folder of texts, out of which pairs are made."""
     pairs: Literal["crops", "neighbours", "titles"] = "crops"

@@ -62,6 +62,8 @@ def read_file(task: Task, layout: FileLayout, path: Path, form: Format | None, *
     if path.is_dir():
         return read_saved(path, label)
     form = form or layout.format or format_of(task, path)
+    if form == "tsv" and layout.delimiter not in (None, "\t"):
+        raise InputError(f"{path}: fields of a .tsv are divided by tabs, not by '{layout.delimiter}': say format: csv")
     match form:
         case "jsonl":
             return ((f"{path}:{number}", row) for number, row, _ in read_json_lines(path))

@@ -51,6 +51,7 @@ METRICS: dict[Family | ProblemType, tuple[str, ...]] = {
 
 
 TestName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")]
+Delimiter = Annotated[str, Field(pattern=r'^[^"\r\n]$')]
 
 
 class Splits(Grown):
@@ -87,7 +88,7 @@ class FileLayout(Splits):
     quotes: bool | None = None
     """Whether fields of a .tsv may stand in quotes, as pandas and Excel write them; those of a .csv always may. None:
     what the header shows, and an error where that leaves it open. Tables of biphase's own tasks have no quoting."""
-    delimiter: Annotated[str, Field(pattern=r'^[^"\r\n]$')] | None = None
+    delimiter: Delimiter | None = None
     """What divides the fields of a .csv. None: a comma, or a semicolon where the header has one and no comma."""
     has_header: bool = True
     """Whether the first row of a .csv or .tsv names the columns; else they are called 0, 1, … (see `rename`)."""

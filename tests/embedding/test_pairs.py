@@ -1,0 +1,88 @@
+"""Texts that belong together, out of tables and plain text."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from biphase.embedding.pairs import read_pairs
+from biphase.embedding.recipe import PairSource
+from biphase.errors import InputError
+
+
+def read_table(path: Path, text: str, delimiter: str | None = None) -> list[tuple[object, ...]]:
+    path.write_text(text)
+    return read_pairs(PairSource(path=str(path), delimiter=delimiter), 0).rows
+
+
+def test_columns_of_numbers_are_no_texts(tmp_path: Path) -> None:
+    path = tmp_path / "pairs.csv"
+    with pytest.raises(InputError, match=r"which columns are pairs\? .* it has id, body"):
+        read_table(path, "id,body\n17,a red fox\n18,the sea\n")
+    assert read_table(path, "id,claim,proof\n17,a fox,it is red\n") == [("a fox", "it is red")]
+    assert read_table(path, "one,two,score\na fox,foxes,0.9\nthe sea,bread,0.1\n") == [
+        ("a fox", "foxes", 0.9),
+        ("the sea", "bread", 0.1),
+    ]
+
+
+def test_the_delimiter_of_a_table_may_be_named(tmp_path: Path) -> None:
+    assert read_table(tmp_path / "pairs.csv", "question|answer\na, b|c; d\n", "|") == [("a, b", "c; d")]
+    with pytest.raises(InputError, match=r"pairs\.tsv: fields of a \.tsv are divided by tabs, not by ';'"):
+        read_table(tmp_path / "pairs.tsv", "question;answer\na;b\n", ";")
+
+
+def test_a_quote_in_a_table_with_tabs_swallows_no_rows(tmp_path: Path) -> None:
+    path = tmp_path / "pairs.tsv"
+    path.write_text('question\tanswer\n"Hello\tfoo one\nb two\tc three\nd four\tis said"\n')
+    assert read_pairs(PairSource(path=str(path)), 0).rows[0] == ('"Hello', "foo one")
+    path.write_text('question\tanswer\n"Hello, you"\tfoo one\n')
+    with pytest.raises(InputError, match=r"pairs\.tsv:2: a field in quotes: say `quotes: true`"):
+        read_pairs(PairSource(path=str(path)), 0)
+    assert read_pairs(PairSource(path=str(path), quotes=True), 0).rows == [("Hello, you", "foo one")]
+
+
+def test_all_numbered_negatives_are_taken(tmp_path: Path) -> None:
+    row = {"anchor": "a", "positive": "b", "negative_1": "c", "negative_2": "d"}
+    (tmp_path / "pairs.jsonl").write_text(json.dumps(row) + "\n")
+    assert read_pairs(PairSource(path=str(tmp_path / "pairs.jsonl")), 0).rows == [("a", "b", "c", "d")]
+
+
+def test_pairs_of_text_without_spaces(tmp_path: Path) -> None:
+    text = "永和九年，歲在癸丑，暮春之初，會於會稽山陰之蘭亭。" * 20
+    (tmp_path / "text.txt").write_text(text, encoding="utf-8")
+    for pairs in ("crops", "neighbours"):
+        source = PairSource(from_text=str(tmp_path / "text.txt"), pairs=pairs, passage_words=40)  # type: ignore[arg-type]
+        for row in read_pairs(source, seed=0).rows:
+            assert all(one in text and len(one) <= 80 for one in row)
+
+
+def test_texts_behind_a_glob_are_known_by_what_they_hold(documents: list[str], tmp_path: Path) -> None:
+    for number, text in enumerate(documents):
+        (tmp_path / f"{number}.txt").write_text(text, encoding="utf-8")
+    source = PairSource(from_text=str(tmp_path / "*.txt"), passage_words=40)
+    before = read_pairs(source, seed=0)
+    assert read_pairs(source, seed=0).hash == before.hash
+    (tmp_path / "0.txt").write_text(" ".join(reversed(documents[0].split())), encoding="utf-8")
+    assert read_pairs(source, seed=0).hash != before.hash
+
+
+def test_a_folder_is_known_from_wherever_it_is_named(
+    documents: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "linked").symlink_to(tmp_path / "texts")
+    for number, text in enumerate(documents[:9]):
+        (tmp_path / "texts" / f"{number}.txt").write_text(text, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    places = (str(tmp_path / "texts"), "texts", "texts/", "linked")
+    assert len({read_pairs(PairSource(from_text=one, passage_words=40), seed=0).hash for one in places}) == 1
+
+
+def test_files_that_stay_out_are_told_once(
+    documents: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "kept.txt").write_text(" ".join(documents), encoding="utf-8")
+    (tmp_path / "void.txt").touch()
+    read_pairs(PairSource(from_text=str(tmp_path), passage_words=40), seed=0)
+    assert capsys.readouterr().err.count("1 of 2 files are empty and stay out: ") == 1
