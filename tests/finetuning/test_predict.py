@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 import torch
 import transformers
@@ -63,6 +64,8 @@ def test_texts_as_scored_and_as_the_pipeline(model_folder: Path, data_dirs: dict
     done = CliRunner().invoke(app, ["predict", str(kept), str(table), "--out", str(tmp_path / "back.csv")])
     assert done.exit_code == 0, done.output
     assert (tmp_path / "back.csv").read_bytes().startswith(b"\xef\xbb\xbfpremise;hypothesis;predicted;")
+    back = pandas.read_csv(tmp_path / "back.csv", sep=";", decimal=",", encoding="utf-8-sig")
+    assert back.filter(like="probability_").loc[0].sum() == pytest.approx(1, abs=1e-4)
     again = CliRunner().invoke(app, ["predict", str(kept), str(file), "--out", str(out)])
     assert isinstance(again.exception, InputError) and "is there already" in str(again.exception)
     for content, wrong in (

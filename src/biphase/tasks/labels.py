@@ -73,7 +73,8 @@ def score_number(place: str, name: str, value: Any) -> float:
     except (TypeError, ValueError):
         number = math.nan
     if not math.isfinite(number):
-        raise InputError(f"{place}: '{name}' is {shown(value)}, not a number")
+        remedy = "; write it with a point" if re.fullmatch(r"[+-]?\d+,\d+", str(value)) else ""
+        raise InputError(f"{place}: '{name}' is {shown(value)}, not a number{remedy}")
     return number
 
 

@@ -185,7 +185,8 @@ def write_lines(rows: Iterable[Row], sink: TextIO) -> None:
 
 def write_csv(rows: Iterable[Row], sink: TextIO, mark: str = "", delimiter: str = ",") -> None:
     """A table with the columns of the first row: one for each label's probability, lists as JSON. It begins with `mark`
-    (see `csv_dialect`)."""
+    (see `csv_dialect`). Between semicolons our numbers have decimal commas: where tables are divided so, Excel reads
+    0.384 as 384."""
     table: Any = None
     sink.write(mark)
     for number, row in enumerate(rows, start=1):
@@ -202,4 +203,7 @@ def write_csv(rows: Iterable[Row], sink: TextIO, mark: str = "", delimiter: str 
         extra = sorted(flat.keys() - set(table.fieldnames))
         if extra:
             raise InputError(f"row {number} has a column '{extra[0]}' that the first row has not; write a .jsonl file")
-        table.writerow(flat)
+        has_commas = delimiter == ";"
+        table.writerow(
+            {k: str(v).replace(".", ",") if has_commas and isinstance(v, float) else v for k, v in flat.items()}
+        )
