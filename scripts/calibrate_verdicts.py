@@ -86,12 +86,9 @@ def draw_models(world: World, rng: np.random.Generator) -> tuple[Result, Result]
         tuned = [draw_right(world, rng, own_N, number, sign * world.gap + points) for points in world.rates]
         best, choice = tuned[0], KnownChoice(0.0, 0)
         if world.num_validation:
-            values_KN = np.stack([right_PSN[..., : world.num_validation].mean(axis=(0, 1)) for right_PSN in tuned])
-            means_K = values_KN.mean(axis=1)
-            scores_K = np.array([right_PSN[..., world.num_validation :].mean() for right_PSN in tuned])
-            shares_K = draw_choices(means_K, values_KN, world.num_validation)
-            best = tuned[int(means_K.argmax())]
-            choice = KnownChoice(variance_of_choice(shares_K, scores_K), world.num_validation)
+            chosen = [choose_rate(world, np.stack(of_rates)) for of_rates in zip(*tuned, strict=True)]
+            best = np.stack([right_SN for right_SN, _ in chosen])
+            choice = chosen[0][1]  # of models that were pretrained several times it is not asked for
         values_SN = best[..., world.num_validation :].reshape(-1, world.num_examples).astype(np.float64)
         pretraining, seeds = (axis.ravel().tolist() for axis in np.indices(best.shape[:2]))
         shift = 0 if world.is_paired else 100 * number
@@ -111,6 +108,15 @@ def draw_models(world: World, rng: np.random.Generator) -> tuple[Result, Result]
             )
         )
     return models[0], models[1]
+
+
+def choose_rate(world: World, right_KSN: np.ndarray) -> tuple[np.ndarray, KnownChoice]:
+    """What one pretrained model gets right at the rate that validation chooses, [seeds, examples], and its choice."""
+    values_KN = right_KSN[..., : world.num_validation].mean(axis=1)
+    means_K = values_KN.mean(axis=1)
+    scores_K = right_KSN[..., world.num_validation :].mean(axis=(1, 2))
+    shares_K = draw_choices(means_K, values_KN, world.num_validation)
+    return right_KSN[means_K.argmax()], KnownChoice(variance_of_choice(shares_K, scores_K), world.num_validation)
 
 
 def draw_right(world: World, rng: np.random.Generator, own_N: np.ndarray, number: int, points: float) -> np.ndarray:
@@ -166,7 +172,8 @@ def list_worlds() -> Iterator[World]:
 
 
 def list_odd_worlds() -> Iterator[World]:
-    """Equal models with unequal numbers of seeds, and with rates that validation chose for each."""
+    """Equal models with unequal numbers of seeds, and with rates that validation chose for each; of the latter also
+    models that were pretrained several times, and unequal ones."""
     for num, other in ((5, 2), (5, 3), (10, 2)):
         for noise in (0.5, 1.0):
             # The errors are the same ones: only the seeds make a difference, where few of them weigh most.
@@ -176,6 +183,11 @@ def list_odd_worlds() -> Iterator[World]:
         # A flat optimum, a usual one, a steep one.
         for rates in ((-7.0, -5.0, -4.5, -6.0), (-9.0, -7.0, -5.0, -8.0), (-25.0, -13.0, -5.0, -15.0)):
             yield World(1_000, 0.4, 0.7, 3, redrawn=0.15, num_validation=num_validation, rates=rates)
+    flat = World(1_000, 0.4, 0.7, 3, redrawn=0.15, num_validation=50, rates=(-7.0, -5.0, -4.5, -6.0))
+    for num_pretrainings in (3, 5):
+        yield replace(flat, num_pretrainings=num_pretrainings, pretraining_noise=0.5)
+    for num_validation, gap in ((50, 4.0), (200, 4.0), (200, 2.0), (500, 2.0)):
+        yield replace(flat, num_validation=num_validation, gap=gap)
 
 
 def main() -> None:
