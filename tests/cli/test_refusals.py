@@ -66,7 +66,7 @@ json.dump(told, sys.stdout)
 def fill_folder(folder: Path) -> None:
     """What the commands name: all of it is files, and no network."""
     (folder / "text.txt").write_text("The ship of the old captain left the harbour.\n" * 20)
-    (folder / "table.csv").write_text("a,c\n1,2\n")
+    (folder / "table.csv").write_text("a,c\nx,y\n")
     tokenizer = train_tokenizer(["The ship of the old captain left the harbour."], 300)
     save_tokenizer(tokenizer, folder / "tokenizer")
     prepare([folder / "text.txt"], folder / "tokenizer", folder / "shards", validation_fraction=0.0)

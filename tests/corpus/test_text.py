@@ -3,6 +3,7 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
+import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -54,6 +55,30 @@ def test_parquet(tmp_path: Path) -> None:
     assert read(tmp_path / "d.parquet") == DOCUMENTS
     found = list(read_documents(find_text_sources([tmp_path / "d.parquet"])[0]))
     assert len(found) == 3 and found[-1][1] == (tmp_path / "d.parquet").stat().st_size
+
+
+def test_what_datasets_saves_to_disk(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    columns = {"id": [d.id for d in DOCUMENTS], "meta": [{"text": d.text} for d in DOCUMENTS], "other": [1, 2, 3]}
+    saved = datasets.Dataset.from_dict(columns)
+    saved.save_to_disk(tmp_path / "saved", num_shards=2)
+    datasets.load_from_disk(tmp_path / "saved").map(lambda row: {"other": 0})  # leaves a file in the folder
+    assert len(list((tmp_path / "saved").glob("*.arrow"))) == 3
+    sources = find_text_sources([tmp_path / "saved"])
+    assert "cache-" in capsys.readouterr().err
+    found = [pair for source in sources for pair in read_documents(source, "meta.text")]
+    assert [document for document, _ in found] == DOCUMENTS
+    assert found[-1][1] <= sources[-1].place.stat().st_size
+    fails(tmp_path / "saved", "'text'", "id, meta, other, meta.text")
+    whole = datasets.DatasetDict({"train": saved, "test": saved})
+    whole.save_to_disk(tmp_path / "whole")
+    fails(tmp_path / "whole", r"holds several splits: name the folder of one (test, train)")
+    # The other form of Arrow's files.
+    with pa.ipc.new_file(tmp_path / "d.arrow", pa.schema({"text": pa.string()})) as file:
+        file.write(pa.record_batch({"text": [d.text for d in DOCUMENTS]}))
+    assert [one.text for one in read(tmp_path / "d.arrow")] == [d.text for d in DOCUMENTS]
+    whole_file = (tmp_path / "saved" / "data-00000-of-00002.arrow").read_bytes()
+    (tmp_path / "cut.arrow").write_bytes(whole_file[: len(whole_file) // 2])
+    fails(tmp_path / "cut.arrow", "damaged", text_field="meta.text")
 
 
 def test_txt_as_file_paragraphs_or_lines(tmp_path: Path) -> None:
@@ -158,6 +183,7 @@ def test_a_fingerprint_changes_with_the_file(tmp_path: Path) -> None:
         ("d.jsonl.gz", gzip.compress(jsonl(DOCUMENTS) * 100)[:-20], ["cut short"]),
         ("d.jsonl.zst", zstandard.compress(jsonl(DOCUMENTS) * 100)[:-5], ["cut short"]),
         ("d.parquet", b"PAR1 and nothing else", ["damaged"]),
+        ("d.arrow", b"no table at all", ["damaged"]),
         ("d.docx", b"x", ["unknown ending", ".jsonl"]),
     ],
 )

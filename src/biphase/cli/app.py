@@ -81,11 +81,11 @@ app.add_typer(report_app, name="report")
 SourceArguments = Annotated[
     list[str],
     typer.Argument(
-        help="Files (.txt, .md, .jsonl, also as .gz or .zst; .parquet), folders, globs, or hub data sets (ID:SUBSET)."
+        help="Files (.txt, .md, .jsonl, also .gz, .zst; .parquet, .arrow), folders, globs, hub data sets (ID:SUBSET)."
     ),
 ]
 OutOption = Annotated[Path, typer.Option("--out", help="The folder to write.")]
-TextFieldOption = Annotated[str, typer.Option(help="The JSON field or parquet column with the text.")]
+TextFieldOption = Annotated[str, typer.Option(help="The JSON field or the column with the text.")]
 TxtDocumentsOption = Annotated[
     TxtDocuments,
     typer.Option(metavar="UNIT", help="What a document is in .txt and .md files: file, paragraphs or lines."),
@@ -178,7 +178,7 @@ def prepare_command(
     engine: EngineOption = "local",
     address: AddressOption = None,
     text_field: TextFieldOption = "text",
-    id_field: Annotated[str, typer.Option(help="The JSON field or parquet column with the document's name.")] = "id",
+    id_field: Annotated[str, typer.Option(help="The JSON field or the column with the document's name.")] = "id",
     txt_documents: TxtDocumentsOption = "file",
     seed: Annotated[int, typer.Option(help="Of the validation split.")] = 0,
     append: Annotated[

@@ -113,7 +113,7 @@ def search_command(
     index: Annotated[Path | None, typer.Option(help="Where the index of a text is kept (TEXT.index).")] = None,
     top: Annotated[int, typer.Option(min=1, help="Passages to show.")] = 5,
     rebuild: Annotated[bool, typer.Option("--rebuild", help="Make the index anew.")] = False,
-    text_field: Annotated[str, typer.Option(help="The JSON field or parquet column with the text.")] = "text",
+    text_field: Annotated[str, typer.Option(help="The JSON field or the column with the text.")] = "text",
 ) -> None:
     """Find passages for a question, by an embedding model and by BM25. Documents are embedded once and kept.
 

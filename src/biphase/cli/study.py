@@ -158,7 +158,7 @@ def study_advise_command(
     study: Annotated[
         Path | None, typer.Option(help="The folder of a study of yours, whose scores then choose the curriculum.")
     ] = None,
-    text_field: Annotated[str, typer.Option(help="The JSON field or parquet column with the text.")] = "text",
+    text_field: Annotated[str, typer.Option(help="The JSON field or the column with the text.")] = "text",
     form: FormatOption = "text",
 ) -> None:
     """Model size, curriculum, batch and steps for a budget, each with its reason, as a recipe ready to run.

@@ -18,7 +18,6 @@ from biphase.corpus.readers import (
     ABSENT,
     CODECS,
     MAX_LINE_BYTES,
-    damaged,
     field_names,
     find_field,
     json_kind,
@@ -26,10 +25,11 @@ from biphase.corpus.readers import (
     read_json_lines,
     read_text_lines,
 )
+from biphase.corpus.tables import SPLITS, NoColumnError, is_part, read_table
 from biphase.errors import InputError, first_of, nearest
 from biphase.hub import hub_says, load_rows, pin_commit
 
-TextKind = Literal["text", "jsonl", "parquet", "hub"]
+TextKind = Literal["text", "jsonl", "table", "hub"]
 TxtDocuments = Literal["file", "paragraphs", "lines"]
 
 KINDS: dict[str, TextKind] = {
@@ -37,9 +37,10 @@ KINDS: dict[str, TextKind] = {
     ".md": "text",
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
-    ".parquet": "parquet",
+    ".parquet": "table",
+    ".arrow": "table",
 }
-READABLE = ".txt, .md, .jsonl, .ndjson (these also as .gz or .zst) and .parquet"
+READABLE = ".txt, .md, .jsonl, .ndjson (these also as .gz or .zst), .parquet and .arrow"
 NAMES_SHOWN = 3
 """Files that are named of those that stay out."""
 HUB_ADDRESS = re.compile(
@@ -141,7 +142,7 @@ def check_place(given: str) -> None:
 
 def kind_of(path: Path) -> TextKind | None:
     kind = KINDS.get(plain_path(path).suffix)
-    return None if kind == "parquet" and path.suffix in CODECS else kind
+    return None if kind == "table" and path.suffix in CODECS else kind
 
 
 def folder_sources(folder: Path) -> list[TextSource]:
@@ -150,9 +151,12 @@ def folder_sources(folder: Path) -> list[TextSource]:
     readable: list[Path] = []
     others: list[str] = []
     for path in sorted(folder.rglob("*")):
+        if path.name == SPLITS:
+            splits = sorted(place.parent.name for place in path.parent.glob("*/state.json"))
+            raise InputError(f"{path.parent} holds several splits: name the folder of one ({', '.join(splits)})")
         if any(part.startswith(".") for part in path.relative_to(folder).parts):
             continue
-        if path.is_file() and kind_of(path) is not None:
+        if path.is_file() and kind_of(path) is not None and is_part(path):
             readable.append(path)
         elif path.is_file() or path.is_symlink():
             others.append(str(path))
@@ -206,8 +210,8 @@ def read_documents(
 ) -> Documents:
     """The documents of one source, streamed in order, those with an empty text too (the caller counts them).
 
-    `text_field` and `id_field` name the JSON fields or parquet columns, `meta.text` one that is inside another. A row
-    without an id is named by file and line. A .txt or .md file is one document (`txt_documents="file"`), or split at
+    `text_field` and `id_field` name the JSON fields or columns, `meta.text` one that is inside another. A row without
+    an id is named by file and line. A .txt or .md file is one document (`txt_documents="file"`), or split at
     blank lines ("paragraphs"), or one per line ("lines", where a blank line is an empty document). A source without any
     is one empty document.
 
@@ -219,8 +223,8 @@ def read_documents(
         documents = read_hub_file(source, source.place, text_field, id_field)
     elif source.kind == "text":
         documents = read_txt(source.place, txt_documents)
-    elif source.kind == "parquet":
-        documents = read_parquet(source, source.place, text_field, id_field)
+    elif source.kind == "table":
+        documents = read_tabled(source, source.place, text_field, id_field)
     else:
         rows = read_json_lines(source.place)
         documents = ((document_of(row, source, f":{number}", text_field, id_field), size) for number, row, size in rows)
@@ -266,33 +270,12 @@ def read_txt(path: Path, txt_documents: TxtDocuments) -> Documents:
         yield Document(f"{path.name}:{first}", "".join(held).rstrip("\r\n")), num_bytes
 
 
-def read_parquet(source: TextSource, path: Path, text_field: str, id_field: str) -> Documents:
-    """Two columns are read, a few rows at a time."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    number = 0
+def read_tabled(source: TextSource, path: Path, text_field: str, id_field: str) -> Documents:
     try:
-        with pq.ParquetFile(path) as file:
-            names = file.schema_arrow.names
-            inner = [column.path for column in map(file.schema.column, range(len(file.schema)))]  # `meta.text` too
-            if text_field not in (*names, *inner):
-                raise missing_field(dict.fromkeys([*names, *inner]), source, "", text_field)
-            columns = [name for name in (text_field, id_field) if name in (*names, *inner)]
-            if twice := [name for name in columns if names.count(name) > 1]:
-                raise InputError(f"{source.name} has two columns '{twice[0]}': rename one, or take it out")
-            for group in range(file.num_row_groups):
-                for batch in file.iter_batches(batch_size=256, row_groups=[group], columns=columns):
-                    for row in batch.to_pylist():
-                        number += 1
-                        num_bytes = (source.num_bytes or 0) * number // file.metadata.num_rows
-                        yield document_of(row, source, f": row {number}", text_field, id_field), num_bytes
-    except UnicodeDecodeError:
-        raise InputError(f"{source.name}: a text after row {number} is not UTF-8") from None
-    except InputError:
-        raise
-    except (OSError, pa.ArrowException, ValueError, OverflowError) as error:  # the last two: dates beyond Python's
-        raise damaged(source.name, error) from None
+        for number, row, num_bytes in read_table(path, text_field, (id_field,)):
+            yield document_of(row, source, f": row {number}", text_field, id_field), num_bytes
+    except NoColumnError as error:
+        raise missing_field(error.args, source, "", text_field) from None
 
 
 def read_hub_file(source: TextSource, hub_file: HubFile, text_field: str, id_field: str) -> Documents:
