@@ -187,6 +187,12 @@ def test_exit_codes(error: Exception, code: int, line: str, run_main: Any, monke
     assert err.count("\n") == 1
 
 
+def test_a_link_to_itself_is_told(run_main: Any, tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    told = refused(run_main("doctor", tmp_path / "loop"))
+    assert "loop" in told and "; give another place" in told
+
+
 def test_parameters_of_verbs_are_options_here(run_main: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """An error names what the user typed; each option that stands for a parameter exists."""
     root: Any = typer.main.get_command(cli.app)

@@ -280,8 +280,14 @@ def main() -> Any:
         if error.errno is None:
             raise
         complain(explain_os_error(error))
+    except RuntimeError as error:
+        if not str(error).startswith(LINK_LOOP):
+            raise
+        complain(f"a link leads back to itself: {str(error).removeprefix(LINK_LOOP)}; give another place, or remove it")
 
 
+LINK_LOOP = "Symlink loop from "
+"""What Python 3.11 and 3.12 say where `Path.resolve` finds no end; 3.13 raises an OSError."""
 PLACE_ERRORS = {errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS}
 """What the same command would meet again."""
 
