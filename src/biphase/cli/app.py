@@ -276,14 +276,8 @@ def main() -> Any:
         complain(str(error))
     except StoppedError as error:
         complain(str(error), EXIT_STOPPED)
-    except OSError as error:  # a full disk, a folder in place of a file, a name that is too long: never our mistake
-        if error.errno is None:
-            raise
-        complain(explain_os_error(error))
-    except RuntimeError as error:
-        if not str(error).startswith(LINK_LOOP):
-            raise
-        complain(f"a link leads back to itself: {str(error).removeprefix(LINK_LOOP)}; give another place, or remove it")
+    except (OSError, RuntimeError) as error:
+        complain(explain_system_error(error))
 
 
 LINK_LOOP = "Symlink loop from "
@@ -292,8 +286,15 @@ PLACE_ERRORS = {errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.E
 """What the same command would meet again."""
 
 
-def explain_os_error(error: OSError) -> str:
-    """What the system refused, where, and what to do about it."""
+def explain_system_error(error: OSError | RuntimeError) -> str:
+    """What the system refused (a full disk, a folder in place of a file, a name that is too long), where, and what to
+    do about it. Any other error, which is a mistake of ours, is raised again."""
+    if isinstance(error, RuntimeError):
+        if not str(error).startswith(LINK_LOOP):
+            raise error
+        return f"a link leads back to itself: {str(error).removeprefix(LINK_LOOP)}; give another place, or remove it"
+    if error.errno is None:
+        raise error
     name = error.filename
     if error.errno not in PLACE_ERRORS or not isinstance(name, str):
         return f"{error.strerror}: {name or 'while writing'}; what was finished is kept, rerun to go on"
