@@ -33,12 +33,13 @@ def read_table(path: Path, needed: str, others: Sequence[str] = ()) -> Iterator[
     """
     import pyarrow as pa
 
-    number = 0
+    number = before = 0
     try:
         for batch, num_bytes in read_pieces(path, needed, others):
-            for row in batch.to_pylist():
+            for place, row in enumerate(batch.to_pylist(), start=1):
                 number += 1
-                yield number, row, num_bytes
+                yield number, row, before + (num_bytes - before) * place // len(batch)
+            before = num_bytes
     except UnicodeDecodeError:
         raise InputError(f"{path}: a text after row {number} is not UTF-8") from None
     except InputError:
