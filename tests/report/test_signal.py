@@ -72,5 +72,5 @@ def test_tables_say_which_tasks_decide() -> None:
     assert [bool(signal and not signal.needs) for signal in table.signals[:2]] == [True, False]
     assert show_signal(table.signals[1]).startswith("(")
     text = to_markdown(table)
-    assert "| signal ÷ noise |" in text and "75.00†" in text and "b decides nothing here: " in text
+    assert "| signal ÷ noise |" in text and "75.00†" in text and "b decides nothing here; what would: " in text
     assert r"signal $\div$ noise" in to_latex(table) and r"75.00$\dagger$" in to_latex(table)
