@@ -172,7 +172,9 @@ def text_column(source: TaskSource, place: str, row: Row, name: str) -> str:
     if isinstance(text, list) and text and all(isinstance(part, str) for part in text):
         return " ".join(text)
     if not isinstance(text, str):
-        raise InputError(f"{place}: column '{own_name(source, name)}' is {shown(text)}, not a text")
+        raise InputError(
+            f"{place}: column '{own_name(source, name)}' is {shown(text)}, not a text: mend the row or take it out"
+        )
     return text
 
 
