@@ -157,7 +157,11 @@ def test_the_same_number_of_other_seeds_is_not_paired() -> None:
     a = measured(CLM, "SC", "a", "standard", (0.5, 0.6), seeds=(0, 1), pretraining_seeds=(0, 0))
     b = measured(MLM, "SC", "a", "standard", (0.5, 0.6), seeds=(0, 2), pretraining_seeds=(0, 0))
     assert difference(a, b).test == "Welch" and difference(a, replace(b, seeds=(0, 1))).test == "paired t"
+    # Where there are several pretraining seeds, they are what pairs.
+    repeated = replace(a, pretraining_seeds=(0, 1))
     assert difference(a, replace(b, pretraining_seeds=(0, 1))).test == "Welch"
+    assert difference(repeated, replace(b, pretraining_seeds=(0, 1))).test == "paired t"
+    assert difference(repeated, replace(a, pretraining_seeds=(2, 3))).test == "Welch"
 
 
 @pytest.mark.parametrize(("num", "limit"), [(2, 3), (3, 6)])
@@ -208,10 +212,12 @@ def test_examples_and_seeds_by_hand() -> None:
 
 
 def test_interaction_is_that_of_a_two_way_analysis_of_variance() -> None:
-    """The residuals of a table, row and column means taken away, have (3 - 1)(7 - 1) degrees of freedom."""
-    table = np.random.default_rng(0).random((3, 7)) + [[5], [6], [9]]
-    left = table - table.mean(axis=1, keepdims=True) - table.mean(axis=0) + table.mean()
-    assert interaction(table) == pytest.approx((left**2).sum() / 12) and interaction(table[:1]) == 0
+    """The residuals of a table, row and column means taken away, have (R - 1)(N - 1) degrees of freedom."""
+    whole = np.random.default_rng(0).random((3, 7)) + [[5], [6], [9]]
+    for table, degrees in ((whole, 12), (whole[:2], 6), (whole[:, :2], 2)):
+        left = table - table.mean(axis=1, keepdims=True) - table.mean(axis=0) + table.mean()
+        assert interaction(table) == pytest.approx((left**2).sum() / degrees)
+    assert interaction(whole[:1]) == 0
 
 
 def test_the_choice_of_rates_by_hand() -> None:
