@@ -213,7 +213,7 @@ def test_examples_and_seeds_by_hand() -> None:
 
 def test_interaction_is_that_of_a_two_way_analysis_of_variance() -> None:
     """The residuals of a table, row and column means taken away, have (R - 1)(N - 1) degrees of freedom."""
-    whole = np.random.default_rng(0).random((3, 7)) + [[5], [6], [9]]
+    whole = np.random.default_rng(0).random((3, 7)) + np.array([[5], [6], [9]])
     for table, degrees in ((whole, 12), (whole[:2], 6), (whole[:, :2], 2)):
         left = table - table.mean(axis=1, keepdims=True) - table.mean(axis=0) + table.mean()
         assert interaction(table) == pytest.approx((left**2).sum() / degrees)
