@@ -5,6 +5,8 @@ from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
 from biphase.finetuning.metrics.classification import (
     accuracy,
+    correlation,
+    correlation_products,
     multi_label_metrics,
     regression_metrics,
     sequence_metrics,
@@ -67,6 +69,15 @@ def test_correlations_are_those_of_scipy() -> None:
     constant = np.full(60, 0.1)
     for sides in ((gold, constant), (constant, gold), (constant * 0, constant * 0)):
         assert regression_metrics(*sides) == {"spearman": 0, "pearson": 0}
+
+
+def test_a_correlation_is_that_of_any_sums_of_products() -> None:
+    """Of parts of the examples, whose means are not zero."""
+    x, y = np.random.default_rng(0).random((2, 9))
+    products_NC, statistic = correlation_products("pearson", x, y)
+    assert statistic is correlation
+    found = correlation(np.stack([products_NC[:5].sum(axis=0), products_NC[3:].sum(axis=0)]))
+    assert found == pytest.approx([np.corrcoef(x[:5], y[:5])[0, 1], np.corrcoef(x[3:], y[3:])[0, 1]])
 
 
 def test_tags_of_no_entities_are_scored_by_word() -> None:
