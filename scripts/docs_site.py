@@ -24,7 +24,8 @@ from biphase.cli.app import app
 from biphase.tasks.spec import PAPER_TASKS, TASK_SPLITS, Task, task_table
 
 ROOT = Path(__file__).resolve().parents[1]
-ASKED = re.compile(r"<!-- (commands|python|tasks|keys)(?:: ([\w.]+))? -->")
+ASKED = re.compile(r"<!-- (commands|python|tasks|keys)(?:: ([\w.]+))? -->(?:\n.+)*")
+"""The comment, and the lines right below it, which are for those who read the page as a file."""
 LINKED = re.compile(r"\]\((?:\.\./)+((?:src|scripts|benchmarks|tests|studies)/[^)]*)\)")
 """Links to files of the repository, which the site does not have: their paths stand there instead."""
 

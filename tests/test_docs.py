@@ -153,3 +153,16 @@ def test_the_site_shows_every_key_and_command() -> None:
     assert all(f"### biphase.{name}\n" in functions for name in biphase.OFFERED) and "biphase.pretrain(\n" in functions
     commands = "\n".join(made("commands", None))
     assert "## `biphase study plan`" in commands and "--dry-run" in commands
+
+
+def test_who_reads_a_page_as_a_file_learns_where_its_lists_are() -> None:
+    """Below each comment that the site fills stands a line for readers of the file; the site puts the list there."""
+    fill = runpy.run_path(str(ROOT / "scripts" / "docs_site.py"))["on_page_markdown"]
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        below = re.findall(r"^<!-- (?:commands|python|tasks|keys)\b.*-->\n(.*)$", text, re.MULTILINE)
+        for line in below:
+            assert line, f"{page}: where else is it?"
+            assert all((page.parent / link).is_file() for link in re.findall(r"\]\(([^)]*)\)", line))
+        if below:
+            assert not any(line in fill(text) for line in below)

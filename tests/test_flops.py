@@ -110,7 +110,8 @@ def test_long_rope_reads_texts_as_long_as_its_first_angles() -> None:
     old = {"type": "su"}
     config = SimpleNamespace(max_position_embeddings=131_072, rope_scaling=old, original_max_position_embeddings=4096)
     assert longest_text(config) == 4096
-    assert longest_text(SimpleNamespace(max_position_embeddings=512, rope_parameters={"rope_type": "yarn"})) == 512
+    yarn = {"rope_type": "yarn", "original_max_position_embeddings": 128}  # the same angles for any length
+    assert longest_text(SimpleNamespace(max_position_embeddings=512, rope_parameters=yarn)) == 512
     assert longest_text(SimpleNamespace(max_position_embeddings=-1)) is None
 
 

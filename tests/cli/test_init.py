@@ -105,10 +105,27 @@ def test_every_study_is_one_to_start_from(name: str) -> None:
     assert plan.study.name == "mine" and plan.study.recipe["data"]["shards"] == "s"
 
 
+def test_a_study_of_tasks_and_text_that_are_here() -> None:
+    """The folders of their data are named, and the size of the vocabulary is the shards' own."""
+    Path("data").mkdir()
+    Path("data/train.csv").write_text("text,stars\n" + "".join(f"a b {n},{n % 2}\n" for n in range(40)))
+    init_task_command(Path("data/train.csv"), out_file=Path("own.yaml"))
+    Path("s").mkdir()
+    Path("s/manifest.json").write_text('{"vocab_size": 384}')
+    init_study_command("demo", "s", tasks="own.yaml,genre", data_dir=["own.yaml=data"], out_file=Path("mine.yaml"))
+    study = load_study(Path("mine.yaml"))
+    assert study.evaluation is not None and study.evaluation.data_dirs == {"own.yaml": "data"}
+    assert (study.planning.devices, study.planning.vocab_size) == (2, None)
+    assert "# short cells" in Path("mine.yaml").read_text()
+    for given, message in (("other.yaml", "must be TASK=FOLDER"), ("snli=data", "'snli' is none of the tasks")):
+        with pytest.raises(InputError, match=message):
+            init_study_command("demo", "s", tasks="own.yaml", data_dir=[given], out_file=Path("b.yaml"))
+
+
 def test_a_study_by_flags() -> None:
     with pytest.raises(InputError, match="' ,' has nothing beside commas"):
-        init_study_command("demo", "s", "3m", 60, " ,", Path("mine.yaml"))
-    init_study_command("demo", "s", "3m", 60, "snli, genre,", Path("mine.yaml"))
+        init_study_command("demo", "s", "3m", 60, " ,", out_file=Path("mine.yaml"))
+    init_study_command("demo", "s", "3m", 60, "snli, genre,", out_file=Path("mine.yaml"))
     study = load_study(Path("mine.yaml"))
     assert study.evaluation is not None and study.evaluation.tasks == ("snli", "genre")
     assert study.evaluation.per_task == {"genre": {"max_train_examples": 1600}}

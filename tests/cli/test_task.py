@@ -43,6 +43,18 @@ def test_what_would_be_read(folder: Path, capsys: pytest.CaptureFixture[str], mo
     assert "inputs of test stand in train too" in said
 
 
+def test_empty_cells_are_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = pandas.read_csv(folder / "train.csv")
+    table.loc[[3, 40], "text"] = ["", " "]
+    table.to_csv(folder / "train.csv", index=False)
+    (folder / "test.csv").write_text("text,label\nnew words,no\n")
+    (folder / "other.csv").write_text("text,label\nother words,no\n")
+    (folder / "mine.yaml").write_text(TASK.replace("test: test.csv", "validation: other.csv, test: test.csv"))
+    check_task(str(folder / "mine.yaml"), folder)
+    said = capsys.readouterr().out
+    assert "2 inputs of train are empty" in said and "of test" not in said
+
+
 def test_every_family_is_told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(out, "width", 300)
     check_task("wnut17", None)

@@ -44,7 +44,7 @@ from biphase.finetuning.encoders import Embedder, load_encoder
 from biphase.finetuning.encoding import encode_texts
 from biphase.pretraining.loop import train
 from biphase.recipe import Recipe
-from biphase.run import find_checkpoint
+from biphase.run import Run, drop_step, find_checkpoint
 from biphase.verbs.folders import inspect
 
 TOKENS_T = torch.arange(3, 43)
@@ -117,6 +117,22 @@ def test_a_card_tells_all_trainings_by_name(tiny_recipe: Callable[..., Recipe], 
     (Path(first) / "config.yaml").unlink()
     export_checkpoint(second, tmp_path / "again")
     assert f"1. `{Path(first).name}`, which is not here any more" in (tmp_path / "again" / "README.md").read_text()
+
+
+def test_a_card_tells_a_parent_whose_checkpoint_was_dropped(tiny_recipe: Callable[..., Recipe], tmp_path: Path) -> None:
+    """As a study drops the steps that its arms have branched off from; the run says what it trained up to there."""
+    phases = "curriculum=[{objective: clm, steps: 3}, {objective: mlm, steps: 1}]"
+    first = trained(tiny_recipe(phases, "name=clm", "checkpoints.keep=[2]", *NO_ENDS), tmp_path / "runs")
+    changes = ("curriculum=[{objective: mlm, steps: 3}]", f"init={{checkpoint: {first}@2}}", "name=then-mlm")
+    second = trained(tiny_recipe(*changes, *NO_ENDS), tmp_path / "runs")
+    export_checkpoint(second, tmp_path / "model")
+    complete = (tmp_path / "model" / "README.md").read_text()
+    drop_step(Run(Path(first)), 2)
+    export_checkpoint(second, tmp_path / "again")
+    card = (tmp_path / "again" / "README.md").read_text()
+    (line,) = [line for line in complete.splitlines() if "2 steps of CLM" in line]
+    assert line.startswith(f"2. `{Path(first).name}`: ") and f"{line[:-1]}; this checkpoint (`" in card
+    assert "`) is not here any more.\n3. `" in card and "1. Random weights of preset" in card
 
 
 def check_head_of_card(folder: Path, task: str) -> None:

@@ -55,6 +55,13 @@ def test_two_rates_by_hand(choose: Choose) -> None:
     assert choice.variance == pytest.approx(share * (1 - share) * 0.2**2, rel=0.05)
 
 
+def test_a_rate_far_behind_is_chosen_at_times(choose: Choose) -> None:
+    """The first 60 right, or the other 40: the difference of 20 points has a standard error of √(1 − 0.2²) / 10."""
+    choice = choose(first(60), [i >= 60 for i in range(100)], test=(0.7, 0.9))
+    share = float(stats.norm.cdf(0.2 / np.sqrt((1 - 0.2**2) / 99)))
+    assert share < 0.98 and choice.shares == pytest.approx({1e-5: share, 2e-5: 1 - share}, abs=0.005)
+
+
 def test_what_cannot_be_chosen_is_not_read(choose: Choose) -> None:
     """One rate is 40 points behind, and no predictions were kept; nor where there is one rate alone."""
     choice = choose(first(90), first(50), test=(0.7, 0.9), is_kept=False)
@@ -78,6 +85,11 @@ def test_a_choice_that_is_not_known(choose: Choose) -> None:
         choice.shares
     )
     assert np.isnan(choice.variance)
+
+
+def test_one_example_knows_no_noise(choose: Choose) -> None:
+    choice = choose([True], [False], test=(0.7, 0.9))
+    assert isinstance(choice.shares, InputError) and np.isnan(choice.variance)
 
 
 def test_a_part_of_many_examples_tells_it(choose: Choose) -> None:

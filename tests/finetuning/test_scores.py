@@ -46,8 +46,9 @@ def test_no_folder_and_no_scores(tmp_path: Path) -> None:
 
 
 def test_best_mean_wins() -> None:
-    """Means 0.70, 0.72 and 0.71; the single best seed is at another rate."""
+    """Means 0.70, 0.72 and 0.71; the single best seed is at another rate. A rate with more seeds is no better for it."""
     assert choose_rate({1e-5: [0.70, 0.70], 2e-5: [0.72, 0.72], 5e-5: [0.80, 0.62]}) == 2e-5
+    assert choose_rate({1e-5: [0.70, 0.70, 0.70], 2e-5: [0.72], 5e-5: [0.71, 0.71]}) == 2e-5
 
 
 def test_ties_go_to_the_lower_rate_whatever_the_order_of_seeds() -> None:
@@ -69,21 +70,25 @@ def test_nothing_to_choose_from(validation: dict) -> None:
 
 
 def test_selection_by_hand(write_cell: WriteCell, scores_folder: Path) -> None:
-    """Validation chooses 2e-5, though test prefers 1e-5; another model shows that the grid has a seed 2."""
+    """Validation chooses 2e-5, though test prefers 1e-5; another model shows that the grid has a seed 2 and a rate of
+    9e-5."""
     for rate, seed, validation, test in (
         *((1e-5, 1, 0.60, 0.91), (1e-5, 0, 0.60, 0.90)),
         *((2e-5, 1, 0.72, 0.81), (2e-5, 0, 0.70, 0.80)),
         *((5e-5, 0, 0.99, 0.99), (5e-5, 1, 0.0, None)),
     ):
         write_cell("m", rate=rate, seed=seed, validation=validation, test=test)
-    write_cell("other", rate=1e-5, seed=2)
+    write_cell("other", rate=9e-5, seed=2)
     chosen = select_rate(read_scores(scores_folder), "m", "genre")
     assert chosen.rate == 2e-5 and chosen.seeds == (0, 1)
     assert chosen.validation == (0.70, 0.72) and chosen.test == (0.80, 0.81)
     assert [score.config.seed for score in chosen.scores] == [0, 1]
     assert chosen.diverged == ((5e-5, 1),) and chosen.num_diverged == 0
-    assert chosen.missing == ((1e-5, 2), (2e-5, 2), (5e-5, 2))
+    assert chosen.missing == ((1e-5, 2), (2e-5, 2), (5e-5, 2), (9e-5, 0), (9e-5, 1), (9e-5, 2))
+    assert (chosen.num, chosen.num_rates) == (2, 3)
+    assert (chosen.mean, chosen.std) == (pytest.approx(0.805), pytest.approx(0.01 / math.sqrt(2)))
     by_rate = {1e-5: (0.90, 0.91, math.nan), 2e-5: (0.80, 0.81, math.nan), 5e-5: (0.99, math.nan, math.nan)}
+    by_rate[9e-5] = (math.nan,) * 3
     assert list(chosen.test_by_rate) == list(by_rate)
     for rate, values in by_rate.items():
         assert chosen.test_by_rate[rate] == pytest.approx(values, nan_ok=True)

@@ -304,10 +304,13 @@ def test_a_seed_missing_at_a_rate_leaves_f5_open() -> None:
 
 def test_jackknife_of_a_mean_is_its_standard_error() -> None:
     values = np.array([0.5, 0.7, 0.65, 0.52])
-    seen = jackknife(lambda seeds: float(values[seeds].mean()), 4, size=1.0)
-    assert seen.estimate == pytest.approx(values.mean())
-    assert seen.error == pytest.approx(values.std(ddof=1) / 2)
-    assert seen.degrees == 3
+    for of_one_pretraining in ((), (7, 7, 7, 7)):
+        seen = jackknife(lambda seeds: float(values[seeds].mean()), 4, 1.0, of_one_pretraining)
+        assert seen.estimate == pytest.approx(values.mean())
+        assert seen.error == pytest.approx(values.std(ddof=1) / 2)
+        assert seen.degrees == 3 and seen.noise == ("fine-tuning seeds",)
+    alone = jackknife(lambda seeds: float(values[seeds].mean()), 1, 1.0)
+    assert (alone.estimate, alone.num) == (0.5, 1) and math.isnan(alone.error)
 
 
 def test_jackknife_leaves_out_whole_pretraining_seeds() -> None:

@@ -14,7 +14,15 @@ from scipy import stats
 from biphase.finetuning.predictions import ExampleTable
 from biphase.paper.published import read_reference
 from biphase.report.averages import with_averages
-from biphase.report.contrasts import contrast, difference, is_significant, judge_difference, mix_degrees, seed_interval
+from biphase.report.contrasts import (
+    contrast,
+    difference,
+    interaction,
+    is_significant,
+    judge_difference,
+    mix_degrees,
+    seed_interval,
+)
 from biphase.report.results import AVERAGE, ReportArm, Result, measured
 from biphase.report.statistics import Interval
 
@@ -85,6 +93,7 @@ def test_rounding_is_no_spread() -> None:
     """0.3 - 0.2, 0.4 - 0.3 and 0.8 - 0.7 differ in their last digits only."""
     assert len({0.3 - 0.2, 0.4 - 0.3, 0.8 - 0.7}) == 3
     assert math.isnan(paired([0.3, 0.4, 0.8], [0.2, 0.3, 0.7]).p_value)
+    assert math.isnan(paired([-0.3, -0.4, -0.8], [-0.2, -0.3, -0.7]).p_value)
 
 
 def test_t_tests_reject_the_truth_as_often_as_promised() -> None:
@@ -139,14 +148,20 @@ def test_contrast_of_many_means() -> None:
     seen = contrast(zip((1.0, -2.0, 1.0), cells, strict=True))
     assert seen.estimate == pytest.approx(0.1)
     assert seen.error == pytest.approx(0.01 * math.sqrt(1 + 4 + 1))
-    assert seen.degrees == pytest.approx(36 / ((1 + 16 + 1) / 3))
+    assert seen.degrees == pytest.approx(36 / ((1 + 16 + 1) / 3)) and seen.num == 4
+    assert difference(cells[0], replace(cells[1], num=9)).num == 4
 
 
 def test_the_same_number_of_other_seeds_is_not_paired() -> None:
     """Each lost another seed: the first scores of both are not of one seed."""
-    a = measured(CLM, "SC", "a", "standard", (0.5, 0.6), seeds=(0, 1))
-    b = measured(MLM, "SC", "a", "standard", (0.5, 0.6), seeds=(0, 2))
+    a = measured(CLM, "SC", "a", "standard", (0.5, 0.6), seeds=(0, 1), pretraining_seeds=(0, 0))
+    b = measured(MLM, "SC", "a", "standard", (0.5, 0.6), seeds=(0, 2), pretraining_seeds=(0, 0))
     assert difference(a, b).test == "Welch" and difference(a, replace(b, seeds=(0, 1))).test == "paired t"
+    # Where there are several pretraining seeds, they are what pairs.
+    repeated = replace(a, pretraining_seeds=(0, 1))
+    assert difference(a, replace(b, pretraining_seeds=(0, 1))).test == "Welch"
+    assert difference(repeated, replace(b, pretraining_seeds=(0, 1))).test == "paired t"
+    assert difference(repeated, replace(a, pretraining_seeds=(2, 3))).test == "Welch"
 
 
 @pytest.mark.parametrize(("num", "limit"), [(2, 3), (3, 6)])
@@ -196,6 +211,15 @@ def test_examples_and_seeds_by_hand() -> None:
     assert seen.noise == ("fine-tuning seeds", "test examples") and seen.num_examples == 2
 
 
+def test_interaction_is_that_of_a_two_way_analysis_of_variance() -> None:
+    """The residuals of a table, row and column means taken away, have (R - 1)(N - 1) degrees of freedom."""
+    whole = np.random.default_rng(0).random((3, 7)) + np.array([[5], [6], [9]])
+    for table, degrees in ((whole, 12), (whole[:2], 6), (whole[:, :2], 2)):
+        left = table - table.mean(axis=1, keepdims=True) - table.mean(axis=0) + table.mean()
+        assert interaction(table) == pytest.approx((left**2).sum() / degrees)
+    assert interaction(whole[:1]) == 0
+
+
 def test_the_choice_of_rates_by_hand() -> None:
     """Two scores of a sum, with twice the weight of one: 4 · 0.3 and 1 · 0.2 beside the seeds' part. A score that was
     pretrained several times has it in its spread; where it is not known of one score, none counts."""
@@ -209,7 +233,10 @@ def test_the_choice_of_rates_by_hand() -> None:
     assert seen.choice_variance == pytest.approx(1.4) and seen.num_validation == 50
     assert seen.error**2 == pytest.approx(seen.seed_variance + 1.4)
     assert (given.choice_variance, given.num_validation) == (0, 0) and given.noise == ("fine-tuning seeds",)
-    assert seen.noise == ("fine-tuning seeds", "validation examples") and seen.degrees > 3 == given.degrees
+    assert seen.noise == ("fine-tuning seeds", "validation examples") and given.degrees == 3
+    assert seen.degrees == mix_degrees([(seen.seed_variance, 3), (seen.choice_variance, 49)])
+    one_rate: Any = KnownChoice(0.0, 0)
+    assert contrast([(1, a), (-1, replace(b, choice=one_rate))]).num_validation == 50
     several = measured(CLM, "SC", "a", "standard", (0.1, 0.2, 0.4), pretraining_seeds=(0, 1, 2))
     assert difference(several, b).choice_variance == pytest.approx(0.2)
     average = with_averages([a, replace(a, dataset="b")]).find(CLM, "SC", AVERAGE, "standard")
@@ -230,6 +257,8 @@ def test_scores_have_intervals_over_seeds_alone() -> None:
     shown = seed_interval([(1.0, cell)])
     assert shown.half_width == pytest.approx(cell.half_width)
     assert contrast([(1.0, cell)]).against().half_width > shown.half_width
+    one_seed = seed_interval([(1.0, measured(CLM, "SC", "a", "standard", (0.5,)))])
+    assert one_seed.value == 0.5 and math.isnan(one_seed.half_width)
 
 
 def test_few_seeds_beside_many_examples_ask_for_more() -> None:
@@ -257,7 +286,7 @@ def test_error_is_the_spread_of_repeated_studies() -> None:
     for _ in range(800):
         examples_N = rng.normal(0, 1, 40)
         values = [
-            examples_N + rng.normal(0, 1.5, 40) + rng.normal(0, 0.3, (4, 1)) + rng.normal(0, 1, (4, 40))
+            examples_N + rng.normal(0, 1.5, 40) + rng.normal(0, 0.3, (4, 1)) + rng.normal(0, 2, (4, 40))
             for _ in range(2)
         ]
         a = with_examples(CLM, values[0])
@@ -266,7 +295,7 @@ def test_error_is_the_spread_of_repeated_studies() -> None:
             assert seen.test == test
             errors[test].append(seen.error**2)
         estimates.append(seen.estimate)
-    true = 2 * (1.5**2 / 40 + 0.3**2 / 4 + 1 / 160)
+    true = 2 * (1.5**2 / 40 + 0.3**2 / 4 + 2**2 / 160)
     assert np.var(estimates) == pytest.approx(true, rel=0.15)
     for test, squares in errors.items():
         assert np.mean(squares) == pytest.approx(true, rel=0.07), test

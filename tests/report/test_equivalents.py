@@ -52,6 +52,8 @@ def test_known_share() -> None:
         tested = seen.against()
         sides.append("below" if tested.high < 0 else "above" if tested.low > 0 else "within")
     assert sides == ["below", "within", "within", "above"]
+    for share, baseline in ((1.0, 0.5), (0.25, 0.7)):  # the ends of the ladder are on it
+        assert contrast_at_share(results, arm, list(ladder), share).estimate == pytest.approx(0.65 - baseline, abs=1e-3)
     with pytest.raises(InputError, match="the baseline's ladder does not reach 10 of its compute"):
         contrast_at_share(results, arm, list(ladder), 0.1)
 
@@ -65,6 +67,27 @@ def test_nothing_is_read_off_beyond_the_ladder() -> None:
     worst = compute_equivalent(results, low, list(ladder))
     assert (worst.bound, worst.share, worst.low, worst.high) == ("at least", 4.0, 4.0, math.inf)
     assert show_multiple(worst) == "at least 4.00 [4.00, …]"
+
+
+def test_an_interval_is_open_where_the_ladder_ends_within_noise() -> None:
+    ladder = ladder_of([0.5, 0.6])
+    high, low = make_arm("high", 1.0), make_arm("low", 1.0)
+    results = make_results(
+        {**ladder, high: (0.599 + 0.1 * NOISE[::-1]).tolist(), low: (0.501 + 0.1 * NOISE[::-1]).tolist()}
+    )
+    ends = [compute_equivalent(results, arm, list(ladder)) for arm in (high, low)]
+    assert ends[0].low == 0.0 and 0.5 < ends[0].high < 0.6
+    assert 0.9 < ends[1].low < 1.0 and ends[1].high == math.inf
+
+
+def test_without_noise_the_interval_is_as_wide_as_the_places_that_are_tested() -> None:
+    """Of 40 places within a doubling, the share 2^-0.5125 lies between the 20th and the 21st."""
+    ladder = ladder_of([0.5, 0.6], noise=1e-6)
+    arm = make_arm("ours", 1.0)
+    found = compute_equivalent(
+        make_results({**ladder, arm: (0.55125 + 1e-6 * NOISE[::-1]).tolist()}), arm, list(ladder)
+    )
+    assert (found.low, found.high) == (pytest.approx(2 ** -(21 / 40)), pytest.approx(2 ** -(20 / 40)))
 
 
 def test_a_ladder_that_dips_is_made_monotone() -> None:
@@ -97,7 +120,8 @@ def test_what_cannot_be_asked() -> None:
     ladder = ladder_of([0.5, 0.6])
     arm = make_arm("ours", 1.0)
     results = make_results({**ladder, arm: [0.55]})
-    assert math.isnan(compute_equivalent(results, arm, list(ladder)).low), "a single seed has no interval"
+    alone = compute_equivalent(results, arm, list(ladder))
+    assert math.isnan(alone.low) and show_multiple(alone) == "0.71", "a single seed has no interval"
     with pytest.raises(InputError, match="two budgets"):
         compute_equivalent(results, arm, list(ladder)[:1])
     with pytest.raises(InputError, match="device hours of mlm-0 are not known"):

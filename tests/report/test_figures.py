@@ -216,3 +216,17 @@ def test_families_without_scores_have_no_panel(drawn: Path, study: ResultSet) ->
     assert study.families == ["SC", "QA"]
     text = (drawn / "objective-by-size.svg").read_text()
     assert "SC · sequence classification" in text and "IR · retrieval" not in text
+
+
+@pytest.mark.parametrize(
+    ("values", "labels"),
+    [
+        ((2.19e12, 2.29e12), ["2", "2.5"]),
+        ((2.3e12,), ["2.2", "2.4"]),
+        ((1.02e6,), ["1", "1.1"]),
+        ((1e3, 4e3), ["1", "1.5"]),
+    ],
+)
+def test_an_axis_has_two_ticks_or_more(values: tuple[float, ...], labels: list[str]) -> None:
+    ticks, shown, _ = panels.round_ticks(values)
+    assert shown[:2] == labels and min(values) / 1.1 <= ticks[0] < ticks[1] <= max(values) * 1.1

@@ -3,8 +3,10 @@
 import pytest
 
 from biphase.errors import InputError
+from biphase.report.averages import with_averages
 from biphase.report.grammar import parse_inequality
-from biphase.report.hypotheses import Ladder, bind
+from biphase.report.hypotheses import Ladder, bind, make_line
+from biphase.report.results import ReportArm, measured
 
 ARMS = {
     "mlm40": {(size, steps): f"{size}-mlm40-{steps}" for size in ("1m", "3m") for steps in (400, 800)},
@@ -62,6 +64,29 @@ def test_terms_have_places_and_weights_of_their_own() -> None:
     assert one[0] == "+1·3m-mlm40-400@SC -1·3m-clm-400@SC -1·1m-mlm40-400@SC +1·1m-clm-400@SC"
 
 
+def test_places_of_terms_leave_the_rest_open() -> None:
+    """Budgets are named, one model is not; and of what is taken away again the rest is asked about."""
+    assert asked("(mlm40 at 400 steps for 3m) - (mlm40 at 800 steps) > 0 on SC") == [
+        (
+            f"+1·3m-mlm40-400@SC -1·{size}-mlm40-800@SC",
+            f"(mlm40 at 400 steps for 3m) - (mlm40 at 800 steps) on SC {size}",
+        )
+        for size in ("1m", "3m")
+    ]
+    assert len(asked("(25/75 - clm) - (mlm40 - clm) > 0 on SC at 400 steps")) == 1
+
+
+def test_an_average_that_one_arm_lacks_a_family_of_is_not_there() -> None:
+    scores = [("1m-mlm40-400", "SC"), ("1m-mlm40-400", "TC"), ("1m-clm-400", "SC")]
+    arms = {name: ReportArm(name, "other", "1m", "mlm", 40, 400, 0, 400) for name, _ in scores}
+    results = with_averages(
+        [measured(arms[name], family, family.lower(), "standard", (0.5, 0.6)) for name, family in scores]  # type: ignore[arg-type]
+    )
+    for line, is_there in (("mlm40 - clm > 0 at 400 steps for 1m", False), ("mlm40 > 0 at 400 steps for 1m", True)):
+        claim = make_line(bind(parse_inequality(line), LADDERS, TASKS), results)
+        assert bool(claim.inequalities) == is_there and bool(claim.untested) != is_there
+
+
 def test_of_a_group_every_arm_is_asked_about_or_one_is_enough() -> None:
     assert asked("every both - clm > 0 on TC for 1m") == [
         ("+1·1m-mlm40-400@TC -1·1m-clm-400@TC", "mlm40 - clm on TC 1m, 400 steps")
@@ -114,10 +139,13 @@ def test_a_compute_equivalent_asks_for_the_whole_ladder_of_the_baseline() -> Non
             "spread(both over mask) - mlm40 > 0",
             "a spread stands beside spreads over the same axis on the same task only",
         ),
-        ("clm - (clm at the largest budget) > 0", "there it compares an arm with itself"),
+        (
+            "clm - (clm at the largest budget) > 0",
+            "an arm with itself; other models or budgets have whole names, .*3m-clm-400",
+        ),
         ("mlm40 - clm > 0 on QA", "unknown task or family 'QA'; known: average, every family, every task, wnut17"),
         ("mlm40 - clm > 0 for 7b", "unknown model '7b'; known: 1m, 3m"),
-        ("25/75 - clm > 0 at 1600 steps", "share no model and budget there; known: 25/75 for 1m, 400 steps"),
+        ("25/75 - clm > 0 at 1600 steps", "share no model and budget there; known: 25/75 for 1m, 400 steps.*; other"),
         ("mlm40 - clm > 1", "1 of what\\? Write 1 points, of 100"),
         ("compute_equivalent(25/75, mlm40) < 60 points", "a share of compute has no points"),
         ("1 - compute_equivalent(25/75, mlm40) > 0", "is wanted where|stands alone on the left"),

@@ -270,6 +270,25 @@ def test_an_estimate_has_two_digits() -> None:
     assert [show_estimate(value) for value in values] == ["0", "0.021", "0.56", "1.5", "10.0", "12", "100", "650,000"]
 
 
+def test_hypotheses_are_shown_as_verdicts_are(part: ResultSet, tmp_path: Path) -> None:
+    """Each with its p-value and what would decide it, so that nobody has to guess why it is undecided."""
+    findings = judge_findings(read_reference())
+    page = parse(write_report(part, tmp_path / "report", Told("plain", "", hypotheses=(findings, "declared today"))))
+    text = " ".join(page.words)
+    inequalities = [one for finding in findings for one in finding.inequalities]
+    assert len(inequalities) > 5 and not page.all("section", id="verdicts")
+    for one in inequalities:
+        assert one.label in text and show_p_value(one.adjusted) in page.words
+    assert all(line in text for finding in findings for line in finding.needs)
+    assert len(page.all("p", class_="note legend")) == 1
+
+
+def test_what_a_finding_lacks_has_no_remedy_for_hypotheses() -> None:
+    alone = ResultSet(tuple(one for one in read_reference().results if one.arm.size == "210M"))
+    untested = [line for finding in judge_findings(alone) for claim in finding.claims for line in claim.untested]
+    assert "there it compares an arm with itself" in untested
+
+
 def test_numbers_as_words() -> None:
     assert (show_points(0.0123), show_points(-0.2), show_points(float("nan"))) == ("+1.23", "−20.00", "–")
     assert (show_p_value(0.00099), show_p_value(0.0496), show_p_value(float("nan"))) == ("< 0.001", "0.050", "–")
@@ -281,18 +300,22 @@ let errors = 0;
 addEventListener("error", () => { errors += 1; });
 addEventListener("load", () => {
   const table = document.querySelector("table.sortable");
-  const column = 5;
-  const shown = () => [...table.tBodies[0].rows].map((row) => parseFloat(row.cells[column].textContent)).join(" ");
-  const button = table.tHead.rows[0].cells[column].querySelector("button");
+  const sorted = 5;
+  const shown = () => [...table.tBodies[0].rows].map((row) => parseFloat(row.cells[sorted].textContent)).join(" ");
+  const button = table.tHead.rows[0].cells[sorted].querySelector("button");
   const states = [shown()];
   for (let click = 0; click < 3; click++) {
     button.click();
-    states.push(table.tHead.rows[0].cells[column].getAttribute("aria-sort") + " " + shown());
+    states.push(table.tHead.rows[0].cells[sorted].getAttribute("aria-sort") + " " + shown());
   }
   const seen = (picture) => picture.getBoundingClientRect().height > 100;
   const pictures = [...document.querySelectorAll(".picture")].filter(seen);
   const root = document.documentElement;
-  const result = [errors, pictures.length, root.scrollWidth - root.clientWidth, ...states].join("|");
+  const column = document.querySelector("h2").getBoundingClientRect();
+  const isMisplaced = ({ left, width }) => left < 0 || (width < column.width && Math.abs(left - column.left) > 1);
+  const misplaced = [...document.querySelectorAll(".tall")].filter((one) => isMisplaced(one.getBoundingClientRect()));
+  const overflow = root.scrollWidth - root.clientWidth;
+  const result = [errors, pictures.length, overflow, misplaced.length, ...states].join("|");
   parent.postMessage(result, "*");
 });
 </script>
@@ -329,9 +352,9 @@ def show(page: str, tmp_path: Path, width: int, *options: str) -> tuple[str, str
 def test_in_chromium(paper_file: Path, tmp_path: Path, width: int) -> None:
     page = paper_file.read_text().replace("</title>", f"</title>{PROBE}", 1)
     told, complaints = show(page, tmp_path, width)
-    errors, pictures, overflow, *states = told.split("|")
+    errors, pictures, overflow, misplaced, *states = told.split("|")
     # All figures but three, for which nothing is published, and those of the first screen and of compute-equivalents.
-    assert (errors, pictures, overflow) == ("0", str(len(FIGURES) - 1), "0")
+    assert (errors, pictures, overflow, misplaced) == ("0", str(len(FIGURES) - 1), "0", "0")
     assert "CONSOLE" not in complaints
     plain = states[0].split()
     assert len(plain) == 46

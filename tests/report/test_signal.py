@@ -38,6 +38,82 @@ def test_signal_of_known_noise() -> None:
     assert measure_signal([model("x", [0.5]), model("y", [0.6])]) is None, "one seed knows no noise"
 
 
+def test_two_models_are_told_apart_by_the_paired_test() -> None:
+    rng = np.random.default_rng(1)
+    decided = []
+    for a, b in rng.normal(0.5, 0.02, (80, 2, 3)) + np.array([[0.0], [0.05]]):
+        known = measure_signal([model("a", a.tolist()), model("b", b.tolist())])
+        theirs = stats.ttest_rel(a, b)
+        assert known and known.ratio == pytest.approx(abs(theirs.statistic))
+        assert (known.needs == "") == (theirs.pvalue < 0.05)
+        decided.append(known.needs == "")
+    assert 20 < sum(decided) < 60
+
+
+def test_several_models_are_told_apart_by_the_analysis_of_variance() -> None:
+    """Four models of equal spreads with seeds of their own, closer and closer."""
+    noise = np.array([-0.01, 0.002, 0.003, 0.005])
+    decided = []
+    for gap in np.linspace(0.0, 0.012, 41):
+        values = [0.5 + gap * at + np.roll(noise, at) for at in range(4)]
+        known = measure_signal(
+            [model(str(at), v.tolist(), seeds=range(9 * at, 9 * at + 4)) for at, v in enumerate(values)]
+        )
+        theirs = stats.f_oneway(*values)
+        assert known and known.ratio**2 == pytest.approx(theirs.statistic, abs=1e-9)
+        decided.append((known.needs == "", bool(theirs.pvalue < 0.05)))
+    assert all(ours == right for ours, right in decided) and {ours for ours, _ in decided} == {True, False}
+
+
+def test_models_that_differ_alike_in_all_seeds_hide_no_others() -> None:
+    """The first two differ by 1/4 in each seed, the second and third by 1/2, 0 and 1/4: a squared error of 1/48."""
+    first = [0.25, 0.5, 0.125]
+    known = measure_signal([model("a", first), model("b", [0.5, 0.75, 0.375]), model("c", [1.0, 0.75, 0.625])])
+    assert known and known.noise == pytest.approx((1 / 48 / 2 / 2) ** 0.5)
+    assert known.spread == pytest.approx(0.25) and known.needs
+    far = measure_signal([model("a", first), model("b", [0.5, 0.75, 0.375]), model("c", [9.0, 8.75, 8.625])])
+    assert far and not far.needs
+    assert measure_signal([model("a", first), model("b", [0.5, 0.75, 0.375])]) is None, "no noise at all"
+
+
+@pytest.mark.parametrize("source", ["seeds", "Welch", "examples", "validation"])
+def test_what_is_enough_by_hand(source: str) -> None:
+    """With one source of noise, so many times of it: Student's quantiles of 97.5 and 80 % times the error."""
+    squared, bound, times = 1e-4, 0.1, 3.0
+    test: Any = "Welch" if source == "Welch" else "paired t"
+    known: dict[str, Any] = {"examples": {"num_examples": 8, "example_variance": squared}}.get(source, {})
+    if source == "validation":
+        known = {"num_validation": 8, "choice_variance": squared}
+    degrees = {"seeds": 5 * times - 1, "Welch": 8 * (5 * times - 1) / 4, "examples": 8 * times - 1, "validation": 7}
+    error = (squared / (1 if source == "validation" else times)) ** 0.5
+    needed = error * (stats.t.ppf(0.975, degrees[source]) + stats.t.ppf(0.8, degrees[source]))
+    for estimate, is_expected in ((bound - 0.999 * needed, False), (bound - 1.001 * needed, True)):
+        seen = Contrast(estimate, 0.01, 8 if source == "Welch" else 4, 0.8, test, 5, **known)
+        assert is_enough(seen, bound, 0.05, times, times) == is_expected
+
+
+def test_the_fewest_seeds_that_are_enough_are_named() -> None:
+    def is_right(num: int, estimate: float) -> bool:
+        needed = stats.t.ppf(0.975, num - 1) + stats.t.ppf(0.8, num - 1)
+        return bool(estimate / (0.01 * (5 / num) ** 0.5) >= needed)
+
+    named = []
+    for estimate in (0.0005, 0.001, 0.01, 0.034):
+        fewest = next((num for num in range(2, 1001) if is_right(num, estimate)), None)
+        text = what_decides(Contrast(estimate, 0.01, 4, 0.8, "paired t", 5), 0.0, 0.05)
+        assert text.startswith(f"about {fewest} seeds instead of 5" if fewest else "not even 1,000 seeds")
+        named.append(fewest)
+    assert named[0] is None and named[-1] == 6
+
+
+def test_what_decides_where_numbers_do_not() -> None:
+    alone, alike = Contrast(0.1, np.nan, np.nan, 0.8, "Welch", 1), Contrast(0.1, 0.0, 4, 0.8, "paired t", 5)
+    assert what_decides(alone, 0.0, 0.05) == "two seeds or more"
+    assert what_decides(alike, 0.0, 0.05).startswith("scores that differ between seeds")
+    chosen = Contrast(0.01, 0.02, 4, 0.8, "paired t", 5, num_validation=50, choice_variance=3.9e-4)
+    assert what_decides(chosen, 0.0, 0.05) == "more than 50 validation examples: others could choose other rates"
+
+
 def test_what_decides_has_the_power_it_promises() -> None:
     """Seeds where they suffice; examples where these are what is lacking; both where neither alone is enough."""
     seeds = Contrast(0.01, 0.01, 4, 0.8, "paired t", 5, 1, 2000, 0.9e-4, 0.1e-4)
@@ -72,5 +148,5 @@ def test_tables_say_which_tasks_decide() -> None:
     assert [bool(signal and not signal.needs) for signal in table.signals[:2]] == [True, False]
     assert show_signal(table.signals[1]).startswith("(")
     text = to_markdown(table)
-    assert "| signal ÷ noise |" in text and "75.00†" in text and "b decides nothing here: " in text
+    assert "| signal ÷ noise |" in text and "75.00†" in text and "b decides nothing here; what would: " in text
     assert r"signal $\div$ noise" in to_latex(table) and r"75.00$\dagger$" in to_latex(table)

@@ -6,11 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from biphase.report.statistics import (
-    holm,
-    mean_interval,
-    rate_spread,
-)
+from biphase.report.statistics import holm, is_stability_rate, mean_interval, rate_spread, repetitions
 
 
 def assert_rate(num_hits: int, num_trials: int, rate: float) -> None:
@@ -23,7 +19,7 @@ def test_mean_interval_by_hand() -> None:
     """1..5: mean 3, s² = 10/4, s/√5 = √0.5; t(4) = 2.7764, normal 1.9600."""
     interval = mean_interval([1, 2, 3, 4, 5])
     assert (interval.value, interval.num) == (3, 5)
-    assert interval.half_width == pytest.approx(2.7764451 * math.sqrt(0.5))
+    assert interval.half_width == pytest.approx(2.7764451 * math.sqrt(0.5)) == interval.value - interval.low
     assert mean_interval([1, 2, 3, 4, 5], "normal").half_width == pytest.approx(1.96 * math.sqrt(0.5), rel=1e-4)
 
 
@@ -34,7 +30,8 @@ def test_mean_interval_is_the_published_one() -> None:
 
 
 def test_one_value_has_no_interval() -> None:
-    assert math.isnan(mean_interval([0.5]).half_width) and mean_interval([0.5]).value == 0.5
+    one = mean_interval([0.5])
+    assert math.isnan(one.half_width) and (one.value, one.num) == (0.5, 1)
     assert math.isnan(mean_interval([0.5], "normal").half_width)
     assert mean_interval([]).num == 0 and math.isnan(mean_interval([]).value)
 
@@ -46,6 +43,19 @@ def test_equal_values_have_no_interval() -> None:
             interval = mean_interval(values, method)  # type: ignore[arg-type]
             assert math.isnan(interval.half_width) and interval.num == len(values)
     assert mean_interval([0.7, 0.7 + 1e-9]).half_width > 0
+
+
+def test_repetitions_by_hand() -> None:
+    """Means by pretraining seed, also of two, of unequal numbers, wherever their samples stand; else the samples."""
+    assert repetitions([1, 2, 3, 6], [8, 7, 8, 7]).tolist() == [4, 2]
+    assert repetitions([[1, 10], [2, 20], [6, 60]], [0, 1, 1]).tolist() == [[1, 10], [4, 40]]
+    assert repetitions([1, 2], [7, 7]).tolist() == repetitions([1, 2], []).tolist() == [1, 2]
+
+
+def test_the_papers_rates_of_stability() -> None:
+    """From 1e-5 to 1e-4, both included, also where a computed rate is the next number beyond."""
+    rates = [0.9e-5, math.nextafter(1e-5, 0), 5e-5, math.nextafter(1e-4, 1), 1.1e-4]
+    assert [is_stability_rate(rate) for rate in rates] == [False, True, True, True, False]
 
 
 @pytest.mark.parametrize("num", [2, 5, 30])
@@ -78,6 +88,7 @@ def test_spread_by_hand() -> None:
     rng = np.random.default_rng(0)
     spread = rate_spread([[1, 2], [3, 4]], rng)
     assert spread.value == pytest.approx(math.sqrt(5 / 3)) and spread.num == 4
+    assert rate_spread(np.array([[1, 2], [3, 4]]) + 1e9, rng).value == pytest.approx(math.sqrt(5 / 3))
     spread = rate_spread([[1, 2], [3, np.nan]], rng)
     assert spread.value == pytest.approx(1) and spread.num == 3
 
@@ -99,6 +110,7 @@ def test_spread_needs_seeds() -> None:
     assert one_seed.value == pytest.approx(math.sqrt(0.02)) and math.isnan(one_seed.low)
     assert math.isnan(rate_spread([[0.5, np.nan], [0.7, np.nan]], rng).high)
     assert math.isnan(rate_spread([[0.5, np.nan]], rng).value)
+    assert math.isnan(rate_spread([[np.nan, np.nan]], rng).value)
 
 
 def test_spread_covers_with_many_seeds() -> None:

@@ -25,11 +25,25 @@ def plan(request: pytest.FixtureRequest) -> Plan:
     return plan_study(load_study(STUDIES / f"{request.param}.yaml"))
 
 
-def test_the_text_has_every_run_and_the_sums() -> None:
-    plan = plan_study(load_study(STUDIES / "paper.yaml"))
+def told(plan: Plan) -> str:
     console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(describe_plan(plan, estimate(plan, study_machine(plan.study))))
-    text = console.export_text()
+    return console.export_text()
+
+
+def test_what_a_small_study_has_none_of_is_not_told() -> None:
+    text = told(plan_study(load_study(STUDIES / "demo.yaml")))
+    for fact in (
+        "\n3 final models, and 1 from random weights\n",
+        "\n3 runs: 1,560 steps; each arm alone would need 1,800, so sharing saves 13%\n",
+        "\n24 fine-tunings: 4 models × 2 tasks × 1 rate × 3 seeds\n",
+    ):
+        assert fact in text, fact
+
+
+def test_the_text_has_every_run_and_the_sums() -> None:
+    plan = plan_study(load_study(STUDIES / "paper.yaml"))
+    text = told(plan)
     assert all(f"{run.name}: " in text for run in plan.runs.values())
     for fact in (
         "38 final models and 12 intermediate checkpoints",

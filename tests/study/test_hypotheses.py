@@ -1,6 +1,7 @@
 """The hypotheses of a study: checked against its arms, recorded when it runs, judged on its scores."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,7 @@ def test_hypotheses_are_judged_together() -> None:
     (one,) = first.inequalities
     assert one.estimate == pytest.approx(0.2, abs=0.002) and one.label == "stack - mlm40 on average 1m, 400 steps"
     assert [round(one.estimate, 2) for one in second.inequalities] == [0.14, 0.1], "that it lies below, turned around"
+    assert next(second.inequalities).label == "−(1m-25-75 - mlm40 on TC 1m, 100 steps)"
     assert third.claims[0].untested, "random weights have no score yet"
     tree = json.loads(hypotheses_json(plan, Path("nowhere"), (first, second, third)))
     assert [one["verdict"] for one in tree["hypotheses"]] == ["supported", "supported", "undecided"]
@@ -120,6 +122,14 @@ def test_a_bound_on_the_compute_equivalent() -> None:
     assert one.estimate == pytest.approx(0.051, abs=0.002) and less.verdict == "supported"
     assert more.verdict == "contradicted" and "baseline − arm" in next(iter(more.inequalities)).label
     assert "no scores" in missing.claims[0].untested[0]
+    # A seed that diverged stands in the way of the side that its score speaks for.
+    for name, verdicts in (
+        ("1m-stack-100", ("undecided", "undecided")),
+        ("1m-mlm40-400", ("supported", "contradicted")),
+    ):
+        lost = [replace(one, num_diverged=int(one.arm.name == name)) for one in results]
+        less, _, more = judge_hypotheses(plan, ResultSet(tuple(lost)))
+        assert (less.verdict, more.verdict) == verdicts
 
 
 def test_an_average_is_over_all_tasks_of_the_plan_or_not_there() -> None:

@@ -441,7 +441,9 @@ def test_what_begins_at_a_changed_run_is_trained_anew(plan: Plan, finished: Stud
             unit.function(**unit.arguments)
 
 
-def test_a_branch_that_lacks_a_checkpoint_gets_it(plan: Plan, finished: StudyFolder, tmp_path: Path) -> None:
+def test_a_branch_that_lacks_a_checkpoint_gets_it(
+    plan: Plan, finished: StudyFolder, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     """Also when the checkpoint in which it began is gone: that is made once more first, and dropped again."""
     place = copy_of(finished, tmp_path / "grown")
     grown = changed(plan, "intermediate=[{arms: [tiny-50-50-12], steps: [7]}]", "evaluation=null")
@@ -456,6 +458,8 @@ def test_a_branch_that_lacks_a_checkpoint_gets_it(plan: Plan, finished: StudyFol
     record = read_json(place.record("tiny-clm-12"))
     assert record["seconds"] > before, "what was spent is added up"
     assert record["device_seconds"] == record["seconds"], "of one process"
+    said = "".join(capfd.readouterr())
+    assert re.search(r"train tiny-clm-12: \d+ steps in \S+, the last \S+ of it now", said), "attempts are told apart"
     assert (trained_folder(place, "tiny-clm-12") / "environment.json").read_bytes() == papers
 
 

@@ -1,5 +1,6 @@
 """`biphase init`: a recipe, a study or a task to start from, filled in: the text of one that comes with biphase."""
 
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 import yaml
 
+from biphase.cli.evaluate import DataDirsOption, parse_data_dirs
 from biphase.config import BUNDLED, find_yaml, parse_config
 from biphase.console import err, out
 from biphase.embedding.recipe import EmbeddingRecipe
@@ -16,6 +18,7 @@ from biphase.encoder.presets import PRESETS
 from biphase.errors import InputError, nearest
 from biphase.recipe import Recipe
 from biphase.run import find_checkpoint, split_reference
+from biphase.tasks.sources import name_data_dirs
 from biphase.tasks.spec import Task
 from biphase.trees import parse_yaml
 from biphase.verbs.memory import by_commas, write_value
@@ -49,7 +52,10 @@ SCALED_KEYS = (
 def init_recipe_command(
     name: Annotated[str | None, typer.Argument(help=f"Start from: {', '.join(names_of('recipes'))}.")] = None,
     shards: ShardsOption = None,
-    model: Annotated[str | None, typer.Option(help="A preset, RUN[@STEP], a folder or a hub id (ID@REVISION).")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help=f"A preset ({', '.join(PRESETS)}), RUN[@STEP], a folder or a hub id (ID@REVISION)."),
+    ] = None,
     steps: StepsOption = None,
     out_file: Annotated[Path, typer.Option("--out", help="The file to write.")] = Path("recipe.yaml"),
 ) -> None:
@@ -86,17 +92,21 @@ def init_recipe_command(
 def init_study_command(
     name: Annotated[str, typer.Argument(help=f"Start from: {', '.join(names_of('studies'))}.")] = "demo",
     shards: ShardsOption = None,
-    model: Annotated[str | None, typer.Option(help="A preset, in place of the study's models.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help=f"A preset, in place of the study's models: {', '.join(PRESETS)}.")
+    ] = None,
     steps: StepsOption = None,
     tasks: Annotated[
         str | None,
-        typer.Option(help="By commas: tasks, or YAML files of yours, for those of the study; embedding has none."),
+        typer.Option(help="By commas: tasks, or YAML files of yours, in place of the study's; not for embedding."),
     ] = None,
+    data_dir: DataDirsOption = None,
     out_file: Annotated[Path, typer.Option("--out", help="The file to write.")] = Path("study.yaml"),
 ) -> None:
     """Write a study to start from. On a terminal, the shards are asked for where no option says them.
 
-    Example: `biphase init study --shards shards --model 3m --steps 2000 --tasks snli,reviews.yaml --out mine.yaml`
+    Example: `biphase init study --shards shards --model 3m --steps 2000 --tasks snli,reviews.yaml --data-dir
+    reviews.yaml=reviews/ --out mine.yaml`
     """
     from biphase.study.hypotheses import ask
     from biphase.study.plan import plan_study
@@ -117,6 +127,7 @@ def init_study_command(
         text = with_budget(text, study, steps)
     if tasks:
         text = with_tasks(text, study, by_commas(tasks))
+    text = with_data(text, data_dir or (), shards)
     text = with_value(with_value(text, "name", out_file.stem), "title", out_file.stem)
     ask(plan_study(parse_config(Study, parse_yaml(text), origin=str(out_file))))
     commands = [f"biphase study {verb} {out_file}" for verb in ("plan", "run", "report")]
@@ -233,6 +244,21 @@ def with_tasks(text: str, study: "Study", tasks: list[str]) -> str:
     if study.evaluation.per_task:
         kept = {task: own for task, own in study.evaluation.per_task.items() if task in tasks}
         text = with_value(text, "evaluation.per_task", kept)
+    return text
+
+
+def with_data(text: str, data_dirs: Sequence[str], shards: str | None) -> str:
+    """A study with the folders of its tasks' data, and without the size of a vocabulary that the shards say."""
+    study = parse_yaml(text)
+    tasks = study.get("evaluation", {}).get("tasks", ())
+    pairs = parse_data_dirs(data_dirs, tasks or ("snli",))
+    name_data_dirs(pairs, tasks, "--data-dir")
+    if pairs:
+        folders = write_value(dict(pairs))
+        text = re.sub(r"(?m)^( +)tasks: .*\n", lambda line: f"{line[0]}{line[1]}data_dirs: {folders}\n", text)
+    if shards and (Path(shards) / "manifest.json").exists() and "planning" in study:
+        own = {key: value for key, value in study["planning"].items() if key != "vocab_size"}
+        text = with_value(text, "planning", own)
     return text
 
 

@@ -42,13 +42,16 @@ def check_task(name: str, data_dir: Path | None) -> None:
     if data.left_out:
         told = "queries of train without a relevant document" if isinstance(data, Collection) else "rows without label"
         out.print(f"{data.left_out:,} {told} are left out")
+    for split, examples in () if isinstance(data, Collection) else data.splits.items():
+        if empty := sum(isinstance(one, LabelledText) and not one.text.strip() for one in examples):
+            out.print(f"{empty:,} inputs of {split} are empty")
     for split, number in count_shared(data).items():
         if number:
             out.print(f"{number:,} inputs of {split} stand in train too: its scores may be too high")
 
 
 def examples_table(source: TaskSource, data: TaskData[Any]) -> Table:
-    table = table_of("split", "examples", "twice", "characters", "longest", "labels")
+    table = table_of("split", "examples", "twice", "median\ncharacters", "longest", "labels")
     for split, examples in data.splits.items():
         name = split if split in source.splits else f"{split} (drawn)"
         num_twice = len(examples) - len({input_of(example) for example in examples})
@@ -60,7 +63,7 @@ def examples_table(source: TaskSource, data: TaskData[Any]) -> Table:
 
 
 def collection_table(data: Collection) -> Table:
-    table = table_of("", "number", "judged", "characters", "longest")
+    table = table_of("", "number", "judged", "median\ncharacters", "longest")
     table.add_row(
         "documents", f"{len(data.documents):,}", "", *lengths([len(text) for text in data.documents.values()])
     )

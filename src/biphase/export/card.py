@@ -1,6 +1,6 @@
 """What a run was, for people: the curves of its losses and the model card of its export."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -199,11 +199,28 @@ def tell_history(run: Run, manifest: CheckpointManifest) -> tuple[str | None, li
         folder = find_checkpoint(init.checkpoint)
         parent = read_checkpoint_manifest(folder, check_files=False)
     except InputError:
-        return None, [f"`{place}`, which is not here any more (`{(manifest.parent or '')[:16]}`).", own]
+        base, before = tell_dropped(init.checkpoint, manifest.parent or "")
+        return base, [*before, own]
     if parent.content != manifest.parent:
         return None, [f"`{place}` as it was (`{(manifest.parent or '')[:16]}`): it has been trained anew since.", own]
     base, before = tell_history(Run(folder.parent.parent), parent)
     return base, [*before, own]
+
+
+def tell_dropped(reference: str, content: str) -> tuple[str | None, list[str]]:
+    """What `tell_history` says of RUN@STEP whose checkpoint is gone: all, where the run has a later one."""
+    path, at = split_reference(reference)
+    run = Run(Path(path))
+    try:
+        last = read_checkpoint_manifest(find_checkpoint(path), check_files=False)
+    except InputError:
+        return None, [f"`{run.path.name}`, which is not here any more (`{content[:16]}`)."]
+    passed = last.run_step - (last.step - int(at))
+    base, before = tell_history(run, replace(last, step=int(at), run_step=passed))
+    return base, [
+        *before[:-1],
+        f"{before[-1].removesuffix('.')}; this checkpoint (`{content[:16]}`) is not here any more.",
+    ]
 
 
 def describe_phases(curriculum: list[dict[str, Any]], num_steps: int) -> str:

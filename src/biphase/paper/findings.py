@@ -76,7 +76,7 @@ def make_claims(key: str, results: ResultSet, planned: AskedScores = NOTHING_ASK
         try:
             claims.append(make_line(bind(parse_inequality(line), ladders, families), results, planned))
         except InputError as error:
-            claims.append(Claim(line, (), (str(error).removeprefix(f"'{line}': "),)))
+            claims.append(Claim(line, (), (str(error).removeprefix(f"'{line}': ").partition(";")[0],)))
     return claims
 
 

@@ -44,9 +44,9 @@ def label_batch(phase: Phase, batch: PackedBatch, shards: ShardManifest, seed: i
     token of a sample is never chosen.
     """
     if phase.objective == "clm":
-        is_last_T = np.zeros(len(batch.tokens_T) + 1, dtype=bool)
+        is_last_T = np.zeros(len(batch.tokens_T), dtype=bool)
         is_last_T[batch.bounds_S1[1:] - 1] = True
-        positions_N = np.flatnonzero(~is_last_T[:-1])
+        positions_N = np.flatnonzero(~is_last_T)
         return LabelledBatch(batch.tokens_T, positions_N, batch.tokens_T[positions_N + 1], causal=True)
     assert not phase.is_ramped, "a masking ratio that moves has one value in each step"
     may_T = ~np.isin(batch.tokens_T, shards.special_ids)

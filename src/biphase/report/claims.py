@@ -176,7 +176,7 @@ def decide(inequality: Inequality, adjusted: float, adjusted_contrary: float, nu
 def together(verdicts: Sequence[str]) -> ClaimVerdict:
     if "contradicted" in verdicts:
         return "contradicted"
-    return "supported" if verdicts and set(verdicts) == {"supported"} else "undecided"
+    return "supported" if set(verdicts) == {"supported"} else "undecided"
 
 
 def make_inequality(

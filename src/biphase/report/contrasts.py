@@ -93,7 +93,7 @@ def t_test(mean: float, error: float, degrees: float, size: float) -> Interval:
     """
     if not error > ROUNDING * size:
         is_zero = error >= 0 and abs(mean) <= ROUNDING * size
-        return Interval(0.0 if is_zero else mean, p_value=1.0 if is_zero else np.nan)
+        return Interval(mean, p_value=1.0 if is_zero else np.nan)
     half_width = float(special.stdtrit(degrees, TAILS[1])) * error
     p_value = float(2 * special.stdtr(degrees, -abs(mean) / error))
     return Interval(mean, mean - half_width, mean + half_width, p_value)

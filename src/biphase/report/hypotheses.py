@@ -14,7 +14,7 @@ from biphase.report.axes import Term, contrast_spreads, weigh_arms
 from biphase.report.claims import Claim, Inequality, make_inequality, strongest
 from biphase.report.contrasts import contrast
 from biphase.report.equivalents import contrast_at_share
-from biphase.report.formats import show_count
+from biphase.report.formats import show_count, show_list
 from biphase.report.grammar import MEAN_OF_FAMILIES, QUANTIFIERS, RATE, Operand, ParsedInequality
 from biphase.report.results import FAMILY_CODES, FAMILY_NAMES, ReportArm, Result, ResultSet
 
@@ -63,7 +63,8 @@ def bind(line: ParsedInequality, ladders: Mapping[str, Ladder], tasks: Mapping[s
         known = []
         for name in dict.fromkeys(operand.name for operand in line.placed):
             known.append(f"{name} for {'; '.join(map(spot_label, sorted(ladders[name])))}")
-        raise InputError(f"'{line.text}': {names} share no model and budget there; known: {', '.join(known)}")
+        told = f"{names} share no model and budget there; known: {', '.join(known)}"
+        raise InputError(f"'{line.text}': {told}{whole_names(line, ladders)}")
     asked: dict[tuple[object, ...], list[AskedInequality]] = {}
     for task in expand_tasks(line.place.tasks or (MEAN_OF_FAMILIES,), tasks, line.text):
         for spot, choices in spots:
@@ -74,8 +75,14 @@ def bind(line: ParsedInequality, ladders: Mapping[str, Ladder], tasks: Mapping[s
                     one = AskedInequality(line, label, terms, baseline_ladder(line, ladders, spot))
                     asked.setdefault(name_place(line, chosen, task, spot), []).append(one)
     if not asked:
-        raise InputError(f"'{line.text}': there it compares an arm with itself")
+        raise InputError(f"'{line.text}': there it compares an arm with itself{whole_names(line, ladders)}")
     return [replace(first, rivals=tuple(rest)) for first, *rest in asked.values()]
+
+
+def whole_names(line: ParsedInequality, ladders: Mapping[str, Ladder]) -> str:
+    """How arms are named that differ in model or budget, which an inequality over shorter names never compares."""
+    arms = {arm for operand in line.operands for named in ladders[operand.name].values() for arm in named.values()}
+    return f"; other models or budgets have whole names, such as {show_list(sorted(arms)[-2:])}"
 
 
 def check_names(line: ParsedInequality, ladders: Mapping[str, Ladder]) -> None:

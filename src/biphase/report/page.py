@@ -162,7 +162,6 @@ def describe_results(results: ResultSet) -> list[str]:
         show_count(num_datasets, "dataset"),
         *([f"{num_pretrainings} pretraining seeds"] if num_pretrainings > 1 else []),
         f"{span} fine-tuning seeds" if span != "1" else "1 fine-tuning seed",
-        f"{len(results.results)} table cells",
         f"verdicts and figures on the {'standard' if metric == 'standard' else 'paper’s own'} metrics",
     ]
 

@@ -297,6 +297,9 @@ def round_ticks(values: Sequence[float]) -> tuple[list[float], list[str], str]:
     ticks = [tick for tick in round_numbers if low / 1.1 <= tick <= high * 1.1]
     if len(ticks) < 3:
         ticks = [tick for tick in (1, 1.5, 2, 3, 4, 5, 7, 10, 15, 20) if low / 1.1 <= tick <= high * 1.1]
+    for parts in (2, 5, 10):  # as 2.2 and 2.4, where all lies close together
+        if len(ticks) < 2:
+            ticks = [at / parts for at in range(parts, 10 * parts + 1) if low / 1.1 <= at / parts <= high * 1.1]
     if len(ticks) > 8:
         ticks = [tick for tick in ticks if math.log10(tick).is_integer()]
     power = str(unit).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))

@@ -58,7 +58,7 @@ def print_summary(rows: Sequence[SummaryRow], broken: Mapping[Path, str] | None 
     if signals := measure_signals(rows):
         measured = ", ".join(f"{task} {show_signal(signal)}" for task, signal in signals.items())
         lines.append(f"signal ÷ noise: {measured}; about 1 where models are equally good, (…) where nothing is decided")
-        lines += [f"{task} decides nothing here: {one.needs}" for task, one in signals.items() if one.needs]
+        lines += [f"{task} decides nothing here; what would: {one.needs}" for task, one in signals.items() if one.needs]
     for line in (*lines, *(f"left out: {path} ({reason})" for path, reason in (broken or {}).items())):
         console.out.print(line, markup=False)
 

@@ -39,8 +39,6 @@ class Signal:
 def measure_signal(scores: Iterable[SeedScores | None]) -> Signal | None:
     """None for fewer than two models with a score, or where noise is not known."""
     ranked = sorted((score for score in scores if score is not None), key=lambda score: score.mean)
-    if len(ranked) < 2:
-        return None
     neighbours = [difference(upper, lower) for lower, upper in itertools.pairwise(ranked)]
     errors = [each.error for each in neighbours]
     if np.isnan(errors).any() or not any(errors):
@@ -50,7 +48,8 @@ def measure_signal(scores: Iterable[SeedScores | None]) -> Signal | None:
     # Each model stands in the differences to two neighbours, but for the first and the last: k models of n seeds have
     # k (n - 1) degrees of freedom, their k - 1 differences 2 (n - 1) each.
     num = len(ranked)
-    degrees = sum(each.degrees for each in neighbours) * num / (2 * (num - 1))
+    # Neighbours whose difference is the same for all seeds have none: they speak for no noise, and count for none.
+    degrees = float(np.nansum([each.degrees for each in neighbours])) * num / (2 * (num - 1))
     decides = is_significant(float(special.fdtrc(num - 1, degrees, (spread / noise) ** 2)))
     level = SIGNIFICANCE / (num * (num - 1) // 2)
     needs = "" if decides else what_decides(difference(ranked[-1], ranked[0]), 0.0, level)

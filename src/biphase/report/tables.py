@@ -194,7 +194,9 @@ def to_markdown(table: ScoreTable) -> str:
 
     pairs = zip(table.columns, table.signals, strict=False)
     undecided = [
-        f"{column} decides nothing here: {signal.needs}" for column, signal in pairs if signal and signal.needs
+        f"{column} decides nothing here; what would: {signal.needs}"
+        for column, signal in pairs
+        if signal and signal.needs
     ]
     notes = [RULE]
     if undecided:

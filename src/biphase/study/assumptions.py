@@ -37,7 +37,7 @@ def tell_sizes(tasks: Mapping[str, SizedTask]) -> str:
     says = {
         "published": "rounded sizes of the tasks' published data",
         "counted": "sizes as counted in the data of {}",
-        "guessed": "a guess at the sizes of {}, whose data is not at hand",
+        "guessed": "a guess at the sizes of {}, whose data is not at hand (evaluation.data_dirs names it)",
     }
     told = []
     for origin, words in says.items():

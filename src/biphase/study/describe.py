@@ -44,6 +44,7 @@ def list_spans(plan: Plan) -> list[Segment]:
 def describe_plan(plan: Plan, estimate: Estimate) -> RenderableType:
     """What the study trains, in what order, what sharing saves, and what it costs."""
     kinds = Counter(model.kind for model in plan.models)
+    between = f" and {show_count(kinds['intermediate'], 'intermediate checkpoint')}" if kinds["intermediate"] else ""
     controls = f", and {kinds['random']} from random weights" if kinds["random"] else ""
     saved = 1 - plan.steps / plan.steps_alone
     lines: list[RenderableType] = [Text(printable(plan.study.title or plan.study.name), style="bold")]
@@ -52,9 +53,9 @@ def describe_plan(plan: Plan, estimate: Estimate) -> RenderableType:
     repeated = f", with {plan.num_seeds} pretraining seeds" if plan.num_seeds > 1 else ""
     lines += [
         "",
-        f"{kinds['final']} final models{repeated} and {kinds['intermediate']} intermediate checkpoints{controls}",
-        f"{len(plan.runs)} runs of {len(plan.segments)} segments: {plan.steps:,} steps; each arm alone would need "
-        f"{plan.steps_alone:,}, so sharing saves {saved:.0%}",
+        f"{show_count(kinds['final'], 'final model')}{repeated}{between}{controls}",
+        f"{show_count(len(plan.runs), 'run')}: {plan.steps:,} steps; each arm alone would need {plan.steps_alone:,}, "
+        f"so sharing saves {saved:.0%}",
         f"longest chain of runs: {plan.longest_chain:,} steps",
     ]
     if plan.study.evaluation is not None:
@@ -62,7 +63,7 @@ def describe_plan(plan: Plan, estimate: Estimate) -> RenderableType:
     if plan.study.hypotheses:
         names = [hypothesis.name for hypothesis in plan.study.hypotheses]
         count = show_count(len(plan.study.hypotheses), "hypothesis", "hypotheses")
-        told = f"{count}, which read {hypotheses_hash(plan.study.hypotheses)}: {', '.join(names)}"
+        told = f"{count} (hash {hypotheses_hash(plan.study.hypotheses)}): {', '.join(names)}"
         lines.append(Text(printable(told)))
     return Group(
         *lines, "", run_tree(plan), "", *describe_steps(estimate), "", cost_table(estimate), *cost_lines(estimate)
@@ -73,12 +74,12 @@ def describe_cells(plan: Plan, evaluation: Evaluation) -> Iterator[str]:
     fitted = [cell for cell in plan.cells if not cell.task.startswith(EMBED)]
     models, seeds = show_count(len(plan.models), "model"), show_count(len(evaluation.seeds), "seed")
     if evaluation.tasks:
-        trained = show_count(len(trainings(evaluation)), "training")
-        yield (
-            f"{show_count(len(fitted), 'fine-tuning')}: {models} × {trained} "
-            f"({show_count(len(evaluation.tasks), 'task')}) × {show_count(len(evaluation.learning_rates), 'rate')} × "
-            f"{seeds} → {show_count(sum(len(cell.evaluates) for cell in fitted), 'score')}"
-        )
+        tasks, scores = show_count(len(evaluation.tasks), "task"), ""
+        if len(trainings(evaluation)) < len(evaluation.tasks):
+            tasks = f"{show_count(len(trainings(evaluation)), 'training')} ({tasks})"
+            scores = f" → {show_count(sum(len(cell.evaluates) for cell in fitted), 'score')}"
+        rates = show_count(len(evaluation.learning_rates), "rate")
+        yield f"{show_count(len(fitted), 'fine-tuning')}: {models} × {tasks} × {rates} × {seeds}{scores}"
     if evaluation.embed is not None:
         embedded = show_count(len(plan.cells) - len(fitted), "embedding model")
         data = ", ".join(map(set_name, evaluation.embed.data))

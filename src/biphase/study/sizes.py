@@ -45,7 +45,8 @@ def find_lengths(data: Data, planning: Planning) -> SampleLengths:
             mean_keys += share * float((lengths**2).sum() / lengths.sum())
         return SampleLengths(1 / samples_per_token, mean_keys, f"measured in {', '.join(places[1:] or places)}")
     mean = float(planning.mean_sample_tokens or high / 2)
-    return SampleLengths(mean, mean, "assumed: all samples as long as the mean")
+    absent = next(place for place in places if not (Path(place) / "manifest.json").exists())
+    return SampleLengths(mean, mean, f"assumed: {absent} is not here; all samples as long as the mean")
 
 
 def find_vocab_size(data: Data, planning: Planning) -> int:

@@ -31,8 +31,6 @@ def draw_items(items: Sequence[Item], wanted: int) -> tuple[Item, ...]:
 
 def draw_indices(num_items: int, wanted: int) -> np.ndarray:
     """The indices of `draw_items`, ascending."""
-    if wanted >= num_items:
-        return np.arange(num_items)
     return np.sort(np.random.default_rng(DRAW_SEED).permutation(num_items)[:wanted])
 
 

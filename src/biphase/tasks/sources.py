@@ -76,7 +76,9 @@ def find_source(task: Task, data_dir: Path | None) -> TaskSource:
         return source_of_files(task, "biphase", layout, find_layout(task, layout, BUNDLED / "tasks"))
     if task.hub is None:
         where = "is not on the hub" if data_dir == HUB else "comes neither with biphase nor from the hub"
-        raise InputError(f"task '{task.name}' {where}: give the folder with its data")
+        raise InputError(
+            f"task '{task.name}' {where}: give the folder with its data as `data`, in a study as evaluation.data_dirs"
+        )
     hub = task.hub.model_copy(update={"revision": pin_commit(task.hub.id, task.hub.revision)})
     digest = content_hash([definition(task), hub.model_dump(mode="json")])
     return TaskSource(task, f"{hub.id}@{hub.revision}", digest, hub, {})
@@ -170,7 +172,9 @@ def text_column(source: TaskSource, place: str, row: Row, name: str) -> str:
     if isinstance(text, list) and text and all(isinstance(part, str) for part in text):
         return " ".join(text)
     if not isinstance(text, str):
-        raise InputError(f"{place}: column '{own_name(source, name)}' is {shown(text)}, not a text")
+        raise InputError(
+            f"{place}: column '{own_name(source, name)}' is {shown(text)}, not a text: mend the row or take it out"
+        )
     return text
 
 

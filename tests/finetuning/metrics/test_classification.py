@@ -1,8 +1,17 @@
 import numpy as np
 import pytest
-from sklearn.metrics import f1_score, matthews_corrcoef
+from scipy import stats
+from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
-from biphase.finetuning.metrics.classification import accuracy, sequence_metrics
+from biphase.finetuning.metrics.classification import (
+    accuracy,
+    correlation,
+    correlation_products,
+    multi_label_metrics,
+    regression_metrics,
+    sequence_metrics,
+    token_metrics,
+)
 
 
 def test_accuracy() -> None:
@@ -33,3 +42,50 @@ def test_f1_and_mcc_are_those_of_scikit_learn(num_labels: int) -> None:
     assert scores["mcc"] == pytest.approx(matthews_corrcoef(gold, predicted), abs=1e-12)
     if num_labels == 2:
         assert scores["f1"] == pytest.approx(f1_score(gold, predicted), abs=1e-12)
+
+
+def test_sets_of_labels_are_scored_as_scikit_learn_scores_them() -> None:
+    """One label is nowhere, and counts as 0 in the mean over all."""
+    rng = np.random.default_rng(0)
+    gold, predicted = (rng.integers(0, 2, (50, 4)) * [1, 1, 1, 0] for _ in range(2))
+    predicted[:10] = gold[:10]
+    expected = {f"{mean}_f1": f1_score(gold, predicted, average=mean, zero_division=0) for mean in ("micro", "macro")}
+    assert multi_label_metrics(gold, predicted) == pytest.approx(
+        {**expected, "accuracy": accuracy_score(gold, predicted)}
+    )
+    nothing = np.zeros((2, 3), dtype=int)
+    assert multi_label_metrics(nothing, nothing) == {"micro_f1": 0, "macro_f1": 0, "accuracy": 1}
+
+
+def test_correlations_are_those_of_scipy() -> None:
+    """With equal numbers among them, and far from zero; 0 where one side does not vary."""
+    rng = np.random.default_rng(0)
+    gold = rng.integers(0, 6, 60) + 1e6
+    predicted = (gold - 1e6) ** 2 + rng.normal(0, 9, 60)
+    assert regression_metrics(gold, predicted) == pytest.approx(
+        {"spearman": stats.spearmanr(gold, predicted).statistic, "pearson": stats.pearsonr(gold, predicted).statistic}
+    )
+    assert regression_metrics(gold, -gold) == pytest.approx({"spearman": -1, "pearson": -1})
+    constant = np.full(60, 0.1)
+    for sides in ((gold, constant), (constant, gold), (constant * 0, constant * 0)):
+        assert regression_metrics(*sides) == {"spearman": 0, "pearson": 0}
+
+
+def test_a_correlation_is_that_of_any_sums_of_products() -> None:
+    """Of parts of the examples, whose means are not zero."""
+    x, y = np.random.default_rng(0).random((2, 9))
+    products_NC, statistic = correlation_products("pearson", x, y)
+    assert statistic is correlation
+    found = correlation(np.stack([products_NC[:5].sum(axis=0), products_NC[3:].sum(axis=0)]))
+    assert found == pytest.approx([np.corrcoef(x[:5], y[:5])[0, 1], np.corrcoef(x[3:], y[3:])[0, 1]])
+
+
+def test_tags_of_no_entities_are_scored_by_word() -> None:
+    """A word without a prediction is wrong, and none of the tags; a tag that is nowhere does not count."""
+    rng = np.random.default_rng(0)
+    labels = ["ADJ", "NOUN", "VERB", "X"]
+    gold, predicted = rng.integers(0, 3, 40), rng.integers(0, 3, 40)
+    predicted[[3, 17]] = -1
+    scores = token_metrics(gold, predicted, np.array([0, 40]), labels)
+    macro = f1_score(gold, predicted, labels=[0, 1, 2], average="macro")
+    assert scores == pytest.approx({"accuracy": accuracy_score(gold, predicted), "macro_f1": macro})

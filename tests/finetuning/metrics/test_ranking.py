@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import ndcg_score
 
-from biphase.finetuning.metrics.ranking import TREC_MEASURES, paper_ndcg_at_10, ranking_scores
+from biphase.finetuning.metrics.ranking import TREC_MEASURES, judge_ranking, paper_ndcg_at_10, ranking_scores
 
 FIXTURE = json.loads((Path(__file__).parent / "fixtures" / "ranking.json").read_text(encoding="utf-8"))
 
@@ -83,6 +83,22 @@ def test_a_judged_query_without_results_counts_as_0() -> None:
     assert mean == {**dict.fromkeys(mean, 0.25), "precision_at_10": 0.1 / 4, "paper_ndcg_at_10": 1 / 3}
     assert all(list(per_query[name]) == ["a", "b", "c", "d"] for name in TREC_MEASURES)
     assert list(per_query["paper_ndcg_at_10"]) == ["a", "b", "c"]
+
+
+def test_a_row_has_the_ten_best_documents_of_a_query() -> None:
+    """And what the query scores by the metric that is asked for."""
+    ranked = {"q": {f"d{place:02}": place / 7 for place in range(12)}, "r": {"d00": 1.0}}
+    relevance = {"q": {"d10": 1}, "r": {"d00": 1}}
+    means, rows = judge_ranking(relevance, ranked, "mrr_at_10")
+    assert means == ranking_scores(relevance, ranked)[0]
+    first, second = rows
+    assert first == {
+        "id": "q",
+        "predicted": [f"d{place:02}" for place in range(11, 1, -1)],
+        "scores": [1.57143, 1.42857, 1.28571, 1.14286, 1.0, 0.85714, 0.71429, 0.57143, 0.42857, 0.28571],
+        "score": 0.5,
+    }
+    assert second == {"id": "r", "predicted": ["d00"], "scores": [1.0], "score": 1.0}
 
 
 def test_reciprocal_rank_ends_at_the_tenth_place() -> None:
