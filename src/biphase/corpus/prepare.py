@@ -331,7 +331,7 @@ def tokenize_missing(
 
         if num_done := num_bytes - sum(plan.num_bytes for plan in missing):
             progress.advance(num_done / 1e6, already_done=True)
-        with closing(run_units(units, where, on_progress=advance)) as outcomes:
+        with closing(run_units(units, where, folder=missing[0].folder.parent, on_progress=advance)) as outcomes:
             for outcome in outcomes:
                 if outcome.worker_died:
                     raise InputError(
