@@ -13,7 +13,9 @@ import huggingface_hub.file_download
 import pytest
 from huggingface_hub.utils import filter_repo_objects
 
+from biphase.corpus.tokenizer import load_tokenizer
 from biphase.errors import InputError
+from biphase.finetuning.models import find_folder
 from biphase.hub import FILES, INDEX, OTHER_FOLDERS, fetch_model, refuse_pickles
 
 sys.path.append(str(Path(__file__).parent))  # pytest's importlib mode adds nothing itself
@@ -57,9 +59,13 @@ def test_what_is_nowhere_is_one_line(cache: Path, tmp_path: Path, monkeypatch: p
             InputError, match=rf"model {named}.* is no folder here and cannot be had from the hub \(.+\);"
         ):
             fetch_model(id, revision)
-    for path in ("./model", "/some/model", "~/model", "runs/some/model"):
-        with pytest.raises(InputError, match=f"{path} is not a folder"):
+    for path in ("./model", "/some/model", "~/model", "runs/some/model", "model/", "./some/model"):
+        with pytest.raises(InputError, match=f"{path}: there is no such folder"):
             fetch_model(path)
+        with pytest.raises(InputError, match="neither a run, nor a folder, nor a hub id"):
+            find_folder(path)
+        with pytest.raises(InputError, match="there is no such folder"):
+            load_tokenizer(path)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.chdir(tmp_path)
     Path("shards").mkdir()

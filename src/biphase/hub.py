@@ -37,8 +37,8 @@ def fetch_model(id: str, revision: str | None = None, kind: Literal["model", "to
     path = Path(id)
     if path.is_dir():
         return path
-    if id.startswith((".", "/", "~")) or id.count("/") > 1:
-        raise InputError(f"{kind} {id} is not a folder")
+    if id.startswith((".", "/", "~")) or id.endswith("/") or id.count("/") > 1:
+        raise InputError(f"{kind} {id}: there is no such folder")
     from huggingface_hub import snapshot_download
 
     try:

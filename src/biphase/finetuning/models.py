@@ -50,9 +50,10 @@ def find_folder(name: str) -> Path:
 
     Raises `InputError` naming what is missing there: configuration, weights as safetensors, tokenizer.
     """
-    folder = Path(find_model(name))
+    found = find_model(name)
+    folder = Path(found)
     if not folder.is_dir():
-        id, _, revision = str(folder).partition("@")
+        id, _, revision = found.partition("@")  # `./x` as it is: a path is never an id
         if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", id):
             raise InputError(f"{name} is neither a run, nor a folder, nor a hub id")
         folder = fetch_once(id, revision or None)
