@@ -134,6 +134,9 @@ class SimulatedHub:
         repository.revisions[revision] = commit
         return commit
 
+    def head(self, id: str, revision: str = "main", kind: Kind = "datasets") -> str:
+        return self.repositories[kind, id].revisions[revision]
+
     def files(self, id: str, revision: str = "main", kind: Kind = "models") -> dict[str, bytes]:
         repository = self.repositories[kind, id]
         return repository.commits[repository.revisions.get(revision, revision)]

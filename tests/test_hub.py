@@ -142,11 +142,16 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedHu
         yield hub
 
 
-def ask(code: str, **environment: str) -> str:
-    """What a fresh process prints, to which the simulated hub is the hub."""
-    done = subprocess.run(
+def run_python(code: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    """A fresh process, to which the simulated hub is the hub."""
+    return subprocess.run(
         [sys.executable, "-c", code], env=os.environ | environment, capture_output=True, text=True, timeout=120
     )
+
+
+def ask(code: str, **environment: str) -> str:
+    """What it prints, or the last line of its error."""
+    done = run_python(code, **environment)
     return (done.stdout or done.stderr).strip().splitlines()[-1]
 
 
@@ -170,13 +175,72 @@ def test_the_hub_says_why(hub: SimulatedHub) -> None:
     assert not hub.leaked
 
 
-def test_no_other_commit_of_a_data_set_is_taken_for_the_one_asked_for(hub: SimulatedHub) -> None:
-    old, new = (
-        hub.commit("some/data", {"train.jsonl": f'{{"text": "{text}"}}\n'}, kind="datasets") for text in ("old", "new")
-    )
-    assert ask(READ.format("some/data", new)) == "new"
-    assert ask(READ.format("some/data", new), HF_HUB_OFFLINE="1") == "new"
-    assert f"in the cache is commit {new}, not {old}" in ask(READ.format("some/data", old), HF_HUB_OFFLINE="1")
+GONE = {"HF_ENDPOINT": "http://127.0.0.1:9"}, {"HF_HUB_OFFLINE": "1"}
+"""What a process has where nobody answers, and where the hub is not to be asked."""
+PIN = "from biphase.hub import pin_commit; print(pin_commit({!r}, {!r}))"
+CARD = "---\nconfigs:\n- config_name: {}\n  data_files: train.jsonl\n---\n"
+
+
+def rows_file(*texts: str) -> str:
+    return "".join(json.dumps({"text": text}) + "\n" for text in texts)
+
+
+def test_a_commit_of_a_data_set_that_is_here_is_read_without_the_hub(hub: SimulatedHub) -> None:
+    old, new, other = (hub.commit("some/myData", {"train.jsonl": rows_file(text)}, kind="datasets") for text in "abc")
+    assert [ask(READ.format("some/myData", commit)) for commit in (old, new)] == ["a", "b"]
+    hub.asked.clear()
+    assert [ask(READ.format("some/myData", commit)) for commit in (old, new)] == ["a", "b"] and not hub.asked
+    for gone in GONE:
+        assert [ask(READ.format("some/myData", commit), **gone) for commit in (old, new)] == ["a", "b"]
+        assert f"in the cache is commit {new}, not {other}" in ask(READ.format("some/myData", other), **gone)
+
+
+def test_a_configuration_without_a_name_is_never_another_one(hub: SimulatedHub) -> None:
+    read = READ.replace("None", "{!r}")
+    card = CARD.format("one") + "text"
+    named = hub.commit("some/named", {"README.md": card, "train.jsonl": rows_file("a")}, kind="datasets")
+    assert ask(read.format("some/named", None, named)) == "a"
+    two = card.replace("---\ntext", "- config_name: two\n  data_files: other.jsonl\n  default: true\n---\ntext")
+    files = {"README.md": two, "train.jsonl": rows_file("a"), "other.jsonl": rows_file("b")}
+    several = hub.commit("some/several", files, kind="datasets")
+    assert ask(read.format("some/several", "one", several)) == "a"
+    for gone in GONE:
+        assert ask(read.format("some/named", None, named), **gone) == "a"
+        assert ask(read.format("some/several", "one", several), **gone) == "a"
+        told = ask(read.format("some/several", None, several), **gone)
+        assert "in the cache is of this commit configuration 'one'; name it" in told
+    assert ask(read.format("some/several", None, several)) == "b"
+    assert all(ask(read.format("some/several", None, several), **gone) == "b" for gone in GONE)
+
+
+def test_without_the_hub_a_revision_is_the_commit_that_it_was(hub: SimulatedHub) -> None:
+    def pins(*named: str | None, **environment: str) -> list[str]:
+        return [ask(PIN.format("some/data", one), **environment) for one in named]
+
+    old = hub.commit("some/data", {"train.jsonl": rows_file("old")}, kind="datasets")
+    hub.commit("some/data", {}, revision="refs/convert/parquet", kind="datasets")
+    branch = hub.commit("some/data", {"train.jsonl": rows_file("branch")}, revision="v1", kind="datasets")
+    for gone in GONE:  # nothing is here
+        assert all("the commit of its" in told and "cannot be had" in told for told in pins(None, "v1", **gone))
+    assert ask(READ.format("some/data", old)) == "old"
+    assert pins(None, **GONE[0]) == [old], "the only one that is here"
+    assert "cannot be had" in pins("v1", **GONE[0])[0], "which of its revisions that is, nobody knows"
+    assert ask(READ.format("some/data", branch)) == "branch"
+    assert f"in the cache are the commits {min(old, branch)}, {max(old, branch)}: name" in pins(None, **GONE[0])[0]
+    assert pins(None, "v1", "refs/convert/parquet") == [old, branch, hub.head("some/data", "refs/convert/parquet")]
+    hub.commit("some/data", {"train.jsonl": rows_file("new")}, kind="datasets")
+    for gone in GONE:
+        assert pins(None, "v1", "refs/convert/parquet", **gone)[:2] == [old, branch]
+    done = run_python(PIN.format("some/data", None), **GONE[0])
+    told = f"some/data: commit {old} for its newest revision, as the cache has it: the hub does not answer ("
+    assert done.stdout == old + "\n" and done.stderr.startswith(told) and done.stderr.count("\n") == 1
+    hub.faults = [Fault("GET /api/datasets", times=99, status=503)]
+    assert pins(None) == [old], "out of order is no answer"
+    hub.faults = [Fault("GET /api/datasets", times=99, status=403)]
+    assert "cannot be had" in pins(None)[0], "a refusal is one"
+    hub.faults = []
+    assert pins(None) == [hub.head("some/data")] != [old]
+    assert all("is no name of a revision" in told for told in pins("../../x", "/x"))
 
 
 def test_a_model_that_is_here_in_part_is_none(hub: SimulatedHub) -> None:
