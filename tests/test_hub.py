@@ -7,12 +7,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import huggingface_hub.constants
 import huggingface_hub.file_download
 import pytest
 from huggingface_hub.utils import filter_repo_objects
 
+from biphase.corpus.manifest import read_shard_manifest
 from biphase.corpus.tokenizer import load_tokenizer
 from biphase.errors import InputError
 from biphase.finetuning.models import find_folder
@@ -142,10 +144,10 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedHu
         yield hub
 
 
-def run_python(code: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+def run_python(code: str, *words: str, **environment: str) -> "subprocess.CompletedProcess[str]":
     """A fresh process, to which the simulated hub is the hub."""
     return subprocess.run(
-        [sys.executable, "-c", code], env=os.environ | environment, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", code, *words], env=os.environ | environment, capture_output=True, text=True, timeout=120
     )
 
 
@@ -241,6 +243,50 @@ def test_without_the_hub_a_revision_is_the_commit_that_it_was(hub: SimulatedHub)
     hub.faults = []
     assert pins(None) == [hub.head("some/data")] != [old]
     assert all("is no name of a revision" in told for told in pins("../../x", "/x"))
+
+
+def test_shards_of_a_data_set_are_of_the_commit_that_they_name(
+    hub: SimulatedHub, corpus: Any, documents: list[str], tmp_path: Path
+) -> None:
+    def prepare(source: str, out: str, **environment: str) -> str:
+        """The last line, of what went well with what the set is known by."""
+        code = "from biphase.cli.app import main; main()"
+        words = ["prepare", source, "--tokenizer", str(corpus.tokenizer), "--out", str(tmp_path / out)]
+        words += ["--workers", "1", "--validation-fraction", "0.3"]
+        done = run_python(code, *words, **environment)
+        if done.returncode == 0:
+            return read_shard_manifest(tmp_path / out).fingerprint
+        assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
+        return done.stderr.strip().splitlines()[-1]
+
+    files = {f"train-{at}.jsonl": rows_file(*documents[at::3][:9]) for at in range(3)}
+    commit = hub.commit("some/corpus", files, kind="datasets")
+    hub.faults = [Fault("train-2.jsonl", times=999, status=404)]
+    assert "cannot be" in prepare("some/corpus", "a")
+    hub.faults = []
+    hub.commit("some/corpus", {"train-0.jsonl": rows_file("other")}, kind="datasets")
+    made = prepare("some/corpus", "a")
+    assert made == prepare(f"some/corpus@{commit}", "b") != prepare("some/corpus", "c")
+    manifest = read_shard_manifest(tmp_path / "a")
+    names = {f"hub:some/corpus::train@{commit}#{at}/3" for at in (1, 2, 3)}
+    assert {name for shard in manifest.shards for name in shard.sources} == names
+    for gone in GONE:
+        hub.asked.clear()
+        assert prepare("some/corpus", "a", **gone) == prepare("hub:some/corpus", "a") == made and not hub.asked
+        assert "the commit of its newest revision cannot be had" in prepare("some/other", "d", **gone)
+    shutil.rmtree(tmp_path / "a" / "shards" / manifest.shards[0].name)
+    assert "cannot be" in prepare("some/corpus", "a", **GONE[0])
+    assert prepare("some/corpus", "a") == made
+    assert read_shard_manifest(tmp_path / "a") == manifest
+
+
+def test_rows_of_several_files_are_different_documents(hub: SimulatedHub) -> None:
+    hub.commit("some/corpus", {f"train-{at}.jsonl": rows_file("a", "b") for at in range(2)}, kind="datasets")
+    code = (
+        "from biphase.corpus.text import find_text_sources, read_documents\n"
+        "print([d.id for one in find_text_sources(['some/corpus']) for d, _ in read_documents(one)])"
+    )
+    assert ask(code) == str([f"hub:some/corpus::train#{file}/2: row {row}" for file in (1, 2) for row in (1, 2)])
 
 
 def test_a_model_that_is_here_in_part_is_none(hub: SimulatedHub) -> None:
