@@ -248,6 +248,13 @@ def model_fingerprint(source: str, folder: Path) -> str:
     return content_hash({path.name: file_hash(path) for path in files})
 
 
+def model_name(source: str | Path) -> str:
+    """What a user calls a model: its id on the hub for a folder of the hub's cache."""
+    *_, repository, inner, _ = ("", "", "", *Path(source).parts)
+    is_cached = inner == "snapshots" and repository.startswith("models--")
+    return repository.removeprefix("models--").replace("--", "/") if is_cached else str(source)
+
+
 def refuse_pickles(source: str | Path) -> None:
     """Refuse a folder whose weights are not in safetensors files of its own; a hub id is looked at once it is here.
 
@@ -268,10 +275,9 @@ def refuse_pickles(source: str | Path) -> None:
             "save them as safetensors: model.save_pretrained(folder)"
         )
     if folder.parent.name == "snapshots":  # of the hub's cache, to which no pickle comes
-        id = folder.parent.parent.name.removeprefix("models--").replace("--", "/")
         raise InputError(
-            f"{id} has no weights as safetensors at commit {folder.name}; pickles are never opened: choose a revision "
-            "that has them (its refs/pr may), or convert it on a machine of your own"
+            f"{model_name(folder)} has no weights as safetensors at commit {folder.name}; pickles are never opened: "
+            "choose a revision that has them (its refs/pr may), or convert it on a machine of your own"
         )
     raise InputError(f"{source} has no weights (*.safetensors)")
 
