@@ -44,7 +44,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_name_is_the_commit_that_is_here(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert fetch_model("some/model") == cache / "snapshots" / NEW
     assert capsys.readouterr().err == f"model some/model: commit {NEW}\n"
-    assert fetch_model("some/model", "v1") == cache / "snapshots" / OLD
+    assert fetch_model("some/model", "v1") == fetch_model("some/model@v1") == cache / "snapshots" / OLD
     capsys.readouterr()
     assert fetch_model("some/model", OLD) == cache / "snapshots" / OLD
     assert capsys.readouterr().err == "", "a commit needs no word"
@@ -54,6 +54,7 @@ def test_what_is_nowhere_is_one_line(cache: Path, tmp_path: Path, monkeypatch: p
     for id, revision, named in (
         ("some/other", None, "some/other"),
         ("some/model", "v2", "some/model at revision v2"),
+        ("some/model@refs/pr/1", None, "some/model at revision refs/pr/1"),
         ("some/model", "c" * 40, "some/model at revision ccc"),
         ("a b", None, "a b"),
     ):

@@ -28,16 +28,19 @@ PICKLED_WEIGHTS = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
 def fetch_model(id: str, revision: str | None = None, kind: Literal["model", "tokenizer"] = "model") -> Path:
-    """A folder as it is, or that of a hub repository, named by its commit; what is not in the cache is downloaded, of a
-    tokenizer no weights.
+    """A folder as it is, or that of a hub repository (`ID` or `ID@REVISION`), named by its commit; what is not in the
+    cache is downloaded, of a tokenizer no weights.
 
     Raises:
         InputError: no such repository or revision, or neither network nor cache has it; at once for a path, and for a
             name in a folder that is here.
     """
+    if Path(id).is_dir():
+        return Path(id)
+    if revision is None:
+        id, _, named = id.partition("@")
+        revision = named or None
     path = Path(id)
-    if path.is_dir():
-        return path
     if id.startswith((".", "/", "~")) or id.endswith("/") or id.count("/") > 1:
         raise InputError(f"{kind} {id}: there is no such folder")
     from huggingface_hub import snapshot_download

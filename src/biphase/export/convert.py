@@ -60,8 +60,7 @@ def convert_checkpoint(reference: str, folder: Path) -> str:
     """
     source = Path(reference)
     if not source.is_dir():
-        name, _, revision = reference.partition("@")
-        source = fetch_model(name, revision or None)
+        source = fetch_model(reference)
     refuse_pickles(source)
     config = read_old_config(source / "config.json")
     weights = read_old_weights(source)
