@@ -2,10 +2,13 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -188,6 +191,40 @@ def rows_file(*texts: str) -> str:
     return "".join(json.dumps({"text": text}) + "\n" for text in texts)
 
 
+def test_what_has_got_another_name_is_found_by_the_old_one(hub: SimulatedHub) -> None:
+    model = hub.commit("new/model", {"config.json": "{}", "model.safetensors": b"0" * 1000})
+    data = hub.commit("new/data", {"train.jsonl": rows_file("a")}, kind="datasets")
+    hub.renamed = {"old/model": "new/model", "old/data": "new/data"}
+    for gone in ({}, *GONE):
+        assert ask(FETCH.format(("old/model",)), **gone) == model
+        assert ask(PIN.format("old/data", None), **gone) == data
+        assert ask(READ.format("old/data", data), **gone) == "a"
+
+
+def test_a_model_whose_download_broke_off_is_fetched_again(hub: SimulatedHub) -> None:
+    parts = {f"model-{number}.safetensors": bytes([number]) * 50_000 for number in range(3)}
+    commit = hub.commit("some/model", {"config.json": "{}", "tokenizer.json": "{}", **parts})
+    hub.faults = [Fault("^GET /[0-9a-f]{64}", times=999, cut_after=100)]
+    fetch = FETCH.format(("some/model",))
+    assert "cannot be had from the hub" in ask(fetch)
+    assert all("cannot be had from the hub" in ask(fetch, **gone) for gone in GONE)
+    hub.faults = [Fault("^GET /[0-9a-f]{64}", times=999, seconds=60)]
+    hub.asked.clear()
+    with subprocess.Popen(
+        [sys.executable, "-c", fetch], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as killed:
+        while not any(re.match("GET /[0-9a-f]{64}", asked) for asked in list(hub.asked)):
+            assert killed.poll() is None
+            time.sleep(0.05)
+        killed.kill()
+    hub.faults = []
+    with ThreadPoolExecutor(2) as pool:  # two processes at once
+        assert list(pool.map(ask, [fetch, fetch])) == [commit, commit]
+    assert all(ask(fetch, **gone) == commit for gone in GONE)
+    [home] = (Path(os.environ["HF_HOME"]) / "hub").glob("models--*/snapshots/*")
+    assert {path.name: path.read_bytes() for path in home.glob("*.safetensors")} == parts
+
+
 def test_a_commit_of_a_data_set_that_is_here_is_read_without_the_hub(hub: SimulatedHub) -> None:
     old, new, other = (hub.commit("some/myData", {"train.jsonl": rows_file(text)}, kind="datasets") for text in "abc")
     assert [ask(READ.format("some/myData", commit)) for commit in (old, new)] == ["a", "b"]
@@ -230,7 +267,8 @@ def test_without_the_hub_a_revision_is_the_commit_that_it_was(hub: SimulatedHub)
     assert "cannot be had" in pins("v1", **GONE[0])[0], "which of its revisions that is, nobody knows"
     assert ask(READ.format("some/data", branch)) == "branch"
     assert f"in the cache are the commits {min(old, branch)}, {max(old, branch)}: name" in pins(None, **GONE[0])[0]
-    assert pins(None, "v1", "refs/convert/parquet") == [old, branch, hub.head("some/data", "refs/convert/parquet")]
+    heads = hub.repositories["datasets", "some/data"].revisions
+    assert pins(None, "v1", "refs/convert/parquet") == [old, branch, heads["refs/convert/parquet"]]
     hub.commit("some/data", {"train.jsonl": rows_file("new")}, kind="datasets")
     for gone in GONE:
         assert pins(None, "v1", "refs/convert/parquet", **gone)[:2] == [old, branch]
@@ -242,7 +280,7 @@ def test_without_the_hub_a_revision_is_the_commit_that_it_was(hub: SimulatedHub)
     hub.faults = [Fault("GET /api/datasets", times=99, status=403)]
     assert "cannot be had" in pins(None)[0], "a refusal is one"
     hub.faults = []
-    assert pins(None) == [hub.head("some/data")] != [old]
+    assert pins(None) == [heads["main"]] != [old]
     assert all("is no name of a revision" in told for told in pins("../../x", "/x"))
 
 

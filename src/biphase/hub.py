@@ -238,7 +238,7 @@ def hub_says(error: BaseException) -> str:
     if isinstance(answered, RevisionNotFoundError):
         return "it has no such revision"
     if status == 401:
-        return f"the token is not valid: {sign_in}"
+        return f"there is no token, or it is not valid: {sign_in}"
     innermost = causes[-1]
     return first_line(innermost if "OfflineMode" not in type(innermost).__name__ else error)
 
