@@ -319,6 +319,25 @@ def test_shards_of_a_data_set_are_of_the_commit_that_they_name(
     assert read_shard_manifest(tmp_path / "a") == manifest
 
 
+def test_an_index_of_a_data_set_is_searched_without_the_hub(hub: SimulatedHub, corpus: Any, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer, LlamaConfig, LlamaModel
+
+    def search(*words: str, **environment: str) -> str:
+        given = ["search", "some/texts", "who is Tip?", "--index", str(tmp_path / "index"), *words]
+        done = run_python("from biphase.cli.app import main; main()", *given, **environment)
+        return done.stdout or done.stderr
+
+    shape = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    LlamaModel(LlamaConfig(vocab_size=384, **shape)).save_pretrained(tmp_path / "model")
+    AutoTokenizer.from_pretrained(corpus.tokenizer).save_pretrained(tmp_path / "model")
+    hub.commit("some/texts", {"train.jsonl": rows_file("Tip is a boy", "Jack is a man")}, kind="datasets")
+    found = search("--model", str(tmp_path / "model"))
+    assert "hub:some/texts::train#1/1: row 1#0" in found
+    hub.commit("some/texts", {"train.jsonl": rows_file("other")}, kind="datasets")
+    assert [search(), *(search(**gone) for gone in GONE)] == [found] * 3
+    assert "other" in search("--model", str(tmp_path / "model"), "--rebuild")
+
+
 def test_rows_of_several_files_are_different_documents(hub: SimulatedHub) -> None:
     hub.commit("some/corpus", {f"train-{at}.jsonl": rows_file("a", "b") for at in range(2)}, kind="datasets")
     code = (
