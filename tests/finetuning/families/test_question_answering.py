@@ -175,9 +175,11 @@ def test_the_best_of_the_candidates(encoder: Encoder, monkeypatch: pytest.Monkey
     starts = split.texts.bounds_S1[0] + split.context_starts_Q[0]
     for winner, (begin, end) in enumerate(([4, 7], [9, 10])):
         changed = logits_T2.copy()
-        changed[starts + begin, 0] = changed[starts + end - 1, 1] = 20
+        changed[starts + end - 1, 1] = 20
         found = predict_from(changed, split, monkeypatch)
         assert found.best_texts[0] == CONTEXT[split.spans_K2[begin, 0] : split.spans_K2[end - 1, 1]].strip(), winner
+        score = changed[starts + begin, 0] + 20
+        assert found.no_answer_scores_Q[0] == pytest.approx(changed[split.texts.bounds_S1[1] - 1].sum() - score)
         assert found.best_texts[2] == CONTEXT[: split.spans_K2[third + 1, 1]].strip()
     plain = predict_from(logits_T2, encode(encoder), monkeypatch)
     assert found.best_texts[1] == plain.best_texts[1]
