@@ -4,11 +4,8 @@ A `SimulatedHub` holds repositories with commits, branches and tags, private and
 does: reading (information, trees in pages, paths, files with their entity tags, parts of files, redirects), writing
 (repositories, branches, commits, large files) and refusing (tokens, what is not there). Large files are on another
 origin, to which no token may go. `faults` are what it does wrong: a status, an answer that is cut short or late, a
-change in between. Without Xet, whose protocol is another.
-
-    with SimulatedHub() as hub:
-        hub.commit("me/encoder", {"config.json": b"{}"})
-        subprocess.run([...], env=os.environ | hub.environment(folder))
+change in between. Without Xet, whose protocol is another. In use: `hub.commit("me/encoder", {"config.json": b"{}"})`
+within `with SimulatedHub() as hub:`, then a process in `os.environ | hub.environment(folder)`.
 """
 
 import base64
@@ -17,6 +14,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -80,6 +78,8 @@ class SimulatedHub:
     def __init__(self, page_size: int = 1000, large: int = 5_000_000) -> None:
         self.repositories: dict[tuple[Kind, str], Repository] = {}
         self.blobs: dict[str, bytes] = {}
+        self.renamed: dict[str, str] = {}
+        """Earlier names of repositories → their names now, to which who asks is sent on."""
         self.faults: list[Fault] = []
         self.asked: list[str] = []
         self.leaked: list[str] = []
@@ -142,6 +142,9 @@ class SimulatedHub:
 
     def answer(self, method: str, address: str, headers: Headers, body: bytes) -> Answer:
         url = urlsplit(address)
+        for old, new in self.renamed.items():
+            if re.match(rf"(/api/(models|datasets)|/datasets)?/{re.escape(old)}(/|$)", url.path):
+                return Answer(307, headers={"Location": address.replace(old, new, 1)})
         parts = [unquote(part) for part in url.path.strip("/").split("/")]
         query = {name: values[-1] for name, values in parse_qs(url.query).items()}
         token = headers.get("Authorization", "").removeprefix("Bearer ")
@@ -360,17 +363,17 @@ class Handler(BaseHTTPRequestHandler):
         request = f"{self.command} {self.path}"
         with self.hub.lock:
             self.hub.asked.append(request)
-            fault = next((one for one in self.hub.faults if one.times and re.search(one.pattern, request)), None)
-            if fault is not None:
-                fault.times -= 1
-                if fault.first is not None:
-                    fault.first()
+            faults = (one for one in self.hub.faults if one.times and re.search(one.pattern, request))
+            fault = next(faults, Fault(""))
+            fault.times -= 1
+            if fault.first is not None:
+                fault.first()
             answer = type(self).find(self.command, self.path, self.headers, body)
-        if fault is not None:
-            time.sleep(fault.seconds)
-            if fault.status is not None:
-                answer = refusal(fault.status, "", "a fault on demand", **fault.headers)
-        self.give(answer, None if fault is None else fault.cut_after)
+        time.sleep(fault.seconds)
+        if fault.status is not None:
+            answer = refusal(fault.status, "", "a fault on demand", **fault.headers)
+        with suppress(ConnectionError):  # of a client that was killed
+            self.give(answer, fault.cut_after)
 
     def give(self, answer: Answer, cut_after: int | None) -> None:
         status, content, headers = answer.status, answer.content, dict(answer.headers)

@@ -12,7 +12,7 @@ from biphase.encoder.load import TokenIds, make_model
 from biphase.encoder.packed import count_flops
 from biphase.encoder.presets import PRESETS, shape_of
 from biphase.errors import InputError
-from biphase.flops import PEAK_FLOPS, SampleLengths, flops_per_token, known_device, longest_text
+from biphase.flops import PEAK_FLOPS, SampleLengths, count_positions, flops_per_token, known_device, longest_text
 from biphase.recipe import Phase
 
 
@@ -65,6 +65,9 @@ def test_mixed_objectives_cost_the_mean_of_theirs() -> None:
     clm, mlm = (flops_per_token(shape.flops, Phase(objective=name, steps=1), text) for name in ("clm", "mlm"))
     mixed = flops_per_token(shape.flops, Phase(objective="mlm", steps=1, clm_share=0.25), text)
     assert mixed == pytest.approx(0.25 * clm + 0.75 * mlm)
+    falling = Phase(objective="mlm", steps=4, mask_probability={"from": 0.5, "to": 0.1})
+    same = Phase(objective="mlm", steps=4, mask_probability=0.3)
+    assert flops_per_token(shape.flops, falling, text) == pytest.approx(flops_per_token(shape.flops, same, text))
 
 
 @pytest.mark.parametrize(
@@ -113,6 +116,14 @@ def test_long_rope_reads_texts_as_long_as_its_first_angles() -> None:
     yarn = {"rope_type": "yarn", "original_max_position_embeddings": 128}  # the same angles for any length
     assert longest_text(SimpleNamespace(max_position_embeddings=512, rope_parameters=yarn)) == 512
     assert longest_text(SimpleNamespace(max_position_embeddings=-1)) is None
+
+
+def test_positions_begin_behind_padding_where_the_type_says_so() -> None:
+    """RoBERTa's 514 are 512; a network without a limit has more than any text."""
+    roberta = SimpleNamespace(max_position_embeddings=514, model_type="roberta", pad_token_id=1)
+    assert count_positions(roberta) == 512 and count_positions(roberta, first_position=0) == 514
+    bert = SimpleNamespace(max_position_embeddings=512, model_type="bert", pad_token_id=0)
+    assert count_positions(bert) == 512 and count_positions(SimpleNamespace(model_type="t5")) > 10**9
 
 
 @pytest.mark.parametrize("value", ["[/bold]", 0, True, None, 1.5, [0]])

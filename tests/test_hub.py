@@ -2,18 +2,25 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import huggingface_hub.constants
 import huggingface_hub.file_download
 import pytest
 from huggingface_hub.utils import filter_repo_objects
 
+from biphase.corpus.manifest import read_shard_manifest
+from biphase.corpus.tokenizer import load_tokenizer
 from biphase.errors import InputError
+from biphase.finetuning.models import find_folder
 from biphase.hub import FILES, INDEX, OTHER_FOLDERS, fetch_model, refuse_pickles
 
 sys.path.append(str(Path(__file__).parent))  # pytest's importlib mode adds nothing itself
@@ -40,7 +47,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_name_is_the_commit_that_is_here(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert fetch_model("some/model") == cache / "snapshots" / NEW
     assert capsys.readouterr().err == f"model some/model: commit {NEW}\n"
-    assert fetch_model("some/model", "v1") == cache / "snapshots" / OLD
+    assert fetch_model("some/model", "v1") == fetch_model("some/model@v1") == cache / "snapshots" / OLD
     capsys.readouterr()
     assert fetch_model("some/model", OLD) == cache / "snapshots" / OLD
     assert capsys.readouterr().err == "", "a commit needs no word"
@@ -50,6 +57,7 @@ def test_what_is_nowhere_is_one_line(cache: Path, tmp_path: Path, monkeypatch: p
     for id, revision, named in (
         ("some/other", None, "some/other"),
         ("some/model", "v2", "some/model at revision v2"),
+        ("some/model@refs/pr/1", None, "some/model at revision refs/pr/1"),
         ("some/model", "c" * 40, "some/model at revision ccc"),
         ("a b", None, "a b"),
     ):
@@ -57,9 +65,13 @@ def test_what_is_nowhere_is_one_line(cache: Path, tmp_path: Path, monkeypatch: p
             InputError, match=rf"model {named}.* is no folder here and cannot be had from the hub \(.+\);"
         ):
             fetch_model(id, revision)
-    for path in ("./model", "/some/model", "~/model", "runs/some/model"):
-        with pytest.raises(InputError, match=f"{path} is not a folder"):
+    for path in ("./model", "/some/model", "~/model", "runs/some/model", "model/", "./some/model"):
+        with pytest.raises(InputError, match=f"{path}: there is no such folder"):
             fetch_model(path)
+        with pytest.raises(InputError, match="neither a run, nor a folder, nor a hub id"):
+            find_folder(path)
+        with pytest.raises(InputError, match="there is no such folder"):
+            load_tokenizer(path)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.chdir(tmp_path)
     Path("shards").mkdir()
@@ -136,11 +148,16 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedHu
         yield hub
 
 
-def ask(code: str, **environment: str) -> str:
-    """What a fresh process prints, to which the simulated hub is the hub."""
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=os.environ | environment, capture_output=True, text=True, timeout=120
+def run_python(code: str, *words: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    """A fresh process, to which the simulated hub is the hub."""
+    return subprocess.run(
+        [sys.executable, "-c", code, *words], env=os.environ | environment, capture_output=True, text=True, timeout=120
     )
+
+
+def ask(code: str, **environment: str) -> str:
+    """What it prints, or the last line of its error."""
+    done = run_python(code, **environment)
     return (done.stdout or done.stderr).strip().splitlines()[-1]
 
 
@@ -164,13 +181,170 @@ def test_the_hub_says_why(hub: SimulatedHub) -> None:
     assert not hub.leaked
 
 
-def test_no_other_commit_of_a_data_set_is_taken_for_the_one_asked_for(hub: SimulatedHub) -> None:
-    old, new = (
-        hub.commit("some/data", {"train.jsonl": f'{{"text": "{text}"}}\n'}, kind="datasets") for text in ("old", "new")
+GONE = {"HF_ENDPOINT": "http://127.0.0.1:9"}, {"HF_HUB_OFFLINE": "1"}
+"""What a process has where nobody answers, and where the hub is not to be asked."""
+PIN = "from biphase.hub import pin_commit; print(pin_commit({!r}, {!r}))"
+CARD = "---\nconfigs:\n- config_name: {}\n  data_files: train.jsonl\n---\n"
+
+
+def rows_file(*texts: str) -> str:
+    return "".join(json.dumps({"text": text}) + "\n" for text in texts)
+
+
+def test_what_has_got_another_name_is_found_by_the_old_one(hub: SimulatedHub) -> None:
+    model = hub.commit("new/model", {"config.json": "{}", "model.safetensors": b"0" * 1000})
+    data = hub.commit("new/data", {"train.jsonl": rows_file("a")}, kind="datasets")
+    hub.renamed = {"old/model": "new/model", "old/data": "new/data"}
+    for gone in ({}, *GONE):
+        assert ask(FETCH.format(("old/model",)), **gone) == model
+        assert ask(PIN.format("old/data", None), **gone) == data
+        assert ask(READ.format("old/data", data), **gone) == "a"
+
+
+def test_a_model_whose_download_broke_off_is_fetched_again(hub: SimulatedHub) -> None:
+    parts = {f"model-{number}.safetensors": bytes([number]) * 50_000 for number in range(3)}
+    commit = hub.commit("some/model", {"config.json": "{}", "tokenizer.json": "{}", **parts})
+    hub.faults = [Fault("^GET /[0-9a-f]{64}", times=999, cut_after=100)]
+    fetch = FETCH.format(("some/model",))
+    assert "cannot be had from the hub" in ask(fetch)
+    assert all("cannot be had from the hub" in ask(fetch, **gone) for gone in GONE)
+    hub.faults = [Fault("^GET /[0-9a-f]{64}", times=999, seconds=60)]
+    hub.asked.clear()
+    with subprocess.Popen(
+        [sys.executable, "-c", fetch], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as killed:
+        while not any(re.match("GET /[0-9a-f]{64}", asked) for asked in list(hub.asked)):
+            assert killed.poll() is None
+            time.sleep(0.05)
+        killed.kill()
+    hub.faults = []
+    with ThreadPoolExecutor(2) as pool:  # two processes at once
+        assert list(pool.map(ask, [fetch, fetch])) == [commit, commit]
+    assert all(ask(fetch, **gone) == commit for gone in GONE)
+    [home] = (Path(os.environ["HF_HOME"]) / "hub").glob("models--*/snapshots/*")
+    assert {path.name: path.read_bytes() for path in home.glob("*.safetensors")} == parts
+
+
+def test_a_commit_of_a_data_set_that_is_here_is_read_without_the_hub(hub: SimulatedHub) -> None:
+    old, new, other = (hub.commit("some/myData", {"train.jsonl": rows_file(text)}, kind="datasets") for text in "abc")
+    assert [ask(READ.format("some/myData", commit)) for commit in (old, new)] == ["a", "b"]
+    hub.asked.clear()
+    assert [ask(READ.format("some/myData", commit)) for commit in (old, new)] == ["a", "b"] and not hub.asked
+    for gone in GONE:
+        assert [ask(READ.format("some/myData", commit), **gone) for commit in (old, new)] == ["a", "b"]
+        assert f"in the cache is commit {new}, not {other}" in ask(READ.format("some/myData", other), **gone)
+
+
+def test_a_configuration_without_a_name_is_never_another_one(hub: SimulatedHub) -> None:
+    read = READ.replace("None", "{!r}")
+    card = CARD.format("one") + "text"
+    named = hub.commit("some/named", {"README.md": card, "train.jsonl": rows_file("a")}, kind="datasets")
+    assert ask(read.format("some/named", None, named)) == "a"
+    two = card.replace("---\ntext", "- config_name: two\n  data_files: other.jsonl\n  default: true\n---\ntext")
+    files = {"README.md": two, "train.jsonl": rows_file("a"), "other.jsonl": rows_file("b")}
+    several = hub.commit("some/several", files, kind="datasets")
+    assert ask(read.format("some/several", "one", several)) == "a"
+    for gone in GONE:
+        assert ask(read.format("some/named", None, named), **gone) == "a"
+        assert ask(read.format("some/several", "one", several), **gone) == "a"
+        told = ask(read.format("some/several", None, several), **gone)
+        assert "in the cache is of this commit configuration 'one'; name it" in told
+    assert ask(read.format("some/several", None, several)) == "b"
+    assert all(ask(read.format("some/several", None, several), **gone) == "b" for gone in GONE)
+
+
+def test_without_the_hub_a_revision_is_the_commit_that_it_was(hub: SimulatedHub) -> None:
+    def pins(*named: str | None, **environment: str) -> list[str]:
+        return [ask(PIN.format("some/data", one), **environment) for one in named]
+
+    old = hub.commit("some/data", {"train.jsonl": rows_file("old")}, kind="datasets")
+    hub.commit("some/data", {}, revision="refs/convert/parquet", kind="datasets")
+    branch = hub.commit("some/data", {"train.jsonl": rows_file("branch")}, revision="v1", kind="datasets")
+    for gone in GONE:  # nothing is here
+        assert all("the commit of its" in told and "cannot be had" in told for told in pins(None, "v1", **gone))
+    assert ask(READ.format("some/data", old)) == "old"
+    assert pins(None, **GONE[0]) == [old], "the only one that is here"
+    assert "cannot be had" in pins("v1", **GONE[0])[0], "which of its revisions that is, nobody knows"
+    assert ask(READ.format("some/data", branch)) == "branch"
+    assert f"in the cache are the commits {min(old, branch)}, {max(old, branch)}: name" in pins(None, **GONE[0])[0]
+    heads = hub.repositories["datasets", "some/data"].revisions
+    assert pins(None, "v1", "refs/convert/parquet") == [old, branch, heads["refs/convert/parquet"]]
+    hub.commit("some/data", {"train.jsonl": rows_file("new")}, kind="datasets")
+    for gone in GONE:
+        assert pins(None, "v1", "refs/convert/parquet", **gone)[:2] == [old, branch]
+    done = run_python(PIN.format("some/data", None), **GONE[0])
+    told = f"some/data: commit {old} for its newest revision, as the cache has it: the hub does not answer ("
+    assert done.stdout == old + "\n" and done.stderr.startswith(told) and done.stderr.count("\n") == 1
+    hub.faults = [Fault("GET /api/datasets", times=99, status=503)]
+    assert pins(None) == [old], "out of order is no answer"
+    hub.faults = [Fault("GET /api/datasets", times=99, status=403)]
+    assert "cannot be had" in pins(None)[0], "a refusal is one"
+    hub.faults = []
+    assert pins(None) == [heads["main"]] != [old]
+    assert all("is no name of a revision" in told for told in pins("../../x", "/x"))
+
+
+def test_shards_of_a_data_set_are_of_the_commit_that_they_name(
+    hub: SimulatedHub, corpus: Any, documents: list[str], tmp_path: Path
+) -> None:
+    def prepare(source: str, out: str, **environment: str) -> str:
+        """The last line, of what went well with what the set is known by."""
+        code = "from biphase.cli.app import main; main()"
+        words = ["prepare", source, "--tokenizer", str(corpus.tokenizer), "--out", str(tmp_path / out)]
+        words += ["--workers", "1", "--validation-fraction", "0.3"]
+        done = run_python(code, *words, **environment)
+        if done.returncode == 0:
+            return read_shard_manifest(tmp_path / out).fingerprint
+        assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
+        return done.stderr.strip().splitlines()[-1]
+
+    files = {f"train-{at}.jsonl": rows_file(*documents[at::3][:9]) for at in range(3)}
+    commit = hub.commit("some/corpus", files, kind="datasets")
+    hub.faults = [Fault("train-2.jsonl", times=999, status=404)]
+    assert "cannot be" in prepare("some/corpus", "a")
+    hub.faults = []
+    hub.commit("some/corpus", {"train-0.jsonl": rows_file("other")}, kind="datasets")
+    made = prepare("some/corpus", "a")
+    assert made == prepare(f"some/corpus@{commit}", "b") != prepare("some/corpus", "c")
+    manifest = read_shard_manifest(tmp_path / "a")
+    names = {f"hub:some/corpus::train@{commit}#{at}/3" for at in (1, 2, 3)}
+    assert {name for shard in manifest.shards for name in shard.sources} == names
+    for gone in GONE:
+        hub.asked.clear()
+        assert prepare("some/corpus", "a", **gone) == prepare("hub:some/corpus", "a") == made and not hub.asked
+        assert "the commit of its newest revision cannot be had" in prepare("some/other", "d", **gone)
+    shutil.rmtree(tmp_path / "a" / "shards" / manifest.shards[0].name)
+    assert "cannot be" in prepare("some/corpus", "a", **GONE[0])
+    assert prepare("some/corpus", "a") == made
+    assert read_shard_manifest(tmp_path / "a") == manifest
+
+
+def test_an_index_of_a_data_set_is_searched_without_the_hub(hub: SimulatedHub, corpus: Any, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer, LlamaConfig, LlamaModel
+
+    def search(*words: str, **environment: str) -> str:
+        given = ["search", "some/texts", "who is Tip?", "--index", str(tmp_path / "index"), *words]
+        done = run_python("from biphase.cli.app import main; main()", *given, **environment)
+        return done.stdout or done.stderr
+
+    shape = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    LlamaModel(LlamaConfig(vocab_size=384, **shape)).save_pretrained(tmp_path / "model")
+    AutoTokenizer.from_pretrained(corpus.tokenizer).save_pretrained(tmp_path / "model")
+    hub.commit("some/texts", {"train.jsonl": rows_file("Tip is a boy", "Jack is a man")}, kind="datasets")
+    found = search("--model", str(tmp_path / "model"))
+    assert "hub:some/texts::train#1/1: row 1#0" in found
+    hub.commit("some/texts", {"train.jsonl": rows_file("other")}, kind="datasets")
+    assert [search(), *(search(**gone) for gone in GONE)] == [found] * 3
+    assert "other" in search("--model", str(tmp_path / "model"), "--rebuild")
+
+
+def test_rows_of_several_files_are_different_documents(hub: SimulatedHub) -> None:
+    hub.commit("some/corpus", {f"train-{at}.jsonl": rows_file("a", "b") for at in range(2)}, kind="datasets")
+    code = (
+        "from biphase.corpus.text import find_text_sources, read_documents\n"
+        "print([d.id for one in find_text_sources(['some/corpus']) for d, _ in read_documents(one)])"
     )
-    assert ask(READ.format("some/data", new)) == "new"
-    assert ask(READ.format("some/data", new), HF_HUB_OFFLINE="1") == "new"
-    assert f"in the cache is commit {new}, not {old}" in ask(READ.format("some/data", old), HF_HUB_OFFLINE="1")
+    assert ask(code) == str([f"hub:some/corpus::train#{file}/2: row {row}" for file in (1, 2) for row in (1, 2)])
 
 
 def test_a_model_that_is_here_in_part_is_none(hub: SimulatedHub) -> None:

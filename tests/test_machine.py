@@ -1,5 +1,6 @@
 """Settings of a process, in a process of its own, and how it is asked to end."""
 
+import gc
 import math
 import os
 import platform
@@ -125,3 +126,15 @@ def test_signals_are_noted_in_the_main_thread() -> None:
     thread.start()
     thread.join()
     assert worked
+
+
+def test_the_last_search_for_garbage_is_spared_but_for_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    gc.unfreeze()
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "triton._C.libtriton", sys)
+        machine.leave_garbage()
+        assert gc.get_freeze_count() == 0
+    monkeypatch.delitem(sys.modules, "triton._C.libtriton", raising=False)
+    machine.leave_garbage()
+    assert gc.get_freeze_count() > 0
+    gc.unfreeze()

@@ -5,13 +5,14 @@ a machine without network too, finds the model that it began with. Weights as pi
 """
 
 import re
+from contextlib import suppress
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
 from biphase import console
 from biphase.errors import InputError, first_line, is_raised_here
-from biphase.files import content_hash, file_hash, read_json
+from biphase.files import content_hash, file_hash, read_json, write_text
 
 FILES = {"tokenizer": ["*.json", "*.model", "*.txt"], "model": ["*.json", "*.model", "*.txt", "*.safetensors"]}
 """Neither code nor pickles."""
@@ -27,18 +28,21 @@ PICKLED_WEIGHTS = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
 def fetch_model(id: str, revision: str | None = None, kind: Literal["model", "tokenizer"] = "model") -> Path:
-    """A folder as it is, or that of a hub repository, named by its commit; what is not in the cache is downloaded, of a
-    tokenizer no weights.
+    """A folder as it is, or that of a hub repository (`ID` or `ID@REVISION`), named by its commit; what is not in the
+    cache is downloaded, of a tokenizer no weights.
 
     Raises:
         InputError: no such repository or revision, or neither network nor cache has it; at once for a path, and for a
             name in a folder that is here.
     """
+    if Path(id).is_dir():
+        return Path(id)
+    if revision is None:
+        id, _, named = id.partition("@")
+        revision = named or None
     path = Path(id)
-    if path.is_dir():
-        return path
-    if id.startswith((".", "/", "~")) or id.count("/") > 1:
-        raise InputError(f"{kind} {id} is not a folder")
+    if id.startswith((".", "/", "~")) or id.endswith("/") or id.count("/") > 1:
+        raise InputError(f"{kind} {id}: there is no such folder")
     from huggingface_hub import snapshot_download
 
     try:
@@ -83,33 +87,84 @@ def cached_commit(id: str, revision: str | None) -> str | None:
 
 @lru_cache
 def pin_commit(id: str, revision: str | None) -> str:
-    """The commit that a revision of a data set names; the newest one for None."""
+    """The commit that a revision of a data set names; the newest one for None.
+
+    Where the hub does not answer, it is the commit that the revision named when the hub was last asked, or of the
+    newest one the only commit that is in the cache; which is told.
+    """
     if revision is not None and COMMIT.fullmatch(revision):
         return revision
     from huggingface_hub import HfApi
 
+    last = last_commit_file(id, revision)
     try:
         commit = HfApi().dataset_info(id, revision=revision).sha
     except Exception as error:  # the hub's and the network's, each of a kind of its own
-        raise InputError(
-            f"{id}: the commit of its {revision or 'newest'} revision cannot be had from the hub ({hub_says(error)}); "
-            "give a folder with a copy of the data, or try again"
-        ) from None
+        reason, named = hub_says(error), revision or "newest"
+        status = answered_status(error)
+        is_out = status is None or status >= 500  # it did not answer, or is out of order
+        known = known_commits(id, last, is_newest=revision is None) if is_out else []
+        if len(known) != 1:
+            several = f"; in the cache are the commits {', '.join(known)}: name one as its revision" if known else ""
+            raise InputError(
+                f"{id}: the commit of its {named} revision cannot be had from the hub ({reason}){several}; "
+                "give a folder with a copy of the data, or try again"
+            ) from None
+        told = f"{id}: commit {known[0]} for its {named} revision, as the cache has it: the hub does not answer"
+        console.err.print(f"{told} ({reason})", markup=False)
+        return known[0]
     assert commit is not None
+    with suppress(OSError):  # it only serves when the hub does not answer
+        last.parent.mkdir(parents=True, exist_ok=True)
+        write_text(last, commit)
     return commit
+
+
+def last_commit_file(id: str, revision: str | None) -> Path:
+    """Where the hub's own client keeps the commit that a revision of a data set named when the hub was last asked."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    named = revision or "main"
+    if named.startswith("/") or ".." in named:
+        raise InputError(f"{id}: '{named}' is no name of a revision")
+    return Path(HF_HUB_CACHE) / f"datasets--{id.replace('/', '--')}" / "refs" / named
+
+
+def known_commits(id: str, last: Path, *, is_newest: bool) -> list[str]:
+    """The commits of a data set, in the cache, that a revision may be."""
+    if last.is_file() and COMMIT.fullmatch(commit := last.read_text(encoding="utf-8")):
+        return [commit]
+    return sorted({folder.name for folder in prepared_folders(id)}) if is_newest else []
+
+
+def prepared_folders(id: str) -> list[Path]:
+    """The folders CONFIG/VERSION/COMMIT of what `datasets` prepared of a data set."""
+    import datasets
+    from datasets.naming import camelcase_to_snakecase
+
+    *owner, name = id.split("/")
+    place = Path(datasets.config.HF_DATASETS_CACHE) / "___".join([*owner, camelcase_to_snakecase(name)])
+    return [folder for folder in place.glob("*/*/*") if COMMIT.fullmatch(folder.name)]
 
 
 def load_rows(id: str, config: str | None, split: str, commit: str, streaming: bool = False) -> Any:
     """The rows of a data set's split at a commit, as `datasets` has them; code of its own is never run.
 
-    Where the hub does not answer, `datasets` takes what it prepared last, of whatever commit: another is refused.
+    What `datasets` prepared of that commit is taken without a question to the hub. Where the hub does not answer, it
+    would take what it prepared last, of whatever commit and configuration, which is refused.
     """
     import datasets
+    from datasets.packaged_modules.cache.cache import Cache
 
     try:
-        builder = datasets.load_dataset_builder(id, config, revision=commit)
-        if builder.hash != commit and not Path(id).is_dir():
-            raise OSError(f"the hub did not answer, and in the cache is commit {builder.hash}, not {commit}")
+        builder = None if streaming else open_prepared(id, config, commit)
+        if builder is None:
+            builder = datasets.load_dataset_builder(id, config, revision=commit)
+            if isinstance(builder, Cache):
+                other = f"commit {builder.hash}, not {commit}"
+                if builder.hash == commit:
+                    other = f"of this commit configuration '{builder.config.name}'; name it, if that is meant"
+                raise OSError(f"the hub did not answer, and in the cache is {other}")
         if streaming:
             return builder.as_streaming_dataset(split=split)
         builder.download_and_prepare()
@@ -124,6 +179,44 @@ def load_rows(id: str, config: str | None, split: str, commit: str, streaming: b
         ) from None
 
 
+def open_prepared(id: str, config: str | None, commit: str) -> Any:
+    """What reads the rows that `datasets` prepared of a data set at a commit; None where it prepared none."""
+    if Path(id).is_dir():
+        return None
+    name = config or default_config(id, commit)
+    versions = [folder.parts[-2] for folder in prepared_folders(id) if folder.parts[-3::2] == (name, commit)]
+    if not versions:
+        return None
+    from datasets.packaged_modules.cache.cache import Cache
+
+    version = versions[0]
+    return Cache(repo_id=id, dataset_name=id.rpartition("/")[2], config_name=name, version=version, hash=commit)
+
+
+def default_config(id: str, commit: str) -> str:
+    """The configuration that a data set has where none is named, by its card in the cache; "" where it names none."""
+    from datasets.utils.metadata import MetadataConfigs
+    from huggingface_hub import DatasetCard, try_to_load_from_cache
+
+    card = try_to_load_from_cache(id, "README.md", repo_type="dataset", revision=commit)
+    configs = MetadataConfigs.from_dataset_card_data(DatasetCard.load(card).data) if isinstance(card, str) else None
+    return (configs.get_default_config_name() or "") if configs else "default"
+
+
+def causes_of(error: BaseException) -> list[BaseException]:
+    """An error, and what it was raised from, down to the first."""
+    causes = [error]
+    while (cause := causes[-1].__cause__) is not None:
+        causes.append(cause)
+    return causes
+
+
+def answered_status(error: BaseException) -> int | None:
+    """The status that the hub answered with; None where it did not answer."""
+    responses = [getattr(cause, "response", None) for cause in causes_of(error)]
+    return next((response.status_code for response in responses if response is not None), None)
+
+
 def hub_says(error: BaseException) -> str:
     """Why something cannot be had from the hub or sent to it, in one line, with what helps. A mistake of ours is raised
     again: it keeps its traceback."""
@@ -132,11 +225,9 @@ def hub_says(error: BaseException) -> str:
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
     sign_in = "sign in by `hf auth login`, or set HF_TOKEN"
-    causes = [error]
-    while (cause := causes[-1].__cause__) is not None:
-        causes.append(cause)
+    causes = causes_of(error)
     answered = next((one for one in causes if getattr(one, "response", None) is not None), None)
-    status = getattr(getattr(answered, "response", None), "status_code", None)
+    status = answered_status(error)
     if isinstance(answered, GatedRepoError):
         asked = (
             "this account has no access: ask for it on its page" if status == 403 else f"{sign_in}, with access to it"
@@ -147,7 +238,7 @@ def hub_says(error: BaseException) -> str:
     if isinstance(answered, RevisionNotFoundError):
         return "it has no such revision"
     if status == 401:
-        return f"the token is not valid: {sign_in}"
+        return f"there is no token, or it is not valid: {sign_in}"
     innermost = causes[-1]
     return first_line(innermost if "OfflineMode" not in type(innermost).__name__ else error)
 
@@ -158,6 +249,13 @@ def model_fingerprint(source: str, folder: Path) -> str:
         return content_hash({"model": source, "revision": folder.name})
     files = sorted([*folder.glob("*.safetensors"), *folder.glob(INDEX), *folder.glob("config.json")])
     return content_hash({path.name: file_hash(path) for path in files})
+
+
+def model_name(source: str | Path) -> str:
+    """What a user calls a model: its id on the hub for a folder of the hub's cache."""
+    *_, repository, inner, _ = ("", "", "", *Path(source).parts)
+    is_cached = inner == "snapshots" and repository.startswith("models--")
+    return repository.removeprefix("models--").replace("--", "/") if is_cached else str(source)
 
 
 def refuse_pickles(source: str | Path) -> None:
@@ -180,10 +278,9 @@ def refuse_pickles(source: str | Path) -> None:
             "save them as safetensors: model.save_pretrained(folder)"
         )
     if folder.parent.name == "snapshots":  # of the hub's cache, to which no pickle comes
-        id = folder.parent.parent.name.removeprefix("models--").replace("--", "/")
         raise InputError(
-            f"{id} has no weights as safetensors at commit {folder.name}; pickles are never opened: choose a revision "
-            "that has them (its refs/pr may), or convert it on a machine of your own"
+            f"{model_name(folder)} has no weights as safetensors at commit {folder.name}; pickles are never opened: "
+            "choose a revision that has them (its refs/pr may), or convert it on a machine of your own"
         )
     raise InputError(f"{source} has no weights (*.safetensors)")
 

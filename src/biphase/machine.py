@@ -135,7 +135,7 @@ def prepare_process() -> None:
     # Fewer searches for cyclic garbage, and none at the end: a third of the time that a short command takes. PyTorch
     # and transformers bring half a million objects that stay; Python would look through them again and again.
     gc.set_threshold(100_000)
-    atexit.register(gc.freeze)
+    atexit.register(leave_garbage)
     # OpenMP threads that wait by spinning take the core from the thread they wait for when other work runs too; those
     # that sleep at once wake up too late for the many short operations of a step. GNU's runtime spins for microseconds.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -145,6 +145,12 @@ def prepare_process() -> None:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # warnings with a page of C++ frames, as a launcher ends
+
+
+def leave_garbage() -> None:
+    """Spare a process that ends the last search. Not where Triton is loaded, which tells all that it left as leaks."""
+    if "triton._C.libtriton" not in sys.modules:
+        gc.freeze()
 
 
 def keep_heap() -> None:

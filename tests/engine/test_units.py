@@ -19,11 +19,11 @@ import pytest
 from pydantic import ValidationError
 
 from biphase import machine
+from biphase.engine import cluster as cluster_module
 from biphase.engine import local
-from biphase.engine import ray as ray_module
 from biphase.engine import units as units_module
+from biphase.engine.cluster import share_nodes
 from biphase.engine.local import Engine, LocalPool, WorkerProcess, end_processes, share_threads
-from biphase.engine.ray import share_nodes
 from biphase.engine.scheduler import run_units
 from biphase.engine.units import Outcome, Unit, UnitQueue
 from biphase.errors import BusyError, InputError, StoppedError
@@ -708,7 +708,7 @@ def test_a_cluster_that_is_not_there() -> None:
 def test_a_cluster_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Something takes the connection and says nothing, as where the token is another."""
     pytest.importorskip("ray", reason="Ray is not installed")
-    monkeypatch.setattr(ray_module, "JOIN_SECONDS", 4.0)
+    monkeypatch.setattr(cluster_module, "JOIN_SECONDS", 4.0)
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     monkeypatch.setenv("RAY_AUTH_TOKEN", "0" * 64)
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -774,7 +774,7 @@ def test_ray_runs_units_on_all_nodes_and_outlives_one(deeds: ModuleType, tmp_pat
         errors = [outcome.error for outcome in run_units(meetings, engine)]
         losing.join()
         assert len(errors) == 5 and errors.count(None) == 4
-        assert next(error for error in errors if error).startswith("worker was lost: ")
+        assert next(error for error in errors if error).startswith("worker was lost on node ")
         assert signal.getsignal(signal.SIGTERM) is theirs
     finally:
         cluster.shutdown()

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -16,6 +17,9 @@ from transformers import (
     LlamaForCausalLM,
 )
 
+from biphase.encoder.attention import PAD_TO_MULTIPLE_OF, lay_out
+from biphase.encoder.load import load_backbone, load_model
+from biphase.encoder.packed import packed_hidden
 from biphase.errors import InputError
 from biphase.export.convert import convert_checkpoint
 
@@ -89,6 +93,26 @@ def write_old(folder: Path, weights: dict[str, torch.Tensor], **changes: Any) ->
         (folder / name).write_text(CODE)
     save_file({key: weight.contiguous() for key, weight in weights.items()}, folder / "model.safetensors")
     return folder
+
+
+@torch.no_grad()
+def test_what_needs_code_of_its_own_is_named_as_the_user_names_it(tmp_path: Path) -> None:
+    network, cache = llama(), tmp_path / "models--some--model" / "snapshots"
+    cache.mkdir(parents=True)
+    said = load_backbone(write_old(cache / "said", network.state_dict()))
+    length = TOKENS.shape[1]
+    layout = lay_out(np.array([0, length]), causal=False, pad_to_multiple_of=PAD_TO_MULTIPLE_OF)
+    states = packed_hidden(said.eval(), TOKENS[0], torch.arange(length), layout)
+    torch.testing.assert_close(states, hidden_both_ways(network)[0])
+    write_old(cache / "left", network.state_dict(), rope_theta=None)
+    write_old(cache / "other", network.state_dict(), model_type="strange")
+    for load in (load_backbone, load_model):
+        with pytest.raises(InputError, match=r"^some/model is a EuroBERT for .* biphase convert some/model FOLDER$"):
+            load(cache / "left")
+        with pytest.raises(InputError, match=r"^some/model needs code of its own \(of type 'strange', auto_map"):
+            load(cache / "other")
+    with pytest.raises(InputError, match=r"^some/model is a 'strange' model; only EuroBERT"):
+        convert_checkpoint(str(cache / "other"), tmp_path / "new")
 
 
 @pytest.mark.parametrize("theta", [250000, None], ids=["said", "left-to-the-code"])

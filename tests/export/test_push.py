@@ -127,7 +127,7 @@ def test_a_public_repository_is_asked_for(hub: SimulatedHub, folder: Path) -> No
 
 def test_the_hub_says_why_nothing_was_sent(hub: SimulatedHub, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_of_nobody")
-    with pytest.raises(InputError, match="me/encoder: the token is not valid: sign in by `hf auth login`"):
+    with pytest.raises(InputError, match="me/encoder: there is no token, or it is not valid: sign in by"):
         push_model(str(folder), "me/encoder", license="mit", languages=("en",))
     assert not hub.repositories
 

@@ -46,7 +46,7 @@ def test_no_folder_and_no_scores(tmp_path: Path) -> None:
 
 
 def test_best_mean_wins() -> None:
-    """Means 0.70, 0.72 and 0.71; the single best seed is at another rate. A rate with more seeds is no better for it."""
+    """Means 0.70, 0.72 and 0.71; the single best seed is at another rate. More seeds are no merit."""
     assert choose_rate({1e-5: [0.70, 0.70], 2e-5: [0.72, 0.72], 5e-5: [0.80, 0.62]}) == 2e-5
     assert choose_rate({1e-5: [0.70, 0.70, 0.70], 2e-5: [0.72], 5e-5: [0.71, 0.71]}) == 2e-5
 

@@ -60,6 +60,10 @@ def test_noise_is_what_all_tests_account_for() -> None:
         return name_noise([Finding("f", "so", "", (Claim("so", inequalities),))])
 
     plain, wide = seen(0.1), seen(0.1, num_pretrainings=3, num_examples=50)
-    assert noise(plain, wide) == "fine-tuning seeds only; about these checkpoints, each pretrained once"
+    assert (
+        noise(wide, plain)
+        == noise(plain, wide)
+        == "fine-tuning seeds only; about these checkpoints, each pretrained once"
+    )
     assert noise(wide, seen(0.1, np.nan)) == "pretraining seeds, fine-tuning seeds and test examples; about recipes"
     assert noise(seen(0.1, np.nan)) == ""

@@ -52,6 +52,10 @@ def test_places_choose_budgets_models_and_tasks() -> None:
     ]
 
 
+def test_an_arm_alone_has_no_place_of_its_own() -> None:
+    assert asked("1m-random > 0 on SC") == [("+1·1m-random@SC", "1m-random on SC")]
+
+
 def test_terms_have_places_and_weights_of_their_own() -> None:
     (one, _) = asked("(mlm40 - clm on TC) - 0.5 * (mlm40 - clm on SC) > 0 at 400 steps")
     assert one[0] == "+1·1m-mlm40-400@TC -1·1m-clm-400@TC -0.5·1m-mlm40-400@SC +0.5·1m-clm-400@SC"

@@ -30,6 +30,7 @@ from biphase.study.advise import (
     choose_curriculum,
     choose_steps,
     describe_advice,
+    list_caveats,
     recipe_yaml,
 )
 from biphase.study.devices import find_machine
@@ -52,6 +53,7 @@ def test_a_recipe_loads_and_stays_within_its_budget(budget: dict[str, Any], tmp_
     advice = advise(**budget)
     (tmp_path / "recipe.yaml").write_text(recipe_yaml(advice))
     assert load_config(Recipe, tmp_path / "recipe.yaml") == advice.recipe
+    assert all(f"# note: {caveat}" in recipe_yaml(advice) for caveat in advice.caveats)
     limit = budget.get("flops") or budget["hours"] * 3600 * (
         budget["machine"].devices * budget["machine"].peak_flops * budget["machine"].efficiency
     )
@@ -76,6 +78,30 @@ def test_little_text_limits_what_is_spent() -> None:
     assert advice.chosen.preset in ("1m", "3m", "11m"), "parameters that this text cannot fill"
     assert any("more text helps" in caveat for caveat in advice.caveats)
     assert "the text, not the budget" in next(c.reason for c in advice.choices if c.what == "tokens")
+
+
+CAVEATS: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
+    ({}, {}, []),
+    ({"tokens": 2e10}, {}, ["an extrapolation"]),
+    ({"tokens": 2e10}, {"has_evidence": True}, []),
+    ({"preset": "11m"}, {}, ["an extrapolation", "read its losses as a ranking"]),
+    ({"parameters": 4e9}, {}, ["read its losses as a ranking"]),
+    ({}, {"text": TextAmount(text_bytes=1e12)}, ["guessed from bytes"]),
+    ({}, {"text": TextAmount(tokens=1e12)}, []),
+    ({}, {"spent": 7e13}, ["uses 70% of the budget"]),
+    ({"tokens": 3e12}, {"budget": 1e16, "spent": 1e16}, []),
+    ({}, {"budget": 1e16, "spent": 1e16}, ["ModernBERT"]),
+]
+
+
+@pytest.mark.parametrize(("candidate", "settings", "expected"), CAVEATS)
+def test_what_to_keep_in_mind(candidate: dict[str, Any], settings: dict[str, Any], expected: list[str]) -> None:
+    """Of a network of 200M and 5e10 tokens, within a budget too small to continue a public encoder; decoders are always
+    named."""
+    chosen = replace(advise(flops=1e21).chosen, **{"preset": "210m", "parameters": 2e8, "tokens": 5e10} | candidate)
+    given = {"budget": 1e14, "spent": 1e14, "text": None, "has_evidence": False} | settings
+    *told, _ = sorted(list_caveats(chosen, **given), key=lambda caveat: caveat.startswith("a good decoder"))
+    assert len(told) == len(expected) and all(words in caveat for words, caveat in zip(expected, told, strict=True))
 
 
 def test_where_the_law_says_nothing_the_smallest_is_taken() -> None:

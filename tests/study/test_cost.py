@@ -227,6 +227,15 @@ def test_a_cell_costs_its_steps_and_its_evaluation(paper: Plan) -> None:
     assert cost_of(shape, StudyCell("m", "sst2", ("sst2",), few), 2048)[2] == pytest.approx(
         each * (tokens + 2 * 50 * 14 / 3)
     )
+    searched = [
+        cost_of(
+            shape,
+            StudyCell("m", "nq", ("nq",), finetune_config(evaluation, "nq", 1e-4, 0).model_copy(update=limit)),
+            2048,
+        )[2]
+        for limit in ({}, {"max_eval_examples": 1})
+    ]
+    assert searched[0] == searched[1], "few queries leave all documents to be encoded"
     short = config.model_copy(update={"max_train_examples": 100, "epochs": 2})
     assert cost_of(shape, StudyCell("m", "sst2", ("sst2",), short), 8)[:2] == (8, 2 * 100 * 8)
 

@@ -183,6 +183,21 @@ def test_a_verdict_rests_on_finished_scores_that_lost_no_seed(
         assert len(finding.needs) == len(needs) and all(map(str.__contains__, finding.needs, needs))
 
 
+@pytest.mark.parametrize("lost", [{}, {"num_diverged": 3}])
+def test_a_spread_is_over_what_did_not_diverge(lost: dict[str, int]) -> None:
+    """So that seeds that diverged at the chosen rate stand in no verdict's way."""
+    results = []
+    for name, slope in (("1m-25-75-100", 0.1), ("1m-mlm40-100", 0.02)):
+        arm = ReportArm(name, "other", "1m", "mlm", 40, 100, 0, 100)
+        noise = [0.001 * ((at * (3 if slope > 0.05 else 1)) % 4) for at in range(5)]
+        by_rate = {1e-5: [0.5 + one for one in noise], 1e-4: [0.5 + slope - one for one in noise]}
+        results.append(measured(arm, "TC", "wnut17", "standard", by_rate[1e-4], by_rate, num_runs=10, **lost))
+    line = "spread(1m-25-75 over rate) - spread(mlm40 over rate) > 0 on TC at 100 steps"
+    (finding,) = judge_hypotheses(make_plan(line), ResultSet(tuple(results)))
+    assert (finding.verdict, finding.needs) == ("supported", [])
+    assert "(rate 1e-05, 0.0001)" in next(finding.inequalities).label
+
+
 def test_that_none_holds_is_not_known_while_one_has_no_scores() -> None:
     line = "mlm40 - 1m-25-75 > 0 on some task at 100 steps"
     (finding,) = judge_one_task(line, ahead={}, behind={})

@@ -152,7 +152,7 @@ def tokenizer_train_command(
 
 @tokenizer_app.command("from")
 def tokenizer_from_command(
-    source: Annotated[str, typer.Argument(help="A hub id, a folder, or a Llama 3 tokenizer.model file.")],
+    source: Annotated[str, typer.Argument(help="A hub id (ID@REVISION), a folder, or a Llama 3 tokenizer.model file.")],
     out_folder: OutOption,
 ) -> None:
     """Take an existing tokenizer and make sure that it has mask, end-of-text and padding tokens.

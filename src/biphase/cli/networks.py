@@ -85,8 +85,7 @@ def convert_command(
     """
     refuse_foreign(folder, "converted model")
     if not Path(model).is_dir():
-        name, _, revision = model.partition("@")
-        fetch_model(name, revision or None)
+        fetch_model(model)
     from biphase.export.convert import convert_checkpoint
 
     out.print(convert_checkpoint(model, folder))

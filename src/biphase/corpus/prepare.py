@@ -8,7 +8,7 @@ import re
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,7 +87,7 @@ def prepare(
     fraction = choose_fraction(validation_fraction, bool(validation_sources))
     chosen = {"text_field": text_field, "id_field": id_field, "txt_documents": txt_documents}
     options = Options(validation_fraction=fraction, seed=seed, **chosen)  # type: ignore[arg-type]
-    found = find_both(sources, validation_sources)
+    found = find_both(sources, validation_sources, known_sources(out))
     refuse_tokenizer_folder(Path(tokenizer_source).expanduser(), out)
     tokenizer = load_tokenizer(tokenizer_source)
     busy = f"another process is preparing {out} at this moment: wait for it"
@@ -129,10 +129,19 @@ Found = list[tuple[ShardSplitName | None, list[TextSource]]]
 """The source files, by the split that they are for; None: drawn for each document."""
 
 
-def find_both(sources: Sequence[str | Path], validation_sources: Sequence[str | Path]) -> Found:
+def known_sources(out: Path) -> set[str]:
+    """The names of what the shards in a folder were made of, those of an unfinished set too."""
+    names: set[str] = set()
+    for path in sorted(out.glob("shards/*/shard.json")):
+        with suppress(InputError):  # a damaged one is told where it is used
+            names.update(read_json_as(path, Shard).sources)
+    return names
+
+
+def find_both(sources: Sequence[str | Path], validation_sources: Sequence[str | Path], known: set[str]) -> Found:
     if not validation_sources:
-        return [(None, find_text_sources(sources))]
-    train, validation = find_text_sources(sources), find_text_sources(validation_sources)
+        return [(None, find_text_sources(sources, known))]
+    train, validation = (find_text_sources(given, known) for given in (sources, validation_sources))
     shared = {source.fingerprint for source in train} & {source.fingerprint for source in validation}
     for source in train:
         if source.fingerprint in shared:
@@ -295,7 +304,7 @@ def finish_set(out: Path, plans: list[ShardPlan], facts: dict[str, Any], before:
 
 def mend_validation(plans: list[ShardPlan]) -> str:
     """What helps where no document was drawn for validation. A document without an id is known by its file's name."""
-    names = Counter(Path(source.name).name for plan in plans for source in plan.sources)
+    names = Counter(source.record_name for plan in plans for source in plan.sources)
     [(name, number)] = names.most_common(1)
     if number > 1:
         return (
@@ -331,7 +340,7 @@ def tokenize_missing(
 
         if num_done := num_bytes - sum(plan.num_bytes for plan in missing):
             progress.advance(num_done / 1e6, already_done=True)
-        with closing(run_units(units, where, on_progress=advance)) as outcomes:
+        with closing(run_units(units, where, folder=missing[0].folder.parent, on_progress=advance)) as outcomes:
             for outcome in outcomes:
                 if outcome.worker_died:
                     raise InputError(

@@ -8,7 +8,7 @@ line.
 import glob
 import re
 import string
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -82,18 +82,24 @@ class TextSource:
     num_bytes: int | None
     place: Path | HubFile
 
+    @property
+    def record_name(self) -> str:
+        """Without the folders that a file is in; of the hub the whole name, with the commit."""
+        return self.name if self.kind == "hub" else Path(self.name).name
 
-def find_text_sources(sources: Sequence[str | Path]) -> list[TextSource]:
+
+def find_text_sources(sources: Sequence[str | Path], known: Collection[str] = ()) -> list[TextSource]:
     """Files, folders (recursive, sorted), globs and hub data sets → sources, in the order given.
 
     A hub data set is `hub:owner/name[:config[:split]][@revision]`, for example
     `hub:HuggingFaceFW/fineweb-edu:sample-10BT`; the prefix may be left out where no local path is meant. It is pinned
-    to the commit found now, and each of its data files becomes a source. The split is `train` unless given.
+    to the commit found now, and each of its data files becomes a source. The split is `train` unless given. Where it is
+    among the `known` record names, it is taken as these have it: at their commit, where no revision is given.
 
     Files without a byte stay out, and are told. Raises `InputError` for what does not exist, matches nothing, has an
     unknown ending, or is given twice, and where all files are empty.
     """
-    given = [source for word in sources for source in expand(str(word))]
+    given = [source for word in sources for source in expand(str(word), known)]
     if not given:
         raise InputError("no source is given: name files, folders, globs or hub data sets")
     found = [source for source in given if source.num_bytes != 0]
@@ -108,7 +114,7 @@ def find_text_sources(sources: Sequence[str | Path]) -> list[TextSource]:
     return found
 
 
-def expand(given: str) -> list[TextSource]:
+def expand(given: str, known: Collection[str] = ()) -> list[TextSource]:
     """The sources that one word stands for."""
     if not given.strip():  # of a variable of the shell that is not set; as a path it would be the folder at hand
         raise InputError("a source without a name is given: name a file, a folder, a glob or a hub data set")
@@ -121,11 +127,11 @@ def expand(given: str) -> list[TextSource]:
         matches = sorted(glob.glob(str(path), recursive=True))
         if not matches:
             raise InputError(f"{given} matches no file")
-        return [source for match in matches for source in expand(match)]
+        return [source for match in matches for source in expand(match, known)]
     # A bare `owner/name` can be no mistyped path: no known ending, and no local folder of the owner's name.
     is_bare = not path.is_absolute() and path.parts[0] not in (".", "..") and HUB_ADDRESS.fullmatch(str(path))
     if given.startswith("hub:") or (is_bare and kind_of(path) is None and not Path(path.parts[0]).exists()):
-        return hub_sources(given)
+        return hub_sources(given, known)
     if not path.parent.is_dir():
         raise InputError(f"{given} does not exist: there is no folder {path.parent}")
     names = sorted(entry.name for entry in path.parent.iterdir() if entry.exists())
@@ -180,23 +186,37 @@ def file_source(path: Path) -> TextSource:
     return TextSource(str(path), kind, f"{place} {status.st_size} {status.st_mtime_ns}", status.st_size, place)
 
 
-def hub_sources(given: str) -> list[TextSource]:
+def hub_sources(given: str, known: Collection[str]) -> list[TextSource]:
     match = HUB_ADDRESS.fullmatch(given)
     if match is None:
         raise InputError(f"{given} is no hub address; write hub:owner/name[:config[:split]][@revision]")
+    dataset, config, split = match["dataset"], match["config"] or "", match["split"] or "train"
     try:
-        commit = pin_commit(match["dataset"], match["revision"])
-        whole = HubFile(match["dataset"], match["config"] or None, match["split"] or "train", commit, 0, 1)
-        count = max(stream_rows(whole).num_shards, 1)
+        commit = known_commit(given, dataset, known) if match["revision"] is None else ""
+        commit = commit or pin_commit(dataset, match["revision"])
+        whole = HubFile(dataset, config or None, split, commit, 0, 1)
+        address = f"hub:{dataset}:{config}:{split}@{commit}"
+        counts = {int(name.rpartition("/")[2]) for name in known if name.startswith(f"{address}#")}
+        count = max(counts) if counts else max(stream_rows(whole).num_shards, 1)
     except InputError as error:
         raise InputError(f"{given} is no local path; {error}") from None
-    address = f"hub:{whole.dataset}:{whole.config or ''}:{whole.split}@{commit}"
     sources = []
     for index in range(count):
         name = f"{address}#{index + 1}/{count}"
         hub_file = replace(whole, index=index, count=count)
         sources.append(TextSource(name, "hub", fingerprint=name, num_bytes=None, place=hub_file))
     return sources
+
+
+def known_commit(given: str, dataset: str, known: Collection[str]) -> str:
+    """The commit of a data set that all of it that is among the `known` names is from, which is told; "" where there is
+    none."""
+    commits = {name.rpartition("@")[2].partition("#")[0] for name in known if name.startswith(f"hub:{dataset}:")}
+    if len(commits) != 1:
+        return ""
+    [commit] = commits
+    console.err.print(f"{given}: commit {commit}, of which a part is here; name another by @REVISION", markup=False)
+    return commit
 
 
 def stream_rows(file: HubFile) -> Any:
@@ -233,7 +253,7 @@ def read_documents(
         yield document, bytes_read
         is_empty = False
     if is_empty:
-        yield Document(Path(source.name).name, ""), 0
+        yield Document(document_id(source), ""), 0
 
 
 def check_txt_documents(name: str) -> None:
@@ -315,7 +335,13 @@ def document_of(row: dict[str, Any], source: TextSource, place: str, text_field:
             f"{error.start} of the text, which is no Unicode; take it out"
         ) from None
     given = find_field(row, id_field)
-    return Document(f"{Path(source.name).name}{place}" if given is None else str(given), text)
+    return Document(document_id(source, place) if given is None else str(given), text)
+
+
+def document_id(source: TextSource, place: str = "") -> str:
+    """What a document without an id is called. The commit of a data set is left out: where it changed nothing in a row,
+    the row is the same document."""
+    return re.sub(r"@\w+(?=#\d+/\d+$)", "", source.record_name) + place
 
 
 def missing_field(names: Iterable[str], source: TextSource, place: str, text_field: str) -> InputError:

@@ -200,7 +200,7 @@ def tokenize_shard(plan: ShardPlan, threads: int) -> None:
             before = pieces, num_bytes, encodings
         if before is not None:
             write_batch(*before, writers)
-        names = tuple(Path(source.name).name for source in plan.sources)
+        names = tuple(source.record_name for source in plan.sources)
         parts = {split: writer.close() for split, writer in writers.items()}
         hashes, places = (tuple(map(known_by, plan.sources)) for known_by in (source_hash, place_hash))
         shard = Shard(name=plan.folder.name, sources=names, source_hashes=hashes, place_hashes=places, parts=parts)

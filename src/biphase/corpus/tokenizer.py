@@ -8,6 +8,7 @@ import base64
 import binascii
 import hashlib
 import json
+import os
 import re
 import tempfile
 from collections.abc import Iterable
@@ -147,7 +148,7 @@ def load_tokenizer(source: str | Path) -> "PreTrainedTokenizerFast":
         raise InputError(f"{path}: pickles and weights are not read; give a tokenizer.json, a folder or a hub id")
     if path.is_file():
         return load_tokenizer_file(path)
-    folder = fetch_model(str(path), kind="tokenizer")
+    folder = fetch_model(os.path.expanduser(source), kind="tokenizer")  # `./x` as it is: a path is never an id
     if not any(path for pattern in TOKENIZER_FILES for path in folder.glob(pattern)):
         raise InputError(f"tokenizer {source} has no tokenizer files (tokenizer.json or the like)")
     if not (folder / "tokenizer.json").exists() and is_tiktoken_file(folder / "tokenizer.model"):

@@ -51,6 +51,8 @@ class IndexManifest:
     """Where the model is on this machine, from wherever it is asked for; empty for one of the hub."""
     cutting: str = ""
     """How texts were cut into passages: `cutting_hash`."""
+    sources: tuple[str, ...] = ()
+    """What a text of the hub was, at which commit, by the record names of its files."""
 
 
 def open_index(path: Path, model: str | None, text: str | None, text_field: str = "text") -> IndexManifest:
@@ -61,7 +63,7 @@ def open_index(path: Path, model: str | None, text: str | None, text_field: str 
     wrong = ""
     if hash_embedder(place) != manifest.model_hash:
         wrong = f"by {manifest.model}" + (f", not by {model}" if model else ", which has changed since")
-    elif text is not None and manifest.text_hash != hash_text(text, find_text_sources([text])):
+    elif text is not None and manifest.text_hash != hash_text(text, find_text_sources([text], manifest.sources)):
         wrong = f"of another text than {text} holds now"
     elif text is not None and manifest.text_field != text_field:
         wrong = f"of the field '{manifest.text_field}', not of '{text_field}'"
@@ -109,6 +111,7 @@ def build_index(text: str, model: str, index: Path, text_field: str = "text") ->
             text_field=text_field,
             model_place=str(Path(model).absolute()) if is_here(model) else "",
             cutting=cutting_hash(),
+            sources=tuple(source.record_name for source in sources if source.kind == "hub"),
         )
         with console.track("index words", num_passages, "passages") as progress:
             words = index_bm25(read_passages(part, progress))

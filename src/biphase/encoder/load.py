@@ -27,6 +27,7 @@ from transformers import (
     PretrainedConfig,
     PreTrainedModel,
 )
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING
 
 from biphase import console
@@ -35,7 +36,8 @@ from biphase.encoder.packed import PaddedBackbone
 from biphase.encoder.presets import find_preset
 from biphase.encoder.proofs import FailedProofError, check_padded, find_first_position, looks_both_ways
 from biphase.errors import InputError, first_line, is_raised_here, nearest, told_as
-from biphase.hub import INDEX, check_index, refuse_pickles
+from biphase.files import read_json
+from biphase.hub import INDEX, check_index, model_name, refuse_pickles
 
 MOST_LAYERS = 1_000
 """transformers makes as many as it is told, one by one, for ever if need be."""
@@ -169,19 +171,42 @@ def load_model_config(source: str | Path) -> PretrainedConfig:
         raise InputError(
             f"{source} is a LoRA adapter: merge it into its model first: merge_and_unload().save_pretrained(FOLDER)"
         )
-    with told_as(f"cannot read a model configuration from {source}"):
+    refuse_own_code(Path(source))
+    name = model_name(source)
+    with told_as(f"cannot read a model configuration from {name}"):
         published = AutoConfig.from_pretrained(str(source), trust_remote_code=False)
         config = published.get_text_config()
     quantized = getattr(published, "quantization_config", None) or getattr(config, "quantization_config", None)
     if quantized:
         method = quantized.get("quant_method", "in a way that it does not name")
-        raise InputError(f"{source} is quantized ({method}): give the weights that are not")
+        raise InputError(f"{name} is quantized ({method}): give the weights that are not")
     if getattr(config, "is_encoder_decoder", False):
-        raise InputError(f"{source} is an encoder-decoder ({config.model_type}), which is not supported")
+        raise InputError(f"{name} is an encoder-decoder ({config.model_type}), which is not supported")
     layers = getattr(config, "num_hidden_layers", None)
     if isinstance(layers, int) and layers > MOST_LAYERS:
-        raise InputError(f"{source}: config.json says {layers} layers; up to {MOST_LAYERS:,} are made")
+        raise InputError(f"{name}: config.json says {layers} layers; up to {MOST_LAYERS:,} are made")
     return config
+
+
+def refuse_own_code(folder: Path) -> None:
+    """Raises `InputError` for a model that only code of its own (`auto_map`) reads as it is meant: none is ever run."""
+    content: Any = None
+    with suppress(InputError):  # what cannot be read is told by who reads it in earnest
+        content = read_json(folder / "config.json")
+    if not isinstance(content, dict) or not content.get("auto_map"):
+        return
+    name, kind = model_name(folder), content.get("model_type")
+    if kind == "eurobert" and not content.keys() & {"rope_theta", "rope_parameters"}:
+        # Its own code and transformers mean another base where it says none.
+        raise InputError(
+            f"{name} is a EuroBERT for code of its own, which is never run; make a folder of it for transformers: "
+            f"biphase convert {name} FOLDER"
+        )
+    if kind not in CONFIG_MAPPING:
+        raise InputError(
+            f"{name} needs code of its own (of type '{kind}', auto_map in its config.json), which is never run; take a "
+            "model of a type that transformers knows"
+        )
 
 
 def load_weights(

@@ -128,7 +128,7 @@ class WorkerProcess:
     """A worker process, with a pipe to it. It leads a process group: Ctrl-C passes it by, and its children end with it.
 
     Not `multiprocessing`'s: that one would run the main script again in each worker, with our environment. On a cluster
-    it is the process of a Ray actor, which gives its methods threads, so that `stop` is heard while `receive` waits:
+    it is the process of a Ray actor, which gives its methods threads, so that it can be ended while `receive` waits:
     units have the main thread, their own signals and a clean death.
     """
 
@@ -177,11 +177,6 @@ class WorkerProcess:
             memory = "; out of memory?" if -code == signal.SIGKILL else ""
             error = f"worker was killed (signal {-code}{names.get(-code, '')}{memory})"
         return pickle.dumps(("ended", Outcome("", None, error, 0.0, worker_died=True)))
-
-    def stop(self) -> None:
-        """End it from inside of an actor, whose lines nobody reads."""
-        silence()
-        end_processes([self])
 
     def last_words(self) -> str:
         """How its unit was stopped, where it has said so and nobody has heard it yet."""

@@ -1,193 +1,247 @@
 """The workers of a Ray cluster, each the process of an actor."""
 
-import logging
 import os
 import pickle
 import secrets
-import signal
-import socket
-import subprocess
-import sys
-import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
-from biphase.engine.local import Engine, Message, WorkerProcess
+from biphase import __version__
+from biphase.console import err, silence
+from biphase.engine.cluster import Head, connect_ray, has_client, kept_to_this_machine, share_nodes, tamed
+from biphase.engine.local import PACKAGE, Engine, Message, WorkerProcess, end_processes
 from biphase.engine.units import Outcome
 from biphase.errors import InputError
+from biphase.files import content_hash, file_hash, is_locked, locked
 from biphase.machine import grace
 
-JOIN_SECONDS = 60.0
-"""Until an address that does not answer is given up."""
+SEEN_SECONDS = 10.0
+"""Until a node that does not see a file of this command's is given up."""
+PLACE_SECONDS, LEFT_SECONDS = 30.0, 300.0
+"""How long workers wait for a place in the cluster until that is said, and until it is given up where no node that is
+left has room for one: a new node may be on its way."""
+
+
+class RayWorker(WorkerProcess):
+    """A worker process that an actor starts on its node, where it stands in the folder of this command.
+
+    Where that node has not the code and the files of this command, it says so in place of starting.
+    """
+
+    def __init__(self, threads: int, gpus: str | None, standing: str, code: str, seen: str | None) -> None:
+        """
+        Args:
+            standing: the current folder of the process that runs units.
+            code: what `hash_code` says there.
+            seen: a file that is there while it runs.
+        """
+        self.refusal = find_difference(standing, code, seen)
+        if not self.refusal:
+            os.chdir(standing)
+            super().__init__(threads, gpus)
+
+    def node(self) -> str:
+        return node_address()
+
+    def receive(self) -> bytes:
+        if self.refusal:
+            return pickle.dumps(("refused", self.refusal))
+        return super().receive()
+
+    def stop(self) -> None:
+        """End it; nobody reads the lines of an actor."""
+        if not self.refusal:
+            silence()
+            end_processes([self])
+
+
+def find_difference(standing: str, code: str, seen: str | None) -> str:
+    """Why units would do something else on this node than where they come from; nothing where they would not.
+
+    A file may take some seconds until all machines that share its file system see it.
+    """
+    node = f"the Ray node {node_address()}"
+    if hash_code() != code:
+        return f"{node} has another biphase ({__version__}, {PACKAGE}) than this command: install the same on all nodes"
+    if not Path(standing).is_dir():
+        return f"{node} has no folder {standing}, where this command stands: stand in one that all nodes see"
+    deadline = time.monotonic() + SEEN_SECONDS
+    while seen is not None and not Path(seen).exists():
+        if time.monotonic() > deadline:
+            return f"{node} does not see what is written into {Path(seen).parent}: choose a folder that all nodes share"
+        time.sleep(0.1)
+    return ""
+
+
+def node_address() -> str:
+    import ray
+
+    return ray.util.get_node_ip_address()
+
+
+def hash_code() -> str:
+    """What this package consists of: its version alone would not tell of changes in a working copy."""
+    files = sorted(path for suffix in ("py", "yaml") for path in PACKAGE.rglob(f"*.{suffix}"))
+    return content_hash([[str(path.relative_to(PACKAGE)), file_hash(path)] for path in files])
 
 
 class RayPool:
     """Workers on a Ray cluster, joined or started on this machine for this run; its methods are `LocalPool`'s."""
 
-    def __init__(self, engine: Engine, num_units: int) -> None:
-        self.variables: dict[str, str] = {}
+    def __init__(self, engine: Engine, num_units: int, folder: Path | None = None) -> None:
+        """
+        Args:
+            folder: where units write, which all nodes must see.
+        """
+        self.cleared = ExitStack()
         if not (engine.address or os.environ.get("RAY_ADDRESS")):
-            self.variables = keep_to_this_machine()
-        try:
-            import ray
-        except ImportError:
-            raise InputError("the engine is ray, but Ray is not installed: pip install 'biphase[cluster]'") from None
-        self.is_ours = not ray.is_initialized()
+            self.cleared.enter_context(kept_to_this_machine())
         self.actors: dict[int, Any] = {}
-        self.pending: dict[int, Any] = {}
-        """The call for the next message of each worker that has one to give."""
+        self.nodes: dict[int, Future[str]] = {}
+        """The address of each worker's node, once it has one."""
+        self.pending: dict[int, Future[bytes]] = {}
+        """The next message of each worker that has one to give."""
         self.answering: set[int] = set()
-        if self.is_ours:
-            connect_ray(engine.address)
+        self.waiting_since, self.is_told = time.monotonic(), False
+        """Since when no worker has a place, and whether that was said."""
         try:
+            try:
+                import ray
+            except ImportError:
+                raise InputError(
+                    "the engine is ray, but Ray is not installed: pip install 'biphase[cluster]'"
+                ) from None
+            if not ray.is_initialized():
+                self.cleared.enter_context(tamed())
+                self.cleared.callback(ray.shutdown)
+                connect_ray(engine.address)
             nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-            self.limit, cpus, gpus = share_nodes(nodes, engine, num_units)
+            self.limit, self.cpus, self.gpus = share_nodes(nodes, engine, num_units)
+            seen = None if folder is None else self.cleared.enter_context(visible_file(folder.resolve()))
+            self.head = Head("" if has_client() else ray.get_runtime_context().gcs_address)
         except BaseException:  # Ctrl-C too: a cluster that was started here must not stay behind
-            self.close()
+            self.cleared.close()
             raise
-        self.arguments = cpus, "" if engine.device == "cpu" else None
-        self.actor = ray.remote(WorkerProcess).options(num_cpus=cpus, num_gpus=gpus, max_restarts=0, max_concurrency=2)
+        self.arguments = self.cpus, "" if engine.device == "cpu" else None, os.getcwd(), hash_code(), seen
+        options = {"num_cpus": self.cpus, "num_gpus": self.gpus, "max_restarts": 0, "max_concurrency": 2}
+        self.actor = ray.remote(RayWorker).options(**options)
 
     def start(self, number: int) -> None:
-        self.actors[number] = self.actor.remote(*self.arguments)
-        self.pending[number] = self.actors[number].receive.remote()
+        with self.head.needed():
+            actor: Any = self.actor.remote(*self.arguments)
+            self.actors[number] = actor
+            self.nodes[number] = actor.node.remote().future()
+            self.pending[number] = actor.receive.remote().future()
 
     def send(self, number: int, payload: bytes) -> None:
-        self.actors[number].send.remote(payload)
-        self.pending[number] = self.actors[number].receive.remote()
+        with self.head.needed():
+            self.actors[number].send.remote(payload)
+            self.pending[number] = self.actors[number].receive.remote().future()
 
     def listen(self) -> Iterator[tuple[int, Message]]:
         import ray
 
+        self.head.look()
+        with self.head.needed():
+            self.look_for_places()
         if not self.pending:  # all are idle, until a postponed unit is tried again
             time.sleep(1.0)
             return
-        heard, _ = ray.wait(list(self.pending.values()), num_returns=1, timeout=1.0)
+        # Not `ray.wait`, out of which no exception of a signal handler comes as it was raised.
+        heard, _ = wait(self.pending.values(), timeout=1.0, return_when=FIRST_COMPLETED)
         for number in [number for number, call in self.pending.items() if call in heard]:
             try:
-                # What is unpickled is from a worker that this run started.
-                message: Message = pickle.loads(ray.get(self.pending.pop(number)))
+                with self.head.needed():
+                    said = self.pending.pop(number).result()
             except ray.exceptions.RayError as error:
                 self.answering.discard(number)
-                lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-                text = lines[0] if len(lines) == 1 else f"{lines[0]} {lines[-1]}"
-                lost = f"worker was lost: {shorten(text, 300)}"
+                lost = describe_loss(error, self.nodes.get(number))
                 yield number, ("ended", Outcome("", None, lost, 0.0, str(error), worker_died=True))
                 continue
+            message = pickle.loads(said)  # from a worker that this run started
+            if message[0] == "refused":
+                raise InputError(message[1])
             self.answering.add(number)
             if message[0] == "progress":
-                self.pending[number] = self.actors[number].receive.remote()
+                with self.head.needed():
+                    self.pending[number] = self.actors[number].receive.remote().future()
             yield number, message
+
+    def look_for_places(self) -> None:
+        """Say, once, that all workers wait for a place in the cluster. Raises `InputError` where none will come."""
+        import ray
+
+        waited = time.monotonic() - self.waiting_since
+        if not self.nodes or any(node.done() for node in self.nodes.values()):
+            self.waiting_since, self.is_told = time.monotonic(), False
+        elif waited > (LEFT_SECONDS if self.is_told else PLACE_SECONDS):
+            needs = {"CPU": self.cpus, "GPU": self.gpus}
+            nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+            has_room = any(all(node.get(name, 0) >= number for name, number in needs.items()) for node in nodes)
+            wanted = f"{self.cpus} CPUs" + (f" and {self.gpus:g} GPUs" if self.gpus else "")
+            if not self.is_told:
+                why = "others hold them" if has_room else "no node that is left has them"
+                err.print(
+                    f"waiting for a place on the Ray cluster: each worker wants {wanted}, and {why}", markup=False
+                )
+            elif not has_room:
+                raise InputError(
+                    f"each worker was to hold {wanted}, and none of the {len(nodes)} Ray nodes that are left has them; "
+                    "the same command makes do with what there is"
+                )
+            self.is_told = True
 
     def end(self, numbers: list[int]) -> None:
         import ray
 
         actors = [self.actors.pop(number) for number in numbers]
         try:
-            stopping = [actor.stop.remote() for actor, n in zip(actors, numbers, strict=True) if n in self.answering]
-            if stopping:
-                ray.wait(stopping, num_returns=len(stopping), timeout=grace() + 5)
+            if self.head.is_there or self.head.address:  # they are reached without it, but for `ray://`
+                asked = [actor for actor, number in zip(actors, numbers, strict=True) if number in self.answering]
+                wait([actor.stop.remote().future() for actor in asked], timeout=grace() + 5)
         finally:
             for number, actor in zip(numbers, actors, strict=True):
-                ray.kill(actor)
+                if self.head.is_there:  # else it ends with this process
+                    ray.kill(actor)
+                self.nodes.pop(number, None)
                 self.pending.pop(number, None)
                 self.answering.discard(number)
 
     def close(self) -> None:
-        import ray
-
         try:
             self.end(list(self.actors))
         finally:
-            if self.is_ours:
-                ray.shutdown()
-            for variable in self.variables:
-                os.environ.pop(variable, None)
+            self.cleared.close()
 
 
-def keep_to_this_machine() -> dict[str, str]:
-    """Have a cluster that is started here listen on the loopback interface alone, and to nobody without its token.
-
-    Ray itself listens on all interfaces, and runs whatever it is sent. Returns the environment variables that are set:
-    a token is drawn unless the user has said how to authenticate, or has loaded Ray before; Ray before 2.52 knows none.
-    """
-    loaded: Any = sys.modules.get("ray")
-    if loaded is not None and loaded.is_initialized():
-        return {}  # by the caller, who knows where
-    variables = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # on all systems: the address of a node is 127.0.0.1
-    is_said = {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys()
-    if not is_said and loaded is None:  # Ray that is loaded has read already that there is no token
-        variables |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-    os.environ.update(variables)
-    if loaded is not None:  # it has read the variable when it was imported
-        loaded._private.ray_constants.ENABLE_RAY_CLUSTER = False
-    return variables
-
-
-def connect_ray(address: str | None) -> None:
-    """Join the cluster at an address (else at `RAY_ADDRESS`), or start one of this machine alone.
-
-    Ray left to itself would join any cluster whose address file it finds, another user's too. Raises `InputError` when
-    there is no cluster at the address, or when it does not answer.
-    """
+def describe_loss(error: Exception, place: "Future[str] | None") -> str:
+    """One line on a worker that was lost, and with it the node that it was on."""
     import ray
 
-    address = address or os.environ.get("RAY_ADDRESS")
-    host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
-    if colon and port.isdecimal():  # Ray itself tries for minutes
+    node = ""
+    if place is not None and place.done() and place.exception() is None:
+        node = f" on node {place.result()}"
+    if isinstance(error, ray.exceptions.ActorUnavailableError):
+        return f"worker was lost{node}: nothing answers there"
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return f"worker was lost{node}: {shorten(lines[-1].partition(' Worker exit type:')[0], 300)}"
+
+
+@contextmanager
+def visible_file(folder: Path) -> Iterator[str]:
+    """A file in a folder while the block runs, for others to look whether they see it. What killed processes left of
+    theirs is removed."""
+    for left in folder.glob(".seen-*"):
+        if not is_locked(left):
+            left.unlink(missing_ok=True)
+    path = folder / f".seen-{secrets.token_hex(8)}"
+    with locked(path):
         try:
-            socket.create_connection((host, int(port)), timeout=10).close()
-        except OSError as error:
-            raise InputError(f"no Ray cluster at '{address}': {error.strerror or error}") from None
-    if address is not None:
-        # Join in a process that can be ended first: where something listens but does not answer as a cluster, Ray
-        # tries for minutes, in code that no signal interrupts.
-        join = "import sys, ray; ray.init(sys.argv[1], log_to_driver=False, logging_level=40, include_dashboard=False)"
-        problem = ""
-        try:
-            command = [sys.executable, "-P", "-c", join, address]
-            subprocess.run(command, capture_output=True, text=True, timeout=JOIN_SECONDS, check=True)
-        except subprocess.TimeoutExpired:
-            problem = f"no answer within {JOIN_SECONDS:.0f} s"
-        except subprocess.CalledProcessError as error:
-            problem = (error.stderr.strip().splitlines() or [f"exit code {error.returncode}"])[-1]
-        if problem:
-            raise InputError(
-                f"no Ray cluster at '{address}': {shorten(problem, 300)}; is it of the same version of Ray, and "
-                "RAY_AUTH_TOKEN its token, where it wants one?"
-            )
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        ray.init(address=address or "local", log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
-    except (ConnectionError, RuntimeError, ValueError, ImportError) as error:
-        problem = " ".join(str(error).split())
-        raise InputError(f"no Ray cluster at '{address}': {problem}" if address else f"Ray: {problem}") from None
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, before)  # `ray.init` put its own in its place
-
-
-def share_nodes(nodes: Sequence[dict[str, float]], engine: Engine, num_units: int) -> tuple[int, int, float]:
-    """How a cluster is cut up: number of workers, and the CPUs and GPUs that each of them holds.
-
-    With GPUs, the CPUs of a node are divided among its GPUs, and the node with the fewest sets the number. Without,
-    each worker holds as many CPUs as still let all workers find a place.
-    """
-    with_gpus = [node for node in nodes if node.get("GPU", 0) >= 1]
-    if engine.device != "cpu" and with_gpus:
-        each = engine.devices_per_worker
-        with_gpus = [node for node in with_gpus if node["GPU"] >= each]
-        if not with_gpus:
-            raise InputError(f"{each} devices for each worker, but no Ray node has so many GPUs")
-        places = [int(node["GPU"]) // each * engine.workers_per_gpu for node in with_gpus]
-        cpus = min(int(node.get("CPU", 0)) // number for node, number in zip(with_gpus, places, strict=True))
-        return min(engine.workers or sum(places), num_units), cpus, each / engine.workers_per_gpu
-    if engine.device == "cuda":
-        raise InputError(f"device is cuda, but none of the {len(nodes)} Ray nodes has a GPU; use cpu")
-    cores = [int(node.get("CPU", 0)) for node in nodes]
-    if not sum(cores):
-        raise InputError(f"none of the {len(nodes)} Ray nodes offers a CPU; start one with `ray start --num-cpus`")
-    workers = min(engine.workers or sum(count // engine.devices_per_worker for count in cores) or 1, num_units)
-    fitting = [cpus for cpus in range(1, max(cores) + 1) if sum(count // cpus for count in cores) >= workers]
-    return workers, max(fitting, default=1), 0
+            yield str(path)
+        finally:
+            path.unlink(missing_ok=True)

@@ -42,6 +42,7 @@ def run_units(
     units: Iterable[Unit],
     engine: Engine,
     *,
+    folder: Path | None = None,
     waits_for_busy: bool = False,
     on_progress: Listener = lambda name, value: None,
 ) -> Generator[Outcome, None, None]:
@@ -61,8 +62,9 @@ def run_units(
     `machine.grace`, gets SIGKILL. When this process is killed, they end by themselves. SIGTERM to this process is
     raised as `StoppedError` while the generator is open.
 
-    On Ray, each worker holds its CPUs, or its part of a GPU, on some node. All nodes must have this package and the
-    same Python, and paths in arguments must be absolute and on a file system that all nodes share.
+    On Ray, each worker holds its CPUs, or its part of a GPU, on some node. A node whose workers have other code, do not
+    see the current folder of this process, or not what is written into `folder`, ends the run. All else that units
+    read and write must lie on a file system that all nodes share, too.
 
     Raises:
         ValueError: two units of one name, needs in a circle or of a unit that is not there.
@@ -71,7 +73,7 @@ def run_units(
     """
     queue = UnitQueue(list(units), waits_for_busy)
     grace()  # what cannot be read is told before anything starts
-    return run_here(queue, on_progress) if engine.workers == 0 else run_in_workers(queue, engine, on_progress)
+    return run_here(queue, on_progress) if engine.workers == 0 else run_in_workers(queue, engine, folder, on_progress)
 
 
 def run_here(queue: UnitQueue, on_progress: Listener) -> Generator[Outcome, None, None]:
@@ -97,10 +99,12 @@ class Worker:
     since: float = 0.0
 
 
-def run_in_workers(queue: UnitQueue, engine: Engine, on_progress: Listener) -> Generator[Outcome, None, None]:
+def run_in_workers(
+    queue: UnitQueue, engine: Engine, folder: Path | None, on_progress: Listener
+) -> Generator[Outcome, None, None]:
     if not queue.num_left:
         return
-    make_pool = RayPool if engine.kind == "ray" else LocalPool
+    make_pool = partial(RayPool, folder=folder) if engine.kind == "ray" else LocalPool
     with sigterm_stops(), closing(make_pool(engine, queue.num_left)) as pool:
         yield from schedule(queue, pool, on_progress)
 
@@ -339,7 +343,7 @@ def run_batch(
 
     with console.track(label, num_done + sum(unit.size for unit in units), things) as progress:
         progress.advance(num_done, already_done=True)
-        for outcome in run_units(tried, engine, waits_for_busy=waits_for_busy, on_progress=note_advance):
+        for outcome in run_units(tried, engine, folder=folder, waits_for_busy=waits_for_busy, on_progress=note_advance):
             unit = by_name[outcome.name]
             if outcome.is_busy:
                 line = WAITING if waits_for_busy else f"{unit.name}: left to the process that is at it"

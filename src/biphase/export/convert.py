@@ -25,7 +25,7 @@ from biphase.corpus.tokenizer import TOKENIZER_FILES, load_pretrained_tokenizer
 from biphase.encoder.load import load_backbone
 from biphase.errors import InputError, told_as
 from biphase.files import own_folder, read_json_as, write_text
-from biphase.hub import INDEX, fetch_model, refuse_pickles
+from biphase.hub import INDEX, fetch_model, model_name, refuse_pickles
 
 ROPE_THETA_UNLESS_SAID = 250_000.0
 BACKBONE_PARTS = {"model", "embed_tokens", "layers", "norm"}
@@ -60,8 +60,7 @@ def convert_checkpoint(reference: str, folder: Path) -> str:
     """
     source = Path(reference)
     if not source.is_dir():
-        name, _, revision = reference.partition("@")
-        source = fetch_model(name, revision or None)
+        source = fetch_model(reference)
     refuse_pickles(source)
     config = read_old_config(source / "config.json")
     weights = read_old_weights(source)
@@ -91,8 +90,8 @@ def read_old_config(path: Path) -> EuroBertConfig:
     old = read_json_as(path, dict[str, Any])
     if old.get("model_type") != "eurobert":
         raise InputError(
-            f"{path.parent} is a '{old.get('model_type')}' model; only EuroBERT's old checkpoints are converted, "
-            "others are read as they are"
+            f"{model_name(path.parent)} is a '{old.get('model_type')}' model; only EuroBERT's old checkpoints are "
+            "converted, others are read as they are"
         )
     known = EuroBertConfig().to_dict().keys() - {"architectures", "dtype", "model_type", "transformers_version"}
     settings = {key: value for key, value in old.items() if key in known}

@@ -50,12 +50,12 @@ def find_folder(name: str) -> Path:
 
     Raises `InputError` naming what is missing there: configuration, weights as safetensors, tokenizer.
     """
-    folder = Path(find_model(name))
+    found = find_model(name)
+    folder = Path(found)
     if not folder.is_dir():
-        id, _, revision = str(folder).partition("@")
-        if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", id):
+        if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?(@.*)?", found):  # `./x` as it is: a path is never an id
             raise InputError(f"{name} is neither a run, nor a folder, nor a hub id")
-        folder = fetch_once(id, revision or None)
+        folder = fetch_once(found)
     if not (folder / "config.json").exists():
         raise InputError(f"{name} has no config.json: it is not a Hugging Face model folder")
     refuse_pickles(folder)

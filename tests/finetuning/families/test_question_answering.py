@@ -1,4 +1,7 @@
+from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,10 +12,12 @@ from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.encoders import Encoder
 from biphase.finetuning.families.question_answering import (
     QuestionSplit,
+    SpanPredictions,
     characters_of_span,
     cut_windows,
     encode_questions,
     encode_task,
+    predict,
     span_loss,
     token_loss,
 )
@@ -101,6 +106,99 @@ def test_span_loss_is_cross_entropy_over_context_and_end(encoder: Encoder) -> No
         for side, target in enumerate(targets):
             expected += -logits[a:b, side][choices].log_softmax(0)[target].item() / 2
     assert span_loss(logits, split, batch, cell).item() == pytest.approx(expected, rel=1e-5)
+
+
+def predict_from(
+    logits_T2: np.ndarray, split: QuestionSplit, monkeypatch: pytest.MonkeyPatch, **settings: object
+) -> SpanPredictions:
+    """What a network with these logits predicts, whose batches come from the last token to the first."""
+    turned = np.arange(len(logits_T2))[::-1].copy()
+    batches = [(SimpleNamespace(indices_T=part), torch.tensor(logits_T2[part])) for part in np.array_split(turned, 3)]
+    monkeypatch.setattr("biphase.finetuning.families.question_answering.evaluation_batches", lambda *_: iter(batches))
+    network: Any = None
+    return predict(network, split, make_cell("squad_v2", **settings))
+
+
+def roomiest_places(split: QuestionSplit, question: int) -> list[int]:
+    """The slow twin: of each context token the place in the window with most context on its poorer side, else the
+    last."""
+    best: dict[int, tuple[int, int]] = {}
+    for window in np.flatnonzero(split.questions_W == question).tolist():
+        places = range(split.texts.bounds_S1[window], split.texts.bounds_S1[window + 1])
+        inside = [place for place in places if split.context_tokens_T[place] >= 0]
+        for number, place in enumerate(inside):
+            room = min(number, len(inside) - 1 - number)
+            best[int(split.context_tokens_T[place])] = max(
+                best.get(int(split.context_tokens_T[place]), (-1, 0)), (room, place)
+            )
+    return [best[token][1] for token in sorted(best)]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_best_span_over_all_windows(encoder: Encoder, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """The highest start + end of at most six tokens, unless both logits of the end of one window are higher."""
+    split = encode(encoder, max_length=64, doc_stride=40)
+    logits_T2 = np.random.default_rng(seed).normal(0, 3, (len(split.texts.tokens_T), 2)).astype(np.float32)
+    ends_W = split.texts.bounds_S1[1:] - 1
+    logits_T2[ends_W] -= 20
+    logits_T2[ends_W[split.questions_W == 1]] += 70
+    found = predict_from(logits_T2, split, monkeypatch, max_answer_tokens=6)
+    for question in range(3):
+        rows = logits_T2[roomiest_places(split, question)].astype(float)
+        choices = [(i, j) for i in range(len(rows)) for j in range(i, min(i + 6, len(rows)))]
+        scores = [rows[i, 0] + rows[j, 1] for i, j in choices]
+        begin, last = choices[int(np.argmax(scores))]
+        first = split.context_bounds_Q1[question]
+        text = CONTEXT[split.spans_K2[first + begin, 0] : split.spans_K2[first + last, 1]].strip()
+        null = min(logits_T2[end].sum() for end in ends_W[split.questions_W == question])
+        assert found.best_texts[question] == text
+        assert found.no_answer_scores_Q[question] == pytest.approx(null - max(scores), rel=1e-5)
+        assert found.texts[question] == ("" if null > max(scores) else text)
+        chances = [torch.tensor(rows[:, side]).softmax(0)[at] for side, at in enumerate((begin, last))]
+        assert found.probabilities_Q[question] == pytest.approx(float(chances[0] * chances[1]), rel=1e-4)
+        start = split.context_starts_Q[question] + begin
+        assert found.selected[question].tolist() == (
+            [] if null > max(scores) else [*range(start, start + last + 1 - begin)]
+        )
+    assert found.texts == [found.best_texts[0], "", found.best_texts[2]]
+    without = predict_from(logits_T2, replace(split, has_unanswerable=False), monkeypatch, max_answer_tokens=6)
+    assert without.texts == without.best_texts == found.best_texts
+
+
+def test_the_best_of_the_candidates(encoder: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of three tokens, one of one, and one that was cut off; the second question has none."""
+    split = encode(encoder)
+    logits_T2 = np.random.default_rng(0).normal(0, 3, (len(split.texts.tokens_T), 2)).astype(np.float32)
+    third = split.context_bounds_Q1[2]
+    candidates = np.array([[4, 7], [9, 10], [-1, -1], [-1, -1], [third, third + 2]])
+    split = replace(split, candidates_C2=candidates, candidate_bounds_Q1=np.array([0, 3, 4, 5]), has_unanswerable=False)
+    starts = split.texts.bounds_S1[0] + split.context_starts_Q[0]
+    for winner, (begin, end) in enumerate(([4, 7], [9, 10])):
+        changed = logits_T2.copy()
+        changed[starts + end - 1, 1] = 20
+        found = predict_from(changed, split, monkeypatch)
+        assert found.best_texts[0] == CONTEXT[split.spans_K2[begin, 0] : split.spans_K2[end - 1, 1]].strip(), winner
+        score = changed[starts + begin, 0] + 20
+        assert found.no_answer_scores_Q[0] == pytest.approx(changed[split.texts.bounds_S1[1] - 1].sum() - score)
+        assert found.best_texts[2] == CONTEXT[: split.spans_K2[third + 1, 1]].strip()
+    plain = predict_from(logits_T2, encode(encoder), monkeypatch)
+    assert found.best_texts[1] == plain.best_texts[1]
+
+
+def test_the_token_head_sums_up_margins(encoder: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run of tokens that are labelled 1 on balance; none where no token is; all that are labelled are selected."""
+    split = encode(encoder, qa_head="token")
+    logits_T2 = np.zeros((len(split.texts.tokens_T), 2), dtype=np.float32)
+    logits_T2[:, 0] = 1.0
+    begin = split.texts.bounds_S1[0] + split.context_starts_Q[0]
+    logits_T2[begin + 3 : begin + 8, 1] = 3.0
+    logits_T2[begin + 5, 1] = 0.5  # worth going on for
+    logits_T2[begin - 2, 1] = 9.0  # in the question
+    found = predict_from(logits_T2, split, monkeypatch, qa_head="token")
+    assert found.texts[0] == CONTEXT[split.spans_K2[3, 0] : split.spans_K2[7, 1]].strip()
+    assert found.selected[0].tolist() == [int(split.context_starts_Q[0]) + at for at in (-2, 3, 4, 6, 7)]
+    assert found.no_answer_scores_Q[0] == pytest.approx(-(4 * 2 - 0.5))
+    assert found.texts[1:] == ["", ""] and [part.tolist() for part in found.selected[1:]] == [[], []]
 
 
 def test_token_loss_labels_the_first_answer(encoder: Encoder) -> None:

@@ -1,7 +1,13 @@
 import numpy as np
 
 from biphase.finetuning.encoders import Encoder
-from biphase.finetuning.families.token_classification import TaggedSplit, encode_sentences, vote, words_of_tokens
+from biphase.finetuning.families.token_classification import (
+    TaggedSplit,
+    encode_sentences,
+    tag_rows,
+    vote,
+    words_of_tokens,
+)
 from biphase.tasks.examples import TaggedWords
 
 SENTENCES = (
@@ -44,4 +50,18 @@ def test_words_cut_off_stay_in_gold(encoder: Encoder) -> None:
 def test_majority_vote() -> None:
     words = np.array([0, 0, 0, 1, 1, 2, 2, 2, 2, -1, 4, -1])
     labels = np.array([3, 1, 1, 2, 0, 1, 0, 0, 1, 3, 2, 3])
-    assert vote(labels, words, num_words=6, num_labels=4, default=0).tolist() == [1, 2, 1, 0, 2, 0]
+    assert vote(labels, words, num_words=6, num_labels=4, default=-1).tolist() == [1, 2, 1, -1, 2, -1]
+
+
+def test_a_row_has_the_tags_of_its_words(encoder: Encoder) -> None:
+    """A word without a prediction has none."""
+    names = [f"t{number}" for number in range(10)]
+    predicted = np.array([7, -1, 0, 9, 1, 2, 3, 4, 5])
+    first, second, _ = tag_rows(encode(encoder), (predicted, np.arange(9) / 7), names)
+    assert first == {
+        "id": "a",
+        "gold": ["t7", "t0", "t0", "t9"],
+        "predicted": ["t7", "", "t0", "t9"],
+        "probabilities": [0, 0.14286, 0.28571, 0.42857],
+    }
+    assert second == {"id": "b", "gold": ["t0"], "predicted": ["t1"], "probabilities": [0.57143]}
