@@ -10,6 +10,7 @@ from biphase.console import err
 from biphase.console import out as console
 from biphase.engine.local import Engine, EngineKind
 from biphase.errors import InputError
+from biphase.report.formats import show_count
 from biphase.verbs.memory import Changes, list_changes
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ class OpenStudy:
             own = [failure for failure in failures if not failure.is_blocked]
             first = (own or failures)[0]
             raise InputError(
-                f"{len(own)} units failed and {len(failures) - len(own)} wait for them; the first: {first.unit}: "
+                f"{show_count(len(own), 'unit')} failed, and {len(failures) - len(own)} wait; the first: {first.unit}: "
                 f"{first.reason}; the same command runs them again"
             )
         done = f"{self.folder}: done; `{self.command('report')}` writes the report"
