@@ -10,7 +10,6 @@ from biphase.console import err
 from biphase.console import out as console
 from biphase.engine.local import Engine, EngineKind
 from biphase.errors import InputError
-from biphase.report.formats import show_count
 from biphase.verbs.memory import Changes, list_changes
 
 if TYPE_CHECKING:
@@ -109,8 +108,9 @@ class OpenStudy:
         if failures:
             own = [failure for failure in failures if not failure.is_blocked]
             first = (own or failures)[0]
+            many = "s" if len(own) != 1 else ""
             raise InputError(
-                f"{show_count(len(own), 'unit')} failed, and {len(failures) - len(own)} wait; the first: {first.unit}: "
+                f"{len(own)} unit{many} failed, and {len(failures) - len(own)} wait; the first: {first.unit}: "
                 f"{first.reason}; the same command runs them again"
             )
         done = f"{self.folder}: done; `{self.command('report')}` writes the report"
