@@ -4,6 +4,8 @@ import math
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from biphase.errors import InputError
 from biphase.paper.findings import answer, judge_findings, read_findings
 from biphase.paper.published import read_reference
 from biphase.report.axes import contrast_spreads, weigh_arms
-from biphase.report.claims import Finding, Inequality, count_tests, together
+from biphase.report.claims import Finding, Inequality, count_tests, name_noise, together
 from biphase.report.contrasts import Contrast, difference, jackknife
 from biphase.report.grammar import Operand
 from biphase.report.results import ReportArm, Result, ResultSet, measured
@@ -391,3 +393,20 @@ def test_seeds_of_one_pretraining_are_no_repetitions() -> None:
             found[pretraining_seeds] += jackknife(gap, 15, 1.0, pretraining_seeds).against().p_value < 0.05
     by_sample, by_pretraining = found.values()
     assert by_sample > 100 and 5 <= by_pretraining <= 40  # 25 expected of 500
+
+
+def test_what_tests_are_over_is_told_of_each_kind() -> None:
+    """A spread over rates is tested over seeds only: that says nothing of the tests beside it."""
+
+    def tested(*noise: str) -> Any:
+        return SimpleNamespace(contrast=SimpleNamespace(noise=noise), p_value=0.5)
+
+    both, seeds = ("fine-tuning seeds", "test examples"), ("fine-tuning seeds",)
+    for asked, told in (
+        ([both, both], "fine-tuning seeds and test examples; about these checkpoints, each pretrained once, not"),
+        ([seeds], "fine-tuning seeds only; about these"),
+        ([both, seeds, both], "fine-tuning seeds and test examples (2 of 3 tests); about these"),
+        ([("pretraining seeds", *both)], "pretraining seeds, fine-tuning seeds and test examples; about recipes"),
+    ):
+        finding: Any = SimpleNamespace(inequalities=[tested(*noise) for noise in asked])
+        assert name_noise([finding]).startswith(told)

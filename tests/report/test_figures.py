@@ -230,3 +230,19 @@ def test_families_without_scores_have_no_panel(drawn: Path, study: ResultSet) ->
 def test_an_axis_has_two_ticks_or_more(values: tuple[float, ...], labels: list[str]) -> None:
     ticks, shown, _ = panels.round_ticks(values)
     assert shown[:2] == labels and min(values) / 1.1 <= ticks[0] < ticks[1] <= max(values) * 1.1
+
+
+def test_a_network_of_unknown_size_is_not_drawn_as_the_largest() -> None:
+    reference = read_reference()
+    sizes = {"1B": "dec"}
+    renamed = [
+        replace(one, arm=replace(one.arm, size=sizes.get(one.arm.size, one.arm.size))) for one in reference.results
+    ]
+    names = {one.arm.flops: one.arm.size for one in renamed}
+    drawn = {
+        names[mark.x]: mark.size
+        for panel in panels.score_by_flops(ResultSet(tuple(renamed)))
+        for _, _, marks in panel.series
+        for mark in marks
+    }
+    assert drawn == {"210M": 3.5, "610M": 5.5, "dec": 5.0}

@@ -139,6 +139,10 @@ def test_the_users_own_study_decides_where_it_is_clear() -> None:
     without = [Evidence("clm", 61.0, 1.5), Evidence("50/50", 60.0, 1.5), Evidence("75/25", 59.5, 1.5)]
     assert choose_curriculum(without).value == "50/50", "its best split, where the default is not in it"
     behind = [replace(item, is_behind=True) for item in without[1:]]
+    choice = choose_curriculum(
+        [Evidence("70/30", 61.0, 1.5), Evidence("clm", 60.0, 1.5), Evidence("mlm", 50.0, 1, True)]
+    )
+    assert choice.reason == "best of 3 in your study (61.0 ± 1.5), 1 of the others within noise of it"
     choice = choose_curriculum([Evidence("clm", 70.0, math.nan), *behind])
     assert choice.value == "clm" and "(70.0)" in choice.reason, "a single seed has no interval"
     for best, shares in (("mlm", [1.0]), ("1k+3k", [0.25, 0.75])):

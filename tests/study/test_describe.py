@@ -6,6 +6,7 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 from rich.console import Console
 
 from biphase.config import BUNDLED, parse_config
@@ -13,7 +14,7 @@ from biphase.errors import InputError
 from biphase.study.cost import estimate
 from biphase.study.describe import describe_plan, format_bytes, list_spans, plan_graph, plan_json
 from biphase.study.devices import study_machine
-from biphase.study.picture import draw_plan, order_lanes
+from biphase.study.picture import draw_plan, order_lanes, plot_runs
 from biphase.study.plan import Plan, plan_study
 from biphase.study.spec import Study, load_study
 
@@ -86,8 +87,13 @@ def test_a_foreign_model_is_not_called_random_weights() -> None:
         "models": [{"name": "net", "model": "org/net"}],
         "arms": [{"group": "a", "models": ["net", "1m"], "curricula": ["mlm20"], "budgets": [10]}],
     }
-    text = plan_graph(plan_study(parse_config(Study, tree, origin="adapt.yaml")), "mermaid")
+    plan = plan_study(parse_config(Study, tree, origin="adapt.yaml"))
+    text = plan_graph(plan, "mermaid")
     assert '("pretrained: net")' in text and '("random weights: 1m")' in text
+    for own, label in ((plan, "steps"), (plan_study(load_study(STUDIES / "demo.yaml")), "steps since random weights")):
+        axes = Figure().add_subplot()
+        plot_runs(own, axes)
+        assert axes.get_xlabel() == label
 
 
 def test_lanes_stand_under_their_parents(plan: Plan) -> None:

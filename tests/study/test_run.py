@@ -166,6 +166,18 @@ def test_status_of_a_finished_study(plan: Plan, finished: StudyFolder) -> None:
     assert not found["failed"] and all(line.seconds_left == 0 for line in found["lines"])
 
 
+def test_what_is_done_has_not_failed(plan: Plan, finished: StudyFolder, tmp_path: Path) -> None:
+    """As after a study file with a slip in it ran in the folder: the slip is gone, and what it asked for is done."""
+    place = copy_of(finished, tmp_path / "study")
+    (place.path / "failed").mkdir(exist_ok=True)
+    for number, unit in enumerate((train_name("tiny-clm-12"), train_name("arm-that-was-taken-out"))):
+        record = {"unit": unit, "reason": "no such model", "traceback": ""}
+        (place.path / "failed" / f"{number}.json").write_text(json.dumps(record))
+    assert len(scheduler.read_failures(place.path)) == 2
+    found = status(plan, place, read_state(plan, place))
+    assert (found["failed"], found["num_waiting"], found["lines"][0].failed) == ([], 0, 0)
+
+
 def test_results_in_the_papers_terms(plan: Plan, finished: StudyFolder) -> None:
     scores = read_state(plan, finished).scores
     results = list(collect_results(plan, scores))

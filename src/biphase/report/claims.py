@@ -6,13 +6,14 @@ there are is no matter of this module: they are lines in the grammar of hypothes
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
-from biphase.report.contrasts import Contrast, is_significant, judge_difference
+from biphase.report.contrasts import Contrast, Noise, is_significant, judge_difference
 from biphase.report.formats import show_noise
 from biphase.report.signal import what_decides
 from biphase.report.statistics import SIGNIFICANCE, holm
@@ -133,13 +134,20 @@ def judge_claims(findings: Sequence[Finding]) -> tuple[Finding, ...]:
 
 
 def name_noise(findings: Iterable[Finding]) -> str:
-    """What all tests account for, and so what they are about: `fine-tuning seeds only; about these checkpoints`."""
+    """What tests account for, and so what they are about: `fine-tuning seeds and test examples (4 of 5 tests); about
+    these checkpoints`."""
     tested = [one.contrast for finding in findings for one in finding.inequalities if not math.isnan(one.p_value)]
     if not tested:
         return ""
-    shared = [source for source in tested[0].noise if all(source in one.noise for one in tested)]
-    about = "recipes" if "pretraining seeds" in shared else "these checkpoints, each pretrained once"
-    return f"{show_noise(shared)}; about {about}"
+    num_over = Counter(source for one in tested for source in one.noise)
+    every = len(tested)
+    told = [
+        f"{source} ({num_over[source]} of {every} tests)" if num_over[source] < every else source
+        for source in get_args(Noise)
+        if num_over[source]
+    ]
+    once = "these checkpoints, each pretrained once, not about what another pretraining run would give"
+    return f"{show_noise(told)}; about {'recipes' if num_over['pretraining seeds'] == every else once}"
 
 
 def count_tests(findings: Iterable[Finding]) -> int:

@@ -87,7 +87,8 @@ FIGURES: dict[str, tuple[str, str, str, Callable[[ResultSet], list[panels.Panel]
     ),
     "score-by-flops": (
         "Score against FLOPs",
-        "Decayed models; the larger the marker, the larger the model. CLM then MLM in one go or continued.",
+        "Decayed models; the larger the marker, the larger the model. CLM then MLM in one go or continued; of adapted "
+        "models, the adaptation alone.",
         "FLOPs of two arms or more",
         panels.score_by_flops,
     ),

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from biphase.report.arms import objective_pairs, reference_mask, short_steps, sizes_of
+from biphase.report.arms import num_parameters, objective_pairs, reference_mask, short_steps, sizes_of
 from biphase.report.contrasts import difference
 from biphase.report.measures import label_measures
 from biphase.report.results import FAMILY_NAMES, ReportArm, ResultSet, scores_by_rate
@@ -174,7 +174,8 @@ def score_by_flops(results: ResultSet) -> list[Panel]:
         series.append((label, LOOKS[objective], [(arm.flops or 0.0, [arm]) for arm in some]))
     ticks, labels, unit = round_ticks([arm.flops or 0.0 for arm in arms.values()])
     axes: dict[str, Any] = {"tick_labels": labels, "kind": "rings", "is_logarithmic": True}
-    return fill_panels(results, series, f"training FLOPs{unit}", ticks, sizes=sizes_of(arms.values()), **axes)
+    sizes = [size for size in sizes_of(arms.values()) if num_parameters(size) < math.inf]  # no other name says one
+    return fill_panels(results, series, f"training FLOPs{unit}", ticks, sizes=sizes, **axes)
 
 
 def splits(results: ResultSet) -> list[Panel]:
@@ -250,7 +251,7 @@ def fill_panels(
                 if axes.get("kind") == "points":
                     marks += mark_spread(results, family, x, arms[0])
                 elif len(scores) == len(arms):
-                    size = 3.5 + 2 * sizes.index(arms[0].size) if sizes else 5.0
+                    size = 3.5 + 2 * sizes.index(arms[0].size) if arms[0].size in sizes else 5.0
                     mean, half_width = scores[0].mean, scores[0].half_width
                     if len(scores) > 1:
                         gap = difference(*scores).against()

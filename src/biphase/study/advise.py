@@ -274,7 +274,10 @@ def choose_curriculum(evidence: Sequence[Evidence]) -> Choice:
             return apply_rule("curriculum", "not told apart", **facts)
     right, pairs = best.foretold
     foretold = f"; its smaller budgets foretold the better of two in {right} of {pairs} pairs with it" if pairs else ""
-    facts = {"curriculum": best.curriculum, "best": best, "num_compared": len(evidence), "foretold": foretold}
+    num_close = sum(not item.is_behind for item in ranked[1:])
+    close = f", {num_close} of the others within noise of it" if num_close else ""
+    facts = {"curriculum": best.curriculum, "best": best, "num_compared": len(evidence)}
+    facts |= {"close": close, "foretold": foretold}
     return apply_rule("curriculum", "best", **facts)
 
 

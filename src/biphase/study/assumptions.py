@@ -37,7 +37,7 @@ def tell_sizes(tasks: Mapping[str, SizedTask]) -> str:
     says = {
         "published": "rounded sizes of the tasks' published data",
         "counted": "sizes as counted in the data of {}",
-        "guessed": "a guess at the sizes of {}, whose data is not at hand (evaluation.data_dirs names it)",
+        "guessed": "a guess at the sizes of {}, of which evaluation.data_dirs names no folder with data",
     }
     told = []
     for origin, words in says.items():

@@ -63,7 +63,8 @@ def plot_runs(plan: Plan, axes: Axes) -> None:
     axes.set_yticks([])
     ticks = [tick for tick in axes.get_xticks() if 0 <= tick <= end]
     axes.set_xticks(ticks, [f"{tick / 1000:g}k" if end >= 10_000 and tick else f"{tick:g}" for tick in ticks])
-    axes.set_xlabel("steps since random weights")
+    is_adapted = any(run.recipe.init.model for run in plan.runs.values())
+    axes.set_xlabel("steps" if is_adapted else "steps since random weights")
     axes.spines[["left", "right", "top"]].set_visible(False)
 
 

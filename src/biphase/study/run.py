@@ -158,16 +158,16 @@ class StatusLine:
 
 def status(plan: Plan, folder: StudyFolder, state: StudyState) -> dict[str, Any]:
     """How far a study is (`OpenStudy.progress`)."""
-    failures = read_failures(folder.path)
-    failed = {failure.unit for failure in failures}
     kinds = {train_name(name): TRAINING for name in plan.runs} | {cell.name: cell.task for cell in plan.cells}
+    # What failed as another version of the study file had it may be done as this one has it, or not asked for.
+    failures = [one for one in read_failures(folder.path) if one.unit in kinds.keys() - state.done]
     costs = estimate_costs(plan)
     forecast = Forecast((), measure_units(plan, state, costs))
     for name, cost in costs_left(plan, folder, state, costs).items():
         forecast.left[kinds[name]] += cost
     seconds_left, lines = forecast.seconds_by_kind, []
     done, total = (Counter(kinds[name] for name in names) for names in (state.done, kinds))
-    num_failed = Counter(kinds[name] for name in failed & kinds.keys())
+    num_failed = Counter(kinds[name] for name in {failure.unit for failure in failures})
     num_running = sum(logged_steps(folder, name) > 0 for name in plan.runs if name not in state.trained)
     for kind, num in total.items():
         left = None if seconds_left is None else seconds_left.get(kind, 0.0)

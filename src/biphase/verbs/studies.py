@@ -108,8 +108,9 @@ class OpenStudy:
         if failures:
             own = [failure for failure in failures if not failure.is_blocked]
             first = (own or failures)[0]
+            many = "s" if len(own) != 1 else ""
             raise InputError(
-                f"{len(own)} units failed and {len(failures) - len(own)} wait for them; the first: {first.unit}: "
+                f"{len(own)} unit{many} failed, and {len(failures) - len(own)} wait; the first: {first.unit}: "
                 f"{first.reason}; the same command runs them again"
             )
         done = f"{self.folder}: done; `{self.command('report')}` writes the report"
