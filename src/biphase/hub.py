@@ -41,8 +41,7 @@ def fetch_model(id: str, revision: str | None = None, kind: Literal["model", "to
         id, _, named = id.partition("@")
         revision = named or None
     path = Path(id)
-    if id.startswith((".", "/", "~")) or id.endswith("/") or id.count("/") > 1:
-        raise InputError(f"{kind} {id}: there is no such folder")
+    refuse_missing(id, kind)
     from huggingface_hub import snapshot_download
 
     try:
@@ -71,6 +70,13 @@ def fetch_model(id: str, revision: str | None = None, kind: Literal["model", "to
     if revision != folder.name:
         console.err.print(f"{kind} {id}: commit {folder.name}", markup=False)
     return folder
+
+
+def refuse_missing(name: str, kind: str = "model") -> None:
+    """Raises `InputError` for a path, which is no name on the hub, where there is no such folder."""
+    is_path = name.startswith((".", "/", "~")) or name.endswith("/") or name.count("/") > 1
+    if is_path and not Path(name).is_dir():
+        raise InputError(f"{kind} {name}: there is no such folder")
 
 
 def cached_commit(id: str, revision: str | None) -> str | None:

@@ -18,7 +18,7 @@ tokenizer from full --out made                    | tokenizer full has no tokeni
 prepare text.txt --tokenizer full --out made      | tokenizer full has no tokenizer files
 pretrain tiny data.shards=full                    | full is no shard set
 pretrain tiny data.shards=shards init.preset=2m   | unknown preset '2m'
-pretrain adapt.yaml                               | model ../nowhere is not a folder
+pretrain adapt.yaml                               | model ../nowhere: there is no such folder
 export full made                                  | full is not a run folder
 export run@7 made                                 | run has no checkpoint '@7'
 export run full                                   | full is not an empty folder

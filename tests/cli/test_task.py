@@ -40,7 +40,11 @@ def test_what_would_be_read(folder: Path, capsys: pytest.CaptureFixture[str], mo
     row = next(line for line in said.splitlines() if "test" in line and "yes" in line)
     assert f"yes {counts['yes']}, no {counts['no']}; never: never" in row and " 20 " in row
     assert "validation (drawn)" in said and str(folder / "train.csv") in said
-    assert "inputs of test stand in train too" in said
+    assert "inputs of test stand in train too: its scores may be too high\n" in said
+    table = pandas.read_csv(folder / "train.csv")
+    pandas.concat([table, table]).to_csv(folder / "train.csv", index=False)
+    check_task(str(folder / "mine.yaml"), folder)
+    assert "of validation stand in train too: its scores may be too high; what stands twice" in capsys.readouterr().out
 
 
 def test_empty_cells_are_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

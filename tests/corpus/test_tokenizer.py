@@ -209,7 +209,7 @@ def test_what_cannot_be_loaded(tmp_path: Path) -> None:
         ("spiece.model", "neither a tokenizer.json nor"),
         ("weights.pt", "not read"),
         ("tokenizer.pkl", "not read"),
-        ("missing", "is not a folder"),
+        ("missing", "there is no such folder"),
         ("empty", "has no tokenizer files"),
     ]:
         with pytest.raises(InputError, match=part) as caught:

@@ -96,6 +96,6 @@ def test_nothing_else_is_merged_with(tiny_recipe: Callable[..., Recipe], decoder
     with pytest.raises(InputError, match="files have changed since"):
         export_checkpoint(str(run), tmp_path / "model", 0.5)
     shutil.rmtree(decoder)
-    with pytest.raises(InputError, match="is not a folder"):
+    with pytest.raises(InputError, match="there is no such folder"):
         export_checkpoint(str(run), tmp_path / "model", 0.5)
     assert not (tmp_path / "model").exists()

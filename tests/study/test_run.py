@@ -647,6 +647,12 @@ def test_data_are_looked_for_before_anything_trains(plan: Plan, tmp_path: Path) 
     lacking = plan_study(parse_config(Study, tree, origin="lacking"))
     with pytest.raises(InputError, match="task 'squad_retrieval' comes neither with biphase nor from the hub"):
         run_study(lacking, place, HERE)
+    tree = plan.study.model_dump(mode="json")
+    tree["models"] += [{"name": "theirs", "model": "../decodr"}]
+    tree["arms"] += [{"group": "adapted", "models": ["theirs"], "curricula": ["mlm40"], "budgets": [12]}]
+    lost = plan_study(parse_config(Study, tree, origin="lost"))
+    with pytest.raises(InputError, match=r"model \.\./decodr: there is no such folder"):
+        run_study(lost, place, HERE)
 
 
 def test_time_left_knows_what_training_took_before(plan: Plan, finished: StudyFolder, tmp_path: Path) -> None:

@@ -47,7 +47,8 @@ def check_task(name: str, data_dir: Path | None) -> None:
             out.print(f"{empty:,} inputs of {split} are empty")
     for split, number in count_shared(data).items():
         if number:
-            out.print(f"{number:,} inputs of {split} stand in train too: its scores may be too high")
+            remedy = "" if split in source.splits else "; what stands twice in the data, take out"
+            out.print(f"{number:,} inputs of {split} stand in train too: its scores may be too high{remedy}")
 
 
 def examples_table(source: TaskSource, data: TaskData[Any]) -> Table:

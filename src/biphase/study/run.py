@@ -18,6 +18,7 @@ from biphase.engine.local import Engine
 from biphase.engine.scheduler import Failure, Forecast, read_failures, run_batch
 from biphase.engine.units import Unit
 from biphase.errors import InputError
+from biphase.hub import refuse_missing
 from biphase.run import drop_step, open_run
 from biphase.study.cost import cell_costs
 from biphase.study.folder import (
@@ -55,7 +56,7 @@ def run_study(
     only what needs it.
 
     `processes` above 1 trains each run under torchrun, on so many devices of its machine. Raises `InputError` as
-    `refuse_other_text` and `choose_units` do, and for shards that are not there.
+    `refuse_other_text` and `choose_units` do, and for shards and folders of models that are not there.
     """
     # 1. All units of the plan, and which of them are done.
     everything = {unit.name: unit for unit in study_units(plan, folder, processes)}
@@ -76,9 +77,11 @@ def run_study(
         if unit.name in to_do:
             left.append(replace(unit, needs=tuple(set(unit.needs) - done), cost=to_do[unit.name]))
     names = {unit.name for unit in left}
-    trained = [run.recipe.data for name, run in plan.runs.items() if train_name(name) in names]
-    for path in {path for data in trained for path in list_sets(data)}:
+    trained = [run.recipe for name, run in plan.runs.items() if train_name(name) in names]
+    for path in {path for recipe in trained for path in list_sets(recipe.data)}:
         read_shard_manifest(Path(path))
+    for model in {recipe.init.model for recipe in trained if recipe.init.model is not None}:
+        refuse_missing(model)
     # 4. The engine does it, and checkpoints go as soon as nobody needs them.
     return run_batch(
         left,
