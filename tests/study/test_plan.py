@@ -4,6 +4,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -281,6 +282,8 @@ def test_each_network_is_evaluated_from_random_weights_where_asked() -> None:
     plan = plan_study(make_study(arms, evaluation, "pretraining_seeds=3"))
     seeds = {(cell.config.seed, cell.model.endswith("-random")) for cell in plan.cells}
     assert seeds == {(0, False), (1, False), (0, True), (1, True), (2, True)}, "a control has an interval too"
+    plan = plan_study(make_study(arms, evaluation.replace("seeds: 2", "seeds: [0, 5]"), "pretraining_seeds=3"))
+    assert {cell.config.seed for cell in plan.cells if cell.model.endswith("-random")} == {0, 5, 1}
     arms[0]["name"] = "{model}-random"
     arms[0]["curricula"] = ["clm"]
     with pytest.raises(InputError, match="arm '1m-random' has the name of the control"):
@@ -441,12 +444,14 @@ def test_pretraining_seeds_are_planned_one_after_the_other() -> None:
         {"curricula": ["clm", "50/50"], "budgets": [100]},
         {"group": "once", "curricula": ["mlm20"], "budgets": [100], "pretraining_seeds": 1},
     ]
-    study = make_study(arms, "pretraining_seeds={count: 3, order: true}", data={"shards": "shards", "order_seed": 5})
+    evaluation = "evaluation={tasks: [sst2], learning_rates: [1e-4], seeds: 2}"
+    data: Any = {"data": {"shards": "shards", "order_seed": 5}}
+    study = make_study(arms, evaluation, "pretraining_seeds={count: 3, order: true}", **data)
     plan = plan_study(study)
-    one = plan_study(make_study(arms, data={"shards": "shards", "order_seed": 5}))
+    one = plan_study(make_study(arms, evaluation, **data))
     assert list(plan.arms)[:3] == list(one.arms) and plan.num_seeds == 3 and one.num_seeds == 1
     assert list(plan.arms)[3:] == [f"1m-{name}-100-seed{seed}" for seed in (1, 2) for name in ("clm", "50-50")]
-    assert plan.of_first_seed.runs == one.runs and plan.of_first_seed.cells == one.cells
+    assert one.cells and len(plan.cells) == 7 * 2 and replace(plan.of_first_seed, study=one.study) == one
     last = plan.runs["1m-50-50-100-seed2"]
     assert (last.parent, last.first) == ("1m-clm-100-seed2", 50), "a trunk is shared within a seed"
     assert (last.recipe.seed, last.recipe.data.order_seed) == (2, 7)

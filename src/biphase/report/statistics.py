@@ -114,9 +114,8 @@ def rate_spread(scores_RS: ArrayLike, rng: np.random.Generator, num_resamples: i
     sums_SC = np.stack([is_there_RS.sum(axis=0), values_RS.sum(axis=0), (values_RS**2).sum(axis=0)], axis=1)
 
     def std(sums_BC: np.ndarray) -> np.ndarray:
-        num_B, sum_B, squares_B = sums_BC.T
-        variance_B = (squares_B - sum_B**2 / np.maximum(num_B, 1)) / np.maximum(num_B - 1, 1)
-        return np.where(num_B > 1, np.sqrt(np.maximum(variance_B, 0)), np.nan)
+        num_B, sum_B, squares_B = sums_BC.T  # two scores or more: each of two seeds or more has one
+        return np.sqrt(np.maximum((squares_B - sum_B**2 / num_B) / (num_B - 1), 0))
 
     seen = float(std(sums_SC.sum(axis=0, keepdims=True))[0])
     low = high = np.nan
@@ -125,5 +124,5 @@ def rate_spread(scores_RS: ArrayLike, rng: np.random.Generator, num_resamples: i
     if num_seeds > 1:
         drawn_BS = rng.integers(0, num_seeds, (num_resamples, num_seeds))
         weights_BS = (drawn_BS[:, :, None] == np.arange(num_seeds)).sum(axis=1)  # how often each seed was drawn
-        low, high = np.nanquantile(std(weights_BS @ sums_SC), TAILS)
+        low, high = np.quantile(std(weights_BS @ sums_SC), TAILS)
     return Interval(seen, float(low), float(high), num=num)
