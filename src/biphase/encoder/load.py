@@ -152,7 +152,13 @@ def load_model(source: str | Path, *, vocab_size: int | None = None, seed: int =
         torch.manual_seed(seed)
         if vocab_size is not None and vocab_size > old_size:
             model.resize_token_embeddings(vocab_size, mean_resizing=True)
+        padding_idx = getattr(model.get_input_embeddings(), "padding_idx", None)
         train_padding_row(model)
+    if padding_idx is not None and not keeps_padding_row(model, padding_idx):
+        raise InputError(
+            f"{source}: transformers sets the padding row of a {type(model).__name__} to zero each time that it loads "
+            "one, so what is trained here could not be given away"
+        )
     return model
 
 
@@ -269,6 +275,27 @@ def train_padding_row(model: PreTrainedModel) -> None:
     if padding_idx is not None and not weight[padding_idx].any():
         with torch.no_grad():
             weight[padding_idx].normal_(std=getattr(model.config, "initializer_range", 0.02))
+
+
+@torch.no_grad()
+def keeps_padding_row(model: PreTrainedModel, padding_idx: int) -> bool:
+    """Whether this row of the embedding comes back when transformers loads what was saved.
+
+    Tied weights go through its initialization, which leaves alone what is marked as loaded; that of Youtu looks at the
+    row by itself, which has no mark.
+    """
+    embedding: Any = model.get_input_embeddings()
+    weight = embedding.weight
+    if model.get_output_embeddings().weight is not weight:
+        return True
+    before_D = weight[padding_idx].clone()
+    weight._is_hf_initialized, embedding.padding_idx = True, padding_idx
+    model._init_weights(embedding)
+    del weight._is_hf_initialized
+    embedding.padding_idx = None
+    is_kept = torch.equal(weight[padding_idx], before_D)
+    weight[padding_idx] = before_D
+    return is_kept
 
 
 def describe_network(model: PreTrainedModel) -> str:
