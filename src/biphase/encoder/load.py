@@ -182,6 +182,8 @@ def load_model_config(source: str | Path) -> PretrainedConfig:
     if quantized:
         method = quantized.get("quant_method", "in a way that it does not name")
         raise InputError(f"{source} is quantized ({method}): give the weights that are not")
+    if not hasattr(config, "vocab_size"):
+        raise InputError(f"{source} is a '{config.model_type}' model, which does not read tokens of text")
     if getattr(config, "is_encoder_decoder", False):
         raise InputError(f"{source} is an encoder-decoder ({config.model_type}), which is not supported")
     layers = getattr(config, "num_hidden_layers", None)
@@ -352,6 +354,8 @@ def load_backbone(source: str | Path) -> nn.Module:
 def load_headless(source: str | Path, config: PretrainedConfig, attention: str) -> PreTrainedModel:
     """A network without a head and without a pooler, which belongs to next sentence prediction."""
     network: Any = load_weights(AutoModel, source, config, attention)
+    with told_as(f"{source} is a '{config.model_type}' model, which does not read tokens of text"):
+        network.get_input_embeddings()
     if getattr(network, "pooler", None) is not None:
         network.pooler = nn.Identity()  # some call it, whether it is there or not
     free_padding_row(network)
