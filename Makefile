@@ -40,12 +40,13 @@ bench: $(VENV)/developer
 	$(BIN)/python benchmarks/grid.py
 
 # What only a GPU can show: its tests, speed beside peers, cells that share it; one JSON. A call takes at most 9
-# minutes, the next one goes on. It takes the Python that is there, whose PyTorch knows the GPU:
-# make gpu GPU_PYTHON=.venv/bin/python
+# minutes, the next one goes on; some parts: make gpu ONLY='tests 1b'. It takes the Python that is there, whose PyTorch
+# knows the GPU: make gpu GPU_PYTHON=.venv/bin/python
 GPU_PYTHON ?= python3
 
 gpu:
-	$(GPU_PYTHON) benchmarks/gpu.py $(if $(OUT),--out $(OUT)/gpu.json) $(if $(EARLIER),--earlier $(EARLIER))
+	$(GPU_PYTHON) benchmarks/gpu.py $(if $(ONLY),--only $(ONLY)) $(if $(OUT),--out $(OUT)/gpu.json) \
+		$(if $(EARLIER),--earlier $(EARLIER))
 
 # Broken and hostile input of every kind, through the real command: prints attempts, survived, lost.
 COUNT ?= 2000

@@ -161,7 +161,7 @@ def measure_attention(options: argparse.Namespace) -> Iterator[Found]:
     import numpy as np
     import torch
 
-    from biphase.encoder.attention import Backend, attend, lay_out
+    from biphase.encoder.attention import Backend, attend, beyond_varlen, lay_out
 
     lengths = np.exp(np.random.default_rng(0).uniform(np.log(12), np.log(2048), options.tokens))
     bounds = np.append(0, lengths.astype(int).cumsum())
@@ -179,6 +179,8 @@ def measure_attention(options: argparse.Namespace) -> Iterator[Found]:
             settings: dict[str, Any] = {"scale": HEAD_WIDTH**-0.5, "window": window, "softcap": softcap}
             arms[backend] = partial(attend, layout=layout, sinks_H=sinks, **settings)
         exact = partial(by_kv_heads, arms.pop("reference"), sinks)
+        if beyond_varlen(softcap, sinks is not None, HEAD_WIDTH):  # it would be the buckets once more
+            del arms["varlen"]
         mask = make_flex_mask(lay_out(bounds, causal=causal, device=options.device, backend="reference"), window)
         arms["flex"] = partial(flex_attend, mask=mask, softcap=softcap, sinks_H=sinks)
         yield {"what": f"attention, {what}", "arms": compare(arms, exact, inputs, options)}

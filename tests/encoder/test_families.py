@@ -34,8 +34,8 @@ CLAIM = re.compile(r"- \*\*Right, or refused\..*?(?=\n- )", re.DOTALL)
 WAYS = ("packed", "padded", "equal lengths")
 QUICK = (
     *("albert", "bert", "bloom", "deberta-v2", "deepseek_v3", "distilbert", "esm", "fnet", "gemma2", "gemma4_text"),
-    *("gpt2", "gpt_neo", "gpt_oss", "granite", "jetmoe", "lfm2_moe", "llama", "modernbert", "modernbert-decoder"),
-    *("mpnet", "qwen3_moe", "roberta", "t5"),
+    *("gemma4_unified_text", "gpt2", "gpt_neo", "gpt_oss", "granite", "jetmoe", "lfm2_moe", "llama", "modernbert"),
+    *("modernbert-decoder", "mpnet", "qwen3_moe", "roberta", "t5", "youtu"),
 )
 LENGTHS = [21, 2, 5, 40, 13, 40]
 TOLERANCE = 1e-4
@@ -50,15 +50,15 @@ class Row:
     evaluate: str
 
 
-def alone(network: Any, tokens: Tensor) -> Tensor:
+def alone(network: Any, tokens: Tensor, what: str = "last_hidden_state") -> Tensor:
     """Plain transformers, each text alone; PyTorch's attention where the eager one takes no mask for an error."""
     with torch.no_grad():
         try:
             network.set_attn_implementation("eager")
-            return torch.cat([network(input_ids=part[None]).last_hidden_state[0] for part in tokens.split(LENGTHS)])
+            return torch.cat([network(input_ids=part[None])[what][0] for part in tokens.split(LENGTHS)])
         except TypeError:
             network.set_attn_implementation("sdpa")
-            return torch.cat([network(input_ids=part[None]).last_hidden_state[0] for part in tokens.split(LENGTHS)])
+            return torch.cat([network(input_ids=part[None])[what][0] for part in tokens.split(LENGTHS)])
 
 
 def as_published_or_switched(network: Any, folder: Path) -> Any:
@@ -98,16 +98,25 @@ def pretrain(folder: Path, tokens: Tensor) -> str:
     if is_decoder:
         check_directions(model, (False, True))
     assert count_flops(model).token(keys=16, targets=1) == pytest.approx(3 * plain_flops(model, 16) / 16, rel=0.03)
-    targets, positions = tokens.roll(-1), torch.cat([torch.arange(length) for length in LENGTHS])
-    causal = is_decoder and published is not False
-    layout = lay_out(np.cumsum([0, *LENGTHS]), causal=causal)
-    with torch.no_grad():
-        ours = PackedModel(model).eval()(tokens, positions, layout, torch.arange(len(tokens)), targets)[1]
-        model.set_attn_implementation("eager")
-        logits = torch.cat([model(input_ids=part[None]).logits[0] for part in tokens.split(LENGTHS)])
-    theirs = nn.functional.cross_entropy(logits, targets, reduction="none")
-    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4 * float(logits.std()) + 1e-5)
+    if is_decoder and published is not False:
+        compare_losses(model, tokens, folder / "back", causal=True)
+    compare_losses(model, tokens, folder / "both ways", causal=False, is_switched=is_decoder)
     return "packed"
+
+
+def compare_losses(model: Any, tokens: Tensor, folder: Path, causal: bool, is_switched: bool = False) -> None:
+    """Ours with the configuration that training has, theirs of what is written, with the switch of an export."""
+    targets, positions = tokens.roll(-1), torch.cat([torch.arange(length) for length in LENGTHS])
+    with torch.no_grad():
+        layout = lay_out(np.cumsum([0, *LENGTHS]), causal=causal)
+        ours = PackedModel(model).eval()(tokens, positions, layout, torch.arange(len(tokens)), targets)[1]
+    model.save_pretrained(folder)
+    config = AutoConfig.from_pretrained(folder)
+    if is_switched:
+        config.is_causal = False
+    logits = alone(type(model).from_pretrained(folder, config=config).eval(), tokens, "logits")
+    expected = nn.functional.cross_entropy(logits, targets, reduction="none")
+    torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4 * float(logits.std()) + 1e-5)
 
 
 def plain_flops(model: Any, length: int) -> int:

@@ -10,6 +10,7 @@ import torch
 from transformers import (
     AutoModel,
     BertConfig,
+    DPRConfig,
     FNetConfig,
     Gemma3TextConfig,
     GPTNeoConfig,
@@ -22,6 +23,8 @@ from transformers import (
     PretrainedConfig,
     RobertaConfig,
     T5Config,
+    ViTConfig,
+    Wav2Vec2Config,
     YosoConfig,
 )
 
@@ -109,6 +112,23 @@ def test_what_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match="cannot read a model configuration"):
         load_backbone(tmp_path / "empty")
+
+
+NO_TEXT = "which does not read tokens of text"
+SOUND = {"conv_dim": (16,), "conv_kernel": (3,), "conv_stride": (2,), "num_feat_extract_layers": 1}
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (ViTConfig(image_size=8, patch_size=4, hidden_size=32, num_hidden_layers=1, num_attention_heads=4), NO_TEXT),
+        (Wav2Vec2Config(**SMALL, **SOUND, num_conv_pos_embedding_groups=2), NO_TEXT),
+        (DPRConfig(**SMALL), "gives no hidden state for each token of a text"),
+    ],
+)
+def test_what_is_no_network_of_tokens_is_refused(config: PretrainedConfig, reason: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=reason):
+        load_backbone(save(config, tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -190,8 +190,10 @@ def packed_attention(
         config = getattr(module, "config", None)
         if not getattr(config, "is_heterogeneous", False):
             window = min(window, getattr(config, "sliding_window", None) or window)
-        # Embedding models of Gemma's kind count the token itself on both sides, as published; transformers' switch not.
-        window -= bool(getattr(config, "use_bidirectional_attention", None) and getattr(config, "is_causal", True))
+        # Embedding models of Gemma 3's kind count the token itself on both sides, as published; transformers' switch
+        # does not. Gemma 4 says in words ("vision") which of its tokens look both ways: none of text.
+        counts_itself = getattr(config, "use_bidirectional_attention", None) is True
+        window -= counts_itself and getattr(config, "is_causal", True)
     out_THK = attend(q_THK, k_TGK, v_TGK, layout, scale, window, softcap or 0.0, s_aux)
     return out_THK.unsqueeze(0), None
 

@@ -17,7 +17,6 @@ import transformers
 from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import (
-    AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
@@ -27,20 +26,17 @@ from transformers import (
     PretrainedConfig,
     PreTrainedModel,
 )
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING
 
 from biphase import console
 from biphase.encoder.attention import ATTENTION, OwnAttentionError
+from biphase.encoder.configuration import MOST_LAYERS, load_model_config
 from biphase.encoder.packed import PaddedBackbone
 from biphase.encoder.presets import find_preset
 from biphase.encoder.proofs import FailedProofError, check_padded, find_first_position, looks_both_ways
 from biphase.errors import InputError, first_line, is_raised_here, nearest, told_as
-from biphase.files import read_json
-from biphase.hub import INDEX, check_index, model_name, refuse_pickles
+from biphase.hub import INDEX, check_index, refuse_pickles
 
-MOST_LAYERS = 1_000
-"""transformers makes as many as it is told, one by one, for ever if need be."""
 MOST_OF_A_SIZE = 2**26
 """The largest size, of a vocabulary for example, that a change to a preset may ask for."""
 
@@ -154,59 +150,14 @@ def load_model(source: str | Path, *, vocab_size: int | None = None, seed: int =
         torch.manual_seed(seed)
         if vocab_size is not None and vocab_size > old_size:
             model.resize_token_embeddings(vocab_size, mean_resizing=True)
+        padding_idx = getattr(model.get_input_embeddings(), "padding_idx", None)
         train_padding_row(model)
+    if padding_idx is not None and not keeps_padding_row(model, padding_idx):
+        raise InputError(
+            f"{source}: transformers sets the padding row of a {type(model).__name__} to zero each time that it loads "
+            "one, so what is trained here could not be given away"
+        )
     return model
-
-
-def load_model_config(source: str | Path) -> PretrainedConfig:
-    """The configuration of the text part of a model folder or hub model.
-
-    Raises:
-        InputError: none that can be read, that of an encoder-decoder, which is two networks in one, or of an adapter or
-            quantized weights, which cannot be trained.
-    """
-    if str(source).startswith((".", "/")) and not Path(source).is_dir():
-        raise InputError(f"{source} is not a folder")
-    if (Path(source) / "adapter_config.json").exists():  # transformers would follow it elsewhere, or pass over it
-        raise InputError(
-            f"{source} is a LoRA adapter: merge it into its model first: merge_and_unload().save_pretrained(FOLDER)"
-        )
-    refuse_own_code(Path(source))
-    name = model_name(source)
-    with told_as(f"cannot read a model configuration from {name}"):
-        published = AutoConfig.from_pretrained(str(source), trust_remote_code=False)
-        config = published.get_text_config()
-    quantized = getattr(published, "quantization_config", None) or getattr(config, "quantization_config", None)
-    if quantized:
-        method = quantized.get("quant_method", "in a way that it does not name")
-        raise InputError(f"{name} is quantized ({method}): give the weights that are not")
-    if getattr(config, "is_encoder_decoder", False):
-        raise InputError(f"{name} is an encoder-decoder ({config.model_type}), which is not supported")
-    layers = getattr(config, "num_hidden_layers", None)
-    if isinstance(layers, int) and layers > MOST_LAYERS:
-        raise InputError(f"{name}: config.json says {layers} layers; up to {MOST_LAYERS:,} are made")
-    return config
-
-
-def refuse_own_code(folder: Path) -> None:
-    """Raises `InputError` for a model that only code of its own (`auto_map`) reads as it is meant: none is ever run."""
-    content: Any = None
-    with suppress(InputError):  # what cannot be read is told by who reads it in earnest
-        content = read_json(folder / "config.json")
-    if not isinstance(content, dict) or not content.get("auto_map"):
-        return
-    name, kind = model_name(folder), content.get("model_type")
-    if kind == "eurobert" and not content.keys() & {"rope_theta", "rope_parameters"}:
-        # Its own code and transformers mean another base where it says none.
-        raise InputError(
-            f"{name} is a EuroBERT for code of its own, which is never run; make a folder of it for transformers: "
-            f"biphase convert {name} FOLDER"
-        )
-    if kind not in CONFIG_MAPPING:
-        raise InputError(
-            f"{name} needs code of its own (of type '{kind}', auto_map in its config.json), which is never run; take a "
-            "model of a type that transformers knows"
-        )
 
 
 def load_weights(
@@ -296,6 +247,27 @@ def train_padding_row(model: PreTrainedModel) -> None:
             weight[padding_idx].normal_(std=getattr(model.config, "initializer_range", 0.02))
 
 
+@torch.no_grad()
+def keeps_padding_row(model: PreTrainedModel, padding_idx: int) -> bool:
+    """Whether this row of the embedding comes back when transformers loads what was saved.
+
+    Tied weights go through its initialization, which leaves alone what is marked as loaded; that of Youtu looks at the
+    row by itself, which has no mark.
+    """
+    embedding: Any = model.get_input_embeddings()
+    weight = embedding.weight
+    if model.get_output_embeddings().weight is not weight:
+        return True
+    before_D = weight[padding_idx].clone()
+    weight._is_hf_initialized, embedding.padding_idx = True, padding_idx
+    model._init_weights(embedding)
+    del weight._is_hf_initialized
+    embedding.padding_idx = None
+    is_kept = torch.equal(weight[padding_idx], before_D)
+    weight[padding_idx] = before_D
+    return is_kept
+
+
 def describe_network(model: PreTrainedModel) -> str:
     """What `empty_network` needs to know, as JSON."""
     config, first_position = model.config.to_json_string(use_diff=False), getattr(model.base_model, "first_position", 0)
@@ -350,6 +322,8 @@ def load_backbone(source: str | Path) -> nn.Module:
 def load_headless(source: str | Path, config: PretrainedConfig, attention: str) -> PreTrainedModel:
     """A network without a head and without a pooler, which belongs to next sentence prediction."""
     network: Any = load_weights(AutoModel, source, config, attention)
+    with told_as(f"{source} is a '{config.model_type}' model, which does not read tokens of text"):
+        network.get_input_embeddings()
     if getattr(network, "pooler", None) is not None:
         network.pooler = nn.Identity()  # some call it, whether it is there or not
     free_padding_row(network)

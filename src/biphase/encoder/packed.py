@@ -35,7 +35,7 @@ def packed_hidden(backbone: nn.Module, inputs_T: Tensor, positions_T: Tensor, la
         inputs_T = torch.cat([inputs_T, inputs_T[-1:].expand(layout.num_padding)])
         positions_T = torch.cat([positions_T, positions_T[-1:].expand(layout.num_padding)])
     output = backbone(input_ids=inputs_T[None], position_ids=positions_T[None], layout=layout, use_cache=False)
-    return output.last_hidden_state[0, :num_tokens]
+    return output.last_hidden_state.squeeze(0)[:num_tokens]
 
 
 def position_limit(network: PreTrainedModel) -> int | None:

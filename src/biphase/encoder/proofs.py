@@ -166,8 +166,12 @@ def each_alone(network: Any, tokens_T: Tensor, lengths: Sequence[int], attention
     try:
         with foreign_errors_fail("transformers itself cannot read each text alone"):
             network.set_attn_implementation(attention)
-            parts = tokens_T.split(list(lengths))
-            return torch.cat([network(input_ids=part[None]).last_hidden_state[0] for part in parts])
+            outputs = [network(input_ids=part[None]) for part in tokens_T.split(list(lengths))]
+        hidden: list[Any] = [getattr(output, "last_hidden_state", None) for output in outputs]
+        if any(each is None or each.shape[:2] != (1, length) for each, length in zip(hidden, lengths, strict=True)):
+            name = network.name_or_path or type(network).__name__
+            raise InputError(f"{name}: {type(network).__name__} gives no hidden state for each token of a text")
+        return torch.cat([each[0] for each in hidden])
     except FailedProofError:
         if attention == "sdpa" or not getattr(network, "_supports_sdpa", False):
             raise

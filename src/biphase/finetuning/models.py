@@ -95,6 +95,6 @@ def read_model_config(folder: Path) -> Any:
     says_all = "max_position_embeddings" in content and not content.keys() & {"auto_map", "text_config"}
     if says_all and ("pad_token_id" in content or content.get("model_type") not in AFTER_PADDING):
         return SimpleNamespace(**{"model_type": None, "pad_token_id": None} | content)
-    from biphase.encoder.load import load_model_config
+    from biphase.encoder.configuration import load_model_config
 
     return load_model_config(folder)

@@ -15,7 +15,8 @@ from scipy.special import softmax
 from transformers import pipeline
 
 from biphase.console import err
-from biphase.encoder.load import load_model_config, load_weights
+from biphase.encoder.configuration import load_model_config
+from biphase.encoder.load import load_weights
 from biphase.encoder.packed import position_limit
 from biphase.errors import InputError
 from biphase.finetuning.batches import CellContext, predict_samples

@@ -17,7 +17,7 @@ from biphase.corpus.mixture import TrainingText, open_text
 from biphase.corpus.shards import ShardSet
 from biphase.device import choose_dtype, describe_machine
 from biphase.distributed import World
-from biphase.encoder.load import load_model_config
+from biphase.encoder.configuration import load_model_config
 from biphase.encoder.packed import PackedModel, count_flops
 from biphase.errors import BusyError, InputError
 from biphase.flops import FlopCount, SampleLengths, count_positions, flops_per_token

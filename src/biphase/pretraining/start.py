@@ -16,7 +16,8 @@ from biphase.corpus.mixture import TextHistory, TrainingText, find_shares
 from biphase.corpus.shards import ShardSet, check_tokenizer
 from biphase.corpus.tokenizer import TOKENIZER_FILES, load_tokenizer, tokenizer_hash
 from biphase.distributed import World
-from biphase.encoder.load import TokenIds, language_model_class, load_model, load_model_config, make_model
+from biphase.encoder.configuration import load_model_config
+from biphase.encoder.load import TokenIds, language_model_class, load_model, make_model
 from biphase.encoder.packed import position_limit
 from biphase.encoder.proofs import check_directions, check_head, freeze_unreached
 from biphase.errors import InputError
