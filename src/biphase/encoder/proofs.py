@@ -119,7 +119,10 @@ def why_not_packed(network: PreTrainedModel, causal: bool) -> str:
         return str(error)
     if looks_both_ways(network) == causal:
         return f"transformers lets it look {'both ways' if causal else 'back only'}"
-    return "something besides attention lets tokens meet, such as a convolution, a recurrence or a mask of its own"
+    return (
+        "something besides attention lets tokens meet: a convolution, a recurrence, a mask of its own, a scale by how "
+        "many are masked"
+    )
 
 
 def check_directions(network: Any, directions: Sequence[bool]) -> None:
