@@ -66,7 +66,7 @@ def push_model(
     told = [f"{repo}: {'public' if public else 'private'}, nothing sent (dry run)" if dry_run else f"{repo}:"]
     api = HfApi(library_name="biphase")
     with TemporaryDirectory() as room:
-        folders = list(folders_to_send(source, repo, Path(room)))
+        folders = folders_to_send(source, repo, Path(room))  # the first is looked at before the next is exported
         uploads = [plan_upload(folder, revision, repo, license, languages) for revision, folder in folders]
         told += [upload.describe() for upload in uploads]
         if not dry_run:
