@@ -227,11 +227,12 @@ def test_a_page_follows_a_study(plan: Plan, finished: StudyFolder, tmp_path: Pat
         assert "How far it is" in before and "<svg" in before and "Does anything work?" in before
         assert get("/version") == (200, "1")
         (place.path / "failed").mkdir()
-        failure = {"unit": "train x<y", "reason": "no <b>", "traceback": ""}
+        unit = train_name(next(iter(plan.runs)))
+        failure = {"unit": unit, "reason": "no <b>", "traceback": ""}
         (place.path / "failed" / "a.json").write_text(json.dumps(failure))
         monkeypatch.setattr(page, "rests_until", 0.0)
         assert get("/version") == (200, "2")
-        assert "Failed: train x&lt;y: no &lt;b&gt;" in get("/")[1]
+        assert f"Failed: {unit}: no &lt;b&gt;" in get("/")[1]
         page.place, kept = finished, stamp_study(finished)
         monkeypatch.setattr(page, "rests_until", 0.0)
         after = get("/")[1]
