@@ -37,15 +37,6 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session", autouse=True)
-def ray_without_token() -> Iterator[None]:
-    """Ray reads once, when a process loads it, whether it wants tokens: a cluster that a test starts there later would
-    want those of a run before."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_AUTH_MODE", "disabled")
-        yield
-
-
 @dataclass(frozen=True)
 class Corpus:
     """A tokenizer folder and a shard set made with it."""

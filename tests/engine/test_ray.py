@@ -155,7 +155,9 @@ def test_a_command_on_a_cluster_ends_in_one_line(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_node_with_other_files_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its units would be done where nobody sees it."""
+    """Its units would be done where nobody sees it. A cluster of this machine alone, before, changes nothing."""
+    [alone] = run_units([Unit("a", os.getpid, {})], Engine(kind="ray", workers=1))
+    assert alone.error is None
     monkeypatch.setattr(ray_module, "hash_code", lambda: "of another version")
     with two_nodes() as cluster, pytest.raises(InputError, match=r"the Ray node [\w.:]+ has another biphase"):
         list(run_units([Unit("a", os.getpid, {})], Engine(kind="ray", address=cluster.address), folder=tmp_path))

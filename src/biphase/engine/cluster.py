@@ -41,13 +41,18 @@ def kept_to_this_machine() -> Iterator[None]:
     if not is_said and loaded is None:  # Ray that is loaded has read already that there is no token
         variables |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     os.environ.update(variables)
+    reaches_others = sys.platform == "linux"  # what Ray means unless told
     if loaded is not None:  # it has read the variable when it was imported
+        reaches_others = loaded._private.ray_constants.ENABLE_RAY_CLUSTER
         loaded._private.ray_constants.ENABLE_RAY_CLUSTER = False
     try:
         yield
     finally:
         for variable in variables:
             os.environ.pop(variable, None)
+        loaded = sys.modules.get("ray")
+        if loaded is not None:  # a cluster that this process joins later is one of several machines
+            loaded._private.ray_constants.ENABLE_RAY_CLUSTER = reaches_others
 
 
 @contextmanager
