@@ -19,7 +19,7 @@ from packaging.version import Version
 from tiny_families import SEVERAL_PARTS, make_tiny, model_types, save_tiny
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import AutoConfig, AutoModel
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, Gemma2Config
 
 from biphase.encoder.attention import ATTENTION, lay_out
 from biphase.encoder.load import load_backbone, load_model
@@ -149,6 +149,22 @@ def outcome(model_type: str, folder: Path) -> Row:
 def test_a_few_of_each_kind(model_type: str, tmp_path: Path) -> None:
     row, documented = outcome(model_type, tmp_path), read_rows(DOCS.read_text(encoding="utf-8"))[model_type]
     assert (shown(row.pretrain), shown(row.evaluate)) == (documented.pretrain, documented.evaluate)
+
+
+def test_what_looks_back_whatever_its_configuration_says_is_trained_as_it_is_exported(tmp_path: Path) -> None:
+    """Gemma 2's attention modules heed `use_bidirectional_attention`, its masks do not."""
+    sizes: dict[str, Any] = {
+        "vocab_size": 120,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "head_dim": 16,
+        "pad_token_id": 0,
+    }
+    layers: dict[str, Any] = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
+    config = Gemma2Config(**sizes, **layers, sliding_window=8, use_bidirectional_attention=True)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    tokens = 4 + torch.arange(sum(LENGTHS)) * 7 % 110
+    assert pretrain(tmp_path, tokens) == evaluate(tmp_path, tokens) == "packed"
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gemma2", "qwen3"])
