@@ -191,7 +191,7 @@ def packed_attention(
     window = sliding_window or 0
     if window and not layout.causal:
         # ModernBERT passes one more, which flash kernels take off again; transformers' own masks go by the config.
-        config = getattr(module, "config", None)
+        config: Any = getattr(module, "config", None)
         if not getattr(config, "is_heterogeneous", False):
             window = min(window, getattr(config, "sliding_window", None) or window)
         # Embedding models of Gemma 3's kind count the token itself on both sides, as published; transformers' switch
