@@ -59,7 +59,8 @@ def test_wandb_offline(tiny_recipe: MakeRecipe, tmp_path: Path, monkeypatch: Any
     run = train(recipe, tmp_path)
     first, second = sorted(run.path.glob("wandb/offline-run-*"))
     assert f"W&B: offline; `wandb sync {first}` sends it" in told
-    assert first.name.rpartition("-")[2] == second.name.rpartition("-")[2]
+    # offline-run-TIME-ID, and -1 behind it for a second one of the same second
+    assert first.name.split("-")[3] == second.name.split("-")[3]
     assert [row["_step"] for row in read_wandb(first)] == [1, 2, 3]
     rows = read_wandb(second)
     assert [row["_step"] for row in rows] == [3, 4]
