@@ -290,6 +290,8 @@ def test_without_the_hub_a_revision_is_the_commit_that_it_was(hub: SimulatedHub)
     hub.faults = []
     assert pins(None) == [heads["main"]] != [old]
     assert all("is no name of a revision" in told for told in pins("../../x", "/x"))
+    theirs = Path(os.environ["HF_HOME"]) / "hub" / "datasets--some--data" / "refs"
+    assert not theirs.exists(), "the hub's own client is told nothing of files that it has not"
 
 
 def test_shards_of_a_data_set_are_of_the_commit_that_they_name(

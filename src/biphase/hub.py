@@ -102,14 +102,14 @@ def pin_commit(id: str, revision: str | None) -> str:
         return revision
     from huggingface_hub import HfApi
 
-    last = last_commit_file(id, revision)
+    last, _ = commit_files(id, revision)
     try:
         commit = HfApi().dataset_info(id, revision=revision).sha
     except Exception as error:  # the hub's and the network's, each of a kind of its own
         reason, named = hub_says(error), revision or "newest"
         status = answered_status(error)
         is_out = status is None or status >= 500  # it did not answer, or is out of order
-        known = known_commits(id, last, is_newest=revision is None) if is_out else []
+        known = known_commits(id, revision) if is_out else []
         if len(known) != 1:
             several = f"; in the cache are the commits {', '.join(known)}: name one as its revision" if known else ""
             raise InputError(
@@ -126,21 +126,25 @@ def pin_commit(id: str, revision: str | None) -> str:
     return commit
 
 
-def last_commit_file(id: str, revision: str | None) -> Path:
-    """Where the hub's own client keeps the commit that a revision of a data set named when the hub was last asked."""
-    from huggingface_hub.constants import HF_HUB_CACHE
+def commit_files(id: str, revision: str | None) -> tuple[Path, Path]:
+    """Where the commit stands that a revision of a data set named when the hub was last asked: by us, beside the cache
+    of its own client, and by that client, whose files stay as they are: they say of which commit it has files."""
+    from huggingface_hub.constants import HF_HOME, HF_HUB_CACHE
 
     named = revision or "main"
     if named.startswith("/") or ".." in named:
         raise InputError(f"{id}: '{named}' is no name of a revision")
-    return Path(HF_HUB_CACHE) / f"datasets--{id.replace('/', '--')}" / "refs" / named
+    folder = f"datasets--{id.replace('/', '--')}"
+    return Path(HF_HOME) / "biphase" / "commits" / folder / named, Path(HF_HUB_CACHE) / folder / "refs" / named
 
 
-def known_commits(id: str, last: Path, *, is_newest: bool) -> list[str]:
-    """The commits of a data set, in the cache, that a revision may be."""
-    if last.is_file() and COMMIT.fullmatch(commit := last.read_text(encoding="utf-8")):
-        return [commit]
-    return sorted({folder.name for folder in prepared_folders(id)}) if is_newest else []
+def known_commits(id: str, revision: str | None) -> list[str]:
+    """The commits of a data set that a revision may be: what it named last, else of the newest one all in the cache."""
+    noted = [path for path in commit_files(id, revision) if path.is_file()]
+    for path in sorted(noted, key=lambda path: path.stat().st_mtime, reverse=True):
+        if COMMIT.fullmatch(commit := path.read_text(encoding="utf-8")):
+            return [commit]
+    return sorted({folder.name for folder in prepared_folders(id)}) if revision is None else []
 
 
 def prepared_folders(id: str) -> list[Path]:
