@@ -155,10 +155,6 @@ def explain_backend(device: torch.device, dtype: torch.dtype, beyond: str = "") 
     return f"varlen, PyTorch's packed flash attention (CUDA, 16 bits; {newest_flash(device)})"
 
 
-COUNT_THEMSELVES = ("gemma3_text", "step3p5")
-"""Types whose own masks go by `use_bidirectional_attention`. Gemma, Gemma 2 and Gemma 4 have it too, and look back."""
-
-
 def packed_attention(
     module: torch.nn.Module,
     query: Tensor,
@@ -195,8 +191,8 @@ def packed_attention(
         if not getattr(config, "is_heterogeneous", False):
             window = min(window, getattr(config, "sliding_window", None) or window)
         # Embedding models of Gemma 3's kind count the token itself on both sides, as published; transformers' switch
-        # does not.
-        counts_itself = getattr(config, "model_type", "") in COUNT_THEMSELVES and config.use_bidirectional_attention
+        # does not. Gemma, Gemma 2 and Gemma 4 have that key too, and masks that do not heed it.
+        counts_itself = getattr(config, "model_type", "") == "gemma3_text" and config.use_bidirectional_attention
         window -= bool(counts_itself and getattr(config, "is_causal", True))
     out_THK = attend(q_THK, k_TGK, v_TGK, layout, scale, window, softcap or 0.0, s_aux)
     return out_THK.unsqueeze(0), None
