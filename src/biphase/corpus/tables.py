@@ -13,8 +13,6 @@ TABLE_ROWS = 256
 
 SPLITS = "dataset_dict.json"
 """The file by which a folder is known that `datasets.DatasetDict.save_to_disk` wrote: a folder for each split."""
-
-
 SAVED_STATE = "state.json"
 """The file that says which files of a folder are a saved `datasets.Dataset`: beside them may lie what was cached."""
 
@@ -53,6 +51,7 @@ def read_pieces(path: Path, needed: str, others: Sequence[str]) -> Iterator[tupl
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    num_bytes = path.stat().st_size
     if path.suffix == ".parquet":
         with pq.ParquetFile(path) as file:
             columns = choose_columns(path, file.schema_arrow, needed, others)
@@ -60,7 +59,7 @@ def read_pieces(path: Path, needed: str, others: Sequence[str]) -> Iterator[tupl
             for group in range(file.num_row_groups):
                 for batch in file.iter_batches(batch_size=TABLE_ROWS, row_groups=[group], columns=columns):
                     num_rows += len(batch)
-                    yield batch, path.stat().st_size * num_rows // file.metadata.num_rows
+                    yield batch, num_bytes * num_rows // file.metadata.num_rows
         return
     with pa.OSFile(str(path)) as file:
         is_stream = file.read(6) != b"ARROW1"
@@ -71,7 +70,7 @@ def read_pieces(path: Path, needed: str, others: Sequence[str]) -> Iterator[tupl
             whole = [name if name in table.schema.names else name.partition(".")[0] for name in columns]
             batches = table if is_stream else map(table.get_batch, range(table.num_record_batches))
             for batch in batches:
-                yield batch.select(sorted({*whole})), file.tell() if is_stream else path.stat().st_size
+                yield batch.select(sorted({*whole})), file.tell() if is_stream else num_bytes
 
 
 def choose_columns(path: Path, schema: Any, needed: str, others: Sequence[str]) -> list[str]:
@@ -94,10 +93,9 @@ def choose_columns(path: Path, schema: Any, needed: str, others: Sequence[str]) 
     return columns
 
 
-def is_part(path: Path) -> bool:
-    """Whether a file is no leftover beside a saved `datasets.Dataset`."""
-    if path.suffix != ".arrow" or not (path.parent / SAVED_STATE).exists():
-        return True
-    state = read_json(path.parent / SAVED_STATE)
-    files = state.get("_data_files") if isinstance(state, dict) else None
-    return not isinstance(files, list) or {"filename": path.name} in files
+def leftovers(state: Path) -> set[Path]:
+    """The .arrow files beside the `SAVED_STATE` of a `datasets.Dataset` that are none of it."""
+    tables = set(state.parent.glob("*.arrow"))
+    found = read_json(state) if tables else None  # another's file, of which nothing is known
+    files = found.get("_data_files") if isinstance(found, dict) else None
+    return {path for path in tables if {"filename": path.name} not in files} if isinstance(files, list) else set()

@@ -25,7 +25,7 @@ from biphase.corpus.readers import (
     read_json_lines,
     read_text_lines,
 )
-from biphase.corpus.tables import SPLITS, NoColumnError, is_part, read_table
+from biphase.corpus.tables import SAVED_STATE, SPLITS, NoColumnError, leftovers, read_table
 from biphase.errors import InputError, first_of, nearest
 from biphase.hub import hub_says, load_rows, pin_commit
 
@@ -156,13 +156,15 @@ def folder_sources(folder: Path) -> list[TextSource]:
     which are not gone into."""
     readable: list[Path] = []
     others: list[str] = []
-    for path in sorted(folder.rglob("*")):
+    paths = sorted(folder.rglob("*"))
+    cached = {file for path in paths if path.name == SAVED_STATE for file in leftovers(path)}
+    for path in paths:
         if path.name == SPLITS:
             splits = sorted(place.parent.name for place in path.parent.glob("*/state.json"))
             raise InputError(f"{path.parent} holds several splits: name the folder of one ({', '.join(splits)})")
         if any(part.startswith(".") for part in path.relative_to(folder).parts):
             continue
-        if path.is_file() and kind_of(path) is not None and is_part(path):
+        if path.is_file() and kind_of(path) is not None and path not in cached:
             readable.append(path)
         elif path.is_file() or path.is_symlink():
             others.append(str(path))

@@ -21,6 +21,7 @@ from biphase.corpus.readers import (
     read_json_lines,
     read_text_lines,
 )
+from biphase.corpus.tables import SAVED_STATE, SPLITS
 from biphase.errors import InputError
 from biphase.tasks.spec import FileLayout, Format, Task, is_own_task
 
@@ -41,7 +42,7 @@ FORMATS: dict[str, Format] = {
 }
 """What a file is by its ending, where its layout does not say it; anything else has columns."""
 
-SAVED = ("state.json", "dataset_dict.json")
+SAVED = (SAVED_STATE, SPLITS)
 """A folder with one of these files was written by `save_to_disk` of a `datasets.Dataset`, or of several by name."""
 
 UD_COLUMNS = (1, 3)

@@ -183,27 +183,28 @@ def write_lines(rows: Iterable[Row], sink: TextIO) -> None:
     sink.flush()
 
 
+def table_cell(value: Any, delimiter: str) -> Any:
+    """A value as a table has it: a list as JSON; between semicolons a number of ours with a decimal comma, because
+    Excel reads 0.384 as 384 where tables are divided so."""
+    if isinstance(value, dict | list):
+        return json.dumps(value, ensure_ascii=False, default=str)
+    return str(value).replace(".", ",") if delimiter == ";" and isinstance(value, float) else value
+
+
 def write_csv(rows: Iterable[Row], sink: TextIO, mark: str = "", delimiter: str = ",") -> None:
     """A table with the columns of the first row: one for each label's probability, lists as JSON. It begins with `mark`
-    (see `csv_dialect`). Between semicolons our numbers have decimal commas: where tables are divided so, Excel reads
-    0.384 as 384."""
+    (see `csv_dialect`)."""
     table: Any = None
     sink.write(mark)
     for number, row in enumerate(rows, start=1):
         flat = {key: value for key, value in row.items() if not isinstance(value, dict) or key != "probabilities"}
         if isinstance(row.get("probabilities"), dict):
             flat |= {f"probability_{label}": value for label, value in row["probabilities"].items()}
-        flat = {
-            key: json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, dict | list) else value
-            for key, value in flat.items()
-        }
+        flat = {key: table_cell(value, delimiter) for key, value in flat.items()}
         if table is None:
             table = csv.DictWriter(sink, list(flat), delimiter=delimiter, lineterminator="\n")
             table.writeheader()
         extra = sorted(flat.keys() - set(table.fieldnames))
         if extra:
             raise InputError(f"row {number} has a column '{extra[0]}' that the first row has not; write a .jsonl file")
-        has_commas = delimiter == ";"
-        table.writerow(
-            {k: str(v).replace(".", ",") if has_commas and isinstance(v, float) else v for k, v in flat.items()}
-        )
+        table.writerow(flat)

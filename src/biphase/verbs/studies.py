@@ -92,6 +92,7 @@ class OpenStudy:
             unit: only this one, such as `train 1m-clm-400`; `train`: all runs, no cell; `cells`: all cells whose models
                 are trained.
         """
+        from biphase.report.formats import show_count
         from biphase.study.folder import claim_study_folder, read_state
         from biphase.study.hypotheses import declare
         from biphase.study.run import run_study
@@ -108,9 +109,8 @@ class OpenStudy:
         if failures:
             own = [failure for failure in failures if not failure.is_blocked]
             first = (own or failures)[0]
-            many = "s" if len(own) != 1 else ""
             raise InputError(
-                f"{len(own)} unit{many} failed, and {len(failures) - len(own)} wait; the first: {first.unit}: "
+                f"{show_count(len(own), 'unit')} failed, and {len(failures) - len(own)} wait; the first: {first.unit}: "
                 f"{first.reason}; the same command runs them again"
             )
         done = f"{self.folder}: done; `{self.command('report')}` writes the report"
