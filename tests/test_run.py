@@ -1,5 +1,6 @@
 """A run folder: one process at a time, and a log that survives a kill."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from biphase import inspect
 from biphase.errors import InputError
 from biphase.files import read_json
 from biphase.recipe import Recipe
-from biphase.run import Run, claim_run, open_run, read_done, read_metrics, read_recipe, run_path
+from biphase.run import Run, claim_run, name_run, open_run, read_done, read_metrics, read_recipe, run_path
 
 
 @pytest.fixture
@@ -54,6 +55,30 @@ def test_claim_writes_what_the_run_is(tmp_path: Path, tiny_recipe: Callable[...,
             pass
     with claim_run(run, config | {"seed": 5}, {}):
         assert read_recipe(run) == recipe.model_copy(update={"seed": 5})
+
+
+def test_a_run_is_named_by_its_name_or_the_beginning_of_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for at, name in enumerate(("first-aaaa1111", "first-bbbb2222", "first-long-cccc3333", "second-dddd4444")):
+        run = Run(Path("runs") / name)
+        (run.steps / "20").mkdir(parents=True)
+        (run.steps / "20" / "manifest.json").touch()
+        run.log({"kind": "train", "step": 20})
+        os.utime(run.metrics, (at % 2, at % 2))
+    for given, meant in {
+        "first": "runs/first-bbbb2222",
+        "runs/first@10": "runs/first-bbbb2222@10",
+        "first-aa": "runs/first-aaaa1111",
+        "runs/first-aaaa1111": "runs/first-aaaa1111",
+        "s": "runs/second-dddd4444",
+        "third": "third",
+    }.items():
+        assert name_run(given) == meant
+    assert "first: runs/first-bbbb2222, the last trained of 2 runs of this name\n" in capsys.readouterr().err
+    with pytest.raises(InputError, match=r"fir is the beginning of runs/first-aaaa1111, .*: name one"):
+        name_run("fir")
 
 
 def test_a_start_that_did_nothing_leaves_nothing_but_what_was_there(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """What a user did or gave that cannot work. The command line prints it as one line and exits with code 2, or with
 `EXIT_BUSY` where nothing is wrong and the same command may succeed later."""
 
+import signal
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,8 +24,16 @@ class BusyError(InputError):
     """Another process is at this very work: wait for it, or leave it to it."""
 
 
+STOPPED = "stopped; run the same command to go on"
+
+
 class StoppedError(Exception):
-    """The work was asked to stop (SIGTERM or Ctrl-C) and has saved its state; the same command goes on."""
+    """The work was asked to stop and has saved its state; the same command goes on."""
+
+    def __init__(self, told: str = STOPPED, signum: int = signal.SIGTERM) -> None:
+        super().__init__(told)
+        self.exit_code = 128 + signum
+        """As shells count: 130 after Ctrl-C, 143 after SIGTERM."""
 
 
 def is_raised_here(error: BaseException) -> bool:

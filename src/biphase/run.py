@@ -4,6 +4,7 @@ runs/NAME-HASH8/  config.yaml  environment.json  metrics.jsonl  done.json
                   steps/STEP/{model/, optimizer.safetensors, manifest.json}
 """
 
+import glob
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -14,6 +15,7 @@ from typing import Any
 import yaml
 
 from biphase.config import load_config
+from biphase.console import err
 from biphase.errors import InputError
 from biphase.files import locked, read_json_as, reading, remove_folder, sweep_parts, write_json, write_text
 from biphase.recipe import Recipe
@@ -130,6 +132,29 @@ def split_reference(reference: str) -> tuple[str, str]:
     """`RUN@STEP` → (RUN, STEP), `RUN` → (RUN, ""); folders above the run may have an @ in their names."""
     path, at, step = reference.rpartition("@")
     return (path, step) if at and "/" not in step else (reference, "")
+
+
+def name_run(reference: str) -> str:
+    """The `RUN[@STEP]` that a name or the beginning of a folder's name stands for: `first` → `runs/first-c8c132fd`, of
+    several runs of one name the last that was trained. The folder of a run stands for itself.
+
+    Raises `InputError` where runs of several names begin so.
+    """
+    path, at = split_reference(reference)
+    folder = Path(path)
+    if folder.exists():
+        return reference
+    runs = Path("runs") if folder == Path(folder.name) else folder.parent
+    began = [Run(place) for place in runs.glob(f"{glob.escape(folder.name)}*") if whole_steps(Run(place))]
+    named = [run for run in began if run.path.name.rpartition("-")[0] == folder.name] or began
+    if len({run.path.name.rpartition("-")[0] for run in named}) > 1:
+        raise InputError(f"{path} is the beginning of {', '.join(sorted(str(run.path) for run in named))}: name one")
+    if not named:
+        return reference
+    last = max(named, key=lambda run: run.metrics.stat().st_mtime if run.metrics.exists() else 0.0)
+    others = f", the last trained of {len(named)} runs of this name" if len(named) > 1 else ""
+    err.print(f"{path}: {last.path}{others}")
+    return f"{last.path}@{at}" if at else str(last.path)
 
 
 def find_checkpoint(reference: str) -> Path:

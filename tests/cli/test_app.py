@@ -173,6 +173,7 @@ def test_wrong_usage_is_exit_code_two(run_main: Any) -> None:
             143,
             "biphase: stopped at step 5 of 20",
         ),
+        (StoppedError(signum=signal.SIGINT), 130, "biphase: stopped; run the same command to go on"),
         (MemoryError("Unable to allocate 7 PiB"), 2, "biphase: no memory is left (Unable to allocate 7 PiB): end what"),
     ],
 )
@@ -227,7 +228,7 @@ def test_ctrl_c(run_main: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     def interrupted(folder: Path) -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
-    line = "biphase: interrupted; what was finished is kept, rerun to go on\n"
+    line = "biphase: stopped; run the same command to go on\n"
     monkeypatch.setattr(demo, "run_demo", interrupted)
     assert run_main("demo", tmp_path) == (130, "", line)
     lines = ["import os, signal, time", "try:", " os.kill(os.getpid(), signal.SIGINT)", " time.sleep(60)"]

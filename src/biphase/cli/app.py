@@ -23,7 +23,7 @@ from biphase.cli.networks import networks_app
 from biphase.cli.study import AddressOption, EngineOption, FormatOption, study_app
 from biphase.console import FirstLine, describe_copies, err, is_one_of_several, launched_as, out, silence, take_turn
 from biphase.corpus.text import TxtDocuments
-from biphase.errors import EXIT_BUSY, BusyError, InputError, StoppedError, clipped, memory_told
+from biphase.errors import EXIT_BUSY, STOPPED, BusyError, InputError, StoppedError, clipped, memory_told
 from biphase.machine import prepare_process
 from biphase.verbs import records, text
 
@@ -53,7 +53,7 @@ class Verbs(TyperGroup):
         except EOFError as error:
             raise AssertionError("a file ended early where nobody was ready for it") from error
         except KeyboardInterrupt:
-            complain(INTERRUPTED, EXIT_INTERRUPTED)
+            raise StoppedError(signum=signal.SIGINT) from None
 
 
 app = typer.Typer(
@@ -91,10 +91,6 @@ TxtDocumentsOption = Annotated[
     typer.Option(metavar="UNIT", help="What a document is in .txt and .md files: file, paragraphs or lines."),
 ]
 
-EXIT_INTERRUPTED, EXIT_STOPPED = 130, 143
-"""The exit codes of a command that Ctrl-C ended, and of one that has saved its state since SIGTERM asked it to end: 128
-and the number of the signal, as shells count."""
-
 MOST_CHARACTERS = 2000
 """The longest line of a complaint: what it quotes may be a file without line ends."""
 
@@ -104,8 +100,6 @@ PARAMETERS = {
     "data": "--data-dir",
 }
 """What verbs name as `parameter` in an error, and the option that it is here."""
-
-INTERRUPTED = "interrupted; what was finished is kept, rerun to go on"
 
 
 def show_version(wanted: bool) -> None:
@@ -256,7 +250,7 @@ def doctor_command(
 
 def main() -> Any:
     """The `biphase` command. Exit code 2 and one line for what the user can mend, 75 while another process is at the
-    same work, 143 after a saved stop, 130 after Ctrl-C; 1 and a traceback for what is a mistake of ours."""
+    same work, 130 after Ctrl-C, 143 after SIGTERM; 1 and a traceback for what is a mistake of ours."""
     prepare_process()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper) and not stream.encoding.lower().startswith("utf"):
@@ -275,7 +269,7 @@ def main() -> Any:
     except InputError as error:
         complain(str(error))
     except StoppedError as error:
-        complain(str(error), EXIT_STOPPED)
+        complain(str(error), error.exit_code)
     except (OSError, RuntimeError) as error:
         complain(explain_system_error(error))
 
@@ -308,7 +302,7 @@ def explain_system_error(error: OSError | RuntimeError) -> str:
 
 
 def complain(line: str, code: int = 2) -> None:
-    take_turn(is_shared=code == EXIT_STOPPED)
+    take_turn(is_shared=code > 128)
     told = re.sub(r"`(\w+)`", lambda found: PARAMETERS.get(found[1], found[0]), " ".join(line.split()))
     err.print(f"biphase: {clipped(told, MOST_CHARACTERS)}")
     sys.exit(code)
@@ -318,8 +312,8 @@ def interrupt(signum: int, frame: FrameType | None) -> None:
     """Ctrl-C. While a module is loaded, which takes seconds, the process ends here: loading PyTorch swallows errors."""
     while frame is not None:
         if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
-            os.write(2, f"biphase: {INTERRUPTED}\n".encode())
-            os._exit(EXIT_INTERRUPTED)
+            os.write(2, f"biphase: {STOPPED}\n".encode())
+            os._exit(128 + signum)
         frame = frame.f_back
     raise KeyboardInterrupt
 

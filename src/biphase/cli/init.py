@@ -17,7 +17,7 @@ from biphase.embedding.recipe import EmbeddingRecipe
 from biphase.encoder.presets import PRESETS
 from biphase.errors import InputError, nearest
 from biphase.recipe import Recipe
-from biphase.run import find_checkpoint, split_reference
+from biphase.run import find_checkpoint, name_run, split_reference
 from biphase.tasks.sources import name_data_dirs
 from biphase.tasks.spec import Task
 from biphase.trees import parse_yaml
@@ -172,6 +172,7 @@ def init_task_command(
 def init_origin(model: str, is_run: bool) -> dict[str, str]:
     """What a recipe's `init` says of a preset, a run, a folder or a hub id (`ID@REVISION`). Raises `InputError` for a
     run that is not there."""
+    model = name_run(model) if is_run else model
     path, at = split_reference(model)
     if is_run or at.isdecimal() or (Path(path) / "config.yaml").exists():
         find_checkpoint(model)

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from biphase.cli.study import Overrides
-from biphase.console import out
+from biphase.console import err, out
 from biphase.files import refuse_foreign
 from biphase.hub import fetch_model
 from biphase.verbs import embedding, networks
@@ -33,12 +33,15 @@ def pretrain_command(
 
     Several processes: `torchrun --nproc-per-node 8 -m biphase pretrain 210m compute.parallel=fsdp`
     """
-    networks.pretrain(recipe, overrides or (), runs=runs)
+    run = networks.pretrain(recipe, overrides or (), runs=runs)
+    err.print(f"next: biphase export {run} encoder")
 
 
 @networks_app.command("export")
 def export_command(
-    run: Annotated[str, typer.Argument(metavar="RUN[@STEP]", help="A run folder; its last step unless given.")],
+    run: Annotated[
+        str, typer.Argument(metavar="RUN[@STEP]", help="A run's folder or name; its last step unless given.")
+    ],
     folder: Annotated[Path, typer.Argument(help="The folder to write.")],
     merge: Annotated[
         float | None, typer.Option(help="Average with the decoder that it came from; this share is the decoder's.")
@@ -49,7 +52,7 @@ def export_command(
 ) -> None:
     """Write a checkpoint as a folder that transformers loads, with a model card.
 
-    Example: `biphase export runs/tiny-1a2b3c4d encoder`
+    Example: `biphase export tiny encoder`
 
     Example: `biphase export runs/adapt-1a2b3c4d encoder --merge 0.5`
     """

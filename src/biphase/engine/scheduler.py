@@ -165,7 +165,7 @@ def sigterm_stops() -> AbstractContextManager[None]:
 
     def stop(signum: int, _: Any) -> None:
         signal.signal(signum, signal.SIG_IGN)  # Slurm may say it twice
-        raise StoppedError("stopped; run the same command to go on")
+        raise StoppedError
 
     return handled(stop, signal.SIGTERM)
 

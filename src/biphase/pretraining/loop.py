@@ -127,7 +127,8 @@ def train_steps(job: Job, start: Start, stop: int, *, is_logged: bool) -> int:
             if saves:
                 save_state(job, state, done, mixture, tokens_seen)
             if is_stopping and done < stop:
-                raise StoppedError(f"stopped at step {done} of {stop}; run the same command to go on")
+                told = f"stopped at step {done} of {stop}; run the same command to go on"
+                raise StoppedError(told, *world.asked[:1])
             if validates or saves:
                 log.restart_clock()
     return tokens_seen

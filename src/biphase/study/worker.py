@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from biphase.console import duration, err
-from biphase.errors import EXIT_BUSY, BusyError, InputError, StoppedError
+from biphase.errors import EXIT_BUSY, STOPPED, BusyError, InputError, StoppedError
 from biphase.files import locked, read_json_as, write_json, write_text
 from biphase.machine import grace, stop_signals
 from biphase.recipe import Recipe
@@ -154,7 +154,7 @@ def train_by_torchrun(recipe: Recipe, folder: StudyFolder, processes: int) -> Pa
     told = next((line for line in reversed(lines) if line.startswith("biphase: ")), (lines or [""])[-1])
     told = told.removeprefix("biphase: ")
     if asked or code == 128 + signal.SIGTERM:
-        raise StoppedError(told or "stopped; run the same command to go on")
+        raise StoppedError(told or STOPPED, *asked[:1])
     if code == EXIT_BUSY:
         raise BusyError(told)
     if code:

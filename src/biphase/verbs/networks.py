@@ -10,7 +10,7 @@ from biphase.encoder.presets import find_preset
 from biphase.files import read_json, refuse_filled
 from biphase.hub import fetch_model
 from biphase.recipe import Recipe
-from biphase.run import find_checkpoint
+from biphase.run import find_checkpoint, name_run
 from biphase.verbs.memory import Changes, by_commas, read_settings
 
 if TYPE_CHECKING:
@@ -56,19 +56,21 @@ def export(
     """Write a checkpoint as a folder that transformers loads, with a model card; returns the folder.
 
     Args:
-        run: a run folder, or `RUN@STEP`; its last step unless given.
+        run: a run folder, or `RUN@STEP`; its last step unless given. A run's name, or the beginning of its folder's
+            name in `runs`, does too: of several runs of one name it is the last that was trained.
         merge: average with the decoder that it came from; this share is the decoder's.
         to_hub: `push` the folder to this repository, with license and language.
     """
     from biphase.export.push import check_repository
 
     refuse_filled(Path(folder))
-    find_checkpoint(str(run))
+    run = name_run(str(run))
+    find_checkpoint(run)
     if to_hub is not None:
         check_repository(to_hub)
     from biphase.export.model import export_checkpoint
 
-    console.print(export_checkpoint(str(run), Path(folder), merge))
+    console.print(export_checkpoint(run, Path(folder), merge))
     if to_hub is not None:
         push(folder, to_hub, license=license, language=language)
     return Path(folder)
