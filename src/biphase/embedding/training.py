@@ -186,8 +186,8 @@ def train_stage(
         callback.close()
     step, steps = trainer.state.global_step, trainer.state.max_steps
     if callback.asked and step < steps:
-        told = f"stage {stage.name}: stopped at step {step} of {steps}; run the same command to go on"
-        raise StoppedError(told, callback.asked[0])
+        line = f"stage {stage.name}: stopped at step {step} of {steps}; run the same command to go on"
+        raise StoppedError(line, callback.asked[0])
     trainer.accelerator.unwrap_model(model, keep_fp32_wrapper=False)  # else it would go on in bf16 where it trained so
     if not all(torch.isfinite(weight).all() for weight in model.parameters()):
         shutil.rmtree(folder)  # else the same command would go on from there
