@@ -14,14 +14,14 @@ from biphase.encoder.presets import shape_of
 from biphase.errors import InputError
 from biphase.flops import SHAPE_KEYS, Shape
 from biphase.recipe import Data
-from biphase.study import assumptions, task_sizes
+from biphase.study import assumptions
 from biphase.study.cost import cell_cost, estimate, moment_bytes
 from biphase.study.devices import find_machine, study_machine
 from biphase.study.plan import Plan, StudyCell, plan_study
 from biphase.study.sizes import find_lengths, measure_sizes, model_shape
 from biphase.study.spec import Planning, StartingModel, Study, finetune_config, load_study
-from biphase.study.task_sizes import TYPICAL_SIZES, SizedTask, find_size
-from biphase.tasks.spec import Task, find_task, task_table
+from biphase.study.task_sizes import TYPICAL_SIZES, find_size
+from biphase.tasks.spec import task_table
 
 STUDIES = BUNDLED / "studies"
 
@@ -210,7 +210,7 @@ def test_every_task_has_a_size(paper: Plan) -> None:
 
 
 def cost_of(shape: Shape, cell: StudyCell, context: int) -> tuple[int, float, float]:
-    tasks = {name: find_size(find_task(name), None) for name in (cell.task, *cell.evaluates)}
+    tasks = {name: find_size(name) for name in (cell.task, *cell.evaluates)}
     return cell_cost(shape, cell, context, tasks)
 
 
@@ -307,71 +307,11 @@ def test_a_plan_for_a_cpu_says_what_memory_it_needs(here: int, is_told: bool, mo
     assert all(("more than the 1.0 GiB of this machine" in line) == is_told for line in lines)
 
 
-def write_rows(path: Path, number: int) -> None:
-    path.write_text("".join(f'{{"text": "{"nice " * 10}", "more": 7, "label": "b"}}\n' for _ in range(number)))
-
-
-def test_a_task_of_ones_own_is_counted_in_its_data(tmp_path: Path) -> None:
-    """60 rows of 51 bytes, of which 10 % are the test's and 5 % of the rest validate. Without a folder its size is a
-    guess, and said to be one."""
+def test_a_task_of_ones_own_is_as_large_as_is_typical(tmp_path: Path) -> None:
+    """Its data is not read for an estimate, which says so."""
     task = tmp_path / "mine.yaml"
     shape = "classes: [a, b], template: '{text}', metric: accuracy"
     task.write_text(f"{{name: mine, family: sequence_classification, {shape}, files: [{{train: t.jsonl}}]}}")
-    write_rows(tmp_path / "t.jsonl", 60)
-    sized = find_size(find_task(str(task)), str(tmp_path))
-    assert (sized.origin, sized.size.train_examples, sized.size.example_tokens) == ("counted", 51, 13)
-    assert sized.size.evaluated_tokens == pytest.approx(60 * 51 / 4 * (1 - 0.9 * 0.95), abs=1)
-    assert find_size(find_task(str(task)), None) == SizedTask(TYPICAL_SIZES["sequence_classification"], "guessed")
-    study, told = (f"evaluation.tasks=[genre, '{task}']", "evaluation.per_task={}"), []
-    for words in ([], [f"evaluation.data_dirs={{mine: {tmp_path}}}"]):
-        plan = plan_study(load_study(STUDIES / "mini.yaml", [*study, *words]))
-        told.append(next(line for line in estimate(plan).assumptions if line.startswith("fine-tuning")))
-    assert "a guess at the sizes of mine" in told[0] and "counted in the data of mine" in told[1]
-
-
-@pytest.mark.parametrize("kind", ["jsonl", "csv", "jsonl.gz", "parquet", "saved", "json"])
-def test_the_first_rows_of_many_tell_of_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    """In any form, compressed or not: of 60 rows, 20 are looked at. Texts that cannot be compressed to nothing."""
-    import datasets
-
-    random = np.random.default_rng(0)
-    rows = datasets.Dataset.from_list([{"text": random.bytes(150_000).hex(), "label": "b"} for _ in range(60)])
-    file = tmp_path / f"t.{kind}"
-    match kind:
-        case "csv":
-            rows.to_csv(file)
-        case "parquet":
-            rows.to_parquet(file)
-        case "saved":
-            rows.save_to_disk(file)
-        case "json":
-            file.write_text(json.dumps(rows.to_list()))
-        case _:
-            rows.to_json(file, compression="gzip" if kind.endswith("gz") else None)
-    shape = {"classes": ["a", "b"], "template": "{text}", "metric": "accuracy", "files": [{"train": file.name}]}
-    task = Task(name="mine", family="sequence_classification", **shape)
-    monkeypatch.setattr(task_sizes, "MOST_COUNTED", 20)
-    size = find_size(task, str(tmp_path)).size
-    assert size.train_examples == pytest.approx(60 * 0.9 * 0.95, rel=0.15)
-    assert size.example_tokens == 75_000
-
-
-def test_a_task_without_rows_costs_nothing(tmp_path: Path) -> None:
-    """Fine-tuning says what is wrong with it; a plan has other tasks too."""
-    (tmp_path / "t.jsonl").touch()
-    task = tmp_path / "mine.yaml"
-    shape = "classes: [a, b], template: '{text}', metric: accuracy"
-    task.write_text(f"{{name: mine, family: sequence_classification, {shape}, files: [{{train: t.jsonl}}]}}")
-    changes = [f"evaluation.tasks=['{task}']", "evaluation.per_task={}", f"evaluation.data_dirs={{mine: {tmp_path}}}"]
-    plan = plan_study(load_study(STUDIES / "mini.yaml", changes))
-    assert estimate(plan, find_machine("CPU")).groups[-1].steps == 0
-
-
-def test_what_an_example_has_of_text_is_counted(tmp_path: Path) -> None:
-    """A field of an object; and the question of a choice once with each answer."""
-    row = {"meta": {"text": "x" * 79}, "asked": "x" * 39, "all": ["x" * 7, "x" * 7], "label": "a"}
-    (tmp_path / "t.jsonl").write_text(3 * (json.dumps(row) + "\n"))
-    common = {"name": "mine", "metric": "accuracy", "classes": ["a", "b"], "files": [{"train": "t.jsonl"}]}
-    nested = Task(**common, family="sequence_classification", template="{meta.text}")
-    choosing = Task(**common, family="multiple_choice", template="{asked} {choice}", choices=["all"])
-    assert [find_size(task, str(tmp_path)).size.example_tokens for task in (nested, choosing)] == [20, 24]
+    study = load_study(STUDIES / "mini.yaml", [f"evaluation.tasks=[genre, '{task}']", "evaluation.per_task={}"])
+    told = [line for line in estimate(plan_study(study)).assumptions if line.startswith("fine-tuning")]
+    assert "published data of genre; typical sizes, guessed, of mine" in told[0]

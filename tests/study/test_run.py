@@ -625,7 +625,7 @@ def test_a_task_of_ones_own(plan: Plan, finished: StudyFolder, words_dir: Path, 
     unknown = changed(plan, f"evaluation.tasks=['{own}']", "evaluation.data_dirs={}")
     told = status(unknown, place, read_state(unknown, place))
     assert [line.name for line in told["lines"]] == ["train", "places"], "not its path"
-    assert told["notes"] == ["how long places takes is a guess: its data is not at hand to be counted"]
+    assert told["notes"] == ["how long places takes is a guess until its first cell is done"]
     for given in (str(own), "places"):
         words = [f"evaluation.tasks=['{own}']", f"evaluation.data_dirs={{'{given}': '{words_dir}'}}"]
         asked = changed(plan, *words, "evaluation.learning_rates=[1e-3]", "evaluation.seeds=1")

@@ -12,13 +12,10 @@ from biphase.report.formats import show_estimate, show_list
 from biphase.study.devices import Machine
 from biphase.study.plan import Plan, count_embedded
 from biphase.study.sizes import Sizes
-from biphase.study.task_sizes import SizedTask
-from biphase.tasks.spec import find_task
+from biphase.tasks.spec import TaskSize, find_task
 
 
-def list_assumptions(
-    plan: Plan, sizes: Sizes, tasks: Mapping[str, SizedTask], machine: Machine | None
-) -> Iterator[str]:
+def list_assumptions(plan: Plan, sizes: Sizes, tasks: Mapping[str, TaskSize], machine: Machine | None) -> Iterator[str]:
     for text in dict.fromkeys(sizes.texts.values()):
         yield f"samples of {text.mean_tokens:,.0f} tokens, a token meets {text.mean_keys:,.0f} ({text.source})"
     if machine:
@@ -32,18 +29,16 @@ def list_assumptions(
     yield from dict.fromkeys(list_memory(plan, sizes, machine))
 
 
-def tell_sizes(tasks: Mapping[str, SizedTask]) -> str:
-    """Where the sizes of tasks are from: `sizes of a as counted in their data, of b guessed by what is typical`."""
-    says = {
-        "published": "rounded sizes of the tasks' published data",
-        "counted": "sizes as counted in the data of {}",
-        "guessed": "a guess at the sizes of {}, of which evaluation.data_dirs names no folder with data",
-    }
-    told = []
-    for origin, words in says.items():
-        if names := [find_task(name).name for name, sized in tasks.items() if sized.origin == origin]:
-            told.append(words.format(show_list(names)))
-    return "; ".join(told) or "the sizes of typical data"
+def tell_sizes(tasks: Mapping[str, TaskSize]) -> str:
+    """Which tasks say how large they are."""
+    told = {find_task(name).name: find_task(name).size is not None for name in tasks}
+    says = {True: "rounded sizes of the published data of {}", False: "typical sizes, guessed, of {}"}
+    lines = (
+        words.format(show_list([name for name in told if told[name] is has_size]))
+        for has_size, words in says.items()
+        if has_size in told.values()
+    )
+    return "; ".join(lines) or "the sizes of typical data"
 
 
 def list_memory(plan: Plan, sizes: Sizes, machine: Machine | None) -> Iterator[str]:

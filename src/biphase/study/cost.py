@@ -17,8 +17,8 @@ from biphase.study.devices import Machine
 from biphase.study.plan import Plan, StudyCell, count_embedded
 from biphase.study.sizes import Sizes, measure_sizes
 from biphase.study.spec import EMBED, Published
-from biphase.study.task_sizes import TYPICAL_SIZES, SizedTask, find_sizes
-from biphase.tasks.spec import find_task
+from biphase.study.task_sizes import TYPICAL_SIZES, find_sizes
+from biphase.tasks.spec import TaskSize, find_task
 
 BYTES_PER_WEIGHT = 4
 """Checkpoints hold weights and moments in fp32."""
@@ -109,7 +109,7 @@ def group_cost(plan: Plan, group: str, sizes: Sizes, machine: Machine | None, pu
     return GroupCost(group, len(arms), steps_alone, steps, tokens, float(flops), hours, published)
 
 
-def cell_costs(plan: Plan, sizes: Sizes | None, tasks: Mapping[str, SizedTask]) -> Iterator[tuple[int, float, float]]:
+def cell_costs(plan: Plan, sizes: Sizes | None, tasks: Mapping[str, TaskSize]) -> Iterator[tuple[int, float, float]]:
     """Updates, tokens and FLOPs of every cell, in the order of the plan; no FLOPs without sizes of the networks."""
     runs = {model.name: plan.runs[model.run] for model in plan.models}
     # Cells that differ in rate and seed alone cost the same: of the paper's 15,000, a few dozen differ.
@@ -129,7 +129,7 @@ def cell_cost(
     shape: Shape | None,
     cell: StudyCell,
     context: int,
-    tasks: Mapping[str, SizedTask],
+    tasks: Mapping[str, TaskSize],
     embedded: tuple[int, float] | None = None,
 ) -> tuple[int, float, float]:
     """Updates, tokens trained on, and FLOPs of one cell, evaluation included; `embedded` is as `count_embedded` has it.
@@ -143,7 +143,7 @@ def cell_cost(
         tokens = float(pairs * size.example_tokens)
         each = shape.flops.token(keys=size.example_tokens, targets=0) if shape else 0.0
         return steps, tokens, each * (4 * tokens + len(cell.evaluates) * size.evaluated_tokens) / 3
-    trained, size = find_task(cell.task), tasks[cell.task].size
+    trained, size = find_task(cell.task), tasks[cell.task]
     examples = min(size.train_examples, config.max_train_examples or size.train_examples)
     if config.shots is not None:
         has_strata = trained.family == "sequence_classification" and trained.problem_type is None
@@ -154,7 +154,7 @@ def cell_cost(
     tokens = steps * examples / max(epoch_steps, 1) * min(size.example_tokens, context, config.max_length)
     evaluated, limit = 0.0, 2 * config.max_eval_examples if config.max_eval_examples else math.inf
     for test in cell.evaluates:
-        own = tasks[test].size
+        own = tasks[test]
         # Few queries of a retrieval leave all its documents to be encoded.
         few = math.inf if find_task(test).family == "retrieval" else limit * own.example_tokens
         evaluated += min(few, own.evaluated_tokens)

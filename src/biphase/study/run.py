@@ -183,12 +183,11 @@ def status(plan: Plan, folder: StudyFolder, state: StudyState) -> dict[str, Any]
 
 
 def list_guesses(plan: Plan, lines: Sequence[StatusLine]) -> list[str]:
-    """What is not known of the times in `lines`: how long a task takes whose size is guessed, until a cell says it."""
+    """What is not known of the times in `lines`: how long a task takes whose size is typical, until a cell says it."""
     begun = {line.name for line in lines if line.done}
-    tasks = find_sizes(plan.study.evaluation)
-    guessed = {cell.task for cell in plan.cells if cell.task in tasks and tasks[cell.task].origin == "guessed"}
-    lacking = sorted({scored_as(task) for task in guessed} - begun)
-    return [f"how long {name} takes is a guess: its data is not at hand to be counted" for name in lacking]
+    tasks = {cell.task for cell in plan.cells if not cell.task.startswith(EMBED)}
+    lacking = sorted({scored_as(task) for task in tasks if find_task(task).size is None} - begun)
+    return [f"how long {name} takes is a guess until its first cell is done" for name in lacking]
 
 
 def seed_progress(plan: Plan, state: StudyState) -> list[str]:
