@@ -2,6 +2,8 @@
 
 import itertools
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -71,6 +73,18 @@ def drawn(study: ResultSet, tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert [name for name, _, _ in made] == [*FIGURES]
     assert all(caption.endswith(".") for _, _, caption in made)
     return folder
+
+
+def test_no_process_that_draws_outlives_the_report() -> None:
+    code = """
+import os
+from biphase.report.figures import figure_pool
+pool = figure_pool()
+print(pool.submit(os.getpid).result(), flush=True)
+os.kill(os.getpid(), 9)
+"""
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == -9 and done.stdout.strip(), "its pipe is closed when the last process has ended"
 
 
 def draw(panel: Panel) -> Any:

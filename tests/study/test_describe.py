@@ -3,6 +3,7 @@
 import json
 import re
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -107,11 +108,16 @@ def test_lanes_stand_under_their_parents(plan: Plan) -> None:
 
 
 def test_the_picture_is_the_same_every_time(plan: Plan, tmp_path: Path) -> None:
+    """Whatever the title is: to nobody's eyes is it mathematics, and a control character is written out."""
+    title = "Is $x^$ worth a \x07 bell?"
+    study = parse_config(Study, plan.study.model_dump() | {"title": title}, origin="study")
+    plan = replace(plan, study=study)
     for name in ("a.svg", "b.svg"):
         draw_plan(plan, tmp_path / name)
     first = (tmp_path / "a.svg").read_bytes()
     assert first == (tmp_path / "b.svg").read_bytes()
-    assert ElementTree.fromstring(first).tag.endswith("svg")
+    root = ElementTree.fromstring(first)
+    assert root.tag.endswith("svg") and "Is $x^$ worth a \\x07 bell?" in "".join(root.itertext())
     with pytest.raises(InputError, match=r"a picture ends in \.svg, \.png, \.pdf"):
         draw_plan(plan, tmp_path / "a.gif")
 

@@ -5,12 +5,8 @@ import os
 import re
 import shutil
 import signal
-import threading
 import time
 from dataclasses import replace
-from functools import partial
-from http.client import HTTPConnection
-from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +46,6 @@ from biphase.study.run import (
 )
 from biphase.study.sizes import measure_sizes
 from biphase.study.spec import Study
-from biphase.study.watch import Handler, LivePage, stamp_study
 
 HERE = Engine(workers=0)
 NOUNS = ["dog", "cat", "boy", "girl", "tree", "house", "river", "train"]
@@ -202,48 +197,6 @@ def test_report(plan: Plan, finished: StudyFolder, tmp_path: Path) -> None:
     cells = (tmp_path / "report" / "scores.csv").read_text().splitlines()
     assert len(cells) == 1 + 20 and "test paper_f1" in cells[0]
     assert report_study(plan, finished, tmp_path / "report", []) == (page, ())
-
-
-def test_a_page_follows_a_study(plan: Plan, finished: StudyFolder, tmp_path: Path, monkeypatch: Any) -> None:
-    """Before a score: status and curves of what runs. After: the report with them. It is made anew when something has
-    changed, loads nothing from elsewhere, answers this machine's own names alone, and leaves the folder as it is."""
-    place = StudyFolder(tmp_path / "study")
-    [log] = finished.runs.glob("tiny-clm-12-????????/metrics.jsonl")
-    begun = place.runs / log.parent.name
-    begun.mkdir(parents=True)
-    for name in ("config.yaml", "metrics.jsonl"):
-        shutil.copy(log.parent / name, begun)
-    page = LivePage(plan, place, tmp_path / "page")
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, page)) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-
-        def get(path: str, host: str = "localhost") -> tuple[int, str]:
-            connection = HTTPConnection("127.0.0.1", server.server_address[1])
-            connection.request("GET", path, headers={"Host": host})
-            answer = connection.getresponse()
-            return answer.status, answer.read().decode("utf-8")
-
-        before = get("/")[1]
-        assert "How far it is" in before and "<svg" in before and "Does anything work?" in before
-        assert get("/version") == (200, "1")
-        (place.path / "failed").mkdir()
-        unit = train_name(next(iter(plan.runs)))
-        failure = {"unit": unit, "reason": "no <b>", "traceback": ""}
-        (place.path / "failed" / "a.json").write_text(json.dumps(failure))
-        monkeypatch.setattr(page, "rests_until", 0.0)
-        assert get("/version") == (200, "2")
-        assert f"Failed: {unit}: no &lt;b&gt;" in get("/")[1]
-        page.place, kept = finished, stamp_study(finished)
-        monkeypatch.setattr(page, "rests_until", 0.0)
-        after = get("/")[1]
-        assert stamp_study(finished) == kept and get("/version") == (200, "3")
-        assert after.count("<main>") == 1 and "How far it is" in after and 'id="tables"' in after
-        assert get("/figures/overview.svg")[0] == 200 and get("/../live.html")[0] == 404
-        assert get("/", host="elsewhere.example")[0] == 403
-        for html in (before, after):
-            assert "connect-src 'self'" in html
-            assert not re.findall(r"""(?:src|href|url)\s*[=(]\s*["']?(?:https?:)?//""", html)
-        server.shutdown()
 
 
 def test_a_study_is_evidence_for_advice(plan: Plan, finished: StudyFolder, tmp_path: Path) -> None:

@@ -135,15 +135,6 @@ def study_report_command(
     studies.study(study, overrides or (), folder).report(report)
 
 
-@study_app.command("watch")
-def study_watch_command(study: StudyArgument, overrides: Overrides = None, folder: StudyFolderOption = None) -> None:
-    """A page for the browser of this machine that follows a study: how far it is, curves, the report so far.
-
-    Example: `biphase study watch mini`
-    """
-    studies.study(study, overrides or (), folder).watch()
-
-
 @study_app.command("advise")
 def study_advise_command(
     text: Annotated[

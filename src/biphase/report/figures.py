@@ -5,6 +5,7 @@ Panels become lines through means, bars of differences and points of spreads, al
 
 import math
 import multiprocessing
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from biphase.machine import num_cores
+from biphase.machine import end_with_parent, grace, num_cores
 from biphase.report import panels
 from biphase.report.results import ResultSet
 from biphase.style import INK, PLOT_STYLE, SERIES, plot_losses
@@ -110,10 +111,12 @@ def figure_pool() -> Executor:
     if sys.platform != "linux" or threading.active_count() > 1:
         return ThreadPoolExecutor(1)
     fork = multiprocessing.get_context("fork")
-    return ProcessPoolExecutor(min(num_cores(), len(FIGURES)), fork, load_matplotlib)
+    return ProcessPoolExecutor(min(num_cores(), len(FIGURES)), fork, begin_drawing, (os.getpid(),))
 
 
-def load_matplotlib() -> None:
+def begin_drawing(parent: int) -> None:
+    """A copy of the process `parent` loads matplotlib, and ends when `parent` does."""
+    threading.Thread(target=end_with_parent, args=(parent, grace()), daemon=True).start()
     import matplotlib.backends.backend_pdf
     import matplotlib.backends.backend_svg  # noqa: F401
 

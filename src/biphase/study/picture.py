@@ -31,9 +31,8 @@ def draw_plan(plan: Plan, path: Path) -> None:
     plan = plan.of_first_seed
     if path.suffix not in PICTURE_FORMATS:
         raise InputError(f"{path}: a picture ends in {', '.join(PICTURE_FORMATS)}")
-    with matplotlib.rc_context(
-        {"svg.hashsalt": "biphase", "svg.fonttype": "none", "font.size": 9, "hatch.linewidth": 0.5}
-    ):
+    settings: Any = {"svg.hashsalt": "biphase", "svg.fonttype": "none", "font.size": 9, "hatch.linewidth": 0.5}
+    with matplotlib.rc_context(settings | {"text.parse_math": False}):
         figure = Figure(figsize=(10, 1.3 + LANE_INCHES * len(plan.runs)), layout="constrained")
         axes = figure.subplots()
         plot_runs(plan, axes)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from biphase.config import (
     MOST_REPEATS,
@@ -20,6 +20,7 @@ from biphase.config import (
     parse_config,
     read_yaml,
 )
+from biphase.console import printable
 from biphase.embedding.recipe import EmbeddingRecipe, JudgedPaths, set_name
 from biphase.errors import InputError, nearest
 from biphase.files import content_hash
@@ -49,6 +50,10 @@ def read_seeds(value: Any) -> Any:
 
 Seeds = Annotated[tuple[Count, ...], BeforeValidator(read_seeds), Field(min_length=1)]
 """A list, or how many: 5 means 0 to 4."""
+
+
+Line = Annotated[str, AfterValidator(printable)]
+"""A text for people: no page and no picture can hold a control character, which is written out."""
 
 
 class PretrainingSeeds(Strict):
@@ -83,7 +88,7 @@ class StartingModel(Strict):
 class ArmGroup(Strict):
     """Every combination of models (or parents), curricula and budgets."""
 
-    group: str
+    group: Line
     """What the plan's table calls these arms."""
     name: str = ""
     """A template of {model} or {parent}, {curriculum} and {budget}; `{model}-{curriculum}-{budget}` unless given."""
@@ -201,7 +206,7 @@ class Planning(Strict):
 class Published(Strict):
     """What a publication reports for a group of arms, or for `evaluation`, to stand beside the plan."""
 
-    group: str
+    group: Line
     steps: Count | None = None
     gpu_hours: Annotated[float, Field(ge=0)] | None = None
     note: str = ""
@@ -210,8 +215,8 @@ class Published(Strict):
 class Hypothesis(Strict):
     """What a study is expected to show, declared before it runs."""
 
-    name: str
-    says: str
+    name: Line
+    says: Line
     """In a sentence, for people."""
     holds: Annotated[
         tuple[str, ...],
@@ -225,8 +230,8 @@ class Study(Strict):
     """A study file as a whole."""
 
     name: Annotated[str, Field(pattern=NAME_PATTERN)]
-    title: str = ""
-    question: str = ""
+    title: Line = ""
+    question: Line = ""
     """What the study is to answer; the plan and the report begin with it."""
     recipe: dict[str, Any]
     """A recipe without name, init and curriculum: what all arms have in common."""

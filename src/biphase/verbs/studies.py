@@ -133,13 +133,6 @@ class OpenStudy:
 
         return pandas.DataFrame([vars(line) for line in self.progress()["lines"]])
 
-    def watch(self) -> None:
-        """A page on 127.0.0.1 that follows the study: how far it is, curves, the report so far. Ctrl-C ends it."""
-        from biphase.study.folder import StudyFolder
-        from biphase.study.watch import watch_study
-
-        watch_study(self.planned, StudyFolder(self.folder))
-
     def report(self, out: str | Path | None = None) -> Path:
         """Tables, figures, verdicts and one HTML page from what is finished so far; returns the page.
 
