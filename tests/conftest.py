@@ -15,6 +15,14 @@ import pytest
 DEVICE = os.environ.get("BIPHASE_TEST_DEVICE", "cpu")
 """Where tests compute that would on any device: `cuda` on a GPU, or a simulated one."""
 
+
+def flip_bit(path: Path) -> None:
+    """Change one bit in the middle of a file; a second time, it is as it was."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
 PROSE = Path(__file__).parent / "data" / "land_of_oz.txt"
 
 

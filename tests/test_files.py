@@ -19,6 +19,7 @@ from biphase.files import (
     file_hash,
     is_locked,
     locked,
+    make_once,
     own_folder,
     read_json,
     read_json_as,
@@ -256,3 +257,18 @@ def test_files_of_a_folder_follow_the_umask(tmp_path: Path) -> None:
     finally:
         os.umask(before)
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "model").iterdir()} == {0o640}
+
+
+def test_what_is_made_once_is_as_it_was_or_refused(tmp_path: Path) -> None:
+    path, made = tmp_path / "file", list[Path]()
+
+    def make(part: Path) -> None:
+        made.append(part)
+        part.write_text("texts")
+
+    for _ in range(2):
+        make_once(path, make)
+    assert path.read_text() == "texts" and len(made) == 1
+    path.write_text("other")
+    with pytest.raises(InputError, match=f"{path} is damaged .*delete it and rerun"):
+        make_once(path, make)

@@ -7,8 +7,9 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
@@ -215,8 +216,45 @@ def own_folder(path: Path, kind: str) -> Iterator[Path]:
     refuse_foreign(path, kind)
     with whole_folder(path) as part:
         yield part
-        written = {str(file.relative_to(part)): file_hash(file) for file in files_below(part)}
-        write_json(part / MARK, {"biphase": kind, "files": written})
+        write_mark(part, kind)
+
+
+def write_mark(folder: Path, kind: str) -> None:
+    """Write down what a folder is and the hash of each file in it."""
+    written = {str(file.relative_to(folder)): file_hash(file) for file in files_below(folder)}
+    write_json(folder / MARK, {"biphase": kind, "files": written})
+
+
+def refuse_damaged(folder: Path, remedy: str) -> None:
+    """Raise `InputError` where a file of a folder is not as its mark says, but for the card, which people edit. Folders
+    of earlier versions have no mark, and are taken as they are."""
+    if not (folder / MARK).exists():
+        return
+    mark = read_json_as(folder / MARK, dict[str, Any], remedy)
+    for name, digest in validate_record(folder / MARK, mark.get("files"), dict[str, str], remedy).items():
+        file = folder / name
+        if name == "README.md":
+            continue
+        if not file.is_file() or hash_stamped(file, file.stat().st_size, file.stat().st_mtime_ns) != digest:
+            raise InputError(f"{file} is damaged (it is not what was written, by {MARK} beside it); {remedy}")
+
+
+@lru_cache(maxsize=4096)
+def hash_stamped(path: Path, _size: int, _mtime_ns: int) -> str:
+    """The hash of a file, once for each size and time of change."""
+    return file_hash(path)
+
+
+def make_once(path: Path, make: Callable[[Path], None]) -> None:
+    """Have a file made, once. Raises `InputError` where one that was made before is not as it was, by its hash."""
+    note = path.with_name(f".{path.name}.sha256")
+    if not path.exists():
+        part = path.with_name(f".{path.name}.part")
+        make(part)
+        write_json(note, file_hash(part))
+        part.rename(path)
+    elif note.exists() and read_json(note) != file_hash(path):
+        raise InputError(f"{path} is damaged (it is not what was written, by its hash); {ANEW}")
 
 
 def refuse_filled(folder: Path, option: str = "") -> None:

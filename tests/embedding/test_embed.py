@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -38,7 +37,7 @@ from biphase.embedding.recipe import EmbeddingRecipe, HardNegatives, PairSource
 from biphase.embedding.teacher import load_teacher, teach_once
 from biphase.errors import InputError, StoppedError
 
-from ..conftest import DEVICE
+from ..conftest import DEVICE, flip_bit
 
 Make = Callable[..., EmbeddingRecipe]
 
@@ -74,7 +73,11 @@ class KilledError(Exception):
 
 def kill_and_go_on(recipe: EmbeddingRecipe, runs: Path, whole: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Train up to the third step, then the rest, to the weights of what was trained `whole`; returns what is told."""
+    kill_at_third_step(recipe, runs, monkeypatch)
+    return go_on(recipe, runs, whole)
 
+
+def kill_at_third_step(recipe: EmbeddingRecipe, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def die(self: Any, args: Any, state: Any, *_: Any, **__: Any) -> None:
         if state.global_step == 3:
             raise KilledError
@@ -83,7 +86,6 @@ def kill_and_go_on(recipe: EmbeddingRecipe, runs: Path, whole: Path, monkeypatch
         patch.setattr(training.StageCallback, "on_step_begin", die, raising=False)
         with pytest.raises(KilledError):
             train_embedder(recipe, runs)
-    return go_on(recipe, runs, whole)
 
 
 def go_on(recipe: EmbeddingRecipe, runs: Path, whole: Path) -> dict[str, Any]:
@@ -249,8 +251,8 @@ def test_negatives_are_those_of_sentence_transformers_miner(
     table, model = Dataset.from_list(rows), load_embedder(str(encoder_folder))
     settings = HardNegatives(**wanted)
     negatives = mining.mine_negatives(table, model, settings, "mine", tmp_path / "rows.npy")
-    number = mining.write_mined(table, negatives, settings.number, tmp_path / "mined.parquet")
-    ours = [tuple(row.values()) for row in pq.read_table(tmp_path / "mined.parquet").to_pylist()]
+    number = mining.write_mined(table, negatives, settings.number, tmp_path / "mined.arrow")
+    ours = [tuple(row.values()) for row in Dataset.from_file(str(tmp_path / "mined.arrow"))]
     theirs = mine_hard_negatives(
         table,
         model,
@@ -278,11 +280,26 @@ def test_stages_follow_each_other_and_mine_negatives(
     out, facts = train_embedder(make(stages, "merge=0.5"), tmp_path / "runs")
     assert [stage["steps"] for stage in facts["stages"]] == [2, 2]
     folder = next((tmp_path / "runs").iterdir())
-    assert (folder / "stages" / "b" / "negatives-0.parquet").exists()
-    first = weights(out)
+    assert (folder / "stages" / "b" / "negatives-0.arrow").exists()
+    first, tokenizer = weights(out), (out / "tokenizer.json").read_bytes()
     monkeypatch.setattr("biphase.embedding.embed.run_stage", lambda *_, **__: pytest.fail("trained again"))
     again = weights(train_embedder(make(stages, "merge=0.5"), tmp_path / "runs")[0])
     assert all(torch.equal(first[name], again[name]) for name in first)
+    assert (out / "tokenizer.json").read_bytes() == tokenizer, "whether anything was encoded since"
+    flip_bit(folder / "stages" / "b" / "model" / "model.safetensors")
+    with pytest.raises(InputError, match=rf"model.safetensors is damaged .*delete {folder / 'stages' / 'b'} and rerun"):
+        train_embedder(make(stages, "merge=0.5"), tmp_path / "runs")
+
+
+def test_a_damaged_checkpoint_is_told_and_not_gone_on_from(make: Make, tmp_path: Path, monkeypatch: Any) -> None:
+    recipe = make()
+    kill_at_third_step(recipe, tmp_path / "runs", monkeypatch)
+    [last] = tmp_path.glob("runs/*/stages/pairs/trainer/checkpoint-2")
+    for name in ("model.safetensors", "optimizer.pt", "trainer_state.json"):
+        flip_bit(last / name)
+        with pytest.raises(InputError, match=rf"{name} is damaged .*delete {last} and rerun"):
+            train_embedder(recipe, tmp_path / "runs")
+        flip_bit(last / name)
 
 
 def test_a_program_s_texts_are_encoded(make: Make, encoder_folder: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("sentence_transformers")
@@ -18,7 +19,10 @@ from sentence_transformers.sentence_transformer.evaluation import (
 from biphase.embedding.evaluation import read_judged, score_bm25, score_embedder
 from biphase.embedding.folder import load_embedder
 from biphase.errors import InputError
+from biphase.files import MARK
 from biphase.verbs.embedding import run_zero_shot, search
+
+from ..conftest import flip_bit
 
 
 @pytest.fixture
@@ -121,7 +125,7 @@ def test_a_task_of_mteb_runs_from_a_folder(encoder_folder: Path, scored: Path, t
 
 
 def test_search_answers_and_knows_its_model(
-    encoder_folder: Path, beir: Path, documents: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    encoder_folder: Path, documents: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     pytest.importorskip("bm25s")
     text = tmp_path / "text"
@@ -148,7 +152,19 @@ def test_search_answers_and_knows_its_model(
     model.save_pretrained(str(other))
     with pytest.raises(InputError, match="rebuild it"):
         search(f"{text}.index", "who?", model=other)
+    for name in ("embeddings.npy", "passages.jsonl", "lines.npy"):
+        flip_bit(index / name)
+        with pytest.raises(InputError, match=rf"{name} is damaged .*delete the index and build it again"):
+            search(index, "who?")
+        flip_bit(index / name)
+    rows_ND = np.load(index / "embeddings.npy")
+    np.save(index / "embeddings.npy", 2 * rows_ND)
+    (index / MARK).unlink()  # as in indexes without hashes
+    with pytest.raises(InputError, match="cosines lie outside"):
+        search(index, "who?")
     (text / "0.txt").write_text("something else")
+    search(f"{text}.index", "who?")
+    assert f"{text} has changed since" in "".join(capsys.readouterr().err.split("\n"))
     with pytest.raises(InputError, match="another text"):
         search(text, "who?")
 
@@ -171,6 +187,7 @@ def test_passages_that_were_cut_in_another_way_are_refused(
     record = json.loads((index / "index.json").read_text())
     del record["cutting"]
     (index / "index.json").write_text(json.dumps(record))
+    (index / MARK).unlink()
     with pytest.raises(InputError, match="cut in another way"):
         search(index, "Tip")
 

@@ -14,17 +14,19 @@ import yaml
 import biphase
 from biphase.corpus.tokenizer import load_tokenizer
 from biphase.errors import InputError
+from biphase.files import MARK
 from biphase.finetuning.batches import CellContext
 from biphase.finetuning.config import FinetuneConfig, settle_config
 from biphase.finetuning.encoders import copy_backbone, load_encoder
 from biphase.finetuning.families import module_of
 from biphase.finetuning.fit import fit_cell
 from biphase.finetuning.keep import check_keepable, keep_network
+from biphase.finetuning.kept import RECORD, find_kept
 from biphase.tasks.examples import load_examples
 from biphase.tasks.sources import find_source
 from biphase.tasks.spec import Task, task_table
 
-from ..conftest import DEVICE
+from ..conftest import DEVICE, flip_bit
 from .conftest import make_cell
 
 
@@ -75,6 +77,25 @@ def test_a_pipeline_classifies_texts_as_scored(model_folder: Path, data_dirs: di
     )
     assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
     assert (tmp_path / "again" / "model.safetensors").read_bytes() == (kept / "model.safetensors").read_bytes()
+
+
+def test_a_kept_model_that_has_changed_does_not_predict(model_folder: Path, tmp_path: Path) -> None:
+    """Its card may. One without hashes, as of earlier versions, has the classes of its configuration at least."""
+    kept = keep_untrained(task_table()["snli"], model_folder, tmp_path / "kept")
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("{}")
+    (kept / "README.md").write_text("mine")
+    assert find_kept(str(kept), rows).record is not None
+    flip_bit(kept / "model.safetensors")
+    with pytest.raises(InputError, match=r"safetensors is damaged .*or delete .biphase.json where you changed it"):
+        find_kept(str(kept), rows)
+    (kept / MARK).unlink()
+    assert find_kept(str(kept), rows).record is not None
+    record = json.loads((kept / RECORD).read_text())
+    record["task"]["classes"].reverse()
+    (kept / RECORD).write_text(json.dumps(record))
+    with pytest.raises(InputError, match=r"names other classes than config.json"):
+        find_kept(str(kept), rows)
 
 
 @pytest.fixture

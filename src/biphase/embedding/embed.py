@@ -2,7 +2,7 @@
 
 runs/NAME-HASH8/  config.yaml  stages/NAME/{FILES}  done.json
 
-A stage's FILES: pairs.json, trainer/, negatives-N.parquet, taught-N.arrow, model/, done.json.
+A stage's FILES: pairs.json, trainer/, negatives-N.arrow, taught-N.arrow, model/, done.json.
 
 Each stage is written last, renamed and marked done; a stage that was interrupted goes on from its last checkpoint.
 """
@@ -36,7 +36,16 @@ from biphase.encoder.load import load_backbone
 from biphase.encoder.merging import layer_cosines, merge_weights
 from biphase.encoder.packed import explain_computing
 from biphase.errors import InputError, memory_told
-from biphase.files import content_hash, locked, read_json, whole_folder, write_json, write_text
+from biphase.files import (
+    content_hash,
+    locked,
+    read_json,
+    refuse_damaged,
+    whole_folder,
+    write_json,
+    write_mark,
+    write_text,
+)
 from biphase.finetuning.models import find_folder
 from biphase.tracking import Send, check_tracking, open_tracking
 
@@ -187,6 +196,7 @@ def run_stages(
     for stage in recipe.stages:
         place = folder / "stages" / stage.name
         if (place / "done.json").exists():
+            refuse_damaged(place / "model", f"delete {place} and rerun")
             network.backbone = load_backbone(place / "model").to(model.device)
             if recipe.dense:
                 further_modules(model).load_state_dict(load_file(place / "model" / FURTHER_MODULES))
@@ -238,10 +248,11 @@ def run_stage(
         network.network.save_pretrained(whole)
         if recipe.dense:
             save_file(further_modules(model).state_dict(), whole / FURTHER_MODULES)
+        write_mark(whole, "model")
     write_json(folder / "done.json", record)
     for checkpoint in (folder / "trainer").glob("checkpoint-*"):
         shutil.rmtree(checkpoint)
-    for taught in folder.glob("taught-*.arrow"):
+    for taught in folder.glob("*taught-*.arrow*"):
         taught.unlink()
 
 
@@ -264,7 +275,7 @@ def stage_tables(
     for number, (source, pairs) in enumerate(zip(stage.data, sources, strict=True)):
         table = to_table(pairs, source.weight, recipe.seed)
         if stage.hard_negatives is not None:
-            kept = folder / f"negatives-{number}.parquet"
+            kept = folder / f"negatives-{number}.arrow"
             table = mine_once(table, model, stage.name, stage.hard_negatives, kept)
         if teacher is not None:
             table = teach_once(table, teacher, stage.name, folder / f"taught-{number}.arrow")

@@ -75,6 +75,7 @@ def write_embedder(
     packed: Any = model[0]
     tokenizer = copy.deepcopy(packed.tokenizer)
     tokenizer.model_max_length = packed.max_seq_length
+    tokenizer.backend_tokenizer.no_truncation()  # what was encoded last, and whether anything was, would be kept
     with own_folder(out, "embedding model") as part:
         packed.network.save_pretrained(part)
         tokenizer.save_pretrained(part)

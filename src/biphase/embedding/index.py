@@ -26,12 +26,12 @@ from biphase.embedding.folder import hash_embedder, load_embedder
 from biphase.embedding.packed_module import width_of
 from biphase.embedding.pairs import hash_text
 from biphase.errors import InputError
-from biphase.files import content_hash, own_folder, read_json_as, reading, write_json
+from biphase.files import content_hash, own_folder, read_json_as, reading, refuse_damaged, write_json
 from biphase.run import split_reference
 from biphase.tasks.collection import index_bm25, open_bm25, query_bm25
 
 PASSAGES, LINES, VECTORS, WORDS = "passages.jsonl", "lines.npy", "embeddings.npy", "words"
-PASSAGE_WORDS = 120
+PASSAGE_WORDS, LARGEST_COSINE = 120, 1.01
 SAMPLE = "A word, and 永和九年 歲在癸丑 คำไทย\nat last. " * 40
 """A text whose passages tell one way of cutting from another."""
 
@@ -58,7 +58,9 @@ class IndexManifest:
 def open_index(path: Path, model: str | None, text: str | None, text_field: str = "text") -> IndexManifest:
     """What an index says of itself, and where its model is now. Raises `InputError` where its model or text is another
     one or not as it was, or its passages are not those that its text has."""
-    manifest = read_json_as(path / "index.json", IndexManifest, "delete the index and build it again")
+    remedy = "delete the index and build it again"
+    refuse_damaged(path, remedy)
+    manifest = read_json_as(path / "index.json", IndexManifest, remedy)
     place = model or (manifest.model_place if is_here(manifest.model_place) else manifest.model)
     wrong = ""
     if hash_embedder(place) != manifest.model_hash:
@@ -72,6 +74,9 @@ def open_index(path: Path, model: str | None, text: str | None, text_field: str 
     if wrong:
         remedy = "rebuild it (--rebuild)" + ("" if text else f" from its text, {manifest.text}")
         raise InputError(f"{path} was made {wrong}: {remedy}")
+    here = Path(manifest.text) if text is None and not manifest.sources else None
+    if here and here.exists() and hash_text(str(here), find_text_sources([str(here)])) != manifest.text_hash:
+        console.err.print(f"{here} has changed since {path} was made of it: search it, with --rebuild")
     return replace(manifest, model_place=place)
 
 
@@ -172,6 +177,8 @@ def answer_question(index: Path, manifest: IndexManifest, question: str, top: in
         manifest.model: [(int(hit["corpus_id"]), float(hit["score"])) for hit in hits],
         "BM25": query_bm25(words, [question], top)[0],
     }
+    if is_cosine and not all(abs(value) <= LARGEST_COSINE for _, value in found[manifest.model]):
+        raise InputError(f"{index} is damaged: cosines lie outside of -1 to 1; delete the index and build it again")
     records = []
     with reading(index / PASSAGES, "rebuild it"), open(index / PASSAGES, "rb") as file:
         for name, ranked in found.items():

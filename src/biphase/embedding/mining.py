@@ -8,7 +8,6 @@ from itertools import islice
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer
@@ -21,6 +20,7 @@ from biphase.embedding.packed_module import width_of
 from biphase.embedding.pairs import PIECE_ROWS, to_arrow
 from biphase.embedding.recipe import HardNegatives
 from biphase.errors import InputError
+from biphase.files import make_once
 
 MINED_PASSAGES = 262_144
 """Whose scores with the anchors of a piece are in memory at a time."""
@@ -29,16 +29,17 @@ MINED_PASSAGES = 262_144
 def mine_once(table: Dataset, model: SentenceTransformer, stage: str, wanted: HardNegatives, kept: Path) -> Dataset:
     """The rows that have hard negatives, with them, kept as a file; how many there are is told. Raises `InputError`
     where there are none."""
-    if not kept.exists():
-        part = kept.with_suffix(".part")
+
+    def mine(part: Path) -> None:
         negatives = mine_negatives(table, model, wanted, f"mine for {stage}", part.with_suffix(".npy"))
         if not write_mined(table, negatives, wanted.number, part):
             raise InputError(
                 f"hard_negatives: no anchor has {wanted.number} negatives within rank {wanted.last_rank} and margin "
                 f"{wanted.margin}: lower number or margin, or raise last_rank"
             )
-        part.rename(kept)
-    mined = Dataset.from_parquet(str(kept), cache_dir=str(kept.parent / "cache"))
+
+    make_once(kept, mine)
+    mined = Dataset.from_file(str(kept))
     told = f"{len(mined):,} of {len(table):,} pairs have {wanted.number} hard negatives"
     console.err.print(f"stage {stage}: {told}", markup=False)
     return mined
@@ -84,10 +85,10 @@ def mine_negatives(
 
 
 def write_mined(table: Dataset, negatives: Mapping[str, list[str]], number: int, path: Path) -> int:
-    """Write the rows whose anchors have so many negatives as parquet; returns how many they are."""
+    """Write the rows whose anchors have so many negatives; returns how many they are."""
     names = ["anchor", "positive", *(f"negative_{at + 1}" for at in range(number))]
     num_rows = 0
-    with pq.ParquetWriter(path, pa.schema([(name, pa.string()) for name in names])) as writer:
+    with pa.ipc.new_stream(path, pa.schema([(name, pa.string()) for name in names])) as writer:
         for texts in table.iter(PIECE_ROWS):
             pairs = zip(texts["anchor"], texts["positive"], strict=True)
             rows = [(*pair, *negatives[pair[0]]) for pair in pairs if len(negatives[pair[0]]) == number]

@@ -18,6 +18,7 @@ from biphase.embedding.folder import hash_embedder, load_embedder
 from biphase.embedding.packed_module import width_of
 from biphase.embedding.recipe import EmbeddingStage
 from biphase.errors import InputError, first_line
+from biphase.files import make_once
 
 
 @lru_cache(maxsize=1)
@@ -52,10 +53,7 @@ def teach_once(table: Dataset, teacher: SentenceTransformer, stage: str, kept: P
     With its own prompts: anchors are queries to it, and what belongs to them documents; the two sides of scored pairs
     are no such things.
     """
-    if not kept.exists():
-        part = kept.with_suffix(".part")
-        write_taught(table, teacher, f"teach {stage}", part)
-        part.rename(kept)
+    make_once(kept, lambda part: write_taught(table, teacher, f"teach {stage}", part))
     return Dataset.from_file(str(kept))
 
 

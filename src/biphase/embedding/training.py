@@ -25,7 +25,7 @@ from biphase.embedding.losses import make_loss
 from biphase.embedding.pairs import Pairs
 from biphase.embedding.recipe import EmbeddingRecipe, EmbeddingStage
 from biphase.errors import InputError, StoppedError
-from biphase.files import content_hash
+from biphase.files import MARK, content_hash, refuse_damaged, write_mark
 from biphase.machine import stop_signals
 from biphase.tracking import Send
 
@@ -61,6 +61,16 @@ class CardlessTrainer(SentenceTransformerTrainer):
         super()._save(output_dir, state_dict)
         if learnt := self.learnt_by_losses():
             save_file(learnt, Path(output_dir or "", LEARNT_BY_LOSSES))
+
+    def _save_checkpoint(self, *arguments: Any) -> None:
+        """As theirs, with the hash of each file; the one before goes when this one is whole."""
+        super()._save_checkpoint(*arguments)
+        folder = Path(self.args.output_dir or "")
+        own = folder / f"checkpoint-{self.state.global_step}"
+        write_mark(own, "checkpoint")
+        for earlier in folder.glob("checkpoint-*"):
+            if earlier != own:
+                shutil.rmtree(earlier)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         super()._load_from_checkpoint(resume_from_checkpoint)
@@ -143,16 +153,16 @@ def arguments_of(
         logging_steps=LOGGING_STEPS,
         logging_nan_inf_filter=False,
         save_steps=stage.save_steps,
-        save_total_limit=1,
         report_to=[],
         disable_tqdm=True,
     )
 
 
 def last_checkpoint(folder: Path) -> Path | None:
-    """The newest `checkpoint-STEP` of a trainer that is whole: its state is written last."""
-    whole = [path.parent for path in folder.glob("checkpoint-*/trainer_state.json")]
-    return max(whole, key=lambda path: int(path.name.partition("-")[2]), default=None)
+    """The newest `checkpoint-STEP` of a trainer that is whole: its mark is written last; in earlier versions, which
+    wrote none, its state."""
+    whole = [*folder.glob(f"checkpoint-*/{MARK}")] or [*folder.glob("checkpoint-*/trainer_state.json")]
+    return max((path.parent for path in whole), key=lambda path: int(path.name.partition("-")[2]), default=None)
 
 
 def train_stage(
@@ -171,13 +181,14 @@ def train_stage(
     too, counted on from the steps of the stages before.
 
     Raises:
-        InputError: the weights end up as no numbers.
+        InputError: the checkpoint is damaged, or the weights end up as no numbers.
         StoppedError: after SIGTERM or SIGINT, once there is a checkpoint.
     """
     callback = StageCallback(stage.name, send, steps_before)
     trainer = make_trainer(model, recipe, stage, tables, folder, callback, bf16=bf16)
     last = last_checkpoint(folder)
     if last is not None:
+        refuse_damaged(last, f"delete {last} and rerun")
         console.err.print(f"stage {stage.name}: goes on from {last.name}", markup=False)
     try:
         with stop_signals(callback.asked.append):

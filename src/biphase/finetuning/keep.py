@@ -23,7 +23,7 @@ from biphase.corpus.tokenizer import misreading_class
 from biphase.errors import InputError
 from biphase.export.card import BOTH_WAYS, write_head
 from biphase.export.model import as_llama, close_texts, set_direction, write_sentence_transformer
-from biphase.files import whole_folder, write_json, write_text
+from biphase.files import whole_folder, write_json, write_mark, write_text
 from biphase.finetuning.batches import CellContext
 from biphase.finetuning.encoders import Encoder, PaddedNetwork, UsedEmbedding, computes_the_same, copy_backbone
 from biphase.finetuning.encoding import EncodedSplit
@@ -105,6 +105,7 @@ def keep_network(
             record = record.model_copy(update={"config": config, "has_unanswerable": test.has_unanswerable})
         write_json(part / RECORD, record.model_dump(mode="json"))
         write_text(part / "README.md", card_text(cell, encoder, model, score))
+        write_mark(part, "fine-tuned model")
 
 
 def embedded_templates(task: Task) -> dict[str, str]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from biphase.config import Strict
 from biphase.errors import InputError, clipped
-from biphase.files import read_json_as
+from biphase.files import MARK, read_json_as, refuse_damaged
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.input_rows import TEXT, PlacedRow, file_rows, input_columns, layout_to_predict, with_task_names
 from biphase.finetuning.models import find_folder
@@ -76,8 +76,14 @@ def find_kept(name: str, file: Path, template: str | None = None) -> KeptModel:
     folder = find_folder(name)
     family, record = family_of(name, folder), None
     if (folder / RECORD).exists():
-        record = read_json_as(folder / RECORD, KeptRecord, "fine-tune it again with --keep")
+        remedy = "fine-tune it again with --keep"
+        refuse_damaged(folder, f"{remedy}, or delete {MARK} where you changed it yourself")
+        record = read_json_as(folder / RECORD, KeptRecord, remedy)
         task = record.task
+        labels = read_json_as(folder / "config.json", dict[str, Any]).get("id2label")
+        classes = {str(number): name for number, name in enumerate(task.classes)}
+        if labels and classes and task.family != "multiple_choice" and labels != classes:
+            raise InputError(f"{folder}: {RECORD} names other classes than config.json (id2label); {remedy}")
         if template is not None:
             raise InputError(f"{name} says itself what its inputs look like ({task.template!r}): leave template out")
     elif family == "question_answering":
