@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from biphase.errors import InputError
+from biphase.files import write_hashed
 from biphase.finetuning.config import PROTOCOL
 from biphase.finetuning.metrics.classification import macro_f1, micro_f1
 from biphase.finetuning.predictions import count_entities, read_examples
@@ -37,6 +38,23 @@ def test_reading_names_what_is_broken_and_goes_on(write_cell: WriteCell, scores_
     assert "not valid JSON" in reasons["cut"] and "finite number" in reasons["nan"]
     assert reasons["renamed-metric"] == "its f1 on validation is missing"
     assert not any("\n" in reason for reason in reasons.values())
+
+
+def test_a_score_that_was_edited_is_none(write_cell: WriteCell, scores_folder: Path) -> None:
+    """A share lies between 0 and 1, a correlation between -1 and 1; a hash tells the rest, where there is one."""
+    write_cell("m", metric="mcc", test=-0.5, name="correlation")
+    write_cell("m", test=7.0, name="large")
+    write_cell("m", test=-0.5, name="negative")
+    path = write_cell("m", test=0.625, name="edited") / "score.json"
+    write_hashed(path, json.loads(path.read_text()))
+    assert len(read_scores(scores_folder).scores) == 2
+    path.write_text(path.read_text().replace("0.625", "0.99"))
+    broken = {path.parent.name: reason for path, reason in read_scores(scores_folder).broken.items()}
+    assert broken == {
+        "large": "its accuracy on test is 7, which is no share from 0 to 1",
+        "negative": "its accuracy on test is -0.5, which is no share from 0 to 1",
+        "edited": "is damaged (it is not what was written, by its own hash); delete its folder and rerun",
+    }
 
 
 def test_no_folder_and_no_scores(tmp_path: Path) -> None:

@@ -2,15 +2,27 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from scipy import stats
 
+from biphase.finetuning.predictions import KeptExamples
+from biphase.finetuning.scores import read_score
 from biphase.report.arms import objective_pairs
 from biphase.report.averages import with_averages
 from biphase.report.contrasts import difference
 from biphase.report.page import describe_results
-from biphase.report.results import AVERAGE, ReportArm, Result, ResultSet, measured, missing_cells, pool
+from biphase.report.results import (
+    AVERAGE,
+    ReportArm,
+    Result,
+    ResultSet,
+    measured,
+    missing_cells,
+    missing_examples,
+    pool,
+)
 
 CLM = ReportArm("clm", "objective", "1m", "clm", None, 100, 100, 0)
 MLM = ReportArm("mlm", "objective", "1m", "mlm", 40, 100, 0, 100)
@@ -48,6 +60,16 @@ def test_pretrainings_are_pooled() -> None:
     assert pool(parts[:1]) is parts[0]
     told = describe_results(with_averages([pooled, measured(MLM, "SC", "a", "standard", (0.5, 0.7))]))
     assert told[2:4] == ["2 pretraining seeds", "2 fine-tuning seeds"]
+
+
+def test_predictions_that_contradict_their_score_are_missing(write_cell: Any) -> None:
+    cells = [write_cell("m", seed=seed, test=0.5, lines=[{"id": "a", "score": 0.5}]) for seed in range(2)]
+    result = measured(CLM, "SC", "a", "standard", (0.5, 0.5), examples=KeptExamples(tuple(map(read_score, cells))))
+    assert missing_examples(ResultSet((result,))) == []
+    (cells[1] / "test.jsonl").write_text('{"id": "a", "score": 1.0}\n')
+    edited = replace(result, examples=KeptExamples(tuple(map(read_score, cells))))
+    [line] = missing_examples(ResultSet((edited,)))
+    assert line.startswith("clm on a: test examples are not accounted for") and "gives accuracy 1.0000 where" in line
 
 
 def test_averages_of_unequal_seeds_are_independent() -> None:

@@ -32,7 +32,7 @@ from biphase.study.folder import (
 from biphase.study.notes import list_notes
 from biphase.study.plan import Plan, StudyCell, plan_study
 from biphase.study.report import list_costs
-from biphase.study.results import arm_of_model, collect_results
+from biphase.study.results import arm_of_model, collect_results, refuse_mixtures
 from biphase.study.sizes import measure_sizes
 from biphase.study.spec import Study
 from biphase.tasks.spec import find_task
@@ -82,6 +82,12 @@ def test_seeds_of_different_settings_are_refused(fill: Any, key: str, values: tu
     assert len(state.scored) == len(plan.cells)
     with pytest.raises(InputError, match=f"^scores on genre were made with {told}"):
         list(collect_results(plan, state.scores))
+
+
+def test_a_cell_of_another_model_is_refused(write_cell: Any, tmp_path: Path) -> None:
+    cells = [write_cell(model, seed=seed) for seed, model in enumerate("ab")]
+    with pytest.raises(InputError, match=f"^{cells[0]} and {cells[1]} are scores of different models, a and b"):
+        refuse_mixtures({"a": ScoreSet(tuple(map(read_score, cells)))})
 
 
 def test_arms_on_different_data_are_refused(fill: Any) -> None:

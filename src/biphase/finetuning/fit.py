@@ -18,7 +18,7 @@ from biphase import console
 from biphase.device import choose_device, choose_dtype
 from biphase.encoder.packed import explain_computing
 from biphase.errors import memory_told
-from biphase.files import locked, refuse_filled, whole_folder, write_json
+from biphase.files import locked, refuse_filled, whole_folder, write_hashed, write_json
 from biphase.finetuning.batches import CellContext
 from biphase.finetuning.cells import CellPlan, DataDirs, plan_cells
 from biphase.finetuning.config import FinetuneConfig
@@ -106,7 +106,7 @@ def write_cell(
             lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
             (part / f"{split}.jsonl").write_text("".join(lines), encoding="utf-8")
         write_json(part / "losses.json", losses)
-        write_json(part / "score.json", score.model_dump(mode="json"))
+        write_hashed(part / "score.json", score.model_dump(mode="json"))
 
 
 @contextmanager

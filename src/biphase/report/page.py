@@ -26,7 +26,7 @@ from biphase.report.figures import figure_pool, list_figures, save_figure
 from biphase.report.formats import MISSING, show_count, show_p_value, show_points, show_share
 from biphase.report.overview import answer_sentences, draw_means, list_means, wide_table
 from biphase.report.price import ladder_panel, list_prices, price_files, price_rows, price_sentence
-from biphase.report.results import FAMILY_NAMES, ResultSet, check_averages, missing_cells
+from biphase.report.results import FAMILY_NAMES, ResultSet, check_averages, missing_cells, missing_examples
 from biphase.report.statistics import SIGNIFICANCE
 from biphase.report.svg import inline_svg
 from biphase.report.tables import RULE, degenerate_mark, make_tables, show_signal, table_files
@@ -88,6 +88,7 @@ def write_report(
         drawn = drawing.map(partial(save_figure, folder=folder / "figures"), pictures)  # beside the tables
         wide, tables = [wide_table(results, metric) for metric in results.metrics], make_tables(results, table_numbers)
         write_texts(folder, {**(files or {}), **table_files([*wide, *tables]), **price_files(prices)})
+        lacks = [*missing_cells(results), *missing_examples(results)]
         html = render(
             sentences=[*([answer] if answer else answer_sentences(results, means)), *map(price_sentence, prices)],
             results=results,
@@ -96,7 +97,7 @@ def write_report(
             figures=figures,
             tables=tables,
             files=files or {},
-            missing=[*missing, *missing_cells(results), *(f"No figure: {line}" for line in lacking)],
+            missing=[*missing, *lacks, *(f"No figure: {line}" for line in lacking)],
             **inline_pictures(sorted(drawn), plan_svg),
             **vars(told),
         )

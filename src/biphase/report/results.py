@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from biphase.errors import InputError
 from biphase.finetuning.choice import RateChoice
 from biphase.finetuning.predictions import KeptExamples
 from biphase.report.statistics import is_stability_rate, mean_interval, repetitions
@@ -339,6 +340,16 @@ def missing_cells(results: ResultSet) -> list[str]:
                     if lost:
                         lines.append(f"{SETUPS[setup]} · {arm.name} · {family}: {', '.join(lost)} ({metric} metric)")
     return lines
+
+
+def missing_examples(results: ResultSet) -> list[str]:
+    """A line for every result whose predictions cannot be used, with the reason."""
+    lines = []
+    for result in results.results:
+        found = result.examples and result.examples.found
+        if isinstance(found, InputError):
+            lines.append(f"{result.arm.name} on {result.dataset}: test examples are not accounted for: {found}")
+    return list(dict.fromkeys(lines))
 
 
 def check_averages(results: ResultSet) -> list[str]:

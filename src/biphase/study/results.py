@@ -72,6 +72,13 @@ def refuse_mixtures(scores: Mapping[str, ScoreSet]) -> None:
         for score in found.scores:
             own.setdefault(score.task, []).append(score)
         for task, some in own.items():
+            first = some[0]
+            other = next((one for one in some if (one.model, one.model_hash) != (first.model, first.model_hash)), None)
+            if other is not None:
+                raise InputError(
+                    f"{first.folder} and {other.folder} are scores of different models, {first.model} and "
+                    f"{other.model}, in the folder of one: remove the one that does not belong there"
+                )
             refuse_differing(some, differing([settings_of(score) for score in some]))
             by_task.setdefault(task, []).extend(some)
     for some in by_task.values():
