@@ -6,14 +6,24 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import EuroBertConfig, EuroBertForMaskedLM
 
 from biphase.encoder.load import TokenIds, make_model
 from biphase.encoder.packed import count_flops
 from biphase.encoder.presets import PRESETS, shape_of
 from biphase.errors import InputError
-from biphase.flops import PEAK_FLOPS, SampleLengths, count_positions, flops_per_token, known_device, longest_text
-from biphase.recipe import Phase
+from biphase.flops import (
+    PEAK_FLOPS,
+    SampleLengths,
+    count_positions,
+    flops_per_token,
+    known_device,
+    longest_text,
+    update_flops,
+)
+from biphase.pretraining.optimizer import make_optimizers
+from biphase.recipe import Optimizer, Phase
 
 
 @pytest.mark.parametrize(
@@ -58,6 +68,20 @@ def test_flops_equal_those_that_the_loop_counts(objective: Any) -> None:
     text = SampleLengths(float(lengths_S.mean()), float((lengths_S**2).sum() / tokens), "")
     found = flops_per_token(shape_of("1m", architecture, 500).flops, phase, text) * tokens
     assert found == pytest.approx(expected, rel=0.25 / tokens)  # the share of masked tokens is no whole number
+
+
+@pytest.mark.parametrize("name", ["muon", "adamw"])
+def test_flops_of_an_update_are_those_that_pytorch_counts(name: Any) -> None:
+    """Unequal heads and a wide feed-forward layer: matrices of four shapes."""
+    architecture = {"num_hidden_layers": 2, "num_key_value_heads": 2}
+    network, settings = make_model("1m", architecture, TokenIds(500, 4, 1, 2, None), 64, seed=0), Optimizer(name=name)
+    for parameter in network.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    with FlopCounterMode(display=False) as counted:
+        for optimizer in make_optimizers(settings, network):
+            optimizer.step()
+    assert update_flops(settings, shape_of("1m", architecture, 500).matrices) == counted.get_total_flops()
+    assert (counted.get_total_flops() > 0) == (name == "muon")
 
 
 def test_mixed_objectives_cost_the_mean_of_theirs() -> None:

@@ -9,17 +9,18 @@ Training on one token costs 6 FLOPs per weight (forward and backward: 3 · 2 · 
 
 W are the weights of the blocks, keys the tokens that a token meets (half of its sample when causal, all of it else), H
 the weights of the language model head, and targets the share of tokens with a loss: the head computes nothing else.
+To that, Muon adds products of its own in every update, whatever the batch (`update_flops`).
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from biphase.errors import InputError
-from biphase.recipe import Phase
+from biphase.recipe import Optimizer, Phase
 
 PEAK_FLOPS = {
     "GB200": 2500e12,
@@ -80,6 +81,10 @@ LLAMA_SHAPED = {
 through all."""
 
 
+NEWTON_SCHULZ_ITERATIONS = 5
+"""So often does Muon multiply each of its matrices in an update."""
+
+
 @dataclass(frozen=True)
 class FlopCount:
     """Floating-point operations of training one network, by what they grow with."""
@@ -90,6 +95,8 @@ class FlopCount:
     """12 · layers · heads · head width, for each key that a query meets."""
     per_target: float
     """6 × the weights of the head (vocabulary · width, and its transform), for each token with a loss."""
+    per_update: float = 0.0
+    """What the optimizer adds to each update (`update_flops`)."""
 
     def batch(self, lengths_S: np.ndarray, num_targets: int, causal: bool) -> float:
         """One packed batch of samples of these lengths."""
@@ -106,6 +113,17 @@ def training_flops(*, block_weights: float, attention_width: float, head_weights
     return FlopCount(6.0 * block_weights, 12.0 * attention_width, 6.0 * head_weights)
 
 
+def update_flops(optimizer: Optimizer, matrices: Iterable[Sequence[int]]) -> float:
+    """The products that one update forms, for matrices of these sizes in the blocks; AdamW forms none.
+
+    An iteration of Newton–Schulz on x [short, long] forms x·xᵀ, the square of that, and the product of both with x.
+    """
+    if optimizer.name != "muon":
+        return 0.0
+    sides = [sorted(matrix) for matrix in matrices]
+    return NEWTON_SCHULZ_ITERATIONS * sum(2.0 * short * short * (2 * long + short) for short, long in sides)
+
+
 @dataclass(frozen=True)
 class Shape:
     """The sizes of a pre-norm network with gated feed-forward layers and no biases: EuroBERT's, which is Llama's."""
@@ -120,10 +138,15 @@ class Shape:
     is_tied: bool = False
 
     @property
+    def matrices(self) -> list[tuple[int, int]]:
+        """The sides of the matrices inside the blocks, in either order."""
+        query, key = self.heads * self.head_width, self.kv_heads * self.head_width
+        return [(rows, self.width) for rows in (query, query, key, key, self.ffn, self.ffn, self.ffn)] * self.layers
+
+    @property
     def block_weights(self) -> int:
         """The number of weights in the matrices inside the blocks."""
-        attention = 2 * self.width * self.head_width * (self.heads + self.kv_heads)
-        return self.layers * (attention + 3 * self.width * self.ffn)
+        return sum(rows * columns for rows, columns in self.matrices)
 
     @property
     def parameters_without_head(self) -> int:

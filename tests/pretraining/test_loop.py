@@ -3,6 +3,7 @@
 import json
 import math
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -102,6 +103,18 @@ def test_time_left_is_told_by_the_flops_of_what_is_left(finished: Run) -> None:
     assert work_between(job, flops, lengths, 10, 20) == pytest.approx(spent["mlm"], rel=0.1)
     assert work_between(job, flops, lengths, 5, 20) < spent["clm"] + spent["mlm"]
     assert work_between(job, flops, lengths, 20, 20) == 0
+
+
+def test_what_muon_multiplies_is_logged_and_expected(finished: Run, tiny_recipe: MakeRecipe, tmp_path: Path) -> None:
+    """The first update of two runs on one batch differs by that, and so does what is left of them."""
+    run = train(tiny_recipe(*shorter("optimizer.name=muon")), tmp_path)
+    job = open_job(read_recipe(run), tmp_path, World(0, 1, torch.device("cpu")))
+    flops, lengths = load_state(job, job.origin).flops, SampleLengths(30, 30, "")
+    first = [read_metrics(one, "train")[0] for one in (run, finished)]
+    spent = [row["tokens"] * row["flops_per_second"] / row["tokens_per_second"] for row in first]
+    assert flops.per_update > 0 and spent[0] - spent[1] == pytest.approx(flops.per_update, rel=0.05)
+    left = [work_between(job, one, lengths, 1, 6) for one in (flops, replace(flops, per_update=0.0))]
+    assert left[0] - left[1] == pytest.approx(5 * flops.per_update)
 
 
 def test_waiting_for_data_is_told_as_a_share(

@@ -152,6 +152,15 @@ def test_the_papers_cost(paper: Plan) -> None:
     assert sum(cost.flops_by_objective.values()) == pytest.approx(sum(rows[g].flops for g in list(rows)[:3]))
 
 
+def test_a_plan_counts_what_muon_multiplies() -> None:
+    study = load_study(BUNDLED / "studies" / "price.yaml")
+    adamw = study.recipe | {"optimizer": {"name": "adamw"}}
+    plans = [plan_study(one) for one in (study, study.model_copy(update={"recipe": adamw}))]
+    more = estimate(plans[0]).flops - estimate(plans[1]).flops
+    steps = sum(run.steps for run in plans[0].runs.values())
+    assert more == pytest.approx(2_768_240_640 * steps)  # of preset 1m
+
+
 def test_disk_counts_weights_and_moments(paper: Plan) -> None:
     disk = estimate(paper).disk
     bytes_of = {name: 4.0 * shape_of(name, {}, 128_256).parameters for name in ("210m", "610m", "1b")}

@@ -5,7 +5,7 @@ What changes is weights and moments: loaded where a run starts, saved in checkpo
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,11 @@ from biphase.distributed import World
 from biphase.encoder.configuration import load_model_config
 from biphase.encoder.packed import PackedModel, count_flops
 from biphase.errors import BusyError, InputError
-from biphase.flops import FlopCount, SampleLengths, count_positions, flops_per_token
+from biphase.flops import FlopCount, SampleLengths, count_positions, flops_per_token, update_flops
 from biphase.hub import fetch_model
 from biphase.pretraining.checkpoint import CheckpointManifest, load_optimizer, save_checkpoint
 from biphase.pretraining.objectives import is_causal
-from biphase.pretraining.optimizer import make_optimizers
+from biphase.pretraining.optimizer import block_matrices, make_optimizers
 from biphase.pretraining.parallel import fill_parts, outline_network, parallelize, unwrap
 from biphase.pretraining.schedule import decay_start, mixture_ends
 from biphase.pretraining.start import Start, find_recorded, find_start, heed_older, load_network, record_origin
@@ -154,6 +154,7 @@ def work_between(job: Job, flops: FlopCount, lengths: SampleLengths, begin: int,
         low, high = max(begin, first), min(stop, first + phase.steps)
         if low < high:
             total += (job.tokens_before(high) - job.tokens_before(low)) * flops_per_token(flops, phase, lengths)
+            total += (high - low) * flops.per_update
         first += phase.steps
     return total
 
@@ -173,7 +174,8 @@ def load_state(job: Job, start: Start) -> TrainState:
     optimizers = make_optimizers(recipe.optimizer, model, dtype=job.dtype, sharded=sharded)
     if start.optimizer_folder is not None:
         load_optimizer(start.optimizer_folder, unwrap(model), optimizers, world)
-    return TrainState(model, optimizers, flops)
+    per_update = update_flops(recipe.optimizer, [matrix.shape for matrix in block_matrices(model)])
+    return TrainState(model, optimizers, replace(flops, per_update=per_update))
 
 
 def save_state(job: Job, state: TrainState, done: int, mixture: Phase, tokens_seen: int) -> None:

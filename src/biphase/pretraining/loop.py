@@ -169,6 +169,7 @@ def update(
     for optimizer in state.optimizers:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+    work += state.flops.per_update
     return StepResult(loss, grad_norm, int(tokens), int(targets), work, [vote > 0 for vote in votes])
 
 

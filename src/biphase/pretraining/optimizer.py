@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from biphase.errors import InputError
+from biphase.flops import NEWTON_SCHULZ_ITERATIONS
 from biphase.pretraining.parallel import transformer_blocks
 from biphase.pretraining.schedule import learning_rate
 from biphase.recipe import Optimizer, Schedule
 
 QUINTIC = (3.4445, -4.7750, 2.0315)
 """Coefficients that pull singular values into about 0.7..1.2 in five iterations."""
-ITERATIONS = 5
 
 
 def make_optimizers(
@@ -108,7 +108,7 @@ def orthogonalize(matrices: Tensor, dtype: torch.dtype) -> Tensor:
     x = (matrices.mT if tall else matrices).to(dtype)
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
     a, b, c = QUINTIC
-    for _ in range(ITERATIONS):
+    for _ in range(NEWTON_SCHULZ_ITERATIONS):
         gram = x @ x.mT
         x = a * x + (b * gram + c * gram @ gram) @ x
     return x.mT if tall else x

@@ -11,7 +11,7 @@ from biphase.config import MAX_COUNT
 from biphase.encoder.presets import shape_of
 from biphase.errors import InputError, clipped
 from biphase.files import read_json_as
-from biphase.flops import LLAMA_SHAPED, SHAPE_KEYS, SampleLengths, Shape, flops_per_token, read_shape
+from biphase.flops import LLAMA_SHAPED, SHAPE_KEYS, SampleLengths, Shape, flops_per_token, read_shape, update_flops
 from biphase.recipe import Data
 from biphase.study.arms import starting_models
 from biphase.study.plan import Plan
@@ -92,13 +92,13 @@ class Sizes:
         shape, spent = self.shapes[run.name], dict[str, float]()
         if shape is None:
             return spent
-        end = run.first
+        end, per_update = run.first, update_flops(run.recipe.optimizer, shape.matrices)
         for phase in phases_between(run.recipe.curriculum, 0, (until or run.last) - run.first):
             begin, end = end, end + phase.steps
             tokens = run.recipe.tokens_before(end) - run.recipe.tokens_before(begin)
             for part, share in phase.parts:
-                flops = share * tokens * flops_per_token(shape.flops, part, self.texts[run.name])
-                spent[part.objective] = spent.get(part.objective, 0.0) + flops
+                flops = tokens * flops_per_token(shape.flops, part, self.texts[run.name]) + phase.steps * per_update
+                spent[part.objective] = spent.get(part.objective, 0.0) + share * flops
         return spent
 
 
