@@ -42,7 +42,7 @@ def test_known_share() -> None:
     results = make_results({**ladder, arm: (0.65 + 0.1 * NOISE[::-1]).tolist()})
     found = compute_equivalent(results, arm, list(ladder))
     assert found.share == pytest.approx(2**-1.5, rel=0.01) and found.matching == pytest.approx(2**1.5, rel=0.01)
-    assert 0.3 < found.low < found.share < found.high < 0.4 and found.bound == "" and found.datasets == ("a",)
+    assert 0.3 < found.low < found.share < found.high < 0.4 and found.beyond == "" and found.datasets == ("a",)
     assert found.noise == ("fine-tuning seeds",)
     assert show_multiple(found).startswith("0.35 [0.3") and show_noise(found.noise) == "fine-tuning seeds only"
     # The interval is where the test of a share turns: inside it, within noise; outside, above or below.
@@ -63,10 +63,16 @@ def test_nothing_is_read_off_beyond_the_ladder() -> None:
     high, low = make_arm("high", 1.0), make_arm("low", 4.0)
     results = make_results({**ladder, high: [0.8, 0.801, 0.802], low: [0.4, 0.401, 0.402]})
     best = compute_equivalent(results, high, list(ladder))
-    assert (best.bound, best.share, best.low, best.high) == ("at most", 0.25, 0.0, 0.25)
+    assert (best.beyond, best.share, best.low, best.high) == ("above", 0.25, 0.0, 0.25)
+    assert show_multiple(best) == "above the ladder (at most 0.25)"
     worst = compute_equivalent(results, low, list(ladder))
-    assert (worst.bound, worst.share, worst.low, worst.high) == ("at least", 4.0, 4.0, math.inf)
-    assert show_multiple(worst) == "at least 4.00 [4.00, …]"
+    assert (worst.beyond, worst.share, worst.low, worst.high) == ("below", 4.0, 4.0, math.inf)
+    assert show_multiple(worst) == "below the ladder (at least 4.00)"
+    # A score just above the ladder bounds nothing by itself: what is said is where the interval ends.
+    (near,) = (make_arm("near", 1.0),)
+    seen = compute_equivalent(make_results({**ladder, near: (0.702 + 0.1 * NOISE[::-1]).tolist()}), near, list(ladder))
+    assert seen.beyond == "above" and seen.high > seen.share
+    assert show_multiple(seen) == f"above the ladder (at most {seen.high:.2f})"
 
 
 def test_an_interval_is_open_where_the_ladder_ends_within_noise() -> None:
@@ -78,6 +84,23 @@ def test_an_interval_is_open_where_the_ladder_ends_within_noise() -> None:
     ends = [compute_equivalent(results, arm, list(ladder)) for arm in (high, low)]
     assert ends[0].low == 0.0 and 0.5 < ends[0].high < 0.6
     assert 0.9 < ends[1].low < 1.0 and ends[1].high == math.inf
+    assert show_multiple(ends[0]) == f"0.50 (at most {ends[0].high:.2f})"
+    assert show_multiple(ends[1]) == f"0.99 (at least {ends[1].low:.2f})"
+    assert show_multiple(replace(ends[0], high=math.inf)) == "0.50 (no bound)"
+
+
+def test_a_line_over_more_than_a_factor_of_four_is_refused() -> None:
+    """On a curve that bends, a straight line between far budgets covers the truth in no more than 29 %."""
+    far = {make_arm("mlm-small", 1.0): [0.5, 0.51], make_arm("mlm-large", 16.0): [0.7, 0.71]}
+    arm = make_arm("ours", 4.0)
+    results = make_results({**far, arm: [0.6, 0.61]})
+    told = "mlm-small and mlm-large are a factor of 16 apart, and a straight .* give the baseline budgets between them"
+    for ask in (compute_equivalent, lambda *own: contrast_at_share(*own, 1.0)):
+        with pytest.raises(InputError, match=told):
+            ask(results, arm, list(far))
+    between = make_arm("mlm-middle", 4.0)
+    results = ResultSet((*results.results, *make_results({between: [0.62, 0.63]}).results))
+    assert compute_equivalent(results, arm, [*far, between]).share > 1
 
 
 def test_without_noise_the_interval_is_as_wide_as_the_places_that_are_tested() -> None:
@@ -124,8 +147,8 @@ def test_what_cannot_be_asked() -> None:
     assert math.isnan(alone.low) and show_multiple(alone) == "0.71", "a single seed has no interval"
     with pytest.raises(InputError, match="two budgets"):
         compute_equivalent(results, arm, list(ladder)[:1])
-    with pytest.raises(InputError, match="device hours of mlm-0 are not known"):
-        compute_equivalent(results, arm, list(ladder), "device_hours")
+    with pytest.raises(InputError, match="tokens of mlm-0 are not known"):
+        compute_equivalent(results, arm, list(ladder), "tokens")
     with pytest.raises(InputError, match="no scores of ours, mlm-0, mlm-1 on b"):
         compute_equivalent(results, arm, list(ladder), datasets=["b"])
     with pytest.raises(InputError, match="no data set in common"):
@@ -150,6 +173,6 @@ def test_published_shares(name: str, share: float, low: float | None, high: floa
     assert found.share == pytest.approx(share, abs=0.005) and len(found.datasets) == 12
     assert found.noise == ("fine-tuning seeds",)
     if low is None or high is None:
-        assert found.bound == "at most"
+        assert found.beyond == "above"
     else:
         assert (found.low, found.high) == (pytest.approx(low, abs=0.015), pytest.approx(high, abs=0.025))

@@ -129,6 +129,9 @@ def test_a_compute_equivalent_asks_for_the_whole_ladder_of_the_baseline() -> Non
     assert [arms for _, arms, _ in one.terms] == [("1m-25-75-1600",)] and one.ladder == ("1m-mlm40-400", "1m-mlm40-800")
     with pytest.raises(InputError, match="has one budget; a baseline's ladder has two or more"):
         bind(parse_inequality("compute_equivalent(25/75, clm) < 0.6"), LADDERS, TASKS)
+    far = {**LADDERS, "mlm40": {("1m", steps): {f"mlm-{steps}": f"mlm-{steps}"} for steps in (400, 6400)}}
+    with pytest.raises(InputError, match=r"mlm-400 and mlm-6400 are a factor of 16 apart.*give the baseline budgets"):
+        bind(line, far, TASKS)
 
 
 @pytest.mark.parametrize(

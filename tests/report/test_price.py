@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from biphase.paper.published import read_reference
-from biphase.report.equivalents import AXES, compute_equivalent
+from biphase.report.equivalents import AXES
 from biphase.report.figures import plot_panel
 from biphase.report.price import (
     PriceList,
@@ -26,8 +26,8 @@ BASE = ReportArm("", "ratio", "1m", "mlm", 40, 100, 0, 100)
 
 
 def make_arm(name: str, steps: int, **changes: object) -> ReportArm:
-    """FLOPs are steps; tokens cost a tenth of that; hours rise slower than steps."""
-    spent = {"flops": float(steps), "tokens": 10.0 * steps, "device_hours": steps**0.5}
+    """FLOPs are steps; tokens cost a tenth of that."""
+    spent = {"flops": float(steps), "tokens": 10.0 * steps}
     return replace(BASE, name=name, pretrain_steps=steps, mlm_steps=steps, **{**spent, **changes})  # type: ignore[arg-type]
 
 
@@ -35,18 +35,28 @@ LADDER = {make_arm(f"mlm-{steps}", steps): 0.5 + 0.1 * at for at, steps in enume
 """0.1 more with each doubling."""
 
 
-def make_results(scores: dict[ReportArm, float], datasets: Sequence[str] = ("a", "b")) -> ResultSet:
+def make_results(
+    scores: dict[ReportArm, float], datasets: Sequence[str] = ("a", "b"), more: dict[str, float] | None = None
+) -> ResultSet:
+    """`more`: what arms other than the ladder's score above their mean on a data set."""
     rng = np.random.default_rng(0)
     found = []
     for arm, mean in scores.items():
         for number, dataset in enumerate(datasets):
-            values = mean + 0.02 * number - 0.01 * (len(datasets) - 1) + rng.permutation(NOISE)
+            values = (
+                mean
+                + (0.0 if arm in LADDER else (more or {}).get(dataset, 0.0))
+                + 0.02 * number
+                - 0.01 * (len(datasets) - 1)
+                + rng.permutation(NOISE)
+            )
             found.append(measured(arm, "SC", dataset, "standard", values.tolist()))
     return ResultSet(tuple(found))
 
 
 def only(results: ResultSet) -> PriceList:
-    (listed,) = list_prices(results)
+    (listed,), lacking = list_prices(results)
+    assert not lacking
     return listed
 
 
@@ -55,23 +65,17 @@ def written(listed: PriceList, suffix: str) -> str:
 
 
 def test_known_shares_in_every_kind_of_compute() -> None:
-    """0.75 is reached by the baseline at 2^0.5 of 400: a share of 0.707 for an arm of 400 steps, by half of the
-    tokens 0.354, and in hours, which go with the root of steps, 2^-0.25 of what it takes."""
+    """0.75 is reached by the baseline at 2^0.5 of 400: a share of 0.707 for an arm of 400 steps, and by half of the
+    tokens 0.354."""
     arm = make_arm("ours", 400, mask_percent=15, tokens=2000.0)
     results = make_results({**LADDER, arm: 0.75})
     listed = only(results)
-    assert listed.baseline == tuple(LADDER) and [price[0].arm.name for price in listed.prices] == ["ours"]
-    shares = {found.axis: found for found in listed.prices[0]}
+    assert listed.baseline == tuple(LADDER) and [price.arm.name for price in listed.prices] == ["ours"]
+    shares = {found.axis: found for found in listed.prices[0].mean}
     assert list(shares) == list(AXES)
     assert shares["flops"].share == pytest.approx(2**-0.5, rel=0.01)
     assert shares["tokens"].share == pytest.approx(2**-1.5, rel=0.01)
-    assert shares["device_hours"].share == pytest.approx(2**-0.25, rel=0.01)
-    for axis, found in shares.items():
-        assert found.low < found.share < found.high
-        direct = compute_equivalent(results, arm, listed.baseline, axis)
-        for name in ("share", "low", "high", "compute", "score"):
-            assert getattr(found, name) == pytest.approx(getattr(direct, name)), f"{name} in {axis}"
-        assert np.allclose(found.ladder, direct.ladder)
+    assert all(found.low < found.share < found.high for found in shares.values())
     sentence = price_sentence(listed)
     assert sentence.startswith("ours reaches the score of MLM alone (40 % masked) at 0.71 [0.")
     assert "of its FLOPs, on average over 2 tasks (interval over fine-tuning seeds only" in sentence
@@ -99,21 +103,61 @@ def test_what_is_compared_with_what() -> None:
     partly = make_results({make_arm("partly", 400, objective="clm"): 0.7}, ["a"])
     listed = only(ResultSet((*results.results, *partly.results)))
     assert listed.baseline == tuple(LADDER)
-    assert {price[0].arm.name for price in listed.prices} == {arm.name for arm in others}
+    assert {price.arm.name for price in listed.prices} == {arm.name for arm in others}
     # At 800 steps what is better lies beyond the ladder, so those of 400 are compared.
     assert [price.arm.name for price in listed.compared] == ["falling-400", "hot-400", "mlm20-400", "clm-400"]
-    assert listed.prices[0][0].arm.name == "falling-800" and listed.prices[0][0].bound == "at most"
-    assert "the least of 4 models with 400 steps" in price_sentence(listed)
-    assert not list_prices(make_results({arm: LADDER[arm] for arm in list(LADDER)[:2]} | others)), "two budgets"
-    assert list_prices(ResultSet(())) == list_prices(make_results(left_out)) == []
+    assert listed.prices[0].arm.name == "falling-800" and listed.prices[0].mean[0].beyond == "above"
+    assert list_prices(make_results({arm: LADDER[arm] for arm in list(LADDER)[:2]} | others)) == ([], []), "two budgets"
+    assert list_prices(ResultSet(())) == list_prices(make_results(left_out)) == ([], [])
+
+
+def test_the_headline_is_what_was_declared_and_never_the_least_of_many() -> None:
+    arms = {make_arm(f"ours-{at}", 400, mask_percent=at): 0.7 + 0.01 * at for at in (1, 2, 3)}
+    results, ladder = make_results({**LADDER, **arms}), [arm.name for arm in LADDER]
+    told = price_sentence(only(results))
+    assert told.startswith("3 models reach the score of MLM alone (40 % masked) at different shares of its FLOPs: from")
+    assert "from ours-3 0.8" in told and "to ours-1 0.9" in told
+    (listed,), _ = list_prices(results, {"ours-2": ladder, "absent": ladder, "ours-3": ["another"]})
+    told = price_sentence(listed)
+    assert told.startswith("ours-2 reaches the score of") and "(declared in the study's hypotheses; interval" in told
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ({"a": 0.1, "b": -0.1}, "One task carries this: without a, ours has 1.4"),
+        ({"a": 0.0, "b": 0.0}, " Without b, ours has 0.7"),
+    ],
+)
+def test_a_share_by_task_says_whether_one_carries_it(more: dict[str, float], told: str) -> None:
+    """0.75 on average, and by task 0.85 and 0.65: above the ladder, and at 2^(-1/2) of 400 steps' compute."""
+    ours = make_arm("ours", 400, mask_percent=15)
+    listed = only(make_results({**LADDER, ours: 0.75}, more=more))
+    (price,) = listed.prices
+    assert list(price.parts) == ["a", "b"] and told in price_sentence(listed)
+    is_one = bool(more["a"])
+    assert price.parts["a"].beyond == ("above" if is_one else "")
+    assert price.parts["b"].share == pytest.approx(2**0.5 if is_one else 2**-0.5, rel=0.02)
+    rows = list(csv.DictReader(io.StringIO(written(listed, ".csv"))))
+    assert [(row["on"], row["counted_in"]) for row in rows] == [
+        *(("mean", axis) for axis in AXES),
+        *((task, "flops") for task in "ab"),
+    ]
+    assert "| model | steps | a | b |" in written(listed, "-by-task.md")
+
+
+def test_a_ladder_with_a_gap_is_not_read_and_the_page_says_why() -> None:
+    far = {arm: score for arm, score in LADDER.items() if arm.pretrain_steps < 400} | {make_arm("mlm-3200", 3200): 0.9}
+    listed, (told,) = list_prices(make_results({**far, make_arm("ours", 400, mask_percent=15): 0.75}))
+    assert not listed and told.startswith("No compute-equivalents of 1m: mlm-200 and mlm-3200 are a factor of 16 apart")
 
 
 def test_bounds_are_said() -> None:
-    for score, words, share in ((0.9, "scores above", "at most 0.25"), (0.3, "scores below", "at least 2.00")):
+    for score, words, share in ((0.95, "scores above", "at most 0.25"), (0.3, "scores below", "at least 2.00")):
         steps = 200
         listed = only(make_results({**LADDER, make_arm("ours", steps, objective="clm", mask_percent=None): score}))
         sentence = price_sentence(listed)
-        assert f"ours {words} MLM alone (40 % masked) at all of its budgets: {share}" in sentence
+        assert f"ours {words} MLM alone (40 % masked) at all of its budgets: {share} of its FLOPs" in sentence
         assert share in written(listed, ".md")
         (_, _, (point,)) = ladder_panel(listed).series[1]
         assert point.until == pytest.approx(800 if score > 0.8 else 100), "the distance ends with the ladder"
@@ -130,12 +174,12 @@ def test_what_lies_above_the_ladder_is_named_first_and_what_lies_below_last() ->
 
 
 def test_unknown_compute_has_no_column() -> None:
-    """Hours of a run that was not timed, and hours that do not rise with the budget."""
-    ours = make_arm("ours", 400, objective="clm", device_hours=None)
-    assert [one.axis for one in only(make_results({**LADDER, ours: 0.7})).prices[0]] == ["flops", "tokens"]
-    odd = {replace(arm, device_hours=3.0, flops=None): score for arm, score in LADDER.items()}
+    """Tokens of an arm that are not known, and FLOPs of a baseline that are not."""
+    ours = make_arm("ours", 400, objective="clm", tokens=None)
+    assert [one.axis for one in only(make_results({**LADDER, ours: 0.7})).prices[0].mean] == ["flops"]
+    odd = {replace(arm, flops=None): score for arm, score in LADDER.items()}
     listed = only(make_results({**odd, make_arm("ours", 400, objective="clm"): 0.7}))
-    assert [found.axis for found in listed.prices[0]] == ["tokens"]
+    assert [found.axis for found in listed.prices[0].mean] == ["tokens"]
     assert "share of tokens |\n" in written(listed, ".md") and "of its tokens" in price_sentence(listed)
 
 
@@ -159,18 +203,20 @@ def test_distances_end_on_the_line() -> None:
 def test_published_prices_and_their_files() -> None:
     """The known shares by tokens, 0.79 and 0.78, and what the intervals are over."""
     listed = only(read_reference())
-    by_name = {price[0].arm.name: {found.axis: found for found in price} for price in listed.prices}
+    by_name = {price.arm.name: {found.axis: found for found in price.mean} for price in listed.prices}
     assert [arm.pretrain_steps for arm in listed.baseline] == [12_000, 22_000, 42_000]
     assert by_name["610m-clm-11k-mlm40-22k"]["tokens"].share == pytest.approx(0.79, abs=0.005)
     assert by_name["610m-clm-3k-mlm40-12k"]["tokens"].share == pytest.approx(0.78, abs=0.005)
-    assert by_name["610m-clm-10k-mlm40-42k"]["flops"].bound == "at most"
+    assert by_name["610m-clm-10k-mlm40-42k"]["flops"].beyond == "above"
     files = price_files([listed])
-    assert set(files) == {f"tables/compute-equivalents-610M{suffix}" for suffix in (".md", ".tex", ".csv")}
+    suffixes = (".md", ".tex", ".csv", "-by-task.md", "-by-task.tex")
+    assert set(files) == {f"tables/compute-equivalents-610M{suffix}" for suffix in suffixes}
+    assert "One task carries this: without ReCoRD, 610m-clm-11k-mlm40-22k has 0.93." in price_sentence(listed)
     markdown, latex = (files[f"tables/compute-equivalents-610M{suffix}"] for suffix in (".md", ".tex"))
     assert "over fine-tuning seeds only" in markdown and "Each model was pretrained once" in markdown
     assert "…" not in latex and "“" not in latex and latex.count(r"\\") == 1 + len(listed.prices)
     rows = list(csv.DictReader(io.StringIO(written(listed, ".csv"))))
-    assert len(rows) == 2 * len(listed.prices)
+    assert len(rows) == (2 + 4 + 12) * len(listed.prices), "tokens, FLOPs, families and tasks"
     ours = next(row for row in rows if row["arm"] == "610m-clm-11k-mlm40-22k" and row["counted_in"] == "tokens")
-    assert (ours["bound"], ours["noise"]) == ("", "fine-tuning seeds")
+    assert (ours["beyond"], ours["noise"]) == ("", "fine-tuning seeds")
     assert 0.68 < float(ours["low"]) < float(ours["share"]) < float(ours["high"]) < 0.92

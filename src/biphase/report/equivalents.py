@@ -8,7 +8,7 @@ baseline, interpolated between two rungs, cannot be told apart. So it is over al
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -18,14 +18,19 @@ from biphase.errors import InputError
 from biphase.report.contrasts import Contrast, Noise, Terms, combine, contrast, seed_interval
 from biphase.report.results import ReportArm, ResultSet
 
-Compute = Literal["tokens", "flops", "device_hours"]
+Compute = Literal["flops", "tokens"]
 """What compute is counted in: fields of `ReportArm`."""
 
-AXES: dict[Compute, str] = {"flops": "FLOPs", "tokens": "tokens", "device_hours": "device hours"}
+AXES: dict[Compute, str] = {"flops": "FLOPs", "tokens": "tokens"}
 """In words; what comes first is preferred."""
 
-POINTS_BETWEEN = 40
-"""At how many places between two rungs the arm is tested against the baseline."""
+MOST_APART = 4
+"""By which factor two neighbouring rungs may differ: over a factor of 16, on a curve that bends, the interval covers
+the truth in 0 to 29 % (docs/LOG.md)."""
+
+POINTS_BETWEEN, HALVINGS = 10, 2
+"""At how many places between two rungs the arm is tested against the baseline; and how often a gap between two of them
+is halved where the verdict changes."""
 
 
 Rungs = Sequence[tuple[float, Terms]]
@@ -41,8 +46,8 @@ class Equivalent:
     """What compute is counted in."""
     share: float
     """The arm's compute over the baseline's for the same score: 0.6 saves 40 %."""
-    bound: Literal["", "at most", "at least"]
-    """Whether the arm's score lies above or below the whole ladder, so that the share is only bounded by it."""
+    beyond: Literal["", "above", "below"]
+    """Whether the arm's score lies above or below the whole ladder, so that the share is that of the ladder's end."""
     low: float
     """Ends of the 95 % interval; 0 and infinity where the ladder ends before the interval does, nan without a test."""
     high: float
@@ -71,27 +76,31 @@ def compute_equivalent(
     baseline: Sequence[ReportArm],
     axis: Compute = "flops",
     datasets: Sequence[str] | None = None,
+    *,
+    is_tested: bool = True,
 ) -> Equivalent:
-    """The equivalent of an arm on the ladder of a baseline, by the mean over data sets that all of them have.
+    """The equivalent of an arm on the ladder of a baseline, by the mean over data sets that all of them have; without
+    its interval unless `is_tested`.
 
     Args:
         baseline: one recipe at several budgets.
         datasets: those that count; None: all that the arm and the whole ladder have scores on.
 
     Raises:
-        InputError: fewer than two budgets, compute that is not known, or no data set in common.
+        InputError: fewer than two budgets, two that are too far apart, compute that is not known, or no data set in
+            common.
     """
     names = shared_datasets(results, (arm, *baseline), datasets)
     terms, rungs = mean_score(results, arm, names), make_ladder(results, baseline, axis, names)
     compute, scores = compute_of(arm, axis), [value_of(own) for _, own in rungs]
     heights = optimize.isotonic_regression(scores).x
-    log, bound = read_off(np.log([spent for spent, _ in rungs]), heights, value_of(terms))
-    low, high, noise = find_interval(terms, compute, rungs)
+    log, beyond = read_off(np.log([spent for spent, _ in rungs]), heights, value_of(terms))
+    low, high, noise = find_interval(terms, compute, rungs) if is_tested else (math.nan, math.nan, ())
     return Equivalent(
         arm=arm,
         axis=axis,
         share=compute / math.exp(log),
-        bound=bound,
+        beyond=beyond,
         low=low,
         high=high,
         noise=noise,
@@ -101,29 +110,6 @@ def compute_equivalent(
         ladder=tuple((spent, float(height)) for (spent, _), height in zip(rungs, heights, strict=True)),
         scores=tuple(scores),
         datasets=names,
-    )
-
-
-def recount(found: Equivalent, baseline: Sequence[ReportArm], axis: Compute) -> Equivalent:
-    """An equivalent counted in another kind of compute: its places between the budgets stay the same, as both kinds
-    rise from budget to budget. The baseline has its least compute first."""
-    before, after = ([compute_of(rung, one) for rung in baseline] for one in (found.axis, axis))
-    compute = compute_of(found.arm, axis)
-
-    def convert(share: float) -> float:
-        if not 0 < share < math.inf:  # an end beyond the ladder, or nan
-            return share
-        place = np.interp(math.log(found.compute / share), np.log(before), np.log(after))
-        return compute / math.exp(float(place))
-
-    return replace(
-        found,
-        axis=axis,
-        share=convert(found.share),
-        low=convert(found.low),
-        high=convert(found.high),
-        compute=compute,
-        ladder=tuple((spent, height) for spent, (_, height) in zip(after, found.ladder, strict=True)),
     )
 
 
@@ -174,19 +160,30 @@ def compute_of(arm: ReportArm, axis: Compute) -> float:
 
 
 def make_ladder(results: ResultSet, baseline: Sequence[ReportArm], axis: Compute, datasets: Sequence[str]) -> Rungs:
-    """Raises `InputError` with fewer than two budgets."""
+    """Raises `InputError` with fewer than two budgets, or as `refuse_gaps`."""
+    refuse_gaps([(compute_of(arm, axis), arm.name) for arm in baseline])
     rungs = [(compute_of(arm, axis), mean_score(results, arm, datasets)) for arm in baseline]
     if len({compute for compute, _ in rungs}) < max(2, len(rungs)):
         raise InputError("a ladder needs two budgets of the baseline or more, each once")
     return sorted(rungs, key=lambda rung: rung[0])
 
 
-def read_off(logs: np.ndarray, scores: np.ndarray, score: float) -> tuple[float, Literal["", "at most", "at least"]]:
+def refuse_gaps(rungs: Sequence[tuple[float, str]]) -> None:
+    """Raises `InputError` for neighbouring budgets, given with the names of their arms, that are too far apart."""
+    for (less, lower), (more, upper) in itertools.pairwise(sorted(rungs)):
+        if more > 1.01 * MOST_APART * less:
+            raise InputError(
+                f"{lower} and {upper} are a factor of {more / less:.3g} apart, and a straight line between them would "
+                f"mislead; give the baseline budgets between them, each at most {MOST_APART} times the one below"
+            )
+
+
+def read_off(logs: np.ndarray, scores: np.ndarray, score: float) -> tuple[float, Literal["", "above", "below"]]:
     """The log of the least compute at which a rising line reaches a score, or the end that it lies beyond."""
     if score > scores[-1]:
-        return float(logs[-1]), "at most"
+        return float(logs[-1]), "above"
     if score < scores[0]:
-        return float(logs[0]), "at least"
+        return float(logs[0]), "below"
     at = int(np.searchsorted(scores, score))  # scores[at - 1] < score <= scores[at]
     if at == 0:
         return float(logs[0]), ""
@@ -199,11 +196,14 @@ def find_interval(terms: Terms, compute: float, rungs: Rungs) -> tuple[float, fl
     all verdicts; and what that accounts for."""
     logs = np.log([spent for spent, _ in rungs])
     places = [np.linspace(*ends, POINTS_BETWEEN, endpoint=False) for ends in itertools.pairwise(logs)]
-    grid = np.exp(np.append(np.concatenate(places), logs[-1]))
-    grid[0], grid[-1] = rungs[0][0], rungs[-1][0]  # exactly: the ladder's ends are on the ladder
-    seen = [contrast(combine((1, terms), (-1, interpolate(rungs, place)))) for place in grid]
-    sides = [one.side for one in seen]
-    noise = seen[0].noise
+    inside = np.exp(np.concatenate(places)[1:])
+    new = [rungs[0][0], *map(float, inside), rungs[-1][0]]  # exactly: the ladder's ends are on the ladder
+    seen = dict[float, Contrast]()
+    for _ in range(1 + HALVINGS):
+        seen |= {place: contrast(combine((1, terms), (-1, interpolate(rungs, place)))) for place in new}
+        grid = sorted(seen)
+        new = [math.sqrt(less * more) for less, more in itertools.pairwise(grid) if seen[less].side != seen[more].side]
+    sides, noise = [seen[place].side for place in grid], seen[grid[0]].noise
     if "untested" in sides:
         return math.nan, math.nan, noise
     # The baseline's compute is more than where the arm is still above it, and less than where it is below.
@@ -228,9 +228,19 @@ def interpolate(rungs: Rungs, compute: float) -> Terms:
 
 
 def show_multiple(found: Equivalent) -> str:
-    """`0.73 [0.61, 0.82]`, `at most 0.50 […, 0.52]`."""
-    share = f"{found.bound} {found.share:.2f}".strip()
+    """`0.73 [0.61, 0.82]`, `0.64 (at most 1.17)`, `above the ladder (at most 0.52)`."""
+    ends = show_ends(found)
+    return show_point(found) + (f" {ends}" if ends.startswith("[") else f" ({ends})" if ends else "")
+
+
+def show_point(found: Equivalent) -> str:
+    return f"{found.beyond} the ladder" if found.beyond else f"{found.share:.2f}"
+
+
+def show_ends(found: Equivalent) -> str:
+    """The interval: `[0.61, 0.82]`, `at most 0.52`, `at least 0.61`, `no bound`; nothing without a test."""
     if math.isnan(found.low):
-        return share
-    high = "…" if math.isinf(found.high) else f"{found.high:.2f}"
-    return f"{share} [{f'{found.low:.2f}' if found.low else '…'}, {high}]"
+        return ""
+    if not found.low:
+        return "no bound" if math.isinf(found.high) else f"at most {found.high:.2f}"
+    return f"at least {found.low:.2f}" if math.isinf(found.high) else f"[{found.low:.2f}, {found.high:.2f}]"

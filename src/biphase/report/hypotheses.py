@@ -13,7 +13,7 @@ from biphase.report.arms import num_parameters
 from biphase.report.axes import Term, contrast_spreads, weigh_arms
 from biphase.report.claims import Claim, Inequality, make_inequality, strongest
 from biphase.report.contrasts import contrast
-from biphase.report.equivalents import contrast_at_share
+from biphase.report.equivalents import contrast_at_share, refuse_gaps
 from biphase.report.formats import show_count, show_list
 from biphase.report.grammar import MEAN_OF_FAMILIES, QUANTIFIERS, RATE, Operand, ParsedInequality
 from biphase.report.results import FAMILY_CODES, FAMILY_NAMES, ReportArm, Result, ResultSet
@@ -225,12 +225,16 @@ def baseline_ladder(line: ParsedInequality, ladders: Mapping[str, Ladder], spot:
         return ()
     ladder = ladders[line.operands[1].name]
     own = {budget: arms for (model, budget), arms in ladder.items() if model == spot[0] or not spot[0]}
-    rungs = [arm for budget in sorted(own) for arm in own[budget].values()]
+    rungs = [(budget, arm) for budget in sorted(own) for arm in own[budget].values()]
     if len(rungs) < 2:
         raise InputError(
             f"'{line.text}': '{line.operands[1].name}' has one budget; a baseline's ladder has two or more"
         )
-    return tuple(rungs)
+    try:
+        refuse_gaps(rungs)
+    except InputError as error:
+        raise InputError(f"'{line.text}': {error}") from None
+    return tuple(arm for _, arm in rungs)
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from biphase.report.claims import Claim, Finding, Verdicts, count_tests
 from biphase.report.figures import figure_pool, list_figures, save_figure
 from biphase.report.formats import MISSING, show_count, show_p_value, show_points, show_share
 from biphase.report.overview import answer_sentences, draw_means, list_means, wide_table
-from biphase.report.price import ladder_panel, list_prices, price_files, price_rows, price_sentence
+from biphase.report.price import ladder_panel, list_prices, price_files, price_sentence, price_tables
 from biphase.report.results import FAMILY_NAMES, ResultSet, check_averages, missing_cells, missing_examples
 from biphase.report.statistics import SIGNIFICANCE
 from biphase.report.svg import inline_svg
@@ -47,6 +47,8 @@ class Told:
     verdicts: Verdicts | None = None
     hypotheses: tuple[Sequence[Finding], str] | None = None
     """What the study declared before it ran, judged, and a sentence on when it was declared."""
+    declared: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Arms whose compute-equivalent the study declared → the arms of the baseline."""
     notes: Sequence[str] = ()
     """What a reader must know before comparing models, in sentences."""
     costs: Sequence[Mapping[str, object]] = ()
@@ -83,7 +85,7 @@ def write_report(
         raise InputError("there is no finished score to report on yet")
     with own_folder(out, "report") as folder, pool or figure_pool() as drawing:
         results = with_averages(results.results)
-        means, prices = list_means(results), list_prices(results)
+        means, (prices, unpriced) = list_means(results), list_prices(results, told.declared)
         pictures, figures, lacking = list_figures(results, losses, draw_means(means), map(ladder_panel, prices))
         drawn = drawing.map(partial(save_figure, folder=folder / "figures"), pictures)  # beside the tables
         wide, tables = [wide_table(results, metric) for metric in results.metrics], make_tables(results, table_numbers)
@@ -97,7 +99,7 @@ def write_report(
             figures=figures,
             tables=tables,
             files=files or {},
-            missing=[*missing, *lacks, *(f"No figure: {line}" for line in lacking)],
+            missing=[*missing, *unpriced, *lacks, *(f"No figure: {line}" for line in lacking)],
             **inline_pictures(sorted(drawn), plan_svg),
             **vars(told),
         )
@@ -146,7 +148,7 @@ def render(**parts: Any) -> str:
         degenerate_mark=degenerate_mark,
         sort_value=sort_value,
         first_number=first_number,
-        price_rows=price_rows,
+        price_tables=price_tables,
     )
     return environment.from_string(page).render(**parts)
 

@@ -89,8 +89,6 @@ class ReportArm:
     """Floating-point operations of all its training, its parents' included."""
     tokens: float | None = None
     """Tokens of all its training, likewise."""
-    device_hours: float | None = None
-    """What its training took, likewise, in hours as measured times the devices that it had."""
     is_plain: bool = True
     """Whether it is CLM, MLM or one after the other, continued or not, without ramps or a recipe of its own."""
 

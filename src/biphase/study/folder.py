@@ -86,8 +86,6 @@ class TrainedRecord:
     """Its name below runs/."""
     key: str
     seconds: float
-    device_seconds: float | None = None
-    """Seconds times the processes, one for each device; None where that was not recorded: a single one counts."""
     text: tuple[str, ...] | None = None
     """The fingerprints of its shard sets when it was trained; None where that was not recorded."""
     untimed: tuple[str, ...] = ()
@@ -96,12 +94,6 @@ class TrainedRecord:
     @property
     def is_timed(self) -> bool:
         return self.folder not in self.untimed
-
-    @property
-    def device_hours(self) -> float | None:
-        """None where they are not known."""
-        seconds = self.seconds if self.device_seconds is None else self.device_seconds
-        return seconds / 3600 if self.is_timed else None
 
 
 def find_record(folder: StudyFolder, run: PlannedRun) -> TrainedRecord | None:

@@ -77,6 +77,13 @@ def ask(plan: Plan) -> dict[str, list[list[AskedInequality] | str]]:
     return asked
 
 
+def list_equivalents(plan: Plan) -> dict[str, tuple[str, ...]]:
+    """Arms whose compute-equivalent a hypothesis is about → the arms of the baseline."""
+    asked = [one for lines in ask(plan).values() for line in lines if not isinstance(line, str) for one in line]
+    asked += [rival for one in asked for rival in one.rivals]
+    return {arm: one.ladder for one in asked if one.ladder for arm in one.terms[0][1]}
+
+
 def list_scores(plan: Plan) -> AskedScores:
     """The scores that a plan makes, by the names of arms and tasks in its results."""
     arms = {model.name: model.pooled_name for model in plan.models}

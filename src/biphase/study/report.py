@@ -17,7 +17,13 @@ from biphase.report.page import Told, write_report
 from biphase.report.results import ResultSet
 from biphase.run import Run, read_metrics
 from biphase.study.folder import StudyFolder, StudyState, measure_cells, read_state
-from biphase.study.hypotheses import describe_declaration, hypotheses_json, judge_hypotheses, list_scores
+from biphase.study.hypotheses import (
+    describe_declaration,
+    hypotheses_json,
+    judge_hypotheses,
+    list_equivalents,
+    list_scores,
+)
 from biphase.study.notes import list_notes
 from biphase.study.plan import Plan
 from biphase.study.results import collect_results, find_bm25
@@ -38,9 +44,7 @@ def report_study(
         picture = pool.submit(plan_svg, replace(plan, cells=()))  # beside the scores, which take longest to read
         state = read_state(plan, place)
         scores = state.scores
-        known = {name: record.device_hours for name, record in state.records.items()}
-        hours = {name: spent for name, spent in known.items() if spent is not None}
-        results = ResultSet(tuple(collect_results(plan, scores, hours)))
+        results = ResultSet(tuple(collect_results(plan, scores)))
         hypotheses = judge_hypotheses(plan, results) if plan.study.hypotheses else ()
         files = {"scores.csv": cells_csv(scores)}
         if hypotheses:
@@ -50,6 +54,7 @@ def report_study(
             question=plan.study.question,
             verdicts=judge_paper(results, list_scores(plan)) if results.results else None,
             hypotheses=(hypotheses, describe_declaration(plan.study, place.path)) if hypotheses else None,
+            declared=list_equivalents(plan),
             notes=list(list_notes(place, state)),
             costs=list_costs(plan, state),
             commands=commands,

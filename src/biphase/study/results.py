@@ -22,16 +22,11 @@ from biphase.study.trunks import PlannedRun
 PAPER_METRICS = {"SC": "accuracy", "TC": "paper_f1", "QA": "paper_f1", "IR": "paper_ndcg_at_10"}
 
 
-def collect_results(
-    plan: Plan, scores: dict[str, ScoreSet], device_hours: Mapping[str, float] | None = None
-) -> Iterator[Result]:
+def collect_results(plan: Plan, scores: dict[str, ScoreSet]) -> Iterator[Result]:
     """Every arm on every task, by the standard metric and by the paper's, in each of its comparisons.
 
     Models of one name but for their seed are one arm that was pretrained several times: their results are pooled, each
     with the seed of its recipe as pretraining seed.
-
-    Args:
-        device_hours: what the training of each run took, where that is known; an arm has the mean over its seeds.
 
     Raises `InputError` as `refuse_mixtures` does.
     """
@@ -41,18 +36,9 @@ def collect_results(
     models: dict[str, list[EvaluatedModel]] = {}
     for model in plan.models:
         models.setdefault(model.pooled_name, []).append(model)
-    hours = device_hours or {}
-
-    def took(run: PlannedRun, until: int) -> float:
-        return hours.get(run.name, 0.0) * (until - run.first) / run.steps
-
     results: dict[ReportArm, list[Result]] = {}
     for some in models.values():
         arm = arm_of_model(plan, some[0], sizes)
-        spent = [sum_runs(plan, model, took) for model in some]
-        known = [one for one in spent if one is not None]
-        if len(known) == len(spent) and arm.objective != "none":
-            arm = replace(arm, device_hours=sum(known) / len(known))
         found: dict[tuple[str, str], list[Result]] = {}
         for model in some:
             for result in collect_model(arm, plan.arms[model.arm].recipe.seed, scores[model.name], families):

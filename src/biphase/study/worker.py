@@ -56,7 +56,7 @@ def train_run(plan: Plan, run: str, folder: StudyFolder, processes: int) -> list
     recipe = recipe.model_copy(update={"checkpoints": recipe.checkpoints.model_copy(update={"keep": keep})})
     clock = folder.clock(run)
     before = read_clock(folder, planned)
-    with keep_time(clock, before, processes) as so_far:
+    with keep_time(clock, before) as so_far:
         path = train_here(recipe, folder) if processes == 1 else train_by_torchrun(recipe, folder, processes)
     record = replace(so_far(), folder=path.name, text=read_text(Run(path)))
     write_json(clock, asdict(record))
@@ -82,13 +82,11 @@ def read_clock(folder: StudyFolder, run: PlannedRun) -> TrainedRecord:
     kept = read_json_as(clock, TrainedRecord) if clock.exists() and begun else None
     if kept is None or kept.key != run.key:
         kept = find_record(folder, run)
-    if kept is None:
-        return TrainedRecord("", run.key, 0.0, 0.0, untimed=begun)
-    return replace(kept, device_seconds=kept.seconds if kept.device_seconds is None else kept.device_seconds)
+    return kept or TrainedRecord("", run.key, 0.0, untimed=begun)
 
 
 @contextmanager
-def keep_time(clock: Path, before: TrainedRecord, processes: int) -> Iterator[Callable[[], TrainedRecord]]:
+def keep_time(clock: Path, before: TrainedRecord) -> Iterator[Callable[[], TrainedRecord]]:
     """Add the time of the block to `before` in the file `clock`, every few seconds, for a kill gives no notice; the
     function says what it is so far, and after the block in all."""
     started = time.perf_counter()
@@ -97,8 +95,7 @@ def keep_time(clock: Path, before: TrainedRecord, processes: int) -> Iterator[Ca
 
     def so_far() -> TrainedRecord:
         seconds = (ended or [time.perf_counter()])[0] - started
-        device_seconds = (before.device_seconds or 0.0) + seconds * processes
-        return replace(before, seconds=round(before.seconds + seconds, 1), device_seconds=round(device_seconds, 1))
+        return replace(before, seconds=round(before.seconds + seconds, 1))
 
     def note() -> None:
         with suppress(OSError):  # a full disk ends the training itself, and its error is to be seen
