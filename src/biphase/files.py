@@ -153,6 +153,7 @@ def whole_folder(path: Path) -> Iterator[Path]:
     path = path.resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
     part, old = path.with_name(f".{path.name}.part"), path.with_name(f".{path.name}.old.part")
+    refuse_links(part, old)
     for leftover in (part, old):
         shutil.rmtree(leftover, ignore_errors=True)
     part.mkdir()
@@ -282,6 +283,13 @@ def refuse_foreign(path: Path, kind: str) -> None:
             raise InputError(f"{file} is not as biphase wrote it; {remedy}")
 
 
+def refuse_links(*paths: Path) -> None:
+    """Refuse to write, replace or clear anything through a link that someone put where a file or folder of ours is."""
+    for path in paths:
+        if path.is_symlink():
+            raise InputError(f"{path} is a link, through which nothing is written; remove it")
+
+
 def sync_below(folder: Path) -> None:
     """Have the system write a folder and all that is in it to the disk: it is there after a power cut."""
     for path in [*files_below(folder), *filter(Path.is_dir, folder.rglob("*"))]:
@@ -312,6 +320,8 @@ def locked(path: Path, *, wait: bool = False, busy: str = "") -> Iterator[None]:
     The lock ends with its process, so a killed one blocks nothing. Another process that holds it is waited for with
     `wait`, and otherwise a `BusyError`, which says `busy`.
     """
+    if path.parent.name == ".locks":
+        refuse_links(path.parent)
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         number = open_alone(path, wait=wait)

@@ -233,6 +233,10 @@ def test_ctrl_c(run_main: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     assert run_main("demo", tmp_path) == (130, "", line)
     lines = ["import os, signal, time", "try:", " os.kill(os.getpid(), signal.SIGINT)", " time.sleep(60)"]
     (tmp_path / "swallows.py").write_text("\n".join([*lines, "except BaseException:", " pass"]))
+    (tmp_path / "typer.py").write_text("import swallows")  # from the first module on
+    done = subprocess.run([sys.executable, "-m", "biphase"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, line)
+    (tmp_path / "typer.py").unlink()
     code = "import biphase.cli.app as cli; cli.app = lambda: __import__('swallows'); cli.main()"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (130, line)

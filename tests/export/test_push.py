@@ -110,6 +110,13 @@ def test_what_is_refused_before_anything_is_sent(hub: SimulatedHub, folder: Path
     push_model(str(folder), "me/encoder", license="mit", languages=("en",), dry_run=True)
     with pytest.raises(InputError, match=r"says license mit, not apache-2\.0: leave one out"):
         push_model(str(folder), "me/encoder", license="apache-2.0")
+    for place in ("file:///data", r"\\server\share"):
+        (folder / "README.md").write_text(f"trained on {place}")
+        with pytest.raises(InputError, match=r"README\.md names a place on this machine"):
+            push_model(str(folder), "me/encoder", license="mit", languages=("en",))
+    (folder / "README.md").write_text(f"with hf_{'aB3' * 11}")
+    with pytest.raises(InputError, match=r"README\.md holds a token of the hub, hf_aB3…: take it out"):
+        push_model(str(folder), "me/encoder", license="mit", languages=("en",))
     (folder / "README.md").write_text("trained on /data/mine/corpus")
     with pytest.raises(InputError, match=r"README\.md names a place on this machine, /data/mine/corpus"):
         push_model(str(folder), "me/encoder", license="mit", languages=("en",))

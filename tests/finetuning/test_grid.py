@@ -131,7 +131,7 @@ def test_parts_of_a_grid(grid: Grid) -> None:
     parts = [choose_part(trainings, f"{number}/3") for number in range(3)]
     assert sorted(t.name for part in parts for t in part) == sorted(t.name for t in trainings)
     assert [len(part) for part in parts] == [3, 3, 2]
-    for wrong in ("3/3", "1", "a/b", "-1/2"):
+    for wrong in ("3/3", "1", "a/b", "-1/2", "²/٣", "1/" + "9" * 5000):
         with pytest.raises(InputError, match="must be NUMBER/TOTAL"):
             choose_part(trainings, wrong)
 

@@ -30,6 +30,15 @@ def asked(line: str) -> list[tuple[str, str]]:
     return found
 
 
+@pytest.mark.parametrize(
+    "text", ["(" * 5000 + "a" + ")" * 5000 + " > 0", "a > 0 at 1e999 steps", "a > 1e400 points", "9" * 400 + " * a > 0"]
+)
+def test_nothing_is_endless(text: str) -> None:
+    with pytest.raises(InputError, match=r"is more than 1e\+15|more than 50 brackets") as error:
+        parse_inequality(text)
+    assert len(str(error.value)) < 300
+
+
 def test_a_difference_at_every_budget_that_both_have() -> None:
     assert asked("25/75 - mlm40 > 0 on token_classification at every budget") == [
         ("+1·1m-25-75-400@TC -1·1m-mlm40-400@TC", "25/75 - mlm40 on TC 1m, 400 steps"),

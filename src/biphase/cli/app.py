@@ -4,13 +4,11 @@ A verb says what its words mean and calls what does it. Heavy imports happen ins
 """
 
 import errno
-import os
 import re
 import signal
 import sys
 from io import TextIOWrapper
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -23,8 +21,8 @@ from biphase.cli.networks import networks_app
 from biphase.cli.study import AddressOption, EngineOption, FormatOption, study_app
 from biphase.console import FirstLine, describe_copies, err, is_one_of_several, launched_as, out, silence, take_turn
 from biphase.corpus.text import TxtDocuments
-from biphase.errors import EXIT_BUSY, STOPPED, BusyError, InputError, StoppedError, clipped, memory_told
-from biphase.machine import prepare_process
+from biphase.errors import EXIT_BUSY, BusyError, InputError, StoppedError, clipped, memory_told
+from biphase.machine import catch_interrupts, prepare_process
 from biphase.verbs import records, text
 
 PATH = {
@@ -255,8 +253,7 @@ def main() -> Any:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper) and not stream.encoding.lower().startswith("utf"):
             stream.reconfigure(encoding="utf-8")  # LC_ALL=C: else an arrow in a help text ends the command
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, interrupt)
+    catch_interrupts()
     if "torch" not in sys.modules:
         sys.meta_path.insert(0, FirstLine(" ".join(["biphase", *sys.argv[1:2]])))
     try:
@@ -306,16 +303,6 @@ def complain(line: str, code: int = 2) -> None:
     told = re.sub(r"`(\w+)`", lambda found: PARAMETERS.get(found[1], found[0]), " ".join(line.split()))
     err.print(f"biphase: {clipped(told, MOST_CHARACTERS)}")
     sys.exit(code)
-
-
-def interrupt(signum: int, frame: FrameType | None) -> None:
-    """Ctrl-C. While a module is loaded, which takes seconds, the process ends here: loading PyTorch swallows errors."""
-    while frame is not None:
-        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
-            os.write(2, f"biphase: {STOPPED}\n".encode())
-            os._exit(128 + signum)
-        frame = frame.f_back
-    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

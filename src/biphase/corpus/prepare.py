@@ -41,7 +41,7 @@ from biphase.engine.local import Engine
 from biphase.engine.scheduler import run_units
 from biphase.engine.units import Unit
 from biphase.errors import InputError
-from biphase.files import content_hash, file_hash, locked, read_json_as, write_hashed
+from biphase.files import content_hash, file_hash, locked, read_json_as, refuse_links, write_hashed
 from biphase.machine import num_cores
 
 if TYPE_CHECKING:
@@ -92,7 +92,8 @@ def prepare(
     tokenizer = load_tokenizer(tokenizer_source)
     busy = f"another process is preparing {out} at this moment: wait for it"
     with tell_full_disk(out), locked(out / ".claim", busy=busy):
-        refuse_links(out)
+        inside = (out / "shards").iterdir() if (out / "shards").is_dir() else ()
+        refuse_links(out / "tokenizer", out / "token_bytes.npy", out / "shards", out / ".locks", *inside)
         before = read_shard_manifest(out) if (out / "manifest.json").exists() else None
         if append and before is None:
             raise InputError(f"{out} holds no finished shard set that could grow: leave append out")
@@ -169,14 +170,6 @@ def refuse_tokenizer_folder(tokenizer: Path, out: Path) -> None:
     folder = tokenizer.parent if tokenizer.is_file() else tokenizer
     if folder.is_dir() and out.resolve() == folder.resolve() and not (out / "manifest.json").exists():
         raise InputError(f"{out} is the folder of the tokenizer: give the shards another one")
-
-
-def refuse_links(out: Path) -> None:
-    """Nothing is written, replaced or cleared through a link that someone put into the set."""
-    inside = (out / "shards").iterdir() if (out / "shards").is_dir() else ()
-    for path in (out / "tokenizer", out / "token_bytes.npy", out / "shards", out / ".locks", *inside):
-        if path.is_symlink():
-            raise InputError(f"{path} is a link, through which nothing is written; remove it")
 
 
 def save_token_bytes(tokenizer: "PreTrainedTokenizerFast", out: Path) -> str:

@@ -41,6 +41,7 @@ from biphase.files import (
     locked,
     read_json,
     refuse_damaged,
+    refuse_links,
     whole_folder,
     write_json,
     write_mark,
@@ -76,6 +77,7 @@ def train_embedder(recipe: EmbeddingRecipe, runs: Path) -> tuple[Path, dict[str,
     sources = read_sources(recipe, before)
     judged = [read_judged(Path(path)) for path in recipe.evaluation]
     folder = runs / f"{recipe.name}-{identity_of(recipe, sources, dtype)[:8]}"
+    refuse_links(folder / "stages", *(folder / "stages" / stage.name for stage in recipe.stages))
     with locked(folder / "lock"):
         write_text(folder / "config.yaml", yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False))
         tracking = None if (folder / "done.json").exists() else recipe.tracking

@@ -1,5 +1,7 @@
 """What a run was, for people: the curves of its losses and the model card of its export."""
 
+import json
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ PREDICTS = {
 }
 CARD = """\
 {head}
-# {name}
+# {title}
 
 A {direction} `{kind_of_network}` of {millions:.1f}M parameters. It predicts {predicts}.
 
@@ -110,11 +112,13 @@ def write_card(
     """The model card as Markdown, with the fields that the hub reads."""
     base, history = tell_history(run, manifest)
     pipeline_tag = choose_pipeline(manifest.objective, auto_class)
+    title, name = harmless(name), json.dumps(name, ensure_ascii=False)[1:-1]
     adapted = manifest.objective != "clm" and auto_class == "AutoModelForCausalLM"
     misread = MISREAD.format(chosen=notes.misread_as, type=network.config.model_type)
     embeddings = "" if notes.misread_as else EMBEDDINGS.format(name=name)
     return CARD.format(
         head=write_head("transformers", pipeline_tag, base, ["biphase", network.config.model_type]),
+        title=title,
         name=name,
         direction="causal" if manifest.objective == "clm" else "bidirectional",
         kind_of_network=type(network).__name__,
@@ -136,6 +140,14 @@ def write_card(
         recipe=yaml.safe_dump(recipe_elsewhere(run), sort_keys=False, allow_unicode=True),
         version=__version__,
     )
+
+
+def harmless(text: str) -> str:
+    """A user's text for a card: as code, whatever signs of Markdown, of HTML or of a terminal it holds."""
+    if re.fullmatch(r"[\w ./@:+(),%-]*", text):
+        return text
+    fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
+    return f"{fence}{text!r}{fence}"
 
 
 def write_head(library: str, pipeline_tag: str, base: str | None, tags: list[str], dataset: str | None = None) -> str:

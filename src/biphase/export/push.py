@@ -29,8 +29,13 @@ MODEL_FILES = re.compile(
     r"|\d+_\w+/(config\.json|model\.safetensors)|README\.md|LICENSE|curves\.png"
 )
 """Paths of what goes to the hub."""
-LOCAL_PATH = re.compile(r"(?<![\w:/.<])((?:/[\w.-]+){2,}|~/[\w./-]+|[A-Za-z]:\\+\w[\w\\.-]*)")
-"""A folder of somebody's machine in a text: /data/mine, ~/data, D:\\data. Addresses on the web are none."""
+LOCAL_PATH = re.compile(
+    r"(?<![\w:/.<\\])((?:file:/+)?(?:/[\w.-]+){2,}|file:/+[\w.-]+|~/[\w./-]+|[A-Za-z]:\\+\w[\w\\.-]*"
+    r"|\\\\[\w.-]{2,}\\[\w$.-]{2,})"
+)
+"""A folder of somebody's machine in a text: /data/mine, file:///data, ~/data, D:\\data, \\\\server\\data. Addresses on
+the web are none."""
+HUB_TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{20,}")
 WORDS_OF_A_TOKENIZER = ("tokenizer.json", "vocab.json", "merges.txt", "vocab.txt")
 
 
@@ -126,6 +131,8 @@ def plan_upload(folder: Path, revision: str, repo: str, license: str | None, lan
     for name, text in texts.items():
         if found := LOCAL_PATH.search(text):
             raise InputError(f"{folder / name} names a place on this machine, {found[1]}: write another word there")
+        if found := HUB_TOKEN.search(text):
+            raise InputError(f"{folder / name} holds a token of the hub, {found[0][:6]}…: take it out")
     text = texts[CARD_NAME].replace(f'("{folder.name}"', f'("{repo}"')
     card = complete_card(text, folder / CARD_NAME, license, languages)
     return Upload(revision, files, card, tuple(sorted(paths.keys() - files.keys())))

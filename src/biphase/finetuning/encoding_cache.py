@@ -19,7 +19,16 @@ from safetensors.torch import load_file
 
 from biphase import console
 from biphase.errors import InputError
-from biphase.files import content_hash, file_hash, locked, read_json, read_json_as, whole_folder, write_json
+from biphase.files import (
+    content_hash,
+    file_hash,
+    locked,
+    read_json,
+    read_json_as,
+    refuse_links,
+    whole_folder,
+    write_json,
+)
 from biphase.finetuning.config import ENCODING_SETTINGS, EVALUATED_SPLITS, FinetuneConfig
 from biphase.finetuning.encoding import EncodedTask, HashedTokenizer
 from biphase.finetuning.families import module_of
@@ -53,6 +62,7 @@ def load_encoded(source: TaskSource, tokenizer: HashedTokenizer, config: Finetun
     key = content_hash([ENCODING, source.hash, specials, settings])
     folder = cache_folder() / "encoded" / f"{task.name}-{key[:24]}"
     if not folder.exists():
+        refuse_links(folder.parent)
         with locked(folder.with_name(f".{folder.name}.lock"), wait=True):
             if not folder.exists():  # another process may have made it while this one waited
                 encoded = encode_source(source, tokenizer, config)

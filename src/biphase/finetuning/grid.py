@@ -4,6 +4,7 @@ PyTorch is loaded by the workers only.
 """
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -119,7 +120,7 @@ def read_finished(trainings: Iterable[SharedTraining], out: Path) -> list[Score]
 def choose_part(trainings: Sequence[SharedTraining], part: str) -> list[SharedTraining]:
     """`3/16`: every sixteenth training, from the third (parts count from 0). For the arrays of Slurm and the like."""
     number, _, total = part.partition("/")
-    if not (number.isdigit() and total.isdigit() and int(number) < int(total)):
+    if not re.fullmatch(r"[0-9]{1,9}/[0-9]{1,9}", part) or int(number) >= int(total):
         raise InputError(f"part '{part}' must be NUMBER/TOTAL with NUMBER from 0 to TOTAL - 1, such as 0/16")
     return list(trainings[int(number) :: int(total)])
 

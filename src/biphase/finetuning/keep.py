@@ -21,7 +21,7 @@ from transformers import (
 
 from biphase.corpus.tokenizer import misreading_class
 from biphase.errors import InputError
-from biphase.export.card import BOTH_WAYS, write_head
+from biphase.export.card import BOTH_WAYS, harmless, write_head
 from biphase.export.model import as_llama, close_texts, set_direction, write_sentence_transformer
 from biphase.files import whole_folder, write_json, write_mark, write_text
 from biphase.finetuning.batches import CellContext
@@ -192,22 +192,32 @@ def pass_on(model: Any) -> None:
 def card_text(cell: CellContext, encoder: Encoder, model: Any, score: Score) -> str:
     """A small model card, with the fields that the hub reads."""
     task, kind = cell.task, type(model).__name__
+    template, query, document = map(harmless, (task.template, task.query_template, task.document_template))
     load = f"SentenceTransformer(folder)  # {kind}" if task.family == "retrieval" else f"{kind}.from_pretrained(folder)"
     inputs = {
-        "sequence_classification": f"The input is `{task.template!r}`, columns filled in.",
+        "sequence_classification": f"The input is {template}, columns filled in.",
         "token_classification": TAGGING,
-        "question_answering": f"The input is `{task.template!r}` as one text; `biphase predict` makes it of rows.",
-        "multiple_choice": f"Each choice is an input `{task.template!r}`; the highest score is the answer.",
-        "retrieval": f"Queries are given as `{task.query_template}`, documents as `{task.document_template}`.",
+        "question_answering": f"The input is {template} as one text; `biphase predict` makes it of rows.",
+        "multiple_choice": f"Each choice is an input {template}; the highest score is the answer.",
+        "retrieval": f"Queries are given as {query}, documents as {document}.",
     }
     if kind.endswith("ForSequenceClassification") and task.family == "retrieval":
         load = "CrossEncoder(folder)  # of sentence-transformers"
         inputs["retrieval"] = "The input is a query and a document, as a pair."
-    licence = f"Licence of the data: {task.licence}.\n" if task.licence else ""
-    said = f"{encoder.name} fine-tuned by biphase.\n\n{score.headline()}\n\n    {load}\n"
+    licence = f"Licence of the data: {harmless(task.licence)}.\n" if task.licence else ""
+    name = harmless(
+        Path(encoder.name).name if is_of_this_machine(encoder.name) else encoder.name
+    )  # no path of this machine
+    headline = score.headline().replace(encoder.name, name)
+    said = f"{name} fine-tuned by biphase.\n\n{headline}\n\n    {load}\n"
     both_ways = BOTH_WAYS if getattr(model.config, "is_causal", True) is False else ""
     head = head_of_card(cell, encoder, model.config.model_type, score.source)
     return f"{head}\n# {task.name}\n\n{said}\n{inputs[task.family]}\n{both_ways}{licence}"
+
+
+def is_of_this_machine(name: str) -> bool:
+    """Whether a model is a run or a folder of this machine."""
+    return Path(find_model(name)).exists() or Path(name.partition("@")[0]).exists()
 
 
 def head_of_card(cell: CellContext, encoder: Encoder, model_type: str, source: str) -> str:
@@ -217,9 +227,12 @@ def head_of_card(cell: CellContext, encoder: Encoder, model_type: str, source: s
         library = "sentence-transformers"
         pipeline_tag = pipeline_tag if is_embedder(cell) else "text-ranking"
     base = encoder.name.partition("@")[0]
-    is_here = Path(find_model(encoder.name)).exists() or Path(base).exists()
     data = cell.task.hub.id if cell.task.hub is not None else None
     is_of_hub = data is not None and source.partition("@")[0] == data
     return write_head(
-        library, pipeline_tag, None if is_here else base, ["biphase", model_type], data if is_of_hub else None
+        library,
+        pipeline_tag,
+        None if is_of_this_machine(encoder.name) else base,
+        ["biphase", model_type],
+        data if is_of_hub else None,
     )

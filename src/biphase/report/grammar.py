@@ -30,7 +30,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
-from biphase.errors import InputError
+from biphase.errors import InputError, clipped
 
 MEAN_OF_FAMILIES = "average"
 KEYWORDS = ("on", "at", "for", "and")
@@ -41,6 +41,7 @@ GROUP_AXES = ("budget", "mask", "share", RATE)
 EQUIVALENT = "compute_equivalent"
 """The share of a baseline's FLOPs at which an arm reaches its score (`report.equivalents`)."""
 TOKEN = re.compile(r"\s*(?:'([^']*)'|\"([^\"]*)\"|([(),*<>])|([^\s(),*<>'\"]+))")
+MOST_BRACKETS, LARGEST_NUMBER = 50, 1e15
 NUMBER_FORM = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?")
 
 
@@ -108,6 +109,8 @@ class Parser:
         self.text = text
         self.tokens: list[tuple[str, bool]] = []
         """Words and signs, and whether each was quoted: a quoted one is a name."""
+        if text.count("(") > MOST_BRACKETS:
+            raise InputError(f"'{clipped(text)}': more than {MOST_BRACKETS} brackets")
         at = 0
         text = text.rstrip()
         while at < len(text):
@@ -155,8 +158,10 @@ class Parser:
         """The next word as a number; None where it is none, or where it is a name such as 25/75."""
         if not NUMBER_FORM.fullmatch(self.next):
             return None
+        if not abs(number := float(self.next)) <= LARGEST_NUMBER:
+            raise InputError(f"'{clipped(self.text)}': {clipped(self.next, 20)} is more than {LARGEST_NUMBER:g}")
         self.at += 1
-        return float(self.tokens[self.at - 1][0])
+        return number
 
     def inequality(self) -> ParsedInequality:
         is_equivalent = self.has(EQUIVALENT, "(")

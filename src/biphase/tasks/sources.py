@@ -19,6 +19,8 @@ from biphase.hub import load_rows, pin_commit
 from biphase.tasks.rows import Row, Rows, is_saved, read_file, read_mldr, rows_of_dataset
 from biphase.tasks.spec import TASK_SPLITS, FileLayout, Hub, Task, TaskSplit, find_task, named_splits, test_names
 
+LONGEST_TEXT = 5_000_000
+"""Characters of a text, more than long novels have: tokenizers need some hundred bytes for each."""
 HUB = Path("hub")
 """A `data_dir` of this name stands for the hub's data, also for a task that comes with the package."""
 
@@ -174,6 +176,11 @@ def text_column(source: TaskSource, place: str, row: Row, name: str) -> str:
     if not isinstance(text, str):
         raise InputError(
             f"{place}: column '{own_name(source, name)}' is {shown(text)}, not a text: mend the row or take it out"
+        )
+    if len(text) > LONGEST_TEXT:
+        raise InputError(
+            f"{place}: column '{own_name(source, name)}' has {len(text):,} characters, more than {LONGEST_TEXT:,}: "
+            "split the text or cut it"
         )
     return text
 

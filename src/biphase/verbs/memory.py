@@ -20,7 +20,7 @@ from biphase.console import err
 from biphase.corpus.text import kind_of
 from biphase.errors import InputError
 from biphase.files import file_hash, whole_file
-from biphase.tasks.rows import Row, rows_of_dataset
+from biphase.tasks.rows import Row, check_header, rows_of_dataset
 
 Settings = TypeVar("Settings", bound=Strict)
 
@@ -70,6 +70,9 @@ def rows_in(given: Any, text_field: str = "text", labels: Sequence[str] = ("labe
         raise InputError(f"{given!r} is given where texts or rows are")
     pandas, datasets = sys.modules.get("pandas"), sys.modules.get("datasets")
     if pandas is not None and isinstance(given, pandas.DataFrame):
+        if given.columns.nlevels > 1:
+            raise InputError("the columns of the DataFrame have names of several levels: give each one name")
+        check_header("DataFrame", [*given.columns])
         given = given.astype(object).where(given.notna(), None).to_dict("records")
     elif datasets is not None and isinstance(given, datasets.Dataset):
         label = next((name for name in labels if name in given.column_names), labels[0])
