@@ -16,6 +16,7 @@ from biphase.flops import SHAPE_KEYS, Shape
 from biphase.recipe import Data
 from biphase.study import assumptions
 from biphase.study.cost import cell_cost, estimate, moment_bytes
+from biphase.study.describe import compare_published
 from biphase.study.devices import find_machine, study_machine
 from biphase.study.plan import Plan, StudyCell, plan_study
 from biphase.study.sizes import find_lengths, measure_sizes, model_shape
@@ -324,3 +325,21 @@ def test_a_task_of_ones_own_is_as_large_as_is_typical(tmp_path: Path) -> None:
     study = load_study(STUDIES / "mini.yaml", [f"evaluation.tasks=[genre, '{task}']", "evaluation.per_task={}"])
     told = [line for line in estimate(plan_study(study)).assumptions if line.startswith("fine-tuning")]
     assert "published data of genre; typical sizes, guessed, of mine" in told[0]
+
+
+def test_a_plan_says_what_does_not_fit_and_what_would_help() -> None:
+    """610m on 24 GiB: by smaller microbatches or checkpointing; 1b needs two cards. On 80 GiB both fit."""
+    plan = plan_study(load_study(STUDIES / "paper.yaml"))
+    told = estimate(plan, find_machine("RTX 4090")).misfits
+    assert [line.partition(" does not fit into the 24 GiB of one RTX 4090")[0] for line in told] == ["610m", "1b"]
+    assert "compute.microbatch_tokens=2048" in told[0] and "activation_checkpointing=true" in told[0]
+    assert "compute.parallel=fsdp" in told[1] and "on 2 of them" in told[1]
+    assert all("preset 210m, the largest that fits" in line for line in told)
+    assert estimate(plan, find_machine("H100")).misfits == () == estimate(plan).misfits
+
+
+def test_an_assumed_share_of_the_peak_is_held_against_published_hours() -> None:
+    plan = plan_study(load_study(STUDIES / "paper.yaml"))
+    [warning] = compare_published(estimate(plan, find_machine("H100")))
+    assert "10% of MI250X's peak" in warning and "up to 4.0 times these hours" in warning
+    assert not list(compare_published(estimate(plan, find_machine("H100", efficiency=0.4))))

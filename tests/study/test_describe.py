@@ -12,8 +12,9 @@ from rich.console import Console
 
 from biphase.config import BUNDLED, parse_config
 from biphase.errors import InputError
+from biphase.report.formats import format_bytes
 from biphase.study.cost import estimate
-from biphase.study.describe import describe_plan, format_bytes, list_spans, plan_graph, plan_json
+from biphase.study.describe import describe_plan, list_spans, plan_graph, plan_json
 from biphase.study.devices import study_machine
 from biphase.study.picture import draw_plan, order_lanes, plot_runs
 from biphase.study.plan import Plan, plan_study

@@ -141,18 +141,25 @@ def study_advise_command(
         Path | None, typer.Option(help="Your text: shards, whose tokens are known, or a file or a folder.")
     ] = None,
     hours: Annotated[float | None, typer.Option(help="How long the devices may work.")] = None,
-    device: Annotated[str | None, typer.Option(help="Such as H100, or a run to measure by; CPU unless given.")] = None,
-    devices: Annotated[int | None, typer.Option(help="How many; 1 unless given.")] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(help="Such as H100, or a run to measure by; this machine's CPU, measured, unless given."),
+    ] = None,
+    devices: Annotated[int | None, typer.Option(help="How many; 1, or all cores, unless given.")] = None,
     efficiency: EfficiencyOption = None,
     flops: Annotated[float | None, typer.Option(help="A budget in FLOPs in place of hours and device.")] = None,
     recipe: Annotated[Path | None, typer.Option(help="Write the recipe to this file.")] = None,
     study: Annotated[
-        Path | None, typer.Option(help="The folder of a study of yours, whose scores then choose the curriculum.")
+        Path | None,
+        typer.Option(help="The folder of a study of yours, whose scores choose the curriculum from random weights."),
     ] = None,
+    from_scratch: Annotated[
+        bool, typer.Option("--from-scratch", help="Random weights, whatever there is to continue.")
+    ] = False,
     text_field: Annotated[str, typer.Option(help="The JSON field or the column with the text.")] = "text",
     form: FormatOption = "text",
 ) -> None:
-    """Model size, curriculum, batch and steps for a budget, each with its reason, as a recipe ready to run.
+    """The best use of a budget: what to continue, or which size from random weights; with its reasons and a recipe.
 
     Example: `biphase study advise --text corpus/ --hours 8 --device H100 --recipe recipe.yaml`
     """
@@ -167,6 +174,7 @@ def study_advise_command(
         efficiency=efficiency,
         flops=flops,
         study=study,
+        from_scratch=from_scratch,
         text_field=text_field,
     )
     if form == "json":
@@ -174,7 +182,7 @@ def study_advise_command(
     else:
         out.print(describe_advice(advice))
         if recipe is None:
-            out.print(recipe_yaml(advice))
+            out.print(recipe_yaml(advice, has_reasons=False))
     if recipe is not None:
         write_text(recipe, recipe_yaml(advice))
         err.print(str(recipe))

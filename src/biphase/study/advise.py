@@ -1,53 +1,48 @@
 """Text and a compute budget → a recipe ready to run, each choice with its reason and where the reason is from.
 
-Every preset gets what the budget buys of tokens; a scaling law ranks them, and the smallest of the best is chosen. The
-rest follows from rules of thumb (`study.rules`), the curriculum from the user's own study where there is one.
+A public encoder is continued where the budget cannot reach what it was trained with. Else every preset gets what the
+budget buys of tokens; a scaling law ranks them, and the smallest of the best is chosen. The rest follows from rules of
+thumb (`study.rules`), the curriculum from the user's own study where there is one.
 """
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from fractions import Fraction
+from typing import Any
 
 import yaml
 from rich.console import Group, RenderableType
 from rich.table import Table
+from rich.text import Text
 
-from biphase.encoder.presets import PRESETS, shape_of
+from biphase.encoder.presets import PRESETS
 from biphase.errors import InputError
-from biphase.flops import SampleLengths, Shape, flops_per_token
-from biphase.recipe import Checkpoints, ComputeConfig, Data, Init, Optimizer, Phase, Recipe, Schedule, Validation
-from biphase.report.formats import show_estimate
-from biphase.study.curricula import curriculum_label, fill_budget, read_curriculum, write_steps
+from biphase.recipe import Checkpoints, ComputeConfig, Data, Init, Optimizer, Recipe, Schedule, Validation
+from biphase.report.formats import format_bytes, show_estimate, show_list
+from biphase.study.assumptions import fit_memory
+from biphase.study.candidates import (
+    LEAST_CONTINUED,
+    LEAST_TOKENS,
+    Candidate,
+    choose_candidate,
+    continue_encoder,
+    find_encoder,
+    make_candidate,
+    mean_token_flops,
+    scale_curriculum,
+)
+from biphase.study.curricula import curriculum_label, read_curriculum, write_steps
 from biphase.study.describe import describe_hours
 from biphase.study.devices import Machine
-from biphase.study.rules import (
-    FRESH_EPOCHS,
-    MOST_EPOCHS,
-    PAPER_SIZES,
-    PUBLIC_ENCODER_FLOPS,
-    PUBLIC_ENCODER_TOKENS,
-    WITHIN_NOISE,
-    Choice,
-    TextAmount,
-    apply_rule,
-    predict_loss,
-    read_rules,
-)
+from biphase.study.rules import FRESH_EPOCHS, MOST_EPOCHS, PAPER_SIZES, Choice, TextAmount, apply_rule, read_rules
 
-USUAL_VOCABULARIES = {"1m": 8192, "3m": 8192, "11m": 32_768, "36m": 32_768}
-USUAL_CONTEXTS = {"1m": 256, "3m": 256, "11m": 512, "36m": 1024}
-PAPER_VOCABULARY, PAPER_CONTEXT = 128_256, 2048
-"""Tokens of a vocabulary, and of the longest sample: ours below the paper's sizes, and the paper's."""
-
-LEAST_TOKENS = 100_000
-"""With fewer tokens of training a network learns nothing worth having."""
 DEMO_TOKENS, DEMO_BATCH_TOKENS = 1.2e6, 2048
 PAPER_TOKENS, PAPER_BATCH_TOKENS = 99.1e9, 2_359_296
 """Tokens of training, and of a batch, that worked: at our demo's budget and at the paper's."""
 PAPER_LEAST_TOKENS = 12_000 * PAPER_BATCH_TOKENS
 """The paper's smallest budget is 12,000 of its steps."""
-DEFAULT_CURRICULUM = "25/75"
+CONTINUED_RATE = 1e-4
+"""The peak rate of a public encoder that is continued."""
 MOST_FLOPS = 1e30
 """Ten thousand times what any published training took; beyond it, steps are no counts any more."""
 
@@ -62,55 +57,26 @@ class Evidence:
     """Over seeds, as the study's report has it; nan where these do not differ."""
     is_behind: bool = False
     """Whether the best of the study is ahead of it by more than noise, by the test of all verdicts."""
-    foretold: tuple[int, int] = (0, 0)
-    """Pairs of this and another curriculum at the study's smaller budgets: those in the order of its largest, and all
-    (decision accuracy, arXiv 2504.11393)."""
+    tokens: float = math.inf
+    """What its network was trained on."""
 
     @property
     def score(self) -> str:
         """`61.2 ± 0.8`; with a single seed `61.2`."""
         return f"{self.mean:.1f}" + ("" if math.isnan(self.half_width) else f" ± {self.half_width:.1f}")
 
-
-@dataclass(frozen=True)
-class Candidate:
-    """What the budget buys with one preset."""
-
-    preset: str
-    parameters: int
-    """Parameters without the language model head."""
-    vocab_size: int
-    context: int
-    """The longest sample, in tokens."""
-    mask: float
-    """The masking probability."""
-    tokens: float
-    """Tokens of training; read `epochs` times, where the text is known."""
-    epochs: float
-    loss: float
-    """What the scaling law predicts, for comparing candidates and nothing else."""
-    flops: float
-
     @property
-    def tokens_per_parameter(self) -> float:
-        """With unique text, the law wants about 20."""
-        return self.tokens / self.parameters
-
-    @property
-    def is_guess(self) -> bool:
-        """Whether the law expects no more of it than of a network that has learned nothing."""
-        return self.loss >= math.log(self.vocab_size)
-
-    @property
-    def is_small(self) -> bool:
-        """Whether nothing is published about networks of this size."""
-        return self.preset not in PAPER_SIZES
+    def objectives(self) -> list[str]:
+        """Of its phases, in their order."""
+        return [phase.objective for phase, _ in read_curriculum(self.curriculum, {}, 0.4)]
 
 
 @dataclass(frozen=True)
 class Advice:
     """A recipe for a budget, and why it is that one."""
 
+    best_use: str
+    """The best use of the budget, in a sentence or two: what the recipe is for."""
     recipe: Recipe = field(repr=False)
     vocab_size: int
     flops: float
@@ -118,6 +84,7 @@ class Advice:
     machine: Machine | None = field(repr=False)
     choices: tuple[Choice, ...] = field(repr=False)
     candidates: tuple[Candidate, ...] = field(repr=False)
+    """What each preset would get, from large to small; none where a public encoder is continued."""
     chosen: Candidate
     caveats: tuple[str, ...] = field(repr=False)
     text: TextAmount | None = field(default=None, repr=False)
@@ -130,49 +97,100 @@ def advise(
     hours: float | None = None,
     machine: Machine | None = None,
     evidence: Sequence[Evidence] = (),
+    from_scratch: bool = False,
 ) -> Advice:
     """A recipe for a budget: `flops`, or `hours` on all devices of `machine`. Without `text`, there is enough of it.
+
+    `from_scratch` asks for random weights, and so does `evidence`, which is about these.
 
     Raises:
         InputError: no budget or two, hours without a machine, or a budget too small to train anything.
     """
     budget = count_budget(flops, hours, machine)
-    curriculum = choose_curriculum(evidence)
-    candidates = tuple(make_candidate(preset, text, budget, curriculum.value) for preset in PRESETS)
-    chosen = choose_candidate(candidates, budget)
-    if chosen.is_small and not evidence:
-        curriculum = apply_rule("curriculum", "small network", curriculum=DEFAULT_CURRICULUM)
-    recipe = write_recipe(chosen, curriculum.value, machine, text.shards if text else None)
-    shape = shape_of(chosen.preset, {}, chosen.vocab_size)
-    spent = recipe.tokens_before(recipe.num_steps) * mean_token_flops(shape, recipe.curriculum, chosen.context)
+    encoder = find_encoder(text.language if text else None)
+    continued = continue_encoder(encoder, text, budget)
+    # The presets, of which only those that fit are chosen from; and the curriculum of each.
+    own = choose_curriculum(evidence)
+    candidates = tuple(
+        make_candidate(preset, text, budget, own.value if own else "25/75" if preset in PAPER_SIZES else "50/50")
+        for preset in PRESETS
+    )
+    recipe, unfit = None, list[str]()
+    while recipe is None:
+        chosen = choose_candidate([item for item in candidates if item.name not in unfit], budget)
+        recipe = write_recipe(chosen, machine, text)
+        unfit += [chosen.name] if recipe is None else []
+    # What the budget is best used for.
+    case, times = "continued", (encoder.flops + continued.flops) / chosen.flops
+    if chosen.flops >= encoder.flops:
+        case, times = "random weights", chosen.flops / encoder.flops
+    elif from_scratch or evidence:
+        case = "asked"
+    elif continued.tokens < LEAST_CONTINUED:
+        case = "as it is"
+    elif (own_recipe := write_recipe(continued, machine, text)) is None:
+        case = "unfit"
+    else:
+        chosen, recipe, candidates, unfit = continued, own_recipe, (), []
+    facts: dict[str, Any] = {"chosen": chosen, "encoder": encoder, "machine": machine, "least": LEAST_CONTINUED}
+    facts["option"] = "--study" if evidence else "--from-scratch"
+    facts["times"] = show_estimate(times) if times < 1000 else "over 1,000"
+    facts |= {"tokens": show_estimate(continued.tokens), "language": tell_language(text)}
+    tokens = recipe.tokens_before(recipe.num_steps)
+    spent = tokens * mean_token_flops(chosen.shape, recipe.curriculum, chosen.context)
+    by_size = apply_rule("curriculum", chosen.kind, curriculum=chosen.curriculum)
     return Advice(
+        best_use=read_rules()["best_use"][case].format(**facts),
         recipe=recipe,
-        vocab_size=chosen.vocab_size,
+        vocab_size=chosen.shape.vocab_size,
         flops=spent,
         machine=machine,
-        choices=tuple(explain_choices(chosen, candidates, recipe, curriculum, text)),
+        choices=tuple(explain_choices(chosen, candidates, recipe, own or by_size, text)),
         candidates=candidates,
         chosen=chosen,
-        caveats=tuple(list_caveats(chosen, budget, spent, text, bool(evidence))),
+        caveats=tuple(list_caveats(chosen, budget, spent, text, evidence, unfit, machine)),
         text=text,
     )
 
 
+def tell_language(text: TextAmount | None) -> str:
+    """What is known of the language of a text, in a sentence."""
+    code, sentences = text.language if text else None, read_rules()["languages"]
+    return str(sentences.get(code or "none", sentences["other"]).format(code=code))
+
+
 def list_caveats(
-    chosen: Candidate, budget: float, spent: float, text: TextAmount | None, has_evidence: bool
+    chosen: Candidate,
+    budget: float,
+    spent: float,
+    text: TextAmount | None,
+    evidence: Sequence[Evidence] = (),
+    unfit: Sequence[str] = (),
+    machine: Machine | None = None,
 ) -> Iterator[str]:
-    """What to keep in mind, a sentence each."""
+    """What to keep in mind, a sentence each; `unfit` are presets without the memory that they need."""
+    is_new, tested = not chosen.is_continued, max((item.tokens for item in evidence), default=0.0)
     holds = {
-        "extrapolated": not has_evidence and (chosen.is_small or chosen.tokens < PAPER_LEAST_TOKENS),
-        "beyond the law": chosen.is_small or chosen.tokens_per_parameter < 20,
+        "random weights": not is_new,
+        "other presets": bool(unfit),
+        "extrapolated": is_new and not evidence and (chosen.is_small or chosen.tokens < PAPER_LEAST_TOKENS),
+        "beyond your study": 0 < 2 * tested < chosen.tokens,
+        "beyond the law": is_new and (chosen.is_small or chosen.tokens_per_parameter < 20),
         "tokens guessed": text is not None and text.tokens is None,
-        "budget left": spent < 0.8 * budget,
-        "decoders": True,
-        "public encoder": budget >= PUBLIC_ENCODER_FLOPS and chosen.tokens < PUBLIC_ENCODER_TOKENS,
+        "budget left": text is not None and spent < 0.8 * budget,
+        "decoders": is_new,
     }
+    facts: dict[str, Any] = {"names": show_list(unfit), "machine": machine, "fresh": FRESH_EPOCHS}
+    facts |= {"evidence": tested, "times": show_estimate(chosen.tokens / (tested or math.inf))}
+    if text is not None:
+        share, wanted = spent / budget, budget / spent * chosen.tokens / FRESH_EPOCHS
+        given = f"{text.tokens:.2g} tokens" if text.tokens else format_bytes(text.text_bytes or 0)
+        each = (text.text_bytes or 0) / text.unique_tokens(chosen.shape.vocab_size)
+        facts |= {"wanted": format_bytes(wanted * each) if each else f"{wanted:.2g} tokens", "given": given}
+        facts["used"] = f"{share:.0%}" if share >= 0.01 else "less than 1 %"
     for name in holds:
         if holds[name]:
-            yield read_rules()["caveats"][name].format(used=spent / budget)
+            yield read_rules()["caveats"][name].format(**facts)
 
 
 def count_budget(flops: float | None, hours: float | None, machine: Machine | None) -> float:
@@ -190,61 +208,6 @@ def count_budget(flops: float | None, hours: float | None, machine: Machine | No
     return budget
 
 
-def make_candidate(preset: str, text: TextAmount | None, budget: float, curriculum: str) -> Candidate:
-    """What the budget, or all of the text, trains of a preset."""
-    vocab_size = (text.vocab_size if text else None) or USUAL_VOCABULARIES.get(preset, PAPER_VOCABULARY)
-    unique = text.unique_tokens(vocab_size) if text else math.inf
-    context = USUAL_CONTEXTS.get(preset, PAPER_CONTEXT)
-    mask = 0.3 if preset == "210m" else 0.4
-    shape = shape_of(preset, {}, vocab_size)
-    each = mean_token_flops(shape, scale_curriculum(curriculum, mask, 10_000), context)
-    tokens = min(budget / each, MOST_EPOCHS * unique)
-    return Candidate(
-        preset=preset,
-        parameters=shape.parameters_without_head,
-        vocab_size=vocab_size,
-        context=context,
-        mask=mask,
-        tokens=tokens,
-        epochs=tokens / unique,
-        # The law knows no vocabulary; a network that has learned nothing spreads its guess over all of it.
-        loss=min(predict_loss(shape.parameters_without_head, tokens, unique), math.log(vocab_size)),
-        flops=tokens * each,
-    )
-
-
-def choose_candidate(candidates: Sequence[Candidate], budget: float) -> Candidate:
-    """The smallest of those that the law cannot tell from the best; they stand from large to small. Where it expects
-    nothing of any, what differs is their vocabulary alone."""
-    possible = [item for item in candidates if item.tokens >= LEAST_TOKENS]
-    if not possible:
-        tokens, epochs = candidates[-1].tokens, candidates[-1].epochs
-        given = f" and the text given, read {epochs:.2g} times," if epochs else ""
-        raise InputError(
-            f"{budget:.3g} FLOPs{given} are {tokens:,.0f} tokens for the smallest preset, too few to learn from; "
-            f"{LEAST_TOKENS:,} are the least, which cost {candidates[-1].flops / tokens * LEAST_TOKENS:.2g} FLOPs"
-        )
-    if all(item.is_guess for item in possible):
-        return possible[-1]
-    lowest = min(item.loss for item in possible)
-    return next(item for item in reversed(possible) if item.loss <= lowest * (1 + WITHIN_NOISE))
-
-
-def scale_curriculum(curriculum: str, mask: float, steps: int) -> tuple[Phase, ...]:
-    """The phases of a curriculum within a number of steps, by their proportions where it is given in steps too."""
-    templates = read_curriculum(curriculum, {}, mask)
-    total = sum(phase.steps for phase, _ in templates)
-    shares = tuple((phase, share or Fraction(phase.steps, total)) for phase, share in templates)
-    return fill_budget(shares, steps, f"curriculum '{curriculum}'")
-
-
-def mean_token_flops(shape: Shape, phases: Sequence[Phase], context: int) -> float:
-    """FLOPs of a token of training, averaged over the phases; the text is not looked into."""
-    samples = SampleLengths(context / 2, context / 2, "assumed")
-    total = sum(phase.steps for phase in phases)
-    return sum(phase.steps / total * flops_per_token(shape.flops, phase, samples) for phase in phases)
-
-
 def choose_steps(tokens: float, context: int) -> tuple[int, int]:
     """Steps and tokens of a batch: a power of the tokens of training, through what worked at two budgets."""
     exponent = math.log(PAPER_BATCH_TOKENS / DEMO_BATCH_TOKENS) / math.log(PAPER_TOKENS / DEMO_TOKENS)
@@ -254,56 +217,59 @@ def choose_steps(tokens: float, context: int) -> tuple[int, int]:
     return max(round(tokens / batch), 1), batch
 
 
-def choose_curriculum(evidence: Sequence[Evidence]) -> Choice:
-    """The best of the user's study; CLM then MLM where that is not clearly worse, or where there is no study."""
-    if not evidence:
-        return apply_rule("curriculum", "by the paper", curriculum=DEFAULT_CURRICULUM)
+def choose_curriculum(evidence: Sequence[Evidence]) -> Choice | None:
+    """The best of the user's study that makes an encoder; CLM then MLM where that is not clearly worse. None where no
+    study says anything of encoders."""
     ranked = sorted(evidence, key=lambda item: -item.mean)
-    best = ranked[0]
-    # The default split first, if the study has it, and then its other splits from the best to the worst.
-    splits = []
-    for item in ranked:
-        phases = [phase.objective for phase, _ in read_curriculum(item.curriculum, {}, 0.4)]
-        if phases == ["clm", "mlm"]:
-            splits.append(item)
-    for item in sorted(splits, key=lambda item: item.curriculum != DEFAULT_CURRICULUM):
+    encoders = [item for item in ranked if item.objectives[-1] != "clm"]
+    if not encoders:
+        return None
+    best = encoders[0]
+    # The paper's best split first, if the study has it, and then its other splits from the best to the worst.
+    splits = [item for item in encoders if item.objectives == ["clm", "mlm"]]
+    for item in sorted(splits, key=lambda item: item.curriculum != "25/75"):
         if item is best:
             break
         if not item.is_behind:
             facts = {"curriculum": item.curriculum, "best": best, "preferred": item}
             return apply_rule("curriculum", "not told apart", **facts)
-    right, pairs = best.foretold
-    foretold = f"; its smaller budgets foretold the better of two in {right} of {pairs} pairs with it" if pairs else ""
-    num_close = sum(not item.is_behind for item in ranked[1:])
+    num_close = sum(not item.is_behind for item in encoders[1:])
     close = f", {num_close} of the others within noise of it" if num_close else ""
-    facts = {"curriculum": best.curriculum, "best": best, "num_compared": len(evidence)}
-    facts |= {"close": close, "foretold": foretold}
-    return apply_rule("curriculum", "best", **facts)
+    facts = {"curriculum": best.curriculum, "best": best, "num_compared": len(evidence), "close": close}
+    return apply_rule("curriculum", "best" if best is ranked[0] else "no encoder", ahead=ranked[0], **facts)
 
 
-def write_recipe(chosen: Candidate, curriculum: str, machine: Machine | None, shards: str | None = None) -> Recipe:
-    """The recipe by the rules that `study.rules` tells of, for `shards` or those that are to be prepared."""
-    context, is_small = chosen.context, chosen.is_small
+def write_recipe(chosen: Candidate, machine: Machine | None, text: TextAmount | None) -> Recipe | None:
+    """The recipe by the rules that `study.rules` tells of, for the shards that are there or those that are to be
+    prepared. None where its network fits into no device in any way."""
+    context, is_small, shape = chosen.context, chosen.is_small, chosen.shape
     steps, batch = choose_steps(chosen.tokens, context)
     # The paper's rate at a width of 768 and more, up to four times that below; Muon takes half as much again.
-    width = PRESETS[chosen.preset]["hidden_size"]
-    rate = min(5e-4 * max(1.0, 768 / width), 2e-3) * (1.5 if is_small else 1)
+    rate = min(5e-4 * max(1.0, 768 / shape.width), 2e-3) * (1.5 if is_small else 1)
     # 2,000 steps up and down, if they are no more than 5 % and 20 % of all; the decay has 10 % at least.
     warmup = min(2000, math.ceil(0.05 * steps))
     decay = max(min(2000, round(0.2 * steps)), round(0.1 * steps))
     on_cpu = machine is not None and machine.name == "CPU"
-    return Recipe(
-        name=f"{chosen.preset}-{curriculum_label(curriculum)}-{write_steps(steps)}",
-        init=Init(preset=chosen.preset),
+    short, shards = chosen.name.rpartition("/")[2], text.shards if text else None
+    if chosen.is_continued and (text is None or text.vocab_size != shape.vocab_size):
+        shards = f"shards-{short}"  # of its own tokenizer
+    recipe = Recipe(
+        name=f"{short}-{curriculum_label(chosen.curriculum)}-{write_steps(steps)}",
+        init=Init(model=chosen.name) if chosen.is_continued else Init(preset=chosen.name),
         data=Data(shards=shards or "shards", max_sample_tokens=context),
-        curriculum=scale_curriculum(curriculum, chosen.mask, steps),
-        schedule=Schedule(peak_lr=float(f"{rate:.1g}"), warmup_steps=warmup, decay_steps=min(steps - warmup, decay)),
+        curriculum=scale_curriculum(chosen.curriculum, chosen.mask, steps, chosen.epochs),
+        schedule=Schedule(
+            peak_lr=CONTINUED_RATE if chosen.is_continued else float(f"{rate:.1g}"),
+            warmup_steps=warmup,
+            decay_steps=min(steps - warmup, decay),
+        ),
         batch_tokens=batch,
         optimizer=Optimizer(name="muon", eps=1e-8) if is_small else Optimizer(),
         validation=Validation(every_steps=max(1, steps // 20)),
         checkpoints=Checkpoints(every_steps=max(1, steps // 20)),
         compute=ComputeConfig(microbatch_tokens=min(batch, max(context, 4096 if on_cpu else 32_768))),
     )
+    return recipe if machine is None else fit_memory(shape, recipe, machine)
 
 
 def explain_choices(
@@ -311,11 +277,13 @@ def explain_choices(
 ) -> Iterator[Choice]:
     """The rule that holds for each thing that is chosen, in their order."""
     possible = [item for item in candidates if item.tokens >= LEAST_TOKENS]
-    by_size = "small network" if chosen.is_small else "the paper's size"
-    others = ", ".join(f"{item.preset} {item.loss:.2f}" for item in possible if item.preset != chosen.preset)
-    if not others:
+    kind = chosen.kind
+    others = ", ".join(f"{item.name} {item.loss:.2f}" for item in possible if item != chosen and not item.is_guess)
+    if chosen.is_continued:
+        size = kind
+    elif len(possible) == 1:
         size = "one"
-    elif all(item.is_guess for item in possible):
+    elif chosen.is_guess:
         size = "beyond the law"
     else:
         size = "lowest" if chosen.loss == min(item.loss for item in possible) else "near the lowest"
@@ -325,60 +293,71 @@ def explain_choices(
         tokens = "used up"
     else:
         tokens = "repeated" if chosen.epochs > FRESH_EPOCHS else "fresh"
+    masking = "MLM alone" if curriculum.value == "mlm" else "after CLM"
+    is_given = text is not None and text.vocab_size is not None and not chosen.is_continued
     cases = {
         "size": size,
         "tokens": tokens,
-        "masking": by_size if chosen.is_small else "MLM alone" if curriculum.value == "mlm" else "after CLM",
-        "batch": by_size,
+        "masking": masking if kind == "the paper's size" else kind,
         "schedule": "any",
-        "rate": by_size,
-        "optimizer": by_size,
-        "context": by_size,
-        "vocabulary": "of the shards" if text is not None and text.vocab_size is not None else by_size,
+        "vocabulary": "of the shards" if is_given else kind,
     }
+    millions, blocks = (show_estimate(each / 1e6) for each in (chosen.parameters, chosen.shape.block_weights))
+    sizes = {"millions": millions, "blocks": blocks, "others": others}
     for what in read_rules()["rules"]:
         if what == "curriculum":
             yield curriculum
         else:
-            millions = chosen.parameters / 1e6
-            yield apply_rule(what, cases[what], chosen=chosen, millions=millions, others=others, recipe=recipe)
+            yield apply_rule(what, cases.get(what, kind), chosen=chosen, recipe=recipe, **sizes)
 
 
-def recipe_yaml(advice: Advice) -> str:
-    """The recipe with its reasons as comments, for `biphase pretrain`."""
-    recipe = advice.recipe
-    lines = [f"# {choice.what}: {choice.value}. {choice.reason} [{choice.source}]" for choice in advice.choices]
+def recipe_yaml(advice: Advice, has_reasons: bool = True) -> str:
+    """The recipe for `biphase pretrain`, with the commands before it and its reasons as comments."""
+    recipe, lines = advice.recipe, [f"# {advice.best_use}"]
+    lines += [f"# {choice.what}: {choice.value}. {choice.reason} [{choice.source}]" for choice in advice.choices]
     lines += [f"# note: {caveat}" for caveat in advice.caveats]
-    if advice.text is None or advice.text.shards is None:
-        lines.append(f"#   biphase tokenizer train TEXT --vocab-size {advice.vocab_size} --out tokenizer")
+    lines = lines if has_reasons else []
+    if advice.text is None or advice.text.shards != recipe.data.shards:
+        tokenizer = f"train TEXT --vocab-size {advice.vocab_size} --out tokenizer"
+        if advice.chosen.is_continued:
+            tokenizer = f"from {advice.chosen.name} --out tokenizer"
+        lines.append(f"#   biphase tokenizer {tokenizer}")
         lines.append(f"#   biphase prepare TEXT --tokenizer tokenizer --out {recipe.data.shards}")
     tree = recipe.model_dump(mode="json", exclude_defaults=True)
     body = yaml.safe_dump(tree, sort_keys=False, default_flow_style=None, width=120)
-    return "\n".join(lines) + "\n" + body
+    return "\n".join([*lines, body])
 
 
 def describe_advice(advice: Advice) -> RenderableType:
-    """The choices with their reasons, what other sizes would give, and what to keep in mind."""
-    choices = Table(title=f"Advice: {advice.recipe.name}", show_lines=True)
+    """The best use of the budget, the choices with their reasons, what other sizes would give, and what to keep in
+    mind."""
+    choices = Table(title=f"The recipe: {advice.recipe.name}", show_lines=True)
     for name in ("what", "choice", "reason", "source"):
         choices.add_column(name)
     for choice in advice.choices:
         choices.add_row(choice.what, choice.value, choice.reason, choice.source)
+    told: list[RenderableType] = [Text(advice.best_use, style="bold"), "", choices, ""]
+    if any(not item.is_guess for item in advice.candidates):
+        told += [describe_sizes(advice), ""]
+    cost = f"cost: {advice.flops:.3g} FLOPs"
+    if advice.machine:
+        machine = advice.machine
+        hours = machine.device_hours(advice.flops) / machine.devices
+        cost += f", {describe_hours(hours)} on {machine.devices} × {machine.name} ({machine.speed})"
+    return Group(*told, cost, *(f"note: {caveat}" for caveat in advice.caveats))
+
+
+def describe_sizes(advice: Advice) -> Table:
+    """What each preset would get of the budget."""
     sizes = Table(title="What the budget buys by size")
     for name in ("preset", "tokens", "per parameter", "epochs", "loss by the law"):
         sizes.add_column(name, justify="left" if name == "preset" else "right")
     for item in advice.candidates:
         if item.tokens < LEAST_TOKENS:
-            sizes.add_row(item.preset, f"{item.tokens:.2g}", "", "", "too few tokens")
+            sizes.add_row(item.name, f"{item.tokens:.2g}", "", "", "too few tokens")
             continue
         mark = "  ← chosen" if item == advice.chosen else ""
         epochs = show_estimate(item.epochs) if advice.text else ""
-        row = (f"{item.tokens:.2g}", show_estimate(item.tokens_per_parameter), epochs, f"{item.loss:.2f}")
-        sizes.add_row(item.preset + mark, *row)
-    cost = f"cost: {advice.flops:.3g} FLOPs"
-    if advice.machine:
-        machine = advice.machine
-        hours = machine.device_hours(advice.flops) / machine.devices
-        cost += f", {describe_hours(hours)} on {machine.devices} × {machine.name}"
-        cost += f" at {machine.efficiency:.0%} of peak ({machine.source})"
-    return Group(choices, "", sizes, "", cost, *(f"note: {caveat}" for caveat in advice.caveats))
+        loss = "nothing learned" if item.is_guess else f"{item.loss:.2f}"
+        sizes.add_row(item.name + mark, f"{item.tokens:.2g}", show_estimate(item.tokens_per_parameter), epochs, loss)
+    return sizes

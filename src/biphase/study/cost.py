@@ -12,7 +12,7 @@ from typing import Any
 from biphase.errors import InputError, nearest
 from biphase.flops import Shape, known_device
 from biphase.recipe import Recipe
-from biphase.study.assumptions import list_assumptions
+from biphase.study.assumptions import list_assumptions, list_misfits
 from biphase.study.devices import Machine
 from biphase.study.plan import Plan, StudyCell, count_embedded
 from biphase.study.sizes import Sizes, measure_sizes
@@ -57,6 +57,8 @@ class Estimate:
     are done."""
     unknown: tuple[str, ...]
     """The runs of networks whose shape is not known here, which are not counted."""
+    misfits: tuple[str, ...]
+    """The networks that are too large for the machine's memory, and what would help."""
     assumptions: tuple[str, ...]
     published_on: str | None = None
     """The device of published hours: that of the study file."""
@@ -93,6 +95,7 @@ def estimate(plan: Plan, machine: Machine | None = None) -> Estimate:
         flops_by_objective=spent,
         disk=count_disk(plan, sizes),
         unknown=tuple(name for name, shape in sizes.shapes.items() if shape is None),
+        misfits=tuple(dict.fromkeys(list_misfits(plan, sizes, machine))),
         assumptions=tuple(list_assumptions(plan, sizes, tasks, machine)),
         published_on=known_device(plan.study.planning.device or ""),
     )

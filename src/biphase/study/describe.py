@@ -16,7 +16,8 @@ from rich.tree import Tree
 
 from biphase.console import duration, printable
 from biphase.embedding.recipe import set_name
-from biphase.report.formats import show_count, show_estimate
+from biphase.flops import PEAK_FLOPS
+from biphase.report.formats import format_bytes, show_count, show_estimate
 from biphase.report.printing import PLAIN
 from biphase.study.cost import Estimate
 from biphase.study.curricula import are_alike, write_steps
@@ -171,7 +172,7 @@ def cost_lines(estimate: Estimate) -> list[str]:
     machine = estimate.machine
     if machine and machine.devices > 1:
         hours = sum(row.device_hours or 0.0 for row in estimate.groups) / machine.devices
-        lines.append(f"on {machine.devices} of them, all busy: {describe_hours(hours)}")
+        lines.append(f"on all {machine.devices} (planning.devices of the study), all busy: {describe_hours(hours)}")
     if estimate.first_seed_flops is not None:
         first = f"{estimate.first_seed_flops:.3g} FLOPs"
         if machine:
@@ -181,18 +182,25 @@ def cost_lines(estimate: Estimate) -> list[str]:
     models, needed, everything = (format_bytes(estimate.disk[what]) for what in ("models", "needed", "everything"))
     disk = f"{models} for the models' weights, {needed} with what branches need, {everything} when nothing is dropped"
     lines.append(f"disk: {disk}")
+    lines += [*estimate.misfits, *compare_published(estimate)]
     lines += [f"assumed: {line}" for line in estimate.assumptions]
     if estimate.unknown:
         lines.append(f"not counted, for their shape is not known here: {', '.join(estimate.unknown)}")
     return lines
 
 
-def format_bytes(num_bytes: float) -> str:
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if num_bytes < 1000 or unit == "TB":
-            break
-        num_bytes /= 1000
-    return f"{num_bytes:.3g} {unit}"
+def compare_published(estimate: Estimate) -> Iterator[str]:
+    """A warning where less of the device's peak was reached than is assumed, by the hours that were published."""
+    machine, groups = estimate.machine, [row for row in estimate.groups if row.published and row.published.gpu_hours]
+    hours = sum(row.published.gpu_hours or 0.0 for row in groups if row.published)
+    if machine is None or not hours or estimate.published_on is None:
+        return
+    share = sum(row.flops for row in groups) / hours / 3600 / PEAK_FLOPS[estimate.published_on]
+    if share < machine.efficiency and machine.source == "assumed":
+        yield (
+            f"the published hours are {share:.0%} of {estimate.published_on}'s peak, and {machine.efficiency:.0%} is "
+            f"assumed here: expect up to {machine.efficiency / share:.1f} times these hours, or measure (--device RUN)"
+        )
 
 
 def plan_json(plan: Plan, estimate: Estimate) -> dict[str, Any]:
@@ -225,6 +233,7 @@ def plan_json(plan: Plan, estimate: Estimate) -> dict[str, Any]:
             "flops_by_objective": estimate.flops_by_objective,
             "groups": estimate.groups,
             "disk_bytes": estimate.disk,
+            "misfits": estimate.misfits,
             "not_counted": estimate.unknown,
             "assumptions": estimate.assumptions,
         },

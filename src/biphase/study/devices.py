@@ -1,5 +1,7 @@
-"""A device's name, or a run that had it → what it computes in an hour: its peak, and the share of it that is used."""
+"""A device's name, or a run that had it → what it computes in an hour: its peak, and the share of it that is used; and
+its memory."""
 
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -7,6 +9,7 @@ from statistics import median
 from biphase.errors import InputError, nearest
 from biphase.files import read_json
 from biphase.flops import PEAK_FLOPS, known_device
+from biphase.machine import total_memory
 from biphase.run import open_run, read_metrics
 from biphase.study.spec import Study
 
@@ -14,6 +17,35 @@ EFFICIENCY = {"CPU": 0.6}
 """The share of the peak that our own runs reach (docs/LOG.md)."""
 ASSUMED_EFFICIENCY = 0.4
 """The same for other devices: a round figure for well-run bf16 training, not a measurement."""
+
+
+GIB = {
+    "GB200": 186,
+    "B200": 180,
+    "GH200": 96,
+    "H200": 141,
+    "H200 NVL": 141,
+    "H100": 80,
+    "H100 NVL": 94,
+    "H100 PCIe": 80,
+    "A100": 40,
+    "MI300X": 192,
+    "MI250X": 64,
+    "MI250": 64,
+    "L40S": 48,
+    "L40": 48,
+    "L4": 24,
+    "A10": 24,
+    "A10G": 24,
+    "V100": 16,
+    "V100 PCIe": 16,
+    "T4": 16,
+    "RTX 4090": 24,
+    "RTX 3090": 24,
+}
+"""The memory of one device, by the same data sheets; of those that are sold with two sizes, the smaller."""
+MEASURED = "3m"
+"""The preset that a CPU is measured with: small enough for a few steps on a slow or busy one."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +58,18 @@ class Machine:
     efficiency: float
     source: str
     """Where the efficiency is from, for people."""
+
+    @property
+    def speed(self) -> str:
+        """What one device computes, for people."""
+        if self.efficiency == 1:
+            return f"{self.peak_flops / 1e9:,.3g} GFLOP/s, {self.source}"
+        return f"{self.peak_flops / 1e12:,.3g} TFLOP/s, {self.efficiency:.0%} of them used, {self.source}"
+
+    @property
+    def memory(self) -> float:
+        """Bytes of one device, of a CPU those of this machine; 0 where that is not known."""
+        return float(total_memory() if self.name == "CPU" else GIB.get(known_device(self.name) or "", 0) * 2**30)
 
     def device_hours(self, flops: float) -> float:
         """The hours that one device needs for so many FLOPs."""
@@ -72,6 +116,47 @@ def measure_machine(path: Path, devices: int) -> Machine:
     used = environment["processes"] * (environment["threads"] if is_cpu else 1)
     name = "CPU" if is_cpu else environment["device"]
     return Machine(name, devices, median(speeds) / used, 1.0, f"as measured in {path}")
+
+
+def measure_cpu(cores: int | None = None, seconds: float = 10) -> Machine:
+    """So many cores like this machine's, all of its own unless given, as fast as they train a small network now."""
+    import numpy as np
+    import torch
+
+    from biphase.device import choose_dtype
+    from biphase.encoder.attention import lay_out
+    from biphase.encoder.load import TokenIds, make_model
+    from biphase.encoder.packed import PackedModel, count_flops
+    from biphase.pretraining.optimizer import make_optimizers
+    from biphase.pretraining.parallel import autocast
+    from biphase.recipe import Optimizer
+
+    device, vocab_size = torch.device("cpu"), 8192
+    dtype = choose_dtype("auto", device)
+    model = PackedModel(make_model(MEASURED, {}, TokenIds(vocab_size, 0, 1, 2, None), 256, seed=0))
+    flops, optimizers = count_flops(model.network), make_optimizers(Optimizer(), model)
+    # Four samples of 256 random tokens, of which every third is predicted.
+    bounds_S1, tokens_T = np.arange(0, 1025, 256), torch.randint(3, vocab_size, (1024,))
+    positions_T, targets_N = torch.arange(1024) % 256, torch.arange(0, 1024, 3)
+    layout = lay_out(bounds_S1, causal=False)
+
+    def train_step() -> float:
+        begin = time.perf_counter()
+        with autocast(device, dtype):
+            loss_sum, _, _ = model(tokens_T, positions_T, layout, targets_N, tokens_T[targets_N])
+        (loss_sum / len(targets_N)).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        return time.perf_counter() - begin
+
+    took = [train_step()]  # the first one, which takes longer, does not count
+    while len(took) < 3 or sum(took) < seconds:
+        took.append(train_step())
+    threads = torch.get_num_threads()
+    speed = flops.batch(np.diff(bounds_S1), len(targets_N), causal=False) / median(took[1:]) / threads
+    source = f"measured here for {sum(took):.0f} s with preset {MEASURED} and {threads} threads, beside all that ran"
+    return Machine("CPU", cores or threads, float(speed), 1.0, source)
 
 
 def study_machine(study: Study, device: str | None = None, efficiency: float | None = None) -> Machine | None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import permutations
 from pathlib import Path
 
 from biphase.errors import InputError
@@ -148,33 +147,24 @@ def compare_curricula(plan: Plan, place: StudyFolder) -> list[Evidence]:
         own = [scores[arm.name, task] for task in tasks if (arm.name, task) in scores]
         if arm.parent is None and not arm.settings and arm.curriculum not in tables and len(own) == len(tasks) > 0:
             terms: Terms = [(1 / len(own), score) for score in own]
-            found.setdefault((arm.model, arm.recipe.num_steps), {})[arm.curriculum] = terms
+            found.setdefault((arm.model, arm.recipe.tokens_before(arm.recipe.num_steps)), {})[arm.curriculum] = terms
     if not found:
         return []
-    network, budget = max(found, key=lambda spot: (len(found[spot]), spot[1]))
-    smaller = [found[name, steps] for name, steps in sorted(found) if name == network and steps < budget]
-    return weigh_evidence(found[network, budget], smaller)
+    network, tokens = max(found, key=lambda spot: (len(found[spot]), spot[1]))
+    return [replace(item, tokens=tokens) for item in weigh_evidence(found[network, tokens])]
 
 
-def weigh_evidence(curricula: Mapping[str, Terms], smaller: Sequence[Mapping[str, Terms]] = ()) -> list[Evidence]:
-    """Curricula with their mean scores as weighted sums, each told apart from the best or not, by the test of all
-    verdicts: over seeds of pretraining and fine-tuning and over test examples, as far as they are known. `smaller` are
-    the same at smaller budgets, to count how often these had two of them in the right order."""
+def weigh_evidence(curricula: Mapping[str, Terms]) -> list[Evidence]:
+    """Curricula with their mean scores as weighted sums, each told apart from the best that makes an encoder or not, by
+    the test of all verdicts: over seeds of pretraining and fine-tuning and over test examples, as far as they are
+    known."""
     means = {name: seed_interval(terms) for name, terms in curricula.items()}
-    best = curricula[max(means, key=lambda name: means[name].value)]
-    evidence = []
-    for name, terms in curricula.items():
-        is_behind = contrast(combine((1, best), (-1, terms))).side == "above"
-        evidence.append(Evidence(name, 100 * means[name].value, 100 * means[name].half_width, is_behind))
-    # Pairs of two curricula at smaller budgets: whether they stand in the order of the final one.
-    is_right: dict[str, list[bool]] = {name: [] for name in curricula}
-    for rung in smaller:
-        early = {name: contrast(terms).estimate for name, terms in rung.items() if name in means}
-        for one, other in permutations(early, 2):
-            is_right[one].append((early[one] > early[other]) == (means[one].value > means[other].value))
+    found = [Evidence(name, 100 * mean.value, 100 * mean.half_width) for name, mean in means.items()]
+    encoders = [item for item in found if item.objectives[-1] != "clm"] or found
+    best = curricula[max(encoders, key=lambda item: item.mean).curriculum]
     return [
-        replace(item, foretold=(sum(right), len(right)))
-        for item, right in zip(evidence, is_right.values(), strict=True)
+        replace(item, is_behind=contrast(combine((1, best), (-1, curricula[item.curriculum]))).side == "above")
+        for item in found
     ]
 
 

@@ -12,15 +12,18 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from biphase.corpus.language import find_language
 from biphase.corpus.shards import ShardSet
 from biphase.corpus.text import find_text_sources, read_documents
 from biphase.errors import InputError
 from biphase.trees import parse_yaml
 
 PAPER_SIZES = ("210m", "610m", "1b")
-FRESH_EPOCHS, MOST_EPOCHS = 4, 16
-"""Up to the first, repeated text is worth nearly as much as new text; from the second on, little is gained: by the law
+FRESH_EPOCHS, MOST_EPOCHS = 4, 40
+"""Up to the first, repeated text is worth nearly as much as new text; from the second on, nothing is gained: by the law
 below."""
+CLM_EPOCHS = 16
+"""How often CLM may read a text: where it is read more often, the rest is better masked (arXiv 2512.14549)."""
 WITHIN_NOISE = 0.01
 """Predicted losses this close, as a share, count as equal: then the smaller network is better, being cheaper to use."""
 
@@ -35,15 +38,10 @@ class Choice:
     source: str
 
 
-PUBLIC_ENCODER_TOKENS = 2e12
-PUBLIC_ENCODER_FLOPS = 1e15
-"""What ModernBERT-base was trained on (arXiv 2412.13663), and the FLOPs of a million tokens of it: from there on, a
-budget can continue it."""
-
-
 @cache
 def read_rules() -> dict[str, Any]:
-    """`rules`: what is chosen → its cases, with value, reason and source; `caveats`; `sources` by short names."""
+    """`best_use` and its `languages`; `rules`: what is chosen → its cases, with value, reason and source; `caveats`;
+    `sources` by short names."""
     return parse_yaml((resources.files("biphase.study") / "rules.yaml").read_text(encoding="utf-8"))
 
 
@@ -94,6 +92,8 @@ BYTES_PER_TOKEN = {4096: 3.4, 8192: 3.9, 32_768: 4.5, 128_256: 4.7}
 Llama 3's."""
 SAMPLED_SOURCES, SAMPLED_BYTES = 8, 16e6
 """Sources that are looked into for how much text there is, and bytes of text that are read in each."""
+JUDGED_TEXTS, JUDGED_CHARACTERS = 200, 2000
+"""How many of the first texts say which language they are in, and what is read of each."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +105,8 @@ class TextAmount:
     vocab_size: int | None = None
     shards: str | None = None
     """The folder of a set that is prepared."""
+    language: str | None = None
+    """As `corpus.language` says it; None where nobody looked."""
 
     def unique_tokens(self, vocab_size: int) -> float:
         """Its tokens; from its bytes, by what is measured for the vocabulary nearest in size."""
@@ -123,7 +125,11 @@ def measure_text(path: Path, text_field: str = "text") -> TextAmount:
     """
     if (path / "manifest.json").exists():
         shards = ShardSet.open(path, "train")
-        return TextAmount(tokens=float(shards.num_tokens), vocab_size=shards.manifest.vocab_size, shards=str(path))
+        first = range(min(shards.num_documents, JUDGED_TEXTS))
+        tokenizer = shards.tokenizer()
+        judged = [shards.document(index)[:JUDGED_CHARACTERS] for index in first]
+        language = find_language(str(tokenizer.decode(tokens, skip_special_tokens=True)) for tokens in judged)
+        return TextAmount(None, float(shards.num_tokens), shards.manifest.vocab_size, str(path), language)
     sources = find_text_sources([path])
     hub = next((source.name for source in sources if source.num_bytes is None), None)
     if hub is not None:
@@ -131,14 +137,16 @@ def measure_text(path: Path, text_field: str = "text") -> TextAmount:
     # Sources are looked into at equal distances. What they begin with says how much text is in a byte of a file, which
     # may be compressed, and so how much is in all of them.
     distance = math.ceil(len(sources) / SAMPLED_SOURCES)
-    text_bytes, file_bytes = 0, 0
+    text_bytes, file_bytes, texts = 0, 0, list[str]()
     for source in sources[::distance]:
         before = text_bytes
-        for document, bytes_read in read_documents(source, text_field):
+        for number, (document, bytes_read) in enumerate(read_documents(source, text_field)):
             text_bytes += len(document.text.encode())
+            texts += [document.text[:JUDGED_CHARACTERS]] if number < JUDGED_TEXTS / SAMPLED_SOURCES else []
             if text_bytes - before >= SAMPLED_BYTES:
                 file_bytes += bytes_read
                 break
         else:
             file_bytes += source.num_bytes or 0
-    return TextAmount(text_bytes=text_bytes * sum(source.num_bytes or 0 for source in sources) / file_bytes)
+    num_bytes = text_bytes * sum(source.num_bytes or 0 for source in sources) / file_bytes
+    return TextAmount(text_bytes=num_bytes, language=find_language(texts))

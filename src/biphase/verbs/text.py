@@ -131,22 +131,26 @@ def advise(
     efficiency: float | None = None,
     flops: float | None = None,
     study: str | Path | None = None,
+    from_scratch: bool = False,
     text_field: str = "text",
 ) -> "Advice":
-    """Model size, curriculum, batch and steps for a budget, each with its reason, as a recipe ready for `pretrain`.
+    """The best use of a budget: a public encoder to continue, or a size from random weights; with curriculum, batch and
+    steps, each with its reason, as a recipe ready for `pretrain`.
 
     Args:
         text: your text: shards, whose tokens are known, a file or a folder; or texts or rows in memory.
         hours: how long the devices may work.
-        device: such as H100 or CPU, or a run to measure by, CPU unless given; `devices` of them, 1 unless given.
+        device: such as H100, or a run to measure by; `devices` of them, 1 unless given. Unless given, or CPU: the cores
+            of this machine, which are measured for ten seconds.
         efficiency: useful FLOP/s as a share of the device's peak.
         flops: a budget in FLOPs in place of hours and device.
-        study: the folder of a study of yours, whose scores then choose the curriculum.
+        study: the folder of a study of yours, whose scores then choose the curriculum from random weights.
+        from_scratch: train from random weights, whatever there is to continue.
         text_field: the field of a file or of rows that holds the text.
     """
     check_numbers(hours=hours, devices=devices, efficiency=efficiency, flops=flops)
+    from biphase.study import devices as machines
     from biphase.study.advise import advise as choose
-    from biphase.study.devices import find_machine
     from biphase.study.results import read_evidence
 
     where = {"device": device, "devices": devices, "efficiency": efficiency}
@@ -154,25 +158,34 @@ def advise(
         raise InputError(
             f"`{needless[0]}` says what computes in `hours`, and none are given: give them, or leave it out"
         )
+    machine = None
+    if hours is not None:
+        machine = machines.find_machine(device or "CPU", 1 if devices is None else devices, efficiency)
+        if machine.name == "CPU" and machine.source == "assumed":
+            machine = machines.measure_cpu(devices)
     return choose(
         None if text is None else amount_of(text, text_field),
         flops=flops,
         hours=hours,
-        machine=None if hours is None else find_machine(device or "CPU", 1 if devices is None else devices, efficiency),
+        machine=machine,
         evidence=() if study is None else read_evidence(Path(study)),
+        from_scratch=from_scratch,
     )
 
 
 def amount_of(text: Any, text_field: str) -> "TextAmount":
     """How much text a place or texts in memory hold."""
-    from biphase.study.rules import TextAmount, measure_text
+    from biphase.corpus.language import find_language
+    from biphase.study.rules import JUDGED_TEXTS, TextAmount, measure_text
 
     if are_names(text) and text:
         if not isinstance(text, str | Path) and len(text) != 1:
             raise InputError(f"advice is about one text, and {len(text)} are named: give the folder that they are in")
         return measure_text(Path(text if isinstance(text, str | Path) else text[0]), text_field)
-    rows = rows_in(text, text_field)
-    text_bytes = sum(len(text_of(row, text_field).encode()) for row in rows)
+    text_bytes, texts = 0, list[str]()
+    for row in rows_in(text, text_field):
+        text_bytes += len(text_of(row, text_field).encode())
+        texts += [text_of(row, text_field)] if len(texts) < JUDGED_TEXTS else []
     if not text_bytes:
         raise InputError("there is no text to advise on: give some, or leave it out")
-    return TextAmount(text_bytes=text_bytes)
+    return TextAmount(text_bytes=text_bytes, language=find_language(texts))
