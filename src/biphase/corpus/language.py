@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable
 
-SEVERAL, CODE, UNKNOWN = "several", "code", "unknown"
+SEVERAL, CODE, UNKNOWN_LANGUAGE = "several", "code", "unknown"
 MOSTLY, MUCH = 0.8, 0.3
 """Texts of which so large a share is in one language are in it; and code, with its comments, is a smaller share."""
 PIECE = 1000
@@ -22,15 +22,15 @@ def find_language(texts: Iterable[str]) -> str:
     for text in (*texts, None):
         piece += "" if text is None else f"{text}\n"
         if len(piece) >= PIECE or (text is None and piece and not votes):
-            votes[judge(piece)] += len(piece)
+            votes[language_of(piece)] += len(piece)
             piece = ""
     if votes[CODE] > MUCH * votes.total():
         return CODE
-    [(language, most)] = votes.most_common(1) or [(UNKNOWN, 0)]
+    [(language, most)] = votes.most_common(1) or [(UNKNOWN_LANGUAGE, 0)]
     return language if most >= MOSTLY * votes.total() else SEVERAL
 
 
-def judge(text: str) -> str:
+def language_of(text: str) -> str:
     """The language of one piece of text."""
     from py3langid import rank
 
@@ -42,4 +42,4 @@ def judge(text: str) -> str:
         return CODE
     (language, best), (_, second), *_ = rank(text)
     is_told = language != "zxx" and best - second > LEAST_MARGIN * len(text)  # zxx: no language at all
-    return str(language) if is_told else UNKNOWN
+    return str(language) if is_told else UNKNOWN_LANGUAGE

@@ -67,7 +67,7 @@ class Evidence:
 
     @property
     def objectives(self) -> list[str]:
-        """Of its phases, in their order."""
+        """The objectives of its phases, in their order."""
         return [phase.objective for phase, _ in read_curriculum(self.curriculum, {}, 0.4)]
 
 
@@ -100,7 +100,6 @@ def advise(
     from_scratch: bool = False,
 ) -> Advice:
     """A recipe for a budget: `flops`, or `hours` on all devices of `machine`. Without `text`, there is enough of it.
-
     `from_scratch` asks for random weights, and so does `evidence`, which is about these.
 
     Raises:
@@ -109,7 +108,6 @@ def advise(
     budget = count_budget(flops, hours, machine)
     encoder = find_encoder(text.language if text else None)
     continued = continue_encoder(encoder, text, budget)
-    # The presets, of which only those that fit are chosen from; and the curriculum of each.
     own = choose_curriculum(evidence)
     candidates = tuple(
         make_candidate(preset, text, budget, own.value if own else "25/75" if preset in PAPER_SIZES else "50/50")
@@ -120,7 +118,6 @@ def advise(
         chosen = choose_candidate([item for item in candidates if item.name not in unfit], budget)
         recipe = write_recipe(chosen, machine, text)
         unfit += [chosen.name] if recipe is None else []
-    # What the budget is best used for.
     case, times = "continued", (encoder.flops + continued.flops) / chosen.flops
     if chosen.flops >= encoder.flops:
         case, times = "random weights", chosen.flops / encoder.flops

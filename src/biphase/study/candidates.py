@@ -25,7 +25,7 @@ CONTINUED_CONTEXT, CONTINUED_MASK = 1024, 0.3
 
 
 @dataclass(frozen=True)
-class Encoder:
+class PublicEncoder:
     """A public encoder to continue."""
 
     name: str
@@ -43,13 +43,13 @@ class Encoder:
         return self.tokens * self.shape.flops.token(CONTINUED_CONTEXT, CONTINUED_MASK)
 
 
-MODERN_BERT = Encoder(
+MODERN_BERT = PublicEncoder(
     "answerdotai/ModernBERT-base", Shape(22, 768, 1152, 12, 12, 64, 50_368, True), 2e12, "English", "arXiv 2412.13663"
 )
-MM_BERT = Encoder(
+MM_BERT = PublicEncoder(
     "jhu-clsp/mmBERT-base", Shape(22, 768, 1152, 12, 12, 64, 256_000, True), 3e12, "1,833 languages", "arXiv 2509.06888"
 )
-EURO_BERT = Encoder(
+EURO_BERT = PublicEncoder(
     "EuroBERT/EuroBERT-210m",
     Shape(12, 768, 3072, 12, 12, 64, 128_256),
     5e12,
@@ -58,7 +58,7 @@ EURO_BERT = Encoder(
 )
 
 
-def find_encoder(language: str | None) -> Encoder:
+def find_encoder(language: str | None) -> PublicEncoder:
     """The public encoder to continue for a language as `corpus.language` says it, None where it is not known."""
     return {"en": MODERN_BERT, CODE: EURO_BERT}.get(language or "", MM_BERT)
 
@@ -120,7 +120,7 @@ def make_candidate(preset: str, text: TextAmount | None, budget: float, curricul
     return spend(preset, shape, text, budget, curriculum, context, mask)
 
 
-def continue_encoder(encoder: Encoder, text: TextAmount | None, budget: float) -> Candidate:
+def continue_encoder(encoder: PublicEncoder, text: TextAmount | None, budget: float) -> Candidate:
     """What the budget, or all of the text, trains of a public encoder."""
     return spend(encoder.name, encoder.shape, text, budget, "mlm", CONTINUED_CONTEXT, CONTINUED_MASK)
 

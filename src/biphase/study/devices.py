@@ -1,7 +1,6 @@
 """A device's name, or a run that had it → what it computes in an hour: its peak, and the share of it that is used; and
 its memory."""
 
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -19,7 +18,7 @@ ASSUMED_EFFICIENCY = 0.4
 """The same for other devices: a round figure for well-run bf16 training, not a measurement."""
 
 
-GIB = {
+DEVICE_GIB = {
     "GB200": 186,
     "B200": 180,
     "GH200": 96,
@@ -44,8 +43,6 @@ GIB = {
     "RTX 3090": 24,
 }
 """The memory of one device, by the same data sheets; of those that are sold with two sizes, the smaller."""
-MEASURED = "3m"
-"""The preset that a CPU is measured with: small enough for a few steps on a slow or busy one."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +66,7 @@ class Machine:
     @property
     def memory(self) -> float:
         """Bytes of one device, of a CPU those of this machine; 0 where that is not known."""
-        return float(total_memory() if self.name == "CPU" else GIB.get(known_device(self.name) or "", 0) * 2**30)
+        return float(total_memory() if self.name == "CPU" else DEVICE_GIB.get(known_device(self.name) or "", 0) * 2**30)
 
     def device_hours(self, flops: float) -> float:
         """The hours that one device needs for so many FLOPs."""
@@ -116,47 +113,6 @@ def measure_machine(path: Path, devices: int) -> Machine:
     used = environment["processes"] * (environment["threads"] if is_cpu else 1)
     name = "CPU" if is_cpu else environment["device"]
     return Machine(name, devices, median(speeds) / used, 1.0, f"as measured in {path}")
-
-
-def measure_cpu(cores: int | None = None, seconds: float = 10) -> Machine:
-    """So many cores like this machine's, all of its own unless given, as fast as they train a small network now."""
-    import numpy as np
-    import torch
-
-    from biphase.device import choose_dtype
-    from biphase.encoder.attention import lay_out
-    from biphase.encoder.load import TokenIds, make_model
-    from biphase.encoder.packed import PackedModel, count_flops
-    from biphase.pretraining.optimizer import make_optimizers
-    from biphase.pretraining.parallel import autocast
-    from biphase.recipe import Optimizer
-
-    device, vocab_size = torch.device("cpu"), 8192
-    dtype = choose_dtype("auto", device)
-    model = PackedModel(make_model(MEASURED, {}, TokenIds(vocab_size, 0, 1, 2, None), 256, seed=0))
-    flops, optimizers = count_flops(model.network), make_optimizers(Optimizer(), model)
-    # Four samples of 256 random tokens, of which every third is predicted.
-    bounds_S1, tokens_T = np.arange(0, 1025, 256), torch.randint(3, vocab_size, (1024,))
-    positions_T, targets_N = torch.arange(1024) % 256, torch.arange(0, 1024, 3)
-    layout = lay_out(bounds_S1, causal=False)
-
-    def train_step() -> float:
-        begin = time.perf_counter()
-        with autocast(device, dtype):
-            loss_sum, _, _ = model(tokens_T, positions_T, layout, targets_N, tokens_T[targets_N])
-        (loss_sum / len(targets_N)).backward()
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-        return time.perf_counter() - begin
-
-    took = [train_step()]  # the first one, which takes longer, does not count
-    while len(took) < 3 or sum(took) < seconds:
-        took.append(train_step())
-    threads = torch.get_num_threads()
-    speed = flops.batch(np.diff(bounds_S1), len(targets_N), causal=False) / median(took[1:]) / threads
-    source = f"measured here for {sum(took):.0f} s with preset {MEASURED} and {threads} threads, beside all that ran"
-    return Machine("CPU", cores or threads, float(speed), 1.0, source)
 
 
 def study_machine(study: Study, device: str | None = None, efficiency: float | None = None) -> Machine | None:

@@ -162,7 +162,9 @@ def advise(
     if hours is not None:
         machine = machines.find_machine(device or "CPU", 1 if devices is None else devices, efficiency)
         if machine.name == "CPU" and machine.source == "assumed":
-            machine = machines.measure_cpu(devices)
+            from biphase.verbs import speed
+
+            machine = speed.measure_cpu(devices)
     return choose(
         None if text is None else amount_of(text, text_field),
         flops=flops,
