@@ -75,7 +75,7 @@ class Evidence:
 class Advice:
     """A recipe for a budget, and why it is that one."""
 
-    best_use: str
+    best_use: str = field(repr=False)
     """The best use of the budget, in a sentence or two: what the recipe is for."""
     recipe: Recipe = field(repr=False)
     vocab_size: int

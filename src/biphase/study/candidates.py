@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 
 from biphase.corpus.language import CODE
@@ -69,7 +69,7 @@ class Candidate:
 
     name: str
     """The preset, or the encoder's name on the hub."""
-    shape: Shape
+    shape: Shape = field(repr=False)
     context: int
     """The longest sample, in tokens."""
     curriculum: str
