@@ -20,8 +20,8 @@ def p_value(distance: float, error: float = 0.005) -> float:
 
 
 def judge(*inequalities: Inequality) -> list[str]:
-    (finding,) = judge_claims([Finding("f", "so", "", (Claim("so", inequalities),))])
-    return [one.verdict for one in finding.inequalities]
+    (judged,) = judge_claims([finding(*inequalities)])
+    return [one.verdict for one in judged.inequalities]
 
 
 def test_the_strongest_of_several_has_the_smallest_p_value() -> None:
@@ -55,9 +55,36 @@ def test_that_one_holds_is_contradicted_where_none_does() -> None:
     assert judge(seen(-0.05)) == ["contradicted"] and judge(strongest([seen(0.05), seen(-0.06)])) == ["supported"]
 
 
+def finding(*inequalities: Inequality) -> Finding:
+    return Finding("f", "so", "", (Claim("so", inequalities),))
+
+
+def test_that_all_hold_is_one_question() -> None:
+    """Seven hypotheses: one of six inequalities with p about 0.006 each, and six that are clear. That all six hold has
+    the largest p-value of theirs, not the smallest times fifteen."""
+    many, clear = finding(*[seen(0.027)] * 6), finding(seen(0.1))
+    judged = judge_claims([many, *[clear] * 6])
+    assert many.p_value == pytest.approx(p_value(0.027))
+    assert {one.verdict for one in judged} == {"supported"}
+    assert judge_claims([many, *[finding(seen(0.01))] * 8])[0].verdict == "undecided", (
+        "nine findings are nine questions"
+    )
+
+
+def test_that_one_of_many_fails_is_corrected_for_all_that_could() -> None:
+    """p is 0.018: enough for one inequality below its bound, not for one of three, any of which could contradict."""
+    low, high = seen(-0.019), seen(0.1)
+    assert judge(low) == ["contradicted"]
+    assert judge(low, high, high) == ["undecided", "supported", "supported"]
+    assert finding(low, high, high).p_value == pytest.approx(3 * p_value(0.019))
+    assert judge(seen(-0.05), high, high)[0] == "contradicted"
+    lacking = Finding("f", "so", "", (Claim("so", (high,), ("no scores",)),))
+    assert lacking.p_value == 1 and math.isnan(finding(seen(0.1, np.nan)).p_value)
+
+
 def test_noise_is_what_all_tests_account_for() -> None:
     def noise(*inequalities: Inequality) -> str:
-        return name_noise([Finding("f", "so", "", (Claim("so", inequalities),))])
+        return name_noise([finding(*inequalities)])
 
     plain, wide = seen(0.1), seen(0.1, num_pretrainings=3, num_examples=50)
     once = "about these checkpoints, each pretrained once, not about what another pretraining run would give"

@@ -292,7 +292,7 @@ def test_what_a_finding_lacks_has_no_remedy_for_hypotheses() -> None:
 
 def test_numbers_as_words() -> None:
     assert (show_points(0.0123), show_points(-0.2), show_points(float("nan"))) == ("+1.23", "−20.00", "–")
-    assert (show_p_value(0.00099), show_p_value(0.0496), show_p_value(float("nan"))) == ("< 0.001", "0.050", "–")
+    assert (show_p_value(0.00099), show_p_value(0.0496), show_p_value(float("nan"))) == ("< 0.001", "0.0496", "–")
 
 
 PROBE = """

@@ -15,8 +15,8 @@ from biphase.errors import InputError
 from biphase.paper.published import PUBLISHED_FAMILIES, TABLE_NUMBERS, read_reference
 from biphase.report.arms import reference_mask, short_steps
 from biphase.report.averages import with_averages
-from biphase.report.claims import ON_PAR, Claim, Finding, Verdicts, count_tests, judge_claims, name_noise
-from biphase.report.formats import show_list
+from biphase.report.claims import ON_PAR, Claim, Finding, Verdicts, count_tested, judge_claims, name_noise
+from biphase.report.formats import show_count, show_list
 from biphase.report.grammar import parse_inequality
 from biphase.report.hypotheses import NOTHING_ASKED, AskedScores, Ladder, bind, make_line
 from biphase.report.page import Told, write_report
@@ -103,17 +103,17 @@ def judge_findings(results: ResultSet, planned: AskedScores = NOTHING_ASKED) -> 
 def answer(findings: Sequence[Finding]) -> str:
     """Two sentences: what the scores say about CLM then MLM, and what became of the findings."""
     inequalities = next(finding for finding in findings if finding.key == "F6").claims[0].inequalities
-    num_tests = count_tests(findings)
     ahead, behind, open_ = (
         sum(one.verdict == verdict for one in inequalities) for verdict in ("supported", "contradicted", "undecided")
     )
-    noise = f"cannot be told from noise, corrected for all {num_tests} tests of this report"
+    corrected = f"corrected for the {show_count(count_tested(findings), 'finding')} tested"
+    noise = f"cannot be told from noise, {corrected}"
     if not inequalities:
         first = "Whether CLM then MLM beats MLM alone at the same budget is not known: no finished scores compare them."
     elif ahead == behind == 0:
         first = f"The differences between CLM then MLM (25–50 % CLM) and MLM alone at the same budget {noise}."
     else:
-        rest = f"; the other {open_} {noise}" if open_ else f", corrected for all {num_tests} tests of this report"
+        rest = f"; the other {open_} {noise}" if open_ else f", {corrected}"
         first = (
             f"At the same budget, CLM then MLM (25–50 % CLM) is ahead of MLM alone in {ahead} of {len(inequalities)} "
             f"comparisons and behind in {behind or 'none'}{rest}."

@@ -1,8 +1,8 @@
-"""Claims about scores → verdicts: each claim as inequalities, each inequality tested, all corrected together.
+"""Claims about scores → verdicts: each claim as inequalities, each inequality tested, findings corrected together.
 
-An inequality says that a weighted sum of mean scores lies above a bound. Each is tested two-sided, all that are tested
-in a report are corrected together (Holm), and only then is anything called supported or contradicted. Which claims
-there are is no matter of this module: they are lines in the grammar of hypotheses.
+An inequality says that a weighted sum of mean scores lies above a bound, and is tested two-sided. A finding says that
+all its inequalities hold, which is one question: findings are corrected for each other (Holm), not their inequalities.
+Which claims there are is no matter of this module: they are lines in the grammar of hypotheses.
 """
 
 import math
@@ -13,7 +13,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from biphase.report.contrasts import Contrast, Noise, is_significant, judge_difference
+from biphase.report.contrasts import Contrast, Noise, is_significant
 from biphase.report.formats import show_noise
 from biphase.report.signal import what_decides
 from biphase.report.statistics import SIGNIFICANCE, holm
@@ -41,8 +41,7 @@ class Inequality:
     p_contrary: float = math.nan
     """The p-value of the contrary, where this is not the other side of the same test."""
     adjusted: float = math.nan
-    """`p_value` after Holm's correction over everything tested."""
-    adjusted_contrary: float = math.nan
+    """The p-value of the side that it lies on, corrected as `judge_claims` says."""
     verdict: ClaimVerdict = "undecided"
     needs: str = ""
     """What would decide it, if it is undecided."""
@@ -54,6 +53,14 @@ class Inequality:
     @property
     def estimate(self) -> float:
         return self.contrast.estimate
+
+    @property
+    def sides(self) -> tuple[float, float]:
+        """The p-values of "it holds" and of "it does not": the test's own on the side where the estimate lies, 1 on the
+        other one; nan where it cannot be tested."""
+        holds = self.p_value if self.estimate > self.bound or math.isnan(self.p_value) else 1.0
+        fails = self.p_value if self.estimate <= self.bound or math.isnan(self.p_value) else 1.0
+        return holds, fails if math.isnan(self.p_contrary) else self.p_contrary
 
 
 @dataclass(frozen=True)
@@ -102,6 +109,22 @@ class Finding:
         for claim in self.claims:
             yield from claim.inequalities
 
+    @property
+    def num_tests(self) -> int:
+        """How many of its inequalities can be tested."""
+        return sum(not math.isnan(fails) for _, fails in (one.sides for one in self.inequalities))
+
+    @property
+    def p_value(self) -> float:
+        """That of the finding as a whole, not corrected for other findings. That all inequalities hold has the largest
+        p-value of theirs (the intersection-union test, Berger 1982); that one of them does not, the smallest times
+        their number. The smaller of the two; nan where nothing can be tested."""
+        if not self.num_tests:
+            return math.nan
+        holds, fails = zip(*(one.sides for one in self.inequalities), strict=True)
+        is_whole = not any(claim.untested for claim in self.claims) and not np.isnan(holds).any()
+        return min(max(holds) if is_whole else 1.0, float(np.nanmin(fails)) * self.num_tests, 1.0)
+
 
 Verdicts = tuple[tuple[Finding, ...], str, str]
 """The findings of a report, the answer to its question in a sentence or two, and what else a reader must know."""
@@ -110,25 +133,24 @@ Verdicts = tuple[tuple[Finding, ...], str, str]
 def judge_claims(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     """Findings with all verdicts.
 
-    An inequality is supported (contradicted) if its estimate lies above (below) its bound and its p-value, adjusted
-    over all tests of all findings, is below 5 %. A claim, and likewise a finding, is supported if everything in it is,
-    contradicted if anything in it is, and undecided otherwise; also where something in it cannot be tested, or what a
-    verdict would rest on is not finished or has lost seeds (`lacks_above`, `lacks_below`). With one
-    pretraining seed a verdict is about the checkpoints at hand, not about what another pretraining of the same arm
-    would give (see `name_noise`).
+    Every inequality of a finding has to hold, so one above its bound is corrected for the other findings alone (Holm);
+    one below it, which would contradict the finding by itself, for the inequalities of its finding as well
+    (Bonferroni). It is supported (contradicted) where that p-value is below 5 %. A claim, and likewise a finding, is
+    supported if everything in it is, contradicted if anything in it is, and undecided otherwise; also where something
+    in it cannot be tested, or what a verdict would rest on is not finished or has lost seeds (`lacks_above`,
+    `lacks_below`). With one pretraining seed a verdict is about the checkpoints at hand, not about what another
+    pretraining of the same arm would give (see `name_noise`).
     """
-    asked = [inequality for finding in findings for inequality in finding.inequalities]
-    adjusted = holm(np.ravel([(inequality.p_value, inequality.p_contrary) for inequality in asked])).reshape(-1, 2)
-    num_tests = count_tests(findings)
-    decided = (
-        decide(inequality, for_it, against_it, num_tests)
-        for inequality, (for_it, against_it) in zip(asked, adjusted.tolist(), strict=True)
-    )
+    p_values = [finding.p_value for finding in findings]
     judged = []
-    for finding in findings:
-        claims = []
-        for claim in finding.claims:
-            claims.append(replace(claim, inequalities=tuple(next(decided) for _ in claim.inequalities)))
+    for at, finding in enumerate(findings):
+        others = p_values[:at] + p_values[at + 1 :]
+        claims = [
+            replace(
+                claim, inequalities=tuple(decide(one, others, finding.num_tests or 1) for one in claim.inequalities)
+            )
+            for claim in finding.claims
+        ]
         judged.append(replace(finding, claims=tuple(claims)))
     return tuple(judged)
 
@@ -150,32 +172,32 @@ def name_noise(findings: Iterable[Finding]) -> str:
     return f"{show_noise(told)}; about {'recipes' if num_over['pretraining seeds'] == every else once}"
 
 
-def count_tests(findings: Iterable[Finding]) -> int:
-    """How many p-values there are in all, those of contraries included."""
-    asked = [one for finding in findings for one in finding.inequalities]
-    return sum(not math.isnan(p_value) for one in asked for p_value in (one.p_value, one.p_contrary))
+def count_tested(findings: Iterable[Finding]) -> int:
+    """How many findings there are p-values for."""
+    return sum(finding.num_tests > 0 for finding in findings)
 
 
-def decide(inequality: Inequality, adjusted: float, adjusted_contrary: float, num_tests: int) -> Inequality:
-    """An inequality with its verdict by the adjusted p-values, or with what would give it one."""
-    side = judge_difference(inequality.estimate, adjusted, inequality.bound)
-    has_own_contrary = not math.isnan(inequality.p_contrary)
+def decide(inequality: Inequality, others: Sequence[float], num_tests: int) -> Inequality:
+    """An inequality with its verdict, or with what would give it one, beside the p-values of other findings and among
+    so many tests of its own."""
+    holds, fails = inequality.sides
+    holds, fails = (float(holm([p_value, *others])[0]) for p_value in (holds, fails * num_tests))
     verdict: ClaimVerdict = "undecided"
-    if side == "above":
+    if is_significant(holds):
         verdict = "supported"
-    elif is_significant(adjusted_contrary) or (side == "below" and not has_own_contrary):
+    elif is_significant(fails):
         verdict = "contradicted"
     lacks = {"supported": inequality.lacks_above, "contradicted": inequality.lacks_below}.get(
         verdict, (*inequality.lacks_above, *inequality.lacks_below)
     )
     needs = list(dict.fromkeys(lacks))
-    if verdict == "undecided":  # at the level that Holm's correction asks of the first of all tests
-        level = SIGNIFICANCE / (max(num_tests, 1) * inequality.num_asked)
-        needs.append(what_decides(inequality.contrast, inequality.bound, level))
+    if verdict == "undecided":  # at the level that Holm's correction asks of the first of all findings
+        num_findings = 1 + sum(not math.isnan(p_value) for p_value in others)
+        num_asked = inequality.num_asked if inequality.estimate > inequality.bound else num_tests
+        needs.append(what_decides(inequality.contrast, inequality.bound, SIGNIFICANCE / (num_findings * num_asked)))
     return replace(
         inequality,
-        adjusted=adjusted,
-        adjusted_contrary=adjusted_contrary,
+        adjusted=float(np.fmin(holds, fails)),
         verdict="undecided" if needs else verdict,
         needs="; ".join(needs),
     )

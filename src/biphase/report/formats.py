@@ -6,7 +6,7 @@ import io
 import math
 from collections.abc import Iterable, Sequence
 
-from biphase.report.statistics import Interval
+from biphase.report.statistics import SIGNIFICANCE, Interval
 
 MISSING = "–"
 """What stands where a number is not known."""
@@ -29,10 +29,11 @@ def show_estimate(value: float) -> str:
 
 
 def show_p_value(p_value: float) -> str:
-    """`0.031`, `< 0.001`."""
+    """`0.031`, `< 0.001`; near the level as many digits as tell on which side of it: `0.0496`."""
     if math.isnan(p_value):
         return MISSING
-    return "< 0.001" if p_value < 0.001 else f"{p_value:.3f}"
+    digits = next(n for n in range(3, 18) if round(p_value, n) != SIGNIFICANCE or p_value == SIGNIFICANCE)
+    return "< 0.001" if p_value < 0.001 else f"{p_value:.{digits}f}"
 
 
 def show_interval(interval: Interval) -> str:

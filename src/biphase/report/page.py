@@ -21,7 +21,7 @@ from biphase.errors import InputError
 from biphase.files import own_folder
 from biphase.report.arms import num_parameters
 from biphase.report.averages import with_averages
-from biphase.report.claims import Claim, Finding, Verdicts, count_tests
+from biphase.report.claims import Claim, Finding, Verdicts, count_tested
 from biphase.report.figures import figure_pool, list_figures, save_figure
 from biphase.report.formats import MISSING, show_count, show_p_value, show_points, show_share
 from biphase.report.overview import answer_sentences, draw_means, list_means, wide_table
@@ -136,7 +136,7 @@ def render(**parts: Any) -> str:
         missing_mark=MISSING,
         families=FAMILY_NAMES,
         check_averages=check_averages,
-        count_tests=count_tests,
+        count_tested=count_tested,
         describe_results=describe_results,
         significance=f"{100 * SIGNIFICANCE:g}",
         bar=(BAR_WIDTH, BAR_HEIGHT),

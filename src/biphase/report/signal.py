@@ -58,11 +58,11 @@ def measure_signal(scores: Iterable[SeedScores | None]) -> Signal | None:
 
 def what_decides(seen: Contrast, bound: float, level: float) -> str:
     """How many seeds, or else test examples, or else both, would put a contrast on one side of a bound at this level,
-    if estimate and spreads stay as they are."""
+    if estimate and spreads are what these scores show."""
     if math.isnan(seen.against(bound).p_value) or not seen.error > 0:
         return "scores that differ between seeds, of two seeds or more" if seen.num > 1 else "two seeds or more"
     seeds = "pretraining seeds" if seen.num_pretrainings > 1 else "seeds"
-    stay = "if difference and spread stay as they are"
+    stay = f"if difference and spread are what {seen.num} {seeds} show"
     more_seeds = range(seen.num + 1, MOST_SEEDS + 1)
     at = bisect.bisect_left(more_seeds, True, key=lambda num: is_enough(seen, bound, level, num / seen.num, 1))
     if at < len(more_seeds):
@@ -78,7 +78,11 @@ def what_decides(seen: Contrast, bound: float, level: float) -> str:
                 return f"about {both}{about:,.0f} test examples instead of {seen.num_examples:,}, {stay}"
     if is_enough(replace(seen, choice_variance=0.0), bound, level, MOST_SEEDS / seen.num, MOST_EXAMPLES):
         return f"more than {show_count(seen.num_validation, 'validation example')}: others could choose other rates"
-    return f"not even {MOST_SEEDS:,} {seeds}: for this spread it is too close to {100 * bound:g}"
+    return (
+        f"not even {MOST_SEEDS:,} {seeds}: for this spread the estimate is too close to {100 * bound:g} points".replace(
+            "-", "−"
+        )
+    )
 
 
 def is_enough(seen: Contrast, bound: float, level: float, times_seeds: float, times_examples: float) -> bool:

@@ -26,7 +26,7 @@ from biphase.study.spec import Hypothesis, Study, task_families
 CITED = re.compile(r"(F[0-9]+) of the paper")
 """A line that is one of the paper's findings as a whole."""
 
-HOW_JUDGED = "Supported if each inequality is, contradicted if one is; corrected (Holm) for all that is declared."
+HOW_JUDGED = "Supported if each inequality is, contradicted if one is; corrected (Holm) for the hypotheses declared."
 
 
 def list_ladders(plan: Plan) -> dict[str, Ladder]:
