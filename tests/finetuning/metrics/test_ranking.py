@@ -85,6 +85,22 @@ def test_a_judged_query_without_results_counts_as_0() -> None:
     assert list(per_query["paper_ndcg_at_10"]) == ["a", "b", "c"]
 
 
+def test_grades_below_zero_are_not_relevant() -> None:
+    """TREC's web tracks have -2 for junk, at which pytrec_eval ends the process."""
+    rng = np.random.default_rng(0)
+    relevance = {f"q{q}": {f"d{d}": int(rng.integers(-2, 3)) for d in range(12)} for q in range(30)}
+    ranked = {query: {f"d{d}": float(rng.random()) for d in range(15)} for query in relevance}
+    means, rows = ranking_scores(relevance, ranked)
+    for query, grades in relevance.items():
+        gains = [max(grades.get(name, 0), 0) for name in sorted(ranked[query], key=ranked[query].__getitem__)[::-1]]
+        found, best = (
+            sum(g / math.log2(2 + at) for at, g in enumerate(some[:10])) for some in (gains, sorted(gains)[::-1])
+        )
+        assert rows["ndcg_at_10"][query] == pytest.approx(found / best if best else 0.0)
+    clipped = {query: {name: max(grade, 0) for name, grade in grades.items()} for query, grades in relevance.items()}
+    assert ranking_scores(clipped, ranked) == (means, rows)
+
+
 def test_a_row_has_the_ten_best_documents_of_a_query() -> None:
     """And what the query scores by the metric that is asked for."""
     ranked = {"q": {f"d{place:02}": place / 7 for place in range(12)}, "r": {"d00": 1.0}}

@@ -31,9 +31,9 @@ BM25 = "bm25_ndcg_at_10"
 def ranking_scores(relevance: Relevance, ranked: Ranked) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
     """The mean of each measure over all judged queries, and `{measure: {query: score}}`.
 
-    A grade is the gain of NDCG as it stands; a document without one is not relevant. What is not in `ranked` was not
-    found, so `map_at_100` and `recall_at_100` need a hundred results. A judged query without results, or without a
-    relevant document, counts as 0 (`trec_eval -c`); results of other queries are ignored.
+    A grade is the gain of NDCG as it stands; a document without one, or with one below 0, is not relevant. What is not
+    in `ranked` was not found, so `map_at_100` and `recall_at_100` need a hundred results. A judged query without
+    results, or without a relevant document, counts as 0 (`trec_eval -c`); results of other queries are ignored.
 
     The measures are trec_eval's: it orders by score, as a 32-bit float, and equal scores by document id, from the last
     in the order of characters to the first. `mrr_at_10` is its reciprocal rank, 0 beyond the tenth place.
@@ -42,8 +42,10 @@ def ranking_scores(relevance: Relevance, ranked: Ranked) -> tuple[dict[str, floa
     import pytrec_eval
 
     assert relevance, "no query is judged"
+    # A grade below -1 reads outside of pytrec_eval's memory, and may end the process.
+    known = {query: {name: max(int(grade), 0) for name, grade in grades.items()} for query, grades in relevance.items()}
     evaluator = pytrec_eval.RelevanceEvaluator(
-        {query: {document: int(grade) for document, grade in grades.items()} for query, grades in relevance.items()},
+        known,
         {"ndcg_cut.10", "map_cut.100", "recall.10,100", "recip_rank", "P.10"},
     )
     evaluated = evaluator.evaluate(
