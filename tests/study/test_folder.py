@@ -19,12 +19,14 @@ from biphase.files import locked, read_json
 from biphase.finetuning.config import settle_config
 from biphase.finetuning.models import ModelFingerprint
 from biphase.finetuning.scores import ScoreSet, read_score
+from biphase.report.contrasts import difference
 from biphase.study import folder, worker
 from biphase.study.folder import (
     StudyFolder,
     StudyState,
     TrainedRecord,
     find_record,
+    keep_order,
     reach_step,
     read_state,
     refuse_other_text,
@@ -169,6 +171,39 @@ def test_a_recipe_of_its_own_is_no_part_of_a_baseline() -> None:
     sizes = measure_sizes(plan)
     unlike = {model.name for model in plan.models if not arm_of_model(plan, model, sizes).is_plain}
     assert unlike == {"1m-mlm40-400-hot", "1m-mlm40-400-hot-seed1"}
+
+
+def test_seeds_that_were_begun_keep_their_order_of_the_data(tmp_path: Path) -> None:
+    """A folder of a version whose seeds had one order, and a file that says how many seeds alone: the runs that are
+    there are the runs that it asks for."""
+    arms = [TREE["arms"][0] | {"pretraining_seeds": 2}, TREE["arms"][0] | {"group": "more", "name": "{model}-more"}]
+    tree = TREE | {"pretraining_seeds": 3, "arms": [arms[0], arms[1] | {"curricula": ["mlm20"]}]}
+    study = parse_config(Study, tree, origin="made-up")
+    assert keep_order(study, tmp_path) == study and study.pretraining_seeds.order
+    kept = study.model_dump(mode="json")
+    kept["pretraining_seeds"]["order"] = kept["arms"][0]["pretraining_seeds"]["order"] = False
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump(kept))
+    settled = keep_order(study, tmp_path)
+    assert settled == parse_config(Study, kept, origin="before")
+    assert {arm.recipe.data.order_seed for arm in plan_study(settled).arms.values()} == {42}
+    said = parse_config(Study, tree | {"pretraining_seeds": {"count": 3, "order": True}}, origin="made-up")
+    assert keep_order(said, tmp_path).pretraining_seeds.order, "what the file says"
+    kept["pretraining_seeds"]["count"] = 1
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump(kept))
+    assert keep_order(study, tmp_path).pretraining_seeds.order, "one seed has no order to keep"
+
+
+@pytest.mark.parametrize(
+    ("num", "first", "test"), [(2, "pretraining seeds", "Welch"), (1, "fine-tuning seeds", "paired t")]
+)
+def test_random_weights_are_drawn_as_often_as_arms_are_pretrained(fill: Any, num: int, first: str, test: str) -> None:
+    """Every fine-tuning of them draws anew, so a gain over them is one over several pretrainings."""
+    evaluation = TREE["evaluation"] | {"random_weights": True, "seeds": 3}
+    plan = make_plan(evaluation=evaluation, pretraining_seeds=num)
+    state = fill(plan, lambda cell: {"test": 0.5 + 0.01 * cell.config.seed + 0.02 * ("seed1" in cell.model)})
+    found = {one.arm.name: one for one in collect_results(plan, state.scores) if one.metric == "standard"}
+    gain = difference(found["1m-mlm40-400"], found["1m-random"])
+    assert (gain.noise[0], gain.test) == (first, test)
 
 
 def test_a_checkpoint_is_waited_for_only_while_it_is_made(tmp_path: Path) -> None:

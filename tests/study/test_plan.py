@@ -446,7 +446,7 @@ def test_pretraining_seeds_are_planned_one_after_the_other() -> None:
     ]
     evaluation = "evaluation={tasks: [sst2], learning_rates: [1e-4], seeds: 2}"
     data: Any = {"data": {"shards": "shards", "order_seed": 5}}
-    study = make_study(arms, evaluation, "pretraining_seeds={count: 3, order: true}", **data)
+    study = make_study(arms, evaluation, "pretraining_seeds=3", **data)
     plan = plan_study(study)
     one = plan_study(make_study(arms, evaluation, **data))
     assert list(plan.arms)[:3] == list(one.arms) and plan.num_seeds == 3 and one.num_seeds == 1
@@ -456,7 +456,8 @@ def test_pretraining_seeds_are_planned_one_after_the_other() -> None:
     assert (last.parent, last.first) == ("1m-clm-100-seed2", 50), "a trunk is shared within a seed"
     assert (last.recipe.seed, last.recipe.data.order_seed) == (2, 7)
     assert plan.arms["1m-50-50-100-seed2"].pooled_name == "1m-50-50-100"
-    same_order = plan_study(make_study(arms, "pretraining_seeds=2"))
+    same_order = plan_study(make_study(arms, "pretraining_seeds={count: 2, order: false}"))
+    assert same_order.has_one_order and not plan.has_one_order and not one.has_one_order
     assert {run.recipe.data.order_seed for run in same_order.runs.values()} == {42}
 
 
@@ -482,8 +483,8 @@ def test_seeds_that_would_change_nothing_are_refused() -> None:
     models = [{"name": "given", "model": "somebody/decoder"}]
     arms: list[dict[str, Any]] = [{"models": ["given"], "curricula": ["clm"], "budgets": [100]}]
     with pytest.raises(InputError, match="nothing of it is drawn"):
-        plan_study(make_study(arms, f"models={models}", "pretraining_seeds=2"))
-    plan_study(make_study(arms, f"models={models}", "pretraining_seeds={count: 2, order: true}"))
+        plan_study(make_study(arms, f"models={models}", "pretraining_seeds={count: 2, order: false}"))
+    plan_study(make_study(arms, f"models={models}", "pretraining_seeds=2"))
 
 
 def test_a_sweep_has_an_arm_for_each_rate_and_a_model_for_each_network() -> None:

@@ -156,8 +156,9 @@ def render(**parts: Any) -> str:
 def describe_results(results: ResultSet) -> list[str]:
     """What there is, in a few words each."""
     metric = results.primary_metric
-    seeds = sorted({result.num // result.num_pretrainings for result in results.results})
-    num_pretrainings = max(result.num_pretrainings for result in results.results)
+    pretrained = [result for result in results.results if result.arm.setup != "control"] or results.results
+    seeds = sorted({result.num // result.num_pretrainings for result in pretrained})
+    num_pretrainings = max(result.num_pretrainings for result in pretrained)
     num_datasets = sum(len(results.datasets(family, metric)) for family in results.families)
     span = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
     return [

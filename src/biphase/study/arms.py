@@ -262,7 +262,7 @@ def with_seed(recipe: Recipe, seed: int, order: bool) -> Recipe:
         raise InputError(
             f"arm '{recipe.name}': nothing of it is drawn, for its weights are given and CLM masks nothing: all its "
             "pretraining seeds would be one model; give its group pretraining_seeds: 1, or let the order of the data "
-            "differ with order: true"
+            "differ: leave out order: false"
         )
     data = recipe.data.model_copy(update={"order_seed": recipe.data.order_seed + seed}) if order else recipe.data
     return recipe.model_copy(update={"seed": recipe.seed + seed, "data": data})

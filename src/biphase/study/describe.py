@@ -51,7 +51,8 @@ def describe_plan(plan: Plan, estimate: Estimate) -> RenderableType:
     lines: list[RenderableType] = [Text(printable(plan.study.title or plan.study.name), style="bold")]
     if plan.study.question:
         lines.append(plan.study.question)
-    repeated = f", with {plan.num_seeds} pretraining seeds" if plan.num_seeds > 1 else ""
+    order = "one order of the data" if plan.has_one_order else "each with an order of the data"
+    repeated = f", with {plan.num_seeds} pretraining seeds, {order}" if plan.num_seeds > 1 else ""
     lines += [
         "",
         f"{show_count(kinds['final'], 'final model')}{repeated}{between}{controls}",

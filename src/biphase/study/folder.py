@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -24,7 +25,7 @@ from biphase.finetuning.scores import Score, ScoreSet, read_scores
 from biphase.recipe import Data
 from biphase.run import Run, open_run, read_metrics, whole_steps
 from biphase.study.plan import Checkpoint, Plan, StudyCell
-from biphase.study.spec import EMBED, Study
+from biphase.study.spec import EMBED, PretrainingSeeds, Study
 from biphase.study.trunks import PlannedRun
 from biphase.tasks.spec import find_task
 
@@ -64,6 +65,25 @@ def claim_study_folder(path: Path, study: Study) -> StudyFolder:
     path.mkdir(parents=True, exist_ok=True)
     write_text(kept, study_text(study))
     return StudyFolder(path)
+
+
+def keep_order(study: Study, path: Path) -> Study:
+    """The study as its folder `path` knows it: where the file does not say whether pretraining seeds differ in the
+    order of the data, several that were begun there go on as they began."""
+    before = read_yaml(path / "study.yaml") if (path / "study.yaml").exists() else {}
+    begun = {group["group"]: group.get("pretraining_seeds") for group in before.get("arms", ())}
+
+    def settle(seeds: PretrainingSeeds | None, known: dict[str, Any] | None) -> PretrainingSeeds | None:
+        if seeds is None or "order" in seeds.model_fields_set or not known or known["count"] < 2:
+            return seeds
+        return PretrainingSeeds(count=seeds.count, order=known["order"])
+
+    arms = [
+        group.model_copy(update={"pretraining_seeds": settle(group.pretraining_seeds, begun.get(group.group))})
+        for group in study.arms
+    ]
+    own = settle(study.pretraining_seeds, before.get("pretraining_seeds"))
+    return study.model_copy(update={"arms": tuple(arms), "pretraining_seeds": own})
 
 
 def study_text(study: Study) -> str:

@@ -109,6 +109,12 @@ class Plan:
         """The most pretraining seeds that an arm has."""
         return 1 + max(arm.seed for arm in self.arms.values())
 
+    @property
+    def has_one_order(self) -> bool:
+        """Whether an arm that is pretrained several times sees the data in one order each time."""
+        seen = {(arm.pooled_name, arm.recipe.data.order_seed) for arm in self.arms.values() if arm.seed}
+        return any((arm.pooled_name, arm.recipe.data.order_seed) in seen for arm in self.arms.values() if not arm.seed)
+
     @cached_property
     def usual_recipes(self) -> dict[tuple[str, bool], str]:
         """The `recipe_key` that most arms of a network have, of equals the first in the file; by the network and

@@ -55,7 +55,7 @@ def report_study(
             verdicts=judge_paper(results, list_scores(plan)) if results.results else None,
             hypotheses=(hypotheses, describe_declaration(plan.study, place.path)) if hypotheses else None,
             declared=list_equivalents(plan),
-            notes=list(list_notes(place, state)),
+            notes=[*tell_order(plan), *list_notes(place, state)],
             costs=list_costs(plan, state),
             commands=commands,
             bm25=find_bm25(scores),
@@ -72,6 +72,11 @@ def report_study(
             pool=pool,
         )
     return page, hypotheses
+
+
+def tell_order(plan: Plan) -> Iterator[str]:
+    if plan.has_one_order:
+        yield "All pretraining seeds saw the data in one order: what they show holds for that order of the data."
 
 
 def plan_svg(plan: Plan) -> str:

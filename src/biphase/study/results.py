@@ -40,7 +40,9 @@ def collect_results(plan: Plan, scores: dict[str, ScoreSet]) -> Iterator[Result]
         arm = arm_of_model(plan, some[0], sizes)
         found: dict[tuple[str, str], list[Result]] = {}
         for model in some:
-            for result in collect_model(arm, plan.arms[model.arm].recipe.seed, scores[model.name], families):
+            is_drawn = model.kind == "random" and plan.num_seeds > 1
+            seed = None if is_drawn else plan.arms[model.arm].recipe.seed
+            for result in collect_model(arm, seed, scores[model.name], families):
                 found.setdefault((result.dataset, result.metric), []).append(result)
         results[arm] = list(map(pool, found.values()))
     by_name = {arm.name: own for arm, own in results.items()}
@@ -88,9 +90,13 @@ def refuse_differing(scores: Sequence[Score], changed: Sequence[str]) -> None:
 
 
 def collect_model(
-    arm: ReportArm, pretraining_seed: int, found: ScoreSet, families: Mapping[str, str]
+    arm: ReportArm, pretraining_seed: int | None, found: ScoreSet, families: Mapping[str, str]
 ) -> Iterator[Result]:
-    """A model's results on every task, by both metrics. Test examples are known for the metric that chose the rate."""
+    """A model's results on every task, by both metrics. Test examples are known for the metric that chose the rate.
+
+    Random weights beside several pretraining seeds have none: each fine-tuning draws them anew, and so repeats what a
+    pretraining seed repeats. They are numbered below zero, for they share nothing with an arm's that could be paired.
+    """
     for task in found.tasks:
         (name,) = (model for model in found.models if (model, task) in found.cells)  # by `refuse_mixtures`
         family = families[task]
@@ -110,7 +116,7 @@ def collect_model(
                 chosen.test,
                 chosen.test_by_rate,
                 chosen.seeds,
-                [pretraining_seed] * chosen.num,
+                [-1 - seed if pretraining_seed is None else pretraining_seed for seed in chosen.seeds],
                 chosen.examples if metric == own else None,
                 num_runs=len(found.cells[name, task]),
                 num_diverged=chosen.num_diverged,

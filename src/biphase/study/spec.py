@@ -57,17 +57,18 @@ Line = Annotated[str, AfterValidator(printable)]
 
 
 class PretrainingSeeds(Strict):
-    """How often every arm is pretrained: with initial weights and masks of its own each time."""
+    """How often every arm is pretrained: with initial weights, masks and, with `order`, an order of the data of its own
+    each time. All arms have the same order with the same seed."""
 
     count: Annotated[PositiveCount, Field(le=MOST_REPEATS)] = 1
-    order: bool = False
-    """Whether the order of the data differs as well; else it is the same, so that the seeds differ in less."""
+    order: bool = True
+    """Without it all seeds see the data in one order, and what they show holds for that order."""
 
 
 SeededTraining = Annotated[
     PretrainingSeeds, BeforeValidator(lambda value: {"count": value} if isinstance(value, int) else value)
 ]
-"""`3`, or `{count: 3, order: true}`."""
+"""`3`, or `{count: 3, order: false}`."""
 
 
 class StartingModel(Strict):

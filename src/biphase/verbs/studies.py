@@ -27,6 +27,7 @@ def study(file: str | Path, changes: Changes | None = (), folder: str | Path | N
         changes: to single keys.
         folder: the study's folder; `study-NAME` unless given.
     """
+    from biphase.study.folder import keep_order
     from biphase.study.hypotheses import ask
     from biphase.study.plan import plan_study
     from biphase.study.spec import load_study
@@ -34,9 +35,10 @@ def study(file: str | Path, changes: Changes | None = (), folder: str | Path | N
     if not isinstance(file, str | Path):
         raise InputError(f"a study is a YAML file, and no {type(file).__name__}; `biphase init study` writes one")
     overrides = list_changes(changes)
-    planned = plan_study(load_study(Path(file), overrides))
+    read = load_study(Path(file), overrides)
+    place = Path(f"study-{read.name}") if folder is None else Path(folder)
+    planned = plan_study(keep_order(read, place))
     ask(planned)
-    place = Path(f"study-{planned.study.name}") if folder is None else Path(folder)
     return OpenStudy(planned, place, (str(file), *overrides), () if folder is None else ("--out", str(folder)))
 
 
