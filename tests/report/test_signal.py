@@ -9,7 +9,7 @@ from scipy import stats
 from biphase.finetuning.predictions import ExampleTable
 from biphase.report.contrasts import Contrast, difference, mix_degrees
 from biphase.report.results import ReportArm, Result, ResultSet, measured
-from biphase.report.signal import is_enough, measure_signal, what_decides
+from biphase.report.signal import is_enough, measure_signal, smallest_difference, what_decides
 from biphase.report.tables import make_tables, show_signal, to_latex, to_markdown
 
 
@@ -36,6 +36,17 @@ def test_signal_of_known_noise() -> None:
     assert many and not many.needs
     assert measure_signal([model("one", [0.5, 0.6])]) is None
     assert measure_signal([model("x", [0.5]), model("y", [0.6])]) is None, "one seed knows no noise"
+
+
+def test_the_smallest_difference_that_a_plan_finds() -> None:
+    """In simulations with noise of 0.5 points each, 4 points on 1,000 examples are found in 82 % of cases with one
+    pretraining and three seeds, in 86 % with three pretrainings, in 30 % with two; 2 points on 5,000 in 94 % with one
+    pretraining and five seeds."""
+    noise = (0.005, 0.005)
+    one, two, three = (smallest_difference(num, 3, 1000, noise) for num in (1, 2, 3))
+    assert 0.035 < one < 0.048 and 0.035 < three < 0.048 < 0.06 < two
+    assert 0.013 < smallest_difference(1, 5, 5000, noise) < 0.025
+    assert smallest_difference(1, 1, 1000, noise) == np.inf
 
 
 def test_two_models_are_told_apart_by_the_paired_test() -> None:

@@ -22,6 +22,7 @@ from biphase.study.hypotheses import (
     hypotheses_json,
     judge_hypotheses,
     list_ladders,
+    text_hash,
 )
 from biphase.study.plan import Plan, plan_study
 from biphase.study.spec import Study, load_study
@@ -99,7 +100,7 @@ def test_hypotheses_are_judged_together() -> None:
     assert third.claims[0].untested, "random weights have no score yet"
     tree = json.loads(hypotheses_json(plan, Path("nowhere"), (first, second, third)))
     assert [one["verdict"] for one in tree["hypotheses"]] == ["supported", "supported", "undecided"]
-    assert tree["hash"] == hypotheses_hash(plan.study.hypotheses)
+    assert tree["hash"] == hypotheses_hash(plan)
 
 
 def test_a_bound_on_the_compute_equivalent() -> None:
@@ -234,12 +235,37 @@ def test_hypotheses_stand_in_a_file_of_their_own(tmp_path: Path, wanted: str) ->
 
 
 def test_what_was_declared_is_recorded(tmp_path: Path) -> None:
-    before, after = make_plan("stack - mlm40 > 0").study, make_plan("stack - mlm40 > 1 point").study
+    before, after = make_plan("stack - mlm40 > 0"), make_plan("stack - mlm40 > 1 point")
     assert "not declared" in describe_declaration(before, tmp_path)
     declare(before, tmp_path, 0)
     declare(before, tmp_path, 12)  # the same command goes on: nothing new is declared
     assert "before anything was trained; unchanged since" in describe_declaration(before, tmp_path)
-    assert "changed since the study last ran" in describe_declaration(after, tmp_path)
+    assert "about changed since the study last ran" in describe_declaration(after, tmp_path)
     declare(after, tmp_path, 12)
     assert "changed 1 times since the first run; these were declared" in describe_declaration(after, tmp_path)
     assert "when 12 units were done" in describe_declaration(after, tmp_path)
+
+
+def test_a_rung_that_is_added_is_a_change(tmp_path: Path) -> None:
+    """The words "at the largest budget" stay, what they are about does not; an arm that no line is about is no
+    change."""
+
+    def grow(*more: dict[str, Any]) -> Plan:
+        plan = make_plan("1m-25-75 - mlm40 > 0 at the largest budget")
+        tree = plan.study.model_dump(mode="json")
+        return plan_study(parse_config(Study, tree | {"arms": [*tree["arms"], *more]}, origin="grown.yaml"))
+
+    before, other = grow(), {"group": "other", "models": ["1m"], "curricula": ["mlm30"], "budgets": [800]}
+    declare(before, tmp_path, 0)
+    assert "unchanged since" in describe_declaration(grow(other), tmp_path)
+    rung = grow({"group": "rung", "models": ["1m"], "curricula": ["mlm40", "25/75"], "budgets": [800]})
+    assert "are about changed since the study last ran" in describe_declaration(rung, tmp_path)
+    # A folder of an earlier version has the hash of the words alone.
+    (tmp_path / "hypotheses.json").write_text(
+        json.dumps([{"hash": text_hash(before.study), "when": "long ago", "units_done": 0}])
+    )
+    told = describe_declaration(rung, tmp_path)
+    assert "the same words were declared long ago" in told and "is not recorded" in told
+    declare(rung, tmp_path, 7)
+    told = describe_declaration(rung, tmp_path)
+    assert "when 7 units were done; the same words stood there since long ago" in told and "changed" not in told

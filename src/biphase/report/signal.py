@@ -99,3 +99,33 @@ def is_enough(seen: Contrast, bound: float, level: float, times_seeds: float, ti
     error = math.sqrt(of_seeds + of_examples + of_choice)
     needed = special.stdtrit(degrees, 1 - level / 2) + special.stdtrit(degrees, POWER)
     return bool(abs(seen.estimate - bound) / error >= needed)
+
+
+USUAL_NOISE = {"networks of 210M and more": (0.005, 0.005), "networks of 1M on small tasks": (0.012, 0.018)}
+"""How far pretraining seeds, and fine-tuning seeds, move a score, as standard deviations: the median of the paper's 600
+scores over fine-tuning seeds (of pretraining it says nothing: as much is taken), and our own 1M networks."""
+
+EXAMPLE_VARIANCE = 0.21
+"""That of the difference of two models on one example: both are right on 70 %, with errors correlated by one half."""
+
+
+def smallest_difference(num_pretrainings: int, num_seeds: int, num_examples: int, noise: tuple[float, float]) -> float:
+    """The smallest difference between two models that so many seeds of pretraining, seeds of fine-tuning for each, and
+    test examples find with the power of this house, asked alone; infinite where no more than one seed is there.
+
+    With one pretraining the question is about two checkpoints, and its noise no part of the error.
+    """
+    several = num_pretrainings > 1
+    num = num_pretrainings if several else num_seeds
+    if num < 2:
+        return math.inf
+    of_pretraining, of_finetuning = noise
+    of_seeds = 2 * (several * of_pretraining**2 + of_finetuning**2 / num_seeds) / num_pretrainings
+    of_examples = EXAMPLE_VARIANCE / num_examples
+    planned = Contrast(0.0, math.sqrt(of_seeds + of_examples), num - 1, 1.0, "paired t", num, num_pretrainings)
+    planned = replace(planned, num_examples=num_examples, seed_variance=of_seeds, example_variance=of_examples)
+    tenths = range(1, 1000)  # of a point
+    at = bisect.bisect_left(
+        tenths, True, key=lambda d: is_enough(replace(planned, estimate=d / 1000), 0.0, SIGNIFICANCE, 1, 1)
+    )
+    return tenths[at] / 1000 if at < len(tenths) else math.inf

@@ -17,15 +17,18 @@ from rich.tree import Tree
 from biphase.console import duration, printable
 from biphase.embedding.recipe import set_name
 from biphase.flops import PEAK_FLOPS
-from biphase.report.formats import format_bytes, show_count, show_estimate
+from biphase.report.formats import format_bytes, show_count, show_estimate, show_list
 from biphase.report.printing import PLAIN
+from biphase.report.signal import POWER, USUAL_NOISE, smallest_difference
 from biphase.study.cost import Estimate
 from biphase.study.curricula import are_alike, write_steps
 from biphase.study.hypotheses import hypotheses_hash
 from biphase.study.plan import Plan, history
 from biphase.study.spec import EMBED, Evaluation, trainings
+from biphase.study.task_sizes import find_size
 from biphase.study.trunks import Segment
 from biphase.style import COLORS
+from biphase.tasks.spec import find_task
 
 
 def list_spans(plan: Plan) -> list[Segment]:
@@ -61,11 +64,11 @@ def describe_plan(plan: Plan, estimate: Estimate) -> RenderableType:
         f"longest chain of runs: {plan.longest_chain:,} steps",
     ]
     if plan.study.evaluation is not None:
-        lines += describe_cells(plan, plan.study.evaluation)
+        lines += [*describe_cells(plan, plan.study.evaluation), *describe_power(plan, plan.study.evaluation)]
     if plan.study.hypotheses:
         names = [hypothesis.name for hypothesis in plan.study.hypotheses]
         count = show_count(len(plan.study.hypotheses), "hypothesis", "hypotheses")
-        told = f"{count} (hash {hypotheses_hash(plan.study.hypotheses)}): {', '.join(names)}"
+        told = f"{count} (hash {hypotheses_hash(plan)}): {', '.join(names)}"
         lines.append(Text(printable(told)))
     return Group(
         *lines, "", run_tree(plan), "", *describe_steps(estimate), "", cost_table(estimate), *cost_lines(estimate)
@@ -86,6 +89,29 @@ def describe_cells(plan: Plan, evaluation: Evaluation) -> Iterator[str]:
         embedded = show_count(len(plan.cells) - len(fitted), "embedding model")
         data = ", ".join(map(set_name, evaluation.embed.data))
         yield f"{embedded} by one recipe: {models} × {seeds}, zero-shot on {data}"
+
+
+def describe_power(plan: Plan, evaluation: Evaluation) -> Iterator[str]:
+    """The smallest differences that the plan's seeds find on its smallest and its largest test set."""
+    seeds = plan.num_seeds, len(evaluation.seeds)
+    if max(seeds) < 2:
+        yield "one seed each: no difference will be told from noise"
+        return
+    counts = dict[str, int]()
+    for name in evaluation.tasks:
+        size = find_size(name)
+        if find_task(name).family != "retrieval":  # its tokens are those of documents
+            counts[name] = max(round(size.evaluated_tokens / 2 / max(size.example_tokens, 1) / 100), 1) * 100
+    ends = sorted({*counts}, key=counts.__getitem__)[:: max(len(counts) - 1, 1)]  # the first and the last
+    for who, noise in USUAL_NOISE.items() if ends else ():
+        told = [
+            f"{100 * smallest_difference(*seeds, counts[name], noise):.1f} points on {name} ({counts[name]:,} examples)"
+            for name in ends
+        ]
+        moved = f"{100 * noise[0]:g} points by pretraining seeds and {100 * noise[1]:g} by fine-tuning seeds"
+        yield f"differences found with {POWER:.0%} power: about {show_list(told)}; if scores move {moved}, as of {who}"
+    if plan.num_seeds == 2:
+        yield "2 pretraining seeds find less than one, whose question is smaller: take 1, or 3 and more"
 
 
 def run_tree(plan: Plan) -> Tree:
@@ -219,7 +245,7 @@ def plan_json(plan: Plan, estimate: Estimate) -> dict[str, Any]:
     machine = estimate.machine
     tree: dict[str, Any] = {
         "study": plan.study.name,
-        "hypotheses": hypotheses_hash(plan.study.hypotheses) if plan.study.hypotheses else None,
+        "hypotheses": hypotheses_hash(plan) if plan.study.hypotheses else None,
         "steps": plan.steps,
         "steps_alone": plan.steps_alone,
         "longest_chain": plan.longest_chain,

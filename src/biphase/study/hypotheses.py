@@ -15,13 +15,13 @@ from biphase.paper.findings import make_claims, read_findings
 from biphase.report.averages import with_averages
 from biphase.report.claims import Claim, Finding, judge_claims
 from biphase.report.formats import show_count
-from biphase.report.grammar import parse_inequality
+from biphase.report.grammar import MEAN_OF_FAMILIES, parse_inequality
 from biphase.report.hypotheses import AskedInequality, AskedScores, Ladder, Spot, bind, make_line
 from biphase.report.results import ResultSet
 from biphase.study.arms import refuse_doubles
 from biphase.study.curricula import write_steps
 from biphase.study.plan import Plan
-from biphase.study.spec import Hypothesis, Study, task_families
+from biphase.study.spec import Study, task_families
 
 CITED = re.compile(r"(F[0-9]+) of the paper")
 """A line that is one of the paper's findings as a whole."""
@@ -111,50 +111,83 @@ def judge_hypotheses(plan: Plan, results: ResultSet) -> tuple[Finding, ...]:
 # What was declared, and when
 
 
-def hypotheses_hash(hypotheses: Sequence[Hypothesis]) -> str:
-    """Eight digits of what hypotheses say."""
-    return content_hash([hypothesis.model_dump(mode="json") for hypothesis in hypotheses])[:8]
+def text_hash(study: Study) -> str:
+    """Eight digits of what hypotheses say: what a folder of an earlier version recorded."""
+    return content_hash([hypothesis.model_dump(mode="json") for hypothesis in study.hypotheses])[:8]
 
 
-def declare(study: Study, folder: Path, units_done: int) -> None:
+def hypotheses_hash(plan: Plan) -> str:
+    """Eight digits of what hypotheses say, and of what that is about in this plan: which arms, at which budgets, on
+    which tasks. A line of the paper is about all of them."""
+    families = task_families(plan.study.evaluation)
+
+    def about(one: AskedInequality) -> list[Any]:
+        terms = [
+            (names, [name for name, family in families.items() if task in (name, family, MEAN_OF_FAMILIES)])
+            for _, names, task in one.terms
+        ]
+        return [one.label, terms, one.ladder, [about(rival) for rival in one.rivals]]
+
+    everything = [list(plan.of_first_seed.arms), list(families)]
+    bound = [
+        [everything if isinstance(line, str) else [about(one) for one in line] for line in lines]
+        for lines in ask(plan).values()
+    ]
+    return content_hash([text_hash(plan.study), bound])[:8]
+
+
+def declare(plan: Plan, folder: Path, units_done: int) -> None:
     """Record in a study's folder what it declares, as it is about to run; a line for each change."""
     path = folder / "hypotheses.json"
     declared = read_declared(folder)
-    current = hypotheses_hash(study.hypotheses)
-    if (not study.hypotheses and not declared) or (declared and declared[-1]["hash"] == current):
+    current = hypotheses_hash(plan)
+    if (not plan.study.hypotheses and not declared) or (declared and declared[-1]["hash"] == current):
         return
     when = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    write_json(path, [*declared, {"hash": current, "when": when, "units_done": units_done}])
+    entry = {"hash": current, "text": text_hash(plan.study), "when": when, "units_done": units_done}
+    write_json(path, [*declared, entry])
 
 
 def read_declared(folder: Path) -> list[dict[str, Any]]:
+    """Each with its `hash`, and the hash of its `text` alone; of earlier versions, the latter as `hash`."""
     path = folder / "hypotheses.json"
     return read_json(path) if path.exists() else []
 
 
-def describe_declaration(study: Study, folder: Path) -> str:
+def describe_declaration(plan: Plan, folder: Path) -> str:
     """Whether the hypotheses stood before the results did, in a sentence."""
-    declared, current = read_declared(folder), hypotheses_hash(study.hypotheses)
+    declared, current = read_declared(folder), hypotheses_hash(plan)
     if not declared:
         return f"Hypotheses {current}: not declared, for the study has not run with them."
     last = declared[-1]
-    if last["hash"] != current:
-        return f"Hypotheses {current}: changed since the study last ran; it ran with {last['hash']}."
+    if last["hash"] not in (current, text_hash(plan.study)):
+        told = "said or are about"
+        return f"Hypotheses {current}: what they {told} changed since the study last ran; it ran with {last['hash']}."
     when = f"declared {last['when']}"
     when += f", when {last['units_done']} units were done" if last["units_done"] else ", before anything was trained"
+    worded = [one for one in declared if "text" not in one]
+    if last in worded:
+        return (
+            f"Hypotheses {current}: the same words were {when}; which arms and tasks they were about is not recorded."
+        )
+    if worded and {one.get("text", one["hash"]) for one in declared} == {last["text"]}:
+        return (
+            f"Hypotheses {current}: {when}; the same words stood there since {worded[0]['when']}, about arms and tasks "
+            "that were not recorded."
+        )
     if len(declared) > 1:
         return f"Hypotheses {current}: changed {len(declared) - 1} times since the first run; these were {when}."
-    return f"Hypotheses {current}: {when}; unchanged since."
+    return f"Hypotheses {current}: {when}; unchanged since, in words, arms, budgets and tasks."
 
 
-def tell_findings(findings: Sequence[Finding], study: Study, folder: Path) -> Iterator[str]:
+def tell_findings(findings: Sequence[Finding], plan: Plan, folder: Path) -> Iterator[str]:
     """The verdicts on a study's hypotheses, a line each, and whether these stood before the results did."""
     for finding in findings:
         verdicts = [one.verdict for one in finding.inequalities]
         told = f"{verdicts.count('supported')} of {show_count(len(verdicts), 'inequality', 'inequalities')}"
         yield f"{finding.verdict}: {finding.key}: {finding.statement} ({told})"
     if findings:
-        yield describe_declaration(study, folder)
+        yield describe_declaration(plan, folder)
 
 
 def hypotheses_json(plan: Plan, folder: Path, findings: Sequence[Finding]) -> str:
@@ -168,6 +201,6 @@ def hypotheses_json(plan: Plan, folder: Path, findings: Sequence[Finding]) -> st
             inequalities.append({"label": one.label, **shown, "verdict": one.verdict})
         said = hypothesis.model_dump(mode="json")
         judged.append({**said, "verdict": finding.verdict, "inequalities": inequalities, "needs": finding.needs})
-    declared = describe_declaration(plan.study, folder)
-    tree = {"hash": hypotheses_hash(plan.study.hypotheses), "declared": declared, "hypotheses": judged}
+    declared = describe_declaration(plan, folder)
+    tree = {"hash": hypotheses_hash(plan), "declared": declared, "hypotheses": judged}
     return json.dumps(tree, indent=1, ensure_ascii=False) + "\n"

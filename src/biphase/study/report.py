@@ -53,7 +53,7 @@ def report_study(
             title=plan.study.title or f"The study {plan.study.name}",
             question=plan.study.question,
             verdicts=judge_paper(results, list_scores(plan)) if results.results else None,
-            hypotheses=(hypotheses, describe_declaration(plan.study, place.path)) if hypotheses else None,
+            hypotheses=(hypotheses, describe_declaration(plan, place.path)) if hypotheses else None,
             declared=list_equivalents(plan),
             notes=[*tell_order(plan), *list_notes(place, state)],
             costs=list_costs(plan, state),

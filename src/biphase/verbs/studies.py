@@ -106,7 +106,7 @@ class OpenStudy:
             err.print(f"each cell holds {processes} devices as a run does, and uses one: {told}", markup=False)
         place = claim_study_folder(self.folder, self.planned.study)
         if self.planned.study.hypotheses:
-            declare(self.planned.study, self.folder, len(read_state(self.planned, place).done))
+            declare(self.planned, self.folder, len(read_state(self.planned, place).done))
         failures = run_study(self.planned, place, where, processes, unit)
         if failures:
             own = [failure for failure in failures if not failure.is_blocked]
@@ -148,7 +148,7 @@ class OpenStudy:
         commands = [self.command(verb) for verb in ("run", "report")]
         place = self.folder / "report" if out is None else Path(out)
         page, findings = report_study(self.planned, StudyFolder(self.folder), place, commands)
-        for line in tell_findings(findings, self.planned.study, self.folder):
+        for line in tell_findings(findings, self.planned, self.folder):
             console.print(line)
         console.print(str(page))
         return page
