@@ -72,7 +72,7 @@ SHAPE_KEYS = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_atte
 """Transformers' names of what makes the size of a network, besides its vocabulary."""
 
 LLAMA_SHAPED = {
-    *("bitnet", "cohere", "cohere2", "cohere_compass_text", "cwm", "ernie4_5", "eurobert", "exaone4", "flint", "gemma"),
+    *("bitnet", "cohere", "cohere2", "cohere_compass_text", "cwm", "ernie4_5", "eurobert", "exaone4", "gemma"),
     *("gemma2", "gemma3_text", "glm", "glm4", "granite", "granite_swa", "helium", "hunyuan_v1_dense", "hyperclovax"),
     *("internlm3", "iquestcoder", "llama", "ministral", "ministral3", "mistral", "olmo", "olmo2", "olmo3", "phi3"),
     *("qwen2", "qwen3", "seed_oss", "smollm3", "vaultgemma"),

@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PhimoeConfig, PhimoeForCausalLM
 
 from biphase.encoder.load import load_backbone, load_model
-from biphase.encoder.proofs import check_head
+from biphase.encoder.packed import PaddedBackbone
+from biphase.encoder.proofs import FailedProofError, check_directions, check_head
 from biphase.errors import InputError
+from biphase.export.model import check_export
 
 NO_MEMORY = (
     torch.OutOfMemoryError("CUDA out of memory"),
@@ -43,7 +45,7 @@ def test_errors_of_a_network_are_failed_proofs(
     monkeypatch.setattr("transformers.LlamaModel.forward", raising(kind("not made for that")))
     with pytest.raises(InputError, match="transforms its logits"):
         check_head(model)
-    with pytest.raises(InputError, match="computes something else on packed samples"):
+    with pytest.raises(InputError, match="nothing proves that"):
         load_model(folder)
     with pytest.raises(InputError, match=r"cannot be made a bidirectional encoder: .*not made for that"):
         load_backbone(folder)
@@ -66,6 +68,33 @@ def test_an_error_of_ours_is_no_failed_proof(folder: Path, monkeypatch: pytest.M
     for call in (lambda: check_head(model), lambda: load_model(folder), lambda: load_backbone(folder)):
         with pytest.raises(AttributeError, match="num_padding"):
             call()
+
+
+def test_rows_that_were_never_trained_are_no_proof(folder: Path) -> None:
+    """Bytes in a vocabulary of SentencePiece; and where all rows are alike, the network is not blamed."""
+    model = LlamaForCausalLM.from_pretrained(folder)
+    rows = model.model.embed_tokens.weight.data
+    rows[:80] = rows[0]
+    model.save_pretrained(folder)
+    network: Any = load_model(folder)
+    check_directions(network, (False, True))
+    check_export(folder, AutoModelForCausalLM, network, causal=True)
+    rows[:] = network.model.embed_tokens.weight.data[:] = rows[0].clone()
+    model.save_pretrained(folder)
+    with pytest.raises(InputError, match="the proof cannot tell"):
+        load_model(folder)
+    with pytest.raises(FailedProofError, match="the proof cannot tell"):
+        check_export(folder, AutoModelForCausalLM, network, causal=True)
+
+
+def test_a_window_that_the_attention_is_not_told_is_seen(tmp_path: Path) -> None:
+    """PhiMoE makes its masks by a window that its attention never hears of."""
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = PhimoeConfig(vocab_size=96, num_key_value_heads=2, num_local_experts=2, sliding_window=100, **sizes)
+    PhimoeForCausalLM(config).save_pretrained(tmp_path)
+    with pytest.raises(InputError, match="not told how far"):
+        load_model(tmp_path)
+    assert isinstance(load_backbone(tmp_path), PaddedBackbone)
 
 
 def test_weights_that_are_no_numbers_are_told(folder: Path) -> None:

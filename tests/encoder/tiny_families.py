@@ -61,6 +61,7 @@ DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
 
 SPECIAL: dict[str, dict[str, Any]] = {
     "bailing_hybrid": {"num_experts_per_token": 2, "num_expert_group": 1},
+    "bamba": {"attn_layer_indices": [1]},
     "cohere_compass_text": {
         "layer_types": ["sliding_attention", "full_attention"],
         "rope_parameters": dict.fromkeys(("sliding_attention", "full_attention"), DEFAULT_ROPE),
@@ -71,16 +72,22 @@ SPECIAL: dict[str, dict[str, Any]] = {
         "num_key_value_heads": None,
     },
     "deepseek_v2": {"num_experts_per_tok": 2, "n_routed_experts": 4, "topk_method": "greedy"},
+    "deepseek_v3": {"first_k_dense_replace": 1},
     "dots1": {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_shared_experts": 1},
     "dots3_note_text": {"num_key_value_heads": 4},
     "esm": {"mask_token_id": 4, "vocab_size": VOCAB_SIZE, "token_dropout": True},  # as published
     "esmc": {"num_key_value_heads": 4},
+    "flint": {"mlp_only_layers": [0]},
     "gemma3n_text": {"num_kv_shared_layers": 0},
+    "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"]},
     "hunyuan_v1_dense": {"head_dim": 8},
     "hunyuan_v1_moe": {"head_dim": 8},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "kimi_linear": {"num_experts_per_token": 2},
+    "lfm2": {"layer_types": ["conv", "full_attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "mamba2": {"num_heads": 8},
+    "minimax_m3_vl_text": {"layer_types": ["full_attention", "minimax_m3_sparse"], "index_n_heads": 2},
     "ministral": {"head_dim": 8},
     "nemotron": {"num_key_value_heads": 2, "head_dim": 8},
     "neomme": {"head_dim": 16},
@@ -91,9 +98,11 @@ SPECIAL: dict[str, dict[str, Any]] = {
         "indexer_budget": 8,
         "indexer_compress_ratio": 2,
     },
+    "recurrent_gemma": {"block_types": ["recurrent", "attention"], "attention_window_size": 8},
     "reformer": {"axial_pos_embds_dim": (16, 16), "axial_pos_shape": (8, 20)},
     "roc_bert": {"enable_pronunciation": False, "enable_shape": False},
     "squeezebert": {"embedding_size": 32},
+    "xmod": {"default_language": "en_XX"},
     "zamba": {"num_hidden_layers": 3, "layers_block_type": ["linear_attention", "hybrid", "hybrid"]},
     "zaya": {"num_experts_per_tok": 1},
 }

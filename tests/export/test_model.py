@@ -270,6 +270,18 @@ def test_an_adapted_decoder_becomes_bidirectional(
     assert looks_ahead(tmp_path / "model")
 
 
+def test_tokens_that_were_never_trained_prove_nothing(tiny_recipe: Callable[..., Recipe], tmp_path: Path) -> None:
+    """The rows of bytes in a vocabulary of SentencePiece are alike, and a small rate leaves them so."""
+    recipe = adapted("llama-tied", tiny_recipe, tmp_path)
+    model = LlamaForCausalLM.from_pretrained(recipe.init.model)
+    model.model.embed_tokens.weight.data[:300] = model.model.embed_tokens.weight.data[300]
+    model.save_pretrained(recipe.init.model)
+    run = trained(
+        recipe.model_copy(update={"schedule": recipe.schedule.model_copy(update={"peak_lr": 1e-6})}), tmp_path
+    )
+    assert "bidirectional" in export_checkpoint(run, tmp_path / "model")
+
+
 def test_a_tokenizer_that_transformers_would_take_for_another_is_told(
     tiny_recipe: Callable[..., Recipe], corpus: Any, tmp_path: Path
 ) -> None:

@@ -178,8 +178,7 @@ def test_a_narrow_window_passes_the_probe() -> None:
     config = MistralConfig(**sizes, num_attention_heads=4, num_key_value_heads=4, sliding_window=3, is_causal=False)
     torch.manual_seed(0)
     network = AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION)
-    shards = SimpleNamespace(manifest=SimpleNamespace(vocab_size=96))
-    job: Any = SimpleNamespace(world=World(0, 1, torch.device("cpu")), dtype=torch.float32, shards=shards)
+    job: Any = SimpleNamespace(world=World(0, 1, torch.device("cpu")), dtype=torch.float32)
     metrics.prove_causality(PackedModel(network), Phase(objective="mlm", steps=1), job)
 
 

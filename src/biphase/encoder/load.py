@@ -136,13 +136,16 @@ def load_model(source: str | Path, *, vocab_size: int | None = None, seed: int =
     model = load_weights(kind, source, config)
     make_generation_saveable(model)
     if model.get_output_embeddings() is None or model.base_model is model:
-        raise InputError(f"{source}: {type(model).__name__} does not keep its head apart from the network below it")
+        raise InputError(
+            f"{source}: transformers does not say which part of {type(model).__name__} is the network below its head "
+            f"(base_model_prefix is '{model.base_model_prefix}')"
+        )
     causal = kind is AutoModelForCausalLM and getattr(config, "is_causal", True)
     reason = find_first_position(model.base_model, causal)
     if reason:
         raise InputError(
-            f"{source}: {type(model).__name__} computes something else on packed samples than on each alone, so it "
-            f"cannot be trained here: {reason}"
+            f"{source}: nothing proves that {type(model).__name__} computes the same on packed samples as on each "
+            f"alone, so it cannot be trained here: {reason}"
         )
     embedding: Any = model.get_input_embeddings()
     old_size = embedding.weight.shape[0]

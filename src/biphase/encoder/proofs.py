@@ -26,14 +26,10 @@ from biphase.encoder.packed import (
     PaddedBackbone,
     head_bias,
     head_input,
-    layer_configs,
     packed_hidden,
-    position_limit,
 )
+from biphase.encoder.probes import PROBE_TOKENS, proof_samples, reach, telling_tokens, with_narrow_windows
 from biphase.errors import InputError, first_line, is_raised_here, lacks_memory
-
-WINDOW_PROOF_TOKENS = 300
-"""Longest sample of the proof of packing: enough to see the local attention of ModernBERT (128)."""
 
 AGREEMENT = 1e-3
 """How far two computations of the same hidden states may differ, in units of the states and of their mean size."""
@@ -78,12 +74,19 @@ def find_first_position(network: Any, causal: bool) -> str:
     name = network.name_or_path or type(network).__name__
     reasons = []
     with told_if_slow(f"{name}: proving on a few texts that packing changes nothing"):
+        try:
+            with foreign_errors_fail("transformers makes no copy of it with narrow windows"):
+                narrow = with_narrow_windows(network)
+        except FailedProofError as error:
+            return str(error)
         for first_position in (0, pad_id + 1):  # RoBERTa counts from behind its padding index
-            network.first_position = first_position
-            reason = why_not_packed(network, causal)
+            network.first_position = narrow.first_position = first_position
+            reason = why_not_packed(narrow, causal)
             if not reason:
                 return ""
             reasons.append(reason)
+        if narrow is not network and not why_not_packed(network, causal):
+            return "its attention is not told how far its configuration lets a token see"
     return reasons[0]
 
 
@@ -91,23 +94,23 @@ def find_first_position(network: Any, causal: bool) -> str:
 def why_not_packed(network: PreTrainedModel, causal: bool) -> str:
     """Why two packed samples do not come out as when the network reads each alone, with its own attention, or "".
 
-    The samples are of unequal lengths; one of them is longer than a window.
+    The samples are of unequal lengths; one of them is longer than a narrow window.
     """
-    tokens_T, lengths = proof_samples(network)
-    if not lengths:
-        return "it has no positions"
-    positions_T = torch.cat([torch.arange(length) for length in lengths])
-    layout = lay_out(np.cumsum([0, *lengths]), causal=causal)
     try:
         with foreign_errors_fail("it cannot be called on packed tokens"):
+            tokens_T, lengths = proof_samples(network)
+            if not lengths:
+                return "it has no positions"
+            positions_T = torch.cat([torch.arange(length) for length in lengths])
+            layout = lay_out(np.cumsum([0, *lengths]), causal=causal)
             packed_TD = packed_hidden(network, tokens_T, positions_T, layout)
             alone_TD = each_alone(network, tokens_T, lengths)
             if not alone_TD.isfinite().all():
                 name = network.name_or_path or type(network).__name__
                 raise InputError(f"{name} computes no numbers (NaN): its training diverged, or its weights are damaged")
             if agree(packed_TD, alone_TD):
-                name, vocab_size = type(network).__name__, network.config.vocab_size
-                probe_causality(partial(packed_hidden, network), causal, vocab_size, name, furthest=reach(network))
+                name, probe_T = type(network).__name__, telling_tokens(network, PROBE_TOKENS)
+                probe_causality(partial(packed_hidden, network), causal, probe_T, name, furthest=reach(network))
                 return ""
             # Where every token is a sample of its own, attention through our function moves everything.
             blind = lay_out(np.arange(len(tokens_T) + 1), causal=causal)
@@ -141,25 +144,6 @@ def check_directions(network: Any, directions: Sequence[bool]) -> None:
         network.config.is_causal = published
 
 
-def proof_samples(network: Any) -> tuple[Tensor, list[int]]:
-    """The tokens of a proof of packing, and the lengths of its samples; none where no position is left."""
-    config = network.config
-    limit = position_limit(network) or WINDOW_PROOF_TOKENS
-    if limit < 1:
-        return torch.zeros(0), []
-    window = window_of(config)
-    sees_window = 4 * window + 3 if 4 * window + 3 <= WINDOW_PROOF_TOKENS else 0
-    lengths = [min(9, limit), min(limit, max(16, sees_window)), min(2, limit)]
-    tokens_T = torch.arange(sum(lengths)) * 7 % config.vocab_size
-    pad_id = getattr(config, "pad_token_id", None)
-    if pad_id is not None:  # some networks number the positions by what is padding
-        tokens_T[tokens_T == pad_id] = (pad_id + 1) % config.vocab_size
-    mask_id = getattr(config, "mask_token_id", None)
-    if mask_id is not None and mask_id != pad_id and 0 <= mask_id < config.vocab_size:
-        tokens_T[1 : lengths[0] // 2] = mask_id  # ESM scales by the share of masks: here it differs by sample
-    return tokens_T, lengths
-
-
 def each_alone(network: Any, tokens_T: Tensor, lengths: Sequence[int], attention: str = "eager") -> Tensor:
     """What transformers computes for each sample alone, with its own attention and no mask given, end to end.
 
@@ -167,9 +151,14 @@ def each_alone(network: Any, tokens_T: Tensor, lengths: Sequence[int], attention
     """
     implementation = network.config._attn_implementation
     try:
-        with foreign_errors_fail("transformers itself cannot read each text alone"):
-            network.set_attn_implementation(attention)
-            outputs = [network(input_ids=part[None]) for part in tokens_T.split(list(lengths))]
+        network.set_attn_implementation(attention)
+        outputs = []
+        told = (
+            ", told by is_causal=false to look both ways," if network.config.__dict__.get("is_causal") is False else ""
+        )
+        for part in tokens_T.split(list(lengths)):
+            with foreign_errors_fail(f"transformers itself{told} cannot read a text of {len(part)} tokens alone"):
+                outputs.append(network(input_ids=part[None]))
         hidden: list[Any] = [getattr(output, "last_hidden_state", None) for output in outputs]
         if any(each is None or each.shape[:2] != (1, length) for each, length in zip(hidden, lengths, strict=True)):
             name = network.name_or_path or type(network).__name__
@@ -186,29 +175,13 @@ def each_alone(network: Any, tokens_T: Tensor, lengths: Sequence[int], attention
 @torch.no_grad()
 def looks_both_ways(network: Any) -> bool:
     """Whether transformers alone lets each token of a text see the ones after it."""
-    tokens_T = torch.arange(9) * 7 % network.config.vocab_size
-    changed_T = tokens_T.clone()
-    changed_T[-1] = (changed_T[-1] + 1) % network.config.vocab_size
+    last, other, *tokens = telling_tokens(network, 10).tolist()
     try:
-        before_TD, after_TD = (each_alone(network, tokens, [9]) for tokens in (tokens_T, changed_T))
+        before_TD, after_TD = (each_alone(network, torch.tensor([*tokens, end]), [9]) for end in (last, other))
     except FailedProofError:
         return False
     moved_T = relative_moves(before_TD, after_TD)
     return bool((moved_T[9 - 1 - reach(network) :] > MOVED_BY_ROUNDING[torch.float32]).all())
-
-
-def reach(network: Any) -> int:
-    """How far a token sees at least, up to the few tokens of a proof."""
-    return min(7, window_of(network.config) or 7)
-
-
-def window_of(config: Any) -> int:
-    """How far the narrowest layer sees to one side, 0 where nothing limits it."""
-    windows = []
-    for layer in layer_configs(config):
-        local = getattr(layer, "local_attention", None) or getattr(layer, "attention_window", None)
-        windows.append(getattr(layer, "sliding_window", None) or (local // 2 if isinstance(local, int) else 0))
-    return min((window for window in windows if window > 0), default=0)
 
 
 def relative_moves(before_TD: Tensor, after_TD: Tensor) -> Tensor:
@@ -220,7 +193,7 @@ def relative_moves(before_TD: Tensor, after_TD: Tensor) -> Tensor:
 def probe_causality(
     hidden_of: Callable[[Tensor, Tensor, PackedLayout], Tensor],
     causal: bool,
-    vocab_size: int,
+    probe_T: Tensor,
     name: str,
     device: torch.device | str = "cpu",
     backend: Backend = "buckets",
@@ -229,19 +202,20 @@ def probe_causality(
     """Prove that the network looks where the objective says: change a later token, watch every earlier output.
 
     Also proves that two samples of one packed batch do not see each other. `hidden_of` maps (tokens, positions, layout)
-    to hidden states [T, D]. One change of three must show it: rounding may turn the choice of an expert once, what a
-    network is made to see it sees each time. Raises `FailedProofError` when violated.
+    to hidden states [T, D]; `probe_T` are tokens whose embeddings differ. One change of three must show it: rounding
+    may turn the choice of an expert once, what a network is made to see it sees each time. Raises `FailedProofError`
+    when violated.
     """
     layout = lay_out(np.array([0, 9, 16]), causal=causal, device=device, backend=backend)
-    tokens_T = torch.arange(16, device=device) * 7 % vocab_size
+    others, tokens_T = probe_T[:3].tolist(), probe_T[3:PROBE_TOKENS].to(device)
     positions_T = torch.cat([torch.arange(9), torch.arange(7)]).to(device)
     before_TD = hidden_of(tokens_T, positions_T, layout)
     in_16_bits = before_TD.dtype != torch.float32 or torch.is_autocast_enabled(torch.device(device).type)
     rounding = MOVED_BY_ROUNDING[torch.bfloat16 if in_16_bits else torch.float32]
     failure = ""
-    for step in (1, 2, 3):
+    for other in others:
         changed_T = tokens_T.clone()
-        changed_T[7] = (changed_T[7] + step) % vocab_size
+        changed_T[7] = other
         moved_T = relative_moves(before_TD, hidden_of(changed_T, positions_T, layout))
         failure = why_not_seen(moved_T.tolist(), causal, rounding, furthest)
         if not failure:
@@ -255,7 +229,9 @@ def why_not_seen(moved_T: Sequence[float], causal: bool, rounding: float, furthe
     least = max(MOVED_BY_ROUNDING[torch.float32], 2 * noise)
     if not noise <= rounding:
         return "samples of a packed batch see each other"
-    if not min(moved_T[7:9]) > least:
+    if not moved_T[7] > least:
+        return "the proof cannot tell where it looks: a changed token changes nothing that it computes"
+    if not moved_T[8] > least:
         return "a changed token does not reach the tokens after it"
     if causal and not max(moved_T[:7]) <= rounding:
         return "a causal objective sees later tokens"
@@ -279,7 +255,8 @@ def check_padded(padded: PaddedBackbone) -> None:
         for padded.equal_lengths in (False, True):
             if agree(packed_hidden(padded, tokens_T, torch.zeros_like(tokens_T), layout), alone_TD):
                 hidden_of = partial(packed_hidden, padded)
-                probe_causality(hidden_of, False, network.config.vocab_size, name, furthest=reach(network))
+                probe_T = telling_tokens(network, PROBE_TOKENS)
+                probe_causality(hidden_of, False, probe_T, name, furthest=reach(network))
                 return
     raise FailedProofError(f"{name}: a text comes out otherwise in a batch than alone")
 
@@ -317,7 +294,7 @@ def freeze_unreached(model: PreTrainedModel) -> None:
 @torch.no_grad()
 def scores_like_itself(model: PreTrainedModel) -> bool:
     """Whether `PackedModel` gives each target of a sample the loss that the model's own logits give."""
-    tokens_T = torch.arange(8) * 5 % model.config.vocab_size
+    tokens_T = telling_tokens(model, 8)
     targets_T, positions_T = tokens_T.roll(-1), torch.arange(8)
     layout = lay_out(np.array([0, 8]), causal=True)
     packed, head = PackedModel(model).eval(), model.get_output_embeddings()

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import (
     AutoModelForCausalLM,
@@ -24,7 +25,8 @@ from biphase.corpus.tokenizer import load_tokenizer, misreading_class
 from biphase.encoder.attention import lay_out
 from biphase.encoder.load import language_model_class, load_model
 from biphase.encoder.packed import head_bias, head_input, packed_hidden, position_limit
-from biphase.encoder.proofs import MOVED_BY_ROUNDING, FailedProofError, agree, reach, relative_moves
+from biphase.encoder.probes import PROOF_LENGTHS, reach, telling_tokens, with_narrow_windows
+from biphase.encoder.proofs import MOVED_BY_ROUNDING, FailedProofError, agree, relative_moves
 from biphase.export.card import MISREAD, CardNotes, draw_curves, write_card
 from biphase.export.parent import merge_with_parent
 from biphase.files import read_json_as, refuse_filled, whole_folder, write_json, write_text
@@ -137,15 +139,16 @@ def as_llama(config: EuroBertConfig) -> Any:
 
 
 @torch.no_grad()
-def check_export(folder: Path, kind: type, network: PreTrainedModel, causal: bool) -> None:
-    """Load the folder as a user would, and compare with the packed network on two sequences that differ at the end."""
-    reloaded = kind.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False).eval()  # type: ignore[attr-defined]
-    network.eval()
-    vocab_size = network.config.vocab_size
-    tokens_T = torch.arange(2, 14) * 7 % vocab_size
-    changed_T = torch.cat([tokens_T[:-1], (tokens_T[-1:] + 1) % vocab_size])
-    layout = lay_out(torch.tensor([0, 12]).numpy(), causal=causal)
-    hidden_TD = packed_hidden(network.base_model, tokens_T, torch.arange(12), layout)
+def check_export(folder: Path, kind: Any, network: PreTrainedModel, causal: bool) -> None:
+    """Load the folder as a user would, and compare with the packed network on two sequences that differ at the end,
+    both with narrow windows where they have any."""
+    reloaded = with_narrow_windows(kind.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False).eval())
+    packed = with_narrow_windows(network.eval())
+    length = min(max(PROOF_LENGTHS), position_limit(network) or max(PROOF_LENGTHS))
+    last, other, *tokens = telling_tokens(network, length + 1).tolist()
+    tokens_T, changed_T = (torch.tensor([*tokens, end]) for end in (last, other))
+    layout = lay_out(np.array([0, length]), causal=causal)
+    hidden_TD = packed_hidden(packed.base_model, tokens_T, torch.arange(length), layout)
     head = network.get_output_embeddings()
     softcap = getattr(network.config, "final_logit_softcapping", None)
     ours_TV = torch.nn.functional.linear(head_input(network, hidden_TD), head.weight, head_bias(network))
@@ -154,8 +157,10 @@ def check_export(folder: Path, kind: type, network: PreTrainedModel, causal: boo
     if not agree(ours_TV, theirs_TV):
         raise FailedProofError(f"{type(reloaded).__name__} of plain transformers computes something else than trained")
     moved_T = relative_moves(theirs_TV, reloaded(input_ids=changed_T[None]).logits[0])
-    is_still = moved_T[-1 - reach(reloaded) : -1] <= MOVED_BY_ROUNDING[torch.float32]
-    if not (is_still.all() if causal else not is_still.any()):
+    does_move = moved_T[-1 - reach(reloaded) :] > MOVED_BY_ROUNDING[torch.float32]
+    if not does_move[-1]:
+        raise FailedProofError(f"{folder}: the proof cannot tell which way it looks: changed tokens change no logits")
+    if does_move[:-1].any() if causal else not does_move.all():
         direction = "causal" if causal else "bidirectional"
         raise FailedProofError(f"{type(reloaded).__name__} of plain transformers is not {direction}")
 

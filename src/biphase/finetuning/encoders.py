@@ -24,6 +24,7 @@ from biphase.corpus.tokenizer import NEW_NAMES, load_tokenizer, tokenizer_hash
 from biphase.encoder.attention import PackedLayout, lay_out
 from biphase.encoder.load import fresh_backbone, load_backbone
 from biphase.encoder.packed import PaddedBackbone, packed_hidden
+from biphase.encoder.probes import telling_tokens
 from biphase.errors import InputError
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.encoding import HashedTokenizer, TokenizedTexts
@@ -227,7 +228,6 @@ def with_transformers_head(backbone: Any, kind: Any, num_labels: int) -> PaddedN
     known = torch.arange(getattr(embedding, "num_embeddings", config.vocab_size))
     if isinstance(embedding, UsedEmbedding):
         known = (embedding.row_of_V < embedding.num_embeddings).nonzero()[:, 0]
-    known = known[known != (getattr(config, "pad_token_id", None) or 0)]
     if lost or not computes_the_same(partial(packed_hidden, backbone.eval()), model.base_model, known, atol=1e-3):
         raise InputError(
             f"head=transformers: {type(model).__name__} computes something else than '{config.model_type}' does packed"
@@ -239,7 +239,7 @@ def with_transformers_head(backbone: Any, kind: Any, num_labels: int) -> PaddedN
 def computes_the_same(ours: Callable[..., Tensor], theirs: Any, known: Tensor, atol: float) -> bool:
     """Whether a network of transformers computes on padded samples of 12 and 5 known tokens what ours does on them
     packed: hidden states, or logits where it has a head."""
-    tokens_T = known[torch.arange(1, 18) * 7 % len(known)]
+    tokens_T = telling_tokens(theirs.base_model, 17, known)
     positions_T = torch.cat([torch.arange(12), torch.arange(5)])
     packed = tokens_T, positions_T, lay_out(np.array([0, 12, 17]), causal=False)
     return torch.allclose(ours(*packed).float(), PaddedNetwork(theirs.eval())(*packed), rtol=1e-3, atol=atol)

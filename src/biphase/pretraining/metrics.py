@@ -22,9 +22,10 @@ from biphase.corpus.mixture import make_samples
 from biphase.corpus.packing import Batches, PackedSet
 from biphase.corpus.shards import ShardSet
 from biphase.device import peak_flops
-from biphase.encoder.attention import choose_backend
+from biphase.encoder.attention import choose_backend, lay_out
 from biphase.encoder.packed import explain_computing
-from biphase.encoder.proofs import probe_causality, reach
+from biphase.encoder.probes import PROBE_TOKENS, reach, telling_tokens
+from biphase.encoder.proofs import probe_causality
 from biphase.flops import FlopCount, SampleLengths
 from biphase.pretraining.batches import BatchLoader
 from biphase.pretraining.job import Job, TrainState, total_work, work_between
@@ -70,7 +71,7 @@ def validate(loader: BatchLoader, token_bytes_V: Tensor, model: nn.Module, phase
 
 
 def prove_causality(model: nn.Module, phase: Phase, job: Job) -> None:
-    """The probe with the attention backend and the type of the arithmetic that train.
+    """The probe, with the attention backend and the type of the arithmetic that train.
 
     Raises:
         FailedProofError: the network looks elsewhere than the phase's objective says.
@@ -80,8 +81,13 @@ def prove_causality(model: nn.Module, phase: Phase, job: Job) -> None:
     model.eval()
     with autocast(device, job.dtype):
         backend = choose_backend(device, job.dtype)
-        vocab_size, furthest = job.shards.manifest.vocab_size, reach(packed.network.base_model)
-        probe_causality(model, is_causal(phase), vocab_size, name, device, backend, furthest)
+
+        def read_singly(tokens_T: Tensor) -> Any:  # each a sample of its own: an embedding may be kept in parts
+            layout = lay_out(np.arange(len(tokens_T) + 1), causal=True, device=device, backend=backend)
+            return model(tokens_T, torch.zeros_like(tokens_T), layout)
+
+        probe_T = telling_tokens(packed.network, PROBE_TOKENS, rows_of=read_singly)
+        probe_causality(model, is_causal(phase), probe_T, name, device, backend, reach(packed.network.base_model))
     model.train()
 
 
