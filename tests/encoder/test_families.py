@@ -259,7 +259,9 @@ def as_page(rows: dict[str, Row]) -> str:
         "A mixture of experts is trained without its auxiliary balance loss: its router comes trained with it, and "
         "what is compared is the loss of the objective alone.",
         "",
-        f"Types of several parts are read by the type of their text part: {', '.join(SEVERAL_PARTS)}.",
+        "Models that read images or sound beside text (Gemma 3, Llama 4, Qwen-VL …) go through `biphase convert` "
+        "first, which writes their network of text as a folder of its own: its type stands here. Not tried: "
+        f"{', '.join(SEVERAL_PARTS)}.",
         "",
         "| type | pretrain | evaluate |",
         "|---|---|---|",

@@ -82,9 +82,10 @@ def convert_command(
     model: Annotated[str, typer.Argument(help="A folder, or a hub id (ID@REVISION).")],
     folder: Annotated[Path, typer.Argument(help="The folder to write.")],
 ) -> None:
-    """Turn a EuroBERT checkpoint made for code of its own into one that transformers loads; runs none of that code.
+    """Write the text network of a model that reads images or sound too (Gemma 3, Qwen-VL, Mistral Small) as a folder of
+    its own; or an old EuroBERT, made for code of its own, as one that transformers loads, without running that code.
 
-    Example: `biphase convert EuroBERT/EuroBERT-210m eurobert-210m`
+    Example: `biphase convert google/gemma-3-4b-pt gemma-3-4b-text`
     """
     refuse_foreign(folder, "converted model")
     if not Path(model).is_dir():

@@ -6,6 +6,7 @@ from typing import Any
 
 from transformers import AutoConfig, PretrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPING
 
 from biphase.errors import InputError, told_as
 from biphase.files import read_json
@@ -16,12 +17,32 @@ MOST_LAYERS = 1_000
 
 
 def load_model_config(source: str | Path) -> PretrainedConfig:
-    """The configuration of the text part of a model folder or hub model.
+    """The configuration of the network of text in a model folder or hub model.
 
     Raises:
-        InputError: none that can be read, that of an encoder-decoder, which is two networks in one, or of an adapter or
-            quantized weights, which cannot be trained.
+        InputError: none that can be read, that of an encoder-decoder, which is two networks in one, of a network of
+            text among others, or of an adapter or quantized weights, which cannot be trained.
     """
+    published, name = load_whole_config(source), model_name(source)
+    config = published.get_text_config()
+    if not hasattr(config, "vocab_size"):
+        raise InputError(f"{name} is a '{config.model_type}' model, which does not read tokens of text")
+    if getattr(config, "is_encoder_decoder", False):
+        raise InputError(f"{name} is an encoder-decoder ({config.model_type}), which is not supported")
+    layers = getattr(config, "num_hidden_layers", None)
+    if isinstance(layers, int) and layers > MOST_LAYERS:
+        raise InputError(f"{name}: config.json says {layers} layers; up to {MOST_LAYERS:,} are made")
+    if has_other_parts(published):
+        raise InputError(
+            f"{name} ({published.model_type}) reads images or sound beside text; make a folder of its text network "
+            f"({config.model_type}) first: biphase convert {name} FOLDER"
+        )
+    return config
+
+
+def load_whole_config(source: str | Path) -> PretrainedConfig:
+    """The configuration of all parts of a model. Raises `InputError` as `load_model_config` does, whatever the parts
+    are."""
     if str(source).startswith((".", "/")) and not Path(source).is_dir():
         raise InputError(f"{source} is not a folder")
     if (Path(source) / "adapter_config.json").exists():  # transformers would follow it elsewhere, or pass over it
@@ -31,20 +52,18 @@ def load_model_config(source: str | Path) -> PretrainedConfig:
     refuse_own_code(Path(source))
     name = model_name(source)
     with told_as(f"cannot read a model configuration from {name}"):
-        published = AutoConfig.from_pretrained(str(source), trust_remote_code=False)
+        published: PretrainedConfig = AutoConfig.from_pretrained(str(source), trust_remote_code=False)
         config = published.get_text_config()
     quantized = getattr(published, "quantization_config", None) or getattr(config, "quantization_config", None)
     if quantized:
         method = quantized.get("quant_method", "in a way that it does not name")
         raise InputError(f"{name} is quantized ({method}): give the weights that are not")
-    if not hasattr(config, "vocab_size"):
-        raise InputError(f"{name} is a '{config.model_type}' model, which does not read tokens of text")
-    if getattr(config, "is_encoder_decoder", False):
-        raise InputError(f"{name} is an encoder-decoder ({config.model_type}), which is not supported")
-    layers = getattr(config, "num_hidden_layers", None)
-    if isinstance(layers, int) and layers > MOST_LAYERS:
-        raise InputError(f"{name}: config.json says {layers} layers; up to {MOST_LAYERS:,} are made")
-    return config
+    return published
+
+
+def has_other_parts(published: PretrainedConfig) -> bool:
+    """Whether a network of text stands among others, for images or sound, in a model that writes text."""
+    return type(published) in MODEL_FOR_MULTIMODAL_LM_MAPPING and published.get_text_config() is not published
 
 
 def refuse_own_code(folder: Path) -> None:

@@ -1,4 +1,5 @@
-"""An old EuroBERT, made for code of its own that transformers 5 breaks → a folder of transformers' own EuroBERT.
+"""An old EuroBERT, made for code of its own that transformers 5 breaks → a folder of transformers' own EuroBERT; a
+model that reads images too → its network of text (`text_part.py`).
 
 None of that code is run. Its configuration said `rope_theta`, `rope_scaling` and `clf_pooling` where transformers says
 `rope_parameters` and `classifier_pooling`, and meant a base of 250,000 where it said nothing (transformers: 10,000).
@@ -24,8 +25,9 @@ from biphase import __version__
 from biphase.corpus.tokenizer import TOKENIZER_FILES, load_pretrained_tokenizer
 from biphase.encoder.load import load_backbone
 from biphase.errors import InputError, told_as
+from biphase.export.text_part import write_text_part
 from biphase.files import own_folder, read_json_as, write_text
-from biphase.hub import INDEX, fetch_model, model_name, refuse_pickles
+from biphase.hub import INDEX, fetch_model, refuse_pickles
 
 ROPE_THETA_UNLESS_SAID = 250_000.0
 BACKBONE_PARTS = {"model", "embed_tokens", "layers", "norm"}
@@ -50,7 +52,8 @@ library_name: transformers
 
 
 def convert_checkpoint(reference: str, folder: Path) -> str:
-    """Write an old EuroBERT, a folder or `ID[@REVISION]` of the hub, as a native folder; returns a line about it.
+    """Write an old EuroBERT, a folder or `ID[@REVISION]` of the hub, as a native folder, or the network of text of a
+    model of several parts; returns a line about it.
 
     Before the folder takes its name it is loaded back without remote code, has the same weights to the last bit, and
     computes the same for packed texts as for each alone.
@@ -62,6 +65,9 @@ def convert_checkpoint(reference: str, folder: Path) -> str:
     if not source.is_dir():
         source = fetch_model(reference)
     refuse_pickles(source)
+    shown = Path(reference).name if Path(reference).is_dir() else reference
+    if read_json_as(source / "config.json", dict[str, Any]).get("model_type") != "eurobert":
+        return write_text_part(source, folder, shown)
     config = read_old_config(source / "config.json")
     weights = read_old_weights(source)
     kind = find_class(weights, config, source)
@@ -78,7 +84,6 @@ def convert_checkpoint(reference: str, folder: Path) -> str:
         if any(path for pattern in TOKENIZER_FILES for path in source.glob(pattern)):
             load_pretrained_tokenizer(source).save_pretrained(part)
         check_converted(part, kind, weights, source)
-        shown = Path(reference).name if Path(reference).is_dir() else reference
         card = CONVERTED_CARD.format(name=folder.name, kind=kind.__name__, source=shown, version=__version__)
         write_text(part / "README.md", card)
     rope: Any = config.rope_parameters
@@ -88,11 +93,6 @@ def convert_checkpoint(reference: str, folder: Path) -> str:
 def read_old_config(path: Path) -> EuroBertConfig:
     """The configuration in transformers' own words."""
     old = read_json_as(path, dict[str, Any])
-    if old.get("model_type") != "eurobert":
-        raise InputError(
-            f"{model_name(path.parent)} is a '{old.get('model_type')}' model; only EuroBERT's old checkpoints are "
-            "converted, others are read as they are"
-        )
     known = EuroBertConfig().to_dict().keys() - {"architectures", "dtype", "model_type", "transformers_version"}
     settings = {key: value for key, value in old.items() if key in known}
     if "rope_parameters" not in settings:
