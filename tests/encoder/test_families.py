@@ -16,10 +16,10 @@ import pytest
 import torch
 import transformers
 from packaging.version import Version
-from tiny_families import SEVERAL_PARTS, make_tiny, model_types, save_tiny
+from tiny_families import SEVERAL_PARTS, layer_kinds, make_tiny, model_types, save_tiny, tiny_config
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, Gemma2Config
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModel, AutoModelForCausalLM, Gemma2Config
 
 from biphase.encoder.attention import ATTENTION, lay_out
 from biphase.encoder.load import load_backbone, load_model
@@ -204,6 +204,13 @@ def test_every_type_is_right_or_refused(part: int, tmp_path: Path, update_golden
         documented = read_rows(page)
         found = {name: Row(shown(row.pretrain), shown(row.evaluate)) for name, row in rows.items()}
         assert found == {name: documented[name] for name in rows}
+
+
+@pytest.mark.slow
+def test_a_tiny_network_has_each_kind_of_layer_of_its_type() -> None:
+    """The table would else be of networks that nobody has: an LFM2 without a convolution could be trained."""
+    lacking = {name: layer_kinds(CONFIG_MAPPING[name]()) - layer_kinds(tiny_config(name)) for name in model_types()}
+    assert {name: kinds for name, kinds in lacking.items() if kinds} == {}
 
 
 def test_the_table_and_the_claim_are_not_stale() -> None:

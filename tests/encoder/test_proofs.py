@@ -87,10 +87,11 @@ def test_rows_that_were_never_trained_are_no_proof(folder: Path) -> None:
         check_export(folder, AutoModelForCausalLM, network, causal=True)
 
 
-def test_a_window_that_the_attention_is_not_told_is_seen(tmp_path: Path) -> None:
+@pytest.mark.parametrize("window", [8, 100])
+def test_a_window_that_the_attention_is_not_told_is_seen(window: int, tmp_path: Path) -> None:
     """PhiMoE makes its masks by a window that its attention never hears of."""
     sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
-    config = PhimoeConfig(vocab_size=96, num_key_value_heads=2, num_local_experts=2, sliding_window=100, **sizes)
+    config = PhimoeConfig(vocab_size=96, num_key_value_heads=2, num_local_experts=2, sliding_window=window, **sizes)
     PhimoeForCausalLM(config).save_pretrained(tmp_path)
     with pytest.raises(InputError, match="not told how far"):
         load_model(tmp_path)

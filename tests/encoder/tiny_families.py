@@ -1,5 +1,6 @@
 """A tiny random network of each model type that transformers knows, by the names of its configuration's fields."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -159,3 +160,14 @@ def make_tiny(model_type: str) -> PreTrainedModel:
 def save_tiny(model_type: str, folder: Path) -> Path:
     make_tiny(model_type).save_pretrained(folder)
     return folder
+
+
+def layer_kinds(config: PretrainedConfig) -> set[str]:
+    """The classes of modules that a configuration leads to, and the kinds of layers that it names."""
+    text_config: Any = config.get_text_config()
+    lists = ("layer_types", "layers_block_type", "block_types", "mlp_layer_types", "attention_layers")
+    named = {str(kind) for key in lists for kind in getattr(text_config, key, None) or []}
+    kind = AutoModel if text_config.is_encoder_decoder else language_model_class(text_config) or AutoModel
+    with suppress(AttributeError, KeyError, TypeError), torch.device("meta"):  # some defaults make no network
+        return named | {type(module).__name__ for module in kind.from_config(text_config).modules()}
+    return named

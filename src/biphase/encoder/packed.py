@@ -105,7 +105,7 @@ HEAD_TRANSFORMS: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "modernbert": lambda network, x: network.head(x),
     "modernbert-decoder": lambda network, x: network.lm_head(x),
     **dict.fromkeys(("camembert", "data2vec-text", "esm", "gte", "jina_embeddings_v3", "roberta"), roberta_transform),
-    **dict.fromkeys(("roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl"), roberta_transform),
+    **dict.fromkeys(("roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"), roberta_transform),
 }
 """What each model type puts between the last hidden state and the product with the output embeddings: a dense layer, an
 activation and a norm; all others at most a factor. `proofs.check_head` proves that the right one was taken, or rightly

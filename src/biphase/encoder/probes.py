@@ -22,6 +22,9 @@ NARROW = {
 }
 """What limits how far a token sees in a configuration, and what it is in a proof: a short text shows the limit."""
 
+WIDE = 512
+"""Windows of this size limit nothing in a proof."""
+
 SPREAD = 512
 """A proof chooses its tokens from so many, spread over the vocabulary: those whose embeddings lie farthest apart."""
 
@@ -75,24 +78,25 @@ def proof_samples(network: Any) -> tuple[Tensor, list[int]]:
     return tokens_T, lengths
 
 
-def with_narrow_windows(network: Any) -> Any:
+def with_windows(network: Any, *, narrow: bool = True) -> Any:
     """The same network, of the very same weights, in which a token sees few others where a window limits it: what a
-    window does is then seen in a short text. Where nothing limits it, the network itself."""
+    window does is then seen in a short text. With `narrow` off, the windows are wider than a proof's texts.
 
-    def narrow(settings: dict[str, Any]) -> dict[str, Any]:
-        return {
-            key: min(value, NARROW[key])
-            if key in NARROW and isinstance(value, int)
-            else narrow(value)
-            if isinstance(value, dict)
-            else value
-            for key, value in settings.items()
-        }
+    Where nothing limits it, the network itself.
+    """
+
+    def change(key: str, value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: change(name, inner) for name, inner in value.items()}
+        if key not in NARROW or type(value) is not int or value < 1:
+            return value
+        return min(value, NARROW[key]) if narrow else max(value, WIDE)
 
     settings = network.config.to_dict()
-    if narrow(settings) == settings:
+    changed = change("", settings)
+    if changed == settings:
         return network
-    config = type(network.config).from_dict(narrow(settings), name_or_path=network.name_or_path)
+    config = type(network.config).from_dict(changed, name_or_path=network.name_or_path)
     config._attn_implementation = network.config._attn_implementation
     with torch.device("meta"):
         twin = type(network)(config).eval()

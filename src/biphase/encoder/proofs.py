@@ -28,7 +28,7 @@ from biphase.encoder.packed import (
     head_input,
     packed_hidden,
 )
-from biphase.encoder.probes import PROBE_TOKENS, proof_samples, reach, telling_tokens, with_narrow_windows
+from biphase.encoder.probes import PROBE_TOKENS, proof_samples, reach, telling_tokens, with_windows
 from biphase.errors import InputError, first_line, is_raised_here, lacks_memory
 
 AGREEMENT = 1e-3
@@ -75,18 +75,18 @@ def find_first_position(network: Any, causal: bool) -> str:
     reasons = []
     with told_if_slow(f"{name}: proving on a few texts that packing changes nothing"):
         try:
-            with foreign_errors_fail("transformers makes no copy of it with narrow windows"):
-                narrow = with_narrow_windows(network)
+            with foreign_errors_fail("transformers makes no copy of it with other windows"):
+                narrow, wide = with_windows(network), with_windows(network, narrow=False)
         except FailedProofError as error:
             return str(error)
         for first_position in (0, pad_id + 1):  # RoBERTa counts from behind its padding index
-            network.first_position = narrow.first_position = first_position
+            network.first_position = narrow.first_position = wide.first_position = first_position
             reason = why_not_packed(narrow, causal)
             if not reason:
                 return ""
+            if narrow is not wide and not why_not_packed(wide, causal):
+                return "its attention is not told how far its configuration lets a token see"
             reasons.append(reason)
-        if narrow is not network and not why_not_packed(network, causal):
-            return "its attention is not told how far its configuration lets a token see"
     return reasons[0]
 
 

@@ -25,7 +25,7 @@ from biphase.corpus.tokenizer import load_tokenizer, misreading_class
 from biphase.encoder.attention import lay_out
 from biphase.encoder.load import language_model_class, load_model
 from biphase.encoder.packed import head_bias, head_input, packed_hidden, position_limit
-from biphase.encoder.probes import PROOF_LENGTHS, reach, telling_tokens, with_narrow_windows
+from biphase.encoder.probes import PROOF_LENGTHS, reach, telling_tokens, with_windows
 from biphase.encoder.proofs import MOVED_BY_ROUNDING, FailedProofError, agree, relative_moves
 from biphase.export.card import MISREAD, CardNotes, draw_curves, write_card
 from biphase.export.parent import merge_with_parent
@@ -142,8 +142,8 @@ def as_llama(config: EuroBertConfig) -> Any:
 def check_export(folder: Path, kind: Any, network: PreTrainedModel, causal: bool) -> None:
     """Load the folder as a user would, and compare with the packed network on two sequences that differ at the end,
     both with narrow windows where they have any."""
-    reloaded = with_narrow_windows(kind.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False).eval())
-    packed = with_narrow_windows(network.eval())
+    reloaded = with_windows(kind.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False).eval())
+    packed = with_windows(network.eval())
     length = min(max(PROOF_LENGTHS), position_limit(network) or max(PROOF_LENGTHS))
     last, other, *tokens = telling_tokens(network, length + 1).tolist()
     tokens_T, changed_T = (torch.tensor([*tokens, end]) for end in (last, other))
