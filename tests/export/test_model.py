@@ -40,12 +40,13 @@ from biphase.encoder.load import load_model
 from biphase.encoder.packed import head_input, packed_hidden
 from biphase.errors import InputError
 from biphase.export.model import close_texts, export_checkpoint
-from biphase.finetuning.encoders import Embedder, load_encoder
+from biphase.finetuning.encoders import Embedder, Encoder, load_encoder
 from biphase.finetuning.encoding import encode_texts
 from biphase.pretraining.loop import train
 from biphase.recipe import Recipe
 from biphase.run import Run, drop_step, find_checkpoint
 from biphase.verbs.folders import inspect
+from biphase.verbs.networks import load
 
 TOKENS_T = torch.arange(3, 43)
 NO_ENDS = ("schedule.warmup_steps=0", "schedule.decay_steps=0")
@@ -257,9 +258,13 @@ def test_an_adapted_decoder_becomes_bidirectional(
     export_checkpoint(run, tmp_path / "model")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     assert model.config.is_causal is False
-    # Other tools read this one, which has no settled meaning beside a window.
-    assert getattr(model.config, "use_bidirectional_attention", None) == (True if family == "llama-tied" else None)
-    assert "transformers 5.17 and later" in " ".join((tmp_path / "model" / "README.md").read_text().split())
+    assert model.config.use_bidirectional_attention is True  # which other tools read
+    card = " ".join((tmp_path / "model" / "README.md").read_text().split())
+    assert "transformers 5.17 and later" in card
+    assert ("only texts of up to 8 tokens come out the same" in card) == (family == "mistral-window")
+    described = json.loads((tmp_path / "model" / "config_sentence_transformers.json").read_text())
+    assert described["requirements"] == {"transformers": ">=5.17"}
+    assert isinstance(load(tmp_path / "model"), Encoder)
     settings = json.loads((tmp_path / "model" / "tokenizer_config.json").read_text())
     assert settings["tokenizer_class"] == "TokenizersBackend"  # transformers 4, which would look left only, refuses it
     check_head_of_card(tmp_path / "model", "feature-extraction")  # fill-mask takes no class of a decoder

@@ -19,7 +19,7 @@ from biphase.embedding.packed_module import PackedTransformer, make_embedder
 from biphase.embedding.recipe import EmbeddingRecipe
 from biphase.encoder.load import load_backbone
 from biphase.errors import InputError, first_line
-from biphase.export.model import write_sentence_transformer
+from biphase.export.model import set_direction, write_sentence_transformer
 from biphase.files import content_hash, file_hash, own_folder, write_json, write_text
 from biphase.finetuning.models import find_folder, hash_files, stamp_files
 from biphase.hub import refuse_pickles
@@ -76,6 +76,8 @@ def write_embedder(
     tokenizer = copy.deepcopy(packed.tokenizer)
     tokenizer.model_max_length = packed.max_seq_length
     tokenizer.backend_tokenizer.no_truncation()  # what was encoded last, and whether anything was, would be kept
+    if getattr(packed.network.config, "is_causal", True) is False:
+        set_direction(packed.network.config, causal=False)
     with own_folder(out, "embedding model") as part:
         packed.network.save_pretrained(part)
         tokenizer.save_pretrained(part)

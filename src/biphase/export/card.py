@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import transformers
 import yaml
 from transformers import PreTrainedModel
 
@@ -58,11 +59,21 @@ were text followed by the end-of-text token `{eos}`, without a token in front.
 Made with biphase {version}.
 """
 
-BOTH_WAYS = """
-It looks both ways in transformers 5.17 and later. transformers 4 passes over `is_causal` in its configuration: there it
-looks left only, and computes something else without a word.
+FLOOR = "5.17"
+"""The first version of transformers in which every decoder that is adapted here looks both ways."""
+
+BOTH_WAYS = f"""
+It looks both ways in transformers {FLOOR} and later; it was made with {transformers.__version__}. transformers 4 passes
+over `is_causal` in its configuration: there it looks left only, and computes something else without a word.
+transformers 5.3 and 5.5 were tried too, and are wrong for some types (OLMo 3, OPT, Gemma 2).
 """
 """What the card of an adapted decoder says, whose class is a causal one."""
+
+WINDOW = """
+A token sees {window} others to each side. text-embeddings-inference limits the left side alone: there, only texts of up
+to {window} tokens come out the same.
+"""
+"""What follows where it has a window; by the code of that server, of July 2026."""
 
 PADDED_RIGHT = """
 Batches are padded on the right (`tokenizer.padding_side`).
@@ -101,6 +112,14 @@ class CardNotes:
     """The class that `AutoTokenizer` takes, where it reads texts otherwise."""
 
 
+def tell_direction(config: Any) -> str:
+    """In which versions and where else a decoder looks both ways, "" for any other network."""
+    if getattr(config, "is_causal", True) is not False:
+        return ""
+    window = getattr(config, "sliding_window", None)
+    return BOTH_WAYS + (WINDOW.format(window=window) if window else "")
+
+
 def write_card(
     run: Run,
     manifest: CheckpointManifest,
@@ -113,7 +132,6 @@ def write_card(
     base, history = tell_history(run, manifest)
     pipeline_tag = choose_pipeline(manifest.objective, auto_class)
     title, name = harmless(name), json.dumps(name, ensure_ascii=False)[1:-1]
-    adapted = manifest.objective != "clm" and auto_class == "AutoModelForCausalLM"
     misread = MISREAD.format(chosen=notes.misread_as, type=network.config.model_type)
     embeddings = "" if notes.misread_as else EMBEDDINGS.format(name=name)
     return CARD.format(
@@ -128,7 +146,7 @@ def write_card(
         eos=notes.eos,
         tokenizer_class="PreTrainedTokenizerFast" if notes.misread_as else "AutoTokenizer",
         misread=f"\n{misread}.\n" if notes.misread_as else "",
-        both_ways=BOTH_WAYS if adapted else "",
+        both_ways=tell_direction(network.config),
         embeddings="" if manifest.objective == "clm" else PADDED_RIGHT + embeddings,
         curriculum="\n".join(f"{number}. {line}" for number, line in enumerate(history, 1)),
         tokens_seen=manifest.tokens_seen,

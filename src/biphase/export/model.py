@@ -27,7 +27,7 @@ from biphase.encoder.load import language_model_class, load_model
 from biphase.encoder.packed import head_bias, head_input, packed_hidden, position_limit
 from biphase.encoder.probes import PROOF_LENGTHS, reach, telling_tokens, with_windows
 from biphase.encoder.proofs import MOVED_BY_ROUNDING, FailedProofError, agree, relative_moves
-from biphase.export.card import MISREAD, CardNotes, draw_curves, write_card
+from biphase.export.card import FLOOR, MISREAD, CardNotes, draw_curves, write_card
 from biphase.export.parent import merge_with_parent
 from biphase.files import read_json_as, refuse_filled, whole_folder, write_json, write_text
 from biphase.pretraining.checkpoint import read_checkpoint_manifest
@@ -49,6 +49,9 @@ SENTENCE_TRANSFORMERS_FILES: dict[str, Any] = {
     },
 }
 """The fixed files of sentence-transformers, in the spelling of version 2, which later ones and other programs read."""
+NEEDS_VERSION: dict[str, Any] = {"requirements": {"transformers": f">={FLOOR}"}}
+"""What a decoder that looks both ways adds: sentence-transformers 6.2 and later refuses it with an older version."""
+
 POOLING_KEYS = {
     "cls": "cls_token",
     "mean": "mean_tokens",
@@ -119,15 +122,14 @@ def set_direction(config: Any, causal: bool) -> None:
     """Say in a decoder's configuration which way it looks: transformers 5 reads `is_causal`, other tools
     `use_bidirectional_attention`.
 
-    Types that have the second of their own (Gemma's) keep theirs: it changes their window too. So it is not said of
-    other networks with a window, where it has no settled meaning.
+    Types that have the second of their own (Gemma's) keep theirs: it changes their window too.
     """
     config.is_causal = causal
     if hasattr(type(config)(), DIRECTION_KEY):
         return
     if causal:
         config.__dict__.pop(DIRECTION_KEY, None)
-    elif not getattr(config, "sliding_window", None):
+    else:
         setattr(config, DIRECTION_KEY, True)
 
 
@@ -235,7 +237,8 @@ def write_sentence_transformer(
     ]
     write_json(folder / "modules.json", [*fixed["modules.json"], *modules])
     config = "config_sentence_transformers.json"
-    write_json(folder / config, fixed[config] | {"prompts": dict(prompts or {})})
+    needs = NEEDS_VERSION if getattr(network.config, "is_causal", True) is False else {}
+    write_json(folder / config, fixed[config] | {"prompts": dict(prompts or {})} | needs)
     limit = max_length or position_limit(network)
     write_json(folder / "sentence_bert_config.json", {"max_seq_length": limit, "do_lower_case": False})
     (folder / "1_Pooling").mkdir()

@@ -21,7 +21,7 @@ from transformers import (
 
 from biphase.corpus.tokenizer import misreading_class
 from biphase.errors import InputError
-from biphase.export.card import BOTH_WAYS, harmless, write_head
+from biphase.export.card import harmless, tell_direction, write_head
 from biphase.export.model import as_llama, close_texts, set_direction, write_sentence_transformer
 from biphase.files import whole_folder, write_json, write_mark, write_text
 from biphase.finetuning.batches import CellContext
@@ -210,9 +210,8 @@ def card_text(cell: CellContext, encoder: Encoder, model: Any, score: Score) -> 
     )  # no path of this machine
     headline = score.headline().replace(encoder.name, name)
     said = f"{name} fine-tuned by biphase.\n\n{headline}\n\n    {load}\n"
-    both_ways = BOTH_WAYS if getattr(model.config, "is_causal", True) is False else ""
     head = head_of_card(cell, encoder, model.config.model_type, score.source)
-    return f"{head}\n# {task.name}\n\n{said}\n{inputs[task.family]}\n{both_ways}{licence}"
+    return f"{head}\n# {task.name}\n\n{said}\n{inputs[task.family]}\n{tell_direction(model.config)}{licence}"
 
 
 def is_of_this_machine(name: str) -> bool:

@@ -106,13 +106,17 @@ def load(model: str | Path) -> Any:
     Returns: a `biphase.finetuning.encoders.Encoder`; a `SentenceTransformer` where the folder is one that does more
     than to take the mean over a text's tokens.
     """
-    from biphase.export.model import SENTENCE_TRANSFORMERS_FILES
+    from biphase.export.model import NEEDS_VERSION, SENTENCE_TRANSFORMERS_FILES
     from biphase.finetuning.encoders import load_encoder
     from biphase.finetuning.models import find_folder
 
     folder = find_folder(str(model))
     modules = SENTENCE_TRANSFORMERS_FILES.items() if (folder / "modules.json").exists() else ()
-    if all((folder / name).exists() and read_json(folder / name) == content for name, content in modules):
+    needing = {name: content | NEEDS_VERSION for name, content in modules if isinstance(content, dict)}
+    if all(
+        (folder / name).exists() and read_json(folder / name) in (content, needing.get(name, content))
+        for name, content in modules
+    ):
         return load_encoder(str(model))
     from biphase.verbs.embedding import needs_embeddings
 
