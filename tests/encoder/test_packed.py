@@ -44,7 +44,6 @@ from biphase.encoder.attention import ATTENTION, Backend, PackedLayout, lay_out,
 from biphase.encoder.load import TokenIds, load_backbone, load_model, make_model
 from biphase.encoder.packed import PackedModel, count_flops, explain_computing, packed_hidden
 from biphase.encoder.presets import PRESETS, shape_of
-from biphase.encoder.probes import PROBE_TOKENS, reach, telling_tokens
 from biphase.encoder.proofs import FailedProofError, check_head, find_first_position, probe_causality
 from biphase.errors import InputError
 
@@ -217,9 +216,7 @@ def test_probe_and_head_of_each_family(family: str) -> None:
     model: Any = make_family(family)
     check_head(model)
     for causal in (True, False):
-        hidden_of = partial(packed_hidden, model.base_model)
-        probe_T = telling_tokens(model, PROBE_TOKENS)
-        probe_causality(hidden_of, causal, probe_T, family, furthest=reach(model.base_model))
+        probe_causality(partial(packed_hidden, model.base_model), causal, model.base_model)
 
 
 def test_probe_catches_each_leak() -> None:
@@ -230,7 +227,7 @@ def test_probe_catches_each_leak() -> None:
             with torch.no_grad():
                 return packed_hidden(base, tokens_T, positions_T, change(layout))
 
-        probe_causality(hidden_of, causal, telling_tokens(base, PROBE_TOKENS), "Llama")
+        probe_causality(hidden_of, causal, base)
 
     def flipped(layout: PackedLayout) -> PackedLayout:
         return lay_out(layout.bounds_S1.numpy(), causal=not layout.causal)

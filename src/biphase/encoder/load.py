@@ -136,10 +136,7 @@ def load_model(source: str | Path, *, vocab_size: int | None = None, seed: int =
     model = load_weights(kind, source, config)
     make_generation_saveable(model)
     if model.get_output_embeddings() is None or model.base_model is model:
-        raise InputError(
-            f"{source}: transformers does not say which part of {type(model).__name__} is the network below its head "
-            f"(base_model_prefix is '{model.base_model_prefix}')"
-        )
+        raise InputError(f"{source}: transformers does not say what lies below the head of {type(model).__name__}")
     causal = kind is AutoModelForCausalLM and getattr(config, "is_causal", True)
     reason = find_first_position(model.base_model, causal)
     if reason:
@@ -164,9 +161,13 @@ def load_model(source: str | Path, *, vocab_size: int | None = None, seed: int =
 
 
 def load_weights(
-    kind: Any, source: str | Path, config: PretrainedConfig, attention: str | None = ATTENTION
+    kind: Any,
+    source: str | Path,
+    config: PretrainedConfig,
+    attention: str | None = ATTENTION,
+    dtype: Any = torch.float32,
 ) -> PreTrainedModel:
-    """`kind.from_pretrained` in fp32 from safetensors, every weight accounted for."""
+    """`kind.from_pretrained` from safetensors, every weight accounted for; in fp32, or as stored with `auto`."""
     check_index(Path(source) / INDEX)  # transformers opens whatever it names
     for key, value in config.to_dict().items():
         if ("dropout" in key or key.endswith("_pdrop")) and isinstance(value, float):
@@ -177,7 +178,7 @@ def load_weights(
             model, report = kind.from_pretrained(
                 str(source),
                 config=config,
-                dtype=torch.float32,
+                dtype=dtype,
                 attn_implementation=attention,
                 use_safetensors=True,
                 trust_remote_code=False,
@@ -193,7 +194,7 @@ def load_weights(
             raise
         raise InputError(f"cannot load weights from {source}: {first_line(error)}") from None
     for name, weight in model.named_parameters():
-        if weight.is_floating_point() and weight.dtype != torch.float32:
+        if weight.is_floating_point() and dtype not in ("auto", weight.dtype):
             raise InputError(f"{source}: its weight '{name}' stays {weight.dtype} and cannot be trained")
     missing = sorted(key for key in report["missing_keys"] if not key.startswith("pooler."))
     if missing:
@@ -302,7 +303,7 @@ def load_backbone(source: str | Path) -> nn.Module:
     """
     config = load_model_config(source)
     refuse_pickles(source)
-    with suppress(OwnAttentionError):
+    with suppress(OwnAttentionError, FailedProofError):
         network: Any = load_headless(source, config, ATTENTION)
         if not looks_both_ways(network):  # transformers' own switch, which its masks obey
             network.config.is_causal = False

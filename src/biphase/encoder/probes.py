@@ -69,11 +69,8 @@ def proof_samples(network: Any) -> tuple[Tensor, list[int]]:
         return torch.zeros(0), []
     lengths = [min(length, limit) for length in PROOF_LENGTHS]
     tokens_T = telling_tokens(network, sum(lengths))
-    mask_id = getattr(network.config, "mask_token_id", None)
-    if (
-        mask_id not in (None, getattr(network.config, "pad_token_id", None))
-        and 0 <= mask_id < network.config.vocab_size
-    ):
+    mask_id: Any = getattr(network.config, "mask_token_id", None)
+    if mask_id in range(network.config.vocab_size) and mask_id != getattr(network.config, "pad_token_id", None):
         tokens_T[1 : lengths[0] // 2] = mask_id  # ESM scales by the share of masks: here it differs by sample
     return tokens_T, lengths
 

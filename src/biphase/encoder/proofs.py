@@ -10,7 +10,7 @@ Letters: T tokens, D width.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -74,11 +74,8 @@ def find_first_position(network: Any, causal: bool) -> str:
     name = network.name_or_path or type(network).__name__
     reasons = []
     with told_if_slow(f"{name}: proving on a few texts that packing changes nothing"):
-        try:
-            with foreign_errors_fail("transformers makes no copy of it with other windows"):
-                narrow, wide = with_windows(network), with_windows(network, narrow=False)
-        except FailedProofError as error:
-            return str(error)
+        with foreign_errors_fail(f"{name}: transformers makes no copy of it with other windows"):
+            narrow, wide = with_windows(network), with_windows(network, narrow=False)
         for first_position in (0, pad_id + 1):  # RoBERTa counts from behind its padding index
             network.first_position = narrow.first_position = wide.first_position = first_position
             reason = why_not_packed(narrow, causal)
@@ -109,8 +106,7 @@ def why_not_packed(network: PreTrainedModel, causal: bool) -> str:
                 name = network.name_or_path or type(network).__name__
                 raise InputError(f"{name} computes no numbers (NaN): its training diverged, or its weights are damaged")
             if agree(packed_TD, alone_TD):
-                name, probe_T = type(network).__name__, telling_tokens(network, PROBE_TOKENS)
-                probe_causality(partial(packed_hidden, network), causal, probe_T, name, furthest=reach(network))
+                probe_causality(partial(packed_hidden, network), causal, network)
                 return ""
             # Where every token is a sample of its own, attention through our function moves everything.
             blind = lay_out(np.arange(len(tokens_T) + 1), causal=causal)
@@ -153,9 +149,8 @@ def each_alone(network: Any, tokens_T: Tensor, lengths: Sequence[int], attention
     try:
         network.set_attn_implementation(attention)
         outputs = []
-        told = (
-            ", told by is_causal=false to look both ways," if network.config.__dict__.get("is_causal") is False else ""
-        )
+        is_switched = network.config.__dict__.get("is_causal") is False
+        told = ", told by is_causal=false to look both ways," if is_switched else ""
         for part in tokens_T.split(list(lengths)):
             with foreign_errors_fail(f"transformers itself{told} cannot read a text of {len(part)} tokens alone"):
                 outputs.append(network(input_ids=part[None]))
@@ -193,21 +188,21 @@ def relative_moves(before_TD: Tensor, after_TD: Tensor) -> Tensor:
 def probe_causality(
     hidden_of: Callable[[Tensor, Tensor, PackedLayout], Tensor],
     causal: bool,
-    probe_T: Tensor,
-    name: str,
+    network: Any,
+    rows_of: Callable[[Tensor], Tensor] | None = None,
     device: torch.device | str = "cpu",
     backend: Backend = "buckets",
-    furthest: int = 7,
 ) -> None:
     """Prove that the network looks where the objective says: change a later token, watch every earlier output.
 
     Also proves that two samples of one packed batch do not see each other. `hidden_of` maps (tokens, positions, layout)
-    to hidden states [T, D]; `probe_T` are tokens whose embeddings differ. One change of three must show it: rounding
-    may turn the choice of an expert once, what a network is made to see it sees each time. Raises `FailedProofError`
-    when violated.
+    to hidden states [T, D] of `network`; the tokens differ by its embeddings, or by `rows_of`. One change of three must
+    show it: rounding may turn the choice of an expert once, what a network is made to see it sees each time. Raises
+    `FailedProofError` when violated.
     """
     layout = lay_out(np.array([0, 9, 16]), causal=causal, device=device, backend=backend)
-    others, tokens_T = probe_T[:3].tolist(), probe_T[3:PROBE_TOKENS].to(device)
+    probe_T = telling_tokens(network, PROBE_TOKENS, rows_of=rows_of)
+    others, tokens_T = probe_T[:3].tolist(), probe_T[3:].to(device)
     positions_T = torch.cat([torch.arange(9), torch.arange(7)]).to(device)
     before_TD = hidden_of(tokens_T, positions_T, layout)
     in_16_bits = before_TD.dtype != torch.float32 or torch.is_autocast_enabled(torch.device(device).type)
@@ -217,10 +212,10 @@ def probe_causality(
         changed_T = tokens_T.clone()
         changed_T[7] = other
         moved_T = relative_moves(before_TD, hidden_of(changed_T, positions_T, layout))
-        failure = why_not_seen(moved_T.tolist(), causal, rounding, furthest)
+        failure = why_not_seen(moved_T.tolist(), causal, rounding, reach(network))
         if not failure:
             return
-    raise FailedProofError(f"{name}: {failure}")
+    raise FailedProofError(f"{type(network).__name__}: {failure}")
 
 
 def why_not_seen(moved_T: Sequence[float], causal: bool, rounding: float, furthest: int) -> str:
@@ -254,20 +249,16 @@ def check_padded(padded: PaddedBackbone) -> None:
     with foreign_errors_fail(name):
         for padded.equal_lengths in (False, True):
             if agree(packed_hidden(padded, tokens_T, torch.zeros_like(tokens_T), layout), alone_TD):
-                hidden_of = partial(packed_hidden, padded)
-                probe_T = telling_tokens(network, PROBE_TOKENS)
-                probe_causality(hidden_of, False, probe_T, name, furthest=reach(network))
+                probe_causality(partial(packed_hidden, padded), False, network)
                 return
     raise FailedProofError(f"{name}: a text comes out otherwise in a batch than alone")
 
 
 def check_head(model: PreTrainedModel) -> None:
     """Prove that our loss scores hidden states as the model's own head does (scaled or shifted logits would differ)."""
-    try:
-        with foreign_errors_fail("it cannot be called"):
-            agrees = scores_like_itself(model)
-    except FailedProofError:
-        agrees = False
+    agrees = False
+    with suppress(FailedProofError), foreign_errors_fail("it cannot be called"):
+        agrees = scores_like_itself(model)
     if not agrees:
         raise InputError(f"{type(model).__name__} transforms its logits in a way that packed training does not support")
 

@@ -21,12 +21,10 @@ from transformers import (
     PreTrainedModel,
 )
 
-from biphase import __version__
-from biphase.corpus.tokenizer import TOKENIZER_FILES, load_pretrained_tokenizer
 from biphase.encoder.load import load_backbone
 from biphase.errors import InputError, told_as
-from biphase.export.text_part import write_text_part
-from biphase.files import own_folder, read_json_as, write_text
+from biphase.export.text_part import add_tokenizer, write_converted_card, write_text_part
+from biphase.files import own_folder, read_json_as
 from biphase.hub import INDEX, fetch_model, refuse_pickles
 
 ROPE_THETA_UNLESS_SAID = 250_000.0
@@ -38,17 +36,6 @@ CLASS_BY_HEAD: dict[frozenset[str], type[PreTrainedModel]] = {
     frozenset({"classifier"}): EuroBertForTokenClassification,
 }
 """What stands beside the network tells what a checkpoint is; `architectures` of converted ones is not always true."""
-
-CONVERTED_CARD = """\
----
-library_name: transformers
----
-
-# {name}
-
-`{kind}`, converted from `{source}` by biphase {version}: the same weights under transformers' own class, which needs no
-`trust_remote_code`. Its licence is that of `{source}`.
-"""
 
 
 def convert_checkpoint(reference: str, folder: Path) -> str:
@@ -81,11 +68,10 @@ def convert_checkpoint(reference: str, folder: Path) -> str:
             raise InputError(f"{source}: {len(keys)} weights of {kind.__name__} are {what}, such as '{keys[0]}'")
     with own_folder(folder, "converted model") as part:
         network.save_pretrained(part)
-        if any(path for pattern in TOKENIZER_FILES for path in source.glob(pattern)):
-            load_pretrained_tokenizer(source).save_pretrained(part)
+        add_tokenizer(source, part)
         check_converted(part, kind, weights, source)
-        card = CONVERTED_CARD.format(name=folder.name, kind=kind.__name__, source=shown, version=__version__)
-        write_text(part / "README.md", card)
+        what = "which needs no `trust_remote_code`, with the weights of"
+        write_converted_card(part, folder, kind, what, shown)
     rope: Any = config.rope_parameters
     return f"{folder}: {kind.__name__}, {len(weights)} weights as they were ({dtype}), RoPE base {rope['rope_theta']:,}"
 

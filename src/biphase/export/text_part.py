@@ -13,7 +13,7 @@ from transformers import CONFIG_MAPPING, AutoModelForMultimodalLM, PretrainedCon
 from biphase import __version__
 from biphase.corpus.tokenizer import TOKENIZER_FILES, load_pretrained_tokenizer
 from biphase.encoder.configuration import has_other_parts, load_whole_config
-from biphase.encoder.load import language_model_class, make_generation_saveable
+from biphase.encoder.load import language_model_class, load_weights, make_generation_saveable
 from biphase.encoder.probes import PROOF_LENGTHS, telling_tokens
 from biphase.encoder.proofs import agree, foreign_errors_fail
 from biphase.errors import InputError, told_as
@@ -27,15 +27,14 @@ PLAIN_TYPES = {
 """Types of text parts without a class of their own → the types that compute the same: without images, the positions of
 Qwen's three axes are one."""
 
-TEXT_PART_CARD = """\
+CONVERTED_CARD = """\
 ---
 library_name: transformers
 ---
 
 # {name}
 
-`{kind}`, the text network of `{source}`, written by biphase {version}: the same weights, and the same logits for a text
-without images. Left behind: {left}. Its licence is that of `{source}`.
+`{kind}`, {what} `{source}`, written by biphase {version}. Its licence is that of `{source}`.
 """
 
 
@@ -53,34 +52,35 @@ def write_text_part(source: Path, folder: Path, shown: str) -> str:
             f"{shown} is a '{config.model_type}' model, which needs no converting: only old EuroBERT checkpoints and "
             "models that read images or sound too are converted"
         )
-    whole = read_whole(source, config, "auto", shown)
+    whole: Any = load_weights(AutoModelForMultimodalLM, source, config, attention=None, dtype="auto").eval()
     tower, head = whole.get_decoder(), whole.get_output_embeddings()
     network = as_plain(tower, head, shown)
+    others = ", ".join(name for name, part in whole.base_model.named_children() if tower not in {*part.modules()})
     left = sum(weight.numel() for weight in whole.parameters()) - sum(weight.numel() for weight in network.parameters())
     with own_folder(folder, "converted model") as part:
         network.generation_config = whole.generation_config
         make_generation_saveable(network)
         network.save_pretrained(part)
-        if any(path for pattern in TOKENIZER_FILES for path in source.glob(pattern)):
-            load_pretrained_tokenizer(source).save_pretrained(part)
-        check_text_part(part, type(network), read_whole(source, config, torch.float32, shown), shown)
-        kind = type(network).__name__
-        told = f"{left:,} parameters of {type(whole).__name__}"
-        card = TEXT_PART_CARD.format(name=folder.name, kind=kind, source=shown, version=__version__, left=told)
-        write_text(part / "README.md", card)
-    return f"{folder}: {kind}, the text network of {shown}; left behind: {told}"
+        add_tokenizer(source, part)
+        del whole, tower, head
+        check_text_part(part, type(network), load_weights(AutoModelForMultimodalLM, source, config, None).eval(), shown)
+        what = f"with the weights and the logits for text, without the {left:,} other parameters ({others}), of"
+        write_converted_card(part, folder, type(network), what, shown)
+    return (
+        f"{folder}: {type(network).__name__}, the text network of {shown}; left behind: {left:,} parameters ({others})"
+    )
 
 
-def read_whole(source: Path, config: PretrainedConfig, dtype: Any, shown: str) -> Any:
-    """The model of all parts, every weight accounted for."""
-    with told_as(f"cannot load weights from {shown}"):
-        whole, report = AutoModelForMultimodalLM.from_pretrained(
-            source, config=config, dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True
-        )
-    missing = sorted(report["missing_keys"])
-    if missing:
-        raise InputError(f"{shown} lacks {len(missing)} weights of {type(whole).__name__}, such as '{missing[0]}'")
-    return whole.eval()
+def add_tokenizer(source: Path, folder: Path) -> None:
+    """Write the tokenizer of a model, where it has one."""
+    if any(path for pattern in TOKENIZER_FILES for path in source.glob(pattern)):
+        load_pretrained_tokenizer(source).save_pretrained(folder)
+
+
+def write_converted_card(part: Path, folder: Path, kind: type, what: str, shown: str) -> None:
+    """A small card, that says what a folder is of the model that it came from."""
+    card = CONVERTED_CARD.format(name=folder.name, kind=kind.__name__, what=what, source=shown, version=__version__)
+    write_text(part / "README.md", card)
 
 
 def as_plain(tower: Any, head: Any, shown: str) -> PreTrainedModel:

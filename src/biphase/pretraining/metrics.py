@@ -24,7 +24,6 @@ from biphase.corpus.shards import ShardSet
 from biphase.device import peak_flops
 from biphase.encoder.attention import choose_backend, lay_out
 from biphase.encoder.packed import explain_computing
-from biphase.encoder.probes import PROBE_TOKENS, reach, telling_tokens
 from biphase.encoder.proofs import probe_causality
 from biphase.flops import FlopCount, SampleLengths
 from biphase.pretraining.batches import BatchLoader
@@ -77,7 +76,7 @@ def prove_causality(model: nn.Module, phase: Phase, job: Job) -> None:
         FailedProofError: the network looks elsewhere than the phase's objective says.
     """
     packed: Any = unwrap(model)
-    name, device = type(packed.network).__name__, job.world.device
+    device = job.world.device
     model.eval()
     with autocast(device, job.dtype):
         backend = choose_backend(device, job.dtype)
@@ -86,8 +85,7 @@ def prove_causality(model: nn.Module, phase: Phase, job: Job) -> None:
             layout = lay_out(np.arange(len(tokens_T) + 1), causal=True, device=device, backend=backend)
             return model(tokens_T, torch.zeros_like(tokens_T), layout)
 
-        probe_T = telling_tokens(packed.network, PROBE_TOKENS, rows_of=read_singly)
-        probe_causality(model, is_causal(phase), probe_T, name, device, backend, reach(packed.network.base_model))
+        probe_causality(model, is_causal(phase), packed.network.base_model, read_singly, device, backend)
     model.train()
 
 
