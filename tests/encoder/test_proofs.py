@@ -96,6 +96,9 @@ def test_a_window_that_the_attention_is_not_told_is_seen(window: int, tmp_path: 
     with pytest.raises(InputError, match="not told how far"):
         load_model(tmp_path)
     assert isinstance(load_backbone(tmp_path), PaddedBackbone)
+    config.max_position_embeddings = window  # as published: no text is longer
+    PhimoeForCausalLM(config).save_pretrained(tmp_path)
+    assert not isinstance(load_backbone(tmp_path), PaddedBackbone)
 
 
 def test_weights_that_are_no_numbers_are_told(folder: Path) -> None:

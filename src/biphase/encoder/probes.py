@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from biphase.encoder.packed import layer_configs, position_limit
-from biphase.flops import count_positions
+from biphase.flops import count_positions, longest_text
 
 NARROW = {
     **dict.fromkeys(("sliding_window", "sliding_window_size", "window_size", "keep_window_size"), 8),
@@ -79,17 +79,17 @@ def with_windows(network: Any, *, narrow: bool = True) -> Any:
     """The same network, of the very same weights, in which a token sees few others where a window limits it: what a
     window does is then seen in a short text. With `narrow` off, the windows are wider than a proof's texts.
 
-    Where nothing limits it, the network itself.
+    Where nothing limits it, or no text is as long as the window, the network itself.
     """
 
     def change(key: str, value: Any) -> Any:
         if isinstance(value, dict):
             return {name: change(name, inner) for name, inner in value.items()}
-        if key not in NARROW or type(value) is not int or value < 1:
+        if key not in NARROW or type(value) is not int or not 0 < value < limit:
             return value
         return min(value, NARROW[key]) if narrow else max(value, WIDE)
 
-    settings = network.config.to_dict()
+    settings, limit = network.config.to_dict(), longest_text(network.config) or 2**31
     changed = change("", settings)
     if changed == settings:
         return network
