@@ -8,7 +8,17 @@ import pytest
 from rich.text import Text
 
 from biphase import console as console_module
-from biphase.console import Advance, PlainConsole, Tracker, is_one_of_several, printable, silence, told_if_slow
+from biphase.console import (
+    Advance,
+    PlainConsole,
+    Tracker,
+    fitting,
+    is_one_of_several,
+    plain_number,
+    printable,
+    silence,
+    told_if_slow,
+)
 from biphase.errors import InputError
 
 
@@ -45,10 +55,10 @@ def test_what_a_launcher_says_is_a_number_or_nothing(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
-    ("width", "seen"), [(120, "20 steps/s · clm loss 3.1"), (80, "1m25s left"), (60, "1m25s left")]
+    ("width", "seen"), [(120, "20 steps/s · clm loss 3.123"), (80, "1m25s left"), (60, "1m25s left")]
 )
 def test_a_bar_is_one_line_of_any_width(width: int, seen: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The label and how much is left are never cut; the note is."""
+    """The label and how much is left are never cut; parts of the note that do not fit are left out."""
     terminal = PlainConsole(stderr=True)
     terminal._environ = {"TERM": "xterm"}
     monkeypatch.setattr(terminal, "_force_terminal", True)
@@ -58,7 +68,7 @@ def test_a_bar_is_one_line_of_any_width(width: int, seen: str, monkeypatch: pyte
         tracker = Tracker("fine-tune wnut17", 3000, "steps")
         tracker.advance(100, already_done=True)
         tracker.started -= 60
-        tracker.advance(1200, "clm loss 3.123 · " + "long " * 40)
+        tracker.advance(1200, "clm loss 3.123 · " + "long " * 40, seconds_left=85)
         assert tracker.bar is not None
         with terminal.capture() as shown:
             terminal.print(tracker.bar.get_renderable())
@@ -84,7 +94,7 @@ def test_a_log_file_gets_lines_whatever_takes_so_long(
         time.sleep(0.05)
         found = capsys.readouterr().err
     tracker.close()
-    assert found.startswith("study: 3/35 units · ") and found.endswith(" at this\n")
+    assert found.startswith("study: 3/35 units · ") and found.endswith(" since the last news\n")
 
 
 def test_what_takes_long_is_told_once_and_what_is_quick_never(
@@ -116,21 +126,32 @@ def test_a_silent_process_sends_how_far_it_is(monkeypatch: pytest.MonkeyPatch, c
     assert capsys.readouterr().err == ""
 
 
-def test_a_rate_keeps_its_unit_around_a_border(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rate_keeps_its_unit_and_plain_digits(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(console_module.time, "monotonic", lambda: now[0])
-    tracker = Tracker("study", 1000, "units")
+    tracker = Tracker("study", 2000, "units")
     told = []
-    for rate in (2.0, 0.11, 0.09, 0.01, 0.09, 0.11, 2.0):
+    for rate in (2.0, 0.11, 0.01, 12.5):
         now[0], tracker.done = 100.0, 100.0 * rate
         told.append(tracker.describe().split(" · ")[-1])
     tracker.close()
-    assert told == [
-        "2 units/s",
-        "0.11 units/s",
-        "0.09 units/s",
-        "36 units/h",
-        "324 units/h",
-        "396 units/h",
-        "2 units/s",
-    ]
+    assert told == ["2 units/s", "0.11 units/s", "0.01 units/s", "12 units/s"]
+    assert [plain_number(value) for value in (1040.2, 4.21349, 600, 0)] == ["1,040", "4.2", "600", "0"]
+
+
+def test_the_time_left_is_told_once_it_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first step takes a minute, all others a second."""
+    now = [0.0]
+    monkeypatch.setattr(console_module.time, "monotonic", lambda: now[0])
+    tracker = Tracker("pretrain", 100, "steps")
+    told = []
+    for at in range(4):
+        now[0] = 60.0 + at
+        tracker.advance(1)
+        told.append("left" in tracker.text)
+    tracker.close()
+    assert told == [False, False, False, True] and "4/100 steps · 1m36s left · 3.8 steps/min" in tracker.text
+
+
+def test_what_does_not_fit_is_left_out_whole() -> None:
+    assert fitting("3/4 steps · 5s left · loss 3.12", 22) == "3/4 steps · 5s left"

@@ -12,7 +12,7 @@ from importlib.abc import MetaPathFinder
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Column
 from rich.text import Text
 
@@ -32,6 +32,7 @@ class PlainConsole(Console):
 
     def __init__(self, *, stderr: bool = False) -> None:
         super().__init__(stderr=stderr, highlight=False, soft_wrap=True, markup=False, emoji=False)
+        self.soft_wrap = not (stderr and self.is_terminal)  # else a terminal breaks sentences within words
 
     def render_str(self, text: str, **settings: Any) -> Text:
         return super().render_str(printable(text), **settings)
@@ -139,17 +140,30 @@ LIVE_SECONDS = 0.5
 """How often the line of a notebook changes."""
 LONGEST_SILENCE = 30.0
 """Seconds after which a log file gets a line although nothing was finished."""
-LITTLE_A_SECOND, MUCH_A_SECOND = 0.05, 0.5
-"""Units a second from which down the rate is told by the hour, and from which up by the second again."""
+PERIODS = {"s": 1, "min": 60, "h": 3600}
+"""What a rate is told by: the first in which there is one unit or more."""
+FEWEST_ADVANCES = 4
+"""So often must work have gone on before the time left is told: the first advance has what is made ready in it."""
 
 
 def columns_for(label: str, width: int) -> list[ProgressColumn]:
-    """The columns of a bar: what is told comes first where there is little room, and is cut at its end only."""
-    bar_width = 24 if width >= 110 else 8 if width >= 80 else 0
+    """The columns of a bar, without the bar itself where there is little room."""
     whole = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, min_width=len(label)))
-    bars: list[ProgressColumn] = [BarColumn(bar_width)] if bar_width else []
+    bars: list[ProgressColumn] = [BarColumn(24)] if width >= 110 else []
     note = Column(no_wrap=True, overflow="ellipsis", ratio=1)
-    return [whole, *bars, TextColumn("{task.fields[note]}", markup=False, table_column=note)]
+    return [whole, *bars, TimeElapsedColumn(), TextColumn("{task.fields[note]}", markup=False, table_column=note)]
+
+
+def fitting(text: str, width: int) -> str:
+    """The parts of a text, which ` · ` divides, that fit whole into a width; the first of them in any case."""
+    while len(text) > width and " · " in text:
+        text = text.rpartition(" · ")[0]
+    return text
+
+
+def plain_number(value: float) -> str:
+    """Digits that a person reads: `1,040`, `12`, `4.2`, `0.05`."""
+    return f"{value:,.0f}" if value >= 10 or value == round(value) else f"{round(value, 3):.2g}"
 
 
 class Tracker:
@@ -166,7 +180,9 @@ class Tracker:
         self.done = 0.0
         self.credited = 0.0
         self.text = ""
-        self.is_slow = False
+        self.num_advances = 0
+        self.first: tuple[float, float] = (0.0, 0.0)
+        self.period = ""
         self.started = self.last_line = self.last_advance = time.monotonic()
         self.is_over = threading.Event()
         self.bar: Progress | None = None
@@ -195,9 +211,14 @@ class Tracker:
         self.done += amount
         if already_done:
             self.credited += amount
+        elif amount:
+            self.num_advances += 1
+        if self.num_advances == 1 and amount:
+            self.first = time.monotonic(), self.done
         self.text, self.last_advance = self.describe(note, seconds_left), time.monotonic()
         if self.bar is not None:
-            self.bar.update(self.task, completed=self.done, note=printable(self.text))
+            room = err.width - len(self.label) - len(" 0:00:00 ") - (25 if len(self.bar.columns) > 3 else 0) - 1
+            self.bar.update(self.task, completed=self.done, note=fitting(printable(self.text), room))
         elif time.monotonic() - self.last_line >= self.every_seconds:
             self.print_line(self.text)
 
@@ -214,22 +235,25 @@ class Tracker:
     def break_silence(self) -> None:
         while not self.is_over.wait(1.0):
             if time.monotonic() - self.last_line >= LONGEST_SILENCE:
-                self.print_line(f"{self.text} · {duration(time.monotonic() - self.last_advance)} at this".lstrip(" ·"))
+                working = f"still working, {duration(time.monotonic() - self.last_advance)} since the last news"
+                self.print_line(f"{self.text} · {working}".lstrip(" ·"))
 
     def say(self, line: str) -> None:
         """A line that stays, above the bar."""
         (self.bar.console if self.bar is not None else err).print(line, markup=False)
 
     def describe(self, note: str = "", seconds_left: float | None = None) -> str:
-        elapsed = max(time.monotonic() - self.started, 1e-9)
-        rate = (self.done - self.credited) / elapsed
-        self.is_slow = rate < (MUCH_A_SECOND if self.is_slow else LITTLE_A_SECOND)
-        speed = f"{rate * 3600:,.3g} {self.unit}/h" if self.is_slow else f"{rate:,.3g} {self.unit}/s"
-        share = f"{self.done:,.6g}" + (f"/{self.total:,.6g}" if self.total else "") + f" {self.unit}"
-        if seconds_left is None and self.total and rate > 0:
-            seconds_left = (self.total - self.done) / rate
+        now = time.monotonic()
+        rate = (self.done - self.credited) / max(now - self.started, 1e-9)
+        if rate and not self.period:
+            self.period = next((name for name, seconds in PERIODS.items() if rate * seconds >= 1), "h")
+        share = "/".join(map(plain_number, [self.done, *([self.total] if self.total else [])])) + f" {self.unit}"
+        if seconds_left is None and self.total and self.num_advances >= FEWEST_ADVANCES:
+            began, done = self.first
+            seconds_left = (now - began) / (self.done - done) * (self.total - self.done)
         left = "" if seconds_left is None else f" · {duration(seconds_left)} left"
-        return share + left + (f" · {speed}" if rate else "") + (f" · {note}" if note else "")
+        speed = f" · {plain_number(rate * PERIODS[self.period])} {self.unit}/{self.period}" if rate else ""
+        return share + left + speed + (f" · {note}" if note else "")
 
     def close(self) -> None:
         self.is_over.set()

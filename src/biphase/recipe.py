@@ -157,6 +157,15 @@ class Phase(Strict):
         return f"{self.objective}{'-'.join(f'{100 * share:g}' for share in ends)}{mixed}"
 
     @property
+    def words(self) -> str:
+        """`CLM`, `MLM 40 %`, `MLM 40–15 % with 25 % CLM`: the label as a person reads it."""
+        kind, *share = self.label.replace("-", "–").split("+clm")
+        name = kind[:3].upper() if self.objective != "mntp" else "MNTP"
+        masked = kind.removeprefix(self.objective)
+        mixed = f" with {share[0]} % CLM" if share else ""
+        return name + (f" {masked} %" if masked else "") + mixed
+
+    @property
     def is_ramped(self) -> bool:
         """Whether its masking ratio moves."""
         return isinstance(self.mask_probability, MaskRamp)

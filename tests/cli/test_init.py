@@ -8,7 +8,6 @@ import pandas
 import pytest
 
 from biphase.cli.init import init_recipe_command, init_study_command, init_task_command, names_of
-from biphase.cli.task import check_task
 from biphase.config import load_config
 from biphase.embedding.recipe import EmbeddingRecipe
 from biphase.errors import InputError
@@ -181,22 +180,10 @@ COLUMNS: dict[str, tuple[list[dict[str, Any]], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("family", COLUMNS)
-@pytest.mark.parametrize("ending", ["jsonl", "csv"])
-def test_what_kind_of_label_it_is_stands_in_the_data(family: str, ending: str) -> None:
+def test_what_kind_of_label_it_is_stands_in_the_data(family: str) -> None:
     rows, expected = COLUMNS[family]
-    if ending == "csv" and family == "multiple_choice":  # a column for each, and the right one by its number
-        rows = [
-            {"ctx": row["ctx"], "option1": "b", "option2": row["endings"][1], "answer": n % 2 + 1}
-            for n, row in enumerate(rows)
-        ]
-        expected = {"classes": ("1", "2"), "choices": ("option1", "option2")}
-    table = pandas.DataFrame(rows)
-    if ending == "csv":
-        table = table.map(lambda value: "; ".join(value) if isinstance(value, list) else value)
-        table.to_csv("train.csv", index=False)
-    else:
-        table.to_json("train.jsonl", orient="records", lines=True)
-    init_task_command(Path(f"train.{ending}"), None, None, Path("mine.yaml"))
+    pandas.DataFrame(rows).to_json("train.jsonl", orient="records", lines=True)
+    init_task_command(Path("train.jsonl"), None, None, Path("mine.yaml"))
     task = find_task("mine.yaml")
     assert (task.problem_type or task.family) == family
     assert {key: getattr(task, key) for key in expected} == expected
@@ -204,37 +191,39 @@ def test_what_kind_of_label_it_is_stands_in_the_data(family: str, ending: str) -
     assert len(data.splits["train"]) > 20
 
 
-def test_lists_of_0_and_1_say_which_classes_apply(capsys: pytest.CaptureFixture[str]) -> None:
-    labels: list[list[float]] = [[0, 0, 1, 1], [1.0, 0.0, 0.0, 0.0], [0, 0, 0, 0]]
-    rows = [{"text": f"some words {n}", "label": labels[n % 3]} for n in range(30)]
-    Path("hot.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    init_task_command(Path("hot.jsonl"), None, None, Path("hot.yaml"))
-    assert "label: read as a 0 or 1 for each of 4 classes; name these in order" in capsys.readouterr().err
-    task = find_task("hot.yaml")
-    assert (task.problem_type, task.classes) == ("multi_label_classification", ("0", "1", "2", "3"))
-    check_task("hot.yaml", Path())
-    assert "label: read as a 0 or 1 for each of the 4 classes, in order" in capsys.readouterr().out
-    rows[4]["label"] = ["x", "y", "x"]
-    Path("twice.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with pytest.raises(
-        InputError, match=r"twice\.jsonl:1 has a class twice in 'label': name each once, or give every row a 0"
-    ):
-        init_task_command(Path("twice.jsonl"), None, None, Path("twice.yaml"))
-
-
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
-        (["3,45", "1.234,50", "2"], "decimal comma, or two classes, such as '3,45': write numbers with a point"),
-        (["yes", "no", "", "no"], r"train\.csv:4 has no label in 'label': take it out"),
+        (["3,45", "1.234,50", "2"], r"'label' has '3,45': a number \(write it with a point\), several classes \(say"),
+        (["x; y", "x", "y; x", "y"], "'label' has 'x; y': a number .*`problem_type: multi_label_classification`"),
+        (["[0, 1, 1]", "[0, 0, 0]"], "'label' has lists of 0 and 1: say `multi_hot: true`, and name the classes"),
+        (["", " "], "no row has a label in 'label': name another column"),
     ],
 )
 def test_labels_that_may_be_something_else_are_asked_for(labels: list[str], message: str) -> None:
     rows = [{"text": f"some words {n}", "label": labels[n % len(labels)]} for n in range(30)]
-    pandas.DataFrame(rows).to_csv("train.csv", index=False, sep=";")
+    pandas.DataFrame(rows).to_csv("train.csv", index=False, sep=";" if ";" not in labels[0] else ",")
     with pytest.raises(InputError, match=message):
         init_task_command(Path("train.csv"), None, None, Path("mine.yaml"))
     assert not Path("mine.yaml").exists()
+
+
+def test_columns_that_look_like_choices_are_asked_for() -> None:
+    rows = [{"question": f"who is {n}", "A": "a b", "B": "c d", "C": "e f", "label": "ABC"[n % 3]} for n in range(30)]
+    pandas.DataFrame(rows).to_csv("train.csv", index=False)
+    with pytest.raises(InputError, match=r"columns A, B, C look like choices: name them as `choices`, .* `classes`"):
+        init_task_command(Path("train.csv"), None, None, Path("mine.yaml"))
+
+
+def test_columns_that_a_template_cannot_name_are_renamed() -> None:
+    names = ("Beschreibung; lang", "Text (lang)", "Text/Betreff", "Frage?", "Frage", "Rubrik (Ü)")
+    rows = [dict(zip(names, [*(f"{name} {n} und" for name in names[:5]), "ab"[n % 2]], strict=True)) for n in range(30)]
+    pandas.DataFrame(rows).to_csv("train.csv", index=False, sep=",")
+    init_task_command(Path("train.csv"), "Rubrik (Ü)", None, Path("mine.yaml"))
+    task = find_task("mine.yaml")
+    assert task.template == "{Beschreibung_lang}\n{Text_lang}\n{Text_Betreff}\n{Frage_2}\n{Frage}"
+    data: Any = load_examples(find_source(task, Path()), judged_only=False)
+    assert data.validation[0].text.splitlines()[0].startswith("Beschreibung; lang ") and task.stratified
 
 
 def test_a_family_that_is_named_is_believed() -> None:

@@ -1,5 +1,6 @@
 """`biphase task check`, against counts by pandas."""
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from biphase.cli import app as cli
 from biphase.cli.task import check_task
 from biphase.console import out
+from biphase.errors import InputError
 
 TASK = """name: mine
 family: sequence_classification
@@ -47,16 +49,18 @@ def test_what_would_be_read(folder: Path, capsys: pytest.CaptureFixture[str], mo
     assert "of validation stand in train too: its scores may be too high; what stands twice" in capsys.readouterr().out
 
 
-def test_empty_cells_are_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_without_label_or_text_are_counted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = pandas.read_csv(folder / "train.csv")
     table.loc[[3, 40], "text"] = ["", " "]
+    table.loc[[0, 5, 6], "label"] = [None, "", " "]
     table.to_csv(folder / "train.csv", index=False)
-    (folder / "test.csv").write_text("text,label\nnew words,no\n")
-    (folder / "other.csv").write_text("text,label\nother words,no\n")
-    (folder / "mine.yaml").write_text(TASK.replace("test: test.csv", "validation: other.csv, test: test.csv"))
+    told = r"3 rows have no label \(.*train.csv:2\), 2 rows have no text \(the first: .*train.csv:5\)"
+    with pytest.raises(InputError, match=f"{told}; fill them in, or leave them out by `missing: drop`"):
+        check_task(str(folder / "mine.yaml"), folder)
+    (folder / "mine.yaml").write_text(f"missing: drop\n{TASK}")
     check_task(str(folder / "mine.yaml"), folder)
-    said = capsys.readouterr().out
-    assert "2 inputs of train are empty" in said and "of test" not in said
+    said = capsys.readouterr()
+    assert "left out: 5 rows" in said.out and re.search(f"mine: left out: {told}", said.err)
 
 
 def test_every_family_is_told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

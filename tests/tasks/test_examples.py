@@ -96,6 +96,15 @@ def test_held_out_part_is_that_of_datasets() -> None:
     assert hold_out(ids, 0.95) == (list(theirs["train"]["id"]), list(theirs["test"]["id"]))
 
 
+def test_a_stratified_draw_keeps_the_shares_of_classes() -> None:
+    strata = np.random.default_rng(0).choice(4, 1013, p=[0.7, 0.2, 0.09, 0.01])
+    train, held = hold_out([*range(1013)], 0.9, strata)
+    assert sorted([*train, *held]) == [*range(1013)] and len(held) == 102
+    expected = np.bincount(strata) * 102 / 1013
+    assert np.abs(np.bincount(strata[held]) - expected).max() < 1
+    assert held != sorted(held, key=lambda number: strata[number])
+
+
 def test_mnli_as_glue_writes_it(tmp_path: Path) -> None:
     header = "index\tpairID\tsentence1_parse\tsentence1\tsentence2\tlabel1\tgold_label"
     rows = [f'{i}\t{i}e\t(ROOT)\t"It rains\tIt is wet\tneutral\t{["entailment", "neutral"][i % 2]}' for i in range(20)]

@@ -278,14 +278,15 @@ def read_label_lists(folder: Path, labels: list[Any], **keys: Any) -> list[Any]:
 
 def test_a_label_may_be_a_0_or_1_for_each_class(tmp_path: Path) -> None:
     hot = [[0, 0, 1, 1], [1.0, 0.0, 0.0, 0.0], [False, True, True, False], "[0, 0, 0, 0]"]
-    assert read_label_lists(tmp_path, hot, classes=[*"abcd"]) == [(2, 3), (0,), (1, 2), ()]
-    assert read_label_lists(tmp_path, hot, classes=[*"0123"]) == [(2, 3), (0,), (1, 2), ()]
-    # Of two classes a list without a repeat may be either: all others decide.
-    assert read_label_lists(tmp_path, [[0, 1], [1, 1], [1, 0]], classes=["a", "b"]) == [(1,), (0, 1), (0,)]
-    assert read_label_lists(tmp_path, [[0, 1], [1, 0]], classes=["a", "b"]) == [(1,), (0,)]
-    assert read_label_lists(tmp_path, [[0, 1], [1], []], classes=["a", "b"]) == [(0, 1), (1,), ()]
-    for mixed in ([[0, 0, 1, 1], ["c"]], [["a", "b"], ["c", "a", "c"]], [["a"], ["a", 0]]):
-        with pytest.raises(InputError, match=r"jsonl:[12]: 'label' is .*, which has a class twice: name each once, or"):
+    for classes in ("abcd", "0123"):
+        assert read_label_lists(tmp_path, hot, classes=[*classes], multi_hot=True) == [(2, 3), (0,), (1, 2), ()]
+    pair, two = [[0, 1], [1]], ["a", "b"]
+    assert read_label_lists(tmp_path, pair, classes=two, multi_hot=False) == [(0, 1), (1,)]
+    for labels, keys in ((pair, {}), (pair, {"multi_hot": True}), ([[0, 1], ["a"]], {"multi_hot": True})):
+        with pytest.raises(InputError, match=r"jsonl:[12]: 'label' is .*, and task .* has 2 classes; say `multi_hot"):
+            read_label_lists(tmp_path, labels, classes=two, **keys)
+    for mixed in ([["a", "b"], ["c", "a", "c"]], [["a"], ["a", 0]]):
+        with pytest.raises(InputError, match=r"jsonl:2: 'label' is .*, which has a class twice: name each once, or"):
             read_label_lists(tmp_path, mixed, classes=[*"abcd"])
 
 

@@ -16,7 +16,6 @@ from biphase.tasks.examples import (
     LabelledText,
     Question,
     TaskData,
-    are_multi_hot,
     count_shared,
     input_of,
     load_examples,
@@ -36,15 +35,9 @@ def check_task(name: str, data_dir: Path | None) -> None:
     for split, paths in source.files.items():
         out.print(f"{split}: {', '.join(str(path) for path in paths)}", markup=False)
     out.print(collection_table(data) if isinstance(data, Collection) else examples_table(source, data))
-    if are_multi_hot(source):
-        told = f"read as a 0 or 1 for each of the {len(source.task.classes)} classes, in order"
-        out.print(f"{source.task.label}: {told}", markup=False)
     if data.left_out:
-        told = "queries of train without a relevant document" if isinstance(data, Collection) else "rows without label"
-        out.print(f"{data.left_out:,} {told} are left out")
-    for split, examples in () if isinstance(data, Collection) else data.splits.items():
-        if empty := sum(isinstance(one, LabelledText) and not one.text.strip() for one in examples):
-            out.print(f"{empty:,} inputs of {split} are empty")
+        told = "queries of train without a relevant document" if isinstance(data, Collection) else "rows"
+        out.print(f"left out: {data.left_out:,} {told}")
     for split, number in count_shared(data).items():
         if number:
             remedy = "" if split in source.splits else "; what stands twice in the data, take out"

@@ -261,6 +261,9 @@ def guard(unit: Unit, record: Path, known: int | None) -> Unit:
     return replace(unit, function=unless_failed, arguments=arguments)
 
 
+LEAST_SHARE = 0.1
+
+
 class Forecast:
     """How long the units that are left will take.
 
@@ -295,9 +298,12 @@ class Forecast:
 
     @property
     def seconds_by_kind(self) -> dict[str, float] | None:
-        """What one worker needs for what is left of each kind; None before anything of a unit is done."""
+        """What one worker needs for what is left of each kind; None before a unit is done, or `LEAST_SHARE` of one: its
+        first seconds make ready."""
         left, seconds, costs = (defaultdict(float, each) for each in (self.left, self.seconds, self.costs))
         for unit, share, spent in self.running.values():
+            if share < LEAST_SHARE:
+                continue
             left[unit.kind] -= share * unit.cost
             seconds[unit.kind] += spent
             costs[unit.kind] += share * unit.cost

@@ -29,7 +29,7 @@ from biphase.finetuning.families import (
     sequence_classification,
     token_classification,
 )
-from biphase.finetuning.input_rows import TEXT, PlacedRow, with_task_names
+from biphase.finetuning.input_rows import TEXT, PlacedRow, input_columns, with_task_names
 from biphase.finetuning.keep import AUTO_CLASSES
 from biphase.finetuning.kept import KeptModel, check_columns
 from biphase.finetuning.metrics.classification import find_entities
@@ -42,6 +42,7 @@ from biphase.tasks.examples import (
     TaskData,
     fill_choices,
     fill_row,
+    lacks_text,
     read_choices,
     words_of,
 )
@@ -103,7 +104,7 @@ def predict_placed(predicting: Predicting, rows: Iterator[PlacedRow], name: str)
     Tells in the end how many were cut. Raises `InputError` naming the row that lacks a column, or has one that a
     prediction would take.
     """
-    num_rows = num_cut = 0
+    num_rows = num_cut = num_empty = 0
     while chunk := list(itertools.islice(rows, ROWS_AT_ONCE)):
         # By the model's kind, and for tagging by whether rows are words or running text.
         is_kept = predicting.origin.record is not None
@@ -116,17 +117,28 @@ def predict_placed(predicting: Predicting, rows: Iterator[PlacedRow], name: str)
             "retrieval": score_pairs,
             "sequence_classification": classify if is_kept else classify_as_pipeline,
         }
-        predict = predictors[predicting.task.family]
+        predict, is_empty = predictors[predicting.task.family], [False] * len(chunk)
+        if predicting.task.family == "sequence_classification":
+            is_empty = [lacks_text(predicting.source, place, row) for place, row in named]
+            blank = dict.fromkeys(input_columns(predicting.task), "")
+            named = [(place, blank if empty else row) for (place, row), empty in zip(named, is_empty, strict=True)]
+            num_empty += sum(is_empty)
         found, num_cut_here = predict(predicting, named)
         num_rows, num_cut = num_rows + len(chunk), num_cut + num_cut_here
-        for (place, row), predicted in zip(chunk, found, strict=True):
+        for (place, row), predicted, empty in zip(chunk, found, is_empty, strict=True):
             taken = sorted(row.keys() & predicted.keys())
             if taken:
                 raise InputError(f"{place}: the file has a column '{taken[0]}' already; rename it")
-            yield row | predicted
+            yield row | (without_values(predicted) if empty else predicted)
+    if num_empty:
+        err.print(f"{name}: {num_empty:,} of {num_rows:,} rows have no text: nothing is predicted for them")
     if num_cut:
         limit = predicting.tokenizer.pretrained.model_max_length
         err.print(f"{name}: {num_cut:,} of {num_rows:,} rows were too long and cut at {limit:,} tokens")
+
+
+def without_values(predicted: Row) -> Row:
+    return {key: dict.fromkeys(value) if isinstance(value, dict) else None for key, value in predicted.items()}
 
 
 def choose(predicting: Predicting, rows: Sequence[PlacedRow]) -> tuple[Iterable[Row], int]:

@@ -122,8 +122,8 @@ class MetricsLog:
     since: float = field(default_factory=time.perf_counter)
     """When the last step ended, or what came after it."""
     started: float = field(default_factory=time.perf_counter)
-    worked: float = 0.0
-    """The FLOPs since then."""
+    worked: float | None = None
+    """The FLOPs since then; None before the first step, which makes ready."""
     waited: float = 0.0
     """How many seconds of the current step had passed when its batch was there."""
 
@@ -156,13 +156,16 @@ class MetricsLog:
             "data_wait": round(self.waited / seconds, 4),
         }
         self.write(record)
-        self.worked += result.flops
+        if self.worked is None:
+            self.started, self.worked = self.since, 0.0
+        else:
+            self.worked += result.flops
         wait = self.waited / seconds
         self.progress.advance(
             1,
             f"{phase.objective} loss {result.loss:.3f} · {record['tokens_per_second']:,.0f} tokens/s · "
             f"{record['share_of_peak']:.0%} of peak" + (f" · {wait:.0%} waiting for data" if wait >= 0.01 else ""),
-            seconds_left=(self.since - self.started) / self.worked * self.work_left(done),
+            seconds_left=(self.since - self.started) / self.worked * self.work_left(done) if self.worked else None,
         )
 
     def record_validation(self, done: int, phase: Phase, metrics: dict[str, float]) -> None:
@@ -210,13 +213,13 @@ def describe_start(job: Job, state: TrainState, loader: BatchLoader) -> str:
     network: Any = unwrap(state.model).network
     millions = sum(parameter.numel() for parameter in network.parameters()) / 1e6
     epochs = job.tokens_before(recipe.num_steps) / batches.num_tokens
-    phases = " → ".join(f"{phase.label} {phase.steps}" for phase in recipe.curriculum)
+    phases = " → ".join(f"{phase.words} {phase.steps:,} steps" for phase in recipe.curriculum)
     left_out = f", {batches.left_out_tokens:,} tokens left out" if batches.left_out_tokens else ""
     taken = f"; taken over: {', '.join(carried)}" if carried else ""
     several = f"{world.size} processes, {compute.parallel} · " if world.size > 1 else ""
     _, blocks = decide_compile(compute, world.device, job.dtype, total_work(job, state.flops))
     return (
-        f"{run.path}: {type(network).__name__} of {millions:.1f}M parameters, {phases} steps of "
+        f"{run.path}: {type(network).__name__} of {millions:.1f}M parameters, {phases}, batches of "
         f"{recipe.batch_label} tokens, {epochs:.2g} epochs of {batches.num_samples:,} samples{left_out}{taken}\n"
         f"{several}{explain_computing(compute.precision, world.device, network.base_model)} · blocks {blocks}"
     )

@@ -46,11 +46,22 @@ def draw_shots(strata: np.ndarray, shots: int, seed: int) -> np.ndarray:
     return np.sort(np.concatenate(drawn))
 
 
-def hold_out(examples: Sequence[Item], train_share: float) -> tuple[list[Item], list[Item]]:
-    """Train and what is held out of it, in the order of `Dataset.train_test_split(train_size=0.95, seed=42)`."""
-    num_held = len(examples) - math.floor(train_share * len(examples))
-    shuffled = shuffle(examples)
-    return shuffled[num_held:], shuffled[:num_held]
+def hold_out(
+    examples: Sequence[Item], train_share: float, strata: np.ndarray | None = None
+) -> tuple[list[Item], list[Item]]:
+    """Train and what is held out of it, in the order of `Dataset.train_test_split(train_size=0.95, seed=42)`.
+
+    With `strata`, each has its share in both: the shuffled examples stand in a row, one stratum after the other, and as
+    many as are wanted are taken at equal distances.
+    """
+    total = len(examples)
+    num_held = total - math.floor(train_share * total)
+    order = np.random.default_rng(DRAW_SEED).permutation(total)
+    is_held = np.arange(total) < num_held
+    if strata is not None:
+        is_held[np.argsort(strata[order], kind="stable")] = np.diff(np.arange(total + 1) * num_held // total) > 0
+    held, train = ([examples[i] for i in order[chosen]] for chosen in (is_held, ~is_held))
+    return train, held
 
 
 def shuffle(items: Sequence[Item]) -> list[Item]:

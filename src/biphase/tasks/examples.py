@@ -9,7 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from string import Formatter
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
+
+import numpy as np
 
 from biphase.console import err
 from biphase.corpus.readers import ABSENT, find_field
@@ -18,11 +20,10 @@ from biphase.tasks.answers import Answer, find_answer, read_spans
 from biphase.tasks.collection import Collection, load_collection
 from biphase.tasks.drawing import TEST_SHARE, TRAIN_SHARE, Judgements, draw_items, hold_out
 from biphase.tasks.labels import (
-    is_multi_hot,
+    is_missing,
     is_unlabelled,
     label_number,
     label_numbers,
-    list_labels,
     right_choice,
     score_number,
 )
@@ -37,7 +38,16 @@ from biphase.tasks.sources import (
     shown,
     text_column,
 )
-from biphase.tasks.spec import TASK_SPLITS, EvaluatedSplit, Family, Scheme, Task, TaskSplit
+from biphase.tasks.spec import (
+    TASK_SPLITS,
+    EvaluatedSplit,
+    Family,
+    Scheme,
+    Task,
+    TaskSplit,
+    is_own_task,
+    template_columns,
+)
 
 CLASSES_SHOWN = 5
 """Classes that are named of those that a split has not."""
@@ -91,7 +101,7 @@ ExampleKind = TypeVar("ExampleKind", bound=AnyExample)
 
 @dataclass(frozen=True)
 class TaskData(Generic[ExampleKind]):
-    """The examples of a task; every split has some. `left_out` counts the rows without a gold label and broken ones."""
+    """The examples of a task; every split has some. `left_out` counts rows without label or text, and broken ones."""
 
     task: Task
     source: str
@@ -121,7 +131,7 @@ def load_examples(source: TaskSource, judged_only: bool) -> TaskData[Any] | Coll
     if source.task.family == "retrieval":
         return load_collection(source, judged_only)
     makers: dict[Family, Callable[[TaskSource, str, Row], AnyExample | None]] = {
-        "sequence_classification": partial(make_text, has_multi_hot=are_multi_hot(source)),
+        "sequence_classification": make_text,
         "token_classification": make_words,
         "question_answering": make_question,
         "multiple_choice": make_choices,
@@ -129,10 +139,18 @@ def load_examples(source: TaskSource, judged_only: bool) -> TaskData[Any] | Coll
     task, make = source.task, makers[source.task.family]
     examples: dict[TaskSplit, list[AnyExample]] = {}
     left_out = 0
+    missing: dict[str, list[str]] = {}
     for split in source.splits:
-        found = [None if row is None else make(source, place, row) for place, row in read_rows(source, split)]
-        examples[split] = [example for example in found if example is not None]
-        left_out += len(found) - len(examples[split])
+        examples[split] = []
+        for place, row in read_rows(source, split):
+            part = None if row is None else missing_part(source, place, row)
+            if part is not None:
+                missing.setdefault(part, []).append(place)
+            example = None if row is None or part is not None else make(source, place, row)
+            left_out += example is None
+            examples[split] += [] if example is None else [example]
+    tell_missing(task, missing)
+    for split in source.splits:
         if not examples[split]:
             remedy = "; leave `test` out: a part of train takes its place" if split == "test" else ""
             raise InputError(f"task '{task.name}': the {split} split in {source.name} has no labelled examples{remedy}")
@@ -155,7 +173,9 @@ def draw_missing_splits(source: TaskSource, examples: dict[TaskSplit, list[AnyEx
             raise InputError(
                 f"task '{source.task.name}': the train split in {source.name} is too small to hold out a {split}"
             )
-        examples["train"], examples[split] = hold_out(examples["train"], shares[split])
+        classes = [classes_of(example) for example in examples["train"]]
+        strata = np.array(classes)[:, 0] if source.task.stratified else None
+        examples["train"], examples[split] = hold_out(examples["train"], shares[split], strata)
     for split in TASK_SPLITS if source.task.problem_type == "regression" else TASK_SPLITS[:1]:
         labels = {example.label for example in examples[split] if isinstance(example, LabelledText)}
         if len(labels) == 1 and len(examples[split]) > 1:
@@ -176,7 +196,8 @@ def tell_absent_classes(task: Task, examples: dict[TaskSplit, list[AnyExample]],
             names = first_of([task.classes[number] for number in absent], CLASSES_SHOWN)
             what = "left to train on" if split == "train" else f"drawn for {split}"
             told = f"{task.name}: of the {len(examples[split]):,} examples {what} none has {names}"
-            err.print(f"{told}; name files for the splits to have all classes in each", markup=False)
+            has_shares = "" if task.stratified or task.problem_type else ", or `stratified: true`"
+            err.print(f"{told}; name files for the splits{has_shares} to have all classes in each", markup=False)
 
 
 def classes_of(example: AnyExample) -> tuple[int, ...]:
@@ -228,23 +249,40 @@ def limit_evaluation(data: TaskData[Any] | Collection, num_examples: int) -> Tas
     return replace(data, relevance=relevance)
 
 
-def are_multi_hot(source: TaskSource) -> bool:
-    """Whether the lists of labels of all rows have a 0 or 1 for each class, in order, as transformers has them; else
-    they hold names or numbers of classes. Of two classes `[0, 1]` may be either: among others like it, where it would
-    say nothing as both classes, it is the former."""
+def missing_part(source: TaskSource, place: str, row: Row) -> Literal["label", "text"] | None:
+    """What an example cannot be made without, and the row lacks; None where it has all. Rows of biphase's own tasks are
+    taken as they were published."""
     task = source.task
-    if task.problem_type != "multi_label_classification":
-        return False
-    for split in source.splits:
-        for place, row in read_rows(source, split):
-            label = None if row is None else column(source, place, row, task.label)
-            is_known = row is not None and not is_unlabelled(task, label)
-            if is_known and not is_multi_hot(list_labels(label), len(task.classes)):
-                return False
-    return True
+    if is_own_task(task) or task.family not in ("sequence_classification", "multiple_choice"):
+        return None
+    label = column(source, place, row, task.label)
+    may_be_empty = task.problem_type == "multi_label_classification"
+    if not is_unlabelled(task, label) and is_missing(label) and (label is None or not may_be_empty):
+        return "label"
+    return "text" if lacks_text(source, place, row) else None
 
 
-def make_text(source: TaskSource, place: str, row: Row, has_multi_hot: bool) -> LabelledText | None:
+def lacks_text(source: TaskSource, place: str, row: Row) -> bool:
+    """Whether a column of the template has no value in this row, or all of them are empty."""
+    names = [name for name in template_columns(source.task.template) if name != "choice"]
+    values = [column(source, place, row, name) for name in names]
+    return any(value is None for value in values) or (bool(values) and all(map(is_missing, values)))
+
+
+def tell_missing(task: Task, places: dict[str, list[str]]) -> None:
+    """Say how many rows lack a label or text. Raises `InputError` unless the task leaves them out."""
+    told = [
+        f"{len(some):,} {'rows have' if len(some) > 1 else 'row has'} no {part} (the first: {some[0]})"
+        for part, some in places.items()
+    ]
+    if told and task.missing == "refuse":
+        remedy = "fill them in, or leave them out by `missing: drop` in the task's file"
+        raise InputError(f"task '{task.name}': {', '.join(told)}; {remedy}")
+    if told:
+        err.print(f"{task.name}: left out: {', '.join(told)}")
+
+
+def make_text(source: TaskSource, place: str, row: Row) -> LabelledText | None:
     task = source.task
     label = column(source, place, row, task.label)
     if is_unlabelled(task, label):
@@ -256,8 +294,7 @@ def make_text(source: TaskSource, place: str, row: Row, has_multi_hot: bool) -> 
         case "regression":
             return LabelledText(id_of(place, row), text, score_number(place, task.label, label), columns)
         case "multi_label_classification":
-            numbers = label_numbers(task, place, label, has_multi_hot)
-            return LabelledText(id_of(place, row), text, numbers, columns)
+            return LabelledText(id_of(place, row), text, label_numbers(task, place, label), columns)
 
 
 def make_choices(source: TaskSource, place: str, row: Row) -> ChoiceTexts | None:

@@ -78,18 +78,23 @@ def score_number(place: str, name: str, value: Any) -> float:
     return number
 
 
-def label_numbers(task: Task, place: str, value: Any, has_multi_hot: bool) -> tuple[int, ...]:
+def label_numbers(task: Task, place: str, value: Any) -> tuple[int, ...]:
     """The numbers of the classes in a list of labels, ascending."""
     labels = list_labels(value)
     if labels is None:
         raise InputError(f"{place}: '{task.label}' is {shown(value)}, not a list of labels (empty for none)")
-    if has_multi_hot:
+    is_multi_hot = len(labels) == len(task.classes) and all(str(one).lower() in MULTI_HOT for one in labels)
+    if is_multi_hot if task.multi_hot is None else task.multi_hot and not is_multi_hot:
+        told = f"'{task.label}' is {shown(value)}, and task '{task.name}' has {len(task.classes)} classes"
+        remedy = "say `multi_hot: true` where lists have a 0 or 1 for each class, `false` where they name classes"
+        raise InputError(f"{place}: {told}; {remedy}")
+    if task.multi_hot:
         return tuple(number for number, one in enumerate(labels) if MULTI_HOT[str(one).lower()])
     numbers = sorted(label_number(task, place, one) for one in labels)
     if len(set(numbers)) < len(numbers):
         raise InputError(
-            f"{place}: '{task.label}' is {shown(value)}, which has a class twice: name each once, or give every row "
-            f"a 0 or 1 for each of the {len(task.classes)} classes"
+            f"{place}: '{task.label}' is {shown(value)}, which has a class twice: name each once, or "
+            "give every row a 0 or 1 for each class and say `multi_hot: true`"
         )
     return tuple(numbers)
 
@@ -102,6 +107,6 @@ def list_labels(value: Any) -> list[Any] | None:
     return value if isinstance(value, list) else None
 
 
-def is_multi_hot(labels: list[Any] | None, num_classes: int) -> bool:
-    """Whether a list has a 0 or 1, or a truth value, for each class."""
-    return labels is not None and len(labels) == num_classes and all(str(one).lower() in MULTI_HOT for one in labels)
+def is_missing(value: Any) -> bool:
+    """Whether a field holds nothing: no value, a number that is none, or blanks."""
+    return value is None or value != value or (isinstance(value, str) and not value.strip())

@@ -57,7 +57,8 @@ Delimiter = Annotated[str, Field(pattern=r'^[^"\r\n]$')]
 class Splits(Grown):
     """Where each split is: file names in a folder, or split names on the hub; for retrieval, those of the judgements.
 
-    What has no place is drawn with seed 42: test is 10 % of train, then validation 5 % of the rest. In retrieval whole
+    What has no place is drawn with seed 42: test is 10 % of train, then validation 5 % of the rest; with
+    `Task.stratified` in the classes' shares. In retrieval whole
     queries are drawn, and test must have a place: 5 % of train's and at least 100 (but no more than half); without
     train, validation is half of test's queries for a task that is trained on another one, else train is half of them,
     and validation and test are a quarter each.
@@ -145,7 +146,7 @@ class TaskSize(Strict):
 class Task(Grown):
     """A task, as `tasks.yaml` and a user's file describe it."""
 
-    later: ClassVar[frozenset[str]] = frozenset({"problem_type", "choices"})
+    later: ClassVar[frozenset[str]] = frozenset({"problem_type", "choices", "multi_hot", "missing", "stratified"})
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
     family: Family
@@ -158,6 +159,13 @@ class Task(Grown):
     """Multiple choice: a column with the list of choices, or a column for each; `classes` are their names."""
     problem_type: ProblemType | None = None
     """Sequence classification, by transformers' names: the label is a number, or a set of classes. None: one class."""
+    multi_hot: bool | None = None
+    """Several classes: whether a list of labels has a 0 or 1 for each class, in order. None: such a list is an error,
+    because it may also name classes by their numbers."""
+    missing: Literal["refuse", "drop"] = "refuse"
+    """Classification and multiple choice: what becomes of rows without a label, or without text. Both count them."""
+    stratified: bool = False
+    """Classification: splits that are drawn have the classes in the shares that they have in train."""
     label: str = "label"
     """Classification: the column with the label, the number, or the list of labels or tags."""
     classes: tuple[str, ...] = ()
@@ -204,6 +212,10 @@ class Task(Grown):
         kind = self.problem_type or self.family
         if self.problem_type is not None and self.family != "sequence_classification":
             raise ValueError("problem_type is for sequence_classification")
+        if self.stratified and kind != "sequence_classification":
+            raise ValueError("stratified is for sequence_classification with one class for each text")
+        if self.multi_hot is not None and kind != "multi_label_classification":
+            raise ValueError("multi_hot is for problem_type: multi_label_classification")
         if self.metric not in METRICS[kind]:
             raise ValueError(f"metric '{self.metric}' is none of {kind}{nearest(self.metric, METRICS[kind])}")
         if self.family == "sequence_classification" and self.metric == "f1" and len(self.classes) != 2:

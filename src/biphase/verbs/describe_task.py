@@ -9,8 +9,9 @@ from typing import Any
 from biphase.console import err
 from biphase.corpus.readers import field_names, plain_path
 from biphase.errors import InputError, clipped
-from biphase.tasks.labels import is_multi_hot, list_labels
+from biphase.tasks.labels import MULTI_HOT, is_missing, list_labels
 from biphase.tasks.rows import Row, read_any_file
+from biphase.tasks.spec import COLUMN_NAME
 from biphase.verbs.memory import is_running_text
 
 EXAMPLES = {
@@ -33,6 +34,7 @@ WORD_NAMES = ("tokens", "words")
 CHOICE_LISTS = ("choices", "options", "endings")
 CHOICE_COLUMN = re.compile(r"(?:choice|option|ending|answer|solution|sol)_?([0-9a-eA-E])|([A-E])")
 """The name of a column with one of several choices: `choice1`, `option_b`, `ending0`, `A`."""
+DECIMAL_COMMA = re.compile(r"[-+]?[\d.]+,\d+")
 OTHER_SPLITS = {"validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
 MOST_CLASSES = 200
 """A column with more different values is hardly one of labels."""
@@ -71,24 +73,44 @@ def describe_rows(
     label = find_label(data, rows, label, places)
     if label is None:
         return {"family": "question_answering", "files.0": {}}
+    may_be_empty = family == "multi_label_classification"
+    known = [(place, row) for place, row in placed if may_be_empty or not is_missing(row[label])]
+    if not known:
+        raise InputError(f"{data}: no row has a label in '{label}': name another column as `label`")
+    rows, places = [row for _, row in known], [place for place, _ in known]
     columns, labels = rows[0], check_values(rows, label, places)
     words = next((name for name in WORD_NAMES if isinstance(columns.get(name), list)), None)
     if isinstance(labels[0], list) and words is not None:
         renamed = {theirs: ours for theirs, ours in ((words, "tokens"), (label, "label")) if theirs != ours}
         layout = {"rename": renamed} if renamed else {}
         return {"family": "token_classification", **describe_tags(labels), "files.0": layout}
-    choices = find_choices(columns, label)
-    for name in choices:
-        check_values(rows, name, places)
-    texts = [name for name in columns if name not in (label, *choices) and is_text([row[name] for row in rows])]
+    choices = find_choices(columns, data, label) if family in (None, "multiple_choice") else None
+    texts = [name for name in columns if name not in (label, choices) and is_text([row[name] for row in rows])]
     texts = [name for name in texts if not says_label([row[name] for row in rows], labels)]
+    renamed = {} if template else rename_columns(texts, columns)
+    layout = {"rename": renamed} if renamed else {}
+    texts = [renamed.get(name, name) for name in texts]
     if choices:
         found: dict[str, Any] = {"template": " ".join(f"{{{name}}}" for name in [*texts, "choice"]), "label": label}
-        found |= {"choices": choices, "classes": name_choices(data, rows, choices, labels)}
-        return {"family": "multiple_choice", **found, "files.0": {}}
+        found |= {"choices": [choices], "classes": name_choices(data, check_values(rows, choices, places), labels)}
+        return {"family": "multiple_choice", **found, "files.0": layout}
     found = {"template": template or template_of(texts, columns, data, label), "label": label}
     found |= describe_labels(data, label, labels, family, places)
-    return {"family": "sequence_classification", **found, "files.0": {}}
+    stratified = {} if found.get("problem_type") else {"stratified": True}
+    return {"family": "sequence_classification", **found, **stratified, "files.0": layout}
+
+
+def rename_columns(texts: list[str], columns: Row) -> dict[str, str]:
+    """For each column of texts that a template cannot name, a name that it can: `Text (lang)` → `Text_lang`."""
+    renamed: dict[str, str] = {}
+    for name in texts:
+        if not COLUMN_NAME.fullmatch(name):
+            own = re.sub(r"\W+", "_", name).strip("_")
+            own = own if COLUMN_NAME.fullmatch(own) else f"text_{own}".rstrip("_")
+            while own in columns or own in renamed.values():
+                own += "_2"
+            renamed[name] = own
+    return renamed
 
 
 def template_of(texts: list[str], columns: Row, data: str, label: str) -> str:
@@ -150,29 +172,32 @@ def describe_tags(tags: list[list[Any]]) -> dict[str, Any]:
     return {"classes": sorted(seen), "metric": "accuracy"}
 
 
-def find_choices(columns: Row, label: str) -> list[str]:
-    """The column with lists of choices, or the columns of one each; nothing where there are none."""
-    listed = [name for name in CHOICE_LISTS if isinstance(columns.get(name), list | dict)]
+def find_choices(columns: Row, data: str, label: str) -> str | None:
+    """The column with a list of choices. Raises `InputError` for columns that look like one choice each: only a task
+    file says which of them are, and what the label calls them."""
     single = [name for name in columns if name != label and CHOICE_COLUMN.fullmatch(name)]
     is_pair = len(single) == 2 and max(map(len, single)) == 1  # A and B are as often two texts to compare
-    return listed[:1] or ([] if len(single) < 2 or is_pair else single)
+    if len(single) > 1 and not is_pair:
+        raise InputError(
+            f"{data}: the columns {', '.join(single)} look like choices: name them as `choices`, and what the label "
+            f"calls them as `classes`, {in_a_file('multiple_choice')}"
+        )
+    return next((name for name in CHOICE_LISTS if isinstance(columns.get(name), list | dict)), None)
 
 
-def name_choices(data: str, rows: list[Row], choices: list[str], labels: list[Any]) -> list[str]:
-    """What the label calls the choices: as their columns or the ends of these are called, by letters or from 1 on;
-    letters too where it counts from 0."""
-    given = [row[choices[0]] for row in rows]
-    texts = [one.get("text", ()) if isinstance(one, dict) else one for one in given]
-    most = len(choices) if len(choices) > 1 else max(map(len, texts))
-    letters, numbers = list("ABCDEFGHIJ"[:most]), [str(number + 1) for number in range(most)]
+def in_a_file(family: str) -> str:
+    return f"in a task file (`biphase init task --family {family}` writes one)"
+
+
+def name_choices(data: str, given: list[Any], labels: list[Any]) -> list[str]:
+    """What the label calls the choices: letters, or numbers from 1 on; letters too where it counts from 0."""
+    most = max(len(one.get("text", ()) if isinstance(one, dict) else one) for one in given)
+    letters, numbers = list("ABCDEFGHIJ"[:most]), [str(number) for number in range(most + 1)]
     said = {plain_label(value) for value in labels}
-    matches = [CHOICE_COLUMN.fullmatch(name) for name in choices if len(choices) > 1]
-    ends = [match[1] or match[2] for match in matches if match]
-    for names in (choices, ends, letters, numbers):
-        if said <= set(names) and len(names) == most:
-            return names
-    if said <= {str(number) for number in range(most)} or any(isinstance(one, dict) for one in given):
+    if said <= {*letters, *numbers[:-1]} or any(isinstance(one, dict) for one in given):
         return letters
+    if said <= set(numbers[1:]):
+        return numbers[1:]
     raise InputError(f"{data}: the label of {most} choices is none of {', '.join(letters)} and no number of one")
 
 
@@ -180,26 +205,17 @@ def describe_labels(
     data: str, label: str, values: list[Any], family: str | None, places: Sequence[str]
 ) -> dict[str, Any]:
     """Whether the labels of texts are numbers, sets of classes or classes, unless `family` says; and which classes."""
-    if family in (None, "multi_label_classification") and (num_classes := count_multi_hot(values)):
-        err.print(f"{label}: read as a 0 or 1 for each of {num_classes} classes; name these in order", markup=False)
-        return {"problem_type": "multi_label_classification", "classes": [str(one) for one in range(num_classes)]}
-    if family is None and have_decimal_commas(values):
-        raise InputError(
-            f"{data}: '{label}' has numbers with a decimal comma, or two classes, such as "
-            f"'{next(value for value in values if ',' in value)}': write numbers with a point, or say that they "
-            "are classes by `biphase init task --family multi_label_classification`"
-        )
     named = [part_names(value) for value in values]
-    family = family or guess_problem(values, named)
+    if all(len(names) > 1 and {name.lower() for name in names} <= MULTI_HOT.keys() for names in named):
+        told = "say `multi_hot: true`, and name the classes in order as `classes`,"
+        raise InputError(f"{data}: '{label}' has lists of 0 and 1: {told} {in_a_file('multi_label_classification')}")
+    family = family or guess_problem(data, label, values, named)
     if family == "regression":
         return {"problem_type": family}
     is_several = family == "multi_label_classification"
-    for place, value, names in zip(places, values, named, strict=True):
+    for place, names in zip(places, named, strict=True):
         if is_several and len(set(names)) < len(names):
-            remedy = "name each once, or give every row a 0 or 1 for each class"
-            raise InputError(f"{place} has a class twice in '{label}': {remedy}")
-        if not is_several and isinstance(value, str) and not value.strip():
-            raise InputError(f"{place} has no label in '{label}': take it out")
+            raise InputError(f"{place} has a class twice in '{label}': name each once")
     classes = set().union(*named) if is_several else {plain_label(value) for value in values}
     if not 2 <= len(classes) <= MOST_CLASSES:
         raise InputError(
@@ -209,9 +225,9 @@ def describe_labels(
     return {"problem_type": family, "classes": ordered} if is_several else {"classes": ordered}
 
 
-def guess_problem(values: list[Any], named: list[list[str]]) -> str | None:
-    """Regression of numbers that are no whole ones, or too many; several labels where they are lists, or where what
-    commas part is fewer than the wholes; else None, which is classes."""
+def guess_problem(data: str, label: str, values: list[Any], named: list[list[str]]) -> str | None:
+    """Regression of numbers that are no whole ones, or too many; several labels where they are lists; else None, which
+    is classes. Raises `InputError` for texts with commas that may be several classes, or numbers."""
     wholes = {plain_label(value) for value in values}
     try:
         numbers = [float(value) for value in values if not isinstance(value, bool | list)]
@@ -219,15 +235,15 @@ def guess_problem(values: list[Any], named: list[list[str]]) -> str | None:
         numbers = []
     if len(numbers) == len(values) and (len(wholes) > MOST_CLASSES or not all(map(float.is_integer, numbers))):
         return "regression"
-    are_parted = len(set().union(*named)) < len(wholes) and any(len(set(names)) > 1 for names in named)
-    return "multi_label_classification" if isinstance(values[0], list) or are_parted else None
-
-
-def have_decimal_commas(values: list[Any]) -> bool:
-    """Whether labels may be numbers as `3,45` and `1.234,50`: at most one comma each, digits on both sides."""
-    texts = [value for value in values if isinstance(value, str)]
-    are_numbers = len(texts) == len(values) and all(re.fullmatch(r"[-+]?[\d.]+(,\d+)?", text) for text in texts)
-    return are_numbers and any("," in text for text in texts)
+    if isinstance(values[0], list):
+        return "multi_label_classification"
+    parted = next((value for value, names in zip(values, named, strict=True) if len(names) > 1), "")
+    if parted and (len(set().union(*named)) < len(wholes) or DECIMAL_COMMA.fullmatch(parted)):
+        raise InputError(
+            f"{data}: '{label}' has '{parted}': a number (write it with a point), several classes (say `problem_type: "
+            f"multi_label_classification`) or one (name it in `classes`)? Say it {in_a_file('FAMILY')}"
+        )
+    return None
 
 
 def find_splits(train: Path, needed: str | None = None) -> dict[str, str]:
@@ -258,13 +274,6 @@ def says_label(texts: list[Any], labels: list[Any]) -> bool:
     """Whether a column only says the label in other words ("1 star" for 1), and so must not be read by a model."""
     pairs = set(zip(map(str, texts), map(str, labels), strict=True))
     return len({text for text, _ in pairs}) == len({label for _, label in pairs}) == len(pairs) < len(texts)
-
-
-def count_multi_hot(values: list[Any]) -> int:
-    """How many classes there are where all labels are lists of a 0 or 1 for each of them; else none."""
-    lists = [list_labels(value) for value in values]
-    number = len(lists[0] or ())
-    return number if number > 1 and all(is_multi_hot(labels, number) for labels in lists) else 0
 
 
 def part_names(value: Any) -> list[str]:

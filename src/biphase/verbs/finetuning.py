@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from biphase.config import parse_config
 from biphase.console import err, track
@@ -37,6 +37,7 @@ def finetune(
     data: Any = None,
     template: str | None = None,
     label: str | None = None,
+    missing: Literal["refuse", "drop"] = "refuse",
     scores: str | Path = "scores",
     keep: str | Path | None = None,
     **settings: Any,
@@ -51,6 +52,7 @@ def finetune(
             `test` to such. What is missing is drawn from train. The columns tell what the task is.
         template: columns in braces that make the input of rows, in place of all their columns of texts.
         label: the column of rows with the label, or with the list of tags, where its name does not tell.
+        missing: `drop` leaves rows of data without label or text out; a task file has a key for it.
         scores: where finished cells are kept.
         keep: write the fine-tuned model to this folder, for transformers' pipelines, unless its training diverges.
         settings: of the cell, such as `learning_rate=1e-4, seed=3`.
@@ -64,7 +66,7 @@ def finetune(
         raise InputError(f"{data} does not exist; give a file of rows as data")
     folder = data if is_folder(data) else None
     if folder is None and data is not None:
-        task, folder = write_task(data, Path(scores) / OWN_TASKS, task, template, label)
+        task, folder = write_task(data, Path(scores) / OWN_TASKS, task, template, label, missing)
     if task is None:
         raise InputError("which task? Name one, such as snli, or a YAML file, or give rows as data")
     if keep is not None:

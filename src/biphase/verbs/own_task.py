@@ -6,13 +6,14 @@ It is written once, under a name that ends in a hash of what it holds, so that t
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
 from biphase.config import parse_config
 from biphase.errors import InputError
 from biphase.files import content_hash, file_hash, whole_folder, write_text
+from biphase.tasks.labels import is_missing
 from biphase.tasks.rows import Row, read_any_file
 from biphase.tasks.spec import METRICS, TASK_SPLITS, Task, task_table
 from biphase.verbs.describe_task import LABEL_NAMES, describe_rows, label_of
@@ -25,7 +26,12 @@ QUESTION_TEMPLATE = "Question: {question}\nContext: {context}"
 
 
 def write_task(
-    data: Any, folder: Path, name: str | None, template: str | None = None, label: str | None = None
+    data: Any,
+    folder: Path,
+    name: str | None,
+    template: str | None = None,
+    label: str | None = None,
+    missing: Literal["refuse", "drop"] = "refuse",
 ) -> tuple[str, str]:
     """The YAML file and the data folder of a task that rows describe by their columns (`describe_task`).
 
@@ -35,6 +41,7 @@ def write_task(
         folder: where tasks of one's own are kept.
         template: columns in braces that make the input, in place of all columns of texts.
         label: the column with the label, or with the list of tags.
+        missing: what becomes of rows without label or text, as the key of a task says.
 
     Raises:
         InputError: another split, columns that are no task, or the name of a task that biphase has.
@@ -62,6 +69,7 @@ def write_task(
         asked = template or described.get("template") or (QUESTION_TEMPLATE if family == "question_answering" else "")
         metric = METRICS[described.get("problem_type", family)][0]
         tree = {"name": name, "metric": metric, **described, "template": asked, "files": [layout]}
+        tree |= {} if missing == "refuse" else {"missing": missing}
         parse_config(Task, tree, origin=f"task {name}")
         hashes = {split: file_hash(path) for split, path in files.items()}
         place = folder / f"{name}-{content_hash([tree, hashes])[:12]}"
@@ -82,8 +90,8 @@ def labelled_rows(given: Any, split: str, label: str | None) -> Iterator[tuple[s
     for place, row in read_any_file(Path(given)) if isinstance(given, str | Path) else in_memory:
         column = next((name for name in names if name in row), None)
         value = row[column] if column else ""
-        if value is None or value != value:  # pandas' missing numbers are NaN
-            raise InputError(f"{place} has no label in '{column}': take it out")
-        if column and isinstance(value, bool | int | float):
+        if column and is_missing(value):
+            row[column] = None
+        elif column and isinstance(value, bool | int | float):
             row[column] = str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
         yield place, row
