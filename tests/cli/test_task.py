@@ -9,8 +9,7 @@ import pandas
 import pytest
 
 from biphase.cli import app as cli
-from biphase.cli.task import check_task
-from biphase.console import out
+from biphase.cli.task import check_task, show_task
 from biphase.errors import InputError
 
 TASK = """name: mine
@@ -33,20 +32,24 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_what_would_be_read(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(out, "width", 200)
-    check_task(str(folder / "mine.yaml"), folder)
-    said = capsys.readouterr().out
+def test_what_would_be_read(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    facts = check_task(str(folder / "mine.yaml"), folder)
     test = pandas.read_csv(folder / "test.csv")
-    counts = test["label"].value_counts()
-    row = next(line for line in said.splitlines() if "test" in line and "yes" in line)
-    assert f"yes {counts['yes']}, no {counts['no']}; never: never" in row and " 20 " in row
-    assert "validation (drawn)" in said and str(folder / "train.csv") in said
-    assert "inputs of test stand in train too: its scores may be too high\n" in said
+    assert facts["labels"]["test"] == test["label"].value_counts().to_dict()
+    assert [row["examples"] for row in facts["rows"]] == [76, 4, 20] and facts["drawn"] == ["validation"]
+    assert facts["rows"][2]["median_characters"] == test["text"].str.len().median()
+    assert facts["also_in_train"]["test"] == 10 - facts["also_in_train"]["validation"]
+    show_task(facts)
+    said = capsys.readouterr().out
+    assert "labels of test: yes 15, no 5; never: never\n" in said and str(folder / "train.csv") in said
+    assert "validation (drawn)" in said and max(map(len, said.replace(str(folder), "").splitlines())) <= 80
     table = pandas.read_csv(folder / "train.csv")
     pandas.concat([table, table]).to_csv(folder / "train.csv", index=False)
-    check_task(str(folder / "mine.yaml"), folder)
-    assert "of validation stand in train too: its scores may be too high; what stands twice" in capsys.readouterr().out
+    facts = check_task(str(folder / "mine.yaml"), folder)
+    show_task(facts)
+    number = facts["also_in_train"]["validation"]
+    told = f"{number} inputs of validation stand in train too: the scores on validation may be too high; remove dup"
+    assert told in capsys.readouterr().out and facts["rows"][0]["copies_within it"] > 60
 
 
 def test_rows_without_label_or_text_are_counted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -58,14 +61,13 @@ def test_rows_without_label_or_text_are_counted(folder: Path, capsys: pytest.Cap
     with pytest.raises(InputError, match=f"{told}; fill them in, or leave them out by `missing: drop`"):
         check_task(str(folder / "mine.yaml"), folder)
     (folder / "mine.yaml").write_text(f"missing: drop\n{TASK}")
-    check_task(str(folder / "mine.yaml"), folder)
+    show_task(check_task(str(folder / "mine.yaml"), folder))
     said = capsys.readouterr()
     assert "left out: 5 rows" in said.out and re.search(f"mine: left out: {told}", said.err)
 
 
-def test_every_family_is_told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(out, "width", 300)
-    check_task("wnut17", None)
+def test_every_family_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    show_task(check_task("wnut17", None))
     said = capsys.readouterr().out
     assert "3,394" in said and "B-person" in said
 

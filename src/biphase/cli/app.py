@@ -190,14 +190,16 @@ def prepare_command(
 def task_check_command(
     task: Annotated[str, typer.Argument(help="A name such as snli, or a YAML file that describes one.")],
     data_dir: Annotated[Path | None, typer.Option(help="The task's data as published, in place of the hub.")] = None,
+    form: FormatOption = "text",
 ) -> None:
     """Say what would be read of a task's data: counts, labels, lengths, what train and test share. Trains nothing.
 
     Example: `biphase task check reviews.yaml --data-dir reviews/`
     """
-    from biphase.cli.task import check_task
+    from biphase.cli.task import check_task, show_task
 
-    check_task(task, data_dir)
+    facts = check_task(task, data_dir)
+    out.print(records.to_json(facts)) if form == "json" else show_task(facts)
 
 
 @report_app.command("paper")

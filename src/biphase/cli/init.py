@@ -3,7 +3,6 @@
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -35,12 +34,6 @@ def names_of(kind: str) -> list[str]:
 
 SHARDS_QUESTION = "Shards (what `biphase prepare` wrote)"
 ShardsOption = Annotated[str | None, typer.Option(help="What `biphase prepare` wrote.")]
-StepsOption = Annotated[
-    int | None,
-    typer.Option(
-        min=1, help="The budget in updates: phases, schedule and intervals follow, batch_tokens and rates stay."
-    ),
-]
 SCALED_KEYS = (
     *(("schedule", "warmup_steps"), ("schedule", "decay_steps"), ("batch_tokens", "steps")),
     *(("validation", "every_steps"), ("checkpoints", "every_steps")),
@@ -56,7 +49,12 @@ def init_recipe_command(
         str | None,
         typer.Option(help=f"A preset ({', '.join(PRESETS)}), RUN[@STEP], a folder or a hub id (ID@REVISION)."),
     ] = None,
-    steps: StepsOption = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="The budget in updates: phases, schedule and intervals follow, batch_tokens and rates stay."
+        ),
+    ] = None,
     out_file: Annotated[Path, typer.Option("--out", help="The file to write.")] = Path("recipe.yaml"),
 ) -> None:
     """Write a recipe to start from. On a terminal, what no option says is asked.
@@ -95,7 +93,6 @@ def init_study_command(
     model: Annotated[
         str | None, typer.Option(help=f"A preset, in place of the study's models: {', '.join(PRESETS)}.")
     ] = None,
-    steps: StepsOption = None,
     tasks: Annotated[
         str | None,
         typer.Option(help="By commas: tasks, or YAML files of yours, in place of the study's; not for embedding."),
@@ -105,7 +102,7 @@ def init_study_command(
 ) -> None:
     """Write a study to start from. On a terminal, the shards are asked for where no option says them.
 
-    Example: `biphase init study --shards shards --model 3m --steps 2000 --tasks snli,reviews.yaml --data-dir
+    Example: `biphase init study --shards shards --model 3m --tasks snli,reviews.yaml --data-dir
     reviews.yaml=reviews/ --out mine.yaml`
     """
     from biphase.study.hypotheses import ask
@@ -117,14 +114,12 @@ def init_study_command(
     study = parse_config(Study, parse_yaml(text), origin=name)
     shards = asked(shards, SHARDS_QUESTION, study.recipe["data"]["shards"])
     text = with_value(text, "recipe.data.shards", shards)
-    if (model or steps) and any(group.parents for group in study.arms):
-        raise InputError(f"{name} has arms that continue others by name; change model and budget in the file")
+    if model and any(group.parents for group in study.arms):
+        raise InputError(f"{name} has arms that continue others by name; change the model in the file")
     if model:
         for at, group in enumerate(study.arms):
             if group.models:
                 text = with_value(text, f"arms.{at}.models", [model])
-    if steps is not None:
-        text = with_budget(text, study, steps)
     if tasks:
         text = with_tasks(text, study, by_commas(tasks))
     text = with_data(text, data_dir or (), shards)
@@ -221,20 +216,22 @@ def with_value(text: str, key: str, value: Any) -> str:
     return f"{text[: node.start_mark.index].rstrip()} {write_value(value)}{space}{text[node.end_mark.index :]}"
 
 
-def shared_out(parts: list[int], total: int) -> list[int]:
-    """As many whole steps as `total` in the shares of the parts, none without a step."""
-    if total < len(parts):
-        raise InputError(f"--steps: {total} are fewer than the {len(parts)} phases")
-    ends = [round(total * sum(parts[: at + 1]) / sum(parts)) for at in range(len(parts))]
-    made = [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
-    return made if min(made) > 0 else shared_out([1] * len(parts), total)
-
-
 def with_steps(text: str, recipe: dict[str, Any], steps: int) -> str:
+    """A recipe of so many steps in all: what is counted in steps has its share, at least one, and the longest phase the
+    rest. An interval never grows: what a kill costs stays small."""
     phases = [phase["steps"] for phase in recipe["curriculum"]]
-    for at, number in enumerate(shared_out(phases, steps)):
+    if steps < len(phases):
+        raise InputError(f"--steps: {steps} are fewer than the {len(phases)} phases")
+    shared = [max(1, steps * own // sum(phases)) for own in phases]
+    shared[phases.index(max(phases))] += steps - sum(shared)
+    for at, number in enumerate(shared):
         text = with_value(text, f"curriculum.{at}.steps", number)
-    return with_scaled_steps(text, "", recipe, Fraction(steps, sum(phases)))
+    for section, key in SCALED_KEYS:
+        settings = recipe.get(section)
+        if isinstance(settings, Mapping) and (own := settings.get(key)):
+            scaled = max(0 if section == "schedule" else 1, steps * own // sum(phases))
+            text = with_value(text, f"{section}.{key}", min(own, scaled) if key == "every_steps" else scaled)
+    return text
 
 
 def with_tasks(text: str, study: "Study", tasks: list[str]) -> str:
@@ -260,33 +257,6 @@ def with_data(text: str, data_dirs: Sequence[str], shards: str | None) -> str:
     if shards and (Path(shards) / "manifest.json").exists() and "planning" in study:
         own = {key: value for key, value in study["planning"].items() if key != "vocab_size"}
         text = with_value(text, "planning", own)
-    return text
-
-
-def with_budget(text: str, study: "Study", steps: int) -> str:
-    """A study whose largest budget is so many steps."""
-    budgets = [group.budgets for group in study.arms]
-    if not all(budgets):
-        raise InputError(
-            f"--steps: {study.name} has curricula that say their steps themselves; change them in the file"
-        )
-    share = Fraction(steps, max(max(group) for group in budgets))
-    text = with_scaled_steps(text, "recipe.", study.recipe, share)
-    for at, group in enumerate(study.arms):
-        text = with_value(text, f"arms.{at}.budgets", [max(1, round(share * budget)) for budget in group.budgets])
-        text = with_scaled_steps(text, f"arms.{at}.recipe.", group.recipe, share)
-    return text
-
-
-def with_scaled_steps(text: str, prefix: str, recipe: Mapping[str, Any], share: Fraction) -> str:
-    """A recipe, or a part of one, with its `SCALED_KEYS` at this share of what they are. A ramp and an interval keep a
-    step, and an interval never grows: what a kill costs stays small."""
-    for section, key in SCALED_KEYS:
-        settings = recipe.get(section)
-        own = settings.get(key) if isinstance(settings, Mapping) else None
-        if own:
-            scaled = int(share * own) if section == "schedule" else max(1, int(share * own))
-            text = with_value(text, f"{prefix}{section}.{key}", min(own, scaled) if key == "every_steps" else scaled)
     return text
 
 

@@ -33,7 +33,7 @@ def study_plan_command(
     device: DeviceOption = None,
     efficiency: EfficiencyOption = None,
     form: Annotated[
-        Literal["text", "json", "dot", "mermaid"], typer.Option("--format", help="The last two draw the tree of runs.")
+        Literal["text", "json", "mermaid"], typer.Option("--format", help="mermaid draws the tree of runs.")
     ] = "text",
     picture: Annotated[Path | None, typer.Option(help="Draw the tree of runs into this .svg, .pdf or .png.")] = None,
 ) -> None:
@@ -41,11 +41,11 @@ def study_plan_command(
 
     Example: `biphase study plan paper --device MI250X`
     """
-    from biphase.study.describe import GRAPH_LANGUAGES, describe_plan, plan_graph
+    from biphase.study.describe import describe_plan, plan_graph
 
     opened = studies.study(study, overrides or ())
-    if form in GRAPH_LANGUAGES:
-        out.print(plan_graph(opened.planned, form))
+    if form == "mermaid":
+        out.print(plan_graph(opened.planned))
     elif form == "json":
         out.print(to_json(opened.plan(device, efficiency)))
     else:

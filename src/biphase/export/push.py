@@ -128,9 +128,10 @@ def plan_upload(folder: Path, revision: str, repo: str, license: str | None, lan
         for name, path in files.items()
         if path.suffix in (".json", ".md", ".jinja") and path.name not in WORDS_OF_A_TOKENIZER
     }
+    local = [f"{folder / name} ({found[1]})" for name, text in texts.items() if (found := LOCAL_PATH.search(text))]
+    if local:
+        raise InputError(f"places on this machine are named in {', '.join(local)}: write another word there")
     for name, text in texts.items():
-        if found := LOCAL_PATH.search(text):
-            raise InputError(f"{folder / name} names a place on this machine, {found[1]}: write another word there")
         if found := HUB_TOKEN.search(text):
             raise InputError(f"{folder / name} holds a token of the hub, {found[0][:6]}…: take it out")
     text = texts[CARD_NAME].replace(f'("{folder.name}"', f'("{repo}"')
@@ -142,10 +143,11 @@ def complete_card(text: str, path: Path, license: str | None, languages: tuple[s
     """The card with licence and languages where it does not say them. Raises `InputError` where nobody says them, or
     the user something else."""
     card = ModelCard(text, ignore_metadata_errors=True)
-    for name, given in (("license", license), ("language", list(languages))):
+    named = {"license": license, "language": list(languages)}
+    if missing := [name for name, given in named.items() if not (given or getattr(card.data, name))]:
+        raise InputError(f"{path} says no {' and no '.join(missing)}; give them, or write them at its top")
+    for name, given in named.items():
         said = getattr(card.data, name)
-        if not (said or given):
-            raise InputError(f"{path} says no {name}; give one, or write it at its top")
         if said and given and given not in (said, [said]):
             raise InputError(f"{path} says {name} {said}, not {given}: leave one out, or change the other at its top")
         setattr(card.data, name, said or given)

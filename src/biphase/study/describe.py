@@ -1,13 +1,11 @@
-"""Plan and estimate → what a person or another program reads: tables, JSON, Graphviz, Mermaid."""
+"""Plan and estimate → what a person or another program reads: tables, JSON, Mermaid."""
 
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from importlib import resources
 from typing import Any
 
-from jinja2 import Environment
 from pydantic_core import to_jsonable_python
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -268,27 +266,27 @@ def plan_json(plan: Plan, estimate: Estimate) -> dict[str, Any]:
     return to_jsonable_python(tree)
 
 
-GRAPH_LANGUAGES = ("dot", "mermaid")
-"""Graphviz (`dot -Tsvg`), and what Markdown pages draw: `plan.LANGUAGE.j2` says how each writes nodes and edges."""
-
-
-def plan_graph(plan: Plan, language: str) -> str:
-    """The tree of runs of the first pretraining seed in one of `GRAPH_LANGUAGES`: checkpoints, and what is trained
-    between them. A node is a model, another kept checkpoint, or a start: random weights or a foreign model."""
+def plan_graph(plan: Plan) -> str:
+    """The tree of runs of the first pretraining seed for Mermaid, which Markdown pages draw: checkpoints, and what is
+    trained between them. A node is a model, another kept checkpoint, or a start: random weights or a foreign model."""
     plan = plan.of_first_seed
     # The models at a (run, step); final ones come last and win, for they bear the names of arms.
-    models: dict[tuple[str, int], str] = {}
-    for model in sorted(plan.models, key=lambda model: model.kind == "final"):
-        if model.kind != "random":
-            models[model.run, model.step] = model.name
-    nodes: dict[tuple[str, int], dict[str, str]] = {}
-    edges: list[dict[str, str]] = []
+    models = {
+        (model.run, model.step): model.name
+        for model in sorted(plan.models, key=lambda model: model.kind == "final")
+        if model.kind != "random"
+    }
+    names: dict[tuple[str, int], str] = {}
+    nodes, edges = list[str](), list[str]()
 
-    def node_at(place: tuple[str, int], text: str, kind: str) -> str:
+    def node_at(place: tuple[str, int], text: str) -> str:
         """The identifier of a node, which is made when it is first met."""
-        return nodes.setdefault(place, {"name": f"n{len(nodes)}", "text": text, "kind": kind})["name"]
+        if place not in names:
+            names[place] = f"n{len(names)}"
+            nodes.append(f'  {names[place]}["{text}"]' if place in models else f'  {names[place]}("{text}")')
+        return names[place]
 
-    for span in list_spans(plan):
+    for number, span in enumerate(list_spans(plan)):
         run = plan.runs[span.run]
         begin, finish = (span.run, span.first), (span.run, span.last)
         if span.first == run.first and run.parent is not None:
@@ -297,11 +295,7 @@ def plan_graph(plan: Plan, language: str) -> str:
             kind = "random weights" if run.recipe.init.preset else "pretrained"
             begin = (f"{kind}: {run.model}", 0)
         # Only a start of all training is met as the begin of a span first; everything else has been the end of one.
-        start = node_at(begin, begin[0], "start")
-        kind = "model" if finish in models else "checkpoint"
-        end = node_at(finish, models.get(finish, f"{span.run}@{span.last}"), kind)
-        text = f"{span.phase.label} {write_steps(span.steps)}"
-        edges.append({"start": start, "end": end, "text": text, "color": COLORS[span.phase.objective]})
-    template = (resources.files("biphase.study") / f"plan.{language}.j2").read_text(encoding="utf-8")
-    graph = Environment(trim_blocks=True, keep_trailing_newline=True).from_string(template)
-    return graph.render(nodes=nodes.values(), edges=edges)
+        start, end = node_at(begin, begin[0]), node_at(finish, models.get(finish, f"{span.run}@{span.last}"))
+        edges.append(f'  {start} -- "{span.phase.label} {write_steps(span.steps)}" --> {end}')
+        edges.append(f"  linkStyle {number} stroke:{COLORS[span.phase.objective]}")
+    return "\n".join(["flowchart LR", *nodes, *edges, ""])
