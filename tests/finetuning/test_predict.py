@@ -221,6 +221,21 @@ def characters(text: str, spans: list[tuple[str, int, int]]) -> set[tuple[str, i
     return {(label, at) for label, start, end in spans for at in range(start, end) if text[at].strip()}
 
 
+def test_nothing_is_predicted_for_rows_without_text(
+    model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    task = Task.model_validate(
+        {"name": "mine", "family": "sequence_classification", "metric": "accuracy", "template": "{text}"}
+        | {"classes": ["no", "yes"], "files": [{"train": "train.jsonl"}]}
+    )
+    kept = keep_untrained(task, model_folder, tmp_path / "kept")
+    write_jsonl(tmp_path / "rows.jsonl", [{"text": text} for text in (None, "red", " ")])
+    found = predict_all(kept, tmp_path / "rows.jsonl")
+    assert [row["predicted"] is None for row in found] == [True, False, True]
+    assert found[0]["text"] is None and found[0]["probabilities"] == {"no": None, "yes": None}
+    assert "2 of 3 rows have no text: nothing is predicted for them" in capsys.readouterr().err
+
+
 def test_parts_of_a_word_are_one_span() -> None:
     """Every token of "Johnny" carries `B-PER`; a blank, or another label, parts spans."""
     text = "Johnny Mary,Oz"

@@ -194,7 +194,6 @@ def test_names_and_texts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (pandas.DataFrame({"text": ["a b", "c d"], "label": ["x", None]}), "row 1 has no label"),
         (pandas.DataFrame([["a", "b"]], columns=["text", "text"]), r"names a column twice \('text'\)"),
         (pandas.DataFrame([["a"]], columns=pandas.MultiIndex.from_tuples([("a", "b")])), "several levels: give each"),
         ({"dev": []}, "name them train, validation and test"),

@@ -52,7 +52,11 @@ def show_task(facts: dict[str, Any]) -> None:
         out.print(f"{part}: {', '.join(paths)}", markup=False)
     table = Table()
     for column in facts["rows"][0]:
-        table.add_column(column.replace("_", "\n", 1).replace("_", " "), justify="left" if column == "part" else "right", overflow="fold")
+        table.add_column(
+            column.replace("_", "\n", 1).replace("_", " "),
+            justify="left" if column == "part" else "right",
+            overflow="fold",
+        )
     for row in facts["rows"]:
         drawn = " (drawn)" if row["part"] in facts["drawn"] else ""
         table.add_row(row["part"] + drawn, *("" if cell is None else f"{cell:,.0f}" for cell in [*row.values()][1:]))

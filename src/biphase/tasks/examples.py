@@ -26,6 +26,7 @@ from biphase.tasks.labels import (
     label_numbers,
     right_choice,
     score_number,
+    to_iob2,
 )
 from biphase.tasks.rows import Row
 from biphase.tasks.sources import (
@@ -42,7 +43,6 @@ from biphase.tasks.spec import (
     TASK_SPLITS,
     EvaluatedSplit,
     Family,
-    Scheme,
     Task,
     TaskSplit,
     is_own_task,
@@ -359,28 +359,6 @@ def words_of(source: TaskSource, place: str, row: Row) -> tuple[str, ...]:
     if not isinstance(words, list) or not words or not all(isinstance(word, str) and word for word in words):
         raise InputError(f"{place}: column '{own_name(source, name)}' must be a list of words, none of them empty")
     return tuple(words)
-
-
-def to_iob2(tags: Sequence[Any], scheme: Scheme, place: str) -> list[Any]:
-    """The tags of a sentence in IOB2: every entity begins with B-. Broken ones of other schemes than IOB1 stay broken.
-
-    IOB1 marks a beginning only where an entity follows another of its type, so IOB2 read as IOB1 is itself.
-    """
-    if scheme == "IOB2":
-        return list(tags)
-    known = {"IOB1": "BI", "BIOES": "BIES", "BILOU": "BILU"}[scheme]
-    before = "O"
-    made = []
-    for tag in tags:
-        if not isinstance(tag, str) or (tag != "O" and (tag[:1] not in known or tag[1:2] != "-")):
-            raise InputError(f"{place}: tag {tag!r} is not of the scheme {scheme}")
-        if tag != "O" and scheme in ("BIOES", "BILOU"):
-            tag = {"S": "B", "E": "I", "U": "B", "L": "I"}.get(tag[0], tag[0]) + tag[1:]
-        elif tag[:1] == "I" and before[1:] != tag[1:]:
-            tag = "B" + tag[1:]
-        made.append(tag)
-        before = tag
-    return made
 
 
 def make_question(source: TaskSource, place: str, row: Row) -> Question | None:

@@ -2,13 +2,14 @@
 
 import math
 import re
+from collections.abc import Sequence
 from decimal import Decimal
 from functools import lru_cache
 from typing import Any
 
 from biphase.errors import InputError
 from biphase.tasks.sources import shown
-from biphase.tasks.spec import Task
+from biphase.tasks.spec import Scheme, Task
 
 MULTI_HOT = {"0": False, "0.0": False, "false": False, "1": True, "1.0": True, "true": True}
 """What a list may say of each class: whether it applies."""
@@ -110,3 +111,25 @@ def list_labels(value: Any) -> list[Any] | None:
 def is_missing(value: Any) -> bool:
     """Whether a field holds nothing: no value, a number that is none, or blanks."""
     return value is None or value != value or (isinstance(value, str) and not value.strip())
+
+
+def to_iob2(tags: Sequence[Any], scheme: Scheme, place: str) -> list[Any]:
+    """The tags of a sentence in IOB2: every entity begins with B-. Broken ones of other schemes than IOB1 stay broken.
+
+    IOB1 marks a beginning only where an entity follows another of its type, so IOB2 read as IOB1 is itself.
+    """
+    if scheme == "IOB2":
+        return list(tags)
+    known = {"IOB1": "BI", "BIOES": "BIES", "BILOU": "BILU"}[scheme]
+    before = "O"
+    made = []
+    for tag in tags:
+        if not isinstance(tag, str) or (tag != "O" and (tag[:1] not in known or tag[1:2] != "-")):
+            raise InputError(f"{place}: tag {tag!r} is not of the scheme {scheme}")
+        if tag != "O" and scheme in ("BIOES", "BILOU"):
+            tag = {"S": "B", "E": "I", "U": "B", "L": "I"}.get(tag[0], tag[0]) + tag[1:]
+        elif tag[:1] == "I" and before[1:] != tag[1:]:
+            tag = "B" + tag[1:]
+        made.append(tag)
+        before = tag
+    return made
