@@ -7,6 +7,7 @@ all lines.
 """
 
 from importlib import import_module
+from inspect import getdoc, signature
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -62,8 +63,11 @@ def __dir__() -> list[str]:
 
 
 class VerbFolder(ModuleType):
-    """A folder of this package that has the name of a verb, and is that verb where it is called: Python's import sets
-    `biphase.study` to the folder."""
+    # Python's import sets `biphase.study` to the folder of that name: called, or asked for `help`, it is the verb.
+    @property
+    def __doc__(self) -> str:  # type: ignore[override]
+        verb = __getattr__(self.__name__.removeprefix("biphase."))
+        return f"{verb.__name__}{signature(verb)}\n\n{getdoc(verb)}"
 
     def __call__(self, *arguments: Any, **settings: Any) -> Any:
         return __getattr__(self.__name__.removeprefix("biphase."))(*arguments, **settings)

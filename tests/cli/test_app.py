@@ -1,6 +1,7 @@
 """The command: help with examples; one line; exit code 2 for what a user can mend, 75 while busy, 143 when stopped."""
 
 import errno
+import json
 import os
 import re
 import signal
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import pandas
 import pytest
 import typer
 import yaml
@@ -18,6 +20,7 @@ from typer.testing import CliRunner
 
 import biphase.cli.app as cli
 from biphase import __version__
+from biphase.console import out
 from biphase.errors import BusyError, InputError, StoppedError, first_line
 from biphase.files import read_json
 from biphase.recipe import Recipe
@@ -311,3 +314,24 @@ def test_a_stop_of_the_real_command(recipe_file: Path, tmp_path: Path) -> None:
     run = Run(metrics[0].parent)
     (step,) = whole_steps(run)
     assert [row["step"] for row in read_metrics(run, "train")] == list(range(1, step + 1))
+
+
+def test_what_a_verb_answers_is_json_where_asked(
+    run_main: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Nothing else stands on standard output."""
+    passages = pandas.DataFrame([{"by": "BM25", "rank": 1, "score": float("nan"), "id": "a.txt", "text": "leaves"}])
+    monkeypatch.setattr("biphase.verbs.embedding.search", lambda **_: passages)
+    monkeypatch.setattr(
+        "biphase.verbs.finetuning.open_prediction", lambda *_: (None, iter([{"text": "é", "label": 1}]))
+    )
+    monkeypatch.setattr("biphase.verbs.networks.export", lambda *_, **__: out.print("told to a person"))
+    monkeypatch.setattr("biphase.verbs.folders.inspect", lambda folder: {"kind": "model", "path": str(folder)})
+    asked = {
+        ("search", "texts", "leaves?"): [{"by": "BM25", "rank": 1, "score": None, "id": "a.txt", "text": "leaves"}],
+        ("predict", "kept", "rows.csv"): [{"text": "é", "label": 1}],
+        ("export", "first", "encoder"): {"kind": "model", "path": "encoder"},
+    }
+    for words, answer in asked.items():
+        code, told, _ = run_main(*words, "--format", "json")
+        assert (code, json.loads(told)) == (0, answer)

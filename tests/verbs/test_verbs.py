@@ -1,5 +1,6 @@
 """biphase from Python: light to import, from what is in memory to a table that the command line prints."""
 
+import importlib
 import inspect
 import json
 import subprocess
@@ -221,7 +222,7 @@ def test_rows_that_are_no_task(data: Any, said: str, tmp_path: Path) -> None:
         (lambda: biphase.evaluate("model", "snli", seeds="0-4"), "`seeds` is '0-4': give a list of numbers"),
         (lambda: biphase.evaluate("model", "snli", learning_rates=1e-4), "`learning_rates` is 0.0001: give a list"),
         (lambda: biphase.evaluate("model", data=pandas.DataFrame()), "give a mapping of names to folders or rows"),
-        (lambda: biphase.study({"name": "x"}), "a study is a YAML file, and no dict; `biphase init study` writes one"),
+        (lambda: biphase.study(["x"]), "a study is a YAML file or a mapping of its keys, and no list"),
         (lambda: biphase.advise(["a.txt", "b.txt"], hours=1), "2 are named: give the folder that they are in"),
         (lambda: biphase.advise(pandas.DataFrame({"a": ["x"]}), hours=1), "its fields are: a; give `text_field`"),
         (lambda: biphase.advise(hours="8"), "`hours` is '8': give a number"),
@@ -251,6 +252,32 @@ def test_advice_on_texts_in_memory(tmp_path: Path) -> None:
 
 def test_an_open_study_prints_on_a_line() -> None:
     assert repr(biphase.study("demo")) == "OpenStudy(folder=PosixPath('study-demo'), words=('demo',), options=())"
+
+
+def test_a_study_of_a_mapping_and_a_data_frame(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mapping has the keys of a file, and its rows are a task of the study's folder."""
+    monkeypatch.chdir(tmp_path)
+    frame = pandas.DataFrame({"text": [f"a b {number}" for number in range(80)], "label": ["x", "y"] * 40})
+    keys = {
+        "name": "mine",
+        "recipe": {"data": {"shards": "shards"}, "schedule": {"peak_lr": 1e-3, "warmup_steps": 4, "decay_steps": 4}},
+        "arms": [{"group": "all", "models": ["1m"], "curricula": ["mlm", "25/75"], "budgets": [40]}],
+        "evaluation": {"tasks": ["rows"], "learning_rates": [1e-4], "seeds": range(2)},
+        "planning": {"vocab_size": 8192, "mean_sample_tokens": 100},
+    }
+    study = biphase.study(keys, data={"rows": frame})
+    plan = study.plan("CPU")
+    assert list(plan["group"]) == ["all", "evaluation"] and plan["device_hours"].min() > 0
+    assert len(study.plan_facts()["cells"]) == 4
+    assert study.command("run") == "biphase study run study-mine/study.yaml"
+    with pytest.raises(InputError, match=r"other is none of `evaluation\.tasks`"):
+        biphase.study(keys, data={"other": frame})
+
+
+def test_help_on_a_folder_with_a_verb_s_name_is_of_the_verb() -> None:
+    for name in ("study", "export"):
+        folder = importlib.import_module(f"biphase.{name}")
+        assert (folder.__doc__ or "").startswith(f"{name}(") and "Args:" in (folder.__doc__ or "")
 
 
 def test_cells_that_hold_several_devices_are_told(

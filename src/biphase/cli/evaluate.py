@@ -83,12 +83,18 @@ def predict_command(
         str | None, typer.Option(help="Columns in braces, for a model that does not say what its inputs are: {text}.")
     ] = None,
     device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="What computes.")] = "auto",
+    form: FormatOption = "text",
 ) -> None:
     """Predict labels, spans or answers for every row of a file. Rows are kept, and go through as they are read.
 
     Example: `biphase predict snli-model pairs.csv --out predicted.csv`
     """
+    if form == "json" and out_file is None:
+        console.print(to_json([*finetuning.open_prediction(model, file, template, device)[1]]))
+        return
     finetuning.write_predictions(model, file, out_file or sys.stdout, template, device)
+    if form == "json":
+        console.print(to_json({"file": str(out_file)}))
 
 
 @finetuning_app.command("evaluate")

@@ -5,11 +5,12 @@ from typing import Annotated
 
 import typer
 
-from biphase.cli.study import Overrides
+from biphase.cli.study import FormatOption, Overrides
 from biphase.console import err, out
 from biphase.files import refuse_foreign
 from biphase.hub import fetch_model
-from biphase.verbs import embedding, networks
+from biphase.verbs import embedding, folders, networks
+from biphase.verbs.records import to_json
 
 networks_app = typer.Typer()
 
@@ -49,6 +50,7 @@ def export_command(
     to_hub: Annotated[str | None, typer.Option(metavar="USER/NAME", help="Push the folder there too, private.")] = None,
     license: LicenseOption = None,
     language: LanguageOption = None,
+    form: FormatOption = "text",
 ) -> None:
     """Write a checkpoint as a folder that transformers loads, with a model card.
 
@@ -56,7 +58,11 @@ def export_command(
 
     Example: `biphase export runs/adapt-1a2b3c4d encoder --merge 0.5`
     """
+    out.quiet = form == "json"
     networks.export(run, folder, merge, to_hub=to_hub, license=license, language=language)
+    out.quiet = False
+    if form == "json":
+        out.print(to_json(folders.inspect(folder)))
 
 
 @networks_app.command("push")
@@ -117,13 +123,19 @@ def search_command(
     top: Annotated[int, typer.Option(min=1, help="Passages to show.")] = 5,
     rebuild: Annotated[bool, typer.Option("--rebuild", help="Make the index anew.")] = False,
     text_field: Annotated[str, typer.Option(help="The JSON field or the column with the text.")] = "text",
+    form: FormatOption = "text",
 ) -> None:
     """Find passages for a question, by an embedding model and by BM25. Documents are embedded once and kept.
 
     Example: `biphase search documents/ "how are leaves shed?" --model embedder`
     """
     options = locals()
-    for name, passages in embedding.search(**options).groupby("by", sort=False):
+    del options["form"]
+    found = embedding.search(**options)
+    if form == "json":
+        out.print(to_json(found.to_dict("records")))
+        return
+    for name, passages in found.groupby("by", sort=False):
         out.print(f"\n{name}", style="bold")
         for passage in passages.itertuples():
             text = passage.text if len(passage.text) <= SHOWN_CHARACTERS else passage.text[:SHOWN_CHARACTERS] + " …"

@@ -47,7 +47,7 @@ def study_plan_command(
     if form == "mermaid":
         out.print(plan_graph(opened.planned))
     elif form == "json":
-        out.print(to_json(opened.plan(device, efficiency)))
+        out.print(to_json(opened.plan_facts(device, efficiency)))
     else:
         out.print(describe_plan(opened.planned, opened.estimate(device, efficiency)))
     if picture is not None:

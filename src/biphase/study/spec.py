@@ -250,14 +250,15 @@ class Study(Strict):
     published: tuple[Published, ...] = ()
 
 
-def load_study(path: Path, overrides: Sequence[str] = ()) -> Study:
-    """The study file at `path`, changed by `key.sub=value` overrides. Raises `InputError` as `load_config` does.
+def load_study(given: Path | dict[str, Any], overrides: Sequence[str] = ()) -> Study:
+    """A study from its file, or from a mapping of the file's keys, changed by `key.sub=value` overrides. Raises
+    `InputError` as `load_config` does.
 
     Its `hypotheses` may be the name of a file with a list of them, seen from the study's folder, or `paper`: all
     findings of the paper.
     """
-    path = find_yaml(path)
-    tree = read_yaml(path)
+    path = find_yaml(given) if isinstance(given, Path) else Path("study")
+    tree = read_yaml(path) if isinstance(given, Path) else given
     for override in overrides:
         tree = apply_override(tree, override)
     named = tree.get("hypotheses")

@@ -91,7 +91,9 @@ def without_arrays(value: Any) -> Any:
 
 
 def plain_value(value: Any) -> Any:
-    """What JSON and YAML can hold of a value of NumPy, of a path or of a date."""
+    """What JSON and YAML can hold of a value of NumPy, of a range, of a path or of a date."""
+    if isinstance(value, range):
+        return list(value)
     return value.tolist() if hasattr(value, "tolist") else str(value)
 
 

@@ -1,16 +1,20 @@
 """A study's file → its plan, its runs, how far it is, its report."""
 
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from pydantic_core import to_jsonable_python
 
 from biphase.config import parse_config
 from biphase.console import err
 from biphase.console import out as console
 from biphase.engine.local import Engine, EngineKind
 from biphase.errors import InputError
-from biphase.verbs.memory import Changes, list_changes
+from biphase.verbs.finetuning import by_task, place_data
+from biphase.verbs.memory import Changes, list_changes, plain_value
 
 if TYPE_CHECKING:
     import pandas
@@ -19,27 +23,44 @@ if TYPE_CHECKING:
     from biphase.study.plan import Plan
 
 
-def study(file: str | Path, changes: Changes | None = (), folder: str | Path | None = None) -> "OpenStudy":
+def study(
+    file: str | Path | Mapping[str, Any],
+    changes: Changes | None = (),
+    folder: str | Path | None = None,
+    *,
+    data: Mapping[str, Any] | None = None,
+) -> "OpenStudy":
     """A controlled study: one file → plan, runs, report. Its hypotheses must be about arms and tasks that it has.
 
     Args:
-        file: a YAML file, or the name of one that comes with biphase, such as mini.
+        file: a YAML file, the name of one that comes with biphase, such as mini, or a mapping of the same keys.
         changes: to single keys.
         folder: the study's folder; `study-NAME` unless given.
+        data: for tasks that `evaluation.tasks` names: rows as `finetune` takes them, such as a DataFrame, which are
+            kept in the study's folder; or the folder with a task's published data.
     """
     from biphase.study.folder import keep_order
     from biphase.study.hypotheses import ask
     from biphase.study.plan import plan_study
     from biphase.study.spec import load_study
 
-    if not isinstance(file, str | Path):
-        raise InputError(f"a study is a YAML file, and no {type(file).__name__}; `biphase init study` writes one")
+    if not isinstance(file, str | Path | Mapping):
+        raise InputError(f"a study is a YAML file or a mapping of its keys, and no {type(file).__name__}")
     overrides = list_changes(changes)
-    read = load_study(Path(file), overrides)
+    is_mapping = isinstance(file, Mapping)
+    given = to_jsonable_python(dict(file), fallback=plain_value) if isinstance(file, Mapping) else Path(file)
+    read = load_study(given, overrides)
     place = Path(f"study-{read.name}") if folder is None else Path(folder)
+    if own := by_task(data):
+        if read.evaluation is None or (unnamed := own.keys() - {*read.evaluation.tasks}):
+            raise InputError(f"data: {min(unnamed if read.evaluation else own)} is none of `evaluation.tasks`: add it")
+        tasks, folders = place_data(own, [*read.evaluation.tasks], place)
+        known = {"tasks": tuple(tasks), "data_dirs": read.evaluation.data_dirs | dict(folders)}
+        read = read.model_copy(update={"evaluation": read.evaluation.model_copy(update=known)})
     planned = plan_study(keep_order(read, place))
     ask(planned)
-    return OpenStudy(planned, place, (str(file), *overrides), () if folder is None else ("--out", str(folder)))
+    words = (str(place / "study.yaml"),) if is_mapping or own else (str(file), *overrides)
+    return OpenStudy(planned, place, words, () if folder is None else ("--out", str(folder)))
 
 
 @dataclass(frozen=True)
@@ -49,7 +70,7 @@ class OpenStudy:
     planned: "Plan" = field(repr=False)
     folder: Path
     words: tuple[str, ...]
-    """File and changes, as the command line takes them."""
+    """File and changes, as the command line takes them: the file in the folder, where the study came from memory."""
     options: tuple[str, ...] = ()
 
     def command(self, verb: str) -> str:
@@ -62,13 +83,20 @@ class OpenStudy:
 
         return estimate(self.planned, study_machine(self.planned.study, device, efficiency))
 
-    def plan(self, device: str | None = None, efficiency: float | None = None) -> dict[str, Any]:
-        """What the study trains and evaluates and what it costs, as plain data (`study plan --format json`).
+    def plan(self, device: str | None = None, efficiency: float | None = None) -> "pandas.DataFrame":
+        """What the study trains and evaluates and what it costs: a row for each group of arms, and one for evaluation.
 
         Args:
             device: such as H100 or CPU, or a run to measure by.
             efficiency: useful FLOP/s as a share of the device's peak.
         """
+        import pandas
+
+        rows = pandas.DataFrame([vars(row) for row in self.estimate(device, efficiency).groups])
+        return rows.drop(columns="published")
+
+    def plan_facts(self, device: str | None = None, efficiency: float | None = None) -> dict[str, Any]:
+        """All of the plan as plain data, with each run, checkpoint and cell: `study plan --format json`."""
         from biphase.study.describe import plan_json
 
         return plan_json(self.planned, self.estimate(device, efficiency))
