@@ -12,6 +12,7 @@ from biphase.corpus.duplicates import count_copies, count_near_copies, shingles
 from biphase.corpus.manifest import Duplicates, read_shard_manifest
 from biphase.corpus.prepare import prepare
 from biphase.corpus.shards import ShardSet
+from biphase.errors import InputError
 from biphase.verbs.folders import inspect
 
 WORDS = [f"word{number}" for number in range(200)]
@@ -37,6 +38,23 @@ def test_exact_copies(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(duplicates, "HASHES_AT_ONCE", 3)
     assert count_copies(made, manifest.shards) == manifest.duplicates, "in ranges"
     assert inspect(made)["exact_copies"] == manifest.duplicates.model_dump()
+
+
+def test_copies_are_dropped(made: Path, corpus: Any, tmp_path: Path) -> None:
+    """Of equal texts the first stays, and the same call finds its set finished."""
+    sources, held = [tmp_path / "train.jsonl"], [tmp_path / "held.jsonl"]
+    for _ in range(2):
+        manifest = prepare(
+            sources, corpus.tokenizer, tmp_path / "once", validation_sources=held, workers=1, drop_copies=True
+        )
+    assert manifest.duplicates == Duplicates(train=0, validation=0, in_both=0)
+    before = read_shard_manifest(made).splits
+    assert [manifest.splits[name].documents for name in ("train", "validation")] == [
+        before["train"].documents - 2,
+        before["validation"].documents - 2,
+    ]
+    with pytest.raises(InputError, match="holds a finished shard set of other options"):
+        prepare(sources, corpus.tokenizer, tmp_path / "once", validation_sources=held, workers=1)
 
 
 def test_near_copies(made: Path) -> None:

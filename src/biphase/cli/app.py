@@ -108,7 +108,9 @@ def show_version(wanted: bool) -> None:
 
 @app.callback()
 def root(
-    version: Annotated[bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print it.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
     pass
 
@@ -165,16 +167,23 @@ def prepare_command(
     tokenizer: Annotated[str, typer.Option(help="A tokenizer folder, hub id or Llama 3 tokenizer.model.")],
     out: OutOption,
     validation: Annotated[list[str] | None, typer.Option(help="Sources whose documents are for validation.")] = None,
-    validation_fraction: Annotated[float | None, typer.Option(help="Or this share of all documents.")] = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="Processes; one for four cores unless given.")] = None,
+    validation_fraction: Annotated[
+        float | None, typer.Option(help="The share of all documents for validation; by default 0.01.")
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Number of processes; by default one for every four cores.")
+    ] = None,
     engine: EngineOption = "local",
     address: AddressOption = None,
     text_field: TextFieldOption = "text",
     id_field: Annotated[str, typer.Option(help="The JSON field or the column with the document's name.")] = "id",
     txt_documents: TxtDocumentsOption = "file",
-    seed: Annotated[int, typer.Option(help="Of the validation split.")] = 0,
+    seed: Annotated[int, typer.Option(help="The seed that draws the validation split.")] = 0,
     append: Annotated[
         bool, typer.Option("--append", help="Add to a finished set; what is there stays as it is.")
+    ] = False,
+    drop_copies: Annotated[
+        bool, typer.Option("--drop-copies", help="Leave out documents with exactly the text of an earlier one.")
     ] = False,
 ) -> None:
     """Tokenize text into memory-mapped shards. Killed? The same command goes on where it stopped.
@@ -192,7 +201,7 @@ def task_check_command(
     data_dir: Annotated[Path | None, typer.Option(help="The task's data as published, in place of the hub.")] = None,
     form: FormatOption = "text",
 ) -> None:
-    """Say what would be read of a task's data: counts, labels, lengths, what train and test share. Trains nothing.
+    """Check a task's data: show counts, labels, lengths and what train and test share. Trains nothing.
 
     Example: `biphase task check reviews.yaml --data-dir reviews/`
     """
@@ -222,7 +231,7 @@ def inspect_command(
     near_copies: Annotated[bool, typer.Option("--near-copies", help="Count like documents of shards.")] = False,
     form: FormatOption = "text",
 ) -> None:
-    """Say what is in a folder, and check that it is whole.
+    """Show what is in a folder, and check that it is whole.
 
     Example: `biphase inspect shards --verify`
     """

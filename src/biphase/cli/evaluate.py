@@ -85,7 +85,7 @@ def predict_command(
     device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="What computes.")] = "auto",
     form: FormatOption = "text",
 ) -> None:
-    """Predict labels, spans or answers for every row of a file. Rows are kept, and go through as they are read.
+    """Predict labels, spans or answers for every row of a file. Each row keeps its columns.
 
     Example: `biphase predict snli-model pairs.csv --out predicted.csv`
     """

@@ -15,14 +15,16 @@ from biphase.verbs.text import advise
 study_app = typer.Typer(no_args_is_help=True, help="A controlled study: one file → plan, runs, report.")
 
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Changes to single keys.")]
-EngineOption = Annotated[EngineKind, typer.Option("--engine", help="Ray is for many machines.")]
+EngineOption = Annotated[EngineKind, typer.Option("--engine", help="local: this machine; ray: several machines.")]
 AddressOption = Annotated[str | None, typer.Option(help="The address of a Ray cluster, such as `auto`.")]
 StudyArgument = Annotated[
     Path, typer.Argument(metavar="STUDY", help="A YAML file, or the name of one that comes with biphase: mini.")
 ]
 StudyFolderOption = Annotated[Path | None, typer.Option("--out", help="The study's folder; study-NAME unless given.")]
 DeviceOption = Annotated[str | None, typer.Option(help="Such as H100 or CPU, or a run to measure by.")]
-FormatOption = Annotated[Literal["text", "json"], typer.Option("--format", help="JSON is for programs.")]
+FormatOption = Annotated[
+    Literal["text", "json"], typer.Option("--format", help="Print text for people, or JSON for programs.")
+]
 EfficiencyOption = Annotated[float | None, typer.Option(help="Useful FLOP/s as a share of the device's peak.")]
 
 

@@ -6,12 +6,12 @@ own, the first `num_shards` shards.
 """
 
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated, ClassVar, Literal, get_args
 
 import numpy as np
 from pydantic import Field
 
-from biphase.config import Count, PositiveCount, Strict
+from biphase.config import Count, Grown, PositiveCount, Strict
 from biphase.corpus.text import TxtDocuments
 from biphase.errors import InputError
 from biphase.files import content_hash, read_hashed, read_json
@@ -52,14 +52,17 @@ class Shard(Strict):
     parts: dict[ShardSplitName, ShardPart]
 
 
-class Options(Strict):
+class Options(Grown):
     """What was asked for, besides the sources."""
 
+    later: ClassVar[frozenset[str]] = frozenset({"drop_copies"})
     validation_fraction: float
     seed: int
     text_field: str
     id_field: str
     txt_documents: TxtDocuments
+    drop_copies: bool = False
+    """Whether a document with exactly the text of an earlier one is left out."""
 
 
 class Stage(Strict):

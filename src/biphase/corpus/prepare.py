@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +28,15 @@ from biphase.corpus.manifest import (
     wrong_size,
 )
 from biphase.corpus.text import TextSource, TxtDocuments, check_txt_documents, find_text_sources
-from biphase.corpus.tokenize import ShardPlan, keep_encoder, place_hash, source_hash, tell_full_disk, tokenize_unit
+from biphase.corpus.tokenize import (
+    ShardPlan,
+    find_copies,
+    keep_encoder,
+    place_hash,
+    source_hash,
+    tell_full_disk,
+    tokenize_unit,
+)
 from biphase.corpus.tokenizer import (
     load_tokenizer,
     save_tokenizer,
@@ -70,13 +78,15 @@ def prepare(
     id_field: str = "id",
     txt_documents: TxtDocuments = "file",
     append: bool = False,
+    drop_copies: bool = False,
 ) -> ShardManifest:
     """Tokenize `sources` (see `corpus.text.find_text_sources`) into the shard set `out`; returns its manifest.
 
     A document is for validation when a hash of (seed, its id) falls below `validation_fraction`. Each source file is a
     unit of work, of this machine or of a Ray cluster where `engine` is one; the content does not depend on how many
     work. With `append`, the set grows by those of the sources that are not in it yet, and the manifest goes on to know
-    it as it was. A finished set that lacks files gets them again by the call that made it.
+    it as it was. With `drop_copies`, only the first of several equal texts is taken. A finished set that lacks files
+    gets them again by the call that made it.
 
     Raises `InputError` for bad input, no space left, a killed worker, or an `out` that holds a set made from something
     else; `BusyError` while another process makes it. What is finished stays.
@@ -85,8 +95,8 @@ def prepare(
         raise InputError(f"workers {workers} is less than 1")
     check_txt_documents(txt_documents)
     fraction = choose_fraction(validation_fraction, bool(validation_sources))
-    chosen = {"text_field": text_field, "id_field": id_field, "txt_documents": txt_documents}
-    options = Options(validation_fraction=fraction, seed=seed, **chosen)  # type: ignore[arg-type]
+    chosen: dict[str, Any] = {"text_field": text_field, "id_field": id_field, "txt_documents": txt_documents}
+    options = Options(validation_fraction=fraction, seed=seed, drop_copies=drop_copies, **chosen)
     found = find_both(sources, validation_sources, known_sources(out))
     refuse_tokenizer_folder(Path(tokenizer_source).expanduser(), out)
     tokenizer = load_tokenizer(tokenizer_source)
@@ -105,7 +115,8 @@ def prepare(
         elif not is_made:
             found = leave_out_present(found, before)
         facts["token_bytes_sha256"] = save_token_bytes(tokenizer, out)
-        plans = [plan for split, group in found for plan in plan_shards(out, group, split, options, facts)]
+        copies = find_copies((one for _, group in found for one in group), options) if drop_copies else {}
+        plans = [plan for split, group in found for plan in plan_shards(out, group, split, facts, copies)]
         keep_encoder(facts["tokenizer_hash"], tokenizer.backend_tokenizer)
         if before is not None and is_made:
             lost = [plan for plan in plans if is_lost(plan, before)]
@@ -248,16 +259,24 @@ def mend_set(out: Path, before: ShardManifest, lost: list[ShardPlan]) -> ShardMa
 
 
 def plan_shards(
-    out: Path, sources: list[TextSource], split: ShardSplitName | None, options: Options, facts: dict[str, Any]
+    out: Path,
+    sources: list[TextSource],
+    split: ShardSplitName | None,
+    facts: dict[str, Any],
+    copies: Mapping[str, frozenset[int]],
 ) -> Iterator[ShardPlan]:
+    options = facts["options"]
     per_unit = max(1, -(-len(sources) // MAX_SHARDS))
     for start in range(0, len(sources), per_unit):
         group = tuple(sources[start : start + per_unit])
         decides = [[source.fingerprint for source in group], split, options.model_dump(), facts["tokenizer_hash"]]
+        dropped = tuple(copies.get(source.fingerprint, frozenset()) for source in group)
+        if any(dropped):
+            decides.append([sorted(numbers) for numbers in dropped])
         stem = re.sub(r"[^\w.-]+", "-", Path(group[0].name).name)[:40].lstrip(".")
         name = f"{stem}-{content_hash([*decides, NAMED_BY])[:12]}"
         known = {key: facts[key] for key in ("tokenizer_hash", "dtype", "eos_id")}
-        yield ShardPlan(out.resolve() / "shards" / name, group, split, options, **known)
+        yield ShardPlan(out.resolve() / "shards" / name, group, split, options, **known, copies=dropped)
 
 
 def finish_set(out: Path, plans: list[ShardPlan], facts: dict[str, Any], before: ShardManifest | None) -> ShardManifest:

@@ -8,7 +8,7 @@ import errno
 import hashlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -18,6 +18,7 @@ from typing import IO, TYPE_CHECKING
 import numpy as np
 import xxhash
 
+from biphase.console import err
 from biphase.corpus.manifest import SHARD_SPLITS, Options, Shard, ShardPart, ShardSplitName, wrong_size
 from biphase.corpus.text import Document, TextSource, read_documents
 from biphase.engine.local import report_progress
@@ -47,6 +48,8 @@ class ShardPlan:
     tokenizer_hash: str
     dtype: str
     eos_id: int
+    copies: tuple[frozenset[int], ...]
+    """The documents to leave out of each source, by their numbers."""
 
     @property
     def num_bytes(self) -> int:
@@ -213,11 +216,11 @@ def read_batches(
     """Pieces in lots of about `batch_bytes`, each with the bytes read for it. Empty texts are counted here."""
     pieces: list[TextPiece] = []
     held = 0
-    for source in plan.sources:
-        options = plan.options
-        documents = read_documents(source, options.text_field, options.id_field, options.txt_documents)
+    for source, copies in zip(plan.sources, plan.copies, strict=True):
         reported = bytes_read = 0
-        for document, bytes_read in documents:
+        for number, (document, bytes_read) in enumerate(read_source(source, plan.options)):
+            if number in copies:
+                continue
             split = choose_split(document, plan)
             if not document.text or document.text.isspace():
                 writers[split].empty_texts += 1
@@ -230,6 +233,26 @@ def read_batches(
                     pieces, held, reported = [], 0, bytes_read
         yield pieces, (source.num_bytes or bytes_read) - reported
         pieces, held = [], 0
+
+
+def read_source(source: TextSource, options: Options) -> Iterator[tuple[Document, int]]:
+    return read_documents(source, options.text_field, options.id_field, options.txt_documents)
+
+
+def find_copies(sources: Iterable[TextSource], options: Options) -> dict[str, frozenset[int]]:
+    """The numbers of the documents whose text stands earlier in the sources, by the fingerprint of their source."""
+    known: set[int] = set()
+    copies = {}
+    for source in sources:
+        dropped = set()
+        for number, (document, _) in enumerate(read_source(source, options)):
+            key = xxhash.xxh3_64_intdigest(document.text.encode("utf-8", "surrogatepass"))
+            if key in known and not document.text.isspace() and document.text:
+                dropped.add(number)
+            known.add(key)
+        copies[source.fingerprint] = frozenset(dropped)
+    err.print(f"{sum(map(len, copies.values())):,} documents have the text of an earlier one and are left out")
+    return copies
 
 
 def choose_split(document: Document, plan: ShardPlan) -> ShardSplitName:
