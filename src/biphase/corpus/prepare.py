@@ -122,8 +122,7 @@ def prepare(
             lost = [plan for plan in plans if is_lost(plan, before)]
             tokenize_missing(plans, lost, workers, engine)
             return mend_set(out, before, lost)
-        missing = [plan for plan in plans if not plan.is_done]
-        tokenize_missing(plans, missing, workers, engine)
+        tokenize_missing(plans, [plan for plan in plans if not plan.is_done], workers, engine)
         return finish_set(out, plans, facts, before)
 
 
