@@ -6,8 +6,8 @@
 A model gets an example right where a number drawn for the example lies below the model's accuracy, 85 %. On a share of
 the examples that number is drawn for each model alone (their errors are independent there), on the others for all
 models together. Each fine-tuning seed moves the accuracy by noise, as does each pretraining seed, which also draws the
-numbers of some examples anew. Where a rate is chosen on validation examples, both models have the same accuracy at
-each rate, and choose for themselves.
+numbers of some examples anew. Where a rate is chosen on validation examples, equal rates of both models have the same
+accuracy, and they choose for themselves, as `biphase.finetuning.selection` does: each seed by the others.
 """
 
 import argparse
@@ -19,8 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from biphase.finetuning.choice import draw_choices, variance_of_choice
+from biphase.finetuning.choice import draw_choices, other_seeds, variance_of_choice
 from biphase.finetuning.predictions import ExampleTable
+from biphase.finetuning.selection import choose_for_each_seed, choose_rate
 from biphase.report.contrasts import Contrast, difference, is_significant
 from biphase.report.results import ReportArm, Result, measured
 
@@ -59,6 +60,8 @@ class World:
     """So many further examples choose each model's rate."""
     rates: tuple[float, ...] = (0.0,)
     """Points that each rate adds."""
+    other_rates: tuple[float, ...] = ()
+    """Those of the second, where they are others."""
 
 
 @dataclass(frozen=True)
@@ -74,19 +77,21 @@ class KnownChoice:
 
     variance: float
     num_examples: int
+    degrees: float
 
 
-def draw_models(world: World, rng: np.random.Generator) -> tuple[Result, Result]:
+def draw_models(world: World, rng: np.random.Generator, is_lucky: bool = False) -> tuple[Result, Result]:
     """Scores of two models at the rates that they choose, with what each example contributes."""
     num = world.num_validation + world.num_examples
     drawn_N = rng.random(num)
     models = []
     for number, sign in enumerate((0.5, -0.5)):
         own_N = np.where(rng.random(num) < world.independent, rng.random(num), drawn_N)
-        tuned = [draw_right(world, rng, own_N, number, sign * world.gap + points) for points in world.rates]
-        best, choice = tuned[0], KnownChoice(0.0, 0)
+        rates = world.other_rates or world.rates if number else world.rates
+        tuned = [draw_right(world, rng, own_N, number, sign * world.gap + points) for points in rates]
+        best, choice = tuned[0], KnownChoice(0.0, 0, np.nan)
         if world.num_validation:
-            chosen = [choose_rate(world, np.stack(of_rates)) for of_rates in zip(*tuned, strict=True)]
+            chosen = [choose_rates(world, np.stack(of_rates), is_lucky) for of_rates in zip(*tuned, strict=True)]
             best = np.stack([right_SN for right_SN, _ in chosen])
             choice = chosen[0][1]  # of models that were pretrained several times it is not asked for
         values_SN = best[..., world.num_validation :].reshape(-1, world.num_examples).astype(np.float64)
@@ -110,13 +115,21 @@ def draw_models(world: World, rng: np.random.Generator) -> tuple[Result, Result]
     return models[0], models[1]
 
 
-def choose_rate(world: World, right_KSN: np.ndarray) -> tuple[np.ndarray, KnownChoice]:
-    """What one pretrained model gets right at the rate that validation chooses, [seeds, examples], and its choice."""
-    values_KN = right_KSN[..., : world.num_validation].mean(axis=1)
-    means_K = values_KN.mean(axis=1)
-    scores_K = right_KSN[..., world.num_validation :].mean(axis=(1, 2))
-    shares_K = draw_choices(means_K, values_KN, world.num_validation)
-    return right_KSN[means_K.argmax()], KnownChoice(variance_of_choice(shares_K, scores_K), world.num_validation)
+def choose_rates(world: World, right_KSN: np.ndarray, is_lucky: bool) -> tuple[np.ndarray, KnownChoice]:
+    """What one pretrained model gets right at the rates that validation chooses for its seeds, [seeds, examples], and
+    its choice. `is_lucky`: all seeds together choose one rate, at which they are tested too."""
+    num = world.num_validation if len(right_KSN) > 1 else 0
+    means_KS = right_KSN[..., : world.num_validation].mean(axis=2)
+    by_rate = {float(rate): dict(enumerate(means_S.tolist())) for rate, means_S in enumerate(means_KS)}
+    rates = choose_for_each_seed(by_rate)
+    if is_lucky:
+        rates = dict.fromkeys(rates, choose_rate({rate: [*by_seed.values()] for rate, by_seed in by_rate.items()}))
+    best_SN = np.stack([right_KSN[int(rate), seed] for seed, rate in rates.items()])
+    covariance_KK = np.diag(other_seeds(means_KS.tolist()))
+    covariance_KK = covariance_KK + np.cov(right_KSN[..., : world.num_validation].mean(axis=1)) / world.num_validation
+    shares_K = draw_choices(means_KS.mean(axis=1), covariance_KK)
+    variance = variance_of_choice(shares_K, right_KSN[..., world.num_validation :].mean(axis=(1, 2)))
+    return best_SN, KnownChoice(variance, num, means_KS.size - len(means_KS))
 
 
 def draw_right(world: World, rng: np.random.Generator, own_N: np.ndarray, number: int, points: float) -> np.ndarray:
@@ -143,16 +156,19 @@ def difference_of_seeds(a: Result, b: Result) -> Contrast:
 
 
 def share_called_different(world: World, trials: int, seed: int = 0) -> dict[str, float]:
-    """In how many of so many trials the test calls the two different; and as it would be over seeds alone, or without
-    the choice of rates."""
-    rng = np.random.default_rng(seed)
-    hits = {"both": 0, "seeds_only": 0, "rates_as_given": 0}
+    """In how many of so many trials the test calls the two different; and as it would be over seeds alone, without the
+    choice of rates, or with rates that the tested seeds chose themselves (the same draws)."""
+    rng, again = np.random.default_rng(seed), np.random.default_rng(seed)
+    hits = {"both": 0, "seeds_only": 0, "rates_as_given": 0, "rates_by_luck": 0}
     for _ in range(trials):
         a, b = draw_models(world, rng)
-        given = [replace(model, choice=None) for model in (a, b)]
         hits["both"] += is_significant(difference(a, b).against().p_value)
         hits["seeds_only"] += is_significant(difference_of_seeds(a, b).against().p_value)
-        hits["rates_as_given"] += is_significant(difference(*given).against().p_value)
+        if world.num_validation:
+            given = [replace(model, choice=None) for model in (a, b)]
+            hits["rates_as_given"] += is_significant(difference(*given).against().p_value)
+            lucky = [replace(model, choice=None) for model in draw_models(world, again, is_lucky=True)]
+            hits["rates_by_luck"] += is_significant(difference(*lucky).against().p_value)
     return {name: count / trials for name, count in hits.items()}
 
 
@@ -169,6 +185,21 @@ def list_worlds() -> Iterator[World]:
                     yield replace(world, num_seeds=3)
                     yield replace(world, num_seeds=3, is_paired=False)
                     yield replace(recipes, num_pretrainings=5)
+
+
+def list_tuned_worlds() -> Iterator[World]:
+    """Equal models with six rates against one, two or six that are as good, of fine-tuning seeds whose noise is 2.5
+    points, in one of them twice as much; then a rate that is better than the others. Pretrained 1 to 5 times."""
+    alike = World(1_000, 0.3, 2.5, 3, redrawn=0.1, num_validation=500, rates=(0.0,) * 6)
+    for num_pretrainings in range(1, 6):
+        world = replace(alike, num_pretrainings=num_pretrainings, pretraining_noise=0.5 * (num_pretrainings > 1))
+        for num_seeds in (2, 3, 5):
+            yield replace(world, num_seeds=num_seeds, other_rates=(0.0,))
+            yield replace(world, num_seeds=num_seeds, other_rates=(0.0, 0.0))
+            yield replace(world, num_seeds=num_seeds, other_noise=5.0)
+    for num_seeds in (3, 5):
+        yield replace(alike, num_seeds=num_seeds, rates=(-3.0, -1.0, 0.0, -1.0, -4.0, -9.0), other_rates=(-1.0, 0.0))
+        yield replace(alike, num_examples=10_000, independent=0.0, num_seeds=num_seeds)
 
 
 def list_odd_worlds() -> Iterator[World]:
@@ -193,12 +224,15 @@ def list_odd_worlds() -> Iterator[World]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=2000)
-    parser.add_argument("--worlds", choices=("all", "odd"), default="all", help="odd: unequal seeds and chosen rates")
+    parser.add_argument(
+        "--worlds", choices=("all", "odd", "tuned"), default="all", help="odd: unequal seeds and chosen rates"
+    )
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     rows = []
     usual = list_worlds() if arguments.worlds == "all" else ()
-    for world in (*usual, *list_odd_worlds()):
+    odd = () if arguments.worlds == "tuned" else list_odd_worlds()
+    for world in (*usual, *odd, *list_tuned_worlds()):
         trials = arguments.trials // (5 if world.gap else 1)
         rows.append(asdict(world) | {"trials": trials} | share_called_different(world, trials))
         print(json.dumps(rows[-1]), flush=True)

@@ -12,7 +12,7 @@ from biphase.finetuning.config import PROTOCOL
 from biphase.finetuning.metrics.classification import macro_f1, micro_f1
 from biphase.finetuning.predictions import count_entities, read_examples
 from biphase.finetuning.scores import read_score, read_scores, show_rate
-from biphase.finetuning.selection import choose_rate, find_scored_model, select_rate
+from biphase.finetuning.selection import choose_for_each_seed, choose_rate, find_scored_model, select_rate
 
 WriteCell = Callable[..., Path]
 
@@ -110,6 +110,26 @@ def test_selection_by_hand(write_cell: WriteCell, scores_folder: Path) -> None:
     assert list(chosen.test_by_rate) == list(by_rate)
     for rate, values in by_rate.items():
         assert chosen.test_by_rate[rate] == pytest.approx(values, nan_ok=True)
+
+
+def test_no_seed_chooses_its_own_rate() -> None:
+    """Each seed is best where it was lucky: the others send it elsewhere. A seed alone chooses for itself."""
+    lucky = {1e-5: {0: 0.9, 1: 0.5, 2: 0.6}, 2e-5: {0: 0.5, 1: 0.9, 2: 0.5}}
+    assert choose_for_each_seed(lucky) == {0: 2e-5, 1: 1e-5, 2: 1e-5}
+    assert choose_for_each_seed({1e-5: {0: 0.5}, 2e-5: {0: 0.9}}) == {0: 2e-5}
+    assert choose_for_each_seed({1e-5: {0: 0.5, 1: None}, 2e-5: {0: 0.9, 1: None}}) == {0: 2e-5, 1: 2e-5}
+
+
+def test_the_papers_way_tests_all_seeds_at_one_rate(write_cell: WriteCell, scores_folder: Path) -> None:
+    for rate, seed, score in ((1e-5, 0, 0.9), (1e-5, 1, 0.5), (2e-5, 0, 0.6), (2e-5, 1, 0.7)):
+        write_cell("m", rate=rate, seed=seed, validation=score, test=score)
+    scores = read_scores(scores_folder)
+    ours, papers = (select_rate(scores, "m", "genre", is_papers_way=way) for way in (False, True))
+    assert (ours.rate, ours.rates, ours.test) == (1e-5, (2e-5, 1e-5), (0.6, 0.5)) and not ours.is_self_chosen
+    assert (papers.rate, papers.test) == (1e-5, (0.9, 0.5)) and ours.test_at_rate == papers.test
+    write_cell("alone", rate=1e-5, seed=0)
+    write_cell("alone", rate=2e-5, seed=0)
+    assert select_rate(read_scores(scores_folder), "alone", "genre").is_self_chosen
 
 
 def test_selection_by_another_metric(write_cell: WriteCell, scores_folder: Path) -> None:

@@ -178,7 +178,11 @@ def test_a_choice_of_rates_that_is_not_known_is_said(write_cells: WriteCells, co
     for model in ("a", "b"):
         for rate in (1e-5, 5e-5):
             write_cells(model, "genre", CLEAR[0], same_examples, rate=rate, num_examples={"validation": 50})
-    told = [note for note in compare_all()[0].notes if note.startswith("the choice of rates is not accounted for: ")]
+    told = [
+        note
+        for note in compare_all()[0].notes
+        if note.startswith("what other validation examples would have chosen is not accounted for")
+    ]
     assert len(told) == 2 and all("no per-example predictions (validation.jsonl)" in note for note in told)
 
 

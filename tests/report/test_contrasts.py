@@ -224,19 +224,19 @@ def test_the_choice_of_rates_by_hand() -> None:
     """Two scores of a sum, with twice the weight of one: 4 · 0.3 and 1 · 0.2 beside the seeds' part. A score that was
     pretrained several times has it in its spread; where it is not known of one score, none counts."""
     rng = np.random.default_rng(0)
-    choices: list[Any] = [KnownChoice(0.3, 50), KnownChoice(0.2, 80)]
+    choices: list[Any] = [KnownChoice(0.3, 50, 49), KnownChoice(0.2, 80, 79)]
     a, b = (
         measured(arm, "SC", "a", "standard", rng.random(4).tolist(), choice=choice)
         for arm, choice in zip((CLM, MLM), choices, strict=True)
     )
     seen, given = (contrast([(1, a), (1, one), (-1, b)]) for one in (a, replace(a, choice=None)))
-    assert seen.choice_variance == pytest.approx(1.4) and seen.num_validation == 50
+    assert seen.choice_variance == pytest.approx(1.4) and seen.choice_degrees == 49
     assert seen.error**2 == pytest.approx(seen.seed_variance + 1.4)
-    assert (given.choice_variance, given.num_validation) == (0, 0) and given.noise == ("fine-tuning seeds",)
-    assert seen.noise == ("fine-tuning seeds", "validation examples") and given.degrees == 3
+    assert given.choice_variance == 0 and given.noise == ("fine-tuning seeds",)
+    assert seen.noise == ("fine-tuning seeds", "the choice of rates") and given.degrees == 3
     assert seen.degrees == mix_degrees([(seen.seed_variance, 3), (seen.choice_variance, 49)])
-    one_rate: Any = KnownChoice(0.0, 0)
-    assert contrast([(1, a), (-1, replace(b, choice=one_rate))]).num_validation == 50
+    one_rate: Any = KnownChoice(0.0, 0, 3)
+    assert contrast([(1, a), (-1, replace(b, choice=one_rate))]).choice_degrees == 49
     several = measured(CLM, "SC", "a", "standard", (0.1, 0.2, 0.4), pretraining_seeds=(0, 1, 2))
     assert difference(several, b).choice_variance == pytest.approx(0.2)
     average = with_averages([a, replace(a, dataset="b")]).find(CLM, "SC", AVERAGE, "standard")

@@ -98,7 +98,7 @@ def test_what_is_enough_by_hand(source: str) -> None:
     if source.endswith("examples"):
         known = {"num_examples": 8, "example_variance": squared * (0.5 if "seeds" in source else 1)}
     if source == "validation":
-        known = {"num_validation": 8, "choice_variance": squared}
+        known = {"choice_degrees": 7, "choice_variance": squared}
     degrees = {"seeds": 5 * times - 1, "Welch": 8 * (5 * times - 1) / 4, "examples": 8 * times - 1, "validation": 7}
     degrees["seeds and examples"] = mix_degrees([(0.5, degrees["seeds"]), (0.5, degrees["examples"])])
     error = (squared / (1 if source == "validation" else times)) ** 0.5
@@ -126,8 +126,8 @@ def test_what_decides_where_numbers_do_not() -> None:
     alone, alike = Contrast(0.1, np.nan, np.nan, 0.8, "Welch", 1), Contrast(0.1, 0.0, 4, 0.8, "paired t", 5)
     assert what_decides(alone, 0.0, 0.05) == "two seeds or more"
     assert what_decides(alike, 0.0, 0.05).startswith("scores that differ between seeds")
-    chosen = Contrast(0.01, 0.02, 4, 0.8, "paired t", 5, num_validation=50, choice_variance=3.9e-4)
-    assert what_decides(chosen, 0.0, 0.05) == "more than 50 validation examples: others could choose other rates"
+    chosen = Contrast(0.01, 0.02, 4, 0.8, "paired t", 5, choice_variance=3.9e-4, choice_degrees=49)
+    assert what_decides(chosen, 0.0, 0.05).startswith("more validation examples, or fewer rates")
 
 
 def test_what_decides_has_the_power_it_promises() -> None:

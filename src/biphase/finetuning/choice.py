@@ -1,5 +1,5 @@
-"""The choice of a learning rate by validation → what other validation examples would have chosen, and how far the test
-score hangs on that.
+"""The choice of a learning rate by validation → what other validation examples and other seeds would have chosen, and
+how far the test score hangs on that.
 
 Letters: K rates, S seeds, N validation examples, B draws.
 """
@@ -39,29 +39,58 @@ class RateChoice:
             return 0
         return min(score.num_examples.get("validation", 0) for scores in self.by_rate.values() for score in scores)
 
+    @property
+    def degrees(self) -> int:
+        """The degrees of freedom of the spread over seeds; without one, those of the spread over examples."""
+        return sum(len(scores) - 1 for scores in self.by_rate.values()) or self.num_examples - 1
+
     @cached_property
-    def shares(self) -> Mapping[float, float] | InputError:
-        """With which probability each rate would be chosen on other examples, where it can be at all; or why that is
-        not known."""
+    def seed_variances(self) -> dict[float, float]:
+        """Those of `other_seeds`, by rate."""
+        by_rate = {
+            rate: [score.metrics["validation"][self.metric] for score in scores]
+            for rate, scores in self.by_rate.items()
+        }
+        return dict(zip(by_rate, other_seeds([*by_rate.values()]), strict=True))
+
+    @cached_property
+    def rivals(self) -> list[float]:
+        """The rates, from the lowest, that other examples or seeds could have chosen at all."""
         means = {rate: self.mean(rate, "validation") for rate in sorted(self.by_rate)}
+        error = math.sqrt(2 * max(self.seed_variances.values())) + 1 / math.sqrt(max(self.num_examples, 1))
+        return [rate for rate, mean in means.items() if mean >= max(means.values()) - REACH * error]
+
+    @cached_property
+    def values_KN(self) -> np.ndarray | InputError:
+        """[K, N] what the validation examples contribute to the mean at each rival, or why that is not known."""
         if self.num_examples < 2:
-            return dict.fromkeys(means, 1.0) if len(means) == 1 else InputError("no two validation examples chose")
-        within = REACH / math.sqrt(self.num_examples)
-        rates = [rate for rate, mean in means.items() if mean >= max(means.values()) - within]
-        if len(rates) == 1:
-            return {rates[0]: 1.0}
-        kept = KeptExamples(tuple(s for rate in rates for s in self.by_rate[rate]), "validation", MOST_EXAMPLES).found
-        if isinstance(kept, InputError):
-            return kept
-        firsts = np.cumsum([len(self.by_rate[rate]) for rate in rates])[:-1]
-        values_KN = np.stack([values_SN.mean(axis=0) for values_SN in np.split(kept.values_SN, firsts)])
-        shares_K = draw_choices(np.array([means[rate] for rate in rates]), values_KN, self.num_examples)
-        return dict(zip(rates, shares_K.tolist(), strict=True))
+            return InputError("no two validation examples chose")
+        kept = KeptExamples(tuple(s for rate in self.rivals for s in self.by_rate[rate]), "validation", MOST_EXAMPLES)
+        if isinstance(kept.found, InputError):
+            return kept.found
+        firsts = np.cumsum([len(self.by_rate[rate]) for rate in self.rivals])[:-1]
+        return np.stack([values_SN.mean(axis=0) for values_SN in np.split(kept.found.values_SN, firsts)])
+
+    @property
+    def doubt(self) -> InputError | None:
+        """Why it is not known what other examples would have chosen."""
+        return self.values_KN if len(self.rivals) > 1 and isinstance(self.values_KN, InputError) else None
+
+    @cached_property
+    def shares(self) -> Mapping[float, float]:
+        """With which probability each rate would be chosen on other examples by other seeds, where it can be at all."""
+        if len(self.rivals) == 1:
+            return {self.rivals[0]: 1.0}
+        covariance_KK = np.diag([self.seed_variances[rate] for rate in self.rivals])
+        if not isinstance(self.values_KN, InputError):
+            covariance_KK = covariance_KK + np.cov(self.values_KN) / self.num_examples
+        means_K = np.array([self.mean(rate, "validation") for rate in self.rivals])
+        return dict(zip(self.rivals, draw_choices(means_K, covariance_KK).tolist(), strict=True))
 
     @cached_property
     def variance(self) -> float:
-        """That of the mean test score over such choices; nan where it is not known."""
-        if isinstance(self.shares, InputError):
+        """That of the mean test score over such choices; nan where nothing is known of them."""
+        if self.doubt and not any(self.seed_variances.values()):
             return math.nan
         scores_K = np.array([self.mean(rate, "test") for rate in self.shares])
         return variance_of_choice(np.array([*self.shares.values()]), scores_K)
@@ -70,14 +99,17 @@ class RateChoice:
         return float(np.mean([score.metrics[split][self.metric] for score in self.by_rate[rate]]))
 
 
-def draw_choices(means_K: np.ndarray, values_KN: np.ndarray, num_examples: int) -> np.ndarray:
-    """[K] how often each rate, from the lowest, is best where means vary as those over so many examples do.
+def other_seeds(values_KS: Sequence[Sequence[float]]) -> list[float]:
+    """[K] the variance of the mean of all other seeds but one around the mean of these seeds, at each rate:
+    σ² (1/S + 1/(S-1)), with one σ for the seeds of all rates. 0 where no rate has two seeds."""
+    degrees = sum(len(values_S) - 1 for values_S in values_KS)
+    squares = sum(float(np.var(values_S)) * len(values_S) for values_S in values_KS)
+    variance = squares / degrees if degrees else 0.0
+    return [variance * (1 / len(values_S) + 1 / max(len(values_S) - 1, 1)) for values_S in values_KS]
 
-    Args:
-        means_K: what the rates score on validation.
-        values_KN: what some of its examples contribute.
-    """
-    covariance_KK = np.cov(values_KN) / num_examples
+
+def draw_choices(means_K: np.ndarray, covariance_KK: np.ndarray) -> np.ndarray:
+    """[K] how often each rate, from the lowest, is best where its mean on validation varies so."""
     drawn_BK = np.random.default_rng(0).multivariate_normal(means_K, covariance_KK, NUM_DRAWS, method="eigh")
     # Of equal rates the lowest, as `choose_rate` has it; a millionth is rounding.
     best_B = np.argmax(drawn_BK >= drawn_BK.max(axis=1, keepdims=True) - 1e-6, axis=1)

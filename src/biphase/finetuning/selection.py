@@ -1,6 +1,7 @@
 """Scores of a grid → the learning rate that validation chooses for each model on each task, and the scores there.
 
-The rate is chosen by a function that sees validation scores only.
+The rate is chosen by a function that sees validation scores only. Each seed is tested at the rate that the other seeds
+choose: validation and test come from the same weights, so a seed that chose its own rate would bring its luck along.
 """
 
 import math
@@ -57,14 +58,34 @@ def choose_rate(validation: Mapping[float, Sequence[float | None]]) -> float:
     return max(ranks, key=lambda rate: ranks[rate])
 
 
+def choose_for_each_seed(validation: Mapping[float, Mapping[int, float | None]]) -> dict[int, float]:
+    """The learning rate at which each seed is tested: the one that `choose_rate` takes from all other seeds.
+
+    A seed without others that survived chooses for itself. `validation` holds the scores by rate, then by seed; at
+    some rate a seed has survived.
+    """
+    rates = {}
+    for seed in sorted({seed for by_seed in validation.values() for seed in by_seed}):
+        others = {
+            rate: [value for other, value in by_seed.items() if other != seed] for rate, by_seed in validation.items()
+        }
+        if all(value is None for values in others.values() for value in values):
+            others = {rate: [by_seed[seed]] for rate, by_seed in validation.items() if seed in by_seed}
+        rates[seed] = choose_rate(others)
+    return rates
+
+
 @dataclass(frozen=True)
 class Selection:
-    """A model on a task at the chosen rate; the seeds that finished there, in order, and their scores."""
+    """A model on a task; the seeds that finished at the rates that were chosen for them, in order, and their scores."""
 
     model: str
     task: str
     metric: str
     rate: float
+    """The one that all seeds together choose: for a network that is to be used."""
+    rates: tuple[float, ...]
+    """The rate at which each seed is tested (`choose_for_each_seed`)."""
     seeds: tuple[int, ...]
     validation: tuple[float, ...]
     test: tuple[float, ...]
@@ -72,10 +93,14 @@ class Selection:
     missing: tuple[GridPoint, ...]
     """The points of the task's grid without a score."""
     diverged: tuple[GridPoint, ...]
+    num_diverged: int
+    """How many seeds diverged at the rates that were chosen for them."""
     test_by_rate: Mapping[float, tuple[float, ...]]
     """Test scores at every rate of the grid, one for every seed of the grid; nan where diverged or missing."""
     choice: RateChoice | None
     """The rates among which it was chosen; None where the metric is not that of the predictions that are kept."""
+    is_self_chosen: bool
+    """Whether a seed chose its own rate among several, as there was no other."""
     pretraining_seeds: ClassVar[tuple[int, ...]] = ()
     """None, as all scores are of one model."""
     num_pretrainings: ClassVar[int] = 1
@@ -94,7 +119,7 @@ class Selection:
 
     @property
     def num(self) -> int:
-        """How many seeds finished at the chosen rate."""
+        """How many seeds finished."""
         return len(self.test)
 
     @property
@@ -113,15 +138,19 @@ class Selection:
         return sum(missing[rate] < len(by_seed) for rate, by_seed in self.test_by_rate.items())
 
     @property
-    def num_diverged(self) -> int:
-        """How many seeds diverged at the chosen rate."""
-        return sum(rate == self.rate for rate, _ in self.diverged)
+    def test_at_rate(self) -> tuple[float, ...]:
+        """Test scores of all seeds that finished at `rate`: the paper's own way."""
+        return tuple(score for score in self.test_by_rate[self.rate] if not math.isnan(score))
 
 
-def select_rate(scores: ScoreSet, model: str, task: str, metric: str | None = None) -> Selection:
-    """Choose the rate of a model (as in `scores.models`) on a task and take what was scored there.
+def select_rate(
+    scores: ScoreSet, model: str, task: str, metric: str | None = None, *, is_papers_way: bool = False
+) -> Selection:
+    """Choose the rates of a model (as in `scores.models`) on a task and take what was scored there.
 
-    `metric` both chooses and is reported; None: the task's own.
+    Args:
+        metric: both chooses and is reported; None: the task's own.
+        is_papers_way: all seeds together choose one rate, at which they are tested too.
 
     Raises `InputError` when there is no such score or metric, or everything diverged.
     """
@@ -131,37 +160,42 @@ def select_rate(scores: ScoreSet, model: str, task: str, metric: str | None = No
     metric = metric or next(iter(cells.values())).metric
 
     test: dict[GridPoint, float] = {}  # of those that did not diverge
-    by_rate: dict[float, list[float | None]] = defaultdict(list)  # validation
-    for point, score in sorted(cells.items(), key=lambda item: item[0]):
+    by_rate: dict[float, dict[int, float | None]] = defaultdict(dict)  # validation, by seed
+    for (rate, seed), score in sorted(cells.items(), key=lambda item: item[0]):
         for known in score.metrics.values():
             if metric not in known:
                 raise InputError(f"{score.folder} has no metric '{metric}'{nearest(metric, known)}")
-        by_rate[point[0]].append(None if score.diverged else score.metrics["validation"][metric])
+        by_rate[rate][seed] = None if score.diverged else score.metrics["validation"][metric]
         if not score.diverged:
-            test[point] = score.metrics["test"][metric]
+            test[rate, seed] = score.metrics["test"][metric]
     try:
-        rate = choose_rate(by_rate)
+        best = choose_rate({rate: [*by_seed.values()] for rate, by_seed in by_rate.items()})
     except InputError as error:
         raise InputError(f"{model} on {task}: {error}") from None
-    chosen = [cells[point] for point in test if point[0] == rate]
-    # A rate with more diverged seeds could not be chosen on any examples.
-    lost = {other: values.count(None) for other, values in by_rate.items()}
-    rivals = [other for other in by_rate if lost[other] == lost[rate]]
-    own = {other: [cells[point] for point in test if point[0] == other] for other in rivals}
-    rates, seeds = scores.grids[task]
+    # A rate with more diverged seeds could not be chosen by any seeds or examples.
+    lost = {rate: [*by_seed.values()].count(None) for rate, by_seed in by_rate.items()}
+    rivals = {rate: by_seed for rate, by_seed in by_rate.items() if lost[rate] == lost[best]}
+    rates = dict.fromkeys(by_rate[best], best) if is_papers_way else choose_for_each_seed(rivals)
+    points = [(rate, seed) for seed, rate in rates.items() if (rate, seed) in cells]
+    chosen = [cells[point] for point in points if point in test]
+    by_rival = {rival: [cells[point] for point in test if point[0] == rival] for rival in rivals}
+    grid_rates, grid_seeds = scores.grids[task]
     return Selection(
         model=model,
         task=task,
         metric=metric,
-        rate=rate,
+        rate=best,
+        rates=tuple(score.config.learning_rate for score in chosen),
         seeds=tuple(score.config.seed for score in chosen),
         validation=tuple(score.metrics["validation"][metric] for score in chosen),
         test=tuple(score.metrics["test"][metric] for score in chosen),
         scores=tuple(chosen),
         missing=find_missing(scores, model, task),
         diverged=tuple(point for point in sorted(cells) if cells[point].diverged),
-        choice=RateChoice(own, metric) if metric == chosen[0].metric else None,
-        test_by_rate={rate: tuple(test.get((rate, seed), math.nan) for seed in seeds) for rate in rates},
+        num_diverged=len(points) - len(chosen),
+        choice=RateChoice(by_rival, metric) if metric == chosen[0].metric else None,
+        is_self_chosen=len({seed for _, seed in test}) == 1 < len(rivals),
+        test_by_rate={rate: tuple(test.get((rate, seed), math.nan) for seed in grid_seeds) for rate in grid_rates},
     )
 
 

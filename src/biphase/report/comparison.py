@@ -38,7 +38,7 @@ ComparisonVerdict = Literal["A better", "B better", "within noise", "cannot be t
 
 @dataclass(frozen=True)
 class SummaryRow:
-    """A model on a task at the rate that validation chose; without rate and scores where everything diverged."""
+    """A model on a task at the rates that validation chose; without rate and scores where everything diverged."""
 
     model: str
     task: str
@@ -47,7 +47,7 @@ class SummaryRow:
     interval: Interval
     """The interval of the test score over seeds, by Student's t."""
     paper_interval: Interval
-    """The paper's normal interval, which is narrower."""
+    """The paper's way: all seeds at the rate that they chose together, and the normal interval, which is narrower."""
     seeds: tuple[int, ...]
     num_cells: int
     diverged: tuple[GridPoint, ...]
@@ -81,7 +81,7 @@ def summarize(scores: ScoreSet) -> list[SummaryRow]:
                 metric=next(iter(cells.values())).metric,
                 rate=chosen.rate if chosen else None,
                 interval=mean_interval(tests),
-                paper_interval=mean_interval(tests, "normal"),
+                paper_interval=mean_interval(chosen.test_at_rate if chosen else (), "normal"),
                 seeds=chosen.seeds if chosen else (),
                 num_cells=len(cells),
                 diverged=diverged,
@@ -216,8 +216,8 @@ def list_doubts(a: Selection, b: Selection) -> Iterator[str]:
             seeds = f"{found.num_degenerate} of {show_count(side.num, 'seed')}"
             yield f"degenerate: {short_name(side.model)} predicts the same for all examples with {seeds}"
         tables.append(found)
-        if side.choice and isinstance(side.choice.shares, InputError):
-            yield f"the choice of rates is not accounted for: {side.choice.shares}"
+        if side.choice and side.choice.doubt:
+            yield f"what other validation examples would have chosen is not accounted for: {side.choice.doubt}"
     if tables[0].fingerprint != tables[1].fingerprint:
         yield "the test examples are not the same, so they are not paired"
 

@@ -1,8 +1,8 @@
 """Scores of several models → a difference between them, and whether it is more than noise: the one test of this house.
 
 Four things make two models differ that are equally good: another pretraining seed, another fine-tuning seed, other
-test examples, other validation examples that choose another learning rate. A test accounts for those of them that the
-scores show, and says which these are.
+test examples, other validation examples and seeds that choose another learning rate. A test accounts for those of them
+that the scores show, and says which these are.
 
 Letters: R independent repetitions (pretraining seeds where there are several, else fine-tuning seeds), N examples.
 """
@@ -19,8 +19,14 @@ from biphase.finetuning.selection import Selection
 from biphase.report.results import Result
 from biphase.report.statistics import ROUNDING, SIGNIFICANCE, TAILS, Interval, repetitions
 
-Noise = Literal["pretraining seeds", "fine-tuning seeds", "test examples", "validation examples"]
-"""Where a difference between equally good models comes from."""
+Noise = Literal[
+    "pretraining seeds",
+    "fine-tuning seeds",
+    "test examples",
+    "the choice of rates",
+    "not the luck of a single seed that chose its own rate",
+]
+"""Where a difference between equally good models comes from; and what a test cannot account for."""
 
 Side = Literal["above", "below", "within noise", "untested"]
 
@@ -56,10 +62,12 @@ class Contrast:
     """The part of the squared error that more seeds make smaller."""
     example_variance: float = 0.0
     """The part of the squared error that more test examples make smaller."""
-    num_validation: int = 0
-    """How many validation examples chose the rates, at least; 0: not accounted for, or there was nothing to choose."""
     choice_variance: float = 0.0
-    """The part of the squared error that more validation examples make smaller."""
+    """The part of the squared error from rates that other validation examples and seeds would have chosen."""
+    choice_degrees: float = math.nan
+    """The degrees of freedom of that part; nan: not accounted for, or there was nothing to choose."""
+    is_self_chosen: bool = False
+    """Whether the one seed of a score chose its own rate among several: its luck favours who tried more of them."""
 
     @property
     def noise(self) -> tuple[Noise, ...]:
@@ -67,7 +75,9 @@ class Contrast:
         found: list[Noise] = ["pretraining seeds"] if self.num_pretrainings > 1 else []
         found += ["fine-tuning seeds"] if self.num > 1 else []
         found += ["test examples"] if self.num_examples else []
-        return (*found, "validation examples") if self.num_validation else tuple(found)
+        found += [] if math.isnan(self.choice_degrees) else ["the choice of rates"]
+        found += ["not the luck of a single seed that chose its own rate"] if self.is_self_chosen else []
+        return tuple(found)
 
     def against(self, bound: float = 0.0) -> Interval:
         """Estimate, 95 % interval, and two-sided p-value of "it equals `bound`"."""
@@ -121,8 +131,8 @@ def contrast(terms: Iterable[tuple[float, SeedScores]]) -> Contrast:
         num_examples = min(num for _, num in example_parts) + 1
         example_variance, example_degrees = add_parts(example_parts)
         shares.append((max(example_variance - shared, 0.0), example_degrees))
-    choice_variance, num_validation = of_choices(terms)
-    shares.append((choice_variance, num_validation - 1))
+    choice_variance, choice_degrees = of_choices(terms)
+    shares.append((choice_variance, choice_degrees))
     # A nan (one seed) stays one: without a spread over seeds there is no error.
     total = max(seed_variance + example_variance - shared, seed_variance, example_variance) if num > 1 else math.nan
     return Contrast(
@@ -136,8 +146,9 @@ def contrast(terms: Iterable[tuple[float, SeedScores]]) -> Contrast:
         num_examples=num_examples,
         seed_variance=seed_variance,
         example_variance=example_variance,
-        num_validation=num_validation,
         choice_variance=choice_variance,
+        choice_degrees=choice_degrees,
+        is_self_chosen=any(score.is_self_chosen for _, score in terms),
     )
 
 
@@ -236,19 +247,19 @@ def over_test_sets(groups: list[Terms]) -> tuple[list[tuple[float, int]], float]
     return parts, shared
 
 
-def of_choices(terms: Terms) -> tuple[float, int]:
-    """The variance of the sum from rates that other validation examples would have chosen, as if each score had its own
-    examples; and how many chose, at least. Zeros unless it is known of all scores that were pretrained once: those of
-    several pretraining seeds chose as often, and their spread has it."""
+def of_choices(terms: Terms) -> tuple[float, float]:
+    """The variance of the sum from rates that others would have chosen, as if each score had its own validation
+    examples; and its degrees of freedom, the least of all. 0 and nan unless it is known of all scores that were
+    pretrained once: those of several pretraining seeds chose as often, and their spread has it."""
     weights: dict[int, float] = {}
     for weight, score in terms:
         weights[id(score)] = weights.get(id(score), 0.0) + weight
     choices = {id(score): score.choice for _, score in terms if score.num_pretrainings == 1}
     known = {key: choice for key, choice in choices.items() if choice and not math.isnan(choice.variance)}
     if len(known) < len(choices):
-        return 0.0, 0
-    numbers = [choice.num_examples for choice in known.values() if choice.num_examples]
-    return sum(weights[key] ** 2 * choice.variance for key, choice in known.items()), min(numbers, default=0)
+        return 0.0, math.nan
+    degrees = [choice.degrees for choice in known.values() if choice.num_examples]
+    return sum(weights[key] ** 2 * choice.variance for key, choice in known.items()), min(degrees, default=math.nan)
 
 
 def interaction(values_RN: np.ndarray) -> float:

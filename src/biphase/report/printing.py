@@ -151,7 +151,7 @@ def describe_comparison(one: TaskComparison, names: Mapping[str, str]) -> str:
         is_paired = one.seen.test == "paired t"
         over = [f"{show_count(one.a.num, 'pair')} of seeds" if is_paired else f"{one.a.num} and {one.b.num} seeds"]
         over += [show_count(one.seen.num_examples, "example")] if one.seen.num_examples else []
-        over += ["the choice of rates"] if one.seen.num_validation else []
+        over += ["the choice of rates"] if "the choice of rates" in one.seen.noise else []
         test = f"p = {show_p_value(one.p_value)} over {show_noise(over)}".replace("= <", "<")
         test = f" ({test}{f'; adjusted over {one.num_tasks} tasks' if one.num_tasks > 1 else ''})"
     if one.verdict in ("A better", "B better"):

@@ -136,6 +136,8 @@ class Result:
     not known."""
     num_diverged: int = 0
     """How many seeds diverged at the chosen rate."""
+    is_self_chosen: bool = False
+    """Whether a single seed chose its own rate among several, and was tested there."""
     cells: tuple["Result", ...] = field(default=(), repr=False, compare=False)
     """What an average is the mean of: results on datasets, where these were measured."""
 
@@ -253,6 +255,7 @@ def measured(
     num_diverged: int = 0,
     measure: str = "",
     choice: RateChoice | None = None,
+    is_self_chosen: bool = False,
 ) -> Result:
     """The result of a finished study: mean and Student's interval over the seeds' test scores at the chosen rate; over
     the means of pretraining seeds, where there are several.
@@ -280,6 +283,7 @@ def measured(
         num_diverged=num_diverged,
         measure=measure,
         choice=choice,
+        is_self_chosen=is_self_chosen,
     )
 
 
@@ -307,6 +311,7 @@ def pool(results: Sequence[Result]) -> Result:
         sum(one.num_runs for one in results if one.num_runs is not None) or None,
         sum(one.num_diverged for one in results),
         first.measure,
+        is_self_chosen=any(one.is_self_chosen for one in results),
     )
 
 

@@ -10,7 +10,6 @@ import numpy as np
 from scipy import special
 
 from biphase.report.contrasts import Contrast, SeedScores, difference, is_significant, mix_degrees
-from biphase.report.formats import show_count
 from biphase.report.statistics import SIGNIFICANCE
 
 POWER = 0.8
@@ -77,7 +76,7 @@ def what_decides(seen: Contrast, bound: float, level: float) -> str:
                 both = f"{math.ceil(seen.num * enough[0])} {seeds} instead of {seen.num} and " if power else ""
                 return f"about {both}{about:,.0f} test examples instead of {seen.num_examples:,}, {stay}"
     if is_enough(replace(seen, choice_variance=0.0), bound, level, MOST_SEEDS / seen.num, MOST_EXAMPLES):
-        return f"more than {show_count(seen.num_validation, 'validation example')}: others could choose other rates"
+        return "more validation examples, or fewer rates: others could choose other rates"
     return (
         f"not even {MOST_SEEDS:,} {seeds}: for this spread the estimate is too close to {100 * bound:g} points".replace(
             "-", "−"
@@ -92,7 +91,7 @@ def is_enough(seen: Contrast, bound: float, level: float, times_seeds: float, ti
     of_seeds = max(seen.error**2 - seen.example_variance - of_choice, 0.0) / times_seeds
     num = seen.num * times_seeds
     if seen.num_examples or of_choice:
-        of_all = [(of_examples, seen.num_examples * times_examples - 1), (of_choice, seen.num_validation - 1)]
+        of_all = [(of_examples, seen.num_examples * times_examples - 1), (of_choice, seen.choice_degrees)]
         degrees = mix_degrees([(of_seeds, num - 1), *of_all])
     else:
         degrees = seen.degrees * (num - 1) / (seen.num - 1)

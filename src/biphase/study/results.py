@@ -105,7 +105,7 @@ def collect_model(
             if metric is None:
                 continue
             try:
-                chosen = select_rate(found, name, task, metric)
+                chosen = select_rate(found, name, task, metric, is_papers_way=kind == "paper")
             except InputError:
                 continue  # diverged everywhere: told as missing
             yield measured(
@@ -122,6 +122,7 @@ def collect_model(
                 num_diverged=chosen.num_diverged,
                 measure=metric,
                 choice=chosen.choice,
+                is_self_chosen=chosen.is_self_chosen,
             )
 
 
