@@ -36,12 +36,14 @@ def print_summary(rows: Sequence[SummaryRow], broken: Mapping[Path, str] | None 
     columns: dict[str, Callable[[SummaryRow], str]] = {
         "rate": lambda row: MISSING if row.rate is None else show_rate(row.rate),
         "mean ±": lambda row: show_interval(row.interval),
-        "paper ±": lambda row: show_share(row.paper_interval.half_width),
+        "paper ±": lambda row: show_interval(row.paper_interval),
         "seeds": lambda row: str(len(row.seeds)),
     }
     lines = [
-        "±: half of the 95 % interval over seeds, by Student's t; the paper's is 1.96·s/√n, too narrow for few seeds; "
-        "–: one seed, or all score the same"
+        "mean: each seed at the rate that the others chose; ±: half of the 95 % interval over seeds, by Student's t; "
+        "–: one seed, or all score the same",
+        "paper: all seeds at the rate that they chose together, which is the one shown; ± is 1.96·s/√n. Both are too "
+        "optimistic for few seeds",
     ]
     if any(row.diverged for row in rows):
         columns["diverged"] = lambda row: f"{len(row.diverged)} of {row.num_cells}" if row.diverged else "0"
@@ -81,7 +83,7 @@ def tabulate(
     rows: Sequence[SummaryRow], columns: Mapping[str, Callable[[SummaryRow], str]], names: Mapping[str, str]
 ) -> Table:
     """The rows of each task under its name and metric."""
-    table = Table(title="Test scores in %, at the rate that validation chose", **PLAIN)
+    table = Table(title="Test scores in %, each seed at the rate that the others chose", **PLAIN)
     table.add_column("model", overflow="fold")
     for name in columns:
         table.add_column(name, justify="right", no_wrap=True)
