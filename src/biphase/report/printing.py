@@ -20,7 +20,6 @@ from biphase.report.formats import (
     show_interval,
     show_noise,
     show_p_value,
-    show_share,
     show_spread,
 )
 from biphase.report.statistics import STABILITY_RATES, mean_interval
