@@ -15,7 +15,7 @@ from biphase.errors import InputError
 from biphase.paper.findings import answer, judge_findings, read_findings
 from biphase.paper.published import read_reference
 from biphase.report.axes import contrast_spreads, weigh_arms
-from biphase.report.claims import Finding, Inequality, count_tested, name_noise, together
+from biphase.report.claims import Finding, Inequality, count_tested, name_noise, tell_verdict, together
 from biphase.report.contrasts import Contrast, difference, jackknife
 from biphase.report.grammar import Operand
 from biphase.report.results import ReportArm, Result, ResultSet, measured
@@ -146,7 +146,7 @@ def test_nothing_to_test() -> None:
     lonely = ResultSet(world().select(setup="cpt").results[:4])
     for finding in judge_findings(lonely):
         assert finding.verdict == "undecided"
-        assert finding.needs and all(line.startswith("scores that are not there: ") for line in finding.needs)
+        assert finding.needs and all(line.startswith("not tested: ") for line in finding.needs)
 
 
 def test_missing_family_leaves_its_claim_open() -> None:
@@ -218,13 +218,29 @@ def test_published_verdicts() -> None:
         ),
         (world(change=AGAINST["F6"]), "At the same budget, CLM then MLM (25–50 % CLM) is ahead of MLM alone in 0 of 2"),
         (world(num=1), "The differences between CLM then MLM (25–50 % CLM) and MLM alone at the same budget cannot be"),
-        (world().select(setup="objective"), "Whether CLM then MLM beats MLM alone at the same budget is not known"),
     ],
 )
 def test_answer(results: ResultSet, beginning: str) -> None:
-    text = answer(judge_findings(results))
+    """Of networks as large as the paper's; others say what they show of its findings, and where."""
+    larger = {"1m": "210m", "2m": "610m"}
+    scaled = [replace(one, arm=replace(one.arm, size=larger[one.arm.size])) for one in results.results]
+    text = answer(judge_findings(ResultSet(tuple(scaled))))
     assert text.startswith(beginning)
     assert text.count(". ") == 1 and text.endswith(".")
+    assert answer(judge_findings(results)).startswith("Of the paper’s 8 findings, here, at 1m and 2m: ")
+
+
+def test_verdicts_say_what_they_are_about() -> None:
+    """A network of 1M does not contradict a finding about 610M, nor one pretraining one about recipes; F5 is about the
+    paper's rates; and where nothing is tested, no other sentence stands."""
+    finding = judge_findings(world(change=AGAINST["F6"]))[FINDINGS.index("F6")]
+    told = tell_verdict(finding.verdict, finding.inequalities)
+    assert (finding.place, told) == ("here, at 1m and 2m", "contradicted for these checkpoints")
+    assert {one.place for one in judge_findings(read_reference())} == {""}
+    rates = [replace(one, by_rate={10 * r: own for r, own in (one.by_rate or {}).items()}) for one in world().results]
+    assert not judge_findings(ResultSet(tuple(rates)))[FINDINGS.index("F5")].is_tested
+    embedding = [replace(one, family="EM") for one in world().results]
+    assert answer(judge_findings(ResultSet(tuple(embedding)))) == "No score tests any of the paper's 8 findings."
 
 
 def test_seeds_needed_have_the_power_they_promise() -> None:

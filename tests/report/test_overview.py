@@ -1,11 +1,22 @@
 """What a report says first, held against models that are known to be equally good."""
 
+import re
+from importlib.resources import files
+
 import numpy as np
+import pytest
 from scipy import stats
 
+from biphase.finetuning.predictions import ExampleTable, KeptExamples
+from biphase.paper.published import place_arms
 from biphase.report.averages import with_averages
 from biphase.report.overview import answer_sentences, list_means
-from biphase.report.results import ReportArm, measured
+from biphase.report.page import Told, tell_answer
+from biphase.report.results import ReportArm, ResultSet, measured
+from biphase.study.plan import plan_study
+from biphase.study.results import arm_of_model
+from biphase.study.sizes import measure_sizes
+from biphase.study.spec import load_study, task_families
 
 CONTROL = ReportArm("1m-random", "control", "1m", "none", None, 0, 0, 0)
 
@@ -25,3 +36,34 @@ def test_the_best_of_many_is_not_ahead_for_having_been_chosen() -> None:
         assert len(told) == 2 and "corrected for choosing the best of 12" in told[1]
         hits += ["is ahead of" in sentence for sentence in told]
     assert (hits <= stats.binom.isf(1e-3, 250, 0.05)).all()
+
+
+@pytest.mark.parametrize("name", ["curricula", "demo", "embedding", "gpu", "mini", "paper", "price", "price_tuning"])
+def test_every_bundled_study_has_an_answer(name: str) -> None:
+    """Also those with random weights, which every trained model stands beside; and without scores, the reason."""
+    plan = plan_study(load_study(files("biphase.bundled") / "studies" / f"{name}.yaml"))
+    sizes, rng = measure_sizes(plan), np.random.default_rng(0)
+    models = {model.pooled_name: model for model in plan.models}.values()
+    results = []
+    for arm in place_arms(arm_of_model(plan, model, sizes) for model in models):
+        for task, family in task_families(plan.study.evaluation).items():
+            results.append(measured(arm, family, task, "standard", rng.normal(0.5, 0.01, 3).tolist()))  # type: ignore[arg-type]
+    first, *rest = tell_answer(with_averages(results), [], Told("", ""))
+    assert re.match(r"[\w.-]+ (is ahead of|cannot be told from) [\w.-]+ on ", first), first
+    assert bool(rest) == any(result.arm.objective == "none" for result in results)
+    told = list(answer_sentences(ResultSet(tuple(results)), []))
+    assert told == ["No answer yet: no model that was trained has a score on every task."]
+
+
+def test_models_that_predict_one_class_are_told_in_words() -> None:
+    """Not as a difference of `−0.00 points [–, –]`; and one seed has no interval, in words too."""
+    kept = KeptExamples(())
+    kept.__dict__["found"] = ExampleTable("a", np.full((3, 4), 0.25), num_degenerate=3)
+    arms = [ReportArm(name, "objective", "1m", "mlm", 40, 100, 0, 100) for name in ("a", "b")]
+    for scores, examples, said in (
+        ([0.25] * 3, kept, "b on a: both predict one and the same for all examples"),
+        ([0.25], None, "b on a: 25.00 % against 25.00 %, 0.00 points; with one seed"),
+    ):
+        results = with_averages(measured(arm, "SC", "a", "standard", scores, examples=examples) for arm in arms)
+        (told,) = answer_sentences(results, list_means(results))
+        assert said in told and "–" not in told

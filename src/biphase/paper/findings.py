@@ -6,21 +6,32 @@ unless the claim is about the ratio.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from biphase.errors import InputError
-from biphase.paper.published import PUBLISHED_FAMILIES, TABLE_NUMBERS, read_reference
-from biphase.report.arms import reference_mask, short_steps
+from biphase.paper.published import PUBLISHED_FAMILIES, PUBLISHED_SIZES, TABLE_NUMBERS, read_reference
+from biphase.report.arms import reference_mask, short_steps, sizes_of
 from biphase.report.averages import with_averages
-from biphase.report.claims import ON_PAR, Claim, Finding, Verdicts, count_tested, judge_claims, name_noise
+from biphase.report.claims import (
+    ON_PAR,
+    Claim,
+    Finding,
+    Verdicts,
+    count_tested,
+    group_verdicts,
+    judge_claims,
+    name_noise,
+)
 from biphase.report.formats import show_count, show_list
 from biphase.report.grammar import parse_inequality
 from biphase.report.hypotheses import NOTHING_ASKED, AskedScores, Ladder, bind, make_line
 from biphase.report.page import Told, write_report
-from biphase.report.results import ReportArm, ResultSet
+from biphase.report.results import ReportArm, Result, ResultSet
+from biphase.report.statistics import is_stability_rate
 from biphase.trees import parse_yaml
 
 NOTE = f"“On par” allows for {100 * ON_PAR:g} point, a number that is ours."
@@ -63,12 +74,12 @@ def stand_for(chosen: Mapping[str, Any], arms: Sequence[ReportArm]) -> Ladder:
 
 
 def make_claims(key: str, results: ResultSet, planned: AskedScores = NOTHING_ASKED) -> list[Claim]:
-    """The lines of a finding as claims; one that is about arms that are not there is untested. `planned` is that of
-    `make_line`."""
+    """The lines of a finding as claims, at the paper's fine-tuning rates; one that is about arms that are not there is
+    untested. `planned` is that of `make_line`."""
     families = {family: family for family in PUBLISHED_FAMILIES}
     asked = {task: family for task, family in planned.families.items() if family in families}
     planned = AskedScores(asked, planned.num_runs)
-    results = ResultSet(tuple(one for one in results.results if one.family in families))
+    results = ResultSet(tuple(at_stability_rates(one) for one in results.results if one.family in families))
     arms = results.arms()
     ladders = {name: stand_for(chosen, arms) for name, chosen in read_findings()["names"].items()}
     claims = []
@@ -78,6 +89,12 @@ def make_claims(key: str, results: ResultSet, planned: AskedScores = NOTHING_ASK
         except InputError as error:
             claims.append(Claim(line, (), (str(error).removeprefix(f"'{line}': ").partition(";")[0],)))
     return claims
+
+
+def at_stability_rates(result: Result) -> Result:
+    """A result without its scores at rates that the paper says nothing of."""
+    by_rate = result.by_rate and {rate: own for rate, own in result.by_rate.items() if is_stability_rate(rate)}
+    return replace(result, by_rate=by_rate)
 
 
 def judge_paper(results: ResultSet, planned: AskedScores = NOTHING_ASKED) -> Verdicts:
@@ -91,48 +108,45 @@ def judge_findings(results: ResultSet, planned: AskedScores = NOTHING_ASKED) -> 
     """Every finding with its verdict (see `judge_claims`), on the standard metrics where there are any, else on the
     paper's. `planned` is that of `make_line`."""
     results = with_averages(results.select(metric=results.primary_metric).results)
-    told = read_findings()["findings"].items()
-    return judge_claims(
-        [
-            Finding(key, one["says"], one.get("judged", ""), tuple(make_claims(key, results, planned)))
-            for key, one in told
-        ]
-    )
+    sizes = sizes_of(results.arms())
+    place = "" if {size.lower() for size in sizes} <= PUBLISHED_SIZES else f"here, at {show_list(sizes)}"
+    findings = []
+    for key, one in read_findings()["findings"].items():
+        claims = make_claims(key, results, planned)
+        findings.append(Finding(key, one["says"], one.get("judged", ""), tuple(claims), place))
+    return judge_claims(findings)
 
 
 def answer(findings: Sequence[Finding]) -> str:
-    """Two sentences: what the scores say about CLM then MLM, and what became of the findings."""
+    """What the scores say about CLM then MLM, where they are of the paper's sizes, and what became of the findings."""
     inequalities = next(finding for finding in findings if finding.key == "F6").claims[0].inequalities
     ahead, behind, open_ = (
         sum(one.verdict == verdict for one in inequalities) for verdict in ("supported", "contradicted", "undecided")
     )
     corrected = f"corrected for the {show_count(count_tested(findings), 'finding')} tested"
     noise = f"cannot be told from noise, {corrected}"
-    if not inequalities:
-        first = "Whether CLM then MLM beats MLM alone at the same budget is not known: no finished scores compare them."
+    if not any(finding.is_tested for finding in findings):
+        return f"No score tests any of the paper's {len(findings)} findings."
+    place = findings[0].place
+    if not inequalities or place:  # a study answers its own question
+        first = ""
     elif ahead == behind == 0:
-        first = f"The differences between CLM then MLM (25–50 % CLM) and MLM alone at the same budget {noise}."
+        first = f"The differences between CLM then MLM (25–50 % CLM) and MLM alone at the same budget {noise}. "
     else:
         rest = f"; the other {open_} {noise}" if open_ else f", {corrected}"
         first = (
             f"At the same budget, CLM then MLM (25–50 % CLM) is ahead of MLM alone in {ahead} of {len(inequalities)} "
-            f"comparisons and behind in {behind or 'none'}{rest}."
+            f"comparisons and behind in {behind or 'none'}{rest}. "
         )
-    groups = []
-    for verdict in ("supported", "contradicted", "undecided"):
-        chosen = [finding for finding in findings if finding.is_tested and finding.verdict == verdict]
-        names = []
-        for finding in chosen:
-            said = finding.statement
-            if not said[:2].isupper():  # `At a fixed …`, but not `MLM beats …`
-                said = said[0].lower() + said[1:]
-            names.append(finding.key if verdict == "undecided" else f"{finding.key} ({said})")
-        are = "is" if len(names) == 1 else "are"
-        groups.append(f"{verdict} {are} {show_list(names)}" if names else f"none is {verdict}")
-    untested = [finding.key for finding in findings if not finding.is_tested]
-    if untested:
-        groups.append(f"no scores test {', '.join(untested)}")
-    return f"{first} Of the {len(findings)} findings, {'; '.join(groups)}."
+
+    def name(finding: Finding) -> str:
+        said = finding.statement
+        if not said[:2].isupper():  # `At a fixed …`, but not `MLM beats …`
+            said = said[0].lower() + said[1:]
+        return finding.key if finding.verdict == "undecided" else f"{finding.key} ({said})"
+
+    groups = group_verdicts(findings, name)
+    return f"{first}Of the paper’s {len(findings)} findings, {place}{': ' if place else ''}{groups}."
 
 
 TITLE = "Should we still pretrain encoders with masked language modeling?"

@@ -22,6 +22,9 @@ TABLE_NUMBERS = dict(zip(product(PUBLISHED_SETUPS, PUBLISHED_FAMILIES), count(2)
 """The paper's number of the table for each comparison and family: tables 2 to 17."""
 
 
+PUBLISHED_SIZES = {"210m", "610m", "1b"}
+"""The networks that the paper's findings are about."""
+
 TOKENS_PER_STEP = 2_359_296
 
 

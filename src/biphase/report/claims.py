@@ -7,14 +7,14 @@ Which claims there are is no matter of this module: they are lines in the gramma
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import numpy as np
 
-from biphase.report.contrasts import Contrast, Noise, is_significant
-from biphase.report.formats import show_noise
+from biphase.report.contrasts import Contrast, Noise, is_significant, judge_difference
+from biphase.report.formats import show_list, show_noise
 from biphase.report.signal import what_decides
 from biphase.report.statistics import SIGNIFICANCE, holm
 
@@ -85,6 +85,8 @@ class Finding:
     statement: str
     rule: str
     claims: tuple[Claim, ...]
+    place: str = ""
+    """Where alone the verdict holds, if the statement says more: `here, at 1m`."""
 
     @property
     def verdict(self) -> ClaimVerdict:
@@ -96,7 +98,7 @@ class Finding:
         lines = []
         for claim in self.claims:
             lines += [f"{one.label}: {one.needs}" for one in claim.inequalities if one.needs]
-            lines += [f"scores that are not there: {what}" for what in claim.untested]
+            lines += [f"not tested: {what}" for what in claim.untested]
         return lines
 
     @property
@@ -207,6 +209,23 @@ def together(verdicts: Sequence[str]) -> ClaimVerdict:
     if "contradicted" in verdicts:
         return "contradicted"
     return "supported" if set(verdicts) == {"supported"} else "undecided"
+
+
+def group_verdicts(findings: Sequence[Finding], name: Callable[[Finding], str]) -> str:
+    """`supported are A and B; none is contradicted; undecided is C; no scores test D`."""
+    groups = []
+    for verdict in get_args(ClaimVerdict):
+        names = [name(finding) for finding in findings if finding.is_tested and finding.verdict == verdict]
+        are = "is" if len(names) == 1 else "are"
+        groups.append(f"{verdict} {are} {show_list(names)}" if names else f"none is {verdict}")
+    untested = [name(finding) for finding in findings if not finding.is_tested]
+    return "; ".join([*groups, *([f"no scores test {', '.join(untested)}"] if untested else [])])
+
+
+def tell_verdict(verdict: ClaimVerdict, inequalities: Iterable[Inequality]) -> str:
+    """`supported`; `supported for these checkpoints`, where a test is of models that were pretrained once."""
+    is_of_checkpoints = verdict != "undecided" and any(one.contrast.num_pretrainings < 2 for one in inequalities)
+    return f"{verdict} for these checkpoints" if is_of_checkpoints else verdict
 
 
 def make_inequality(

@@ -15,7 +15,8 @@ import numpy as np
 from scipy import optimize
 
 from biphase.errors import InputError
-from biphase.report.contrasts import Contrast, Noise, Terms, combine, contrast, seed_interval
+from biphase.report.averages import average
+from biphase.report.contrasts import Contrast, Noise, Terms, combine, contrast
 from biphase.report.results import ReportArm, ResultSet
 
 Compute = Literal["flops", "tokens"]
@@ -105,7 +106,7 @@ def compute_equivalent(
         high=high,
         noise=noise,
         score=value_of(terms),
-        half_width=seed_interval(terms).half_width,
+        half_width=average([score for _, score in terms]).half_width,
         compute=compute,
         ladder=tuple((spent, float(height)) for (spent, _), height in zip(rungs, heights, strict=True)),
         scores=tuple(scores),

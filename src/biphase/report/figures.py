@@ -8,7 +8,7 @@ import multiprocessing
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -124,22 +124,21 @@ def begin_drawing(parent: int) -> None:
 def list_figures(
     results: ResultSet,
     losses: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
-    overview: Sequence[panels.Panel] = (),
-    ladders: Iterable[panels.Panel] = (),
+    ladders: Sequence[panels.Panel] = (),
 ) -> tuple[list[Picture], list[tuple[str, str, str]], list[str]]:
     """Every figure for which there are scores.
 
-    `losses`: run → records as in metrics.jsonl. `overview`, `ladders`: panels that stand beside what they tell.
+    `losses`: run → records as in metrics.jsonl. `ladders`: panels that stand beside what they tell.
 
     Returns:
         The pictures to be drawn; name, title and caption of those that stand by themselves; and what the others lack.
     """
     shown, missing, pictures = [], [], list[Picture]()
-    for name, some in (("overview", overview), ("compute-equivalents", [*ladders])):
-        if some:
-            pictures.append(Picture(name, [partial(plot_panel, panel) for panel in some], some[0].height))
+    if ladders:
+        plots = [partial(plot_panel, panel) for panel in ladders]
+        pictures.append(Picture("compute-equivalents", plots, ladders[0].height))
     for name, (title, caption, needs, make_panels) in FIGURES.items():
-        plots: list[Callable[[Axes], object]] = list(share_out_curves(losses or {}))
+        plots = [*share_out_curves(losses or {})]
         if make_panels:
             plots = [partial(plot_panel, panel) for panel in make_panels(results)]
         if plots:
@@ -155,11 +154,6 @@ def plot_panel(panel: panels.Panel, axes: "Axes") -> None:
     axes.set_xlabel(panel.x_label)
     axes.set_ylabel(panel.y_label)
     axes.set_title(panel.title)
-    if panel.kind == "rows":
-        axes.set_yticks(panel.ticks, panel.tick_labels)
-        axes.set_ylim(-0.6, len(panel.ticks) - 0.4)
-        axes.grid(False, axis="y")
-        return
     if panel.is_logarithmic:
         axes.set_xscale("log")
     axes.set_xticks(panel.ticks, panel.tick_labels)
@@ -170,16 +164,14 @@ def plot_panel(panel: panels.Panel, axes: "Axes") -> None:
 
 
 def plot_marks(panel: panels.Panel, axes: "Axes") -> None:
-    """The marks of each series with their intervals: along a line, or alone; of `rows`, values lie across."""
-    is_across = panel.kind == "rows"
+    """The marks of each series with their intervals: along a line, or alone."""
     for label, look, marks in panel.series:
         for number, size in enumerate(dict.fromkeys(mark.size for mark in marks)):
             own = [mark for mark in marks if mark.size == size]
-            places, values = [mark.x for mark in own], [mark.value for mark in own]
-            reach = {"xerr" if is_across else "yerr": [[mark.down for mark in own], [mark.up for mark in own]]}
             axes.errorbar(
-                *((values, places) if is_across else (places, values)),
-                **reach,  # type: ignore[arg-type]
+                [mark.x for mark in own],
+                [mark.value for mark in own],
+                [[mark.down for mark in own], [mark.up for mark in own]],
                 color=look.color,
                 marker=look.marker,
                 linestyle=look.line if panel.kind == "lines" else "",
@@ -269,9 +261,9 @@ def plot_settings(name: str) -> AbstractContextManager[None]:
     return matplotlib.rc_context({**PLOT_STYLE, "svg.hashsalt": name})
 
 
-LEFT, RIGHT, TITLE, LABELS, LINE, CHARACTER = 0.66, 0.16, 0.3, 0.46, 0.19, 0.0725
-"""The room in inches beside, above and below the axes of a panel, and that of a line of the legend and of a character
-of a row's name. A layout engine would draw everything once more to find it."""
+LEFT, RIGHT, TITLE, LABELS, LINE = 0.66, 0.16, 0.3, 0.46, 0.19
+"""The room in inches beside, above and below the axes of a panel, and that of a line of the legend. A layout engine
+would draw everything once more to find it."""
 
 
 def arrange_panels(picture: Picture) -> "Figure":
@@ -289,19 +281,18 @@ def arrange_panels(picture: Picture) -> "Figure":
     for axes in grid[: len(plots)]:
         for handle, label in () if axes.get_legend() else zip(*axes.get_legend_handles_labels(), strict=True):
             entries.setdefault(label, handle)
-    columns = max(96 // max(len(label) + 8 for label in ("", *entries)), 1)  # 96 characters fit into a line
-    names = [label.get_text() for label in grid[0].get_yticklabels()] if num_columns == 1 else []
-    left = max(LEFT, 0.12 + CHARACTER * max(map(len, names), default=0))
+    num_fitting = 96 if num_columns > 1 else 72  # characters in a line
+    columns = max(num_fitting // max(len(label) + 8 for label in ("", *entries)), 1)
     title = TITLE if any(axes.get_title(loc="left") for axes in grid) else RIGHT
     legend = LINE * math.ceil(len(entries) / columns) + (RIGHT if entries else 0)
-    width, height = 6.7, 0.4 + picture.row_height * num_rows
+    width, height = (6.7 if num_columns > 1 else 4.7), 0.4 + picture.row_height * num_rows
     figure.set_size_inches(width, height)
     figure.subplots_adjust(
-        left=left / width,
+        left=LEFT / width,
         right=1 - RIGHT / width,
         bottom=LABELS / height,
         top=1 - (title + legend) / height,
-        wspace=(left + RIGHT) / (width / num_columns - left - RIGHT),
+        wspace=(LEFT + RIGHT) / (width / num_columns - LEFT - RIGHT),
         hspace=(title + LABELS) / ((height - legend) / num_rows - title - LABELS),
     )
     if entries:

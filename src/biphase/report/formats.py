@@ -18,8 +18,9 @@ def show_share(share: float) -> str:
 
 
 def show_points(value: float) -> str:
-    """A difference of shares in percentage points, signed: `+1.20`."""
-    return MISSING if math.isnan(value) else f"{100 * value:+.2f}".replace("-", "−")
+    """A difference of shares in percentage points, signed: `+1.20`; `0.00` has no sign."""
+    shown = f"{100 * value:+.2f}"
+    return MISSING if math.isnan(value) else shown[1:] if float(shown) == 0 else shown.replace("-", "−")
 
 
 def show_estimate(value: float) -> str:
@@ -29,11 +30,13 @@ def show_estimate(value: float) -> str:
 
 
 def show_p_value(p_value: float) -> str:
-    """`0.031`, `< 0.001`; near the level as many digits as tell on which side of it: `0.0496`."""
+    """`0.031`, `< 0.001`; near the level of all tests as many digits as tell the side: `0.0496`."""
     if math.isnan(p_value):
         return MISSING
-    digits = next(n for n in range(3, 18) if round(p_value, n) != SIGNIFICANCE or p_value == SIGNIFICANCE)
-    return "< 0.001" if p_value < 0.001 else f"{p_value:.{digits}f}"
+    if p_value < 0.001:
+        return "< 0.001"
+    shown = (f"{p_value:.{digits}f}" for digits in range(3, 18))
+    return next(digits for digits in shown if (float(digits) < SIGNIFICANCE) == (p_value < SIGNIFICANCE))
 
 
 def show_interval(interval: Interval) -> str:

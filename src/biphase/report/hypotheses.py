@@ -75,7 +75,8 @@ def bind(line: ParsedInequality, ladders: Mapping[str, Ladder], tasks: Mapping[s
                     one = AskedInequality(line, label, terms, baseline_ladder(line, ladders, spot))
                     asked.setdefault(name_place(line, chosen, task, spot), []).append(one)
     if not asked:
-        raise InputError(f"'{line.text}': there it compares an arm with itself{whole_names(line, ladders)}")
+        told = "there all names are one arm; it needs a second model or budget"
+        raise InputError(f"'{line.text}': {told}{whole_names(line, ladders)}")
     return [replace(first, rivals=tuple(rest)) for first, *rest in asked.values()]
 
 
@@ -270,7 +271,7 @@ def make_line(asked: Sequence[AskedInequality], results: ResultSet, planned: Ask
         else:
             best = strongest(seen) if line.has_some else seen[0]
             # That none holds is not known of those without scores.
-            lacks_below = (*best.lacks_below, *(f"scores that are not there: {lack}" for lack in lacks))
+            lacks_below = (*best.lacks_below, *(f"not tested: {lack}" for lack in lacks))
             inequalities.append(replace(best, lacks_below=lacks_below))
     return Claim(line.text, tuple(inequalities), tuple(untested))
 
@@ -291,8 +292,8 @@ def measure(
         [(_, [arm])], share, ladder = terms, line.bound, [arms[name] for name in asked.ladder]
         wanted = None if tasks[0] == MEAN_OF_FAMILIES else datasets
         between = contrast_at_share(results, arm, ladder, share, datasets=wanted)
-        which = "baseline − arm" if line.sign > 0 else "arm − baseline"
-        label = f"{asked.label}: {which} at {1 / share:.2g} of its compute"
+        which = ("the arm’s", "the baseline’s")[:: -int(line.sign)]
+        label = f"{asked.label}: {' score minus '.join(which)}, the baseline with {1 / share:.2g} times the arm’s FLOPs"
         sides = [(-line.sign, arm), *((line.sign, rung) for rung in ladder)]
         lacks = find_lacks(weigh_scores(sides, datasets, results), planned)
         return make_inequality(label, replace(between, estimate=-line.sign * between.estimate), bound, *lacks)

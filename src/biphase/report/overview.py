@@ -1,5 +1,6 @@
 """Results → what a reader wants first: the answer in a sentence, one table of all models and tasks, one picture."""
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -9,16 +10,12 @@ from biphase.report.averages import average
 from biphase.report.contrasts import difference, is_significant
 from biphase.report.formats import show_points, show_share
 from biphase.report.measures import tell_measures
-from biphase.report.panels import Mark, Panel, mark_mean
 from biphase.report.results import ALL_TASKS, AVERAGE, FAMILY_NAMES, ReportArm, Result, ResultSet
 from biphase.report.signal import Signal, measure_signal
-from biphase.report.tables import OBJECTIVE_NAMES, ScoreTable, fill_rows, percent
-from biphase.style import LOOKS, Look
+from biphase.report.tables import OBJECTIVE_NAMES, ScoreTable, fill_rows, is_degenerate, percent
 
-MOST_ROWS = 30
-
-RANDOM_LOOK = Look("#767676", "o", "-", "")
-"""How a network from random weights looks."""
+MOST_COLUMNS = 5
+"""A page shows as many columns of scores at once; where there are more, it shows datasets of families when asked."""
 
 
 def list_means(results: ResultSet) -> list[Result]:
@@ -37,13 +34,12 @@ def scores_by_model(results: ResultSet, metric: str) -> dict[str, dict[tuple[str
     that any model has."""
     names = [(family, dataset) for family in results.families for dataset in results.datasets(family, metric)]
     found = {}
-    for arm in results.models:
-        scored = [one for one in results.by_arm[arm.name] if one.metric == metric]
-        own: dict[tuple[str, str], Result] = {(one.family, one.dataset): one for one in scored}
-        known = [own[name] for name in names if name in own]
+    for name, cells in results.by_model.items():
+        own = {(one.family, one.dataset): one for one in cells.values() if one.metric == metric}
+        known = [own[place] for place in names if place in own]
         if known and len(known) == len(names):
             own["", ALL_TASKS] = average(known) if len(known) > 1 else replace(known[0], dataset=AVERAGE)
-        found[arm.name] = own
+        found[name] = own
     return found
 
 
@@ -63,7 +59,7 @@ def wide_table(results: ResultSet, metric: str) -> ScoreTable:
 
     def describe(arm: ReportArm) -> tuple[str, ...]:
         steps = short_steps(arm.pretrain_steps + arm.cpt_steps)
-        return arm.name, arm.size, steps, OBJECTIVE_NAMES[arm.objective], percent(arm.mask_percent)
+        return arm.name, arm.size, steps, OBJECTIVE_NAMES[arm.whole_objective], percent(arm.mask_percent)
 
     rows = fill_rows(results.models, columns, rivals, describe, lambda arm, column: scores[arm.name].get(column))
     # How far tasks tell models apart is a question about models that are compared: those of the largest block.
@@ -76,6 +72,9 @@ def wide_table(results: ResultSet, metric: str) -> ScoreTable:
     heads = [f"{code} mean" if name == AVERAGE else name for code, name in columns]
     heads = [f"{head} ({columns[at][0]})" if heads.count(head) > 1 else head for at, head in enumerate(heads)]
     about = "; ".join(f"{FAMILY_NAMES[code]}: {tell_measures(results, code, metric)}" for code in results.families)
+    of_means = [code for code, name in columns if name in (AVERAGE, ALL_TASKS)]
+    is_long = len(columns) > MOST_COLUMNS
+    details = tuple(is_long and name not in (AVERAGE, ALL_TASKS) and code in of_means for code, name in columns)
     return ScoreTable(
         f"all-{metric}",
         f"All models and tasks, {'standard' if metric == 'standard' else 'the paper’s own'} metrics ({about})",
@@ -83,26 +82,31 @@ def wide_table(results: ResultSet, metric: str) -> ScoreTable:
         tuple(heads),
         rows,
         signals,
+        details,
     )
 
 
 def answer_sentences(results: ResultSet, means: Sequence[Result]) -> Iterator[str]:
-    """The best model against the best of any other objective (else the runner-up), and against random weights."""
-    groups = list(group_rivals(one for one in means if one.arm.setup != "control"))
+    """The best model against the best of any other objective (else the runner-up), and against random weights; or why
+    there is none."""
+    groups = list(group_rivals(one for one in means if one.arm.objective != "none"))
     if not groups:
+        yield "No answer yet: no model that was trained has a score on every task."
         return
     # The group that compares most objectives; of several, the one with the most training.
-    group = max(groups, key=lambda some: (len({one.arm.objective for one in some}), len(some) > 1, training(some[0])))
+    group = max(
+        groups, key=lambda some: (len({one.arm.whole_objective for one in some}), len(some) > 1, training(some[0]))
+    )
     best = max(group, key=lambda result: result.mean)
     names = [name for family in results.families for name in results.datasets(family, best.metric)]
     where = f"on average over {len(names)} tasks" if len(names) > 1 else f"on {names[0]}"
     others = [result for result in group if result is not best]
     if others:
-        unlike = [one for one in others if one.arm.objective != best.arm.objective]
+        unlike = [one for one in others if one.arm.whole_objective != best.arm.whole_objective]
         yield compare_in_words(best, max(unlike or others, key=lambda result: result.mean), where, len(group))
     else:
         yield f"{best.arm.name} reaches {show_share(best.mean)} % {where}."
-    control = [result for result in means if result.arm.setup == "control" and result.arm.size == best.arm.size]
+    control = [one for one in means if one.arm.objective == "none" and one.arm.size == best.arm.size]
     if control:
         yield compare_in_words(best, control[0], where, len(group))
 
@@ -126,48 +130,22 @@ def compare_in_words(best: Result, other: Result, where: str, num_models: int) -
     `best` is the best of so many models: its p-value is multiplied by how many it could have been beside `other`
     (Bonferroni), for the best of many equally good ones is ahead of any of them.
     """
+    if is_degenerate(best) and is_degenerate(other):
+        told = "both predict one and the same for all examples, as networks do that were trained too little"
+        return f"{best.arm.name} cannot be told from {other.arm.name} {where}: {told}."
     seen = difference(best, other)
     tested = seen.against()
-    num_asked = num_models if other.arm.setup == "control" else num_models - 1
+    num_asked = num_models if other.arm.objective == "none" else num_models - 1
     p_value = min(tested.p_value * num_asked, 1.0)
     verdict = "is ahead of" if is_significant(p_value) else "cannot be told from"
-    effect = f"{show_points(tested.value)} points [{show_points(tested.low)}, {show_points(tested.high)}]"
-    chosen = f", p corrected for choosing the best of {num_models}" if num_asked > 1 else ""
+    effect, chosen = f"{show_points(tested.value)} points", ""
+    if math.isnan(tested.low):
+        effect += "; with one seed, or seeds that differ by the same, there is no interval"
+    else:
+        effect += f" [{show_points(tested.low)}, {show_points(tested.high)}]"
+        chosen = f", p corrected for choosing the best of {num_models}" if num_asked > 1 else ""
     scope = "" if seen.num_pretrainings > 1 else " This is about these checkpoints: each was pretrained once."
     return (
         f"{best.arm.name} {verdict} {other.arm.name} {where}: {show_share(best.mean)} % against "
         f"{show_share(other.mean)} %, {effect}{chosen}.{scope}"
     )
-
-
-def draw_means(means: Sequence[Result]) -> list[Panel]:
-    """Models from top to bottom as in the table, the mean over all tasks with its interval along the x axis; none with
-    fewer than two of them."""
-    if len(means) < 2:
-        return []
-    groups = list(group_rivals(means))
-    # Where there is no room for all, those with the most training.
-    chosen, room = set[int](), MOST_ROWS
-    for number in sorted(range(len(groups)), key=lambda at: training(groups[at][0]), reverse=True):
-        if not chosen or len(groups[number]) <= room:
-            chosen.add(number)
-            room -= len(groups[number])
-    shown = [result for number in sorted(chosen) for result in groups[number]][:MOST_ROWS]
-    series: dict[str, tuple[Look, list[Mark]]] = {}
-    for row, result in enumerate(reversed(shown)):
-        objective = result.arm.objective
-        look = LOOKS.get(objective, RANDOM_LOOK)
-        series.setdefault(OBJECTIVE_NAMES[objective], (look, []))[1].append(
-            mark_mean(row, result.mean, result.half_width)
-        )
-    panel = Panel(
-        kind="rows",
-        series=[(name, look, marks) for name, (look, marks) in series.items()],
-        title="",
-        x_label="mean over all tasks (%)",
-        y_label="",
-        ticks=range(len(shown)),
-        tick_labels=[result.arm.name for result in reversed(shown)],
-        height=0.5 + 0.21 * len(shown),
-    )
-    return [panel]

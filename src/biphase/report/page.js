@@ -16,7 +16,7 @@ for (const table of document.querySelectorAll("table.sortable")) {
   headers.forEach((header, column) => {
     // Numbers are wanted from the top, words from the beginning of the alphabet.
     const cycle = header.classList.contains("stub") ? ["none", "ascending", "descending"] : ["none", "descending", "ascending"];
-    header.querySelector("button").addEventListener("click", () => {
+    header.querySelector("button")?.addEventListener("click", () => {
       const order = cycle[(cycle.indexOf(header.getAttribute("aria-sort")) + 1) % 3];
       for (const other of headers) other.setAttribute("aria-sort", other === header ? order : "none");
       table.classList.toggle("is-sorted", order !== "none");

@@ -5,7 +5,7 @@ The page needs no network and no file beside it: styles, script and figures are 
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,6 +13,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
@@ -21,20 +22,20 @@ from biphase.errors import InputError
 from biphase.files import own_folder
 from biphase.report.arms import num_parameters
 from biphase.report.averages import with_averages
-from biphase.report.claims import Claim, Finding, Verdicts, count_tested
+from biphase.report.claims import Claim, Finding, Verdicts, count_tested, group_verdicts, tell_verdict
 from biphase.report.figures import figure_pool, list_figures, save_figure
 from biphase.report.formats import MISSING, show_count, show_p_value, show_points, show_share
-from biphase.report.overview import answer_sentences, draw_means, list_means, wide_table
-from biphase.report.price import ladder_panel, list_prices, price_files, price_sentence, price_tables
+from biphase.report.overview import answer_sentences, list_means, wide_table
+from biphase.report.price import PriceList, ladder_panel, list_prices, price_files, price_sentence, price_tables
 from biphase.report.results import FAMILY_NAMES, ResultSet, check_averages, missing_cells, missing_examples
 from biphase.report.statistics import SIGNIFICANCE
 from biphase.report.svg import inline_svg
-from biphase.report.tables import RULE, degenerate_mark, make_tables, show_signal, table_files
+from biphase.report.tables import OBJECTIVE_NAMES, ScoreTable, degenerate_mark, make_tables, show_signal, table_files
 
 SIGNS = {"supported": "✓", "contradicted": "✕", "undecided": "?"}
 """Beside the word, so that a verdict does not depend on its colour."""
 
-BAR_WIDTH, BAR_HEIGHT = 170.0, 18.0
+BAR_WIDTH, MEAN_WIDTH, BAR_HEIGHT = 170.0, 150.0, 18.0
 GENERATOR = "biphase report"
 
 
@@ -85,14 +86,15 @@ def write_report(
         raise InputError("there is no finished score to report on yet")
     with own_folder(out, "report") as folder, pool or figure_pool() as drawing:
         results = with_averages(results.results)
-        means, (prices, unpriced) = list_means(results), list_prices(results, told.declared)
-        pictures, figures, lacking = list_figures(results, losses, draw_means(means), map(ladder_panel, prices))
+        prices, unpriced = list_prices(results, told.declared)
+        pictures, figures, lacking = list_figures(results, losses, [*map(ladder_panel, prices)])
         drawn = drawing.map(partial(save_figure, folder=folder / "figures"), pictures)  # beside the tables
         wide, tables = [wide_table(results, metric) for metric in results.metrics], make_tables(results, table_numbers)
         write_texts(folder, {**(files or {}), **table_files([*wide, *tables]), **price_files(prices)})
         lacks = [*missing_cells(results), *missing_examples(results)]
         html = render(
-            sentences=[*([answer] if answer else answer_sentences(results, means)), *map(price_sentence, prices)],
+            sentences=[answer] if answer else list(tell_answer(results, prices, told)),
+            price_sentence=price_sentence,
             results=results,
             wide=wide,
             prices=prices,
@@ -105,6 +107,17 @@ def write_report(
         )
         write_texts(folder, {"index.html": html})
     return out / "index.html"
+
+
+def tell_answer(results: ResultSet, prices: Iterable[PriceList], told: Told) -> Iterator[str]:
+    """What a study says to its question, in sentences: the best models, prices, and what was expected."""
+    yield from answer_sentences(results, list_means(results))
+    yield from map(price_sentence, prices)
+    if told.hypotheses:
+        declared, _ = told.hypotheses
+        names = {one.key: f"“{one.key if one.verdict == 'undecided' else one.statement}”" for one in declared}
+        groups = group_verdicts(declared, lambda finding: names[finding.key])
+        yield f"Of {show_count(len(declared), 'hypothesis', 'hypotheses')} of this study, {groups}."
 
 
 def write_texts(folder: Path, texts: Mapping[str, str]) -> None:
@@ -132,7 +145,7 @@ def render(**parts: Any) -> str:
         version=__version__,
         generator=GENERATOR,
         signs=SIGNS,
-        rule=RULE,
+        objectives=OBJECTIVE_NAMES,
         missing_mark=MISSING,
         families=FAMILY_NAMES,
         check_averages=check_averages,
@@ -140,9 +153,13 @@ def render(**parts: Any) -> str:
         describe_results=describe_results,
         significance=f"{100 * SIGNIFICANCE:g}",
         bar=(BAR_WIDTH, BAR_HEIGHT),
+        mean_width=MEAN_WIDTH,
         bars_of=bars_of,
+        mean_bars=mean_bars,
         show_points=show_points,
+        show_count=show_count,
         show_p_value=show_p_value,
+        tell_verdict=tell_verdict,
         show_share=show_share,
         show_signal=show_signal,
         degenerate_mark=degenerate_mark,
@@ -174,18 +191,32 @@ def bars_of(claim: Claim) -> list[dict[str, float] | None]:
     """The inequalities of a claim on one scale, which has zero, every bound and every interval on it: places in pixels
     from the left; None without an interval."""
     known = [one for one in claim.inequalities if not math.isnan(one.low)]
-    edges = [0.0, *(value for one in known for value in (one.low, one.high, one.bound))]
-    low, high = min(edges), max(edges)
-    margin = 6.0
-
-    def place(value: float) -> float:
-        return round(margin + (value - low) / ((high - low) or 1.0) * (BAR_WIDTH - 2 * margin), 1)
-
+    place = scale([0.0, *(value for one in known for value in (one.low, one.high, one.bound))], BAR_WIDTH)
     bars: list[dict[str, float] | None] = []
     for one in claim.inequalities:
         values = {"zero": 0.0, "bound": one.bound, "low": one.low, "high": one.high, "estimate": one.estimate}
         bars.append(None if math.isnan(one.low) else {name: place(value) for name, value in values.items()})
     return bars
+
+
+def mean_bars(table: ScoreTable) -> tuple[list[dict[str, float] | None], tuple[float, float]]:
+    """The first score of every row with its interval on one scale, likewise, and the ends of that scale; no bar for a
+    score that lacks, and none where there are not two."""
+    scores = [row.cells[0][0] for row in table.rows]
+    known = [one for one in scores if one]
+    reach = {id(one): np.nan_to_num(one.half_width) for one in known}
+    edges = [one.mean + side * reach[id(one)] for one in known for side in (-1, 1)]
+    if len(known) < 2:
+        return [None for _ in scores], (math.nan, math.nan)
+    place, sides = scale(edges, MEAN_WIDTH), {"low": -1, "estimate": 0, "high": 1}
+    bars = [one and {name: place(one.mean + side * reach[id(one)]) for name, side in sides.items()} for one in scores]
+    return bars, (min(edges), max(edges))
+
+
+def scale(values: Iterable[float], width: float) -> Callable[[float], float]:
+    """Values → places in pixels from the left of a bar of this width that has all of them."""
+    low, high, margin = min(values), max(values), 6.0
+    return lambda value: round(margin + (value - low) / ((high - low) or 1.0) * (width - 2 * margin), 1)
 
 
 def sort_value(text: str) -> str:

@@ -39,9 +39,9 @@ class Mark:
 @dataclass(frozen=True)
 class Panel:
     """A family's part of a figure. `lines` go through the marks, `bars` stand on zero side by side in groups, and
-    `points` stand alone; `rings` are hollow points; `rows` are points whose `x` is the row, with the value across."""
+    `points` stand alone; `rings` are hollow points."""
 
-    kind: Literal["lines", "bars", "points", "rings", "rows"]
+    kind: Literal["lines", "bars", "points", "rings"]
     series: Sequence[tuple[str, Look, Sequence[Mark]]]
     """The name in the legend, the look, and the marks of each series."""
     title: str
@@ -165,13 +165,10 @@ def score_by_flops(results: ResultSet) -> list[Panel]:
             arms[arm.name] = arm
     if len(arms) < 2:
         return []
-    groups: dict[str, list[ReportArm]] = {"CLM": [], "MLM": [], "CLM, then MLM": []}  # the last in one go, or continued
-    for arm in arms.values():
-        is_both = arm.objective == "clm+mlm" or (arm.objective == "clm" and arm.cpt_steps)
-        groups["CLM, then MLM" if is_both else arm.objective.upper()].append(arm)
     series: list[PlacedArms] = []
-    for (label, some), objective in zip(groups.items(), ("clm", "mlm", "clm+mlm"), strict=True):
-        series.append((label, LOOKS[objective], [(arm.flops or 0.0, [arm]) for arm in some]))
+    for label, objective in (("CLM", "clm"), ("MLM", "mlm"), ("CLM, then MLM", "clm+mlm")):  # in one go, or continued
+        own = [arm for arm in arms.values() if arm.whole_objective == objective]
+        series.append((label, LOOKS[objective], [(arm.flops or 0.0, [arm]) for arm in own]))
     ticks, labels, unit = round_ticks([arm.flops or 0.0 for arm in arms.values()])
     axes: dict[str, Any] = {"tick_labels": labels, "kind": "rings", "is_logarithmic": True}
     sizes = [size for size in sizes_of(arms.values()) if num_parameters(size) < math.inf]  # no other name says one

@@ -12,7 +12,7 @@ from functools import partial
 
 from biphase.errors import InputError
 from biphase.report.arms import reference_mask, short_steps, sizes_of
-from biphase.report.contrasts import seed_interval
+from biphase.report.averages import average
 from biphase.report.equivalents import (
     AXES,
     Equivalent,
@@ -185,7 +185,8 @@ def list_network(results: ResultSet, baseline: Sequence[ReportArm], others: Sequ
     # Above all of the ladder costs less than it says, below all of it more.
     ranks = {"above": 0, "": 1, "below": 2}
     prices.sort(key=lambda p: (-p.arm.pretrain_steps, ranks[p.mean[0].beyond], p.mean[0].share, -p.mean[0].score))
-    half_widths = tuple(seed_interval(mean_score(results, arm, datasets)).half_width for arm in baseline)
+    scores = (average([score for _, score in mean_score(results, arm, datasets)]) for arm in baseline)
+    half_widths = tuple(score.half_width for score in scores)
     return PriceList(tuple(baseline), half_widths, tuple(prices), datasets) if prices else None
 
 

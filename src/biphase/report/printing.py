@@ -40,7 +40,7 @@ def print_summary(rows: Sequence[SummaryRow], broken: Mapping[Path, str] | None 
     }
     lines = [
         "mean: each seed at the rate that the others chose; ±: half of the 95 % interval over seeds, by Student's t; "
-        "–: one seed, or all score the same",
+        "–: no interval, because there is one seed or all seeds score the same",
         "paper: all seeds at the rate that they chose together, which is the one shown; ± is 1.96·s/√n. Both are too "
         "optimistic for few seeds",
     ]

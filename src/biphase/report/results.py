@@ -5,7 +5,7 @@ A result is one cell: an arm (a trained model in its place in a comparison) on a
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -93,6 +93,11 @@ class ReportArm:
     """Whether it is CLM, MLM or one after the other, continued or not, without ramps or a recipe of its own."""
 
     @property
+    def whole_objective(self) -> Literal["clm", "mlm", "clm+mlm", "none"]:
+        """The objective of all its training: what continues CLM with MLM has both."""
+        return "clm+mlm" if self.objective == "clm" and self.cpt_steps else self.objective
+
+    @property
     def clm_share(self) -> float:
         return self.clm_steps / max(self.pretrain_steps, 1)
 
@@ -169,16 +174,19 @@ class ResultSet:
         return found  # type: ignore[return-value]
 
     @cached_property
-    def by_arm(self) -> dict[str, list[Result]]:
-        found: dict[str, list[Result]] = {}
+    def by_model(self) -> dict[str, dict[tuple[str, str, str], Result]]:
+        """Name of a model → (family, dataset, metric) → its result, with the arm of the first of its comparisons."""
+        found: dict[str, dict[tuple[str, str, str], Result]] = {}
         for one in self.results:
-            found.setdefault(one.arm.name, []).append(one)
+            own = found.setdefault(one.arm.name, {})
+            arm = next(iter(own.values()), one).arm
+            own.setdefault((one.family, one.dataset, one.metric), replace(one, arm=arm))
         return found
 
-    @cached_property
+    @property
     def models(self) -> list[ReportArm]:
-        """Every model once: one that stands in several comparisons is given for each of them."""
-        return list({arm.name: arm for arm in reversed(self.arms())}.values())[::-1]
+        """Every model once: one that stands in several comparisons is given for the first of them."""
+        return [next(iter(own.values())).arm for own in self.by_model.values()]
 
     @cached_property
     def dataset_names(self) -> dict[tuple[str, str], list[str]]:
@@ -230,11 +238,8 @@ class ResultSet:
 
     def scores_of(self, arm: ReportArm) -> dict[str, Result]:
         """The scores of an arm on each dataset by the primary metric, whichever of its comparisons they are from."""
-        found: dict[str, Result] = {}
-        for result in self.by_arm.get(arm.name, ()):
-            if result.metric == self.primary_metric and result.dataset != AVERAGE:
-                found.setdefault(result.dataset, result)
-        return found
+        own = self.by_model.get(arm.name, {}).values()
+        return {one.dataset: one for one in own if one.metric == self.primary_metric and one.dataset != AVERAGE}
 
     def find_all(self, arm: ReportArm, family: str, metric: str) -> list[Result | None]:
         """The results of an arm on every dataset of a family; None where one is missing."""

@@ -10,6 +10,7 @@ import numpy as np
 from scipy import special
 
 from biphase.report.contrasts import Contrast, SeedScores, difference, is_significant, mix_degrees
+from biphase.report.formats import show_points
 from biphase.report.statistics import SIGNIFICANCE
 
 POWER = 0.8
@@ -61,7 +62,7 @@ def what_decides(seen: Contrast, bound: float, level: float) -> str:
     if math.isnan(seen.against(bound).p_value) or not seen.error > 0:
         return "scores that differ between seeds, of two seeds or more" if seen.num > 1 else "two seeds or more"
     seeds = "pretraining seeds" if seen.num_pretrainings > 1 else "seeds"
-    stay = f"if difference and spread are what {seen.num} {seeds} show"
+    stay = "if the true difference is the one seen, and the spread too"
     more_seeds = range(seen.num + 1, MOST_SEEDS + 1)
     at = bisect.bisect_left(more_seeds, True, key=lambda num: is_enough(seen, bound, level, num / seen.num, 1))
     if at < len(more_seeds):
@@ -77,11 +78,8 @@ def what_decides(seen: Contrast, bound: float, level: float) -> str:
                 return f"about {both}{about:,.0f} test examples instead of {seen.num_examples:,}, {stay}"
     if is_enough(replace(seen, choice_variance=0.0), bound, level, MOST_SEEDS / seen.num, MOST_EXAMPLES):
         return "more validation examples, or fewer rates: others could choose other rates"
-    return (
-        f"not even {MOST_SEEDS:,} {seeds}: for this spread the estimate is too close to {100 * bound:g} points".replace(
-            "-", "−"
-        )
-    )
+    ends = f"{show_points(seen.estimate)} points, is for this spread too close to the bound, {100 * bound:g}"
+    return f"not even {MOST_SEEDS:,} {seeds}: the estimate, {ends}".replace("-", "−")
 
 
 def is_enough(seen: Contrast, bound: float, level: float, times_seeds: float, times_examples: float) -> bool:

@@ -15,8 +15,7 @@ from biphase.report.results import ALL_TASKS, AVERAGE, FAMILY_NAMES, SETUPS, Rep
 from biphase.report.signal import Signal, measure_signal
 
 RULE = (
-    "Test scores in %: mean over seeds (± half of the 95 % interval over them; ± –: one seed, or seeds that score the "
-    "same, which tell no interval). Bold: the best of its block. "
+    "Bold: the best of its block. "
     "=: within noise of it, as the 95 % interval of the difference includes zero or cannot be told; over seeds and, "
     "where predictions were kept, test examples; not corrected for the number of comparisons. †: one and the same "
     "predicted for all examples. –: no score. Signal ÷ noise: the spread of the trained models over the standard error "
@@ -52,6 +51,19 @@ class ScoreTable:
     rows: tuple[TableRow, ...]
     signals: tuple[Signal | None, ...] = ()
     """How far each column tells the trained models of the table apart."""
+    details: tuple[bool, ...] = ()
+    """Which columns a page shows only when asked: datasets beside the mean of their family."""
+
+    @property
+    def rule(self) -> str:
+        """How to read it."""
+        scores = [score for row in self.rows for score, _ in row.cells if score]
+        is_published = not any(score.samples or score.cells for score in scores)
+        by = "as published, 1.96·s/√n (verdicts are by Student’s t)" if is_published else "by Student’s t"
+        return (
+            f"Test scores in %: mean over seeds ± half of the 95 % interval over them, {by}. ± –: no interval, because "
+            f"there is one seed or all seeds score the same. {RULE}"
+        )
 
 
 def percent(mask: int | None) -> str:
@@ -157,8 +169,17 @@ def mark_column(scores: Sequence[Result | None]) -> list[TableCell]:
 
 def degenerate_mark(result: Result) -> str:
     """`†` where a score comes from predictions that say nothing about their examples, with any seed."""
-    kept = [cell.examples for cell in result.cells or (result,)]
-    return "†" if any(one and one.table and one.table.num_degenerate for one in kept) else ""
+    return "†" if any(map(num_degenerate, result.cells or (result,))) else ""
+
+
+def is_degenerate(result: Result) -> bool:
+    """Whether all of its predictions say nothing about their examples, as far as these were kept."""
+    return all(num_degenerate(cell) == cell.num for cell in result.cells or (result,))
+
+
+def num_degenerate(cell: Result) -> int:
+    """With how many seeds the same is predicted for all examples."""
+    return cell.examples.table.num_degenerate if cell.examples and cell.examples.table else 0
 
 
 def show_signal(signal: Signal | None) -> str:
@@ -198,7 +219,7 @@ def to_markdown(table: ScoreTable) -> str:
         for column, signal in pairs
         if signal and signal.needs
     ]
-    notes = [RULE]
+    notes = [table.rule]
     if undecided:
         notes.append(f"{'; '.join(undecided)}.")
     places = ((row, place) for row in table.rows for place in zip(table.columns, row.cells, strict=True))
@@ -221,7 +242,7 @@ def to_latex(table: ScoreTable) -> str:
         return rf"{mean}{'$^{=}$' if mark == 'tied' else ''} {{\scriptsize($\pm$\,{half_width})}}"
 
     header, rows = (*table.stub, *table.columns), show_rows(table, show, escape_latex)
-    return latex_text(table.name, f"{table.title}. {RULE}", header, rows, len(table.stub))
+    return latex_text(table.name, f"{table.title}. {table.rule}", header, rows, len(table.stub))
 
 
 CSV_COLUMNS = (
