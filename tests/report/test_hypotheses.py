@@ -157,7 +157,7 @@ def test_a_compute_equivalent_asks_for_the_whole_ladder_of_the_baseline() -> Non
         ),
         (
             "clm - (clm at the largest budget) > 0",
-            "it needs a second model or budget; other models or budgets have whole names, .*3m-clm-400",
+            "all names are one arm; other models or budgets have whole names, .*3m-clm-400",
         ),
         ("mlm40 - clm > 0 on QA", "unknown task or family 'QA'; known: average, every family, every task, wnut17"),
         ("mlm40 - clm > 0 for 7b", "unknown model '7b'; known: 1m, 3m"),

@@ -288,7 +288,7 @@ def test_hypotheses_are_shown_as_verdicts_are(part: ResultSet, tmp_path: Path) -
 def test_what_a_finding_lacks_has_no_remedy_for_hypotheses() -> None:
     alone = ResultSet(tuple(one for one in read_reference().results if one.arm.size == "210M"))
     untested = [line for finding in judge_findings(alone) for claim in finding.claims for line in claim.untested]
-    assert "there all names are one arm; it needs a second model or budget" in untested
+    assert "a second model or budget is needed, for here all names are one arm" in untested
 
 
 def test_numbers_as_words() -> None:

@@ -75,7 +75,7 @@ def bind(line: ParsedInequality, ladders: Mapping[str, Ladder], tasks: Mapping[s
                     one = AskedInequality(line, label, terms, baseline_ladder(line, ladders, spot))
                     asked.setdefault(name_place(line, chosen, task, spot), []).append(one)
     if not asked:
-        told = "there all names are one arm; it needs a second model or budget"
+        told = "a second model or budget is needed, for here all names are one arm"
         raise InputError(f"'{line.text}': {told}{whole_names(line, ladders)}")
     return [replace(first, rivals=tuple(rest)) for first, *rest in asked.values()]
 
