@@ -106,7 +106,7 @@ def compute_equivalent(
         high=high,
         noise=noise,
         score=value_of(terms),
-        half_width=average([score for _, score in terms]).half_width,
+        half_width=average([results.scores_of(arm)[name] for name in names]).half_width,
         compute=compute,
         ladder=tuple((spent, float(height)) for (spent, _), height in zip(rungs, heights, strict=True)),
         scores=tuple(scores),

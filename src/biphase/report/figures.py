@@ -135,10 +135,10 @@ def list_figures(
     """
     shown, missing, pictures = [], [], list[Picture]()
     if ladders:
-        plots = [partial(plot_panel, panel) for panel in ladders]
-        pictures.append(Picture("compute-equivalents", plots, ladders[0].height))
+        drawn = [partial(plot_panel, panel) for panel in ladders]
+        pictures.append(Picture("compute-equivalents", drawn, ladders[0].height))
     for name, (title, caption, needs, make_panels) in FIGURES.items():
-        plots = [*share_out_curves(losses or {})]
+        plots: list[Callable[[Axes], object]] = [*share_out_curves(losses or {})]
         if make_panels:
             plots = [partial(plot_panel, panel) for panel in make_panels(results)]
         if plots:

@@ -35,7 +35,9 @@ def scores_by_model(results: ResultSet, metric: str) -> dict[str, dict[tuple[str
     names = [(family, dataset) for family in results.families for dataset in results.datasets(family, metric)]
     found = {}
     for name, cells in results.by_model.items():
-        own = {(one.family, one.dataset): one for one in cells.values() if one.metric == metric}
+        own: dict[tuple[str, str], Result] = {
+            (one.family, one.dataset): one for one in cells.values() if one.metric == metric
+        }
         known = [own[place] for place in names if place in own]
         if known and len(known) == len(names):
             own["", ALL_TASKS] = average(known) if len(known) > 1 else replace(known[0], dataset=AVERAGE)

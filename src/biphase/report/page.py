@@ -209,7 +209,10 @@ def mean_bars(table: ScoreTable) -> tuple[list[dict[str, float] | None], tuple[f
     if len(known) < 2:
         return [None for _ in scores], (math.nan, math.nan)
     place, sides = scale(edges, MEAN_WIDTH), {"low": -1, "estimate": 0, "high": 1}
-    bars = [one and {name: place(one.mean + side * reach[id(one)]) for name, side in sides.items()} for one in scores]
+    bars = [
+        None if one is None else {name: place(one.mean + side * reach[id(one)]) for name, side in sides.items()}
+        for one in scores
+    ]
     return bars, (min(edges), max(edges))
 
 

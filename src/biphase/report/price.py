@@ -17,7 +17,6 @@ from biphase.report.equivalents import (
     AXES,
     Equivalent,
     compute_equivalent,
-    mean_score,
     shared_datasets,
     show_ends,
     show_multiple,
@@ -185,8 +184,8 @@ def list_network(results: ResultSet, baseline: Sequence[ReportArm], others: Sequ
     # Above all of the ladder costs less than it says, below all of it more.
     ranks = {"above": 0, "": 1, "below": 2}
     prices.sort(key=lambda p: (-p.arm.pretrain_steps, ranks[p.mean[0].beyond], p.mean[0].share, -p.mean[0].score))
-    scores = (average([score for _, score in mean_score(results, arm, datasets)]) for arm in baseline)
-    half_widths = tuple(score.half_width for score in scores)
+    own = map(results.scores_of, baseline)
+    half_widths = tuple(average([scores[name] for name in datasets]).half_width for scores in own)
     return PriceList(tuple(baseline), half_widths, tuple(prices), datasets) if prices else None
 
 
