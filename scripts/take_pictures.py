@@ -1,4 +1,4 @@
-"""Take the pictures of README.md and the docs from a finished demo: its plot, and the top of its page in Chromium.
+"""Take the picture of README.md from a finished demo: the top of its page in Chromium.
 
 biphase demo && python scripts/take_pictures.py biphase-demo
 """
@@ -26,9 +26,8 @@ def main(demo: Path) -> None:
         address = (demo / "report" / "index.html").resolve().as_uri()
         command = [browser, *options, f"--user-data-dir={folder}/profile", f"--screenshot={page}", address]
         subprocess.run(command, check=True, capture_output=True, timeout=120)
-        for source in (page, demo / "demo.png"):
-            small = Image.open(source).convert("RGB").quantize(64)  # a picture of few colours: a fraction of the bytes
-            small.save(TARGET / source.name, optimize=True)
+        small = Image.open(page).convert("RGB").quantize(64)  # a picture of few colours: a fraction of the bytes
+        small.save(TARGET / page.name, optimize=True)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from biphase.paper.published import place_arms
 from biphase.report.averages import with_averages
 from biphase.report.overview import answer_sentences, list_means
 from biphase.report.page import Told, tell_answer
+from biphase.report.printing import print_results
 from biphase.report.results import ReportArm, ResultSet, measured
 from biphase.study.plan import plan_study
 from biphase.study.results import arm_of_model
@@ -67,3 +68,17 @@ def test_models_that_predict_one_class_are_told_in_words() -> None:
         results = with_averages(measured(arm, "SC", "a", "standard", scores, examples=examples) for arm in arms)
         (told,) = answer_sentences(results, list_means(results))
         assert said in told and "–" not in told
+
+
+def test_the_terminal_has_the_table_and_the_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    arm = ReportArm("clm", "objective", "1m", "clm", None, 100, 100, 0)
+    scores = [
+        measured(model, "SC", task, "standard", means)
+        for model, means in ((arm, [0.79, 0.8, 0.82]), (CONTROL, [0.5, 0.49, 0.52]))
+        for task in ("a", "b")
+    ]
+    results = with_averages(scores)
+    print_results(results)
+    told = capsys.readouterr().out
+    assert told.count("80.33 ± ") == told.count("50.33 ± ") == 3, "the mean and both tasks"
+    assert "clm is ahead of 1m-random on average over 2 tasks" in told.replace("\n", " ")

@@ -4,32 +4,25 @@ Each stage writes into the demo's folder and is skipped when its output is there
 started again.
 """
 
-import shlex
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from rich.text import Text
 
-from biphase.cli.demo_scores import collect_by_task, draw_scores, print_scores, verdict
 from biphase.config import BUNDLED
 from biphase.console import duration, err, out, printable
 from biphase.corpus.prepare import prepare
 from biphase.corpus.text import find_text_sources, sample_texts
 from biphase.corpus.tokenizer import save_tokenizer, train_tokenizer
-from biphase.engine.local import Engine
-from biphase.errors import InputError
-from biphase.study.folder import claim_study_folder, find_record
-from biphase.study.plan import plan_study
-from biphase.study.report import report_study
-from biphase.study.run import run_study
-from biphase.study.spec import load_study
+from biphase.study.folder import StudyFolder, find_record
+from biphase.verbs.studies import study
 
 VOCAB_SIZE = 4096
 
 
 def run_demo(folder: Path, overrides: Sequence[str] = ()) -> None:
-    """Run every stage, print the table, and write `demo.png`, the report and an encoder for transformers.
+    """Run every stage, and write the report, which is printed in short, and an encoder for transformers.
 
     `overrides` change the study, as on the command line of `biphase study run`.
     """
@@ -42,14 +35,13 @@ def run_demo(folder: Path, overrides: Sequence[str] = ()) -> None:
     say("2/5", "tokenize it into shards")
     held_out, shards = [corpus / "validation.jsonl.zst"], folder / "shards"
     prepare([corpus / "train.jsonl.zst"], folder / "tokenizer", shards, validation_sources=held_out)
-    plan = plan_study(load_study(BUNDLED / "studies" / "demo.yaml", [f"recipe.data.shards={shards}", *overrides]))
-    place = claim_study_folder(folder / "study", plan.study)
+    opened = study("demo", [f"recipe.data.shards={shards}", *overrides], folder / "study")
+    plan = opened.planned
     say("3/5", f"pretrain {', '.join(plan.arms)}; fine-tune each and random weights: {len(plan.cells)} cells")
-    failures = run_study(plan, place, Engine())
-    if failures:
-        raise InputError(f"{failures[0].unit}: {failures[0].reason}; the same command goes on")
+    opened.run()
     say("4/5", "export the biphasic encoder for transformers")
     last = next(model for model in plan.models if model.name == list(plan.arms)[-1])
+    place = StudyFolder(opened.folder)
     record = find_record(place, plan.runs[last.run])
     assert record is not None
     encoder = folder / f"encoder-{record.folder.rpartition('-')[2]}"
@@ -58,12 +50,8 @@ def run_demo(folder: Path, overrides: Sequence[str] = ()) -> None:
 
         out.print(export_checkpoint(f"{(place.runs / record.folder).resolve()}@{last.step}", encoder), markup=False)
     say("5/5", "report")
-    page, _ = report_study(plan, place, folder / "report", [f"biphase demo {shlex.quote(str(folder))}"])
-    results = collect_by_task(plan, place)
-    draw_scores(results, folder / "demo.png")
-    print_scores(results)
-    out.print(f"\n{verdict(results)}\nreport: {page} · plot: {folder / 'demo.png'} · encoder: {encoder}")
-    out.print(f"took {duration(time.monotonic() - started)}")
+    opened.report(folder / "report")
+    out.print(f"encoder: {encoder} · took {duration(time.monotonic() - started)}", markup=False)
 
 
 def say(stage: str, what: str) -> None:

@@ -20,8 +20,11 @@ from biphase.report.formats import (
     show_interval,
     show_noise,
     show_p_value,
+    show_share,
     show_spread,
 )
+from biphase.report.overview import answer_sentences, list_means, wide_table
+from biphase.report.results import ResultSet
 from biphase.report.statistics import STABILITY_RATES, mean_interval
 from biphase.report.tables import show_signal
 
@@ -94,6 +97,24 @@ def tabulate(
         for row in chosen:
             table.add_row(f"  {names[row.model]}", *(show(row) for show in columns.values()))
     return table
+
+
+def print_results(results: ResultSet) -> None:
+    """The table of all models and tasks, and the answer to the study's question, as its page has them."""
+    shown = wide_table(results, results.primary_metric)
+    table = Table(title="Test scores in %, mean over seeds ± half of the 95 % interval", **PLAIN)
+    table.add_column("model", overflow="fold")
+    for column in shown.columns:
+        table.add_column(column, justify="right", no_wrap=True)
+    for row in shown.rows:
+        scores = []
+        for score, mark in row.cells:
+            text = MISSING if score is None else f"{show_share(score.mean)} ± {show_share(score.half_width):>5}"
+            scores.append(Text(text, style="bold" if mark == "best" else ""))
+        table.add_row(row.arm.name, *scores)
+    print_table(table)
+    for sentence in answer_sentences(results, list_means(results)):
+        console.out.print(sentence, markup=False)
 
 
 def print_comparison(comparisons: Sequence[TaskComparison]) -> None:

@@ -10,6 +10,7 @@ from biphase.console import duration
 from biphase.finetuning.scores import ScoreSet
 from biphase.paper.findings import judge_paper
 from biphase.paper.published import TABLE_NUMBERS
+from biphase.report.averages import with_averages
 from biphase.report.claims import Finding
 from biphase.report.figures import figure_pool
 from biphase.report.formats import csv_text, show_count
@@ -34,9 +35,9 @@ CELL_COLUMNS = ("model", "task", "learning_rate", "seed", "metric", "steps", "se
 
 def report_study(
     plan: Plan, place: StudyFolder, out: Path, commands: Sequence[str]
-) -> tuple[Path, tuple[Finding, ...]]:
-    """Write tables, figures, verdicts and the page of what is finished into the folder `out`; returns the page, and
-    the study's hypotheses with their verdicts.
+) -> tuple[Path, tuple[Finding, ...], ResultSet]:
+    """Write tables, figures, verdicts and the page of what is finished into the folder `out`; returns the page, the
+    study's hypotheses with their verdicts, and the results.
 
     `commands` make the results again, in their order.
     """
@@ -44,7 +45,7 @@ def report_study(
         picture = pool.submit(plan_svg, replace(plan, cells=()))  # beside the scores, which take longest to read
         state = read_state(plan, place)
         scores = state.scores
-        results = ResultSet(tuple(collect_results(plan, scores)))
+        results = with_averages(collect_results(plan, scores))
         hypotheses = judge_hypotheses(plan, results) if plan.study.hypotheses else ()
         files = {"scores.csv": cells_csv(scores)}
         if hypotheses:
@@ -71,7 +72,7 @@ def report_study(
             files=files,
             pool=pool,
         )
-    return page, hypotheses
+    return page, hypotheses, results
 
 
 def tell_order(plan: Plan) -> Iterator[str]:

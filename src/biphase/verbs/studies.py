@@ -169,13 +169,15 @@ class OpenStudy:
         Args:
             out: the folder to write; report/ in the study's unless given.
         """
+        from biphase.report.printing import print_results
         from biphase.study.folder import StudyFolder
         from biphase.study.hypotheses import tell_findings
         from biphase.study.report import report_study
 
         commands = [self.command(verb) for verb in ("run", "report")]
         place = self.folder / "report" if out is None else Path(out)
-        page, findings = report_study(self.planned, StudyFolder(self.folder), place, commands)
+        page, findings, results = report_study(self.planned, StudyFolder(self.folder), place, commands)
+        print_results(results)
         for line in tell_findings(findings, self.planned, self.folder):
             console.print(line)
         console.print(str(page))
