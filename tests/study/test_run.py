@@ -190,13 +190,13 @@ def test_results_in_the_papers_terms(plan: Plan, finished: StudyFolder) -> None:
 
 
 def test_report(plan: Plan, finished: StudyFolder, tmp_path: Path) -> None:
-    page, _ = report_study(plan, finished, tmp_path / "report", ["biphase study run study.yaml a.b=1"])
+    page, *_ = report_study(plan, finished, tmp_path / "report", ["biphase study run study.yaml a.b=1"])
     text = page.read_text(encoding="utf-8")
     assert "Does anything work?" in text and "biphase study run study.yaml a.b=1" in text
     assert list((tmp_path / "report" / "tables").iterdir()) and list((tmp_path / "report" / "figures").iterdir())
     cells = (tmp_path / "report" / "scores.csv").read_text().splitlines()
     assert len(cells) == 1 + 20 and "test paper_f1" in cells[0]
-    assert report_study(plan, finished, tmp_path / "report", []) == (page, ())
+    assert report_study(plan, finished, tmp_path / "report", []) [:2] == (page, ())
 
 
 def test_a_study_is_evidence_for_advice(plan: Plan, finished: StudyFolder, tmp_path: Path) -> None:
@@ -584,7 +584,7 @@ def test_a_task_of_ones_own(plan: Plan, finished: StudyFolder, words_dir: Path, 
         assert run_study(asked, place, HERE) == []
     assert status(asked, place, read_state(asked, place))["notes"] == []
     assert {result.dataset for result in collect_results(asked, read_state(asked, place).scores)} == {"places"}
-    page, _ = report_study(asked, place, tmp_path / "report", [])
+    page, *_ = report_study(asked, place, tmp_path / "report", [])
     assert "places" in page.read_text(encoding="utf-8")
 
 
