@@ -31,7 +31,7 @@ HOW_JUDGED = "Supported if each inequality is, contradicted if one is; corrected
 
 def list_ladders(plan: Plan) -> dict[str, Ladder]:
     """What names in a hypothesis stand for: an arm, an arm without its budget, a curriculum, a group, a model on the
-    way or with random weights."""
+    way or with random weights, which `random` is of every network."""
     plan = plan.of_first_seed
     found: dict[str, dict[Spot, dict[str, str]]] = {}
     for arm in plan.arms.values():
@@ -49,6 +49,8 @@ def list_ladders(plan: Plan) -> dict[str, Ladder]:
         for name in dict.fromkeys(name for name in names if name not in taken):
             members = found.setdefault(name, {}).setdefault((arm.model, arm.recipe.num_steps), {})
             members[short.removeprefix(f"{arm.model}-")] = arm.name
+        if f"{arm.model}-random" in taken and "random" not in taken:
+            found.setdefault("random", {})[arm.model, arm.recipe.num_steps] = {"random": f"{arm.model}-random"}
     return dict(found)
 
 
