@@ -1,4 +1,4 @@
-"""The whole path on bundled text and tasks: a study of three arms of equal budget, beside the same network untrained.
+"""The whole path on bundled text and tasks: a study of two arms of equal budget, beside the same network untrained.
 
 Each stage writes into the demo's folder and is skipped when its output is there, so the command can be stopped and
 started again.
