@@ -37,10 +37,10 @@ def told(plan: Plan) -> str:
 def test_what_a_small_study_has_none_of_is_not_told() -> None:
     text = told(plan_study(load_study(STUDIES / "demo.yaml")))
     for fact in (
-        "\n3 final models, and 1 from random weights\n",
-        "\n3 runs: 1,560 steps; each arm alone would need 1,800, so sharing saves 13%\n",
-        "\n24 fine-tunings: 4 models × 2 tasks × 1 rate × 3 seeds\n",
-        "\ndifferences found with 80% power: about 4.3 points on genre (1,200 examples) and 3.8 points on uner_en_ewt",
+        "\n2 final models, and 1 from random weights\n",
+        "\n2 runs: 1,200 steps\n",
+        "\n30 fine-tunings: 3 models × 2 tasks × 1 rate × 5 seeds\n",
+        "\ndifferences found with 80% power: about 3.9 points on genre (1,200 examples) and 3.5 points on uner_en_ewt",
     ):
         assert fact in text, fact
 

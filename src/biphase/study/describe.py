@@ -54,11 +54,11 @@ def describe_plan(plan: Plan, estimate: Estimate) -> RenderableType:
         lines.append(plan.study.question)
     order = "one order of the data" if plan.has_one_order else "each with an order of the data"
     repeated = f", with {plan.num_seeds} pretraining seeds, {order}" if plan.num_seeds > 1 else ""
+    shared = f"; each arm alone would need {plan.steps_alone:,}, so sharing saves {saved:.0%}" if saved else ""
     lines += [
         "",
         f"{show_count(kinds['final'], 'final model')}{repeated}{between}{controls}",
-        f"{show_count(len(plan.runs), 'run')}: {plan.steps:,} steps; each arm alone would need {plan.steps_alone:,}, "
-        f"so sharing saves {saved:.0%}",
+        f"{show_count(len(plan.runs), 'run')}: {plan.steps:,} steps{shared}",
         f"longest chain of runs: {plan.longest_chain:,} steps",
     ]
     if plan.study.evaluation is not None:
