@@ -48,21 +48,17 @@ class MixturePart(Strict):
     """A folder that `biphase prepare` wrote."""
     weight: Annotated[float, Field(gt=0, le=1e9)]
     """Its share of the tokens is its weight divided by the sum of all weights."""
-    content: str | None = None
-    """As `Data.content`."""
 
 
 class Data(Grown):
     """Which tokens are trained on, how they are cut into samples, and in which order."""
 
-    later: ClassVar[frozenset[str]] = frozenset({"mixture", "content"})
+    later: ClassVar[frozenset[str]] = frozenset({"mixture"})
 
     shards: str
     """A folder that `biphase prepare` wrote. With `mixture`, its tokenizer and its validation text count."""
     mixture: Annotated[tuple[MixturePart, ...], Field(min_length=2)] | None = None
     """The texts to train on in place of `shards`, all of them in each batch."""
-    content: Annotated[str, Field(pattern=r"^[0-9a-f]{8,64}$")] | None = None
-    """The beginning of a fingerprint that the set had (`biphase inspect` prints it): what came later is left out."""
     packing: Literal["documents", "stream"] = "documents"
     """`documents`: samples never cross documents. `stream`: the paper's original packer, which cuts a token stream at
     random lengths and lets the documents inside a sample see each other."""
@@ -80,7 +76,7 @@ class Data(Grown):
     @property
     def order(self) -> dict[str, Any]:
         """What decides the data order, besides the content of the texts: all but their places."""
-        return self.model_dump(mode="json", exclude={"shards", "mixture", "content"})
+        return self.model_dump(mode="json", exclude={"shards", "mixture"})
 
 
 class MaskRamp(Strict):

@@ -58,14 +58,12 @@ def test_texts_as_scored_and_as_the_pipeline(model_folder: Path, data_dirs: dict
         written = list(csv.DictReader(table))
     assert [row["predicted"] for row in written] == [row["predicted"] for row in rows]
     assert float(written[0]["probability_neutral"]) == pytest.approx(found[0]["probabilities"]["neutral"], abs=1e-4)
-    # A table as Excel writes it in Europe comes back as one.
+    # A table that semicolons divide is read, too; what is written has commas.
     table = tmp_path / "excel.csv"
     table.write_text("premise;hypothesis\na dog, a cat;an animal\n", encoding="utf-8-sig")
     done = CliRunner().invoke(app, ["predict", str(kept), str(table), "--out", str(tmp_path / "back.csv")])
     assert done.exit_code == 0, done.output
-    assert (tmp_path / "back.csv").read_bytes().startswith(b"\xef\xbb\xbfpremise;hypothesis;predicted;")
-    back = pandas.read_csv(tmp_path / "back.csv", sep=";", decimal=",", encoding="utf-8-sig")
-    assert back.filter(like="probability_").loc[0].sum() == pytest.approx(1, abs=1e-4)
+    assert pandas.read_csv(tmp_path / "back.csv").premise[0] == "a dog, a cat"
     again = CliRunner().invoke(app, ["predict", str(kept), str(file), "--out", str(out)])
     assert isinstance(again.exception, InputError) and "is there already" in str(again.exception)
     for content, wrong in (

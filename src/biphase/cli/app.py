@@ -179,9 +179,6 @@ def prepare_command(
     id_field: Annotated[str, typer.Option(help="The JSON field or the column with the document's name.")] = "id",
     txt_documents: TxtDocumentsOption = "file",
     seed: Annotated[int, typer.Option(help="The seed that draws the validation split.")] = 0,
-    append: Annotated[
-        bool, typer.Option("--append", help="Add to a finished set; what is there stays as it is.")
-    ] = False,
     drop_copies: Annotated[
         bool, typer.Option("--drop-copies", help="Leave out documents with exactly the text of an earlier one.")
     ] = False,
@@ -189,8 +186,6 @@ def prepare_command(
     """Tokenize text into memory-mapped shards. Killed? The same command goes on where it stopped.
 
     Example: `biphase prepare corpus/ --tokenizer tokenizer --out shards`
-
-    Example: `biphase prepare news/ --tokenizer tokenizer --out shards --append`
     """
     text.prepare(**locals())
 

@@ -1,12 +1,11 @@
 """The record of a shard set: what it holds, what it was made of and how, and by which hashes all of it is known.
 
 manifest.json is written last, by `corpus.prepare`; it holds a hash of itself, so that no number in it can change
-unnoticed. A set may have grown: then `earlier` tells what it was after each call, and each of these is a set of its
-own, the first `num_shards` shards.
+unnoticed.
 """
 
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import numpy as np
 from pydantic import Field
@@ -45,10 +44,9 @@ class Shard(Strict):
 
     name: Annotated[str, Field(pattern=r"^[\w.-]+-[0-9a-f]{12}$")]
     sources: tuple[str, ...]
-    source_hashes: tuple[str, ...]
-    """What the sources are known by."""
+    source_hashes: tuple[str, ...] = ()
     place_hashes: tuple[str, ...] = ()
-    """Where they are: a file that is there still, but known by another hash, has changed since."""
+    """Earlier versions wrote these two; nothing reads them."""
     parts: dict[ShardSplitName, ShardPart]
 
 
@@ -63,16 +61,6 @@ class Options(Grown):
     txt_documents: TxtDocuments
     drop_copies: bool = False
     """Whether a document with exactly the text of an earlier one is left out."""
-
-
-class Stage(Strict):
-    """What a set was after one call of `prepare`."""
-
-    fingerprint: str
-    """The hash of the content: the same for any path, number of workers and time of making."""
-    sources_hash: str
-    options: Options
-    num_shards: PositiveCount
 
 
 class Duplicates(Strict):
@@ -96,7 +84,7 @@ class ShardManifest(Strict):
 
     format_version: int
     fingerprint: str
-    """That of the last stage, as are `sources_hash` and `options`."""
+    """The hash of the content: the same for any path, number of workers and time of making."""
     sources_hash: str
     tokenizer_hash: str
     token_bytes_sha256: str
@@ -110,37 +98,9 @@ class ShardManifest(Strict):
     options: Options
     splits: dict[ShardSplitName, SplitTotals]
     shards: tuple[Shard, ...]
-    earlier: tuple[Stage, ...] = ()
-    """The stages before the last, where the set has grown."""
+    earlier: tuple[Any, ...] = ()
+    """Empty; in a set to which an earlier version added text, what it was before."""
     duplicates: Duplicates | None = None
-
-    @property
-    def stages(self) -> tuple[Stage, ...]:
-        """All of them; the last one is the set as it is."""
-        now = Stage(
-            fingerprint=self.fingerprint,
-            sources_hash=self.sources_hash,
-            options=self.options,
-            num_shards=len(self.shards),
-        )
-        return *self.earlier, now
-
-    def at_stage(self, content: str) -> "ShardManifest | None":
-        """The record of the set when its fingerprint began with `content`; None where it never did."""
-        for number, stage in enumerate(self.stages):
-            if stage.fingerprint.startswith(content):
-                shards = self.shards[: stage.num_shards]
-                changes = {
-                    "fingerprint": stage.fingerprint,
-                    "sources_hash": stage.sources_hash,
-                    "options": stage.options,
-                    "shards": shards,
-                    "splits": sum_splits(shards),
-                    "earlier": self.earlier[:number],
-                    "duplicates": self.duplicates if stage.num_shards == len(self.shards) else None,
-                }
-                return self.model_copy(update=changes)
-        return None
 
 
 def sum_splits(shards: tuple[Shard, ...]) -> dict[ShardSplitName, SplitTotals]:
@@ -188,9 +148,8 @@ def wrong_facts(manifest: ShardManifest) -> str | None:
     if manifest.splits != sum_splits(manifest.shards):
         return "its totals are not the sums over its shards"
     known_by = manifest.tokenizer_hash, manifest.dtype, manifest.vocab_size
-    for stage in manifest.stages:
-        if stage.fingerprint != set_fingerprint(*known_by, manifest.shards[: stage.num_shards]):
-            return "its fingerprint is not that of its shards"
+    if manifest.fingerprint != set_fingerprint(*known_by, manifest.shards):
+        return "its fingerprint is not that of its shards"
     return None
 
 

@@ -1,14 +1,9 @@
-"""Which sample stands where: the endless order in which the samples of one set are trained on, also where it has grown.
+"""Which sample stands where: the endless order in which the samples of one set are trained on.
 
 An epoch walks through all samples in a seeded order of its own, laid end to end; which sample stands where is computed
-for the asked places alone. Where the set grew, at some place of the order, the epoch that was going on ends there, and
-one begins of what was left of it and of all that is new; after that, epochs are of the whole set. So what came before
-stays what it was, nothing is seen again before everything was seen once, and the order is a function of the seed and of
-where the set grew.
+for the asked places alone.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -19,7 +14,7 @@ BLOCK_SAMPLES = 4096
 
 
 class SampleSpans(Protocol):
-    """Where the samples of a set lie. Those of a set that has grown come first, with the same numbers."""
+    """Where the samples of a set lie."""
 
     num_samples: int
     num_tokens: int
@@ -27,137 +22,48 @@ class SampleSpans(Protocol):
     def spans(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]: ...
 
 
-@dataclass(frozen=True)
-class Growth:
-    """A place in the order, in tokens, from which on samples are of the larger set, and how many there were before."""
-
-    position: int
-    num_samples: int
-
-
-@dataclass(frozen=True)
-class Epoch:
-    """A stretch of the order in which each of some samples stands once."""
-
-    number: int
-    num_samples: int
-    rest: "Epoch | None" = None
-    """The epoch that was going on when the set grew; its places from `num_seen` on are among those of this one."""
-    num_seen: int = 0
-    num_known: int = 0
-    """How many samples the set had then: those from there on are the new ones."""
-
-
-@dataclass(frozen=True)
-class Stretch:
-    """The order between two places where the set grew: an epoch of what was left, then epochs of all samples."""
-
-    start: int
-    num_samples: int
-    epoch_tokens: int
-    opening: Epoch | None = None
-    opening_tokens: int = 0
-    next_number: int = 0
-    """The number of the first epoch of all samples."""
-
-    def find(self, position: int) -> tuple[Epoch, int, int]:
-        """The epoch at a position, where it begins, and where it ends unless the set grows before."""
-        offset = position - self.start - self.opening_tokens
-        if offset < 0:
-            assert self.opening is not None
-            return self.opening, self.start, self.start + self.opening_tokens
-        past = offset // self.epoch_tokens
-        start = position - offset % self.epoch_tokens
-        return Epoch(self.next_number + past, self.num_samples), start, start + self.epoch_tokens
-
-
 class SampleOrder:
     """The order of a set's samples under a seed."""
 
-    def __init__(self, samples: SampleSpans, seed: int, growth: Sequence[Growth] = ()) -> None:
-        """`growth` in the order of positions: the set grew there."""
+    def __init__(self, samples: SampleSpans, seed: int) -> None:
         self.samples, self.seed = samples, seed
         self.block_starts = lru_cache(maxsize=4)(self.sum_blocks)
-        sizes = [*(step.num_samples for step in growth), samples.num_samples]
-        self.stretches = [Stretch(0, sizes[0], self.epoch_tokens(sizes[0]))]
-        for step, num_samples in zip(growth, sizes[1:], strict=True):
-            self.stretches.append(self.grow(step, num_samples))
-
-    def epoch_tokens(self, num_samples: int) -> int:
-        """How many tokens the first samples of the set have together."""
-        if num_samples == self.samples.num_samples:
-            return self.samples.num_tokens
-        return int(self.block_starts(Epoch(0, num_samples))[-1]) if num_samples else 0
-
-    def grow(self, step: Growth, num_samples: int) -> Stretch:
-        """The stretch that begins where the set grew to `num_samples`."""
-        before, start, _ = self.stretches[-1].find(step.position)
-        num_seen = len(self.samples_in(before, 0, step.position - start))
-        num_left = before.num_samples - num_seen
-        opening = Epoch(
-            before.number + 1,
-            num_left + num_samples - step.num_samples,
-            rest=before,
-            num_seen=num_seen,
-            num_known=step.num_samples,
-        )
-        tokens = int(self.block_starts(opening)[-1])
-        return Stretch(step.position, num_samples, self.epoch_tokens(num_samples), opening, tokens, before.number + 2)
 
     def between(self, first: int, end: int) -> tuple[np.ndarray, np.ndarray]:
         """Ids and epochs of the samples that begin in [first, end) of the order."""
         # With epochs of n = 700 tokens, the interval [600, 1500) is [600, 700) of epoch 0, all of epoch 1, and [0, 100)
         # of epoch 2. An empty interval is looked for in one epoch and finds nothing.
+        epoch_tokens = self.samples.num_tokens
         ids, epochs = [], []
-        for epoch, start, stop in self.epochs_between(first, end):
-            found = self.samples_in(epoch, max(first - start, 0), min(end, stop) - start)
+        for epoch in range(first // epoch_tokens, max(first, end - 1) // epoch_tokens + 1):
+            start = epoch * epoch_tokens
+            found = self.samples_in(epoch, max(first - start, 0), min(end - start, epoch_tokens))
             ids.append(found)
-            epochs.append(np.full(len(found), epoch.number))
+            epochs.append(np.full(len(found), epoch))
         return np.concatenate(ids), np.concatenate(epochs)
 
-    def epochs_between(self, first: int, end: int) -> Iterator[tuple[Epoch, int, int]]:
-        """The epochs that [first, end) touches, each with where it begins and ends."""
-        while True:
-            number = max(i for i, stretch in enumerate(self.stretches) if stretch.start <= first)
-            epoch, start, stop = self.stretches[number].find(first)
-            if number + 1 < len(self.stretches):
-                stop = min(stop, self.stretches[number + 1].start)
-            yield epoch, start, stop
-            if stop >= end:
-                return
-            first = stop
+    def ids_at(self, epoch: int, places: np.ndarray) -> np.ndarray:
+        return permute(places, self.samples.num_samples, self.seed, epoch)
 
-    def ids_at(self, epoch: Epoch, places: np.ndarray) -> np.ndarray:
-        drawn = permute(places, epoch.num_samples, self.seed, epoch.number)
-        if epoch.rest is None:
-            return drawn
-        # Of an epoch of 10 samples, 4 were seen when 5 more came. What is drawn from 0..10 stands for the places 4..9
-        # of that epoch where it is below 6, and otherwise for the new samples 10..14.
-        num_left = epoch.rest.num_samples - epoch.num_seen
-        ids = drawn - num_left + epoch.num_known
-        is_left = drawn < num_left
-        ids[is_left] = self.ids_at(epoch.rest, drawn[is_left] + epoch.num_seen)
-        return ids
-
-    def samples_in(self, epoch: Epoch, first: int, end: int) -> np.ndarray:
+    def samples_in(self, epoch: int, first: int, end: int) -> np.ndarray:
         # Only where every 4,096th sample begins is known. So the blocks that the interval touches are laid out anew:
         # from the last one that begins at `first` or before it, up to the first that begins at `end` or behind it.
         # In there the lengths of the samples are summed up, and those that begin outside the interval are dropped.
         starts = self.block_starts(epoch)
         from_block = int(np.searchsorted(starts, first, side="right")) - 1
         to_block = int(np.searchsorted(starts, end, side="left"))
-        places = np.arange(from_block * BLOCK_SAMPLES, min(to_block * BLOCK_SAMPLES, epoch.num_samples))
+        places = np.arange(from_block * BLOCK_SAMPLES, min(to_block * BLOCK_SAMPLES, self.samples.num_samples))
         ids = self.ids_at(epoch, places)
         begins, stops = self.samples.spans(ids)
         lengths = stops - begins
         offsets = starts[from_block] + np.cumsum(lengths) - lengths
         return ids[(offsets >= first) & (offsets < end)]
 
-    def sum_blocks(self, epoch: Epoch) -> np.ndarray:
+    def sum_blocks(self, epoch: int) -> np.ndarray:
         """Where each block of an epoch's order begins, and where the last one ends, in tokens. Reads lengths only."""
         totals = [np.zeros(1, np.int64)]
-        for begin in range(0, epoch.num_samples, 256 * BLOCK_SAMPLES):
-            places = np.arange(begin, min(begin + 256 * BLOCK_SAMPLES, epoch.num_samples))
+        for begin in range(0, self.samples.num_samples, 256 * BLOCK_SAMPLES):
+            places = np.arange(begin, min(begin + 256 * BLOCK_SAMPLES, self.samples.num_samples))
             begins, stops = self.samples.spans(self.ids_at(epoch, places))
             totals.append(np.add.reduceat(stops - begins, np.arange(0, len(places), BLOCK_SAMPLES)))
         return np.cumsum(np.concatenate(totals))

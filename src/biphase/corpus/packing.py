@@ -16,7 +16,7 @@ from math import floor
 
 import numpy as np
 
-from biphase.corpus.order import Growth, SampleOrder, uniform
+from biphase.corpus.order import SampleOrder, uniform
 from biphase.corpus.shards import ShardSet
 from biphase.errors import InputError
 
@@ -62,10 +62,6 @@ class DocumentSamples:
         self.num_tokens = int(lengths[kept].sum())
         self.left_out_tokens = int(lengths[~kept].sum())
 
-    def num_first(self, num_documents: int, num_tokens: int) -> int:
-        """How many of the samples lie in the first documents, which have so many tokens."""
-        return int(self.piece_ends[num_documents - 1]) if num_documents else 0
-
     def spans(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """First token and end (exclusive) of each sample, as offsets into the token stream of the shards."""
         # An example, with samples of 12 to 64 tokens: documents of 5, 100 and 130 tokens have 0, 2 and 3 pieces, so
@@ -100,9 +96,6 @@ class StreamSamples:
         self.num_tokens = self.num_samples // 2 * max_tokens
         self.left_out_tokens = num_stream_tokens - self.num_tokens
 
-    def num_first(self, num_documents: int, num_tokens: int) -> int:
-        return 2 * (num_tokens // self.max_tokens)
-
     def spans(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         # Samples 2k and 2k + 1 are the two parts of the k-th stretch of max_tokens. With limits of 12 and 2048 there
         # are 2025 places to cut it at, 12..2036, so that both parts have 12 tokens or more; `uniform` draws one, the
@@ -121,12 +114,11 @@ Samples = DocumentSamples | StreamSamples
 class PackedSet:
     """One set of shards as packed samples, in their order."""
 
-    def __init__(self, shards: ShardSet, samples: Samples, seed: int, growth: Sequence[Growth] = ()) -> None:
-        """`growth` says where in the order the set grew."""
+    def __init__(self, shards: ShardSet, samples: Samples, seed: int) -> None:
         if samples.num_samples == 0:
             raise InputError(f"split '{shards.split}' holds no document that is long enough for a sample")
         self.shards, self.samples = shards, samples
-        self.order = SampleOrder(samples, seed, growth)
+        self.order = SampleOrder(samples, seed)
 
     def pack(self, first: int, end: int) -> PackedBatch:
         """The samples that begin in [first, end) of the order."""

@@ -32,8 +32,6 @@ from biphase.corpus.tokenize import (
     ShardPlan,
     find_copies,
     keep_encoder,
-    place_hash,
-    source_hash,
     tell_full_disk,
     tokenize_unit,
 )
@@ -77,16 +75,14 @@ def prepare(
     text_field: str = "text",
     id_field: str = "id",
     txt_documents: TxtDocuments = "file",
-    append: bool = False,
     drop_copies: bool = False,
 ) -> ShardManifest:
     """Tokenize `sources` (see `corpus.text.find_text_sources`) into the shard set `out`; returns its manifest.
 
     A document is for validation when a hash of (seed, its id) falls below `validation_fraction`. Each source file is a
     unit of work, of this machine or of a Ray cluster where `engine` is one; the content does not depend on how many
-    work. With `append`, the set grows by those of the sources that are not in it yet, and the manifest goes on to know
-    it as it was. With `drop_copies`, only the first of several equal texts is taken. A finished set that lacks files
-    gets them again by the call that made it.
+    work. With `drop_copies`, only the first of several equal texts is taken. A finished set that lacks files gets them
+    again by the call that made it.
 
     Raises `InputError` for bad input, no space left, a killed worker, or an `out` that holds a set made from something
     else; `BusyError` while another process makes it. What is finished stays.
@@ -105,25 +101,22 @@ def prepare(
         inside = (out / "shards").iterdir() if (out / "shards").is_dir() else ()
         refuse_links(out / "tokenizer", out / "token_bytes.npy", out / "shards", out / ".locks", *inside)
         before = read_shard_manifest(out) if (out / "manifest.json").exists() else None
-        if append and before is None:
-            raise InputError(f"{out} holds no finished shard set that could grow: leave append out")
         sources_hash = content_hash([[split, [source.fingerprint for source in group]] for split, group in found])
         facts = known_facts(tokenizer) | {"sources_hash": sources_hash, "options": options}
-        is_made = before is not None and check_same_set(out, before, facts, append=append)
         if before is None:
             save_tokenizer(tokenizer, out / "tokenizer")
-        elif not is_made:
-            found = leave_out_present(found, before)
+        else:
+            check_same_set(out, before, facts)
         facts["token_bytes_sha256"] = save_token_bytes(tokenizer, out)
         copies = find_copies((one for _, group in found for one in group), options) if drop_copies else {}
         plans = [plan for split, group in found for plan in plan_shards(out, group, split, facts, copies)]
         keep_encoder(facts["tokenizer_hash"], tokenizer.backend_tokenizer)
-        if before is not None and is_made:
+        if before is not None:
             lost = [plan for plan in plans if is_lost(plan, before)]
             tokenize_missing(plans, lost, workers, engine)
             return mend_set(out, before, lost)
         tokenize_missing(plans, [plan for plan in plans if not plan.is_done], workers, engine)
-        return finish_set(out, plans, facts, before)
+        return finish_set(out, plans, facts)
 
 
 def choose_fraction(given: float | None, has_sources: bool) -> float:
@@ -195,41 +188,15 @@ def save_token_bytes(tokenizer: "PreTrainedTokenizerFast", out: Path) -> str:
     return digest
 
 
-def check_same_set(out: Path, before: ShardManifest, facts: dict[str, Any], *, append: bool) -> bool:
-    """Whether a finished set was made by this very call, now or before it grew. Otherwise it may grow with `append`."""
-    if before.tokenizer_hash == facts["tokenizer_hash"]:
-        asked = facts["sources_hash"], facts["options"]
-        if any((stage.sources_hash, stage.options) == asked for stage in before.stages):
-            return True
-        if append:
-            return False
-    first = before.stages[0].model_dump() | {"tokenizer_hash": before.tokenizer_hash}
-    asked_for = facts | {"options": facts["options"].model_dump()}
-    names = ("tokenizer_hash",) if append else ("sources_hash", "tokenizer_hash", "options")
-    what = ", ".join(name.removesuffix("_hash") for name in names if first[name] != asked_for[name])
-    grow = "" if append or "tokenizer" in what else "append to it, "
-    raise InputError(
-        f"{out} holds a finished shard set of other {what}: {grow}choose another folder, or delete "
-        f"{out / 'manifest.json'} to make it anew (files that are still the same are not tokenized again)"
-    )
-
-
-def leave_out_present(found: Found, before: ShardManifest) -> Found:
-    """The sources that a set does not have yet. Raises `InputError` for one that has changed since the set took it: its
-    texts would be there twice."""
-    present = {name for shard in before.shards for name in shard.source_hashes}
-    places = {place for shard in before.shards for place in shard.place_hashes}
-    for source in (source for _, group in found for source in group):
-        if source_hash(source) not in present and place_hash(source) in places:
-            raise InputError(
-                f"{source.name} has changed since the set took it (its size or time), and would be in it twice: append "
-                "what is new as a file of its own, or make a set anew in another folder"
-            )
-    new = [(split, [source for source in group if source_hash(source) not in present]) for split, group in found]
-    num_present = sum(len(group) for _, group in found) - sum(len(group) for _, group in new)
-    if num_present:
-        console.err.print(f"{num_present} of the sources are in the set already and stay as they are", markup=False)
-    return new
+def check_same_set(out: Path, before: ShardManifest, facts: dict[str, Any]) -> None:
+    """Raises `InputError` where a finished set was made by another call than this one."""
+    names = ("sources_hash", "tokenizer_hash", "options")
+    what = ", ".join(name.removesuffix("_hash") for name in names if getattr(before, name) != facts[name])
+    if what:
+        raise InputError(
+            f"{out} holds a finished shard set of other {what}: choose another folder, or delete "
+            f"{out / 'manifest.json'} to make it anew (files that are still the same are not tokenized again)"
+        )
 
 
 def is_lost(plan: ShardPlan, before: ShardManifest) -> bool:
@@ -278,15 +245,9 @@ def plan_shards(
         yield ShardPlan(out.resolve() / "shards" / name, group, split, options, **known, copies=dropped)
 
 
-def finish_set(out: Path, plans: list[ShardPlan], facts: dict[str, Any], before: ShardManifest | None) -> ShardManifest:
-    """Write the manifest of the shards that are there and, where the set grows, of those `before`."""
-    known = before.shards if before else ()
-    present = {shard.name for shard in known}
-    new = [plan for plan in plans if plan.folder.name not in present]
-    if before is not None and not new:
-        console.err.print(f"{out} holds all of it, nothing to do", markup=False)
-        return before
-    shards = (*known, *(read_json_as(plan.folder / "shard.json", Shard) for plan in new))
+def finish_set(out: Path, plans: list[ShardPlan], facts: dict[str, Any]) -> ShardManifest:
+    """Write the manifest of the shards that are there."""
+    shards = tuple(read_json_as(plan.folder / "shard.json", Shard) for plan in plans)
     splits = sum_splits(shards)
     if splits["train"].documents == 0:
         raise InputError("no document is left for training: every text is empty or went to validation")
@@ -299,7 +260,6 @@ def finish_set(out: Path, plans: list[ShardPlan], facts: dict[str, Any], before:
         fingerprint=set_fingerprint(facts["tokenizer_hash"], facts["dtype"], facts["vocab_size"], shards),
         splits=splits,
         shards=shards,
-        earlier=before.stages if before else (),
         duplicates=count_copies(out, shards),
         **facts,
     )

@@ -83,19 +83,12 @@ class ShardSet:
         self.opened: dict[int, ShardTokens] = {}
 
     @classmethod
-    def open(cls, folder: str | Path, split: str = "train", content: str | None = None) -> "ShardSet":
-        """A set as it is, or, where it has grown since, as it was when its fingerprint began with `content`.
-
-        Raises `InputError` when the manifest is missing or damaged, a file has not the size that it should have, or
-        the set never had that content.
-        """
+    def open(cls, folder: str | Path, split: str = "train") -> "ShardSet":
+        """Raises `InputError` when the manifest is missing or damaged, or a file has not the size that it should
+        have."""
         if split not in SHARD_SPLITS:
             raise InputError(f"split '{split}'{nearest(split, SHARD_SPLITS)}")
-        now = read_shard_manifest(Path(folder))
-        manifest = now if content is None else now.at_stage(content)
-        if manifest is None:
-            known = ", ".join(stage.fingerprint[:16] for stage in now.stages)
-            raise InputError(f"{folder} never had the content {content}; it had {known}")
+        manifest = read_shard_manifest(Path(folder))
         shards = cls(Path(folder), split, manifest)
         for shard in manifest.shards:
             wrong = wrong_size(shards.folder_of(shard), shards.split, shard.parts[shards.split], manifest.dtype)

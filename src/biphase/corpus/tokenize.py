@@ -23,7 +23,7 @@ from biphase.corpus.manifest import SHARD_SPLITS, Options, Shard, ShardPart, Sha
 from biphase.corpus.text import Document, TextSource, read_documents
 from biphase.engine.local import report_progress
 from biphase.errors import InputError
-from biphase.files import content_hash, locked, read_json_as, whole_folder, write_json
+from biphase.files import locked, read_json_as, whole_folder, write_json
 from biphase.machine import num_cores
 
 if TYPE_CHECKING:
@@ -65,15 +65,6 @@ class ShardPlan:
         return set(parts) == set(SHARD_SPLITS) and all(
             wrong_size(self.folder, split, part, self.dtype) is None for split, part in parts.items()
         )
-
-
-def source_hash(source: TextSource) -> str:
-    """What a shard knows a source by: a hash of its place, size and time."""
-    return content_hash(source.fingerprint)[:16]
-
-
-def place_hash(source: TextSource) -> str:
-    return content_hash(str(source.place) if isinstance(source.place, Path) else source.fingerprint)[:16]
 
 
 @contextmanager
@@ -205,8 +196,7 @@ def tokenize_shard(plan: ShardPlan, threads: int) -> None:
             write_batch(*before, writers)
         names = tuple(source.record_name for source in plan.sources)
         parts = {split: writer.close() for split, writer in writers.items()}
-        hashes, places = (tuple(map(known_by, plan.sources)) for known_by in (source_hash, place_hash))
-        shard = Shard(name=plan.folder.name, sources=names, source_hashes=hashes, place_hashes=places, parts=parts)
+        shard = Shard(name=plan.folder.name, sources=names, parts=parts)
         write_json(folder / "shard.json", shard.model_dump(mode="json"))
 
 

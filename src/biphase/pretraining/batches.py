@@ -81,9 +81,7 @@ class BatchLoader:
 def open_loader(job: Job) -> BatchLoader:
     """The batches of a run for this process. Raises `InputError` where they are too small for its processes."""
     recipe, world, origin = job.recipe, job.world, job.origin
-    batches = make_batches(
-        recipe.data, job.text, job.tokens_before, origin=origin.data_position, history=origin.data_history
-    )
+    batches = make_batches(recipe.data, job.text, job.tokens_before, origin=origin.data_position)
     # A batch grows or shrinks from its first to its last update.
     smallest = min(batches.batch_tokens(0), batches.batch_tokens(recipe.num_steps - 1))
     microbatches = -(-smallest // (world.size * recipe.compute.microbatch_tokens))

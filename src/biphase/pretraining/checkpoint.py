@@ -19,7 +19,6 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from biphase.corpus.mixture import TextHistory
 from biphase.distributed import World
 from biphase.encoder.packed import PackedModel
 from biphase.errors import InputError, first_line, told_as
@@ -52,14 +51,10 @@ class CheckpointManifest:
     carried: list[str]
     """What was taken over from it: weights, optimizer, data position."""
     data_history: list[tuple[int, tuple[str, ...]]] = field(default_factory=list)
-    """Empty in checkpoints of runs over one set that were written without it."""
+    """The fingerprint of each set, behind a 0: the place in the data order from which on they are trained on. Further
+    places are of an earlier version, which added text to sets; old runs over one set have none."""
     files: dict[str, str] = field(default_factory=dict)
     """SHA-256 of each file."""
-
-    @property
-    def text_history(self) -> TextHistory:
-        """What the text was, and where it grew."""
-        return tuple(self.data_history) or ((0, (self.data_fingerprint,)),)
 
     @property
     def content(self) -> str:

@@ -27,7 +27,7 @@ from biphase.pretraining.objectives import is_causal
 from biphase.pretraining.optimizer import block_matrices, make_optimizers
 from biphase.pretraining.parallel import fill_parts, outline_network, parallelize, unwrap
 from biphase.pretraining.schedule import decay_start, mixture_ends
-from biphase.pretraining.start import Start, find_recorded, find_start, heed_older, load_network, record_origin
+from biphase.pretraining.start import Start, find_recorded, find_start, load_network, record_origin
 from biphase.recipe import Phase, Recipe
 from biphase.run import Run, claim_run, drop_old, run_path, whole_steps
 
@@ -78,8 +78,8 @@ def open_job(recipe: Recipe, root: Path, world: World) -> Job:
     text = open_text(recipe.data)
     dtype = choose_dtype(recipe.compute.precision, world.device)
 
-    def run_from(origin: Start, content: str = text.fingerprint) -> Run:
-        return Run(run_path(root, recipe.name, recipe.identity(content, origin.parent, str(dtype))))
+    def run_from(origin: Start) -> Run:
+        return Run(run_path(root, recipe.name, recipe.identity(text.fingerprint, origin.parent, str(dtype))))
 
     def find_origin() -> Start:
         try:
@@ -93,15 +93,7 @@ def open_job(recipe: Recipe, root: Path, world: World) -> Job:
     elsewhere = f"{recipe.init.checkpoint} cannot be taken over; the first process says why"
     # A model of the hub is in the cache of each machine.
     origin = find_origin() if recipe.init.checkpoint is None else world.decide(find_origin, elsewhere)
-    run = run_from(origin)
-
-    def heed() -> list[str]:
-        is_begun = run.is_done or whole_steps(run)
-        return [] if is_begun else heed_older(recipe, text, root, partial(run_from, origin))
-
-    for line in world.decide(heed, f"{run.path} is not begun; the first process says why"):
-        world.tell(line)
-    return Job(recipe, run, world, dtype, text, origin)
+    return Job(recipe, run_from(origin), world, dtype, text, origin)
 
 
 def fit_samples(recipe: Recipe) -> Recipe:
@@ -187,7 +179,7 @@ def save_state(job: Job, state: TrainState, done: int, mixture: Phase, tokens_se
         tokens_seen=tokens_seen,
         data_position=origin.data_position + job.tokens_before(done),
         data_fingerprint=job.text.fingerprint,
-        data_history=list(origin.data_history),
+        data_history=[(0, job.text.contents)],
         tokenizer_hash=job.shards.manifest.tokenizer_hash,
         objective=mixture.objective,
         is_decayed=done > decay_start(recipe.schedule, recipe.num_steps),

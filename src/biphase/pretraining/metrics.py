@@ -38,7 +38,7 @@ from biphase.tracking import Send, open_tracking
 def make_validator(job: Job) -> Callable[[nn.Module, Phase], dict[str, float]] | None:
     """A function from (model, phase) to validation metrics, on the same tokens every time; None without such text."""
     data, world = job.recipe.data, job.world
-    shards = ShardSet.open(data.shards, "validation", data.content)
+    shards = ShardSet.open(data.shards, "validation")
     if shards.num_documents == 0:
         world.tell(f"{data.shards} has no validation documents: training without validation")
         return None

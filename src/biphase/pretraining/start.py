@@ -3,16 +3,14 @@
 Each is a network, a place in the data order and, where it is carried, an optimizer's state.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from itertools import islice
 from pathlib import Path
 
 from transformers import AutoModelForMaskedLM, EuroBertConfig, PreTrainedModel
 
 from biphase import console
-from biphase.corpus.mixture import TextHistory, TrainingText, find_shares
+from biphase.corpus.mixture import TrainingText, find_shares
 from biphase.corpus.shards import ShardSet, check_tokenizer
 from biphase.corpus.tokenizer import TOKENIZER_FILES, load_tokenizer, tokenizer_hash
 from biphase.distributed import World
@@ -23,7 +21,7 @@ from biphase.encoder.proofs import check_directions, check_head, freeze_unreache
 from biphase.errors import InputError
 from biphase.files import read_json_as, write_json
 from biphase.hub import fetch_model, model_fingerprint
-from biphase.pretraining.checkpoint import CheckpointManifest, read_checkpoint_manifest
+from biphase.pretraining.checkpoint import read_checkpoint_manifest
 from biphase.pretraining.objectives import is_causal
 from biphase.recipe import Recipe
 from biphase.run import Run, find_checkpoint, read_recipe, split_reference, whole_steps
@@ -42,8 +40,6 @@ class Start:
     tokens_seen: int = 0
     data_position: int = 0
     parent: str | None = None
-    data_history: TextHistory = ()
-    """What the text was up to here, and is from here on."""
     carried: tuple[str, ...] = ()
     model_folder: str | None = None
     """A transformers folder, None for random weights."""
@@ -53,19 +49,18 @@ class Start:
 def find_start(recipe: Recipe, text: TrainingText) -> Start:
     """The beginning that `init` names. Loads no weights."""
     init, shards = recipe.init, text.main
-    anew: TextHistory = ((0, text.contents),)
     if init.preset is not None:
-        return Start(data_history=anew)
+        return Start()
     if init.model is not None:
         folder = fetch_model(init.model, init.revision)
         check_foreign_tokenizer(folder, shards)
         parent = model_fingerprint(init.model, folder)
-        return Start(parent=parent, carried=("weights",), model_folder=str(folder), data_history=anew)
-    return find_branch(recipe, text, anew)
+        return Start(parent=parent, carried=("weights",), model_folder=str(folder))
+    return find_branch(recipe, text)
 
 
-def find_branch(recipe: Recipe, text: TrainingText, anew: TextHistory) -> Start:
-    """The beginning at a checkpoint of another run; its text begins `anew` where the two have not the same order."""
+def find_branch(recipe: Recipe, text: TrainingText) -> Start:
+    """The beginning at a checkpoint of another run; its text begins anew where the two have not the same order."""
     init, shards = recipe.init, text.main
     assert init.checkpoint is not None
     folder = find_checkpoint(init.checkpoint)
@@ -76,20 +71,15 @@ def find_branch(recipe: Recipe, text: TrainingText, anew: TextHistory) -> Start:
         raise InputError(f"{path} is not done, so its last step may change: say which one, {path}@STEP; it has {steps}")
     manifest = read_checkpoint_manifest(folder)
     check_tokenizer(shards, manifest.tokenizer_hash)
-    # The parent's place in the data order means something only where both walk through the same samples, those that a
-    # text has got since apart.
+    # The parent's place in the data order means something only where both walk through the same samples.
     theirs = read_recipe(Run(folder.parent.parent)).data
-    history = manifest.text_history
-    same_order = (theirs.order, find_shares(theirs)) == (recipe.data.order, find_shares(recipe.data))
-    goes_on = same_order and text.grew_from(history[-1][1])
-    if goes_on and history[-1][1] != text.contents:
-        history = (*history, (manifest.data_position, text.contents))
+    same_text = manifest.data_fingerprint == text.fingerprint and len(manifest.data_history) < 2
+    goes_on = same_text and (theirs.order, find_shares(theirs)) == (recipe.data.order, find_shares(recipe.data))
     carried = {"weights": True, "optimizer": init.carry_optimizer, "data position": goes_on}
     return Start(
         step=manifest.step,
         tokens_seen=manifest.tokens_seen,
         data_position=manifest.data_position if goes_on else 0,
-        data_history=history if goes_on else anew,
         parent=manifest.content,
         carried=tuple(what for what, is_carried in carried.items() if is_carried),
         model_folder=str(folder / "model"),
@@ -122,57 +112,13 @@ def find_recorded(recipe: Recipe, root: Path, run_from: Callable[[Start], Run]) 
     return None
 
 
-def heed_older(recipe: Recipe, text: TrainingText, root: Path, run_over: Callable[[str], Run]) -> list[str]:
-    """A line on each run of the recipe that is done over its text as it was before it grew, and how to go on from it.
-
-    Raises `InputError` where one is half-way: the user says what is meant.
-
-    Args:
-        run_over: the recipe's run over the text with a fingerprint.
-    """
-    told, parts = [], recipe.data.mixture
-    grown = "a text of data.mixture" if parts else recipe.data.shards
-    for run, manifest in find_older(recipe, text, root, run_over):
-        contents = ", ".join(content[:16] for content in manifest.text_history[-1][1])
-        as_it_was = f"content in the parts of data.mixture: {contents}" if parts else f"data.content={contents}"
-        end = f"init.checkpoint={run.path}@{manifest.step}"
-        if not run.is_done:
-            raise InputError(
-                f"{run.path} is not done, and {grown} has grown since: to go on over all of it, set {end} and the "
-                f"curriculum that is left; to finish it as it began, set {as_it_was}; to begin anew, give the recipe "
-                "another name"
-            )
-        told.append(
-            f"{grown} has grown since {run.path} was done, so a new run begins: to go on from that one over all of it, "
-            f"set {end} and a curriculum; to have that one, set {as_it_was}"
-        )
-    return told
-
-
-def find_older(
-    recipe: Recipe, text: TrainingText, root: Path, run_over: Callable[[str], Run]
-) -> Iterator[tuple[Run, CheckpointManifest]]:
-    """The recipe's runs over its text as it was before it grew, each with its last checkpoint that can be read."""
-    for run in map(Run, sorted(root.glob(f"{recipe.name}-????????"))):
-        for manifest in islice(readable_manifests(run), 1):
-            contents = manifest.text_history[-1][1]
-            has_grown = contents != text.contents and text.grew_from(contents)
-            if has_grown and run_over(text.fingerprint_of(contents)).path == run.path:
-                yield run, manifest
-
-
-def readable_manifests(run: Run) -> Iterator[CheckpointManifest]:
-    """The manifests of a run's checkpoints, the last one first, without those that are damaged."""
-    for step in reversed(whole_steps(run)):
-        with suppress(InputError):
-            yield read_checkpoint_manifest(run.steps / str(step), check_files=False)
-
-
 def resume_start(run: Run, step: int, world: World) -> Start:
     """Where an interrupted run goes on; the first process alone looks whether all files are unchanged. A collective."""
     folder = run.steps / str(step)
     elsewhere = f"{folder} cannot be taken over; the first process says why"
     manifest = world.decide(lambda: read_checkpoint_manifest(folder), elsewhere)
+    if len(manifest.data_history) > 1:
+        raise InputError(f"{run.path} trains on a set to which an earlier version added text: begin it anew")
     return Start(
         run_step=manifest.run_step,
         step=manifest.step,

@@ -250,18 +250,17 @@ def list_sets(data: Data) -> list[str]:
 
 
 def refuse_other_text(plan: Plan, records: Mapping[str, TrainedRecord]) -> None:
-    """Raises `InputError` where a run was trained on other text than its shards hold; they may have grown since, and
-    they may be gone."""
-    known: dict[str, list[str]] = {}
+    """Raises `InputError` where a run was trained on other text than its shards hold; they may be gone."""
+    known: dict[str, str] = {}
     for name, record in records.items():
         for path, content in zip(list_sets(plan.runs[name].recipe.data), record.text or (), strict=False):
             if path not in known:
                 is_there = (Path(path) / "manifest.json").exists()
-                known[path] = [one.fingerprint for one in read_shard_manifest(Path(path)).stages] if is_there else []
-            if known[path] and content not in known[path]:
+                known[path] = read_shard_manifest(Path(path)).fingerprint if is_there else ""
+            if known[path] and content != known[path]:
                 raise InputError(
                     f"run {name} was trained on other text ({content[:8]}) than {path} holds now "
-                    f"({known[path][-1][:8]}): put that text back, or choose another folder for the study"
+                    f"({known[path][:8]}): put that text back, or choose another folder for the study"
                 )
 
 

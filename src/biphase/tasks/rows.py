@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from biphase.corpus.readers import (
-    BYTE_ORDER_MARK,
     damaged,
     find_field,
     plain_path,
@@ -181,14 +180,6 @@ def read_quoted(path: Path, layout: FileLayout, delimiter: str | None) -> Rows:
 def guess_delimiter(header: str) -> str:
     """A comma, or where the header of a .csv has none of them, a semicolon."""
     return ";" if ";" in header and "," not in header else ","
-
-
-def csv_dialect(path: Path, layout: FileLayout) -> tuple[str, str]:
-    """What a .csv begins with, a byte order mark (Excel's) or nothing, and what divides its fields."""
-    with path.open("rb") as file:
-        mark = BYTE_ORDER_MARK.decode() if file.read(len(BYTE_ORDER_MARK)) == BYTE_ORDER_MARK else ""
-    header = next((line for _, line, _ in read_text_lines(path)), "")
-    return mark, layout.delimiter or guess_delimiter(header)
 
 
 def check_header(place: str, names: Sequence[str]) -> None:

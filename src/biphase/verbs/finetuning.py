@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from biphase.config import parse_config
 from biphase.console import err, track
-from biphase.corpus.readers import plain_path
 from biphase.errors import InputError
 from biphase.files import refuse_filled, whole_file
 from biphase.finetuning.cells import plan_cells
@@ -17,7 +16,7 @@ from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.input_rows import PlacedRow
 from biphase.finetuning.kept import RECORD, KeptModel, find_kept, open_rows
 from biphase.finetuning.scores import Score
-from biphase.tasks.rows import Row, csv_dialect
+from biphase.tasks.rows import Row
 from biphase.tasks.spec import find_task
 from biphase.verbs.memory import keep_rows, rows_in
 from biphase.verbs.own_task import write_task
@@ -169,11 +168,9 @@ def write_predictions(model: str, file: Path, out: Path | TextIO, template: str 
             raise InputError(f"{out} is there already; choose another name, or delete it first")
         if not out.absolute().parent.is_dir():
             raise InputError(f"{out}: there is no folder {out.parent}")
-        kept, rows = open_prediction(model, file, template, device)
-        is_csv = plain_path(file).suffix == ".csv"
-        dialect = csv_dialect(file, kept.layout) if is_csv else ("", ",")
+        _, rows = open_prediction(model, file, template, device)
         with whole_file(out) as sink:
-            write_csv(rows, sink, *dialect) if out.suffix == ".csv" else write_lines(rows, sink)
+            write_csv(rows, sink) if out.suffix == ".csv" else write_lines(rows, sink)
     else:
         write_lines(open_prediction(model, file, template, device)[1], out)
 
@@ -185,26 +182,21 @@ def write_lines(rows: Iterable[Row], sink: TextIO) -> None:
     sink.flush()
 
 
-def table_cell(value: Any, delimiter: str) -> Any:
-    """A value as a table has it: a list as JSON; between semicolons a number of ours with a decimal comma, because
-    Excel reads 0.384 as 384 where tables are divided so."""
-    if isinstance(value, dict | list):
-        return json.dumps(value, ensure_ascii=False, default=str)
-    return str(value).replace(".", ",") if delimiter == ";" and isinstance(value, float) else value
+def table_cell(value: Any) -> Any:
+    """A value as a table has it: a list as JSON."""
+    return json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, dict | list) else value
 
 
-def write_csv(rows: Iterable[Row], sink: TextIO, mark: str = "", delimiter: str = ",") -> None:
-    """A table with the columns of the first row: one for each label's probability, lists as JSON. It begins with `mark`
-    (see `csv_dialect`)."""
+def write_csv(rows: Iterable[Row], sink: TextIO) -> None:
+    """A table with the columns of the first row: one for each label's probability, lists as JSON."""
     table: Any = None
-    sink.write(mark)
     for number, row in enumerate(rows, start=1):
         flat = {key: value for key, value in row.items() if not isinstance(value, dict) or key != "probabilities"}
         if isinstance(row.get("probabilities"), dict):
             flat |= {f"probability_{label}": value for label, value in row["probabilities"].items()}
-        flat = {key: table_cell(value, delimiter) for key, value in flat.items()}
+        flat = {key: table_cell(value) for key, value in flat.items()}
         if table is None:
-            table = csv.DictWriter(sink, list(flat), delimiter=delimiter, lineterminator="\n")
+            table = csv.DictWriter(sink, list(flat), lineterminator="\n")
             table.writeheader()
         extra = sorted(flat.keys() - set(table.fieldnames))
         if extra:

@@ -8,7 +8,7 @@ import numpy as np
 
 from biphase.config import load_config, read_yaml
 from biphase.corpus.duplicates import count_near_copies
-from biphase.corpus.manifest import SHARD_SPLITS, sum_splits
+from biphase.corpus.manifest import SHARD_SPLITS
 from biphase.corpus.shards import ShardSet
 from biphase.embedding.recipe import EmbeddingRecipe
 from biphase.errors import InputError
@@ -81,11 +81,6 @@ def shard_facts(path: Path, *, verify: bool, near_copies: bool) -> Facts:
         "dtype": manifest.dtype,
         "num_shards": len(manifest.shards),
     }
-    grown = []
-    for stage in manifest.earlier:
-        train = sum_splits(manifest.shards[: stage.num_shards])["train"]
-        grown.append({"content": stage.fingerprint, "documents": train.documents, "tokens": train.tokens})
-    facts |= {"was_before": grown} if grown else {}
     if manifest.duplicates is not None:
         facts["exact_copies"] = manifest.duplicates.model_dump()
     tokenizer = sets[0].tokenizer()

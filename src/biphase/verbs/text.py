@@ -81,7 +81,6 @@ def prepare(
     id_field: str = "id",
     txt_documents: TxtDocuments = "file",
     seed: int = 0,
-    append: bool = False,
     drop_copies: bool = False,
 ) -> Path:
     """Tokenize text into memory-mapped shards; returns their folder. The same call goes on where it was stopped.
@@ -95,15 +94,10 @@ def prepare(
         workers: processes; one for four cores unless given.
         engine: `ray` for many machines, with the `address` of a cluster.
         seed: of the validation split.
-        append: add to a finished set; what is there stays as it is.
         drop_copies: leave out each document with exactly the text of an earlier one; sources are read twice.
     """
     from biphase.corpus.prepare import prepare as prepare_shards
 
-    if append and drop_copies:
-        raise InputError(
-            "append and drop_copies are both given: copies can be dropped only while a set is made: choose one"
-        )
     where = parse_config(Engine, {"kind": engine, "address": address}, (), origin="prepare")
     held_out: Sequence[str | Path] = () if validation is None else name_sources(validation, Path(out), text_field)
     manifest = prepare_shards(
@@ -118,7 +112,6 @@ def prepare(
         text_field=text_field,
         id_field=id_field,
         txt_documents=txt_documents,
-        append=append,
         drop_copies=drop_copies,
     )
     for name, split in manifest.splits.items():
