@@ -23,7 +23,7 @@ from biphase.encoder.load import TokenIds, make_model
 from biphase.encoder.loss import CHUNK_LOGITS, PART_LOGITS, language_model_loss, reference_loss
 from biphase.encoder.packed import PackedModel, packed_hidden
 from biphase.pretraining.loop import train
-from biphase.pretraining.parallel import fill_parts, outline_network, parallelize
+from biphase.pretraining.optimizer import fill_parts, outline_network, parallelize
 from biphase.recipe import ComputeConfig, Recipe
 from biphase.run import read_metrics
 

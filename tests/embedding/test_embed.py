@@ -27,14 +27,13 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer, Qwen2Config
 import biphase
 from biphase.config import parse_config
 from biphase.corpus.tokenizer import load_tokenizer
-from biphase.embedding import encode, mining, training
+from biphase.embedding import encode, training
 from biphase.embedding.embed import tell_unused_modules, train_embedder
 from biphase.embedding.folder import hash_embedder, load_embedder
-from biphase.embedding.losses import make_loss
+from biphase.embedding.losses import load_teacher, make_loss, teach_once
 from biphase.embedding.packed_module import whitened
 from biphase.embedding.pairs import read_pairs
 from biphase.embedding.recipe import EmbeddingRecipe, HardNegatives, PairSource
-from biphase.embedding.teacher import load_teacher, teach_once
 from biphase.errors import InputError, StoppedError
 
 from ..conftest import DEVICE, flip_bit
@@ -246,12 +245,12 @@ def test_negatives_are_those_of_sentence_transformers_miner(
 ) -> None:
     """In pieces too, and for an anchor with two positives; a row that is there twice stays so."""
     monkeypatch.setattr(encode, "PIECE_TEXTS", 5)
-    monkeypatch.setattr(mining, "MINED_PASSAGES", 7)
+    monkeypatch.setattr(training, "MINED_PASSAGES", 7)
     rows = [*pairs, pairs[3], {"anchor": pairs[0]["anchor"], "positive": pairs[9]["positive"]}]
     table, model = Dataset.from_list(rows), load_embedder(str(encoder_folder))
     settings = HardNegatives(**wanted)
-    negatives = mining.mine_negatives(table, model, settings, "mine", tmp_path / "rows.npy")
-    number = mining.write_mined(table, negatives, settings.number, tmp_path / "mined.arrow")
+    negatives = training.mine_negatives(table, model, settings, "mine", tmp_path / "rows.npy")
+    number = training.write_mined(table, negatives, settings.number, tmp_path / "mined.arrow")
     ours = [tuple(row.values()) for row in Dataset.from_file(str(tmp_path / "mined.arrow"))]
     theirs = mine_hard_negatives(
         table,

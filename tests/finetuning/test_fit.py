@@ -20,11 +20,10 @@ from biphase.finetuning.encoders import Encoder, load_encoder
 from biphase.finetuning.encoding import EncodedTask
 from biphase.finetuning.encoding_cache import load_encoded
 from biphase.finetuning.families import FAMILY_MODULES
-from biphase.finetuning.fit import cells_claimed, fit_cell, fit_cells
+from biphase.finetuning.fit import build_network, cells_claimed, finetuning_rate, fit_cell, fit_cells, train_network
 from biphase.finetuning.models import identify
 from biphase.finetuning.predictions import read_examples
 from biphase.finetuning.scores import Score, read_score
-from biphase.finetuning.training import build_network, finetuning_rate, train_network
 from biphase.tasks.drawing import draw_indices
 from biphase.tasks.spec import METRICS, find_task, task_table
 

@@ -18,10 +18,9 @@ from biphase.finetuning.config import FinetuneConfig, settle_config
 from biphase.finetuning.encoders import Encoder
 from biphase.finetuning.encoding_cache import encode_source
 from biphase.finetuning.families import multiple_choice
-from biphase.finetuning.fit import fit_cell
+from biphase.finetuning.fit import build_network, fit_cell
 from biphase.finetuning.predictions import read_examples
 from biphase.finetuning.scores import Score
-from biphase.finetuning.training import build_network
 from biphase.tasks.examples import load_examples
 from biphase.tasks.labels import label_number
 from biphase.tasks.sources import find_source

@@ -18,8 +18,7 @@ from biphase.finetuning import probe
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.encoders import Encoder
 from biphase.finetuning.encoding_cache import encode_source
-from biphase.finetuning.fit import fit_cell
-from biphase.finetuning.training import build_network, train_network
+from biphase.finetuning.fit import build_network, fit_cell, train_network
 from biphase.tasks.drawing import draw_shots
 from biphase.tasks.sources import find_source
 from biphase.tasks.spec import task_table

@@ -13,7 +13,7 @@ from biphase.finetuning.cells import find_task_sources
 from biphase.finetuning.encoders import Encoder, UsedEmbedding, copy_backbone, is_table
 from biphase.finetuning.encoding import TokenizedTexts
 from biphase.finetuning.encoding_cache import load_encoded
-from biphase.finetuning.training import build_network, train_network
+from biphase.finetuning.fit import build_network, train_network
 
 from .conftest import make_cell, predict_split
 

@@ -38,7 +38,7 @@ from biphase.errors import StoppedError
 from biphase.memory import plan_memory
 from biphase.pretraining.checkpoint import read_checkpoint_manifest
 from biphase.pretraining.loop import train
-from biphase.pretraining.parallel import autocast
+from biphase.pretraining.optimizer import autocast
 from biphase.recipe import Recipe
 from biphase.run import Run, read_metrics, whole_steps
 
@@ -346,8 +346,7 @@ def hand_on(job: dict[str, Any]) -> None:
     from biphase.corpus.tokenizer import load_tokenizer
     from biphase.encoder.load import TokenIds, make_model
     from biphase.pretraining.checkpoint import load_optimizer, save_checkpoint
-    from biphase.pretraining.optimizer import make_optimizers
-    from biphase.pretraining.parallel import fill_parts, outline_network, parallelize
+    from biphase.pretraining.optimizer import fill_parts, make_optimizers, outline_network, parallelize
     from biphase.recipe import ComputeConfig, Optimizer
 
     run, step, tokenizer = Run(Path(job["root"])), job["step"], load_tokenizer(job["tokenizer"])

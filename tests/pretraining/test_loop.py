@@ -26,11 +26,10 @@ from biphase.encoder.proofs import FailedProofError
 from biphase.errors import InputError
 from biphase.files import file_hash, read_json
 from biphase.flops import SampleLengths
-from biphase.pretraining.batches import open_loader
 from biphase.pretraining.checkpoint import read_checkpoint_manifest
-from biphase.pretraining.job import load_state, open_job, work_between
+from biphase.pretraining.job import load_state, open_job, open_loader, work_between
 from biphase.pretraining.loop import train
-from biphase.pretraining.parallel import checkpoint_activations
+from biphase.pretraining.optimizer import checkpoint_activations
 from biphase.pretraining.schedule import learning_rate
 from biphase.recipe import Phase, Recipe
 from biphase.run import Run, read_metrics, read_recipe, whole_steps

@@ -14,8 +14,14 @@ from biphase.encoder.load import TokenIds, describe_network, empty_network, load
 from biphase.encoder.packed import PackedModel
 from biphase.encoder.proofs import freeze_unreached
 from biphase.errors import InputError
-from biphase.pretraining.optimizer import Muon, block_matrices, make_optimizers, orthogonalize, set_rate
-from biphase.pretraining.parallel import transformer_blocks
+from biphase.pretraining.optimizer import (
+    Muon,
+    block_matrices,
+    make_optimizers,
+    orthogonalize,
+    set_rate,
+    transformer_blocks,
+)
 from biphase.recipe import Optimizer, Schedule
 
 

@@ -16,7 +16,7 @@ from biphase.encoder.attention import lay_out
 from biphase.encoder.load import TokenIds, make_model
 from biphase.encoder.packed import PackedModel
 from biphase.errors import InputError
-from biphase.pretraining.parallel import decide_compile, parallelize
+from biphase.pretraining.optimizer import decide_compile, parallelize
 from biphase.recipe import ComputeConfig
 
 CUDA = torch.device("cuda")
@@ -27,7 +27,7 @@ def test_each_of_many_shapes_is_compiled(monkeypatch: pytest.MonkeyPatch) -> Non
     """Dynamo keeps 8 graphs of a code object, and runs the rest uncompiled."""
     traced = nn.Module.compile
     monkeypatch.setattr(nn.Module, "compile", lambda self, **given: traced(self, backend="eager", **given))
-    monkeypatch.setattr("biphase.pretraining.parallel.missing_for_compile", lambda device: "")
+    monkeypatch.setattr("biphase.pretraining.optimizer.missing_for_compile", lambda device: "")
     compute, world = ComputeConfig(compile="on", precision="fp32"), World(0, 1, torch.device("cpu"))
     ids = torch.arange(3)
     for width in range(8, 44, 4):

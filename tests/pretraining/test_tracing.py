@@ -27,7 +27,7 @@ from biphase.encoder.attention import attend, lay_out
 from biphase.encoder.buckets import bucket_attention, bucket_attention_backward
 from biphase.encoder.load import TokenIds, make_model
 from biphase.encoder.packed import PackedModel
-from biphase.pretraining.parallel import transformer_blocks
+from biphase.pretraining.optimizer import transformer_blocks
 from biphase.recipe import Recipe
 
 SMALL = {

@@ -16,8 +16,7 @@ from biphase.corpus.tokenizer import save_tokenizer
 from biphase.distributed import World
 from biphase.errors import StoppedError
 from biphase.files import file_hash
-from biphase.pretraining.batches import BatchLoader, open_loader
-from biphase.pretraining.job import open_job
+from biphase.pretraining.job import BatchLoader, open_job, open_loader
 from biphase.pretraining.loop import train
 from biphase.recipe import Recipe
 from biphase.run import Run, read_metrics

@@ -33,7 +33,7 @@ from biphase.study.advise import (
     list_caveats,
     recipe_yaml,
 )
-from biphase.study.assumptions import fits
+from biphase.study.cost import fits
 from biphase.study.devices import Machine, find_machine
 from biphase.study.results import weigh_evidence
 from biphase.study.rules import MOST_EPOCHS, Choice, TextAmount, apply_rule, measure_text, predict_loss, read_rules

@@ -14,14 +14,13 @@ from biphase.encoder.presets import shape_of
 from biphase.errors import InputError
 from biphase.flops import SHAPE_KEYS, Shape
 from biphase.recipe import Data
-from biphase.study import assumptions
+from biphase.study import cost
 from biphase.study.cost import cell_cost, estimate, moment_bytes
 from biphase.study.describe import compare_published
 from biphase.study.devices import find_machine, study_machine
 from biphase.study.plan import Plan, StudyCell, plan_study
-from biphase.study.sizes import find_lengths, measure_sizes, model_shape
+from biphase.study.sizes import TYPICAL_SIZES, find_lengths, find_size, measure_sizes, model_shape
 from biphase.study.spec import Planning, StartingModel, Study, finetune_config, load_study
-from biphase.study.task_sizes import TYPICAL_SIZES, find_size
 from biphase.tasks.spec import task_table
 
 STUDIES = BUNDLED / "studies"
@@ -304,8 +303,8 @@ def test_a_plan_says_what_memory_its_networks_need() -> None:
 @pytest.mark.parametrize(("here", "is_told"), [(2**30, True), (2**40, False), (0, False)])
 def test_a_plan_for_a_cpu_says_what_memory_it_needs(here: int, is_told: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """And that it is more than this machine has."""
-    monkeypatch.setattr(assumptions, "total_memory", lambda: here)
-    monkeypatch.setattr(assumptions, "has_bf16_cores", lambda: False)
+    monkeypatch.setattr(cost, "total_memory", lambda: here)
+    monkeypatch.setattr(cost, "has_bf16_cores", lambda: False)
     plan = plan_study(load_study(STUDIES / "paper.yaml"))
     lines = [line for line in estimate(plan, find_machine("CPU")).assumptions if "GiB" in line]
     assert len(lines) == 3 and all("in each process on a CPU" in line and "GPU" not in line for line in lines)

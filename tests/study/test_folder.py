@@ -31,9 +31,8 @@ from biphase.study.folder import (
     read_state,
     refuse_other_text,
 )
-from biphase.study.notes import list_notes
 from biphase.study.plan import Plan, StudyCell, plan_study
-from biphase.study.report import list_costs
+from biphase.study.report import list_costs, list_notes
 from biphase.study.results import arm_of_model, collect_results, refuse_mixtures
 from biphase.study.sizes import measure_sizes
 from biphase.study.spec import Study

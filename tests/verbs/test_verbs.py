@@ -22,10 +22,9 @@ from biphase.errors import InputError
 from biphase.tasks.examples import load_examples
 from biphase.tasks.sources import find_source
 from biphase.tasks.spec import TASK_SPLITS, find_task
-from biphase.verbs.describe_task import describe_data
 from biphase.verbs.finetuning import is_folder
 from biphase.verbs.memory import are_names, list_changes
-from biphase.verbs.own_task import write_task
+from biphase.verbs.own_task import describe_data, write_task
 
 SCRIPT = """
 import sys, json

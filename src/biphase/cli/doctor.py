@@ -95,7 +95,7 @@ def describe_computing() -> dict[str, str]:
 
     from biphase.device import choose_device, choose_dtype, explain_dtype, missing_for_compile
     from biphase.encoder.attention import explain_backend
-    from biphase.pretraining.parallel import COMPILE_PAYS_AFTER_FLOPS, decide_compile
+    from biphase.pretraining.optimizer import COMPILE_PAYS_AFTER_FLOPS, decide_compile
     from biphase.recipe import ComputeConfig
 
     found = {}

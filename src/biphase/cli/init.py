@@ -144,7 +144,7 @@ def init_task_command(
 
     Example: `biphase init task data/reviews-train.csv --label stars --out reviews.yaml`
     """
-    from biphase.verbs.describe_task import EXAMPLES, describe_data
+    from biphase.verbs.own_task import EXAMPLES, describe_data
 
     refuse_existing(out_file)
     if family is not None and family not in EXAMPLES:

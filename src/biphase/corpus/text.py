@@ -18,14 +18,18 @@ from biphase.corpus.readers import (
     ABSENT,
     CODECS,
     MAX_LINE_BYTES,
+    SAVED_STATE,
+    SPLITS,
+    NoColumnError,
     field_names,
     find_field,
     json_kind,
+    leftovers,
     plain_path,
     read_json_lines,
+    read_table,
     read_text_lines,
 )
-from biphase.corpus.tables import SAVED_STATE, SPLITS, NoColumnError, leftovers, read_table
 from biphase.errors import InputError, first_of, nearest
 from biphase.hub import hub_says, load_rows, pin_commit
 

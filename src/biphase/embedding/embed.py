@@ -25,13 +25,11 @@ from biphase.corpus.tokenizer import misreading_class
 from biphase.device import choose_device, choose_dtype
 from biphase.embedding.evaluation import Judged, read_judged, score_arms
 from biphase.embedding.folder import hash_embedder, write_embedder
-from biphase.embedding.losses import loss_name, make_loss, matryoshka_dims
-from biphase.embedding.mining import mine_once
+from biphase.embedding.losses import load_teacher, loss_name, make_loss, matryoshka_dims, teach_once
 from biphase.embedding.packed_module import make_embedder, scale_token_embeddings, width_of
 from biphase.embedding.pairs import Pairs, check_places, check_stage, read_pairs
 from biphase.embedding.recipe import EmbeddingRecipe, EmbeddingStage
-from biphase.embedding.teacher import load_teacher, teach_once
-from biphase.embedding.training import last_checkpoint, to_table, train_stage
+from biphase.embedding.training import last_checkpoint, mine_once, to_table, train_stage
 from biphase.encoder.load import load_backbone
 from biphase.encoder.merging import layer_cosines, merge_weights
 from biphase.encoder.packed import explain_computing

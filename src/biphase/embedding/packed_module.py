@@ -25,7 +25,7 @@ from biphase.encoder.packed import PaddedBackbone, packed_hidden
 from biphase.errors import InputError
 from biphase.export.model import close_texts
 from biphase.finetuning.encoders import copy_backbone, load_encoder
-from biphase.pretraining.parallel import transformer_blocks
+from biphase.pretraining.optimizer import transformer_blocks
 
 
 class PackedTransformer(InputModule):

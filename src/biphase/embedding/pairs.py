@@ -18,7 +18,7 @@ from biphase.corpus.words import cut_words, find_words, join_words
 from biphase.embedding.recipe import EmbeddingRecipe, EmbeddingStage, PairSource
 from biphase.errors import InputError
 from biphase.files import content_hash, file_hash, refuse_foreign
-from biphase.finetuning.input_rows import PlacedRow
+from biphase.finetuning.kept import PlacedRow
 from biphase.finetuning.models import find_folder
 from biphase.hub import pin_commit
 from biphase.tasks.examples import score_number

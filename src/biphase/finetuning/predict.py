@@ -29,11 +29,9 @@ from biphase.finetuning.families import (
     sequence_classification,
     token_classification,
 )
-from biphase.finetuning.input_rows import TEXT, PlacedRow, input_columns, with_task_names
 from biphase.finetuning.keep import AUTO_CLASSES
-from biphase.finetuning.kept import KeptModel, check_columns
+from biphase.finetuning.kept import TEXT, KeptModel, PlacedRow, check_columns, input_columns, with_task_names
 from biphase.finetuning.metrics.classification import find_entities
-from biphase.tasks.answers import find_answer, read_spans
 from biphase.tasks.examples import (
     ChoiceTexts,
     LabelledText,
@@ -46,6 +44,7 @@ from biphase.tasks.examples import (
     read_choices,
     words_of,
 )
+from biphase.tasks.labels import find_answer, read_spans
 from biphase.tasks.rows import Row
 from biphase.tasks.sources import TaskSource, text_column
 from biphase.tasks.spec import Family, Task

@@ -15,8 +15,17 @@ from torch import nn
 from biphase.distributed import join_world
 from biphase.errors import InputError, StoppedError, first_of, memory_told
 from biphase.machine import stop_signals
-from biphase.pretraining.batches import Microbatch, open_loader, prefetch
-from biphase.pretraining.job import Job, TrainState, hold_run, load_state, open_job, save_state
+from biphase.pretraining.job import (
+    Job,
+    Microbatch,
+    TrainState,
+    hold_run,
+    load_state,
+    open_job,
+    open_loader,
+    prefetch,
+    save_state,
+)
 from biphase.pretraining.metrics import (
     StepResult,
     describe_start,
@@ -24,8 +33,7 @@ from biphase.pretraining.metrics import (
     open_log,
     prove_causality,
 )
-from biphase.pretraining.optimizer import set_rate
-from biphase.pretraining.parallel import autocast, gradient_sync
+from biphase.pretraining.optimizer import autocast, gradient_sync, set_rate
 from biphase.pretraining.schedule import mixture_number
 from biphase.pretraining.start import Start, resume_start
 from biphase.recipe import Recipe

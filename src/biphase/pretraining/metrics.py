@@ -26,10 +26,9 @@ from biphase.encoder.attention import choose_backend, lay_out
 from biphase.encoder.packed import explain_computing
 from biphase.encoder.proofs import probe_causality
 from biphase.flops import FlopCount, SampleLengths
-from biphase.pretraining.batches import BatchLoader
-from biphase.pretraining.job import Job, TrainState, total_work, work_between
+from biphase.pretraining.job import BatchLoader, Job, TrainState, total_work, work_between
 from biphase.pretraining.objectives import is_causal
-from biphase.pretraining.parallel import autocast, decide_compile, unwrap
+from biphase.pretraining.optimizer import autocast, decide_compile, unwrap
 from biphase.recipe import Phase
 from biphase.run import Run
 from biphase.tracking import Send, open_tracking

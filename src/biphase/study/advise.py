@@ -19,22 +19,28 @@ from biphase.encoder.presets import PRESETS
 from biphase.errors import InputError
 from biphase.recipe import Checkpoints, ComputeConfig, Data, Init, Optimizer, Recipe, Schedule, Validation
 from biphase.report.formats import format_bytes, show_estimate, show_list
-from biphase.study.assumptions import fit_memory
-from biphase.study.candidates import (
+from biphase.study.cost import fit_memory
+from biphase.study.curricula import curriculum_label, read_curriculum, write_steps
+from biphase.study.describe import describe_hours
+from biphase.study.devices import Machine
+from biphase.study.rules import (
+    FRESH_EPOCHS,
     LEAST_CONTINUED,
     LEAST_TOKENS,
+    MOST_EPOCHS,
+    PAPER_SIZES,
     Candidate,
+    Choice,
+    TextAmount,
+    apply_rule,
     choose_candidate,
     continue_encoder,
     find_encoder,
     make_candidate,
     mean_token_flops,
+    read_rules,
     scale_curriculum,
 )
-from biphase.study.curricula import curriculum_label, read_curriculum, write_steps
-from biphase.study.describe import describe_hours
-from biphase.study.devices import Machine
-from biphase.study.rules import FRESH_EPOCHS, MOST_EPOCHS, PAPER_SIZES, Choice, TextAmount, apply_rule, read_rules
 
 DEMO_TOKENS, DEMO_BATCH_TOKENS = 1.2e6, 2048
 PAPER_TOKENS, PAPER_BATCH_TOKENS = 99.1e9, 2_359_296

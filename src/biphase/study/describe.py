@@ -22,8 +22,8 @@ from biphase.study.cost import Estimate
 from biphase.study.curricula import are_alike, write_steps
 from biphase.study.hypotheses import hypotheses_hash
 from biphase.study.plan import Plan, history
+from biphase.study.sizes import find_size
 from biphase.study.spec import EMBED, Evaluation, trainings
-from biphase.study.task_sizes import find_size
 from biphase.study.trunks import Segment
 from biphase.style import COLORS
 from biphase.tasks.spec import find_task

@@ -1,13 +1,15 @@
 """A study's folder, finished or not → the report on it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from biphase.console import duration
-from biphase.finetuning.scores import ScoreSet
+from biphase.errors import first_of
+from biphase.files import read_json_as
+from biphase.finetuning.scores import TASK_SETTINGS, Score, ScoreSet, settings_of
 from biphase.paper.findings import judge_paper
 from biphase.paper.published import TABLE_NUMBERS
 from biphase.report.averages import with_averages
@@ -16,8 +18,8 @@ from biphase.report.figures import figure_pool
 from biphase.report.formats import csv_text, show_count
 from biphase.report.page import Told, write_report
 from biphase.report.results import ResultSet
-from biphase.run import Run, read_metrics
-from biphase.study.folder import StudyFolder, StudyState, measure_cells, read_state
+from biphase.run import Run, read_metrics, read_recipe
+from biphase.study.folder import StudyFolder, StudyState, TrainedRecord, measure_cells, read_state
 from biphase.study.hypotheses import (
     describe_declaration,
     hypotheses_json,
@@ -25,10 +27,52 @@ from biphase.study.hypotheses import (
     list_equivalents,
     list_scores,
 )
-from biphase.study.notes import list_notes
 from biphase.study.plan import Plan
 from biphase.study.results import collect_results, find_bm25
 from biphase.study.run import status
+
+DTYPES = {"bf16": "bfloat16", "fp32": "float32", "auto": ""}
+MOST_NAMES = 3
+
+
+def list_notes(place: StudyFolder, state: StudyState) -> Iterator[str]:
+    """A sentence for each."""
+    yield from tell_unlike("trained", [(name, trained_with(place, record)) for name, record in state.records.items()])
+    by_task: dict[str, list[tuple[str, Score]]] = {}
+    for model, found in state.scores.items():
+        for score in found.scores:
+            by_task.setdefault(score.task, []).append((model, score))
+    settings = dict[str, None]()
+    for scores in by_task.values():
+        settings |= dict.fromkeys(tell_unlike("fine-tuned", [(model, tuned_with(score)) for model, score in scores]))
+    yield from settings
+
+
+def trained_with(place: StudyFolder, record: TrainedRecord) -> dict[str, str]:
+    """What decides a run's weights beside its recipe, as far as that is recorded."""
+    run = Run(place.runs / record.folder)
+    environment = read_json_as(run.path / "environment.json", dict[str, Any])
+    given = DTYPES[read_recipe(run).compute.precision]
+    return {"precision": environment.get("precision", given), "device": environment.get("device", "")}
+
+
+def tuned_with(score: Score) -> dict[str, str]:
+    own = {key: value for key, value in settings_of(score).items() if key not in {*TASK_SETTINGS, "weights"}}
+    return own | {"device": str(score.machine.get("device", ""))}
+
+
+def tell_unlike(how: str, facts: Sequence[tuple[str, Mapping[str, str]]]) -> Iterator[str]:
+    """A sentence for each fact that is known to differ; `facts` with the name of a run or a model, which may be there
+    more than once."""
+    for key in dict.fromkeys(key for _, own in facts for key in own):
+        names: dict[str, dict[str, None]] = {}
+        for name, own in facts:
+            if own.get(key):
+                names.setdefault(own[key], {})[name] = None
+        if len(names) > 1:
+            shown = [f"{value} ({first_of([*some], MOST_NAMES)})" for value, some in sorted(names.items())]
+            yield f"Not all {how} with the same {key}: {', '.join(shown)}; differences between these may come from it."
+
 
 CELL_COLUMNS = ("model", "task", "learning_rate", "seed", "metric", "steps", "seconds")
 

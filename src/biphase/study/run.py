@@ -36,9 +36,8 @@ from biphase.study.folder import (
     train_name,
 )
 from biphase.study.plan import Plan
-from biphase.study.sizes import measure_sizes
+from biphase.study.sizes import find_sizes, measure_sizes
 from biphase.study.spec import EMBED, find_data_dirs, scored_as
-from biphase.study.task_sizes import find_sizes
 from biphase.study.worker import score_unit, train_unit
 from biphase.tasks.sources import HUB, dir_of, find_source
 from biphase.tasks.spec import find_task

@@ -1,4 +1,4 @@
-"""The runs of a plan → what they compute with: the shapes of their networks, the lengths of their samples."""
+"""How large networks, samples and tasks are, to say in advance what runs and cells cost."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,8 +15,9 @@ from biphase.flops import LLAMA_SHAPED, SHAPE_KEYS, SampleLengths, Shape, flops_
 from biphase.recipe import Data
 from biphase.study.arms import starting_models
 from biphase.study.plan import Plan
-from biphase.study.spec import Planning, StartingModel
+from biphase.study.spec import EMBED, Evaluation, Planning, StartingModel, trainings
 from biphase.study.trunks import PlannedRun, phases_between
+from biphase.tasks.spec import Family, TaskSize, find_task
 
 SAMPLED_SAMPLES = 100_000
 """How many samples of a shard set are looked at for their mean length."""
@@ -114,3 +115,26 @@ def measure_sizes(plan: Plan) -> Sizes:
             texts[data], vocabularies[data.shards] = find_lengths(data, planning), find_vocab_size(data, planning)
         shapes[run.name] = model_shape(models[run.model], vocabularies[data.shards])
     return Sizes(shapes, {run.name: texts[run.recipe.data] for run in plan.runs.values()})
+
+
+TYPICAL_SIZES: dict[Family, TaskSize] = {
+    "sequence_classification": TaskSize(train_examples=50_000, example_tokens=40, evaluated_tokens=1_000_000),
+    "token_classification": TaskSize(train_examples=15_000, example_tokens=25, evaluated_tokens=200_000),
+    "question_answering": TaskSize(train_examples=90_000, example_tokens=200, evaluated_tokens=3_000_000),
+    "multiple_choice": TaskSize(train_examples=40_000, example_tokens=200, evaluated_tokens=2_000_000),
+    "retrieval": TaskSize(train_examples=100_000, example_tokens=120, evaluated_tokens=1_000_000),
+}
+"""The sizes that are assumed of tasks that do not say theirs."""
+
+
+def find_sizes(evaluation: Evaluation | None) -> dict[str, TaskSize]:
+    """The sizes of the tasks that cells train on or evaluate, by what the study calls them."""
+    if evaluation is None:
+        return {}
+    names = {name for own, tests in trainings(evaluation).items() for name in (own, *tests)}
+    return {name: find_size(name) for name in sorted(names) if not name.startswith(EMBED)}
+
+
+def find_size(name: str) -> TaskSize:
+    task = find_task(name)
+    return task.size or TYPICAL_SIZES[task.family]

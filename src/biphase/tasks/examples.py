@@ -16,14 +16,16 @@ import numpy as np
 from biphase.console import err
 from biphase.corpus.readers import ABSENT, find_field
 from biphase.errors import InputError, first_of
-from biphase.tasks.answers import Answer, find_answer, read_spans
 from biphase.tasks.collection import Collection, load_collection
 from biphase.tasks.drawing import TEST_SHARE, TRAIN_SHARE, Judgements, draw_items, hold_out
 from biphase.tasks.labels import (
+    Answer,
+    find_answer,
     is_missing,
     is_unlabelled,
     label_number,
     label_numbers,
+    read_spans,
     right_choice,
     score_number,
     to_iob2,

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from biphase.corpus.readers import (
+    SAVED_STATE,
+    SPLITS,
     damaged,
     find_field,
     plain_path,
@@ -20,7 +22,6 @@ from biphase.corpus.readers import (
     read_json_lines,
     read_text_lines,
 )
-from biphase.corpus.tables import SAVED_STATE, SPLITS
 from biphase.errors import InputError
 from biphase.tasks.spec import FileLayout, Format, Task, is_own_task
 

@@ -13,8 +13,7 @@ from biphase.errors import InputError
 from biphase.files import refuse_filled, whole_file
 from biphase.finetuning.cells import plan_cells
 from biphase.finetuning.config import FinetuneConfig
-from biphase.finetuning.input_rows import PlacedRow
-from biphase.finetuning.kept import RECORD, KeptModel, find_kept, open_rows
+from biphase.finetuning.kept import RECORD, KeptModel, PlacedRow, find_kept, open_rows
 from biphase.finetuning.scores import Score
 from biphase.tasks.rows import Row
 from biphase.tasks.spec import find_task

@@ -10,8 +10,7 @@ from biphase.device import choose_dtype
 from biphase.encoder.attention import lay_out
 from biphase.encoder.load import TokenIds, make_model
 from biphase.encoder.packed import PackedModel, count_flops
-from biphase.pretraining.optimizer import make_optimizers
-from biphase.pretraining.parallel import autocast
+from biphase.pretraining.optimizer import autocast, make_optimizers
 from biphase.recipe import Optimizer
 from biphase.study.devices import Machine
 

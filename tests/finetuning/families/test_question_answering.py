@@ -21,8 +21,8 @@ from biphase.finetuning.families.question_answering import (
     span_loss,
     token_loss,
 )
-from biphase.tasks.answers import Answer
 from biphase.tasks.examples import Question, TaskData
+from biphase.tasks.labels import Answer
 from biphase.tasks.spec import task_table
 
 from ..conftest import make_cell

@@ -11,8 +11,8 @@ from biphase.finetuning.encoding import EncodedTask
 from biphase.finetuning.encoding_cache import load_encoded
 from biphase.finetuning.families import pair_ranking, retrieval
 from biphase.finetuning.families.retrieval import accumulate_gradients, contrastive_loss, embed_all, no_negatives
+from biphase.finetuning.fit import build_network
 from biphase.finetuning.metrics.ranking import best_documents
-from biphase.finetuning.training import build_network
 from biphase.tasks.collection import Collection, own_documents
 from biphase.tasks.sources import find_source
 

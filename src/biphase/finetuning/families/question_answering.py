@@ -44,8 +44,8 @@ from biphase.finetuning.metrics.answers import (
     token_f1,
 )
 from biphase.finetuning.spans import LOWEST, best_spans, margin_sums, segment_logsumexp, span_probabilities
-from biphase.tasks.answers import Answer
 from biphase.tasks.examples import Question, TaskData
+from biphase.tasks.labels import Answer
 from biphase.tasks.spec import Task
 
 LEAST_LONGEST = 30
