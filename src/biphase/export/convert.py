@@ -1,5 +1,5 @@
 """An old EuroBERT, made for code of its own that transformers 5 breaks → a folder of transformers' own EuroBERT; a
-model that reads images too → its network of text (`text_part.py`).
+model that reads images too → its network of text.
 
 None of that code is run. Its configuration said `rope_theta`, `rope_scaling` and `clf_pooling` where transformers says
 `rope_parameters` and `classifier_pooling`, and meant a base of 250,000 where it said nothing (transformers: 10,000).

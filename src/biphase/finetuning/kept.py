@@ -1,7 +1,7 @@
 """A folder of a fine-tuned network and a file of a user's rows → what is predicted for which inputs; without PyTorch.
 
-Rows stand under the names that the task has for their columns. Files for training say how one that ends alike is read; a .txt
-is a text a line. What is wrong with folder or file is said before the network is loaded, which takes seconds.
+Rows stand under the names that the task has for their columns. Files for training say how one that ends alike is read;
+a .txt is a text a line. What is wrong with folder or file is said before the network is loaded, which takes seconds.
 """
 
 import itertools

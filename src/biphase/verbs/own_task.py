@@ -309,7 +309,7 @@ def write_task(
     label: str | None = None,
     missing: Literal["refuse", "drop"] = "refuse",
 ) -> tuple[str, str]:
-    """The YAML file and the data folder of a task that rows describe by their columns (`describe_task`).
+    """The YAML file and the data folder of a task that rows describe by their columns (`describe_rows`).
 
     Args:
         data: rows to train on, or a mapping of splits (`train`, `validation`, `test`) to rows: a DataFrame, a
