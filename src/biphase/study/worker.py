@@ -177,7 +177,7 @@ def score_unit(
     reference = reach_step(folder, run, step)
     scores_dir = folder.scores(cell.model)
     if embed is not None:
-        from biphase.embedding.zero_shot import score_embedding
+        from biphase.embedding.embed import score_embedding
 
         scores = score_embedding(reference, cell.model, config=cell.config, out=scores_dir, **embed)
         shown = (f"{one.task} {one.metrics['test'][one.metric]:.2%}" for one in scores)
