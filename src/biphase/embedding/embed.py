@@ -6,7 +6,9 @@ A stage's FILES: pairs.json, trainer/, negatives-N.arrow, taught-N.arrow, model/
 
 Each stage is written last, renamed and marked done; a stage that was interrupted goes on from its last checkpoint.
 
-A study has one recipe for all its models: a pretrained network and that recipe → an embedding model, its scores as cells."""
+A study has one recipe for all its models: a pretrained network and that recipe → an embedding model, its scores as
+cells.
+"""
 
 import shutil
 import time
