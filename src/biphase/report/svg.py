@@ -21,8 +21,9 @@ SUPERFLUOUS = re.compile(
 REFERENCE = re.compile(r"(?<=url\(#)[\w-]+|(?<=href=#)[\w-]+")
 """An id that an attribute names."""
 
-PANEL_TITLE, PANEL_LABELS, CHARACTER_WIDTH = 18.0, 32.0, 5.4
-"""The room of a panel's title above its axes and of the labels below, and the width of a character."""
+PANEL_TITLE, PANEL_LABELS, PANEL_END, CHARACTER_WIDTH = 18.0, 32.0, 12.0, 5.4
+"""The room of a panel's title above its axes, of the labels below, and of half a label at the end, and the width of a
+character."""
 
 
 def inline_svg(text: str, name: str, styles: dict[str, str]) -> Markup:
@@ -95,7 +96,7 @@ def cut_panels(root: Element) -> Iterator[tuple[str, str, list[Element]]]:
             [legend],
         )
     for panel, (left, bottom, right, _, _, upper) in zip(panels, frames, strict=True):
-        size = f"{right - left + margin:.0f} {bottom - upper + PANEL_TITLE + PANEL_LABELS:.0f}"
+        size = f"{right - left + margin + PANEL_END:.0f} {bottom - upper + PANEL_TITLE + PANEL_LABELS:.0f}"
         yield "panel", f"{left - margin:.0f} {upper - PANEL_TITLE:.0f} {size}", [*shared, panel]
         shared = []
 
