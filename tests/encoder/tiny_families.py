@@ -74,6 +74,11 @@ SPECIAL: dict[str, dict[str, Any]] = {
     },
     "deepseek_v2": {"num_experts_per_tok": 2, "n_routed_experts": 4, "topk_method": "greedy"},
     "deepseek_v3": {"first_k_dense_replace": 1},
+    "dory": {
+        "num_hidden_layers": 3,  # its published form lists attention and MLP as layers of their own
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        **dict.fromkeys(("n_input_layers", "n_recurrent_layers", "n_output_layers"), 1),
+    },
     "dots1": {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_shared_experts": 1},
     "dots3_note_text": {"num_key_value_heads": 4},
     "esm": {"mask_token_id": 4, "vocab_size": VOCAB_SIZE, "token_dropout": True},  # as published

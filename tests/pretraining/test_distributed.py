@@ -10,7 +10,6 @@ import faulthandler
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import traceback
@@ -25,6 +24,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file
 from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile
@@ -45,12 +45,6 @@ from biphase.run import Run, read_metrics, whole_steps
 pytestmark = pytest.mark.slow
 
 Jobs = dict[str, Run]
-
-
-def free_port() -> int:
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        return int(server.getsockname()[1])
 
 
 def run_script(jobs: list[dict[str, Any]], folder: Path) -> None:
@@ -105,11 +99,7 @@ def trained(tiny_recipe: Callable[..., Recipe], tmp_path_factory: pytest.TempPat
     }
     for name in ("resumed-ddp", "resumed-fsdp", "resumed-muon"):
         begin(recipes[name], folder / name)
-    # A port for each: the faster process must not meet the slower one's store of the job before.
-    jobs = [
-        {"root": str(folder / name), "recipe": recipe.model_dump(mode="json"), "port": free_port()}
-        for name, recipe in recipes.items()
-    ]
+    jobs = [{"root": str(folder / name), "recipe": recipe.model_dump(mode="json")} for name, recipe in recipes.items()]
     run_script(jobs, folder)
     alone = {
         "alone": train(recipes["ddp"], folder / "alone"),
@@ -203,7 +193,7 @@ def handed_on(corpus: Any, tmp_path_factory: pytest.TempPathFactory) -> list[lis
     """What each process of each group had in memory, in bytes; the checkpoints that they wrote are steps 0 to 3."""
     folder = tmp_path_factory.mktemp("handed-on")
     common = {"root": str(folder), "tokenizer": str(corpus.tokenizer)}
-    jobs = [{**common, "size": size, "step": step, "port": free_port()} for step, size in enumerate(SIZES)]
+    jobs = [{**common, "size": size, "step": step} for step, size in enumerate(SIZES)]
     run_script(jobs, folder)
     written = [[folder / f"{step}-{rank}.json" for rank in range(size)] for step, size in enumerate(SIZES)]
     steps = [folder / "steps" / str(step) for step in range(len(SIZES))]
@@ -261,14 +251,14 @@ def test_one_process_is_a_world() -> None:
 # The script
 
 
-def fork_processes(size: int, work: Callable[[], None], port: int = 0) -> None:
+def fork_processes(size: int, work: Callable[[], None], meeting: dict[str, str]) -> None:
     """`work` in so many forks, with the environment that torchrun would give them, until all have ended well."""
     children = []
     for rank in range(size):
         child = os.fork()
         if child == 0:
-            variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "MASTER_PORT": port}
-            os.environ |= {key: str(value) for key, value in variables.items()} | {"MASTER_ADDR": "127.0.0.1"}
+            variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size}
+            os.environ |= {key: str(value) for key, value in variables.items()} | meeting
             faulthandler.dump_traceback_later(300, exit=True)
             try:
                 work()
@@ -316,9 +306,10 @@ def train_as_told(jobs: list[dict[str, Any]]) -> None:
         "unlogged": (OSError, "No space left") if is_first else (InputError, "metrics.jsonl could not be written; the"),
     }
     kept = []
-    for job in jobs:
+    for number, job in enumerate(jobs):
         recipe = Recipe.model_validate(job["recipe"])
-        os.environ["MASTER_PORT"] = str(job["port"])
+        # A part of the store for each: the faster process must not meet the slower one in the job before.
+        os.environ["TORCHELASTIC_RESTART_COUNT"] = str(number)
         name = Path(job["root"]).name
         if name not in ends:
             train(recipe, Path(job["root"]))
@@ -412,8 +403,13 @@ def most_allocated(work: Callable[[], object]) -> int:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     told = json.loads(Path(sys.argv[1]).read_text())
+    # The processes meet in a store that is there before them, as torchrun's is: a free port that is looked up here and
+    # taken later may be somebody else's by then.
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
     if "recipe" in told[0]:
-        fork_processes(2, partial(train_as_told, told))
+        fork_processes(2, partial(train_as_told, told), meeting)
     else:
-        for each in told:
-            fork_processes(each["size"], partial(hand_on, each), each["port"])
+        for number, each in enumerate(told):
+            meeting["TORCHELASTIC_RESTART_COUNT"] = str(number)
+            fork_processes(each["size"], partial(hand_on, each), meeting)
