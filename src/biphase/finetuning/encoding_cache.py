@@ -66,8 +66,8 @@ def load_encoded(source: TaskSource, tokenizer: HashedTokenizer, config: Finetun
         with locked(folder.with_name(f".{folder.name}.lock"), wait=True):
             if not folder.exists():  # another process may have made it while this one waited
                 encoded = encode_source(source, tokenizer, config)
-                # What training and scores will not see.
-                if encoded.left_out:
+                # What training and scores will not see, unless its reader has told so.
+                if encoded.left_out and source.task.missing == "refuse":
                     console.err.print(f"{task.name}: {encoded.left_out:,} rows without a gold label are left out")
                 counts = {name: split.num_truncated for name, split in encoded.splits.items()}
                 if any(counts.values()):
