@@ -31,7 +31,7 @@ SIZES: dict[str, int] = {
     **dict.fromkeys(("state_size", "mamba_d_state", "mamba_dt_rank", "time_step_rank", "laurel_rank", "embed_dim"), 8),
     **dict.fromkeys(("linear_num_heads", "index_n_heads", "linear_num_key_heads", "linear_num_value_heads"), 2),
     **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim", "hidden_size_per_layer_input"), 8),
-    **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input"), VOCAB_SIZE),
+    **dict.fromkeys(("vocab_size", "unpadded_vocab_size", "vocab_size_per_layer_input"), VOCAB_SIZE),
     "embedding_size": 16,
     "entity_emb_size": 16,
     "entity_vocab_size": 16,
