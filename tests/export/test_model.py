@@ -18,6 +18,7 @@ from transformers import (
     AutoTokenizer,
     BertConfig,
     BertForMaskedLM,
+    Gemma3nTextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -38,8 +39,9 @@ from biphase.corpus.tokenizer import load_tokenizer, tokenizer_hash
 from biphase.encoder.attention import lay_out
 from biphase.encoder.load import load_model
 from biphase.encoder.packed import head_input, packed_hidden
+from biphase.encoder.proofs import FailedProofError
 from biphase.errors import InputError
-from biphase.export.model import close_texts, export_checkpoint
+from biphase.export.model import check_export, close_texts, export_checkpoint, set_direction
 from biphase.finetuning.encoders import Embedder, Encoder, load_encoder
 from biphase.finetuning.encoding import encode_texts
 from biphase.pretraining.loop import train
@@ -247,6 +249,19 @@ def test_a_run_that_is_not_at_its_end_is_told(tiny_recipe: Callable[..., Recipe]
     run = trained(tiny_recipe(*MLM, "checkpoints.every_steps=1"), tmp_path / "runs")
     assert "step" not in export_checkpoint(run, tmp_path / "whole")
     assert f"{run}@1 is at step 1 of 2, before the end of the decay" in export_checkpoint(f"{run}@1", tmp_path / "half")
+
+
+def test_a_window_is_exported_as_it_is(tmp_path: Path) -> None:
+    """Gemma 3n writes another window beside the key that servers read."""
+    config = Gemma3nTextConfig(sliding_window=20)
+    set_direction(config, causal=False)
+    again = Gemma3nTextConfig.from_dict(config.to_dict())
+    assert (again.sliding_window, again.is_causal) == (20, False)
+    FAMILIES["mistral-window"](vocab_size=64).save_pretrained(tmp_path)
+    network = load_model(tmp_path)
+    network.config.sliding_window = 20
+    with pytest.raises(FailedProofError, match="its window is another than in training"):
+        check_export(tmp_path, AutoModelForCausalLM, network, causal=True)
 
 
 @pytest.mark.parametrize("family", ["llama-tied", "mistral-window"])

@@ -6,6 +6,7 @@ EuroBERT has no causal class, but a EuroBERT is a Llama without its causal mask:
 a run that ended with CLM is written as Llama, and one that ended with MLM as EuroBERT. An adapted decoder keeps its own
 class; `is_causal` in its configuration tells transformers to look both ways."""
 
+import copy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from biphase.encoder.attention import lay_out
 from biphase.encoder.load import language_model_class, load_model
 from biphase.encoder.merging import check_mergeable, layer_cosines, merge_weights
 from biphase.encoder.packed import head_bias, head_input, packed_hidden, position_limit
-from biphase.encoder.probes import PROOF_LENGTHS, reach, telling_tokens, with_windows
+from biphase.encoder.probes import PROOF_LENGTHS, reach, telling_tokens, window_of, with_windows
 from biphase.encoder.proofs import MOVED_BY_ROUNDING, FailedProofError, agree, relative_moves
 from biphase.errors import InputError
 from biphase.export.card import FLOOR, MISREAD, CardNotes, draw_curves, write_card
@@ -167,14 +168,16 @@ def set_direction(config: Any, causal: bool) -> None:
     """Say in a decoder's configuration which way it looks: transformers 5 reads `is_causal`, other tools
     `use_bidirectional_attention`.
 
-    Types that have the second of their own (Gemma's) keep theirs: it changes their window too.
+    Types that have the second of their own (Gemma's) keep theirs, and those that would write another window beside it
+    (Gemma 3n) go without.
     """
     config.is_causal = causal
     if hasattr(type(config)(), DIRECTION_KEY):
         return
-    if causal:
-        config.__dict__.pop(DIRECTION_KEY, None)
-    else:
+    config.__dict__.pop(DIRECTION_KEY, None)
+    told = copy.copy(config)
+    setattr(told, DIRECTION_KEY, True)
+    if not causal and window_of(type(config).from_dict(told.to_dict())) == window_of(config):
         setattr(config, DIRECTION_KEY, True)
 
 
@@ -189,8 +192,10 @@ def as_llama(config: EuroBertConfig) -> Any:
 def check_export(folder: Path, kind: Any, network: PreTrainedModel, causal: bool) -> None:
     """Load the folder as a user would, and compare with the packed network on two sequences that differ at the end,
     both with narrow windows where they have any."""
-    reloaded = with_windows(kind.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False).eval())
-    packed = with_windows(network.eval())
+    reloaded = kind.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False).eval()
+    if window_of(reloaded.config) != window_of(network.config):
+        raise FailedProofError(f"{folder}: its window is another than in training")
+    reloaded, packed = with_windows(reloaded), with_windows(network.eval())
     length = min(max(PROOF_LENGTHS), position_limit(network) or max(PROOF_LENGTHS))
     last, other, *tokens = telling_tokens(network, length + 1).tolist()
     tokens_T, changed_T = (torch.tensor([*tokens, end]) for end in (last, other))

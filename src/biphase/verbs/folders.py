@@ -147,8 +147,8 @@ def checkpoint_facts(path: Path) -> Facts:
 def model_facts(path: Path) -> Facts:
     config = read_json_as(path / "config.json", dict[str, Any])
     facts = {key: config[key] for key in MODEL_KEYS if key in config}
-    if isinstance(text := config.get("text_config"), dict):
-        facts["text_network"] = f"{text.get('model_type')}, among others; biphase convert {path} FOLDER writes it alone"
+    if config.keys() & {"text_config", "vision_config"}:
+        facts["text_network"] = f"one of several; biphase convert {path} FOLDER writes it alone"
     if (path / "modules.json").exists():
         modules = read_json_as(path / "modules.json", list[dict[str, Any]])
         facts["sentence_transformers"] = [str(module.get("type", "")).rpartition(".")[2] for module in modules]
