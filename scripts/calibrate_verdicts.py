@@ -7,7 +7,8 @@ A model gets an example right where a number drawn for the example lies below th
 the examples that number is drawn for each model alone (their errors are independent there), on the others for all
 models together. Each fine-tuning seed moves the accuracy by noise, as does each pretraining seed, which also draws the
 numbers of some examples anew. Where a rate is chosen on validation examples, equal rates of both models have the same
-accuracy, and they choose for themselves, as `biphase.finetuning.selection` does: each seed by the others.
+accuracy, and they choose for themselves, as `biphase.finetuning.selection` does: each seed by the others, or a single
+one by those of other pretrainings.
 """
 
 import argparse
@@ -89,11 +90,14 @@ def draw_models(world: World, rng: np.random.Generator, is_lucky: bool = False) 
         own_N = np.where(rng.random(num) < world.independent, rng.random(num), drawn_N)
         rates = world.other_rates or world.rates if number else world.rates
         tuned = [draw_right(world, rng, own_N, number, sign * world.gap + points) for points in rates]
-        best, choice = tuned[0], KnownChoice(0.0, 0, np.nan)
+        best = tuned[0]
+        choice: KnownChoice | None = KnownChoice(0.0, 0, np.nan)
         if world.num_validation:
-            chosen = [choose_rates(world, np.stack(of_rates), is_lucky) for of_rates in zip(*tuned, strict=True)]
-            best = np.stack([right_SN for right_SN, _ in chosen])
-            choice = chosen[0][1]  # of models that were pretrained several times it is not asked for
+            # Single fine-tuning seeds choose for each other over pretrainings, others within each.
+            axis = 2 if world.num_seeds == 1 else 1
+            pools = [choose_rates(world, right, is_lucky) for right in np.moveaxis(np.stack(tuned), axis, 0)]
+            best = np.stack([right_SN for right_SN, _ in pools], axis=axis - 1)
+            choice = pools[0][1] if len(pools) == 1 else None
         values_SN = best[..., world.num_validation :].reshape(-1, world.num_examples).astype(np.float64)
         pretraining, seeds = (axis.ravel().tolist() for axis in np.indices(best.shape[:2]))
         shift = 0 if world.is_paired else 100 * number
@@ -116,12 +120,12 @@ def draw_models(world: World, rng: np.random.Generator, is_lucky: bool = False) 
 
 
 def choose_rates(world: World, right_KSN: np.ndarray, is_lucky: bool) -> tuple[np.ndarray, KnownChoice]:
-    """What one pretrained model gets right at the rates that validation chooses for its seeds, [seeds, examples], and
-    its choice. `is_lucky`: all seeds together choose one rate, at which they are tested too."""
+    """What a model gets right at the rates that validation chooses for seeds that choose for each other, [seeds,
+    examples], and that choice. `is_lucky`: all seeds together choose one rate, at which they are tested too."""
     num = world.num_validation if len(right_KSN) > 1 else 0
     means_KS = right_KSN[..., : world.num_validation].mean(axis=2)
     by_rate = {float(rate): dict(enumerate(means_S.tolist())) for rate, means_S in enumerate(means_KS)}
-    rates = choose_for_each_seed(by_rate)
+    rates = choose_for_each_seed(by_rate, {})
     if is_lucky:
         rates = dict.fromkeys(rates, choose_rate({rate: [*by_seed.values()] for rate, by_seed in by_rate.items()}))
     best_SN = np.stack([right_KSN[int(rate), seed] for seed, rate in rates.items()])
@@ -193,7 +197,7 @@ def list_tuned_worlds() -> Iterator[World]:
     alike = World(1_000, 0.3, 2.5, 3, redrawn=0.1, num_validation=500, rates=(0.0,) * 6)
     for num_pretrainings in range(1, 6):
         world = replace(alike, num_pretrainings=num_pretrainings, pretraining_noise=0.5 * (num_pretrainings > 1))
-        for num_seeds in (2, 3, 5):
+        for num_seeds in (1, 2, 3, 5)[num_pretrainings == 1 :]:
             yield replace(world, num_seeds=num_seeds, other_rates=(0.0,))
             yield replace(world, num_seeds=num_seeds, other_rates=(0.0, 0.0))
             yield replace(world, num_seeds=num_seeds, other_noise=5.0)

@@ -13,6 +13,7 @@ from biphase.finetuning.metrics.classification import macro_f1, micro_f1
 from biphase.finetuning.predictions import count_entities, read_examples
 from biphase.finetuning.scores import read_score, read_scores, show_rate
 from biphase.finetuning.selection import choose_for_each_seed, choose_rate, find_scored_model, select_rate
+from biphase.report.comparison import summarize
 
 WriteCell = Callable[..., Path]
 
@@ -113,11 +114,15 @@ def test_selection_by_hand(write_cell: WriteCell, scores_folder: Path) -> None:
 
 
 def test_no_seed_chooses_its_own_rate() -> None:
-    """Each seed is best where it was lucky: the others send it elsewhere. A seed alone chooses for itself."""
+    """Each seed is best where it was lucky: the others send it elsewhere. For a seed alone, or whose others diverged,
+    other pretraining seeds choose, among the rates that it has; without any it chooses for itself."""
     lucky = {1e-5: {0: 0.9, 1: 0.5, 2: 0.6}, 2e-5: {0: 0.5, 1: 0.9, 2: 0.5}}
-    assert choose_for_each_seed(lucky) == {0: 2e-5, 1: 1e-5, 2: 1e-5}
-    assert choose_for_each_seed({1e-5: {0: 0.5}, 2e-5: {0: 0.9}}) == {0: 2e-5}
-    assert choose_for_each_seed({1e-5: {0: 0.5, 1: None}, 2e-5: {0: 0.9, 1: None}}) == {0: 2e-5, 1: 2e-5}
+    peers = {1e-5: [0.6, 0.7], 2e-5: [0.5, 0.6], 3e-5: [0.9, 0.9]}
+    assert choose_for_each_seed(lucky, peers) == {0: 2e-5, 1: 1e-5, 2: 1e-5}
+    for own in ({1e-5: {0: 0.5}, 2e-5: {0: 0.9}}, {1e-5: {0: 0.5, 1: None}, 2e-5: {0: 0.9, 1: None}}):
+        assert set(choose_for_each_seed(own, {}).values()) == {2e-5}
+        assert choose_for_each_seed(own, peers)[0] == 1e-5
+        assert choose_for_each_seed(own, {3e-5: [0.9], 1e-5: [None]})[0] == 2e-5
 
 
 def test_the_papers_way_tests_all_seeds_at_one_rate(write_cell: WriteCell, scores_folder: Path) -> None:
@@ -125,11 +130,8 @@ def test_the_papers_way_tests_all_seeds_at_one_rate(write_cell: WriteCell, score
         write_cell("m", rate=rate, seed=seed, validation=score, test=score)
     scores = read_scores(scores_folder)
     ours, papers = (select_rate(scores, "m", "genre", is_papers_way=way) for way in (False, True))
-    assert (ours.rate, ours.rates, ours.test) == (1e-5, (2e-5, 1e-5), (0.6, 0.5)) and not ours.is_self_chosen
+    assert (ours.rate, ours.rates, ours.test) == (1e-5, (2e-5, 1e-5), (0.6, 0.5))
     assert (papers.rate, papers.test) == (1e-5, (0.9, 0.5)) and ours.test_at_rate == papers.test
-    write_cell("alone", rate=1e-5, seed=0)
-    write_cell("alone", rate=2e-5, seed=0)
-    assert select_rate(read_scores(scores_folder), "alone", "genre").is_self_chosen
 
 
 def test_selection_by_another_metric(write_cell: WriteCell, scores_folder: Path) -> None:
@@ -146,6 +148,11 @@ def test_selection_where_everything_diverged(write_cell: WriteCell, scores_folde
     write_cell("m", test=None)
     with pytest.raises(InputError, match="m on genre: training diverged at every"):
         select_rate(read_scores(scores_folder), "m", "genre")
+    for rate, seed, test in ((1e-5, 1, None), (1e-5, 2, 0.9), (2e-5, 1, 0.8), (2e-5, 2, None)):
+        write_cell("crossed", rate=rate, seed=seed, test=test)
+    with pytest.raises(InputError, match="crossed on genre: no seed finished at the rate that the others chose"):
+        select_rate(read_scores(scores_folder), "crossed", "genre")
+    assert [row.rate for row in summarize(read_scores(scores_folder))] == [None, None]
 
 
 def test_a_control_is_a_model_of_its_own(write_cell: WriteCell, scores_folder: Path) -> None:

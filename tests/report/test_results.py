@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 from biphase.finetuning.predictions import KeptExamples
-from biphase.finetuning.scores import read_score
+from biphase.finetuning.scores import ScoreSet, read_score
 from biphase.report.arms import objective_pairs
 from biphase.report.averages import with_averages
 from biphase.report.contrasts import difference
@@ -23,6 +23,7 @@ from biphase.report.results import (
     missing_examples,
     pool,
 )
+from biphase.study.results import collect_model
 
 CLM = ReportArm("clm", "objective", "1m", "clm", None, 100, 100, 0)
 MLM = ReportArm("mlm", "objective", "1m", "mlm", 40, 100, 0, 100)
@@ -60,6 +61,25 @@ def test_pretrainings_are_pooled() -> None:
     assert pool(parts[:1]) is parts[0]
     told = describe_results(with_averages([pooled, measured(MLM, "SC", "a", "standard", (0.5, 0.7))]))
     assert told[2:4] == ["2 pretraining seeds", "2 fine-tuning seeds"]
+
+
+def test_single_seeds_are_tested_at_the_rate_that_other_pretrainings_choose(write_cell: Any) -> None:
+    """Of three pretrainings with one fine-tuning seed the first is lucky at one rate, the others at the other: each is
+    tested where the others send it. They chose for each other, so the test accounts for that choice."""
+    scores = []
+    for seed, values in enumerate(((0.9, 0.5), (0.5, 0.8), (0.6, 0.9))):
+        both = dict(zip((1e-5, 2e-5), values, strict=True))
+        scores.append([read_score(write_cell(f"m{seed}", rate=r, test=v, validation=v)) for r, v in both.items()])
+    parts: list[Result] = []
+    for seed, own in enumerate(scores):
+        peers = [score for some in scores if some is not own for score in some]
+        found = collect_model(CLM, seed, ScoreSet(tuple(own)), {"genre": "SC"}, peers)
+        parts.append(next(one for one in found if one.metric == "standard"))
+    pooled = pool(parts)
+    assert pooled.samples == (0.5, 0.5, 0.6)
+    assert pooled.choice and [len(some) for some in pooled.choice.by_rate.values()] == [3, 3]
+    assert difference(pooled, replace(pooled, choice=None)).choice_variance == pooled.choice.variance > 0
+    assert pool([replace(one, num=2) for one in parts]).choice is None, "each chose for itself"
 
 
 def test_predictions_that_contradict_their_score_are_missing(write_cell: Any) -> None:

@@ -1,12 +1,13 @@
 """Scores of a grid → the learning rate that validation chooses for each model on each task, and the scores there.
 
 The rate is chosen by a function that sees validation scores only. Each seed is tested at the rate that the other seeds
-choose: validation and test come from the same weights, so a seed that chose its own rate would bring its luck along.
+choose, or where there is none the other pretraining seeds: validation and test come from the same weights, so a seed
+that chose its own rate would bring its luck along.
 """
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -58,21 +59,38 @@ def choose_rate(validation: Mapping[float, Sequence[float | None]]) -> float:
     return max(ranks, key=lambda rate: ranks[rate])
 
 
-def choose_for_each_seed(validation: Mapping[float, Mapping[int, float | None]]) -> dict[int, float]:
+def choose_for_each_seed(
+    validation: Mapping[float, Mapping[int, float | None]], peers: Mapping[float, Sequence[float | None]]
+) -> dict[int, float]:
     """The learning rate at which each seed is tested: the one that `choose_rate` takes from all other seeds.
 
-    A seed without others that survived chooses for itself. `validation` holds the scores by rate, then by seed; at
-    some rate a seed has survived.
+    For a seed without others that survived its peers choose, which are the seeds of other pretrainings; without any it
+    chooses for itself, and no verdict follows from one seed alone. `validation` holds the scores by rate, then by seed;
+    at some rate a seed has survived.
     """
     rates = {}
     for seed in sorted({seed for by_seed in validation.values() for seed in by_seed}):
         others = {
             rate: [value for other, value in by_seed.items() if other != seed] for rate, by_seed in validation.items()
         }
-        if all(value is None for values in others.values() for value in values):
-            others = {rate: [by_seed[seed]] for rate, by_seed in validation.items() if seed in by_seed}
-        rates[seed] = choose_rate(others)
+        own = {rate: [by_seed[seed]] for rate, by_seed in validation.items() if seed in by_seed}
+        elsewhere = {rate: peers[rate] for rate in own if rate in peers}
+        rates[seed] = choose_rate(next(some for some in (others, elsewhere, own) if has_survivor(some)))
     return rates
+
+
+def choose_with_rivals(
+    validation: Mapping[float, Mapping[int, float | None]],
+) -> tuple[float, dict[float, Mapping[int, float | None]]]:
+    """The rate that all seeds choose together, and those with no more diverged seeds: no other seeds or examples could
+    have chosen another."""
+    best = choose_rate({rate: [*by_seed.values()] for rate, by_seed in validation.items()})
+    lost = {rate: [*by_seed.values()].count(None) for rate, by_seed in validation.items()}
+    return best, {rate: by_seed for rate, by_seed in validation.items() if lost[rate] == lost[best]}
+
+
+def has_survivor(validation: Mapping[float, Sequence[float | None]]) -> bool:
+    return any(value is not None for values in validation.values() for value in values)
 
 
 @dataclass(frozen=True)
@@ -99,8 +117,6 @@ class Selection:
     """Test scores at every rate of the grid, one for every seed of the grid; nan where diverged or missing."""
     choice: RateChoice | None
     """The rates among which it was chosen; None where the metric is not that of the predictions that are kept."""
-    is_self_chosen: bool
-    """Whether a seed chose its own rate among several, as there was no other."""
     pretraining_seeds: ClassVar[tuple[int, ...]] = ()
     """None, as all scores are of one model."""
     num_pretrainings: ClassVar[int] = 1
@@ -144,41 +160,47 @@ class Selection:
 
 
 def select_rate(
-    scores: ScoreSet, model: str, task: str, metric: str | None = None, *, is_papers_way: bool = False
+    scores: ScoreSet,
+    model: str,
+    task: str,
+    metric: str | None = None,
+    *,
+    is_papers_way: bool = False,
+    peers: Iterable[Score] = (),
 ) -> Selection:
     """Choose the rates of a model (as in `scores.models`) on a task and take what was scored there.
 
     Args:
         metric: both chooses and is reported; None: the task's own.
         is_papers_way: all seeds together choose one rate, at which they are tested too.
+        peers: the scores on the task of the other pretraining seeds, which choose for a single fine-tuning seed.
 
-    Raises `InputError` when there is no such score or metric, or everything diverged.
+    Raises `InputError` when there is no such score or metric, or everything diverged, or no seed finished at the rate
+    that was chosen for it.
     """
     cells = scores.cells.get((model, task))
     if cells is None:
         raise InputError(f"no scores of {model} on task '{task}'")
     metric = metric or next(iter(cells.values())).metric
 
-    test: dict[GridPoint, float] = {}  # of those that did not diverge
     by_rate: dict[float, dict[int, float | None]] = defaultdict(dict)  # validation, by seed
-    for (rate, seed), score in sorted(cells.items(), key=lambda item: item[0]):
-        for known in score.metrics.values():
-            if metric not in known:
-                raise InputError(f"{score.folder} has no metric '{metric}'{nearest(metric, known)}")
-        by_rate[rate][seed] = None if score.diverged else score.metrics["validation"][metric]
-        if not score.diverged:
-            test[rate, seed] = score.metrics["test"][metric]
+    for rate, seed in sorted(cells):
+        by_rate[rate][seed] = validation_of(cells[rate, seed], metric)
+    survivors = {point: cells[point] for point in sorted(cells) if not cells[point].diverged}
+    test = {point: score.metrics["test"][metric] for point, score in survivors.items()}
     try:
-        best = choose_rate({rate: [*by_seed.values()] for rate, by_seed in by_rate.items()})
+        best, rivals = choose_with_rivals(by_rate)
     except InputError as error:
         raise InputError(f"{model} on {task}: {error}") from None
-    # A rate with more diverged seeds could not be chosen by any seeds or examples.
-    lost = {rate: [*by_seed.values()].count(None) for rate, by_seed in by_rate.items()}
-    rivals = {rate: by_seed for rate, by_seed in by_rate.items() if lost[rate] == lost[best]}
-    rates = dict.fromkeys(by_rate[best], best) if is_papers_way else choose_for_each_seed(rivals)
+    peers = [*peers] if len({seed for _, seed in test}) == 1 else []
+    by_peers = {rate: [validation_of(one, metric) for one in some] for rate, some in group_by_rate(peers).items()}
+    rates = dict.fromkeys(by_rate[best], best) if is_papers_way else choose_for_each_seed(rivals, by_peers)
     points = [(rate, seed) for seed, rate in rates.items() if (rate, seed) in cells]
     chosen = [cells[point] for point in points if point in test]
-    by_rival = {rival: [cells[point] for point in test if point[0] == rival] for rival in rivals}
+    if not chosen:
+        raise InputError(f"{model} on {task}: no seed finished at the rate that the others chose; finish the grid")
+    known = group_by_rate([*survivors.values(), *(score for score in peers if not score.diverged)])
+    by_rival = {rival: known[rival] for rival in rivals}
     grid_rates, grid_seeds = scores.grids[task]
     return Selection(
         model=model,
@@ -194,9 +216,23 @@ def select_rate(
         diverged=tuple(point for point in sorted(cells) if cells[point].diverged),
         num_diverged=len(points) - len(chosen),
         choice=RateChoice(by_rival, metric) if metric == chosen[0].metric else None,
-        is_self_chosen=len({seed for _, seed in test}) == 1 < len(rivals),
         test_by_rate={rate: tuple(test.get((rate, seed), math.nan) for seed in grid_seeds) for rate in grid_rates},
     )
+
+
+def group_by_rate(scores: Iterable[Score]) -> dict[float, list[Score]]:
+    found: dict[float, list[Score]] = defaultdict(list)
+    for score in scores:
+        found[score.config.learning_rate].append(score)
+    return found
+
+
+def validation_of(score: Score, metric: str) -> float | None:
+    """A score on validation, None if it diverged. Raises `InputError` where a split has no such metric."""
+    for known in score.metrics.values():
+        if metric not in known:
+            raise InputError(f"{score.folder} has no metric '{metric}'{nearest(metric, known)}")
+    return None if score.diverged else score.metrics["validation"][metric]
 
 
 def find_missing(scores: ScoreSet, model: str, task: str) -> tuple[GridPoint, ...]:

@@ -38,7 +38,7 @@ ComparisonVerdict = Literal["A better", "B better", "within noise", "cannot be t
 
 @dataclass(frozen=True)
 class SummaryRow:
-    """A model on a task at the rates that validation chose; without rate and scores where everything diverged."""
+    """A model on a task at the rates that validation chose; without rate and scores where all seeds diverged there."""
 
     model: str
     task: str
@@ -69,7 +69,10 @@ def summarize(scores: ScoreSet) -> list[SummaryRow]:
     rows = []
     for (model, task), cells in scores.cells.items():
         diverged = tuple(point for point in sorted(cells) if cells[point].diverged)
-        chosen = None if len(diverged) == len(cells) else select_rate(scores, model, task)
+        try:
+            chosen = select_rate(scores, model, task)
+        except InputError:
+            chosen = None  # seeds diverged everywhere, or at the rates that were chosen for them
         tests = chosen.test if chosen else ()
         by_rate = chosen.test_by_rate if chosen else {}
         inside_RS = [by_seed for rate, by_seed in by_rate.items() if is_stability_rate(rate)]

@@ -24,9 +24,8 @@ Noise = Literal[
     "fine-tuning seeds",
     "test examples",
     "the choice of rates",
-    "not the luck of a single seed that chose its own rate",
 ]
-"""Where a difference between equally good models comes from; and what a test cannot account for."""
+"""Where a difference between equally good models comes from."""
 
 Side = Literal["above", "below", "within noise", "untested"]
 
@@ -66,8 +65,6 @@ class Contrast:
     """The part of the squared error from rates that other validation examples and seeds would have chosen."""
     choice_degrees: float = math.nan
     """The degrees of freedom of that part; nan: not accounted for, or there was nothing to choose."""
-    is_self_chosen: bool = False
-    """Whether the one seed of a score chose its own rate among several: its luck favours who tried more of them."""
 
     @property
     def noise(self) -> tuple[Noise, ...]:
@@ -76,7 +73,6 @@ class Contrast:
         found += ["fine-tuning seeds"] if self.num > 1 else []
         found += ["test examples"] if self.num_examples else []
         found += [] if math.isnan(self.choice_degrees) else ["the choice of rates"]
-        found += ["not the luck of a single seed that chose its own rate"] if self.is_self_chosen else []
         return tuple(found)
 
     def against(self, bound: float = 0.0) -> Interval:
@@ -148,7 +144,6 @@ def contrast(terms: Iterable[tuple[float, SeedScores]]) -> Contrast:
         example_variance=example_variance,
         choice_variance=choice_variance,
         choice_degrees=choice_degrees,
-        is_self_chosen=any(score.is_self_chosen for _, score in terms),
     )
 
 
@@ -250,11 +245,11 @@ def over_test_sets(groups: list[Terms]) -> tuple[list[tuple[float, int]], float]
 def of_choices(terms: Terms) -> tuple[float, float]:
     """The variance of the sum from rates that others would have chosen, as if each score had its own validation
     examples; and its degrees of freedom, the least of all. 0 and nan unless it is known of all scores that were
-    pretrained once: those of several pretraining seeds chose as often, and their spread has it."""
+    pretrained once: where each of several pretraining seeds chose its own rate, their spread has it."""
     weights: dict[int, float] = {}
     for weight, score in terms:
         weights[id(score)] = weights.get(id(score), 0.0) + weight
-    choices = {id(score): score.choice for _, score in terms if score.num_pretrainings == 1}
+    choices = {id(score): score.choice for _, score in terms if score.num_pretrainings == 1 or score.choice}
     known = {key: choice for key, choice in choices.items() if choice and not math.isnan(choice.variance)}
     if len(known) < len(choices):
         return 0.0, math.nan

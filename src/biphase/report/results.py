@@ -133,7 +133,7 @@ class Result:
     examples: KeptExamples | None = field(default=None, repr=False, compare=False)
     """What the test examples contribute to each of `samples`, read when first needed; None where it is not known."""
     choice: RateChoice | None = field(default=None, repr=False, compare=False)
-    """The rates among which validation chose; None where that is not known, or it chose for each pretraining seed."""
+    """The rates among which validation chose; None where that is not known, or each pretraining seed chose its own."""
     measure: str = ""
     """The name of what it measures, such as mcc, for captions; empty where that is not known."""
     num_runs: int | None = None
@@ -141,8 +141,6 @@ class Result:
     not known."""
     num_diverged: int = 0
     """How many seeds diverged at the chosen rate."""
-    is_self_chosen: bool = False
-    """Whether a single seed chose its own rate among several, and was tested there."""
     cells: tuple["Result", ...] = field(default=(), repr=False, compare=False)
     """What an average is the mean of: results on datasets, where these were measured."""
 
@@ -260,7 +258,6 @@ def measured(
     num_diverged: int = 0,
     measure: str = "",
     choice: RateChoice | None = None,
-    is_self_chosen: bool = False,
 ) -> Result:
     """The result of a finished study: mean and Student's interval over the seeds' test scores at the chosen rate; over
     the means of pretraining seeds, where there are several.
@@ -288,7 +285,6 @@ def measured(
         num_diverged=num_diverged,
         measure=measure,
         choice=choice,
-        is_self_chosen=is_self_chosen,
     )
 
 
@@ -316,7 +312,7 @@ def pool(results: Sequence[Result]) -> Result:
         sum(one.num_runs for one in results if one.num_runs is not None) or None,
         sum(one.num_diverged for one in results),
         first.measure,
-        is_self_chosen=any(one.is_self_chosen for one in results),
+        first.choice if all(one.num == 1 for one in results) else None,  # theirs is one, as they chose for each other
     )
 
 

@@ -42,7 +42,8 @@ def collect_results(plan: Plan, scores: dict[str, ScoreSet]) -> Iterator[Result]
         for model in some:
             is_drawn = model.kind == "random" and plan.num_seeds > 1
             seed = None if is_drawn else plan.arms[model.arm].recipe.seed
-            for result in collect_model(arm, seed, scores[model.name], families):
+            peers = [score for other in some if other is not model for score in scores[other.name].scores]
+            for result in collect_model(arm, seed, scores[model.name], families, peers):
                 found.setdefault((result.dataset, result.metric), []).append(result)
         results[arm] = list(map(pool, found.values()))
     by_name = {arm.name: own for arm, own in results.items()}
@@ -90,9 +91,11 @@ def refuse_differing(scores: Sequence[Score], changed: Sequence[str]) -> None:
 
 
 def collect_model(
-    arm: ReportArm, pretraining_seed: int | None, found: ScoreSet, families: Mapping[str, str]
+    arm: ReportArm, pretraining_seed: int | None, found: ScoreSet, families: Mapping[str, str], peers: Sequence[Score]
 ) -> Iterator[Result]:
     """A model's results on every task, by both metrics. Test examples are known for the metric that chose the rate.
+
+    `peers` are the scores of the arm's other pretraining seeds, which choose the rate for a single fine-tuning seed.
 
     Random weights beside several pretraining seeds have none: each fine-tuning draws them anew, and so repeats what a
     pretraining seed repeats. They are numbered below zero, for they share nothing with an arm's that could be paired.
@@ -105,7 +108,8 @@ def collect_model(
             if metric is None:
                 continue
             try:
-                chosen = select_rate(found, name, task, metric, is_papers_way=kind == "paper")
+                own_peers = [score for score in peers if score.task == task]
+                chosen = select_rate(found, name, task, metric, is_papers_way=kind == "paper", peers=own_peers)
             except InputError:
                 continue  # diverged everywhere: told as missing
             yield measured(
@@ -122,7 +126,6 @@ def collect_model(
                 num_diverged=chosen.num_diverged,
                 measure=metric,
                 choice=chosen.choice,
-                is_self_chosen=chosen.is_self_chosen,
             )
 
 
