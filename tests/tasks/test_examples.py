@@ -528,6 +528,7 @@ BAD_JUDGEMENTS = [
     ("q99\td0\t1\n", r"test\.tsv:3: a judgement of query 'q99', which .* does not have"),
     ("q0\td0\tgood\n", r"test\.tsv:3: grade 'good' is not a whole number"),
     ("q0\td0\t0.5\n", r"test\.tsv:3: grade '0\.5' is not a whole number"),
+    ("q0\td0\t2147483647\n", r"test\.tsv:3: grade '2147483647' is not a whole number of 31 bits"),
     ("q1\td1\t2\n", r"test\.tsv:3: document 'd1' has two grades for query 'q1'"),
     ("q1\td1\n", r"test\.tsv:3: 2 fields where the header names 3"),
 ]

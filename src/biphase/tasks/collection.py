@@ -72,10 +72,11 @@ def read_judgements(source: TaskSource, split: TaskSplit) -> Judgements:
         value = column(source, place, row, "score")
         try:
             grade = int(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             grade = None
-        if grade is None or (isinstance(value, float) and value != grade):
-            raise InputError(f"{place}: grade {value!r} is not a whole number")
+        # Where a grade needs more than 31 bits, pytrec_eval scores 0 in silence.
+        if grade is None or (isinstance(value, float) and value != grade) or abs(grade) >= 2**31 - 1:
+            raise InputError(f"{place}: grade {value!r} is not a whole number of 31 bits")
         if judgements.setdefault(query, {}).setdefault(document, grade) != grade:
             raise InputError(f"{place}: document '{document}' has two grades for query '{query}'")
     return judgements
