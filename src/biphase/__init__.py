@@ -7,11 +7,12 @@ all lines.
 """
 
 from importlib import import_module
-from inspect import getdoc, signature
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # what loads `typing` would come before Ctrl-C is heard
+    from typing import Any
+
     from biphase.errors import InputError as InputError
     from biphase.verbs import silence as silence
     from biphase.verbs.embedding import embed as embed
@@ -48,7 +49,7 @@ OFFERED = {
 """The names of this package, and the modules that they are from."""
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     if name not in OFFERED:
         raise AttributeError(f"module 'biphase' has no attribute '{name}'")
     if OFFERED[name].startswith("verbs"):
@@ -66,8 +67,10 @@ class VerbFolder(ModuleType):
     # Python's import sets `biphase.study` to the folder of that name: called, or asked for `help`, it is the verb.
     @property
     def __doc__(self) -> str:  # type: ignore[override]
+        from inspect import getdoc, signature
+
         verb = __getattr__(self.__name__.removeprefix("biphase."))
         return f"{verb.__name__}{signature(verb)}\n\n{getdoc(verb)}"
 
-    def __call__(self, *arguments: Any, **settings: Any) -> Any:
+    def __call__(self, *arguments: "Any", **settings: "Any") -> "Any":
         return __getattr__(self.__name__.removeprefix("biphase."))(*arguments, **settings)

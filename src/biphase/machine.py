@@ -16,10 +16,9 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
-from biphase.errors import STOPPED, InputError
+from biphase.errors import InputError
 
 GPU_FILES = ("nvidia*", "nvgpu*", "nvhost*", "kfd", "dxg")
 """Names in Linux' /dev, of which every GPU that PyTorch can use has one: NVIDIA's, Tegra's, AMD's, Windows' Linux's."""
@@ -194,22 +193,6 @@ def handled(handler: Callable[[int, Any], None], *numbers: int) -> Iterator[None
     finally:
         for number, earlier in before.items():
             signal.signal(number, earlier)
-
-
-def catch_interrupts() -> None:
-    """Answer Ctrl-C by `interrupt`, unless the process was started to pass it over."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, interrupt)
-
-
-def interrupt(signum: int, frame: FrameType | None) -> None:
-    """Ctrl-C. While a module is loaded, which takes seconds, the process ends here: loading PyTorch swallows errors."""
-    while frame is not None:
-        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
-            os.write(2, f"biphase: {STOPPED}\n".encode())
-            os._exit(128 + signum)
-        frame = frame.f_back
-    raise KeyboardInterrupt
 
 
 def stop_signals(note: Callable[[int], None]) -> AbstractContextManager[None]:

@@ -240,9 +240,15 @@ def test_ctrl_c(run_main: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     done = subprocess.run([sys.executable, "-m", "biphase"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (130, line)
     (tmp_path / "typer.py").unlink()
-    code = "import biphase.cli.app as cli; cli.app = lambda: __import__('swallows'); cli.main()"
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (130, line)
+    run = "import biphase.cli.app as cli; from biphase.__main__ import start_command; {}; start_command()"
+    kill = "import os; os.kill(os.getpid(), 2)"
+    for code in ("cli.app = lambda: __import__('swallows')", f"cli.prepare_process = lambda: exec('{kill}')"):
+        code = run.format(code)
+        done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (130, line)
+    code = "import sys; before = {*sys.modules}; import biphase.__main__; print(*{*sys.modules} - before)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"ctypes", "inspect", "pathlib", "subprocess", "threading", "typing"}.intersection(loaded)
 
 
 def test_bad_recipes(run_main: Any, recipe_file: Path, tmp_path: Path) -> None:

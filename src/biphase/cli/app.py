@@ -22,7 +22,7 @@ from biphase.cli.study import AddressOption, EngineOption, FormatOption, study_a
 from biphase.console import FirstLine, describe_copies, err, is_one_of_several, launched_as, out, silence, take_turn
 from biphase.corpus.text import TxtDocuments
 from biphase.errors import EXIT_BUSY, BusyError, InputError, StoppedError, clipped, memory_told
-from biphase.machine import catch_interrupts, prepare_process
+from biphase.machine import prepare_process
 from biphase.verbs import records, text
 
 PATH = {
@@ -259,7 +259,6 @@ def main() -> Any:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper) and not stream.encoding.lower().startswith("utf"):
             stream.reconfigure(encoding="utf-8")  # LC_ALL=C: else an arrow in a help text ends the command
-    catch_interrupts()
     if "torch" not in sys.modules:
         sys.meta_path.insert(0, FirstLine(" ".join(["biphase", *sys.argv[1:2]])))
     try:
