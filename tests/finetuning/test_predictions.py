@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from biphase.errors import InputError
+from biphase.finetuning import fit
 from biphase.finetuning.metrics.classification import macro_f1, micro_f1
 from biphase.finetuning.predictions import ExampleScores, KeptExamples, is_one_for_all, linearize, read_examples
 from biphase.finetuning.scores import read_score
@@ -47,6 +48,17 @@ def test_kept_examples_are_read_when_asked_for(write_cell: Callable[..., Path]) 
     for kept, why in (((*scores, other), "not the same"), ((*scores, lost), "no per-example predictions")):
         found = KeptExamples(kept)
         assert found.table is None and isinstance(found.found, InputError) and why in str(found.found)
+
+
+def test_predictions_that_were_edited_are_none(write_cell: Callable[..., Path], tmp_path: Path) -> None:
+    """Whatever is changed: what is predicted, where the score of the row stays, too."""
+    rows = [{"id": str(number), "gold": "a", "predicted": "b", "score": 0.0} for number in range(4)]
+    fit.write_cell(tmp_path / "cell", read_score(write_cell("m", test=0.0)), [], {"test": rows})
+    score, path = read_score(tmp_path / "cell"), tmp_path / "cell" / "test.jsonl"
+    assert read_examples(score).values.tolist() == [0.0] * 4
+    path.write_text(path.read_text().replace('"b"', '"a"'))
+    with pytest.raises(InputError, match=f"^{path} is damaged"):
+        read_examples(score)
 
 
 def test_one_answer_for_all_is_degenerate(write_cell: Callable[..., Path]) -> None:

@@ -24,7 +24,7 @@ from biphase import console
 from biphase.device import choose_device, choose_dtype, describe_machine
 from biphase.encoder.packed import explain_computing
 from biphase.errors import memory_told
-from biphase.files import locked, refuse_filled, whole_folder, write_hashed, write_json
+from biphase.files import file_hash, locked, refuse_filled, whole_folder, write_hashed, write_json
 from biphase.finetuning.batches import CellContext, training_order
 from biphase.finetuning.cells import CellPlan, DataDirs, plan_cells
 from biphase.finetuning.config import EVALUATED_SPLITS, PROTOCOL, FinetuneConfig
@@ -278,7 +278,8 @@ def write_cell(
             lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
             (part / f"{split}.jsonl").write_text("".join(lines), encoding="utf-8")
         write_json(part / "losses.json", losses)
-        write_hashed(part / "score.json", score.model_dump(mode="json"))
+        hashes = {split: file_hash(part / f"{split}.jsonl") for split in predictions}
+        write_hashed(part / "score.json", score.model_dump(mode="json") | {"predictions": hashes})
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from biphase.errors import InputError
-from biphase.files import content_hash, reading
+from biphase.files import content_hash, file_hash, reading
 from biphase.finetuning.metrics.answers import counted_answers, exact_match
 from biphase.finetuning.metrics.classification import (
     Statistic,
@@ -51,6 +51,8 @@ def read_examples(score: Score, split: EvaluatedSplit = "test", most: int | None
         raise InputError(f"{score.folder or 'a score'} has no per-example predictions ({split}.jsonl)")
     rows: list[tuple[str, dict[str, Any]]] = []
     with reading(path, "rerun its cell"), path.open(encoding="utf-8") as file:
+        if (written := score.predictions.get(split)) and written != file_hash(path):
+            raise InputError(f"{path} is damaged (it is not what was written, by score.json); rerun its cell")
         lines = list(enumerate(file, start=1))
     num, taken = len(lines), min(len(lines), most or len(lines))
     for line_number, line in (lines[n * num // taken] for n in range(taken)):

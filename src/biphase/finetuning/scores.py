@@ -70,6 +70,8 @@ class Score(Strict):
     peak_memory_bytes: int
     """The peak of the process on a CPU, that of the cell on a GPU."""
     machine: dict[str, Any]
+    predictions: dict[str, str] = Field(default={}, exclude=True)
+    """The hash of each split's predictions as they were written; empty when not kept, and in earlier versions."""
     folder: Path | None = Field(default=None, exclude=True)
     """Where score.json, losses.json and the predictions (validation.jsonl, test.jsonl) are; None when not kept."""
 
