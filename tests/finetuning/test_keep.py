@@ -22,6 +22,7 @@ from biphase.finetuning.families import module_of
 from biphase.finetuning.fit import fit_cell
 from biphase.finetuning.keep import check_keepable, keep_network
 from biphase.finetuning.kept import RECORD, find_kept
+from biphase.finetuning.models import identify
 from biphase.tasks.examples import load_examples
 from biphase.tasks.sources import find_source
 from biphase.tasks.spec import Task, task_table
@@ -93,6 +94,10 @@ def test_a_kept_model_that_has_changed_does_not_predict(model_folder: Path, tmp_
     flip_bit(kept / "model.safetensors")
     with pytest.raises(InputError, match=r"safetensors is damaged .*or delete .biphase.json where you changed it"):
         find_kept(str(kept), rows)
+    with pytest.raises(InputError, match=r"safetensors is damaged"):
+        biphase.inspect(kept, verify=True)
+    with pytest.raises(InputError, match=r"safetensors is damaged"):
+        identify(str(kept))  # whatever reads it: fine-tuning goes on from it too
     (kept / MARK).unlink()
     assert find_kept(str(kept), rows).record is not None
     record = json.loads((kept / RECORD).read_text())

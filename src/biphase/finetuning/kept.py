@@ -13,7 +13,7 @@ from typing import Any
 from biphase.config import Strict
 from biphase.corpus.readers import ABSENT, find_field, plain_path, read_text_lines
 from biphase.errors import InputError, clipped
-from biphase.files import MARK, read_json_as, refuse_damaged
+from biphase.files import read_json_as
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.models import find_folder
 from biphase.tasks.rows import FORMATS, Row, read_file
@@ -171,7 +171,6 @@ def find_kept(name: str, file: Path, template: str | None = None) -> KeptModel:
     family, record = family_of(name, folder), None
     if (folder / RECORD).exists():
         remedy = "fine-tune it again with --keep"
-        refuse_damaged(folder, f"{remedy}, or delete {MARK} where you changed it yourself")
         record = read_json_as(folder / RECORD, KeptRecord, remedy)
         task = record.task
         labels = read_json_as(folder / "config.json", dict[str, Any]).get("id2label")

@@ -12,7 +12,7 @@ from typing import Any
 
 from biphase.corpus.tokenizer import TOKENIZER_FILES
 from biphase.errors import InputError
-from biphase.files import content_hash, file_hash, read_hashed, read_json_as
+from biphase.files import MARK, content_hash, file_hash, read_hashed, read_json_as, refuse_damaged
 from biphase.flops import AFTER_PADDING, count_positions
 from biphase.hub import INDEX, fetch_model, refuse_pickles
 from biphase.run import find_model
@@ -48,7 +48,8 @@ def identify(name: str) -> ModelFingerprint:
 def find_folder(name: str) -> Path:
     """The folder of a model; one from the hub is downloaded once (`biphase.hub`).
 
-    Raises `InputError` naming what is missing there: configuration, weights as safetensors, tokenizer.
+    Raises `InputError` naming what is missing there (configuration, weights as safetensors, tokenizer), or what in a
+    folder that biphase wrote is not as it was written.
     """
     found = find_model(name)
     folder = Path(found)
@@ -61,6 +62,7 @@ def find_folder(name: str) -> Path:
     refuse_pickles(folder)
     if not any(path for pattern in TOKENIZER_FILES for path in folder.glob(pattern)):
         raise InputError(f"{name} has no tokenizer files (tokenizer.json or the like); save its tokenizer beside it")
+    refuse_damaged(folder, f"make it again, or delete {MARK} where you changed it yourself")
     return folder
 
 

@@ -12,7 +12,7 @@ from biphase.corpus.manifest import SHARD_SPLITS
 from biphase.corpus.shards import ShardSet
 from biphase.embedding.recipe import EmbeddingRecipe
 from biphase.errors import InputError
-from biphase.files import MARK, read_json_as
+from biphase.files import ANEW, MARK, read_json_as, refuse_damaged
 from biphase.finetuning.kept import RECORD, KeptRecord
 from biphase.finetuning.scores import read_score, read_scores
 from biphase.run import Run, read_done, read_metrics, read_recipe, whole_steps
@@ -32,7 +32,7 @@ def inspect(folder: str | Path, *, verify: bool = False, near_copies: bool = Fal
     """What is in a folder that biphase wrote: its `kind`, its `path` and the facts of that kind.
 
     Args:
-        verify: read every byte of shards, or of a run's checkpoints, and compare hashes.
+        verify: read every byte of which there is a hash, and compare.
         near_copies: count like documents of shards.
 
     Raises:
@@ -44,6 +44,10 @@ def inspect(folder: str | Path, *, verify: bool = False, near_copies: bool = Fal
     kind = find_kind(path)
     asked = {"shards": {"verify": verify, "near_copies": near_copies}, "run": {"verify": verify}}
     head = {"kind": kind, "path": str(path)}
+    marks = sorted(path.rglob(MARK)) if verify else []
+    for mark in marks:
+        refuse_damaged(mark.parent, ANEW)
+    head |= {"verified": "every hash agrees"} if marks else {}
     return head | FOLDER_KINDS[kind][1](path, **asked.get(kind, {})) | head
 
 
