@@ -190,4 +190,4 @@ def explain(kind: type[Strict], error: Any) -> str:
     message = message[0].lower() + message[1:]
     if error["type"] == "value_error":
         return f"{key}: {message}" if key else message
-    return f"'{key}' is {clipped(repr(error['input']))}: {message}"
+    return f"'{key}' is {clipped(' '.join(repr(error['input']).split()))}: {message}"

@@ -96,6 +96,20 @@ def go_on(recipe: EmbeddingRecipe, runs: Path, whole: Path) -> dict[str, Any]:
     return facts
 
 
+def test_nothing_is_written_through_a_link(make: Make, tmp_path: Path) -> None:
+    """Checkpoints behind one would be cleared, whosever they are."""
+    recipe = make("stages.0.max_steps=1")
+    train_embedder(recipe, tmp_path / "runs")
+    [stage] = (tmp_path / "runs").glob("*/stages/pairs")
+    shutil.rmtree(stage)
+    stage.mkdir()
+    (tmp_path / "mine" / "checkpoint-9").mkdir(parents=True)
+    (stage / "trainer").symlink_to(tmp_path / "mine")
+    with pytest.raises(InputError, match="trainer is a link"):
+        train_embedder(recipe, tmp_path / "runs")
+    assert (tmp_path / "mine" / "checkpoint-9").is_dir()
+
+
 def weights(folder: Path) -> dict[str, torch.Tensor]:
     return {name: tensor.cpu() for name, tensor in SentenceTransformer(str(folder)).state_dict().items()}
 

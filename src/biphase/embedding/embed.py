@@ -85,7 +85,8 @@ def train_embedder(recipe: EmbeddingRecipe, runs: Path) -> tuple[Path, dict[str,
     sources = read_sources(recipe, before)
     judged = [read_judged(Path(path)) for path in recipe.evaluation]
     folder = runs / f"{recipe.name}-{identity_of(recipe, sources, dtype)[:8]}"
-    refuse_links(folder / "stages", *(folder / "stages" / stage.name for stage in recipe.stages))
+    places = [folder / "stages" / stage.name for stage in recipe.stages]
+    refuse_links(folder / "stages", *places, *(place / name for place in places for name in ("trainer", "model")))
     with locked(folder / "lock"):
         write_text(folder / "config.yaml", yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False))
         tracking = None if (folder / "done.json").exists() else recipe.tracking

@@ -72,6 +72,7 @@ def rows_in(given: Any, text_field: str = "text", labels: Sequence[str] = ("labe
     if pandas is not None and isinstance(given, pandas.DataFrame):
         if given.columns.nlevels > 1:
             raise InputError("the columns of the DataFrame have names of several levels: give each one name")
+        given = given.set_axis([str(name) for name in given.columns], axis=1)
         check_header("DataFrame", [*given.columns])
         given = given.astype(object).where(given.notna(), None).to_dict("records")
     elif datasets is not None and isinstance(given, datasets.Dataset):
