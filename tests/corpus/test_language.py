@@ -17,6 +17,7 @@ PROGRAM = Path(biphase.__file__).with_name("files.py").read_text(encoding="utf-8
     [
         ([GERMAN], "de"),
         ([GERMAN * 20, ENGLISH], "de"),
+        ([ENGLISH * 25 + GERMAN * 1000], "de"),
         ([ENGLISH * 3] * 9, "en"),
         ([ENGLISH * 20, GERMAN * 20], "several"),
         ([PROGRAM], "code"),

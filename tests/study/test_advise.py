@@ -38,6 +38,7 @@ from biphase.study.devices import Machine, find_machine
 from biphase.study.results import weigh_evidence
 from biphase.study.rules import MOST_EPOCHS, Choice, TextAmount, apply_rule, measure_text, predict_loss, read_rules
 from biphase.verbs.speed import measure_cpu
+from biphase.verbs.text import amount_of
 
 H100 = find_machine("H100", efficiency=0.4)
 
@@ -164,6 +165,15 @@ def test_clm_reads_a_text_sixteen_times_at_most() -> None:
     advice = advise(TextAmount(tokens=1e6), flops=1e18, evidence=[Evidence("75/25", 60.0, 1.5)])
     clm, mlm = advice.recipe.curriculum
     assert advice.chosen.epochs == 40 and clm.steps / (clm.steps + mlm.steps) == pytest.approx(16 / 40, abs=0.01)
+    told = next(choice for choice in advice.choices if choice.what == "curriculum")
+    assert told.value == f"{clm.steps} clm + {mlm.steps} mlm" and "fewer steps than in 75/25" in told.reason
+    assert "75-25" not in advice.recipe.name, "a name says what is trained"
+
+
+def test_a_study_without_an_encoder_takes_no_caveat_away() -> None:
+    """Its curricula were not chosen from, so what holds without a study holds."""
+    decoder = Evidence("clm", 60.0, 1.5, tokens=1e6)
+    assert advise(flops=1e16, evidence=[decoder]).caveats == advise(flops=1e16, from_scratch=True).caveats
 
 
 def test_where_the_law_says_nothing_the_smallest_is_taken() -> None:
@@ -210,7 +220,7 @@ def test_the_users_own_study_decides_where_it_is_clear() -> None:
     assert choice.reason == "best of 3 in your study (61.0 ± 1.5), 1 of the others within noise of it"
     assert choose([Evidence("mlm", 70.0, math.nan)]).reason.endswith("(70.0)"), "a single seed has no interval"
     choice = choose([Evidence("clm", 70.0, 1.5), Evidence("mlm", 60.0, 0.5)])
-    assert choice.value == "mlm" and "clm (70.0 ± 1.5) is ahead, but looks left only" in choice.reason
+    assert choice.value == "mlm" and "clm scores more (70.0 ± 1.5), but looks left only" in choice.reason
     assert choose_curriculum([Evidence("clm", 70.0, 1.5)]) is None, "a decoder, which nobody asked for"
     for best, shares in (("mlm", [1.0]), ("1k+3k", [0.25, 0.75])):
         recipe = advise(flops=1e16, evidence=[Evidence(best, 60.0, 0.5)]).recipe
@@ -302,6 +312,16 @@ def test_text_is_measured_where_it_lies(corpus: Any, tmp_path: Path) -> None:
     assert measure_text(tmp_path).text_bytes == sum(len(text.encode()) for text in texts)
     with pytest.raises(InputError, match="does not exist"):
         measure_text(tmp_path / "b.jsonl")
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
+def test_the_language_is_that_of_the_whole_text(tmp_path: Path, name: str) -> None:
+    """Also where a file begins with a licence in another language; and in memory."""
+    licence = ["You may copy this book, give it away or use it again under the terms of its licence."] * 40
+    texts = [*licence, *["Der alte Mann sucht am Morgen den Brief aus der Stadt, den er vergessen hat."] * 5000]
+    lines = texts if name == "a.txt" else [json.dumps({"text": text}) for text in texts]
+    (tmp_path / name).write_text("\n".join(lines))
+    assert measure_text(tmp_path).language == amount_of(pd.DataFrame({"text": texts}), "text").language == "de"
 
 
 def test_a_parquet_file_of_one_row_group_is_judged_by_the_rows_read(

@@ -326,6 +326,7 @@ def test_a_plan_says_what_does_not_fit_and_what_would_help() -> None:
     plan = plan_study(load_study(STUDIES / "paper.yaml"))
     told = estimate(plan, find_machine("RTX 4090")).misfits
     assert [line.partition(" does not fit into the 24 GiB of one RTX 4090")[0] for line in told] == ["610m", "1b"]
+    assert "what fits: recipe.compute.microbatch_tokens=2048, or recipe.compute.activation" in told[0], "as it is typed"
     assert "compute.microbatch_tokens=2048" in told[0] and "activation_checkpointing=true" in told[0]
     assert "compute.parallel=fsdp" in told[1] and "on 2 of them" in told[1]
     assert all("preset 210m, the largest that fits" in line for line in told)

@@ -24,6 +24,7 @@ from biphase.study.curricula import curriculum_label, read_curriculum, write_ste
 from biphase.study.describe import describe_hours
 from biphase.study.devices import Machine
 from biphase.study.rules import (
+    CLM_EPOCHS,
     FRESH_EPOCHS,
     LEAST_CONTINUED,
     LEAST_TOKENS,
@@ -151,7 +152,7 @@ def advise(
         choices=tuple(explain_choices(chosen, candidates, recipe, own or by_size, text)),
         candidates=candidates,
         chosen=chosen,
-        caveats=tuple(list_caveats(chosen, budget, spent, text, evidence, unfit, machine)),
+        caveats=tuple(list_caveats(chosen, budget, spent, text, evidence if own else (), unfit, machine)),
         text=text,
     )
 
@@ -256,11 +257,14 @@ def write_recipe(chosen: Candidate, machine: Machine | None, text: TextAmount | 
     short, shards = chosen.name.rpartition("/")[2], text.shards if text else None
     if chosen.is_continued and (text is None or text.vocab_size != shape.vocab_size):
         shards = f"shards-{short}"  # of its own tokenizer
+    phases = scale_curriculum(chosen.curriculum, chosen.mask, steps, chosen.epochs)
+    is_cut = phases != scale_curriculum(chosen.curriculum, chosen.mask, steps)
+    label = "-".join(phase.objective for phase in phases) if is_cut else curriculum_label(chosen.curriculum)
     recipe = Recipe(
-        name=f"{short}-{curriculum_label(chosen.curriculum)}-{write_steps(steps)}",
+        name=f"{short}-{label}-{write_steps(steps)}",
         init=Init(model=chosen.name) if chosen.is_continued else Init(preset=chosen.name),
         data=Data(shards=shards or "shards", max_sample_tokens=context),
-        curriculum=scale_curriculum(chosen.curriculum, chosen.mask, steps, chosen.epochs),
+        curriculum=phases,
         schedule=Schedule(
             peak_lr=CONTINUED_RATE if chosen.is_continued else float(f"{rate:.1g}"),
             warmup_steps=warmup,
@@ -307,6 +311,9 @@ def explain_choices(
     }
     millions, blocks = (show_estimate(each / 1e6) for each in (chosen.parameters, chosen.shape.block_weights))
     sizes = {"millions": millions, "blocks": blocks, "others": others}
+    if recipe.curriculum != scale_curriculum(chosen.curriculum, chosen.mask, recipe.num_steps):
+        phases = " + ".join(f"{phase.steps} {phase.objective}" for phase in recipe.curriculum)
+        curriculum = apply_rule("curriculum", "cut", before=curriculum, phases=phases, most_clm=CLM_EPOCHS)
     for what in read_rules()["rules"]:
         if what == "curriculum":
             yield curriculum
@@ -336,7 +343,7 @@ def describe_advice(advice: Advice) -> RenderableType:
     mind."""
     choices = Table(title=f"The recipe: {advice.recipe.name}", show_lines=True)
     for name in ("what", "choice", "reason", "source"):
-        choices.add_column(name)
+        choices.add_column(name, overflow="fold")
     for choice in advice.choices:
         choices.add_row(choice.what, choice.value, choice.reason, choice.source)
     told: list[RenderableType] = [Text(advice.best_use, style="bold"), "", choices, ""]

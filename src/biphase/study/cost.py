@@ -137,15 +137,17 @@ def tell_misfit(model: str, shape: Shape, recipe: Recipe, machine: Machine) -> s
             changed = {key: value for key, value in compute if value != getattr(recipe.compute, key)}
             ways.setdefault(compute.parallel + str(compute.activation_checkpointing), write_changes(changed) + over)
     smaller = (name for name in PRESETS if fits(shape_of(name, {}, shape.vocab_size), recipe, machine))
-    ways |= {name: f"preset {name}, the largest that fits as the study has it" for name in islice(smaller, 1)}
+    ways |= {
+        name: f"preset {name}, the largest that fits with the settings of the study" for name in islice(smaller, 1)
+    }
     needed = show_gib(memory_of(shape, recipe, 1).total)
     told = f"{model} does not fit into the {show_gib(machine.memory)} of one {machine.name} (up to {needed} are needed)"
     return f"{told}; what fits: {', or '.join(ways.values())}" if ways else told
 
 
 def write_changes(changed: dict[str, Any]) -> str:
-    """`compute.microbatch_tokens=2048 compute.parallel=fsdp`."""
-    return " ".join(f"compute.{key}={str(value).lower()}" for key, value in changed.items())
+    """`recipe.compute.microbatch_tokens=2048 recipe.compute.parallel=fsdp`, as a study's command line takes them."""
+    return " ".join(f"recipe.compute.{key}={str(value).lower()}" for key, value in changed.items())
 
 
 def show_gib(num_bytes: float) -> str:

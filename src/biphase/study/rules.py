@@ -9,7 +9,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from biphase.corpus.language import CODE, find_language
+from biphase.corpus.language import CODE, find_language, spread
 from biphase.corpus.shards import ShardSet
 from biphase.corpus.text import find_text_sources, read_documents
 from biphase.encoder.presets import PRESETS, shape_of
@@ -93,8 +93,8 @@ BYTES_PER_TOKEN = {4096: 3.4, 8192: 3.9, 32_768: 4.5, 128_256: 4.7}
 Llama 3's."""
 SAMPLED_SOURCES, SAMPLED_BYTES = 8, 16e6
 """Sources that are looked into for how much text there is, and bytes of text that are read in each."""
-JUDGED_TEXTS, JUDGED_CHARACTERS = 200, 2000
-"""How many of the first texts say which language they are in, and what is read of each."""
+JUDGED_TEXTS = 25
+"""The language is judged by so many texts of a source, and where it has n, more than that, by √(25 n)."""
 
 
 @dataclass(frozen=True)
@@ -126,9 +126,9 @@ def measure_text(path: Path, text_field: str = "text") -> TextAmount:
     """
     if (path / "manifest.json").exists():
         shards = ShardSet.open(path, "train")
-        first = range(min(shards.num_documents, JUDGED_TEXTS))
+        indices = range(0, shards.num_documents, math.ceil(shards.num_documents / (SAMPLED_SOURCES * JUDGED_TEXTS)))
         tokenizer = shards.tokenizer()
-        judged = [shards.document(index)[:JUDGED_CHARACTERS] for index in first]
+        judged = (piece for index in indices for piece in spread(shards.document(index)))
         language = find_language(str(tokenizer.decode(tokens, skip_special_tokens=True)) for tokens in judged)
         return TextAmount(None, float(shards.num_tokens), shards.manifest.vocab_size, str(path), language)
     sources = find_text_sources([path])
@@ -140,10 +140,10 @@ def measure_text(path: Path, text_field: str = "text") -> TextAmount:
     distance = math.ceil(len(sources) / SAMPLED_SOURCES)
     text_bytes, file_bytes, texts = 0, 0, list[str]()
     for source in sources[::distance]:
-        before = text_bytes
+        before, first = text_bytes, len(texts)
         for number, (document, bytes_read) in enumerate(read_documents(source, text_field)):
             text_bytes += len(document.text.encode())
-            texts += [document.text[:JUDGED_CHARACTERS]] if number < JUDGED_TEXTS / SAMPLED_SOURCES else []
+            texts += [document.text] if is_judged(number, len(texts) - first) else []
             if text_bytes - before >= SAMPLED_BYTES:
                 file_bytes += bytes_read
                 break
@@ -151,6 +151,11 @@ def measure_text(path: Path, text_field: str = "text") -> TextAmount:
             file_bytes += source.num_bytes or 0
     num_bytes = text_bytes * sum(source.num_bytes or 0 for source in sources) / file_bytes
     return TextAmount(text_bytes=num_bytes, language=find_language(texts))
+
+
+def is_judged(number: int, num_judged: int) -> bool:
+    """Whether the text of this number says which language a source is in, beside so many before it."""
+    return num_judged**2 <= JUDGED_TEXTS * number
 
 
 USUAL_VOCABULARIES = {"1m": 8192, "3m": 8192, "11m": 32_768, "36m": 32_768}

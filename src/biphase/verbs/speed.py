@@ -12,6 +12,7 @@ from biphase.encoder.load import TokenIds, make_model
 from biphase.encoder.packed import PackedModel, count_flops
 from biphase.pretraining.optimizer import autocast, make_optimizers
 from biphase.recipe import Optimizer
+from biphase.report.formats import show_count
 from biphase.study.devices import Machine
 
 MEASURED = "3m"
@@ -45,5 +46,6 @@ def measure_cpu(cores: int | None = None, seconds: float = 10) -> Machine:
         took.append(train_step())
     threads = torch.get_num_threads()
     speed = flops.batch(np.diff(bounds_S1), len(targets_N), causal=False) / median(took[1:]) / threads
-    source = f"measured here for {sum(took):.0f} s with preset {MEASURED} and {threads} threads, beside all that ran"
+    on = f"preset {MEASURED} and {show_count(threads, 'thread')}"
+    source = f"measured here for {sum(took):.0f} s with {on}, and with everything else that was running"
     return Machine("CPU", cores or threads, float(speed), 1.0, source)

@@ -178,16 +178,16 @@ def advise(
 def amount_of(text: Any, text_field: str) -> "TextAmount":
     """How much text a place or texts in memory hold."""
     from biphase.corpus.language import find_language
-    from biphase.study.rules import JUDGED_TEXTS, TextAmount, measure_text
+    from biphase.study.rules import TextAmount, is_judged, measure_text
 
     if are_names(text) and text:
         if not isinstance(text, str | Path) and len(text) != 1:
             raise InputError(f"advice is about one text, and {len(text)} are named: give the folder that they are in")
         return measure_text(Path(text if isinstance(text, str | Path) else text[0]), text_field)
     text_bytes, texts = 0, list[str]()
-    for row in rows_in(text, text_field):
+    for number, row in enumerate(rows_in(text, text_field)):
         text_bytes += len(text_of(row, text_field).encode())
-        texts += [text_of(row, text_field)] if len(texts) < JUDGED_TEXTS else []
+        texts += [text_of(row, text_field)] if is_judged(number, len(texts)) else []
     if not text_bytes:
         raise InputError("there is no text to advise on: give some, or leave it out")
     return TextAmount(text_bytes=text_bytes, language=find_language(texts))
