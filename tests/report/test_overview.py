@@ -8,6 +8,7 @@ import pytest
 from scipy import stats
 
 from biphase.finetuning.predictions import ExampleTable, KeptExamples
+from biphase.paper.findings import judge_paper
 from biphase.paper.published import place_arms
 from biphase.report.averages import with_averages
 from biphase.report.overview import answer_sentences, list_means
@@ -68,6 +69,25 @@ def test_models_that_predict_one_class_are_told_in_words() -> None:
         results = with_averages(measured(arm, "SC", "a", "standard", scores, examples=examples) for arm in arms)
         (told,) = answer_sentences(results, list_means(results))
         assert said in told and "–" not in told
+
+
+def test_a_corrected_p_value_is_told_where_the_interval_speaks_otherwise() -> None:
+    """0.0095 over three seeds is no answer where the best of seven was chosen: `+9.57 points [+5.19, +13.96]`."""
+    arms = [ReportArm(f"mlm-{at}", "objective", "1m", "mlm", 40, 100, 0, 100) for at in range(7)]
+    ahead = [0.327407, 0.297125, 0.322671]
+    cells = [(arm, ahead if arm is arms[0] else [0.2, 0.21, 0.19]) for arm in arms] + [(CONTROL, [0.22, 0.22, 0.22])]
+    results = with_averages(measured(arm, "SC", "a", "standard", scores) for arm, scores in cells)
+    *_, told = answer_sentences(results, list_means(results))
+    assert "cannot be told" in told and "p 0.0" in told and "corrected for choosing the best of 7" in told
+
+
+def test_a_study_without_hypotheses_answers_with_the_findings() -> None:
+    """Where a score tests any; and after the hypotheses of a study that has some, they are no answer of its own."""
+    arms = [ReportArm(name, "objective", "1m", name, 40, 100, 0, 100) for name in ("clm", "mlm")]
+    results = with_averages(measured(arm, "SC", "a", "standard", [0.2, 0.21, 0.19]) for arm in arms)
+    verdicts = judge_paper(results)
+    assert list(tell_answer(results, [], Told("", "", verdicts)))[-1] == verdicts[1]
+    assert list(tell_answer(results, [], Told("", "", verdicts, hypotheses=((), ""))))[-1] != verdicts[1]
 
 
 def test_the_terminal_has_the_table_and_the_answer(capsys: pytest.CaptureFixture[str]) -> None:

@@ -219,7 +219,7 @@ def group_verdicts(findings: Sequence[Finding], name: Callable[[Finding], str]) 
         are = "is" if len(names) == 1 else "are"
         groups.append(f"{verdict} {are} {show_list(names)}" if names else f"none is {verdict}")
     untested = [name(finding) for finding in findings if not finding.is_tested]
-    return "; ".join([*groups, *([f"no scores test {', '.join(untested)}"] if untested else [])])
+    return "; ".join([*groups, *([f"no scores test {show_list(untested)}"] if untested else [])])
 
 
 def tell_verdict(verdict: ClaimVerdict, inequalities: Iterable[Inequality]) -> str:

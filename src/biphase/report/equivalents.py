@@ -93,7 +93,8 @@ def compute_equivalent(
     """
     names = shared_datasets(results, (arm, *baseline), datasets)
     terms, rungs = mean_score(results, arm, names), make_ladder(results, baseline, axis, names)
-    compute, scores = compute_of(arm, axis), [value_of(own) for _, own in rungs]
+    compute, scores = compute_of(arm, axis), [value_of(rung) for _, rung in rungs]
+    own = average([results.scores_of(arm)[name] for name in names])
     heights = optimize.isotonic_regression(scores).x
     log, beyond = read_off(np.log([spent for spent, _ in rungs]), heights, value_of(terms))
     low, high, noise = find_interval(terms, compute, rungs) if is_tested else (math.nan, math.nan, ())
@@ -105,8 +106,8 @@ def compute_equivalent(
         low=low,
         high=high,
         noise=noise,
-        score=value_of(terms),
-        half_width=average([results.scores_of(arm)[name] for name in names]).half_width,
+        score=own.mean,
+        half_width=own.half_width,
         compute=compute,
         ladder=tuple((spent, float(height)) for (spent, _), height in zip(rungs, heights, strict=True)),
         scores=tuple(scores),

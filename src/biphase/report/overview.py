@@ -8,7 +8,7 @@ from dataclasses import replace
 from biphase.report.arms import short_steps
 from biphase.report.averages import average
 from biphase.report.contrasts import difference, is_significant
-from biphase.report.formats import show_points, show_share
+from biphase.report.formats import show_p_value, show_points, show_share
 from biphase.report.measures import tell_measures
 from biphase.report.results import ALL_TASKS, AVERAGE, FAMILY_NAMES, ReportArm, Result, ResultSet
 from biphase.report.signal import Signal, measure_signal
@@ -145,7 +145,9 @@ def compare_in_words(best: Result, other: Result, where: str, num_models: int) -
         effect += "; with one seed, or seeds that differ by the same, there is no interval"
     else:
         effect += f" [{show_points(tested.low)}, {show_points(tested.high)}]"
-        chosen = f", p corrected for choosing the best of {num_models}" if num_asked > 1 else ""
+        if num_asked > 1:  # the number is told where the interval, which is not corrected, speaks otherwise
+            told = f" {show_p_value(p_value)}" if is_significant(tested.p_value) != is_significant(p_value) else ""
+            chosen = f", p{told} corrected for choosing the best of {num_models}"
     scope = "" if seen.num_pretrainings > 1 else " This is about these checkpoints: each was pretrained once."
     return (
         f"{best.arm.name} {verdict} {other.arm.name} {where}: {show_share(best.mean)} % against "

@@ -35,7 +35,7 @@ from biphase.report.tables import OBJECTIVE_NAMES, ScoreTable, degenerate_mark, 
 SIGNS = {"supported": "✓", "contradicted": "✕", "undecided": "?"}
 """Beside the word, so that a verdict does not depend on its colour."""
 
-BAR_WIDTH, MEAN_WIDTH, BAR_HEIGHT = 170.0, 150.0, 18.0
+BAR_WIDTH, MEAN_WIDTH, BAR_HEIGHT = 170.0, 90.0, 18.0
 GENERATOR = "biphase report"
 
 
@@ -110,7 +110,8 @@ def write_report(
 
 
 def tell_answer(results: ResultSet, prices: Iterable[PriceList], told: Told) -> Iterator[str]:
-    """What a study says to its question, in sentences: the best models, prices, and what was expected."""
+    """What a study says to its question, in sentences: the best models, prices, and what was expected, or else what it
+    says of the paper's findings."""
     yield from answer_sentences(results, list_means(results))
     yield from map(price_sentence, prices)
     if told.hypotheses:
@@ -118,6 +119,8 @@ def tell_answer(results: ResultSet, prices: Iterable[PriceList], told: Told) -> 
         names = {one.key: f"“{one.key if one.verdict == 'undecided' else one.statement}”" for one in declared}
         groups = group_verdicts(declared, lambda finding: names[finding.key])
         yield f"Of {show_count(len(declared), 'hypothesis', 'hypotheses')} of this study, {groups}."
+    elif told.verdicts and count_tested(told.verdicts[0]):
+        yield told.verdicts[1]
 
 
 def write_texts(folder: Path, texts: Mapping[str, str]) -> None:
