@@ -193,6 +193,7 @@ def test_report(plan: Plan, finished: StudyFolder, tmp_path: Path) -> None:
     page, *_ = report_study(plan, finished, tmp_path / "report", ["biphase study run study.yaml a.b=1"])
     text = page.read_text(encoding="utf-8")
     assert "Does anything work?" in text and "biphase study run study.yaml a.b=1" in text
+    assert re.search(r"# trained on .*: [\d,]+ documents, [\d,]+ tokens, fingerprint [0-9a-f]{8}\n", text)
     assert list((tmp_path / "report" / "tables").iterdir()) and list((tmp_path / "report" / "figures").iterdir())
     cells = (tmp_path / "report" / "scores.csv").read_text().splitlines()
     assert len(cells) == 1 + 20 and "test paper_f1" in cells[0]

@@ -62,7 +62,7 @@ def what_decides(seen: Contrast, bound: float, level: float) -> str:
     if math.isnan(seen.against(bound).p_value) or not seen.error > 0:
         return "scores that differ between seeds, of two seeds or more" if seen.num > 1 else "two seeds or more"
     seeds = "pretraining seeds" if seen.num_pretrainings > 1 else "seeds"
-    stay = "if the true difference is the one seen, and the spread too"
+    stay = "if the true difference and the spread are those seen here"
     more_seeds = range(seen.num + 1, MOST_SEEDS + 1)
     at = bisect.bisect_left(more_seeds, True, key=lambda num: is_enough(seen, bound, level, num / seen.num, 1))
     if at < len(more_seeds):
@@ -78,8 +78,8 @@ def what_decides(seen: Contrast, bound: float, level: float) -> str:
                 return f"about {both}{about:,.0f} test examples instead of {seen.num_examples:,}, {stay}"
     if is_enough(replace(seen, choice_variance=0.0), bound, level, MOST_SEEDS / seen.num, MOST_EXAMPLES):
         return "more validation examples, or fewer rates: others could choose other rates"
-    ends = f"{show_points(seen.estimate)} points, is for this spread too close to the bound, {100 * bound:g}"
-    return f"not even {MOST_SEEDS:,} {seeds}: the estimate, {ends}".replace("-", "−")
+    ends = f"({show_points(seen.estimate)} points) is too close to the bound ({show_points(bound)})"
+    return f"not even {MOST_SEEDS:,} {seeds}: with this spread, the estimate {ends}"
 
 
 def is_enough(seen: Contrast, bound: float, level: float, times_seeds: float, times_examples: float) -> bool:

@@ -7,6 +7,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from biphase.console import duration
+from biphase.corpus.manifest import read_shard_manifest
 from biphase.errors import first_of
 from biphase.files import read_json_as
 from biphase.finetuning.scores import TASK_SETTINGS, Score, ScoreSet, settings_of
@@ -19,7 +20,7 @@ from biphase.report.formats import csv_text, show_count
 from biphase.report.page import Told, write_report
 from biphase.report.results import ResultSet
 from biphase.run import Run, read_metrics, read_recipe
-from biphase.study.folder import StudyFolder, StudyState, TrainedRecord, measure_cells, read_state
+from biphase.study.folder import StudyFolder, StudyState, TrainedRecord, list_sets, measure_cells, read_state
 from biphase.study.hypotheses import (
     describe_declaration,
     hypotheses_json,
@@ -102,7 +103,7 @@ def report_study(
             declared=list_equivalents(plan),
             notes=[*tell_order(plan), *list_notes(place, state)],
             costs=list_costs(plan, state),
-            commands=commands,
+            commands=[*tell_texts(plan, state), *commands],
             bm25=find_bm25(scores),
         )
         page = write_report(
@@ -117,6 +118,17 @@ def report_study(
             pool=pool,
         )
     return page, hypotheses, results
+
+
+def tell_texts(plan: Plan, state: StudyState) -> Iterator[str]:
+    """A comment on each shard set that runs were trained on; its size, where the set is still there."""
+    trained = ((list_sets(plan.runs[name].recipe.data), one.text or ()) for name, one in state.records.items())
+    for path, content in dict.fromkeys(pair for pairs in trained for pair in zip(*pairs, strict=False)):
+        size = ""
+        if (Path(path) / "manifest.json").exists():
+            text = read_shard_manifest(Path(path)).splits["train"]
+            size = f"{show_count(text.documents, 'document')}, {show_count(text.tokens, 'token')}, "
+        yield f"# trained on {path}: {size}fingerprint {content[:8]}"
 
 
 def tell_order(plan: Plan) -> Iterator[str]:
