@@ -251,6 +251,18 @@ def test_a_run_that_is_not_at_its_end_is_told(tiny_recipe: Callable[..., Recipe]
     assert f"{run}@1 is at step 1 of 2, before the end of the decay" in export_checkpoint(f"{run}@1", tmp_path / "half")
 
 
+def test_a_damaged_export_is_not_evaluated(tiny_recipe: Callable[..., Recipe], tmp_path: Path) -> None:
+    export_checkpoint(trained(tiny_recipe(*MLM), tmp_path / "runs"), tmp_path / "model")
+    (tmp_path / "model" / "README.md").write_text("a card of the user's own")
+    load_encoder(str(tmp_path / "model"))
+    weights = tmp_path / "model" / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    with pytest.raises(InputError, match=r"model\.safetensors is damaged"):
+        load_encoder(str(tmp_path / "model"))
+
+
 def test_a_window_is_exported_as_it_is(tmp_path: Path) -> None:
     """Gemma 3n writes another window beside the key that servers read."""
     config = Gemma3nTextConfig(sliding_window=20)

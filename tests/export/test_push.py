@@ -10,6 +10,7 @@ import pytest
 import biphase
 from biphase.errors import InputError
 from biphase.export.push import LOCAL_PATH, push_model
+from biphase.files import MARK
 from biphase.hub import fetch_model
 from biphase.pretraining.loop import train
 from biphase.recipe import Recipe
@@ -57,6 +58,7 @@ def test_a_model_goes_without_what_is_not_meant(hub: SimulatedHub, folder: Path,
     (folder / "predictions").mkdir()
     for name in stays:
         (folder / name).write_text("a text of a user")
+    stays.append(MARK)
     (folder / "pytorch_model.bin").symlink_to("/etc/passwd")
     biphase.push(folder, "me/encoder", license="apache-2.0", language="en,de", dry_run=True)
     told = capsys.readouterr().out

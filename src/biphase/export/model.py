@@ -30,7 +30,7 @@ from biphase.encoder.probes import PROOF_LENGTHS, reach, telling_tokens, window_
 from biphase.encoder.proofs import MOVED_BY_ROUNDING, FailedProofError, agree, relative_moves
 from biphase.errors import InputError
 from biphase.export.card import FLOOR, MISREAD, CardNotes, draw_curves, write_card
-from biphase.files import read_json_as, refuse_filled, whole_folder, write_json, write_text
+from biphase.files import read_json_as, refuse_filled, whole_folder, write_json, write_mark, write_text
 from biphase.hub import fetch_model, model_fingerprint
 from biphase.pretraining.checkpoint import CheckpointManifest, read_checkpoint_manifest
 from biphase.run import Run, find_checkpoint, read_recipe
@@ -144,6 +144,7 @@ def export_checkpoint(reference: str, folder: Path, merge: float | None = None) 
         notes = CardNotes(tokenizer.eos_token, merged, misread_as)
         card = write_card(run, manifest, folder.name, kind.__name__, exported, notes)
         write_text(part / "README.md", card)
+        write_mark(part, "encoder")
     looks = "causal" if causal else "bidirectional"
     told = f"\n{merged}" if merged else ""
     if manifest.run_step < (planned := read_recipe(run).num_steps):
