@@ -153,5 +153,16 @@ def test_the_time_left_is_told_once_it_can_be(monkeypatch: pytest.MonkeyPatch) -
     assert told == [False, False, False, True] and "4/100 steps · 1m36s left · 3.8 steps/min" in tracker.text
 
 
+def test_slow_work_tells_the_time_left_after_its_second_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(console_module.time, "monotonic", lambda: now[0])
+    tracker = Tracker("pretrain", 100, "steps")
+    for at in (9.0, 15.0):
+        now[0] = at
+        tracker.advance(1)
+    tracker.close()
+    assert "2/100 steps · 9m48s left" in tracker.text
+
+
 def test_what_does_not_fit_is_left_out_whole() -> None:
     assert fitting("3/4 steps · 5s left · loss 3.12", 22) == "3/4 steps · 5s left"

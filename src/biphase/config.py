@@ -2,8 +2,9 @@
 
 import re
 from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin
 
 import yaml
 from pydantic import (
@@ -172,6 +173,46 @@ def nested_types(annotation: Any) -> Iterator[type]:
         yield from nested_types(inner)
 
 
+def literals(annotation: Any) -> Iterator[Any]:
+    """The values that a `Literal` inside an annotation lists."""
+    if get_origin(annotation) is Literal:
+        yield from get_args(annotation)
+    else:
+        for inner in get_args(annotation):
+            yield from literals(inner)
+
+
+def keys_below(kind: type[Strict]) -> Iterator[tuple[str, Any]]:
+    """All keys of a tree and what they may hold: `seed`, `schedule.peak_lr`, `curriculum.0.steps`."""
+    for name, field in kind.model_fields.items():
+        key = field.alias or name
+        yield key, field.annotation
+        at = f"{key}.0" if "tuple[" in str(field.annotation) else key
+        for inner in nested_types(field.annotation):
+            if issubclass(inner, Strict):
+                yield from ((f"{at}.{below}", held) for below, held in keys_below(inner))
+
+
+def words_of_key(key: str) -> set[str]:
+    """`learning_rate` → learning, rate and lr."""
+    words = key.rpartition(".")[2].split("_")
+    return {*words, *(["".join(word[:1] for word in words)] if len(words) > 1 else [])}
+
+
+def nearest_key(word: str, kind: type[Strict]) -> str:
+    """A hint for a key that is not there: the key of this spelling, with the values that it may have; the key with this
+    value, `tracking=tensorboard`; or the one that shares most words, here or further below, as `schedule.peak_lr`."""
+    known = {field.alias or name: field.annotation for name, field in kind.model_fields.items()}
+    if close := get_close_matches(word, known, n=1):
+        values = ", ".join(str(value) for value in literals(known[close[0]]))
+        return f"; did you mean '{close[0]}'?{values and f' ({values})'}"
+    below, own = dict(keys_below(kind)), words_of_key(word)
+    alike = {key: len(own & words_of_key(key)) / len(own | words_of_key(key)) for key in below}
+    best = max(alike, key=lambda key: alike[key])
+    valued = next((f"{key}={word}" for key, held in below.items() if word in literals(held)), None)
+    return f"; did you mean '{valued or best}'?" if valued or alike[best] else nearest(word, known)
+
+
 def explain(kind: type[Strict], error: Any) -> str:
     """One of pydantic's errors as `key: what is wrong, and what to write instead`."""
     location = [part for part in error["loc"] if part not in ("number", "ramp")]
@@ -182,11 +223,10 @@ def explain(kind: type[Strict], error: Any) -> str:
             if isinstance(part, str):
                 annotation: Any = kind.model_fields[part].annotation
                 kind = next(item for item in nested_types(annotation) if issubclass(item, Strict))
-        known = [field.alias or name for name, field in kind.model_fields.items()]
-        return f"unknown key '{key}'{nearest(str(location[-1]), known)}"
+        return f"unknown key '{key}'{nearest_key(str(location[-1]), kind)}"
     if error["type"] == "missing":
         return f"'{key}' is required"
-    message = error["msg"].removeprefix("Value error, ")
+    message = error["msg"].removeprefix("Value error, ").replace("valid tuple", "list")
     message = message[0].lower() + message[1:]
     if error["type"] == "value_error":
         return f"{key}: {message}" if key else message

@@ -142,8 +142,9 @@ LONGEST_SILENCE = 30.0
 """Seconds after which a log file gets a line although nothing was finished."""
 PERIODS = {"s": 1, "min": 60, "h": 3600}
 """What a rate is told by: the first in which there is one unit or more."""
-FEWEST_ADVANCES = 4
-"""So often must work have gone on before the time left is told: the first advance has what is made ready in it."""
+FEWEST_ADVANCES, TELLING_TIME = 4, 5.0
+"""So often, or so many seconds and twice, must work have gone on before the time left is told: the first advance has
+what is made ready in it."""
 
 
 def columns_for(label: str, width: int) -> list[ProgressColumn]:
@@ -248,8 +249,9 @@ class Tracker:
         if rate and not self.period:
             self.period = next((name for name, seconds in PERIODS.items() if rate * seconds >= 1), "h")
         share = "/".join(map(plain_number, [self.done, *([self.total] if self.total else [])])) + f" {self.unit}"
-        if seconds_left is None and self.total and self.num_advances >= FEWEST_ADVANCES:
-            began, done = self.first
+        began, done = self.first
+        is_sure = self.num_advances >= FEWEST_ADVANCES or (self.num_advances > 1 and now - began > TELLING_TIME)
+        if seconds_left is None and self.total and is_sure:
             seconds_left = (now - began) / (self.done - done) * (self.total - self.done)
         left = "" if seconds_left is None else f" · {duration(seconds_left)} left"
         speed = f" · {plain_number(rate * PERIODS[self.period])} {self.unit}/{self.period}" if rate else ""

@@ -49,7 +49,7 @@ def test_what_would_be_read(folder: Path, capsys: pytest.CaptureFixture[str]) ->
     show_task(facts)
     number = facts["also_in_train"]["validation"]
     told = f"{number} inputs of validation stand in train too: the scores on validation may be too high; remove dup"
-    assert told in capsys.readouterr().out and facts["rows"][0]["copies_within it"] > 60
+    assert told in capsys.readouterr().out and facts["rows"][0]["copies_within"] > 60
 
 
 def test_rows_without_label_or_text_are_counted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -98,7 +98,9 @@ def test_export_goes_on_to_the_hub(hub: SimulatedHub, run: Run, tmp_path: Path) 
 
 
 def test_what_is_refused_before_anything_is_sent(hub: SimulatedHub, folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"README\.md says no license and no language; give"):
+    with pytest.raises(
+        InputError, match=r"README\.md says no license and no language: give `license` and `language`, or"
+    ):
         push_model(str(folder), "me/encoder")
     with pytest.raises(InputError, match=r"README\.md says no language"):
         push_model(str(folder), "me/encoder", license="mit")

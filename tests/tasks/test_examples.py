@@ -103,6 +103,9 @@ def test_a_stratified_draw_keeps_the_shares_of_classes() -> None:
     expected = np.bincount(strata) * 102 / 1013
     assert np.abs(np.bincount(strata[held]) - expected).max() < 1
     assert held != sorted(held, key=lambda number: strata[number])
+    alone = np.array([*range(8)] + [8, 9] * 16)
+    held = hold_out([*range(40)], 0.75, alone)[1]
+    assert len(held) == 10 and min(held) >= 8  # an example alone in its class is for training
 
 
 def test_mnli_as_glue_writes_it(tmp_path: Path) -> None:

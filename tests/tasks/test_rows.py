@@ -96,14 +96,14 @@ def test_classes_that_a_draw_leaves_out_are_told(tmp_path: Path, capsys) -> None
     }.items():
         examples = data.splits[split]  # type: ignore[index]
         is_absent = all(one.label != 2 for one in examples)
-        assert is_absent == (f"of the {len(examples)} examples {what} none has rare" in " ".join(told.split()))
+        assert is_absent == (f"none of the {len(examples)} examples {what} has rare" in " ".join(told.split()))
     (tmp_path / "test.csv").write_text("text,label\na,yes\nb,no\n")
     (tmp_path / "dev.csv").write_text("text,label\nc,yes\nd,no\n")
     files = [{"train": "train.csv", "validation": "dev.csv", "test": "test.csv"}]
     load_examples(
         find_source(task.model_copy(update={"files": task_of(files=files).files}), tmp_path), judged_only=False
     )
-    assert "none has" not in capsys.readouterr().err
+    assert "none of" not in capsys.readouterr().err
 
 
 def test_quotes_in_tsv_are_never_kept_unasked(tmp_path: Path) -> None:

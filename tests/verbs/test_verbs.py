@@ -255,21 +255,26 @@ def test_an_open_study_prints_on_a_line() -> None:
     assert repr(biphase.study("demo")) == "OpenStudy(folder=PosixPath('study-demo'), words=('demo',), options=())"
 
 
-def test_a_study_of_a_mapping_and_a_data_frame(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_study_of_a_mapping_and_a_data_frame(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The mapping has the keys of a file, and its rows are a task of the study's folder."""
     monkeypatch.chdir(tmp_path)
     frame = pandas.DataFrame({"text": [f"a b {number}" for number in range(80)], "label": ["x", "y"] * 40})
     keys = {
         "name": "mine",
         "recipe": {"data": {"shards": "shards"}, "schedule": {"peak_lr": 1e-3, "warmup_steps": 4, "decay_steps": 4}},
-        "arms": [{"group": "all", "models": ["1m"], "curricula": ["mlm", "25/75"], "budgets": [40]}],
+        "arms": [{"models": ["1m"], "curricula": ["mlm", "25/75"], "budgets": [40]}],
+        "pretraining_seeds": 2,
         "evaluation": {"tasks": ["rows"], "learning_rates": [1e-4], "seeds": range(2)},
         "planning": {"vocab_size": 8192, "mean_sample_tokens": 100},
     }
     study = biphase.study(keys, data={"rows": frame})
     plan = study.plan("CPU")
-    assert list(plan["group"]) == ["all", "evaluation"] and plan["device_hours"].min() > 0
-    assert len(study.plan_facts()["cells"]) == 4
+    assert list(plan["group"]) == ["arms", "evaluation"] and plan["device_hours"].min() > 0
+    assert len(study.plan_facts()["cells"]) == 8
+    told = " ".join(capsys.readouterr().err.split())
+    assert "on rows (5 examples)" in told and "2 pretraining seeds find less than 1 seed does" in told
     assert study.command("run") == "biphase study run study-mine/study.yaml"
     with pytest.raises(InputError, match=r"other is none of `evaluation\.tasks`"):
         biphase.study(keys, data={"other": frame})

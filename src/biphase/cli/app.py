@@ -94,6 +94,7 @@ MOST_CHARACTERS = 2000
 
 PARAMETERS = {
     **{name: f"--{name}" for name in ("device", "devices", "efficiency", "hours", "keep", "label", "part", "seeds")},
+    **{name: f"--{name}" for name in ("language", "license")},
     **{name: f"--{name.replace('_', '-')}" for name in ("learning_rates", "limit_mb", "text_field")},
     "data": "--data-dir",
 }

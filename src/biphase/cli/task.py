@@ -85,7 +85,7 @@ def examples_rows(data: TaskData[Any]) -> list[dict[str, Any]]:
     for split, examples in data.splits.items():
         num_copies = len(examples) - len({input_of(example) for example in examples})
         sizes = lengths([size_of(one) for one in examples])
-        rows.append({"part": split, "examples": len(examples), "copies_within it": num_copies, **sizes})
+        rows.append({"part": split, "examples": len(examples), "copies_within": num_copies, **sizes})
     return rows
 
 

@@ -17,18 +17,19 @@ from biphase import console
 ENCODE_TEXTS = 64
 """Texts that are in the network at a time."""
 PIECE_TEXTS = 512
-"""Texts that are embedded between two signs of progress."""
+"""The most texts that are embedded between two signs of progress."""
 
 
 def embed_pieces(
     encode: Callable[..., Any], texts: Iterable[str], num_texts: int, label: str, **settings: Any
 ) -> Iterator[Tensor]:
     """The embeddings of texts by a method of an embedding model, a piece at a time, on the device of the model."""
-    left = iter(texts)
+    left, size = iter(texts), ENCODE_TEXTS  # at first little, for a sign of life
     with console.track(label, num_texts, "texts") as progress:
-        while piece := list(islice(left, PIECE_TEXTS)):
+        while piece := list(islice(left, size)):
             yield encode(piece, batch_size=ENCODE_TEXTS, convert_to_tensor=True, show_progress_bar=False, **settings)
             progress.advance(len(piece))
+            size = min(2 * size, PIECE_TEXTS)
 
 
 def embed_texts(encode: Callable[..., Any], texts: Sequence[str], label: str) -> Tensor:

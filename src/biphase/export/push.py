@@ -145,7 +145,10 @@ def complete_card(text: str, path: Path, license: str | None, languages: tuple[s
     card = ModelCard(text, ignore_metadata_errors=True)
     named = {"license": license, "language": list(languages)}
     if missing := [name for name, given in named.items() if not (given or getattr(card.data, name))]:
-        raise InputError(f"{path} says no {' and no '.join(missing)}; give them, or write them at its top")
+        options = " and ".join(f"`{name}`" for name in missing)
+        raise InputError(
+            f"{path} says no {' and no '.join(missing)}: give {options}, or write it at the top of the card"
+        )
     for name, given in named.items():
         said = getattr(card.data, name)
         if said and given and given not in (said, [said]):

@@ -34,14 +34,14 @@ def list_assumptions(plan: Plan, sizes: Sizes, tasks: Mapping[str, TaskSize], ma
 
 
 def tell_sizes(tasks: Mapping[str, TaskSize]) -> str:
-    """Which tasks say how large they are."""
-    told = {find_task(name).name: find_task(name).size is not None for name in tasks}
-    says = {True: "rounded sizes of the published data of {}", False: "typical sizes, guessed, of {}"}
-    lines = (
-        words.format(show_list([name for name in told if told[name] is has_size]))
-        for has_size, words in says.items()
-        if has_size in told.values()
-    )
+    """Where the sizes of tasks are from."""
+    says = {"published": "rounded sizes of the published data of {}", "counted": "the lines in the files of {}"}
+    names: dict[str, list[str]] = {}
+    for name, size in tasks.items():
+        task = find_task(name)
+        origin = "published" if task.size else "guessed" if size is TYPICAL_SIZES[task.family] else "counted"
+        names.setdefault(says.get(origin, "typical sizes, guessed, of {}"), []).append(task.name)
+    lines = (words.format(show_list(list(dict.fromkeys(some)))) for words, some in sorted(names.items()))
     return "; ".join(lines) or "the sizes of typical data"
 
 

@@ -22,7 +22,7 @@ from biphase.study.cost import Estimate
 from biphase.study.curricula import are_alike, write_steps
 from biphase.study.hypotheses import hypotheses_hash
 from biphase.study.plan import Plan, history
-from biphase.study.sizes import find_size
+from biphase.study.sizes import find_sizes
 from biphase.study.spec import EMBED, Evaluation, trainings
 from biphase.study.trunks import Segment
 from biphase.style import COLORS
@@ -96,20 +96,23 @@ def describe_power(plan: Plan, evaluation: Evaluation) -> Iterator[str]:
         yield "one seed each: no difference will be told from noise"
         return
     counts = dict[str, int]()
-    for name in evaluation.tasks:
-        size = find_size(name)
-        if find_task(name).family != "retrieval":  # its tokens are those of documents
-            counts[name] = max(round(size.evaluated_tokens / 2 / max(size.example_tokens, 1) / 100), 1) * 100
+    for name, size in find_sizes(evaluation).items():
+        if name in evaluation.tasks and find_task(name).family != "retrieval":  # whose tokens are those of documents
+            num = size.evaluated_tokens / 2 / max(size.example_tokens, 1)
+            counts[find_task(name).name] = max(int(float(f"{num:.2g}")), 1)
     ends = sorted({*counts}, key=counts.__getitem__)[:: max(len(counts) - 1, 1)]  # the first and the last
     for who, noise in USUAL_NOISE.items() if ends else ():
         told = [
             f"{100 * smallest_difference(*seeds, counts[name], noise):.1f} points on {name} ({counts[name]:,} examples)"
             for name in ends
         ]
-        moved = f"{100 * noise[0]:g} points by pretraining seeds and {100 * noise[1]:g} by fine-tuning seeds"
-        yield f"differences found with {POWER:.0%} power: about {show_list(told)}; if scores move {moved}, as of {who}"
+        moved = f"{100 * noise[0]:g} points between pretraining seeds and {100 * noise[1]:g} between fine-tuning seeds"
+        yield f"finds differences of about {show_list(told)} ({POWER:.0%} power) if scores vary by {moved}, as of {who}"
     if plan.num_seeds == 2:
-        yield "2 pretraining seeds find less than one, whose question is smaller: take 1, or 3 and more"
+        yield (
+            "2 pretraining seeds find less than 1 seed does: take 3 or more, or 1, whose verdicts are about these "
+            "checkpoints alone"
+        )
 
 
 def run_tree(plan: Plan) -> Tree:

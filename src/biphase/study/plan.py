@@ -21,6 +21,7 @@ from biphase.study.spec import (
     check_evaluation,
     embed_configs,
     finetune_config,
+    scored_as,
     trainings,
 )
 from biphase.study.trunks import (
@@ -89,7 +90,7 @@ class StudyCell:
     @property
     def name(self) -> str:
         """The cell as a unit of work, as `study status` and `--unit` know it."""
-        return f"{self.model}/{self.task}/lr{self.config.learning_rate:g}/seed{self.config.seed}"
+        return f"{self.model}/{scored_as(self.task)}/lr{self.config.learning_rate:g}/seed{self.config.seed}"
 
 
 @dataclass(frozen=True)

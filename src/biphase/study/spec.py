@@ -89,7 +89,7 @@ class StartingModel(Strict):
 class ArmGroup(Strict):
     """Every combination of models (or parents), curricula and budgets."""
 
-    group: Line
+    group: Line = "arms"
     """What the plan's table calls these arms."""
     name: str = ""
     """A template of {model} or {parent}, {curriculum} and {budget}; `{model}-{curriculum}-{budget}` unless given."""

@@ -61,7 +61,7 @@ def train_run(plan: Plan, run: str, folder: StudyFolder, processes: int) -> list
     record = replace(so_far(), folder=path.name, text=read_text(Run(path)))
     write_json(clock, asdict(record))
     clock.replace(folder.record(run))
-    last = f", the last {duration(record.seconds - before.seconds)} of it now" if before.seconds else ""
+    last = f", {duration(record.seconds - before.seconds)} of it since it went on" if before.seconds else ""
     return [f"{train_name(run)}: {recipe.num_steps:,} steps in {duration(record.seconds)}{last}"]
 
 

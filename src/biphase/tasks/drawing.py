@@ -52,14 +52,19 @@ def hold_out(
     """Train and what is held out of it, in the order of `Dataset.train_test_split(train_size=0.95, seed=42)`.
 
     With `strata`, each has its share in both: the shuffled examples stand in a row, one stratum after the other, and as
-    many as are wanted are taken at equal distances.
+    many as are wanted are taken at equal distances. A stratum of one example stays in train.
     """
     total = len(examples)
     num_held = total - math.floor(train_share * total)
     order = np.random.default_rng(DRAW_SEED).permutation(total)
     is_held = np.arange(total) < num_held
     if strata is not None:
-        is_held[np.argsort(strata[order], kind="stable")] = np.diff(np.arange(total + 1) * num_held // total) > 0
+        _, stratum, sizes = np.unique(strata[order], return_inverse=True, return_counts=True)
+        row = np.argsort(stratum, kind="stable")
+        several = row[sizes[stratum[row]] > 1]
+        row = several if len(several) > num_held else row
+        is_held[:] = False
+        is_held[row] = np.diff(np.arange(len(row) + 1) * num_held // len(row)) > 0
     held, train = ([examples[i] for i in order[chosen]] for chosen in (is_held, ~is_held))
     return train, held
 

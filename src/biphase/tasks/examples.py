@@ -197,7 +197,7 @@ def tell_absent_classes(task: Task, examples: dict[TaskSplit, list[AnyExample]],
         if absent:
             names = first_of([task.classes[number] for number in absent], CLASSES_SHOWN)
             what = "left to train on" if split == "train" else f"drawn for {split}"
-            told = f"{task.name}: of the {len(examples[split]):,} examples {what} none has {names}"
+            told = f"{task.name}: none of the {len(examples[split]):,} examples {what} has {names}"
             has_shares = "" if task.stratified or task.problem_type else ", or `stratified: true`"
             err.print(f"{told}; name files for the splits{has_shares} to have all classes in each", markup=False)
 

@@ -49,7 +49,7 @@ def embed(recipe: Any, changes: Changes = (), *, runs: str | Path = "runs") -> P
     with needs_embeddings("biphase embed"):
         from biphase.embedding.embed import train_embedder
     folder, facts = train_embedder(found, Path(runs))
-    table = Table("layer", "cosine to before", box=None)
+    table = Table("layer", "cosine with the weights before training", box=None)
     for layer, cosine in facts["cosines"].items():
         table.add_row(layer, f"{cosine:.4f}")
     console.print(table)

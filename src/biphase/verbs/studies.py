@@ -85,6 +85,7 @@ class OpenStudy:
 
     def plan(self, device: str | None = None, efficiency: float | None = None) -> "pandas.DataFrame":
         """What the study trains and evaluates and what it costs: a row for each group of arms, and one for evaluation.
+        Tells which differences it can find.
 
         Args:
             device: such as H100 or CPU, or a run to measure by.
@@ -92,6 +93,11 @@ class OpenStudy:
         """
         import pandas
 
+        from biphase.study.describe import describe_power
+
+        if (evaluation := self.planned.study.evaluation) is not None:
+            for line in describe_power(self.planned, evaluation):
+                err.print(line)
         rows = pandas.DataFrame([vars(row) for row in self.estimate(device, efficiency).groups])
         return rows.drop(columns="published")
 
