@@ -22,6 +22,15 @@ from biphase.console import (
 from biphase.errors import InputError
 
 
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_terminal_breaks_sentences_between_words(is_terminal: bool) -> None:
+    console = PlainConsole()
+    console.file, console.width, console._force_terminal = io.StringIO(), 20, is_terminal
+    console.prose("labels of train: Systemverwaltung 3")
+    first = console.file.getvalue().split("\n")[0]
+    assert first.rstrip() == "labels of train:" + " Systemverwaltung 3" * (not is_terminal)
+
+
 @pytest.mark.parametrize("text", ["runs/[/red]x", "[bold]x[/bold]", ":smile:", "a\tb", "ä – 😀"])
 def test_strings_are_printed_as_they_are(text: str) -> None:
     console = PlainConsole()

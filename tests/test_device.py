@@ -24,8 +24,8 @@ def test_each_process_takes_a_gpu_of_its_own(two_gpus: None) -> None:
 
 
 def test_fp32_on_a_gpu_is_told_as_the_reason() -> None:
-    assert "here is cuda in fp32" in explain_backend(torch.device("cuda"), torch.float32)
-    assert "compute capability 8.0 and bf16, here is cpu)" in explain_backend(torch.device("cpu"), torch.bfloat16)
+    assert "here: cuda in fp32" in explain_backend(torch.device("cuda"), torch.float32)
+    assert "compute capability 8.0 and bf16; here: cpu)" in explain_backend(torch.device("cpu"), torch.bfloat16)
 
 
 @pytest.mark.parametrize(
@@ -40,4 +40,4 @@ def test_varlen_runs_on_gpus_that_have_its_kernels(
     monkeypatch.setattr("biphase.encoder.attention.newest_flash", lambda device: "FA2")
     device = torch.device("cuda", 0)
     assert choose_backend(device, torch.bfloat16) == backend
-    assert ("here is compute capability 7.5)" in explain_backend(device, torch.bfloat16)) == (backend == "buckets")
+    assert ("here: compute capability 7.5)" in explain_backend(device, torch.bfloat16)) == (backend == "buckets")

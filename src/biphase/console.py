@@ -34,6 +34,10 @@ class PlainConsole(Console):
         super().__init__(stderr=stderr, highlight=False, soft_wrap=True, markup=False, emoji=False)
         self.soft_wrap = not (stderr and self.is_terminal)  # else a terminal breaks sentences within words
 
+    def prose(self, text: str) -> None:
+        """Print sentences: a terminal breaks their lines between words, a file has each on one line."""
+        self.print(text, soft_wrap=not self.is_terminal)
+
     def render_str(self, text: str, **settings: Any) -> Text:
         return super().render_str(printable(text), **settings)
 

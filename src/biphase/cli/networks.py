@@ -140,4 +140,4 @@ def search_command(
         for passage in passages.itertuples():
             text = passage.text if len(passage.text) <= SHOWN_CHARACTERS else passage.text[:SHOWN_CHARACTERS] + " …"
             out.print(f"{passage.rank:>2}  {passage.score:.3f}  {passage.id}")
-            out.print(f"    {text}")
+            out.prose(f"    {text}")

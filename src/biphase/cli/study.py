@@ -114,9 +114,9 @@ def study_status_command(
         table.add_row(line.name, *map(str, numbers), left if line.done < line.total else "")
     out.print(table)
     for told in (*progress["seeds"], *progress["notes"]):
-        out.print(told)
+        out.prose(told)
     for failure in progress["failed"]:
-        out.print(f"failed: {failure.unit}: {failure.reason}")
+        out.prose(f"failed: {failure.unit}: {failure.reason}")
     if progress["num_waiting"]:
         out.print(f"{progress['num_waiting']} more units wait for these")
 

@@ -47,9 +47,9 @@ def check_task(name: str, data_dir: Path | None) -> dict[str, Any]:
 
 def show_task(facts: dict[str, Any]) -> None:
     """Print what `check_task` found."""
-    out.print(f"{facts['task']}: {facts['family'].replace('_', ' ')}, from {facts['source']}", markup=False)
+    out.prose(f"{facts['task']}: {facts['family'].replace('_', ' ')}, from {facts['source']}")
     for part, paths in facts["files"].items():
-        out.print(f"{part}: {', '.join(paths)}", markup=False)
+        out.prose(f"{part}: {', '.join(paths)}")
     table = Table()
     for column in facts["rows"][0]:
         table.add_column(
@@ -62,16 +62,16 @@ def show_task(facts: dict[str, Any]) -> None:
         table.add_row(row["part"] + drawn, *("" if cell is None else f"{cell:,.0f}" for cell in [*row.values()][1:]))
     out.print(table)
     for part, counts in facts["labels"].items():
-        out.print(f"labels of {part}: {tell_labels(counts, facts['classes'])}")
+        out.prose(f"labels of {part}: {tell_labels(counts, facts['classes'])}")
     if facts["left_out"]:
         told = "queries of train without a relevant document" if facts["family"] == "retrieval" else "rows"
-        out.print(f"left out: {facts['left_out']:,} {told}")
+        out.prose(f"left out: {facts['left_out']:,} {told}")
     for part, number in facts["also_in_train"].items():
         if number:
             remedy = "; remove duplicates from the data" if part in facts["drawn"] else ""
             stands = "input of {} stands" if number == 1 else "inputs of {} stand"
             told = f"{number:,} {stands.format(part)} in train too"
-            out.print(f"{told}: the scores on {part} may be too high{remedy}")
+            out.prose(f"{told}: the scores on {part} may be too high{remedy}")
 
 
 def named(data: TaskData[Any]) -> list[tuple[str, list[str]]]:

@@ -149,9 +149,9 @@ def explain_backend(device: torch.device, dtype: torch.dtype, beyond: str = "") 
     """Which backend runs, and why: what `choose_backend` chooses, unless the network has something `beyond` varlen."""
     if here := lacks_varlen(device, dtype):
         needs = "CUDA, compute capability 8.0 and bf16"
-        return f"buckets, samples of about one length batched (varlen needs {needs}, here is {here})"
+        return f"buckets, samples of similar length in a batch (varlen needs {needs}; here: {here})"
     if beyond:
-        return f"buckets, samples of about one length batched, for layers with {beyond}, which varlen does not know"
+        return f"buckets, samples of similar length in a batch, for layers with {beyond}, which varlen does not know"
     return f"varlen, PyTorch's packed flash attention (CUDA, 16 bits; {newest_flash(device)})"
 
 

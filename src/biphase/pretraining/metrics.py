@@ -212,7 +212,7 @@ def describe_start(job: Job, state: TrainState, loader: BatchLoader) -> str:
     network: Any = unwrap(state.model).network
     millions = sum(parameter.numel() for parameter in network.parameters()) / 1e6
     epochs = job.tokens_before(recipe.num_steps) / batches.num_tokens
-    phases = " → ".join(f"{phase.words} {phase.steps:,} steps" for phase in recipe.curriculum)
+    phases = " → ".join(f"{phase.steps:,} steps of {phase.words}" for phase in recipe.curriculum)
     left_out = f", {batches.left_out_tokens:,} tokens left out" if batches.left_out_tokens else ""
     taken = f"; taken over: {', '.join(carried)}" if carried else ""
     several = f"{world.size} processes, {compute.parallel} · " if world.size > 1 else ""

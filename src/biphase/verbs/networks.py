@@ -70,7 +70,7 @@ def export(
         check_repository(to_hub)
     from biphase.export.model import export_checkpoint
 
-    console.print(export_checkpoint(run, Path(folder), merge))
+    console.prose(export_checkpoint(run, Path(folder), merge))
     if to_hub is not None:
         push(folder, to_hub, license=license, language=language)
     return Path(folder)
@@ -96,8 +96,9 @@ def push(
     """
     from biphase.export.push import push_model
 
+    source = name_run(str(source))
     languages = tuple(by_commas(language) if isinstance(language, str) else language or ())
-    console.print(push_model(str(source), repo, public=public, license=license, languages=languages, dry_run=dry_run))
+    console.print(push_model(source, repo, public=public, license=license, languages=languages, dry_run=dry_run))
 
 
 def load(model: str | Path) -> Any:

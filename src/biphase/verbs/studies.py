@@ -185,6 +185,6 @@ class OpenStudy:
         page, findings, results = report_study(self.planned, StudyFolder(self.folder), place, commands)
         print_results(results)
         for line in tell_findings(findings, self.planned, self.folder):
-            console.print(line)
+            console.prose(line)
         console.print(str(page))
         return page
