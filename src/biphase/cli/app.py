@@ -224,7 +224,9 @@ def report_paper_command(
 def inspect_command(
     path: Annotated[Path, typer.Argument(help="Any folder that biphase wrote: shards, a run, a model, a study, …")],
     verify: Annotated[bool, typer.Option("--verify", help="Read every byte and compare hashes.")] = False,
-    near_copies: Annotated[bool, typer.Option("--near-copies", help="Count like documents of shards.")] = False,
+    near_copies: Annotated[
+        bool, typer.Option("--near-copies", help="Also count documents of shards that are nearly copies.")
+    ] = False,
     form: FormatOption = "text",
 ) -> None:
     """Show what is in a folder, and check that it is whole.

@@ -32,7 +32,7 @@ ModelArguments = Annotated[
     typer.Argument(
         metavar="MODEL|KEY=VALUE",
         help="RUN[@STEP], model folders or hub ids (ID@REVISION); then changes to single settings of all cells. "
-        "Without a model: what is in --out already.",
+        "Without a model: what --out holds already.",
     ),
 ]
 PairOption = Annotated[

@@ -25,7 +25,7 @@ from biphase.verbs.memory import by_commas, write_value
 if TYPE_CHECKING:
     from biphase.study.spec import Study
 
-init_app = typer.Typer(no_args_is_help=True, help="A recipe, a study or a task to start from.")
+init_app = typer.Typer(no_args_is_help=True, help="Write a recipe, a study or a task to start from.")
 
 
 def names_of(kind: str) -> list[str]:
@@ -57,7 +57,7 @@ def init_recipe_command(
     ] = None,
     out_file: Annotated[Path, typer.Option("--out", help="The file to write.")] = Path("recipe.yaml"),
 ) -> None:
-    """Write a recipe to start from. On a terminal, what no option says is asked.
+    """Write a recipe to start from. On a terminal, it asks for what no option says.
 
     Example: `biphase init recipe --shards shards --model 11m --steps 5000 --out mine.yaml`
     """
@@ -100,7 +100,7 @@ def init_study_command(
     data_dir: DataDirsOption = None,
     out_file: Annotated[Path, typer.Option("--out", help="The file to write.")] = Path("study.yaml"),
 ) -> None:
-    """Write a study to start from. On a terminal, the shards are asked for where no option says them.
+    """Write a study to start from. On a terminal, it asks for the shards where no option names them.
 
     Example: `biphase init study --shards shards --model 3m --tasks snli,reviews.yaml --data-dir
     reviews.yaml=reviews/ --out mine.yaml`
@@ -133,10 +133,11 @@ def init_study_command(
 def init_task_command(
     data: Annotated[Path | None, typer.Argument(help="The file to train on, or a folder in BEIR's layout.")] = None,
     label: Annotated[
-        str | None, typer.Option(help="The column with the label; `label` and its like are known.")
+        str | None, typer.Option(help="The column with the label, where it is not called `label` or the like.")
     ] = None,
     family: Annotated[
-        str | None, typer.Option(help="Where data does not tell: sequence_classification, regression, …")
+        str | None,
+        typer.Option(help="The kind of task, where the data does not tell: sequence_classification, regression, …"),
     ] = None,
     out_file: Annotated[Path, typer.Option("--out", help="The file to write.")] = Path("task.yaml"),
 ) -> None:

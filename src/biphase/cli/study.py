@@ -156,7 +156,7 @@ def study_advise_command(
         typer.Option(help="The folder of a study of yours, whose scores choose the curriculum from random weights."),
     ] = None,
     from_scratch: Annotated[
-        bool, typer.Option("--from-scratch", help="Random weights, whatever there is to continue.")
+        bool, typer.Option("--from-scratch", help="Start from random weights, even where a model could be continued.")
     ] = False,
     text_field: Annotated[str, typer.Option(help="The JSON field or the column with the text.")] = "text",
     form: FormatOption = "text",
