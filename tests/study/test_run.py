@@ -425,7 +425,7 @@ def test_a_branch_that_lacks_a_checkpoint_gets_it(
     record = read_json(place.record("tiny-clm-12"))
     assert record["seconds"] > before, "what was spent is added up"
     said = "".join(capfd.readouterr())
-    assert re.search(r"train tiny-clm-12: \d+ steps in \S+, the last \S+ of it now", said), "attempts are told apart"
+    assert re.search(r"train tiny-clm-12: \d+ steps in \S+, \S+ of it since it went on", said), "attempts told apart"
     assert (trained_folder(place, "tiny-clm-12") / "environment.json").read_bytes() == papers
 
 
