@@ -251,14 +251,15 @@ def test_one_process_is_a_world() -> None:
 # The script
 
 
-def fork_processes(size: int, work: Callable[[], None], meeting: dict[str, str]) -> None:
+def fork_processes(size: int, work: Callable[[], None], port: str = "") -> None:
     """`work` in so many forks, with the environment that torchrun would give them, until all have ended well."""
     children = []
     for rank in range(size):
         child = os.fork()
         if child == 0:
-            variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size}
-            os.environ |= {key: str(value) for key, value in variables.items()} | meeting
+            variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "MASTER_PORT": port}
+            os.environ |= {key: str(value) for key, value in variables.items()}
+            os.environ |= {"MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_USE_AGENT_STORE": "True"}
             faulthandler.dump_traceback_later(300, exit=True)
             try:
                 work()
@@ -306,10 +307,9 @@ def train_as_told(jobs: list[dict[str, Any]]) -> None:
         "unlogged": (OSError, "No space left") if is_first else (InputError, "metrics.jsonl could not be written; the"),
     }
     kept = []
-    for number, job in enumerate(jobs):
+    for job in jobs:
         recipe = Recipe.model_validate(job["recipe"])
-        # A part of the store for each: the faster process must not meet the slower one in the job before.
-        os.environ["TORCHELASTIC_RESTART_COUNT"] = str(number)
+        os.environ["MASTER_PORT"] = job["port"]
         name = Path(job["root"]).name
         if name not in ends:
             train(recipe, Path(job["root"]))
@@ -403,13 +403,12 @@ def most_allocated(work: Callable[[], object]) -> int:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     told = json.loads(Path(sys.argv[1]).read_text())
-    # The processes meet in a store that is there before them, as torchrun's is: a free port that is looked up here and
-    # taken later may be somebody else's by then.
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    # The processes of each job meet in a store that is there before them, as torchrun's is. A port that is only looked
+    # up here may be taken before they listen; in a store of the job before, the faster process meets the slower one.
+    stores = [dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) for _ in told]
+    told = [{**each, "port": str(store.port)} for each, store in zip(told, stores, strict=True)]
     if "recipe" in told[0]:
-        fork_processes(2, partial(train_as_told, told), meeting)
+        fork_processes(2, partial(train_as_told, told))
     else:
-        for number, each in enumerate(told):
-            meeting["TORCHELASTIC_RESTART_COUNT"] = str(number)
-            fork_processes(each["size"], partial(hand_on, each), meeting)
+        for each in told:
+            fork_processes(each["size"], partial(hand_on, each), each["port"])
