@@ -114,7 +114,7 @@ def test_signals_are_noted_in_the_main_thread() -> None:
     noted: list[int] = []
     with pytest.raises(KeyboardInterrupt), machine.stop_signals(noted.append):
         for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
-            os.kill(os.getpid(), number)
+            signal.raise_signal(number)
     assert noted == [signal.SIGTERM] * 2 and signal.getsignal(signal.SIGTERM) is before
     worked = []
 

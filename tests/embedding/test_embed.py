@@ -1,7 +1,6 @@
 """`biphase embed`: stages, resume after a kill, the folder that users load, what is refused before anything trains."""
 
 import json
-import os
 import shutil
 import signal
 from collections.abc import Callable
@@ -237,7 +236,7 @@ def test_a_training_that_is_asked_to_stop_keeps_every_step(
 
     def ask(self: Any, args: Any, state: Any, *_: Any, **__: Any) -> None:
         if state.global_step == at - 1:
-            os.kill(os.getpid(), number)
+            signal.raise_signal(number)
 
     monkeypatch.setattr(training.StageCallback, "on_step_begin", ask, raising=False)
     for at in (1, 3):

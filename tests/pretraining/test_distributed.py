@@ -118,7 +118,7 @@ def begin(recipe: Recipe, root: Path) -> None:
     def update_and_stop(*args: Any) -> Any:
         done.append(1)
         if len(done) == 5:
-            os.kill(os.getpid(), signal.SIGTERM)
+            signal.raise_signal(signal.SIGTERM)
         return update(*args)
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(StoppedError, match="stopped at step 5"):
@@ -287,7 +287,7 @@ def train_as_told(jobs: list[dict[str, Any]]) -> None:
     def update_and_stop(*args: Any) -> Any:
         done.append(1)
         if len(done) == 5 and os.environ["RANK"] == "1":
-            os.kill(os.getpid(), signal.SIGTERM)
+            signal.raise_signal(signal.SIGTERM)
         return update(*args)
 
     def full(*args: Any) -> None:

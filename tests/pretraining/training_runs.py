@@ -1,7 +1,6 @@
 """What the tests of training share: shorter recipes, runs that are stopped, and what a run left behind."""
 
 import json
-import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -74,7 +73,7 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     def update(*args: Any) -> Any:
         done.append(1)
         if len(done) == step:
-            os.kill(os.getpid(), signal.SIGTERM)
+            signal.raise_signal(signal.SIGTERM)
         return original(*args)
 
     monkeypatch.setattr(loop, "update", update)

@@ -1,7 +1,6 @@
 """A study of two tiny arms and their continuation, from the file to the report."""
 
 import json
-import os
 import re
 import shutil
 import signal
@@ -507,8 +506,8 @@ def test_a_stop_waits_for_the_processes_of_a_run(
 
     class Asked(Launcher):
         def wait(self) -> int:
-            os.kill(os.getpid(), signal.SIGTERM)
-            os.kill(os.getpid(), signal.SIGTERM)
+            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGTERM)
             return 0
 
         def terminate(self) -> None:
