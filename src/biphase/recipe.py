@@ -117,8 +117,10 @@ NUMBER_OR_RAMP = Discriminator(lambda value: "ramp" if isinstance(value, dict | 
 """Which of the two a setting that may move is, so that an error is about the one that was meant."""
 
 
-class Phase(Strict):
+class Phase(Grown):
     """One stretch of training under one objective."""
+
+    later: ClassVar[frozenset[str]] = frozenset({"mask_passes"})
 
     objective: Literal["clm", "mlm", "mntp"]
     steps: PositiveCount
@@ -130,6 +132,9 @@ class Phase(Strict):
     """The share of the chosen positions that show the mask token. The paper: all of them. BERT: 0.8."""
     random_token_share: Share = 0.0
     """The share of the chosen positions that show a random token. BERT: 0.1; the rest keep their token."""
+    mask_passes: Annotated[PositiveCount, Field(le=100)] = 1
+    """With 2, two updates in a row read the same text under masks that have no token in common, and the text of the
+    second is not read: as many targets in a text as twice the ratio would choose, each seen beside more of the text."""
     clm_share: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """The share of a masked objective's steps that predict the next token instead, spread evenly: CLM and MLM mixed
     by batch. The phase still counts as its masked objective: its model is bidirectional."""
@@ -140,6 +145,10 @@ class Phase(Strict):
             raise ValueError("mask_token_share + random_token_share must not exceed 1")
         if self.objective == "clm" and self.clm_share:
             raise ValueError("clm_share mixes CLM into a masked objective; write objective: mlm with it")
+        if self.mask_passes > 1 and (self.objective == "clm" or self.clm_share or self.is_ramped):
+            raise ValueError("mask_passes needs a masked objective with one mask_probability and no clm_share")
+        if self.mask_passes > 1 and self.mask_passes * self.mask_at(0) > 1 + 1e-9:
+            raise ValueError("mask_passes times mask_probability must not exceed 1: no token is masked twice")
         return self
 
     @property
@@ -150,16 +159,18 @@ class Phase(Strict):
         mixed = f"+clm{100 * self.clm_share:g}" if self.clm_share else ""
         ramp = self.mask_probability
         ends = [ramp.start, ramp.to] if isinstance(ramp, MaskRamp) else [ramp]
-        return f"{self.objective}{'-'.join(f'{100 * share:g}' for share in ends)}{mixed}"
+        passes = f"x{self.mask_passes}" if self.mask_passes > 1 else ""
+        return f"{self.objective}{'-'.join(f'{100 * share:g}' for share in ends)}{passes}{mixed}"
 
     @property
     def words(self) -> str:
         """`CLM`, `MLM 40 %`, `MLM 40–15 % with 25 % CLM`: the label as a person reads it."""
         kind, *share = self.label.replace("-", "–").split("+clm")
+        kind, *passes = kind.split("x")
         name = kind[:3].upper() if self.objective != "mntp" else "MNTP"
         masked = kind.removeprefix(self.objective)
         mixed = f" with {share[0]} % CLM" if share else ""
-        return name + (f" {masked} %" if masked else "") + mixed
+        return name + (f" {masked} %" if masked else "") + (f" in {passes[0]} passes" if passes else "") + mixed
 
     @property
     def is_ramped(self) -> bool:

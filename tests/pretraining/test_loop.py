@@ -27,7 +27,7 @@ from biphase.errors import InputError
 from biphase.files import file_hash, read_json
 from biphase.flops import SampleLengths
 from biphase.pretraining.checkpoint import read_checkpoint_manifest
-from biphase.pretraining.job import load_state, open_job, open_loader, work_between
+from biphase.pretraining.job import load_state, open_job, open_loader, prefetch, work_between
 from biphase.pretraining.loop import train
 from biphase.pretraining.optimizer import checkpoint_activations
 from biphase.pretraining.schedule import learning_rate
@@ -230,6 +230,23 @@ def test_objectives_mixed_by_batch(tiny_recipe: MakeRecipe, tmp_path: Path, monk
     ]
 
 
+def test_two_passes_over_each_text(tiny_recipe: MakeRecipe, tmp_path: Path) -> None:
+    """Every second step reads the text of the step before it; a branch from the middle of two passes goes on."""
+    phase = "curriculum=[{{objective: mlm, steps: {}, mask_probability: 0.4, mask_passes: 2}}]"
+    flat = ["schedule.warmup_steps=0", "schedule.decay_steps=0", "validation.every_steps=0"]
+    recipe = tiny_recipe(*flat, phase.format(7), "checkpoints.every_steps=3")
+    steps = [microbatches for _, _, microbatches in prefetch(loader_of(recipe), range(7))]
+    read = [[m.sample_ids_S.tolist() for m in microbatches] for microbatches in steps]
+    assert read[0] == read[1] != read[2] == read[3] != read[4]
+    asked = [{*m.target_positions_N.tolist()} for m, *_ in steps]
+    assert asked[0] and asked[1] and not asked[0] & asked[1]
+    whole = train(recipe, tmp_path)
+    branch = train(tiny_recipe(*flat, phase.format(4), f"init={{checkpoint: {whole.path}@3}}", "name=branch"), tmp_path)
+    assert losses(branch) == losses(whole)[3:]
+    anew = ["data.order_seed=1", "name=anew", f"init={{checkpoint: {whole.path}@3}}"]
+    assert len(losses(train(tiny_recipe(*flat, phase.format(2), *anew), tmp_path))) == 2
+
+
 def test_every_objective_sees_the_same_samples(tiny_recipe: MakeRecipe) -> None:
     seen = {}
     for objective in ("clm", "mlm", "mntp"):
@@ -324,6 +341,7 @@ def test_compiling_changes_no_number(tiny_recipe: MakeRecipe, tmp_path: Path) ->
         "optimizer={name: muon, muon_weight_decay: 0.01}",
         "curriculum.1.objective=mntp",
         "curriculum.1.clm_share=0.4",
+        "curriculum.1={objective: mlm, steps: 3, mask_passes: 2}",
         "curriculum.1.mask_probability={from: 0.5, to: 0.1}",
         "batch_tokens={from: 150, to: 900, steps: 4}",
     ],

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import xxhash
+from pydantic import ValidationError
 from scipy import stats
 
 from biphase.corpus.packing import PackedBatch
@@ -69,8 +70,8 @@ def large() -> PackedBatch:
     return make_batch([128] * 1200)
 
 
-def mlm(probability: float = 0.4, **shares: float) -> Phase:
-    return Phase(objective="mlm", steps=1, mask_probability=probability, **shares)
+def mlm(probability: float = 0.4, **settings: Any) -> Phase:
+    return Phase(objective="mlm", steps=1, mask_probability=probability, **settings)
 
 
 CLM, MNTP = Phase(objective="clm", steps=1), Phase(objective="mntp", steps=1)
@@ -127,6 +128,28 @@ def test_mask_rate(probability: float, large: PackedBatch) -> None:
     assert ordinary.sum() > 1e5
     chosen_T = chosen(mlm(probability), large)
     assert within(int(chosen_T.sum()), int(ordinary.sum()), probability)
+
+
+def test_passes_over_a_text_choose_other_tokens_at_the_same_rate(large: PackedBatch) -> None:
+    phase, ordinary = mlm(0.3, mask_passes=3), ~np.isin(large.tokens_T, SHARDS.special_ids)
+    passes = [label_batch(phase, large, SHARDS, seed=5, mask_pass=number).target_positions_N for number in range(3)]
+    assert np.array_equal(passes[0], np.flatnonzero(chosen(mlm(0.3), large))), "the first is that of a single pass"
+    assert len(np.unique(np.concatenate(passes))) == sum(map(len, passes)), "a token is masked twice"
+    assert all(within(len(positions), int(ordinary.sum()), 0.3) for positions in passes)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"objective": "clm"},
+        {"objective": "mlm", "mask_probability": 0.6},
+        {"objective": "mlm", "mask_probability": {"from": 0.4, "to": 0.1}},
+        {"objective": "mlm", "clm_share": 0.5},
+    ],
+)
+def test_passes_that_make_no_sense_are_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match="mask_passes"):
+        Phase(steps=1, mask_passes=2, **settings)
 
 
 @pytest.mark.parametrize("phase", [mlm(0.99), Phase(objective="mntp", steps=1, mask_probability=0.99)])

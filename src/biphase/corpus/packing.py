@@ -161,11 +161,12 @@ class Batches:
         return self.tokens_before(step + 1) - self.tokens_before(step)
 
     def batch(self, step: int, part: int = 0, num_parts: int = 1) -> PackedBatch:
-        """Part `part` of the `num_parts` parts of batch `step` (from 0). All parts together are the batch, in order.
+        """Part `part` of the `num_parts` parts of batch `step` (from 0; below 0, one from before `origin`). All parts
+        together are the batch, in order.
 
         A sample is named by its number in its set plus 2⁴⁰ times the number of the set, so that masks differ.
         """
-        assert 0 <= part < num_parts and step >= 0
+        assert 0 <= part < num_parts and self.origin + self.tokens_before(step) >= 0
         # With shares of 0.3 and 0.7 and 1,000 tokens a batch, batch 2 is [600, 900) of the first set's order and
         # [1400, 2100) of the second's. Laid end to end they are 1,000 places, of which each part takes its stretch: of
         # three parts, [0, 333), [333, 666) and [666, 1000). Every sample begins in exactly one of them and belongs to

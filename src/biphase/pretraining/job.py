@@ -230,13 +230,13 @@ class BatchLoader:
     batches: Batches
     job: Job
 
-    def microbatches(self, phase: Phase, step: int) -> list[Microbatch]:
+    def microbatches(self, phase: Phase, step: int, mask_pass: int = 0) -> list[Microbatch]:
         """This process's parts of batch `step`: as many on every process, each about `microbatch_tokens` long."""
         size, rank = self.job.world.size, self.job.world.rank
         num = -(-self.batches.batch_tokens(step) // (size * self.job.recipe.compute.microbatch_tokens))
-        return [self.microbatch(phase, step, rank * num + i, size * num) for i in range(num)]
+        return [self.microbatch(phase, step, mask_pass, rank * num + i, size * num) for i in range(num)]
 
-    def microbatch(self, phase: Phase, step: int, part: int, num_parts: int) -> Microbatch:
+    def microbatch(self, phase: Phase, step: int, mask_pass: int, part: int, num_parts: int) -> Microbatch:
         """Part `part` of `num_parts` of batch `step`, labelled for the phase and laid out on the device."""
         device, manifest = self.job.world.device, self.job.shards.manifest
         batch = self.batches.batch(step, part, num_parts)
@@ -245,7 +245,7 @@ class BatchLoader:
             # transformers cannot compute on no token: so one special token, which no objective asks for.
             zero = np.zeros(1, np.int64)
             batch = PackedBatch(np.array([manifest.mask_id]), zero, np.array([0, 1]), zero, zero)
-        labelled = label_batch(phase, batch, manifest, self.job.recipe.seed)
+        labelled = label_batch(phase, batch, manifest, self.job.recipe.seed, mask_pass)
         layout = lay_out(
             batch.bounds_S1,
             causal=labelled.causal,
@@ -283,8 +283,12 @@ def prefetch(loader: BatchLoader, steps: range) -> Iterator[tuple[int, Phase, li
     """Each step's number, pure phase and microbatches; the next step's are made while the current one computes."""
 
     def make(number: int) -> tuple[int, Phase, list[Microbatch]]:
-        phase = phase_of_step(loader.job.recipe.curriculum, number, loader.job.origin.step)
-        return number, phase, loader.microbatches(phase, number)
+        origin = loader.job.origin
+        phase = phase_of_step(loader.job.recipe.curriculum, number, origin.step)
+        # A later pass is over the text of the first one, which may have been a parent's, but not of another order.
+        before = origin.step if origin.data_position else 0
+        mask_pass = (before + number) % phase.mask_passes
+        return number, phase, loader.microbatches(phase, number - mask_pass, mask_pass)
 
     if not steps:
         return

@@ -35,11 +35,14 @@ def is_causal(phase: Phase) -> bool:
     return phase.objective == "clm"
 
 
-def label_batch(phase: Phase, batch: PackedBatch, shards: ShardManifest, seed: int) -> LabelledBatch:
+def label_batch(
+    phase: Phase, batch: PackedBatch, shards: ShardManifest, seed: int, mask_pass: int = 0
+) -> LabelledBatch:
     """What a phase's objective makes of a batch; the record of the shards knows the special tokens.
 
     clm: every position but a sample's last predicts the token after it.
-    mlm: each non-special token is chosen with `mask_probability`, and is predicted in place.
+    mlm: each non-special token is chosen with `mask_probability`, and is predicted in place; in another pass over the
+    same batch (`mask_passes`), other tokens are chosen.
     mntp: the same choice, but the position before the chosen token predicts it, as in a decoder (LLM2Vec); the first
     token of a sample is never chosen.
     """
@@ -52,7 +55,10 @@ def label_batch(phase: Phase, batch: PackedBatch, shards: ShardManifest, seed: i
     may_T = ~np.isin(batch.tokens_T, shards.special_ids)
     if phase.objective == "mntp":
         may_T &= batch.positions_T > 0
-    chosen_T = may_T & (random_per_token(batch, seed, CHOOSE) < phase.mask_probability)
+    # A token's number lies in [0, 1). With a ratio of 0.4, pass 0 takes the numbers in [0, 0.4), pass 1 those after it.
+    ratio = phase.mask_at(0)
+    passed_T = random_per_token(batch, seed, CHOOSE) - mask_pass * ratio
+    chosen_T = may_T & (passed_T >= 0) & (passed_T < ratio)
     positions_N = np.flatnonzero(chosen_T)
     targets_N = batch.tokens_T[positions_N]
     inputs_T = hide_tokens(phase, batch, chosen_T, shards, seed)

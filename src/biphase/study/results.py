@@ -199,8 +199,8 @@ def arm_of_model(plan: Plan, model: EvaluatedModel, sizes: Sizes) -> ReportArm:
     is_intermediate = model.kind == "intermediate"
     # The paper has CLM, MLM, or CLM and then MLM; and MLM that continues one of these.
     kinds, later_kinds = ([part.objective for p in some for part, _ in p.parts] for some in (pretraining, rest))
-    is_ramped = any(phase.is_ramped for phase in phases) or not isinstance(arm.recipe.batch_tokens, int)
-    is_as_usual = not is_ramped and not arm.settings
+    is_constant = all(not phase.is_ramped and phase.mask_passes == 1 for phase in phases)
+    is_as_usual = is_constant and isinstance(arm.recipe.batch_tokens, int) and not arm.settings
     has_usual_recipe = arm.recipe_key == plan.usual_recipes.get((arm.model, arm.parent is not None))
     is_of_the_paper = kinds in (["clm"], ["mlm"], ["clm", "mlm"]) and later_kinds in ([], ["mlm"]) and is_as_usual
     return ReportArm(
