@@ -166,10 +166,12 @@ def test_a_recipe_of_its_own_is_no_part_of_a_baseline() -> None:
             "recipe": {"schedule": {"warmup_steps": 0}},
         },
     ]
-    plan = make_plan(arms=groups, pretraining_seeds=2)
+    twice = {"name": "twice", "phases": [{"objective": "mlm", "share": 1, "mask_probability": 0.4, "mask_passes": 2}]}
+    groups.append({"group": "twice", "models": ["1m"], "curricula": ["twice"], "budgets": [200]})
+    plan = make_plan(arms=groups, curricula=[twice], pretraining_seeds=2)
     sizes = measure_sizes(plan)
     unlike = {model.name for model in plan.models if not arm_of_model(plan, model, sizes).is_plain}
-    assert unlike == {"1m-mlm40-400-hot", "1m-mlm40-400-hot-seed1"}
+    assert unlike == {f"1m-{name}{seed}" for name in ("mlm40-400-hot", "twice-200") for seed in ("", "-seed1")}
 
 
 def test_seeds_that_were_begun_keep_their_order_of_the_data(tmp_path: Path) -> None:
