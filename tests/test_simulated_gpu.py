@@ -37,7 +37,7 @@ cell = "max_train_examples=64"
 run_demo(Path("demo"), [
     "arms.0.budgets=[12]", "recipe.schedule={peak_lr: 6e-3, warmup_steps: 2, decay_steps: 4}",
     "recipe.validation.tokens=2000", "recipe.compute.precision=bf16", "evaluation.seeds=1",
-    "evaluation.finetune.precision=bf16",
+    "evaluation.finetune.precision=bf16", "evaluation.finetune.max_eval_examples=50",
     f"evaluation.per_task.genre.{cell}", f"evaluation.per_task.uner_en_ewt.{cell}",
 ])
 """

@@ -224,9 +224,13 @@ def test_our_own_mistakes_keep_their_traceback(run_main: Any, monkeypatch: pytes
             cli.main()
 
 
-def test_ctrl_c(run_main: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """One line and 130; while a module is loaded too, where errors may be swallowed."""
+def test_ctrl_c(run_main: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """One line and 130; while a module is loaded too, where errors may be swallowed. The tests themselves may have been
+    started by a shell that has its background processes pass Ctrl-C over."""
     import biphase.cli.demo as demo
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
 
     def interrupted(folder: Path) -> None:
         signal.raise_signal(signal.SIGINT)  # to this thread: another one may take that of `os.kill`, and later

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from biphase.cli.app import app
 from biphase.errors import InputError
+from biphase.files import MARK
 from biphase.finetuning.encoders import load_encoder
 from biphase.finetuning.families import token_classification
 from biphase.finetuning.kept import find_kept, open_rows
@@ -208,7 +209,8 @@ def test_how_many_rows_were_cut(model_folder: Path, tmp_path: Path, capsys: pyte
     write_jsonl(tmp_path / "rows.jsonl", [{"sentence": "a dog"}, {"sentence": "a dog near a tree " * 9}])
     predict_all(kept, tmp_path / "rows.jsonl")
     assert "rows.jsonl: 1 of 2 rows were too long and cut at 8 tokens\n" in capsys.readouterr().err
-    (kept / "biphase.json").unlink()  # as any folder with a head
+    for name in ("biphase.json", MARK):  # as any folder with a head
+        (kept / name).unlink()
     write_jsonl(tmp_path / "rows.jsonl", [{"text": "a dog"}, {"text": "a dog near a tree " * 9}])
     predict_all(kept, tmp_path / "rows.jsonl")
     assert "rows.jsonl: 1 of 2 rows were too long and cut at 8 tokens\n" in capsys.readouterr().err

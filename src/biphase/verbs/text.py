@@ -158,6 +158,8 @@ def advise(
         raise InputError(
             f"`{needless[0]}` says what computes in `hours`, and none are given: give them, or leave it out"
         )
+    amount = None if text is None else amount_of(text, text_field)
+    evidence = () if study is None else read_evidence(Path(study))
     machine = None
     if hours is not None:
         machine = machines.find_machine(device or "CPU", 1 if devices is None else devices, efficiency)
@@ -165,14 +167,7 @@ def advise(
             from biphase.verbs import speed
 
             machine = speed.measure_cpu(devices)
-    return choose(
-        None if text is None else amount_of(text, text_field),
-        flops=flops,
-        hours=hours,
-        machine=machine,
-        evidence=() if study is None else read_evidence(Path(study)),
-        from_scratch=from_scratch,
-    )
+    return choose(amount, flops=flops, hours=hours, machine=machine, evidence=evidence, from_scratch=from_scratch)
 
 
 def amount_of(text: Any, text_field: str) -> "TextAmount":
