@@ -234,9 +234,9 @@ class BatchLoader:
         """This process's parts of batch `step`: as many on every process, each about `microbatch_tokens` long."""
         size, rank = self.job.world.size, self.job.world.rank
         num = -(-self.batches.batch_tokens(step) // (size * self.job.recipe.compute.microbatch_tokens))
-        return [self.microbatch(phase, step, mask_pass, rank * num + i, size * num) for i in range(num)]
+        return [self.microbatch(phase, step, rank * num + i, size * num, mask_pass) for i in range(num)]
 
-    def microbatch(self, phase: Phase, step: int, mask_pass: int, part: int, num_parts: int) -> Microbatch:
+    def microbatch(self, phase: Phase, step: int, part: int, num_parts: int, mask_pass: int = 0) -> Microbatch:
         """Part `part` of `num_parts` of batch `step`, labelled for the phase and laid out on the device."""
         device, manifest = self.job.world.device, self.job.shards.manifest
         batch = self.batches.batch(step, part, num_parts)
