@@ -60,7 +60,7 @@ WAYS = {
 def make_folder(study: Path, folder: Path) -> dict[str, int]:
     """Everything that a finished study leaves behind; returns how many runs, cells and scores that is."""
     from biphase.files import write_json
-    from biphase.finetuning.models import identify
+    from biphase.finetuning.cells import identify
     from biphase.study.folder import claim_study_folder, find_step
     from biphase.study.plan import plan_study
     from biphase.study.spec import load_study

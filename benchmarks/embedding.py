@@ -75,8 +75,8 @@ def make_model(preset: str, vocab_size: int, folder: Path) -> Path:
     """A network of a preset with random weights and a tokenizer of the bundled text, as a model folder."""
     from biphase.corpus.text import find_text_sources, sample_texts
     from biphase.corpus.tokenizer import train_tokenizer
-    from biphase.encoder.load import TokenIds
-    from biphase.encoder.load import make_model as make_network
+    from biphase.encoder.network import TokenIds
+    from biphase.encoder.network import make_model as make_network
     from biphase.export.model import close_texts
 
     tokenizer: Any = train_tokenizer(sample_texts(find_text_sources([str(BUNDLED_TEXT)])), vocab_size)
@@ -145,7 +145,7 @@ def make_arm(job: PairsJob) -> Any:
     import torch
 
     if job.arm == "biphase":
-        from biphase.embedding.packed_module import make_embedder
+        from biphase.embedding.model import make_embedder
 
         return make_embedder(job.model, job.max_length, "mean")
     from sentence_transformers import SentenceTransformer

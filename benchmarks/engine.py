@@ -23,8 +23,7 @@ from typing import Any
 
 from biphase.console import err
 from biphase.engine import local, scheduler
-from biphase.engine.local import Engine, LocalPool, Message, WorkerProcess
-from biphase.engine.units import Outcome, Unit
+from biphase.engine.local import Engine, LocalPool, Message, Outcome, Unit, WorkerProcess
 
 RUNS, MODELS, CELLS = 38, 106, 15_000
 TRAINING_SECONDS, CELL_SECONDS = 6 * 3600.0, 20.0

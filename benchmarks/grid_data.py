@@ -14,7 +14,7 @@ def make_encoder(preset: str, vocab_size: int, folder: Path) -> Path:
     """A network with random weights, and a tokenizer trained on the bundled text."""
     from biphase.corpus.text import find_text_sources, sample_texts
     from biphase.corpus.tokenizer import train_tokenizer
-    from biphase.encoder.load import TokenIds, make_model
+    from biphase.encoder.network import TokenIds, make_model
 
     tokenizer = train_tokenizer(sample_texts(find_text_sources([BUNDLED_TEXT])), vocab_size)
     ids = TokenIds(len(tokenizer), tokenizer.mask_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, None)

@@ -190,7 +190,7 @@ def measure_head(options: argparse.Namespace) -> Found:
     import torch
     from torch.nn.functional import cross_entropy, linear
 
-    from biphase.encoder.loss import language_model_loss, reference_loss
+    from biphase.encoder.packed import language_model_loss, reference_loss
 
     say("  head and loss")
     num = options.tokens // 4

@@ -43,7 +43,7 @@ def run_breakdown(job: PretrainingJob) -> dict[str, Any]:
 def open_update(job: PretrainingJob) -> tuple[Callable[..., Any], Callable[[int], Any], Any]:
     """The loop's own `update` and batches, without its records and checkpoints; scopes named for `sort_events`."""
     import biphase.pretraining.loop as loop
-    from biphase.corpus.mixture import open_text
+    from biphase.corpus.packing import open_text
     from biphase.corpus.shards import ShardSet
     from biphase.device import choose_device, choose_dtype, synchronize
     from biphase.distributed import World

@@ -61,7 +61,7 @@ class Ledger:
 
 def recipe_of(job: PretrainingJob) -> Any:
     """The recipe of both sides: MLM at 40 %, all [MASK], a constant rate, the paper's optimizer."""
-    from biphase.corpus.mixture import make_samples
+    from biphase.corpus.packing import make_samples
     from biphase.corpus.shards import ShardSet
     from biphase.recipe import Recipe
 

@@ -7,7 +7,7 @@ A model gets an example right where a number drawn for the example lies below th
 the examples that number is drawn for each model alone (their errors are independent there), on the others for all
 models together. Each fine-tuning seed moves the accuracy by noise, as does each pretraining seed, which also draws the
 numbers of some examples anew. Where a rate is chosen on validation examples, equal rates of both models have the same
-accuracy, and they choose for themselves, as `biphase.finetuning.selection` does: each seed by the others, or a single
+accuracy, and they choose for themselves, as `biphase.finetuning.choosing` does: each seed by the others, or a single
 one by those of other pretrainings.
 """
 
@@ -20,9 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from biphase.finetuning.choice import draw_choices, other_seeds, variance_of_choice
-from biphase.finetuning.predictions import ExampleTable
-from biphase.finetuning.selection import choose_for_each_seed, choose_rate
+from biphase.finetuning.choosing import choose_for_each_seed, choose_rate, draw_choices, other_seeds, variance_of_choice
+from biphase.finetuning.scores import ExampleTable
 from biphase.report.contrasts import Contrast, difference, is_significant
 from biphase.report.results import ReportArm, Result, measured
 

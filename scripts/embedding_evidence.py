@@ -75,7 +75,7 @@ def train_static(recipe: Any, out: Path, width: int | None) -> Any:
 
     from biphase.embedding.pairs import read_pairs
     from biphase.embedding.training import to_table, train_stage
-    from biphase.finetuning.encoders import load_encoder
+    from biphase.finetuning.heads import load_encoder
 
     encoder = load_encoder(recipe.model)
     torch.manual_seed(recipe.seed)
@@ -95,7 +95,7 @@ def train_static(recipe: Any, out: Path, width: int | None) -> Any:
 
 def score_beside(options: argparse.Namespace) -> None:
     from biphase.embedding.evaluation import read_judged, score_bm25, score_embedder
-    from biphase.embedding.folder import load_embedder
+    from biphase.embedding.model import load_embedder
     from biphase.files import write_json
     from biphase.study.spec import load_study
 

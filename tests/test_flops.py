@@ -9,7 +9,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import EuroBertConfig, EuroBertForMaskedLM
 
-from biphase.encoder.load import TokenIds, make_model
+from biphase.encoder.network import TokenIds, make_model
 from biphase.encoder.packed import count_flops
 from biphase.encoder.presets import PRESETS, shape_of
 from biphase.errors import InputError

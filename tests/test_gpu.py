@@ -19,9 +19,15 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from biphase.distributed import World
 from biphase.encoder.attention import Backend, attend, choose_backend, lay_out
-from biphase.encoder.load import TokenIds, make_model
-from biphase.encoder.loss import CHUNK_LOGITS, PART_LOGITS, language_model_loss, reference_loss
-from biphase.encoder.packed import PackedModel, packed_hidden
+from biphase.encoder.network import TokenIds, make_model
+from biphase.encoder.packed import (
+    CHUNK_LOGITS,
+    PART_LOGITS,
+    PackedModel,
+    language_model_loss,
+    packed_hidden,
+    reference_loss,
+)
 from biphase.pretraining.loop import train
 from biphase.pretraining.optimizer import fill_parts, outline_network, parallelize
 from biphase.recipe import ComputeConfig, Recipe
@@ -174,7 +180,7 @@ def test_an_export_computes_on_a_gpu_what_the_run_computes(tiny_recipe: Callable
     from transformers import AutoModel
 
     from biphase.export.model import export_checkpoint
-    from biphase.finetuning.encoders import load_encoder
+    from biphase.finetuning.heads import load_encoder
 
     run = train(tiny_recipe(f"compute.device={DEVICE}"), tmp_path / "runs")
     folder = tmp_path / "encoder"

@@ -17,9 +17,8 @@ SOURCE = Path(__file__).parents[1] / "src" / "biphase"
 ORDER = [
     # What everything stands on ...
     ("errors",),
-    ("trees",),
     ("files", "console", "machine"),
-    ("config", "recipe", "run", "flops", "memory", "device", "hub", "style", "tracking"),
+    ("config", "recipe", "run", "flops", "device", "hub", "style"),
     ("distributed", "engine"),
     # ... and the path of the data.
     ("corpus",),
@@ -30,10 +29,9 @@ ORDER = [
     ("finetuning",),
     ("embedding",),
     ("report",),
-    ("paper",),
     ("study",),
     # ... which Python and the command line go along.
-    ("verbs",),
+    ("api",),
     ("cli",),
     ("__main__",),
 ]
@@ -110,11 +108,10 @@ PLANNING = (
     "finetuning.cells",
     "finetuning.kept",
     "embedding.pairs",
-    "verbs.embedding",
-    "verbs.finetuning",
-    "verbs.networks",
-    "verbs.grids",
-    "verbs.folders",
+    "api.finetuning",
+    "api.networks",
+    "api.grids",
+    "api.folders",
     "pretraining.objectives",
 )
 
@@ -126,7 +123,7 @@ def test_what_does_without_torch() -> None:
         path
         for path in MODULES
         if name_of(path) in PLANNING
-        or name_of(path).partition(".")[0] in ("corpus", "tasks", "report", "paper", "study")
+        or name_of(path).partition(".")[0] in ("corpus", "tasks", "report", "study")
     ]
     for path in light:
         words = {
@@ -190,9 +187,9 @@ def definitions(kind: str) -> dict[str, set[str]]:
 @pytest.mark.parametrize("kind", ["class", "constant", "function"])
 def test_one_meaning_per_name(kind: str) -> None:
     """A name at the top of a module is that of one thing, but for the roles that all families of tasks have, and for
-    the verbs, which users call as they call what does the work."""
+    the functions of the package, which users call as they call what does the work."""
     for name, modules in definitions(kind).items():
-        modules = {module for module in modules if not (name in OFFERED and module.partition(".")[0] == "verbs")}
+        modules = {module for module in modules if not (name in OFFERED and module.partition(".")[0] == "api")}
         if all(module.startswith("finetuning.families.") for module in modules):
             continue
         assert len(modules) == 1, f"{kind} '{name}' has {len(modules)} meanings: {', '.join(sorted(modules))}"
@@ -208,16 +205,14 @@ def test_modules_can_be_read(path: Path) -> None:
             assert not text_of.startswith("Of "), f"line {node.lineno}: a docstring is a sentence with a subject"
         if isinstance(node, ast.FunctionDef):
             assert (node.end_lineno or 0) - node.lineno < 60, f"{node.name} is long: it has more than one job"
-    assert text.count("\n") <= 400, "is this one room or two?"
+    assert text.count("\n") <= 600, "is this one room or two?"
 
 
-def test_the_map_names_every_room() -> None:
-    """A newcomer finds each file in docs/path_of_data.md, and nothing there that is gone."""
+def test_the_map_is_true() -> None:
+    """A newcomer finds each folder in docs/path_of_data.md, and no file there that is gone."""
     text = (SOURCE.parents[1] / "docs" / "path_of_data.md").read_text(encoding="utf-8")
     named = set(re.findall(r"`(?:[a-z_]+/)*([a-z_0-9]+\.py|[a-z_]+/)`", text))
-    files = {path.name: path for path in MODULES if not path.name.startswith("__")}
-    folders = {f"{path.parent.name}/" for path in MODULES}
-    for name, path in files.items():
-        assert {name, f"{path.parent.name}/"} & named, f"docs/path_of_data.md does not name {path.relative_to(SOURCE)}"
-    gone = {name for name in named if name not in files | dict.fromkeys(folders) and name != "test_house.py"}
+    folders = {f"{path.parent.name}/" for path in MODULES if path.parent != SOURCE}
+    assert folders <= named, f"docs/path_of_data.md does not name {sorted(folders - named)}"
+    gone = named - folders - {path.name for path in MODULES} - {"test_house.py"}
     assert not gone, f"docs/path_of_data.md names {sorted(gone)}, which are not here"

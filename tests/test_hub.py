@@ -17,10 +17,10 @@ import huggingface_hub.file_download
 import pytest
 from huggingface_hub.utils import filter_repo_objects
 
-from biphase.corpus.manifest import read_shard_manifest
+from biphase.corpus.shards import read_shard_manifest
 from biphase.corpus.tokenizer import load_tokenizer
 from biphase.errors import InputError
-from biphase.finetuning.models import find_folder
+from biphase.finetuning.cells import find_folder
 from biphase.hub import FILES, INDEX, OTHER_FOLDERS, fetch_model, refuse_pickles
 
 sys.path.append(str(Path(__file__).parent))  # pytest's importlib mode adds nothing itself
@@ -109,7 +109,7 @@ def test_an_index_names_safetensors_of_its_own_folder_only(index: object, said: 
 def test_no_way_to_load_weights_opens_what_an_index_names_elsewhere(tmp_path: Path) -> None:
     from transformers import LlamaConfig
 
-    from biphase.encoder.load import load_backbone, load_model
+    from biphase.encoder.network import load_backbone, load_model
 
     shape = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
     LlamaConfig(vocab_size=8, **shape).save_pretrained(tmp_path)

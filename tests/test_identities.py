@@ -16,9 +16,8 @@ from pydantic import BaseModel
 
 from biphase.config import BUNDLED, load_config
 from biphase.files import content_hash
-from biphase.finetuning.cells import find_task_sources, plan_cell
+from biphase.finetuning.cells import ModelFingerprint, find_task_sources, plan_cell
 from biphase.finetuning.config import FinetuneConfig
-from biphase.finetuning.models import ModelFingerprint
 from biphase.recipe import Recipe
 from biphase.study.plan import plan_study
 from biphase.study.spec import load_study

@@ -14,10 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import EuroBertConfig, EuroBertForMaskedLM, LlamaConfig, LlamaForCausalLM
 
-from biphase.encoder.loss import CHUNK_LOGITS, PART_LOGITS, language_model_loss
+from biphase.encoder.packed import CHUNK_LOGITS, PART_LOGITS, language_model_loss
 from biphase.encoder.presets import PRESETS, shape_of
-from biphase.flops import read_shape
-from biphase.memory import BFLOAT16, FLOAT32, FP32_LOGITS_AT_ONCE, LOGITS_AT_ONCE, plan_memory
+from biphase.flops import BFLOAT16, FLOAT32, FP32_LOGITS_AT_ONCE, LOGITS_AT_ONCE, plan_memory, read_shape
 from biphase.pretraining.optimizer import make_optimizers
 from biphase.recipe import Optimizer
 

@@ -5,7 +5,7 @@ import json
 import pytest
 import yaml
 
-from biphase.trees import parse_json, parse_yaml
+from biphase.files import parse_json, parse_yaml
 
 BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 10)

@@ -14,7 +14,7 @@ from pretraining_job import Ledger, PretrainingJob, measured_peak, note_step, re
 from transformers import DataCollatorForLanguageModeling, Trainer, TrainerCallback, TrainingArguments
 from transformers.utils import is_flash_attn_2_available
 
-from biphase.corpus.mixture import make_samples
+from biphase.corpus.packing import make_samples
 from biphase.corpus.shards import ShardSet
 from biphase.encoder.packed import count_flops
 from biphase.pretraining.start import Start, load_network

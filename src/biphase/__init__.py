@@ -13,37 +13,37 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:  # what loads `typing` would come before Ctrl-C is heard
     from typing import Any
 
+    from biphase.api import silence as silence
+    from biphase.api.finetuning import finetune as finetune
+    from biphase.api.finetuning import predict as predict
+    from biphase.api.folders import inspect as inspect
+    from biphase.api.grids import compare as compare
+    from biphase.api.grids import evaluate as evaluate
+    from biphase.api.networks import embed as embed
+    from biphase.api.networks import encode as encode
+    from biphase.api.networks import export as export
+    from biphase.api.networks import load as load
+    from biphase.api.networks import pretrain as pretrain
+    from biphase.api.networks import push as push
+    from biphase.api.networks import search as search
+    from biphase.api.studies import study as study
+    from biphase.api.text import advise as advise
+    from biphase.api.text import prepare as prepare
+    from biphase.api.text import train_tokenizer as train_tokenizer
     from biphase.errors import InputError as InputError
-    from biphase.verbs import silence as silence
-    from biphase.verbs.embedding import embed as embed
-    from biphase.verbs.embedding import search as search
-    from biphase.verbs.finetuning import finetune as finetune
-    from biphase.verbs.finetuning import predict as predict
-    from biphase.verbs.folders import inspect as inspect
-    from biphase.verbs.grids import compare as compare
-    from biphase.verbs.grids import evaluate as evaluate
-    from biphase.verbs.networks import encode as encode
-    from biphase.verbs.networks import export as export
-    from biphase.verbs.networks import load as load
-    from biphase.verbs.networks import pretrain as pretrain
-    from biphase.verbs.networks import push as push
-    from biphase.verbs.studies import study as study
-    from biphase.verbs.text import advise as advise
-    from biphase.verbs.text import prepare as prepare
-    from biphase.verbs.text import train_tokenizer as train_tokenizer
 
 __version__ = "0.1.0"
 
 OFFERED = {
-    **dict.fromkeys(("train_tokenizer", "prepare"), "verbs.text"),
-    **dict.fromkeys(("pretrain", "export", "push", "load", "encode"), "verbs.networks"),
-    **dict.fromkeys(("finetune", "predict"), "verbs.finetuning"),
-    **dict.fromkeys(("evaluate", "compare"), "verbs.grids"),
-    **dict.fromkeys(("embed", "search"), "verbs.embedding"),
-    "study": "verbs.studies",
-    "advise": "verbs.text",
-    "inspect": "verbs.folders",
-    "silence": "verbs",
+    **dict.fromkeys(("train_tokenizer", "prepare"), "api.text"),
+    **dict.fromkeys(("pretrain", "export", "push", "load", "encode"), "api.networks"),
+    **dict.fromkeys(("finetune", "predict"), "api.finetuning"),
+    **dict.fromkeys(("evaluate", "compare"), "api.grids"),
+    **dict.fromkeys(("embed", "search"), "api.networks"),
+    "study": "api.studies",
+    "advise": "api.text",
+    "inspect": "api.folders",
+    "silence": "api",
     "InputError": "errors",
 }
 """The names of this package, and the modules that they are from."""
@@ -52,7 +52,7 @@ OFFERED = {
 def __getattr__(name: str) -> "Any":
     if name not in OFFERED:
         raise AttributeError(f"module 'biphase' has no attribute '{name}'")
-    if OFFERED[name].startswith("verbs"):
+    if OFFERED[name].startswith("api"):
         from biphase.machine import prepare_process
 
         prepare_process()

@@ -21,8 +21,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from biphase.errors import SOURCE, InputError, clipped, nearest
-from biphase.files import reading
-from biphase.trees import parse_yaml
+from biphase.files import parse_yaml, reading
 
 MAX_COUNT = 2**53
 """More of anything is a slip of the pen; up to here a count is exact as a float too."""

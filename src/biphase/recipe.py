@@ -9,8 +9,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
 
 from biphase.config import Beta, Count, Grown, PositiveCount, Seed, Setting, Share, Strict
+from biphase.console import TrackingName
 from biphase.files import content_hash
-from biphase.tracking import TrackingName
 
 MaskShare = Annotated[float, Field(gt=0, lt=1)]
 

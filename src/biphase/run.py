@@ -17,9 +17,8 @@ import yaml
 from biphase.config import load_config
 from biphase.console import err
 from biphase.errors import InputError
-from biphase.files import locked, read_json_as, reading, remove_folder, sweep_parts, write_json, write_text
+from biphase.files import locked, parse_json, read_json_as, reading, remove_folder, sweep_parts, write_json, write_text
 from biphase.recipe import Recipe
-from biphase.trees import parse_json
 
 
 @dataclass(frozen=True)

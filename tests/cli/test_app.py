@@ -331,12 +331,10 @@ def test_what_a_verb_answers_is_json_where_asked(
 ) -> None:
     """Nothing else stands on standard output."""
     passages = pandas.DataFrame([{"by": "BM25", "rank": 1, "score": float("nan"), "id": "a.txt", "text": "leaves"}])
-    monkeypatch.setattr("biphase.verbs.embedding.search", lambda **_: passages)
-    monkeypatch.setattr(
-        "biphase.verbs.finetuning.open_prediction", lambda *_: (None, iter([{"text": "é", "label": 1}]))
-    )
-    monkeypatch.setattr("biphase.verbs.networks.export", lambda *_, **__: out.print("told to a person"))
-    monkeypatch.setattr("biphase.verbs.folders.inspect", lambda folder: {"kind": "model", "path": str(folder)})
+    monkeypatch.setattr("biphase.api.networks.search", lambda **_: passages)
+    monkeypatch.setattr("biphase.api.finetuning.open_prediction", lambda *_: (None, iter([{"text": "é", "label": 1}])))
+    monkeypatch.setattr("biphase.api.networks.export", lambda *_, **__: out.print("told to a person"))
+    monkeypatch.setattr("biphase.api.folders.inspect", lambda folder: {"kind": "model", "path": str(folder)})
     asked = {
         ("search", "texts", "leaves?"): [{"by": "BM25", "rank": 1, "score": None, "id": "a.txt", "text": "leaves"}],
         ("predict", "kept", "rows.csv"): [{"text": "é", "label": 1}],

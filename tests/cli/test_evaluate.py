@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
+import biphase.api.grids as grids
 import biphase.cli.app as cli
-import biphase.verbs.grids as grids
+from biphase.api.finetuning import keep_best_networks
 from biphase.cli.evaluate import parse_data_dirs, parse_seeds
 from biphase.corpus.tokenizer import train_tokenizer
-from biphase.encoder.load import TokenIds, make_model
+from biphase.encoder.network import TokenIds, make_model
 from biphase.errors import InputError
 from biphase.finetuning.cells import plan_cells
 from biphase.finetuning.config import FinetuneConfig
 from biphase.tasks.sources import name_data_dirs
-from biphase.verbs.best import keep_best_networks
 
 NOUNS = ["dog", "cat", "boy", "girl", "tree", "house"]
 SHAPE = {"num_hidden_layers": 1, "hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2}

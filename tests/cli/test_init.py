@@ -7,6 +7,7 @@ from typing import Any
 import pandas
 import pytest
 
+from biphase.api.own_task import write_task
 from biphase.cli.init import init_recipe_command, init_study_command, init_task_command, names_of
 from biphase.config import load_config
 from biphase.embedding.recipe import EmbeddingRecipe
@@ -17,7 +18,6 @@ from biphase.study.spec import load_study
 from biphase.tasks.examples import load_examples
 from biphase.tasks.sources import find_source
 from biphase.tasks.spec import METRICS, find_task, named_splits
-from biphase.verbs.own_task import write_task
 
 
 @pytest.fixture(autouse=True)

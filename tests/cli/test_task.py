@@ -9,7 +9,7 @@ import pandas
 import pytest
 
 from biphase.cli import app as cli
-from biphase.cli.task import check_task, show_task
+from biphase.cli.evaluate import check_task, show_task
 from biphase.errors import InputError
 
 TASK = """name: mine

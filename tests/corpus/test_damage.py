@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from biphase.cli.app import main
-from biphase.corpus.manifest import read_shard_manifest
 from biphase.corpus.packing import Batches, DocumentSamples, PackedSet
-from biphase.corpus.shards import ShardSet
+from biphase.corpus.shards import ShardSet, read_shard_manifest
 from biphase.errors import InputError
 from biphase.pretraining.loop import train
 

@@ -7,13 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-import biphase.corpus.duplicates as duplicates
-from biphase.corpus.duplicates import count_copies, count_near_copies, shingles
-from biphase.corpus.manifest import Duplicates, read_shard_manifest
+import biphase.corpus.shards as duplicates
+from biphase.api.folders import inspect
 from biphase.corpus.prepare import prepare
-from biphase.corpus.shards import ShardSet
+from biphase.corpus.shards import Duplicates, ShardSet, count_copies, count_near_copies, read_shard_manifest, shingles
 from biphase.errors import InputError
-from biphase.verbs.folders import inspect
 
 WORDS = [f"word{number}" for number in range(200)]
 

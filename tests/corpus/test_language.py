@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import biphase
-from biphase.corpus.language import find_language
+from biphase.corpus.text import find_language
 
 GERMAN = "Der alte Mann sucht am Morgen den Brief aus der Stadt, den seine Schwester vergessen hat. "
 ENGLISH = "The old man looks for the letter from the town which his sister has forgotten this morning. "

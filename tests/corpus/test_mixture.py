@@ -10,8 +10,7 @@ import pytest
 import torch
 import xxhash
 
-from biphase.corpus.mixture import open_text
-from biphase.corpus.packing import Batches, DocumentSamples, PackedSet, StreamSamples, join_batches
+from biphase.corpus.packing import Batches, DocumentSamples, PackedSet, StreamSamples, join_batches, open_text
 from biphase.corpus.prepare import prepare
 from biphase.corpus.shards import ShardSet
 from biphase.distributed import World

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import zstandard
 
-import biphase.corpus.readers as readers
-from biphase.corpus.readers import read_json_file, read_json_lines, read_text_lines
+import biphase.corpus.rows as readers
+from biphase.corpus.rows import read_json_file, read_json_lines, read_text_lines
 from biphase.errors import InputError
 
 PACKINGS: list[tuple[str, Callable[[bytes], bytes]]] = [

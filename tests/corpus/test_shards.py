@@ -16,13 +16,13 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 import biphase.corpus.prepare as prepare_module
 import biphase.corpus.tokenize as tokenize_module
+from biphase.api.folders import inspect, tell_facts
 from biphase.corpus.prepare import prepare
 from biphase.corpus.shards import ShardSet, check_tokenizer
 from biphase.corpus.tokenizer import load_tokenizer, save_tokenizer, token_byte_lengths, tokenizer_hash, train_tokenizer
 from biphase.engine.local import Engine
 from biphase.errors import InputError
 from biphase.files import locked, write_hashed
-from biphase.verbs.folders import inspect, tell_facts
 
 WORDS = ["the", "quick", "brown", "fox", "jumps", "größer", "日本語", "12345", "<|mask|>", "<|end_of_text|>", "x[0]"]
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from biphase.corpus.words import cut_words, find_words, join_words, searched_words
-from biphase.tasks.collection import search_bm25
+from biphase.corpus.text import cut_words, find_words, join_words, searched_words
+from biphase.tasks.splits import search_bm25
 
 CHINESE = "永和九年，歲在癸丑，暮春之初，會於會稽山陰之蘭亭。"
 

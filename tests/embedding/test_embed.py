@@ -26,13 +26,13 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer, Qwen2Config
 import biphase
 from biphase.config import parse_config
 from biphase.corpus.tokenizer import load_tokenizer
-from biphase.embedding import encode, training
+from biphase.embedding import model as encode
+from biphase.embedding import training
 from biphase.embedding.embed import tell_unused_modules, train_embedder
-from biphase.embedding.folder import hash_embedder, load_embedder
-from biphase.embedding.losses import load_teacher, make_loss, teach_once
-from biphase.embedding.packed_module import whitened
+from biphase.embedding.model import hash_embedder, load_embedder, whitened
 from biphase.embedding.pairs import read_pairs
 from biphase.embedding.recipe import EmbeddingRecipe, HardNegatives, PairSource
+from biphase.embedding.training import load_teacher, make_loss, teach_once
 from biphase.errors import InputError, StoppedError
 
 from ..conftest import DEVICE, flip_bit

@@ -16,11 +16,11 @@ from sentence_transformers.sentence_transformer.evaluation import (
     InformationRetrievalEvaluator,
 )
 
+from biphase.api.networks import run_zero_shot, search
 from biphase.embedding.evaluation import read_judged, score_bm25, score_embedder
-from biphase.embedding.folder import load_embedder
+from biphase.embedding.model import load_embedder
 from biphase.errors import InputError
 from biphase.files import MARK
-from biphase.verbs.embedding import run_zero_shot, search
 
 from ..conftest import flip_bit
 

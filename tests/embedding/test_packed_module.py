@@ -17,7 +17,7 @@ from sentence_transformers.base.modules import Normalize, Transformer
 from sentence_transformers.sentence_transformer import losses
 from sentence_transformers.sentence_transformer.modules import Pooling
 
-from biphase.embedding.packed_module import make_embedder
+from biphase.embedding.model import make_embedder
 from biphase.errors import InputError
 
 

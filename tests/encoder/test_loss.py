@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-import biphase.encoder.loss as loss
-from biphase.encoder.loss import language_model_loss, reference_loss
+import biphase.encoder.packed as loss
+from biphase.encoder.packed import language_model_loss, reference_loss
 
 N, D, V = 37, 24, 101
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cosine_similarity
 
-from biphase.encoder.merging import check_mergeable, layer_cosines, merge_weights
+from biphase.encoder.network import check_mergeable, layer_cosines, merge_weights
 from biphase.errors import InputError
 
 

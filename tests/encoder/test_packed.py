@@ -38,10 +38,10 @@ from transformers import (
     XLMRobertaConfig,
 )
 
-import biphase.encoder.load as load
+import biphase.encoder.network as load
 import biphase.encoder.packed as packed
 from biphase.encoder.attention import ATTENTION, Backend, PackedLayout, lay_out, reference_attention
-from biphase.encoder.load import TokenIds, load_backbone, load_model, make_model
+from biphase.encoder.network import TokenIds, load_backbone, load_model, make_model
 from biphase.encoder.packed import PackedModel, count_flops, explain_computing, packed_hidden
 from biphase.encoder.presets import PRESETS, shape_of
 from biphase.encoder.proofs import FailedProofError, check_head, find_first_position, probe_causality

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PhimoeConfig, PhimoeForCausalLM
 
-from biphase.encoder.load import load_backbone, load_model
+from biphase.encoder.network import load_backbone, load_model
 from biphase.encoder.packed import PaddedBackbone
 from biphase.encoder.proofs import FailedProofError, check_directions, check_head
 from biphase.errors import InputError

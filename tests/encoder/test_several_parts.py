@@ -9,10 +9,10 @@ import torch
 from tiny_families import tiny_config
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForMultimodalLM
 
-from biphase.encoder.load import load_backbone, load_model
+from biphase.api.folders import inspect
+from biphase.encoder.network import load_backbone, load_model
 from biphase.errors import InputError
 from biphase.export.convert import convert_checkpoint
-from biphase.verbs.folders import inspect
 
 PLAIN = {
     "gemma3": "gemma3_text",

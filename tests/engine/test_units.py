@@ -19,13 +19,21 @@ import pytest
 from pydantic import ValidationError
 
 from biphase import machine
-from biphase.engine import cluster as cluster_module
 from biphase.engine import local
-from biphase.engine import units as units_module
-from biphase.engine.cluster import share_nodes
-from biphase.engine.local import Engine, LocalPool, WorkerProcess, end_processes, share_threads
+from biphase.engine import local as units_module
+from biphase.engine import ray as cluster_module
+from biphase.engine.local import (
+    Engine,
+    LocalPool,
+    Outcome,
+    Unit,
+    UnitQueue,
+    WorkerProcess,
+    end_processes,
+    share_threads,
+)
+from biphase.engine.ray import share_nodes
 from biphase.engine.scheduler import run_units
-from biphase.engine.units import Outcome, Unit, UnitQueue
 from biphase.errors import BusyError, InputError, StoppedError
 from biphase.machine import num_cores
 
@@ -635,7 +643,7 @@ def test_no_orphans_when_the_parent_is_ended(number: int, deeds: ModuleType, tmp
     code = (
         "import deeds_of_units as deeds, sys\n"
         "from biphase.engine.scheduler import run_units\n"
-        "from biphase.engine.units import Unit\n"
+        "from biphase.engine.local import Unit\n"
         "from biphase.engine.local import Engine\n"
         "units = [Unit(str(index), deeds.breed, {'folder': sys.argv[1]}) for index in range(2)]\n"
         "list(run_units(units, Engine(workers=2, device='cpu')))\n"
@@ -818,7 +826,7 @@ def test_a_cluster_that_is_started_here_is_nobody_elses(tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="Ray is not installed")
     code = (
         "import os, sys; from biphase.engine.local import Engine; from biphase.engine.scheduler import run_units;"
-        "from biphase.engine.units import Unit;"
+        "from biphase.engine.local import Unit;"
         "run = run_units([Unit(name, os.getpid, {}) for name in 'ab'], Engine(kind='ray', workers=1));"
         "assert next(run).error is None; print(os.environ['RAY_AUTH_MODE'], flush=True);"
         "sys.stdin.read(1); run.close();"

@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from biphase.encoder.attention import PAD_TO_MULTIPLE_OF, lay_out
-from biphase.encoder.load import load_backbone, load_model
+from biphase.encoder.network import load_backbone, load_model
 from biphase.encoder.packed import packed_hidden
 from biphase.errors import InputError
 from biphase.export.convert import convert_checkpoint

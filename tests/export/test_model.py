@@ -34,21 +34,21 @@ from transformers import (
     pipeline,
 )
 
-from biphase.corpus.manifest import read_shard_manifest
+from biphase.api.folders import inspect
+from biphase.api.networks import load
+from biphase.corpus.shards import read_shard_manifest
 from biphase.corpus.tokenizer import load_tokenizer, tokenizer_hash
 from biphase.encoder.attention import lay_out
-from biphase.encoder.load import load_model
+from biphase.encoder.network import load_model
 from biphase.encoder.packed import head_input, packed_hidden
 from biphase.encoder.proofs import FailedProofError
 from biphase.errors import InputError
 from biphase.export.model import check_export, close_texts, export_checkpoint, set_direction
-from biphase.finetuning.encoders import Embedder, Encoder, load_encoder
 from biphase.finetuning.encoding import encode_texts
+from biphase.finetuning.heads import Embedder, Encoder, load_encoder
 from biphase.pretraining.loop import train
 from biphase.recipe import Recipe
 from biphase.run import Run, drop_step, find_checkpoint
-from biphase.verbs.folders import inspect
-from biphase.verbs.networks import load
 
 TOKENS_T = torch.arange(3, 43)
 NO_ENDS = ("schedule.warmup_steps=0", "schedule.decay_steps=0")

@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 from torch.nn.functional import cosine_similarity
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from biphase.corpus.manifest import read_shard_manifest
-from biphase.encoder.load import load_model
+from biphase.corpus.shards import read_shard_manifest
+from biphase.encoder.network import load_model
 from biphase.errors import InputError
 from biphase.export.model import export_checkpoint
 from biphase.pretraining.loop import train

@@ -7,12 +7,11 @@ import pytest
 import torch
 
 from biphase.corpus.tokenizer import train_tokenizer
-from biphase.encoder.load import TokenIds, make_model
-from biphase.finetuning.batches import CellContext
+from biphase.encoder.network import TokenIds, make_model
 from biphase.finetuning.config import FinetuneConfig, settle_config
-from biphase.finetuning.encoders import Encoder, load_encoder
-from biphase.finetuning.encoding import EncodedSplit
+from biphase.finetuning.encoding import CellContext, EncodedSplit
 from biphase.finetuning.families import FAMILY_MODULES
+from biphase.finetuning.heads import Encoder, load_encoder
 from biphase.tasks.spec import task_table
 
 from ..conftest import DEVICE

@@ -2,8 +2,14 @@ import numpy as np
 import torch
 
 from biphase.encoder.attention import PAD_TO_MULTIPLE_OF
-from biphase.finetuning.batches import evaluation_batches, pack, split_by_tokens, training_order
-from biphase.finetuning.encoding import TokenizedTexts, bounds_of_lengths
+from biphase.finetuning.encoding import (
+    TokenizedTexts,
+    bounds_of_lengths,
+    evaluation_batches,
+    pack,
+    split_by_tokens,
+    training_order,
+)
 
 from .conftest import make_cell
 

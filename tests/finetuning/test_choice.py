@@ -7,11 +7,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from biphase.finetuning.choice import MOST_EXAMPLES, RateChoice, draw_choices, other_seeds
-from biphase.finetuning.metrics.classification import micro_f1
-from biphase.finetuning.predictions import ExampleScores, linearize
-from biphase.finetuning.scores import read_scores
-from biphase.finetuning.selection import select_rate
+from biphase.finetuning.choosing import MOST_EXAMPLES, RateChoice, draw_choices, other_seeds, select_rate
+from biphase.finetuning.metrics import micro_f1
+from biphase.finetuning.scores import ExampleScores, linearize, read_scores
 
 Choose = Callable[..., RateChoice]
 

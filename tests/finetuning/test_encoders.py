@@ -20,9 +20,9 @@ from transformers import (
 
 from biphase.errors import InputError
 from biphase.files import file_hash, write_hashed
-from biphase.finetuning.encoders import load_encoder
+from biphase.finetuning.cells import identify
 from biphase.finetuning.fit import fit_cell
-from biphase.finetuning.models import identify
+from biphase.finetuning.heads import load_encoder
 
 from .conftest import make_cell
 

@@ -3,8 +3,8 @@ import copy
 import numpy as np
 import pytest
 
-from biphase.finetuning.encoders import Encoder
 from biphase.finetuning.encoding import HashedTokenizer, cut_longest, encode_filled, encode_texts, tokenize
+from biphase.finetuning.heads import Encoder
 from biphase.tasks.examples import fill_row
 from biphase.tasks.sources import TaskSource
 from biphase.tasks.spec import FileLayout, Task

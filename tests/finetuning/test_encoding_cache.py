@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from biphase.errors import InputError
-from biphase.finetuning import encoding_cache
+from biphase.finetuning import fit as encoding_cache
 from biphase.finetuning.cells import find_task_sources
-from biphase.finetuning.encoders import Encoder
 from biphase.finetuning.encoding import EncodedTask
-from biphase.finetuning.encoding_cache import encode_source, leaves_of, load_encoded, read_encoded, save_encoded
 from biphase.finetuning.families import FAMILY_MODULES
+from biphase.finetuning.fit import encode_source, leaves_of, load_encoded, read_encoded, save_encoded
+from biphase.finetuning.heads import Encoder
 from biphase.tasks.spec import TASK_SPLITS, find_task
 
 from .conftest import make_cell

@@ -13,19 +13,23 @@ from transformers import get_linear_schedule_with_warmup
 
 from biphase.errors import InputError
 from biphase.finetuning import fit
-from biphase.finetuning.batches import CellContext
-from biphase.finetuning.cells import find_task_sources, plan_cell, resolve_precision
+from biphase.finetuning.cells import find_task_sources, identify, plan_cell, resolve_precision
 from biphase.finetuning.config import EVALUATED_SPLITS, PROTOCOL, FinetuneConfig
-from biphase.finetuning.encoders import Encoder, load_encoder
-from biphase.finetuning.encoding import EncodedTask
-from biphase.finetuning.encoding_cache import load_encoded
+from biphase.finetuning.encoding import CellContext, EncodedTask
 from biphase.finetuning.families import FAMILY_MODULES
-from biphase.finetuning.fit import build_network, cells_claimed, finetuning_rate, fit_cell, fit_cells, train_network
-from biphase.finetuning.models import identify
-from biphase.finetuning.predictions import read_examples
-from biphase.finetuning.scores import Score, read_score
-from biphase.tasks.drawing import draw_indices
+from biphase.finetuning.fit import (
+    build_network,
+    cells_claimed,
+    finetuning_rate,
+    fit_cell,
+    fit_cells,
+    load_encoded,
+    train_network,
+)
+from biphase.finetuning.heads import Encoder, load_encoder
+from biphase.finetuning.scores import Score, read_examples, read_score
 from biphase.tasks.spec import METRICS, find_task, task_table
+from biphase.tasks.splits import draw_indices
 
 from .conftest import make_cell, predict_split, write_jsonl
 

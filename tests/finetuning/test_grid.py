@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from biphase.engine.local import Engine
+from biphase.engine.local import Engine, Outcome, Unit
 from biphase.engine.scheduler import read_failures
-from biphase.engine.units import Outcome, Unit
 from biphase.errors import InputError
 from biphase.finetuning import cells, fit
 from biphase.finetuning import grid as grid_module
+from biphase.finetuning.choosing import select_rate
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.fit import cells_claimed
 from biphase.finetuning.grid import (
@@ -24,7 +24,6 @@ from biphase.finetuning.grid import (
     run_grid,
 )
 from biphase.finetuning.scores import read_scores
-from biphase.finetuning.selection import select_rate
 
 from .conftest import make_cell
 

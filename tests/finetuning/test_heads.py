@@ -5,7 +5,7 @@ import numpy as np
 import torch
 
 from biphase.encoder.attention import lay_out
-from biphase.finetuning.encoders import (
+from biphase.finetuning.heads import (
     Embedder,
     Encoder,
     SequenceClassifier,

@@ -15,14 +15,14 @@ import biphase
 from biphase.corpus.tokenizer import load_tokenizer
 from biphase.errors import InputError
 from biphase.files import MARK
-from biphase.finetuning.batches import CellContext
+from biphase.finetuning.cells import identify
 from biphase.finetuning.config import FinetuneConfig, settle_config
-from biphase.finetuning.encoders import copy_backbone, load_encoder
+from biphase.finetuning.encoding import CellContext
 from biphase.finetuning.families import module_of
 from biphase.finetuning.fit import fit_cell
+from biphase.finetuning.heads import copy_backbone, load_encoder
 from biphase.finetuning.keep import check_keepable, keep_network
 from biphase.finetuning.kept import RECORD, find_kept
-from biphase.finetuning.models import identify
 from biphase.tasks.examples import load_examples
 from biphase.tasks.sources import find_source
 from biphase.tasks.spec import Task, task_table

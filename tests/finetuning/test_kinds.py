@@ -13,16 +13,13 @@ import transformers
 import yaml
 
 from biphase.errors import InputError
-from biphase.finetuning.batches import CellContext
 from biphase.finetuning.config import FinetuneConfig, settle_config
-from biphase.finetuning.encoders import Encoder
-from biphase.finetuning.encoding_cache import encode_source
+from biphase.finetuning.encoding import CellContext
 from biphase.finetuning.families import multiple_choice
-from biphase.finetuning.fit import build_network, fit_cell
-from biphase.finetuning.predictions import read_examples
-from biphase.finetuning.scores import Score
-from biphase.tasks.examples import load_examples
-from biphase.tasks.labels import label_number
+from biphase.finetuning.fit import build_network, encode_source, fit_cell
+from biphase.finetuning.heads import Encoder
+from biphase.finetuning.scores import Score, read_examples
+from biphase.tasks.examples import label_number, load_examples
 from biphase.tasks.sources import find_source
 from biphase.tasks.spec import Task, find_task
 

@@ -16,12 +16,11 @@ from typer.testing import CliRunner
 from biphase.cli.app import app
 from biphase.errors import InputError
 from biphase.files import MARK
-from biphase.finetuning.encoders import load_encoder
 from biphase.finetuning.families import token_classification
+from biphase.finetuning.heads import load_encoder
 from biphase.finetuning.kept import find_kept, open_rows
 from biphase.finetuning.predict import join_touching, open_model, predict_placed, spans_of_tags
-from biphase.finetuning.predictions import read_examples
-from biphase.finetuning.scores import read_score
+from biphase.finetuning.scores import read_examples, read_score
 from biphase.tasks.spec import Task, task_table
 
 from ..conftest import DEVICE

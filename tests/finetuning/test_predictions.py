@@ -9,9 +9,8 @@ import pytest
 
 from biphase.errors import InputError
 from biphase.finetuning import fit
-from biphase.finetuning.metrics.classification import macro_f1, micro_f1
-from biphase.finetuning.predictions import ExampleScores, KeptExamples, is_one_for_all, linearize, read_examples
-from biphase.finetuning.scores import read_score
+from biphase.finetuning.metrics import macro_f1, micro_f1
+from biphase.finetuning.scores import ExampleScores, KeptExamples, is_one_for_all, linearize, read_examples, read_score
 
 
 def test_shares_are_their_own_contributions() -> None:

@@ -14,14 +14,13 @@ from sklearn.linear_model import LogisticRegression
 from biphase.config import parse_config
 from biphase.errors import InputError
 from biphase.finetuning import fit as fit_module
-from biphase.finetuning import probe
+from biphase.finetuning import heads as probe
 from biphase.finetuning.config import FinetuneConfig
-from biphase.finetuning.encoders import Encoder
-from biphase.finetuning.encoding_cache import encode_source
-from biphase.finetuning.fit import build_network, fit_cell, train_network
-from biphase.tasks.drawing import draw_shots
+from biphase.finetuning.fit import build_network, encode_source, fit_cell, train_network
+from biphase.finetuning.heads import Encoder
 from biphase.tasks.sources import find_source
 from biphase.tasks.spec import task_table
+from biphase.tasks.splits import draw_shots
 
 from .conftest import make_cell, predict_split
 

@@ -8,12 +8,11 @@ import pytest
 
 from biphase.errors import InputError
 from biphase.files import write_hashed
+from biphase.finetuning.choosing import choose_for_each_seed, choose_rate, find_scored_model, select_rate
 from biphase.finetuning.config import PROTOCOL
-from biphase.finetuning.metrics.classification import macro_f1, micro_f1
-from biphase.finetuning.predictions import count_entities, read_examples
-from biphase.finetuning.scores import read_score, read_scores, show_rate
-from biphase.finetuning.selection import choose_for_each_seed, choose_rate, find_scored_model, select_rate
-from biphase.report.comparison import summarize
+from biphase.finetuning.metrics import macro_f1, micro_f1
+from biphase.finetuning.scores import count_entities, read_examples, read_score, read_scores, show_rate
+from biphase.report.verdicts import summarize
 
 WriteCell = Callable[..., Path]
 

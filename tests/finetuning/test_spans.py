@@ -4,7 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from biphase.finetuning.spans import best_spans, margin_sums, reference_best_span, segment_logsumexp
+from biphase.finetuning.families.question_answering import (
+    best_spans,
+    margin_sums,
+    reference_best_span,
+    segment_logsumexp,
+)
 
 
 def test_best_spans_equal_their_slow_twin() -> None:

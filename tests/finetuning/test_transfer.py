@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from biphase.api.grids import evaluate
 from biphase.errors import InputError
 from biphase.finetuning.cells import find_task_sources, plan_cells
 from biphase.finetuning.config import FinetuneConfig
@@ -12,7 +13,6 @@ from biphase.finetuning.fit import fit_cell
 from biphase.finetuning.grid import Grid, plan_grid
 from biphase.tasks.sources import name_data_dirs
 from biphase.tasks.spec import find_task, name_tests
-from biphase.verbs.grids import evaluate
 
 from .conftest import write_jsonl
 

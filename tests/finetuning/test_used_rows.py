@@ -10,10 +10,9 @@ from transformers import AutoModel, Gemma3TextConfig
 
 from biphase.finetuning import fit
 from biphase.finetuning.cells import find_task_sources
-from biphase.finetuning.encoders import Encoder, UsedEmbedding, copy_backbone, is_table
 from biphase.finetuning.encoding import TokenizedTexts
-from biphase.finetuning.encoding_cache import load_encoded
-from biphase.finetuning.fit import build_network, train_network
+from biphase.finetuning.fit import build_network, load_encoded, train_network
+from biphase.finetuning.heads import Encoder, UsedEmbedding, copy_backbone, is_table
 
 from .conftest import make_cell, predict_split
 

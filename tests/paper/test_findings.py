@@ -12,12 +12,11 @@ import pytest
 from scipy import stats
 
 from biphase.errors import InputError
-from biphase.paper.findings import answer, judge_findings, read_findings
-from biphase.paper.published import read_reference
-from biphase.report.axes import contrast_spreads, weigh_arms
 from biphase.report.claims import Finding, Inequality, count_tested, name_noise, tell_verdict, together
 from biphase.report.contrasts import Contrast, difference, jackknife
 from biphase.report.grammar import Operand
+from biphase.report.hypotheses import contrast_spreads, weigh_arms
+from biphase.report.paper import answer, judge_findings, read_findings, read_reference
 from biphase.report.results import ReportArm, Result, ResultSet, measured
 from biphase.report.statistics import SIGNIFICANCE, holm, rate_spread
 

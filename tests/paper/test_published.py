@@ -7,9 +7,16 @@ from importlib import resources
 import numpy as np
 import pytest
 
-from biphase.paper.published import place_arms, read_reference
-from biphase.report.arms import reference_mask, sizes_of
-from biphase.report.results import AVERAGE, ReportArm, ResultSet, check_averages, missing_cells
+from biphase.report.paper import place_arms, read_reference
+from biphase.report.results import (
+    AVERAGE,
+    ReportArm,
+    ResultSet,
+    check_averages,
+    missing_cells,
+    reference_mask,
+    sizes_of,
+)
 
 
 def test_reference_is_what_was_published() -> None:

@@ -28,7 +28,7 @@ from transformers import (
 from biphase.config import BUNDLED, load_config
 from biphase.corpus.tokenizer import load_tokenizer, save_tokenizer
 from biphase.encoder.attention import lay_out
-from biphase.encoder.load import load_backbone
+from biphase.encoder.network import load_backbone
 from biphase.encoder.packed import PaddedBackbone, packed_hidden
 from biphase.errors import InputError
 from biphase.export.model import export_checkpoint

@@ -15,11 +15,11 @@ import biphase.pretraining.checkpoint as checkpoint
 from biphase.corpus.tokenizer import load_tokenizer
 from biphase.distributed import World
 from biphase.encoder.attention import lay_out
-from biphase.encoder.load import TokenIds, make_model
+from biphase.encoder.network import TokenIds, make_model
 from biphase.encoder.packed import PackedModel
 from biphase.errors import InputError
 from biphase.files import read_json, write_hashed, write_json
-from biphase.finetuning.models import identify
+from biphase.finetuning.cells import identify
 from biphase.pretraining.checkpoint import CheckpointManifest, load_optimizer, read_checkpoint_manifest, save_checkpoint
 from biphase.pretraining.optimizer import make_optimizers
 from biphase.recipe import Optimizer

@@ -35,7 +35,7 @@ from biphase.encoder.attention import lay_out
 from biphase.encoder.packed import PackedModel
 from biphase.encoder.presets import shape_of
 from biphase.errors import StoppedError
-from biphase.memory import plan_memory
+from biphase.flops import plan_memory
 from biphase.pretraining.checkpoint import read_checkpoint_manifest
 from biphase.pretraining.loop import train
 from biphase.pretraining.optimizer import autocast
@@ -335,7 +335,7 @@ def hand_on(job: dict[str, Any]) -> None:
     from test_checkpoint import MANIFEST
 
     from biphase.corpus.tokenizer import load_tokenizer
-    from biphase.encoder.load import TokenIds, make_model
+    from biphase.encoder.network import TokenIds, make_model
     from biphase.pretraining.checkpoint import load_optimizer, save_checkpoint
     from biphase.pretraining.optimizer import fill_parts, make_optimizers, outline_network, parallelize
     from biphase.recipe import ComputeConfig, Optimizer

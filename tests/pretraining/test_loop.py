@@ -29,8 +29,8 @@ from biphase.flops import SampleLengths
 from biphase.pretraining.checkpoint import read_checkpoint_manifest
 from biphase.pretraining.job import load_state, open_job, open_loader, prefetch, work_between
 from biphase.pretraining.loop import train
+from biphase.pretraining.objectives import learning_rate
 from biphase.pretraining.optimizer import checkpoint_activations
-from biphase.pretraining.schedule import learning_rate
 from biphase.recipe import Phase, Recipe
 from biphase.run import Run, read_metrics, read_recipe, whole_steps
 

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, EsmConfig, EsmForMaskedLM, GPT2Co
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from biphase.encoder.attention import ATTENTION, lay_out
-from biphase.encoder.load import TokenIds, describe_network, empty_network, load_model, make_model
+from biphase.encoder.network import TokenIds, describe_network, empty_network, load_model, make_model
 from biphase.encoder.packed import PackedModel
 from biphase.encoder.proofs import freeze_unreached
 from biphase.errors import InputError

@@ -13,7 +13,7 @@ from torch._dynamo.utils import counters
 from biphase.device import missing_for_compile
 from biphase.distributed import World
 from biphase.encoder.attention import lay_out
-from biphase.encoder.load import TokenIds, make_model
+from biphase.encoder.network import TokenIds, make_model
 from biphase.encoder.packed import PackedModel
 from biphase.errors import InputError
 from biphase.pretraining.optimizer import decide_compile, parallelize

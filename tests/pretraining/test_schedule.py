@@ -6,7 +6,7 @@ from math import floor
 
 import pytest
 
-from biphase.pretraining.schedule import (
+from biphase.pretraining.objectives import (
     decay_start,
     learning_rate,
     mixture_ends,

@@ -25,7 +25,7 @@ import biphase.pretraining.loop as loop
 from biphase.distributed import World
 from biphase.encoder.attention import attend, lay_out
 from biphase.encoder.buckets import bucket_attention, bucket_attention_backward
-from biphase.encoder.load import TokenIds, make_model
+from biphase.encoder.network import TokenIds, make_model
 from biphase.encoder.packed import PackedModel
 from biphase.pretraining.optimizer import transformer_blocks
 from biphase.recipe import Recipe

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from training_runs import MakeRecipe, losses, only
 
+from biphase.console import check_tracking
 from biphase.errors import InputError, StoppedError
 from biphase.pretraining.loop import train
 from biphase.pretraining.metrics import MetricsLog
 from biphase.run import read_metrics, read_recipe
-from biphase.tracking import check_tracking
 
 
 def test_tensorboard(tiny_recipe: MakeRecipe, tmp_path: Path) -> None:

@@ -11,9 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from biphase.finetuning.predictions import ExampleTable
-from biphase.paper.published import read_reference
-from biphase.report.averages import with_averages
+from biphase.finetuning.scores import ExampleTable
 from biphase.report.contrasts import (
     contrast,
     difference,
@@ -22,7 +20,9 @@ from biphase.report.contrasts import (
     judge_difference,
     mix_degrees,
     seed_interval,
+    with_averages,
 )
+from biphase.report.paper import read_reference
 from biphase.report.results import AVERAGE, ReportArm, Result, measured
 from biphase.report.statistics import Interval
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from biphase.errors import InputError
-from biphase.paper.published import read_reference
-from biphase.report.averages import with_averages
+from biphase.report.contrasts import with_averages
 from biphase.report.equivalents import compute_equivalent, contrast_at_share, show_multiple
 from biphase.report.formats import show_noise
-from biphase.report.overview import list_means
+from biphase.report.page import list_means
+from biphase.report.paper import read_reference
 from biphase.report.results import ReportArm, ResultSet, measured
 
 BASE = ReportArm("mlm", "other", "1m", "mlm", 40, 100, 0, 100)

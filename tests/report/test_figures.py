@@ -17,12 +17,11 @@ from matplotlib.container import BarContainer, ErrorbarContainer
 from matplotlib.figure import Figure
 
 from biphase import style
-from biphase.paper.published import read_reference
 from biphase.report import panels
-from biphase.report.averages import with_averages
-from biphase.report.contrasts import difference
+from biphase.report.contrasts import difference, with_averages
 from biphase.report.figures import FIGURES, figure_pool, list_figures, plot_panel, save_figure, share_out_curves
 from biphase.report.panels import Panel
+from biphase.report.paper import read_reference
 from biphase.report.results import AVERAGE, ResultSet, measured
 from biphase.style import CURVE_POINTS, LOOKS, SERIES, thin
 

@@ -3,7 +3,7 @@
 import pytest
 
 from biphase.errors import InputError
-from biphase.report.averages import with_averages
+from biphase.report.contrasts import with_averages
 from biphase.report.grammar import parse_inequality
 from biphase.report.hypotheses import Ladder, bind, make_line
 from biphase.report.results import ReportArm, measured

@@ -7,16 +7,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from biphase.finetuning.predictions import ExampleTable, KeptExamples
-from biphase.paper.findings import judge_paper
-from biphase.paper.published import place_arms
-from biphase.report.averages import with_averages
-from biphase.report.overview import answer_sentences, list_means
-from biphase.report.page import Told, tell_answer
+from biphase.finetuning.scores import ExampleTable, KeptExamples
+from biphase.report.contrasts import with_averages
+from biphase.report.page import Told, answer_sentences, list_means, tell_answer
+from biphase.report.paper import judge_paper, place_arms
 from biphase.report.printing import print_results
 from biphase.report.results import ReportArm, ResultSet, measured
 from biphase.study.plan import plan_study
-from biphase.study.results import arm_of_model
+from biphase.study.report import arm_of_model
 from biphase.study.sizes import measure_sizes
 from biphase.study.spec import load_study, task_families
 

@@ -15,13 +15,11 @@ import pytest
 
 from biphase import style
 from biphase.errors import InputError
-from biphase.paper.findings import judge_findings, report_paper
-from biphase.paper.published import read_reference
 from biphase.report.figures import FIGURES
 from biphase.report.formats import MISSING, show_estimate, show_p_value, show_points
-from biphase.report.page import Told, first_number, sort_value, write_report
+from biphase.report.page import Told, first_number, inline_svg, sort_value, write_report
+from biphase.report.paper import judge_findings, read_reference, report_paper
 from biphase.report.results import ResultSet
-from biphase.report.svg import inline_svg
 
 VOID = {"meta", "link", "br", "hr", "img", "input", "path", "use", "line", "circle", "rect"}
 

@@ -9,16 +9,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from biphase.paper.published import read_reference
-from biphase.report.equivalents import AXES
-from biphase.report.figures import plot_panel
-from biphase.report.price import (
+from biphase.report.equivalents import (
+    AXES,
     PriceList,
     ladder_panel,
     list_prices,
     price_files,
     price_sentence,
 )
+from biphase.report.figures import plot_panel
+from biphase.report.paper import read_reference
 from biphase.report.results import ReportArm, ResultSet, measured
 
 NOISE = np.array([-0.004, 0.0, 0.004])

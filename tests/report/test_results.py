@@ -7,11 +7,8 @@ from typing import Any
 import pytest
 from scipy import stats
 
-from biphase.finetuning.predictions import KeptExamples
-from biphase.finetuning.scores import ScoreSet, read_score
-from biphase.report.arms import objective_pairs
-from biphase.report.averages import with_averages
-from biphase.report.contrasts import difference
+from biphase.finetuning.scores import KeptExamples, ScoreSet, read_score
+from biphase.report.contrasts import difference, with_averages
 from biphase.report.page import describe_results
 from biphase.report.results import (
     AVERAGE,
@@ -21,9 +18,10 @@ from biphase.report.results import (
     measured,
     missing_cells,
     missing_examples,
+    objective_pairs,
     pool,
 )
-from biphase.study.results import collect_model
+from biphase.study.report import collect_model
 
 CLM = ReportArm("clm", "objective", "1m", "clm", None, 100, 100, 0)
 MLM = ReportArm("mlm", "objective", "1m", "mlm", 40, 100, 0, 100)

@@ -6,10 +6,17 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from biphase.finetuning.predictions import ExampleTable
-from biphase.report.contrasts import Contrast, difference, mix_degrees
+from biphase.finetuning.scores import ExampleTable
+from biphase.report.contrasts import (
+    Contrast,
+    difference,
+    is_enough,
+    measure_signal,
+    mix_degrees,
+    smallest_difference,
+    what_decides,
+)
 from biphase.report.results import ReportArm, Result, ResultSet, measured
-from biphase.report.signal import is_enough, measure_signal, smallest_difference, what_decides
 from biphase.report.tables import make_tables, show_signal, to_latex, to_markdown
 
 

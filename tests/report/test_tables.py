@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from biphase.paper.published import TABLE_NUMBERS, read_reference
-from biphase.report.averages import with_averages
-from biphase.report.overview import wide_table
+from biphase.report.contrasts import with_averages
+from biphase.report.page import wide_table
 from biphase.report.panels import objective_by_size
+from biphase.report.paper import TABLE_NUMBERS, read_reference
 from biphase.report.results import Family, ReportArm, Result, ResultSet, measured
 from biphase.report.tables import CSV_COLUMNS, ScoreTable, make_tables, table_files, to_csv, to_latex, to_markdown
 

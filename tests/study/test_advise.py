@@ -17,6 +17,8 @@ from rich.console import Console
 from scipy import stats
 
 import biphase
+from biphase.api.speed import measure_cpu
+from biphase.api.text import amount_of
 from biphase.config import load_config
 from biphase.encoder.presets import PRESETS
 from biphase.errors import InputError
@@ -34,11 +36,9 @@ from biphase.study.advise import (
     recipe_yaml,
 )
 from biphase.study.cost import fits
-from biphase.study.devices import Machine, find_machine
-from biphase.study.results import weigh_evidence
+from biphase.study.report import weigh_evidence
 from biphase.study.rules import MOST_EPOCHS, Choice, TextAmount, apply_rule, measure_text, predict_loss, read_rules
-from biphase.verbs.speed import measure_cpu
-from biphase.verbs.text import amount_of
+from biphase.study.sizes import Machine, find_machine
 
 H100 = find_machine("H100", efficiency=0.4)
 
@@ -367,7 +367,7 @@ def test_devices_are_for_hours(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(InputError, match=f"`{name}` says what computes in `hours`, and none are given"):
             biphase.advise(flops=1e18, **{name: value})
     measured = Machine("CPU", 2, 2e10, 1.0, "measured here")
-    monkeypatch.setattr("biphase.verbs.speed.measure_cpu", lambda cores: replace(measured, devices=cores or 2))
+    monkeypatch.setattr("biphase.api.speed.measure_cpu", lambda cores: replace(measured, devices=cores or 2))
     assert biphase.advise(hours=1).machine == measured
     assert biphase.advise(hours=1, device="cpu", devices=4).machine == replace(measured, devices=4)
     assert biphase.advise(hours=1, efficiency=0.5).machine == find_machine("CPU", 1, 0.5)
@@ -378,7 +378,7 @@ def test_devices_are_for_hours(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_cpu_is_measured_by_steps_of_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("biphase.verbs.speed.MEASURED", "1m")
+    monkeypatch.setattr("biphase.api.speed.MEASURED", "1m")
     machine = measure_cpu(cores=3, seconds=0)
     assert (machine.name, machine.devices, machine.efficiency) == ("CPU", 3, 1.0) and machine.peak_flops > 0
 

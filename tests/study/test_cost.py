@@ -17,9 +17,16 @@ from biphase.recipe import Data
 from biphase.study import cost
 from biphase.study.cost import cell_cost, estimate, moment_bytes
 from biphase.study.describe import compare_published
-from biphase.study.devices import find_machine, study_machine
 from biphase.study.plan import Plan, StudyCell, plan_study
-from biphase.study.sizes import TYPICAL_SIZES, find_lengths, find_size, measure_sizes, model_shape
+from biphase.study.sizes import (
+    TYPICAL_SIZES,
+    find_lengths,
+    find_machine,
+    find_size,
+    measure_sizes,
+    model_shape,
+    study_machine,
+)
 from biphase.study.spec import Planning, StartingModel, Study, finetune_config, load_study
 from biphase.tasks.spec import TaskSize, task_table
 

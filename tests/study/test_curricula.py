@@ -3,7 +3,7 @@
 import pytest
 
 from biphase.recipe import MaskRamp
-from biphase.study.curricula import NamedCurriculum, fill_budget, read_curriculum, write_steps
+from biphase.study.spec import NamedCurriculum, fill_budget, read_curriculum, write_steps
 
 
 def phases_of(text: str, budget: int | None, *named: NamedCurriculum) -> list[tuple[str, int, float | MaskRamp]]:

@@ -19,8 +19,7 @@ from biphase.study.cost import cell_costs, estimate
 from biphase.study.folder import claim_study_folder, read_state
 from biphase.study.hypotheses import list_scores
 from biphase.study.plan import count_embedded, plan_study
-from biphase.study.report import report_study
-from biphase.study.results import collect_results
+from biphase.study.report import collect_results, report_study
 from biphase.study.run import look_for_data, run_study, status
 from biphase.study.spec import Evaluation, Study, scored_as, trainings
 

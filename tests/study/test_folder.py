@@ -16,11 +16,12 @@ from biphase.config import parse_config
 from biphase.console import duration
 from biphase.errors import BusyError, InputError, StoppedError
 from biphase.files import locked, read_json
+from biphase.finetuning.cells import ModelFingerprint
 from biphase.finetuning.config import settle_config
-from biphase.finetuning.models import ModelFingerprint
 from biphase.finetuning.scores import ScoreSet, read_score
 from biphase.report.contrasts import difference
-from biphase.study import folder, worker
+from biphase.study import folder
+from biphase.study import run as worker
 from biphase.study.folder import (
     StudyFolder,
     StudyState,
@@ -32,8 +33,7 @@ from biphase.study.folder import (
     refuse_other_text,
 )
 from biphase.study.plan import Plan, StudyCell, plan_study
-from biphase.study.report import list_costs, list_notes
-from biphase.study.results import arm_of_model, collect_results, refuse_mixtures
+from biphase.study.report import arm_of_model, collect_results, list_costs, list_notes, refuse_mixtures
 from biphase.study.sizes import measure_sizes
 from biphase.study.spec import Study
 from biphase.tasks.spec import find_task

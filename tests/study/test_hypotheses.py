@@ -10,9 +10,8 @@ import yaml
 
 from biphase.config import parse_config
 from biphase.errors import InputError
-from biphase.paper.findings import judge_findings, read_findings
-from biphase.paper.published import read_reference
 from biphase.report.claims import Finding
+from biphase.report.paper import judge_findings, read_findings, read_reference
 from biphase.report.results import AVERAGE, ReportArm, ResultSet, measured
 from biphase.study.hypotheses import (
     ask,

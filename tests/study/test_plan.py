@@ -12,12 +12,11 @@ import pytest
 
 from biphase.config import BUNDLED, parse_config
 from biphase.errors import InputError
-from biphase.pretraining.schedule import learning_rate
+from biphase.pretraining.objectives import learning_rate
 from biphase.recipe import Phase, Recipe
 from biphase.study.arms import expand_arms
-from biphase.study.curricula import are_alike
 from biphase.study.plan import Plan, history, plan_study
-from biphase.study.spec import Study, load_study
+from biphase.study.spec import Study, are_alike, load_study
 from biphase.study.trunks import (
     ArmPath,
     TrunkIndex,
@@ -292,7 +291,7 @@ def test_each_network_is_evaluated_from_random_weights_where_asked() -> None:
 
 def test_a_run_stores_what_the_plan_says() -> None:
     """The loop's own rule for what it keeps, on every run of a plan."""
-    from biphase.pretraining.schedule import decay_start, mixture_ends
+    from biphase.pretraining.objectives import decay_start, mixture_ends
 
     arms = [
         {"curricula": ["clm"], "budgets": [200]},
@@ -395,7 +394,7 @@ def test_planning_starts_fast_and_needs_no_torch() -> None:
     code = (
         "import sys; from pathlib import Path; from biphase.study.spec import load_study\n"
         "from biphase.study.plan import plan_study; from biphase.study.cost import estimate\n"
-        "from biphase.study.devices import study_machine\n"
+        "from biphase.study.sizes import study_machine\n"
         "import biphase.study.advise\n"
         f"plan = plan_study(load_study(Path({str(STUDIES / 'paper.yaml')!r})))\n"
         "estimate(plan, study_machine(plan.study))\n"

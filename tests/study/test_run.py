@@ -13,15 +13,16 @@ import pytest
 
 from biphase import machine
 from biphase.config import parse_config
-from biphase.corpus.manifest import read_shard_manifest
-from biphase.engine import scheduler, units
+from biphase.corpus.shards import read_shard_manifest
+from biphase.engine import local as units
+from biphase.engine import scheduler
 from biphase.engine.local import Engine
 from biphase.errors import BusyError, InputError, StoppedError
 from biphase.files import file_hash, locked, read_json, write_hashed
 from biphase.finetuning.config import PROTOCOL
 from biphase.recipe import Checkpoints
 from biphase.run import Run
-from biphase.study import worker
+from biphase.study import run as worker
 from biphase.study.folder import (
     StudyFolder,
     claim_study_folder,
@@ -32,8 +33,7 @@ from biphase.study.folder import (
 )
 from biphase.study.hypotheses import list_scores
 from biphase.study.plan import Plan, plan_study
-from biphase.study.report import report_study
-from biphase.study.results import arm_of_model, collect_results, compare_curricula, read_evidence
+from biphase.study.report import arm_of_model, collect_results, compare_curricula, read_evidence, report_study
 from biphase.study.run import (
     drop_checkpoints,
     estimate_costs,

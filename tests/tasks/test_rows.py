@@ -14,8 +14,7 @@ from pydantic import ValidationError
 from seqeval.scheme import BILOU, IOBES, Entities
 
 from biphase.errors import InputError
-from biphase.tasks.examples import Collection, TaskData, count_shared, load_examples
-from biphase.tasks.labels import label_number, to_iob2
+from biphase.tasks.examples import Collection, TaskData, count_shared, label_number, load_examples, to_iob2
 from biphase.tasks.rows import read_columns, read_file
 from biphase.tasks.sources import find_source
 from biphase.tasks.spec import FileLayout, Task, find_task, task_table

@@ -10,13 +10,13 @@ from pathlib import Path
 
 from rich.text import Text
 
+from biphase.api.studies import study
 from biphase.config import BUNDLED
 from biphase.console import duration, err, out, printable
 from biphase.corpus.prepare import prepare
 from biphase.corpus.text import find_text_sources, sample_texts
 from biphase.corpus.tokenizer import save_tokenizer, train_tokenizer
 from biphase.study.folder import StudyFolder, find_record
-from biphase.verbs.studies import study
 
 VOCAB_SIZE = 4096
 

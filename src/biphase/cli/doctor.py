@@ -15,8 +15,8 @@ from pathlib import Path
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
+from biphase.api.grids import to_json
 from biphase.machine import num_cores, total_memory
-from biphase.verbs.records import to_json
 
 PACKAGES = ("biphase", "torch", "transformers", "tokenizers", "datasets", "safetensors", "numpy", "ray")
 VARIABLES = (
@@ -121,7 +121,7 @@ def describe_files(folder: Path) -> dict[str, str]:
     """Room and locks where work is done, and room where models and encoded texts are kept."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
-    from biphase.finetuning.encoding_cache import cache_folder
+    from biphase.finetuning.fit import cache_folder
 
     existing = nearest_existing(folder)
     kind, options = file_system(existing)

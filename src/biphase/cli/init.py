@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 import yaml
 
+from biphase.api.own_task import by_commas, write_value
 from biphase.cli.evaluate import DataDirsOption, parse_data_dirs
 from biphase.config import BUNDLED, find_yaml, parse_config
 from biphase.console import err, out
 from biphase.embedding.recipe import EmbeddingRecipe
 from biphase.encoder.presets import PRESETS
 from biphase.errors import InputError, nearest
+from biphase.files import parse_yaml
 from biphase.recipe import Recipe
 from biphase.run import find_checkpoint, name_run, split_reference
 from biphase.tasks.sources import name_data_dirs
 from biphase.tasks.spec import Task
-from biphase.trees import parse_yaml
-from biphase.verbs.memory import by_commas, write_value
 
 if TYPE_CHECKING:
     from biphase.study.spec import Study
@@ -145,7 +145,7 @@ def init_task_command(
 
     Example: `biphase init task data/reviews-train.csv --label stars --out reviews.yaml`
     """
-    from biphase.verbs.own_task import EXAMPLES, describe_data
+    from biphase.api.own_task import EXAMPLES, describe_data
 
     refuse_existing(out_file)
     if family is not None and family not in EXAMPLES:

@@ -6,11 +6,11 @@ from typing import Annotated, Literal
 import typer
 from rich.table import Table
 
+from biphase.api import studies
+from biphase.api.grids import to_json
+from biphase.api.text import advise
 from biphase.console import duration, err, out
 from biphase.engine.local import EngineKind
-from biphase.verbs import studies
-from biphase.verbs.records import to_json
-from biphase.verbs.text import advise
 
 study_app = typer.Typer(no_args_is_help=True, help="A controlled study: one file → plan, runs, report.")
 
@@ -53,7 +53,7 @@ def study_plan_command(
     else:
         out.print(describe_plan(opened.planned, opened.estimate(device, efficiency)))
     if picture is not None:
-        from biphase.study.picture import draw_plan
+        from biphase.study.describe import draw_plan
 
         draw_plan(opened.planned, picture)
         err.print(str(picture))

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from biphase import console
-from biphase.corpus.duplicates import count_copies
-from biphase.corpus.manifest import (
+from biphase.corpus.shards import (
     FORMAT_VERSION,
     Options,
     Shard,
     ShardManifest,
     ShardSplitName,
+    count_copies,
     read_shard_manifest,
     set_fingerprint,
     sum_splits,
@@ -43,9 +43,8 @@ from biphase.corpus.tokenizer import (
     tokenizer_hash,
     tokenizer_vocab_size,
 )
-from biphase.engine.local import Engine
+from biphase.engine.local import Engine, Unit
 from biphase.engine.scheduler import run_units
-from biphase.engine.units import Unit
 from biphase.errors import InputError
 from biphase.files import content_hash, file_hash, locked, read_json_as, refuse_links, write_hashed
 from biphase.machine import num_cores

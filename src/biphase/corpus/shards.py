@@ -1,35 +1,192 @@
-"""A set of token shards: one split of it read as a single stream of tokens, each document checked when it is touched.
+"""A set of token shards: its record, and one split of it as a single stream of tokens.
 
-On disk: manifest.json (written last), tokenizer/, token_bytes.npy, and for each shard a folder shards/NAME/ with
-shard.json and, for train and validation, SPLIT.tokens, SPLIT.ends and SPLIT.hashes. Tokens are little-endian uint16, or
-uint32 where the vocabulary needs it, one end-of-text token after each document; ends are the int64 offsets behind
-those, counted from the shard's first token; hashes are the XXH3 (64 bits) of the bytes of each document's tokens.
+On disk: manifest.json (written last, by `corpus.prepare`), tokenizer/, token_bytes.npy, and for each shard a folder
+shards/NAME/ with shard.json and, for train and validation, SPLIT.tokens, SPLIT.ends and SPLIT.hashes. Tokens are
+little-endian uint16, or uint32 where the vocabulary needs it, one end-of-text token after each document; ends are the
+int64 offsets behind those, counted from the shard's first token; hashes are the XXH3 (64 bits) of the bytes of each
+document's tokens.
+
+The record says what the set holds, what it was made of and how. It holds a hash of itself, so that no number in it can
+change unnoticed; each document is checked against its hash when it is touched. Hashes also tell exact copies of
+documents, and MinHash tells near ones.
 """
 
 import hashlib
 from bisect import bisect_right
+from collections.abc import Iterable
 from functools import cached_property
 from io import BytesIO
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
 import numpy as np
 import xxhash
+from pydantic import Field
 
-from biphase.corpus.manifest import (
-    SHARD_SPLITS,
-    Shard,
-    ShardManifest,
-    ShardSplitName,
-    read_shard_manifest,
-    wrong_size,
-)
+from biphase.config import Count, Grown, PositiveCount, Strict
+from biphase.corpus.order import mix
+from biphase.corpus.text import TxtDocuments
 from biphase.corpus.tokenizer import load_tokenizer, token_byte_lengths, tokenizer_hash
 from biphase.errors import InputError, nearest
-from biphase.files import file_hash
+from biphase.files import content_hash, file_hash, read_hashed, read_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
+
+
+ShardSplitName = Literal["train", "validation"]
+SHARD_SPLITS: tuple[ShardSplitName, ...] = get_args(ShardSplitName)
+
+FORMAT_VERSION = 2
+
+
+class SplitTotals(Strict):
+    """What all shards hold of one split. `text_bytes` counts UTF-8; `empty_texts` are texts of white space only, which
+    become no document."""
+
+    documents: Count
+    tokens: Count
+    text_bytes: Count
+    empty_texts: Count
+
+
+class ShardPart(SplitTotals):
+    """What one shard holds of one split."""
+
+    tokens_sha256: str
+    ends_sha256: str
+    hashes_sha256: str
+
+
+class Shard(Strict):
+    """One folder of a set: what was made of one source file, or of a few."""
+
+    name: Annotated[str, Field(pattern=r"^[\w.-]+-[0-9a-f]{12}$")]
+    sources: tuple[str, ...]
+    source_hashes: tuple[str, ...] = ()
+    place_hashes: tuple[str, ...] = ()
+    """Earlier versions wrote these two; nothing reads them."""
+    parts: dict[ShardSplitName, ShardPart]
+
+
+class Options(Grown):
+    """What was asked for, besides the sources."""
+
+    later: ClassVar[frozenset[str]] = frozenset({"drop_copies"})
+    validation_fraction: float
+    seed: int
+    text_field: str
+    id_field: str
+    txt_documents: TxtDocuments
+    drop_copies: bool = False
+    """Whether a document with exactly the text of an earlier one is left out."""
+
+
+class Duplicates(Strict):
+    """How many documents have exactly the tokens of another one before them."""
+
+    train: Count
+    validation: Count
+    in_both: Count
+    """Documents for validation that are also among those for training."""
+
+    @property
+    def line(self) -> str:
+        return (
+            f"exact copies of an earlier document: {self.train:,} for training, {self.validation:,} for validation; "
+            f"{self.in_both:,} documents for validation are also among those for training"
+        )
+
+
+class ShardManifest(Strict):
+    """The record of a whole set, in manifest.json."""
+
+    format_version: int
+    fingerprint: str
+    """The hash of the content: the same for any path, number of workers and time of making."""
+    sources_hash: str
+    tokenizer_hash: str
+    token_bytes_sha256: str
+    dtype: Literal["uint16", "uint32"]
+    vocab_size: PositiveCount
+    eos_id: Count
+    mask_id: Count
+    pad_id: Count
+    bos_id: Count | None
+    special_ids: tuple[Count, ...]
+    options: Options
+    splits: dict[ShardSplitName, SplitTotals]
+    shards: tuple[Shard, ...]
+    earlier: tuple[Any, ...] = ()
+    """Empty; in a set to which an earlier version added text, what it was before."""
+    duplicates: Duplicates | None = None
+
+
+def sum_splits(shards: tuple[Shard, ...]) -> dict[ShardSplitName, SplitTotals]:
+    splits = {}
+    for split in SHARD_SPLITS:
+        parts = [shard.parts[split] for shard in shards]
+        splits[split] = SplitTotals(**{name: sum(getattr(p, name) for p in parts) for name in SplitTotals.model_fields})
+    return splits
+
+
+def set_fingerprint(tokenizer_hash: str, dtype: str, vocab_size: int, shards: tuple[Shard, ...]) -> str:
+    hashes = [
+        [shard.parts[split].tokens_sha256, shard.parts[split].ends_sha256] for shard in shards for split in SHARD_SPLITS
+    ]
+    return content_hash([tokenizer_hash, dtype, vocab_size, hashes])
+
+
+def read_shard_manifest(folder: Path) -> ShardManifest:
+    """The manifest of the set in a folder. Raises `InputError` where there is none, or one that is not as made."""
+    path = folder / "manifest.json"
+    if not path.exists():
+        raise InputError(
+            f"{folder} is no shard set, or one that was not finished ({path.name} is missing): run biphase prepare"
+        )
+    stored = read_json(path)
+    version = stored.get("format_version") if isinstance(stored, dict) else None
+    if version != FORMAT_VERSION:
+        raise InputError(f"{path} has format version {version}, this biphase reads {FORMAT_VERSION}: prepare it anew")
+    remedy = "delete it and run biphase prepare again"
+    manifest = read_hashed(path, ShardManifest, remedy)
+    if wrong := wrong_facts(manifest):
+        raise InputError(f"{path} is damaged ({wrong}); {remedy}")
+    return manifest
+
+
+def wrong_facts(manifest: ShardManifest) -> str | None:
+    """What in a manifest contradicts the rest of it; None where all of it fits together."""
+    ids = [manifest.eos_id, manifest.mask_id, manifest.pad_id, manifest.bos_id or 0, *manifest.special_ids]
+    if max(ids) >= manifest.vocab_size:
+        return f"a special token's id is not among the {manifest.vocab_size} of the vocabulary"
+    if any(set(shard.parts) != set(SHARD_SPLITS) for shard in manifest.shards):
+        return "a shard is not described in both splits"
+    if len({shard.name for shard in manifest.shards}) != len(manifest.shards):
+        return "a shard is named twice"
+    if manifest.splits != sum_splits(manifest.shards):
+        return "its totals are not the sums over its shards"
+    known_by = manifest.tokenizer_hash, manifest.dtype, manifest.vocab_size
+    if manifest.fingerprint != set_fingerprint(*known_by, manifest.shards):
+        return "its fingerprint is not that of its shards"
+    return None
+
+
+def wrong_size(folder: Path, split: ShardSplitName, part: ShardPart, dtype: str) -> str | None:
+    """What is wrong with the size of a shard's files for one split; None where it is right."""
+    expected = {
+        "tokens": part.tokens * np.dtype(dtype).itemsize,
+        "ends": part.documents * 8,
+        "hashes": part.documents * 8,
+    }
+    for kind, num_bytes in expected.items():
+        path = folder / f"{split}.{kind}"
+        if not path.is_file():
+            return f"{path} is missing"
+        if path.stat().st_size != num_bytes:
+            return f"{path} has {path.stat().st_size:,} bytes, not {num_bytes:,}"
+    return None
 
 
 class ShardTokens:
@@ -191,3 +348,78 @@ def check_tokenizer(shards: ShardSet, expected_hash: str) -> None:
             f"{shards.folder} was made with tokenizer {made_with[:16]}, not with {expected_hash[:16]}: prepare the "
             f"text again with this tokenizer, or use the set's own ({shards.folder / 'tokenizer'})"
         )
+
+
+HASHES_AT_ONCE = 1 << 26
+"""Hashes of documents that are sorted in memory together: half a GB."""
+
+
+def count_copies(folder: Path, shards: tuple[Shard, ...]) -> Duplicates:
+    """How many documents of the shards below `folder` are copies, token for token.
+
+    A set with many documents is gone through several times, each time for the hashes of one range of values.
+    """
+    parts = [part for shard in shards for part in shard.parts.values()]
+    num_ranges = sum(part.documents for part in parts) // HASHES_AT_ONCE + 1
+    edges = [(number << 64) // num_ranges for number in range(num_ranges + 1)]
+    train = validation = in_both = 0
+    for low, high in pairwise(edges):
+        found = {split: hashes_between(folder, shards, split, low, high - 1) for split in SHARD_SPLITS}
+        known = np.unique(found["train"])
+        train += len(found["train"]) - len(known)
+        validation += len(found["validation"]) - len(np.unique(found["validation"]))
+        in_both += int(np.isin(found["validation"], known).sum())
+    return Duplicates(train=train, validation=validation, in_both=in_both)
+
+
+def hashes_between(folder: Path, shards: Iterable[Shard], split: ShardSplitName, low: int, high: int) -> np.ndarray:
+    """The hashes of the documents of a split that lie in low..high, in their order, uint64."""
+    found = [np.empty(0, np.uint64)]
+    for shard in shards:
+        hashes_D = np.fromfile(folder / "shards" / shard.name / f"{split}.hashes", dtype="<u8")
+        found.append(hashes_D[(hashes_D >= np.uint64(low)) & (hashes_D <= np.uint64(high))])
+    return np.concatenate(found)
+
+
+COMPARED_DOCUMENTS = 20_000
+SHINGLE_TOKENS, PERMUTATIONS, NEAR = 5, 128, 0.8
+"""Documents are compared by their stretches of five tokens; two whose sets of these overlap by about 0.8 (Jaccard),
+estimated from 128 permutations (MinHash, Broder 1997; thresholds as in common corpora), count as near copies."""
+
+
+def count_near_copies(shards: ShardSet, limit: int = COMPARED_DOCUMENTS) -> str:
+    """A line on the documents that are like an earlier one, of all or of `limit` that are drawn.
+
+    In a part, pairs of which only one document is drawn are not found. Raises `InputError` where datasketch is missing.
+    """
+    try:
+        from datasketch import MinHash, MinHashLSH
+    except ImportError:
+        raise InputError("near copies are found with datasketch: pip install 'biphase[duplicates]'") from None
+    drawn = np.arange(shards.num_documents)
+    if len(drawn) > limit:
+        drawn = np.sort(np.random.default_rng(0).choice(len(drawn), limit, replace=False))
+    index = MinHashLSH(threshold=NEAR, num_perm=PERMUTATIONS)
+    empty = MinHash(num_perm=PERMUTATIONS, seed=1, hashfunc=int)
+    num_near = 0
+    for number in drawn.tolist():
+        signature = empty.copy()
+        signature.update_batch(shingles(shards.document(number)).tolist())
+        num_near += bool(index.query(signature))
+        index.insert(number, signature)
+    total = f"{shards.num_documents:,} documents"
+    part = total if len(drawn) == shards.num_documents else f"{len(drawn):,} drawn from {total}"
+    return (
+        f"near copies of an earlier document ({shards.split}): {num_near:,} of {part} (exact ones included; MinHash, "
+        f"{SHINGLE_TOKENS} tokens, {PERMUTATIONS} permutations, overlap {NEAR})"
+    )
+
+
+def shingles(tokens_T: np.ndarray) -> np.ndarray:
+    """The stretches of `SHINGLE_TOKENS` tokens of a document, each as a number below 2³², once; a short text is one."""
+    size = min(SHINGLE_TOKENS, len(tokens_T))
+    windows_NK = np.lib.stride_tricks.sliding_window_view(tokens_T.astype(np.uint64), size)
+    hashed_N = mix(np.zeros(len(windows_NK), np.uint64))
+    for column_N in windows_NK.T:
+        hashed_N = mix(hashed_N ^ column_N)
+    return np.unique(hashed_N >> np.uint64(32))

@@ -1,20 +1,21 @@
-"""Sources → documents: files, folders, globs and hub data sets in, a stream of `Document(id, text)` out, in order.
+"""Sources of text become documents: files, folders, globs and hub data sets in, a stream of `Document(id, text)` out.
 
 `find_text_sources` turns what a person typed into single files (or single files of a hub data set), each with a
 fingerprint; `read_documents` streams one of them. What is wrong with the input is an `InputError` that names file and
-line.
+line. A text's words (`split_words`) are for word search, and py3langid tells its language (139 of them, no download).
 """
 
 import glob
 import re
 import string
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from biphase import console
-from biphase.corpus.readers import (
+from biphase.corpus.rows import (
     ABSENT,
     CODECS,
     MAX_LINE_BYTES,
@@ -32,6 +33,93 @@ from biphase.corpus.readers import (
 )
 from biphase.errors import InputError, first_of, nearest
 from biphase.hub import hub_says, load_rows, pin_commit
+
+SEVERAL, CODE, UNKNOWN_LANGUAGE = "several", "code", "unknown"
+MOSTLY, MUCH = 0.8, 0.3
+"""Texts of which so large a share is in one language are in it; and code, with its comments, is a smaller share."""
+PIECE, MOST_PIECES = 1000, 20
+"""Characters of text that are judged at once, at least, because fewer say little; and about how many pieces of a text
+are."""
+CODE_SIGNS = frozenset("{}()[]=;<>_+*/\\#&|")
+LEAST_SIGNS, LEAST_INDENTED = 0.045, 0.3
+"""The shares of signs among characters, and of indented lines, that program code has: prose has a fifth of the first,
+tables and lists none of the second."""
+LEAST_MARGIN = 0.02
+"""By how many nats a character the likeliest language is ahead of the next, in text of any language."""
+
+
+def find_language(texts: Iterable[str]) -> str:
+    """The language of most of the texts as ISO 639 has it, such as `de`; or `code`, `several`, `unknown`."""
+    votes, piece = Counter[str](), ""
+    for text in (*(part for whole in texts for part in spread(whole)), None):
+        piece += "" if text is None else f"{text}\n"
+        if len(piece) >= PIECE or (text is None and piece and not votes):
+            votes[language_of(piece)] += len(piece)
+            piece = ""
+    if votes[CODE] > MUCH * votes.total():
+        return CODE
+    [(language, most)] = votes.most_common(1) or [(UNKNOWN_LANGUAGE, 0)]
+    return language if most >= MOSTLY * votes.total() else SEVERAL
+
+
+def spread(text: Any) -> Iterator[Any]:
+    """Pieces of a text, of characters or tokens, up to its end: a book may begin with a licence in another language."""
+    for place in range(0, len(text), max(PIECE, len(text) // MOST_PIECES)):
+        yield text[place : place + PIECE]
+
+
+def language_of(text: str) -> str:
+    """The language of one piece of text."""
+    from py3langid import rank
+
+    lines = [line for line in text.splitlines() if line.strip()]
+    letters = "".join(text.split())
+    signs = sum(letter in CODE_SIGNS for letter in letters) / max(len(letters), 1)
+    indented = sum(line[0] in " \t" for line in lines) / max(len(lines), 1)
+    if signs > LEAST_SIGNS and indented > LEAST_INDENTED:
+        return CODE
+    (language, best), (_, second), *_ = rank(text)
+    is_told = language != "zxx" and best - second > LEAST_MARGIN * len(text)  # zxx: no language at all
+    return str(language) if is_told else UNKNOWN_LANGUAGE
+
+
+UNSPACED = (
+    r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"  # Thai, Lao, Burmese, Khmer
+    r"\u3005-\u3007\u3041-\u309f\u30a1-\u30fa\u30fc-\u30ff\u31f0-\u31ff\uff66-\uff9f"  # Hiragana, Katakana
+    r"\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"  # Han
+)
+"""Characters of such scripts, as a regular expression has them between brackets."""
+PIECES = re.compile(rf"([{UNSPACED}]{{1,2}}|[^\s{UNSPACED}]+)(\s?)")
+SEARCHED = re.compile(rf"([{UNSPACED}]+)|([^\W{UNSPACED}]{{2,}})")
+
+
+def find_words(text: str) -> list[str]:
+    """The words of a text in its order, each with a blank where one follows: `BERT 模型は` → `BERT␣`, `模型`, `は`."""
+    return [piece[1] + (" " if piece[2] else "") for piece in PIECES.finditer(text)]
+
+
+def join_words(words: Sequence[str]) -> str:
+    """The text of neighbouring words of `find_words`."""
+    return "".join(words).rstrip()
+
+
+def cut_words(words: Sequence[str], num_words: int) -> list[list[str]]:
+    """Passages of so many words, the last one of what is left."""
+    return [list(words[begin : begin + num_words]) for begin in range(0, len(words), num_words)]
+
+
+def searched_words(text: str) -> list[str]:
+    """What word search looks for: lower-cased words of two letters and more, and of scripts without spaces all pairs of
+    neighbours, as Lucene's CJKAnalyzer has them: `BERT模型は` → `bert`, `模型`, `型は`."""
+    words = []
+    for found in SEARCHED.finditer(text.lower()):
+        run, word = found.groups()
+        if run:
+            words += [run[at : at + 2] for at in range(max(1, len(run) - 1))]
+        else:
+            words.append(word)
+    return words
+
 
 TextKind = Literal["text", "jsonl", "table", "hub"]
 TxtDocuments = Literal["file", "paragraphs", "lines"]

@@ -19,7 +19,7 @@ import numpy as np
 import xxhash
 
 from biphase.console import err
-from biphase.corpus.manifest import SHARD_SPLITS, Options, Shard, ShardPart, ShardSplitName, wrong_size
+from biphase.corpus.shards import SHARD_SPLITS, Options, Shard, ShardPart, ShardSplitName, wrong_size
 from biphase.corpus.text import Document, TextSource, read_documents
 from biphase.engine.local import report_progress
 from biphase.errors import InputError

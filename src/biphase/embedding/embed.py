@@ -27,17 +27,32 @@ from torch import nn
 
 from biphase import console
 from biphase.config import parse_config
+from biphase.console import Send, check_tracking, open_tracking
 from biphase.corpus.tokenizer import misreading_class
 from biphase.device import choose_device, choose_dtype, describe_machine
 from biphase.embedding.evaluation import Judged, read_judged, score_arms, score_bm25, score_embedder
-from biphase.embedding.folder import hash_embedder, load_embedder, write_embedder
-from biphase.embedding.losses import load_teacher, loss_name, make_loss, matryoshka_dims, teach_once
-from biphase.embedding.packed_module import make_embedder, scale_token_embeddings, width_of
+from biphase.embedding.model import (
+    hash_embedder,
+    load_embedder,
+    make_embedder,
+    scale_token_embeddings,
+    width_of,
+    write_embedder,
+)
 from biphase.embedding.pairs import Pairs, check_places, check_stage, hash_pairs, read_pairs
 from biphase.embedding.recipe import EmbeddingRecipe, EmbeddingStage
-from biphase.embedding.training import last_checkpoint, mine_once, to_table, train_stage
-from biphase.encoder.load import load_backbone
-from biphase.encoder.merging import layer_cosines, merge_weights
+from biphase.embedding.training import (
+    last_checkpoint,
+    load_teacher,
+    loss_name,
+    make_loss,
+    matryoshka_dims,
+    mine_once,
+    teach_once,
+    to_table,
+    train_stage,
+)
+from biphase.encoder.network import layer_cosines, load_backbone, merge_weights
 from biphase.encoder.packed import explain_computing
 from biphase.errors import InputError, memory_told
 from biphase.files import (
@@ -51,12 +66,11 @@ from biphase.files import (
     write_mark,
     write_text,
 )
+from biphase.finetuning.cells import find_folder, identify
 from biphase.finetuning.config import EVALUATED_SPLITS, PLACEMENT, PROTOCOL, FinetuneConfig
 from biphase.finetuning.fit import write_cell
-from biphase.finetuning.metrics.ranking import BM25
-from biphase.finetuning.models import find_folder, identify
+from biphase.finetuning.metrics import BM25
 from biphase.finetuning.scores import Score, read_score
-from biphase.tracking import Send, check_tracking, open_tracking
 
 EMBEDDER_MAX_LENGTH = 512
 TRAINED = "this model"

@@ -19,17 +19,15 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import cos_sim, pairwise_cos_sim, semantic_search
 
 from biphase import console
-from biphase.embedding.encode import embed_texts
+from biphase.embedding.model import embed_texts
 from biphase.embedding.pairs import read_pairs
 from biphase.embedding.recipe import PairSource, set_name
 from biphase.errors import InputError, first_line
 from biphase.files import content_hash
-from biphase.finetuning.metrics import Judgement
-from biphase.finetuning.metrics.classification import regression_metrics
-from biphase.finetuning.metrics.ranking import Ranked, judge_ranking
-from biphase.tasks.collection import own_documents, read_judged_texts, read_judgements, search_bm25
+from biphase.finetuning.metrics import Judgement, Ranked, judge_ranking, regression_metrics
 from biphase.tasks.sources import TaskSource, find_layout, parts_of
 from biphase.tasks.spec import FileLayout, Task
+from biphase.tasks.splits import own_documents, read_judged_texts, read_judgements, search_bm25
 
 KEPT_DOCUMENTS = 100
 """Documents kept for a query: what the metrics look at."""

@@ -19,16 +19,13 @@ import torch
 from sentence_transformers.util import dot_score, semantic_search
 
 from biphase import console
-from biphase.corpus.text import Document, TextSource, find_text_sources, read_all
-from biphase.corpus.words import cut_words, find_words, join_words
-from biphase.embedding.encode import PIECE_TEXTS, embed_to_file
-from biphase.embedding.folder import hash_embedder, load_embedder
-from biphase.embedding.packed_module import width_of
+from biphase.corpus.text import Document, TextSource, cut_words, find_text_sources, find_words, join_words, read_all
+from biphase.embedding.model import PIECE_TEXTS, embed_to_file, hash_embedder, load_embedder, width_of
 from biphase.embedding.pairs import hash_text
 from biphase.errors import InputError
 from biphase.files import content_hash, own_folder, read_json_as, reading, refuse_damaged, write_json
 from biphase.run import split_reference
-from biphase.tasks.collection import index_bm25, open_bm25, query_bm25
+from biphase.tasks.splits import index_bm25, open_bm25, query_bm25
 
 PASSAGES, LINES, VECTORS, WORDS = "passages.jsonl", "lines.npy", "embeddings.npy", "words"
 PASSAGE_WORDS, LARGEST_COSINE = 120, 1.01

@@ -12,14 +12,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from biphase import console
-from biphase.corpus.readers import json_kind, plain_path
-from biphase.corpus.text import TextSource, check_place, find_text_sources, read_all
-from biphase.corpus.words import cut_words, find_words, join_words
+from biphase.corpus.rows import json_kind, plain_path
+from biphase.corpus.text import TextSource, check_place, cut_words, find_text_sources, find_words, join_words, read_all
 from biphase.embedding.recipe import EmbeddingRecipe, EmbeddingStage, PairSource
 from biphase.errors import InputError
 from biphase.files import content_hash, file_hash, refuse_foreign
+from biphase.finetuning.cells import find_folder
 from biphase.finetuning.kept import PlacedRow
-from biphase.finetuning.models import find_folder
 from biphase.hub import pin_commit
 from biphase.tasks.examples import score_number
 from biphase.tasks.rows import FORMATS, is_saved, read_any_file

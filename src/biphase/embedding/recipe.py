@@ -7,9 +7,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from biphase.config import Grown, PositiveCount, Strict
+from biphase.console import TrackingName
 from biphase.files import content_hash
 from biphase.tasks.spec import Delimiter
-from biphase.tracking import TrackingName
 
 PositiveFloat = Annotated[float, Field(gt=0)]
 LossName = Literal["auto", "cached_mnrl", "mnrl", "cosent", "distill"]

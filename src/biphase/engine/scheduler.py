@@ -22,9 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from biphase import console
-from biphase.engine.local import Engine, LocalPool, attempt
+from biphase.engine.local import Engine, LocalPool, Outcome, Unit, UnitQueue, attempt
 from biphase.engine.ray import RayPool
-from biphase.engine.units import Outcome, Unit, UnitQueue
 from biphase.errors import InputError, StoppedError
 from biphase.files import content_hash, read_json_as, write_json
 from biphase.machine import grace, handled

@@ -26,10 +26,15 @@ from transformers import (
 
 from biphase import __version__
 from biphase.corpus.tokenizer import TOKENIZER_FILES, load_pretrained_tokenizer
-from biphase.encoder.configuration import has_other_parts, load_whole_config
-from biphase.encoder.load import language_model_class, load_backbone, load_weights, make_generation_saveable
-from biphase.encoder.probes import PROOF_LENGTHS, telling_tokens
-from biphase.encoder.proofs import agree, foreign_errors_fail
+from biphase.encoder.network import (
+    has_other_parts,
+    language_model_class,
+    load_backbone,
+    load_weights,
+    load_whole_config,
+    make_generation_saveable,
+)
+from biphase.encoder.proofs import PROOF_LENGTHS, agree, foreign_errors_fail, telling_tokens
 from biphase.errors import InputError, told_as
 from biphase.files import own_folder, read_json_as, write_text
 from biphase.hub import INDEX, fetch_model, refuse_pickles

@@ -23,11 +23,19 @@ from transformers import (
 
 from biphase.corpus.tokenizer import load_tokenizer, misreading_class
 from biphase.encoder.attention import lay_out
-from biphase.encoder.load import language_model_class, load_model
-from biphase.encoder.merging import check_mergeable, layer_cosines, merge_weights
+from biphase.encoder.network import check_mergeable, language_model_class, layer_cosines, load_model, merge_weights
 from biphase.encoder.packed import head_bias, head_input, packed_hidden, position_limit
-from biphase.encoder.probes import PROOF_LENGTHS, reach, telling_tokens, window_of, with_windows
-from biphase.encoder.proofs import MOVED_BY_ROUNDING, FailedProofError, agree, relative_moves
+from biphase.encoder.proofs import (
+    MOVED_BY_ROUNDING,
+    PROOF_LENGTHS,
+    FailedProofError,
+    agree,
+    reach,
+    relative_moves,
+    telling_tokens,
+    window_of,
+    with_windows,
+)
 from biphase.errors import InputError
 from biphase.export.card import FLOOR, MISREAD, CardNotes, draw_curves, write_card
 from biphase.files import read_json_as, refuse_filled, whole_folder, write_json, write_mark, write_text

@@ -4,40 +4,185 @@ The protocol is the paper's: 1,000 steps of 32 examples or one epoch, AdamW, 10 
 stopping. What many cells share (weights on disk, encoded tasks) is loaded once per process and never changed; a cell
 trains a copy with a new head. Tasks that are trained on another's pairs (NQ and MLDR on MS MARCO's) are scored after
 one training.
+
+The examples of a task as token ids are made once for each tokenizer and kept on disk:
+
+    encoded/TASK-KEY/  arrays.safetensors  values.json  hashes.json
+
+Arrays are mapped into memory, so that processes share them. What was written is checked by its hash before it is used.
 """
 
 import json
 import math
+import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from resource import RUSAGE_SELF, getrusage
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors.numpy import save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from biphase import console
 from biphase.device import choose_device, choose_dtype, describe_machine
 from biphase.encoder.packed import explain_computing
-from biphase.errors import memory_told
-from biphase.files import file_hash, locked, refuse_filled, whole_folder, write_hashed, write_json
-from biphase.finetuning.batches import CellContext, training_order
+from biphase.errors import InputError, memory_told
+from biphase.files import (
+    content_hash,
+    file_hash,
+    locked,
+    read_json,
+    read_json_as,
+    refuse_filled,
+    refuse_links,
+    whole_folder,
+    write_hashed,
+    write_json,
+)
 from biphase.finetuning.cells import CellPlan, DataDirs, plan_cells
-from biphase.finetuning.config import EVALUATED_SPLITS, PROTOCOL, FinetuneConfig
-from biphase.finetuning.encoders import Encoder, check_length, copy_backbone, load_encoder
-from biphase.finetuning.encoding import EncodedSplit, EncodedTask
-from biphase.finetuning.encoding_cache import load_encoded, load_inputs
+from biphase.finetuning.config import ENCODING_SETTINGS, EVALUATED_SPLITS, PROTOCOL, FinetuneConfig
+from biphase.finetuning.encoding import CellContext, EncodedSplit, EncodedTask, HashedTokenizer, training_order
 from biphase.finetuning.families import module_of
+from biphase.finetuning.heads import Encoder, check_length, copy_backbone, load_encoder, look_up_tasks
 from biphase.finetuning.keep import check_keepable, keep_network
 from biphase.finetuning.metrics import Judgement
-from biphase.finetuning.probe import look_up_tasks
 from biphase.finetuning.scores import Score, read_score
-from biphase.tasks.drawing import draw_indices, draw_shots
-from biphase.tasks.spec import find_task
+from biphase.tasks.examples import Collection, TaskData, count_shared, input_of, limit_evaluation, load_examples
+from biphase.tasks.sources import TaskSource
+from biphase.tasks.spec import TASK_SPLITS, find_task
+from biphase.tasks.splits import draw_indices, draw_shots
+
+ENCODING = 6
+"""Part of the name of what is kept on disk: raise it when the same text no longer gives the same arrays, or when they
+are kept in another form."""
+
+ARRAYS, VALUES, HASHES = "arrays.safetensors", "values.json", "hashes.json"
+
+
+def cache_folder() -> Path:
+    """$BIPHASE_CACHE, else biphase/ in the user's cache folder."""
+    given = os.environ.get("BIPHASE_CACHE")
+    return Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "biphase"
+
+
+def load_encoded(source: TaskSource, tokenizer: HashedTokenizer, config: FinetuneConfig) -> EncodedTask[Any]:
+    """The examples of a source as token ids, from the disk; made first where they are not there.
+
+    They are kept in the `cache_folder`. It is safe to delete.
+    """
+    task = source.task
+    settings = {name: getattr(config, name) for name in ("max_length", "max_eval_examples")}
+    settings |= {name: getattr(config, name) for name in ENCODING_SETTINGS[task.family]}
+    settings |= {"ranking": config.ranking} if config.ranking != "embeddings" else {}
+    specials = [tokenizer.hash, tokenizer.opening, tokenizer.closing]
+    key = content_hash([ENCODING, source.hash, specials, settings])
+    folder = cache_folder() / "encoded" / f"{task.name}-{key[:24]}"
+    if not folder.exists():
+        refuse_links(folder.parent)
+        with locked(folder.with_name(f".{folder.name}.lock"), wait=True):
+            if not folder.exists():  # another process may have made it while this one waited
+                encoded = encode_source(source, tokenizer, config)
+                # What training and scores will not see, unless its reader has told so.
+                if encoded.left_out and source.task.missing == "refuse":
+                    console.err.print(f"{task.name}: {encoded.left_out:,} rows without a gold label are left out")
+                counts = {name: split.num_truncated for name, split in encoded.splits.items()}
+                if any(counts.values()):
+                    cut = ", ".join(f"{number:,} of {name}" for name, number in counts.items() if number)
+                    console.err.print(f"{task.name}: cut at {config.max_length:,} tokens: {cut}")
+                save_encoded(folder, encoded)
+    return read_encoded(folder, module_of(task.family, config).split_kind)  # type: ignore[arg-type]
+
+
+def encode_source(source: TaskSource, tokenizer: HashedTokenizer, config: FinetuneConfig) -> EncodedTask[Any]:
+    data = load_data(source, config)
+    for split, number in count_shared(data).items():
+        if number:
+            console.err.print(f"{source.task.name}: {number:,} inputs of {split} stand in train too")
+    return module_of(source.task.family, config).encode_task(data, tokenizer, config)
+
+
+def load_data(source: TaskSource, config: FinetuneConfig) -> TaskData[Any] | Collection:
+    assert config.judged_only is not None, "the configuration is settled"
+    data = load_examples(source, judged_only=config.judged_only)
+    return data if config.max_eval_examples is None else limit_evaluation(data, config.max_eval_examples)
+
+
+def load_inputs(source: TaskSource, config: FinetuneConfig) -> dict[str, list[Any]]:
+    """What the network saw of each example that is predicted, by split, in the order of the predictions."""
+    data = load_data(source, config)
+    if isinstance(data, Collection):
+        queries = data.queries.items()
+        return {split: [text for id, text in queries if id in judged] for split, judged in data.relevance.items()}
+    return {split: [input_of(example) for example in data.splits[split]] for split in EVALUATED_SPLITS}
+
+
+def save_encoded(folder: Path, encoded: EncodedTask[Any]) -> None:
+    """Write a folder, whole or not at all. What several splits share (the documents of a retrieval) is written once."""
+    arrays: dict[str, np.ndarray] = {}
+    values: dict[str, Any] = {}
+    names: dict[int, str] = {}  # of each value, by its id(): where it was met first
+    shared: dict[str, str] = {}
+    for split_name, split in encoded.splits.items():
+        for name, value in leaves_of(split, f"{split_name}."):
+            first = names.setdefault(id(value), name)
+            if first != name:
+                shared[name] = first
+            elif isinstance(value, np.ndarray):
+                arrays[name] = value
+            else:
+                values[name] = value
+    with whole_folder(folder) as part:
+        save_file(arrays, part / ARRAYS)
+        content = {"left_out": encoded.left_out, "values": values, "shared": shared}
+        (part / VALUES).write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
+        write_json(part / HASHES, {name: file_hash(part / name) for name in (ARRAYS, VALUES)})
+
+
+def leaves_of(record: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The values in a dataclass and in those inside it, by dotted names: `train.texts.tokens_T`."""
+    for item in fields(record):
+        value = getattr(record, item.name)
+        if is_dataclass(value):
+            yield from leaves_of(value, f"{prefix}{item.name}.")
+        else:
+            yield f"{prefix}{item.name}", value
+
+
+@lru_cache(maxsize=8)
+def read_encoded(folder: Path, kind: Any) -> EncodedTask[Any]:
+    """Read splits of a kind that `save_encoded` wrote; arrays are mapped from the disk, read-only.
+
+    Raises `InputError` where a file is not the one that was written.
+    """
+    written = read_json_as(folder / HASHES, dict[str, str])
+    for name in (ARRAYS, VALUES):
+        if not (folder / name).is_file() or file_hash(folder / name) != written.get(name):
+            raise InputError(f"{folder / name} is damaged; delete its folder and rerun, which makes it again")
+    content = read_json(folder / VALUES)
+    leaves = content["values"]
+    for name, tensor in load_file(folder / ARRAYS).items():  # torch's: numpy's would copy the file into memory
+        leaves[name] = tensor.numpy()
+        leaves[name].flags.writeable = False
+    leaves |= {name: leaves[first] for name, first in content["shared"].items()}
+    return EncodedTask({name: build_record(kind, leaves, f"{name}.") for name in TASK_SPLITS}, content["left_out"])
+
+
+def build_record(kind: Any, leaves: dict[str, Any], prefix: str) -> Any:
+    """The dataclass of which `leaves_of` gave the values."""
+    values = {}
+    for item in fields(kind):
+        name = f"{prefix}{item.name}"
+        is_nested = is_dataclass(item.type)
+        values[item.name] = build_record(item.type, leaves, f"{name}.") if is_nested else leaves[name]
+    return kind(**values)
+
 
 SplitRows = dict[str, Iterator[dict[str, Any]]]
 """Rows of the predictions for each split, to be consumed once; no split when training diverged."""

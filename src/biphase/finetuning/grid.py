@@ -11,13 +11,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from biphase.engine.local import Engine
+from biphase.engine.local import Engine, Unit
 from biphase.engine.scheduler import Failure, run_batch, run_units
-from biphase.engine.units import Unit
 from biphase.errors import InputError
-from biphase.finetuning.cells import CellPlan, DataDirs, find_task_sources, plan_cell, resolve_precision
+from biphase.finetuning.cells import (
+    CellPlan,
+    DataDirs,
+    ModelFingerprint,
+    find_folder,
+    find_task_sources,
+    identify,
+    plan_cell,
+    resolve_precision,
+    stamp_files,
+)
 from biphase.finetuning.config import FinetuneConfig
-from biphase.finetuning.models import ModelFingerprint, find_folder, identify, stamp_files
 from biphase.finetuning.scores import Score, read_score
 from biphase.run import split_reference
 from biphase.tasks.sources import absolute_dir
@@ -226,8 +234,8 @@ def precision_unit(config: dict[str, Any]) -> str:
 
 
 def encode_unit(model: str, task: str, config: dict[str, Any], data_dirs: dict[str, str]) -> list[str]:
-    from biphase.finetuning.encoders import check_length, load_encoder
-    from biphase.finetuning.encoding_cache import load_encoded
+    from biphase.finetuning.fit import load_encoded
+    from biphase.finetuning.heads import check_length, load_encoder
 
     encoder, settings = load_encoder(model), FinetuneConfig.model_validate(config)
     check_length(encoder, settings)

@@ -24,11 +24,10 @@ from biphase.errors import InputError
 from biphase.export.card import harmless, tell_direction, write_head
 from biphase.export.model import as_llama, close_texts, set_direction, write_sentence_transformer
 from biphase.files import whole_folder, write_json, write_mark, write_text
-from biphase.finetuning.batches import CellContext
-from biphase.finetuning.encoders import Encoder, PaddedNetwork, UsedEmbedding, computes_the_same, copy_backbone
-from biphase.finetuning.encoding import EncodedSplit
+from biphase.finetuning.encoding import CellContext, EncodedSplit
 from biphase.finetuning.families import module_of
 from biphase.finetuning.families.question_answering import QuestionSplit
+from biphase.finetuning.heads import Encoder, PaddedNetwork, UsedEmbedding, computes_the_same, copy_backbone
 from biphase.finetuning.kept import RECORD, KeptRecord
 from biphase.finetuning.scores import Score
 from biphase.run import find_model

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from biphase.config import Strict
-from biphase.corpus.readers import ABSENT, find_field, plain_path, read_text_lines
+from biphase.corpus.rows import ABSENT, find_field, plain_path, read_text_lines
 from biphase.errors import InputError, clipped
 from biphase.files import read_json_as
+from biphase.finetuning.cells import find_folder
 from biphase.finetuning.config import FinetuneConfig
-from biphase.finetuning.models import find_folder
 from biphase.tasks.rows import FORMATS, Row, read_file
 from biphase.tasks.sources import TaskSource, column
 from biphase.tasks.spec import Family, FileLayout, Hub, Task, template_columns

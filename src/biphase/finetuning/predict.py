@@ -15,13 +15,10 @@ from scipy.special import softmax
 from transformers import pipeline
 
 from biphase.console import err
-from biphase.encoder.configuration import load_model_config
-from biphase.encoder.load import load_weights
+from biphase.encoder.network import load_model_config, load_weights
 from biphase.encoder.packed import position_limit
 from biphase.errors import InputError
-from biphase.finetuning.batches import CellContext, predict_samples
-from biphase.finetuning.encoders import PaddedNetwork, load_hashed_tokenizer
-from biphase.finetuning.encoding import HashedTokenizer
+from biphase.finetuning.encoding import CellContext, HashedTokenizer, predict_samples
 from biphase.finetuning.families import (
     multiple_choice,
     pair_ranking,
@@ -29,9 +26,10 @@ from biphase.finetuning.families import (
     sequence_classification,
     token_classification,
 )
+from biphase.finetuning.heads import PaddedNetwork, load_hashed_tokenizer
 from biphase.finetuning.keep import AUTO_CLASSES
 from biphase.finetuning.kept import TEXT, KeptModel, PlacedRow, check_columns, input_columns, with_task_names
-from biphase.finetuning.metrics.classification import find_entities
+from biphase.finetuning.metrics import find_entities
 from biphase.tasks.examples import (
     ChoiceTexts,
     LabelledText,
@@ -40,11 +38,12 @@ from biphase.tasks.examples import (
     TaskData,
     fill_choices,
     fill_row,
+    find_answer,
     lacks_text,
     read_choices,
+    read_spans,
     words_of,
 )
-from biphase.tasks.labels import find_answer, read_spans
 from biphase.tasks.rows import Row
 from biphase.tasks.sources import TaskSource, text_column
 from biphase.tasks.spec import Family, Task

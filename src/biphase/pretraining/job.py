@@ -17,19 +17,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from biphase.corpus.mixture import TrainingText, make_batches, open_text
-from biphase.corpus.packing import Batches, PackedBatch
+from biphase.corpus.packing import Batches, PackedBatch, TrainingText, make_batches, open_text
 from biphase.corpus.shards import ShardSet
 from biphase.device import choose_dtype, describe_machine, to_device
 from biphase.distributed import World
 from biphase.encoder.attention import PAD_TO_MULTIPLE_OF, PackedLayout, choose_backend, lay_out
-from biphase.encoder.configuration import load_model_config
+from biphase.encoder.network import load_model_config
 from biphase.encoder.packed import PackedModel, count_flops
 from biphase.errors import BusyError, InputError
 from biphase.flops import FlopCount, SampleLengths, count_positions, flops_per_token, update_flops
 from biphase.hub import fetch_model
 from biphase.pretraining.checkpoint import CheckpointManifest, load_optimizer, save_checkpoint
-from biphase.pretraining.objectives import is_causal, label_batch
+from biphase.pretraining.objectives import decay_start, is_causal, label_batch, mixture_ends, phase_of_step
 from biphase.pretraining.optimizer import (
     block_matrices,
     fill_parts,
@@ -38,7 +37,6 @@ from biphase.pretraining.optimizer import (
     parallelize,
     unwrap,
 )
-from biphase.pretraining.schedule import decay_start, mixture_ends, phase_of_step
 from biphase.pretraining.start import Start, find_recorded, find_start, load_network, record_origin
 from biphase.recipe import Phase, Recipe
 from biphase.run import Run, claim_run, drop_old, run_path, whole_steps

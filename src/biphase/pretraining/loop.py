@@ -33,8 +33,8 @@ from biphase.pretraining.metrics import (
     open_log,
     prove_causality,
 )
+from biphase.pretraining.objectives import mixture_number
 from biphase.pretraining.optimizer import autocast, gradient_sync, set_rate
-from biphase.pretraining.schedule import mixture_number
 from biphase.pretraining.start import Start, resume_start
 from biphase.recipe import Recipe
 from biphase.run import Run, whole_steps

@@ -17,9 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from biphase.console import Tracker, track
-from biphase.corpus.mixture import make_samples
-from biphase.corpus.packing import Batches, PackedSet
+from biphase.console import Send, Tracker, open_tracking, track
+from biphase.corpus.packing import Batches, PackedSet, make_samples
 from biphase.corpus.shards import ShardSet
 from biphase.device import peak_flops
 from biphase.encoder.attention import choose_backend, lay_out
@@ -31,7 +30,6 @@ from biphase.pretraining.objectives import is_causal
 from biphase.pretraining.optimizer import autocast, decide_compile, unwrap
 from biphase.recipe import Phase
 from biphase.run import Run
-from biphase.tracking import Send, open_tracking
 
 
 def make_validator(job: Job) -> Callable[[nn.Module, Phase], dict[str, float]] | None:

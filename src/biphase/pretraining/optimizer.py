@@ -21,11 +21,11 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from biphase.device import missing_for_compile
 from biphase.distributed import World
-from biphase.encoder.load import describe_network, empty_network
+from biphase.encoder.network import describe_network, empty_network
 from biphase.encoder.packed import PackedModel
 from biphase.errors import InputError
 from biphase.flops import NEWTON_SCHULZ_ITERATIONS
-from biphase.pretraining.schedule import learning_rate
+from biphase.pretraining.objectives import learning_rate
 from biphase.recipe import ComputeConfig, Optimizer, Schedule
 
 COMPILE_PAYS_AFTER_FLOPS = 3e14

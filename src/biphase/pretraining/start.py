@@ -10,12 +10,11 @@ from pathlib import Path
 from transformers import AutoModelForMaskedLM, EuroBertConfig, PreTrainedModel
 
 from biphase import console
-from biphase.corpus.mixture import TrainingText, find_shares
+from biphase.corpus.packing import TrainingText, find_shares
 from biphase.corpus.shards import ShardSet, check_tokenizer
 from biphase.corpus.tokenizer import TOKENIZER_FILES, load_tokenizer, tokenizer_hash
 from biphase.distributed import World
-from biphase.encoder.configuration import load_model_config
-from biphase.encoder.load import TokenIds, language_model_class, load_model, make_model
+from biphase.encoder.network import TokenIds, language_model_class, load_model, load_model_config, make_model
 from biphase.encoder.packed import position_limit
 from biphase.encoder.proofs import check_directions, check_head, freeze_unreached
 from biphase.errors import InputError

@@ -13,9 +13,8 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from biphase.report.contrasts import Contrast, Noise, is_significant
+from biphase.report.contrasts import Contrast, Noise, is_significant, what_decides
 from biphase.report.formats import show_list, show_noise
-from biphase.report.signal import what_decides
 from biphase.report.statistics import SIGNIFICANCE, holm
 
 ClaimVerdict = Literal["supported", "contradicted", "undecided"]

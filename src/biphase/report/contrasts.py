@@ -2,11 +2,14 @@
 
 Four things make two models differ that are equally good: another pretraining seed, another fine-tuning seed, other
 test examples, other validation examples and seeds that choose another learning rate. A test accounts for those of them
-that the scores show, and says which these are.
+that the scores show, and says which these are. By the same test datasets become averages of families with intervals,
+and a task shows how far it tells models apart, and what it would take to decide a difference.
 
 Letters: R independent repetitions (pretraining seeds where there are several, else fine-tuning seeds), N examples.
 """
 
+import bisect
+import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -15,8 +18,9 @@ from typing import Any, Literal
 import numpy as np
 from scipy import special
 
-from biphase.finetuning.selection import Selection
-from biphase.report.results import Result
+from biphase.finetuning.choosing import Selection
+from biphase.report.formats import show_points
+from biphase.report.results import AVERAGE, NORMAL_QUANTILE, Result, ResultSet, measured
 from biphase.report.statistics import ROUNDING, SIGNIFICANCE, TAILS, Interval, repetitions
 
 Noise = Literal[
@@ -323,3 +327,159 @@ def judge_difference(estimate: float, p_value: float, bound: float = 0.0) -> Sid
     if not is_significant(p_value):
         return "within noise"
     return "above" if estimate > bound else "below"
+
+
+def with_averages(results: Iterable[Result]) -> ResultSet:
+    """Add the average over the datasets of each family, where an arm has all of those that any arm has; averages that
+    are there stay."""
+    given = ResultSet(tuple(results))
+    made = []
+    for metric in given.metrics:
+        for family in given.families:
+            for arm in given.arms(family=family, metric=metric):
+                cells = [cell for cell in given.find_all(arm, family, metric) if cell is not None]
+                is_whole = len(cells) == len(given.datasets(family, metric))
+                if is_whole and given.find(arm, family, AVERAGE, metric) is None:
+                    made.append(average(cells))
+    return ResultSet((*given.results, *made))
+
+
+def average(cells: Sequence[Result]) -> Result:
+    """The mean of an arm's results on several datasets.
+
+    Where all have the same seeds it goes seed by seed, so that its interval is that of the average. Where a seed lacks
+    somewhere there are no samples, but its interval is still over what is repeated: cells of the same pretraining seeds
+    stay together. Of means and half-widths alone, as published, all count as independent.
+    """
+    first = cells[0]
+    places = {(cell.seeds, cell.pretraining_seeds) for cell in cells}
+    if first.samples and len(places) == 1:
+        ((seeds, pretraining_seeds),) = places
+        means = np.mean([cell.samples for cell in cells], axis=0).tolist()
+        made = measured(
+            first.arm, first.family, AVERAGE, first.metric, means, seeds=seeds, pretraining_seeds=pretraining_seeds
+        )
+        return replace(made, cells=tuple(cells))
+    mean = float(np.mean([cell.mean for cell in cells]))
+    num = min(cell.num for cell in cells)
+    made = Result(first.arm, first.family, AVERAGE, first.metric, mean, math.nan, (), None, num)
+    if all(cell.samples for cell in cells):
+        seen = seed_interval((1 / len(cells), cell) for cell in cells)
+        return replace(made, half_width=seen.half_width, cells=tuple(cells))
+    error = math.sqrt(sum(cell.std**2 / cell.num for cell in cells)) / len(cells)
+    return replace(made, half_width=NORMAL_QUANTILE * error)
+
+
+POWER = 0.8
+"""With which probability what is named as enough decides a difference."""
+
+MOST_SEEDS, MOST_EXAMPLES = 1_000, 1_000_000
+
+
+@dataclass(frozen=True)
+class Signal:
+    """What a task says about several models."""
+
+    spread: float
+    noise: float
+    """The standard error of such a mean beside another: that of a difference over √2, by the neighbours in rank."""
+    needs: str
+    """What would tell the best from the worst, of all pairs the widest; empty where the models cannot all be equally
+    good, by an F test of the squared ratio."""
+
+    @property
+    def ratio(self) -> float:
+        """About 1 where all models are equally good."""
+        return self.spread / self.noise if self.noise > 0 else math.nan
+
+
+def measure_signal(scores: Iterable[SeedScores | None]) -> Signal | None:
+    """None for fewer than two models with a score, or where noise is not known."""
+    ranked = sorted((score for score in scores if score is not None), key=lambda score: score.mean)
+    neighbours = [difference(upper, lower) for lower, upper in itertools.pairwise(ranked)]
+    errors = [each.error for each in neighbours]
+    if np.isnan(errors).any() or not any(errors):
+        return None
+    spread = float(np.std([score.mean for score in ranked], ddof=1))
+    noise = math.sqrt(float(np.mean(np.square(errors))) / 2)
+    # Each model stands in the differences to two neighbours, but for the first and the last: k models of n seeds have
+    # k (n - 1) degrees of freedom, their k - 1 differences 2 (n - 1) each.
+    num = len(ranked)
+    # Neighbours whose difference is the same for all seeds have none: they speak for no noise, and count for none.
+    degrees = float(np.nansum([each.degrees for each in neighbours])) * num / (2 * (num - 1))
+    decides = is_significant(float(special.fdtrc(num - 1, degrees, (spread / noise) ** 2)))
+    level = SIGNIFICANCE / (num * (num - 1) // 2)
+    needs = "" if decides else what_decides(difference(ranked[-1], ranked[0]), 0.0, level)
+    return Signal(spread, noise, needs)
+
+
+def what_decides(seen: Contrast, bound: float, level: float) -> str:
+    """How many seeds, or else test examples, or else both, would put a contrast on one side of a bound at this level,
+    if estimate and spreads are what these scores show."""
+    if math.isnan(seen.against(bound).p_value) or not seen.error > 0:
+        return "scores that differ between seeds, of two seeds or more" if seen.num > 1 else "two seeds or more"
+    seeds = "pretraining seeds" if seen.num_pretrainings > 1 else "seeds"
+    stay = "if the true difference and the spread are those seen here"
+    more_seeds = range(seen.num + 1, MOST_SEEDS + 1)
+    at = bisect.bisect_left(more_seeds, True, key=lambda num: is_enough(seen, bound, level, num / seen.num, 1))
+    if at < len(more_seeds):
+        return f"about {more_seeds[at]} {seeds} instead of {seen.num}, {stay}"
+    if seen.num_examples:
+        # In steps of 5 %: more examples alone, then of both.
+        factors = [1.05**step for step in range(1, 1 + int(math.log(MOST_EXAMPLES / seen.num_examples, 1.05)))]
+        for power in (0, 1):
+            enough = [by for by in factors if is_enough(seen, bound, level, by**power, by)]
+            if enough:
+                about = float(f"{enough[0] * seen.num_examples:.2g}")
+                both = f"{math.ceil(seen.num * enough[0])} {seeds} instead of {seen.num} and " if power else ""
+                return f"about {both}{about:,.0f} test examples instead of {seen.num_examples:,}, {stay}"
+    if is_enough(replace(seen, choice_variance=0.0), bound, level, MOST_SEEDS / seen.num, MOST_EXAMPLES):
+        return "more validation examples, or fewer rates: others could choose other rates"
+    ends = f"({show_points(seen.estimate)} points) is too close to the bound ({show_points(bound)})"
+    return f"not even {MOST_SEEDS:,} {seeds}: with this spread, the estimate {ends}"
+
+
+def is_enough(seen: Contrast, bound: float, level: float, times_seeds: float, times_examples: float) -> bool:
+    """Whether so many times the seeds and the test examples decide with the power of this house."""
+    of_examples = seen.example_variance / times_examples
+    of_choice = seen.choice_variance  # neither makes that smaller
+    of_seeds = max(seen.error**2 - seen.example_variance - of_choice, 0.0) / times_seeds
+    num = seen.num * times_seeds
+    if seen.num_examples or of_choice:
+        of_all = [(of_examples, seen.num_examples * times_examples - 1), (of_choice, seen.choice_degrees)]
+        degrees = mix_degrees([(of_seeds, num - 1), *of_all])
+    else:
+        degrees = seen.degrees * (num - 1) / (seen.num - 1)
+    error = math.sqrt(of_seeds + of_examples + of_choice)
+    needed = special.stdtrit(degrees, 1 - level / 2) + special.stdtrit(degrees, POWER)
+    return bool(abs(seen.estimate - bound) / error >= needed)
+
+
+USUAL_NOISE = {"networks of 210M and more": (0.005, 0.005), "networks of 1M on small tasks": (0.012, 0.018)}
+"""How far pretraining seeds, and fine-tuning seeds, move a score, as standard deviations: the median of the paper's 600
+scores over fine-tuning seeds (of pretraining it says nothing: as much is taken), and our own 1M networks."""
+
+EXAMPLE_VARIANCE = 0.21
+"""That of the difference of two models on one example: both are right on 70 %, with errors correlated by one half."""
+
+
+def smallest_difference(num_pretrainings: int, num_seeds: int, num_examples: int, noise: tuple[float, float]) -> float:
+    """The smallest difference between two models that so many seeds of pretraining, seeds of fine-tuning for each, and
+    test examples find with the power of this house, asked alone; infinite where no more than one seed is there.
+
+    With one pretraining the question is about two checkpoints, and its noise no part of the error.
+    """
+    several = num_pretrainings > 1
+    num = num_pretrainings if several else num_seeds
+    if num < 2:
+        return math.inf
+    of_pretraining, of_finetuning = noise
+    of_seeds = 2 * (several * of_pretraining**2 + of_finetuning**2 / num_seeds) / num_pretrainings
+    of_examples = EXAMPLE_VARIANCE / num_examples
+    planned = Contrast(0.0, math.sqrt(of_seeds + of_examples), num - 1, 1.0, "paired t", num, num_pretrainings)
+    planned = replace(planned, num_examples=num_examples, seed_variance=of_seeds, example_variance=of_examples)
+    tenths = range(1, 1000)  # of a point
+    at = bisect.bisect_left(
+        tenths, True, key=lambda d: is_enough(replace(planned, estimate=d / 1000), 0.0, SIGNIFICANCE, 1, 1)
+    )
+    return tenths[at] / 1000 if at < len(tenths) else math.inf

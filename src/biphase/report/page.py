@@ -1,17 +1,21 @@
 """Results → the report: tables and figures as files, and one HTML page that shows them with the verdicts.
 
-The page needs no network and no file beside it: styles, script and figures are inside; what it links to is extra.
+A reader first gets the answer in a sentence, one table of all models and tasks, and one picture. The page needs no
+network and no file beside it: styles, script and figures are inside. A figure's SVG is made small and takes the page's
+colours; where the page is narrow, its panels stack.
 """
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any
+from xml.etree.ElementTree import Element, fromstring, tostring
 
 import numpy as np
 from jinja2 import Environment, StrictUndefined
@@ -20,17 +24,274 @@ from markupsafe import Markup
 from biphase import __version__
 from biphase.errors import InputError
 from biphase.files import own_folder
-from biphase.report.arms import num_parameters
-from biphase.report.averages import with_averages
 from biphase.report.claims import Claim, Finding, Verdicts, count_tested, group_verdicts, tell_verdict
+from biphase.report.contrasts import Signal, average, difference, is_significant, measure_signal, with_averages
+from biphase.report.equivalents import PriceList, ladder_panel, list_prices, price_files, price_sentence, price_tables
 from biphase.report.figures import figure_pool, list_figures, save_figure
-from biphase.report.formats import MISSING, show_count, show_p_value, show_points, show_share
-from biphase.report.overview import answer_sentences, list_means, wide_table
-from biphase.report.price import PriceList, ladder_panel, list_prices, price_files, price_sentence, price_tables
-from biphase.report.results import FAMILY_NAMES, ResultSet, check_averages, missing_cells, missing_examples
+from biphase.report.formats import MISSING, show_count, show_p_value, show_points, show_share, tell_measures
+from biphase.report.results import (
+    ALL_TASKS,
+    AVERAGE,
+    FAMILY_NAMES,
+    ReportArm,
+    Result,
+    ResultSet,
+    check_averages,
+    missing_cells,
+    missing_examples,
+    num_parameters,
+    short_steps,
+)
 from biphase.report.statistics import SIGNIFICANCE
-from biphase.report.svg import inline_svg
-from biphase.report.tables import OBJECTIVE_NAMES, ScoreTable, degenerate_mark, make_tables, show_signal, table_files
+from biphase.report.tables import (
+    OBJECTIVE_NAMES,
+    ScoreTable,
+    degenerate_mark,
+    fill_rows,
+    is_degenerate,
+    make_tables,
+    percent,
+    show_signal,
+    table_files,
+)
+from biphase.style import GRID, INK
+
+XLINK = "{http://www.w3.org/1999/xlink}"
+SUPERFLUOUS = re.compile(
+    r"font-family: [^;]*;? ?|stroke-linejoin: miter;? ?|(?<=[0-9]\.[0-9])[0-9]+|rotate\(-?0 [^)]*\)"
+)
+"""What the page says for all its pictures, digits beyond the first, and turns by nothing."""
+
+REFERENCE = re.compile(r"(?<=url\(#)[\w-]+|(?<=href=#)[\w-]+")
+"""An id that an attribute names."""
+
+PANEL_TITLE, PANEL_LABELS, PANEL_END, CHARACTER_WIDTH = 18.0, 32.0, 12.0, 5.4
+"""The room of a panel's title above its axes, of the labels below, and of half a label at the end, and the width of a
+character."""
+
+
+def inline_svg(text: str, name: str, styles: dict[str, str]) -> Markup:
+    """A picture in one part, or as a legend and a part for each of several panels.
+
+    `styles`: what pictures of the page look like → the name of that class; new ones are added.
+    """
+    root = fromstring(text[text.index("<svg") :])
+    tidy(root, name, styles)
+    parts = []
+    for kind, box, content in cut_panels(root):
+        part = Element("svg", {"class": kind, "viewBox": box})
+        if kind == "legend":
+            part.set("width", f"{1.5 * float(box.split()[2]):.0f}")
+        part[:] = content
+        dissolve_groups(part)
+        parts.append(tostring(part, encoding="unicode").replace(" />", "/>"))
+    return Markup("".join(parts))
+
+
+def tidy(root: Element, name: str, styles: dict[str, str]) -> None:
+    """Leave out what a page says for all its pictures; give ids and colours of the page."""
+    for parent in root.iter():
+        for child in [child for child in parent if child.tag.endswith(("}metadata", "}style"))]:
+            parent.remove(child)
+    values = " ".join(f"{key}={value}" for one in root.iter() for key, value in one.attrib.items())
+    ids = {own: f"{name}-{number}" for number, own in enumerate(dict.fromkeys(REFERENCE.findall(values)))}
+    for one in root.iter():
+        one.tag = one.tag.partition("}")[2] or one.tag
+        one.text, one.tail = one.text if (one.text or "").strip() else None, None
+        kept = {}
+        for key, value in one.attrib.items():
+            key = key.removeprefix(XLINK)
+            value = SUPERFLUOUS.sub("", " ".join(value.split()))
+            value = REFERENCE.sub(lambda found: ids[found[0]], f"{key}={value}").removeprefix(f"{key}=")
+            if key == "style":
+                value = value.replace(INK, "currentColor").replace(GRID, "var(--grid)")
+                key, value = "class", styles.setdefault(value, f"s{len(styles)}")
+            elif key == "id":
+                value = ids.get(value, value if value.startswith(("axes_", "legend_")) else "")
+            if value:
+                kept[key] = value
+        one.attrib = kept
+
+
+def cut_panels(root: Element) -> Iterator[tuple[str, str, list[Element]]]:
+    """The legend of a figure of several panels and each of these, or all of another picture: what kind of part it is,
+    its `viewBox`, and what is drawn there."""
+    named = [
+        (one.attrib.pop("id"), one) for one in root.iter("g") if one.get("id", "").startswith(("axes_", "legend_"))
+    ]
+    panels = [one for own, one in named if own.startswith("axes_") and next(one.iter("path"), None) is not None]
+    if len(panels) < 2:
+        yield "whole", root.get("viewBox", ""), [*root]
+        return
+    of_figure, shared = [*root.iterfind("g/g")], [*root.iterfind("defs")]  # ids are those of the page
+    legends = [one for own, one in named if own.startswith("legend_") and one in of_figure and any(one.itertext())]
+    # The first path of a panel is the frame of its axes: M left bottom L right bottom L right top ...
+    frames = []
+    for panel in panels:
+        frame = next(panel.iter("path")).attrib["d"]
+        frames.append([float(number) for number in re.findall(r"[0-9.]+", frame)[:6]])
+    margin, top = frames[0][0], frames[0][5] - PANEL_TITLE
+    for legend in legends:
+        texts = [(float(one.attrib["x"]), len(one.text or "")) for one in legend.iter("text")]
+        begin = min(x for x, _ in texts) - 30
+        yield (
+            "legend",
+            f"{begin:.0f} 0 {max(x + CHARACTER_WIDTH * num for x, num in texts) - begin:.0f} {top:.0f}",
+            [legend],
+        )
+    for panel, (left, bottom, right, _, _, upper) in zip(panels, frames, strict=True):
+        size = f"{right - left + margin + PANEL_END:.0f} {bottom - upper + PANEL_TITLE + PANEL_LABELS:.0f}"
+        yield "panel", f"{left - margin:.0f} {upper - PANEL_TITLE:.0f} {size}", [*shared, panel]
+        shared = []
+
+
+def dissolve_groups(node: Element) -> None:
+    """Put what stands in groups without attributes in their place."""
+    for child in node:
+        dissolve_groups(child)
+    node[:] = [inner for child in node for inner in (child if child.tag == "g" and not child.attrib else [child])]
+
+
+MOST_COLUMNS = 5
+"""A page shows as many columns of scores at once; where there are more, it shows datasets of families when asked."""
+
+
+def list_means(results: ResultSet) -> list[Result]:
+    """The mean over all tasks of every model that has them all."""
+    by_model = scores_by_model(results, results.primary_metric).values()
+    return [own["", ALL_TASKS] for own in by_model if ("", ALL_TASKS) in own]
+
+
+def rivals(arm: ReportArm) -> tuple[str | int, ...]:
+    """Models with the same value are compared: one network, trained as long, decayed or not."""
+    return arm.size, arm.pretrain_steps + arm.cpt_steps, "undecayed" if arm.setup == "efficiency" else ""
+
+
+def scores_by_model(results: ResultSet, metric: str) -> dict[str, dict[tuple[str, str], Result]]:
+    """Name of a model → (family, dataset) → its score; and ("", ALL_TASKS) → its mean over all tasks, where it has all
+    that any model has."""
+    names = [(family, dataset) for family in results.families for dataset in results.datasets(family, metric)]
+    found = {}
+    for name, cells in results.by_model.items():
+        own: dict[tuple[str, str], Result] = {
+            (one.family, one.dataset): one for one in cells.values() if one.metric == metric
+        }
+        known = [own[place] for place in names if place in own]
+        if known and len(known) == len(names):
+            own["", ALL_TASKS] = average(known) if len(known) > 1 else replace(known[0], dataset=AVERAGE)
+        found[name] = own
+    return found
+
+
+def wide_table(results: ResultSet, metric: str) -> ScoreTable:
+    """A row for every model; columns are the mean over all tasks, then each family's tasks and, of several
+    families, its mean."""
+    results = results.select(metric=metric)
+    scores = scores_by_model(results, metric)
+    names_of = {family: results.datasets(family, metric) for family in results.families}
+    num_tasks = sum(map(len, names_of.values()))
+    has_all = num_tasks > 1 and any(("", ALL_TASKS) in own for own in scores.values())
+    columns = [("", ALL_TASKS)] if has_all else []  # family and dataset; no family: all tasks
+    for family, names in names_of.items():
+        is_mean_of_all = has_all and len(names) == num_tasks
+        has_mean = len(names) > 1 and not is_mean_of_all
+        columns += [(family, name) for name in ([AVERAGE, *names] if has_mean else names)]
+
+    def describe(arm: ReportArm) -> tuple[str, ...]:
+        steps = short_steps(arm.pretrain_steps + arm.cpt_steps)
+        return arm.name, arm.size, steps, OBJECTIVE_NAMES[arm.whole_objective], percent(arm.mask_percent)
+
+    rows = fill_rows(results.models, columns, rivals, describe, lambda arm, column: scores[arm.name].get(column))
+    # How far tasks tell models apart is a question about models that are compared: those of the largest block.
+    ((largest, num_rivals),) = Counter(row.block for row in rows).most_common(1)
+    signals: tuple[Signal | None, ...] = ()
+    if num_rivals > 1:
+        compared = zip(*(row.cells for row in rows if row.block == largest), strict=True)
+        signals = tuple(measure_signal(score for score, _ in cells) for cells in compared)
+    # A dataset may have the name of another family's: `uner` of two families becomes `uner (TC)`.
+    heads = [f"{code} mean" if name == AVERAGE else name for code, name in columns]
+    heads = [f"{head} ({columns[at][0]})" if heads.count(head) > 1 else head for at, head in enumerate(heads)]
+    about = "; ".join(f"{FAMILY_NAMES[code]}: {tell_measures(results, code, metric)}" for code in results.families)
+    of_means = [code for code, name in columns if name in (AVERAGE, ALL_TASKS)]
+    is_long = len(columns) > MOST_COLUMNS
+    details = tuple(is_long and name not in (AVERAGE, ALL_TASKS) and code in of_means for code, name in columns)
+    return ScoreTable(
+        f"all-{metric}",
+        f"All models and tasks, {'standard' if metric == 'standard' else 'the paper’s own'} metrics ({about})",
+        ("model", "network", "steps", "objective", "masked"),
+        tuple(heads),
+        rows,
+        signals,
+        details,
+    )
+
+
+def answer_sentences(results: ResultSet, means: Sequence[Result]) -> Iterator[str]:
+    """The best model against the best of any other objective (else the runner-up), and against random weights; or why
+    there is none."""
+    groups = list(group_rivals(one for one in means if one.arm.objective != "none"))
+    if not groups:
+        yield "No answer yet: no model that was trained has a score on every task."
+        return
+    # The group that compares most objectives; of several, the one with the most training.
+    group = max(
+        groups, key=lambda some: (len({one.arm.whole_objective for one in some}), len(some) > 1, training(some[0]))
+    )
+    best = max(group, key=lambda result: result.mean)
+    names = [name for family in results.families for name in results.datasets(family, best.metric)]
+    where = f"on average over {len(names)} tasks" if len(names) > 1 else f"on {names[0]}"
+    others = [result for result in group if result is not best]
+    if others:
+        unlike = [one for one in others if one.arm.whole_objective != best.arm.whole_objective]
+        yield compare_in_words(best, max(unlike or others, key=lambda result: result.mean), where, len(group))
+    else:
+        yield f"{best.arm.name} reaches {show_share(best.mean)} % {where}."
+    control = [one for one in means if one.arm.objective == "none" and one.arm.size == best.arm.size]
+    if control:
+        yield compare_in_words(best, control[0], where, len(group))
+
+
+def group_rivals(means: Iterable[Result]) -> Iterable[list[Result]]:
+    """Results of models that are compared, group by group."""
+    groups: dict[tuple[str | int, ...], list[Result]] = {}
+    for result in means:
+        groups.setdefault(rivals(result.arm), []).append(result)
+    return groups.values()
+
+
+def training(result: Result) -> tuple[float, int]:
+    """How much training a model had: FLOPs where they are known, then steps."""
+    return result.arm.flops or 0.0, result.arm.pretrain_steps + result.arm.cpt_steps
+
+
+def compare_in_words(best: Result, other: Result, where: str, num_models: int) -> str:
+    """`A is ahead of B on average over 4 tasks: 71.2 % against 70.0 %, +1.2 points [0.4, 2.0].`
+
+    `best` is the best of so many models: its p-value is multiplied by how many it could have been beside `other`
+    (Bonferroni), for the best of many equally good ones is ahead of any of them.
+    """
+    if is_degenerate(best) and is_degenerate(other):
+        told = "both predict one and the same for all examples, as networks do that were trained too little"
+        return f"{best.arm.name} cannot be told from {other.arm.name} {where}: {told}."
+    seen = difference(best, other)
+    tested = seen.against()
+    num_asked = num_models if other.arm.objective == "none" else num_models - 1
+    p_value = min(tested.p_value * num_asked, 1.0)
+    verdict = "is ahead of" if is_significant(p_value) else "cannot be told from"
+    effect, chosen = f"{show_points(tested.value)} points", ""
+    if math.isnan(tested.low):
+        effect += "; with one seed, or seeds that differ by the same, there is no interval"
+    else:
+        effect += f" [{show_points(tested.low)}, {show_points(tested.high)}]"
+        if num_asked > 1:  # the number is told where the interval, which is not corrected, speaks otherwise
+            told = f" {show_p_value(p_value)}" if is_significant(tested.p_value) != is_significant(p_value) else ""
+            chosen = f", p{told} corrected for choosing the best of {num_models}"
+    scope = "" if seen.num_pretrainings > 1 else " This is about these checkpoints: each was pretrained once."
+    return (
+        f"{best.arm.name} {verdict} {other.arm.name} {where}: {show_share(best.mean)} % against "
+        f"{show_share(other.mean)} %, {effect}{chosen}.{scope}"
+    )
+
 
 SIGNS = {"supported": "✓", "contradicted": "✕", "undecided": "?"}
 """Beside the word, so that a verdict does not depend on its colour."""

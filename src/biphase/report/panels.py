@@ -13,10 +13,19 @@ from typing import Any, Literal
 
 import numpy as np
 
-from biphase.report.arms import num_parameters, objective_pairs, reference_mask, short_steps, sizes_of
 from biphase.report.contrasts import difference
-from biphase.report.measures import label_measures
-from biphase.report.results import FAMILY_NAMES, ReportArm, ResultSet, scores_by_rate
+from biphase.report.formats import label_measures
+from biphase.report.results import (
+    FAMILY_NAMES,
+    ReportArm,
+    ResultSet,
+    num_parameters,
+    objective_pairs,
+    reference_mask,
+    scores_by_rate,
+    short_steps,
+    sizes_of,
+)
 from biphase.report.statistics import rate_spread
 from biphase.style import LOOKS, SERIES, Look
 

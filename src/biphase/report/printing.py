@@ -12,7 +12,6 @@ from rich.text import Text
 
 from biphase import console
 from biphase.finetuning.scores import short_name, show_rate
-from biphase.report.comparison import ComparisonVerdict, SummaryRow, TaskComparison, measure_signals
 from biphase.report.formats import (
     MISSING,
     show_count,
@@ -23,10 +22,11 @@ from biphase.report.formats import (
     show_share,
     show_spread,
 )
-from biphase.report.overview import answer_sentences, list_means, wide_table
+from biphase.report.page import answer_sentences, list_means, wide_table
 from biphase.report.results import ResultSet
 from biphase.report.statistics import STABILITY_RATES, mean_interval
 from biphase.report.tables import show_signal
+from biphase.report.verdicts import ComparisonVerdict, SummaryRow, TaskComparison, measure_signals
 
 PLAIN: dict[str, Any] = {"box": box.SIMPLE_HEAD, "pad_edge": False, "padding": (0, 1, 0, 0), "title_justify": "left"}
 """How tables look: columns two spaces apart, one line below the head."""

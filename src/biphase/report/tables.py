@@ -8,11 +8,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
-from biphase.report.contrasts import difference
-from biphase.report.formats import MISSING, csv_text, escape_latex, latex_text, markdown_text, show_share
-from biphase.report.measures import tell_measures
+from biphase.report.contrasts import Signal, difference, measure_signal
+from biphase.report.formats import MISSING, csv_text, escape_latex, latex_text, markdown_text, show_share, tell_measures
 from biphase.report.results import ALL_TASKS, AVERAGE, FAMILY_NAMES, SETUPS, ReportArm, Result, ResultSet
-from biphase.report.signal import Signal, measure_signal
 
 RULE = (
     "Bold: the best of its block. "

@@ -20,9 +20,7 @@ from biphase.errors import InputError
 from biphase.recipe import Checkpoints, ComputeConfig, Data, Init, Optimizer, Recipe, Schedule, Validation
 from biphase.report.formats import format_bytes, show_estimate, show_list
 from biphase.study.cost import fit_memory
-from biphase.study.curricula import curriculum_label, read_curriculum, write_steps
 from biphase.study.describe import describe_hours
-from biphase.study.devices import Machine
 from biphase.study.rules import (
     CLM_EPOCHS,
     FRESH_EPOCHS,
@@ -42,6 +40,8 @@ from biphase.study.rules import (
     read_rules,
     scale_curriculum,
 )
+from biphase.study.sizes import Machine
+from biphase.study.spec import curriculum_label, read_curriculum, write_steps
 
 DEMO_TOKENS, DEMO_BATCH_TOKENS = 1.2e6, 2048
 PAPER_TOKENS, PAPER_BATCH_TOKENS = 99.1e9, 2_359_296

@@ -12,8 +12,17 @@ from biphase.encoder.presets import PRESETS
 from biphase.errors import InputError, nearest
 from biphase.files import content_hash
 from biphase.recipe import Phase, Recipe
-from biphase.study.curricula import curriculum_label, fill_budget, read_curriculum, write_steps
-from biphase.study.spec import ARCHITECTURE, ArmGroup, PretrainingSeeds, StartingModel, Study
+from biphase.study.spec import (
+    ARCHITECTURE,
+    ArmGroup,
+    PretrainingSeeds,
+    StartingModel,
+    Study,
+    curriculum_label,
+    fill_budget,
+    read_curriculum,
+    write_steps,
+)
 
 
 @dataclass(frozen=True)

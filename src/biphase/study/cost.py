@@ -8,14 +8,12 @@ from typing import Any
 
 from biphase.encoder.presets import PRESETS, shape_of
 from biphase.errors import InputError, nearest
-from biphase.flops import Shape, known_device
+from biphase.flops import BFLOAT16, FLOAT32, Shape, TrainingMemory, known_device, plan_memory
 from biphase.machine import has_bf16_cores, total_memory
-from biphase.memory import BFLOAT16, FLOAT32, TrainingMemory, plan_memory
 from biphase.recipe import Recipe
 from biphase.report.formats import show_estimate, show_list
-from biphase.study.devices import Machine
 from biphase.study.plan import Plan, StudyCell, count_embedded
-from biphase.study.sizes import TYPICAL_SIZES, Sizes, find_sizes, measure_sizes
+from biphase.study.sizes import TYPICAL_SIZES, Machine, Sizes, find_sizes, measure_sizes
 from biphase.study.spec import EMBED, Published
 from biphase.tasks.spec import TaskSize, find_task
 

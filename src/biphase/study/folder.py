@@ -16,11 +16,11 @@ from typing import Any
 import yaml
 
 from biphase.config import read_yaml
-from biphase.corpus.manifest import read_shard_manifest
+from biphase.corpus.shards import read_shard_manifest
 from biphase.errors import BusyError, InputError
 from biphase.files import content_hash, is_locked, read_json_as, write_text
+from biphase.finetuning.cells import identify
 from biphase.finetuning.config import PLACEMENT, PROTOCOL, FinetuneConfig, settle_config
-from biphase.finetuning.models import identify
 from biphase.finetuning.scores import Score, ScoreSet, read_scores
 from biphase.recipe import Data
 from biphase.run import Run, open_run, read_metrics, whole_steps

@@ -11,17 +11,16 @@ from typing import Any
 
 from biphase.errors import InputError
 from biphase.files import content_hash, read_json, write_json
-from biphase.paper.findings import make_claims, read_findings
-from biphase.report.averages import with_averages
 from biphase.report.claims import Claim, Finding, judge_claims
+from biphase.report.contrasts import with_averages
 from biphase.report.formats import show_count
 from biphase.report.grammar import MEAN_OF_FAMILIES, parse_inequality
 from biphase.report.hypotheses import AskedInequality, AskedScores, Ladder, Spot, bind, make_line
+from biphase.report.paper import make_claims, read_findings
 from biphase.report.results import ResultSet
 from biphase.study.arms import refuse_doubles
-from biphase.study.curricula import write_steps
 from biphase.study.plan import Plan
-from biphase.study.spec import Study, task_families
+from biphase.study.spec import Study, task_families, write_steps
 
 CITED = re.compile(r"(F[0-9]+) of the paper")
 """A line that is one of the paper's findings as a whole."""

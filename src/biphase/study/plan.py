@@ -13,7 +13,6 @@ from biphase.errors import InputError, nearest
 from biphase.finetuning.config import FinetuneConfig
 from biphase.recipe import Phase
 from biphase.study.arms import Arm, expand_arms, seeded_name
-from biphase.study.curricula import join_phases
 from biphase.study.spec import (
     EmbedEvaluation,
     Evaluation,
@@ -21,6 +20,7 @@ from biphase.study.spec import (
     check_evaluation,
     embed_configs,
     finetune_config,
+    join_phases,
     scored_as,
     trainings,
 )

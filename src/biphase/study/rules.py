@@ -9,15 +9,14 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from biphase.corpus.language import CODE, find_language, spread
 from biphase.corpus.shards import ShardSet
-from biphase.corpus.text import find_text_sources, read_documents
+from biphase.corpus.text import CODE, find_language, find_text_sources, read_documents, spread
 from biphase.encoder.presets import PRESETS, shape_of
 from biphase.errors import InputError
+from biphase.files import parse_yaml
 from biphase.flops import SampleLengths, Shape, flops_per_token
 from biphase.recipe import Phase
-from biphase.study.curricula import fill_budget, read_curriculum
-from biphase.trees import parse_yaml
+from biphase.study.spec import fill_budget, read_curriculum
 
 PAPER_SIZES = ("210m", "610m", "1b")
 FRESH_EPOCHS, MOST_EPOCHS = 4, 40

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from biphase.corpus.readers import (
+from biphase.corpus.rows import (
     SAVED_STATE,
     SPLITS,
     damaged,

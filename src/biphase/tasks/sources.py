@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from biphase.config import BUNDLED
-from biphase.corpus.readers import ABSENT, CODECS, field_names, find_field
+from biphase.corpus.rows import ABSENT, CODECS, field_names, find_field
 from biphase.errors import InputError, clipped, nearest
 from biphase.files import content_hash, file_hash
 from biphase.hub import load_rows, pin_commit

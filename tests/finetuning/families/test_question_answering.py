@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from biphase.finetuning.batches import pack
 from biphase.finetuning.config import FinetuneConfig
-from biphase.finetuning.encoders import Encoder
+from biphase.finetuning.encoding import pack
 from biphase.finetuning.families.question_answering import (
     QuestionSplit,
     SpanPredictions,
@@ -21,8 +20,8 @@ from biphase.finetuning.families.question_answering import (
     span_loss,
     token_loss,
 )
-from biphase.tasks.examples import Question, TaskData
-from biphase.tasks.labels import Answer
+from biphase.finetuning.heads import Encoder
+from biphase.tasks.examples import Answer, Question, TaskData
 from biphase.tasks.spec import task_table
 
 from ..conftest import make_cell

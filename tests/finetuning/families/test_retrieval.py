@@ -6,15 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from biphase.finetuning.encoders import Encoder
 from biphase.finetuning.encoding import EncodedTask
-from biphase.finetuning.encoding_cache import load_encoded
 from biphase.finetuning.families import pair_ranking, retrieval
 from biphase.finetuning.families.retrieval import accumulate_gradients, contrastive_loss, embed_all, no_negatives
-from biphase.finetuning.fit import build_network
-from biphase.finetuning.metrics.ranking import best_documents
-from biphase.tasks.collection import Collection, own_documents
+from biphase.finetuning.fit import build_network, load_encoded
+from biphase.finetuning.heads import Encoder
+from biphase.finetuning.metrics import best_documents
 from biphase.tasks.sources import find_source
+from biphase.tasks.splits import Collection, own_documents
 
 from ..conftest import make_cell, predict_split
 

@@ -1,6 +1,5 @@
 import numpy as np
 
-from biphase.finetuning.encoders import Encoder
 from biphase.finetuning.families.token_classification import (
     TaggedSplit,
     encode_sentences,
@@ -8,6 +7,7 @@ from biphase.finetuning.families.token_classification import (
     vote,
     words_of_tokens,
 )
+from biphase.finetuning.heads import Encoder
 from biphase.tasks.examples import TaggedWords
 
 SENTENCES = (

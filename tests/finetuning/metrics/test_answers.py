@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from biphase.finetuning.metrics.answers import (
+from biphase.finetuning.metrics import (
     answer_scores,
     exact_match,
     normalise,

@@ -3,7 +3,7 @@ import pytest
 from scipy import stats
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
-from biphase.finetuning.metrics.classification import (
+from biphase.finetuning.metrics import (
     accuracy,
     correlation,
     correlation_products,

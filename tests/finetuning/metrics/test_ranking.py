@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import ndcg_score
 
-from biphase.finetuning.metrics.ranking import TREC_MEASURES, judge_ranking, paper_ndcg_at_10, ranking_scores
+from biphase.finetuning.metrics import TREC_MEASURES, judge_ranking, paper_ndcg_at_10, ranking_scores
 
 FIXTURE = json.loads((Path(__file__).parent / "fixtures" / "ranking.json").read_text(encoding="utf-8"))
 

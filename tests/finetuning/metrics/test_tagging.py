@@ -12,7 +12,7 @@ from seqeval.scheme import IOB2
 from sklearn.metrics import f1_score
 
 from biphase.errors import InputError
-from biphase.finetuning.metrics.classification import entity_scores, sentence_macro_f1, token_metrics
+from biphase.finetuning.metrics import entity_scores, sentence_macro_f1, token_metrics
 
 FIXTURE = json.loads((Path(__file__).parent / "fixtures" / "tagging.json").read_text(encoding="utf-8"))
 SETS = ["broken", "uner_en_ewt", "wnut17"]

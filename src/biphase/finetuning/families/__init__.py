@@ -9,9 +9,8 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from torch import Tensor, nn
 
-from biphase.finetuning.batches import CellContext
 from biphase.finetuning.config import FinetuneConfig
-from biphase.finetuning.encoding import EncodedTask, HashedTokenizer, Split
+from biphase.finetuning.encoding import CellContext, EncodedTask, HashedTokenizer, Split
 from biphase.finetuning.families import (
     multiple_choice,
     pair_ranking,
@@ -26,8 +25,7 @@ from biphase.finetuning.families.question_answering import QuestionSplit, SpanPr
 from biphase.finetuning.families.retrieval import JudgedSplit
 from biphase.finetuning.families.sequence_classification import LabelledSplit
 from biphase.finetuning.families.token_classification import TaggedSplit
-from biphase.finetuning.metrics import Judgement
-from biphase.finetuning.metrics.ranking import Ranked
+from biphase.finetuning.metrics import Judgement, Ranked
 from biphase.tasks.examples import ChoiceTexts, Collection, LabelledText, Question, TaggedWords, TaskData
 from biphase.tasks.spec import Family
 

@@ -15,25 +15,22 @@ from scipy.special import softmax
 from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification
 
-from biphase.finetuning.batches import (
+from biphase.finetuning.config import FinetuneConfig
+from biphase.finetuning.encoding import (
     Batch,
     CellContext,
-    backward_in_microbatches,
-    predict_samples,
-    targets_on_device,
-)
-from biphase.finetuning.config import FinetuneConfig
-from biphase.finetuning.encoders import SequenceClassifier, with_transformers_head
-from biphase.finetuning.encoding import (
     EncodedSplit,
     EncodedTask,
     HashedTokenizer,
+    backward_in_microbatches,
     bounds_of_lengths,
     encode_filled,
+    predict_samples,
+    targets_on_device,
 )
-from biphase.finetuning.metrics import Judgement
-from biphase.finetuning.metrics.classification import accuracy
-from biphase.finetuning.spans import segment_logsumexp
+from biphase.finetuning.families.question_answering import segment_logsumexp
+from biphase.finetuning.heads import SequenceClassifier, with_transformers_head
+from biphase.finetuning.metrics import Judgement, accuracy
 from biphase.tasks.examples import ChoiceTexts, TaskData
 
 

@@ -14,9 +14,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from biphase.finetuning.batches import CellContext
 from biphase.finetuning.config import EVALUATED_SPLITS, FinetuneConfig
 from biphase.finetuning.encoding import (
+    CellContext,
     EncodedTask,
     HashedTokenizer,
     TokenizedTexts,
@@ -28,12 +28,10 @@ from biphase.finetuning.families.multiple_choice import ChoiceSplit
 from biphase.finetuning.families.multiple_choice import accumulate_gradients as accumulate_gradients
 from biphase.finetuning.families.multiple_choice import build_model as build_model
 from biphase.finetuning.families.multiple_choice import predict as predict
-from biphase.finetuning.metrics import Judgement
-from biphase.finetuning.metrics.ranking import BM25, judge_ranking, ranking_scores
-from biphase.tasks.collection import own_documents, search_bm25
-from biphase.tasks.drawing import DRAW_SEED
+from biphase.finetuning.metrics import BM25, Judgement, judge_ranking, ranking_scores
 from biphase.tasks.examples import Collection
 from biphase.tasks.spec import TaskSplit
+from biphase.tasks.splits import DRAW_SEED, own_documents, search_bm25
 
 CANDIDATES = 100
 """Documents of each query that are ordered anew."""

@@ -16,13 +16,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
-from biphase.finetuning.batches import CellContext, evaluation_batches, pack, split_by_tokens
 from biphase.finetuning.config import EVALUATED_SPLITS, FinetuneConfig
-from biphase.finetuning.encoders import Embedder
-from biphase.finetuning.encoding import EncodedSplit, EncodedTask, HashedTokenizer, TokenizedTexts, encode_texts
-from biphase.finetuning.metrics import Judgement
-from biphase.finetuning.metrics.ranking import Ranked, judge_ranking
-from biphase.tasks.collection import Collection, own_documents
+from biphase.finetuning.encoding import (
+    CellContext,
+    EncodedSplit,
+    EncodedTask,
+    HashedTokenizer,
+    TokenizedTexts,
+    encode_texts,
+    evaluation_batches,
+    pack,
+    split_by_tokens,
+)
+from biphase.finetuning.heads import Embedder
+from biphase.finetuning.metrics import Judgement, Ranked, judge_ranking
+from biphase.tasks.splits import Collection, own_documents
 
 TOP = 100
 """Documents kept per query: what the metrics look at."""

@@ -16,18 +16,20 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
 from transformers import AutoModelForSequenceClassification
 
-from biphase.finetuning.batches import (
+from biphase.finetuning.config import FinetuneConfig
+from biphase.finetuning.encoding import (
     Batch,
     CellContext,
+    EncodedSplit,
+    EncodedTask,
+    HashedTokenizer,
     backward_in_microbatches,
+    encode_filled,
     predict_samples,
     targets_on_device,
 )
-from biphase.finetuning.config import FinetuneConfig
-from biphase.finetuning.encoders import SequenceClassifier, with_transformers_head
-from biphase.finetuning.encoding import EncodedSplit, EncodedTask, HashedTokenizer, encode_filled
-from biphase.finetuning.metrics import Judgement
-from biphase.finetuning.metrics.classification import multi_label_metrics, regression_metrics, sequence_metrics
+from biphase.finetuning.heads import SequenceClassifier, with_transformers_head
+from biphase.finetuning.metrics import Judgement, multi_label_metrics, regression_metrics, sequence_metrics
 from biphase.tasks.examples import LabelledText, TaskData
 from biphase.tasks.spec import Task
 

@@ -16,25 +16,22 @@ import numpy as np
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from biphase.finetuning.batches import (
+from biphase.finetuning.config import FinetuneConfig
+from biphase.finetuning.encoding import (
     Batch,
     CellContext,
-    backward_in_microbatches,
-    evaluation_batches,
-    targets_on_device,
-)
-from biphase.finetuning.config import FinetuneConfig
-from biphase.finetuning.encoders import TokenClassifier
-from biphase.finetuning.encoding import (
     EncodedSplit,
     EncodedTask,
     HashedTokenizer,
+    backward_in_microbatches,
     bounds_of_lengths,
     concatenate,
+    evaluation_batches,
+    targets_on_device,
     tokenize,
 )
-from biphase.finetuning.metrics import Judgement
-from biphase.finetuning.metrics.classification import token_metrics
+from biphase.finetuning.heads import TokenClassifier
+from biphase.finetuning.metrics import Judgement, token_metrics
 from biphase.tasks.examples import TaggedWords, TaskData
 
 

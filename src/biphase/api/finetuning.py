@@ -1,0 +1,273 @@
+"""A network and a task → a fine-tuned network with its score; that network and rows → predictions.
+
+Of a grid, the best network of each model and task is kept in a folder (`evaluate` with `keep`).
+"""
+
+import csv
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, Literal, TextIO
+
+import torch
+
+from biphase.api.own_task import keep_rows, rows_in, write_task
+from biphase.config import parse_config
+from biphase.console import err, track
+from biphase.errors import InputError
+from biphase.files import read_json_as, refuse_filled, whole_file
+from biphase.finetuning.cells import CellPlan, plan_cells
+from biphase.finetuning.choosing import choose_rate
+from biphase.finetuning.config import FinetuneConfig
+from biphase.finetuning.encoding import CellContext
+from biphase.finetuning.fit import fit_plans
+from biphase.finetuning.grid import SharedTraining
+from biphase.finetuning.heads import load_encoder
+from biphase.finetuning.keep import check_keepable
+from biphase.finetuning.kept import RECORD, KeptModel, PlacedRow, find_kept, open_rows
+from biphase.finetuning.scores import Score, read_score, short_name
+from biphase.tasks.rows import Row
+from biphase.tasks.spec import find_task
+
+if TYPE_CHECKING:
+    import pandas
+
+
+Kept = dict[tuple[str, str], tuple[Path, list[CellPlan]]]
+"""For each model and task, the folder to write and the cells to choose from."""
+
+
+def check_kept(trainings: Iterable[SharedTraining], folder: Path) -> Kept:
+    """Where each model and task is kept, `folder/MODEL-TASK`.
+
+    Raises `InputError`, before anything is trained, for a folder of other things than a kept network, two models of
+    one name, and a network that cannot be kept.
+    """
+    kept: Kept = {}
+    for training in trainings:
+        name = re.sub(r"[^\w.@-]", "-", short_name(training.model))
+        for cell in training.cells:
+            place = folder / f"{name}-{cell.task.name}"
+            kept.setdefault((training.model, cell.task.name), (place, []))[1].append(cell)
+    [(place, times)] = Counter(place for place, _ in kept.values()).most_common(1)
+    if times > 1:
+        raise InputError(f"`keep`: two models would be written to {place}; rename the folder of one")
+    for (model, _), (place, cells) in kept.items():
+        context = CellContext(cells[0].task, cells[0].config, torch.device("cpu"), torch.float32)
+        check_keepable(load_encoder(model), context)
+        if not (place / RECORD).is_file():
+            refuse_filled(place, "keep")
+    return kept
+
+
+def keep_best_networks(kept: Kept, out: Path) -> None:
+    """Train the best cell of each model and task once more, and keep its network: at the rate that validation chooses
+    over all seeds, the seed that is best on validation.
+
+    One that is kept already stays, another one of ours is replaced. While cells are missing nothing is kept.
+    """
+    for (model, task), (place, cells) in kept.items():
+        num_missing = sum(not cell.is_finished(out) for cell in cells)
+        if num_missing:
+            err.print(f"{place}: not kept, {num_missing} of {len(cells)} cells of {model} on {task} are missing")
+            continue
+        scored = [(cell, read_score(cell.folder(out))) for cell in cells]
+        values = [score.metrics["validation"][score.metric] if score.metrics else None for _, score in scored]
+        by_rate: dict[float, list[float | None]] = {}
+        for (cell, _), value in zip(scored, values, strict=True):
+            by_rate.setdefault(cell.config.learning_rate, []).append(value)
+        if not any(value is not None for value in values):
+            err.print(f"{place}: not kept, every cell of {model} on {task} diverged")
+            continue
+        rate = choose_rate(by_rate)
+        at_rate = [cell for cell, _ in scored if cell.config.learning_rate == rate]
+        ranked = zip(at_rate, by_rate[rate], strict=True)
+        best, _ = max(((cell, value) for cell, value in ranked if value is not None), key=lambda one: one[1])
+        if (place / RECORD).is_file() and read_json_as(place / RECORD, dict[str, Any]).get("cell") == best.hash:
+            err.print(f"{place}: the best, as it was kept before")
+            continue
+        fit_plans(model, [best], out, keep=place)
+        err.print(f"{place}: kept, learning rate {rate:g}, seed {best.config.seed}")
+
+
+OWN_TASKS = "data"
+"""The folder beside scores in which tasks are kept that came as rows."""
+OUT_ENDINGS = (".jsonl", ".csv")
+
+
+def finetune(
+    model: str | Path,
+    task: str | None = None,
+    *,
+    data: Any = None,
+    template: str | None = None,
+    label: str | None = None,
+    missing: Literal["refuse", "drop"] = "refuse",
+    scores: str | Path = "scores",
+    keep: str | Path | None = None,
+    **settings: Any,
+) -> Score:
+    """Fine-tune one model on one task with one rate and seed, and score it on validation and test.
+
+    Args:
+        model: `RUN[@STEP]`, a model folder, or a hub id (`ID@REVISION`).
+        task: a name such as snli, or a YAML file that describes one; for rows in memory, a name for them.
+        data: the folder with the task's data as published, in place of the hub; or, without such a task, rows to train
+            on (a DataFrame, a `datasets.Dataset`, dictionaries, a file) or a mapping of `train`, `validation` and
+            `test` to such. What is missing is drawn from train. The columns tell what the task is.
+        template: columns in braces that make the input of rows, in place of all their columns of texts.
+        label: the column of rows with the label, or with the list of tags, where its name does not tell.
+        missing: `drop` leaves rows of data without label or text out; a task file has a key for it.
+        scores: where finished cells are kept.
+        keep: write the fine-tuned model to this folder, for transformers' pipelines, unless its training diverges.
+        settings: of the cell, such as `learning_rate=1e-4, seed=3`.
+    """
+    if not isinstance(task, str | Path | None):
+        raise InputError(
+            f"the task is of type {type(task).__name__}: give its name or its YAML file; rows go to `data`"
+        )
+    config = parse_config(FinetuneConfig, settings, origin=str(task or "finetune"))
+    if task is None and is_folder(data) and not Path(data).exists():
+        raise InputError(f"{data} does not exist; give a file of rows as data")
+    folder = data if is_folder(data) else None
+    if folder is None and data is not None:
+        task, folder = write_task(data, Path(scores) / OWN_TASKS, task, template, label, missing)
+    if task is None:
+        raise InputError("which task? Name one, such as snli, or a YAML file, or give rows as data")
+    if keep is not None:
+        refuse_filled(Path(keep), "keep")
+    plan_cells(str(model), [task], config, {} if folder is None else {find_task(task).name: folder})
+    from biphase.finetuning.fit import fit_cell
+
+    score = fit_cell(str(model), task, config, Path(scores), folder, None if keep is None else Path(keep))
+    told = ""
+    if keep is not None:
+        told = f"; {keep}: the model" if (Path(keep) / RECORD).exists() else "; it diverged, and no model is kept"
+    err.print(f"{score.folder}: scores and predictions{told}")
+    return score
+
+
+def is_folder(data: Any) -> bool:
+    """Whether data is where a task's published files are (a folder, or `hub`), and not rows or a file of rows."""
+    return isinstance(data, str | Path) and not Path(data).is_file()
+
+
+def by_task(data: Any) -> Mapping[str, Any]:
+    if not isinstance(data, Mapping | None):
+        raise InputError("`data` says it by task: give a mapping of names to folders or rows, such as {'mine': rows}")
+    return data or {}
+
+
+def place_data(data: Mapping[str, Any], tasks: list[str], scores: Path) -> tuple[list[str], list[tuple[str, str]]]:
+    """The tasks, those that came as rows by their files, and the folders of data."""
+    folders = []
+    for name, given in data.items():
+        folder = str(given)
+        if not is_folder(given):
+            file, folder = write_task(given, scores / OWN_TASKS, name)
+            tasks = [*(task for task in tasks if task != name), file]
+        folders.append((name, folder))
+    return tasks, folders
+
+
+def predict(
+    model: str | Path,
+    data: Any,
+    *,
+    out: str | Path | None = None,
+    template: str | None = None,
+    device: str = "auto",
+) -> "pandas.DataFrame | Path":
+    """Predict labels, spans or answers for every row; the rows' own columns stay.
+
+    Args:
+        model: a folder that `finetune` kept, or a hub id with a head.
+        data: a file (.jsonl, .csv, .tsv, .json, .parquet, columns; .txt: a text a line), a DataFrame, a
+            `datasets.Dataset`, texts, or rows as dictionaries.
+        out: write a .jsonl or .csv file, row by row, and return its path.
+        template: columns in braces, for a model that does not say what its inputs are: `{text}`.
+        device: auto, cpu or cuda.
+    """
+    import pandas
+
+    with TemporaryDirectory() as folder:
+        in_memory = not isinstance(data, str | Path)
+        file = keep_rows(rows_in(data), Path(folder), "rows") if in_memory else Path(data)
+        if out is not None:
+            write_predictions(str(model), file, Path(out), template, device)
+            return Path(out)
+        table = pandas.DataFrame(list(open_prediction(str(model), file, template, device)[1]))
+        return table.set_axis(data.index) if isinstance(data, pandas.DataFrame) else table
+
+
+def open_prediction(model: str, file: Path, template: str | None, device: str) -> tuple[KeptModel, Iterator[Row]]:
+    """What a model predicts, and the rows of a file with that. Raises `InputError` before the model is loaded."""
+    if not file.exists():
+        raise InputError(f"{file} does not exist")
+    if device not in ("auto", "cpu", "cuda"):
+        raise InputError(f"device {device}: give auto, cpu or cuda")
+    kept = find_kept(model, file, template)
+    return kept, predict_rows(kept, open_rows(kept, file), file.name, device)
+
+
+def predict_rows(kept: KeptModel, rows: Iterator[PlacedRow], name: str, device: str) -> Iterator[Row]:
+    """Each row with its prediction, as it is read."""
+    from biphase.device import choose_device
+    from biphase.finetuning.predict import open_model, predict_placed
+
+    predicting = open_model(kept, choose_device(device))
+    with track(f"predict {name}", None, "rows") as progress:
+        num_rows = 0
+        for row in predict_placed(predicting, rows, name):
+            num_rows += 1
+            progress.advance(1)
+            yield row
+        progress.say(f"{name}: {num_rows:,} rows")
+
+
+def write_predictions(model: str, file: Path, out: Path | TextIO, template: str | None, device: str) -> None:
+    """The rows of a file with predictions, into a .jsonl or .csv file that appears when it is whole, or as JSONL."""
+    if isinstance(out, Path):
+        if out.suffix not in OUT_ENDINGS:
+            raise InputError(f"{out}: name a {' or '.join(OUT_ENDINGS)} file")
+        if out.exists():
+            raise InputError(f"{out} is there already; choose another name, or delete it first")
+        if not out.absolute().parent.is_dir():
+            raise InputError(f"{out}: there is no folder {out.parent}")
+        _, rows = open_prediction(model, file, template, device)
+        with whole_file(out) as sink:
+            write_csv(rows, sink) if out.suffix == ".csv" else write_lines(rows, sink)
+    else:
+        write_lines(open_prediction(model, file, template, device)[1], out)
+
+
+def write_lines(rows: Iterable[Row], sink: TextIO) -> None:
+    """A JSON object a line; on a terminal with nothing in it that a terminal obeys."""
+    for row in rows:
+        sink.write(json.dumps(row, ensure_ascii=sink.isatty(), default=str) + "\n")
+    sink.flush()
+
+
+def table_cell(value: Any) -> Any:
+    """A value as a table has it: a list as JSON."""
+    return json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, dict | list) else value
+
+
+def write_csv(rows: Iterable[Row], sink: TextIO) -> None:
+    """A table with the columns of the first row: one for each label's probability, lists as JSON."""
+    table: Any = None
+    for number, row in enumerate(rows, start=1):
+        flat = {key: value for key, value in row.items() if not isinstance(value, dict) or key != "probabilities"}
+        if isinstance(row.get("probabilities"), dict):
+            flat |= {f"probability_{label}": value for label, value in row["probabilities"].items()}
+        flat = {key: table_cell(value) for key, value in flat.items()}
+        if table is None:
+            table = csv.DictWriter(sink, list(flat), lineterminator="\n")
+            table.writeheader()
+        extra = sorted(flat.keys() - set(table.fieldnames))
+        if extra:
+            raise InputError(f"row {number} has a column '{extra[0]}' that the first row has not; write a .jsonl file")
+        table.writerow(flat)

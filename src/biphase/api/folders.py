@@ -1,0 +1,262 @@
+"""What a folder holds: of each kind that biphase writes, the facts, and the lines that tell them to a person."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from biphase.config import load_config, read_yaml
+from biphase.corpus.shards import SHARD_SPLITS, ShardSet, count_near_copies
+from biphase.embedding.recipe import EmbeddingRecipe
+from biphase.errors import InputError
+from biphase.files import ANEW, MARK, read_json_as, refuse_damaged
+from biphase.finetuning.kept import RECORD, KeptRecord
+from biphase.finetuning.scores import read_score, read_scores
+from biphase.run import Run, read_done, read_metrics, read_recipe, whole_steps
+from biphase.tasks.spec import find_task
+
+Facts = dict[str, Any]
+
+LONG_TOKENS = 2048
+"""Documents of more tokens than this are counted: the paper's longest sample."""
+BEGIN_CHARACTERS, BEGIN_DOCUMENTS = 200, 2
+"""How much of how many documents is shown."""
+
+MODEL_KEYS = ("architectures", "model_type", "is_causal", "hidden_size", "num_hidden_layers", "vocab_size")
+
+
+def inspect(folder: str | Path, *, verify: bool = False, near_copies: bool = False) -> Facts:
+    """What is in a folder that biphase wrote: its `kind`, its `path` and the facts of that kind.
+
+    Args:
+        verify: read every byte of which there is a hash, and compare.
+        near_copies: count like documents of shards.
+
+    Raises:
+        InputError: no such folder, not one of ours, or damaged (the message names the file).
+    """
+    path = Path(folder)
+    if not path.is_dir():
+        raise InputError(f"{path} is not a folder")
+    kind = find_kind(path)
+    asked = {"shards": {"verify": verify, "near_copies": near_copies}, "run": {"verify": verify}}
+    head = {"kind": kind, "path": str(path)}
+    marks = sorted(path.rglob(MARK)) if verify else []
+    for mark in marks:
+        refuse_damaged(mark.parent, ANEW)
+    head |= {"verified": "every hash agrees"} if marks else {}
+    return head | FOLDER_KINDS[kind][1](path, **asked.get(kind, {})) | head
+
+
+def find_kind(path: Path) -> str:
+    """What our mark in a folder says, else the first of `FOLDER_KINDS` whose files are there."""
+    if (path / MARK).exists():
+        marked = str(read_json_as(path / MARK, dict[str, Any]).get("biphase"))
+        if marked in FOLDER_KINDS:
+            return marked
+    for kind, (names, _) in FOLDER_KINDS.items():
+        if names and all((path / name).exists() for name in names):
+            return kind
+    if next(path.glob("*/score.json"), None) or next(path.glob("*/*/score.json"), None):
+        return "scores"
+    if next(path.glob("*/stages"), None) or next(path.glob("*/steps"), None):
+        return "runs"
+    if next(path.glob("encoded/*/hashes.json"), None):
+        return "cache"
+    raise InputError(
+        f"{path} holds nothing that biphase knows: no shards (manifest.json), run (config.yaml), model (config.json), "
+        "study (study.yaml), scores (score.json), tokenizer (tokenizer.json), index or report"
+    )
+
+
+def shard_facts(path: Path, *, verify: bool, near_copies: bool) -> Facts:
+    sets = [ShardSet.open(path, split) for split in SHARD_SPLITS]
+    if verify:
+        for shards in sets:
+            shards.verify()
+    manifest = sets[0].manifest
+    facts: Facts = {
+        "content": manifest.fingerprint,
+        "tokenizer": manifest.tokenizer_hash,
+        "vocab_size": manifest.vocab_size,
+        "dtype": manifest.dtype,
+        "num_shards": len(manifest.shards),
+    }
+    if manifest.duplicates is not None:
+        facts["exact_copies"] = manifest.duplicates.model_dump()
+    tokenizer = sets[0].tokenizer()
+    for shards in sets:
+        total = manifest.splits[shards.split]
+        names = ("documents", "tokens", "text_bytes", "empty_texts")
+        facts[shards.split] = {name: getattr(total, name) for name in names}
+        if shards.num_documents:
+            lengths = np.diff(shards.document_ends, prepend=0)
+            facts[shards.split] |= {
+                "mean_document_tokens": float(lengths.mean()),
+                "median_document_tokens": float(np.median(lengths)),
+                f"share_above_{LONG_TOKENS}_tokens": float(np.mean(lengths > LONG_TOKENS)),
+                "bytes_per_token": total.text_bytes / total.tokens,
+            }
+        begins = [shards.document(number)[:80] for number in range(min(BEGIN_DOCUMENTS, shards.num_documents))]
+        texts = [" ".join(str(tokenizer.decode(tokens)).split())[:BEGIN_CHARACTERS] for tokens in begins]
+        facts |= {f"{shards.split}_begins": texts} if texts else {}
+    if near_copies:
+        facts["near_copies"] = [count_near_copies(shards) for shards in sets]
+    return facts | ({"verified": "every hash agrees"} if verify else {})
+
+
+def run_facts(path: Path, *, verify: bool) -> Facts:
+    if (path / "stages").is_dir():
+        embedding = load_config(EmbeddingRecipe, path / "config.yaml")
+        stages = [stage.name for stage in embedding.stages]
+        ended = [name for name in stages if (path / "stages" / name / "done.json").exists()]
+        state = "done" if (path / "done.json").exists() else "not done"
+        return {"state": state, "model": embedding.model, "out": embedding.out, "stages": stages, "done": ended}
+    run = Run(path)
+    recipe, done = read_recipe(run), read_done(run)
+    train, steps = read_metrics(run, "train"), whole_steps(run)
+    facts: Facts = {
+        "state": "not done" if done is None else "done",
+        "step": train[-1]["step"] if train else 0,
+        "num_steps": recipe.num_steps,
+        "curriculum": [f"{phase.label} {phase.steps}" for phase in recipe.curriculum],
+        "checkpoints": steps,
+    }
+    if train:
+        facts |= {name: train[-1][name] for name in ("objective", "loss", "tokens_seen")}
+    names = ("step", "objective", "loss", "accuracy", "bits_per_byte")
+    facts["validation"] = [{name: row[name] for name in names} for row in read_metrics(run, "validation")[-3:]]
+    if verify:
+        read_json_as(path / "environment.json", dict[str, Any])
+        for step in steps:
+            checkpoint_facts(run.steps / str(step))
+        facts["verified"] = f"{len(steps)} checkpoints are whole"
+    return facts
+
+
+def checkpoint_facts(path: Path) -> Facts:
+    """Every file is read and compared: a checkpoint that is told is whole."""
+    from biphase.pretraining.checkpoint import read_checkpoint_manifest
+
+    manifest = read_checkpoint_manifest(path)
+    names = ("step", "is_decayed", "objective", "tokens_seen", "content")
+    facts = {"state": "whole", **{name: getattr(manifest, name) for name in names}}
+    facts |= {"data": manifest.data_fingerprint, "tokenizer": manifest.tokenizer_hash}
+    return facts | {"parent": manifest.parent, "carried": list(manifest.carried)}
+
+
+def model_facts(path: Path) -> Facts:
+    config = read_json_as(path / "config.json", dict[str, Any])
+    facts = {key: config[key] for key in MODEL_KEYS if key in config}
+    if config.keys() & {"text_config", "vision_config"}:
+        facts["text_network"] = f"one of several; biphase convert {path} FOLDER writes it alone"
+    if (path / "modules.json").exists():
+        modules = read_json_as(path / "modules.json", list[dict[str, Any]])
+        facts["sentence_transformers"] = [str(module.get("type", "")).rpartition(".")[2] for module in modules]
+    if (path / RECORD).exists():
+        kept = read_json_as(path / RECORD, KeptRecord)
+        facts |= {"task": kept.task.name, "family": kept.task.family}
+        facts |= {"learning_rate": kept.config.learning_rate, "seed": kept.config.seed}
+    return facts
+
+
+def study_facts(path: Path) -> Facts:
+    study = read_yaml(path / "study.yaml")
+    facts = {"name": study.get("name"), "title": study.get("title"), "question": study.get("question")}
+    runs = len(list((path / "trained").glob("*.json")))
+    failed = [file.stem for file in sorted((path / "failed").glob("*.json"))]
+    scores = len(list((path / "scores").glob("*/*/score.json")))
+    return {**facts, "trained_runs": runs, "scores": scores, "failed": failed}
+
+
+def score_facts(path: Path) -> Facts:
+    score = read_score(path)
+    names = ("model", "task", "metric", "metrics", "num_examples", "num_steps", "diverged", "seconds")
+    config = {key: getattr(score.config, key) for key in ("learning_rate", "seed")}
+    return {**{name: getattr(score, name) for name in names}, **config}
+
+
+def scores_facts(path: Path) -> Facts:
+    found = read_scores(path)
+    return {
+        "scores": len(found.scores),
+        "models": list(found.models),
+        "tasks": list(found.tasks),
+        "broken": [f"{file} ({reason})" for file, reason in found.broken.items()],
+    }
+
+
+def cache_facts(path: Path) -> Facts:
+    """Texts of tasks as token ids: all of them, or those of one task."""
+    folders = sorted((path / "encoded").glob("*/hashes.json")) or [path / "hashes.json"]
+    size = sum(file.stat().st_size for one in folders for file in one.parent.iterdir() if file.is_file())
+    tasks = sorted({one.parent.name.rpartition("-")[0] for one in folders})
+    return {"tasks": tasks, "folders": len(folders), "bytes": size, "note": "made anew when needed: safe to delete"}
+
+
+def task_facts(path: Path) -> Facts:
+    return find_task(str(path / "task.yaml")).model_dump(mode="json", exclude_defaults=True)
+
+
+def report_facts(path: Path) -> Facts:
+    names = sorted(str(file.relative_to(path)) for pattern in ("tables/*", "*.csv") for file in path.glob(pattern))
+    return {"page": str(path / "index.html"), "tables": names, "figures": len(list((path / "figures").glob("*.svg")))}
+
+
+def tokenizer_facts(path: Path) -> Facts:
+    from biphase.corpus.tokenizer import load_tokenizer, tokenizer_hash
+
+    tokenizer = load_tokenizer(path)
+    special = {role: getattr(tokenizer, f"{role}_token") for role in ("mask", "eos", "pad")}
+    return {"vocab_size": len(tokenizer), **special, "hash": tokenizer_hash(tokenizer)}
+
+
+FOLDER_KINDS: Mapping[str, tuple[tuple[str, ...], Callable[..., Facts]]] = {
+    "run": (("config.yaml",), run_facts),
+    "checkpoint": (("manifest.json", "model"), checkpoint_facts),
+    "shards": (("manifest.json",), shard_facts),
+    "study": (("study.yaml",), study_facts),
+    "fine-tuned model": (("config.json", "biphase.json"), model_facts),
+    "model": (("config.json",), model_facts),
+    "cell": (("score.json",), score_facts),
+    "task": (("task.yaml",), task_facts),
+    "cache": (("hashes.json", "arrays.safetensors"), cache_facts),
+    "tokenizer": (("tokenizer.json",), tokenizer_facts),
+    "embedding model": ((), model_facts),
+    "converted model": ((), model_facts),
+    "search index": ((), lambda path: read_json_as(path / "index.json", dict[str, Any])),
+    "report": ((), report_facts),
+    "scores": ((), scores_facts),
+    "runs": ((), lambda path: {"runs": sorted(file.parent.name for file in path.glob("*/config.yaml"))}),
+}
+"""Each kind of folder: the files by which it is known where it has no mark of ours, if there are such; its facts."""
+
+
+def tell_facts(facts: Facts) -> str:
+    """Facts as lines for a person: of a list of records or texts, one each."""
+    lines = [f"{facts['kind']} {facts['path']}"]
+    for key, value in facts.items():
+        if key in ("kind", "path") or value is None:
+            continue
+        name = key.replace("_", " ")
+        if isinstance(value, list) and any(isinstance(one, dict) or len(str(one)) > 60 for one in value):
+            lines += [f"{name}: {tell_value(one)}" for one in value]
+        else:
+            lines.append(f"{name}: {tell_value(value)}")
+    return "\n".join(lines)
+
+
+def tell_value(value: Any) -> str:
+    match value:
+        case dict():
+            return " · ".join(f"{key.replace('_', ' ')} {tell_value(one)}" for key, one in value.items())
+        case list() | tuple():
+            return ", ".join(map(tell_value, value)) or "none"
+        case bool():
+            return "yes" if value else "no"
+        case int():
+            return f"{value:,}"
+        case float():
+            return f"{value:.4g}"
+    return str(value)

@@ -1,0 +1,296 @@
+"""Models × tasks × rates × seeds: what is missing is run; what is there is summarized, and two models are compared.
+
+Records of plain data are the rows of DataFrames and of `--format json`. Shares, not percent; what is not known is None
+or NaN, and null in JSON.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic_core import to_jsonable_python
+
+from biphase.api.finetuning import by_task, place_data
+from biphase.api.own_task import listed_numbers
+from biphase.config import parse_config
+from biphase.console import UNSEEN, err
+from biphase.engine.local import Engine, EngineKind, count_workers
+from biphase.engine.scheduler import Failure, read_failures
+from biphase.errors import InputError
+from biphase.finetuning.config import FinetuneConfig
+from biphase.finetuning.grid import (
+    PAPER_LEARNING_RATES,
+    PAPER_SEEDS,
+    Grid,
+    SharedTraining,
+    choose_part,
+    estimate_seconds,
+    missing_trainings,
+    plan_grid,
+    read_finished,
+    resolve_for,
+    run_grid,
+)
+from biphase.finetuning.scores import ScoreSet, read_scores
+from biphase.report import verdicts
+from biphase.tasks.sources import name_data_dirs
+from biphase.tasks.spec import METRICS, PAPER_TASKS, find_task, name_tests
+
+if TYPE_CHECKING:
+    import pandas
+
+    from biphase.api.finetuning import Kept
+    from biphase.report.verdicts import SummaryRow, TaskComparison
+
+
+def summary_records(rows: "Iterable[SummaryRow]") -> list[dict[str, Any]]:
+    """A record for each model on each task, in the order of the table: the task's best mean first."""
+    return [
+        {
+            "model": row.model,
+            "task": row.task,
+            "metric": row.metric,
+            "rate": row.rate,
+            "mean": row.interval.value,
+            "half_width": row.interval.half_width,
+            "paper_half_width": row.paper_interval.half_width,
+            "seeds": list(row.seeds),
+            "num_cells": row.num_cells,
+            "num_diverged": len(row.diverged),
+            "num_missing": len(row.missing),
+            "num_degenerate": row.num_degenerate,
+            "spread": row.spread.value if row.spread else None,
+        }
+        for row in rows
+    ]
+
+
+def comparison_records(comparisons: "Iterable[TaskComparison]") -> list[dict[str, Any]]:
+    """A record for each task; differences are A minus B."""
+    records = []
+    for one in comparisons:
+        difference = one.difference
+        records.append(
+            {
+                "task": one.task,
+                "metric": one.metric,
+                "model_a": one.model_a,
+                "model_b": one.model_b,
+                "mean_a": one.a.mean if one.a else None,
+                "mean_b": one.b.mean if one.b else None,
+                "difference": difference.value if difference else None,
+                "low": difference.low if difference else None,
+                "high": difference.high if difference else None,
+                "p_value": one.p_value,
+                "num_tasks": one.num_tasks,
+                "verdict": one.verdict,
+                "notes": list(one.notes),
+            }
+        )
+    return records
+
+
+def to_json(value: Any) -> str:
+    """The text of plain data and of records, as every `--format json` writes it: indented, in UTF-8, no NaN, nothing
+    that a terminal obeys."""
+    tree = to_jsonable_python(value, inf_nan_mode="null")
+    text = json.dumps(tree, indent=2, ensure_ascii=False, allow_nan=False)
+    return UNSEEN.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def evaluate(
+    models: str | Path | Iterable[str | Path] = (),
+    tasks: str | Iterable[str] | None = None,
+    *,
+    learning_rates: Iterable[float] = PAPER_LEARNING_RATES,
+    seeds: Iterable[int] = PAPER_SEEDS,
+    scores: str | Path = "scores",
+    data: Mapping[str, Any] | None = None,
+    engine: EngineKind = "local",
+    address: str | None = None,
+    workers: int | None = None,
+    workers_per_gpu: int = 1,
+    part: str | None = None,
+    dry_run: bool = False,
+    keep: str | Path | None = None,
+    **settings: Any,
+) -> "pandas.DataFrame":
+    """Fine-tune and score models on tasks with every rate and seed; the rate is chosen on validation. Finished cells
+    are never run again: the same call goes on after a kill, and adds what is new.
+
+    Args:
+        models: `RUN[@STEP]`, model folders or hub ids (`ID@REVISION`). Without one: what is in `scores` already.
+        tasks: names or YAML files, those of `data` or `paper`'s twelve unless given; `zero-shot:FOLDER`, `mteb:NAME`.
+        scores: where finished cells are kept.
+        data: by task, the folder with its data as published; or, for tasks of your own, rows as `finetune` takes them.
+        engine: `ray` for many machines, with the `address` of a cluster.
+        workers: cells side by side; one per core or GPU unless given; `workers_per_gpu` share a GPU.
+        part: `NUMBER/TOTAL`: only this part of the cells, from 0 on (a Slurm array); `dry_run`: say which are missing.
+        keep: write the best fine-tuned model of each task, by validation, below here.
+        settings: of all cells, such as `max_steps=200`.
+
+    Returns: a row for each model on each task that `scores` holds: `rate`, the `mean` of its test scores with its 95 %
+    interval, …; shares from 0 to 1. In a dry run, how many cells each has and how many are missing.
+    """
+    import pandas
+
+    own = by_task(data)
+    names, asked = list_names(models), list_names(tasks or list(own) or "paper")
+    refuse_axes(settings)
+    if names and is_zero_shot(asked):
+        from biphase.api.networks import run_zero_shot, zero_shot_records
+
+        found = run_zero_shot(names, asked, Path(scores), dry_run=dry_run, part=part, keep=keep, settings=settings)
+        return pandas.DataFrame(zero_shot_records(found))
+    asked, folders = place_data(own, asked, Path(scores))
+    evaluation = run_evaluation(
+        names,
+        asked,
+        settings=parse_config(FinetuneConfig, settings, origin="evaluate"),
+        learning_rates=listed_numbers(learning_rates, "learning_rates"),
+        seeds=listed_numbers(seeds, "seeds"),
+        out=Path(scores),
+        data_dirs=folders,
+        engine={"kind": engine, "address": address, "workers": workers, "workers_per_gpu": workers_per_gpu},
+        part=part,
+        dry_run=dry_run,
+        keep=None if keep is None else Path(keep),
+    )
+    evaluation.raise_failures()
+    return pandas.DataFrame(evaluation.records)
+
+
+def compare(model_a: str | Path, model_b: str | Path, *, scores: str | Path = "scores") -> "pandas.DataFrame":
+    """Two models that `evaluate` has scored, task by task: who wins where, and is it more than noise?
+
+    Returns: a row for each task: both means, their `difference` (A minus B) with its 95 % interval, the p-value
+    adjusted over the tasks, the `verdict` and `notes` on it.
+    """
+    import pandas
+
+    return pandas.DataFrame(
+        comparison_records(verdicts.compare(read_scores(Path(scores)), str(model_a), str(model_b)))
+    )
+
+
+def list_names(given: str | Path | Iterable[str | Path] | None) -> list[str]:
+    """One name or several, as a list."""
+    return [str(one) for one in ([given] if isinstance(given, str | Path) else given or ())]
+
+
+def refuse_axes(settings: Iterable[str]) -> None:
+    """Raises `InputError` where a setting of all cells is one that the grid goes over."""
+    for key in {"learning_rate", "seed"}.intersection(settings):
+        raise InputError(f"{key} is one of the axes of a grid: give `{key}s`")
+
+
+def is_zero_shot(tasks: Sequence[str]) -> bool:
+    return any(task.startswith(("mteb:", "zero-shot:")) for task in tasks)
+
+
+@dataclass(frozen=True)
+class EvaluatedGrid:
+    """What a folder of scores holds after missing cells were run, or what would be run."""
+
+    scores: ScoreSet
+    rows: list[verdicts.SummaryRow]
+    failures: list[Failure]
+    planned: dict[str, Any] | None = None
+    """In a dry run, which cells are missing, and how long they take."""
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        return self.planned["cells"] if self.planned else summary_records(self.rows)
+
+    @property
+    def easier_searches(self) -> list[str]:
+        """Tasks whose searches were among judged documents only, which scores higher than among all."""
+        easier = [one for one in self.scores.scores if one.metric in METRICS["retrieval"] and one.config.judged_only]
+        return sorted({score.task for score in easier})
+
+    def raise_failures(self) -> None:
+        if not self.failures:
+            return
+        reasons = Counter(failure.reason for failure in self.failures if not failure.is_blocked)
+        num_blocked = len(self.failures) - reasons.total()
+        waiting = f", {num_blocked} that need them were not run" if num_blocked else ""
+        raise InputError(
+            f"{reasons.total()} failed{waiting}; most often: {reasons.most_common(1)[0][0]}; finished cells are kept, "
+            "the same command runs the others again"
+        )
+
+
+def run_evaluation(
+    models: Sequence[str],
+    tasks: Sequence[str],
+    *,
+    settings: FinetuneConfig,
+    learning_rates: tuple[float, ...],
+    seeds: tuple[int, ...],
+    out: Path,
+    data_dirs: Sequence[tuple[str, str]],
+    engine: dict[str, Any],
+    part: str | None,
+    dry_run: bool,
+    keep: Path | None,
+) -> EvaluatedGrid:
+    """Run what is missing of the grid, unless it is a dry run, and read what `out` holds then."""
+    if keep is not None and (not models or part is not None):
+        raise InputError("`keep` is for models that are fine-tuned on tasks, without `part`")
+    failures: list[Failure] = []
+    if models:
+        names = tuple(name for task in tasks for name in (PAPER_TASKS if task == "paper" else name_tests(task)))
+        known = name_data_dirs(data_dirs, names, "`data`")
+        where = parse_config(Engine, engine | {"device": settings.device}, origin="evaluate")
+        grid = Grid(tuple(models), names, resolve_for(settings, where), out, learning_rates, seeds, known)
+        chosen = plan_grid(grid)
+        chosen = chosen if part is None else choose_part(chosen, part)
+        if dry_run:
+            return EvaluatedGrid(ScoreSet(()), [], [], plan_missing(grid, chosen, where))
+        failures = run_and_keep(grid, chosen, where, keep)
+    scores = read_scores(out)
+    return EvaluatedGrid(scores, verdicts.summarize(scores), failures)
+
+
+def run_and_keep(grid: Grid, chosen: Sequence[SharedTraining], engine: Engine, keep: Path | None) -> list[Failure]:
+    kept: Kept = {}
+    if keep is not None:
+        from biphase.api.finetuning import check_kept, keep_best_networks
+
+        kept = check_kept(chosen, keep)
+    missing = missing_trainings(chosen, grid.out)
+    num_cells, num_missing = (sum(len(training.cells) for training in some) for some in (chosen, missing))
+    err.print(f"{num_cells:,} cells, {num_cells - num_missing:,} of them finished")
+    failures = run_grid(grid, missing, engine) if missing else []
+    if kept:
+        keep_best_networks(kept, grid.out)
+    return failures
+
+
+def plan_missing(grid: Grid, chosen: Sequence[SharedTraining], engine: Engine) -> dict[str, Any]:
+    """How many cells each model has on each task and how many are missing; how long one worker needs for the trainings
+    that finished ones of their tasks can judge."""
+    missing = missing_trainings(chosen, grid.out)
+    totals, lefts = (
+        Counter((training.model, cell.task.name) for training in some for cell in training.cells)
+        for some in (chosen, missing)
+    )
+    cells = []
+    for key in product(grid.models, (find_task(task).name for task in grid.tasks)):
+        numbers = {"cells": totals[key], "finished": totals[key] - lefts[key], "missing": lefts[key]}
+        cells.append(dict(zip(("model", "task"), key, strict=True)) | numbers)
+    seconds, num_unknown = estimate_seconds(missing, read_finished(chosen, grid.out))
+    return {
+        "rates": grid.learning_rates,
+        "seeds": grid.seeds,
+        "cells": cells,
+        "workers": count_workers(engine),
+        "seconds_of_one_worker": seconds,
+        "known_trainings": len(missing) - num_unknown,
+        "unknown_trainings": num_unknown,
+        "failed": read_failures(grid.out),
+    }

@@ -1,0 +1,341 @@
+"""A recipe becomes a run, a run a folder to give away; networks embed texts, become embedding models, and search."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+
+from biphase.api.own_task import Changes, are_names, by_commas, name_sources, read_settings
+from biphase.console import out as console
+from biphase.corpus.packing import open_text
+from biphase.corpus.text import check_place
+from biphase.embedding.recipe import EmbeddingRecipe, refuse_equal_names
+from biphase.encoder.presets import find_preset
+from biphase.errors import InputError
+from biphase.files import read_json, refuse_filled, refuse_foreign, write_json
+from biphase.finetuning.cells import find_folder
+from biphase.hub import fetch_model
+from biphase.recipe import Recipe
+from biphase.run import find_checkpoint, name_run
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas
+
+
+def pretrain(recipe: Any, changes: Changes = (), *, runs: str | Path = "runs") -> Path:
+    """Pretrain, continue or adapt as a recipe says; returns the run's folder. The same call resumes.
+
+    Args:
+        recipe: a YAML file, a mapping of its keys, or a `biphase.recipe.Recipe`.
+        changes: to single keys, such as `{"schedule.peak_lr": 1e-3}`.
+        runs: where run folders are.
+    """
+    found = read_settings(Recipe, recipe, changes)
+    check_beginning(found)
+    from biphase.pretraining.loop import train
+
+    path = train(found, Path(runs)).path
+    console.print(str(path))
+    return path
+
+
+def check_beginning(recipe: Recipe) -> None:
+    """Raises `InputError` for text that is not there, and for a beginning that no network has. A checkpoint may have
+    been dropped since the run began, which knows it then."""
+    open_text(recipe.data)
+    if recipe.init.preset is not None:
+        find_preset(recipe.init.preset)
+    if recipe.init.model is not None:
+        fetch_model(recipe.init.model, recipe.init.revision)
+
+
+def export(
+    run: str | Path,
+    folder: str | Path,
+    merge: float | None = None,
+    *,
+    to_hub: str | None = None,
+    license: str | None = None,
+    language: str | Iterable[str] | None = None,
+) -> Path:
+    """Write a checkpoint as a folder that transformers loads, with a model card; returns the folder.
+
+    Args:
+        run: a run folder, or `RUN@STEP`; its last step unless given. A run's name, or the beginning of its folder's
+            name in `runs`, does too: of several runs of one name it is the last that was trained.
+        merge: average with the decoder that it came from; this share is the decoder's.
+        to_hub: `push` the folder to this repository, with license and language.
+    """
+    from biphase.export.push import check_repository
+
+    refuse_filled(Path(folder))
+    run = name_run(str(run))
+    find_checkpoint(run)
+    if to_hub is not None:
+        check_repository(to_hub)
+    from biphase.export.model import export_checkpoint
+
+    console.prose(export_checkpoint(run, Path(folder), merge))
+    if to_hub is not None:
+        push(folder, to_hub, license=license, language=language)
+    return Path(folder)
+
+
+def push(
+    source: str | Path,
+    repo: str,
+    *,
+    public: bool = False,
+    license: str | None = None,
+    language: str | Iterable[str] | None = None,
+    dry_run: bool = False,
+) -> None:
+    """Send a model folder to the Hugging Face hub, or a run: its end to `main`, other checkpoints to `step-N`.
+
+    Args:
+        repo: USER/NAME; a new repository is private.
+        public: make it public, or send to one that is.
+        license: such as `apache-2.0`, for a card that says none.
+        language: such as `en`, or several, for a card that says none.
+        dry_run: say what would go.
+    """
+    from biphase.export.push import push_model
+
+    source = name_run(str(source))
+    languages = tuple(by_commas(language) if isinstance(language, str) else language or ())
+    console.print(push_model(source, repo, public=public, license=license, languages=languages, dry_run=dry_run))
+
+
+def load(model: str | Path) -> Any:
+    """The network behind a run (`RUN`, `RUN@STEP`), a folder or a hub id, with its tokenizer, for `encode`.
+
+    Returns: a `biphase.finetuning.heads.Encoder`; a `SentenceTransformer` where the folder is one that does more
+    than to take the mean over a text's tokens.
+    """
+    from biphase.export.model import NEEDS_VERSION, SENTENCE_TRANSFORMERS_FILES
+    from biphase.finetuning.cells import find_folder
+    from biphase.finetuning.heads import load_encoder
+
+    folder = find_folder(str(model))
+    modules = SENTENCE_TRANSFORMERS_FILES.items() if (folder / "modules.json").exists() else ()
+    needing = {name: content | NEEDS_VERSION for name, content in modules if isinstance(content, dict)}
+    if all(
+        (folder / name).exists() and read_json(folder / name) in (content, needing.get(name, content))
+        for name, content in modules
+    ):
+        return load_encoder(str(model))
+
+    with needs_embeddings("an embedding model"):
+        from biphase.embedding.model import load_embedder
+    return load_embedder(str(model))
+
+
+def encode(model: Any, texts: Iterable[str], *, device: str = "auto") -> "np.ndarray":
+    """The embeddings of texts, fp32, [texts, width]: the mean over a text's tokens, which all look both ways, as in
+    `evaluate` before any fine-tuning. Texts are packed, not padded; one of more tokens than the network has positions
+    for is cut, and told.
+
+    Args:
+        model: what `load` returned, or what it takes.
+        device: auto, cpu or cuda.
+    """
+    model = load(model) if isinstance(model, str | Path) else model
+    texts = [texts] if isinstance(texts, str) else list(texts)
+    from biphase.device import choose_device
+
+    place = choose_device(device)
+    if not hasattr(model, "backbone"):
+        return model.encode(texts, show_progress_bar=False, convert_to_numpy=True, device=str(place))
+    from biphase.finetuning.heads import encode_packed
+
+    return encode_packed(model, texts, place)
+
+
+ZeroShot = dict[str, dict[str, dict[str, float]]]
+"""Scores by set, then by model (or BM25), then by metric."""
+
+
+@contextmanager
+def needs_embeddings(what: str) -> Iterator[None]:
+    """Around imports: a package that is not here is told with the extra that brings it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        extra = "mteb" if error.name == "mteb" else "embeddings"
+        raise InputError(f"{what} needs {error.name}: pip install 'biphase[{extra}]'") from None
+
+
+def embed(recipe: Any, changes: Changes = (), *, runs: str | Path = "runs") -> Path:
+    """Train an encoder or a decoder into an embedding model for sentence-transformers; returns its folder. The same
+    call resumes.
+
+    Args:
+        recipe: a YAML file, a mapping of its keys, or a `biphase.embedding.recipe.EmbeddingRecipe`.
+        changes: to single keys, such as `{"model": "encoder", "out": "embedder"}`.
+        runs: where run folders are.
+    """
+    found = read_settings(EmbeddingRecipe, recipe, changes)
+    from biphase.embedding.pairs import check_places
+
+    check_places(found)
+    with needs_embeddings("biphase embed"):
+        from biphase.embedding.embed import train_embedder
+    folder, facts = train_embedder(found, Path(runs))
+    table = Table("layer", "cosine with the weights before training", box=None)
+    for layer, cosine in facts["cosines"].items():
+        table.add_row(layer, f"{cosine:.4f}")
+    console.print(table)
+    print_zero_shot(facts["scores"])
+    console.print(f"{folder}: load it with SentenceTransformer('{folder}')")
+    return folder
+
+
+def print_zero_shot(scores: ZeroShot) -> None:
+    """A table for each set, with a row for each model."""
+    for name, arms in scores.items():
+        metrics = list(next(iter(arms.values())))
+        table = Table(name, *metrics, box=None)
+        for arm, values in arms.items():
+            table.add_row(arm, *(f"{values[metric]:.4f}" for metric in metrics))
+        console.print(table)
+
+
+def zero_shot_records(scores: ZeroShot) -> list[dict[str, Any]]:
+    return [{"model": arm, "task": name, **values} for name, arms in scores.items() for arm, values in arms.items()]
+
+
+def run_zero_shot(models: Sequence[str], tasks: Sequence[str], out: Path, **refused: Any) -> ZeroShot:
+    """Score embedding models as they are on `zero-shot:PATH` (BEIR's layout, scored pairs) and `mteb:NAME[=FOLDER]`.
+
+    Results are kept as MTEB's JSON, `out/zero-shot/MODEL/TASK.json`. Raises `InputError` where an option is given that
+    says something of training only.
+    """
+    if said := [name for name, value in refused.items() if value]:
+        raise InputError(f"{', '.join(said)}: zero-shot tasks train nothing, so this says nothing there; leave it out")
+    given: dict[str, list[str]] = {"zero-shot": [], "mteb": []}
+    for task in tasks:
+        kind, _, place = task.partition(":")
+        if kind not in given:
+            raise InputError(f"tasks: '{task}' is fine-tuned on, the others are not; give them to two commands")
+        given[kind].append(place)
+    try:
+        refuse_equal_names(tuple(given["zero-shot"]))
+    except ValueError as error:
+        raise InputError(f"tasks: {error}") from None
+    if len({Path(model).name for model in models}) < len(set(models)):
+        raise InputError("two models have the same folder name, by which their scores are kept: rename one")
+    check_judged(given["zero-shot"], models)
+    with needs_embeddings("zero-shot evaluation"):
+        from biphase.embedding.evaluation import read_judged, run_mteb, score_arms, to_mteb
+        from biphase.embedding.model import load_embedder
+    judged = [read_judged(Path(place)) for place in given["zero-shot"]]
+    embedders = {model: load_embedder(model) for model in models}
+    scores: ZeroShot = {}
+    for each in judged:
+        scores[each.name] = score_arms(embedders, each)
+        for arm, values in scores[each.name].items():
+            keep_result(out, arm, each.name, to_mteb(each, values))
+    if given["mteb"]:
+        with needs_embeddings("mteb tasks"):
+            import_module("mteb")
+    for name in given["mteb"]:
+        scores[name] = {}
+        for model, embedder in embedders.items():
+            result, main_score = run_mteb(embedder, name)
+            keep_result(out, model, result["task_name"], result)
+            scores[name][model] = {"main_score": main_score}
+    return scores
+
+
+def check_judged(places: Sequence[str], models: Sequence[str]) -> None:
+    """Raises `InputError` for judged texts or models that are not here."""
+    for place in places:
+        if not Path(place).exists():
+            raise InputError(f"{place} does not exist")
+    for model in models:
+        find_folder(model)
+
+
+def keep_result(out: Path, model: str, task: str, result: object) -> None:
+    folder = out / "zero-shot" / Path(model).name
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / f"{task}.json", result)
+
+
+def search(
+    source: Any,
+    question: str,
+    *,
+    model: str | Path | None = None,
+    index: str | Path | None = None,
+    top: int = 5,
+    rebuild: bool = False,
+    text_field: str = "text",
+) -> "pandas.DataFrame":
+    """Find passages for a question, by an embedding model and by BM25. Documents are embedded once and kept.
+
+    Args:
+        source: an index, files to make one of (a file, a folder or a glob), or texts or rows in memory, of which a copy
+            is kept beside the index.
+        model: an embedding model: a folder or a hub id; an index knows its own.
+        index: where the index of a text is kept; `SOURCE.index` unless given.
+        top: how many passages each finds.
+        rebuild: make the index anew.
+
+    Returns: a row for each passage: `by` (the model's name, or BM25), `rank`, `score`, `id`, `text`.
+    """
+    check_question(question)
+    if top < 1:
+        raise InputError(f"top is {top}: give 1 or more")
+    given, asked = name_text(source, index, text_field), None if model is None else str(model)
+    folder = Path(given) if is_index(Path(given)) else Path(index or given.rstrip("/") + ".index")
+    if folder == Path(given) and rebuild:
+        raise InputError(f"{given} is an index: to build it again, give its text")
+    has_index = is_index(folder) and not rebuild
+    if folder != Path(given):
+        check_place(given)
+    if asked is not None:
+        find_folder(asked)
+    elif not has_index:
+        raise InputError(f"{given} has no index yet: name an embedding model as model")
+    if not has_index:
+        refuse_foreign(folder, "search index")
+    import pandas
+
+    with needs_embeddings("biphase search"):
+        from biphase.embedding.index import answer_question, build_index, open_index
+    if has_index:
+        manifest = open_index(folder, asked, None if folder == Path(given) else given, text_field)
+    else:
+        assert asked is not None
+        manifest = build_index(given, asked, folder, text_field)
+    return pandas.DataFrame(answer_question(folder, manifest, question, top))
+
+
+def is_index(path: Path) -> bool:
+    return (path / "index.json").exists()
+
+
+def check_question(question: Any) -> None:
+    if not isinstance(question, str):
+        raise InputError(f"the question is of type {type(question).__name__}: give a text")
+    if not question.strip():
+        raise InputError("the question is empty")
+    try:
+        question.encode()
+    except UnicodeEncodeError:
+        raise InputError("the question is no Unicode: is the terminal's encoding UTF-8?") from None
+
+
+def name_text(source: Any, index: str | Path | None, text_field: str) -> str:
+    """The name of what is searched, after texts in memory have become a file beside their index."""
+    if index is None and not are_names(source):
+        raise InputError("texts in memory have no name to keep their index by: say where, index='my.index'")
+    names = name_sources(source, Path(f"{index}.texts"), text_field)
+    if len(names) != 1:
+        raise InputError(f"one name is searched, and {len(names)} are given: give their folder, a glob, or texts")
+    return str(names[0])

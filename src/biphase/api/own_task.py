@@ -1,0 +1,519 @@
+"""What a program has in memory (texts, rows, a DataFrame, a `datasets.Dataset`; settings) becomes files and tasks.
+
+Files are named by what they hold, so that the same call finds what an earlier one made. A task is written once, with
+its data and a description, under a name that ends in a hash of what it holds.
+"""
+
+import json
+import math
+import os
+import re
+import sys
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from numbers import Real
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Literal, TypeVar
+
+import yaml
+from pydantic_core import to_jsonable_python
+
+from biphase.config import Strict, load_config, parse_config
+from biphase.console import err
+from biphase.corpus.rows import field_names, plain_path
+from biphase.corpus.text import kind_of
+from biphase.errors import InputError, clipped
+from biphase.files import content_hash, file_hash, whole_file, whole_folder, write_text
+from biphase.tasks.examples import MULTI_HOT, is_missing, list_labels
+from biphase.tasks.rows import Row, check_header, read_any_file, rows_of_dataset
+from biphase.tasks.spec import COLUMN_NAME, METRICS, TASK_SPLITS, Task, task_table
+
+Settings = TypeVar("Settings", bound=Strict)
+
+Changes = Mapping[str, Any] | Sequence[str]
+"""Changes to single keys: `{"schedule.peak_lr": 1e-3}`, or as on the command line `["schedule.peak_lr=1e-3"]`."""
+
+
+def are_names(sources: Any) -> bool:
+    """Whether sources are names of files, folders or data sets, and not what is in memory.
+
+    One string always is, and so are several, unless some of them are running text and none is a path that exists or
+    ends as a file of text does: then they are texts.
+    """
+    if isinstance(sources, str | Path):
+        return True
+    if not isinstance(sources, list | tuple) or not all(isinstance(one, str | Path) for one in sources):
+        return False
+    has_texts = any(is_running_text(str(one)) for one in sources)
+    if len(sources) < 2 or not has_texts:
+        return True
+    return any(isinstance(one, Path) or os.path.exists(one) or kind_of(Path(one)) is not None for one in sources)
+
+
+def is_running_text(text: str) -> bool:
+    """Whether there are several words in a text, or letters without case: Chinese, Japanese and Thai have no blanks."""
+    return len(text.split()) > 1 or any(unicodedata.category(letter) == "Lo" for letter in text)
+
+
+def name_sources(sources: Any, folder: Path, text_field: str) -> list[str | Path]:
+    """The names of sources, after what is in memory has become a file of the folder."""
+    if isinstance(sources, str | Path):
+        return [sources]
+    if are_names(sources):
+        return list(sources)
+    path = keep_rows(rows_in(sources, text_field), folder, "texts")
+    err.print(f"texts in memory are kept as {path}")
+    return [path]
+
+
+def rows_in(given: Any, text_field: str = "text", labels: Sequence[str] = ("label",)) -> Iterator[Row]:
+    """The rows of a DataFrame, a `datasets.Dataset` (labels that it names come as names), or of anything that can be
+    gone through: dictionaries, or texts. What a DataFrame lacks is None; arrays, as pandas has the lists of a parquet
+    file, come as lists."""
+    if isinstance(given, Mapping):
+        raise InputError(f"a mapping of {', '.join(map(str, given))} is given where rows are: give one of them")
+    if not isinstance(given, Iterable):
+        raise InputError(f"{given!r} is given where texts or rows are")
+    pandas, datasets = sys.modules.get("pandas"), sys.modules.get("datasets")
+    if pandas is not None and isinstance(given, pandas.DataFrame):
+        if given.columns.nlevels > 1:
+            raise InputError("the columns of the DataFrame have names of several levels: give each one name")
+        given = given.set_axis([str(name) for name in given.columns], axis=1)
+        check_header("DataFrame", [*given.columns])
+        given = given.astype(object).where(given.notna(), None).to_dict("records")
+    elif datasets is not None and isinstance(given, datasets.Dataset):
+        label = next((name for name in labels if name in given.column_names), labels[0])
+        given = (row for _, row in rows_of_dataset(given, label, "Dataset"))
+    for number, row in enumerate(given):
+        if not isinstance(row, str | Mapping):
+            raise InputError(f"row {number} is of type {type(row).__name__}: give texts, or rows as dictionaries")
+        yield {text_field: row} if isinstance(row, str) else {name: without_arrays(one) for name, one in row.items()}
+
+
+def without_arrays(value: Any) -> Any:
+    """A value with lists in place of the arrays in it."""
+    if getattr(value, "ndim", 0) and hasattr(value, "tolist"):
+        value = value.tolist()
+    return [without_arrays(one) for one in value] if isinstance(value, list) else value
+
+
+def plain_value(value: Any) -> Any:
+    """What JSON and YAML can hold of a value of NumPy, of a range, of a path or of a date."""
+    if isinstance(value, range):
+        return list(value)
+    return value.tolist() if hasattr(value, "tolist") else str(value)
+
+
+def keep_rows(rows: Iterable[Row], folder: Path, stem: str) -> Path:
+    """The rows as `folder/STEM-HASH.jsonl`; a file that is there is the same one and stays as it is."""
+    folder.mkdir(parents=True, exist_ok=True)
+    part = folder / f"{stem}.jsonl"
+    with whole_file(part) as file:
+        for number, row in enumerate(rows):
+            try:
+                file.write(json.dumps(row, ensure_ascii=False, default=plain_value) + "\n")
+            except UnicodeEncodeError:
+                raise InputError(f"row {number} holds half of a surrogate pair, which is no Unicode") from None
+    path = folder / f"{stem}-{file_hash(part)[:12]}.jsonl"
+    if path.exists():
+        part.unlink()
+    else:
+        os.replace(part, path)
+    return path
+
+
+def read_settings(kind: type[Settings], given: Any, changes: Changes) -> Settings:
+    """A checked configuration from a YAML file, a tree in memory or a configuration, after changes to single keys."""
+    overrides = list_changes(changes)
+    if isinstance(given, kind):
+        given = given.model_dump(mode="json")
+    if isinstance(given, Mapping):
+        return parse_config(kind, dict(given), overrides, origin=kind.__name__)
+    if not isinstance(given, str | Path):
+        raise InputError(f"{given!r} is no {kind.__name__}: give a YAML file, a mapping of keys, or a {kind.__name__}")
+    return load_config(kind, Path(given), overrides)
+
+
+def list_changes(changes: Changes | None) -> list[str]:
+    """Changes as the command line takes them."""
+    if isinstance(changes, str):
+        return [changes]
+    if not isinstance(changes, Mapping):
+        return list(changes or ())
+    return [f"{key}={write_value(value)}" for key, value in changes.items()]
+
+
+def write_value(value: Any) -> str:
+    """A value as YAML in one line, with quotes where they are needed."""
+    value = to_jsonable_python(value, fallback=plain_value)
+    text = yaml.safe_dump(value, default_flow_style=True, width=math.inf, allow_unicode=True, sort_keys=False)
+    return text.removesuffix("...\n").strip()
+
+
+def listed_numbers(given: Any, name: str) -> tuple[Any, ...]:
+    """Several numbers that are given as `name`."""
+    numbers = tuple(given) if isinstance(given, Iterable) else ()
+    if not numbers or not all(isinstance(number, Real) for number in numbers):
+        raise InputError(f"`{name}` is {given!r}: give a list of numbers")
+    return numbers
+
+
+def by_commas(text: str) -> list[str]:
+    """`snli, genre,` → ["snli", "genre"]."""
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not words:
+        raise InputError(f"'{text}' has nothing beside commas; leave the option out, or name something")
+    return words
+
+
+EXAMPLES = {
+    "sequence_classification": "reviews",
+    "token_classification": "prescriptions",
+    "question_answering": "manuals",
+    "retrieval": "handbook",
+    "multiple_choice": "exams",
+    "regression": "similarity",
+    "multi_label_classification": "subjects",
+}
+"""The example of each family and problem type in `bundled/tasks`."""
+
+LABEL_NAMES = (
+    *("label", "labels", "class", "category", "sentiment", "stars", "rating", "intent", "topic", "topics", "genres"),
+    *("ner_tags", "pos_tags", "tags", "score", "similarity", "answer", "answerKey"),
+)
+"""What the column with the label may be called, the first that is there."""
+WORD_NAMES = ("tokens", "words")
+CHOICE_LISTS = ("choices", "options", "endings")
+CHOICE_COLUMN = re.compile(r"(?:choice|option|ending|answer|solution|sol)_?([0-9a-eA-E])|([A-E])")
+"""The name of a column with one of several choices: `choice1`, `option_b`, `ending0`, `A`."""
+DECIMAL_COMMA = re.compile(r"[-+]?[\d.]+,\d+")
+OTHER_SPLITS = {"validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
+MOST_CLASSES = 200
+"""A column with more different values is hardly one of labels."""
+
+
+def describe_data(data: Path, label: str | None, family: str | None = None) -> dict[str, Any]:
+    """Keys of a task as a file of rows, or a folder in BEIR's layout, shows them, of the family or problem type where
+    one is named.
+
+    Raises `InputError` where the data does not show them, naming what to say.
+    """
+    if (data / "corpus.jsonl").exists() or (data / "qrels").is_dir():
+        named = {split: f"qrels/{name}" for split, name in find_splits(data / "qrels" / "train.tsv").items()}
+        if "test" not in named:
+            raise InputError(f"{data}: retrieval needs qrels/test.tsv, the judgements of its queries")
+        return {"family": "retrieval", "files.0": named}
+    placed = list(read_any_file(data))
+    found = describe_rows(placed, str(data), label, family)
+    return found | {"files.0": find_splits(data, label_of(found)) | found["files.0"]}
+
+
+def describe_rows(
+    placed: Sequence[tuple[str, Row]],
+    data: str,
+    label: str | None,
+    family: str | None = None,
+    template: str | None = None,
+) -> dict[str, Any]:
+    """Keys of a task as its rows show them, with the template that is given, or one of all columns of texts.
+
+    Errors call a row by its place, and all of them `data`. `files.0` has what is to be said beside the names of files.
+    """
+    if not placed:
+        raise InputError(f"{data} has no rows; give some to train on")
+    rows, places = [row for _, row in placed], [place for place, _ in placed]
+    label = find_label(data, rows, label, places)
+    if label is None:
+        return {"family": "question_answering", "files.0": {}}
+    may_be_empty = family == "multi_label_classification"
+    known = [(place, row) for place, row in placed if may_be_empty or not is_missing(row[label])]
+    if not known:
+        raise InputError(f"{data}: no row has a label in '{label}': name another column as `label`")
+    rows, places = [row for _, row in known], [place for place, _ in known]
+    columns, labels = rows[0], check_values(rows, label, places)
+    words = next((name for name in WORD_NAMES if isinstance(columns.get(name), list)), None)
+    if isinstance(labels[0], list) and words is not None:
+        renamed = {theirs: ours for theirs, ours in ((words, "tokens"), (label, "label")) if theirs != ours}
+        layout = {"rename": renamed} if renamed else {}
+        return {"family": "token_classification", **describe_tags(labels), "files.0": layout}
+    choices = find_choices(columns, data, label) if family in (None, "multiple_choice") else None
+    texts = [name for name in columns if name not in (label, choices) and is_text([row[name] for row in rows])]
+    texts = [name for name in texts if not says_label([row[name] for row in rows], labels)]
+    renamed = {} if template else rename_columns(texts, columns)
+    layout = {"rename": renamed} if renamed else {}
+    texts = [renamed.get(name, name) for name in texts]
+    if choices:
+        found: dict[str, Any] = {"template": " ".join(f"{{{name}}}" for name in [*texts, "choice"]), "label": label}
+        found |= {"choices": [choices], "classes": name_choices(data, check_values(rows, choices, places), labels)}
+        return {"family": "multiple_choice", **found, "files.0": layout}
+    found = {"template": template or template_of(texts, columns, data, label), "label": label}
+    found |= describe_labels(data, label, labels, family, places)
+    stratified = {} if found.get("problem_type") else {"stratified": True}
+    return {"family": "sequence_classification", **found, **stratified, "files.0": layout}
+
+
+def rename_columns(texts: list[str], columns: Row) -> dict[str, str]:
+    """For each column of texts that a template cannot name, a name that it can: `Text (lang)` → `Text_lang`."""
+    renamed: dict[str, str] = {}
+    for name in texts:
+        if not COLUMN_NAME.fullmatch(name):
+            own = re.sub(r"\W+", "_", name).strip("_")
+            own = own if COLUMN_NAME.fullmatch(own) else f"text_{own}".rstrip("_")
+            while own in columns or own in renamed.values():
+                own += "_2"
+            renamed[name] = own
+    return renamed
+
+
+def template_of(texts: list[str], columns: Row, data: str, label: str) -> str:
+    """All columns of texts, a line each."""
+    if not texts:
+        raise InputError(
+            f"{data}: no column besides '{label}' has texts of several words, or they only say the label; name them in "
+            f"a template; the columns are: {clipped(', '.join(field_names(columns)))}"
+        )
+    if len(texts) > 2:
+        told = f"template: {', '.join(texts)}: take out what says the answer, or is not known before it"
+        err.print(told, markup=False)
+    return "\n".join(f"{{{name}}}" for name in texts)
+
+
+def label_of(described: dict[str, Any]) -> str:
+    """The column that every split of a described task needs."""
+    if described["family"] == "question_answering":
+        return "answers"
+    renamed = {ours: theirs for theirs, ours in described["files.0"].get("rename", {}).items()}
+    return str(described.get("label") or renamed.get("label", "label"))
+
+
+def find_label(data: str, rows: list[Row], label: str | None, places: Sequence[str]) -> str | None:
+    """The column with the label, the one that is named or one of a known name; None of questions on contexts."""
+    columns = rows[0]
+    for place, row in zip(places, rows, strict=True):
+        if missing := columns.keys() - row.keys():
+            raise InputError(f"{place} has no '{min(missing)}', which the first row has")
+    if label is None and {"question", "context", "answers"} <= set(columns):
+        return None
+    if label is not None and label not in columns:
+        raise InputError(f"`label`: {data} has no column '{label}'; its columns are: {', '.join(columns)}")
+    found = label or next((name for name in LABEL_NAMES if name in columns), None)
+    if found is None:
+        raise InputError(f"which column of {data} is the label? Name it as `label`: {', '.join(columns)}")
+    return found
+
+
+def check_values(rows: list[Row], name: str, places: Sequence[str]) -> list[Any]:
+    """The values of a column. Raises `InputError` where a row has nothing there, or in a list there, or neither list
+    nor text where the first row has a list."""
+    is_list = isinstance(rows[0][name], list)
+    for place, row in zip(places, rows, strict=True):
+        value = row[name]
+        if value is None or (isinstance(value, list) and None in value):
+            raise InputError(f"{place} has null in '{name}': take it out")
+        if is_list and not isinstance(value, list | str):
+            raise InputError(f"{place} has no list in '{name}', unlike the first row")
+    return [row[name] for row in rows]
+
+
+def describe_tags(tags: list[list[Any]]) -> dict[str, Any]:
+    """Classes of words: in IOB2, or any others, such as parts of speech."""
+    seen = {str(tag) for row in tags for tag in row}
+    types = sorted({tag[2:] for tag in seen if tag[1:2] == "-"})
+    if types:
+        return {"classes": ["O", *(f"{mark}-{name}" for name in types for mark in "BI")]}
+    return {"classes": sorted(seen), "metric": "accuracy"}
+
+
+def find_choices(columns: Row, data: str, label: str) -> str | None:
+    """The column with a list of choices. Raises `InputError` for columns that look like one choice each: only a task
+    file says which of them are, and what the label calls them."""
+    single = [name for name in columns if name != label and CHOICE_COLUMN.fullmatch(name)]
+    is_pair = len(single) == 2 and max(map(len, single)) == 1  # A and B are as often two texts to compare
+    if len(single) > 1 and not is_pair:
+        raise InputError(
+            f"{data}: the columns {', '.join(single)} look like choices: name them as `choices`, and what the label "
+            f"calls them as `classes`, {in_a_file('multiple_choice')}"
+        )
+    return next((name for name in CHOICE_LISTS if isinstance(columns.get(name), list | dict)), None)
+
+
+def in_a_file(family: str) -> str:
+    return f"in a task file (`biphase init task --family {family}` writes one)"
+
+
+def name_choices(data: str, given: list[Any], labels: list[Any]) -> list[str]:
+    """What the label calls the choices: letters, or numbers from 1 on; letters too where it counts from 0."""
+    most = max(len(one.get("text", ()) if isinstance(one, dict) else one) for one in given)
+    letters, numbers = list("ABCDEFGHIJ"[:most]), [str(number) for number in range(most + 1)]
+    said = {plain_label(value) for value in labels}
+    if said <= {*letters, *numbers[:-1]} or any(isinstance(one, dict) for one in given):
+        return letters
+    if said <= set(numbers[1:]):
+        return numbers[1:]
+    raise InputError(f"{data}: the label of {most} choices is none of {', '.join(letters)} and no number of one")
+
+
+def describe_labels(
+    data: str, label: str, values: list[Any], family: str | None, places: Sequence[str]
+) -> dict[str, Any]:
+    """Whether the labels of texts are numbers, sets of classes or classes, unless `family` says; and which classes."""
+    named = [part_names(value) for value in values]
+    if all(len(names) > 1 and {name.lower() for name in names} <= MULTI_HOT.keys() for names in named):
+        told = "say `multi_hot: true`, and name the classes in order as `classes`,"
+        raise InputError(f"{data}: '{label}' has lists of 0 and 1: {told} {in_a_file('multi_label_classification')}")
+    family = family or guess_problem(data, label, values, named)
+    if family == "regression":
+        return {"problem_type": family}
+    is_several = family == "multi_label_classification"
+    for place, names in zip(places, named, strict=True):
+        if is_several and len(set(names)) < len(names):
+            raise InputError(f"{place} has a class twice in '{label}': name each once")
+    classes = set().union(*named) if is_several else {plain_label(value) for value in values}
+    if not 2 <= len(classes) <= MOST_CLASSES:
+        raise InputError(
+            f"{data}: column '{label}' has {len(classes)} different values; name the one with classes as `label`"
+        )
+    ordered = sorted(classes, key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name))
+    return {"problem_type": family, "classes": ordered} if is_several else {"classes": ordered}
+
+
+def guess_problem(data: str, label: str, values: list[Any], named: list[list[str]]) -> str | None:
+    """Regression of numbers that are no whole ones, or too many; several labels where they are lists; else None, which
+    is classes. Raises `InputError` for texts with commas that may be several classes, or numbers."""
+    wholes = {plain_label(value) for value in values}
+    try:
+        numbers = [float(value) for value in values if not isinstance(value, bool | list)]
+    except (TypeError, ValueError):
+        numbers = []
+    if len(numbers) == len(values) and (len(wholes) > MOST_CLASSES or not all(map(float.is_integer, numbers))):
+        return "regression"
+    if isinstance(values[0], list):
+        return "multi_label_classification"
+    parted = next((value for value, names in zip(values, named, strict=True) if len(names) > 1), "")
+    if parted and (len(set().union(*named)) < len(wholes) or DECIMAL_COMMA.fullmatch(parted)):
+        raise InputError(
+            f"{data}: '{label}' has '{parted}': a number (write it with a point), several classes (say `problem_type: "
+            f"multi_label_classification`) or one (name it in `classes`)? Say it {in_a_file('FAMILY')}"
+        )
+    return None
+
+
+def find_splits(train: Path, needed: str | None = None) -> dict[str, str]:
+    """The file and those beside it that are called as it is, with dev or test for train; `train.csv` for
+    `train.csv.gz`, as a task names files. One without the column that is needed, as benchmarks publish tests, is left
+    out, and told."""
+    found = {"train": train.name} if train.exists() else {}
+    for split, words in OTHER_SPLITS.items():
+        names = (train.name.replace("train", word) for word in words)
+        other = next((name for name in names if name != train.name and (train.parent / name).exists()), None)
+        if other and needed and needed not in next(read_any_file(train.parent / other), ("", {}))[1]:
+            err.print(f"{train.parent / other} has no '{needed}': {split} is drawn from train instead", markup=False)
+        elif other:
+            found[split] = other
+    return {split: plain_path(Path(name)).name for split, name in found.items()}
+
+
+def is_text(values: list[Any]) -> bool:
+    """Whether a column has sentences, or lists of them, by most of its first values."""
+    found = []
+    for value in islice(values, 1000):
+        parts = value if isinstance(value, list) and value else [value]
+        found.append(all(isinstance(part, str) and is_running_text(part) for part in parts))
+    return sum(found) > len(found) / 2
+
+
+def says_label(texts: list[Any], labels: list[Any]) -> bool:
+    """Whether a column only says the label in other words ("1 star" for 1), and so must not be read by a model."""
+    pairs = set(zip(map(str, texts), map(str, labels), strict=True))
+    return len({text for text, _ in pairs}) == len({label for _, label in pairs}) == len(pairs) < len(texts)
+
+
+def part_names(value: Any) -> list[str]:
+    """The labels of a list, as `make_text` reads it; of another value its own."""
+    labels = list_labels(value)
+    return [name for name in map(plain_label, [value] if labels is None else labels) if name]
+
+
+def plain_label(value: Any) -> str:
+    """A label as the text that names it: 1 for 1.0."""
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value).strip()
+
+
+OWN = "own"
+"""What a task is called that nobody named."""
+
+QUESTION_TEMPLATE = "Question: {question}\nContext: {context}"
+
+
+def write_task(
+    data: Any,
+    folder: Path,
+    name: str | None,
+    template: str | None = None,
+    label: str | None = None,
+    missing: Literal["refuse", "drop"] = "refuse",
+) -> tuple[str, str]:
+    """The YAML file and the data folder of a task that rows describe by their columns (`describe_rows`).
+
+    Args:
+        data: rows to train on, or a mapping of splits (`train`, `validation`, `test`) to rows: a DataFrame, a
+            `datasets.Dataset`, a list of dictionaries, or a file in a form that tasks have. Missing splits are drawn.
+        folder: where tasks of one's own are kept.
+        template: columns in braces that make the input, in place of all columns of texts.
+        label: the column with the label, or with the list of tags.
+        missing: what becomes of rows without label or text, as the key of a task says.
+
+    Raises:
+        InputError: another split, columns that are no task, or the name of a task that biphase has.
+    """
+    name = name or OWN
+    if name in task_table() or name.endswith((".yaml", ".yml")):
+        raise InputError(f"'{name}' is a task that says what its data is: give its folder as data, or another name")
+    splits = dict(data) if isinstance(data, Mapping) else {"train": data}
+    if "train" not in splits or not splits.keys() <= set(TASK_SPLITS):
+        raise InputError(f"data has the splits {', '.join(map(repr, splits))}; name them train, validation and test")
+    with TemporaryDirectory() as held:
+        files, places = {}, {}
+        for split, given in splits.items():
+            placed = list(labelled_rows(given, split, label))
+            places[split] = [place for place, _ in placed]
+            files[split] = keep_rows((row for _, row in placed), Path(held), "rows")
+            files[split] = files[split].rename(files[split].with_name(f"{split}.jsonl"))
+        train = zip(places["train"], (row for _, row in read_any_file(files["train"])), strict=True)
+        described = describe_rows(list(train), "train", label, template=template)
+        for split, path in files.items():
+            if label_of(described) not in next(read_any_file(path), ("", {}))[1]:
+                raise InputError(f"{split}: its rows have no label: leave it out, or predict them")
+        layout = {split: files[split].name for split in TASK_SPLITS if split in files} | described.pop("files.0")
+        family = described["family"]
+        asked = template or described.get("template") or (QUESTION_TEMPLATE if family == "question_answering" else "")
+        metric = METRICS[described.get("problem_type", family)][0]
+        tree = {"name": name, "metric": metric, **described, "template": asked, "files": [layout]}
+        tree |= {} if missing == "refuse" else {"missing": missing}
+        parse_config(Task, tree, origin=f"task {name}")
+        hashes = {split: file_hash(path) for split, path in files.items()}
+        place = folder / f"{name}-{content_hash([tree, hashes])[:12]}"
+        if not (place / "task.yaml").exists():
+            with whole_folder(place) as part:
+                for path in files.values():
+                    (part / path.name).write_bytes(path.read_bytes())
+                write_text(part / "task.yaml", yaml.safe_dump(tree, sort_keys=False, allow_unicode=True))
+    return str(place / "task.yaml"), str(place)
+
+
+def labelled_rows(given: Any, split: str, label: str | None) -> Iterator[tuple[str, Row]]:
+    """The rows of a split, each with its place; a label that is a number or a truth value as the text that names it."""
+    if isinstance(given, str | Path) and not Path(given).is_file():
+        raise InputError(f"{split}: {given} is not a file of rows")
+    names = LABEL_NAMES if label is None else (label,)
+    in_memory = ((f"{split}: row {number}", row) for number, row in enumerate(rows_in(given, labels=names)))
+    for place, row in read_any_file(Path(given)) if isinstance(given, str | Path) else in_memory:
+        column = next((name for name in names if name in row), None)
+        value = row[column] if column else ""
+        if column and is_missing(value):
+            row[column] = None
+        elif column and isinstance(value, bool | int | float):
+            row[column] = str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+        yield place, row

@@ -1,0 +1,190 @@
+"""A study's file → its plan, its runs, how far it is, its report."""
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic_core import to_jsonable_python
+
+from biphase.api.finetuning import by_task, place_data
+from biphase.api.own_task import Changes, list_changes, plain_value
+from biphase.config import parse_config
+from biphase.console import err
+from biphase.console import out as console
+from biphase.engine.local import Engine, EngineKind
+from biphase.errors import InputError
+
+if TYPE_CHECKING:
+    import pandas
+
+    from biphase.study.cost import Estimate
+    from biphase.study.plan import Plan
+
+
+def study(
+    file: str | Path | Mapping[str, Any],
+    changes: Changes | None = (),
+    folder: str | Path | None = None,
+    *,
+    data: Mapping[str, Any] | None = None,
+) -> "OpenStudy":
+    """A controlled study: one file → plan, runs, report. Its hypotheses must be about arms and tasks that it has.
+
+    Args:
+        file: a YAML file, the name of one that comes with biphase, such as mini, or a mapping of the same keys.
+        changes: to single keys.
+        folder: the study's folder; `study-NAME` unless given.
+        data: for tasks that `evaluation.tasks` names: rows as `finetune` takes them, such as a DataFrame, which are
+            kept in the study's folder; or the folder with a task's published data.
+    """
+    from biphase.study.folder import keep_order
+    from biphase.study.hypotheses import ask
+    from biphase.study.plan import plan_study
+    from biphase.study.spec import load_study
+
+    if not isinstance(file, str | Path | Mapping):
+        raise InputError(f"a study is a YAML file or a mapping of its keys, and no {type(file).__name__}")
+    overrides = list_changes(changes)
+    is_mapping = isinstance(file, Mapping)
+    given = to_jsonable_python(dict(file), fallback=plain_value) if isinstance(file, Mapping) else Path(file)
+    read = load_study(given, overrides)
+    place = Path(f"study-{read.name}") if folder is None else Path(folder)
+    if own := by_task(data):
+        if read.evaluation is None or (unnamed := own.keys() - {*read.evaluation.tasks}):
+            raise InputError(f"data: {min(unnamed if read.evaluation else own)} is none of `evaluation.tasks`: add it")
+        tasks, folders = place_data(own, [*read.evaluation.tasks], place)
+        known = {"tasks": tuple(tasks), "data_dirs": read.evaluation.data_dirs | dict(folders)}
+        read = read.model_copy(update={"evaluation": read.evaluation.model_copy(update=known)})
+    planned = plan_study(keep_order(read, place))
+    ask(planned)
+    words = (str(place / "study.yaml"),) if is_mapping or own else (str(file), *overrides)
+    return OpenStudy(planned, place, words, () if folder is None else ("--out", str(folder)))
+
+
+@dataclass(frozen=True)
+class OpenStudy:
+    """A study that was read and planned, and the folder that it works in."""
+
+    planned: "Plan" = field(repr=False)
+    folder: Path
+    words: tuple[str, ...]
+    """File and changes, as the command line takes them: the file in the folder, where the study came from memory."""
+    options: tuple[str, ...] = ()
+
+    def command(self, verb: str) -> str:
+        """What a person types to do something with the same study."""
+        return shlex.join(["biphase", "study", verb, *self.words, *self.options])
+
+    def estimate(self, device: str | None = None, efficiency: float | None = None) -> "Estimate":
+        from biphase.study.cost import estimate
+        from biphase.study.sizes import study_machine
+
+        return estimate(self.planned, study_machine(self.planned.study, device, efficiency))
+
+    def plan(self, device: str | None = None, efficiency: float | None = None) -> "pandas.DataFrame":
+        """What the study trains and evaluates and what it costs: a row for each group of arms, and one for evaluation.
+        Tells which differences it can find.
+
+        Args:
+            device: such as H100 or CPU, or a run to measure by.
+            efficiency: useful FLOP/s as a share of the device's peak.
+        """
+        import pandas
+
+        from biphase.study.describe import describe_power
+
+        if (evaluation := self.planned.study.evaluation) is not None:
+            for line in describe_power(self.planned, evaluation):
+                err.print(line)
+        rows = pandas.DataFrame([vars(row) for row in self.estimate(device, efficiency).groups])
+        return rows.drop(columns="published")
+
+    def plan_facts(self, device: str | None = None, efficiency: float | None = None) -> dict[str, Any]:
+        """All of the plan as plain data, with each run, checkpoint and cell: `study plan --format json`."""
+        from biphase.study.describe import plan_json
+
+        return plan_json(self.planned, self.estimate(device, efficiency))
+
+    def run(
+        self,
+        *,
+        engine: EngineKind = "local",
+        address: str | None = None,
+        workers: int | None = None,
+        workers_per_gpu: int = 1,
+        processes: int = 1,
+        unit: str | None = None,
+    ) -> Path:
+        """Train and evaluate whatever is missing; returns the study's folder. The same call goes on after a kill, and
+        several of them share the work.
+
+        Args:
+            workers: units side by side; one per core or GPU unless given.
+            workers_per_gpu: units that share a GPU.
+            processes: devices of each training run, by torchrun; a cell holds as many and uses one: do runs and cells
+                apart, by `unit`.
+            unit: only this one, such as `train 1m-clm-400`; `train`: all runs, no cell; `cells`: all cells whose models
+                are trained.
+        """
+        from biphase.report.formats import show_count
+        from biphase.study.folder import claim_study_folder, read_state
+        from biphase.study.hypotheses import declare
+        from biphase.study.run import run_study
+
+        chosen = {"kind": engine, "address": address, "workers": workers, "workers_per_gpu": workers_per_gpu}
+        where = parse_config(Engine, chosen | {"devices_per_worker": processes}, (), origin="study run")
+        if processes > 1 and unit is None and self.planned.cells:
+            told = "`--unit train`, then `--unit cells` without `--processes`, keep all of them busy"
+            err.print(f"each cell holds {processes} devices as a run does, and uses one: {told}", markup=False)
+        place = claim_study_folder(self.folder, self.planned.study)
+        if self.planned.study.hypotheses:
+            declare(self.planned, self.folder, len(read_state(self.planned, place).done))
+        failures = run_study(self.planned, place, where, processes, unit)
+        if failures:
+            own = [failure for failure in failures if not failure.is_blocked]
+            first = (own or failures)[0]
+            raise InputError(
+                f"{show_count(len(own), 'unit')} failed, and {len(failures) - len(own)} wait; the first: {first.unit}: "
+                f"{first.reason}; the same command runs them again"
+            )
+        done = f"{self.folder}: done; `{self.command('report')}` writes the report"
+        console.print(done if unit is None else f"{unit}: done")
+        return self.folder
+
+    def progress(self) -> dict[str, Any]:
+        """How far it is: `lines` of the training runs, then of the cells of each task; how far each of several seeds of
+        pretraining is; `notes` on what is guessed; what `failed`; `num_waiting`, how many units need one that did."""
+        from biphase.study.folder import StudyFolder, read_state
+        from biphase.study.run import status
+
+        place = StudyFolder(self.folder)
+        return status(self.planned, place, read_state(self.planned, place))
+
+    def status(self) -> "pandas.DataFrame":
+        """What is done, running and failed, a row for the training runs and one for each task; `seconds_left` is what
+        one worker needs."""
+        import pandas
+
+        return pandas.DataFrame([vars(line) for line in self.progress()["lines"]])
+
+    def report(self, out: str | Path | None = None) -> Path:
+        """Tables, figures, verdicts and one HTML page from what is finished so far; returns the page.
+
+        Args:
+            out: the folder to write; report/ in the study's unless given.
+        """
+        from biphase.report.printing import print_results
+        from biphase.study.folder import StudyFolder
+        from biphase.study.hypotheses import tell_findings
+        from biphase.study.report import report_study
+
+        commands = [self.command(verb) for verb in ("run", "report")]
+        place = self.folder / "report" if out is None else Path(out)
+        page, findings, results = report_study(self.planned, StudyFolder(self.folder), place, commands)
+        print_results(results)
+        for line in tell_findings(findings, self.planned, self.folder):
+            console.prose(line)
+        console.print(str(page))
+        return page

@@ -1,0 +1,188 @@
+"""Text → a tokenizer, and token shards; text and a budget → advice."""
+
+from collections.abc import Sequence
+from numbers import Integral, Real
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from biphase.api.own_task import are_names, name_sources, rows_in
+from biphase.config import parse_config
+from biphase.console import out as console
+from biphase.corpus.text import TxtDocuments, find_text_sources, first_texts, sample_texts
+from biphase.engine.local import Engine, EngineKind
+from biphase.errors import InputError
+from biphase.files import refuse_foreign
+
+if TYPE_CHECKING:
+    from biphase.study.advise import Advice
+    from biphase.study.rules import TextAmount
+
+
+def train_tokenizer(
+    sources: Any,
+    out: str | Path,
+    *,
+    vocab_size: int = 32_768,
+    limit_mb: float | None = 1000.0,
+    text_field: str = "text",
+    txt_documents: TxtDocuments = "file",
+) -> Path:
+    """Train a byte-level BPE tokenizer on text, as `prepare` takes it; returns its folder.
+
+    Args:
+        vocab_size: tokens, special ones included.
+        limit_mb: train on at most this many MB of text.
+    """
+    from biphase.corpus.tokenizer import save_tokenizer
+    from biphase.corpus.tokenizer import train_tokenizer as train
+
+    check_numbers(vocab_size=vocab_size, limit_mb=limit_mb)
+    if not isinstance(vocab_size, Integral):
+        raise InputError(f"`vocab_size` is {vocab_size}: give a whole number")
+    if limit_mb is not None and not limit_mb > 0:
+        raise InputError(f"`limit_mb` is {limit_mb:g} and leaves no text to train on: give more than 0")
+    refuse_foreign(Path(out), "tokenizer")
+    if are_names(sources):
+        names = [sources] if isinstance(sources, str | Path) else sources
+        texts = sample_texts(find_text_sources(names), text_field, txt_documents, limit_mb)
+    else:
+        texts = first_texts((text_of(row, text_field) for row in rows_in(sources, text_field)), limit_mb)
+    tokenizer = train(texts, vocab_size)
+    save_tokenizer(tokenizer, Path(out))
+    console.print(f"{out}: {len(tokenizer):,} tokens")
+    return Path(out)
+
+
+def check_numbers(**given: Any) -> None:
+    """Raises `InputError` for a setting that is given and is no number."""
+    for name, value in given.items():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, Real)):
+            raise InputError(f"`{name}` is {value!r}: give a number")
+
+
+def text_of(row: dict[str, Any], text_field: str) -> str:
+    text = row.get(text_field)
+    if not isinstance(text, str):
+        raise InputError(f"a row has no text in '{text_field}'; its fields are: {', '.join(row)}; give `text_field`")
+    return text
+
+
+def prepare(
+    sources: Any,
+    tokenizer: str | Path,
+    out: str | Path,
+    *,
+    validation: Any = None,
+    validation_fraction: float | None = None,
+    workers: int | None = None,
+    engine: EngineKind = "local",
+    address: str | None = None,
+    text_field: str = "text",
+    id_field: str = "id",
+    txt_documents: TxtDocuments = "file",
+    seed: int = 0,
+    drop_copies: bool = False,
+) -> Path:
+    """Tokenize text into memory-mapped shards; returns their folder. The same call goes on where it was stopped.
+
+    Args:
+        sources: files, folders, globs or hub data sets by name; or a `datasets.Dataset`, a DataFrame, texts or rows in
+            memory, of which a copy is kept in `out`.
+        tokenizer: a tokenizer folder, hub id or Llama 3 tokenizer.model.
+        validation: sources whose documents are for validation.
+        validation_fraction: or this share of all documents; 0.01 unless given.
+        workers: processes; one for four cores unless given.
+        engine: `ray` for many machines, with the `address` of a cluster.
+        seed: of the validation split.
+        drop_copies: leave out each document with exactly the text of an earlier one; sources are read twice.
+    """
+    from biphase.corpus.prepare import prepare as prepare_shards
+
+    where = parse_config(Engine, {"kind": engine, "address": address}, (), origin="prepare")
+    held_out: Sequence[str | Path] = () if validation is None else name_sources(validation, Path(out), text_field)
+    manifest = prepare_shards(
+        name_sources(sources, Path(out), text_field),
+        tokenizer,
+        Path(out),
+        validation_fraction=validation_fraction,
+        validation_sources=held_out,
+        workers=workers,
+        engine=where,
+        seed=seed,
+        text_field=text_field,
+        id_field=id_field,
+        txt_documents=txt_documents,
+        drop_copies=drop_copies,
+    )
+    for name, split in manifest.splits.items():
+        left_out = f", {split.empty_texts:,} empty texts left out" if split.empty_texts else ""
+        console.print(f"{out} {name}: {split.documents:,} documents, {split.tokens:,} tokens{left_out}")
+    if manifest.duplicates is not None and any(manifest.duplicates.model_dump().values()):
+        console.print(f"{out}: {manifest.duplicates.line}")
+    return Path(out)
+
+
+def advise(
+    text: Any = None,
+    *,
+    hours: float | None = None,
+    device: str | None = None,
+    devices: int | None = None,
+    efficiency: float | None = None,
+    flops: float | None = None,
+    study: str | Path | None = None,
+    from_scratch: bool = False,
+    text_field: str = "text",
+) -> "Advice":
+    """The best use of a budget: a public encoder to continue, or a size from random weights; with curriculum, batch and
+    steps, each with its reason, as a recipe ready for `pretrain`.
+
+    Args:
+        text: your text: shards, whose tokens are known, a file or a folder; or texts or rows in memory.
+        hours: how long the devices may work.
+        device: such as H100, or a run to measure by; `devices` of them, 1 unless given. Unless given, or CPU: the cores
+            of this machine, which are measured for ten seconds.
+        efficiency: useful FLOP/s as a share of the device's peak.
+        flops: a budget in FLOPs in place of hours and device.
+        study: the folder of a study of yours, whose scores then choose the curriculum from random weights.
+        from_scratch: train from random weights, whatever there is to continue.
+        text_field: the field of a file or of rows that holds the text.
+    """
+    check_numbers(hours=hours, devices=devices, efficiency=efficiency, flops=flops)
+    from biphase.study import sizes as machines
+    from biphase.study.advise import advise as choose
+    from biphase.study.report import read_evidence
+
+    where = {"device": device, "devices": devices, "efficiency": efficiency}
+    if needless := [name for name, value in where.items() if value is not None and hours is None]:
+        raise InputError(
+            f"`{needless[0]}` says what computes in `hours`, and none are given: give them, or leave it out"
+        )
+    amount = None if text is None else amount_of(text, text_field)
+    evidence = () if study is None else read_evidence(Path(study))
+    machine = None
+    if hours is not None:
+        machine = machines.find_machine(device or "CPU", 1 if devices is None else devices, efficiency)
+        if machine.name == "CPU" and machine.source == "assumed":
+            from biphase.api import speed
+
+            machine = speed.measure_cpu(devices)
+    return choose(amount, flops=flops, hours=hours, machine=machine, evidence=evidence, from_scratch=from_scratch)
+
+
+def amount_of(text: Any, text_field: str) -> "TextAmount":
+    """How much text a place or texts in memory hold."""
+    from biphase.corpus.text import find_language
+    from biphase.study.rules import TextAmount, is_judged, measure_text
+
+    if are_names(text) and text:
+        if not isinstance(text, str | Path) and len(text) != 1:
+            raise InputError(f"advice is about one text, and {len(text)} are named: give the folder that they are in")
+        return measure_text(Path(text if isinstance(text, str | Path) else text[0]), text_field)
+    text_bytes, texts = 0, list[str]()
+    for number, row in enumerate(rows_in(text, text_field)):
+        text_bytes += len(text_of(row, text_field).encode())
+        texts += [text_of(row, text_field)] if is_judged(number, len(texts)) else []
+    if not text_bytes:
+        raise InputError("there is no text to advise on: give some, or leave it out")
+    return TextAmount(text_bytes=text_bytes, language=find_language(texts))

@@ -1,0 +1,425 @@
+"""An embedding model: texts → token embeddings without padding → embeddings; and its folder, to and fro.
+
+The packed input module hands on sentence-transformers' own form of flat batches (`cu_seq_lens_q` and its kin), so that
+its pooling, its losses and its cached gradients run on packed tokens as they are. The folder loads with
+`SentenceTransformer(path)` without our code.
+
+Letters: T packed tokens, S samples, N texts, D width.
+"""
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import InputModule, Normalize, Transformer
+from sentence_transformers.sentence_transformer.modules import Dense, Pooling
+from torch import Tensor, nn
+
+from biphase import console
+from biphase.corpus.tokenizer import load_tokenizer
+from biphase.embedding.recipe import EmbeddingRecipe
+from biphase.encoder.attention import PAD_TO_MULTIPLE_OF, choose_backend, lay_out
+from biphase.encoder.network import load_backbone
+from biphase.encoder.packed import PaddedBackbone, packed_hidden
+from biphase.errors import InputError, first_line
+from biphase.export.model import close_texts, set_direction, write_sentence_transformer
+from biphase.files import content_hash, file_hash, own_folder, write_json, write_text
+from biphase.finetuning.cells import find_folder, hash_files, stamp_files
+from biphase.finetuning.heads import copy_backbone, load_encoder
+from biphase.hub import refuse_pickles
+from biphase.pretraining.optimizer import transformer_blocks
+
+
+class PackedTransformer(InputModule):
+    """A network of ours and its tokenizer; stands where sentence-transformers has its `Transformer`."""
+
+    config_file_name = "packed_transformer.json"
+    config_keys: list[str] = ["max_seq_length"]  # noqa: RUF012
+    save_in_root = True
+
+    tokenizer: Any
+
+    def __init__(self, backbone: nn.Module, tokenizer: Any, max_seq_length: int) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.tokenizer = tokenizer
+        self.max_seq_length = max_seq_length
+
+    @property
+    def network(self) -> Any:
+        """The network of transformers."""
+        return self.backbone.network if isinstance(self.backbone, PaddedBackbone) else self.backbone
+
+    def preprocess(self, inputs: Sequence[Any], prompt: str | None = None, **_: Any) -> dict[str, Tensor]:
+        """Texts → tokens laid end to end, each text closed as training closed it, cut at `max_seq_length`.
+
+        Texts of 7, 1 and 6 tokens have `cu_seq_lens_q` 0, 7, 8, 14, and `seq_idx` seven times 0, once 1, six times 2.
+        """
+        if not all(isinstance(text, str) for text in inputs):
+            raise InputError("an embedding model takes single texts, no pairs")
+        texts = [prompt + text for text in inputs] if prompt else list(inputs)
+        encoded = self.tokenizer(
+            texts,
+            truncation=True,
+            max_length=self.max_seq_length,
+            return_attention_mask=False,
+            return_token_type_ids=False,
+        )["input_ids"]
+        lengths_S = np.array([len(ids) for ids in encoded], dtype=np.int64)
+        bounds_S1 = np.concatenate([[0], np.cumsum(lengths_S)])
+        positions_T = np.arange(bounds_S1[-1]) - np.repeat(bounds_S1[:-1], lengths_S)
+        tokens_T = np.concatenate([np.asarray(ids, dtype=np.int64) for ids in encoded])
+        return {
+            "input_ids": torch.from_numpy(tokens_T)[None],
+            "position_ids": torch.from_numpy(positions_T)[None],
+            "seq_idx": torch.from_numpy(np.repeat(np.arange(len(texts)), lengths_S))[None],
+            "cu_seq_lens_q": torch.from_numpy(bounds_S1.astype(np.int32)),
+        }
+
+    def forward(self, features: dict[str, Any], **_: Any) -> dict[str, Any]:
+        """Adds `token_embeddings` [1, T, D]."""
+        tokens_T, positions_T = features["input_ids"][0], features["position_ids"][0]
+        device = tokens_T.device
+        dtype = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else self.network.dtype
+        layout = lay_out(
+            features["cu_seq_lens_q"].cpu().numpy(),
+            causal=False,
+            device=device,
+            backend=choose_backend(device, dtype),
+            pad_to_multiple_of=PAD_TO_MULTIPLE_OF,
+        )
+        hidden_TD = packed_hidden(self.backbone, tokens_T, positions_T, layout)
+        # A new dictionary: the cached losses embed the same features twice.
+        return {**features, "token_embeddings": hidden_TD[None]}
+
+    def get_embedding_dimension(self) -> int:
+        return self.network.config.hidden_size
+
+    def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any) -> None:
+        """What a checkpoint of training holds; the folder that users get is written by `embedding.folder`."""
+        self.network.save_pretrained(output_path)
+        self.save_tokenizer(output_path)
+        self.save_config(output_path)
+
+    @classmethod
+    def load(cls, model_name_or_path: str, subfolder: str = "", *_: Any, **__: Any) -> "PackedTransformer":
+        """What `save` wrote."""
+        folder = Path(model_name_or_path, subfolder)
+        return cls(
+            load_backbone(folder), load_tokenizer(folder), **cls.load_config(model_name_or_path, subfolder=subfolder)
+        )
+
+
+@torch.no_grad()
+def scale_token_embeddings(packed: PackedTransformer, rms: float, *, whiten: bool = False) -> None:
+    """Give the table of token embeddings a root mean square, and with it their share of what goes along the layers;
+    `whiten` makes all its directions equally strong first.
+
+    Raises `InputError` for a network that normalises them, or adds positions to them, before its first layer.
+    """
+    table: Any = packed.network.get_input_embeddings().weight
+    factor = rms / table.square().mean().sqrt()
+    inputs: list[Tensor] = []
+
+    def keep(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        inputs.append(given[0] if given else named["hidden_states"])
+
+    hook = transformer_blocks(packed.network)[0].register_forward_pre_hook(keep, with_kwargs=True)
+    features = {name: value.to(table.device) for name, value in packed.preprocess(["a text"]).items()}
+    packed(features)
+    table.mul_(factor)
+    packed(features)
+    hook.remove()
+    if not torch.allclose(factor * inputs[0], inputs[1], rtol=1e-3):
+        raise InputError(
+            f"token_embedding_rms: {type(packed.network).__name__} normalises token embeddings, or adds positions to "
+            "them, before its first layer; leave it out"
+        )
+    if whiten:
+        table.copy_(whitened(table))
+        table.mul_(rms / table.square().mean().sqrt())
+
+
+def whitened(rows_ND: Tensor) -> Tensor:
+    """The rows multiplied by the inverse square root of their second moments: what varies little counts as much as what
+    varies most, and each row stays as near to itself as that allows (ZCA). Directions that no row has stay empty.
+    """
+    rows = rows_ND.cpu().double()  # not every accelerator has doubles
+    moments_D, directions_DD = torch.linalg.eigh(rows.T @ rows)
+    scales_D = torch.where(moments_D > 1e-10 * moments_D[-1], moments_D.clamp(min=1e-300).rsqrt(), 0.0)
+    return (rows @ (directions_DD * scales_D) @ directions_DD.T).to(rows_ND)
+
+
+def width_of(model: SentenceTransformer) -> int:
+    width = model.get_embedding_dimension()
+    assert width is not None
+    return width
+
+
+def make_embedder(
+    model: str, max_seq_length: int | None, pooling: str, *, dense: bool = False, weights: Any = "pretrained"
+) -> Any:
+    """A `SentenceTransformer` on the packed network behind a name: token embeddings → pooling → length 1.
+
+    Args:
+        model: `RUN[@STEP]`, a model folder or a hub id, a decoder too (it comes out bidirectional).
+        max_seq_length: tokens after which texts are cut; None for what the network has positions for.
+        dense: a linear map between pooling and length 1, which begins as the identity.
+        weights: `pretrained`, or `random` ones from torch's generator.
+
+    Raises:
+        InputError: no such model, one that cannot be an encoder, or texts longer than its positions.
+    """
+    encoder = load_encoder(model)
+    if max_seq_length is not None and max_seq_length > encoder.max_length:
+        raise InputError(
+            f"max_length {max_seq_length} is above the {encoder.max_length} tokens that {model} has positions for; "
+            "leave it out to take those"
+        )
+    shared: Any = encoder.backbone
+    tokenizer = copy.deepcopy(encoder.tokenizer.pretrained)
+    close_texts(tokenizer)
+    if tokenizer.pad_token_id >= shared.config.vocab_size:
+        tokenizer.pad_token = tokenizer.eos_token  # padding was added by us, and others will look it up
+    backbone = copy_backbone(encoder.backbone, [], weights)
+    packed = PackedTransformer(backbone, tokenizer, max_seq_length or encoder.max_length)
+    width = packed.get_embedding_dimension()
+    modules: list[nn.Module] = [packed, Pooling(width, pooling_mode=pooling), Normalize()]
+    if dense:
+        identity = torch.eye(width)
+        modules.insert(2, Dense(width, width, bias=False, activation_function=nn.Identity(), init_weight=identity))
+    return SentenceTransformer(modules=modules, similarity_fn_name="cosine")
+
+
+ENCODE_TEXTS = 64
+"""Texts that are in the network at a time."""
+PIECE_TEXTS = 512
+"""The most texts that are embedded between two signs of progress."""
+
+
+def embed_pieces(
+    encode: Callable[..., Any], texts: Iterable[str], num_texts: int, label: str, **settings: Any
+) -> Iterator[Tensor]:
+    """The embeddings of texts by a method of an embedding model, a piece at a time, on the device of the model."""
+    left, size = iter(texts), ENCODE_TEXTS  # at first little, for a sign of life
+    with console.track(label, num_texts, "texts") as progress:
+        while piece := list(islice(left, size)):
+            yield encode(piece, batch_size=ENCODE_TEXTS, convert_to_tensor=True, show_progress_bar=False, **settings)
+            progress.advance(len(piece))
+            size = min(2 * size, PIECE_TEXTS)
+
+
+def embed_texts(encode: Callable[..., Any], texts: Sequence[str], label: str) -> Tensor:
+    """The embeddings of texts as they are, [N, D]."""
+    return torch.cat(list(embed_pieces(encode, texts, len(texts), label)))
+
+
+def embed_to_file(
+    encode: Callable[..., Any],
+    texts: Iterable[str],
+    shape_ND: tuple[int, int],
+    path: Path,
+    label: str,
+    *,
+    normalize: bool = True,
+) -> np.ndarray:
+    """Write the embeddings of texts, of length 1 unless said otherwise; returns them as fp32, mapped into memory."""
+    rows_ND = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=shape_ND)
+    begin = 0
+    for piece_ND in embed_pieces(encode, texts, shape_ND[0], label, normalize_embeddings=normalize):
+        rows_ND[begin : begin + len(piece_ND)] = piece_ND.cpu().numpy()
+        begin += len(piece_ND)
+    rows_ND.flush()
+    return rows_ND
+
+
+TOLERANCE = 1e-4
+"""How far an embedding of length 1 may be from the packed network's, in any dimension."""
+EMBEDDER_CARD = """\
+# {name}
+
+An embedding model: texts become {width} numbers, compared by cosine. Texts are cut at {max_length:,} tokens.
+
+```python
+from sentence_transformers import SentenceTransformer
+
+model = SentenceTransformer("{name}")
+scores = model.similarity(model.encode_query(["a question"]), model.encode_document(["a passage"]))
+```
+{dims}
+## How it was trained
+
+From `{model}` ({weights} weights), with pooling `{pooling}`{merge}.
+
+| stage | data | loss | steps | last loss |
+|---|---|---|---:|---:|
+{stages}
+
+## What it scores
+
+{scores}
+
+## How far it moved
+
+Cosine between the weights before and after, by layer: {cosines}
+
+<details><summary>Recipe</summary>
+
+```yaml
+{recipe}```
+
+</details>
+
+Made with biphase {version}.
+"""
+
+
+def write_embedder(
+    model: SentenceTransformer, recipe: EmbeddingRecipe, facts: dict[str, Any], texts: Sequence[str], out: Path
+) -> None:
+    """Write the folder, and prove on `texts` that sentence-transformers alone gives the packed network's embeddings.
+
+    Raises `InputError` where the folder has something that we did not write.
+    """
+    packed: Any = model[0]
+    tokenizer = copy.deepcopy(packed.tokenizer)
+    tokenizer.model_max_length = packed.max_seq_length
+    tokenizer.backend_tokenizer.no_truncation()  # what was encoded last, and whether anything was, would be kept
+    if getattr(packed.network.config, "is_causal", True) is False:
+        set_direction(packed.network.config, causal=False)
+    with own_folder(out, "embedding model") as part:
+        packed.network.save_pretrained(part)
+        tokenizer.save_pretrained(part)
+        further = [type(module).__name__ for module in list(model)[2:]]
+        limit, prompts = packed.max_seq_length, recipe.prompts.model_dump()
+        write_sentence_transformer(
+            part, packed.network, limit, pooling=recipe.pooling, further=further, prompts=prompts
+        )
+        if recipe.dense:
+            write_dense(model[2], part / "2_Dense")
+        # As a user would load it.
+        again = SentenceTransformer(str(part), trust_remote_code=False, device="cpu")
+        gap = embedding_gap(model, again, texts)
+        assert gap < TOLERANCE, f"the saved model computes something else: embeddings differ by {gap:.1e}"
+        write_text(part / "README.md", describe(model, recipe, facts))
+
+
+def write_dense(dense: Any, folder: Path) -> None:
+    """The map as `Dense` saves it, described by the keys that each version knows; what others say is not used."""
+    folder.mkdir()
+    dense.save(str(folder))
+    known = ("in_features", "out_features", "bias", "activation_function")
+    write_json(folder / "config.json", {key: dense.get_config_dict()[key] for key in known})
+
+
+def load_embedder(name: str) -> SentenceTransformer:
+    """An embedding model behind a name, packed where its first module is a plain network of transformers.
+
+    A run or a folder without sentence-transformers' files becomes the mean over its tokens. What a packed network
+    would compute otherwise, such as a decoder that stays causal, is left to sentence-transformers, and told.
+
+    Raises `InputError` for what cannot be loaded, and for what would need its own code, or a pickle.
+    """
+    console.err.print(f"loading {name}")
+    folder = find_folder(name)
+    if not (folder / "modules.json").exists():
+        return make_embedder(name, None, "mean")
+    for pickled in sorted(folder.glob("[0-9]*/pytorch_model*.bin")):  # of modules such as `2_Dense`
+        refuse_pickles(pickled.parent)
+    try:
+        plain = SentenceTransformer(str(folder), trust_remote_code=False, model_kwargs={"dtype": torch.float32})
+    except (OSError, ValueError) as error:
+        raise InputError(f"{name} is no embedding model that can be loaded ({first_line(error)})") from None
+    first: Any = plain[0]
+    if type(first) is not Transformer or first.do_lower_case or not (folder / "config.json").exists():
+        return plain
+    packed = PackedTransformer(load_backbone(folder), first.tokenizer, first.max_seq_length)
+    prompts: Any = plain.prompts
+    ours = SentenceTransformer(
+        modules=[packed, *list(plain)[1:]],
+        prompts=prompts,
+        default_prompt_name=plain.default_prompt_name,
+        similarity_fn_name=plain.similarity_fn_name,
+        truncate_dim=plain.truncate_dim,
+    )
+    if embedding_gap(ours, plain, ["a", "What a text of some more words says."]) < TOLERANCE:
+        return ours
+    console.err.print(f"{name}: embedded by sentence-transformers alone, as packed it would differ", markup=False)
+    return plain
+
+
+def embedding_gap(ours: SentenceTransformer, theirs: SentenceTransformer, texts: Sequence[str]) -> float:
+    """How far two models are apart, in any dimension of the embeddings of length 1, prompts included."""
+    given = list(texts)
+    first, second = (
+        each.encode_query(given, normalize_embeddings=True, show_progress_bar=False) for each in (ours, theirs)
+    )
+    return float(np.abs(first.astype(np.float64) - second).max())
+
+
+def hash_embedder(name: str) -> str:
+    """Names what an embedding model computes: network, tokenizer, further modules and prompts."""
+    folder = find_folder(name)
+    others = sorted(
+        [
+            *folder.glob("*/config.json"),
+            *folder.glob("modules.json"),
+            *folder.glob("*sentence*.json"),
+            *folder.glob("[0-9]*/*.safetensors"),
+        ]
+    )
+    return content_hash([hash_files(stamp_files(folder)), *(file_hash(path) for path in others)])
+
+
+def describe(model: SentenceTransformer, recipe: EmbeddingRecipe, facts: dict[str, Any]) -> str:
+    """The model card as Markdown, with the fields that the hub reads."""
+    from biphase import __version__
+
+    head: dict[str, Any] = {
+        "library_name": "sentence-transformers",
+        "pipeline_tag": "sentence-similarity",
+        "tags": ["sentence-transformers", "feature-extraction", "biphase"],
+    }
+    head |= {"language": list(recipe.languages)} if recipe.languages else {}
+    head |= {"license": recipe.license} if recipe.license else {}
+    dims: list[int] = facts["dims"]
+    shorter = ", ".join(map(str, dims[1:]))
+    tree = recipe.model_dump(mode="json", exclude_defaults=True)
+    return f"---\n{yaml.safe_dump(head, sort_keys=False)}---\n\n" + EMBEDDER_CARD.format(
+        name=Path(recipe.out).name,
+        width=model.get_embedding_dimension(),
+        max_length=model.max_seq_length,
+        dims=f"\nThe first {shorter} of them serve alone too: `truncate_dim={dims[-1]}`.\n" if shorter else "",
+        model=recipe.model,
+        weights=recipe.weights,
+        pooling=recipe.pooling,
+        merge=f", mixed with {recipe.merge:.0%} of the network before" if recipe.merge else "",
+        stages="\n".join(
+            "| {name} | {data} | {loss} | {steps:,} | {last_loss:.4f} |".format(
+                **each | {"data": "; ".join(each["data"])}
+            )
+            for each in facts["stages"]
+        ),
+        scores=score_table(facts["scores"]),
+        cosines=", ".join(f"{layer} {cosine:.4f}" for layer, cosine in facts["cosines"].items()),
+        recipe=yaml.safe_dump(tree, sort_keys=False, allow_unicode=True),
+        version=__version__,
+    )
+
+
+def score_table(scores: dict[str, dict[str, dict[str, float]]]) -> str:
+    """Scores by set, then by what was scored, then by metric."""
+    if not scores:
+        return "Not evaluated: name folders or files under `evaluation` in the recipe."
+    lines = ["| set | what | score |", "|---|---|---|"]
+    for name, arms in scores.items():
+        for arm, metrics in arms.items():
+            told = ", ".join(f"{metric} {value:.4f}" for metric, value in metrics.items())
+            lines.append(f"| {name} | {arm} | {told} |")
+    return "\n".join(lines)

@@ -1,0 +1,469 @@
+"""A preset, a folder or a hub model becomes a network that is ready for packed batches, with or without its head.
+
+The networks are transformers' own classes: a preset is a `EuroBertConfig`, and any decoder or encoder that transformers
+has a causal or masked language model for can take its place. What is loaded is fp32, attends through
+`encoder.attention`, has no dropout, and has proved that packing changes nothing (`encoder.proofs`). Two networks of one
+shape can be averaged, and compared layer by layer.
+"""
+
+import copy
+import json
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from huggingface_hub.errors import StrictDataclassError
+from torch import nn
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    EuroBertConfig,
+    EuroBertForMaskedLM,
+    GenerationConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+)
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_MASKED_LM_MAPPING,
+    MODEL_FOR_MULTIMODAL_LM_MAPPING,
+)
+
+from biphase import console
+from biphase.encoder.attention import ATTENTION, OwnAttentionError
+from biphase.encoder.packed import PaddedBackbone
+from biphase.encoder.presets import find_preset
+from biphase.encoder.proofs import FailedProofError, check_padded, find_first_position, looks_both_ways
+from biphase.errors import InputError, first_line, is_raised_here, nearest, told_as
+from biphase.files import read_json
+from biphase.hub import INDEX, check_index, model_name, refuse_pickles
+
+MOST_LAYERS = 1_000
+"""transformers makes as many as it is told, one by one, for ever if need be."""
+
+
+def load_model_config(source: str | Path) -> PretrainedConfig:
+    """The configuration of the network of text in a model folder or hub model.
+
+    Raises:
+        InputError: none that can be read, that of an encoder-decoder, which is two networks in one, of a network of
+            text among others, or of an adapter or quantized weights, which cannot be trained.
+    """
+    published, name = load_whole_config(source), model_name(source)
+    config = published.get_text_config()
+    if not hasattr(config, "vocab_size"):
+        raise InputError(f"{name} is a '{config.model_type}' model, which does not read tokens of text")
+    if getattr(config, "is_encoder_decoder", False):
+        raise InputError(f"{name} is an encoder-decoder ({config.model_type}), which is not supported")
+    layers = getattr(config, "num_hidden_layers", None)
+    if isinstance(layers, int) and layers > MOST_LAYERS:
+        raise InputError(f"{name}: config.json says {layers} layers; up to {MOST_LAYERS:,} are made")
+    if has_other_parts(published):
+        raise InputError(
+            f"{name} ({published.model_type}) reads images or sound beside text; make a folder of its text network "
+            f"({config.model_type}) first: biphase convert {name} FOLDER"
+        )
+    return config
+
+
+def load_whole_config(source: str | Path) -> PretrainedConfig:
+    """The configuration of all parts of a model. Raises `InputError` as `load_model_config` does, whatever the parts
+    are."""
+    if str(source).startswith((".", "/")) and not Path(source).is_dir():
+        raise InputError(f"{source} is not a folder")
+    if (Path(source) / "adapter_config.json").exists():  # transformers would follow it elsewhere, or pass over it
+        raise InputError(
+            f"{source} is a LoRA adapter: merge it into its model first: merge_and_unload().save_pretrained(FOLDER)"
+        )
+    refuse_own_code(Path(source))
+    name = model_name(source)
+    with told_as(f"cannot read a model configuration from {name}"):
+        published: PretrainedConfig = AutoConfig.from_pretrained(str(source), trust_remote_code=False)
+        config = published.get_text_config()
+    quantized = getattr(published, "quantization_config", None) or getattr(config, "quantization_config", None)
+    if quantized:
+        method = quantized.get("quant_method", "in a way that it does not name")
+        raise InputError(f"{name} is quantized ({method}): give the weights that are not")
+    return published
+
+
+def has_other_parts(published: PretrainedConfig) -> bool:
+    """Whether a network of text stands among others, for images or sound, in a model that writes text."""
+    return type(published) in MODEL_FOR_MULTIMODAL_LM_MAPPING and published.get_text_config() is not published
+
+
+def refuse_own_code(folder: Path) -> None:
+    """Raises `InputError` for a model that only code of its own (`auto_map`) reads as it is meant: none is ever run."""
+    content: Any = None
+    with suppress(InputError):  # what cannot be read is told by who reads it in earnest
+        content = read_json(folder / "config.json")
+    if not isinstance(content, dict) or not content.get("auto_map"):
+        return
+    name, kind = model_name(folder), content.get("model_type")
+    if kind == "eurobert" and not content.keys() & {"rope_theta", "rope_parameters"}:
+        # Its own code and transformers mean another base where it says none.
+        raise InputError(
+            f"{name} is a EuroBERT for code of its own, which is never run; make a folder of it for transformers: "
+            f"biphase convert {name} FOLDER"
+        )
+    if kind not in CONFIG_MAPPING:
+        raise InputError(
+            f"{name} needs code of its own (of type '{kind}', auto_map in its config.json), which is never run; take a "
+            "model of a type that transformers knows"
+        )
+
+
+def check_mergeable(network: nn.Module, other: nn.Module, name: str) -> None:
+    """Raise `InputError` where `other`, which is called `name`, has not the same weights by name and shape."""
+    if type(network) is not type(other):
+        raise InputError(f"{name} is a {type(other).__name__} and what was trained a {type(network).__name__}")
+    ours, theirs = ({key: list(weight.shape) for key, weight in each.named_parameters()} for each in (network, other))
+    for key in sorted(ours.keys() | theirs.keys()):
+        if ours.get(key) != theirs.get(key):
+            raise InputError(
+                f"{name} cannot be merged with: its weight '{key}' is {theirs.get(key, 'absent')}, and "
+                f"{ours.get(key, 'absent')} in what was trained"
+            )
+
+
+@torch.no_grad()
+def merge_weights(network: nn.Module, before: nn.Module, share: float) -> None:
+    """Mix a share of the network before into the trained one, in place: against forgetting (BidirLM,
+    arXiv:2604.02045)."""
+    old = dict(before.named_parameters())
+    for name, parameter in network.named_parameters():
+        parameter.lerp_(old[name].to(parameter.device), share)
+
+
+def layer_cosines(network: nn.Module, before: nn.Module) -> dict[str, float]:
+    """The cosine between the weights after and before, for the embedding, each block and what is behind them."""
+    groups: dict[str, list[float]] = {}
+    old = dict(before.named_parameters())
+    for name, parameter in network.named_parameters():
+        one, other = (each.detach().double().cpu().flatten() for each in (parameter, old[name]))
+        sums = groups.setdefault(layer_of(name), [0.0, 0.0, 0.0])
+        for at, product in enumerate((one @ other, one @ one, other @ other)):
+            sums[at] += float(product)
+    return {group: dot / max((first * second) ** 0.5, 1e-30) for group, (dot, first, second) in groups.items()}
+
+
+def layer_of(name: str) -> str:
+    """`backbone.layers.3.mlp.up_proj.weight` → `3`; what has no number is `embeddings` or `rest`."""
+    number = next((part for part in name.split(".") if part.isdigit()), None)
+    return number or ("embeddings" if "embed" in name else "rest")
+
+
+MOST_OF_A_SIZE = 2**26
+"""The largest size, of a vocabulary for example, that a change to a preset may ask for."""
+
+
+@dataclass(frozen=True)
+class TokenIds:
+    """The ids that a network's configuration carries."""
+
+    vocab_size: int
+    mask: int
+    eos: int
+    pad: int
+    bos: int | None
+
+
+def preset_config(preset: str, architecture: dict[str, Any], tokens: TokenIds, max_len: int) -> EuroBertConfig:
+    """The configuration of a preset, for samples of up to `max_len` tokens, with changes. Raises `InputError` for some
+    that make no network."""
+    sizes = find_preset(preset)
+    check_architecture(architecture, tokens.vocab_size)
+    settings = {
+        "vocab_size": tokens.vocab_size,
+        "max_position_embeddings": max_len,
+        "rms_norm_eps": 1e-5,
+        "initializer_range": 0.02,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
+        "tie_word_embeddings": False,
+        "mask_token_id": tokens.mask,
+        "eos_token_id": tokens.eos,
+        "pad_token_id": tokens.pad,
+        "bos_token_id": tokens.bos,
+        **sizes,
+        **architecture,
+    }
+    width, heads, kv_heads = (settings[key] for key in ("hidden_size", "num_attention_heads", "num_key_value_heads"))
+    if width % heads or heads % kv_heads:
+        raise InputError(
+            f"init.architecture: {heads} attention heads and {kv_heads} key-value heads do not divide evenly into "
+            f"hidden_size {width}"
+        )
+    if (positions := settings["max_position_embeddings"]) < max_len:
+        raise InputError(
+            f"init.architecture: max_position_embeddings is {positions}; set data.max_sample_tokens={positions} or "
+            f"lower (it is {max_len}), or leave it out"
+        )
+    try:
+        return EuroBertConfig(**settings)
+    except StrictDataclassError as error:
+        raise InputError(f"init.architecture: {' '.join(str(error).split())}") from None
+
+
+def make_model(preset: str, architecture: dict[str, Any], tokens: TokenIds, max_len: int, seed: int) -> PreTrainedModel:
+    """A network of a preset's shape with random weights: normal with standard deviation 0.02, norms 1."""
+    config = preset_config(preset, architecture, tokens, max_len)
+    torch.manual_seed(seed)
+    config._attn_implementation = ATTENTION
+    config.use_cache = False  # as in every network that is loaded, so that branches and fresh runs save the same
+    with told_as("init.architecture makes no network"), console.told_if_slow(f"drawing the weights of {preset}"):
+        model = EuroBertForMaskedLM(config)
+    train_padding_row(model)
+    return model
+
+
+def check_architecture(architecture: dict[str, Any], vocab_size: int) -> None:
+    """Raise `InputError` for changes to a preset that are no setting of the network, or follow from the shards."""
+    known = EuroBertConfig().to_dict()
+    for key in architecture:
+        if key not in known:
+            raise InputError(f"init.architecture: unknown key '{key}'{nearest(key, known)}")
+        if key.endswith("token_id"):
+            raise InputError(f"init.architecture: '{key}' follows from the tokenizer of the shards; leave it out")
+        own = type(known[key])
+        if own in (bool, int, str) and type(architecture[key]) is not own:
+            raise InputError(f"init.architecture: '{key}' is {architecture[key]!r}; it must be of type {own.__name__}")
+        most = MOST_LAYERS if key == "num_hidden_layers" else MOST_OF_A_SIZE
+        if own is int and not 0 < architecture[key] <= most:
+            raise InputError(f"init.architecture: '{key}' is {architecture[key]}; from 1 to {most:,} it can be")
+    if architecture.get("vocab_size", vocab_size) < vocab_size:
+        raise InputError(f"init.architecture: vocab_size is below the {vocab_size:,} tokens of the shards")
+
+
+def load_model(source: str | Path, *, vocab_size: int | None = None, seed: int = 0) -> PreTrainedModel:
+    """A language model from a folder or the hub, in fp32, attending through `biphase`, without dropout.
+
+    Never runs a repository's own code and never unpickles weights. With `vocab_size`, the embeddings are resized to
+    hold that many tokens (new rows are drawn with `seed` from the distribution of the old ones).
+
+    Raises:
+        InputError: nothing to load, an encoder-decoder, or a network whose attention does not go through ours.
+    """
+    config = load_model_config(source)
+    kind = language_model_class(config)
+    if kind is None:
+        raise InputError(
+            f"{source} is a '{config.model_type}' model, for which transformers has no language model head"
+        )
+    model = load_weights(kind, source, config)
+    make_generation_saveable(model)
+    if model.get_output_embeddings() is None or model.base_model is model:
+        raise InputError(f"{source}: transformers does not say what lies below the head of {type(model).__name__}")
+    causal = kind is AutoModelForCausalLM and getattr(config, "is_causal", True)
+    reason = find_first_position(model.base_model, causal)
+    if reason:
+        raise InputError(
+            f"{source}: nothing proves that {type(model).__name__} computes the same on packed samples as on each "
+            f"alone, so it cannot be trained here: {reason}"
+        )
+    embedding: Any = model.get_input_embeddings()
+    old_size = embedding.weight.shape[0]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        if vocab_size is not None and vocab_size > old_size:
+            model.resize_token_embeddings(vocab_size, mean_resizing=True)
+        padding_idx = getattr(model.get_input_embeddings(), "padding_idx", None)
+        train_padding_row(model)
+    if padding_idx is not None and not keeps_padding_row(model, padding_idx):
+        raise InputError(
+            f"{source}: transformers sets the padding row of a {type(model).__name__} to zero each time that it loads "
+            "one, so what is trained here could not be given away"
+        )
+    return model
+
+
+def load_weights(
+    kind: Any,
+    source: str | Path,
+    config: PretrainedConfig,
+    attention: str | None = ATTENTION,
+    dtype: Any = torch.float32,
+) -> PreTrainedModel:
+    """`kind.from_pretrained` from safetensors, every weight accounted for; in fp32, or as stored with `auto`."""
+    check_index(Path(source) / INDEX)  # transformers opens whatever it names
+    for key, value in config.to_dict().items():
+        if ("dropout" in key or key.endswith("_pdrop")) and isinstance(value, float):
+            setattr(config, key, 0.0)  # pretraining uses none (Table 1)
+    config.use_cache = False
+    try:
+        with console.told_if_slow(f"{source}: reading the weights"):
+            model, report = kind.from_pretrained(
+                str(source),
+                config=config,
+                dtype=dtype,
+                attn_implementation=attention,
+                use_safetensors=True,
+                trust_remote_code=False,
+                output_loading_info=True,
+            )
+    except Exception as error:  # whatever a file that others made may lead to
+        if isinstance(error, KeyError) and error.args == (attention,):
+            raise OwnAttentionError(
+                f"{source}: '{config.model_type}' chooses among attention classes of its own and cannot be packed; "
+                "take a model that attends through transformers' AttentionInterface"
+            ) from None
+        if is_raised_here(error):
+            raise
+        raise InputError(f"cannot load weights from {source}: {first_line(error)}") from None
+    for name, weight in model.named_parameters():
+        if weight.is_floating_point() and dtype not in ("auto", weight.dtype):
+            raise InputError(f"{source}: its weight '{name}' stays {weight.dtype} and cannot be trained")
+    missing = sorted(key for key in report["missing_keys"] if not key.startswith("pooler."))
+    if missing:
+        raise InputError(f"{source} lacks {len(missing)} weights of {type(model).__name__}, such as '{missing[0]}'")
+    return model
+
+
+def make_generation_saveable(model: PreTrainedModel) -> None:
+    """Let the settings of generation pass the check without which transformers does not save them, nor the model.
+
+    Many published ones do not: a temperature, and nothing says that it samples. Then it does; where that does not help,
+    what begins and ends a text is kept alone.
+    """
+    if not model.can_generate():
+        return
+    published: Any = model.generation_config
+    sampling, bare = copy.deepcopy(published), GenerationConfig()
+    sampling.do_sample = True
+    bare.bos_token_id, bare.eos_token_id = published.bos_token_id, published.eos_token_id
+    for settings in (published, sampling, bare):
+        with suppress(ValueError):
+            settings.validate(strict=True)
+            model.generation_config = settings
+            return
+
+
+def language_model_class(config: PretrainedConfig) -> Any:
+    """The Auto class that holds this configuration's language model, None when there is none.
+
+    BERT's kin have both; they are decoders only where they say so.
+    """
+    if type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False):
+        return AutoModelForMaskedLM
+    if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return AutoModelForCausalLM
+    return None
+
+
+def free_padding_row(model: PreTrainedModel) -> int | None:
+    """Let the padding row of the embedding learn, and leave it as it is; returns its number, where there is one."""
+    embedding = model.get_input_embeddings()
+    if not isinstance(embedding, nn.Embedding):
+        return None
+    padding_idx, embedding.padding_idx = embedding.padding_idx, None
+    return padding_idx
+
+
+def train_padding_row(model: PreTrainedModel) -> None:
+    """Let the padding row learn from a random start: where pad = eos (Llama 3), eos would stay zero for ever."""
+    padding_idx = free_padding_row(model)
+    weight: Any = model.get_input_embeddings().weight
+    if padding_idx is not None and not weight[padding_idx].any():
+        with torch.no_grad():
+            weight[padding_idx].normal_(std=getattr(model.config, "initializer_range", 0.02))
+
+
+@torch.no_grad()
+def keeps_padding_row(model: PreTrainedModel, padding_idx: int) -> bool:
+    """Whether this row of the embedding comes back when transformers loads what was saved.
+
+    Tied weights go through its initialization, which leaves alone what is marked as loaded; that of Youtu looks at the
+    row by itself, which has no mark.
+    """
+    embedding: Any = model.get_input_embeddings()
+    weight = embedding.weight
+    if model.get_output_embeddings().weight is not weight:
+        return True
+    before_D = weight[padding_idx].clone()
+    weight._is_hf_initialized, embedding.padding_idx = True, padding_idx
+    model._init_weights(embedding)
+    del weight._is_hf_initialized
+    embedding.padding_idx = None
+    is_kept = torch.equal(weight[padding_idx], before_D)
+    weight[padding_idx] = before_D
+    return is_kept
+
+
+def describe_network(model: PreTrainedModel) -> str:
+    """What `empty_network` needs to know, as JSON."""
+    config, first_position = model.config.to_json_string(use_diff=False), getattr(model.base_model, "first_position", 0)
+    frozen = [name for name, weight in model.named_parameters() if not weight.requires_grad]
+    return json.dumps([type(model).__name__, config, first_position, frozen])
+
+
+def empty_network(described: str, config: PretrainedConfig | None = None) -> PreTrainedModel:
+    """A network like the one described, or of its very `config`, whose weights have shapes and no values: they are on
+    the meta device. Its padding row learns, as that of every network does that is trained."""
+    name, own, first_position, frozen = json.loads(described)
+    kind: Any = getattr(transformers, name)
+    config = config or kind.config_class.from_dict(json.loads(own))
+    config._attn_implementation = ATTENTION
+    with torch.device("meta"):
+        network = kind(config).to("meta")  # all of it: some draw a weight where they are not told to
+    free_padding_row(network)
+    network.base_model.first_position = first_position
+    for weight in frozen:
+        network.get_parameter(weight).requires_grad_(False)
+    return network
+
+
+def load_backbone(source: str | Path) -> nn.Module:
+    """A network without a head from a folder or the hub, fp32, no dropout, for `packed_hidden` with any layout.
+
+    A decoder comes out bidirectional. Raises `InputError` for a folder without safetensors weights, for an
+    encoder-decoder, and for a network that cannot be made bidirectional.
+    """
+    config = load_model_config(source)
+    refuse_pickles(source)
+    with suppress(OwnAttentionError, FailedProofError):
+        network: Any = load_headless(source, config, ATTENTION)
+        if not looks_both_ways(network):  # transformers' own switch, which its masks obey
+            network.config.is_causal = False
+        if not find_first_position(network, causal=False):
+            return network
+    # Loaded anew: a network that ignores the switch of its attention may still make its masks by the name of it.
+    padded = PaddedBackbone(load_headless(source, load_model_config(source), "eager"))
+    if not looks_both_ways(padded.network):
+        padded.config.is_causal = False
+    try:
+        check_padded(padded)
+    except FailedProofError as error:
+        raise InputError(f"{source} cannot be made a bidirectional encoder: {first_line(error)}") from None
+    batches = "batches of equal lengths" if padded.equal_lengths else "padded batches"
+    kind = type(padded.network).__name__
+    console.err.print(f"{source}: {kind} attends over {batches} only, which is slower", markup=False)
+    return padded
+
+
+def load_headless(source: str | Path, config: PretrainedConfig, attention: str) -> PreTrainedModel:
+    """A network without a head and without a pooler, which belongs to next sentence prediction."""
+    network: Any = load_weights(AutoModel, source, config, attention)
+    with told_as(f"{source} is a '{config.model_type}' model, which does not read tokens of text"):
+        network.get_input_embeddings()
+    if getattr(network, "pooler", None) is not None:
+        network.pooler = nn.Identity()  # some call it, whether it is there or not
+    free_padding_row(network)
+    return network.eval()
+
+
+def fresh_backbone(backbone: nn.Module) -> nn.Module:
+    """The same network with random weights from torch's generator."""
+    network: Any = backbone.network if isinstance(backbone, PaddedBackbone) else backbone
+    fresh: Any = type(network)(copy.deepcopy(network.config))
+    if getattr(fresh, "pooler", None) is not None:
+        fresh.pooler = nn.Identity()
+    train_padding_row(fresh)
+    if isinstance(backbone, PaddedBackbone):
+        return PaddedBackbone(fresh, backbone.equal_lengths)
+    fresh.first_position = network.first_position
+    return fresh

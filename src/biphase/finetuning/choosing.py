@@ -1,0 +1,346 @@
+"""Scores of a grid give the learning rate that validation chooses for each model on each task, and the scores there.
+
+The rate is chosen by a function that sees validation scores only. Each seed is tested at the rate that the other seeds
+choose, or where there is none the other pretraining seeds: validation and test come from the same weights, so a seed
+that chose its own rate would bring its luck along. How far a test score hangs on the choice is told by what other
+validation examples and other seeds would have chosen.
+
+Letters: K rates, S seeds, N validation examples, B draws.
+"""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from typing import ClassVar
+
+import numpy as np
+
+from biphase.errors import InputError, nearest
+from biphase.finetuning.scores import GridPoint, KeptExamples, Score, ScoreSet, short_name
+
+NUM_DRAWS = 10_000
+MOST_EXAMPLES = 500
+"""So many of the validation examples, evenly over the file, show how much a mean over all of them varies."""
+REACH = 3.0
+"""A mean over N shares has a standard error of at most 1/√N beside another on the same examples: a rate that is more
+than so many of these behind is not the one that other examples choose."""
+
+
+@dataclass(frozen=True)
+class RateChoice:
+    """The scores of a model on a task among which validation chose; their validation predictions are read when first
+    asked for."""
+
+    by_rate: Mapping[float, Sequence[Score]]
+    """The scores at each rate, of seeds that did not diverge."""
+    metric: str
+
+    @property
+    def num_examples(self) -> int:
+        """How many validation examples chose; 0 where there was one rate alone."""
+        if len(self.by_rate) == 1:
+            return 0
+        return min(score.num_examples.get("validation", 0) for scores in self.by_rate.values() for score in scores)
+
+    @property
+    def degrees(self) -> int:
+        """The degrees of freedom of the spread over seeds; without one, those of the spread over examples."""
+        return sum(len(scores) - 1 for scores in self.by_rate.values()) or self.num_examples - 1
+
+    @cached_property
+    def seed_variances(self) -> dict[float, float]:
+        """Those of `other_seeds`, by rate."""
+        by_rate = {
+            rate: [score.metrics["validation"][self.metric] for score in scores]
+            for rate, scores in self.by_rate.items()
+        }
+        return dict(zip(by_rate, other_seeds([*by_rate.values()]), strict=True))
+
+    @cached_property
+    def rivals(self) -> list[float]:
+        """The rates, from the lowest, that other examples or seeds could have chosen at all."""
+        means = {rate: self.mean(rate, "validation") for rate in sorted(self.by_rate)}
+        error = math.sqrt(2 * max(self.seed_variances.values())) + 1 / math.sqrt(max(self.num_examples, 1))
+        return [rate for rate, mean in means.items() if mean >= max(means.values()) - REACH * error]
+
+    @cached_property
+    def values_KN(self) -> np.ndarray | InputError:
+        """[K, N] what the validation examples contribute to the mean at each rival, or why that is not known."""
+        if self.num_examples < 2:
+            return InputError("no two validation examples chose")
+        kept = KeptExamples(tuple(s for rate in self.rivals for s in self.by_rate[rate]), "validation", MOST_EXAMPLES)
+        if isinstance(kept.found, InputError):
+            return kept.found
+        firsts = np.cumsum([len(self.by_rate[rate]) for rate in self.rivals])[:-1]
+        return np.stack([values_SN.mean(axis=0) for values_SN in np.split(kept.found.values_SN, firsts)])
+
+    @property
+    def doubt(self) -> InputError | None:
+        """Why it is not known what other examples would have chosen."""
+        return self.values_KN if len(self.rivals) > 1 and isinstance(self.values_KN, InputError) else None
+
+    @cached_property
+    def shares(self) -> Mapping[float, float]:
+        """With which probability each rate would be chosen on other examples by other seeds, where it can be at all."""
+        if len(self.rivals) == 1:
+            return {self.rivals[0]: 1.0}
+        covariance_KK = np.diag([self.seed_variances[rate] for rate in self.rivals])
+        if not isinstance(self.values_KN, InputError):
+            covariance_KK = covariance_KK + np.cov(self.values_KN) / self.num_examples
+        means_K = np.array([self.mean(rate, "validation") for rate in self.rivals])
+        return dict(zip(self.rivals, draw_choices(means_K, covariance_KK).tolist(), strict=True))
+
+    @cached_property
+    def variance(self) -> float:
+        """That of the mean test score over such choices; nan where nothing is known of them."""
+        if self.doubt and not any(self.seed_variances.values()):
+            return math.nan
+        scores_K = np.array([self.mean(rate, "test") for rate in self.shares])
+        return variance_of_choice(np.array([*self.shares.values()]), scores_K)
+
+    def mean(self, rate: float, split: str) -> float:
+        return float(np.mean([score.metrics[split][self.metric] for score in self.by_rate[rate]]))
+
+
+def other_seeds(values_KS: Sequence[Sequence[float]]) -> list[float]:
+    """[K] the variance of the mean of all other seeds but one around the mean of these seeds, at each rate:
+    σ² (1/S + 1/(S-1)), with one σ for the seeds of all rates. 0 where no rate has two seeds."""
+    degrees = sum(len(values_S) - 1 for values_S in values_KS)
+    squares = sum(float(np.var(values_S)) * len(values_S) for values_S in values_KS)
+    variance = squares / degrees if degrees else 0.0
+    return [variance * (1 / len(values_S) + 1 / max(len(values_S) - 1, 1)) for values_S in values_KS]
+
+
+def draw_choices(means_K: np.ndarray, covariance_KK: np.ndarray) -> np.ndarray:
+    """[K] how often each rate, from the lowest, is best where its mean on validation varies so."""
+    drawn_BK = np.random.default_rng(0).multivariate_normal(means_K, covariance_KK, NUM_DRAWS, method="eigh")
+    # Of equal rates the lowest, as `choose_rate` has it; a millionth is rounding.
+    best_B = np.argmax(drawn_BK >= drawn_BK.max(axis=1, keepdims=True) - 1e-6, axis=1)
+    return np.bincount(best_B, minlength=len(means_K)) / NUM_DRAWS
+
+
+def variance_of_choice(shares_K: np.ndarray, scores_K: np.ndarray) -> float:
+    """That of a score which is `scores_K[k]` with the probability `shares_K[k]`."""
+    return float(shares_K @ (scores_K - shares_K @ scores_K) ** 2)
+
+
+def find_scored_model(scores: ScoreSet, name: str) -> str:
+    """The model that a user means: by its whole name or the last part of its path, with its settings where it has some.
+
+    Raises `InputError` when there is none (with the nearest) or more than one (with all).
+    """
+    wanted = name.rstrip("/")
+    if wanted in scores.models:
+        return wanted
+    found = [model for model in scores.models if short_name(model) == wanted]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise InputError(f"'{name}' could be any of {', '.join(repr(model) for model in found)}; give the whole name")
+    raise InputError(
+        f"no scores of a model '{name}'{nearest(wanted, {*scores.models, *map(short_name, scores.models)})}"
+    )
+
+
+def choose_rate(validation: Mapping[float, Sequence[float | None]]) -> float:
+    """The learning rate with the best mean validation score over its seeds; of equal ones the lowest.
+
+    None stands for a seed that diverged. A rate with more diverged seeds ranks below every rate with fewer: the mean of
+    those that survived is no estimate of what the next seed will do.
+
+    Raises `InputError` when no seed of any rate survived.
+    """
+    ranks = {}
+    for rate, values in validation.items():
+        survivors = [value for value in values if value is not None]
+        assert all(math.isfinite(value) for value in survivors)
+        if survivors:
+            # fsum is exact, so that the order of the seeds decides no tie.
+            ranks[rate] = (len(survivors) - len(values), math.fsum(survivors) / len(survivors), -rate)
+    if not ranks:
+        raise InputError("training diverged at every learning rate with every seed; try lower rates")
+    return max(ranks, key=lambda rate: ranks[rate])
+
+
+def choose_for_each_seed(
+    validation: Mapping[float, Mapping[int, float | None]], peers: Mapping[float, Sequence[float | None]]
+) -> dict[int, float]:
+    """The learning rate at which each seed is tested: the one that `choose_rate` takes from all other seeds.
+
+    For a seed without others that survived its peers choose, which are the seeds of other pretrainings; without any it
+    chooses for itself, and no verdict follows from one seed alone. `validation` holds the scores by rate, then by seed;
+    at some rate a seed has survived.
+    """
+    rates = {}
+    for seed in sorted({seed for by_seed in validation.values() for seed in by_seed}):
+        others = {
+            rate: [value for other, value in by_seed.items() if other != seed] for rate, by_seed in validation.items()
+        }
+        own = {rate: [by_seed[seed]] for rate, by_seed in validation.items() if seed in by_seed}
+        elsewhere = {rate: peers[rate] for rate in own if rate in peers}
+        rates[seed] = choose_rate(next(some for some in (others, elsewhere, own) if has_survivor(some)))
+    return rates
+
+
+def choose_with_rivals(
+    validation: Mapping[float, Mapping[int, float | None]],
+) -> tuple[float, dict[float, Mapping[int, float | None]]]:
+    """The rate that all seeds choose together, and those with no more diverged seeds: no other seeds or examples could
+    have chosen another."""
+    best = choose_rate({rate: [*by_seed.values()] for rate, by_seed in validation.items()})
+    lost = {rate: [*by_seed.values()].count(None) for rate, by_seed in validation.items()}
+    return best, {rate: by_seed for rate, by_seed in validation.items() if lost[rate] == lost[best]}
+
+
+def has_survivor(validation: Mapping[float, Sequence[float | None]]) -> bool:
+    return any(value is not None for values in validation.values() for value in values)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """A model on a task; the seeds that finished at the rates that were chosen for them, in order, and their scores."""
+
+    model: str
+    task: str
+    metric: str
+    rate: float
+    """The one that all seeds together choose: for a network that is to be used."""
+    rates: tuple[float, ...]
+    """The rate at which each seed is tested (`choose_for_each_seed`)."""
+    seeds: tuple[int, ...]
+    validation: tuple[float, ...]
+    test: tuple[float, ...]
+    scores: tuple[Score, ...]
+    missing: tuple[GridPoint, ...]
+    """The points of the task's grid without a score."""
+    diverged: tuple[GridPoint, ...]
+    num_diverged: int
+    """How many seeds diverged at the rates that were chosen for them."""
+    test_by_rate: Mapping[float, tuple[float, ...]]
+    """Test scores at every rate of the grid, one for every seed of the grid; nan where diverged or missing."""
+    choice: RateChoice | None
+    """The rates among which it was chosen; None where the metric is not that of the predictions that are kept."""
+    pretraining_seeds: ClassVar[tuple[int, ...]] = ()
+    """None, as all scores are of one model."""
+    num_pretrainings: ClassVar[int] = 1
+    cells: ClassVar[tuple["Selection", ...]] = ()
+    """None, as it is no average."""
+
+    @property
+    def samples(self) -> tuple[float, ...]:
+        """The test scores, as the report's contrasts take them."""
+        return self.test
+
+    @cached_property
+    def examples(self) -> KeptExamples:
+        """What the test examples contribute to the scores."""
+        return KeptExamples(self.scores)
+
+    @property
+    def num(self) -> int:
+        """How many seeds finished."""
+        return len(self.test)
+
+    @property
+    def mean(self) -> float:
+        return float(np.mean(self.test))
+
+    @property
+    def std(self) -> float:
+        """Over seeds (n-1); nan for a single one."""
+        return float(np.std(self.test, ddof=1)) if self.num > 1 else math.nan
+
+    @property
+    def num_rates(self) -> int:
+        """How many rates it was chosen from."""
+        missing = Counter(rate for rate, _ in self.missing)
+        return sum(missing[rate] < len(by_seed) for rate, by_seed in self.test_by_rate.items())
+
+    @property
+    def test_at_rate(self) -> tuple[float, ...]:
+        """Test scores of all seeds that finished at `rate`: the paper's own way."""
+        return tuple(score for score in self.test_by_rate[self.rate] if not math.isnan(score))
+
+
+def select_rate(
+    scores: ScoreSet,
+    model: str,
+    task: str,
+    metric: str | None = None,
+    *,
+    is_papers_way: bool = False,
+    peers: Iterable[Score] = (),
+) -> Selection:
+    """Choose the rates of a model (as in `scores.models`) on a task and take what was scored there.
+
+    Args:
+        metric: both chooses and is reported; None: the task's own.
+        is_papers_way: all seeds together choose one rate, at which they are tested too.
+        peers: the scores on the task of the other pretraining seeds, which choose for a single fine-tuning seed.
+
+    Raises `InputError` when there is no such score or metric, or everything diverged, or no seed finished at the rate
+    that was chosen for it.
+    """
+    cells = scores.cells.get((model, task))
+    if cells is None:
+        raise InputError(f"no scores of {model} on task '{task}'")
+    metric = metric or next(iter(cells.values())).metric
+
+    by_rate: dict[float, dict[int, float | None]] = defaultdict(dict)  # validation, by seed
+    for rate, seed in sorted(cells):
+        by_rate[rate][seed] = validation_of(cells[rate, seed], metric)
+    survivors = {point: cells[point] for point in sorted(cells) if not cells[point].diverged}
+    test = {point: score.metrics["test"][metric] for point, score in survivors.items()}
+    try:
+        best, rivals = choose_with_rivals(by_rate)
+    except InputError as error:
+        raise InputError(f"{model} on {task}: {error}") from None
+    peers = [*peers] if len({seed for _, seed in test}) == 1 else []
+    by_peers = {rate: [validation_of(one, metric) for one in some] for rate, some in group_by_rate(peers).items()}
+    rates = dict.fromkeys(by_rate[best], best) if is_papers_way else choose_for_each_seed(rivals, by_peers)
+    points = [(rate, seed) for seed, rate in rates.items() if (rate, seed) in cells]
+    chosen = [cells[point] for point in points if point in test]
+    if not chosen:
+        raise InputError(f"{model} on {task}: no seed finished at the rate that the others chose; finish the grid")
+    known = group_by_rate([*survivors.values(), *(score for score in peers if not score.diverged)])
+    by_rival = {rival: known[rival] for rival in rivals}
+    grid_rates, grid_seeds = scores.grids[task]
+    return Selection(
+        model=model,
+        task=task,
+        metric=metric,
+        rate=best,
+        rates=tuple(score.config.learning_rate for score in chosen),
+        seeds=tuple(score.config.seed for score in chosen),
+        validation=tuple(score.metrics["validation"][metric] for score in chosen),
+        test=tuple(score.metrics["test"][metric] for score in chosen),
+        scores=tuple(chosen),
+        missing=find_missing(scores, model, task),
+        diverged=tuple(point for point in sorted(cells) if cells[point].diverged),
+        num_diverged=len(points) - len(chosen),
+        choice=RateChoice(by_rival, metric) if metric == chosen[0].metric else None,
+        test_by_rate={rate: tuple(test.get((rate, seed), math.nan) for seed in grid_seeds) for rate in grid_rates},
+    )
+
+
+def group_by_rate(scores: Iterable[Score]) -> dict[float, list[Score]]:
+    found: dict[float, list[Score]] = defaultdict(list)
+    for score in scores:
+        found[score.config.learning_rate].append(score)
+    return found
+
+
+def validation_of(score: Score, metric: str) -> float | None:
+    """A score on validation, None if it diverged. Raises `InputError` where a split has no such metric."""
+    for known in score.metrics.values():
+        if metric not in known:
+            raise InputError(f"{score.folder} has no metric '{metric}'{nearest(metric, known)}")
+    return None if score.diverged else score.metrics["validation"][metric]
+
+
+def find_missing(scores: ScoreSet, model: str, task: str) -> tuple[GridPoint, ...]:
+    """The points of a task's grid at which a model has no score, not even a diverged one."""
+    return tuple(point for point in product(*scores.grids[task]) if point not in scores.cells[model, task])

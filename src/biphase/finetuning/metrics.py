@@ -1,0 +1,451 @@
+"""Predictions → scores: shares from 0 to 1, correlations from -1.
+
+Labels of samples and tags of words; answers, whose texts are compared as the official scripts of SQuAD 1.1, SQuAD 2.0
+and ReCoRD compare them (the paper compares sets of tokens instead); judged and ranked documents, in all and per query.
+
+Letters: U units that carry a label (samples or words), S samples or sentences, L labels or tags, E entities, K the ten
+best documents of a query.
+"""
+
+import re
+import string
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache, partial
+from typing import Any
+
+import numpy as np
+
+from biphase.errors import InputError
+
+Judgement = tuple[dict[str, float], Iterator[dict[str, Any]]]
+"""Metrics by name, and a row for each example, to be consumed once: what was predicted, and its score."""
+
+
+Statistic = Callable[[np.ndarray], np.ndarray]
+"""Sums of counts [..., C] → scores [...]."""
+
+
+def accuracy(gold_U: np.ndarray, predicted_U: np.ndarray) -> float:
+    """Share of units whose label is right."""
+    assert len(gold_U) == len(predicted_U) > 0
+    return float((gold_U == predicted_U).mean())
+
+
+def label_f1(gold_U: np.ndarray, predicted_U: np.ndarray, num_labels: int) -> tuple[np.ndarray, np.ndarray]:
+    """The F1 of each label against all others [L], and whether it is in gold or predictions at all [L]; if not, 0."""
+    assert len(gold_U) == len(predicted_U)
+    right_L = np.bincount(gold_U[gold_U == predicted_U], minlength=num_labels)
+    seen_L = np.bincount(gold_U, minlength=num_labels) + np.bincount(predicted_U, minlength=num_labels)
+    assert len(seen_L) == num_labels
+    return 2 * right_L / np.maximum(seen_L, 1), seen_L > 0
+
+
+def sequence_metrics(gold_S: np.ndarray, predicted_S: np.ndarray, num_labels: int) -> dict[str, float]:
+    """`accuracy`; `macro_f1`, the mean F1 of the labels that are in gold or predictions; `mcc`, Matthews' correlation,
+    GLUE's score of CoLA; of two labels also `f1`, that of label 1, GLUE's score of QQP and MRPC beside the accuracy.
+    """
+    gold_SL, predicted_SL = (np.eye(num_labels, dtype=np.int64)[numbers_S] for numbers_S in (gold_S, predicted_S))
+    scores = {"accuracy": accuracy(gold_S, predicted_S)}
+    for name in ("macro_f1", "mcc", "f1") if num_labels == 2 else ("macro_f1", "mcc"):
+        counts_SC, statistic = label_counts(name, gold_SL, predicted_SL)
+        scores[name] = float(statistic(counts_SC.sum(axis=0)))
+    return scores
+
+
+def multi_label_metrics(gold_SL: np.ndarray, predicted_SL: np.ndarray) -> dict[str, float]:
+    """`micro_f1` over all labels together; `macro_f1`, the mean F1 of all labels; `accuracy`, the share of samples with
+    the whole set right."""
+    scores = {}
+    for name in ("micro_f1", "macro_f1"):
+        counts_SC, statistic = label_counts(name, gold_SL, predicted_SL, is_multi=True)
+        scores[name] = float(statistic(counts_SC.sum(axis=0)))
+    return scores | {"accuracy": float((gold_SL == predicted_SL).all(axis=1).mean())}
+
+
+def regression_metrics(gold_S: np.ndarray, predicted_S: np.ndarray) -> dict[str, float]:
+    """The correlations `spearman` and `pearson`; 0 where all numbers of a side are the same."""
+    scores = {}
+    for name in ("spearman", "pearson"):
+        products_SC, statistic = correlation_products(name, gold_S, predicted_S)
+        scores[name] = float(statistic(products_SC.sum(axis=0)))
+    return scores
+
+
+def correlation_products(metric: str, gold_N: np.ndarray, predicted_N: np.ndarray) -> tuple[np.ndarray, Statistic]:
+    """What each example contributes to a correlation, [N, 6] products, and what makes the score of their sums.
+
+    Ranks are those among all examples.
+    """
+    from scipy.stats import rankdata  # it loads longer than all else that a report needs
+
+    sides = []
+    for numbers_N in (gold_N, predicted_N):
+        x_N = rankdata(numbers_N) if metric == "spearman" else np.asarray(numbers_N, dtype=np.float64)
+        x_N = x_N - x_N.mean()
+        sides.append(x_N / (np.abs(x_N).max() or 1.0))  # so that sums of squares lose nothing
+    x_N, y_N = sides
+    return np.stack([np.ones(len(x_N)), x_N, y_N, x_N**2, y_N**2, x_N * y_N], axis=1), correlation
+
+
+def correlation(products_C: np.ndarray) -> np.ndarray:
+    """[..., 6] sums of 1, x, y, x², y² and xy → Pearson's correlation of x and y [...]; 0 where one does not vary."""
+    num, x, y, xx, yy, xy = np.moveaxis(products_C, -1, 0)
+    variances = np.maximum(num * xx - x**2, 0.0) * np.maximum(num * yy - y**2, 0.0)
+    return (num * xy - x * y) / np.sqrt(np.where(variances > 0, variances, np.inf))
+
+
+def label_counts(
+    metric: str, gold_NL: np.ndarray, predicted_NL: np.ndarray, is_multi: bool = False
+) -> tuple[np.ndarray, Statistic]:
+    """What each example contributes to a metric, [N, C] counts, and what makes the score of their sums.
+
+    Labels are 1 in their columns, elsewhere 0. The macro F1 of sets of labels (`is_multi`) is over all labels, as
+    scikit-learn has it; of single ones over those that occur.
+    """
+    right_NL = gold_NL * predicted_NL
+    if metric == "macro_f1":
+        statistic = partial(macro_f1, of_all=True) if is_multi else macro_f1
+        return np.concatenate([right_NL, predicted_NL + gold_NL], axis=1), statistic
+    if metric == "micro_f1":
+        return np.stack([each.sum(axis=1) for each in (right_NL, predicted_NL, gold_NL)], axis=1), micro_f1
+    if metric == "mcc":
+        return np.concatenate([right_NL.sum(axis=1, keepdims=True), predicted_NL, gold_NL], axis=1), matthews
+    assert metric == "f1", metric
+    return np.stack([right_NL[:, 1], predicted_NL[:, 1], gold_NL[:, 1]], axis=1), micro_f1
+
+
+def micro_f1(counts_C: np.ndarray) -> np.ndarray:
+    """[..., 3] labels or entities found, predicted and in gold → F1 [...]; 0 where there is none at all."""
+    found, predicted, gold = np.moveaxis(counts_C, -1, 0)
+    return 2 * found / np.maximum(predicted + gold, 1)
+
+
+def macro_f1(counts_C: np.ndarray, of_all: bool = False) -> np.ndarray:
+    """[..., 2L] how often each of L labels is right, then how often it is predicted plus how often gold → F1 [...].
+
+    It is the mean over the labels that are predicted or gold at all, or `of_all`.
+    """
+    right_L, seen_L = np.split(counts_C, 2, axis=-1)
+    f1_L = 2 * right_L / np.maximum(seen_L, 1)
+    return f1_L.sum(axis=-1) / np.maximum(((seen_L > 0) | of_all).sum(axis=-1), 1)
+
+
+def matthews(counts_C: np.ndarray) -> np.ndarray:
+    """[..., 1 + 2L] how many are right, how often each of L labels is predicted, how often gold → Matthews' correlation
+    of two labels, Gorodkin's R_K of more; 0 where all predictions, or all of gold, are one label."""
+    counts_C = np.asarray(counts_C, dtype=np.float64)
+    right, (predicted_L, gold_L) = counts_C[..., 0], np.split(counts_C[..., 1:], 2, axis=-1)
+    num = gold_L.sum(axis=-1)
+    spreads = [num**2 - (labels_L**2).sum(axis=-1) for labels_L in (predicted_L, gold_L)]
+    product = spreads[0] * spreads[1]
+    return (right * num - (predicted_L * gold_L).sum(axis=-1)) / np.sqrt(np.where(product > 0, product, np.inf))
+
+
+def token_metrics(
+    gold_U: np.ndarray, predicted_U: np.ndarray, unit_bounds_S1: np.ndarray, labels: Sequence[str]
+) -> dict[str, float]:
+    """Accuracy over words, and `macro_f1`, the mean F1 of the tags that are in gold or predictions; where tags are of
+    entities (O comes first), scores over those, and the paper's score as `paper_f1`. A word without a prediction is -1.
+    """
+    scores = {"accuracy": accuracy(gold_U, predicted_U)}
+    if labels[0] != "O":
+        known_U = np.where(predicted_U < 0, len(labels), predicted_U)
+        f1_L, is_seen_L = (each[:-1] for each in label_f1(gold_U, known_U, len(labels) + 1))
+        return scores | {"macro_f1": float(f1_L[is_seen_L].mean())}
+    return {
+        **entity_scores(gold_U, predicted_U, unit_bounds_S1, labels),
+        **scores,
+        "paper_f1": sentence_macro_f1(gold_U, predicted_U, unit_bounds_S1, len(labels)),
+    }
+
+
+def entity_scores(
+    gold_U: np.ndarray, predicted_U: np.ndarray, unit_bounds_S1: np.ndarray, labels: Sequence[str]
+) -> dict[str, float]:
+    """`precision`, `recall`, `f1` and `strict_f1` over entities, all types together; without any entity they are 0.
+
+    An entity is right when its type and both its ends are. The two ways of counting differ where tags are broken: an
+    I- tag that continues no entity of its type begins one for the first three scores, and belongs to none for
+    `strict_f1`. `f1` is what CoNLL's own script, conlleval, and seqeval's default mode compute: published numbers of
+    CoNLL-2003 are those, and a model whose tags are read one by one does break them. `strict_f1` is that of seqeval's
+    strict mode for IOB2.
+    """
+    gold_E, is_gold_whole_E = find_entities(gold_U, unit_bounds_S1, labels)
+    predicted_E, is_predicted_whole_E = find_entities(predicted_U, unit_bounds_S1, labels)
+    precision, recall, f1 = overlap(gold_E, predicted_E)
+    strict_f1 = overlap(gold_E[is_gold_whole_E], predicted_E[is_predicted_whole_E])[-1]
+    return {"precision": precision, "recall": recall, "f1": f1, "strict_f1": strict_f1}
+
+
+def find_entities(
+    tags_U: np.ndarray, unit_bounds_S1: np.ndarray, labels: Sequence[str]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Every entity as one number made of its first word, its last word and its type, and whether it begins with B-.
+
+    Raises `InputError` for a label that is neither O nor B- or I- with a type.
+    """
+    check_sentences(tags_U, unit_bounds_S1)
+    # The first letter of each label, and its type as a number.
+    prefixes, type_names = [], []
+    for label in labels:
+        prefix, _, type_name = label.partition("-")
+        if not (label == "O" or (prefix in ("B", "I") and type_name)):
+            raise InputError(f"label '{label}' is not O, B-… or I-…; scores over entities need IOB2 labels")
+        prefixes.append(prefix)
+        type_names.append(type_name)
+    types_L = np.unique(type_names, return_inverse=True)[1]
+    prefixes_U, types_U = np.array(prefixes)[tags_U], types_L[tags_U]
+    # Where entities begin and end, within their sentences.
+    continues_U = np.zeros(len(tags_U), dtype=bool)
+    continues_U[1:] = (prefixes_U[1:] == "I") & (prefixes_U[:-1] != "O") & (types_U[1:] == types_U[:-1])
+    continues_U[unit_bounds_S1[:-1]] = False
+    is_inside_U = prefixes_U != "O"
+    firsts_E = np.flatnonzero(is_inside_U & ~continues_U)
+    lasts_E = np.flatnonzero(is_inside_U & ~np.append(continues_U[1:], False))
+    return (firsts_E * len(tags_U) + lasts_E) * len(labels) + types_U[firsts_E], prefixes_U[firsts_E] == "B"
+
+
+def overlap(gold_E: np.ndarray, predicted_E: np.ndarray) -> tuple[float, float, float]:
+    """Precision, recall and F1 of a set; a score without a denominator is 0."""
+    num_right = len(np.intersect1d(gold_E, predicted_E, assume_unique=True))
+    num_all = (len(predicted_E), len(gold_E), (len(predicted_E) + len(gold_E)) / 2)
+    precision, recall, f1 = (num_right / num if num else 0.0 for num in num_all)
+    return precision, recall, f1
+
+
+def sentence_macro_f1(
+    gold_U: np.ndarray, predicted_U: np.ndarray, unit_bounds_S1: np.ndarray, num_labels: int
+) -> float:
+    """The paper's score of token classification: the mean over sentences of the macro F1 over tags, O included.
+
+    As scikit-learn's `f1_score(average="macro")` of each sentence: a tag counts where it is in gold or predictions.
+    """
+    check_sentences(gold_U, unit_bounds_S1)
+    num_sentences = len(unit_bounds_S1) - 1
+    shifts_U = np.repeat(np.arange(num_sentences) * num_labels, np.diff(unit_bounds_S1))
+    f1, is_seen = label_f1(gold_U + shifts_U, predicted_U + shifts_U, num_sentences * num_labels)
+    f1_SL, is_seen_SL = f1.reshape(-1, num_labels), is_seen.reshape(-1, num_labels)
+    return float((f1_SL.sum(axis=1) / is_seen_SL.sum(axis=1)).mean())
+
+
+def check_sentences(tags_U: np.ndarray, unit_bounds_S1: np.ndarray) -> None:
+    assert unit_bounds_S1[0] == 0 and unit_bounds_S1[-1] == len(tags_U), "the bounds do not fit the words"
+    assert len(unit_bounds_S1) > 1 and (np.diff(unit_bounds_S1) > 0).all(), "a sentence has no word"
+
+
+PUNCTUATION = str.maketrans("", "", string.punctuation)
+ARTICLES = re.compile(r"\b(?:a|an|the)\b")
+
+
+@lru_cache(maxsize=1 << 16)
+def normalise(text: str) -> str:
+    """Lower case; without ASCII punctuation, then without a, an, the; words set apart by one space."""
+    return " ".join(ARTICLES.sub(" ", text.lower().translate(PUNCTUATION)).split())
+
+
+def exact_match(prediction: str, answers: Sequence[str]) -> float:
+    """1 when the prediction is one of the answers after normalisation; without answers, when nothing is left of it."""
+    return float(any(normalise(prediction) == normalise(answer) for answer in answers or ("",)))
+
+
+def token_f1(prediction: str, answers: Sequence[str]) -> float:
+    """The best F1 over the words (with repetitions) that the prediction shares with one of the answers.
+
+    Sharing no word is 0, even where nothing is left of either. Without answers: 1 when nothing is left of the
+    prediction.
+    """
+    if not answers:
+        return exact_match(prediction, answers)
+    predicted, best = normalise(prediction).split(), 0.0
+    for answer in answers:
+        gold = normalise(answer).split()
+        if not set(predicted).isdisjoint(gold):
+            num_shared = (Counter(predicted) & Counter(gold)).total()
+            best = max(best, 2 * num_shared / (len(predicted) + len(gold)))
+    return best
+
+
+def counted_answers(gold: Sequence[Sequence[str]], is_version_2: bool | None = None) -> list[Sequence[str]]:
+    """The answers to each question that count: in version 2.0 those of which normalisation leaves something.
+
+    That version is meant, unless said otherwise, when a question has no answer.
+    """
+    if is_version_2 is None:
+        is_version_2 = not all(gold)
+    return [[answer for answer in answers if normalise(answer)] if is_version_2 else answers for answers in gold]
+
+
+def answer_scores(
+    predictions: Mapping[str, str],
+    gold: Mapping[str, Sequence[str]],
+    no_answer_scores: Mapping[str, float] | None = None,
+) -> dict[str, float]:
+    """SQuAD's `exact` and `f1`, by the official script of version 1.1 or 2.0; ReCoRD's is that of 1.1.
+
+    All three go by question id. `gold` holds the texts of all annotators, none for an unanswerable question; the
+    prediction "" means no answer. Version 2.0 is meant when a question is unanswerable or `no_answer_scores` are
+    given; it passes over answers of which normalisation leaves nothing, and adds `has_answer_…` and `no_answer_…`,
+    the two scores over one kind of questions each (where there are any).
+
+    `no_answer_scores` (higher: rather unanswerable; any scale) add `best_exact` and `best_f1`: the scores with "" for
+    every question above the threshold that is best on these very questions. As in the script, a threshold may part
+    questions of equal scores (in the order of `no_answer_scores`), and a prediction for an unanswerable question
+    counts as wrong unless it is "" itself. The predictions are scored as they are for all other scores.
+    """
+    assert gold and predictions.keys() == gold.keys(), "one prediction for every question"
+    has_answer = {id: bool(answers) for id, answers in gold.items()}
+    is_version_2 = no_answer_scores is not None or not all(has_answer.values())
+    gold = dict(zip(gold, counted_answers([*gold.values()], is_version_2), strict=True))
+    exact = {id: exact_match(predictions[id], answers) for id, answers in gold.items()}
+    f1 = {id: token_f1(predictions[id], answers) for id, answers in gold.items()}
+    scores = {"exact": mean(exact.values()), "f1": mean(f1.values())}
+    if is_version_2:
+        for name, kind in (("has_answer", True), ("no_answer", False)):
+            ids = [id for id in gold if has_answer[id] == kind]
+            if ids:
+                scores[f"{name}_exact"] = mean(exact[id] for id in ids)
+                scores[f"{name}_f1"] = mean(f1[id] for id in ids)
+    if no_answer_scores is not None:
+        scores["best_exact"] = best_share(exact, predictions, has_answer, no_answer_scores)
+        scores["best_f1"] = best_share(f1, predictions, has_answer, no_answer_scores)
+    return scores
+
+
+def best_share(
+    scores: Mapping[str, float],
+    predictions: Mapping[str, str],
+    has_answer: Mapping[str, bool],
+    no_answer_scores: Mapping[str, float],
+) -> float:
+    """The best mean over all thresholds: from "" for every question on, the predictions of the surest are let in."""
+    assert no_answer_scores.keys() == scores.keys(), "one no-answer score for every question"
+    order = sorted(no_answer_scores, key=lambda id: no_answer_scores[id])
+    gains = [scores[id] if has_answer[id] else -float(predictions[id] != "") for id in order]
+    num_unanswerable = sum(not answerable for answerable in has_answer.values())
+    return float(np.cumsum([num_unanswerable, *gains]).max()) / len(scores)
+
+
+def paper_answer_f1(
+    gold: Sequence[Iterable[int]] | Sequence[np.ndarray], predicted: Sequence[Iterable[int]] | Sequence[np.ndarray]
+) -> float:
+    """The paper's score of question answering: the mean over questions of the F1 of two sets of token indices.
+
+    `gold` are the tokens of the first answer only (none for an unanswerable question), `predicted` those labelled 1.
+    Indices count from the first token of the input, and all of it takes part: question, context and end-of-text. An
+    empty set stands for {0}: nothing found where there is nothing is 1, but so is the first token alone. The original
+    also counts tokens labelled 1 in the padding, up to the longest input of the batch; here there is no padding, so
+    that a model which labels it gets a higher score here, and all others the same.
+    """
+    assert len(gold) == len(predicted) > 0
+    scores = []
+    for right, found in zip(map(set, gold), map(set, predicted), strict=True):
+        assert 0 not in right, "the first token of an input is never part of an answer"
+        right, found = right or {0}, found or {0}
+        scores.append(2 * len(right & found) / (len(right) + len(found)))
+    return mean(scores)
+
+
+def mean(values: Iterable[float]) -> float:
+    numbers = list(values)
+    return sum(numbers) / len(numbers)
+
+
+Relevance = Mapping[str, Mapping[str, int]]
+"""Grades by query, then by document: 1 and more is relevant."""
+Ranked = Mapping[str, Mapping[str, float]]
+"""Scores of what was found by query, then by document: higher is better."""
+
+TREC_MEASURES = {
+    "ndcg_at_10": "ndcg_cut_10",
+    "map_at_100": "map_cut_100",
+    "recall_at_10": "recall_10",
+    "recall_at_100": "recall_100",
+    "mrr_at_10": "recip_rank",
+    "precision_at_10": "P_10",
+}
+"""Our names → trec_eval's."""
+BM25 = "bm25_ndcg_at_10"
+"""What BM25 scores where a model does, in that model's own scores."""
+
+
+def ranking_scores(relevance: Relevance, ranked: Ranked) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
+    """The mean of each measure over all judged queries, and `{measure: {query: score}}`.
+
+    A grade is the gain of NDCG as it stands; a document without one, or with one below 0, is not relevant. What is not
+    in `ranked` was not found, so `map_at_100` and `recall_at_100` need a hundred results. A judged query without
+    results, or without a relevant document, counts as 0 (`trec_eval -c`); results of other queries are ignored.
+
+    The measures are trec_eval's: it orders by score, as a 32-bit float, and equal scores by document id, from the last
+    in the order of characters to the first. `mrr_at_10` is its reciprocal rank, 0 beyond the tenth place.
+    `paper_ndcg_at_10` is beside them, over its own queries.
+    """
+    import pytrec_eval
+
+    assert relevance, "no query is judged"
+    # A grade below -1 reads outside of pytrec_eval's memory, and may end the process.
+    known = {query: {name: max(int(grade), 0) for name, grade in grades.items()} for query, grades in relevance.items()}
+    evaluator = pytrec_eval.RelevanceEvaluator(
+        known,
+        {"ndcg_cut.10", "map_cut.100", "recall.10,100", "recip_rank", "P.10"},
+    )
+    evaluated = evaluator.evaluate(
+        {
+            query: {document: float(score) for document, score in documents.items()}
+            for query, documents in ranked.items()
+            if query in relevance and documents
+        }
+    )
+    per_query = {
+        ours: {query: evaluated.get(query, {}).get(theirs, 0.0) for query in relevance}
+        for ours, theirs in TREC_MEASURES.items()
+    }
+    per_query["mrr_at_10"] = {q: score if score >= 1 / 10 else 0.0 for q, score in per_query["mrr_at_10"].items()}
+    per_query["paper_ndcg_at_10"] = paper_ndcg_at_10(relevance, ranked)
+    return {name: sum(scores.values()) / max(len(scores), 1) for name, scores in per_query.items()}, per_query
+
+
+def judge_ranking(relevance: Relevance, ranked: Ranked, metric: str) -> Judgement:
+    """The mean of each measure, and a row of predictions for each query of `ranked`: its ten best documents, and what
+    it scores by one of them."""
+    means, per_query = ranking_scores(relevance, ranked)
+
+    def rows() -> Iterator[dict[str, Any]]:
+        for query, documents in ranked.items():
+            best = best_documents(documents, 10)
+            found = {"predicted": [id for id, _ in best], "scores": [round(score, 5) for _, score in best]}
+            yield {"id": query, **found, "score": per_query[metric][query]}
+
+    return means, rows()
+
+
+def paper_ndcg_at_10(relevance: Relevance, ranked: Ranked) -> dict[str, float]:
+    """The paper's score of retrieval, per query: NDCG whose ideal order is that of the ten retrieved documents.
+
+    So relevant documents that were not retrieved cost nothing, and one at the tenth place alone is 0.29. A grade of 1
+    or more is a gain of 1. Documents of equal scores share their mean gain (scikit-learn's `ndcg_score`); which of them
+    are among the ten is left to the sort in the original, and is trec_eval's choice here. Queries without any relevant
+    document are left out; where none of the ten is relevant, the score is 0.
+    """
+    discounts_K = 1 / np.log2(np.arange(10) + 2)
+    per_query = {query: 0.0 for query, grades in relevance.items() if any(grade >= 1 for grade in grades.values())}
+    for query in per_query:
+        grades = relevance[query]
+        best = best_documents(ranked.get(query, {}), 10)
+        gains_K = np.array([grades.get(document, 0) >= 1 for document, _ in best], dtype=float)
+        if gains_K.any():
+            _, groups_K, sizes = np.unique([score for _, score in best], return_inverse=True, return_counts=True)
+            shared_K = (np.bincount(groups_K, weights=gains_K) / sizes)[groups_K]
+            discounts = discounts_K[: len(best)]
+            per_query[query] = float((shared_K @ discounts) / (np.sort(gains_K)[::-1] @ discounts))
+    return per_query
+
+
+def best_documents(scores: Mapping[str, float], num: int) -> list[tuple[str, float]]:
+    """The `num` documents with the highest scores, best first; of equal scores, the last id in order first."""
+    values = np.fromiter(scores.values(), dtype=np.float64, count=len(scores))
+    assert not np.isnan(values).any(), "a score is not a number"
+    floor = np.partition(values, -num)[-num] if len(values) > num else -np.inf
+    names = list(scores)
+    best = [(names[place], float(values[place])) for place in np.flatnonzero(values >= floor)]
+    return sorted(best, key=lambda pair: (pair[1], pair[0]), reverse=True)[:num]

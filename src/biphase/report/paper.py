@@ -1,0 +1,292 @@
+"""The paper's published scores, its names and tables, and its eight findings as lines in the grammar of hypotheses.
+
+Should We Still Pretrain Encoders with Masked Language Modeling? arXiv 2507.00994. The numbers stand in
+`bundled/paper/`, with their sources in `SOURCE.md`; the findings in `findings.yaml`. The same code judges published
+scores and those of our own studies.
+
+Scores of a family are averages over its datasets; arms with MLM are those at the study's reference masking ratio,
+unless the claim is about the ratio.
+"""
+
+import csv
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from importlib import resources
+from itertools import count, product
+from pathlib import Path
+from typing import Any
+
+from biphase.errors import InputError
+from biphase.files import parse_yaml
+from biphase.report.claims import (
+    ON_PAR,
+    Claim,
+    Finding,
+    Verdicts,
+    count_tested,
+    group_verdicts,
+    judge_claims,
+    name_noise,
+)
+from biphase.report.contrasts import with_averages
+from biphase.report.formats import show_count, show_list
+from biphase.report.grammar import parse_inequality
+from biphase.report.hypotheses import NOTHING_ASKED, AskedScores, Ladder, bind, make_line
+from biphase.report.page import Told, write_report
+from biphase.report.results import ReportArm, Result, ResultSet, reference_mask, short_steps, sizes_of
+from biphase.report.statistics import is_stability_rate
+
+PUBLISHED_SETUPS = ("objective", "efficiency", "ratio", "cpt")
+"""The comparisons that the paper prints as tables, in its order."""
+
+PUBLISHED_FAMILIES = ("SC", "TC", "QA", "IR")
+TABLE_NUMBERS = dict(zip(product(PUBLISHED_SETUPS, PUBLISHED_FAMILIES), count(2), strict=False))
+"""The paper's number of the table for each comparison and family: tables 2 to 17."""
+
+
+PUBLISHED_SIZES = {"210m", "610m", "1b"}
+"""The networks that the paper's findings are about."""
+
+TOKENS_PER_STEP = 2_359_296
+
+
+def read_reference() -> ResultSet:
+    """The paper's 800 published cells, averages included, in the order of its tables (`reference/SOURCE.md`)."""
+    flops = {row["arm"]: float(row["flops"]) for row in read_reference_rows("paper_flops.csv")}
+    results = []
+    for row in read_reference_rows("paper_scores.csv"):
+        steps, continued = int(row["pretrain_steps"]), int(row["cpt_steps"] or 0)
+        arm = ReportArm(
+            name="",
+            setup=row["setup"],
+            size=row["size"],
+            objective=row["objective"].lower(),  # type: ignore[arg-type]
+            mask_percent=int(row["mask_percent"]) if row["mask_percent"] else None,
+            pretrain_steps=steps,
+            clm_steps=int(row["clm_steps"]),
+            mlm_steps=int(row["mlm_steps"]),
+            cpt_steps=continued,
+            tokens=float(TOKENS_PER_STEP * (steps + continued)),
+        )
+        name, parent = published_name(arm)
+        results.append(
+            Result(
+                arm=replace(arm, name=name, parent=parent, flops=flops[name]),
+                family=row["family"],  # type: ignore[arg-type]
+                dataset=row["dataset"],
+                metric="paper",
+                mean=float(row["mean"]) / 100,
+                half_width=float(row["ci95"]) / 100,
+                samples=(),
+                by_rate=None,
+                num=5,
+            )
+        )
+    return ResultSet(tuple(results))
+
+
+def read_reference_rows(name: str) -> Iterable[dict[str, str]]:
+    text = (resources.files("biphase") / "bundled" / "paper" / name).read_text(encoding="utf-8")
+    return csv.DictReader(text.splitlines())
+
+
+def published_name(arm: ReportArm) -> tuple[str, str | None]:
+    """What the paper's authors call a model on the hub, and its parent: `610m-clm-3k-mlm40-12k`, None."""
+    size, steps = arm.size.lower(), short_steps(arm.pretrain_steps)
+    start = "clm" if arm.clm_steps else f"mlm{arm.mask_percent}"
+    if arm.setup == "efficiency":
+        return f"{size}-{start}-42k-{arm.pretrain_steps}", f"{size}-{start}-42k"
+    if arm.cpt_steps:
+        total = short_steps(arm.pretrain_steps + arm.cpt_steps)
+        return f"{size}-{start}-dec{steps}-mlm{arm.mask_percent}-{total}", f"{size}-{start}-{steps}"
+    if arm.objective == "clm+mlm":
+        return f"{size}-clm-{short_steps(arm.clm_steps)}-mlm{arm.mask_percent}-{steps}", None
+    return f"{size}-{start}-{steps}", None
+
+
+def place_arms(arms: Iterable[ReportArm]) -> tuple[ReportArm, ...]:
+    """The arms of a study, each in every comparison of the paper in which it has a place; what has none is `other`.
+
+    An arm that comes with the setup `efficiency`, `control` or `other` stays there. Of the rest, `objective` has those
+    of one objective at the largest budget of their size; `ratio`, for every budget with CLM+MLM at the reference mask,
+    these beside CLM alone and MLM alone; `adapted`, CLM+MLM of the same steps at two masking ratios or more; `cpt`,
+    what continues from another arm, and that arm; `control`, all final models of a size that has random weights.
+    """
+    arms = tuple(arms)
+    mask = reference_mask(arms)
+    whole = [arm for arm in arms if arm.setup not in ("efficiency", "control", "other")]
+    controlled = {arm.size for arm in arms if arm.setup == "control"}
+    scratch = [arm for arm in whole if not arm.cpt_steps]
+    largest = {arm.size: max(a.pretrain_steps for a in scratch if a.size == arm.size) for arm in scratch}
+    both = [arm for arm in scratch if arm.objective == "clm+mlm"]
+    budgets = {(arm.size, arm.pretrain_steps) for arm in both if arm.mask_percent == mask}
+    ratios = Counter((arm.size, arm.clm_steps, arm.mlm_steps) for arm in both)
+    parents = {arm.parent for arm in whole if arm.cpt_steps}
+
+    def setups(arm: ReportArm) -> list[str]:
+        if arm not in whole:
+            is_also_controlled = arm.setup == "other" and arm.size in controlled
+            return [arm.setup, "control"] if is_also_controlled else [arm.setup]
+        is_scratch = not arm.cpt_steps
+        found = {
+            "objective": is_scratch and arm.objective != "clm+mlm" and arm.pretrain_steps == largest[arm.size],
+            "ratio": is_scratch and (arm.size, arm.pretrain_steps) in budgets and arm.mask_percent in (None, mask),
+            "adapted": arm in both and ratios[arm.size, arm.clm_steps, arm.mlm_steps] > 1,
+            "cpt": not is_scratch or arm.name in parents,
+            "control": arm.size in controlled,
+        }
+        return [setup for setup, is_there in found.items() if is_there] or ["other"]
+
+    return tuple(replace(arm, setup=setup) for arm in arms for setup in setups(arm))
+
+
+NOTE = f"“On par” allows for {100 * ON_PAR:g} point, a number that is ours."
+
+
+@cache
+def read_findings() -> dict[str, Any]:
+    """`findings`: key → what the paper says, the lines that are to hold, and what they do not tell of how it is judged;
+    `names`: what the names in these lines stand for."""
+    text = (resources.files("biphase") / "bundled" / "paper" / "findings.yaml").read_text(encoding="utf-8")
+    return parse_yaml(text)
+
+
+def stand_for(chosen: Mapping[str, Any], arms: Sequence[ReportArm]) -> Ladder:
+    """What a name of the findings' file stands for among these arms."""
+    usual, longest = reference_mask(arms), dict[tuple[str, bool], int]()
+    for arm in arms:
+        place = arm.size, arm.cpt_steps > 0
+        longest[place] = max(longest.get(place, 0), arm.budget)
+    low, high = chosen.get("share", (0, 1))
+    least, most = chosen.get("reached", (0, 1))
+    ladder: dict[tuple[str, int], dict[str, str]] = {}
+    for arm in arms:
+        is_chosen = (
+            arm.setup == chosen["setup"]
+            and chosen.get("objective", arm.objective) == arm.objective
+            and ("mask" not in chosen or arm.mask_percent == usual)
+            and bool(arm.cpt_steps) >= chosen.get("continued", False)
+            and low <= arm.clm_share <= high
+            and least <= arm.budget / longest[arm.size, arm.cpt_steps > 0] <= most
+        )
+        if is_chosen:
+            split = f"{short_steps(arm.clm_steps)}+{short_steps(arm.mlm_steps)}"
+            objective = split if arm.objective == "clm+mlm" else arm.objective
+            mask = f"{arm.mask_percent}%" if arm.mask_percent else ""
+            kind = " ".join(filter(None, [arm.parent if arm.cpt_steps else "", objective, mask]))
+            members = ladder.setdefault((arm.size, arm.budget), {})
+            members[arm.name if kind in members else kind] = arm.name
+    return ladder
+
+
+def make_claims(key: str, results: ResultSet, planned: AskedScores = NOTHING_ASKED) -> list[Claim]:
+    """The lines of a finding as claims, at the paper's fine-tuning rates; one that is about arms that are not there is
+    untested. `planned` is that of `make_line`."""
+    families = {family: family for family in PUBLISHED_FAMILIES}
+    asked = {task: family for task, family in planned.families.items() if family in families}
+    planned = AskedScores(asked, planned.num_runs)
+    results = ResultSet(tuple(at_stability_rates(one) for one in results.results if one.family in families))
+    arms = results.arms()
+    ladders = {name: stand_for(chosen, arms) for name, chosen in read_findings()["names"].items()}
+    claims = []
+    for line in read_findings()["findings"][key]["holds"]:
+        try:
+            claims.append(make_line(bind(parse_inequality(line), ladders, families), results, planned))
+        except InputError as error:
+            claims.append(Claim(line, (), (str(error).removeprefix(f"'{line}': ").partition(";")[0],)))
+    return claims
+
+
+def at_stability_rates(result: Result) -> Result:
+    """A result without its scores at rates that the paper says nothing of."""
+    by_rate = result.by_rate and {rate: own for rate, own in result.by_rate.items() if is_stability_rate(rate)}
+    return replace(result, by_rate=by_rate)
+
+
+def judge_paper(results: ResultSet, planned: AskedScores = NOTHING_ASKED) -> Verdicts:
+    """What a report in the paper's terms says: every finding, and two sentences. `planned` is that of `make_line`."""
+    findings = judge_findings(results, planned)
+    over = name_noise(findings)
+    return findings, answer(findings), f"{NOTE} Tests are over {over}." if over else NOTE
+
+
+def judge_findings(results: ResultSet, planned: AskedScores = NOTHING_ASKED) -> tuple[Finding, ...]:
+    """Every finding with its verdict (see `judge_claims`), on the standard metrics where there are any, else on the
+    paper's. `planned` is that of `make_line`."""
+    results = with_averages(results.select(metric=results.primary_metric).results)
+    sizes = sizes_of(results.arms())
+    place = "" if {size.lower() for size in sizes} <= PUBLISHED_SIZES else f"here, at {show_list(sizes)}"
+    findings = []
+    for key, one in read_findings()["findings"].items():
+        claims = make_claims(key, results, planned)
+        findings.append(Finding(key, one["says"], one.get("judged", ""), tuple(claims), place))
+    return judge_claims(findings)
+
+
+def answer(findings: Sequence[Finding]) -> str:
+    """What the scores say about CLM then MLM, where they are of the paper's sizes, and what became of the findings."""
+    inequalities = next(finding for finding in findings if finding.key == "F6").claims[0].inequalities
+    ahead, behind, open_ = (
+        sum(one.verdict == verdict for one in inequalities) for verdict in ("supported", "contradicted", "undecided")
+    )
+    corrected = f"corrected for the {show_count(count_tested(findings), 'finding')} tested"
+    noise = f"cannot be told from noise, {corrected}"
+    if not any(finding.is_tested for finding in findings):
+        return f"No score tests any of the paper's {len(findings)} findings."
+    place = findings[0].place
+    if not inequalities or place:  # a study answers its own question
+        first = ""
+    elif ahead == behind == 0:
+        first = f"The differences between CLM then MLM (25–50 % CLM) and MLM alone at the same budget {noise}. "
+    else:
+        rest = f"; the other {open_} {noise}" if open_ else f", {corrected}"
+        first = (
+            f"At the same budget, CLM then MLM (25–50 % CLM) is ahead of MLM alone in {ahead} of {len(inequalities)} "
+            f"comparisons and behind in {behind or 'none'}{rest}. "
+        )
+
+    def name(finding: Finding) -> str:
+        said = finding.statement
+        if not said[:2].isupper():  # `At a fixed …`, but not `MLM beats …`
+            said = said[0].lower() + said[1:]
+        return finding.key if finding.verdict == "undecided" else f"{finding.key} ({said})"
+
+    groups = group_verdicts(findings, name)
+    return f"{first}Of the paper’s {len(findings)} findings, {place}{': ' if place else ''}{groups}."
+
+
+TITLE = "Should we still pretrain encoders with masked language modeling?"
+QUESTION = (
+    "Same architecture, same data in the same order, same budget: which objective makes the better text encoder, CLM "
+    "(the next token), MLM (masked tokens), or one after the other? The 800 published scores of arXiv 2507.00994, "
+    "judged anew."
+)
+COMMANDS = ("pip install .", "biphase report paper --out paper-report")
+NOT_PUBLISHED = (
+    "Published are means and half-widths over five fine-tuning seeds (1.96·s/√5), rounded to 0.01 points. Tests are "
+    "Welch's, from these alone: pairing by seed, which could tell smaller differences, is not possible. A half-width "
+    "printed as 0.00 counts as 0.005.",
+    "Scores at every learning rate and seed are not published: F5 cannot be tested, and its figure not drawn.",
+    "The four models of 40,000 steps CLM and 2,000 steps MLM at masking ratios of 20 to 50 % are in no published "
+    "table: F7 cannot be tested, and its figure not drawn.",
+    "Half-widths of averages are taken as published; to recompute them needs the scores of each seed.",
+    "The metrics are the paper's own; standard ones (F1 of entities, official SQuAD F1, trec_eval's nDCG@10) are not "
+    "published.",
+    "FLOPs are not published: they are counted from the published shapes, with the head where there is a target.",
+)
+
+
+def report_paper(out: Path) -> Path:
+    """Write `tables/`, `figures/` and `index.html` into the folder `out`; returns the page."""
+    results = read_reference()
+    verdicts = judge_paper(results)
+    return write_report(
+        results,
+        out,
+        Told(TITLE, QUESTION, verdicts, commands=COMMANDS),
+        answer=verdicts[1],
+        table_numbers=TABLE_NUMBERS,
+        missing=NOT_PUBLISHED,
+    )

@@ -1,0 +1,250 @@
+"""Scores → every model on every task, and whether one model is better than another.
+
+Nothing is called better by its mean alone. Scores are shares; percent and percentage points are for printing.
+"""
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import numpy as np
+
+from biphase.errors import InputError
+from biphase.finetuning.choosing import Selection, find_missing, find_scored_model, select_rate
+from biphase.finetuning.scores import (
+    TASK_SETTINGS,
+    GridPoint,
+    ScoreSet,
+    base_name,
+    differing,
+    settings_of,
+    short_name,
+    show_rate,
+)
+from biphase.report.contrasts import Contrast, Signal, difference, is_significant, judge_difference, measure_signal
+from biphase.report.formats import show_count
+from biphase.report.statistics import (
+    Interval,
+    holm,
+    is_stability_rate,
+    mean_interval,
+    rate_spread,
+)
+
+ComparisonVerdict = Literal["A better", "B better", "within noise", "cannot be told"]
+
+
+@dataclass(frozen=True)
+class SummaryRow:
+    """A model on a task at the rates that validation chose; without rate and scores where all seeds diverged there."""
+
+    model: str
+    task: str
+    metric: str
+    rate: float | None
+    interval: Interval
+    """The interval of the test score over seeds, by Student's t."""
+    paper_interval: Interval
+    """The paper's way: all seeds at the rate that they chose together, and the normal interval, which is narrower."""
+    seeds: tuple[int, ...]
+    num_cells: int
+    diverged: tuple[GridPoint, ...]
+    missing: tuple[GridPoint, ...]
+    num_degenerate: int
+    """With how many of the seeds the predictions are one and the same for all test examples, as far as kept."""
+    spread: Interval | None
+    """The spread over seeds and over the rates of `STABILITY_RATES`; None with scores at fewer than two of them."""
+    num_unspread: int = 0
+    """How many cells of the spread have no score."""
+    chosen: Selection | None = field(default=None, repr=False, compare=False)
+
+
+def summarize(scores: ScoreSet) -> list[SummaryRow]:
+    """One row for each model on each task that it has scores on: by task, the best mean first.
+
+    A row depends on its own scores only.
+    """
+    rows = []
+    for (model, task), cells in scores.cells.items():
+        diverged = tuple(point for point in sorted(cells) if cells[point].diverged)
+        try:
+            chosen = select_rate(scores, model, task)
+        except InputError:
+            chosen = None  # seeds diverged everywhere, or at the rates that were chosen for them
+        tests = chosen.test if chosen else ()
+        by_rate = chosen.test_by_rate if chosen else {}
+        inside_RS = [by_seed for rate, by_seed in by_rate.items() if is_stability_rate(rate)]
+        num_scored = sum(not all(map(math.isnan, by_seed)) for by_seed in inside_RS)
+        rows.append(
+            SummaryRow(
+                model=model,
+                task=task,
+                metric=next(iter(cells.values())).metric,
+                rate=chosen.rate if chosen else None,
+                interval=mean_interval(tests),
+                paper_interval=mean_interval(chosen.test_at_rate if chosen else (), "normal"),
+                seeds=chosen.seeds if chosen else (),
+                num_cells=len(cells),
+                diverged=diverged,
+                missing=find_missing(scores, model, task),
+                num_degenerate=table.num_degenerate if chosen and (table := chosen.examples.table) else 0,
+                spread=rate_spread(inside_RS, np.random.default_rng(0)) if num_scored > 1 else None,
+                num_unspread=int(np.isnan(inside_RS).sum()) if num_scored > 1 else 0,
+                chosen=chosen,
+            )
+        )
+    return sorted(rows, key=lambda row: (row.task, row.rate is None, -row.interval.value, row.model))
+
+
+def measure_signals(rows: Iterable[SummaryRow]) -> dict[str, Signal]:
+    """Task → how far it tells the models apart that have scores on it by one metric; none with fewer than two."""
+    by_task: dict[str, dict[str, list[Selection]]] = {}
+    for row in rows:
+        if row.chosen:
+            by_task.setdefault(row.task, {}).setdefault(row.metric, []).append(row.chosen)
+    found = {}
+    for task, by_metric in by_task.items():
+        signal = measure_signal(*by_metric.values()) if len(by_metric) == 1 else None
+        if signal is not None:
+            found[task] = signal
+    return found
+
+
+@dataclass(frozen=True)
+class TaskComparison:
+    """Two models on one task. Differences are A minus B."""
+
+    model_a: str
+    model_b: str
+    task: str
+    metric: str = ""
+    a: Selection | None = None
+    """None where there is nothing to choose from; `notes` say why."""
+    b: Selection | None = None
+    seen: Contrast | None = None
+    """None where the two cannot be set against each other."""
+    p_value: float = math.nan
+    """The p-value of their difference, adjusted over tasks by Holm; nan where there is no test."""
+    num_tasks: int = 1
+    """How many tasks the p-values are adjusted over."""
+    verdict: ComparisonVerdict = "cannot be told"
+    notes: tuple[str, ...] = ()
+
+    @property
+    def difference(self) -> Interval | None:
+        """A minus B, with the interval of the test; where seeds give none, with that over examples alone."""
+        if self.seen is None:
+            return None
+        tested = self.seen.against()
+        return self.seen.over_examples() if math.isnan(tested.low) else tested
+
+
+def compare(scores: ScoreSet, a: str, b: str) -> list[TaskComparison]:
+    """Two models on every task that either has, each at the rate its validation chose.
+
+    Names are as `find_scored_model` finds them. One test asks: would other fine-tuning runs on other test examples say
+    the same? (`contrasts.contrast`; over seeds alone where it is not known what each example contributes, and then a
+    note says so.) It is about these two checkpoints: another pretraining of the same recipe is another model. p-values
+    are adjusted over tasks by Holm's method. The verdict:
+
+    - "A better", "B better": adjusted p < 0.05, and no seed of the better one diverged at its rate.
+    - "within noise": adjusted p ≥ 0.05; or there are no seeds to test over, and the test examples alone could explain
+      the difference. It never means "equal": look at the interval.
+    - "cannot be told": no test over seeds; or the better one lost seeds; or different data; or a model without scores.
+
+    Raises:
+        InputError: an unknown or ambiguous name, twice the same model, or no task in common.
+    """
+    model_a, model_b = find_scored_model(scores, a), find_scored_model(scores, b)
+    if model_a == model_b:
+        raise InputError(f"'{a}' and '{b}' are the same model, {model_a}; give two")
+    tasks = {model: {task for other, task in scores.cells if other == model} for model in (model_a, model_b)}
+    if not tasks[model_a] & tasks[model_b]:
+        raise InputError(f"{model_a} and {model_b} have no task in common; fine-tune both on the same")
+    measured = [measure_task(scores, model_a, model_b, task) for task in sorted(tasks[model_a] | tasks[model_b])]
+    p_values = holm([one.seen.against().p_value if one.seen else math.nan for one in measured])
+    num_tasks = int((~np.isnan(p_values)).sum())
+    return [
+        judge(replace(one, p_value=float(p_value), num_tasks=num_tasks))
+        for one, p_value in zip(measured, p_values, strict=True)
+    ]
+
+
+def measure_task(scores: ScoreSet, model_a: str, model_b: str, task: str) -> TaskComparison:
+    """Two models on a task, before p-values are adjusted and judged."""
+    sides: list[Selection | None] = []
+    notes: list[str] = []
+    for model in (model_a, model_b):
+        try:
+            sides.append(select_rate(scores, model, task))
+        except InputError as error:
+            sides.append(None)
+            notes.append(str(error))
+    a, b = sides
+    found = a or b
+    known = TaskComparison(model_a, model_b, task, found.metric if found else "", a, b, notes=tuple(notes))
+    if a is None or b is None:
+        return known
+    settings_a, settings_b = settings_of(a.scores[0]), settings_of(b.scores[0])
+    changed = differing((settings_a, settings_b))
+    if clash := [key for key in changed if key in TASK_SETTINGS]:
+        return replace(known, notes=(f"they were scored with different {' and '.join(clash)}",))
+    if changed and base_name(model_a) != base_name(model_b):
+        notes.append(f"they were fine-tuned with different {', '.join(changed)}")
+    return replace(known, seen=difference(a, b), notes=(*notes, *list_doubts(a, b)))
+
+
+def list_doubts(a: Selection, b: Selection) -> Iterator[str]:
+    """What a reader must know of the scores of two models before believing a difference between them."""
+    if a.num_rates != b.num_rates:
+        most, least = sorted((a, b), key=lambda side: -side.num_rates)
+        tried = f"{show_count(most.num_rates, 'rate')} tried for {short_name(most.model)}"
+        yield f"unequal tuning: {tried}, {least.num_rates} for {short_name(least.model)}"
+    for side in (a, b):
+        if side.num_diverged:
+            yield (
+                f"{side.num_diverged} of {show_count(side.num_diverged + len(side.seeds), 'seed')} of "
+                f"{short_name(side.model)} diverged at its best rate, {show_rate(side.rate)}: the mean is that of the "
+                "survivors"
+            )
+    tables = []
+    for side in (a, b):
+        found = side.examples.found
+        if isinstance(found, InputError):
+            yield f"test examples are not accounted for: {found}"
+            return
+        if found.num_degenerate:
+            seeds = f"{found.num_degenerate} of {show_count(side.num, 'seed')}"
+            yield f"degenerate: {short_name(side.model)} predicts the same for all examples with {seeds}"
+        tables.append(found)
+        if side.choice and side.choice.doubt:
+            yield f"what other validation examples would have chosen is not accounted for: {side.choice.doubt}"
+    if tables[0].fingerprint != tables[1].fingerprint:
+        yield "the test examples are not the same, so they are not paired"
+
+
+def judge(measured: TaskComparison) -> TaskComparison:
+    """The rule of `compare`, on adjusted p-values."""
+    a, b, seen = measured.a, measured.b, measured.seen
+    if a is None or b is None or seen is None:
+        return measured
+    says = judge_difference(seen.estimate, measured.p_value)
+    notes = list(measured.notes)
+    verdict: ComparisonVerdict = "cannot be told"
+    if says in ("above", "below"):
+        if (a if says == "above" else b).num_diverged:
+            notes.append("the one ahead is the one that lost seeds")
+        else:
+            verdict = "A better" if says == "above" else "B better"
+    elif says == "within noise":
+        verdict = "within noise"
+    else:
+        notes.append("one seed says nothing about the next" if seen.num == 1 else "all seeds differ by the same amount")
+        p_examples = seen.over_examples().p_value
+        if is_significant(p_examples):
+            notes.append("these runs do differ on the test examples, but others may not")
+        elif not math.isnan(p_examples):
+            verdict = "within noise"
+            notes.append("the choice of test examples could explain it")
+    return replace(measured, verdict=verdict, notes=tuple(notes))

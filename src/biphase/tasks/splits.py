@@ -1,0 +1,283 @@
+"""What no source decides is drawn with seed 42; and a retrieval task's documents, queries and judgements.
+
+The draw depends on the number of examples, or in retrieval on the ids of the queries, and on nothing else: every model
+sees the same split and the same subset. BM25's candidates are found here too.
+"""
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from biphase import console
+from biphase.corpus.rows import find_field
+from biphase.corpus.text import searched_words
+from biphase.errors import InputError
+from biphase.tasks.sources import PartName, TaskSource, column, own_name, read_rows, text_column
+from biphase.tasks.spec import EvaluatedSplit, Task, TaskSplit
+
+DRAW_SEED = 42
+TRAIN_SHARE = 0.95
+"""Where there is no validation split, the rest of train becomes it, as in the paper."""
+TEST_SHARE = 0.1
+"""Where there is no test split, this part of train becomes it, before validation is drawn from the rest."""
+
+Item = TypeVar("Item")
+Judgements = dict[str, dict[str, int]]
+"""Query id → document id → grade, of which 1 and more is relevant."""
+
+
+def draw_items(items: Sequence[Item], wanted: int) -> tuple[Item, ...]:
+    """All items, or a fixed random subset of them in their order."""
+    return tuple(items[index] for index in draw_indices(len(items), wanted))
+
+
+def draw_indices(num_items: int, wanted: int) -> np.ndarray:
+    """The indices of `draw_items`, ascending."""
+    return np.sort(np.random.default_rng(DRAW_SEED).permutation(num_items)[:wanted])
+
+
+def draw_shots(strata: np.ndarray, shots: int, seed: int) -> np.ndarray:
+    """The indices, ascending, of so many examples of each class. Raises `InputError` where one has fewer."""
+    order = np.random.default_rng(seed).permutation(len(strata))
+    drawn = []
+    for number in np.unique(strata):
+        members = order[strata[order] == number]
+        if len(members) < shots:
+            raise InputError(f"shots={shots}: a class of the train split has only {len(members)} examples")
+        drawn.append(members[:shots])
+    return np.sort(np.concatenate(drawn))
+
+
+def hold_out(
+    examples: Sequence[Item], train_share: float, strata: np.ndarray | None = None
+) -> tuple[list[Item], list[Item]]:
+    """Train and what is held out of it, in the order of `Dataset.train_test_split(train_size=0.95, seed=42)`.
+
+    With `strata`, each has its share in both: the shuffled examples stand in a row, one stratum after the other, and as
+    many as are wanted are taken at equal distances. A stratum of one example stays in train.
+    """
+    total = len(examples)
+    num_held = total - math.floor(train_share * total)
+    order = np.random.default_rng(DRAW_SEED).permutation(total)
+    is_held = np.arange(total) < num_held
+    if strata is not None:
+        _, stratum, sizes = np.unique(strata[order], return_inverse=True, return_counts=True)
+        row = np.argsort(stratum, kind="stable")
+        several = row[sizes[stratum[row]] > 1]
+        row = several if len(several) > num_held else row
+        is_held[:] = False
+        is_held[row] = np.diff(np.arange(len(row) + 1) * num_held // len(row)) > 0
+    held, train = ([examples[i] for i in order[chosen]] for chosen in (is_held, ~is_held))
+    return train, held
+
+
+def shuffle(items: Sequence[Item]) -> list[Item]:
+    return [items[i] for i in np.random.default_rng(DRAW_SEED).permutation(len(items))]
+
+
+def draw_queries(source: TaskSource, judged: dict[TaskSplit, Judgements]) -> dict[TaskSplit, Judgements]:
+    """The splits that the source does not have, by query. The draw depends on the ids alone, not on their order."""
+    if "validation" in judged:
+        return judged
+    drawn_from: TaskSplit = "train" if "train" in judged else "test"
+    ids = shuffle(sorted(judged[drawn_from]))
+    num_ids = len(ids)
+    ends: dict[TaskSplit, int]
+    if drawn_from == "train":
+        num_held = max(num_ids - math.floor(TRAIN_SHARE * num_ids), min(100, num_ids // 2))
+        ends = {"validation": num_held, "train": num_ids}
+    elif source.task.trained_on is not None:
+        ends = {"validation": num_ids // 2, "test": num_ids}
+    else:
+        ends = {"validation": num_ids // 4, "test": num_ids // 2, "train": num_ids}
+    splits = dict(judged)
+    begin = 0
+    for split, end in ends.items():
+        chosen = set(ids[begin:end])
+        if not chosen:
+            raise InputError(
+                f"task '{source.task.name}': the {drawn_from} split in {source.name} has too few queries "
+                f"({num_ids}) to draw a {split} split from it"
+            )
+        splits[split] = {query: grades for query, grades in judged[drawn_from].items() if query in chosen}
+        begin = end
+    return splits
+
+
+@dataclass(frozen=True)
+class Collection:
+    """Documents, the queries that are judged, and the judgements, of a retrieval task. Texts have no prefixes."""
+
+    task: Task
+    source: str
+    documents: dict[str, str]
+    queries: dict[str, str]
+    train: tuple[tuple[str, str], ...]
+    """(query id, relevant document id); empty where the task is trained on another one."""
+    relevance: dict[EvaluatedSplit, Judgements]
+    """Every judgement of the queries that are evaluated, of grade 0 and below too."""
+    judged_documents: dict[EvaluatedSplit, tuple[str, ...]]
+    """The documents that a judgement of the split names, whether its query is evaluated or not."""
+    left_out: int
+    """Queries of train without a relevant document."""
+
+
+def load_collection(source: TaskSource, judged_only: bool) -> Collection:
+    task = source.task
+    # 1. Judgements, whose queries are drawn into splits where the source has no such split.
+    judged = {split: read_judgements(source, split) for split in source.splits}
+    for split, judgements in judged.items():
+        if not judgements:
+            raise InputError(f"task '{task.name}': the {split} split in {source.name} has no judgements")
+    judged = draw_queries(source, judged)
+    # 2. The texts that they name.
+    queries, documents = read_judged_texts(source, judged, judged_only)
+    # 3. Pairs to train on. A query without a relevant document gives none; no split may have such queries alone.
+    pairs: dict[TaskSplit, list[tuple[str, str]]] = {"train": []}
+    for split, judgements in judged.items():
+        pairs[split] = []
+        for query, grades in judgements.items():
+            pairs[split] += [(query, document) for document, grade in grades.items() if grade > 0]
+        if not pairs[split]:
+            raise InputError(f"task '{task.name}': the {split} split in {source.name} has no relevant document")
+    return Collection(
+        task=task,
+        source=source.name,
+        documents=documents,
+        queries=queries,
+        train=tuple(pairs["train"]),
+        relevance={"validation": judged["validation"], "test": judged["test"]},
+        judged_documents={"validation": named_documents(judged["validation"]), "test": named_documents(judged["test"])},
+        left_out=len(judged.get("train", {})) - len({query for query, _ in pairs["train"]}),
+    )
+
+
+def read_judgements(source: TaskSource, split: TaskSplit) -> Judgements:
+    judgements: Judgements = {}
+    for place, row in read_rows(source, split):
+        assert row is not None
+        query, document = (str(column(source, place, row, name)) for name in ("query-id", "corpus-id"))
+        value = column(source, place, row, "score")
+        try:
+            grade = int(value)
+        except (TypeError, ValueError, OverflowError):
+            grade = None
+        # Where a grade needs more than 31 bits, pytrec_eval scores 0 in silence.
+        if grade is None or (isinstance(value, float) and value != grade) or abs(grade) >= 2**31 - 1:
+            raise InputError(f"{place}: grade {value!r} is not a whole number of 31 bits")
+        if judgements.setdefault(query, {}).setdefault(document, grade) != grade:
+            raise InputError(f"{place}: document '{document}' has two grades for query '{query}'")
+    return judgements
+
+
+def named_documents(judgements: Judgements) -> tuple[str, ...]:
+    """The documents that judgements name, each once, in their order."""
+    return tuple(dict.fromkeys(itertools.chain.from_iterable(judgements.values())))
+
+
+def read_judged_texts(
+    source: TaskSource, judged: Mapping[TaskSplit, Judgements], judged_only: bool
+) -> tuple[dict[str, str], dict[str, str]]:
+    """The queries that are judged, and all documents or those that judgements name."""
+    wanted = {query for judgements in judged.values() for query in judgements}
+    named = {document for judgements in judged.values() for document in named_documents(judgements)}
+    queries = read_texts(source, "queries", wanted)
+    documents = read_texts(source, "corpus", named if judged_only else None)
+    check_known(source, "query", wanted, queries)
+    check_known(source, "document", named, documents)
+    return queries, documents
+
+
+def read_texts(source: TaskSource, part: PartName, wanted: Set[str] | None) -> dict[str, str]:
+    """Texts by id, of all rows or of those that are wanted; a title goes before its text."""
+    texts: dict[str, str] = {}
+    with console.track(f"read {source.task.name} {part}", None, "rows") as progress:
+        for number, (place, row) in enumerate(read_rows(source, part), start=1):
+            assert row is not None
+            id = str(column(source, place, row, "_id"))
+            if number % 10_000 == 0:
+                progress.advance(10_000)
+            if wanted is not None and id not in wanted:
+                continue
+            text = text_column(source, place, row, "text")
+            if find_field(row, own_name(source, "title")):
+                text = f"{text_column(source, place, row, 'title')} {text}"
+            if texts.setdefault(id, text.strip()) != text.strip():
+                raise InputError(f"{place}: a second text with the id '{id}'")
+    return texts
+
+
+def check_known(source: TaskSource, kind: str, judged: Set[str], texts: Mapping[str, str]) -> None:
+    """Every judged query or document has its text."""
+    missing = judged - texts.keys()
+    if not missing:
+        return
+    name = {"query": "query-id", "document": "corpus-id"}[kind]
+    for split in source.splits:
+        for place, row in read_rows(source, split):
+            assert row is not None
+            id = str(column(source, place, row, name))
+            if id in missing:
+                raise InputError(f"{place}: a judgement of {kind} '{id}', which {source.name} does not have")
+    raise AssertionError("what is missing stands in a judgement")
+
+
+def own_documents(
+    queries: Mapping[str, str], documents: Mapping[str, str], relevance: Mapping[str, Mapping[str, int]]
+) -> frozenset[str]:
+    """The queries that are documents too, and would find themselves: the same id and the same text, a title before it
+    aside, and no judgement that this is relevant. An id alone may be a number that coincides."""
+
+    def is_itself(id: str) -> bool:
+        query, document = (" ".join(texts[id].split()) for texts in (queries, documents))
+        return f" {document}".endswith(f" {query}") and relevance.get(id, {}).get(id, 0) <= 0
+
+    return frozenset(id for id in queries.keys() & documents.keys() if is_itself(id))
+
+
+def search_bm25(documents: Iterable[str], queries: Sequence[str], top: int) -> list[list[tuple[int, float]]]:
+    """The best documents of each query by their numbers, best first; those without a word of it are left out."""
+    return query_bm25(index_bm25(documents), queries, top)
+
+
+def index_bm25(documents: Iterable[str]) -> Any:
+    """What bm25s searches in; None where no document has a word."""
+    bm25s = load_bm25s()
+    vocab: dict[str, int] = {}
+    ids = [[vocab.setdefault(word, len(vocab)) for word in searched_words(text)] for text in documents]
+    if not vocab:
+        return None
+    retriever = bm25s.BM25()
+    retriever.index((ids, vocab), show_progress=False)
+    return retriever
+
+
+def open_bm25(folder: Path) -> Any:
+    """What `index_bm25` gave and its `save` wrote, mapped into memory; None where there is no such folder."""
+    own = {"backend": "auto"}  # the machine that wrote it may have had another one
+    return load_bm25s().BM25.load(folder, mmap=True, override_params=own) if folder.exists() else None
+
+
+def load_bm25s() -> Any:
+    try:
+        import bm25s
+    except ModuleNotFoundError:
+        raise InputError("BM25 needs bm25s: pip install 'biphase[embeddings]'") from None
+    return bm25s
+
+
+def query_bm25(retriever: Any, queries: Sequence[str], top: int) -> list[list[tuple[int, float]]]:
+    if retriever is None:
+        return [[] for _ in queries]
+    words = [searched_words(query) for query in queries]
+    most = min(top, retriever.scores["num_docs"])
+    numbers_QK, scores_QK = retriever.retrieve(words, k=most, show_progress=False)
+    found = []
+    for numbers, scores in zip(numbers_QK.tolist(), scores_QK.tolist(), strict=True):
+        found.append([(number, score) for number, score in zip(numbers, scores, strict=True) if score > 0])
+    return found

@@ -1,0 +1,444 @@
+"""biphase from Python: light to import, from what is in memory to a table that the command line prints."""
+
+import importlib
+import inspect
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+import torch
+from typer.main import get_command
+
+import biphase
+from biphase.api.finetuning import is_folder
+from biphase.api.own_task import are_names, describe_data, list_changes, write_task
+from biphase.cli.app import app
+from biphase.errors import InputError
+from biphase.tasks.examples import load_examples
+from biphase.tasks.sources import find_source
+from biphase.tasks.spec import TASK_SPLITS, find_task
+
+SCRIPT = """
+import sys, json
+import biphase, numpy, pandas, torch
+assert biphase.InputError is not None
+from pathlib import Path
+
+nouns = ["dog", "cat", "boy", "girl", "tree", "house", "river", "train"]
+texts = [f"the {a} sees a {b} near the {c} ." for a in nouns for b in nouns for c in nouns[:4]][:200]
+biphase.train_tokenizer(texts, "tokenizer", vocab_size=300)
+shards = biphase.prepare(texts, "tokenizer", "shards", validation_fraction=0.1)
+shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4,
+         "num_key_value_heads": 2}
+recipe = {
+    "name": "tiny", "init": {"preset": "1m", "architecture": shape},
+    "data": {"shards": "nowhere", "max_sample_tokens": 32, "min_sample_tokens": 2},
+    "curriculum": [{"objective": "mlm", "steps": 3}],
+    "schedule": {"peak_lr": 1e-2, "warmup_steps": 0, "decay_steps": 1},
+    "batch_tokens": 256, "validation": {"every_steps": 0},
+    "compute": {"precision": "fp32", "compile": "off", "device": "cpu"},
+}
+run = biphase.pretrain(recipe, {"data.shards": shards, "schedule.peak_lr": 1e-3})
+assert biphase.pretrain(recipe, [f"data.shards={shards}", "schedule.peak_lr=1e-3"]) == run
+encoder = biphase.export(run, "encoder")
+numpy.save("ours.npy", biphase.encode(run, texts[:5]))
+numpy.save("loaded.npy", biphase.encode(biphase.load(encoder), texts[:5]))
+table = pandas.DataFrame({"text": texts, "label": [text.split()[1] in nouns[:4] for text in texts]})
+settings = {"precision": "fp32", "device": "cpu", "max_steps": 4}
+score = biphase.finetune(encoder, data=table, keep="kept", learning_rate=1e-3, **settings)
+assert score.classes == ("False", "True") and score.task == "own", score
+predicted = biphase.predict("kept", table[3:9], device="cpu")
+assert list(predicted.index) == list(range(3, 9)) and set(predicted["predicted"]) <= {"False", "True"}
+data = {"boys": {"train": table, "test": table[:50].to_dict("records")}}
+scores = biphase.evaluate(
+    encoder, ["boys"], learning_rates=[1e-3], seeds=range(2), scores="grid", data=data, workers=1, **settings
+)
+scores.to_json("scores.json", orient="records")
+assert len(scores) == 1 and scores["num_cells"][0] == 2
+"""
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a script without `if __name__ == "__main__"`, whose workers do not run it again."""
+    folder = tmp_path_factory.mktemp("script")
+    (folder / "script.py").write_text(SCRIPT)
+    ended = subprocess.run([sys.executable, "script.py"], cwd=folder, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    assert "Traceback" not in ended.stderr
+    return folder
+
+
+def test_texts_become_a_table_of_scores(
+    done: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The command line says the same of the same scores, and the embeddings are those of plain transformers."""
+    monkeypatch.chdir(done)
+    app(["evaluate", "--out", "grid", "--format", "json"], standalone_mode=False)
+    told = json.loads(capsys.readouterr().out)
+    assert told["scores"] == json.loads(Path("scores.json").read_text())
+    assert list(told) == ["scores", "left_out", "failed"]
+
+    from transformers import AutoModel, AutoTokenizer
+
+    ours = np.load("ours.npy")
+    np.testing.assert_array_equal(ours, np.load("loaded.npy"))
+    nouns = ["dog", "cat", "boy", "girl"]
+    model, tokenizer = AutoModel.from_pretrained("encoder").eval(), AutoTokenizer.from_pretrained("encoder")
+    texts = [f"the dog sees a {seen} near the {near} ." for seen in nouns[:2] for near in nouns][:5]
+    for number, text in enumerate(texts):
+        batch = tokenizer(text)
+        with torch.no_grad():
+            hidden = model(input_ids=torch.tensor([batch["input_ids"]])).last_hidden_state[0]
+        np.testing.assert_allclose(ours[number], hidden.mean(0).numpy(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("place", "kind", "fact"),
+    [
+        ("shards", "shards", "content"),
+        ("tokenizer", "tokenizer", "vocab_size"),
+        ("runs", "runs", "runs"),
+        ("runs/tiny-*", "run", "curriculum"),
+        ("runs/tiny-*/steps/3", "checkpoint", "content"),
+        ("encoder", "model", "sentence_transformers"),
+        ("kept", "fine-tuned model", "task"),
+        ("grid", "scores", "tasks"),
+        ("grid/boys-*", "cell", "metrics"),
+        ("grid/data/boys-*", "task", "classes"),
+    ],
+)
+def test_every_folder_is_known(done: Path, place: str, kind: str, fact: str) -> None:
+    path = next(done.glob(place))
+    found = biphase.inspect(path)
+    assert found["kind"] == kind and fact in found
+    json.dumps(found, default=str)
+
+
+def test_import_is_light() -> None:
+    """No PyTorch, pandas or pydantic before a verb needs them; every name is there."""
+    code = """
+import biphase, sys
+assert not {'torch', 'pandas', 'pydantic', 'rich', 'numpy'} & sys.modules.keys()
+[getattr(biphase, name) for name in biphase.OFFERED]
+assert 'torch' not in sys.modules
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    assert (Path(biphase.__file__).parent / "py.typed").exists()
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = biphase.nothing
+
+
+def test_folders_with_the_name_of_a_verb_are_verbs_too(tmp_path: Path) -> None:
+    import biphase.export.model
+    import biphase.study.plan
+
+    assert biphase.study.plan.__name__ == "biphase.study.plan"
+    with pytest.raises(InputError, match="is no file"):
+        biphase.study("nothere")
+    with pytest.raises(InputError, match="is not a run folder"):
+        biphase.export(tmp_path, tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", sorted(biphase.OFFERED))
+def test_defaults_are_those_of_the_command(name: str) -> None:
+    """A parameter of a verb and the option of that name have one default."""
+    root: Any = get_command(app)
+    words = {"train_tokenizer": ["tokenizer", "train"], "advise": ["study", "advise"]}.get(name, [name])
+    commands = {"study": ["run", "report", "plan"]}.get(name)
+    verb = getattr(biphase, name)
+    pairs: list[tuple[Any, Any]] = []
+    if commands:
+        from biphase.api.studies import OpenStudy
+
+        pairs = [(root.commands["study"].commands[word], getattr(OpenStudy, word)) for word in commands]
+    else:
+        command = root
+        for word in words:
+            command = getattr(command, "commands", {}).get(word)
+        pairs = [(command, verb)] if command is not None else []
+    for command, function in pairs:
+        given = inspect.signature(function).parameters
+        for option in command.params:
+            if option.name in given and given[option.name].default is not inspect.Parameter.empty:
+                ours, theirs = given[option.name].default, option.default
+                if option.name in ("learning_rates", "seeds"):
+                    from biphase.cli.evaluate import parse_rates, parse_seeds
+
+                    theirs = parse_seeds(theirs) if option.name == "seeds" else parse_rates(theirs)
+                same = str(ours) == str(theirs) or (ours in (None, ()) and theirs in (None, ()))
+                assert same, f"{name}: {option.name} is {ours!r}, on the command line {theirs!r}"
+
+
+def test_names_and_texts(tmp_path: Path) -> None:
+    (tmp_path / "my file").write_text("x")
+    assert are_names("one text with spaces") and are_names([Path("a b")]) and are_names(["a.txt", "b c.txt"])
+    assert are_names([str(tmp_path / "my file"), "no file"]) and are_names(["owner/name", "corpus"])
+    with pytest.raises(InputError, match="a mapping of train, test is given where rows are"):
+        biphase.prepare({"train": [], "test": []}, "tokenizer", tmp_path / "out")
+    assert not are_names(["今天天气很好", "谢谢"])
+    assert not are_names(["a text", "word"]) and not are_names(iter(["a"])) and not are_names([{"text": "a"}])
+    assert list_changes({"a.b": 1e-5, "c": None, "d": [1, 2], "e": Path("x")}) == [
+        *("a.b=1.0e-05", "c=null", "d=[1, 2]", "e=x")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (pandas.DataFrame([["a", "b"]], columns=["text", "text"]), r"names a column twice \('text'\)"),
+        (pandas.DataFrame([["a", "b"]], columns=[1, "1"]), r"names a column twice \('1'\)"),
+        (pandas.DataFrame([["a", "b"]], columns=[1, ("2",)]), r"Name it as `label`: 1, \('2',\)"),
+        (pandas.DataFrame([["a"]], columns=pandas.MultiIndex.from_tuples([("a", "b")])), "several levels: give each"),
+        ({"dev": []}, "name them train, validation and test"),
+        ([{"text": "a b"}], "^which column of train is the label"),
+        ([], "^train has no rows; give some to train on"),
+        ({"train": "nothere.csv"}, "nothere.csv is not a file of rows"),
+        ("nothere", "nothere does not exist; give a file of rows as data"),
+        ([3], "row 0 is of type int"),
+    ],
+)
+def test_rows_that_are_no_task(data: Any, said: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=said):
+        biphase.finetune("model", data=data, scores=tmp_path / "scores")
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: biphase.prepare(None, "tokenizer", "out"), "None is given where texts or rows are"),
+        (lambda: biphase.pretrain(3), "3 is no Recipe: give a YAML file, a mapping of keys, or a Recipe"),
+        (lambda: biphase.pretrain("tiny", "data.shards=none"), "none is no shard set"),
+        (lambda: biphase.pretrain("tiny", {"schedule.peak_lr": np.float64(1e-3), "a": 1}), "unknown key 'a'"),
+        (lambda: biphase.finetune("model", pandas.DataFrame()), "the task is of type DataFrame: .* rows go to `data`"),
+        (lambda: biphase.evaluate("model", "snli", seeds=3), "`seeds` is 3: give a list of numbers"),
+        (lambda: biphase.evaluate("model", "snli", seeds="0-4"), "`seeds` is '0-4': give a list of numbers"),
+        (lambda: biphase.evaluate("model", "snli", learning_rates=1e-4), "`learning_rates` is 0.0001: give a list"),
+        (lambda: biphase.evaluate("model", data=pandas.DataFrame()), "give a mapping of names to folders or rows"),
+        (lambda: biphase.study(["x"]), "a study is a YAML file or a mapping of its keys, and no list"),
+        (lambda: biphase.advise(["a.txt", "b.txt"], hours=1), "2 are named: give the folder that they are in"),
+        (lambda: biphase.advise(pandas.DataFrame({"a": ["x"]}), hours=1), "its fields are: a; give `text_field`"),
+        (lambda: biphase.advise(hours="8"), "`hours` is '8': give a number"),
+        (lambda: biphase.train_tokenizer(["text"], "out", vocab_size="x"), "`vocab_size` is 'x': give a number"),
+        (lambda: biphase.train_tokenizer(["text"], "out", vocab_size=8e3), "is 8000.0: give a whole number"),
+        (lambda: biphase.advise(iter(()), hours=1), "there is no text to advise on"),
+        (lambda: biphase.advise([], hours=1), "there is no text to advise on"),
+    ],
+)
+def test_what_is_given_by_mistake(call: Callable[[], Any], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        call()
+
+
+def test_advice_on_texts_in_memory(tmp_path: Path) -> None:
+    """It is the advice on the same texts in a file."""
+    texts = [f"a text of some length, number {number}" for number in range(30_000)]
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    ours = biphase.advise(texts, flops=1e13)
+    assert ours == biphase.advise(pandas.DataFrame({"text": texts}), flops=1e13)
+    assert ours == biphase.advise(tmp_path / "texts.jsonl", flops=1e13) and ours.text is not None
+    (tmp_path / "bodies.jsonl").write_text((tmp_path / "texts.jsonl").read_text().replace('"text"', '"body"'))
+    assert ours == biphase.advise(tmp_path / "bodies.jsonl", flops=1e13, text_field="body")
+    assert ours == biphase.advise([{"body": text} for text in texts], flops=1e13, text_field="body")
+    assert len(repr(ours)) < 400
+
+
+def test_an_open_study_prints_on_a_line() -> None:
+    assert repr(biphase.study("demo")) == "OpenStudy(folder=PosixPath('study-demo'), words=('demo',), options=())"
+
+
+def test_a_study_of_a_mapping_and_a_data_frame(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The mapping has the keys of a file, and its rows are a task of the study's folder."""
+    monkeypatch.chdir(tmp_path)
+    frame = pandas.DataFrame({"text": [f"a b {number}" for number in range(80)], "label": ["x", "y"] * 40})
+    keys = {
+        "name": "mine",
+        "recipe": {"data": {"shards": "shards"}, "schedule": {"peak_lr": 1e-3, "warmup_steps": 4, "decay_steps": 4}},
+        "arms": [{"models": ["1m"], "curricula": ["mlm", "25/75"], "budgets": [40]}],
+        "pretraining_seeds": 2,
+        "evaluation": {"tasks": ["rows"], "learning_rates": [1e-4], "seeds": range(2)},
+        "planning": {"vocab_size": 8192, "mean_sample_tokens": 100},
+    }
+    study = biphase.study(keys, data={"rows": frame})
+    plan = study.plan("CPU")
+    assert list(plan["group"]) == ["arms", "evaluation"] and plan["device_hours"].min() > 0
+    assert len(study.plan_facts()["cells"]) == 8
+    told = " ".join(capsys.readouterr().err.split())
+    assert "on rows (5 examples)" in told and "2 pretraining seeds find less than 1 seed does" in told
+    assert study.command("run") == "biphase study run study-mine/study.yaml"
+    with pytest.raises(InputError, match=r"other is none of `evaluation\.tasks`"):
+        biphase.study(keys, data={"other": frame})
+
+
+def test_help_on_a_folder_with_a_verb_s_name_is_of_the_verb() -> None:
+    for name in ("study", "export"):
+        folder = importlib.import_module(f"biphase.{name}")
+        assert (folder.__doc__ or "").startswith(f"{name}(") and "Args:" in (folder.__doc__ or "")
+
+
+def test_cells_that_hold_several_devices_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("biphase.study.run.run_study", lambda *_: [])
+    told = "each cell holds 2 devices as a run does, and uses one"
+    for unit, is_told in ((None, True), ("train", False)):
+        biphase.study("demo", folder=tmp_path).run(processes=2, unit=unit)
+        assert (told in capsys.readouterr().err) is is_told
+
+
+def test_rows_alone_are_all_the_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from biphase.api import grids
+
+    asked: list[list[str]] = []
+
+    def run(models: list[str], tasks: list[str], **_: Any) -> None:
+        asked.append(tasks)
+        raise InputError("not run")
+
+    monkeypatch.setattr(grids, "run_evaluation", run)
+    rows = [{"text": f"a text {n}", "label": "ab"[n % 2]} for n in range(9)]
+    for data in (None, {"mine": rows}):
+        with pytest.raises(InputError, match="not run"):
+            biphase.evaluate("model", data=data, scores=tmp_path)
+    assert asked[0] == ["paper"] and [Path(task).parent.name[:5] for task in asked[1]] == ["mine-"]
+
+
+def test_texts_in_memory_have_a_limit(tmp_path: Path) -> None:
+    def read() -> Iterator[str]:
+        yield from ["a text of words"] * 40
+        raise AssertionError("read beyond the limit")
+
+    biphase.train_tokenizer(read(), tmp_path / "tokenizer", vocab_size=265, limit_mb=40 * 15 / 1e6 - 1e-6)
+    for limit in (0, -1, float("nan")):
+        with pytest.raises(InputError, match=f"`limit_mb` is {limit:g} and leaves no text"):
+            biphase.train_tokenizer(read(), tmp_path / "other", limit_mb=limit)
+
+
+def test_silence(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    biphase.silence()
+    try:
+        biphase.train_tokenizer(["a text of words"] * 9, tmp_path / "tokenizer", vocab_size=270)
+    finally:
+        biphase.silence(False)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_folders_of_published_data_are_not_rows(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("text,label\n")
+    assert is_folder("hub") and is_folder(tmp_path / "nothere")
+    assert not is_folder(tmp_path / "rows.csv") and not is_folder([]) and not is_folder(None)
+
+
+def test_rows_of_every_family_are_tasks(tmp_path: Path) -> None:
+    """What is written reads as a task: labels by name, drawn splits, the same rows the same folder."""
+    import datasets
+
+    labels = datasets.ClassLabel(names=["bad", "good"])
+    features = datasets.Features({"review": datasets.Value("string"), "label": labels})
+    rated = {"review": [f"a film {n}" for n in range(30)], "label": [n % 2 for n in range(30)]}
+    given = {
+        "rated": datasets.Dataset.from_dict(rated, features=features),
+        "scored": [{"text": f"a film {n}", "score": n / 8} for n in range(30)],
+        "chosen": [{"question": f"who? {n}", "choices": ["Tip", "Jim"], "answer": n % 2} for n in range(30)],
+        "tagged": [{"tokens": ["Tip", "ran"], "ner_tags": ["B-PER", "O"]}] * 30,
+        "asked": [
+            {"question": f"who? {n}", "context": "Tip ran", "answers": {"text": ["Tip"], "answer_start": [0]}}
+            for n in range(30)
+        ],
+    }
+    for name, data in given.items():
+        file, folder = write_task(data, tmp_path, name)
+        assert (file, folder) == write_task(data, tmp_path, name)
+        read = load_examples(find_source(find_task(file), Path(folder)), judged_only=False)
+        assert {split: len(rows) > 0 for split, rows in read.splits.items()} == dict.fromkeys(TASK_SPLITS, True)
+        assert sum(map(len, read.splits.values())) == 30
+    assert find_task(write_task(given["rated"], tmp_path, "rated")[0]).classes == ("bad", "good")
+
+
+def test_texts_without_blanks_and_questions_with_a_label(tmp_path: Path) -> None:
+    """Chinese is text, a template says what is read, and what has a label that is named is classified."""
+    rows: list[dict[str, Any]] = [
+        {"question": f"好吗{n}", "context": f"天气很好{n}", "answers": [], "label": n % 2} for n in range(30)
+    ]
+    asked = find_task(write_task(rows, tmp_path, "asked", label="label")[0])
+    assert (asked.family, asked.template) == ("sequence_classification", "{question}\n{context}")
+    short = [{"word": f"word{n}", "label": n % 2} for n in range(30)]
+    assert find_task(write_task(short, tmp_path, "short", template="{word}")[0]).template == "{word}"
+
+
+def test_arrays_are_lists(tmp_path: Path) -> None:
+    """What pandas reads of lists in a parquet file are arrays; rows of arrays and of lists are one task."""
+    lists: list[dict[str, Any]] = [
+        {"tokens": ["Tip", "ran"], "ner_tags": ["B-PER", "O"], "more": {"ids": [n, 1]}} for n in range(30)
+    ]
+    pandas.DataFrame(lists).to_parquet(tmp_path / "tagged.parquet")
+    arrays = pandas.read_parquet(tmp_path / "tagged.parquet")
+    assert isinstance(arrays["ner_tags"][0], np.ndarray)
+    assert write_task(arrays, tmp_path, "tagged") == write_task(lists, tmp_path, "tagged")
+
+
+@pytest.mark.parametrize(
+    ("row", "wrong", "said"),
+    [
+        ({"tokens": ["a"], "ner_tags": ["O"]}, {"ner_tags": 0}, "2 has no list in 'ner_tags', unlike the first"),
+        ({"question": "a b", "choices": ["x y", "z"], "answer": 0}, {"choices": None}, "2 has null in 'choices'"),
+        ({"text": "a b", "label": ["x"]}, {"label": ["x", None]}, "2 has null in 'label'"),
+    ],
+)
+def test_a_row_without_a_value_is_named(tmp_path: Path, row: Any, wrong: Any, said: str) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(one) + "\n" for one in (row, row | wrong)))
+    with pytest.raises(InputError, match=rf"rows\.jsonl:{said}"):
+        describe_data(path, None)
+
+
+def test_what_says_the_label_is_not_read(tmp_path: Path) -> None:
+    """Nor are rows taken whose label or text is not there."""
+    rows: list[dict[str, Any]] = [
+        {"text": f"a film number {n}", "stars": n % 3, "said": ["no stars", "one star", "two stars"][n % 3]}
+        for n in range(30)
+    ]
+    file, _ = write_task(rows, tmp_path, "mine")
+    assert find_task(file).template == "{text}" and find_task(file).label == "stars"
+    missing = [*rows, {"text": "a film without", "said": "no stars"}]
+    with pytest.raises(InputError, match="row 30 has no 'stars'"):
+        write_task(missing, tmp_path, "other")
+    for missing_label in (None, float("nan"), " "):
+        for missing_text in (None, ""):
+            more = [*rows, rows[0] | {"stars": missing_label}, rows[1] | {"text": missing_text}]
+            file, folder = write_task(more, tmp_path, "gaps")
+            with pytest.raises(InputError, match=r"1 row has no label \(.*:31\), 1 row has no text .*`missing: drop`"):
+                load_examples(find_source(find_task(file), Path(folder)), judged_only=False)
+            file, folder = write_task(more, tmp_path, "gaps", missing="drop")
+            read: Any = load_examples(find_source(find_task(file), Path(folder)), judged_only=False)
+            assert (read.left_out, sum(map(len, read.splits.values()))) == (2, 30)
+    kept = tmp_path / "mine.jsonl"
+    kept.write_text("".join(json.dumps(row) + "\n" for row in missing))
+    with pytest.raises(InputError, match=r"mine\.jsonl:31 has no 'stars', which the first row has"):
+        write_task(kept, tmp_path, "other")
+
+
+def test_what_a_grid_decides_is_no_setting() -> None:
+    with pytest.raises(InputError, match="learning_rate is one of the axes of a grid: give `learning_rates`"):
+        biphase.evaluate("model", "snli", learning_rate=1e-4)
+    with pytest.raises(InputError, match="part: zero-shot tasks train nothing"):
+        biphase.evaluate("model", "zero-shot:folder", part="1/2")
+
+
+def test_a_training_that_diverged_keeps_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    score = SimpleNamespace(folder=tmp_path / "snli-0")
+    monkeypatch.setattr("biphase.finetuning.fit.fit_cell", lambda *arguments: score)
+    monkeypatch.setattr("biphase.api.finetuning.plan_cells", lambda *arguments: [])
+    biphase.finetune("encoder", "snli", keep=tmp_path / "kept")
+    assert capsys.readouterr().err == f"{tmp_path}/snli-0: scores and predictions; it diverged, and no model is kept\n"
