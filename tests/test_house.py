@@ -122,8 +122,7 @@ def test_what_does_without_torch() -> None:
     light = [
         path
         for path in MODULES
-        if name_of(path) in PLANNING
-        or name_of(path).partition(".")[0] in ("corpus", "tasks", "report", "study")
+        if name_of(path) in PLANNING or name_of(path).partition(".")[0] in ("corpus", "tasks", "report", "study")
     ]
     for path in light:
         words = {

@@ -11,11 +11,11 @@ import pytest
 
 import biphase.api.grids as grids
 import biphase.cli.app as cli
-from biphase.api.finetuning import keep_best_networks
 from biphase.cli.evaluate import parse_data_dirs, parse_seeds
 from biphase.corpus.tokenizer import train_tokenizer
 from biphase.encoder.network import TokenIds, make_model
 from biphase.errors import InputError
+from biphase.finetuning.best import keep_best_networks
 from biphase.finetuning.cells import plan_cells
 from biphase.finetuning.config import FinetuneConfig
 from biphase.tasks.sources import name_data_dirs

@@ -43,7 +43,7 @@ from biphase.tasks.spec import METRICS, PAPER_TASKS, find_task, name_tests
 if TYPE_CHECKING:
     import pandas
 
-    from biphase.api.finetuning import Kept
+    from biphase.finetuning.best import Kept
     from biphase.report.verdicts import SummaryRow, TaskComparison
 
 
@@ -172,9 +172,7 @@ def compare(model_a: str | Path, model_b: str | Path, *, scores: str | Path = "s
     """
     import pandas
 
-    return pandas.DataFrame(
-        comparison_records(verdicts.compare(read_scores(Path(scores)), str(model_a), str(model_b)))
-    )
+    return pandas.DataFrame(comparison_records(verdicts.compare(read_scores(Path(scores)), str(model_a), str(model_b))))
 
 
 def list_names(given: str | Path | Iterable[str | Path] | None) -> list[str]:
@@ -259,7 +257,7 @@ def run_evaluation(
 def run_and_keep(grid: Grid, chosen: Sequence[SharedTraining], engine: Engine, keep: Path | None) -> list[Failure]:
     kept: Kept = {}
     if keep is not None:
-        from biphase.api.finetuning import check_kept, keep_best_networks
+        from biphase.finetuning.best import check_kept, keep_best_networks
 
         kept = check_kept(chosen, keep)
     missing = missing_trainings(chosen, grid.out)

@@ -2,8 +2,8 @@
 
 The baseline of a network is MLM alone at one masking ratio, with three budgets or more. Its ladder is a line through
 its scores against the logarithm of compute, made monotone; nothing is read off beyond its ends. The interval is what
-the test of all verdicts (`contrasts`) leaves: the shares at which the arm and the baseline, interpolated between two rungs,
-cannot be told apart. So it is over all noise that the scores show.
+the test of all verdicts (`contrasts`) leaves: the shares at which the arm and the baseline, interpolated between two
+rungs, cannot be told apart. So it is over all noise that the scores show.
 """
 
 import itertools
