@@ -22,6 +22,7 @@ lint: $(VENV)/developer
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/python scripts/measure_house.py --line
 
 check: lint
 	$(BIN)/python -m pytest -m "not slow"
