@@ -17,10 +17,19 @@ from matplotlib.container import BarContainer, ErrorbarContainer
 from matplotlib.figure import Figure
 
 from biphase import style
-from biphase.report import panels
 from biphase.report.contrasts import difference, with_averages
-from biphase.report.figures import FIGURES, figure_pool, list_figures, plot_panel, save_figure, share_out_curves
-from biphase.report.panels import Panel
+from biphase.report.figures import (
+    FIGURES,
+    LOSS_FIGURE,
+    Panel,
+    figure_pool,
+    fill_panels,
+    list_figures,
+    plot_panel,
+    round_ticks,
+    save_figure,
+    share_out_curves,
+)
 from biphase.report.paper import read_reference
 from biphase.report.results import AVERAGE, ResultSet, measured
 from biphase.style import CURVE_POINTS, LOOKS, SERIES, thin
@@ -69,7 +78,7 @@ def drawn(study: ResultSet, tmp_path_factory: pytest.TempPathFactory) -> Path:
     with figure_pool() as pool:
         list(pool.map(partial(save_figure, folder=folder), pictures))
     assert missing == []
-    assert [name for name, _, _ in made] == [*FIGURES]
+    assert [name for name, _, _ in made] == [*FIGURES, LOSS_FIGURE[0]]
     assert all(caption.endswith(".") for _, _, caption in made)
     return folder
 
@@ -93,7 +102,7 @@ def draw(panel: Panel) -> Any:
 
 
 def test_all_are_drawn(drawn: Path) -> None:
-    names = {*FIGURES}
+    names = {*FIGURES, LOSS_FIGURE[0]}
     assert {path.name for path in drawn.iterdir()} == {
         f"{name}{suffix}" for name in names for suffix in (".svg", ".pdf")
     }
@@ -131,14 +140,14 @@ def test_what_is_missing_is_said() -> None:
     uncounted = [replace(result, arm=replace(result.arm, flops=None)) for result in results]
     pictures, made, missing = list_figures(ResultSet(tuple(uncounted)))
     assert pictures == made == []
-    assert len(missing) == len(FIGURES)
+    assert len(missing) == len(FIGURES) + 1
     assert "Spread over fine-tuning rates: needs test scores at every fine-tuning rate and seed" in missing
     assert missing[-1] == "Loss curves: needs the metrics.jsonl of the runs"
 
 
 def test_points_are_the_scores_with_their_intervals() -> None:
     """CLM at 210M, 610M, 1B on SC: 82.80 ± 0.02, 83.58 ± 0.17, 82.68 ± 0.30."""
-    axes = draw(panels.objective_by_size(read_reference())[0])
+    axes = draw(fill_panels(FIGURES["objective-by-size"], read_reference())[0])
     clm = next(c for c in axes.containers if isinstance(c, ErrorbarContainer) and c.get_label() == "CLM")
     line, _, (reach,) = clm
     assert line.get_ydata() == pytest.approx([82.80, 83.58, 82.68])
@@ -149,7 +158,7 @@ def test_points_are_the_scores_with_their_intervals() -> None:
 def test_bars_are_differences_from_zero() -> None:
     """On QA with 42k steps, 25 % CLM is at 67.77 ± 0.53 against 62.77 ± 1.86."""
     reference = read_reference()
-    axes = draw(panels.splits(reference)[2])
+    axes = draw(fill_panels(FIGURES["splits"], reference)[2])
     bars = next(c for c in axes.containers if isinstance(c, BarContainer) and c.get_label() == "25 % CLM, then MLM")
     assert [bar.get_height() for bar in bars] == pytest.approx([43.77 - 41.51, 54.43 - 51.44, 67.77 - 62.77])
     assert {bar.get_y() for bar in bars} == {0}
@@ -167,7 +176,7 @@ def test_one_seed_is_drawn_without_interval() -> None:
         measured(r.arm, r.family, r.dataset, r.metric, (r.mean,))
         for r in read_reference().select("SC", setup="ratio").results
     ]
-    axes = draw(panels.splits(ResultSet(tuple(results)))[0])
+    axes = draw(fill_panels(FIGURES["splits"], ResultSet(tuple(results)))[0])
     bars = next(c for c in axes.containers if isinstance(c, BarContainer))
     assert [len({end for _, end in segment}) for segment in bars.errorbar[2][0].get_segments()] == [1, 1, 1]
 
@@ -176,9 +185,9 @@ def test_every_panel_is_drawn_with_a_cell_missing(study: ResultSet) -> None:
     """Any arm may be unfinished in a partial study."""
     for arm in study.arms()[::8]:
         part = ResultSet(tuple(r for r in study.results if r.arm != arm or r.family != "SC"))
-        for name, (*_, make_panels) in FIGURES.items():
-            if name not in ("masking-ratio", "rate-spread", "score-by-steps", "score-by-flops", "losses"):
-                for panel in make_panels(part)[:1]:
+        for name, row in FIGURES.items():
+            if name not in ("masking-ratio", "rate-spread", "score-by-steps", "score-by-flops"):
+                for panel in fill_panels(row, part)[:1]:
                     draw(panel)
 
 
@@ -241,7 +250,7 @@ def test_families_without_scores_have_no_panel(drawn: Path, study: ResultSet) ->
     ],
 )
 def test_an_axis_has_two_ticks_or_more(values: tuple[float, ...], labels: list[str]) -> None:
-    ticks, shown, _ = panels.round_ticks(values)
+    ticks, shown, _ = round_ticks(values)
     assert shown[:2] == labels and min(values) / 1.1 <= ticks[0] < ticks[1] <= max(values) * 1.1
 
 
@@ -254,7 +263,7 @@ def test_a_network_of_unknown_size_is_not_drawn_as_the_largest() -> None:
     names = {one.arm.flops: one.arm.size for one in renamed}
     drawn = {
         names[mark.x]: mark.size
-        for panel in panels.score_by_flops(ResultSet(tuple(renamed)))
+        for panel in fill_panels(FIGURES["score-by-flops"], ResultSet(tuple(renamed)))
         for _, _, marks in panel.series
         for mark in marks
     }

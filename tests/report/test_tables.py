@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from biphase.report.contrasts import with_averages
+from biphase.report.figures import FIGURES, fill_panels
 from biphase.report.page import wide_table
-from biphase.report.panels import objective_by_size
 from biphase.report.paper import TABLE_NUMBERS, read_reference
 from biphase.report.results import Family, ReportArm, Result, ResultSet, measured
 from biphase.report.tables import CSV_COLUMNS, ScoreTable, make_tables, table_files, to_csv, to_latex, to_markdown
@@ -132,7 +132,7 @@ def test_captions_say_what_was_measured() -> None:
         (table,) = make_tables(results)
         assert table.title.endswith(f", sequence classification ({told})")
         assert f"(sequence classification: {told})" in wide_table(results, "standard").title
-        labels = {panel.y_label for panel in objective_by_size(results)}
+        labels = {panel.y_label for panel in fill_panels(FIGURES["objective-by-size"], results)}
         assert labels == {"mean of accuracy and Matthews correlation (%)" if told is mixed else f"{told} (%)"}
     known, unknown = make("accuracy", "accuracy"), make("", "")
     assert make_tables(known)[0].title == make_tables(unknown)[0].title

@@ -18,8 +18,8 @@ from scipy import optimize
 
 from biphase.errors import InputError
 from biphase.report.contrasts import Contrast, Noise, Terms, average, combine, contrast
+from biphase.report.figures import Mark, Panel, mark_mean, round_ticks
 from biphase.report.formats import MISSING, csv_text, escape_latex, latex_text, markdown_text, show_noise, show_share
-from biphase.report.panels import Mark, Panel, mark_mean, round_ticks
 from biphase.report.results import ReportArm, ResultSet, reference_mask, short_steps, sizes_of
 from biphase.style import LOOKS, SERIES
 

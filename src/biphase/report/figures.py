@@ -1,6 +1,8 @@
 """Results → figures, each as SVG and PDF: those for which there are scores, and what the others lack.
 
-Panels become lines through means, bars of differences and points of spreads, all with their intervals.
+A figure is a row of `FIGURES`: which arms it shows, what its lines are, and where on the axis an arm stands. It has a
+panel for each family, as data: series of marks with their intervals. The figures are those of the paper (its figures 2
+to 12), for any study in which these comparisons were made.
 """
 
 import math
@@ -8,22 +10,71 @@ import multiprocessing
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
 
 from biphase.machine import end_with_parent, grace, num_cores
-from biphase.report import panels
-from biphase.report.results import ResultSet
-from biphase.style import INK, PLOT_STYLE, SERIES, plot_losses
+from biphase.report.contrasts import difference
+from biphase.report.formats import label_measures
+from biphase.report.results import (
+    FAMILY_NAMES,
+    ReportArm,
+    ResultSet,
+    num_parameters,
+    objective_pairs,
+    reference_mask,
+    scores_by_rate,
+    short_steps,
+    sizes_of,
+)
+from biphase.report.statistics import rate_spread
+from biphase.style import INK, LOOKS, PLOT_STYLE, SERIES, Look, plot_losses
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+PanelKind = Literal["lines", "bars", "points", "rings"]
+"""`lines` go through the marks, `bars` stand on zero side by side in groups, `points` stand alone and show a spread,
+and `rings` are hollow points."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A value in percent or points, and how far its interval goes down and up (0 where it is not known)."""
+
+    x: float
+    value: float
+    down: float
+    up: float
+    size: float = 5.0
+    until: float | None = None
+    """The end of a dotted line from it along the x axis, in panels of `lines`."""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A family's part of a figure."""
+
+    kind: PanelKind
+    series: Sequence[tuple[str, Look, Sequence[Mark]]]
+    """The name in the legend, the look, and the marks of each series."""
+    title: str
+    x_label: str
+    y_label: str
+    ticks: Sequence[float]
+    tick_labels: Sequence[str] | None = None
+    is_logarithmic: bool = False
+    x_margin: float | None = None
+    """The room on the x axis before the first tick and after the last; None: as the marks need it."""
+    height: float = 2.25  # inches
 
 
 @dataclass(frozen=True)
@@ -32,77 +83,222 @@ class Picture:
 
     name: str
     plots: Sequence[Callable[["Axes"], object]]
-    row_height: float = 2.25
-    """In inches."""
+    row_height: float = 2.25  # inches
 
 
-FIGURES: dict[str, tuple[str, str, str, Callable[[ResultSet], list[panels.Panel]] | None]] = {
-    "objective-by-size": (
+Arms = tuple[ReportArm, ...]
+"""An arm whose score a mark shows, or two arms whose difference it shows."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """What stands on an x axis, and where an arm has its place there."""
+
+    label: str
+    x: Callable[[ReportArm], Any]
+    """A number; or on an axis with `names`, a value that stands as one of several, at equal distances."""
+    tick: Callable[[Any], str] = str
+    """The label of a tick from the value there."""
+    has_names: bool = False
+    is_logarithmic: bool = False
+    dodge: float = 0.0
+    """How far neighbouring series stand apart, so that their intervals do not hide each other; on a logarithmic axis a
+    share of the value."""
+
+
+SIZES = Axis("parameters without the head", lambda arm: arm.size, has_names=True, dodge=0.12)
+MASKS = Axis("masked tokens (%)", lambda arm: arm.mask_percent, dodge=0.5)
+UNDECAYED = Axis(
+    "pretraining steps, no decay", lambda arm: arm.pretrain_steps, short_steps, is_logarithmic=True, dodge=-0.04
+)
+BUDGETS = Axis("pretraining steps", lambda arm: arm.pretrain_steps, short_steps, has_names=True)
+CONTINUED = Axis("steps of MLM continued", lambda arm: arm.cpt_steps, short_steps)
+FLOPS = Axis("training FLOPs", lambda arm: arm.flops, is_logarithmic=True)
+
+
+@dataclass(frozen=True)
+class FigureRow:
+    """What a figure shows."""
+
+    title: str
+    caption: str
+    needs: str
+    choose: Callable[[ResultSet], Iterable[Arms]]
+    """What it shows, in the order of the legend."""
+    series: Callable[[ReportArm], str]
+    """The name of the series of an arm, to which `by_size` adds the size where there are several."""
+    axis: Axis
+    y_label: str = ""
+    """By default it is what the family's score measures: `accuracy (%)`."""
+    kind: PanelKind = "lines"
+    by_size: bool = False
+    look: str = "objective"
+    """The field of an arm by which its series has the look of an objective; empty where looks take turns."""
+
+
+def choose_objectives(results: ResultSet) -> list[Arms]:
+    pairs = objective_pairs(results)
+    return [(arm,) for side in (0, 1) for arm in [pair[side] for pair in pairs]]
+
+
+def choose_arms(results: ResultSet, **where: str) -> list[Arms]:
+    """The arms of a comparison: first CLM, then MLM, each from small to large."""
+    arms = sorted(results.arms(**where), key=lambda arm: (arm.objective, num_parameters(arm.size)))
+    return [(arm,) for arm in arms]
+
+
+def choose_masks_after_clm(results: ResultSet) -> list[Arms]:
+    after = results.arms(setup="adapted")
+    budgets = {(arm.size, arm.pretrain_steps) for arm in after}
+    alone = results.arms(setup="objective", objective="mlm")
+    return [(arm,) for arm in [*(arm for arm in alone if (arm.size, arm.pretrain_steps) in budgets), *after]]
+
+
+def choose_splits(results: ResultSet) -> list[Arms]:
+    """CLM then MLM beside MLM alone at the same budget, from little CLM to much."""
+    arms = results.arms(setup="ratio")
+    alone = {(arm.size, arm.pretrain_steps): arm for arm in arms if arm.objective == "mlm"}
+    both = [arm for arm in arms if arm.objective == "clm+mlm" and (arm.size, arm.pretrain_steps) in alone]
+    return [(arm, alone[arm.size, arm.pretrain_steps]) for arm in sorted(both, key=clm_percent)]
+
+
+def choose_continued(results: ResultSet) -> list[Arms]:
+    """What continues from CLM beside what continues from MLM, with as many steps; and the parents."""
+    arms = results.arms(setup="cpt")
+    if not {"clm", "mlm"} <= {arm.objective for arm in arms if arm.cpt_steps}:
+        return []
+    pairs = []
+    for size in sizes_of(arms):
+        by_steps = {(arm.objective, arm.cpt_steps): arm for arm in arms if arm.size == size}
+        for objective, steps in sorted(by_steps):
+            if objective == "clm" and ("mlm", steps) in by_steps:
+                pairs.append((by_steps["clm", steps], by_steps["mlm", steps]))
+    return pairs
+
+
+def choose_priced(results: ResultSet) -> list[Arms]:
+    """Decayed arms whose FLOPs are known, with MLM at the reference ratio."""
+    mask = reference_mask(results.arms())
+    arms: dict[str, ReportArm] = {}
+    for arm in results.arms():
+        if arm.flops and arm.setup not in ("efficiency", "control", "other") and arm.mask_percent in (None, mask):
+            arms[arm.name] = arm
+    order = ("clm", "mlm", "clm+mlm")
+    return [(arm,) for objective in order for arm in arms.values() if arm.whole_objective == objective]
+
+
+def clm_percent(arm: ReportArm) -> int:
+    """The share of CLM in percent, to the next 5: 5k of 22k counts as 25 %."""
+    return 5 * round(20 * arm.clm_share)
+
+
+def name_objective(arm: ReportArm) -> str:
+    return {"clm+mlm": "CLM, then MLM"}.get(arm.whole_objective, arm.whole_objective.upper())
+
+
+def name_split(arm: ReportArm) -> str:
+    return f"{short_steps(arm.clm_steps)} CLM, then {short_steps(arm.mlm_steps)} MLM" if arm.clm_steps else "MLM"
+
+
+FIGURES: dict[str, FigureRow] = {
+    "objective-by-size": FigureRow(
         "Objective by size",
         "CLM and MLM at the same size, data and steps.",
         "CLM and MLM of the same size and steps",
-        panels.objective_by_size,
+        choose_objectives,
+        lambda arm: f"MLM {arm.mask_percent} %" if arm.mask_percent else "CLM",
+        SIZES,
     ),
-    "masking-ratio": (
+    "masking-ratio": FigureRow(
         "Masking ratio",
         "MLM alone at several masking ratios.",
         "MLM alone at two masking ratios or more",
-        panels.masking_ratio,
+        partial(choose_arms, setup="objective", objective="mlm"),
+        lambda arm: arm.size,
+        MASKS,
+        look="",
     ),
-    "score-by-steps": (
+    "score-by-steps": FigureRow(
         "Score against steps",
         "Undecayed checkpoints on the way; the axis of steps is logarithmic.",
         "undecayed checkpoints at two steps or more",
-        panels.score_by_steps,
+        partial(choose_arms, setup="efficiency"),
+        name_objective,
+        UNDECAYED,
+        by_size=True,
     ),
-    "rate-spread": (
+    "rate-spread": FigureRow(
         "Spread over fine-tuning rates",
         "Standard deviation of test scores over fine-tuning rates and seeds, each dataset around its mean; bootstrap "
         "intervals over seeds.",
         "test scores at every fine-tuning rate and seed",
-        panels.spread_over_rates,
+        choose_objectives,
+        name_objective,
+        SIZES,
+        "spread (points)",
+        kind="points",
     ),
-    "splits": (
+    "splits": FigureRow(
         "CLM then MLM at a fixed budget",
         "Difference to MLM alone with the same number of steps. CLM alone is in the tables.",
         "CLM then MLM, and MLM alone, at one budget",
-        panels.splits,
+        choose_splits,
+        lambda arm: f"{clm_percent(arm)} % CLM, then MLM",
+        BUDGETS,
+        "ahead of MLM alone (points)",
+        by_size=True,
+        look="",
+        kind="bars",
     ),
-    "masking-after-clm": (
+    "masking-after-clm": FigureRow(
         "Masking ratio after CLM",
         "MLM alone, and MLM after CLM with as many steps in all.",
         "MLM after CLM at two masking ratios or more",
-        panels.masking_after_clm,
+        choose_masks_after_clm,
+        name_split,
+        MASKS,
+        by_size=True,
     ),
-    "continued": (
+    "continued": FigureRow(
         "Continued pretraining: which parent?",
         "Difference between continuing with MLM from the CLM model and from the MLM model; 0 steps are the parents.",
         "MLM continued from CLM and from MLM",
-        panels.continued,
+        choose_continued,
+        lambda arm: f"{arm.size}, from CLM − from MLM",
+        replace(CONTINUED, has_names=True),
+        "CLM parent ahead (points)",
+        look="",
+        kind="bars",
     ),
-    "continued-steps": (
+    "continued-steps": FigureRow(
         "Continued pretraining over its steps",
         "Continued with MLM from the CLM model and from the MLM model; 0 steps are the parents.",
         "continued pretraining at two numbers of steps or more",
-        panels.continued_steps,
+        partial(choose_arms, setup="cpt"),
+        lambda arm: f"from {arm.objective.upper()}",
+        CONTINUED,
+        by_size=True,
     ),
-    "score-by-flops": (
+    "score-by-flops": FigureRow(
         "Score against FLOPs",
         "Decayed models; the larger the marker, the larger the model. CLM then MLM in one go or continued; of adapted "
         "models, the adaptation alone.",
         "FLOPs of two arms or more",
-        panels.score_by_flops,
-    ),
-    "losses": (
-        "Loss curves",
-        "Training loss as lines (means of neighbouring steps), validation loss as markers; a branch begins at the "
-        "step where it leaves its trunk.",
-        "the metrics.jsonl of the runs",
-        None,
+        choose_priced,
+        name_objective,
+        FLOPS,
+        look="whole_objective",
+        kind="rings",
     ),
 }
-"""Name → title, caption, what it needs, and its panels, a family each: none where what it needs is missing. Losses are
-no results, and plotted by themselves."""
+"""By the name of its files. Loss curves are no results, and drawn by themselves."""
+
+LOSS_FIGURE = (
+    "losses",
+    "Loss curves",
+    "Training loss as lines (means of neighbouring steps), validation loss as markers; a branch begins at the step "
+    "where it leaves its trunk.",
+)
 
 
 def figure_pool() -> Executor:
@@ -124,7 +320,7 @@ def begin_drawing(parent: int) -> None:
 def list_figures(
     results: ResultSet,
     losses: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
-    ladders: Sequence[panels.Panel] = (),
+    ladders: Sequence[Panel] = (),
 ) -> tuple[list[Picture], list[tuple[str, str, str]], list[str]]:
     """Every figure for which there are scores.
 
@@ -135,21 +331,128 @@ def list_figures(
     """
     shown, missing, pictures = [], [], list[Picture]()
     if ladders:
-        drawn = [partial(plot_panel, panel) for panel in ladders]
-        pictures.append(Picture("compute-equivalents", drawn, ladders[0].height))
-    for name, (title, caption, needs, make_panels) in FIGURES.items():
-        plots: list[Callable[[Axes], object]] = [*share_out_curves(losses or {})]
-        if make_panels:
-            plots = [partial(plot_panel, panel) for panel in make_panels(results)]
-        if plots:
-            pictures.append(Picture(name, plots))
-            shown.append((name, title, caption))
+        pictures.append(
+            Picture("compute-equivalents", [partial(plot_panel, one) for one in ladders], ladders[0].height)
+        )
+    for name, row in FIGURES.items():
+        if panels := fill_panels(row, results):
+            pictures.append(Picture(name, [partial(plot_panel, panel) for panel in panels]))
+            shown.append((name, row.title, row.caption))
         else:
-            missing.append(f"{title}: needs {needs}")
+            missing.append(f"{row.title}: needs {row.needs}")
+    if curves := list(share_out_curves(losses or {})):
+        pictures.append(Picture(LOSS_FIGURE[0], curves))
+        shown.append(LOSS_FIGURE)
+    else:
+        missing.append(f"{LOSS_FIGURE[1]}: needs the metrics.jsonl of the runs")
     return pictures, shown, missing
 
 
-def plot_panel(panel: panels.Panel, axes: "Axes") -> None:
+def fill_panels(row: FigureRow, results: ResultSet) -> list[Panel]:
+    """A panel for each family, with the marks of those arms that have a score there; none where what the figure needs
+    is missing."""
+    axis, shown = row.axis, list(row.choose(results))
+    arms = [arm for arm, *_ in shown]
+    values = sorted(dict.fromkeys(map(axis.x, arms)), key=lambda x: num_parameters(x) if isinstance(x, str) else x)
+    if len(values) < (1 if axis.has_names else 2):
+        return []
+    ticks, labels, unit = values, [*map(axis.tick, values)], ""
+    if axis.has_names:
+        ticks = [*range(len(values))]
+    elif row.kind == "rings":
+        ticks, labels, unit = round_ticks(values)
+    margin = (0.6 if row.kind == "bars" else 0.4) if axis.has_names else None
+    sizes = [size for size in sizes_of(arms) if row.kind == "rings" and num_parameters(size) < math.inf]
+    series = list_series(row, shown)
+    panels = []
+    for family in results.families:
+        marked = []
+        for number, (name, look, group) in enumerate(series):
+            aside, marks = axis.dodge * (number - (len(series) - 1) / 2), list[Mark]()
+            for arm, *others in group:
+                x = values.index(axis.x(arm)) if axis.has_names else axis.x(arm)
+                x = x * (1 + aside) if axis.is_logarithmic else x + aside
+                size = 3.5 + 2 * sizes.index(arm.size) if arm.size in sizes else 5.0  # no other name says a size
+                if row.kind == "points":
+                    marks += mark_spread(results, family, x, arm)
+                else:
+                    marks += mark_score(results, family, x, size, (arm, *others))
+            marked.append((name, look, sorted(marks, key=lambda mark: mark.x)))
+        y_label = row.y_label or label_measures(results, family, results.primary_metric)
+        names = f"{family} · {FAMILY_NAMES[family]}", axis.label + unit, y_label
+        panels.append(Panel(row.kind, marked, *names, ticks, labels, axis.is_logarithmic, margin))
+    return panels if any(marks for panel in panels for _, _, marks in panel.series) else []
+
+
+def list_series(row: FigureRow, shown: Sequence[Arms]) -> list[tuple[str, Look, list[Arms]]]:
+    """The name, the look and the arms of each series."""
+    has_sizes = row.by_size and len({arm.size for arm, *_ in shown}) > 1
+    groups: dict[str, list[Arms]] = {}
+    for arm, *others in shown:
+        name = row.series(arm) + (f", {arm.size}" if has_sizes else "")
+        groups.setdefault(name, []).append((arm, *others))
+    series, taken = [], {""}
+    for number, (name, group) in enumerate(groups.items()):
+        objective = getattr(group[0][0], row.look) if row.look else ""
+        look = SERIES[number % len(SERIES)] if objective in taken else LOOKS[objective]
+        taken.add(objective)
+        series.append((name, look, group))
+    return series
+
+
+def mark_score(results: ResultSet, family: str, x: float, size: float, shown: Arms) -> list[Mark]:
+    """An arm's score on a family, or the difference of two arms; nothing where a score is missing."""
+    scores = [score for arm in shown if (score := results.find_average(arm, family))]
+    if len(scores) < len(shown):
+        return []
+    if len(scores) == 1:
+        return [mark_mean(x, scores[0].mean, scores[0].half_width, size)]
+    gap = difference(*scores).against()
+    return [mark_mean(x, gap.value, gap.half_width, size)]
+
+
+def mark_mean(x: float, mean: float, half_width: float, size: float = 5.0) -> Mark:
+    """A share as a mark, with as much of an interval as is known."""
+    reach = 0.0 if math.isnan(half_width) else 100 * half_width
+    return Mark(x, 100 * mean, reach, reach, size)
+
+
+def mark_spread(results: ResultSet, family: str, x: float, arm: ReportArm) -> list[Mark]:
+    """The spread of all test scores of an arm, each around the mean of its dataset; none where not all are known."""
+    metric = results.primary_metric
+    tables = []
+    for dataset in results.datasets(family, metric):
+        scores_RS = scores_by_rate(results.find(arm, family, dataset, metric))
+        if scores_RS is None or np.isnan(scores_RS).all():
+            return []
+        tables.append(scores_RS - np.nanmean(scores_RS))
+    if not tables or len({table.shape[1] for table in tables}) > 1:
+        return []
+    spread = rate_spread(np.concatenate(tables), np.random.default_rng(0))
+    reach = (spread.value - spread.low, spread.high - spread.value)
+    down, up = (0.0 if math.isnan(length) else max(100 * length, 0.0) for length in reach)
+    return [Mark(x, 100 * spread.value, down, up)]
+
+
+def round_ticks(values: Sequence[float]) -> tuple[list[float], list[str], str]:
+    """Ticks of a logarithmic axis at round numbers inside what is drawn, their labels in units of a power of ten, such
+    as 2, 5, 10 and 20, and that unit: ` (×10¹⁵)`."""
+    unit = math.floor(math.log10(min(values)))
+    low, high = min(values) / 10.0**unit, max(values) / 10.0**unit
+    round_numbers = [step * 10**power for power in range(-1, 12) for step in (1, 2, 5)]
+    ticks = [tick for tick in round_numbers if low / 1.1 <= tick <= high * 1.1]
+    if len(ticks) < 3:
+        ticks = [tick for tick in (1, 1.5, 2, 3, 4, 5, 7, 10, 15, 20) if low / 1.1 <= tick <= high * 1.1]
+    for parts in (2, 5, 10):  # as 2.2 and 2.4, where all lies close together
+        if len(ticks) < 2:
+            ticks = [at / parts for at in range(parts, 10 * parts + 1) if low / 1.1 <= at / parts <= high * 1.1]
+    if len(ticks) > 8:
+        ticks = [tick for tick in ticks if math.log10(tick).is_integer()]
+    power = str(unit).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    return [tick * 10.0**unit for tick in ticks], [f"{tick:g}" for tick in ticks], f" (×10{power})"
+
+
+def plot_panel(panel: Panel, axes: "Axes") -> None:
     (plot_bars if panel.kind == "bars" else plot_marks)(panel, axes)
     axes.set_xlabel(panel.x_label)
     axes.set_ylabel(panel.y_label)
@@ -163,7 +466,7 @@ def plot_panel(panel: panels.Panel, axes: "Axes") -> None:
         axes.set_xlim(min(panel.ticks) - panel.x_margin, max(panel.ticks) + panel.x_margin)
 
 
-def plot_marks(panel: panels.Panel, axes: "Axes") -> None:
+def plot_marks(panel: Panel, axes: "Axes") -> None:
     """The marks of each series with their intervals: along a line, or alone."""
     for label, look, marks in panel.series:
         for number, size in enumerate(dict.fromkeys(mark.size for mark in marks)):
@@ -188,7 +491,7 @@ def plot_marks(panel: panels.Panel, axes: "Axes") -> None:
         axes.set_ylim(bottom=0)
 
 
-def plot_bars(panel: panels.Panel, axes: "Axes") -> None:
+def plot_bars(panel: Panel, axes: "Axes") -> None:
     """Bars from zero, side by side in each group."""
     width = 0.8 / max(len(panel.series), 1)
     for number, (label, look, marks) in enumerate(panel.series):
@@ -208,9 +511,6 @@ def plot_bars(panel: panels.Panel, axes: "Axes") -> None:
             label=label,
             error_kw={"elinewidth": 0.9, "ecolor": INK},
         )
-        for mark in marks:
-            if mark.dots:
-                axes.plot([mark.x + shift for _ in mark.dots], mark.dots, ".", color=INK, markersize=4)
     axes.axhline(0, color=INK, linewidth=0.8)
     axes.margins(y=0.1)
     axes.grid(False, axis="x")
