@@ -14,12 +14,13 @@ from biphase.report.equivalents import (
     PriceList,
     ladder_panel,
     list_prices,
-    price_files,
     price_sentence,
+    price_tables,
 )
 from biphase.report.figures import plot_panel
 from biphase.report.paper import read_reference
 from biphase.report.results import ReportArm, ResultSet, measured
+from biphase.report.tables import table_files
 
 NOISE = np.array([-0.004, 0.0, 0.004])
 BASE = ReportArm("", "ratio", "1m", "mlm", 40, 100, 0, 100)
@@ -61,7 +62,7 @@ def only(results: ResultSet) -> PriceList:
 
 
 def written(listed: PriceList, suffix: str) -> str:
-    return next(text for name, text in price_files([listed]).items() if name.endswith(suffix))
+    return next(text for name, text in table_files(price_tables(listed)).items() if name.endswith(suffix))
 
 
 def test_known_shares_in_every_kind_of_compute() -> None:
@@ -208,7 +209,7 @@ def test_published_prices_and_their_files() -> None:
     assert by_name["610m-clm-11k-mlm40-22k"]["tokens"].share == pytest.approx(0.79, abs=0.005)
     assert by_name["610m-clm-3k-mlm40-12k"]["tokens"].share == pytest.approx(0.78, abs=0.005)
     assert by_name["610m-clm-10k-mlm40-42k"]["flops"].beyond == "above"
-    files = price_files([listed])
+    files = table_files(price_tables(listed))
     suffixes = (".md", ".tex", ".csv", "-by-task.md", "-by-task.tex")
     assert set(files) == {f"tables/compute-equivalents-610M{suffix}" for suffix in suffixes}
     assert "One task carries this: without ReCoRD, 610m-clm-11k-mlm40-22k has 0.93." in price_sentence(listed)

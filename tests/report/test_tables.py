@@ -11,18 +11,18 @@ from biphase.report.figures import FIGURES, fill_panels
 from biphase.report.page import wide_table
 from biphase.report.paper import TABLE_NUMBERS, read_reference
 from biphase.report.results import Family, ReportArm, Result, ResultSet, measured
-from biphase.report.tables import CSV_COLUMNS, ScoreTable, make_tables, table_files, to_csv, to_latex, to_markdown
+from biphase.report.tables import CSV_COLUMNS, Table, make_tables, table_files, to_csv, to_latex, to_markdown
 
 CLM = ReportArm("clm", "objective", "1m", "clm", None, 1000, 1000, 0)
 MLM = ReportArm("mlm", "objective", "1m", "mlm", 40, 1000, 0, 1000)
 
 
 @pytest.fixture(scope="module")
-def published() -> list[ScoreTable]:
+def published() -> list[Table]:
     return make_tables(read_reference(), TABLE_NUMBERS)
 
 
-def test_published_tables_are_2_to_17(published: list[ScoreTable]) -> None:
+def test_published_tables_are_2_to_17(published: list[Table]) -> None:
     assert [int(table.name.split("-")[1]) for table in published] == list(range(2, 18))
     assert [(table.name, len(table.rows)) for table in published[::5]] == [
         ("table-02-objective-sc-paper", 15),
@@ -33,7 +33,7 @@ def test_published_tables_are_2_to_17(published: list[ScoreTable]) -> None:
     assert published[0].columns == ("SST-2", "QQP", "MNLI", "Average")
 
 
-def test_every_published_cell_is_there_unchanged(published: list[ScoreTable]) -> None:
+def test_every_published_cell_is_there_unchanged(published: list[Table]) -> None:
     printed = [(100 * result.mean, 100 * result.half_width) for result in read_reference().results]
     wanted = sorted((f"{mean:.2f}", f"{half_width:.2f}") for mean, half_width in printed)
     assert len(wanted) == 800
@@ -45,7 +45,7 @@ def test_every_published_cell_is_there_unchanged(published: list[ScoreTable]) ->
     assert sorted((row["mean"], row["half_width"]) for row in rows) == wanted
 
 
-def test_cells_stand_where_they_belong(published: list[ScoreTable]) -> None:
+def test_cells_stand_where_they_belong(published: list[Table]) -> None:
     """CLM 10,000 of 42,000 steps on SQuAD: 79.20 ± 0.22, the best of its budget."""
     row = next(line for line in to_markdown(published[10]).splitlines() if line.startswith("| 610M | 42,000 | 10,000"))
     assert row == (
@@ -72,28 +72,28 @@ def test_marks(other: tuple[float, ...], marks: list[str]) -> None:
     scores = [measured(CLM, "SC", "a", "standard", (0.60, 0.611, 0.62)), measured(MLM, "SC", "a", "standard", other)]
     (table,) = make_tables(ResultSet(tuple(scores)))
     assert table.columns == ("a",)
-    assert [row.cells[0][1] for row in table.rows] == marks
+    assert [row.cells[0].mark for row in table.rows] == marks
 
 
 def test_marks_by_means_and_half_widths() -> None:
     """0.60 ± 0.02 against 0.57 ± 0.02, five seeds: the difference has an interval of 0.03 ± 2.306 · 0.0144."""
 
-    def table_of(mean: float) -> ScoreTable:
+    def table_of(mean: float) -> Table:
         cells = [Result(arm, "SC", "a", "paper", value, 0.02, (), None, 5) for arm, value in ((CLM, 0.60), (MLM, mean))]
         return make_tables(ResultSet(tuple(cells)))[0]
 
-    assert [row.cells[0][1] for row in table_of(0.57).rows] == ["best", "tied"]
-    assert [row.cells[0][1] for row in table_of(0.56).rows] == ["best", ""]
+    assert [row.cells[0].mark for row in table_of(0.57).rows] == ["best", "tied"]
+    assert [row.cells[0].mark for row in table_of(0.56).rows] == ["best", ""]
 
 
-def test_blocks_compete_alone(published: list[ScoreTable]) -> None:
+def test_blocks_compete_alone(published: list[Table]) -> None:
     for table in published:
         for block in {row.block for row in table.rows}:
             for column in range(len(table.columns)):
                 cells = [row.cells[column] for row in table.rows if row.block == block]
-                best = [result for result, mark in cells if mark == "best"]
-                assert len(best) == 1
-                assert all(result.mean <= best[0].mean for result, _ in cells)  # type: ignore[union-attr]
+                best = [cell.score for cell in cells if cell.mark == "best"]
+                assert len(best) == 1 and best[0]
+                assert all(cell.score.mean <= best[0].mean for cell in cells if cell.score)
 
 
 def test_gaps_are_shown_and_listed() -> None:
@@ -171,7 +171,7 @@ def test_names_cannot_break_a_table() -> None:
     assert tuple(row) == CSV_COLUMNS
 
 
-def test_latex_is_balanced(published: list[ScoreTable]) -> None:
+def test_latex_is_balanced(published: list[Table]) -> None:
     for table in published:
         text = to_latex(table)
         assert text.count("{") == text.count("}") and text.count("$") % 2 == 0
@@ -185,7 +185,7 @@ def test_tables_without_numbers_are_named_by_what_they_compare() -> None:
     assert (table.name, "paper's table" in table.title) == ("table-objective-tc-standard", False)
 
 
-def test_files(published: list[ScoreTable]) -> None:
+def test_files(published: list[Table]) -> None:
     files = table_files(published[:2])
     assert list(files)[:3] == [f"tables/{published[0].name}{suffix}" for suffix in (".md", ".tex", ".csv")]
     assert len(files) == 6 and all(files.values())

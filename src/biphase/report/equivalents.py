@@ -8,7 +8,7 @@ rungs, cannot be told apart. So it is over all noise that the scores show.
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
@@ -19,8 +19,9 @@ from scipy import optimize
 from biphase.errors import InputError
 from biphase.report.contrasts import Contrast, Noise, Terms, average, combine, contrast
 from biphase.report.figures import Mark, Panel, mark_mean, round_ticks
-from biphase.report.formats import MISSING, csv_text, escape_latex, latex_text, markdown_text, show_noise, show_share
+from biphase.report.formats import MISSING, show_noise, show_share
 from biphase.report.results import ReportArm, ResultSet, reference_mask, short_steps, sizes_of
+from biphase.report.tables import Cell, Row, Table
 from biphase.style import LOOKS, SERIES
 
 Compute = Literal["flops", "tokens"]
@@ -258,8 +259,6 @@ LEAST_RUNGS = 3
 LEAST_SAVING = 0.05
 """A share whose logarithm is nearer to zero saves or costs nothing that a task could carry."""
 
-PRICE_COLUMNS = ("model", "steps", "score (%)")
-
 
 @dataclass(frozen=True)
 class Price:
@@ -495,47 +494,36 @@ def ladder_panel(listed: PriceList) -> Panel:
     )
 
 
-# The table, as files
-
-
-def price_tables(listed: PriceList) -> Iterator[tuple[str, str, tuple[str, ...], list[tuple[str, ...]]]]:
-    """Names, titles, headers and rows, a row for every arm: shares by the mean, and those by family and task."""
+def price_tables(listed: PriceList) -> list[Table]:
+    """A row for every arm: shares by the mean, and those by family and task."""
     shared = [axis for axis in AXES if any(axis == found.axis for price in listed.prices for found in price.mean)]
+    parts = tuple(listed.prices[0].parts)
     rows, by_part = [], []
+    records: list[Sequence[object]] = [PRICE_COLUMNS]
     for price in listed.prices:
-        found, stub = price.mean[0], (price.arm.name, f"{price.arm.pretrain_steps:,}")
-        shown = {one.axis: show_multiple(one) for one in price.mean}
-        score = f"{show_share(found.score)} ± {show_share(found.half_width)}"
-        rows.append((*stub, score, *(shown.get(axis, MISSING) for axis in shared)))
-        by_part.append((*stub, *map(show_multiple, price.parts.values())))
-    yield listed.name, listed.title, (*PRICE_COLUMNS, *(f"share of {AXES[axis]}" for axis in shared)), rows
-    if parts := tuple(listed.prices[0].parts):
-        title = f"{listed.title}. Share of {AXES[shared[0]]} by task"
-        yield f"{listed.name}-by-task", title, (*PRICE_COLUMNS[:2], *parts), by_part
-
-
-def price_files(lists: Sequence[PriceList]) -> dict[str, str]:
-    """The names of the tables' files below the folder of a report, with their text."""
-    files = {}
-    for listed in lists:
-        for name, title, header, rows in price_tables(listed):
-            escaped = [[escape_latex(cell) for cell in row] for row in rows]
-            files[f"tables/{name}.md"] = markdown_text(title, header, rows, 1, [listed.rule])
-            files[f"tables/{name}.tex"] = latex_text(name, f"{title}. {listed.rule}", header, escaped, 1)
-        files[f"tables/{listed.name}.csv"] = prices_csv(listed)
-    return files
-
-
-def prices_csv(listed: PriceList) -> str:
-    """A line for each arm and kind of compute, and for each family and task; nothing where an end of the interval is
-    open or not known."""
-    columns = ("arm", "size", "baseline", "steps", "on", "score", "half_width", "counted_in", "compute", "beyond")
-    rows: list[Sequence[object]] = [(*columns, "share", "low", "high", "noise")]
-    for price in listed.prices:
+        first, stub = price.mean[0], (price.arm.name,)
+        steps, shares = Cell(f"{price.arm.pretrain_steps:,}"), {one.axis: show_multiple(one) for one in price.mean}
+        score = Cell(show_share(first.score), show_share(first.half_width))
+        rows.append(Row(stub, (steps, score, *(Cell(shares.get(axis, MISSING)) for axis in shared))))
+        by_part.append(Row(stub, (steps, *(Cell(show_multiple(one)) for one in price.parts.values()))))
         for part, found in [*(("mean", one) for one in price.mean), *price.parts.items()]:
-            own = [price.arm.name, listed.size, listed.label, price.arm.pretrain_steps, part, show_share(found.score)]
-            own.append(show_share(found.half_width).replace(MISSING, ""))
+            half_width = show_share(found.half_width).replace(MISSING, "")
             ends = [f"{end:.4f}" if 0 < end < math.inf else "" for end in (found.low, found.high)]
-            counted = [found.axis, f"{found.compute:.6g}", found.beyond, f"{found.share:.4f}"]
-            rows.append([*own, *counted, *ends, "; ".join(found.noise)])
-    return csv_text(rows)
+            place = (price.arm.name, listed.size, listed.label, price.arm.pretrain_steps, part)
+            counted = (found.axis, f"{found.compute:.6g}", found.beyond, f"{found.share:.4f}")
+            records.append((*place, show_share(found.score), half_width, *counted, *ends, "; ".join(found.noise)))
+    heads = ("steps", "score (%)", *(f"share of {AXES[axis]}" for axis in shared))
+    tables = [Table(listed.name, listed.title, ("model",), heads, tuple(rows), (listed.rule,), records)]
+    if parts:
+        title = f"{listed.title}. Share of {AXES[shared[0]]} by task"
+        heads = ("steps", *parts)
+        tables.append(Table(f"{listed.name}-by-task", title, ("model",), heads, tuple(by_part), (listed.rule,)))
+    return tables
+
+
+PRICE_COLUMNS = (
+    *("arm", "size", "baseline", "steps", "on", "score", "half_width", "counted_in", "compute", "beyond", "share"),
+    *("low", "high", "noise"),
+)
+"""A line for each arm and kind of compute, and for each family and task; nothing where an end of the interval is open
+or not known."""

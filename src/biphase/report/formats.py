@@ -39,16 +39,6 @@ def show_p_value(p_value: float) -> str:
     return next(digits for digits in shown if (float(digits) < SIGNIFICANCE) == (p_value < SIGNIFICANCE))
 
 
-def show_interval(interval: Interval) -> str:
-    """`81.20 ± 0.93`; with a single value `81.20 ±    –`."""
-    return MISSING if interval.num == 0 else f"{show_share(interval.value)} ± {show_share(interval.half_width):>4}"
-
-
-def show_difference(difference: Interval) -> str:
-    """`+1.20 ± 0.93`, with the half-width of an interval by Student's t."""
-    return f"{100 * difference.value:+.2f} ± {show_share(difference.half_width):>4}"
-
-
 def show_spread(spread: Interval | None) -> str:
     """`1.20 [0.93, 1.41]`."""
     if spread is None or math.isnan(spread.value):
@@ -85,57 +75,6 @@ def csv_text(rows: Iterable[Sequence[object]]) -> str:
     file = io.StringIO()
     csv.writer(file, lineterminator="\n").writerows(rows)
     return file.getvalue()
-
-
-def markdown_text(
-    title: str, header: Sequence[str], rows: Iterable[Sequence[str]], num_stub: int, notes: Iterable[str]
-) -> str:
-    """A table under its title and above its notes; its first `num_stub` columns are words, the others numbers."""
-    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in (header, *rows)]
-    lines.insert(1, "|" + ":---|" * num_stub + "---:|" * (len(header) - num_stub))
-    return "\n".join([f"**{title}**", "", *lines, *(line for note in notes for line in ("", note))]) + "\n"
-
-
-def latex_text(
-    name: str, caption: str, header: Sequence[str], rows: Iterable[Sequence[str] | None], num_stub: int
-) -> str:
-    """The same for `booktabs`, without document preamble. Cells of `rows` are LaTeX; None is a line across."""
-    lines = [r"\midrule" if row is None else " & ".join(row) + r" \\" for row in rows]
-    return "\n".join(
-        [
-            r"\begin{table}",
-            r"\centering\small",
-            rf"\caption{{{escape_latex(caption)}}}",
-            rf"\label{{tab:{name}}}",
-            rf"\begin{{tabular}}{{{'l' * num_stub}{'r' * (len(header) - num_stub)}}}",
-            r"\toprule",
-            " & ".join(map(escape_latex, header)) + r" \\",
-            *(r"\midrule", *lines, r"\bottomrule"),
-            r"\end{tabular}",
-            r"\end{table}",
-            "",
-        ]
-    )
-
-
-LATEX = {
-    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "±": r"$\pm$",
-    "→": r"$\to$",
-    "–": "--",
-    "†": r"$\dagger$",
-    "÷": r"$\div$",
-    "…": r"\ldots{}",
-    "“": "``",
-    "”": "''",
-}
-
-
-def escape_latex(text: str) -> str:
-    return "".join(LATEX.get(sign, sign) for sign in text)
 
 
 MEASURE_NAMES: dict[str, dict[str, str]] = {

@@ -13,6 +13,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import resources
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from xml.etree.ElementTree import Element, fromstring, tostring
@@ -26,7 +27,7 @@ from biphase.errors import InputError
 from biphase.files import own_folder
 from biphase.report.claims import Claim, Finding, Verdicts, count_tested, group_verdicts, tell_verdict
 from biphase.report.contrasts import Signal, average, difference, is_significant, measure_signal, with_averages
-from biphase.report.equivalents import PriceList, ladder_panel, list_prices, price_files, price_sentence, price_tables
+from biphase.report.equivalents import PriceList, ladder_panel, list_prices, price_sentence, price_tables
 from biphase.report.figures import figure_pool, list_figures, save_figure
 from biphase.report.formats import MISSING, show_count, show_p_value, show_points, show_share, tell_measures
 from biphase.report.results import (
@@ -45,15 +46,16 @@ from biphase.report.results import (
 from biphase.report.statistics import SIGNIFICANCE
 from biphase.report.tables import (
     OBJECTIVE_NAMES,
-    ScoreTable,
-    degenerate_mark,
+    Table,
     fill_rows,
     is_degenerate,
     make_tables,
     percent,
+    score_table,
     show_signal,
     table_files,
 )
+from biphase.report.verdicts import say
 from biphase.style import GRID, INK
 
 XLINK = "{http://www.w3.org/1999/xlink}"
@@ -183,7 +185,7 @@ def scores_by_model(results: ResultSet, metric: str) -> dict[str, dict[tuple[str
     return found
 
 
-def wide_table(results: ResultSet, metric: str) -> ScoreTable:
+def wide_table(results: ResultSet, metric: str) -> Table:
     """A row for every model; columns are the mean over all tasks, then each family's tasks and, of several
     families, its mean."""
     results = results.select(metric=metric)
@@ -201,13 +203,14 @@ def wide_table(results: ResultSet, metric: str) -> ScoreTable:
         steps = short_steps(arm.pretrain_steps + arm.cpt_steps)
         return arm.name, arm.size, steps, OBJECTIVE_NAMES[arm.whole_objective], percent(arm.mask_percent)
 
-    rows = fill_rows(results.models, columns, rivals, describe, lambda arm, column: scores[arm.name].get(column))
+    by_place = {(name, place): score for name, cells in scores.items() for place, score in cells.items()}
+    rows = fill_rows(results.models, columns, describe, rivals, by_place)
     # How far tasks tell models apart is a question about models that are compared: those of the largest block.
     ((largest, num_rivals),) = Counter(row.block for row in rows).most_common(1)
     signals: tuple[Signal | None, ...] = ()
     if num_rivals > 1:
         compared = zip(*(row.cells for row in rows if row.block == largest), strict=True)
-        signals = tuple(measure_signal(score for score, _ in cells) for cells in compared)
+        signals = tuple(measure_signal(cell.score for cell in cells) for cells in compared)
     # A dataset may have the name of another family's: `uner` of two families becomes `uner (TC)`.
     heads = [f"{code} mean" if name == AVERAGE else name for code, name in columns]
     heads = [f"{head} ({columns[at][0]})" if heads.count(head) > 1 else head for at, head in enumerate(heads)]
@@ -215,15 +218,9 @@ def wide_table(results: ResultSet, metric: str) -> ScoreTable:
     of_means = [code for code, name in columns if name in (AVERAGE, ALL_TASKS)]
     is_long = len(columns) > MOST_COLUMNS
     details = tuple(is_long and name not in (AVERAGE, ALL_TASKS) and code in of_means for code, name in columns)
-    return ScoreTable(
-        f"all-{metric}",
-        f"All models and tasks, {'standard' if metric == 'standard' else 'the paper’s own'} metrics ({about})",
-        ("model", "network", "steps", "objective", "masked"),
-        tuple(heads),
-        rows,
-        signals,
-        details,
-    )
+    title = f"All models and tasks, {'standard' if metric == 'standard' else 'the paper’s own'} metrics ({about})"
+    stub = ("model", "network", "steps", "objective", "masked")
+    return score_table(f"all-{metric}", title, stub, heads, rows, signals, details)
 
 
 def answer_sentences(results: ResultSet, means: Sequence[Result]) -> Iterator[str]:
@@ -277,20 +274,17 @@ def compare_in_words(best: Result, other: Result, where: str, num_models: int) -
     tested = seen.against()
     num_asked = num_models if other.arm.objective == "none" else num_models - 1
     p_value = min(tested.p_value * num_asked, 1.0)
-    verdict = "is ahead of" if is_significant(p_value) else "cannot be told from"
-    effect, chosen = f"{show_points(tested.value)} points", ""
+    sides = [(result.arm.name, result.mean) for result in (best, other)]
+    told = say(*sides, tested, is_ahead=is_significant(p_value), where=where)
     if math.isnan(tested.low):
-        effect += "; with one seed, or seeds that differ by the same, there is no interval"
-    else:
-        effect += f" [{show_points(tested.low)}, {show_points(tested.high)}]"
-        if num_asked > 1:  # the number is told where the interval, which is not corrected, speaks otherwise
-            told = f" {show_p_value(p_value)}" if is_significant(tested.p_value) != is_significant(p_value) else ""
-            chosen = f", p{told} corrected for choosing the best of {num_models}"
+        told += "; with one seed, or seeds that differ by the same, there is no interval"
+    elif num_asked > 1:  # the number is told where the interval, which is not corrected, speaks otherwise
+        is_otherwise = is_significant(tested.p_value) != is_significant(p_value)
+        told += (
+            f", p{f' {show_p_value(p_value)}' if is_otherwise else ''} corrected for choosing the best of {num_models}"
+        )
     scope = "" if seen.num_pretrainings > 1 else " This is about these checkpoints: each was pretrained once."
-    return (
-        f"{best.arm.name} {verdict} {other.arm.name} {where}: {show_share(best.mean)} % against "
-        f"{show_share(other.mean)} %, {effect}{chosen}.{scope}"
-    )
+    return f"{told}.{scope}"
 
 
 SIGNS = {"supported": "✓", "contradicted": "✕", "undecided": "?"}
@@ -351,14 +345,14 @@ def write_report(
         pictures, figures, lacking = list_figures(results, losses, [*map(ladder_panel, prices)])
         drawn = drawing.map(partial(save_figure, folder=folder / "figures"), pictures)  # beside the tables
         wide, tables = [wide_table(results, metric) for metric in results.metrics], make_tables(results, table_numbers)
-        write_texts(folder, {**(files or {}), **table_files([*wide, *tables]), **price_files(prices)})
+        priced = [price_tables(listed) for listed in prices]
+        write_texts(folder, {**(files or {}), **table_files([*wide, *tables, *chain(*priced)])})
         lacks = [*missing_cells(results), *missing_examples(results)]
         html = render(
             sentences=[answer] if answer else list(tell_answer(results, prices, told)),
-            price_sentence=price_sentence,
             results=results,
             wide=wide,
-            prices=prices,
+            prices=[*zip(prices, priced, strict=True)],
             figures=figures,
             tables=tables,
             files=files or {},
@@ -403,34 +397,12 @@ def render(**parts: Any) -> str:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     here = resources.files("biphase.report")
     css, js, page = ((here / name).read_text("utf-8") for name in ("page.css", "page.js", "page.html.j2"))
-    environment.globals.update(
-        style=Markup(css),
-        script=Markup(js),
-        version=__version__,
-        generator=GENERATOR,
-        signs=SIGNS,
-        objectives=OBJECTIVE_NAMES,
-        missing_mark=MISSING,
-        families=FAMILY_NAMES,
-        check_averages=check_averages,
-        count_tested=count_tested,
-        describe_results=describe_results,
-        significance=f"{100 * SIGNIFICANCE:g}",
-        bar=(BAR_WIDTH, BAR_HEIGHT),
-        mean_width=MEAN_WIDTH,
-        bars_of=bars_of,
-        mean_bars=mean_bars,
-        show_points=show_points,
-        show_count=show_count,
-        show_p_value=show_p_value,
-        tell_verdict=tell_verdict,
-        show_share=show_share,
-        show_signal=show_signal,
-        degenerate_mark=degenerate_mark,
-        sort_value=sort_value,
-        first_number=first_number,
-        price_tables=price_tables,
-    )
+    shown = (bars_of, check_averages, count_tested, describe_results, first_number, mean_bars, show_count, show_p_value)
+    shown = (*shown, price_sentence, show_points, show_share, show_signal, sort_value, tell_verdict)
+    environment.globals |= {function.__name__: function for function in shown}
+    sizes = {"bar": (BAR_WIDTH, BAR_HEIGHT), "mean_width": MEAN_WIDTH, "significance": f"{100 * SIGNIFICANCE:g}"}
+    words = {"signs": SIGNS, "objectives": OBJECTIVE_NAMES, "families": FAMILY_NAMES, "version": __version__}
+    parts |= {**sizes, **words, "style": Markup(css), "script": Markup(js), "generator": GENERATOR}
     return environment.from_string(page).render(**parts)
 
 
@@ -463,10 +435,10 @@ def bars_of(claim: Claim) -> list[dict[str, float] | None]:
     return bars
 
 
-def mean_bars(table: ScoreTable) -> tuple[list[dict[str, float] | None], tuple[float, float]]:
+def mean_bars(table: Table) -> tuple[list[dict[str, float] | None], tuple[float, float]]:
     """The first score of every row with its interval on one scale, likewise, and the ends of that scale; no bar for a
     score that lacks, and none where there are not two."""
-    scores = [row.cells[0][0] for row in table.rows]
+    scores = [row.cells[0].score for row in table.rows]
     known = [one for one in scores if one]
     reach = {id(one): np.nan_to_num(one.half_width) for one in known}
     edges = [one.mean + side * reach[id(one)] for one in known for side in (-1, 1)]

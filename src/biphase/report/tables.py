@@ -1,4 +1,4 @@
-"""Results → tables, as data, and as Markdown, LaTeX and CSV.
+"""Results → tables, and a table as Markdown, LaTeX, CSV, and lines in a terminal.
 
 One table for each comparison, family and metric: arms in rows, datasets and their average in columns.
 """
@@ -6,10 +6,16 @@ One table for each comparison, family and metric: arms in rows, datasets and the
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Any, Literal
 
+from rich import box
+from rich.measure import Measurement
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from biphase.console import out, printable
 from biphase.report.contrasts import Signal, difference, measure_signal
-from biphase.report.formats import MISSING, csv_text, escape_latex, latex_text, markdown_text, show_share, tell_measures
+from biphase.report.formats import MISSING, csv_text, show_share, tell_measures
 from biphase.report.results import ALL_TASKS, AVERAGE, FAMILY_NAMES, SETUPS, ReportArm, Result, ResultSet
 
 RULE = (
@@ -23,45 +29,44 @@ RULE = (
 OBJECTIVE_NAMES = {"clm": "CLM", "mlm": "MLM", "clm+mlm": "CLM → MLM", "none": "random"}
 
 
-Column = TypeVar("Column")
-"""What names a column of a table to who looks for its scores."""
+@dataclass(frozen=True)
+class Cell:
+    """A place of a table: words, or a number with half of its interval."""
 
-TableCell = tuple[Result | None, Literal["best", "tied", ""]]
-"""A score, if there is one, and how it stands to the others of its block."""
+    text: str
+    reach: str = ""
+    """What stands behind ±."""
+    mark: Literal["best", "tied", ""] = ""
+    """How a score stands to the others of its block."""
+    score: Result | None = None
 
 
 @dataclass(frozen=True)
-class TableRow:
-    arm: ReportArm
+class Row:
     stub: tuple[str, ...]
-    cells: tuple[TableCell, ...]
-    block: tuple[str | int, ...]
+    """What stands before the cells."""
+    cells: tuple[Cell, ...]
+    block: object = None
     """Rows of the same block are compared with each other."""
+    arm: ReportArm | None = None
 
 
 @dataclass(frozen=True)
-class ScoreTable:
+class Table:
     name: str
     """The name of its files."""
     title: str
     stub: tuple[str, ...]
     columns: tuple[str, ...]
-    rows: tuple[TableRow, ...]
+    rows: tuple[Row, ...]
+    notes: tuple[str, ...] = ()
+    """How to read it, and what else a reader must know."""
+    records: Sequence[Sequence[object]] = ()
+    """The lines of its CSV file, headers first; () without such a file."""
     signals: tuple[Signal | None, ...] = ()
     """How far each column tells the trained models of the table apart."""
     details: tuple[bool, ...] = ()
     """Which columns a page shows only when asked: datasets beside the mean of their family."""
-
-    @property
-    def rule(self) -> str:
-        """How to read it."""
-        scores = [score for row in self.rows for score, _ in row.cells if score]
-        is_published = not any(score.samples or score.cells for score in scores)
-        by = "as published, 1.96·s/√n (verdicts are by Student’s t)" if is_published else "by Student’s t"
-        return (
-            f"Test scores in %: mean over seeds ± half of the 95 % interval over them, {by}. ± –: no interval, because "
-            f"there is one seed or all seeds score the same. {RULE}"
-        )
 
 
 def percent(mask: int | None) -> str:
@@ -104,7 +109,7 @@ arm: rows of one block are compared with each other."""
 assert FORMS.keys() == SETUPS.keys()
 
 
-def make_tables(results: ResultSet, numbers: Mapping[tuple[str, str], int] | None = None) -> list[ScoreTable]:
+def make_tables(results: ResultSet, numbers: Mapping[tuple[str, str], int] | None = None) -> list[Table]:
     """A table for each comparison, family and metric with a result, in the order of `SETUPS`: a row for every arm of
     the comparison, also for one that lacks this family.
 
@@ -113,56 +118,102 @@ def make_tables(results: ResultSet, numbers: Mapping[tuple[str, str], int] | Non
     tables = []
     for metric, setup in itertools.product(results.metrics, SETUPS):
         part = results.select(metric=metric, setup=setup)
-        stub, describe, block_of = FORMS[setup]
+        arms = part.arms()
         for family in part.families:
             names = part.datasets(family, metric)
             columns = [*names, AVERAGE] if len(names) != 1 else names
-            scores = {(arm, name): part.find(arm, family, name, metric) for arm in part.arms() for name in columns}
-            rows = fill_rows(part.arms(), columns, block_of, describe, lambda *place, scores=scores: scores[place])
-            title, name = (
-                f"{SETUPS[setup]}, {FAMILY_NAMES[family]} ({tell_measures(part, family, metric)})",
-                f"{setup}-{family.lower()}",
-            )
+            scores = {(arm.name, name): part.find(arm, family, name, metric) for arm in arms for name in columns}
+            title = f"{SETUPS[setup]}, {FAMILY_NAMES[family]} ({tell_measures(part, family, metric)})"
+            name = f"{setup}-{family.lower()}"
             number = (numbers or {}).get((setup, family))
             if number is not None:
                 title, name = f"{title}, in the form of the paper's table {number}", f"{number:02d}-{name}"
-            trained = [arm for arm in part.arms() if arm.objective != "none"]
-            signals = [measure_signal(scores[arm, column] for arm in trained) for column in columns]
             title, name = title[0].upper() + title[1:], f"table-{name}-{metric}"
-            tables.append(ScoreTable(name, title, stub, tuple(columns), rows, tuple(signals)))
+            rows = fill_rows(arms, columns, *FORMS[setup][1:], scores)
+            trained = [arm.name for arm in arms if arm.objective != "none"]
+            signals = [measure_signal(scores[arm, column] for arm in trained) for column in columns]
+            tables.append(score_table(name, title, FORMS[setup][0], columns, rows, signals))
     return tables
 
 
 def fill_rows(
     arms: Sequence[ReportArm],
-    columns: Sequence[Column],
-    block_of: Callable[[ReportArm], tuple[str | int, ...]],
+    columns: Sequence[Any],
     describe: Callable[[ReportArm], tuple[str, ...]],
-    find: Callable[[ReportArm, Column], Result | None],
-) -> tuple[TableRow, ...]:
+    block_of: Callable[[ReportArm], tuple[str | int, ...]],
+    scores: Mapping[tuple[str, Any], Result | None],
+) -> tuple[Row, ...]:
     """A row for every arm, block by block: what stands before its scores, and its score in each column."""
     rows = []
     for block in dict.fromkeys(map(block_of, arms)):
-        own = [arm for arm in arms if block_of(arm) == block]
-        marked = [mark_column([find(arm, column) for arm in own]) for column in columns]
-        for arm, cells in zip(own, zip(*marked, strict=True), strict=True):
-            rows.append(TableRow(arm, describe(arm), cells, block))
+        members = [arm for arm in arms if block_of(arm) == block]
+        marked = [mark_column([scores.get((arm.name, column)) for arm in members]) for column in columns]
+        for arm, cells in zip(members, zip(*marked, strict=True), strict=True):
+            rows.append(Row(describe(arm), cells, block, arm))
     return tuple(rows)
 
 
-def mark_column(scores: Sequence[Result | None]) -> list[TableCell]:
+def mark_column(scores: Sequence[Result | None]) -> list[Cell]:
     """The best of the scores, and those that are not shown to be different from it. A score alone is neither."""
     known = [score for score in scores if score is not None]
-    if len(known) < 2:
-        return [(score, "") for score in scores]
-    best = max(known, key=lambda score: score.mean)
-    cells: list[TableCell] = []
+    best = max(known, key=lambda score: score.mean, default=None)
+    cells = []
     for score in scores:
-        if score is None or score is best:
-            cells.append((score, "" if score is None else "best"))
-        else:
-            cells.append((score, "" if difference(best, score).side == "above" else "tied"))
+        if score is None:
+            cells.append(Cell(MISSING))
+            continue
+        mark: Literal["best", "tied", ""] = ""
+        if best and len(known) > 1:
+            mark = "best" if score is best else "" if difference(best, score).side == "above" else "tied"
+        cells.append(Cell(show_share(score.mean) + degenerate_mark(score), show_share(score.half_width), mark, score))
     return cells
+
+
+def score_table(
+    name: str,
+    title: str,
+    stub: tuple[str, ...],
+    columns: Sequence[str],
+    rows: tuple[Row, ...],
+    signals: Sequence[Signal | None],
+    details: Sequence[bool] = (),
+) -> Table:
+    """A table of scores with what a reader must know of them."""
+    scores = [cell.score for row in rows for cell in row.cells if cell.score]
+    is_published = not any(score.samples or score.cells for score in scores)
+    by = "as published, 1.96·s/√n (verdicts are by Student’s t)" if is_published else "by Student’s t"
+    notes = [
+        f"Test scores in %: mean over seeds ± half of the 95 % interval over them, {by}. ± –: no interval, because "
+        f"there is one seed or all seeds score the same. {RULE}"
+    ]
+    pairs = [(column, signal.needs) for column, signal in zip(columns, signals, strict=False) if signal]
+    undecided = [f"{column} decides nothing here; what would: {needs}" for column, needs in pairs if needs]
+    if undecided:
+        notes.append(f"{'; '.join(undecided)}.")
+    missing = []
+    records: list[Sequence[object]] = [CSV_COLUMNS]
+    for row in rows:
+        assert row.arm
+        for column, cell in zip(columns, row.cells, strict=True):
+            if cell.score is None:
+                missing.append(f"{row.arm.name}: {column}")
+                continue
+            facts = [getattr(row.arm, field) for field in CSV_COLUMNS[2:10]]
+            place = ("" if column == ALL_TASKS else cell.score.family, cell.score.metric, column)
+            half_width = cell.reach.replace(MISSING, "")
+            shown = (show_share(cell.score.mean), half_width, cell.score.num, cell.mark)
+            records.append((name, row.arm.name, *facts, *place, *shown))
+    if missing:
+        notes.append(f"Missing: {'; '.join(missing)}.")
+    return Table(name, title, stub, tuple(columns), rows, tuple(notes), records, tuple(signals), tuple(details))
+
+
+CSV_COLUMNS = (
+    *("table", "arm", "parent", "size", "objective", "mask_percent", "pretrain_steps", "clm_steps", "mlm_steps"),
+    *("cpt_steps", "family", "metric", "dataset", "mean", "half_width", "num_seeds", "mark"),
+)
+"""A line for each score, in percent, under the head of its column; nothing where something is missing or does not
+apply."""
 
 
 def degenerate_mark(result: Result) -> str:
@@ -187,9 +238,10 @@ def show_signal(signal: Signal | None) -> str:
     return f"({signal.ratio:.1f})" if signal.needs else f"{signal.ratio:.1f}"
 
 
-def show_rows(
-    table: ScoreTable, show: Callable[[TableCell], str], escape: Callable[[str], str]
-) -> list[tuple[str, ...] | None]:
+# A table's files, and its lines in a terminal
+
+
+def show_rows(table: Table, show: Callable[[Cell], str], escape: Callable[[str], str]) -> list[tuple[str, ...] | None]:
     """The rows of a table as text, the last one with the signals of its columns; None between blocks."""
     rows: list[tuple[str, ...] | None] = []
     for previous, row in zip((None, *table.rows), table.rows, strict=False):
@@ -202,73 +254,97 @@ def show_rows(
     return rows
 
 
-def to_markdown(table: ScoreTable) -> str:
-    def show(cell: TableCell) -> str:
-        result, mark = cell
-        if result is None:
-            return MISSING
-        mean, half_width = show_share(result.mean) + degenerate_mark(result), show_share(result.half_width)
-        bold, sign = ("**" if mark == "best" else ""), (" =" if mark == "tied" else "")
-        return f"{bold}{mean}{bold} (± {half_width}){sign}"
+def to_markdown(table: Table) -> str:
+    def show(cell: Cell) -> str:
+        bold, sign = ("**" if cell.mark == "best" else ""), (" =" if cell.mark == "tied" else "")
+        return bold + cell.text + bold + (f" (± {cell.reach})" if cell.reach else "") + sign
 
-    pairs = zip(table.columns, table.signals, strict=False)
-    undecided = [
-        f"{column} decides nothing here; what would: {signal.needs}"
-        for column, signal in pairs
-        if signal and signal.needs
-    ]
-    notes = [table.rule]
-    if undecided:
-        notes.append(f"{'; '.join(undecided)}.")
-    places = ((row, place) for row in table.rows for place in zip(table.columns, row.cells, strict=True))
-    missing = [f"{row.arm.name}: {column}" for row, (column, (result, _)) in places if result is None]
-    if missing:
-        notes.append(f"Missing: {'; '.join(missing)}.")
-    rows = [row for row in show_rows(table, show, str) if row is not None]
-    return markdown_text(table.title, (*table.stub, *table.columns), rows, len(table.stub), notes)
+    rows = [(*table.stub, *table.columns), *filter(None, show_rows(table, show, str))]
+    lines = ["| " + " | ".join(text.replace("|", "\\|") for text in row) + " |" for row in rows]
+    lines.insert(1, "|" + ":---|" * len(table.stub) + "---:|" * len(table.columns))
+    return "\n".join([f"**{table.title}**", "", *lines, *(line for note in table.notes for line in ("", note))]) + "\n"
 
 
-def to_latex(table: ScoreTable) -> str:
-    def show(cell: TableCell) -> str:
-        result, mark = cell
-        if result is None:
-            return "--"
-        mean = show_share(result.mean) + escape_latex(degenerate_mark(result))
-        if mark == "best":
-            mean = rf"\textbf{{{mean}}}"
-        half_width = show_share(result.half_width).replace(MISSING, "--")
-        return rf"{mean}{'$^{=}$' if mark == 'tied' else ''} {{\scriptsize($\pm$\,{half_width})}}"
+def to_latex(table: Table) -> str:
+    """For `booktabs`, without document preamble."""
 
-    header, rows = (*table.stub, *table.columns), show_rows(table, show, escape_latex)
-    return latex_text(table.name, f"{table.title}. {table.rule}", header, rows, len(table.stub))
+    def show(cell: Cell) -> str:
+        text, reach = escape_latex(cell.text), escape_latex(cell.reach)
+        text = rf"\textbf{{{text}}}" if cell.mark == "best" else text
+        sign = "$^{=}$" if cell.mark == "tied" else ""
+        return text + sign + (rf" {{\scriptsize($\pm$\,{reach})}}" if reach else "")
 
-
-CSV_COLUMNS = (
-    *("table", "arm", "parent", "size", "objective", "mask_percent", "pretrain_steps", "clm_steps", "mlm_steps"),
-    *("cpt_steps", "family", "metric", "dataset", "mean", "half_width", "num_seeds", "mark"),
-)
-
-
-def to_csv(table: ScoreTable) -> str:
-    """One line for each score, in percent, under the head of its column; nothing where something is missing or does not
-    apply."""
-    rows: list[Sequence[object]] = [CSV_COLUMNS]
-    for row in table.rows:
-        for column, (result, mark) in zip(table.columns, row.cells, strict=True):
-            if result is None:
-                continue
-            own = [getattr(result.arm, name) for name in CSV_COLUMNS[2:10]]
-            half_width = show_share(result.half_width).replace(MISSING, "")
-            place = ("" if column == ALL_TASKS else result.family, result.metric, column)
-            rows.append(
-                (table.name, result.arm.name, *own, *place, show_share(result.mean), half_width, result.num, mark)
-            )
-    return csv_text(rows)
+    lines = [r"\midrule" if row is None else " & ".join(row) + r" \\" for row in show_rows(table, show, escape_latex)]
+    return "\n".join(
+        [
+            r"\begin{table}",
+            r"\centering\small",
+            rf"\caption{{{escape_latex(f'{table.title}. {table.notes[0]}')}}}",
+            rf"\label{{tab:{table.name}}}",
+            rf"\begin{{tabular}}{{{'l' * len(table.stub)}{'r' * len(table.columns)}}}",
+            r"\toprule",
+            " & ".join(map(escape_latex, (*table.stub, *table.columns))) + r" \\",
+            *(r"\midrule", *lines, r"\bottomrule"),
+            r"\end{tabular}",
+            r"\end{table}",
+            "",
+        ]
+    )
 
 
-FILE_FORMATS = {".md": to_markdown, ".tex": to_latex, ".csv": to_csv}
+def to_csv(table: Table) -> str:
+    return csv_text(table.records)
 
 
-def table_files(tables: Iterable[ScoreTable]) -> dict[str, str]:
+def table_files(tables: Iterable[Table]) -> dict[str, str]:
     """Every table in every format: the names of files below the folder of a report, with their text."""
-    return {f"tables/{table.name}{suffix}": show(table) for table in tables for suffix, show in FILE_FORMATS.items()}
+    files = {}
+    for table in tables:
+        files[f"tables/{table.name}.md"] = to_markdown(table)
+        files[f"tables/{table.name}.tex"] = to_latex(table)
+        if table.records:
+            files[f"tables/{table.name}.csv"] = to_csv(table)
+    return files
+
+
+PLAIN: dict[str, Any] = {"box": box.SIMPLE_HEAD, "pad_edge": False, "padding": (0, 1, 0, 0), "title_justify": "left"}
+"""How tables look: columns two spaces apart, one line below the head."""
+
+
+def print_table(table: Table) -> None:
+    """The first words and the cells of each row; not wider than a terminal, and in a file as wide as it needs to be."""
+    shown = RichTable(title=table.title, **PLAIN)
+    shown.add_column(table.stub[0], overflow="fold")
+    for column in table.columns:
+        shown.add_column(column, justify="right", no_wrap=True)
+    for previous, row in zip((None, *table.rows), table.rows, strict=False):
+        if previous is not None and previous.block != row.block:
+            shown.add_section()
+        texts = []
+        for cell in row.cells:
+            text = f"{cell.text} ± {cell.reach:>4}" if cell.reach else cell.text
+            texts.append(Text(printable(text), style="bold" if cell.mark == "best" else ""))
+        shown.add_row(Text(printable(row.stub[0])), *texts)
+    if not out.is_terminal:
+        shown.width = Measurement.get(out, out.options.update_width(200), shown).maximum
+    out.print(shown)
+
+
+LATEX = {
+    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "±": r"$\pm$",
+    "→": r"$\to$",
+    "–": "--",
+    "†": r"$\dagger$",
+    "÷": r"$\div$",
+    "…": r"\ldots{}",
+    "“": "``",
+    "”": "''",
+}
+
+
+def escape_latex(text: str) -> str:
+    return "".join(LATEX.get(sign, sign) for sign in text)

@@ -23,7 +23,7 @@ from biphase.finetuning.scores import (
     show_rate,
 )
 from biphase.report.contrasts import Contrast, Signal, difference, is_significant, judge_difference, measure_signal
-from biphase.report.formats import show_count
+from biphase.report.formats import show_count, show_points, show_share
 from biphase.report.statistics import (
     Interval,
     holm,
@@ -248,3 +248,13 @@ def judge(measured: TaskComparison) -> TaskComparison:
             verdict = "within noise"
             notes.append("the choice of test examples could explain it")
     return replace(measured, verdict=verdict, notes=tuple(notes))
+
+
+def say(first: tuple[str, float], second: tuple[str, float], gap: Interval, *, is_ahead: bool, where: str = "") -> str:
+    """`A is ahead of B on genre: 71.20 % against 70.00 %, +1.20 points [+0.40, +2.00]`: the sentence about two models,
+    given with their scores and the difference of these, wherever one is said to be better than another or not."""
+    (name, score), (other, other_score) = first, second
+    verb = "is ahead of" if is_ahead else "cannot be told from"
+    ends = "" if math.isnan(gap.low) else f" [{show_points(gap.low)}, {show_points(gap.high)}]"
+    scores = f"{show_share(score)} % against {show_share(other_score)} %"
+    return f"{name} {verb} {other}{where and f' {where}'}: {scores}, {show_points(gap.value)} points{ends}"

@@ -30,7 +30,7 @@ from biphase.errors import InputError
 from biphase.flops import PEAK_FLOPS
 from biphase.report.contrasts import POWER, USUAL_NOISE, smallest_difference
 from biphase.report.formats import format_bytes, show_count, show_estimate, show_list
-from biphase.report.printing import PLAIN
+from biphase.report.tables import PLAIN
 from biphase.study.cost import Estimate
 from biphase.study.hypotheses import hypotheses_hash
 from biphase.study.plan import Plan, history
