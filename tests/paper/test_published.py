@@ -24,7 +24,7 @@ def test_reference_is_what_was_published() -> None:
     assert len(reference.results) == 800
     assert len(reference.arms()) == 50  # two models stand in three comparisons each
     assert len({arm.name for arm in reference.arms()}) == 46
-    path = resources.files("biphase.paper") / "reference" / "paper_scores.csv"
+    path = resources.files("biphase") / "bundled" / "paper" / "paper_scores.csv"
     for row, result in zip(csv.DictReader(path.read_text().splitlines()), reference.results, strict=True):
         assert (result.family, result.dataset) == (row["family"], row["dataset"])
         assert (round(100 * result.mean, 2), round(100 * result.half_width, 2)) == (

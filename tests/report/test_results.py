@@ -47,7 +47,7 @@ def test_averages_go_seed_by_seed() -> None:
 def test_pretrainings_are_pooled() -> None:
     """Two pretraining seeds with two and three fine-tuning seeds: the interval is over the two means, 0.6 and 0.7."""
     parts = [
-        measured(CLM, "SC", "a", "standard", scores, {1e-5: scores}, range(len(scores)), [seed] * len(scores))
+        measured(CLM, "SC", "a", "standard", scores, {1e-5: scores}, pretraining_seeds=[seed] * len(scores))
         for seed, scores in ((7, (0.5, 0.7)), (8, (0.6, 0.7, 0.8)))
     ]
     pooled = pool(parts)
@@ -111,7 +111,7 @@ def test_averages_without_a_cell_stay_over_pretraining_seeds() -> None:
             seeds = [at % 2 for at in range(6)][lacking:]
             scores = [level for _, level in points]
             pretraining = [seed for seed, _ in points]
-            cells.append(measured(arm, "SC", dataset, "standard", scores, None, seeds, pretraining))
+            cells.append(measured(arm, "SC", dataset, "standard", scores, seeds=seeds, pretraining_seeds=pretraining))
         found = with_averages(cells).find(arm, "SC", AVERAGE, "standard")
         assert found is not None
         return found

@@ -236,7 +236,7 @@ def test_evidence_is_over_pretraining_seeds() -> None:
         def score(offsets: Sequence[float]) -> Terms:
             pairs = [(mean + one, seed) for seed, mean in enumerate(offsets) for one in (-0.001, 0.001)]
             values, seeds = zip(*pairs, strict=True)
-            return [(1.0, measured(arm, "SC", "a", "standard", values, None, [0, 1] * 3, seeds))]
+            return [(1.0, measured(arm, "SC", "a", "standard", values, seeds=[0, 1] * 3, pretraining_seeds=seeds))]
 
         level = (0.701, 0.7, 0.699)
         evidence = weigh_evidence({"mlm": score(level[::-1]), "25/75": score(by_pretraining), "50/50": score(level)})
@@ -249,7 +249,7 @@ def test_evidence_is_over_pretraining_seeds() -> None:
 
 
 def test_what_is_said_of_the_paper_is_in_its_scores() -> None:
-    reference = Path(__file__).parents[2] / "src" / "biphase" / "paper" / "reference" / "paper_scores.csv"
+    reference = Path(__file__).parents[2] / "src" / "biphase" / "bundled" / "paper" / "paper_scores.csv"
     means = mean_by_curriculum(reference)
     reason = apply_rule("curriculum", "the paper's size", curriculum="25/75").reason
     for name, share in (("25/75", 0.25), ("50/50", 0.5), ("75/25", 0.75), ("MLM", 0.0), ("CLM", 1.0)):

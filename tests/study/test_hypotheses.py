@@ -160,7 +160,7 @@ def judge_one_task(*holds: str, ahead: dict[str, int], behind: dict[str, int]) -
         samples = [mean + 0.001 * ((at * (3 if mean > 0.5 else 1)) % 4) for at in range(10)]
         known: dict[str, Any] = {"num_runs": 10, **more}
         seeds = [at % 5 for at in range(10)]
-        results.append(measured(arm, "TC", "wnut17", "standard", samples, None, seeds, **known))
+        results.append(measured(arm, "TC", "wnut17", "standard", samples, seeds=seeds, **known))
     return judge_hypotheses(make_plan(*holds), ResultSet(tuple(results)))
 
 

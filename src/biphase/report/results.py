@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from typing import Any, Literal
 
 import numpy as np
@@ -124,7 +125,7 @@ class Result:
     paper's 1.96·s/√num."""
     samples: tuple[float, ...]
     """The score of each seed, in the order of `seeds`; () where only the mean ± is known."""
-    by_rate: Mapping[float, tuple[float, ...]] | None
+    by_rate: Mapping[float, Sequence[float]] | None
     """Test scores of the seeds at every learning rate, nan where training diverged."""
     num: int
     """How many scores there are: fine-tuning seeds, over all pretraining seeds."""
@@ -253,68 +254,50 @@ def measured(
     metric: Metric,
     samples: Sequence[float],
     by_rate: Mapping[float, Sequence[float]] | None = None,
-    seeds: Sequence[int] | None = None,
-    pretraining_seeds: Sequence[int] = (),
-    examples: KeptExamples | None = None,
-    num_runs: int | None = None,
-    num_diverged: int = 0,
-    measure: str = "",
-    choice: RateChoice | None = None,
+    **facts: Any,
 ) -> Result:
     """The result of a finished study: mean and Student's interval over the seeds' test scores at the chosen rate; over
     the means of pretraining seeds, where there are several.
 
-    Each sample is the score of one fine-tuning seed of one pretraining seed. Fine-tuning seeds are 0, 1, … unless
-    given; `pretraining_seeds` has one for each sample, or none where the arm was pretrained once. `examples` are the
-    kept predictions behind the samples, in the same order. Results of an arm that was pretrained several times are
-    made one by one and then joined by `pool`.
+    Each sample is the score of one fine-tuning seed of one pretraining seed. `facts` are further fields of `Result`;
+    fine-tuning seeds are 0, 1, … unless given. Results of an arm that was pretrained several times are made one by one
+    and then joined by `pool`.
     """
+    seeds = tuple(facts.pop("seeds", range(len(samples))))
+    pretraining_seeds = tuple(facts.pop("pretraining_seeds", ()))
     interval = mean_interval(repetitions(samples, pretraining_seeds))
-    return Result(
-        arm=arm,
-        family=family,
-        dataset=dataset,
-        metric=metric,
-        mean=interval.value,
-        half_width=interval.half_width,
-        samples=tuple(samples),
-        by_rate=None if by_rate is None else {rate: tuple(by_rate[rate]) for rate in sorted(by_rate)},
-        num=len(samples),
-        seeds=tuple(range(len(samples)) if seeds is None else seeds),
-        pretraining_seeds=tuple(pretraining_seeds),
-        examples=examples,
-        num_runs=num_runs,
-        num_diverged=num_diverged,
-        measure=measure,
-        choice=choice,
-    )
+    if by_rate is not None:
+        by_rate = {rate: tuple(by_rate[rate]) for rate in sorted(by_rate)}
+    summary = (interval.value, interval.half_width, tuple(samples), by_rate, len(samples))
+    return Result(arm, family, dataset, metric, *summary, seeds, pretraining_seeds, **facts)
 
 
 def pool(results: Sequence[Result]) -> Result:
     """The result of an arm on a dataset from those of each of its pretraining seeds, which have `pretraining_seeds`."""
-    first, *rest = results
-    if not rest:
+    first = results[0]
+    if len(results) == 1:
         return first
     assert all(len(one.pretraining_seeds) == len(one.samples) > 0 for one in results)
-    tuned = [one.by_rate for one in results]
+    tables = [one.by_rate for one in results if one.by_rate is not None]
     by_rate = None
-    if first.by_rate is not None and all(one is not None and one.keys() == first.by_rate.keys() for one in tuned):
-        by_rate = {rate: [score for one in tuned if one is not None for score in one[rate]] for rate in first.by_rate}
-    kept = [one.examples for one in results]
+    if len(tables) == len(results) and all(table.keys() == tables[0].keys() for table in tables):
+        by_rate = {rate: list(chain(*(table[rate] for table in tables))) for rate in tables[0]}
+    kept = [one.examples for one in results if one.examples]
+    scores = tuple(chain(*(one.scores for one in kept)))
     return measured(
         first.arm,
         first.family,
         first.dataset,
         first.metric,
-        [score for one in results for score in one.samples],
+        list(chain(*(one.samples for one in results))),
         by_rate,
-        [seed for one in results for seed in one.seeds],
-        [seed for one in results for seed in one.pretraining_seeds],
-        None if None in kept else KeptExamples(tuple(score for one in kept if one for score in one.scores)),
-        sum(one.num_runs for one in results if one.num_runs is not None) or None,
-        sum(one.num_diverged for one in results),
-        first.measure,
-        first.choice if all(one.num == 1 for one in results) else None,  # theirs is one, as they chose for each other
+        seeds=chain(*(one.seeds for one in results)),
+        pretraining_seeds=chain(*(one.pretraining_seeds for one in results)),
+        examples=KeptExamples(scores) if len(kept) == len(results) else None,
+        num_runs=sum(one.num_runs or 0 for one in results) or None,
+        num_diverged=sum(one.num_diverged for one in results),
+        measure=first.measure,
+        choice=first.choice if all(one.num == 1 for one in results) else None,  # theirs is one, as they chose together
     )
 
 

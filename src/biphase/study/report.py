@@ -137,9 +137,9 @@ def collect_model(
                 kind,  # type: ignore[arg-type]
                 chosen.test,
                 chosen.test_by_rate,
-                chosen.seeds,
-                [-1 - seed if pretraining_seed is None else pretraining_seed for seed in chosen.seeds],
-                chosen.examples if metric == own else None,
+                seeds=chosen.seeds,
+                pretraining_seeds=[-1 - s if pretraining_seed is None else pretraining_seed for s in chosen.seeds],
+                examples=chosen.examples if metric == own else None,
                 num_runs=len(found.cells[name, task]),
                 num_diverged=chosen.num_diverged,
                 measure=metric,
