@@ -5,7 +5,7 @@ import pytest
 from biphase.errors import InputError
 from biphase.report.contrasts import with_averages
 from biphase.report.grammar import parse_inequality
-from biphase.report.hypotheses import Ladder, bind, make_line
+from biphase.report.hypotheses import Ladder, Spot, bind, make_line
 from biphase.report.results import ReportArm, measured
 
 ARMS = {
@@ -15,8 +15,8 @@ ARMS = {
     "1m-random": {("1m", 0): "1m-random"},
 }
 LADDERS: dict[str, Ladder] = {
-    **{name: {spot: {arm: arm} for spot, arm in arms.items()} for name, arms in ARMS.items()},
-    "both": {(size, 400): {kind: f"{size}-{kind}-400" for kind in ("clm", "mlm40")} for size in ("1m", "3m")},
+    **{name: {Spot(*spot): {arm: arm} for spot, arm in arms.items()} for name, arms in ARMS.items()},
+    "both": {Spot(size, 400): {kind: f"{size}-{kind}-400" for kind in ("clm", "mlm40")} for size in ("1m", "3m")},
 }
 TASKS = {"wnut17": "TC", "uner": "TC", "genre": "SC"}
 
@@ -25,7 +25,7 @@ def asked(line: str) -> list[tuple[str, str]]:
     """Each inequality as a sum of arm@task, and its label."""
     found = []
     for one in bind(parse_inequality(line), LADDERS, TASKS):
-        terms = " ".join(f"{operand.weight:+g}·{'&'.join(arms)}@{task}" for operand, arms, task in one.terms)
+        terms = " ".join(f"{term.operand.weight:+g}·{'&'.join(term.arms)}@{term.task}" for term in one.terms)
         found.append((terms, one.label))
     return found
 
@@ -135,10 +135,10 @@ def test_a_compute_equivalent_asks_for_the_whole_ladder_of_the_baseline() -> Non
     line = parse_inequality("compute_equivalent(25/75, mlm40) < 0.6 on TC at 1600 steps")
     assert (line.is_equivalent, line.sign, line.bound) == (True, -1, 0.6)
     (one,) = bind(line, LADDERS, TASKS)
-    assert [arms for _, arms, _ in one.terms] == [("1m-25-75-1600",)] and one.ladder == ("1m-mlm40-400", "1m-mlm40-800")
+    assert [term.arms for term in one.terms] == [("1m-25-75-1600",)] and one.ladder == ("1m-mlm40-400", "1m-mlm40-800")
     with pytest.raises(InputError, match="has one budget; a baseline's ladder has two or more"):
         bind(parse_inequality("compute_equivalent(25/75, clm) < 0.6"), LADDERS, TASKS)
-    far = {**LADDERS, "mlm40": {("1m", steps): {f"mlm-{steps}": f"mlm-{steps}"} for steps in (400, 6400)}}
+    far = {**LADDERS, "mlm40": {Spot("1m", steps): {f"mlm-{steps}": f"mlm-{steps}"} for steps in (400, 6400)}}
     with pytest.raises(InputError, match=r"mlm-400 and mlm-6400 are a factor of 16 apart.*give the baseline budgets"):
         bind(line, far, TASKS)
 

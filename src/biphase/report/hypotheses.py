@@ -17,7 +17,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -37,14 +37,52 @@ from biphase.report.results import (
     stability_rates,
 )
 
-Term = tuple[Operand, Sequence[ReportArm]]
-"""An operand with its arm, or all arms that its function is over."""
+
+class Spot(NamedTuple):
+    """A model and a budget at which an inequality is to hold; neither is named where it is asked about once."""
+
+    model: str = ""
+    budget: int = 0
+
+    def __str__(self) -> str:
+        return ", ".join(filter(None, [self.model, f"{self.budget:,} steps" if self.budget else ""]))
+
+
+Ladder = Mapping[Spot, Mapping[str, str]]
+"""What a name in an inequality stands for: the arm at every model and budget that it is there for; of a group all of
+them, each under what it is called at every place."""
+
+
+@dataclass(frozen=True)
+class AskedTerm:
+    """An operand with its arm at a spot, or all arms that its function is over."""
+
+    operand: Operand
+    arms: tuple[str, ...]
+    kind: str = ""
+    """What the arm is called in its group."""
+    task: str = ""
+    """A task, a family, or the average over families."""
+
+
+@dataclass(frozen=True)
+class AskedInequality:
+    """An inequality at one place, over arms that the study has."""
+
+    line: ParsedInequality
+    label: str
+    terms: tuple[AskedTerm, ...]
+    ladder: tuple[str, ...] = ()
+    """For a compute equivalent: the arms of the baseline, smallest budget first."""
+    rivals: tuple["AskedInequality", ...] = ()
+    """Where one of several is enough: the others."""
 
 
 def line_up(arms: Sequence[ReportArm], axis: str) -> dict[float, ReportArm]:
-    """Arms by their values on an axis. Raises `InputError` where one has none, or that of another."""
+    """Arms by their values on an axis; none without an axis. Raises `InputError` where one has no value, or that of
+    another."""
     found: dict[float, ReportArm] = {}
-    for arm in arms:
+    for arm in arms if axis else ():
         places = {"budget": arm.budget, "mask": arm.mask_percent}
         value = places.get(axis, arm.clm_share)
         if value is None or value in found:
@@ -53,41 +91,45 @@ def line_up(arms: Sequence[ReportArm], axis: str) -> dict[float, ReportArm]:
     return found
 
 
-def weigh_arms(terms: Sequence[Term]) -> list[list[tuple[float, ReportArm]]]:
-    """Each term as a weighted sum of arms, without the operand's own weight. Raises `InputError` where the axis has
-    too few values for it."""
-    lines = [(operand.axis, line_up(arms, operand.axis) if operand.axis else {}) for operand, arms in terms]
+def weigh_arms(terms: Sequence[AskedTerm], arms: Mapping[str, ReportArm]) -> list[tuple[float, ReportArm, str]]:
+    """The terms as a weighted sum of arms, each with the task it is asked about. Raises `InputError` where an axis has
+    too few values for a function over it."""
+    lines = [line_up([arms[name] for name in term.arms], term.operand.axis) for term in terms]
     weighed = []
-    for (operand, arms), (axis, line) in zip(terms, lines, strict=True):
-        if not axis:
-            weighed.append([(1.0, arms[0])])
+    for term, line in zip(terms, lines, strict=True):
+        operand = term.operand
+        if not operand.axis:
+            weighed.append((operand.weight, arms[term.arms[0]], term.task))
             continue
-        shared = set(line).intersection(*(other for own, other in lines if own == axis))
+        shared = set(line)
+        for other, other_line in zip(terms, lines, strict=True):
+            if other.operand.axis == operand.axis:
+                shared &= set(other_line)
         values = np.array(sorted(shared), dtype=float)
         if len(values) < (2 if operand.function == "trend" else 1):
-            raise InputError(f"too few arms over {axis}")
+            raise InputError(f"too few arms over {operand.axis}")
         weights = np.full(len(values), 1 / len(values))
         if operand.function == "trend":
             # Least squares gives the line's slope as a weighted sum of scores; times the range of values it is the
             # change along the line. Values 20, 30, 50: weights −0.86, −0.21, 1.07 (they add up to nothing).
             centred = values - values.mean()
             weights = centred / (centred**2).sum() * np.ptp(values)
-        weighed.append([(weight, line[value]) for weight, value in zip(weights.tolist(), values.tolist(), strict=True)])
+        for weight, value in zip(weights.tolist(), values.tolist(), strict=True):
+            weighed.append((operand.weight * weight, line[value], term.task))
     return weighed
 
 
 def contrast_spreads(
-    terms: Sequence[Term], datasets: Sequence[str], results: ResultSet
+    terms: Sequence[AskedTerm], arms: Mapping[str, ReportArm], results: ResultSet
 ) -> tuple[Contrast, list[float]]:
     """The weighted sum of spreads, mean over datasets, and the values of the axis that they are over. Raises
     `InputError` where not every seed has a score at two values or more."""
-    weights_A = np.array([operand.weight for operand, _ in terms])
-    is_over_rates = terms[0][0].axis == RATE
+    axis, weights_A = terms[0].operand.axis, np.array([term.operand.weight for term in terms])
     tables, used, repeated = [], set[float](), set[tuple[int, ...]]()
-    for dataset in datasets:
-        lines = [read_line(operand.axis, arms, dataset, results) for operand, arms in terms]
+    for dataset in list_datasets(terms[0].task, results):
+        lines = [read_line(axis, [arms[name] for name in term.arms], dataset, results) for term in terms]
         values = [value for value in sorted(lines[0]) if all(value in line for line in lines)]
-        if is_over_rates:
+        if axis == RATE:
             values = stability_rates(values)
         samples = [[line[value][0] for value in values] for line in lines]
         if len({len(seeds) for row in samples for seeds in row}) != 1:
@@ -100,16 +142,16 @@ def contrast_spreads(
             repeated |= {line[value][1] for line in lines for value in values}
     numbers = {scores_AVS.shape[2] for scores_AVS in tables}
     if len(numbers) != 1 or len(repeated) != 1 or len(next(iter(repeated))) not in (0, *numbers):
-        raise InputError(f"no scores of each seed at two values of {terms[0][0].axis} or more")
+        raise InputError(f"no scores of each seed at two values of {axis} or more")
     (num,), (seeds_S,) = numbers, repeated
 
     def statistic(seeds: np.ndarray) -> float:
         spreads = []
         for scores_AVS in tables:
             chosen_AVS = scores_AVS[:, :, seeds]
-            spread_A = (
-                chosen_AVS.std(axis=(1, 2), ddof=1) if is_over_rates else chosen_AVS.mean(axis=2).std(axis=1, ddof=1)
-            )
+            spread_A = chosen_AVS.mean(axis=2).std(axis=1, ddof=1)
+            if axis == RATE:
+                spread_A = chosen_AVS.std(axis=(1, 2), ddof=1)
             spreads.append(weights_A @ spread_A)
         return float(np.mean(spreads))
 
@@ -136,31 +178,6 @@ def read_line(
 
 QUANTIFIED = re.compile(r"\b(?:every|some)\s+(?:'[^']*'|\"[^\"]*\"|[^\s()'\"]+)")
 
-Spot = tuple[str, int]
-"""A model's name (a size) and a budget in steps."""
-Ladder = Mapping[Spot, Mapping[str, str]]
-"""What a name in an inequality stands for: the arm at every model and budget that it is there for; of a group all of
-them, each under what it is called at every place."""
-
-
-Choice = tuple[str, tuple[str, ...]]
-"""What an operand is at a place: the arm, with what it is called there, or all that its function is over."""
-AskedTerm = tuple[Operand, tuple[str, ...], str]
-"""An operand with its arm, or all that its function is over, and a task, a family, or the average over families."""
-
-
-@dataclass(frozen=True)
-class AskedInequality:
-    """An inequality at one place, over arms that the study has."""
-
-    line: ParsedInequality
-    label: str
-    terms: tuple[AskedTerm, ...]
-    ladder: tuple[str, ...] = ()
-    """For a compute equivalent: the arms of the baseline, smallest budget first."""
-    rivals: tuple["AskedInequality", ...] = ()
-    """Where one of several is enough: the others."""
-
 
 def bind(line: ParsedInequality, ladders: Mapping[str, Ladder], tasks: Mapping[str, str]) -> list[AskedInequality]:
     """The inequality at every place that it names.
@@ -178,18 +195,27 @@ def bind(line: ParsedInequality, ladders: Mapping[str, Ladder], tasks: Mapping[s
         names = " and ".join(dict.fromkeys(f"'{operand.name}'" for operand in line.operands))
         known = []
         for name in dict.fromkeys(operand.name for operand in line.placed):
-            known.append(f"{name} for {'; '.join(map(spot_label, sorted(ladders[name])))}")
+            known.append(f"{name} for {'; '.join(map(str, sorted(ladders[name])))}")
         told = f"{names} share no model and budget there; known: {', '.join(known)}"
         raise InputError(f"'{line.text}': {told}{whole_names(line, ladders)}")
     asked: dict[tuple[object, ...], list[AskedInequality]] = {}
     for task in expand_tasks(line.place.tasks or (MEAN_OF_FAMILIES,), tasks, line.text):
         for spot, choices in spots:
             for chosen in itertools.product(*choices):
-                terms = make_terms(line, chosen, task, tasks)
-                if terms:
-                    label = label_choice(line, chosen, task, spot)
-                    one = AskedInequality(line, label, terms, baseline_ladder(line, ladders, spot))
-                    asked.setdefault(name_place(line, chosen, task, spot), []).append(one)
+                terms, weights = [], defaultdict[object, float](float)
+                for term in chosen:
+                    (own,) = expand_tasks(term.operand.place.tasks or (task,), tasks, line.text)
+                    terms.append(replace(term, task=own))
+                    weights[term.operand.function, term.operand.axis, term.arms, own] += term.operand.weight
+                if not any(weights.values()):  # it compares an arm with itself
+                    continue
+                label = label_choice(line, terms, task, spot)
+                one = AskedInequality(line, label, tuple(terms), baseline_ladder(line, ladders, spot))
+                # Of those that differ in no `every` and in no named place, one is enough.
+                at = zip(line.place.quantifiers, (task, spot.budget, spot.model), strict=True)
+                kinds = [term.kind for term in terms if term.operand.quantifier == "every"]
+                key = (*(value for word, value in at if word != "some"), *kinds)
+                asked.setdefault(key, []).append(one)
     if not asked:
         told = "a second model or budget is needed, for here all names are one arm"
         raise InputError(f"'{line.text}': {told}{whole_names(line, ladders)}")
@@ -219,38 +245,13 @@ def check_names(line: ParsedInequality, ladders: Mapping[str, Ladder]) -> None:
             )
 
 
-def make_terms(
-    line: ParsedInequality, chosen: Sequence[Choice], task: str, tasks: Mapping[str, str]
-) -> tuple[AskedTerm, ...]:
-    """The terms of an inequality at a place; none where it compares an arm with itself."""
-    terms, weights = [], defaultdict[object, float](float)
-    for operand, (_, arms) in zip(line.placed, chosen, strict=True):
-        (own,) = expand_tasks(operand.place.tasks or (task,), tasks, line.text)
-        terms.append((operand, arms, own))
-        weights[operand.function, operand.axis, arms, own] += operand.weight
-    return tuple(terms) if any(weights.values()) else ()
-
-
-def label_choice(line: ParsedInequality, chosen: Sequence[Choice], task: str, spot: Spot) -> str:
+def label_choice(line: ParsedInequality, terms: Sequence[AskedTerm], task: str, spot: Spot) -> str:
     """The left side with the names of the arms that stand for `every` and `some`, and the place."""
-    kinds = iter([kind for operand, (kind, _) in zip(line.placed, chosen, strict=True) if operand.quantifier])
+    kinds = iter([term.kind for term in terms if term.operand.quantifier])
     left_side = re.split(r"[<>]", line.text, maxsplit=1)[0].strip()
     named = QUANTIFIED.sub(lambda match: next(kinds, match[0]), left_side)
     is_open = any(operand.place.tasks is None for operand in line.placed)
-    return " ".join(filter(None, [named, f"on {task}" if is_open else "", spot_label(spot)]))
-
-
-def name_place(line: ParsedInequality, chosen: Sequence[Choice], task: str, spot: Spot) -> tuple[object, ...]:
-    """What tells inequalities apart that are to hold each; of those with the same, one is enough."""
-    model, budget = spot
-    at = zip(line.place.quantifiers, (task, budget, model), strict=True)
-    kinds = [kind for operand, (kind, _) in zip(line.placed, chosen, strict=True) if operand.quantifier == "every"]
-    return (*(value for word, value in at if word != "some"), *kinds)
-
-
-def spot_label(spot: Spot) -> str:
-    model, budget = spot
-    return ", ".join(filter(None, [model, f"{budget:,} steps" if budget else ""]))
+    return " ".join(filter(None, [named, f"on {task}" if is_open else "", str(spot)]))
 
 
 def expand_tasks(wanted: Sequence[str], tasks: Mapping[str, str], text: str) -> list[str]:
@@ -274,7 +275,7 @@ def expand_tasks(wanted: Sequence[str], tasks: Mapping[str, str], text: str) -> 
     return list(dict.fromkeys(found))
 
 
-def find_spots(line: ParsedInequality, ladders: Mapping[str, Ladder]) -> Iterator[tuple[Spot, list[list[Choice]]]]:
+def find_spots(line: ParsedInequality, ladders: Mapping[str, Ladder]) -> Iterator[tuple[Spot, list[list[AskedTerm]]]]:
     """Where the inequality is to hold, and the choices of each operand there: models and budgets at which every operand
     is there, or once, where each operand is a single arm or has places of its own."""
     known = [spot for operand in line.placed for spot in ladders[operand.name]]
@@ -284,31 +285,32 @@ def find_spots(line: ParsedInequality, ladders: Mapping[str, Ladder]) -> Iterato
     varied = [operand for operand in line.placed if not is_one_arm(operand, ladders[operand.name])]
     is_at_budgets = any(operand.axis != "budget" and operand.place.budget is None for operand in varied)
     is_for_models = any(operand.place.model is None for operand in varied)
-    candidates = [("", 0)]
+    candidates = [Spot()]
     if is_at_budgets or is_for_models:
         budgets = sorted({budget for _, budget in known}) if is_at_budgets else [0]
-        candidates = list(itertools.product(models, budgets))
+        candidates = [Spot(model, budget) for model, budget in itertools.product(models, budgets)]
     # What `the largest` on a term is chosen among.
     shared = set(known).intersection(*(ladders[operand.name] for operand in varied)) or set(known)
     # Where all operands are the same arms as at an earlier place, nothing new is asked.
-    there: dict[Spot, list[list[Choice]]] = {}
+    there: dict[Spot, list[list[AskedTerm]]] = {}
     for spot in candidates:
         choices = [find_arms(operand, ladders[operand.name], spot, shared) for operand in line.placed]
         if all(choices) and choices not in there.values():
             there[spot] = choices
     whole = [model for model in models if any(model == own for own, _ in there)]
-    for (model, budget), choices in there.items():
-        own = sorted(b for m, b in there if m == model)
-        is_model = line.place.model in (None, *QUANTIFIERS) or (
-            whole and choose_among(line.place.model, whole) == model
-        )
-        if is_model and (line.place.budget in (None, *QUANTIFIERS) or choose_among(line.place.budget, own) == budget):
-            yield (model, budget), choices
+    for spot, choices in there.items():
+        budgets = sorted(budget for model, budget in there if model == spot.model)
+        is_model = line.place.model in (None, *QUANTIFIERS) or choose_among(line.place.model, whole) == spot.model
+        is_budget = line.place.budget in (None, *QUANTIFIERS) or choose_among(line.place.budget, budgets) == spot.budget
+        if is_model and is_budget:
+            yield spot, choices
 
 
 def choose_among(wanted: Any, known: Sequence[Any]) -> Any:
     """`largest` or `smallest` of what is known, in its order; what is named otherwise is itself."""
-    return {"largest": known[-1], "smallest": known[0]}.get(str(wanted), wanted)
+    if wanted not in ("largest", "smallest"):
+        return wanted
+    return (known[-1] if wanted == "largest" else known[0]) if known else None
 
 
 def is_one_arm(operand: Operand, ladder: Ladder) -> bool:
@@ -316,7 +318,7 @@ def is_one_arm(operand: Operand, ladder: Ladder) -> bool:
     return len(ladder) == 1 and operand.name in next(iter(ladder.values())).values()
 
 
-def find_arms(operand: Operand, ladder: Ladder, spot: Spot, shared: Set[Spot]) -> list[Choice]:
+def find_arms(operand: Operand, ladder: Ladder, spot: Spot, shared: Set[Spot]) -> list[AskedTerm]:
     """What an operand may be at a place: its arm, each of its group, or all that its function is over; empty where
     it is not there."""
     (model, budget), place = spot, operand.place
@@ -327,13 +329,13 @@ def find_arms(operand: Operand, ladder: Ladder, spot: Spot, shared: Set[Spot]) -
             model = choose_among(place.model, sorted({own for own, _ in shared}, key=num_parameters))
         if place.budget is not None and (own := sorted(b for m, b in shared if m == model)):
             budget = choose_among(place.budget, own)
-        arms = ladder.get((model, budget), {})
+        arms = ladder.get(Spot(model, budget), {})
         if operand.axis == "budget":
             of_model = [some.values() for (own, _), some in sorted(ladder.items()) if own == model]
             arms = {arm: arm for some in of_model for arm in some}
     if operand.function:
-        return [("", tuple(arms.values()))] if arms else []
-    return [(kind, (arm,)) for kind, arm in arms.items()]
+        return [AskedTerm(operand, tuple(arms.values()))] if arms else []
+    return [AskedTerm(operand, (arm,), kind) for kind, arm in arms.items()]
 
 
 def baseline_ladder(line: ParsedInequality, ladders: Mapping[str, Ladder], spot: Spot) -> tuple[str, ...]:
@@ -397,58 +399,44 @@ def measure(
 ) -> Inequality:
     """What is to lie above the bound, tested. Raises `InputError` with what is lacking where it is not known."""
     refuse_lacking(asked, results, arms, planned)
-    line = asked.line
-    terms: list[Term] = [
-        (replace(operand, weight=line.sign * operand.weight), [arms[name] for name in names])
-        for operand, names, _ in asked.terms
-    ]
-    tasks = [task for _, _, task in asked.terms]
-    datasets = list_datasets(tasks[0], results)
+    line, first = asked.line, asked.terms[0]
+    label = asked.label if line.sign > 0 else f"−({asked.label})"
+    seen: Contrast | None = None
     if line.is_equivalent:
-        [(_, [arm])], share, ladder = terms, line.bound, [arms[name] for name in asked.ladder]
-        wanted = None if tasks[0] == MEAN_OF_FAMILIES else datasets
-        between = contrast_at_share(results, arm, ladder, share, datasets=wanted)
+        arm, ladder, share = arms[first.arms[0]], [arms[name] for name in asked.ladder], line.bound
+        wanted = None if first.task == MEAN_OF_FAMILIES else list_datasets(first.task, results)
+        seen = contrast_at_share(results, arm, ladder, share, datasets=wanted)
+        seen = replace(seen, estimate=-line.sign * seen.estimate)
         which = ("the arm’s", "the baseline’s")[:: -int(line.sign)]
         label = f"{asked.label}: {' score minus '.join(which)}, the baseline with {1 / share:.2g} times the arm’s FLOPs"
-        sides = [(-line.sign, arm), *((line.sign, rung) for rung in ladder)]
-        lacks = find_lacks(weigh_scores(sides, datasets, results), planned)
-        return make_inequality(label, replace(between, estimate=-line.sign * between.estimate), bound, *lacks)
-    label = asked.label if line.sign > 0 else f"−({asked.label})"
-    if terms[0][0].function == "spread":
-        seen, values = contrast_spreads(terms, datasets, results)
+        sides = [(-line.sign, arm, first.task), *((line.sign, rung, first.task) for rung in ladder)]
+    elif first.operand.function == "spread":
+        seen, values = contrast_spreads(asked.terms, arms, results)
+        seen = replace(seen, estimate=line.sign * seen.estimate)
+        label = f"{label} ({first.operand.axis} {', '.join(f'{value:g}' for value in values)})"
         # A spread is over what did not diverge, by its definition: that counts on neither side.
-        sides = [(0, arm) for _, some in terms for arm in some]
-        lacks = find_lacks(weigh_scores(sides, datasets, results), planned)
-        label = f"{label} ({terms[0][0].axis} {', '.join(f'{value:g}' for value in values)})"
-        return make_inequality(label, seen, bound, *lacks)
+        sides = [(0.0, arms[name], term.task) for term in asked.terms for name in term.arms]
+    else:
+        sides = [(line.sign * weight, arm, task) for weight, arm, task in weigh_arms(asked.terms, arms)]
     weighted: list[tuple[float, Result]] = []
-    for (operand, _), task, members in zip(terms, tasks, weigh_arms(terms), strict=True):
-        for weight, arm in members:
-            scores = find_scores(arm, task, results)
-            weighted += [(operand.weight * weight / len(scores), score) for score in scores]
-    return make_inequality(label, contrast(weighted), bound, *find_lacks(weighted, planned))
+    for weight, arm, task in sides:
+        scores = find_scores(arm, task, results)
+        weighted += [(weight / len(scores), score) for score in scores]
+    return make_inequality(label, seen or contrast(weighted), bound, *find_lacks(weighted, planned))
 
 
 def refuse_lacking(
     asked: AskedInequality, results: ResultSet, arms: Mapping[str, ReportArm], planned: AskedScores
 ) -> None:
     """Raises `InputError` where an arm lacks a score that is planned on what is asked about."""
-    if not {*asked.ladder, *(name for _, names, _ in asked.terms for name in names)} <= arms.keys():
-        raise InputError("no scores")
-    for _, names, task in asked.terms:
-        for name in (*names, *asked.ladder):
+    for term in asked.terms:
+        for name in (*term.arms, *asked.ladder):
+            if name not in arms:
+                raise InputError("no scores")
             known = results.scores_of(arms[name])
-            due = [one for one, family in planned.families.items() if task in (one, family, MEAN_OF_FAMILIES)]
+            due = [one for one, family in planned.families.items() if term.task in (one, family, MEAN_OF_FAMILIES)]
             if lost := [one for one in due if one not in known]:
                 raise InputError(f"no scores of {name} on {', '.join(lost)}")
-
-
-def weigh_scores(
-    sides: Sequence[tuple[float, ReportArm]], datasets: Sequence[str], results: ResultSet
-) -> list[tuple[float, Result]]:
-    """The scores of arms on datasets, each with the weight of its arm."""
-    scores = [(side, score) for side, arm in sides for score in results.scores_of(arm).values()]
-    return [(side, score) for side, score in scores if score.dataset in datasets]
 
 
 def find_lacks(terms: Sequence[tuple[float, Result]], planned: AskedScores) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -33,7 +33,7 @@ from biphase.report.claims import (
 from biphase.report.contrasts import with_averages
 from biphase.report.formats import show_count, show_list
 from biphase.report.grammar import parse_inequality
-from biphase.report.hypotheses import NOTHING_ASKED, AskedScores, Ladder, bind, make_line
+from biphase.report.hypotheses import NOTHING_ASKED, AskedScores, Ladder, Spot, bind, make_line
 from biphase.report.page import Told, write_report
 from biphase.report.results import ReportArm, Result, ResultSet, reference_mask, short_steps, sizes_of
 from biphase.report.statistics import is_stability_rate
@@ -161,7 +161,7 @@ def stand_for(chosen: Mapping[str, Any], arms: Sequence[ReportArm]) -> Ladder:
         longest[place] = max(longest.get(place, 0), arm.budget)
     low, high = chosen.get("share", (0, 1))
     least, most = chosen.get("reached", (0, 1))
-    ladder: dict[tuple[str, int], dict[str, str]] = {}
+    ladder: dict[Spot, dict[str, str]] = {}
     for arm in arms:
         is_chosen = (
             arm.setup == chosen["setup"]
@@ -176,7 +176,7 @@ def stand_for(chosen: Mapping[str, Any], arms: Sequence[ReportArm]) -> Ladder:
             objective = split if arm.objective == "clm+mlm" else arm.objective
             mask = f"{arm.mask_percent}%" if arm.mask_percent else ""
             kind = " ".join(filter(None, [arm.parent if arm.cpt_steps else "", objective, mask]))
-            members = ladder.setdefault((arm.size, arm.budget), {})
+            members = ladder.setdefault(Spot(arm.size, arm.budget), {})
             members[arm.name if kind in members else kind] = arm.name
     return ladder
 

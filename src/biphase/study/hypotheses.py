@@ -34,10 +34,10 @@ def list_ladders(plan: Plan) -> dict[str, Ladder]:
     plan = plan.of_first_seed
     found: dict[str, dict[Spot, dict[str, str]]] = {}
     for arm in plan.arms.values():
-        found[arm.name] = {(arm.model, arm.recipe.num_steps): {arm.name: arm.name}}
+        found[arm.name] = {Spot(arm.model, arm.recipe.num_steps): {arm.name: arm.name}}
     for model in plan.models:
         if model.kind != "final":
-            found[model.name] = {(plan.arms[model.arm].model, model.step): {model.name: model.name}}
+            found[model.name] = {Spot(plan.arms[model.arm].model, model.step): {model.name: model.name}}
     taken = set(found)
     for arm in plan.arms.values():
         # The names that it shares with the same arm at other budgets; and what it is called there at every place.
@@ -46,10 +46,11 @@ def list_ladders(plan: Plan) -> dict[str, Ladder]:
         if arm.parent is None and not arm.settings:
             names.append(arm.curriculum)
         for name in dict.fromkeys(name for name in names if name not in taken):
-            members = found.setdefault(name, {}).setdefault((arm.model, arm.recipe.num_steps), {})
+            members = found.setdefault(name, {}).setdefault(Spot(arm.model, arm.recipe.num_steps), {})
             members[short.removeprefix(f"{arm.model}-")] = arm.name
         if f"{arm.model}-random" in taken and "random" not in taken:
-            found.setdefault("random", {})[arm.model, arm.recipe.num_steps] = {"random": f"{arm.model}-random"}
+            spot = Spot(arm.model, arm.recipe.num_steps)
+            found.setdefault("random", {})[spot] = {"random": f"{arm.model}-random"}
     return dict(found)
 
 
@@ -82,7 +83,7 @@ def list_equivalents(plan: Plan) -> dict[str, tuple[str, ...]]:
     """Arms whose compute-equivalent a hypothesis is about → the arms of the baseline."""
     asked = [one for lines in ask(plan).values() for line in lines if not isinstance(line, str) for one in line]
     asked += [rival for one in asked for rival in one.rivals]
-    return {arm: one.ladder for one in asked if one.ladder for arm in one.terms[0][1]}
+    return {arm: one.ladder for one in asked if one.ladder for arm in one.terms[0].arms}
 
 
 def list_scores(plan: Plan) -> AskedScores:
@@ -124,8 +125,8 @@ def hypotheses_hash(plan: Plan) -> str:
 
     def about(one: AskedInequality) -> list[Any]:
         terms = [
-            (names, [name for name, family in families.items() if task in (name, family, MEAN_OF_FAMILIES)])
-            for _, names, task in one.terms
+            (term.arms, [name for name, family in families.items() if term.task in (name, family, MEAN_OF_FAMILIES)])
+            for term in one.terms
         ]
         return [one.label, terms, one.ladder, [about(rival) for rival in one.rivals]]
 
