@@ -110,13 +110,13 @@ class Parser:
         self.tokens: list[tuple[str, bool]] = []
         """Words and signs, and whether each was quoted: a quoted one is a name."""
         if text.count("(") > MOST_BRACKETS:
-            raise InputError(f"'{clipped(text)}': more than {MOST_BRACKETS} brackets")
+            raise InputError(f"more than {MOST_BRACKETS} brackets")
         at = 0
         text = text.rstrip()
         while at < len(text):
             match = TOKEN.match(text, at)
             if match is None:
-                raise InputError(f"'{self.text}': a quote is not closed")
+                raise InputError("a quote is not closed")
             quoted = match[1] if match[1] is not None else match[2]
             self.tokens.append((quoted if quoted is not None else match[3] or match[4], quoted is not None))
             at = match.end()
@@ -131,7 +131,7 @@ class Parser:
 
     def refuse(self, wanted: str) -> NoReturn:
         found = f"'{self.tokens[self.at][0]}'" if self.at < len(self.tokens) else "the end"
-        raise InputError(f"'{self.text}': {wanted} is wanted where {found} stands")
+        raise InputError(f"{wanted} is wanted where {found} stands")
 
     def take(self, *wanted: str) -> str:
         """The next word, if it is one of these."""
@@ -159,7 +159,7 @@ class Parser:
         if not NUMBER_FORM.fullmatch(self.next):
             return None
         if not abs(number := float(self.next)) <= LARGEST_NUMBER:
-            raise InputError(f"'{clipped(self.text)}': {clipped(self.next, 20)} is more than {LARGEST_NUMBER:g}")
+            raise InputError(f"{clipped(self.next, 20)} is more than {LARGEST_NUMBER:g}")
         self.at += 1
         return number
 
@@ -178,17 +178,17 @@ class Parser:
             self.refuse("a number")
         has_unit = self.has("points") or self.has("point")
         if has_unit and is_equivalent:
-            raise InputError(f"'{self.text}': a share of compute has no points; write it as a number, such as 0.6")
+            raise InputError("a share of compute has no points; write it as a number, such as 0.6")
         if bound and not has_unit and not is_equivalent:
-            raise InputError(f"'{self.text}': {bound:g} of what? Write {bound:g} points, of 100")
+            raise InputError(f"{bound:g} of what? Write {bound:g} points, of 100")
         place = self.place()
         if self.at < len(self.tokens):
             self.refuse("'on', 'at', 'for' or the end")
         if is_equivalent and bound <= 0:
-            raise InputError(f"'{self.text}': a share of compute lies above 0")
+            raise InputError("a share of compute lies above 0")
         spreads = {one.function == "spread" and (one.axis, one.place.tasks) for one in operands}
         if len(spreads) > 1:
-            raise InputError(f"'{self.text}': a spread stands beside spreads over the same axis on the same task only")
+            raise InputError("a spread stands beside spreads over the same axis on the same task only")
         scale = 1.0 if is_equivalent else 0.01
         return ParsedInequality(self.text, tuple(operands), is_equivalent, sign, scale * bound, place)
 
@@ -207,12 +207,12 @@ class Parser:
             operands = self.sum()
             self.take(")")
         elif self.has(EQUIVALENT):
-            raise InputError(f"'{self.text}': {EQUIVALENT}(arm, baseline) stands alone on the left")
+            raise InputError(f"{EQUIVALENT}(arm, baseline) stands alone on the left")
         else:
             operands = [self.arm()]
         place = self.trailing = self.place()
         if any(place.quantifiers) or len(place.tasks or ()) > 1:
-            raise InputError(f"'{self.text}': several places stand behind the number; a term has one")
+            raise InputError("several places stand behind the number; a term has one")
         # What stands nearer to a name goes before what stands behind the bracket around it.
         return [replace(one, weight=sign * factor * one.weight, place=filled(one.place, place)) for one in operands]
 
@@ -223,26 +223,25 @@ class Parser:
                 self.take("over")
                 axis = self.take(*GROUP_AXES)
                 if axis == RATE and function != "spread":
-                    raise InputError(f"'{self.text}': over rates there is a spread, no {function}")
+                    raise InputError(f"over rates there is a spread, no {function}")
                 self.take(")")
                 return Operand(1.0, name, function=function, axis=axis)
         quantifier = next((word for word in QUANTIFIERS if self.has(word)), "")
         return Operand(1.0, self.name("an arm"), quantifier=quantifier)
 
     def place(self) -> Place:
-        found = Place()
+        place = Place()
         while self.next in ("on", "at", "for"):
             if self.has("on"):
                 tasks = [self.task()]
                 while self.has("and"):
                     tasks.append(self.task())
-                found = replace(found, tasks=tuple(tasks))
+                place = replace(place, tasks=tuple(tasks))
             elif self.has("at"):
-                found = replace(found, budget=self.budget())
+                place = replace(place, budget=self.budget())
             elif self.has("for"):
-                chosen = self.quantified("model")
-                found = replace(found, model=chosen or self.name("a model"))
-        return found
+                place = replace(place, model=self.quantified("model") or self.name("a model"))
+        return place
 
     def task(self) -> str:
         for word, what in itertools.product(QUANTIFIERS, ("family", "task")):
@@ -251,14 +250,11 @@ class Parser:
         return self.name("a task or a family")
 
     def budget(self) -> str | int:
-        chosen = self.quantified("budget")
-        if chosen:
+        if chosen := self.quantified("budget"):
             return chosen
         steps = self.number()
-        if steps is None or not (self.has("steps")):
-            self.refuse(
-                "'every budget', 'the largest budget', 'the smallest budget' or a number of steps, as 400 steps,"
-            )
+        if steps is None or not self.has("steps"):
+            self.refuse("'every budget', 'the largest' or 'the smallest budget', or a number of steps, as 400 steps,")
         return int(steps)
 
     def quantified(self, noun: str) -> str | None:
@@ -275,4 +271,7 @@ def filled(near: Place, far: Place) -> Place:
 
 def parse_inequality(text: str) -> ParsedInequality:
     """What a line says. Raises `InputError` with the place at which it is not in the grammar."""
-    return Parser(text).inequality()
+    try:
+        return Parser(text).inequality()
+    except InputError as error:
+        raise InputError(f"'{clipped(text)}': {error}") from None

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from biphase.errors import InputError, nearest
+from biphase.errors import InputError, clipped, nearest
 from biphase.report.claims import Claim, Inequality, make_inequality, strongest
 from biphase.report.contrasts import Contrast, contrast, jackknife
 from biphase.report.equivalents import contrast_at_share, refuse_gaps
@@ -161,7 +161,7 @@ def contrast_spreads(
 
 def read_line(
     axis: str, arms: Sequence[ReportArm], dataset: str, results: ResultSet
-) -> dict[float, tuple[tuple[float, ...], tuple[int, ...]]]:
+) -> dict[float, tuple[Sequence[float], tuple[int, ...]]]:
     """The scores of all seeds on a dataset at every value of an axis, and their pretraining seeds; () where all are of
     one pretraining."""
     if axis == RATE:
@@ -189,6 +189,17 @@ def bind(line: ParsedInequality, ladders: Mapping[str, Ladder], tasks: Mapping[s
     Raises `InputError` for a name of an arm, a model or a task that is not known, with those that are, and where the
     names are nowhere there together.
     """
+    try:
+        asked = place_inequality(line, ladders, tasks)
+    except InputError as error:
+        raise InputError(f"'{clipped(line.text)}': {error}") from None
+    return [replace(first, rivals=tuple(rest)) for first, *rest in asked]
+
+
+def place_inequality(
+    line: ParsedInequality, ladders: Mapping[str, Ladder], tasks: Mapping[str, str]
+) -> list[list[AskedInequality]]:
+    """The inequality at every place; of each list one is enough."""
     check_names(line, ladders)
     spots = list(find_spots(line, ladders))
     if not spots:
@@ -197,14 +208,14 @@ def bind(line: ParsedInequality, ladders: Mapping[str, Ladder], tasks: Mapping[s
         for name in dict.fromkeys(operand.name for operand in line.placed):
             known.append(f"{name} for {'; '.join(map(str, sorted(ladders[name])))}")
         told = f"{names} share no model and budget there; known: {', '.join(known)}"
-        raise InputError(f"'{line.text}': {told}{whole_names(line, ladders)}")
+        raise InputError(told + whole_names(line, ladders))
     asked: dict[tuple[object, ...], list[AskedInequality]] = {}
-    for task in expand_tasks(line.place.tasks or (MEAN_OF_FAMILIES,), tasks, line.text):
+    for task in expand_tasks(line.place.tasks or (MEAN_OF_FAMILIES,), tasks):
         for spot, choices in spots:
             for chosen in itertools.product(*choices):
                 terms, weights = [], defaultdict[object, float](float)
                 for term in chosen:
-                    (own,) = expand_tasks(term.operand.place.tasks or (task,), tasks, line.text)
+                    (own,) = expand_tasks(term.operand.place.tasks or (task,), tasks)
                     terms.append(replace(term, task=own))
                     weights[term.operand.function, term.operand.axis, term.arms, own] += term.operand.weight
                 if not any(weights.values()):  # it compares an arm with itself
@@ -218,8 +229,8 @@ def bind(line: ParsedInequality, ladders: Mapping[str, Ladder], tasks: Mapping[s
                 asked.setdefault(key, []).append(one)
     if not asked:
         told = "a second model or budget is needed, for here all names are one arm"
-        raise InputError(f"'{line.text}': {told}{whole_names(line, ladders)}")
-    return [replace(first, rivals=tuple(rest)) for first, *rest in asked.values()]
+        raise InputError(told + whole_names(line, ladders))
+    return list(asked.values())
 
 
 def whole_names(line: ParsedInequality, ladders: Mapping[str, Ladder]) -> str:
@@ -234,13 +245,13 @@ def check_names(line: ParsedInequality, ladders: Mapping[str, Ladder]) -> None:
         if operand.name not in ladders:
             hint = nearest(operand.name, ladders)
             told = hint if hint.startswith("; known") else f"{hint} known: {', '.join(sorted(ladders))}"
-            raise InputError(f"'{line.text}': unknown arm '{operand.name}'{told}")
+            raise InputError(f"unknown arm '{operand.name}'{told}")
         if not ladders[operand.name]:
-            raise InputError(f"'{line.text}': no arm is '{operand.name}'")
+            raise InputError(f"no arm is '{operand.name}'")
         is_group = any(len(arms) > 1 for arms in ladders[operand.name].values())
         if is_group and (operand.axis == RATE or not (operand.quantifier or operand.function)):
             raise InputError(
-                f"'{line.text}': '{operand.name}' is that of several arms of one model and budget; name one, or say "
+                f"'{operand.name}' is that of several arms of one model and budget; name one, or say "
                 "every, some, or which function of them over an axis"
             )
 
@@ -254,7 +265,7 @@ def label_choice(line: ParsedInequality, terms: Sequence[AskedTerm], task: str, 
     return " ".join(filter(None, [named, f"on {task}" if is_open else "", str(spot)]))
 
 
-def expand_tasks(wanted: Sequence[str], tasks: Mapping[str, str], text: str) -> list[str]:
+def expand_tasks(wanted: Sequence[str], tasks: Mapping[str, str]) -> list[str]:
     """Names of tasks, codes of families, or `average`."""
     by_words = {**{code: code for code in FAMILY_NAMES}, **FAMILY_CODES}
     there = list(dict.fromkeys(tasks.values()))
@@ -271,7 +282,7 @@ def expand_tasks(wanted: Sequence[str], tasks: Mapping[str, str], text: str) -> 
         else:
             known = [*tasks, *there, *(word for word, code in by_words.items() if code in there)]
             known = list(dict.fromkeys([MEAN_OF_FAMILIES, "every family", "every task", *known]))
-            raise InputError(f"'{text}': unknown task or family '{name}'; known: {', '.join(known)}")
+            raise InputError(f"unknown task or family '{name}'; known: {', '.join(known)}")
     return list(dict.fromkeys(found))
 
 
@@ -281,7 +292,7 @@ def find_spots(line: ParsedInequality, ladders: Mapping[str, Ladder]) -> Iterato
     known = [spot for operand in line.placed for spot in ladders[operand.name]]
     models = sorted(dict.fromkeys(model for model, _ in known), key=num_parameters)
     if line.place.model not in (None, *QUANTIFIERS, "largest", "smallest", *models):
-        raise InputError(f"'{line.text}': unknown model '{line.place.model}'; known: {', '.join(models)}")
+        raise InputError(f"unknown model '{line.place.model}'; known: {', '.join(models)}")
     varied = [operand for operand in line.placed if not is_one_arm(operand, ladders[operand.name])]
     is_at_budgets = any(operand.axis != "budget" and operand.place.budget is None for operand in varied)
     is_for_models = any(operand.place.model is None for operand in varied)
@@ -346,13 +357,8 @@ def baseline_ladder(line: ParsedInequality, ladders: Mapping[str, Ladder], spot:
     own = {budget: arms for (model, budget), arms in ladder.items() if model == spot[0] or not spot[0]}
     rungs = [(budget, arm) for budget in sorted(own) for arm in own[budget].values()]
     if len(rungs) < 2:
-        raise InputError(
-            f"'{line.text}': '{line.operands[1].name}' has one budget; a baseline's ladder has two or more"
-        )
-    try:
-        refuse_gaps(rungs)
-    except InputError as error:
-        raise InputError(f"'{line.text}': {error}") from None
+        raise InputError(f"'{line.operands[1].name}' has one budget; a baseline's ladder has two or more")
+    refuse_gaps(rungs)
     return tuple(arm for _, arm in rungs)
 
 
