@@ -120,7 +120,7 @@ def test_a_ladder_that_dips_is_made_monotone() -> None:
     ladder = ladder_of([0.5, 0.7, 0.6], noise=0.0)
     arm = make_arm("ours", 1.0)
     found = compute_equivalent(make_results({**ladder, arm: [0.64, 0.64, 0.64]}), arm, list(ladder))
-    assert [round(score, 3) for _, score in found.ladder] == [0.5, 0.65, 0.65]
+    assert [round(height, 3) for height in found.heights] == [0.5, 0.65, 0.65]
     assert found.share == pytest.approx(2 ** -(14 / 15))
 
 
@@ -187,4 +187,4 @@ def test_a_model_has_one_score_on_a_page() -> None:
     ladder = [means[f"610m-mlm40-{budget}"].arm for budget in ("12k", "22k", "42k")]
     mean = means["610m-clm-32k-mlm40-42k"]
     found = compute_equivalent(results, mean.arm, ladder, is_tested=False)
-    assert (found.score, found.half_width) == (mean.mean, mean.half_width)
+    assert (found.rung.score.mean, found.rung.score.half_width) == (mean.mean, mean.half_width)

@@ -191,7 +191,8 @@ def test_distances_end_on_the_line() -> None:
     panel = ladder_panel(listed)
     (_, _, line), (label, _, (point,)) = panel.series
     assert [round(mark.value) for mark in line] == [50, 65, 65, 80] and label.startswith("ours: 0.3")
-    assert line[1].value + line[1].up == pytest.approx(70 + 100 * listed.half_widths[1], abs=0.1)
+    reach = listed.compared[0].ladder[1].score.half_width
+    assert line[1].value + line[1].up == pytest.approx(70 + 100 * reach, abs=0.1)
     logs = np.log([mark.x for mark in line])
     assert np.interp(math.log(point.until or 0), logs, [mark.value for mark in line]) == pytest.approx(point.value)
     from matplotlib.figure import Figure

@@ -20,7 +20,7 @@ from biphase.errors import InputError
 from biphase.report.contrasts import Contrast, Noise, Terms, average, combine, contrast
 from biphase.report.figures import Mark, Panel, mark_mean, round_ticks
 from biphase.report.formats import MISSING, show_noise, show_share
-from biphase.report.results import ReportArm, ResultSet, reference_mask, short_steps, sizes_of
+from biphase.report.results import ReportArm, Result, ResultSet, reference_mask, short_steps, sizes_of
 from biphase.report.tables import Cell, Row, Table
 from biphase.style import LOOKS, SERIES
 
@@ -39,8 +39,14 @@ POINTS_BETWEEN, HALVINGS = 10, 2
 is halved where the verdict changes."""
 
 
-Rungs = Sequence[tuple[float, Terms]]
-"""Budgets of a baseline, least first: compute, and the score as a weighted sum."""
+@dataclass(frozen=True)
+class Rung:
+    """An arm by its compute and its mean score over data sets; of a baseline, one for each budget, least first."""
+
+    compute: float
+    score: Result
+    terms: Terms
+    """The score as a weighted sum of those on each data set."""
 
 
 @dataclass(frozen=True)
@@ -59,21 +65,18 @@ class Equivalent:
     high: float
     noise: tuple[Noise, ...]
     """What the interval accounts for."""
-    score: float
-    half_width: float
-    """Half of the 95 % interval of the score over seeds; nan where there is none."""
-    compute: float
-    ladder: tuple[tuple[float, float], ...]
-    """Compute and score of the baseline, made monotone, least compute first."""
-    scores: tuple[float, ...]
-    """The scores of the baseline as measured."""
+    rung: Rung
+    """The place of the arm itself."""
+    ladder: tuple[Rung, ...]
+    heights: tuple[float, ...]
+    """The scores of the baseline, made monotone."""
     datasets: tuple[str, ...]
     """What the score is the mean of."""
 
     @property
     def matching(self) -> float:
         """The baseline's compute for the arm's score."""
-        return self.compute / self.share
+        return self.rung.compute / self.share
 
 
 def compute_equivalent(
@@ -97,27 +100,12 @@ def compute_equivalent(
             common.
     """
     names = shared_datasets(results, (arm, *baseline), datasets)
-    terms, rungs = mean_score(results, arm, names), make_ladder(results, baseline, axis, names)
-    compute, scores = compute_of(arm, axis), [value_of(rung) for _, rung in rungs]
-    own = average([results.scores_of(arm)[name] for name in names])
-    heights = optimize.isotonic_regression(scores).x
-    log, beyond = read_off(np.log([spent for spent, _ in rungs]), heights, value_of(terms))
-    low, high, noise = find_interval(terms, compute, rungs) if is_tested else (math.nan, math.nan, ())
-    return Equivalent(
-        arm=arm,
-        axis=axis,
-        share=compute / math.exp(log),
-        beyond=beyond,
-        low=low,
-        high=high,
-        noise=noise,
-        score=own.mean,
-        half_width=own.half_width,
-        compute=compute,
-        ladder=tuple((spent, float(height)) for (spent, _), height in zip(rungs, heights, strict=True)),
-        scores=tuple(scores),
-        datasets=names,
-    )
+    ladder, rung = make_ladder(results, baseline, axis, names), make_rung(results, arm, axis, names)
+    heights = optimize.isotonic_regression([one.score.mean for one in ladder]).x
+    log, beyond = read_off(np.log([one.compute for one in ladder]), heights, rung.score.mean)
+    interval = find_interval(rung, ladder) if is_tested else (math.nan, math.nan, ())
+    share = rung.compute / math.exp(log)
+    return Equivalent(arm, axis, share, beyond, *interval, rung, tuple(ladder), tuple(heights.tolist()), names)
 
 
 def contrast_at_share(
@@ -130,11 +118,11 @@ def contrast_at_share(
     """The arm's score minus the baseline's at the FLOPs of which the arm has this share: above zero, if the arm's
     equivalent is less than `share`. Raises `InputError` where the ladder does not reach there."""
     names = shared_datasets(results, (arm, *baseline), datasets)
-    rungs = make_ladder(results, baseline, "flops", names)
-    spent = compute_of(arm, "flops") / share
-    if not rungs[0][0] <= spent <= rungs[-1][0]:
+    ladder, rung = make_ladder(results, baseline, "flops", names), make_rung(results, arm, "flops", names)
+    spent = rung.compute / share
+    if not ladder[0].compute <= spent <= ladder[-1].compute:
         raise InputError(f"the baseline's ladder does not reach {1 / share:.2g} of its compute")
-    return contrast(combine((1, mean_score(results, arm, names)), (-1, interpolate(rungs, spent))))
+    return contrast(combine((1, rung.terms), (-1, interpolate(ladder, spent))))
 
 
 def shared_datasets(results: ResultSet, arms: Sequence[ReportArm], wanted: Sequence[str] | None) -> tuple[str, ...]:
@@ -149,30 +137,24 @@ def shared_datasets(results: ResultSet, arms: Sequence[ReportArm], wanted: Seque
     return names
 
 
-def mean_score(results: ResultSet, arm: ReportArm, datasets: Sequence[str]) -> Terms:
-    """The mean over data sets as a weighted sum."""
-    return [(1 / len(datasets), score) for name, score in results.scores_of(arm).items() if name in datasets]
+def make_rung(results: ResultSet, arm: ReportArm, axis: Compute, datasets: Sequence[str]) -> Rung:
+    """Raises `InputError` where the arm's compute is not known."""
+    compute: float | None = getattr(arm, axis)
+    if not compute:
+        raise InputError(f"the {AXES[axis]} of {arm.name} are not known; choose another axis")
+    scores = [score for name, score in results.scores_of(arm).items() if name in datasets]
+    return Rung(compute, average(scores), [(1 / len(scores), score) for score in scores])
 
 
-def value_of(terms: Terms) -> float:
-    return sum(weight * score.mean for weight, score in terms)
-
-
-def compute_of(arm: ReportArm, axis: Compute) -> float:
-    """Raises `InputError` where it is not known."""
-    value: float | None = getattr(arm, axis)
-    if not value:
-        raise InputError(f"the {axis.replace('_', ' ')} of {arm.name} are not known; choose another axis")
-    return value
-
-
-def make_ladder(results: ResultSet, baseline: Sequence[ReportArm], axis: Compute, datasets: Sequence[str]) -> Rungs:
+def make_ladder(
+    results: ResultSet, baseline: Sequence[ReportArm], axis: Compute, datasets: Sequence[str]
+) -> list[Rung]:
     """Raises `InputError` with fewer than two budgets, or as `refuse_gaps`."""
-    refuse_gaps([(compute_of(arm, axis), arm.name) for arm in baseline])
-    rungs = [(compute_of(arm, axis), mean_score(results, arm, datasets)) for arm in baseline]
-    if len({compute for compute, _ in rungs}) < max(2, len(rungs)):
+    ladder = [make_rung(results, arm, axis, datasets) for arm in baseline]
+    refuse_gaps([(rung.compute, rung.score.arm.name) for rung in ladder])
+    if len({rung.compute for rung in ladder}) < max(2, len(ladder)):
         raise InputError("a ladder needs two budgets of the baseline or more, each once")
-    return sorted(rungs, key=lambda rung: rung[0])
+    return sorted(ladder, key=lambda rung: rung.compute)
 
 
 def refuse_gaps(rungs: Sequence[tuple[float, str]]) -> None:
@@ -198,16 +180,16 @@ def read_off(logs: np.ndarray, scores: np.ndarray, score: float) -> tuple[float,
     return float(logs[at - 1] + part * (logs[at] - logs[at - 1])), ""
 
 
-def find_interval(terms: Terms, compute: float, rungs: Rungs) -> tuple[float, float, tuple[Noise, ...]]:
+def find_interval(rung: Rung, ladder: Sequence[Rung]) -> tuple[float, float, tuple[Noise, ...]]:
     """The shares between those at which the arm is above the baseline and those at which it is below, by the test of
     all verdicts; and what that accounts for."""
-    logs = np.log([spent for spent, _ in rungs])
-    places = [np.linspace(*ends, POINTS_BETWEEN, endpoint=False) for ends in itertools.pairwise(logs)]
+    compute, ends = rung.compute, [one.compute for one in ladder]
+    places = [np.linspace(*pair, POINTS_BETWEEN, endpoint=False) for pair in itertools.pairwise(np.log(ends))]
     inside = np.exp(np.concatenate(places)[1:])
-    new = [rungs[0][0], *map(float, inside), rungs[-1][0]]  # exactly: the ladder's ends are on the ladder
+    new = [ends[0], *map(float, inside), ends[-1]]  # exactly: the ladder's ends are on the ladder
     seen = dict[float, Contrast]()
     for _ in range(1 + HALVINGS):
-        seen |= {place: contrast(combine((1, terms), (-1, interpolate(rungs, place)))) for place in new}
+        seen |= {place: contrast(combine((1, rung.terms), (-1, interpolate(ladder, place)))) for place in new}
         grid = sorted(seen)
         new = [math.sqrt(less * more) for less, more in itertools.pairwise(grid) if seen[less].side != seen[more].side]
     sides, noise = [seen[place].side for place in grid], seen[grid[0]].noise
@@ -227,11 +209,11 @@ def find_interval(terms: Terms, compute: float, rungs: Rungs) -> tuple[float, fl
     return low, high, noise
 
 
-def interpolate(rungs: Rungs, compute: float) -> Terms:
+def interpolate(ladder: Sequence[Rung], compute: float) -> Terms:
     """The baseline's score at a compute within its ladder, as a weighted sum."""
-    (less, lower), (more, upper) = next(pair for pair in itertools.pairwise(rungs) if compute <= pair[1][0])
-    part = math.log(compute / less) / math.log(more / less)
-    return combine((1 - part, lower), (part, upper))
+    lower, upper = next(pair for pair in itertools.pairwise(ladder) if compute <= pair[1].compute)
+    part = math.log(compute / lower.compute) / math.log(upper.compute / lower.compute)
+    return combine((1 - part, lower.terms), (part, upper.terms))
 
 
 def show_multiple(found: Equivalent) -> str:
@@ -282,8 +264,6 @@ class PriceList:
 
     baseline: tuple[ReportArm, ...]
     """Least compute first."""
-    half_widths: tuple[float, ...]
-    """Half of the 95 % interval over seeds of each of its scores."""
     prices: tuple[Price, ...]
     """Most steps first, then the least share first: what is above all of the ladder before what lies on it."""
     datasets: tuple[str, ...]
@@ -407,10 +387,9 @@ def list_network(results: ResultSet, baseline: Sequence[ReportArm], others: Sequ
             prices.append(Price(mean, by_part, without))
     # Above all of the ladder costs less than it says, below all of it more.
     ranks = {"above": 0, "": 1, "below": 2}
-    prices.sort(key=lambda p: (-p.arm.pretrain_steps, ranks[p.mean[0].beyond], p.mean[0].share, -p.mean[0].score))
-    own = map(results.scores_of, baseline)
-    half_widths = tuple(average([scores[name] for name in datasets]).half_width for scores in own)
-    return PriceList(tuple(baseline), half_widths, tuple(prices), datasets) if prices else None
+    prices.sort(key=lambda p: (ranks[p.mean[0].beyond], p.mean[0].share, -p.mean[0].rung.score.mean))
+    prices.sort(key=lambda p: -p.arm.pretrain_steps)
+    return PriceList(tuple(baseline), tuple(prices), datasets) if prices else None
 
 
 def list_parts(results: ResultSet, arm: ReportArm, datasets: Sequence[str]) -> dict[str, list[str]]:
@@ -468,30 +447,21 @@ def tell_rest(price: Price) -> str:
 def ladder_panel(listed: PriceList) -> Panel:
     """The baseline's score against its compute as a line, and how far from it lie the arms that are compared."""
     compared = listed.compared[: len(SERIES)]
-    ladder = compared[0].ladder
-    rungs = []
-    for (compute, height), half_width, score in zip(ladder, listed.half_widths, compared[0].scores, strict=True):
-        reach = 0.0 if math.isnan(half_width) else half_width
+    first, marks = compared[0], []
+    for rung, height in zip(first.ladder, first.heights, strict=True):
+        mean, reach = rung.score.mean, float(np.nan_to_num(rung.score.half_width))
         # Where the line was made monotone, the interval stays that of the score.
-        down, up = max(height - (score - reach), 0.0), max(score + reach - height, 0.0)
-        rungs.append(Mark(compute, 100 * height, 100 * down, 100 * up))
-    series = [(f"{listed.label} alone", LOOKS["mlm"], rungs)]
+        down, up = max(height - (mean - reach), 0.0), max(mean + reach - height, 0.0)
+        marks.append(Mark(rung.compute, 100 * height, 100 * down, 100 * up))
+    series = [(f"{listed.label} alone", LOOKS["mlm"], marks)]
     for found, look in zip(compared, SERIES, strict=False):
         label = f"{found.arm.name}: {show_point(found)}"
-        mark = mark_mean(found.compute, found.score, found.half_width)
+        mark = mark_mean(found.rung.compute, found.rung.score.mean, found.rung.score.half_width)
         series.append((label, look, [replace(mark, until=found.matching)]))
-    ticks, labels, unit = round_ticks([compute for compute, _ in ladder] + [found.compute for found in compared])
-    return Panel(
-        kind="lines",
-        series=series,
-        title=listed.size,
-        x_label=f"{AXES[compared[0].axis]} of training{unit}",
-        y_label="mean over all tasks (%)" if len(listed.datasets) > 1 else f"{listed.datasets[0]} (%)",
-        ticks=ticks,
-        tick_labels=labels,
-        is_logarithmic=True,
-        height=3.2,
-    )
+    ticks, labels, unit = round_ticks([one.compute for one in (*first.ladder, *(one.rung for one in compared))])
+    x_label = f"{AXES[first.axis]} of training{unit}"
+    y_label = "mean over all tasks (%)" if len(listed.datasets) > 1 else f"{listed.datasets[0]} (%)"
+    return Panel("lines", series, listed.size, x_label, y_label, ticks, labels, is_logarithmic=True, height=3.2)
 
 
 def price_tables(listed: PriceList) -> list[Table]:
@@ -503,15 +473,15 @@ def price_tables(listed: PriceList) -> list[Table]:
     for price in listed.prices:
         first, stub = price.mean[0], (price.arm.name,)
         steps, shares = Cell(f"{price.arm.pretrain_steps:,}"), {one.axis: show_multiple(one) for one in price.mean}
-        score = Cell(show_share(first.score), show_share(first.half_width))
+        score = Cell(show_share(first.rung.score.mean), show_share(first.rung.score.half_width))
         rows.append(Row(stub, (steps, score, *(Cell(shares.get(axis, MISSING)) for axis in shared))))
         by_part.append(Row(stub, (steps, *(Cell(show_multiple(one)) for one in price.parts.values()))))
         for part, found in [*(("mean", one) for one in price.mean), *price.parts.items()]:
-            half_width = show_share(found.half_width).replace(MISSING, "")
+            mean, half_width = found.rung.score.mean, show_share(found.rung.score.half_width).replace(MISSING, "")
             ends = [f"{end:.4f}" if 0 < end < math.inf else "" for end in (found.low, found.high)]
             place = (price.arm.name, listed.size, listed.label, price.arm.pretrain_steps, part)
-            counted = (found.axis, f"{found.compute:.6g}", found.beyond, f"{found.share:.4f}")
-            records.append((*place, show_share(found.score), half_width, *counted, *ends, "; ".join(found.noise)))
+            counted = (found.axis, f"{found.rung.compute:.6g}", found.beyond, f"{found.share:.4f}")
+            records.append((*place, show_share(mean), half_width, *counted, *ends, "; ".join(found.noise)))
     heads = ("steps", "score (%)", *(f"share of {AXES[axis]}" for axis in shared))
     tables = [Table(listed.name, listed.title, ("model",), heads, tuple(rows), (listed.rule,), records)]
     if parts:
