@@ -112,7 +112,7 @@ def draw_models(world: World, rng: np.random.Generator, is_lucky: bool = False) 
                 seeds=[seed + shift for seed in seeds],
                 pretraining_seeds=[seed + shift for seed in pretraining],
                 examples=examples,
-                choice=choice,  # type: ignore[arg-type]
+                choice=choice,
             )
         )
     return models[0], models[1]

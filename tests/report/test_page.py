@@ -181,13 +181,15 @@ def test_tables_can_be_sorted_by_keyboard(paper: Page) -> None:
 
 def test_what_is_given_is_escaped_and_shown(part: ResultSet, tmp_path: Path) -> None:
     hostile = "<script>alert('x')</script> & \"quotes\""
-    file = write_report(
-        part,
-        tmp_path / "report",
-        Told(hostile, hostile, costs=[{"arm": hostile, "GPU hours": "1,200.5"}], commands=[f"echo {hostile}"]),
+    told = Told(
+        hostile,
+        hostile,
+        costs=[{"arm": hostile, "GPU hours": "1,200.5"}],
+        commands=[f"echo {hostile}"],
         plan_svg='<?xml version="1.0"?><svg width="9pt" viewBox="0 0 9 9"><g id="tree"><use href="#tree"/></g></svg>',
         missing=[hostile],
     )
+    file = write_report(part, tmp_path / "report", told)
     page = parse(file)
     assert len(page.all("script")) == 1
     assert "".join(page.words).count("alert('x')") == 6  # as title (twice), question, cost, command, and missing line

@@ -356,7 +356,7 @@ def average(cells: Sequence[Result]) -> Result:
     if first.samples and len(places) == 1:
         ((seeds, pretraining_seeds),) = places
         means = np.mean([cell.samples for cell in cells], axis=0).tolist()
-        facts = {"seeds": seeds, "pretraining_seeds": pretraining_seeds, "cells": tuple(cells)}
+        facts: dict[str, Any] = {"seeds": seeds, "pretraining_seeds": pretraining_seeds, "cells": tuple(cells)}
         return measured(first.arm, first.family, AVERAGE, first.metric, means, **facts)
     mean = float(np.mean([cell.mean for cell in cells]))
     num = min(cell.num for cell in cells)

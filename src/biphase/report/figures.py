@@ -55,8 +55,7 @@ class Mark:
     down: float
     up: float
     size: float = 5.0
-    until: float | None = None
-    """The end of a dotted line from it along the x axis, in panels of `lines`."""
+    until: float | None = None  # the end of a dotted line from it along the x axis, in panels of `lines`
 
 
 @dataclass(frozen=True)
@@ -167,7 +166,7 @@ def choose_continued(results: ResultSet) -> list[Arms]:
     arms = results.arms(setup="cpt")
     if not {"clm", "mlm"} <= {arm.objective for arm in arms if arm.cpt_steps}:
         return []
-    pairs = []
+    pairs: list[Arms] = []
     for size in sizes_of(arms):
         by_steps = {(arm.objective, arm.cpt_steps): arm for arm in arms if arm.size == size}
         for objective, steps in sorted(by_steps):

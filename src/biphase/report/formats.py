@@ -5,7 +5,7 @@ import io
 import math
 from collections.abc import Iterable, Sequence
 
-from biphase.report.results import AVERAGE, MEASURES, ResultSet
+from biphase.report.results import AVERAGE, ResultSet
 from biphase.report.statistics import SIGNIFICANCE, Interval
 
 MISSING = "–"
@@ -104,20 +104,26 @@ MEASURE_NAMES: dict[str, dict[str, str]] = {
 }
 """Family → the standard metrics of its tasks, the usual one first, in words."""
 
+PAPER_MEASURES = {
+    "SC": "accuracy",
+    "TC": "macro-F1 per sentence, O included",
+    "QA": "F1 of token positions, first answer",
+    "IR": "nDCG@10, ideal order over the retrieved",
+}
+
 
 def group_measures(results: ResultSet, family: str, metric: str) -> dict[str, list[str]]:
-    """What the scores of a family measure, in words → the datasets whose scores do. Where all are by the usual metric,
-    or it is not known by which, that is `MEASURES`."""
+    """What the scores of a family measure, in words → the datasets whose scores do; the usual metric where it is not
+    known by which they are."""
     names = MEASURE_NAMES[family]
     usual = next(iter(names))
     datasets: dict[str, dict[str, None]] = {}
     for one in results.select(family, metric=metric).results:
         if one.dataset != AVERAGE:
-            measure = usual if metric == "paper" else one.measure or usual
-            datasets.setdefault(measure, {})[one.dataset] = None
-    if datasets.keys() <= {usual}:
-        return {MEASURES[metric][family]: [name for own in datasets.values() for name in own]}
-    return {names.get(measure, measure): list(own) for measure, own in datasets.items()}
+            measure = one.measure or usual
+            words = PAPER_MEASURES[family] if metric == "paper" else names.get(measure, measure)
+            datasets.setdefault(words, {})[one.dataset] = None
+    return {words: list(own) for words, own in datasets.items()}
 
 
 def tell_measures(results: ResultSet, family: str, metric: str) -> str:

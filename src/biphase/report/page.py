@@ -55,7 +55,7 @@ from biphase.report.tables import (
     show_signal,
     table_files,
 )
-from biphase.report.verdicts import say
+from biphase.report.verdicts import say_difference
 from biphase.style import GRID, INK
 
 XLINK = "{http://www.w3.org/1999/xlink}"
@@ -199,12 +199,12 @@ def wide_table(results: ResultSet, metric: str) -> Table:
         has_mean = len(names) > 1 and not is_mean_of_all
         columns += [(family, name) for name in ([AVERAGE, *names] if has_mean else names)]
 
-    def describe(arm: ReportArm) -> tuple[str, ...]:
-        steps = short_steps(arm.pretrain_steps + arm.cpt_steps)
-        return arm.name, arm.size, steps, OBJECTIVE_NAMES[arm.whole_objective], percent(arm.mask_percent)
-
+    stubs = {}
+    for arm in results.models:
+        facts = (arm.size, short_steps(arm.pretrain_steps + arm.cpt_steps), OBJECTIVE_NAMES[arm.whole_objective])
+        stubs[arm] = (arm.name, *facts, percent(arm.mask_percent))
     by_place = {(name, place): score for name, cells in scores.items() for place, score in cells.items()}
-    rows = fill_rows(results.models, columns, describe, rivals, by_place)
+    rows = fill_rows(stubs, {arm: rivals(arm) for arm in stubs}, columns, by_place)
     # How far tasks tell models apart is a question about models that are compared: those of the largest block.
     ((largest, num_rivals),) = Counter(row.block for row in rows).most_common(1)
     signals: tuple[Signal | None, ...] = ()
@@ -275,7 +275,7 @@ def compare_in_words(best: Result, other: Result, where: str, num_models: int) -
     num_asked = num_models if other.arm.objective == "none" else num_models - 1
     p_value = min(tested.p_value * num_asked, 1.0)
     sides = [(result.arm.name, result.mean) for result in (best, other)]
-    told = say(*sides, tested, is_ahead=is_significant(p_value), where=where)
+    told = say_difference(tested, *sides, is_ahead=is_significant(p_value), where=where)
     if math.isnan(tested.low):
         told += "; with one seed, or seeds that differ by the same, there is no interval"
     elif num_asked > 1:  # the number is told where the interval, which is not corrected, speaks otherwise
@@ -311,54 +311,45 @@ class Told:
     commands: Sequence[str] = ()
     bm25: Mapping[str, float] = field(default_factory=dict)
     """Dataset → what BM25, which is no arm, scores there."""
+    answer: str = ""
+    """The answer to the question; by default the best model against the others, in a sentence or two."""
+    plan_svg: str = ""
+    """A picture of the plan as it was run, drawn by us: it is not escaped."""
+    losses: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
+    """Run → records of its metrics.jsonl, for the loss curves."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Name → text of what stands beside the page."""
+    missing: Sequence[str] = ()
+    """What the study lacks, in sentences."""
 
 
-def write_report(
-    results: ResultSet,
-    out: Path,
-    told: Told,
-    *,
-    table_numbers: Mapping[tuple[str, str], int] | None = None,
-    plan_svg: str | None = None,
-    losses: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
-    files: Mapping[str, str] | None = None,
-    missing: Sequence[str] = (),
-    answer: str = "",
-    pool: Executor | None = None,
-) -> Path:
+def write_report(results: ResultSet, out: Path, told: Told, pool: Executor | None = None) -> Path:
     """Write `tables/`, `figures/` and `index.html` on one study into the folder `out`, whole or not at all; returns the
     page. `InputError` for a folder that is no unchanged report, and without a score.
 
-    Args:
-        table_numbers: (setup, family) → the number under which the table stands in a paper.
-        plan_svg: a picture of the plan as it was run, drawn by us: it is not escaped.
-        losses: run → records of its metrics.jsonl, for the loss curves.
-        files: name → text of what stands beside the page.
-        answer: to the question; by default the best model against the others, in a sentence or two.
-        pool: where figures are drawn, if there is one already (`figure_pool`); it is shut down.
+    `pool` is where figures are drawn, if there is one already (`figure_pool`); it is shut down.
     """
     if not results.results:
         raise InputError("there is no finished score to report on yet")
     with own_folder(out, "report") as folder, pool or figure_pool() as drawing:
         results = with_averages(results.results)
         prices, unpriced = list_prices(results, told.declared)
-        pictures, figures, lacking = list_figures(results, losses, [*map(ladder_panel, prices)])
+        pictures, figures, lacking = list_figures(results, told.losses, [*map(ladder_panel, prices)])
         drawn = drawing.map(partial(save_figure, folder=folder / "figures"), pictures)  # beside the tables
-        wide, tables = [wide_table(results, metric) for metric in results.metrics], make_tables(results, table_numbers)
+        wide, tables = [wide_table(results, metric) for metric in results.metrics], make_tables(results)
         priced = [price_tables(listed) for listed in prices]
-        write_texts(folder, {**(files or {}), **table_files([*wide, *tables, *chain(*priced)])})
-        lacks = [*missing_cells(results), *missing_examples(results)]
+        write_texts(folder, {**told.files, **table_files([*wide, *tables, *chain(*priced)])})
+        lacks = [*missing_cells(results), *missing_examples(results), *(f"No figure: {line}" for line in lacking)]
+        parts = vars(told) | {"missing": [*told.missing, *unpriced, *lacks]}
         html = render(
-            sentences=[answer] if answer else list(tell_answer(results, prices, told)),
+            sentences=[told.answer] if told.answer else list(tell_answer(results, prices, told)),
             results=results,
             wide=wide,
             prices=[*zip(prices, priced, strict=True)],
             figures=figures,
             tables=tables,
-            files=files or {},
-            missing=[*missing, *unpriced, *lacks, *(f"No figure: {line}" for line in lacking)],
-            **inline_pictures(sorted(drawn), plan_svg),
-            **vars(told),
+            **inline_pictures(sorted(drawn), told.plan_svg),
+            **parts,
         )
         write_texts(folder, {"index.html": html})
     return out / "index.html"
@@ -385,10 +376,10 @@ def write_texts(folder: Path, texts: Mapping[str, str]) -> None:
         (folder / name).write_text(text, encoding="utf-8")
 
 
-def inline_pictures(files: Sequence[Path], plan_svg: str | None) -> dict[str, dict[str, Any]]:
+def inline_pictures(files: Sequence[Path], plan_svg: str) -> dict[str, dict[str, Any]]:
     """Figures, as SVG files, and the plan as parts of a page, by name; and the page's classes for them."""
     texts = {file.stem: file.read_text(encoding="utf-8") for file in files}
-    texts |= {} if plan_svg is None else {"plan": plan_svg}
+    texts |= {"plan": plan_svg} if plan_svg else {}
     styles = dict[str, str]()
     return {"pictures": {name: inline_svg(text, name, styles) for name, text in texts.items()}, "styles": styles}
 
@@ -397,7 +388,16 @@ def render(**parts: Any) -> str:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     here = resources.files("biphase.report")
     css, js, page = ((here / name).read_text("utf-8") for name in ("page.css", "page.js", "page.html.j2"))
-    shown = (bars_of, check_averages, count_tested, describe_results, first_number, mean_bars, show_count, show_p_value)
+    shown: tuple[Callable[..., object], ...] = (
+        bars_of,
+        check_averages,
+        count_tested,
+        describe_results,
+        first_number,
+        mean_bars,
+        show_count,
+        show_p_value,
+    )
     shown = (*shown, price_sentence, show_points, show_share, show_signal, sort_value, tell_verdict)
     environment.globals |= {function.__name__: function for function in shown}
     sizes = {"bar": (BAR_WIDTH, BAR_HEIGHT), "mean_width": MEAN_WIDTH, "significance": f"{100 * SIGNIFICANCE:g}"}

@@ -14,11 +14,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from importlib import resources
-from itertools import count, product
 from pathlib import Path
 from typing import Any
 
-from biphase.errors import InputError
+from biphase.errors import InputError, clipped
 from biphase.files import parse_yaml
 from biphase.report.claims import (
     ON_PAR,
@@ -38,13 +37,7 @@ from biphase.report.page import Told, write_report
 from biphase.report.results import ReportArm, Result, ResultSet, reference_mask, short_steps, sizes_of
 from biphase.report.statistics import is_stability_rate
 
-PUBLISHED_SETUPS = ("objective", "efficiency", "ratio", "cpt")
-"""The comparisons that the paper prints as tables, in its order."""
-
 PUBLISHED_FAMILIES = ("SC", "TC", "QA", "IR")
-TABLE_NUMBERS = dict(zip(product(PUBLISHED_SETUPS, PUBLISHED_FAMILIES), count(2), strict=False))
-"""The paper's number of the table for each comparison and family: tables 2 to 17."""
-
 
 PUBLISHED_SIZES = {"210m", "610m", "1b"}
 """The networks that the paper's findings are about."""
@@ -54,56 +47,24 @@ TOKENS_PER_STEP = 2_359_296
 
 def read_reference() -> ResultSet:
     """The paper's 800 published cells, averages included, in the order of its tables (`reference/SOURCE.md`)."""
-    flops = {row["arm"]: float(row["flops"]) for row in read_reference_rows("paper_flops.csv")}
+    training = {row["arm"]: row for row in read_reference_rows("paper_flops.csv")}
     results = []
     for row in read_reference_rows("paper_scores.csv"):
-        steps, continued = int(row["pretrain_steps"]), int(row["cpt_steps"] or 0)
-        arm = ReportArm(
-            name="",
-            setup=row["setup"],
-            size=row["size"],
-            objective=row["objective"].lower(),  # type: ignore[arg-type]
-            mask_percent=int(row["mask_percent"]) if row["mask_percent"] else None,
-            pretrain_steps=steps,
-            clm_steps=int(row["clm_steps"]),
-            mlm_steps=int(row["mlm_steps"]),
-            cpt_steps=continued,
-            tokens=float(TOKENS_PER_STEP * (steps + continued)),
-        )
-        name, parent = published_name(arm)
-        results.append(
-            Result(
-                arm=replace(arm, name=name, parent=parent, flops=flops[name]),
-                family=row["family"],  # type: ignore[arg-type]
-                dataset=row["dataset"],
-                metric="paper",
-                mean=float(row["mean"]) / 100,
-                half_width=float(row["ci95"]) / 100,
-                samples=(),
-                by_rate=None,
-                num=5,
-            )
-        )
+        steps = {key: int(row[key] or 0) for key in ("pretrain_steps", "clm_steps", "mlm_steps", "cpt_steps")}
+        mask = int(row["mask_percent"]) if row["mask_percent"] else None
+        name, place = row["arm"], (row["setup"], row["size"], row["objective"].lower())
+        parent, flops = training[name]["parent"] or None, float(training[name]["flops"])
+        tokens = float(TOKENS_PER_STEP * (steps["pretrain_steps"] + steps["cpt_steps"]))
+        arm = ReportArm(name, *place, mask, **steps, parent=parent, flops=flops, tokens=tokens)  # type: ignore[arg-type]
+        family: Any = row["family"]
+        mean, half_width = float(row["mean"]) / 100, float(row["ci95"]) / 100
+        results.append(Result(arm, family, row["dataset"], "paper", mean, half_width, samples=(), by_rate=None, num=5))
     return ResultSet(tuple(results))
 
 
 def read_reference_rows(name: str) -> Iterable[dict[str, str]]:
     text = (resources.files("biphase") / "bundled" / "paper" / name).read_text(encoding="utf-8")
     return csv.DictReader(text.splitlines())
-
-
-def published_name(arm: ReportArm) -> tuple[str, str | None]:
-    """What the paper's authors call a model on the hub, and its parent: `610m-clm-3k-mlm40-12k`, None."""
-    size, steps = arm.size.lower(), short_steps(arm.pretrain_steps)
-    start = "clm" if arm.clm_steps else f"mlm{arm.mask_percent}"
-    if arm.setup == "efficiency":
-        return f"{size}-{start}-42k-{arm.pretrain_steps}", f"{size}-{start}-42k"
-    if arm.cpt_steps:
-        total = short_steps(arm.pretrain_steps + arm.cpt_steps)
-        return f"{size}-{start}-dec{steps}-mlm{arm.mask_percent}-{total}", f"{size}-{start}-{steps}"
-    if arm.objective == "clm+mlm":
-        return f"{size}-clm-{short_steps(arm.clm_steps)}-mlm{arm.mask_percent}-{steps}", None
-    return f"{size}-{start}-{steps}", None
 
 
 def place_arms(arms: Iterable[ReportArm]) -> tuple[ReportArm, ...]:
@@ -195,7 +156,7 @@ def make_claims(key: str, results: ResultSet, planned: AskedScores = NOTHING_ASK
         try:
             claims.append(make_line(bind(parse_inequality(line), ladders, families), results, planned))
         except InputError as error:
-            claims.append(Claim(line, (), (str(error).removeprefix(f"'{line}': ").partition(";")[0],)))
+            claims.append(Claim(line, (), (str(error).removeprefix(f"'{clipped(line)}': ").partition(";")[0],)))
     return claims
 
 
@@ -282,11 +243,5 @@ def report_paper(out: Path) -> Path:
     """Write `tables/`, `figures/` and `index.html` into the folder `out`; returns the page."""
     results = read_reference()
     verdicts = judge_paper(results)
-    return write_report(
-        results,
-        out,
-        Told(TITLE, QUESTION, verdicts, commands=COMMANDS),
-        answer=verdicts[1],
-        table_numbers=TABLE_NUMBERS,
-        missing=NOT_PUBLISHED,
-    )
+    told = Told(TITLE, QUESTION, verdicts, commands=COMMANDS, answer=verdicts[1], missing=NOT_PUBLISHED)
+    return write_report(results, out, told)

@@ -13,7 +13,7 @@ from biphase.report.page import answer_sentences, list_means, wide_table
 from biphase.report.results import ResultSet
 from biphase.report.statistics import STABILITY_RATES, Interval, mean_interval
 from biphase.report.tables import Cell, Row, Table, print_table, show_signal
-from biphase.report.verdicts import ComparisonVerdict, SummaryRow, TaskComparison, measure_signals, say
+from biphase.report.verdicts import ComparisonVerdict, SummaryRow, TaskComparison, measure_signals, say_difference
 
 
 def print_summary(rows: Sequence[SummaryRow], broken: Mapping[Path, str] | None = None) -> None:
@@ -131,7 +131,9 @@ def describe_comparison(one: TaskComparison, names: Mapping[str, str]) -> str:
         test = f"p = {show_p_value(one.p_value)} over {show_noise(over)}".replace("= <", "<")
         test = f" ({test}{f'; adjusted over {one.num_tasks} tasks' if one.num_tasks > 1 else ''})"
     within = ", within noise" if one.verdict == "within noise" else ""
-    return f"{start}: {say(*sides, gap, is_ahead=one.verdict in ('A better', 'B better'))}{within}{test}{notes}"
+    return (
+        f"{start}: {say_difference(gap, *sides, is_ahead=one.verdict in ('A better', 'B better'))}{within}{test}{notes}"
+    )
 
 
 def shorten(models: set[str]) -> dict[str, str]:

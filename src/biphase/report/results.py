@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -43,22 +43,6 @@ SETUPS: dict[str, str] = {
 }
 """The comparisons. The paper's tables show the first three and `cpt`; `adapted` is in one of its figures; `control` is
 every final model of a network that was also fine-tuned without any pretraining."""
-
-MEASURES: dict[str, dict[str, str]] = {
-    "standard": {
-        "SC": "accuracy",
-        "TC": "F1 of entities",
-        "QA": "F1 of answers",
-        "IR": "nDCG@10",
-        "EM": "nDCG@10 or rank correlation, zero-shot",
-    },
-    "paper": {
-        "SC": "accuracy",
-        "TC": "macro-F1 per sentence, O included",
-        "QA": "F1 of token positions, first answer",
-        "IR": "nDCG@10, ideal order over the retrieved",
-    },
-}
 
 AVERAGE = "Average"
 """The name that stands for the mean over the datasets of a family."""
@@ -200,7 +184,7 @@ class ResultSet:
 
     @cached_property
     def metrics(self) -> list[Metric]:
-        return [metric for metric in MEASURES if any(r.metric == metric for r in self.results)]  # type: ignore[misc]
+        return [metric for metric in get_args(Metric) if any(r.metric == metric for r in self.results)]  # type: ignore[misc]
 
     @property
     def primary_metric(self) -> Metric:

@@ -73,83 +73,78 @@ def percent(mask: int | None) -> str:
     return MISSING if mask is None else f"{mask} %"
 
 
-TableForm = tuple[tuple[str, ...], Callable[[ReportArm], tuple[str, ...]], Callable[[ReportArm], tuple[str | int, ...]]]
-
-FORMS: dict[str, TableForm] = {
-    "objective": (
-        ("size", "objective", "masked"),
-        lambda arm: (arm.size, OBJECTIVE_NAMES[arm.objective], percent(arm.mask_percent)),
-        lambda arm: (arm.size,),
-    ),
-    "efficiency": (
-        ("size", "steps", "objective"),
-        lambda arm: (arm.size, f"{arm.pretrain_steps:,}", OBJECTIVE_NAMES[arm.objective]),
-        lambda arm: (arm.size, arm.pretrain_steps),
-    ),
-    "ratio": (
-        ("size", "steps", "of them CLM", "of them MLM"),
-        lambda arm: (arm.size, f"{arm.pretrain_steps:,}", f"{arm.clm_steps:,}", f"{arm.mlm_steps:,}"),
-        lambda arm: (arm.size, arm.pretrain_steps),
-    ),
-    "adapted": (
-        ("size", "CLM steps", "MLM steps", "masked"),
-        lambda arm: (arm.size, f"{arm.clm_steps:,}", f"{arm.mlm_steps:,}", percent(arm.mask_percent)),
-        lambda arm: (arm.size, arm.clm_steps, arm.mlm_steps),
-    ),
-    "cpt": (
-        ("size", "continued steps", "parent"),
-        lambda arm: (arm.size, f"{arm.cpt_steps:,}", f"{OBJECTIVE_NAMES[arm.objective]} {arm.pretrain_steps:,}"),
-        lambda arm: (arm.size, arm.cpt_steps),
-    ),
-    "control": (("size", "model"), lambda arm: (arm.size, arm.name), lambda arm: (arm.size,)),
-    "other": (("size", "arm"), lambda arm: (arm.size, arm.name), lambda arm: (arm.size,)),
+STUBS: dict[str, Callable[[ReportArm], str]] = {
+    "size": lambda arm: arm.size,
+    "objective": lambda arm: OBJECTIVE_NAMES[arm.objective],
+    "masked": lambda arm: percent(arm.mask_percent),
+    "steps": lambda arm: f"{arm.pretrain_steps:,}",
+    "CLM steps": lambda arm: f"{arm.clm_steps:,}",
+    "MLM steps": lambda arm: f"{arm.mlm_steps:,}",
+    "continued steps": lambda arm: f"{arm.cpt_steps:,}",
+    "parent": lambda arm: f"{OBJECTIVE_NAMES[arm.objective]} {arm.pretrain_steps:,}",
+    "model": lambda arm: arm.name,
 }
-"""How each comparison is laid out: the headers of what stands before the scores, what stands there, and the block of an
-arm: rows of one block are compared with each other."""
+"""What stands before the scores of an arm, by its header."""
+
+FORMS: dict[str, tuple[tuple[str, ...], int]] = {
+    "objective": (("size", "objective", "masked"), 1),
+    "efficiency": (("size", "steps", "objective"), 2),
+    "ratio": (("size", "steps", "CLM steps", "MLM steps"), 2),
+    "adapted": (("size", "CLM steps", "MLM steps", "masked"), 3),
+    "cpt": (("size", "continued steps", "parent"), 2),
+    "control": (("size", "model"), 1),
+    "other": (("size", "model"), 1),
+}
+"""How each comparison is laid out: what stands before the scores, and in how many of these first columns rows have the
+same in one block."""
 assert FORMS.keys() == SETUPS.keys()
 
 
-def make_tables(results: ResultSet, numbers: Mapping[tuple[str, str], int] | None = None) -> list[Table]:
+PRINTED = itertools.product(("objective", "efficiency", "ratio", "cpt"), ("SC", "TC", "QA", "IR"))
+TABLE_NUMBERS = dict(zip(PRINTED, itertools.count(2), strict=False))
+"""The paper's number of the table for each comparison and family that it prints: tables 2 to 17."""
+
+
+def make_tables(results: ResultSet) -> list[Table]:
     """A table for each comparison, family and metric with a result, in the order of `SETUPS`: a row for every arm of
     the comparison, also for one that lacks this family.
-
-    `numbers`: (setup, family) → the number of a paper's table of the same form.
     """
     tables = []
     for metric, setup in itertools.product(results.metrics, SETUPS):
         part = results.select(metric=metric, setup=setup)
-        arms = part.arms()
+        stub, num_block = FORMS[setup]
+        stubs = {arm: tuple(STUBS[head](arm) for head in stub) for arm in part.arms()}
+        blocks = {arm: words[:num_block] for arm, words in stubs.items()}
         for family in part.families:
             names = part.datasets(family, metric)
             columns = [*names, AVERAGE] if len(names) != 1 else names
-            scores = {(arm.name, name): part.find(arm, family, name, metric) for arm in arms for name in columns}
+            scores = {(arm.name, name): part.find(arm, family, name, metric) for arm in stubs for name in columns}
             title = f"{SETUPS[setup]}, {FAMILY_NAMES[family]} ({tell_measures(part, family, metric)})"
             name = f"{setup}-{family.lower()}"
-            number = (numbers or {}).get((setup, family))
+            number = TABLE_NUMBERS.get((setup, family))
             if number is not None:
                 title, name = f"{title}, in the form of the paper's table {number}", f"{number:02d}-{name}"
             title, name = title[0].upper() + title[1:], f"table-{name}-{metric}"
-            rows = fill_rows(arms, columns, *FORMS[setup][1:], scores)
-            trained = [arm.name for arm in arms if arm.objective != "none"]
+            rows = fill_rows(stubs, blocks, columns, scores)
+            trained = [arm.name for arm in stubs if arm.objective != "none"]
             signals = [measure_signal(scores[arm, column] for arm in trained) for column in columns]
-            tables.append(score_table(name, title, FORMS[setup][0], columns, rows, signals))
+            tables.append(score_table(name, title, stub, columns, rows, signals))
     return tables
 
 
 def fill_rows(
-    arms: Sequence[ReportArm],
+    stubs: Mapping[ReportArm, tuple[str, ...]],
+    blocks: Mapping[ReportArm, tuple[str | int, ...]],
     columns: Sequence[Any],
-    describe: Callable[[ReportArm], tuple[str, ...]],
-    block_of: Callable[[ReportArm], tuple[str | int, ...]],
     scores: Mapping[tuple[str, Any], Result | None],
 ) -> tuple[Row, ...]:
     """A row for every arm, block by block: what stands before its scores, and its score in each column."""
     rows = []
-    for block in dict.fromkeys(map(block_of, arms)):
-        members = [arm for arm in arms if block_of(arm) == block]
+    for block in dict.fromkeys(blocks.values()):
+        members = [arm for arm in stubs if blocks[arm] == block]
         marked = [mark_column([scores.get((arm.name, column)) for arm in members]) for column in columns]
         for arm, cells in zip(members, zip(*marked, strict=True), strict=True):
-            rows.append(Row(describe(arm), cells, block, arm))
+            rows.append(Row(stubs[arm], cells, block, arm))
     return tuple(rows)
 
 

@@ -250,7 +250,9 @@ def judge(measured: TaskComparison) -> TaskComparison:
     return replace(measured, verdict=verdict, notes=tuple(notes))
 
 
-def say(first: tuple[str, float], second: tuple[str, float], gap: Interval, *, is_ahead: bool, where: str = "") -> str:
+def say_difference(
+    gap: Interval, first: tuple[str, float], second: tuple[str, float], *, is_ahead: bool, where: str = ""
+) -> str:
     """`A is ahead of B on genre: 71.20 % against 70.00 %, +1.20 points [+0.40, +2.00]`: the sentence about two models,
     given with their scores and the difference of these, wherever one is said to be better than another or not."""
     (name, score), (other, other_score) = first, second

@@ -18,7 +18,7 @@ from biphase.report.contrasts import Terms, combine, contrast, seed_interval, wi
 from biphase.report.figures import figure_pool
 from biphase.report.formats import csv_text, show_count
 from biphase.report.page import Told, write_report
-from biphase.report.paper import TABLE_NUMBERS, judge_paper, place_arms
+from biphase.report.paper import judge_paper, place_arms
 from biphase.report.results import ReportArm, Result, ResultSet, measured, pool
 from biphase.run import Run, read_metrics, read_recipe
 from biphase.study.advise import Evidence
@@ -331,18 +331,12 @@ def report_study(
             costs=list_costs(plan, state),
             commands=[*tell_texts(plan, state), *commands],
             bm25=find_bm25(scores),
-        )
-        page = write_report(
-            results,
-            out,
-            told,
-            table_numbers=TABLE_NUMBERS,
             plan_svg=picture.result(),
-            missing=list(list_missing(plan, place, state)),
             losses=read_losses(plan, place, state),
             files=files,
-            pool=pool,
+            missing=list(list_missing(plan, place, state)),
         )
+        page = write_report(results, out, told, pool)
     return page, hypotheses, results
 
 
