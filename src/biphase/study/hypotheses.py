@@ -5,7 +5,9 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -54,10 +56,19 @@ def list_ladders(plan: Plan) -> dict[str, Ladder]:
     return dict(found)
 
 
-def ask(plan: Plan) -> dict[str, list[list[AskedInequality] | str]]:
-    """Every hypothesis → what each of its lines asks of the plan's arms; for a finding of the paper, which finds its
-    arms by itself, the key of that. Raises `InputError` for a line that is not in the grammar, or asks for what the
-    study does not have."""
+@dataclass(frozen=True)
+class AskedLine:
+    """A line of a hypothesis: inequalities over the plan's arms, or a finding of the paper, which finds its arms by
+    itself."""
+
+    inequalities: tuple[AskedInequality, ...] = ()
+    finding: str = ""
+    """Its key, such as F1."""
+
+
+def ask(plan: Plan) -> dict[str, list[AskedLine]]:
+    """Every hypothesis → what its lines ask. Raises `InputError` for a line that is not in the grammar, or asks for
+    what the study does not have."""
     study = plan.study
     refuse_doubles("hypotheses", [hypothesis.name for hypothesis in study.hypotheses])
     if study.hypotheses and study.evaluation is None:
@@ -65,7 +76,7 @@ def ask(plan: Plan) -> dict[str, list[list[AskedInequality] | str]]:
     families = task_families(study.evaluation)
     ladders = list_ladders(plan)
     known = read_findings()["findings"]
-    asked: dict[str, list[list[AskedInequality] | str]] = {}
+    asked: dict[str, list[AskedLine]] = {}
     for hypothesis in study.hypotheses:
         lines = asked.setdefault(hypothesis.name, [])
         try:
@@ -73,7 +84,10 @@ def ask(plan: Plan) -> dict[str, list[list[AskedInequality] | str]]:
                 cited = CITED.fullmatch(line.strip())
                 if cited and cited[1] not in known:
                     raise InputError(f"'{line}': the paper's findings are {', '.join(known)}")
-                lines.append(cited[1] if cited else bind(parse_inequality(line), ladders, families))
+                if cited:
+                    lines.append(AskedLine(finding=cited[1]))
+                else:
+                    lines.append(AskedLine(tuple(bind(parse_inequality(line), ladders, families))))
         except InputError as error:
             raise InputError(f"hypothesis '{hypothesis.name}': {error}") from None
     return asked
@@ -81,9 +95,13 @@ def ask(plan: Plan) -> dict[str, list[list[AskedInequality] | str]]:
 
 def list_equivalents(plan: Plan) -> dict[str, tuple[str, ...]]:
     """Arms whose compute-equivalent a hypothesis is about → the arms of the baseline."""
-    asked = [one for lines in ask(plan).values() for line in lines if not isinstance(line, str) for one in line]
-    asked += [rival for one in asked for rival in one.rivals]
-    return {arm: one.ladder for one in asked if one.ladder for arm in one.terms[0].arms}
+    ladders = {}
+    for line in chain(*ask(plan).values()):
+        for inequality in line.inequalities:
+            for rival in (inequality, *inequality.rivals):
+                if rival.ladder:
+                    ladders[rival.terms[0].arms[0]] = rival.ladder
+    return ladders
 
 
 def list_scores(plan: Plan) -> AskedScores:
@@ -102,10 +120,10 @@ def judge_hypotheses(plan: Plan, results: ResultSet) -> tuple[Finding, ...]:
     for hypothesis, lines in zip(plan.study.hypotheses, ask(plan).values(), strict=True):
         claims: list[Claim] = []
         for line in lines:
-            if isinstance(line, str):
-                claims += make_claims(line, results, planned)
+            if line.finding:
+                claims += make_claims(line.finding, results, planned)
             else:
-                claims.append(make_line(line, results, planned))
+                claims.append(make_line(line.inequalities, results, planned))
         findings.append(Finding(hypothesis.name, hypothesis.says, HOW_JUDGED, tuple(claims)))
     return judge_claims(findings)
 
@@ -132,7 +150,7 @@ def hypotheses_hash(plan: Plan) -> str:
 
     everything = [list(plan.of_first_seed.arms), list(families)]
     bound = [
-        [everything if isinstance(line, str) else [about(one) for one in line] for line in lines]
+        [everything if line.finding else [about(one) for one in line.inequalities] for line in lines]
         for lines in ask(plan).values()
     ]
     return content_hash([text_hash(plan.study), bound])[:8]
