@@ -12,8 +12,7 @@ from scipy import stats
 from biphase.console import out
 from biphase.errors import InputError
 from biphase.finetuning.scores import read_scores
-from biphase.report.printing import print_comparison, print_summary
-from biphase.report.verdicts import TaskComparison, compare, summarize
+from biphase.report.verdicts import TaskComparison, compare, print_comparison, print_summary, summarize
 
 WriteCells = Callable[..., None]
 

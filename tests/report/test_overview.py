@@ -9,9 +9,8 @@ from scipy import stats
 
 from biphase.finetuning.scores import ExampleTable, KeptExamples
 from biphase.report.contrasts import with_averages
-from biphase.report.page import Told, answer_sentences, list_means, tell_answer
+from biphase.report.page import Told, answer_sentences, list_means, print_results, tell_answer
 from biphase.report.paper import judge_paper, place_arms
-from biphase.report.printing import print_results
 from biphase.report.results import ReportArm, ResultSet, measured
 from biphase.study.plan import plan_study
 from biphase.study.report import arm_of_model

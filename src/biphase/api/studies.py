@@ -175,7 +175,7 @@ class OpenStudy:
         Args:
             out: the folder to write; report/ in the study's unless given.
         """
-        from biphase.report.printing import print_results
+        from biphase.report.page import print_results
         from biphase.study.folder import StudyFolder
         from biphase.study.hypotheses import tell_findings
         from biphase.study.report import report_study

@@ -314,7 +314,7 @@ def write_evaluation(evaluation: "EvaluatedGrid", compared: "Sequence[TaskCompar
 
 
 def print_evaluation(evaluation: "EvaluatedGrid", compared: "Sequence[TaskComparison] | None") -> None:
-    from biphase.report.printing import print_comparison, print_summary
+    from biphase.report.verdicts import print_comparison, print_summary
 
     if evaluation.planned:
         print_dry_run(evaluation.planned)

@@ -19,7 +19,7 @@ import numpy as np
 from scipy import special
 
 from biphase.finetuning.choosing import Selection
-from biphase.report.formats import show_points
+from biphase.report.formats import show_points, show_share
 from biphase.report.results import AVERAGE, NORMAL_QUANTILE, Result, ResultSet, measured
 from biphase.report.statistics import ROUNDING, SIGNIFICANCE, TAILS, Interval, repetitions
 
@@ -327,6 +327,18 @@ def judge_difference(estimate: float, p_value: float, bound: float = 0.0) -> Sid
     if not is_significant(p_value):
         return "within noise"
     return "above" if estimate > bound else "below"
+
+
+def say_difference(
+    gap: Interval, first: tuple[str, float], second: tuple[str, float], *, is_ahead: bool, where: str = ""
+) -> str:
+    """`A is ahead of B on genre: 71.20 % against 70.00 %, +1.20 points [+0.40, +2.00]`: the sentence about two models,
+    given with their scores and the difference of these, wherever one is said to be better than another or not."""
+    (name, score), (other, other_score) = first, second
+    verb = "is ahead of" if is_ahead else "cannot be told from"
+    ends = "" if math.isnan(gap.low) else f" [{show_points(gap.low)}, {show_points(gap.high)}]"
+    scores = f"{show_share(score)} % against {show_share(other_score)} %"
+    return f"{name} {verb} {other}{where and f' {where}'}: {scores}, {show_points(gap.value)} points{ends}"
 
 
 def with_averages(results: Iterable[Result]) -> ResultSet:

@@ -120,7 +120,6 @@ class FigureRow:
     """What a figure shows."""
 
     title: str
-    caption: str
     needs: str
     choose: Callable[[ResultSet], Iterable[Arms]]
     """What it shows, in the order of the legend."""
@@ -202,7 +201,6 @@ def name_split(arm: ReportArm) -> str:
 FIGURES: dict[str, FigureRow] = {
     "objective-by-size": FigureRow(
         "Objective by size",
-        "CLM and MLM at the same size, data and steps.",
         "CLM and MLM of the same size and steps",
         choose_objectives,
         lambda arm: f"MLM {arm.mask_percent} %" if arm.mask_percent else "CLM",
@@ -210,7 +208,6 @@ FIGURES: dict[str, FigureRow] = {
     ),
     "masking-ratio": FigureRow(
         "Masking ratio",
-        "MLM alone at several masking ratios.",
         "MLM alone at two masking ratios or more",
         partial(choose_arms, setup="objective", objective="mlm"),
         lambda arm: arm.size,
@@ -219,7 +216,6 @@ FIGURES: dict[str, FigureRow] = {
     ),
     "score-by-steps": FigureRow(
         "Score against steps",
-        "Undecayed checkpoints on the way; the axis of steps is logarithmic.",
         "undecayed checkpoints at two steps or more",
         partial(choose_arms, setup="efficiency"),
         name_objective,
@@ -228,8 +224,6 @@ FIGURES: dict[str, FigureRow] = {
     ),
     "rate-spread": FigureRow(
         "Spread over fine-tuning rates",
-        "Standard deviation of test scores over fine-tuning rates and seeds, each dataset around its mean; bootstrap "
-        "intervals over seeds.",
         "test scores at every fine-tuning rate and seed",
         choose_objectives,
         name_objective,
@@ -239,7 +233,6 @@ FIGURES: dict[str, FigureRow] = {
     ),
     "splits": FigureRow(
         "CLM then MLM at a fixed budget",
-        "Difference to MLM alone with the same number of steps. CLM alone is in the tables.",
         "CLM then MLM, and MLM alone, at one budget",
         choose_splits,
         lambda arm: f"{clm_percent(arm)} % CLM, then MLM",
@@ -251,7 +244,6 @@ FIGURES: dict[str, FigureRow] = {
     ),
     "masking-after-clm": FigureRow(
         "Masking ratio after CLM",
-        "MLM alone, and MLM after CLM with as many steps in all.",
         "MLM after CLM at two masking ratios or more",
         choose_masks_after_clm,
         name_split,
@@ -260,7 +252,6 @@ FIGURES: dict[str, FigureRow] = {
     ),
     "continued": FigureRow(
         "Continued pretraining: which parent?",
-        "Difference between continuing with MLM from the CLM model and from the MLM model; 0 steps are the parents.",
         "MLM continued from CLM and from MLM",
         choose_continued,
         lambda arm: f"{arm.size}, from CLM − from MLM",
@@ -271,7 +262,6 @@ FIGURES: dict[str, FigureRow] = {
     ),
     "continued-steps": FigureRow(
         "Continued pretraining over its steps",
-        "Continued with MLM from the CLM model and from the MLM model; 0 steps are the parents.",
         "continued pretraining at two numbers of steps or more",
         partial(choose_arms, setup="cpt"),
         lambda arm: f"from {arm.objective.upper()}",
@@ -280,8 +270,6 @@ FIGURES: dict[str, FigureRow] = {
     ),
     "score-by-flops": FigureRow(
         "Score against FLOPs",
-        "Decayed models; the larger the marker, the larger the model. CLM then MLM in one go or continued; of adapted "
-        "models, the adaptation alone.",
         "FLOPs of two arms or more",
         choose_priced,
         name_objective,
@@ -292,12 +280,7 @@ FIGURES: dict[str, FigureRow] = {
 }
 """By the name of its files. Loss curves are no results, and drawn by themselves."""
 
-LOSS_FIGURE = (
-    "losses",
-    "Loss curves",
-    "Training loss as lines (means of neighbouring steps), validation loss as markers; a branch begins at the step "
-    "where it leaves its trunk.",
-)
+LOSS_FIGURE = ("losses", "Loss curves")
 
 
 def figure_pool() -> Executor:
@@ -320,13 +303,13 @@ def list_figures(
     results: ResultSet,
     losses: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
     ladders: Sequence[Panel] = (),
-) -> tuple[list[Picture], list[tuple[str, str, str]], list[str]]:
+) -> tuple[list[Picture], list[tuple[str, str]], list[str]]:
     """Every figure for which there are scores.
 
     `losses`: run → records as in metrics.jsonl. `ladders`: panels that stand beside what they tell.
 
     Returns:
-        The pictures to be drawn; name, title and caption of those that stand by themselves; and what the others lack.
+        The pictures to be drawn; name and title of those that stand by themselves; and what the others lack.
     """
     shown, missing, pictures = [], [], list[Picture]()
     if ladders:
@@ -336,7 +319,7 @@ def list_figures(
     for name, row in FIGURES.items():
         if panels := fill_panels(row, results):
             pictures.append(Picture(name, [partial(plot_panel, panel) for panel in panels]))
-            shown.append((name, row.title, row.caption))
+            shown.append((name, row.title))
         else:
             missing.append(f"{row.title}: needs {row.needs}")
     if curves := list(share_out_curves(losses or {})):

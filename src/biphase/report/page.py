@@ -23,10 +23,19 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from biphase import __version__
+from biphase.console import out as terminal
 from biphase.errors import InputError
 from biphase.files import own_folder
 from biphase.report.claims import Claim, Finding, Verdicts, count_tested, group_verdicts, tell_verdict
-from biphase.report.contrasts import Signal, average, difference, is_significant, measure_signal, with_averages
+from biphase.report.contrasts import (
+    Signal,
+    average,
+    difference,
+    is_significant,
+    measure_signal,
+    say_difference,
+    with_averages,
+)
 from biphase.report.equivalents import PriceList, ladder_panel, list_prices, price_sentence, price_tables
 from biphase.report.figures import figure_pool, list_figures, save_figure
 from biphase.report.formats import MISSING, show_count, show_p_value, show_points, show_share, tell_measures
@@ -49,13 +58,13 @@ from biphase.report.tables import (
     Table,
     fill_rows,
     is_degenerate,
+    make_score_table,
     make_tables,
     percent,
-    score_table,
+    print_table,
     show_signal,
     table_files,
 )
-from biphase.report.verdicts import say_difference
 from biphase.style import GRID, INK
 
 XLINK = "{http://www.w3.org/1999/xlink}"
@@ -220,7 +229,7 @@ def wide_table(results: ResultSet, metric: str) -> Table:
     details = tuple(is_long and name not in (AVERAGE, ALL_TASKS) and code in of_means for code, name in columns)
     title = f"All models and tasks, {'standard' if metric == 'standard' else 'the paper’s own'} metrics ({about})"
     stub = ("model", "network", "steps", "objective", "masked")
-    return score_table(f"all-{metric}", title, stub, heads, rows, signals, details)
+    return make_score_table(f"all-{metric}", title, stub, heads, rows, signals, details)
 
 
 def answer_sentences(results: ResultSet, means: Sequence[Result]) -> Iterator[str]:
@@ -473,3 +482,11 @@ def first_number(text: str) -> str:
     """`0.71` of `at most 0.71 [0.62, 0.83]`."""
     found = re.search(r"[0-9][0-9,]*(\.[0-9]+)?", text)
     return found.group() if found else MISSING
+
+
+def print_results(results: ResultSet) -> None:
+    """The table of all models and tasks, and the answer to the study's question, as its page has them."""
+    title = "Test scores in %, mean over seeds ± half of the 95 % interval"
+    print_table(replace(wide_table(results, results.primary_metric), title=title))
+    for sentence in answer_sentences(results, list_means(results)):
+        terminal.print(sentence, markup=False)

@@ -109,7 +109,7 @@ NOTE = f"“On par” allows for {100 * ON_PAR:g} point, a number that is ours."
 @cache
 def read_findings() -> dict[str, Any]:
     """`findings`: key → what the paper says, the lines that are to hold, and what they do not tell of how it is judged;
-    `names`: what the names in these lines stand for."""
+    `names`: what the names in these lines stand for; `report`: what a page on the published scores says of itself."""
     text = (resources.files("biphase") / "bundled" / "paper" / "findings.yaml").read_text(encoding="utf-8")
     return parse_yaml(text)
 
@@ -218,30 +218,13 @@ def answer(findings: Sequence[Finding]) -> str:
     return f"{first}Of the paper’s {len(findings)} findings, {place}{': ' if place else ''}{groups}."
 
 
-TITLE = "Should we still pretrain encoders with masked language modeling?"
-QUESTION = (
-    "Same architecture, same data in the same order, same budget: which objective makes the better text encoder, CLM "
-    "(the next token), MLM (masked tokens), or one after the other? The 800 published scores of arXiv 2507.00994, "
-    "judged anew."
-)
 COMMANDS = ("pip install .", "biphase report paper --out paper-report")
-NOT_PUBLISHED = (
-    "Published are means and half-widths over five fine-tuning seeds (1.96·s/√5), rounded to 0.01 points. Tests are "
-    "Welch's, from these alone: pairing by seed, which could tell smaller differences, is not possible. A half-width "
-    "printed as 0.00 counts as 0.005.",
-    "Scores at every learning rate and seed are not published: F5 cannot be tested, and its figure not drawn.",
-    "The four models of 40,000 steps CLM and 2,000 steps MLM at masking ratios of 20 to 50 % are in no published "
-    "table: F7 cannot be tested, and its figure not drawn.",
-    "Half-widths of averages are taken as published; to recompute them needs the scores of each seed.",
-    "The metrics are the paper's own; standard ones (F1 of entities, official SQuAD F1, trec_eval's nDCG@10) are not "
-    "published.",
-    "FLOPs are not published: they are counted from the published shapes, with the head where there is a target.",
-)
 
 
 def report_paper(out: Path) -> Path:
     """Write `tables/`, `figures/` and `index.html` into the folder `out`; returns the page."""
     results = read_reference()
     verdicts = judge_paper(results)
-    told = Told(TITLE, QUESTION, verdicts, commands=COMMANDS, answer=verdicts[1], missing=NOT_PUBLISHED)
+    said = read_findings()["report"]
+    told = Told(**said, verdicts=verdicts, commands=COMMANDS, answer=verdicts[1])
     return write_report(results, out, told)

@@ -128,7 +128,7 @@ def make_tables(results: ResultSet) -> list[Table]:
             rows = fill_rows(stubs, blocks, columns, scores)
             trained = [arm.name for arm in stubs if arm.objective != "none"]
             signals = [measure_signal(scores[arm, column] for arm in trained) for column in columns]
-            tables.append(score_table(name, title, stub, columns, rows, signals))
+            tables.append(make_score_table(name, title, stub, columns, rows, signals))
     return tables
 
 
@@ -164,7 +164,7 @@ def mark_column(scores: Sequence[Result | None]) -> list[Cell]:
     return cells
 
 
-def score_table(
+def make_score_table(
     name: str,
     title: str,
     stub: tuple[str, ...],
