@@ -73,11 +73,11 @@ class Contrast:
     @property
     def noise(self) -> tuple[Noise, ...]:
         """What the test accounts for."""
-        found: list[Noise] = ["pretraining seeds"] if self.num_pretrainings > 1 else []
-        found += ["fine-tuning seeds"] if self.num > 1 else []
-        found += ["test examples"] if self.num_examples else []
-        found += [] if math.isnan(self.choice_degrees) else ["the choice of rates"]
-        return tuple(found)
+        sources: list[Noise] = ["pretraining seeds"] if self.num_pretrainings > 1 else []
+        sources += ["fine-tuning seeds"] if self.num > 1 else []
+        sources += ["test examples"] if self.num_examples else []
+        sources += [] if math.isnan(self.choice_degrees) else ["the choice of rates"]
+        return tuple(sources)
 
     def against(self, bound: float = 0.0) -> Interval:
         """Estimate, 95 % interval, and two-sided p-value of "it equals `bound`"."""

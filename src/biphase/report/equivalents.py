@@ -216,23 +216,27 @@ def interpolate(ladder: Sequence[Rung], compute: float) -> Terms:
     return combine((1 - part, lower.terms), (part, upper.terms))
 
 
-def show_multiple(found: Equivalent) -> str:
+def show_multiple(equivalent: Equivalent) -> str:
     """`0.73 [0.61, 0.82]`, `0.64 (at most 1.17)`, `above the ladder (at most 0.52)`."""
-    ends = show_ends(found)
-    return show_point(found) + (f" {ends}" if ends.startswith("[") else f" ({ends})" if ends else "")
+    ends = show_ends(equivalent)
+    return show_point(equivalent) + (f" {ends}" if ends.startswith("[") else f" ({ends})" if ends else "")
 
 
-def show_point(found: Equivalent) -> str:
-    return f"{found.beyond} the ladder" if found.beyond else f"{found.share:.2f}"
+def show_point(equivalent: Equivalent) -> str:
+    return f"{equivalent.beyond} the ladder" if equivalent.beyond else f"{equivalent.share:.2f}"
 
 
-def show_ends(found: Equivalent) -> str:
+def show_ends(equivalent: Equivalent) -> str:
     """The interval: `[0.61, 0.82]`, `at most 0.52`, `at least 0.61`, `no bound`; nothing without a test."""
-    if math.isnan(found.low):
+    if math.isnan(equivalent.low):
         return ""
-    if not found.low:
-        return "no bound" if math.isinf(found.high) else f"at most {found.high:.2f}"
-    return f"at least {found.low:.2f}" if math.isinf(found.high) else f"[{found.low:.2f}, {found.high:.2f}]"
+    if not equivalent.low:
+        return "no bound" if math.isinf(equivalent.high) else f"at most {equivalent.high:.2f}"
+    return (
+        f"at least {equivalent.low:.2f}"
+        if math.isinf(equivalent.high)
+        else f"[{equivalent.low:.2f}, {equivalent.high:.2f}]"
+    )
 
 
 LEAST_RUNGS = 3
@@ -315,7 +319,7 @@ class PriceList:
     @property
     def headline(self) -> tuple[Price, ...]:
         """What was declared before it was seen; else all that is compared."""
-        compared = [found.arm.name for found in self.compared]
+        compared = [each.arm.name for each in self.compared]
         return tuple(price for price in self.prices if price.arm.name in (self.declared or compared))
 
 
@@ -332,7 +336,7 @@ def list_prices(
         return [], []
     decayed = [arm for arm in results.models if arm.setup != "efficiency"]
     trained = [arm for arm in decayed if arm.objective != "none" and not arm.cpt_steps]
-    found, lacking = [], []
+    lists, lacking = [], []
     for size in sizes_of(trained):
         own = [arm for arm in trained if arm.size == size]
         baseline = choose_baseline(own)
@@ -346,8 +350,8 @@ def list_prices(
             names = {arm.name for arm in baseline}
             asked = tuple(arm for arm, ladder in (declared or {}).items() if names.issuperset(ladder))
             there = [price.arm.name for price in listed.prices]
-            found.append(replace(listed, declared=tuple(name for name in asked if name in there)))
-    return found, lacking
+            lists.append(replace(listed, declared=tuple(name for name in asked if name in there)))
+    return lists, lacking
 
 
 def choose_baseline(arms: Sequence[ReportArm]) -> tuple[ReportArm, ...]:
@@ -412,24 +416,24 @@ def price_sentence(listed: PriceList) -> str:
     Of several arms none is chosen by its share, which would flatter it: the sentence has the range.
     """
     chosen, alone = listed.headline, f"MLM alone ({listed.baseline[0].mask_percent} % masked)"
-    found, last = chosen[0].mean[0], chosen[-1].mean[0]
-    unit, ends = f"of its {AXES[found.axis]}", show_ends(found)
-    where = f"on average over {len(found.datasets)} tasks" if len(found.datasets) > 1 else f"on {found.datasets[0]}"
-    notes = [f"interval over {show_noise(found.noise)}"] if found.noise else ["no interval: one seed"]
+    first, last = chosen[0].mean[0], chosen[-1].mean[0]
+    unit, ends = f"of its {AXES[first.axis]}", show_ends(first)
+    where = f"on average over {len(first.datasets)} tasks" if len(first.datasets) > 1 else f"on {first.datasets[0]}"
+    notes = [f"interval over {show_noise(first.noise)}"] if first.noise else ["no interval: one seed"]
     if listed.declared:
         notes.insert(0, "declared in the study's hypotheses")
-    if "pretraining seeds" not in found.noise:
+    if "pretraining seeds" not in first.noise:
         notes.append("each model was pretrained once")
     if len(chosen) > 1:
-        reach = f"{found.arm.name} {show_multiple(found)} to {last.arm.name} {show_multiple(last)}"
+        reach = f"{first.arm.name} {show_multiple(first)} to {last.arm.name} {show_multiple(last)}"
         told = f"{len(chosen)} models reach the score of {alone} at different shares {unit}: from {reach}"
-    elif found.beyond:
-        told = f"{found.arm.name} scores {found.beyond} {alone} at all of its budgets"
+    elif first.beyond:
+        told = f"{first.arm.name} scores {first.beyond} {alone} at all of its budgets"
         told += f": {ends} {unit}" if ends.startswith("at ") else ""
     else:
-        told = f"{found.arm.name} reaches the score of {alone} at {show_multiple(found)} {unit}"
-    if len(chosen) == 1 and found.low <= 1 <= found.high:
-        told += ", which is not shown to be cheaper" if found.share < 1 else ", which is not shown to cost more"
+        told = f"{first.arm.name} reaches the score of {alone} at {show_multiple(first)} {unit}"
+    if len(chosen) == 1 and first.low <= 1 <= first.high:
+        told += ", which is not shown to be cheaper" if first.share < 1 else ", which is not shown to cost more"
     return f"{told}, {where} ({'; '.join(notes)}).{tell_rest(chosen[0])}"
 
 
@@ -454,10 +458,10 @@ def ladder_panel(listed: PriceList) -> Panel:
         down, up = max(height - (mean - reach), 0.0), max(mean + reach - height, 0.0)
         marks.append(Mark(rung.compute, 100 * height, 100 * down, 100 * up))
     series = [(f"{listed.label} alone", LOOKS["mlm"], marks)]
-    for found, look in zip(compared, SERIES, strict=False):
-        label = f"{found.arm.name}: {show_point(found)}"
-        mark = mark_mean(found.rung.compute, found.rung.score.mean, found.rung.score.half_width)
-        series.append((label, look, [replace(mark, until=found.matching)]))
+    for equivalent, look in zip(compared, SERIES, strict=False):
+        label = f"{equivalent.arm.name}: {show_point(equivalent)}"
+        mark = mark_mean(equivalent.rung.compute, equivalent.rung.score.mean, equivalent.rung.score.half_width)
+        series.append((label, look, [replace(mark, until=equivalent.matching)]))
     ticks, labels, unit = round_ticks([one.compute for one in (*first.ladder, *(one.rung for one in compared))])
     x_label = f"{AXES[first.axis]} of training{unit}"
     y_label = "mean over all tasks (%)" if len(listed.datasets) > 1 else f"{listed.datasets[0]} (%)"
@@ -466,7 +470,9 @@ def ladder_panel(listed: PriceList) -> Panel:
 
 def price_tables(listed: PriceList) -> list[Table]:
     """A row for every arm: shares by the mean, and those by family and task."""
-    shared = [axis for axis in AXES if any(axis == found.axis for price in listed.prices for found in price.mean)]
+    shared = [
+        axis for axis in AXES if any(axis == equivalent.axis for price in listed.prices for equivalent in price.mean)
+    ]
     parts = tuple(listed.prices[0].parts)
     rows, by_part = [], []
     records: list[Sequence[object]] = [PRICE_COLUMNS]
@@ -476,12 +482,15 @@ def price_tables(listed: PriceList) -> list[Table]:
         score = Cell(show_share(first.rung.score.mean), show_share(first.rung.score.half_width))
         rows.append(Row(stub, (steps, score, *(Cell(shares.get(axis, MISSING)) for axis in shared))))
         by_part.append(Row(stub, (steps, *(Cell(show_multiple(one)) for one in price.parts.values()))))
-        for part, found in [*(("mean", one) for one in price.mean), *price.parts.items()]:
-            mean, half_width = found.rung.score.mean, show_share(found.rung.score.half_width).replace(MISSING, "")
-            ends = [f"{end:.4f}" if 0 < end < math.inf else "" for end in (found.low, found.high)]
+        for part, equivalent in [*(("mean", one) for one in price.mean), *price.parts.items()]:
+            mean, half_width = (
+                equivalent.rung.score.mean,
+                show_share(equivalent.rung.score.half_width).replace(MISSING, ""),
+            )
+            ends = [f"{end:.4f}" if 0 < end < math.inf else "" for end in (equivalent.low, equivalent.high)]
             place = (price.arm.name, listed.size, listed.label, price.arm.pretrain_steps, part)
-            counted = (found.axis, f"{found.rung.compute:.6g}", found.beyond, f"{found.share:.4f}")
-            records.append((*place, show_share(mean), half_width, *counted, *ends, "; ".join(found.noise)))
+            counted = (equivalent.axis, f"{equivalent.rung.compute:.6g}", equivalent.beyond, f"{equivalent.share:.4f}")
+            records.append((*place, show_share(mean), half_width, *counted, *ends, "; ".join(equivalent.noise)))
     heads = ("steps", "score (%)", *(f"share of {AXES[axis]}" for axis in shared))
     tables = [Table(listed.name, listed.title, ("model",), heads, tuple(rows), (listed.rule,), records)]
     if parts:

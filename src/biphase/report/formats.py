@@ -128,10 +128,10 @@ def group_measures(results: ResultSet, family: str, metric: str) -> dict[str, li
 
 def tell_measures(results: ResultSet, family: str, metric: str) -> str:
     """`accuracy`; `accuracy on genre and Matthews correlation on cola, which averages mix`."""
-    found = group_measures(results, family, metric)
-    if len(found) == 1:
-        return next(iter(found))
-    return f"{show_list([f'{words} on {show_list(own)}' for words, own in found.items()])}, which averages mix"
+    groups = group_measures(results, family, metric)
+    if len(groups) == 1:
+        return next(iter(groups))
+    return f"{show_list([f'{words} on {show_list(own)}' for words, own in groups.items()])}, which averages mix"
 
 
 def label_measures(results: ResultSet, family: str, metric: str) -> str:

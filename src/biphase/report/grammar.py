@@ -130,8 +130,8 @@ class Parser:
         return "" if self.at == len(self.tokens) or self.tokens[self.at][1] else self.tokens[self.at][0]
 
     def refuse(self, wanted: str) -> NoReturn:
-        found = f"'{self.tokens[self.at][0]}'" if self.at < len(self.tokens) else "the end"
-        raise InputError(f"{wanted} is wanted where {found} stands")
+        next_token = f"'{self.tokens[self.at][0]}'" if self.at < len(self.tokens) else "the end"
+        raise InputError(f"{wanted} is wanted where {next_token} stands")
 
     def take(self, *wanted: str) -> str:
         """The next word, if it is one of these."""
@@ -142,8 +142,8 @@ class Parser:
 
     def has(self, *words: str) -> bool:
         """Whether these come next; they are taken then."""
-        found = tuple(token for token, is_quoted in self.tokens[self.at : self.at + len(words)] if not is_quoted)
-        if found != words:
+        tokens = tuple(token for token, is_quoted in self.tokens[self.at : self.at + len(words)] if not is_quoted)
+        if tokens != words:
             return False
         self.at += len(words)
         return True

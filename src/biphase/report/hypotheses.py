@@ -81,14 +81,14 @@ class AskedInequality:
 def line_up(arms: Sequence[ReportArm], axis: str) -> dict[float, ReportArm]:
     """Arms by their values on an axis; none without an axis. Raises `InputError` where one has no value, or that of
     another."""
-    found: dict[float, ReportArm] = {}
+    by_value: dict[float, ReportArm] = {}
     for arm in arms if axis else ():
         places = {"budget": arm.budget, "mask": arm.mask_percent}
         value = places.get(axis, arm.clm_share)
-        if value is None or value in found:
+        if value is None or value in by_value:
             raise InputError(f"'{arm.name}' has no place of its own on the axis '{axis}'")
-        found[value] = arm
-    return found
+        by_value[value] = arm
+    return by_value
 
 
 def weigh_arms(terms: Sequence[AskedTerm], arms: Mapping[str, ReportArm]) -> list[tuple[float, ReportArm, str]]:
@@ -165,8 +165,8 @@ def read_line(
     """The scores of all seeds on a dataset at every value of an axis, and their pretraining seeds; () where all are of
     one pretraining."""
     if axis == RATE:
-        found = results.scores_of(arms[0]).get(dataset)
-        by_value = {} if found is None or found.by_rate is None else {r: (s, found) for r, s in found.by_rate.items()}
+        score = results.scores_of(arms[0]).get(dataset)
+        by_value = {} if score is None or score.by_rate is None else {r: (s, score) for r, s in score.by_rate.items()}
     else:
         scores = {value: results.scores_of(arm).get(dataset) for value, arm in line_up(arms, axis).items()}
         by_value = {value: (score.samples, score) for value, score in scores.items() if score is not None}
@@ -269,21 +269,21 @@ def expand_tasks(wanted: Sequence[str], tasks: Mapping[str, str]) -> list[str]:
     """Names of tasks, codes of families, or `average`."""
     by_words = {**{code: code for code in FAMILY_NAMES}, **FAMILY_CODES}
     there = list(dict.fromkeys(tasks.values()))
-    found: list[str] = []
+    expanded: list[str] = []
     for name in wanted:
         if name in ("every family", "some family"):
-            found += there
+            expanded += there
         elif name in ("every task", "some task"):
-            found += tasks
+            expanded += tasks
         elif name == MEAN_OF_FAMILIES or name in tasks:
-            found.append(name)
+            expanded.append(name)
         elif by_words.get(name) in there:
-            found.append(by_words[name])
+            expanded.append(by_words[name])
         else:
             known = [*tasks, *there, *(word for word, code in by_words.items() if code in there)]
             known = list(dict.fromkeys([MEAN_OF_FAMILIES, "every family", "every task", *known]))
             raise InputError(f"unknown task or family '{name}'; known: {', '.join(known)}")
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(expanded))
 
 
 def find_spots(line: ParsedInequality, ladders: Mapping[str, Ladder]) -> Iterator[tuple[Spot, list[list[AskedTerm]]]]:

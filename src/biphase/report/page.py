@@ -113,7 +113,7 @@ def tidy(root: Element, name: str, styles: dict[str, str]) -> None:
         for key, value in one.attrib.items():
             key = key.removeprefix(XLINK)
             value = SUPERFLUOUS.sub("", " ".join(value.split()))
-            value = REFERENCE.sub(lambda found: ids[found[0]], f"{key}={value}").removeprefix(f"{key}=")
+            value = REFERENCE.sub(lambda match: ids[match[0]], f"{key}={value}").removeprefix(f"{key}=")
             if key == "style":
                 value = value.replace(INK, "currentColor").replace(GRID, "var(--grid)")
                 key, value = "class", styles.setdefault(value, f"s{len(styles)}")
@@ -182,7 +182,7 @@ def scores_by_model(results: ResultSet, metric: str) -> dict[str, dict[tuple[str
     """Name of a model → (family, dataset) → its score; and ("", ALL_TASKS) → its mean over all tasks, where it has all
     that any model has."""
     names = [(family, dataset) for family in results.families for dataset in results.datasets(family, metric)]
-    found = {}
+    by_model = {}
     for name, cells in results.by_model.items():
         own: dict[tuple[str, str], Result] = {
             (one.family, one.dataset): one for one in cells.values() if one.metric == metric
@@ -190,8 +190,8 @@ def scores_by_model(results: ResultSet, metric: str) -> dict[str, dict[tuple[str
         known = [own[place] for place in names if place in own]
         if known and len(known) == len(names):
             own["", ALL_TASKS] = average(known) if len(known) > 1 else replace(known[0], dataset=AVERAGE)
-        found[name] = own
-    return found
+        by_model[name] = own
+    return by_model
 
 
 def wide_table(results: ResultSet, metric: str) -> Table:
@@ -480,8 +480,8 @@ def sort_value(text: str) -> str:
 
 def first_number(text: str) -> str:
     """`0.71` of `at most 0.71 [0.62, 0.83]`."""
-    found = re.search(r"[0-9][0-9,]*(\.[0-9]+)?", text)
-    return found.group() if found else MISSING
+    match = re.search(r"[0-9][0-9,]*(\.[0-9]+)?", text)
+    return match.group() if match else MISSING
 
 
 def print_results(results: ResultSet) -> None:

@@ -91,14 +91,14 @@ def place_arms(arms: Iterable[ReportArm]) -> tuple[ReportArm, ...]:
             is_also_controlled = arm.setup == "other" and arm.size in controlled
             return [arm.setup, "control"] if is_also_controlled else [arm.setup]
         is_scratch = not arm.cpt_steps
-        found = {
+        belongs = {
             "objective": is_scratch and arm.objective != "clm+mlm" and arm.pretrain_steps == largest[arm.size],
             "ratio": is_scratch and (arm.size, arm.pretrain_steps) in budgets and arm.mask_percent in (None, mask),
             "adapted": arm in both and ratios[arm.size, arm.clm_steps, arm.mlm_steps] > 1,
             "cpt": not is_scratch or arm.name in parents,
             "control": arm.size in controlled,
         }
-        return [setup for setup, is_there in found.items() if is_there] or ["other"]
+        return [setup for setup, is_there in belongs.items() if is_there] or ["other"]
 
     return tuple(replace(arm, setup=setup) for arm in arms for setup in setups(arm))
 

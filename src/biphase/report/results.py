@@ -154,19 +154,19 @@ class ResultSet:
 
     @cached_property
     def cells(self) -> dict[tuple[str, str, str, str, str], Result]:
-        found = {(one.arm.setup, one.arm.name, one.family, one.dataset, one.metric): one for one in self.results}
-        assert len(found) == len(self.results), "a cell is there twice"
-        return found  # type: ignore[return-value]
+        cells = {(one.arm.setup, one.arm.name, one.family, one.dataset, one.metric): one for one in self.results}
+        assert len(cells) == len(self.results), "a cell is there twice"
+        return cells  # type: ignore[return-value]
 
     @cached_property
     def by_model(self) -> dict[str, dict[tuple[str, str, str], Result]]:
         """Name of a model → (family, dataset, metric) → its result, with the arm of the first of its comparisons."""
-        found: dict[str, dict[tuple[str, str, str], Result]] = {}
+        by_model: dict[str, dict[tuple[str, str, str], Result]] = {}
         for one in self.results:
-            own = found.setdefault(one.arm.name, {})
+            own = by_model.setdefault(one.arm.name, {})
             arm = next(iter(own.values()), one).arm
             own.setdefault((one.family, one.dataset, one.metric), replace(one, arm=arm))
-        return found
+        return by_model
 
     @property
     def models(self) -> list[ReportArm]:
@@ -180,7 +180,7 @@ class ResultSet:
         for result in self.results:
             if result.dataset != AVERAGE:
                 names.setdefault((result.family, result.metric), {})[result.dataset] = None
-        return {key: list(found) for key, found in names.items()}
+        return {key: list(datasets) for key, datasets in names.items()}
 
     @cached_property
     def metrics(self) -> list[Metric]:
@@ -319,9 +319,9 @@ def missing_examples(results: ResultSet) -> list[str]:
     """A line for every result whose predictions cannot be used, with the reason."""
     lines = []
     for result in results.results:
-        found = result.examples and result.examples.found
-        if isinstance(found, InputError):
-            lines.append(f"{result.arm.name} on {result.dataset}: test examples are not accounted for: {found}")
+        table = result.examples and result.examples.found
+        if isinstance(table, InputError):
+            lines.append(f"{result.arm.name} on {result.dataset}: test examples are not accounted for: {table}")
     return list(dict.fromkeys(lines))
 
 

@@ -115,12 +115,12 @@ def measure_signals(rows: Iterable[SummaryRow]) -> dict[str, Signal]:
     for row in rows:
         if row.chosen:
             by_task.setdefault(row.task, {}).setdefault(row.metric, []).append(row.chosen)
-    found = {}
+    signals = {}
     for task, by_metric in by_task.items():
         signal = measure_signal(*by_metric.values()) if len(by_metric) == 1 else None
         if signal is not None:
-            found[task] = signal
-    return found
+            signals[task] = signal
+    return signals
 
 
 @dataclass(frozen=True)
@@ -194,8 +194,8 @@ def measure_task(scores: ScoreSet, model_a: str, model_b: str, task: str) -> Tas
             sides.append(None)
             notes.append(str(error))
     a, b = sides
-    found = a or b
-    known = TaskComparison(model_a, model_b, task, found.metric if found else "", a, b, notes=tuple(notes))
+    side = a or b
+    known = TaskComparison(model_a, model_b, task, side.metric if side else "", a, b, notes=tuple(notes))
     if a is None or b is None:
         return known
     settings_a, settings_b = settings_of(a.scores[0]), settings_of(b.scores[0])
@@ -222,14 +222,14 @@ def list_doubts(a: Selection, b: Selection) -> Iterator[str]:
             )
     tables = []
     for side in (a, b):
-        found = side.examples.found
-        if isinstance(found, InputError):
-            yield f"test examples are not accounted for: {found}"
+        table = side.examples.found
+        if isinstance(table, InputError):
+            yield f"test examples are not accounted for: {table}"
             return
-        if found.num_degenerate:
-            seeds = f"{found.num_degenerate} of {show_count(side.num, 'seed')}"
+        if table.num_degenerate:
+            seeds = f"{table.num_degenerate} of {show_count(side.num, 'seed')}"
             yield f"degenerate: {short_name(side.model)} predicts the same for all examples with {seeds}"
-        tables.append(found)
+        tables.append(table)
         if side.choice and side.choice.doubt:
             yield f"what other validation examples would have chosen is not accounted for: {side.choice.doubt}"
     if tables[0].fingerprint != tables[1].fingerprint:
