@@ -228,15 +228,12 @@ def show_point(equivalent: Equivalent) -> str:
 
 def show_ends(equivalent: Equivalent) -> str:
     """The interval: `[0.61, 0.82]`, `at most 0.52`, `at least 0.61`, `no bound`; nothing without a test."""
-    if math.isnan(equivalent.low):
+    low, high = equivalent.low, equivalent.high
+    if math.isnan(low):
         return ""
-    if not equivalent.low:
-        return "no bound" if math.isinf(equivalent.high) else f"at most {equivalent.high:.2f}"
-    return (
-        f"at least {equivalent.low:.2f}"
-        if math.isinf(equivalent.high)
-        else f"[{equivalent.low:.2f}, {equivalent.high:.2f}]"
-    )
+    if not low:
+        return "no bound" if math.isinf(high) else f"at most {high:.2f}"
+    return f"at least {low:.2f}" if math.isinf(high) else f"[{low:.2f}, {high:.2f}]"
 
 
 LEAST_RUNGS = 3
@@ -470,9 +467,8 @@ def ladder_panel(listed: PriceList) -> Panel:
 
 def price_tables(listed: PriceList) -> list[Table]:
     """A row for every arm: shares by the mean, and those by family and task."""
-    shared = [
-        axis for axis in AXES if any(axis == equivalent.axis for price in listed.prices for equivalent in price.mean)
-    ]
+    counted = {equivalent.axis for price in listed.prices for equivalent in price.mean}
+    shared = [axis for axis in AXES if axis in counted]
     parts = tuple(listed.prices[0].parts)
     rows, by_part = [], []
     records: list[Sequence[object]] = [PRICE_COLUMNS]
@@ -483,14 +479,11 @@ def price_tables(listed: PriceList) -> list[Table]:
         rows.append(Row(stub, (steps, score, *(Cell(shares.get(axis, MISSING)) for axis in shared))))
         by_part.append(Row(stub, (steps, *(Cell(show_multiple(one)) for one in price.parts.values()))))
         for part, equivalent in [*(("mean", one) for one in price.mean), *price.parts.items()]:
-            mean, half_width = (
-                equivalent.rung.score.mean,
-                show_share(equivalent.rung.score.half_width).replace(MISSING, ""),
-            )
+            rung, facts = equivalent.rung, (price.arm.name, listed.size, listed.label, price.arm.pretrain_steps, part)
+            score_and_reach = (show_share(rung.score.mean), show_share(rung.score.half_width).replace(MISSING, ""))
+            share = (equivalent.axis, f"{rung.compute:.6g}", equivalent.beyond, f"{equivalent.share:.4f}")
             ends = [f"{end:.4f}" if 0 < end < math.inf else "" for end in (equivalent.low, equivalent.high)]
-            place = (price.arm.name, listed.size, listed.label, price.arm.pretrain_steps, part)
-            counted = (equivalent.axis, f"{equivalent.rung.compute:.6g}", equivalent.beyond, f"{equivalent.share:.4f}")
-            records.append((*place, show_share(mean), half_width, *counted, *ends, "; ".join(equivalent.noise)))
+            records.append((*facts, *score_and_reach, *share, *ends, "; ".join(equivalent.noise)))
     heads = ("steps", "score (%)", *(f"share of {AXES[axis]}" for axis in shared))
     tables = [Table(listed.name, listed.title, ("model",), heads, tuple(rows), (listed.rule,), records)]
     if parts:

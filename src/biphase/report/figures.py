@@ -12,7 +12,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -520,6 +519,7 @@ def plot_loss_curves(losses: Mapping[str, Sequence[Mapping[str, Any]]], objectiv
 
 def save_figure(picture: Picture, folder: Path) -> Path:
     """Write `NAME.svg` and `NAME.pdf`; returns the SVG. The same picture gives the same, to the byte."""
+    import matplotlib
     from fontTools.subset import Options
     from matplotlib.backends.backend_pdf import FigureCanvasPdf
     from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -528,19 +528,13 @@ def save_figure(picture: Picture, folder: Path) -> Path:
     svg = folder / f"{picture.name}.svg"
     # A PDF's fonts are parts of DejaVu: rules of layout, most of the work of cutting it, are of no use to drawn glyphs.
     Options._drop_tables_default = list({*Options._drop_tables_default, "GPOS", "GSUB", "GDEF", "kern"})
-    with plot_settings(picture.name):
+    # The salt makes the ids inside an SVG the same every time.
+    with matplotlib.rc_context({**PLOT_STYLE, "svg.hashsalt": picture.name}):
         figure = arrange_panels(picture)
         # Each canvas draws once; `savefig` would draw everything twice, to find out what is rasterized.
         FigureCanvasSVG(figure).print_svg(svg, metadata={"Date": None})
         FigureCanvasPdf(figure).print_pdf(svg.with_suffix(".pdf"), metadata={"CreationDate": None})
     return svg
-
-
-def plot_settings(name: str) -> AbstractContextManager[None]:
-    """The house's style; `name` makes the ids inside an SVG the same every time."""
-    import matplotlib
-
-    return matplotlib.rc_context({**PLOT_STYLE, "svg.hashsalt": name})
 
 
 LEFT, RIGHT, TITLE, LABELS, LINE = 0.66, 0.16, 0.3, 0.46, 0.19

@@ -235,14 +235,20 @@ def wide_table(results: ResultSet, metric: str) -> Table:
 def answer_sentences(results: ResultSet, means: Sequence[Result]) -> Iterator[str]:
     """The best model against the best of any other objective (else the runner-up), and against random weights; or why
     there is none."""
-    groups = list(group_rivals(one for one in means if one.arm.objective != "none"))
+    groups: dict[object, list[Result]] = {}
+    for result in means:
+        if result.arm.objective != "none":
+            groups.setdefault(rivals(result.arm), []).append(result)
     if not groups:
         yield "No answer yet: no model that was trained has a score on every task."
         return
-    # The group that compares most objectives; of several, the one with the most training.
-    group = max(
-        groups, key=lambda some: (len({one.arm.whole_objective for one in some}), len(some) > 1, training(some[0]))
-    )
+
+    def weigh(group: list[Result]) -> tuple[float, ...]:
+        """The group that compares most objectives counts most; of several, the one with the most training."""
+        arm, objectives = group[0].arm, {result.arm.whole_objective for result in group}
+        return len(objectives), len(group) > 1, arm.flops or 0.0, arm.pretrain_steps + arm.cpt_steps
+
+    group = max(groups.values(), key=weigh)
     best = max(group, key=lambda result: result.mean)
     names = [name for family in results.families for name in results.datasets(family, best.metric)]
     where = f"on average over {len(names)} tasks" if len(names) > 1 else f"on {names[0]}"
@@ -255,19 +261,6 @@ def answer_sentences(results: ResultSet, means: Sequence[Result]) -> Iterator[st
     control = [one for one in means if one.arm.objective == "none" and one.arm.size == best.arm.size]
     if control:
         yield compare_in_words(best, control[0], where, len(group))
-
-
-def group_rivals(means: Iterable[Result]) -> Iterable[list[Result]]:
-    """Results of models that are compared, group by group."""
-    groups: dict[tuple[str | int, ...], list[Result]] = {}
-    for result in means:
-        groups.setdefault(rivals(result.arm), []).append(result)
-    return groups.values()
-
-
-def training(result: Result) -> tuple[float, int]:
-    """How much training a model had: FLOPs where they are known, then steps."""
-    return result.arm.flops or 0.0, result.arm.pretrain_steps + result.arm.cpt_steps
 
 
 def compare_in_words(best: Result, other: Result, where: str, num_models: int) -> str:
