@@ -120,11 +120,7 @@ def test_yaml_reads_on_and_off_as_booleans(text: str, value: str) -> None:
         ("seed=yes", "'seed' is True: input should be a number"),
         ("schedule.peak_lr=on", "'schedule.peak_lr' is True: input should be a number"),
         ("optimizer.betas=[no, 0.9]", "'optimizer.betas' is [False, 0.9]: input should be a number"),
-        (
-            "curriculum.0.steps=0100",
-            "the value in 'curriculum.0.steps=0100' is not valid YAML (line 1: 0100 is a number",
-        ),
-        ("schedule.peak_lr=1:30", "1:30 is a number to the base of 60 in YAML; write it to the base of 10"),
+        ("schedule.peak_lr=1:30", "'schedule.peak_lr' is '1:30': input should be a valid number"),
         ("curriculum.².steps=1", "'²' is not one of the 2 positions of a list"),
         ("seed=[", "the value in 'seed=[' is not valid YAML"),
         ("curriculum.5.steps=1", "'5' is not one of the 2 positions of a list"),

@@ -24,7 +24,7 @@ def test_json_reads_as_python_does(value: object) -> None:
         ("[" * 100_000, "nested more than 100 deep"),
         ("[" * 200 + "]" * 200, "nested more than 100 deep"),
         ('{"a":' * 200 + "1" + "}" * 200, "nested more than 100 deep"),
-        ("9" * 5000, "thousands of digits"),
+        ("9" * 5000, "4300 digits"),
         (r'"\ud800"', "surrogate"),
         (r'{"\uDC00": 1}', "surrogate"),
         ('[{"text": 1, "id": 2, "text": 3}]', "the key 'text' stands twice"),
@@ -37,31 +37,32 @@ def test_json_that_is_refused(text: str, reason: str) -> None:
 
 
 def test_yaml_reads_as_pyyaml_does() -> None:
-    text = "a: &x {b: 1, c: [1, 2]}\nd: *x\ne:\n  <<: *x\n  b: 3\n1: 2020-02-03\n"
+    text = "a: &x {b: 1, c: [1, 2]}\nd: &y {<<: *x, e: 2}\ne:\n  <<: *y\n  b: 3\n1: 2020-02-03\n"
     assert parse_yaml(text) == yaml.safe_load(text)
     assert parse_yaml("") is None
     text = "[0, 0x10, 1_000, 0.05, -0.5, 08, '0100', '1:30', 10:30 o'clock, 1.e+3]"
     assert parse_yaml(text) == yaml.safe_load(text)
 
 
+def test_numbers_to_another_base_are_texts() -> None:
+    assert parse_yaml("[0100, 1:30, -1:30.5, 0x10]") == ["0100", "1:30", "-1:30.5", 16]
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("a: 1\nb: 2\na: 3\n", "the key 'a' stands twice, in lines 1 and 3"),
-        ("a:\n  b: 1\n  'b': 2\n", "the key 'b' stands twice, in lines 2 and 3"),
-        (BOMB, "aliases that stand for more than"),
-        ("a: &a [*a]\n", "line 1: a value that holds itself"),
+        ("a: 1\nb: 2\na: 3\n", "line 1: the key 'a' stands twice"),
+        ("a:\n  b: 1\n  'b': 2\n", "line 2: the key 'b' stands twice"),
+        (BOMB, "stands for more than 200,000 values"),
+        ("a: &a [*a]\n", "a value that holds itself"),
         ("a: " + "[" * 5000 + "]" * 5000, "nested more than 100 deep"),
-        ("a: " + "9" * 5000, "thousands of digits"),
+        ("a: " + "9" * 5000, "4300 digits"),
         ("a: 2020-99-99\n", "month must be in 1..12"),
         ('a: "\\ud800"\n', "surrogate"),
         ("a: !!python/object/apply:os.system ['true']\n", "could not determine a constructor"),
         ("x" * 2_000_001, "2,000,000 characters"),
-        ("a:\n  b: 0100\n", "line 2: 0100 is a number to the base of 8"),
-        ("a: [-1:30]\n", "line 1: -1:30 is a number to the base of 60"),
-        ("a: 1:30.5\n", "line 1: 1:30.5 is a number to the base of 60"),
-        ("2024-01-01: 3\n", "line 1: the key 2024-01-01 is no text; put it in quotes"),
-        ("!!binary aGk=: 3\n", "the key aGk= is no text"),
+        ("2024-01-01: 3\n", "keys must be str"),
+        ("!!binary aGk=: 3\n", "keys must be str"),
     ],
 )
 def test_yaml_that_is_refused(text: str, reason: str) -> None:

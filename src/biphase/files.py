@@ -1,7 +1,7 @@
 """Files and folders that appear whole or not at all; locks, hashes; JSON and YAML of a known form.
 
 A file that another stage reads is written beside its place and renamed. Texts of JSON and YAML become values that are
-bounded in depth and size, with no key twice; `setting_tree` keeps what a person wrote as a setting.
+bounded in depth and size, with no key twice.
 """
 
 import errno
@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -33,43 +33,34 @@ MAX_YAML_VALUES = 200_000
 """How many values aliases may stand for in all."""
 
 DEEP = f"nested more than {MAX_DEPTH} deep"
-DIGITS = "a number of thousands of digits"
-HALF = "half of a surrogate pair, which is no character"
-
-TAG = "tag:yaml.org,2002:"
-KEY_TAGS = {TAG + kind for kind in ("str", "int", "float", "bool", "null", "merge", "value")}
-OTHER_BASE = re.compile(r"[-+]?0[0-9_]+|.*:.*")
-"""What YAML 1.1 takes for a number to the base of 8 (`0100` is 64) or 60 (`1:30` is 90), among its numbers."""
 
 
 def parse_json(text: str) -> Any:
-    """The value of a JSON text. Raises `json.JSONDecodeError`."""
+    """The value of a JSON text. Raises `json.JSONDecodeError`, also for what other tools could not read again."""
     try:
         value = READER.decode(text)
+        if text.count("[") + text.count("{") > MAX_DEPTH and is_deep(value):
+            raise RecursionError
+        if "\\u" in text and "\\ud" in text.lower():  # half of a surrogate pair is no character
+            json.dumps(value, ensure_ascii=False).encode()
     except json.JSONDecodeError:
         raise
     except RecursionError:
         raise json.JSONDecodeError(DEEP, text, 0) from None
-    except RepeatedKeyError as error:
-        raise json.JSONDecodeError(f"the key '{error}' stands twice", text, 0) from None
-    except ValueError:
-        raise json.JSONDecodeError(DIGITS, text, 0) from None
-    if text.count("[") + text.count("{") > MAX_DEPTH and is_deep(value):
-        raise json.JSONDecodeError(DEEP, text, 0)
-    if "\\u" in text and "\\ud" in text.lower() and has_surrogates(value):
-        raise json.JSONDecodeError(HALF, text, text.lower().find("\\ud"))
+    except ValueError as error:
+        raise json.JSONDecodeError(first_line(error), text, 0) from None
     return value
-
-
-class RepeatedKeyError(ValueError):
-    """A key that stands twice in an object."""
 
 
 def make_object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) < len(pairs):
-        raise RepeatedKeyError(Counter(key for key, _ in pairs).most_common(1)[0][0])
+        raise ValueError(f"the key '{most_common(key for key, _ in pairs)}' stands twice")
     return value
+
+
+def most_common(names: Iterable[str]) -> str:
+    return Counter(names).most_common(1)[0][0]
 
 
 READER = json.JSONDecoder(object_pairs_hook=make_object)
@@ -84,94 +75,65 @@ def is_deep(value: Any) -> bool:
     return any(isinstance(item, list | dict) for item in level)
 
 
-def has_surrogates(value: Any) -> bool:
-    """Whether a text in a tree cannot be written as UTF-8."""
-    try:
-        json.dumps(value, ensure_ascii=False, default=str).encode()
-    except UnicodeEncodeError:
-        return True
-    return False
-
-
 def parse_yaml(text: str) -> Any:
     """The value of a YAML text of one document. Raises `yaml.YAMLError`."""
     if len(text) > MAX_YAML_CHARACTERS:
         raise yaml.YAMLError(f"it has more than {MAX_YAML_CHARACTERS:,} characters")
-    loader = yaml.SafeLoader(text)
+    reader = YamlReader(text)
     try:
-        node = loader.get_single_node()
-        if node is None:
-            return None
-        count_values(node, {}, 0)
-        value = loader.construct_document(node)
+        value = reader.get_single_data()
+        json.dumps(value, ensure_ascii=False, default=str).encode()
     except RecursionError:
         raise yaml.YAMLError(DEEP) from None
-    except (ValueError, OverflowError) as error:  # a date that is none, a number of thousands of digits
-        raise yaml.YAMLError(DIGITS if "digits" in str(error) else str(error)) from None
+    except (TypeError, ValueError, OverflowError) as error:  # a date that is none, a key or a text that JSON has not
+        raise yaml.YAMLError(first_line(error)) from None
     finally:
-        loader.dispose()
-    if has_surrogates(value):
-        raise yaml.YAMLError(HALF)
+        reader.dispose()
     return value
 
 
-def count_values(node: yaml.Node, counted: dict[int, int], depth: int) -> int:
-    """How many values a node stands for, with what its aliases repeat.
+class YamlReader(yaml.SafeLoader):
+    """YAML as people write it: `0100` and `1:30` are texts, and no key stands twice in a mapping.
 
-    Args:
-        counted: the counts of nodes that were met before, by `id`; 0 for those that are being counted.
-
-    Raises:
-        yaml.YAMLError: it holds itself, a key twice, a number to another base, or is too deep or too large.
+    What aliases repeat is counted: a few lines of them may stand for more values than any memory holds.
     """
-    if id(node) in counted:
-        if counted[id(node)] == 0:
-            raise yaml.YAMLError(f"line {line_of(node)}: a value that holds itself")
-        return counted[id(node)]
-    if depth > MAX_DEPTH:
-        raise yaml.YAMLError(DEEP)
-    counted[id(node)] = 0
-    children: list[yaml.Node] = []
-    if isinstance(node, yaml.ScalarNode):
-        refuse_base(node)
-    elif isinstance(node, yaml.MappingNode):
-        refuse_keys(node)
-        children = [child for pair in node.value for child in pair]
-    elif isinstance(node, yaml.SequenceNode):
-        children = node.value
-    total = 1 + sum(count_values(child, counted, depth + 1) for child in children)
-    if total > MAX_YAML_VALUES:
-        raise yaml.YAMLError(f"line {line_of(node)}: aliases that stand for more than {MAX_YAML_VALUES:,} values")
-    counted[id(node)] = total
-    return total
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.depth = self.num_values = 0
+        self.sizes: dict[int, int] = {}
+        """How many values each whole node stands for, by `id`."""
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node:
+        before, is_alias = self.num_values, self.check_event(yaml.AliasEvent)
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            raise yaml.YAMLError(DEEP)
+        node: Any = super().compose_node(parent, index)
+        self.depth -= 1
+        if not is_alias:
+            self.num_values += 1
+            self.sizes[id(node)] = self.num_values - before
+        elif id(node) in self.sizes:
+            self.num_values += self.sizes[id(node)]
+        else:
+            raise yaml.YAMLError("a value that holds itself")
+        if self.num_values > MAX_YAML_VALUES:
+            raise yaml.YAMLError(f"it stands for more than {MAX_YAML_VALUES:,} values")
+        return node
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        names = [str(key.value) for key, _ in node.value]
+        if len(set(names)) < len(names):
+            raise yaml.YAMLError(f"line {node.start_mark.line + 1}: the key '{most_common(names)}' stands twice")
+        return node
 
 
-def refuse_base(node: yaml.ScalarNode) -> None:
-    """Raise `yaml.YAMLError` for a number that YAML 1.1 reads to another base than people do."""
-    if node.tag in (TAG + "int", TAG + "float") and node.style is None and OTHER_BASE.fullmatch(node.value):
-        base = "60" if ":" in node.value else "8"
-        raise yaml.YAMLError(
-            f"line {line_of(node)}: {node.value} is a number to the base of {base} in YAML; write it to the base of "
-            "10, or a text in quotes"
-        )
-
-
-def refuse_keys(node: yaml.MappingNode) -> None:
-    """Raise `yaml.YAMLError` for a mapping in which a key stands twice, naming it and both lines, or is a date."""
-    lines: dict[tuple[str, str], int] = {}
-    for key, _ in node.value:
-        if not isinstance(key, yaml.ScalarNode):
-            continue
-        if key.tag not in KEY_TAGS:
-            raise yaml.YAMLError(f"line {line_of(key)}: the key {key.value} is no text; put it in quotes")
-        name = (key.tag, key.value)
-        if name in lines:
-            raise yaml.YAMLError(f"the key '{key.value}' stands twice, in lines {lines[name]} and {line_of(key)}")
-        lines[name] = line_of(key)
-
-
-def line_of(node: yaml.Node) -> int:
-    return int(node.start_mark.line) + 1
+YamlReader.yaml_implicit_resolvers = {  # YAML 1.1 reads numbers to the base of 8 and 60 here
+    first: [("tag:yaml.org,2002:str", re.compile(r"[-+]?(0[0-9_]+|[0-9_]+(:[0-9_.]+)+)$")), *resolvers]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 
 
 ANEW = "delete it and rerun what makes it"
