@@ -2,12 +2,13 @@
 
 import json
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import transformers
 import yaml
+from jinja2 import Environment, StrictUndefined
 from transformers import PreTrainedModel
 
 from biphase import __version__
@@ -21,43 +22,6 @@ PREDICTS = {
     "mlm": "masked tokens in place, from both sides",
     "mntp": "masked tokens, from the position before each and both sides",
 }
-CARD = """\
-{head}
-# {title}
-
-A {direction} `{kind_of_network}` of {millions:.1f}M parameters. It predicts {predicts}.
-
-```python
-from transformers import {auto_class}, {tokenizer_class}
-
-tokenizer = {tokenizer_class}.from_pretrained("{name}")
-model = {auto_class}.from_pretrained("{name}")
-```
-{misread}{both_ways}
-`AutoModel` gives the network without the language model head, whose weight it reports as unexpected. Training samples
-were text followed by the end-of-text token `{eos}`, without a token in front.
-{embeddings}
-## How it was trained
-
-{curriculum}
-
-{tokens_seen:,} tokens seen in {step:,} updates in all; the last data `{data}` (content hash), tokenizer `{tokenizer}`.
-{merged}
-![Losses over the steps](curves.png)
-
-| step | objective | validation loss (nats) | accuracy | bits per byte |
-|---:|---|---:|---:|---:|
-{validation}
-
-<details><summary>Recipe</summary>
-
-```yaml
-{recipe}```
-
-</details>
-
-Made with biphase {version}.
-"""
 
 FLOOR = "5.17"
 """The first version of transformers in which every decoder that is adapted here looks both ways."""
@@ -75,41 +39,10 @@ to {window} tokens come out the same.
 """
 """What follows where it has a window; by the code of that server, of July 2026."""
 
-PADDED_RIGHT = """
-Batches are padded on the right (`tokenizer.padding_side`).
-"""
-EMBEDDINGS = """
-With sentence-transformers, a text becomes the mean of its tokens' hidden states. These have not been trained to be
-compared: train them on pairs of texts first (`biphase embed`).
-
-```python
-from sentence_transformers import SentenceTransformer
-
-embeddings = SentenceTransformer("{name}").encode(["A text.", "Another one."])
-```
-"""
-"""What the card of a model says that looks both ways and reads texts under sentence-transformers as it was trained."""
-
 MISREAD = (
     "AutoTokenizer takes {chosen} for type '{type}', which splits texts otherwise than in training: load the tokenizer "
     "with PreTrainedTokenizerFast.from_pretrained"
 )
-
-MERGED = """
-Then merged with the decoder that it came from: {line}. Losses and accuracies below are of the network before that.
-"""
-
-
-@dataclass(frozen=True)
-class CardNotes:
-    """What the card tells of an export that neither its run nor its network says."""
-
-    eos: str
-    """The end-of-text token."""
-    merged: str = ""
-    """What the network was averaged with."""
-    misread_as: str = ""
-    """The class that `AutoTokenizer` takes, where it reads texts otherwise."""
 
 
 def tell_direction(config: Any) -> str:
@@ -126,35 +59,39 @@ def write_card(
     name: str,
     auto_class: str,
     network: PreTrainedModel,
-    notes: CardNotes,
+    *,
+    eos: str,
+    merged: str = "",
+    misread_as: str = "",
 ) -> str:
-    """The model card as Markdown, with the fields that the hub reads."""
+    """The model card as Markdown, with the fields that the hub reads.
+
+    Args:
+        eos: the end-of-text token.
+        merged: what the network was averaged with.
+        misread_as: the class that `AutoTokenizer` takes, where it reads texts otherwise than in training.
+    """
     base, history = tell_history(run, manifest)
     pipeline_tag = choose_pipeline(manifest.objective, auto_class)
-    title, name = harmless(name), json.dumps(name, ensure_ascii=False)[1:-1]
-    misread = MISREAD.format(chosen=notes.misread_as, type=network.config.model_type)
-    embeddings = "" if notes.misread_as else EMBEDDINGS.format(name=name)
-    return CARD.format(
+    room = Environment(trim_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined)
+    template = room.from_string(Path(__file__).with_name("card.md.j2").read_text(encoding="utf-8"))
+    return template.render(
         head=write_head("transformers", pipeline_tag, base, ["biphase", network.config.model_type]),
-        title=title,
-        name=name,
-        direction="causal" if manifest.objective == "clm" else "bidirectional",
-        kind_of_network=type(network).__name__,
-        millions=sum(parameter.numel() for parameter in network.parameters()) / 1e6,
+        title=harmless(name),
+        name=json.dumps(name, ensure_ascii=False)[1:-1],
+        looks_back=manifest.objective == "clm",
+        network_class=type(network).__name__,
+        parameters=sum(parameter.numel() for parameter in network.parameters()),
         predicts=PREDICTS[manifest.objective],
         auto_class=auto_class,
-        eos=notes.eos,
-        tokenizer_class="PreTrainedTokenizerFast" if notes.misread_as else "AutoTokenizer",
-        misread=f"\n{misread}.\n" if notes.misread_as else "",
+        tokenizer_class="PreTrainedTokenizerFast" if misread_as else "AutoTokenizer",
+        misread=misread_as and MISREAD.format(chosen=misread_as, type=network.config.model_type),
         both_ways=tell_direction(network.config),
-        embeddings="" if manifest.objective == "clm" else PADDED_RIGHT + embeddings,
-        curriculum="\n".join(f"{number}. {line}" for number, line in enumerate(history, 1)),
-        tokens_seen=manifest.tokens_seen,
-        step=manifest.step,
-        merged=MERGED.format(line=notes.merged) if notes.merged else "",
-        data=manifest.data_fingerprint[:16],
-        tokenizer=manifest.tokenizer_hash[:16],
-        validation=tabulate_validation(run, manifest.run_step),
+        eos=eos,
+        history=history,
+        manifest=manifest,
+        merged=merged,
+        validation=[row for row in read_metrics(run, "validation") if row["step"] <= manifest.run_step],
         recipe=yaml.safe_dump(recipe_elsewhere(run), sort_keys=False, allow_unicode=True),
         version=__version__,
     )
@@ -184,16 +121,6 @@ def choose_pipeline(objective: str, auto_class: str) -> str:
     return "fill-mask" if (objective, auto_class) == ("mlm", "AutoModelForMaskedLM") else "feature-extraction"
 
 
-def tabulate_validation(run: Run, last_step: int) -> str:
-    """What was validated up to a step, as rows of a table in Markdown."""
-    rows = [
-        f"| {r['step']} | {r['objective']} | {r['loss']:.3f} | {r['accuracy']:.1%} | {r['bits_per_byte']:.3f} |"
-        for r in read_metrics(run, "validation")
-        if r["step"] <= last_step
-    ]
-    return "\n".join(rows) or "| | no validation text | | | |"
-
-
 def recipe_elsewhere(run: Run) -> dict[str, Any]:
     """A run's recipe without the paths of this machine."""
     config = read_recipe(run).model_dump(mode="json")
@@ -210,19 +137,21 @@ def tell_history(run: Run, manifest: CheckpointManifest) -> tuple[str | None, li
     for each run since, as far as the parents are here as they were."""
     recipe = read_recipe(run)
     init = recipe.init
-    phases = describe_phases([phase.model_dump(mode="json") for phase in recipe.curriculum], manifest.run_step)
+    phases, steps_left = [], manifest.run_step
+    for phase in recipe.curriculum:
+        mixed = f" ({phase.clm_share:.0%} of them CLM)" if phase.clm_share else ""
+        if steps_left > 0:
+            phases.append(f"{min(phase.steps, steps_left):,} steps of {phase.objective.upper()}{mixed}")
+        steps_left -= phase.steps
     taken = f", with the parent's {' and '.join(manifest.carried)}" if manifest.parent else ""
-    own = (
-        f"`{run.path.name}`: {phases}, {recipe.batch_label} tokens a step, peak rate {recipe.schedule.peak_lr}{taken}."
-    )
+    settings = f"{recipe.batch_label} tokens a step, peak rate {recipe.schedule.peak_lr}"
+    own = f"`{run.path.name}`: {' → '.join(phases)}, {settings}{taken}."
     if init.preset:
         return None, [f"Random weights of preset `{init.preset}`.", own]
     if init.model:
-        is_place = Path(init.model).is_dir()
-        return None if is_place else init.model, [
-            f"The model `{Path(init.model).name if is_place else init.model}`.",
-            own,
-        ]
+        if Path(init.model).is_dir():
+            return None, [f"The model `{Path(init.model).name}`.", own]
+        return init.model, [f"The model `{init.model}`.", own]
     assert init.checkpoint is not None
     place = Path(split_reference(init.checkpoint)[0]).name
     try:
@@ -246,23 +175,8 @@ def tell_dropped(reference: str, content: str) -> tuple[str | None, list[str]]:
     except InputError:
         return None, [f"`{run.path.name}`, which is not here any more (`{content[:16]}`)."]
     passed = last.run_step - (last.step - int(at))
-    base, before = tell_history(run, replace(last, step=int(at), run_step=passed))
-    return base, [
-        *before[:-1],
-        f"{before[-1].removesuffix('.')}; this checkpoint (`{content[:16]}`) is not here any more.",
-    ]
-
-
-def describe_phases(curriculum: list[dict[str, Any]], num_steps: int) -> str:
-    """The first `num_steps` of a curriculum in words."""
-    parts = []
-    for phase in curriculum:
-        steps = min(phase["steps"], num_steps)
-        num_steps -= steps
-        mixed = f" ({phase['clm_share']:.0%} of them CLM)" if phase["clm_share"] else ""
-        if steps > 0:
-            parts.append(f"{steps:,} steps of {phase['objective'].upper()}{mixed}")
-    return " → ".join(parts)
+    base, [*before, own] = tell_history(run, replace(last, step=int(at), run_step=passed))
+    return base, [*before, f"{own.removesuffix('.')}; this checkpoint (`{content[:16]}`) is not here any more."]
 
 
 def draw_curves(run: Run, last_step: int, path: Path) -> None:

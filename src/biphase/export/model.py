@@ -37,7 +37,7 @@ from biphase.encoder.proofs import (
     with_windows,
 )
 from biphase.errors import InputError
-from biphase.export.card import FLOOR, MISREAD, CardNotes, draw_curves, write_card
+from biphase.export.card import FLOOR, MISREAD, draw_curves, write_card
 from biphase.files import read_json_as, refuse_filled, whole_folder, write_json, write_mark, write_text
 from biphase.hub import fetch_model, model_fingerprint
 from biphase.pretraining.checkpoint import CheckpointManifest, read_checkpoint_manifest
@@ -149,9 +149,8 @@ def export_checkpoint(reference: str, folder: Path, merge: float | None = None) 
             write_sentence_transformer(part, exported)
         check_export(part, kind, network, causal)
         draw_curves(run, manifest.run_step, part / "curves.png")
-        notes = CardNotes(tokenizer.eos_token, merged, misread_as)
-        card = write_card(run, manifest, folder.name, kind.__name__, exported, notes)
-        write_text(part / "README.md", card)
+        about = {"eos": tokenizer.eos_token, "merged": merged, "misread_as": misread_as}
+        write_text(part / "README.md", write_card(run, manifest, folder.name, kind.__name__, exported, **about))
         write_mark(part, "encoder")
     looks = "causal" if causal else "bidirectional"
     told = f"\n{merged}" if merged else ""
