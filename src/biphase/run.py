@@ -66,10 +66,6 @@ def read_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                 yield line, record
 
 
-def run_path(root: Path, name: str, identity: str) -> Path:
-    return root / f"{name}-{identity[:8]}"
-
-
 @contextmanager
 def claim_run(run: Run, config: dict[str, Any], environment: dict[str, Any]) -> Iterator[None]:
     """Hold the folder while training into it, cleared of what killed processes left half-written. A start that fails

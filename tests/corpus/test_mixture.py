@@ -17,8 +17,8 @@ from biphase.distributed import World
 from biphase.errors import InputError
 from biphase.files import RECORD_HASH, read_json, write_hashed
 from biphase.pretraining.checkpoint import read_checkpoint_manifest
+from biphase.pretraining.job import resume_start
 from biphase.pretraining.loop import train
-from biphase.pretraining.start import resume_start
 from biphase.run import find_checkpoint
 
 

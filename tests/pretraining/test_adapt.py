@@ -178,8 +178,8 @@ def test_what_a_masked_language_model_cannot(tiny_recipe: MakeRecipe, tmp_path: 
         go_on(save_masked("bert", tmp_path / "bert"), "curriculum.0.objective=clm")
     with pytest.raises(InputError, match=r"takes 47 positions; set data.max_sample_tokens=47"):
         go_on(save_masked("roberta", tmp_path / "short", max_position_embeddings=50))
-    short = str(save_masked("roberta", tmp_path / "fits", max_position_embeddings=50))
-    recipe = fit_samples(load_config(Recipe, BUNDLED / "recipes" / "adapt.yaml", [f"init.model={short}"]))
+    short = save_masked("roberta", tmp_path / "fits", max_position_embeddings=50)
+    recipe = fit_samples(load_config(Recipe, BUNDLED / "recipes" / "adapt.yaml"), short)
     assert recipe.data.max_sample_tokens == 47  # as many as its network takes
     with pytest.raises(InputError, match=r"from behind its padding token 5, and that of the shards is 2: prepare"):
         go_on(save_masked("roberta", tmp_path / "padding", pad_token_id=5))

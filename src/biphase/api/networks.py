@@ -34,23 +34,18 @@ def pretrain(recipe: Any, changes: Changes = (), *, runs: str | Path = "runs") -
         changes: to single keys, such as `{"schedule.peak_lr": 1e-3}`.
         runs: where run folders are.
     """
-    found = read_settings(Recipe, recipe, changes)
-    check_beginning(found)
+    settings = read_settings(Recipe, recipe, changes)
+    # What is not there is told before PyTorch is loaded; a checkpoint may have been dropped since the run began, which
+    # knows it then.
+    init, text = settings.init, open_text(settings.data)
+    if init.preset is not None:
+        find_preset(init.preset)
+    model = None if init.model is None else fetch_model(init.model, init.revision)
     from biphase.pretraining.loop import train
 
-    path = train(found, Path(runs)).path
+    path = train(settings, Path(runs), text, model).path
     console.print(str(path))
     return path
-
-
-def check_beginning(recipe: Recipe) -> None:
-    """Raises `InputError` for text that is not there, and for a beginning that no network has. A checkpoint may have
-    been dropped since the run began, which knows it then."""
-    open_text(recipe.data)
-    if recipe.init.preset is not None:
-        find_preset(recipe.init.preset)
-    if recipe.init.model is not None:
-        fetch_model(recipe.init.model, recipe.init.revision)
 
 
 def export(

@@ -1,14 +1,15 @@
-"""A run that is being trained: what stays the same meanwhile, who holds its folder, what training changes, and the
-microbatches of a step, packed, masked and laid out, one step ahead.
+"""A run that is being trained: where it starts, who holds its folder, what training changes, and the microbatches of a
+step, packed, masked and laid out, one step ahead.
 
-What changes is weights and moments: loaded where a run starts, saved in checkpoints. Letters: T tokens, N targets, S
-samples.
+Fresh, resumed, branched and adapted runs differ in their `Start` and nowhere else: a network, a place in the data order
+and, where it is carried, an optimizer's state. What changes is weights and moments: loaded where a run starts, saved in
+checkpoints. Letters: T tokens, N targets, S samples.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,18 +17,28 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from transformers import AutoModelForMaskedLM, EuroBertConfig, PreTrainedModel
 
-from biphase.corpus.packing import Batches, PackedBatch, TrainingText, make_batches, open_text
-from biphase.corpus.shards import ShardSet
+from biphase.console import err
+from biphase.corpus.packing import Batches, PackedBatch, TrainingText, find_shares, make_batches, open_text
+from biphase.corpus.shards import ShardSet, check_tokenizer
+from biphase.corpus.tokenizer import TOKENIZER_FILES, load_tokenizer, tokenizer_hash
 from biphase.device import choose_dtype, describe_machine, to_device
 from biphase.distributed import World
 from biphase.encoder.attention import PAD_TO_MULTIPLE_OF, PackedLayout, choose_backend, lay_out
-from biphase.encoder.network import load_model_config
-from biphase.encoder.packed import PackedModel, count_flops
+from biphase.encoder.network import TokenIds, language_model_class, load_model, load_model_config, make_model
+from biphase.encoder.packed import PackedModel, count_flops, position_limit
+from biphase.encoder.proofs import check_directions, check_head, freeze_unreached
 from biphase.errors import BusyError, InputError
+from biphase.files import read_json_as, write_json
 from biphase.flops import FlopCount, SampleLengths, count_positions, flops_per_token, update_flops
-from biphase.hub import fetch_model
-from biphase.pretraining.checkpoint import CheckpointManifest, load_optimizer, save_checkpoint
+from biphase.hub import fetch_model, model_fingerprint
+from biphase.pretraining.checkpoint import (
+    CheckpointManifest,
+    load_optimizer,
+    read_checkpoint_manifest,
+    save_checkpoint,
+)
 from biphase.pretraining.objectives import decay_start, is_causal, label_batch, mixture_ends, phase_of_step
 from biphase.pretraining.optimizer import (
     block_matrices,
@@ -37,9 +48,35 @@ from biphase.pretraining.optimizer import (
     parallelize,
     unwrap,
 )
-from biphase.pretraining.start import Start, find_recorded, find_start, load_network, record_origin
 from biphase.recipe import Phase, Recipe
-from biphase.run import Run, claim_run, drop_old, run_path, whole_steps
+from biphase.run import (
+    Run,
+    claim_run,
+    drop_old,
+    find_checkpoint,
+    read_recipe,
+    split_reference,
+    whole_steps,
+)
+
+ORIGIN = "origin.json"
+"""The file of a branch's run that says where it began: its parent may drop that checkpoint meanwhile."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a run begins, or goes on."""
+
+    run_step: int = 0
+    """Updates of this run that are already done."""
+    step: int = 0
+    tokens_seen: int = 0
+    data_position: int = 0
+    parent: str | None = None
+    carried: tuple[str, ...] = ()
+    model_folder: str | None = None
+    """A transformers folder, None for random weights."""
+    optimizer_folder: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -55,11 +92,6 @@ class Job:
     """Where the run began, however often it was resumed since."""
 
     @property
-    def shards(self) -> ShardSet:
-        """The set whose tokenizer is the run's."""
-        return self.text.main
-
-    @property
     def kept_steps(self) -> set[int]:
         """Steps whose checkpoints stay: the ends of mixtures, the last before the decay, and those in the recipe."""
         recipe = self.recipe
@@ -71,48 +103,137 @@ class Job:
         origin = self.origin.step
         return self.recipe.tokens_before(origin + run_step) - self.recipe.tokens_before(origin)
 
-    @property
-    def lost_steps(self) -> list[int]:
-        """Kept steps of a finished run without a whole checkpoint: named after it was done, or dropped since."""
-        saved = {step - self.origin.step for step in whole_steps(self.run)}
-        return sorted(set(self.recipe.checkpoints.keep) - saved) if self.run.is_done else []
-
     def is_due(self, done: int, every: int) -> bool:
         """Whether something that happens at kept steps, and after `every` updates (0: never), happens now."""
         return done in self.kept_steps or (every > 0 and done % every == 0)
 
 
-def open_job(recipe: Recipe, root: Path, world: World) -> Job:
-    """The recipe's run under `root`, named by what decides its weights. Writes nothing and loads no weights."""
-    recipe = fit_samples(recipe)
-    text = open_text(recipe.data)
+def open_job(
+    recipe: Recipe, root: Path, world: World, text: TrainingText | None = None, model: Path | None = None
+) -> Job:
+    """The recipe's run under `root`, named by what decides its weights. Writes nothing and loads no weights.
+
+    Args:
+        text: what `data` names, where it is open already.
+        model: the folder of `init.model`, where it is here already.
+    """
+    init, text = recipe.init, text or open_text(recipe.data)
     dtype = choose_dtype(recipe.compute.precision, world.device)
 
     def run_from(origin: Start) -> Run:
-        return Run(run_path(root, recipe.name, recipe.identity(text.fingerprint, origin.parent, str(dtype))))
+        identity = recipe.identity(text.fingerprint, origin.parent, str(dtype))
+        return Run(root / f"{recipe.name}-{identity[:8]}")
 
-    def find_origin() -> Start:
+    def find_branching() -> Start:
         try:
-            return find_start(recipe, text)
+            return find_branch(recipe, text)
         except InputError:  # its parent may have dropped the checkpoint since
             recorded = find_recorded(recipe, root, run_from)
             if recorded is None:
                 raise
             return recorded
 
-    elsewhere = f"{recipe.init.checkpoint} cannot be taken over; the first process says why"
-    # A model of the hub is in the cache of each machine.
-    origin = find_origin() if recipe.init.checkpoint is None else world.decide(find_origin, elsewhere)
+    if init.preset is not None:
+        origin = Start()
+    elif init.model is not None:  # of the hub, it is in the cache of each machine
+        model = model or fetch_model(init.model, init.revision)
+        recipe = fit_samples(recipe, model)
+        check_foreign_tokenizer(model, text.main)
+        origin = Start(parent=model_fingerprint(init.model, model), carried=("weights",), model_folder=str(model))
+    else:
+        elsewhere = f"{init.checkpoint} cannot be taken over; the first process says why"
+        origin = world.decide(find_branching, elsewhere)
     return Job(recipe, run_from(origin), world, dtype, text, origin)
 
 
-def fit_samples(recipe: Recipe) -> Recipe:
-    """The recipe; where it does not say how long samples are, with those that `init.model` has positions for."""
-    if recipe.init.model is None or "max_sample_tokens" in recipe.data.model_fields_set:
+def fit_samples(recipe: Recipe, model: Path) -> Recipe:
+    """The recipe; where it does not say how long samples are, with those that the `model` has positions for."""
+    if "max_sample_tokens" in recipe.data.model_fields_set:
         return recipe
-    positions = count_positions(load_model_config(fetch_model(recipe.init.model, recipe.init.revision)))
+    positions = count_positions(load_model_config(model))
     fitting = {"max_sample_tokens": min(recipe.data.max_sample_tokens, positions)}
     return recipe.model_copy(update={"data": recipe.data.model_copy(update=fitting)})
+
+
+def check_foreign_tokenizer(folder: Path, shards: ShardSet) -> None:
+    """Raises `InputError` where a model folder has another tokenizer than the shards. A folder without one is taken at
+    its word, and that is said."""
+    if any(path for pattern in TOKENIZER_FILES for path in folder.glob(pattern)):
+        check_tokenizer(shards, tokenizer_hash(load_tokenizer(folder)))
+        return
+    manifest, vocab_size = shards.manifest, load_model_config(folder).vocab_size
+    if manifest.vocab_size > vocab_size + len(manifest.special_ids):
+        raise InputError(
+            f"{folder} knows {vocab_size} tokens and the shards have {manifest.vocab_size}: another tokenizer"
+        )
+    err.print(
+        f"{folder} has no tokenizer: nobody can tell whether that of the shards is the one that it was trained with "
+        f"({manifest.vocab_size:,} tokens, the network has {vocab_size:,})"
+    )
+
+
+def find_branch(recipe: Recipe, text: TrainingText) -> Start:
+    """The beginning at a checkpoint of another run; its text begins anew where the two have not the same order."""
+    init = recipe.init
+    assert init.checkpoint is not None
+    folder = find_checkpoint(init.checkpoint)
+    path, step = split_reference(init.checkpoint)
+    parent_run = Run(Path(path))
+    if not step and not parent_run.is_done:  # its last step would name another parent later, and another run
+        steps = ", ".join(f"@{step}" for step in whole_steps(parent_run))
+        raise InputError(f"{path} is not done, so its last step may change: say which one, {path}@STEP; it has {steps}")
+    manifest = read_checkpoint_manifest(folder)
+    check_tokenizer(text.main, manifest.tokenizer_hash)
+    # The parent's place in the data order means something only where both walk through the same samples.
+    theirs = read_recipe(Run(folder.parent.parent)).data
+    same_text = manifest.data_fingerprint == text.fingerprint and len(manifest.data_history) < 2
+    goes_on = same_text and (theirs.order, find_shares(theirs)) == (recipe.data.order, find_shares(recipe.data))
+    carried = {"weights": True, "optimizer": init.carry_optimizer, "data position": goes_on}
+    return Start(
+        step=manifest.step,
+        tokens_seen=manifest.tokens_seen,
+        data_position=manifest.data_position if goes_on else 0,
+        parent=manifest.content,
+        carried=tuple(what for what, is_carried in carried.items() if is_carried),
+        model_folder=str(folder / "model"),
+        optimizer_folder=folder if init.carry_optimizer else None,
+    )
+
+
+def find_recorded(recipe: Recipe, root: Path, run_from: Callable[[Start], Run]) -> Start | None:
+    """Where the recipe's run began, by its own record; None where there is none, or no checkpoint to go on from.
+
+    Args:
+        run_from: the recipe's run, if it began there.
+    """
+    assert recipe.init.checkpoint is not None
+    path, step = split_reference(recipe.init.checkpoint)
+    for file in sorted(root.glob(f"{recipe.name}-????????/{ORIGIN}")):
+        run, origin = Run(file.parent), read_json_as(file, Start)
+        begun = Path(origin.model_folder or "").parent
+        is_named = begun == Path(path).resolve() / "steps" / (step or begun.name)
+        if is_named and run_from(origin).path == run.path and (run.is_done or whole_steps(run)):
+            return origin
+    return None
+
+
+def resume_start(run: Run, step: int, world: World) -> Start:
+    """Where an interrupted run goes on; the first process alone looks whether all files are unchanged. A collective."""
+    folder = run.steps / str(step)
+    elsewhere = f"{folder} cannot be taken over; the first process says why"
+    manifest = world.decide(lambda: read_checkpoint_manifest(folder), elsewhere)
+    if len(manifest.data_history) > 1:
+        raise InputError(f"{run.path} trains on a set to which an earlier version added text: begin it anew")
+    return Start(
+        run_step=manifest.run_step,
+        step=manifest.step,
+        tokens_seen=manifest.tokens_seen,
+        data_position=manifest.data_position,
+        parent=manifest.parent,
+        carried=tuple(manifest.carried),
+        model_folder=str(folder / "model"),
+        optimizer_folder=folder,
+    )
 
 
 @contextmanager
@@ -126,7 +247,10 @@ def hold_run(job: Job) -> Iterator[None]:
             try:
                 held.enter_context(claim_run(job.run, job.recipe.model_dump(mode="json"), environment))
                 if job.recipe.init.checkpoint is not None and not job.run.is_done:
-                    record_origin(job.run, job.origin)
+                    origin = asdict(job.origin)
+                    for key in ("model_folder", "optimizer_folder"):
+                        origin[key] = origin[key] and str(Path(origin[key]).resolve())
+                    write_json(job.run.path / ORIGIN, origin)
             except InputError as error:
                 taken = error
         if world.any(taken is not None):
@@ -161,10 +285,47 @@ def work_between(job: Job, flops: FlopCount, lengths: SampleLengths, begin: int,
     return total
 
 
+def load_network(recipe: Recipe, start: Start, shards: ShardSet) -> PreTrainedModel:
+    """The network at `start`, in fp32 on the CPU, its head checked against ours."""
+    manifest = shards.manifest
+    if start.model_folder is None:
+        init, longest = recipe.init, recipe.data.max_sample_tokens
+        tokens = TokenIds(manifest.vocab_size, manifest.mask_id, manifest.eos_id, manifest.pad_id, manifest.bos_id)
+        assert init.preset is not None
+        return make_model(init.preset, init.architecture, tokens, longest, recipe.seed)
+    network = load_model(start.model_folder, vocab_size=manifest.vocab_size, seed=recipe.seed)
+    source = start.model_folder
+    limit = position_limit(network) or recipe.data.max_sample_tokens
+    if limit < recipe.data.max_sample_tokens:
+        raise InputError(
+            f"{source} takes {limit} positions; set data.max_sample_tokens={limit} or lower "
+            f"(it is {recipe.data.max_sample_tokens})"
+        )
+    is_encoder = language_model_class(network.config) is AutoModelForMaskedLM
+    if is_encoder and not isinstance(network.config, EuroBertConfig):
+        if any(is_causal(phase) for phase in recipe.curriculum):
+            raise InputError(
+                f"{source}: transformers knows {type(network).__name__} as bidirectional only; leave clm out of the "
+                "curriculum, or start from a decoder"
+            )
+        if network.base_model.first_position and manifest.pad_id != network.config.pad_token_id:
+            raise InputError(
+                f"{source} counts positions from behind its padding token {network.config.pad_token_id}, and that of "
+                f"the shards is {manifest.pad_id}: prepare the text with the model's own tokenizer"
+            )
+    for role in ("mask", "eos", "pad"):
+        setattr(network.config, f"{role}_token_id", getattr(manifest, f"{role}_id"))
+    check_head(network)
+    freeze_unreached(network)
+    if not is_encoder:
+        check_directions(network, sorted({is_causal(phase) for phase in recipe.curriculum}))
+    return network
+
+
 def load_state(job: Job, start: Start) -> TrainState:
     """The model and the optimizers as they are at `start`. Every process must call it."""
     recipe, world = job.recipe, job.world
-    load = partial(load_network, recipe, start, job.shards)
+    load = partial(load_network, recipe, start, job.text.main)
     sharded = world.size > 1 and recipe.compute.parallel == "fsdp"
     network, whole = outline_network(load, world) if sharded else (load(), None)
     counted: Any = whole if sharded else network  # an outline forms no products
@@ -190,7 +351,7 @@ def save_state(job: Job, state: TrainState, done: int, mixture: Phase, tokens_se
         data_position=origin.data_position + job.tokens_before(done),
         data_fingerprint=job.text.fingerprint,
         data_history=[(0, job.text.contents)],
-        tokenizer_hash=job.shards.manifest.tokenizer_hash,
+        tokenizer_hash=job.text.main.manifest.tokenizer_hash,
         objective=mixture.objective,
         is_decayed=done > decay_start(recipe.schedule, recipe.num_steps),
         parent=origin.parent,
@@ -199,7 +360,7 @@ def save_state(job: Job, state: TrainState, done: int, mixture: Phase, tokens_se
     packed: Any = unwrap(state.model)
     if packed.network.config.model_type != "eurobert":  # so that transformers reloads a decoder as it looks now
         packed.network.config.is_causal = is_causal(mixture)
-    save_checkpoint(job.run, manifest, packed, state.optimizers, job.shards.tokenizer(), job.world)
+    save_checkpoint(job.run, manifest, packed, state.optimizers, job.text.main.tokenizer(), job.world)
     if job.world.is_main:
         passing = [step for step in whole_steps(job.run) if step - origin.step not in job.kept_steps]
         drop_old(job.run, passing, recipe.checkpoints.keep_last)
@@ -236,7 +397,7 @@ class BatchLoader:
 
     def microbatch(self, phase: Phase, step: int, part: int, num_parts: int, mask_pass: int = 0) -> Microbatch:
         """Part `part` of `num_parts` of batch `step`, labelled for the phase and laid out on the device."""
-        device, manifest = self.job.world.device, self.job.shards.manifest
+        device, manifest = self.job.world.device, self.job.text.main.manifest
         batch = self.batches.batch(step, part, num_parts)
         if len(batch.sample_ids_S) == 0:
             # A part of a small validation set may hold no sample, but its process must take part in every layer, and

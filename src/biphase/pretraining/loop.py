@@ -12,18 +12,21 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from biphase.corpus.packing import TrainingText
 from biphase.distributed import join_world
 from biphase.errors import InputError, StoppedError, first_of, memory_told
 from biphase.machine import stop_signals
 from biphase.pretraining.job import (
     Job,
     Microbatch,
+    Start,
     TrainState,
     hold_run,
     load_state,
     open_job,
     open_loader,
     prefetch,
+    resume_start,
     save_state,
 )
 from biphase.pretraining.metrics import (
@@ -35,31 +38,52 @@ from biphase.pretraining.metrics import (
 )
 from biphase.pretraining.objectives import mixture_number
 from biphase.pretraining.optimizer import autocast, gradient_sync, set_rate
-from biphase.pretraining.start import Start, resume_start
 from biphase.recipe import Recipe
 from biphase.run import Run, whole_steps
 
 
-def train(recipe: Recipe, root: Path = Path("runs")) -> Run:
+def train(
+    recipe: Recipe, root: Path = Path("runs"), text: TrainingText | None = None, model: Path | None = None
+) -> Run:
     """Train as the recipe says and return the run; a finished run with all checkpoints to keep is returned at once.
+
+    Args:
+        text, model: what the recipe's `data` and `init.model` name, where the caller has them open.
 
     Raises:
         InputError: for what the user can mend, a diverging loss included.
         StoppedError: after SIGTERM or SIGINT, once the state is saved.
     """
     with join_world(recipe.compute.device, recipe.compute.silence_seconds) as world:
-        job = open_job(recipe, root, world)
-        run = job.run
-        if world.share(run.is_done and not job.lost_steps):
+        # 1. The run: where it begins, and the folder that its text, its beginning and the recipe name.
+        job = open_job(recipe, root, world, text, model)
+        recipe, run, origin = job.recipe, job.run, job.origin
+
+        def list_lost() -> list[int]:
+            """Steps to keep without a whole checkpoint: named after the run was done, or dropped since."""
+            saved = {step - origin.step for step in whole_steps(run)}
+            return world.share(sorted(set(recipe.checkpoints.keep) - saved))
+
+        if world.share(run.is_done) and not list_lost():
             world.tell(f"{run.path} is already done")
             return run
         with hold_run(job), memory_told(memory_remedy(recipe, world.size)):
+            # 2. To the last step, from the last whole checkpoint or the origin. What was logged later is dropped.
             if not world.share(run.is_done):
-                finish_run(job)
-            # Train a finished run once more to each lost checkpoint, from the whole one before it, and log nothing.
-            for lost in world.share(job.lost_steps):
-                earlier = [step for step in world.share(whole_steps(run)) if step - job.origin.step < lost]
-                start = resume_start(run, earlier[-1], world) if earlier else job.origin
+                saved, start = world.share(whole_steps(run)), origin
+                if saved:
+                    start = resume_start(run, saved[-1], world)
+                    world.tell(f"resuming {run.path} at step {start.run_step}")
+                if world.is_main:
+                    run.forget_after(start.run_step)
+                tokens_seen = train_steps(job, start, recipe.num_steps, is_logged=True)
+                if world.is_main:
+                    run.mark_done({"step": origin.step + recipe.num_steps, "tokens_seen": tokens_seen})
+                world.barrier()
+            # 3. Once more to each lost checkpoint, from the whole one before it; nothing is logged.
+            for lost in list_lost():
+                earlier = [step for step in world.share(whole_steps(run)) if step - origin.step < lost]
+                start = resume_start(run, earlier[-1], world) if earlier else origin
                 world.tell(f"{run.path}: once more from step {start.run_step} to {lost}, to be kept now")
                 train_steps(job, start, lost, is_logged=False)
                 world.barrier()
@@ -76,21 +100,6 @@ def memory_remedy(recipe: Recipe, num_processes: int) -> str:
     return f"{remedy}; the result stays the same"
 
 
-def finish_run(job: Job) -> None:
-    """Train to the last step, from the last whole checkpoint or the origin; what was logged after that is forgotten."""
-    run, world = job.run, job.world
-    saved, start = world.share(whole_steps(run)), job.origin
-    if saved:
-        start = resume_start(run, saved[-1], world)
-        world.tell(f"resuming {run.path} at step {start.run_step}")
-    if world.is_main:
-        run.forget_after(start.run_step)
-    tokens_seen = train_steps(job, start, job.recipe.num_steps, is_logged=True)
-    if world.is_main:
-        run.mark_done({"step": job.origin.step + job.recipe.num_steps, "tokens_seen": tokens_seen})
-    world.barrier()
-
-
 def train_steps(job: Job, start: Start, stop: int, *, is_logged: bool) -> int:
     """The updates from `start` to `stop`; returns the tokens seen in the end.
 
@@ -98,10 +107,10 @@ def train_steps(job: Job, start: Start, stop: int, *, is_logged: bool) -> int:
     without it, at the end alone.
     """
     recipe, world = job.recipe, job.world
-    # 1. Data: what each step is made of, and what it is measured on.
+    # 4. Data: what each step is made of, and what it is measured on.
     loader = open_loader(job)
     validate = make_validator(job) if is_logged else None
-    # 2. Model and optimizers, as they are at the start.
+    # 5. Model and optimizers, as they are at the start.
     state = load_state(job, start)
     world.tell(describe_start(job, state, loader))
     tokens_seen = start.tokens_seen
@@ -112,17 +121,17 @@ def train_steps(job: Job, start: Start, stop: int, *, is_logged: bool) -> int:
             log.note_batch()
             done, number = step + 1, mixture_number(recipe.curriculum, step)
             mixture = recipe.curriculum[number]
-            # 3. At each switch of a mixture's direction: prove on the path that trains that it looks where it should.
+            # 6. At each switch of a mixture's direction: prove on the path that trains that it looks where it should.
             if (number, phase.objective) not in proved:
                 prove_causality(state.model, phase, job)
                 proved.add((number, phase.objective))
-            # 4. One update. Whether any process is asked to stop, or could not log, travels with its loss.
+            # 7. One update. Whether any process is asked to stop, or could not log, travels with its loss.
             rate = set_rate(state.optimizers, recipe.schedule, step, recipe.num_steps)
             result = update(state, microbatches, step, job, lambda: (bool(world.asked), log.failure is not None))
             is_stopping, could_not_log = result.flags
             tokens_seen += result.tokens
             log.record_step(done, phase, rate, result, tokens_seen)
-            # 5. Validation, a checkpoint, or neither. A line that cannot be written ends all processes, at the latest
+            # 8. Validation, a checkpoint, or neither. A line that cannot be written ends all processes, at the latest
             # with the next update.
             validates = is_logged and job.is_due(done, recipe.validation.every_steps)
             is_due = job.is_due(done, recipe.checkpoints.every_steps) if is_logged else done == stop
