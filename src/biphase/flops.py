@@ -163,9 +163,10 @@ class Shape:
 
     @property
     def matrices(self) -> list[tuple[int, int]]:
-        """The sides of the matrices inside the blocks, in either order."""
-        query, key = self.heads * self.head_width, self.kv_heads * self.head_width
-        return [(rows, self.width) for rows in (query, query, key, key, self.ffn, self.ffn, self.ffn)] * self.layers
+        """The sizes of the matrices inside the blocks, as their layers hold them."""
+        query, key, width, ffn = self.heads * self.head_width, self.kv_heads * self.head_width, self.width, self.ffn
+        attention = [(query, width), (key, width), (key, width), (width, query)]
+        return [*attention, (ffn, width), (ffn, width), (width, ffn)] * self.layers
 
     @property
     def block_weights(self) -> int:
@@ -336,6 +337,11 @@ def plan_memory(
     logits = microbatch_tokens * shape.vocab_size
     in_fp32 = min(logits, FP32_LOGITS_AT_ONCE[device])
     moments = 2 * whole - FLOAT32 * (shape.block_weights if muon else 0)
+    updates = [0]
+    for (rows, columns), count in Counter(shape.matrices).items() if muon else ():  # `Muon.step_together`
+        short, long = min(rows, columns), max(rows, columns)
+        at_once = max(4 * short * long + short**2, 2 * short * long + 4 * short**2)
+        updates.append(count * (FLOAT32 * short * long + number * at_once))
     return TrainingMemory(
         weights=whole / parts,
         gradients=gradients,
@@ -344,20 +350,5 @@ def plan_memory(
         activations=float(number * microbatch_tokens * (per_token + of_ends * shape.width)),
         logits=float(number * min(logits, LOGITS_AT_ONCE[device]) + FLOAT32 * in_fp32),
         head=float(2 * FLOAT32 * shape.vocab_size * shape.width),
-        update=float(max(muon_bytes(*each, number) for each in matrices_of(shape).items()) if muon else 0),
+        update=float(max(updates)),
     )
-
-
-def matrices_of(shape: Shape) -> Counter[tuple[int, int]]:
-    """How many matrices of a shape the blocks have."""
-    queries, keys = shape.heads * shape.head_width, shape.kv_heads * shape.head_width
-    sizes = [(queries, shape.width), (shape.width, queries), *2 * [(keys, shape.width)]]
-    sizes += [*2 * [(shape.ffn, shape.width)], (shape.width, shape.ffn)]
-    return Counter({size: shape.layers * number for size, number in Counter(sizes).items()})
-
-
-def muon_bytes(size: tuple[int, int], count: int, number: int) -> int:
-    """What `pretraining.optimizer` makes of the gradients of so many matrices, at most at once."""
-    short, long = sorted(size)
-    at_once = max(4 * short * long + short**2, 2 * short * long + 4 * short**2)
-    return count * (FLOAT32 * short * long + number * at_once)

@@ -236,7 +236,7 @@ class Muon(torch.optim.Optimizer):
                 self.step_together(parameters, group)
 
     def step_together(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
-        """Update matrices of one shape; what that makes is gone before the next ones (`memory.py` counts it)."""
+        """Update matrices of one shape; what that makes is gone before the next ones (`plan_memory` counts it)."""
         updates = orthogonalize(torch.stack([self.nesterov(p, group["momentum"]) for p in parameters]), self.dtype)
         scale = 0.2 * max(parameters[0].shape) ** 0.5
         for parameter, update in zip(parameters, updates, strict=True):
